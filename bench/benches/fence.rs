@@ -18,12 +18,12 @@ fn main() {
     fence.open(Epoch::new(1, 1), MonoNs(u64::MAX));
     let fence = black_box(&fence);
     let clock = || ns_each(|| mono_now().0);
-    let fenced = || ns_each(|| fence.pass(mono_now()).map_or(0, |epoch| epoch.0));
-    let check = || ns_each(|| fence.pass(black_box(MonoNs(1))).map_or(0, |epoch| epoch.0));
+    let fenced = || ns_each(|| fence.epoch_if_open(mono_now()).map_or(0, |epoch| epoch.0));
+    let check = || ns_each(|| fence.epoch_if_open(black_box(MonoNs(1))).map_or(0, |epoch| epoch.0));
     // Everything touched once.
     let _ = (clock(), fenced(), check());
 
-    let [mut alone, mut with, mut added, mut check_only] = [const { Vec::new() }; 4];
+    let [mut alone, mut with, mut added, mut check_times] = [const { Vec::new() }; 4];
     for round in 0..ROUNDS {
         // Whoever comes second profits by what the first has warmed: they take turns.
         let (clock_ns, fenced_ns) = if round % 2 == 0 {
@@ -36,21 +36,21 @@ fn main() {
         alone.push(clock_ns);
         with.push(fenced_ns);
         added.push(fenced_ns - clock_ns);
-        check_only.push(check());
+        check_times.push(check());
     }
     println!("ns, median (first quartile, third quartile) of {ROUNDS} interleaved rounds of {CHECKS}");
     println!("clock read             {}", spread(&mut alone));
     println!("clock read and fence   {}", spread(&mut with));
     println!("added by the fence     {}", spread(&mut added));
-    println!("fence at a given time  {}", spread(&mut check_only));
+    println!("fence at a given time  {}", spread(&mut check_times));
 }
 
 fn ns_each(mut work: impl FnMut() -> u64) -> f64 {
-    let begun = Instant::now();
+    let started = Instant::now();
     for _ in 0..CHECKS {
         black_box(work());
     }
-    begun.elapsed().as_secs_f64() * 1e9 / f64::from(CHECKS)
+    started.elapsed().as_secs_f64() * 1e9 / f64::from(CHECKS)
 }
 
 fn spread(values: &mut [f64]) -> String {

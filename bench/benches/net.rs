@@ -18,7 +18,7 @@ use std::{
 use mdgw_engine::handle_set::{
     Event, HandleSet, ThreadIo, Wait,
     epoll::EpollSet,
-    ring::{MultishotSet, RingSet, SetWait},
+    ring::{EpollWaitMethod, MultishotSet, RingSet},
 };
 use mdgw_feeds::identity::Line;
 use mdgw_sys::{
@@ -41,8 +41,8 @@ fn main() {
     for _ in 0..rounds {
         let mut results: [Vec<(String, f64)>; 4] = Default::default();
         results[0] = measure(&EpollSet::new().expect("epoll"), &ready, turns);
-        results[1] = measure(&RingSet::new(SetWait::Events).expect("ring"), &ready, turns);
-        results[2] = measure(&RingSet::new(SetWait::Readiness).expect("ring"), &ready, turns);
+        results[1] = measure(&RingSet::new(EpollWaitMethod::Events).expect("ring"), &ready, turns);
+        results[2] = measure(&RingSet::new(EpollWaitMethod::Readiness).expect("ring"), &ready, turns);
         results[3] = measure(&MultishotSet::new(MultishotSet::BUFFERS).expect("ring"), &ready, turns);
         for (row, (name, _)) in results[0].iter().enumerate() {
             let values = [0, 1, 2, 3].map(|backend| results[backend][row].1);
@@ -63,8 +63,8 @@ fn main() {
 
 /// Everything for one backend in one round: name and ns per turn.
 fn measure<S: HandleSet>(set: &S, ready: &[(usize, usize)], turns: usize) -> Vec<(String, f64)> {
-    let feeds: Vec<_> = (0..CHANNELS).map(|_| [Feed::new(), Feed::new()]).collect();
-    for (channel, lines) in feeds.iter().enumerate() {
+    let socket_pairs: Vec<_> = (0..CHANNELS).map(|_| [SocketPair::new(), SocketPair::new()]).collect();
+    for (channel, lines) in socket_pairs.iter().enumerate() {
         for (line, feed) in lines.iter().enumerate() {
             let channel = ChannelIndex(u32::try_from(channel).expect("few"));
             let handle = Handle { channel, line: Line(u8::try_from(line).expect("two")) };
@@ -76,24 +76,24 @@ fn measure<S: HandleSet>(set: &S, ready: &[(usize, usize)], turns: usize) -> Vec
         events: Vec::with_capacity(64),
         batch: ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX),
     };
-    (0..10).for_each(|_| _ = turn.take(&feeds));
+    (0..10).for_each(|_| _ = turn.take(&socket_pairs));
     let mut results = Vec::new();
-    let begun = Instant::now();
-    (0..turns).for_each(|_| _ = turn.take(&feeds));
-    results.push(("turn, nothing ready".to_owned(), ns_each(begun, turns)));
+    let started = Instant::now();
+    (0..turns).for_each(|_| _ = turn.take(&socket_pairs));
+    results.push(("turn, nothing ready".to_owned(), ns_each(started, turns)));
     for &(packets, lines) in ready {
         let mut samples = Vec::with_capacity(turns);
         for number in 0..turns {
-            let channel = &feeds[number % CHANNELS];
+            let channel = &socket_pairs[number % CHANNELS];
             for _ in 0..packets {
                 channel[..lines].iter().for_each(|feed| assert_eq!(feed.sender.send(&[0; 120]).expect("sent"), 120));
             }
-            let begun = Instant::now();
-            let mut received = turn.take(&feeds);
-            samples.push(ns_each(begun, packets * lines));
+            let started = Instant::now();
+            let mut received = turn.take(&socket_pairs);
+            samples.push(ns_each(started, packets * lines));
             // What a look without waiting did not bring yet belongs to this turn too, and is rare.
             while received < packets * lines {
-                received += turn.take(&feeds);
+                received += turn.take(&socket_pairs);
             }
         }
         let name = format!("turn, {packets} datagrams on {lines} lines, for each");
@@ -114,7 +114,7 @@ struct Turn<I> {
 
 impl<I: ThreadIo> Turn<I> {
     /// Waits without blocking, gives up the lead, receives; how many datagrams.
-    fn take(&mut self, feeds: &[[Feed; 2]]) -> usize {
+    fn take(&mut self, socket_pairs: &[[SocketPair; 2]]) -> usize {
         self.events.clear();
         self.io.wait(Wait::Poll, 64, &mut self.events).expect("wait");
         if self.events.is_empty() {
@@ -127,13 +127,13 @@ impl<I: ThreadIo> Turn<I> {
         for event in &self.events {
             match *event {
                 Event::Ready(handle) => {
-                    let feed = &feeds[handle.channel.0 as usize][usize::from(handle.line.0)];
+                    let feed = &socket_pairs[handle.channel.0 as usize][usize::from(handle.line.0)];
                     sockets[count] = (handle.line, feed.receiver.as_raw_fd());
                     count += 1;
                 }
-                Event::Lent(handle) => {
+                Event::Provided(handle) => {
                     self.batch.clear();
-                    self.io.lent(handle, &mut self.batch);
+                    self.io.take_provided(handle, &mut self.batch);
                     received += self.batch.len();
                 }
                 Event::Timer | Event::Wake => {}
@@ -152,7 +152,7 @@ impl<I: ThreadIo> Turn<I> {
 }
 
 fn send(io: &mut impl ThreadIo, packets: usize, turns: usize) -> f64 {
-    let feed = Feed::new();
+    let feed = SocketPair::new();
     let socket: Arc<OwnedFd> = Arc::new(feed.sender.try_clone().expect("descriptor").into());
     let mut buffers = SendBuffers::new(Outputs::new(vec![Output { socket, destination: None }]));
     let (body, mut bytes) = ([0; 136], [0; 256]);
@@ -162,21 +162,21 @@ fn send(io: &mut impl ThreadIo, packets: usize, turns: usize) -> f64 {
         for _ in 0..packets {
             batch.push(&[0; HEADER_BYTES], &body, OutputIndex(0)).expect("room");
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         assert_eq!(io.send(&batch).expect("sent"), packets);
-        samples.push(ns_each(begun, packets));
+        samples.push(ns_each(started, packets));
         while feed.receiver.recv(&mut bytes).is_ok() {}
     }
     median(samples.into_iter())
 }
 
 /// A receiving socket on loopback and one that sends to it.
-struct Feed {
+struct SocketPair {
     receiver: UdpSocket,
     sender: UdpSocket,
 }
 
-impl Feed {
+impl SocketPair {
     fn new() -> Self {
         let receiver = UdpSocket::bind("127.0.0.1:0").expect("socket");
         receiver.set_nonblocking(true).expect("option");
@@ -188,8 +188,8 @@ impl Feed {
     }
 }
 
-fn ns_each(begun: Instant, count: usize) -> f64 {
-    begun.elapsed().as_nanos() as f64 / count as f64
+fn ns_each(started: Instant, count: usize) -> f64 {
+    started.elapsed().as_nanos() as f64 / count as f64
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

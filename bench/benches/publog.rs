@@ -7,7 +7,7 @@
 
 use std::{hint::black_box, time::Instant};
 
-use mdgw_publog::{Checksum, LogOptions, Opened, Reader, Retention, open};
+use mdgw_publog::{Checksum, LogOptions, OpenedLog, Reader, Retention, open};
 
 const ROUNDS: usize = 101;
 /// Small, so that most rounds end before the scheduler has another thread run.
@@ -21,13 +21,13 @@ fn main() {
         let mut copy = Vec::new();
         let mut without = Vec::new();
         let mut with = Vec::new();
-        let mut tail = Vec::new();
+        let mut reader_times = Vec::new();
         for _ in 0..ROUNDS {
             copy.push(plain_copy(frames));
             without.push(append(Checksum::Off, frames).0);
             let (append_ns, tail_ns) = append(Checksum::Crc32c, frames);
             with.push(append_ns);
-            tail.push(tail_ns);
+            reader_times.push(tail_ns);
         }
         println!(
             "{frames:>2} frames, {:>4} bytes: copy {}, append {}, with checksum {}, read by a tailing reader {}",
@@ -35,7 +35,7 @@ fn main() {
             spread(&mut copy),
             spread(&mut without),
             spread(&mut with),
-            spread(&mut tail)
+            spread(&mut reader_times)
         );
     }
 }
@@ -49,11 +49,11 @@ fn append(checksum: Checksum, frames: usize) -> (f64, f64) {
         retention: Retention { bytes_max: 64 << 20, ..Retention::default() },
         ..LogOptions::new(directory.path(), 1)
     };
-    let Opened { mut writer, .. } = open(options, 0).unwrap();
+    let OpenedLog { mut writer, .. } = open(options, 0).unwrap();
     let mut reader = Reader::open(directory.path(), 1).unwrap();
     let frame = [0x5a_u8; FRAME_BYTES];
     let count = entry_count(frames);
-    let begun = Instant::now();
+    let started = Instant::now();
     for sequence in 0..count {
         writer.begin([1; 16], sequence);
         for _ in 0..frames {
@@ -63,15 +63,15 @@ fn append(checksum: Checksum, frames: usize) -> (f64, f64) {
         }
         writer.commit(sequence + 1, 1, 0, sequence);
     }
-    let append_ns = begun.elapsed().as_nanos() as f64 / count as f64;
-    let begun = Instant::now();
+    let append_ns = started.elapsed().as_nanos() as f64 / count as f64;
+    let started = Instant::now();
     let mut read = 0;
     while let Some(entry) = reader.next() {
         black_box(entry.payload);
         read += 1;
     }
     assert_eq!(read, count, "all in one segment");
-    (append_ns, begun.elapsed().as_nanos() as f64 / count as f64)
+    (append_ns, started.elapsed().as_nanos() as f64 / count as f64)
 }
 
 /// The same bytes into touched private memory, without header, word or index.
@@ -80,14 +80,14 @@ fn plain_copy(frames: usize) -> f64 {
     let frame = [0x5a_u8; FRAME_BYTES];
     let count = entry_count(frames);
     let entry_bytes = 64 + frames * FRAME_BYTES;
-    let begun = Instant::now();
+    let started = Instant::now();
     for entry in memory.chunks_exact_mut(entry_bytes).take(usize::try_from(count).unwrap()) {
         for room in entry[64..].chunks_exact_mut(FRAME_BYTES) {
             room[..32].copy_from_slice(black_box(&frame[..32]));
             room[32..].copy_from_slice(black_box(&frame[32..]));
         }
     }
-    let ns = begun.elapsed().as_nanos() as f64 / count as f64;
+    let ns = started.elapsed().as_nanos() as f64 / count as f64;
     black_box(&memory);
     ns
 }

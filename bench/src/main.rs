@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-mod hop;
+mod decode_baseline;
 mod input;
 mod reference;
 mod report;
@@ -47,10 +47,10 @@ enum Scenario {
     /// Which arrangement of the pool's turn is best here: backend, promotion, way of waiting, batch.
     Turn(scenario::turn::TurnOptions),
     /// How soon a gateway's death is known: the sentinel's notice against the end of its process.
-    Notice(scenario::notice::NoticeOptions),
+    DeathNotice(scenario::death_notice::DeathNoticeOptions),
     /// The gateway's part of `notice`.
     #[command(hide = true)]
-    NoticeGateway(scenario::notice::GatewayPart),
+    DeathNoticeGateway(scenario::death_notice::GatewayProcessArgs),
     /// What the fence in the kernel adds to a send; as root.
     KernelFence(scenario::kernel_fence::KernelFenceOptions),
 }
@@ -85,12 +85,12 @@ fn main() -> Result<()> {
     match Cli::parse().scenario {
         Scenario::Decode(options) => scenario::decode::run(&options),
         Scenario::Book(options) => scenario::book::run(&options),
-        Scenario::Line(options) => scenario::line::run(&options),
+        Scenario::Line(options) => scenario::end_to_end::run(&options),
         Scenario::Once { variant, options } => scenario::once::run(variant, &options),
         Scenario::Captures { directory, options } => scenario::captures::run(&directory, &options),
         Scenario::Turn(options) => scenario::turn::run(&options),
-        Scenario::Notice(options) => scenario::notice::run(&options),
-        Scenario::NoticeGateway(part) => scenario::notice::play_gateway(&part),
+        Scenario::DeathNotice(options) => scenario::death_notice::run(&options),
+        Scenario::DeathNoticeGateway(part) => scenario::death_notice::run_gateway_process(&part),
         Scenario::KernelFence(options) => scenario::kernel_fence::run(&options),
     }
 }

@@ -26,12 +26,12 @@ struct ReferenceOrder {
 
 #[derive(Clone, Default)]
 struct ReferenceBook {
-    bids: BTreeMap<i64, Total>,
-    asks: BTreeMap<i64, Total>,
+    bids: BTreeMap<i64, LevelTotal>,
+    asks: BTreeMap<i64, LevelTotal>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Total {
+struct LevelTotal {
     size: u32,
     order_count: u32,
 }
@@ -42,11 +42,11 @@ impl ReferenceBooks {
     }
 
     pub(crate) fn add(&mut self, locate: u16, id: u64, side: Side, price_e9: i64, size: u32) {
-        let Entry::Vacant(place) = self.orders.entry(id) else {
+        let Entry::Vacant(entry) = self.orders.entry(id) else {
             self.faults += 1;
             return;
         };
-        place.insert(ReferenceOrder { price_e9, size, locate, side });
+        entry.insert(ReferenceOrder { price_e9, size, locate, side });
         let book = &mut self.books[usize::from(locate)];
         let total = book.side_mut(side).entry(price_e9).or_default();
         total.size += size;
@@ -59,21 +59,21 @@ impl ReferenceBooks {
     }
 
     pub(crate) fn take(&mut self, locate: u16, id: u64, size: u32) {
-        let Entry::Occupied(mut place) = self.orders.entry(id) else {
+        let Entry::Occupied(mut entry) = self.orders.entry(id) else {
             self.faults += 1;
             return;
         };
-        let order = *place.get();
+        let order = *entry.get();
         if order.locate != locate || size > order.size {
             self.faults += 1;
             return;
         }
         if size == order.size {
-            place.remove();
+            entry.remove();
         } else {
-            place.get_mut().size -= size;
+            entry.get_mut().size -= size;
         }
-        self.lessen(&order, size);
+        self.reduce_level(&order, size);
     }
 
     pub(crate) fn delete(&mut self, locate: u16, id: u64) -> Option<Side> {
@@ -81,7 +81,7 @@ impl ReferenceBooks {
             self.faults += 1;
             return None;
         };
-        self.lessen(&order, order.size);
+        self.reduce_level(&order, order.size);
         Some(order.side)
     }
 
@@ -108,7 +108,7 @@ impl ReferenceBooks {
         self.orders.len()
     }
 
-    fn lessen(&mut self, order: &ReferenceOrder, size: u32) {
+    fn reduce_level(&mut self, order: &ReferenceOrder, size: u32) {
         let levels = self.books[usize::from(order.locate)].side_mut(order.side);
         let Some(total) = levels.get_mut(&order.price_e9) else { return };
         total.size -= size;
@@ -120,7 +120,7 @@ impl ReferenceBooks {
 }
 
 impl ReferenceBook {
-    fn side_mut(&mut self, side: Side) -> &mut BTreeMap<i64, Total> {
+    fn side_mut(&mut self, side: Side) -> &mut BTreeMap<i64, LevelTotal> {
         match side {
             Side::Bid => &mut self.bids,
             Side::Ask => &mut self.asks,
@@ -135,6 +135,6 @@ impl ReferenceBook {
     }
 }
 
-fn level((price_e9, total): (&i64, &Total)) -> Level {
+fn level((price_e9, total): (&i64, &LevelTotal)) -> Level {
     Level { price_e9: *price_e9, size: total.size, order_count: total.order_count }
 }

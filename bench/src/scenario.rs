@@ -2,9 +2,9 @@
 
 pub(crate) mod book;
 pub(crate) mod captures;
+pub(crate) mod death_notice;
 pub(crate) mod decode;
+pub(crate) mod end_to_end;
 pub(crate) mod kernel_fence;
-pub(crate) mod line;
-pub(crate) mod notice;
 pub(crate) mod once;
 pub(crate) mod turn;

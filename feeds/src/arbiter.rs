@@ -16,15 +16,17 @@
 //! [`Arbiter::begin_session`]), or read a clock.
 
 mod gap;
-mod holes;
 mod lines;
+mod pending_gaps;
 mod recovery;
 #[cfg(test)]
 mod tests;
 mod window;
 
-pub(crate) use self::holes::Holes;
-pub use self::recovery::{AnswerEnd, Asked, REQUESTS_UNDER_WAY_MAX, RecoveryConfig, RecoveryStatistics, Request};
+pub(crate) use self::pending_gaps::Holes;
+pub use self::recovery::{
+    AnswerEnd, REQUESTS_IN_FLIGHT_MAX, RecoveryConfig, RecoveryStatistics, Request, RequestTarget,
+};
 pub use self::{
     gap::Gap,
     lines::{LEAD_NS_MAX, LineStatistics, lead_histogram},
@@ -184,17 +186,17 @@ pub struct Arbiter {
     declared: DeclaredGaps,
     recovery: Option<Recovery>,
     /// While catching up: what holds afterwards.
-    catching_up: Option<CatchingUp>,
+    catch_up_state: Option<CatchUp>,
     /// When the gap after everything held (known from an announcement) was found or last shrank.
-    tail_since: MonoNs,
+    trailing_gap_since: MonoNs,
     /// Whether [`Self::watch`] has been called: without it, no alarm of a line is ever due.
-    is_watching: bool,
+    has_silence_timers: bool,
     drops: DropCounts,
     statistics: ArbiterStatistics,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct CatchingUp {
+struct CatchUp {
     /// All before it is to come: what was heard first, or refused last.
     until: Sequence,
     recovery: Option<RecoveryConfig>,
@@ -211,7 +213,7 @@ pub struct ArbiterStatistics {
     /// Messages in them.
     pub gap_messages: u64,
     /// Of these gaps, those declared early because the window was full.
-    pub gaps_for_room: u64,
+    pub gaps_window_full: u64,
     /// Gaps found, however they ended.
     pub gaps_found: u64,
     /// Most packets held at a time.
@@ -228,9 +230,9 @@ pub const SEQUENCE_END: Sequence = Sequence(1 << 63);
 pub const JUMP_CONFIRMATIONS: u8 = 3;
 
 /// The first gap is what lies before that.
-fn begin_to_catch_up(catching_up: &mut Option<CatchingUp>, heard: Sequence) {
-    if let Some(catching_up) = catching_up.as_mut().filter(|catching_up| catching_up.until == Sequence(0)) {
-        catching_up.until = heard;
+fn begin_catch_up(catch_up_state: &mut Option<CatchUp>, heard: Sequence) {
+    if let Some(catch_up_state) = catch_up_state.as_mut().filter(|catch_up_state| catch_up_state.until == Sequence(0)) {
+        catch_up_state.until = heard;
     }
 }
 
@@ -242,7 +244,7 @@ impl Arbiter {
     #[must_use]
     pub fn new(mut config: ArbiterConfig) -> Self {
         assert_eq!(config.check(), Ok(()), "arbiter configuration");
-        let catching_up = config.catch_up.map(|limits| CatchingUp {
+        let catch_up_state = config.catch_up.map(|limits| CatchUp {
             until: Sequence(0),
             recovery: config.recovery.replace(limits),
             when_full: core::mem::replace(&mut config.when_full, WhenFull::RefusePacket),
@@ -254,9 +256,9 @@ impl Arbiter {
             window: Window::new(config.window_packets, config.datagram_bytes_max),
             declared: DeclaredGaps::new(),
             recovery: config.recovery.map(Recovery::new),
-            catching_up,
-            tail_since: MonoNs(0),
-            is_watching: false,
+            catch_up_state,
+            trailing_gap_since: MonoNs(0),
+            has_silence_timers: false,
             drops: DropCounts::default(),
             statistics: ArbiterStatistics::default(),
             config,
@@ -264,18 +266,18 @@ impl Arbiter {
     }
 
     /// The lines are listened to from `now` on: silence of those that never bring anything is counted from here. Further
-    /// calls change nothing, until [`Self::unwatch`].
+    /// calls change nothing, until [`Self::stop_silence_timers`].
     #[inline]
     pub fn watch(&mut self, now: MonoNs) {
-        if !self.is_watching {
-            self.is_watching = true;
-            self.lines.watched_mut().for_each(|line| line.watch_since = now);
+        if !self.has_silence_timers {
+            self.has_silence_timers = true;
+            self.lines.venue_lines_mut().for_each(|line| line.silence_since = now);
         }
     }
 
     /// The lines may be silent: the venue has said all it has to say.
-    pub fn unwatch(&mut self) {
-        self.is_watching = false;
+    pub fn stop_silence_timers(&mut self) {
+        self.has_silence_timers = false;
     }
 
     /// A new numbering begins, at `expected` where that is known (and below [`SEQUENCE_END`]), else with the first
@@ -286,8 +288,8 @@ impl Arbiter {
         self.window.clear();
         self.declared.clear();
         self.lines.begin_session();
-        if let Some(catching_up) = &mut self.catching_up {
-            catching_up.until = Sequence(0);
+        if let Some(catch_up_state) = &mut self.catch_up_state {
+            catch_up_state.until = Sequence(0);
         }
         if let Some(recovery) = &mut self.recovery {
             recovery.begin_session();
@@ -311,7 +313,7 @@ impl Arbiter {
     /// A packet that begins more than `sequence_jump_max` beyond what is expected is refused: one forged or damaged
     /// number must not make a channel wait for, or declare, a gap that isn't there. Only the third packet of one
     /// line in a row of which each continues the one before is believed; the ones before it lie in the gap then, unless
-    /// the caller has kept them and hands them in again (see [`Self::would_believe`]).
+    /// the caller has kept them and hands them in again (see [`Self::would_accept`]).
     ///
     /// # Errors
     /// Why nothing of the packet was used; counted here, in [`Self::drops`] and for its line.
@@ -329,7 +331,7 @@ impl Arbiter {
             line.won_messages += count;
             self.expected = arrival.next;
             self.frontier = arrival.next;
-            self.hand_over(&arrival, arrival.first, arrival.next, deliver);
+            self.deliver_arrival(&arrival, arrival.first, arrival.next, deliver);
             return Ok(());
         }
         self.accept_out_of_order(arrival, deliver)
@@ -350,9 +352,9 @@ impl Arbiter {
             self.frontier = next;
             return Ok(());
         }
-        self.end_catching_up();
+        self.end_catch_up_if_complete();
         // The recovery line answers questions, and whoever is asked is believed.
-        if line != Line::RECOVERY && self.jumps(next) && !self.confirm_jump(line, next, next) {
+        if line != Line::RECOVERY && self.is_jump(next) && !self.confirm_jump(line, next, next) {
             return self.refuse(line, DropReason::SequenceJump);
         }
         if next > self.frontier {
@@ -379,12 +381,12 @@ impl Arbiter {
     /// Time has passed. Drain the channel's lines before, or what lies in their sockets is taken for lost.
     pub fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
         self.raise_alarms(now);
-        self.end_catching_up();
+        self.end_catch_up_if_complete();
         self.recover(|recovery, holes| recovery.on_deadline(holes, now));
         while let Some(gap) = self.front_gap() {
             let given_up = match &self.recovery {
                 Some(recovery) => recovery.given_up(gap),
-                None => Some(gap).filter(|_| self.front_due() <= now),
+                None => Some(gap).filter(|_| self.front_gap_due() <= now),
             };
             let Some(gap) = given_up else { return };
             self.declare(gap, deliver);
@@ -399,8 +401,8 @@ impl Arbiter {
     }
 
     /// The peer has no more of what it was asked for from `asked` on, or can't be asked. The next one is asked with the next deadline.
-    pub fn peer_answered(&mut self, asked: Sequence, now: MonoNs) {
-        self.recover(|recovery, holes| recovery.peer_answered(asked, holes, now));
+    pub fn peer_answer_ended(&mut self, asked: Sequence, now: MonoNs) {
+        self.recover(|recovery, holes| recovery.peer_answer_ended(asked, holes, now));
     }
 
     /// Input or session have ended: declares what is missing, delivers everything held.
@@ -412,7 +414,7 @@ impl Arbiter {
 
     /// It is known that nothing before `next` will come any more: declares what is missing up to there, delivers
     /// what is held. What lies beyond is left as it is.
-    pub fn give_up_before(&mut self, next: Sequence, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
+    pub fn declare_missing_before(&mut self, next: Sequence, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
         if self.expected == NONE || next >= SEQUENCE_END || next <= self.expected {
             return;
         }
@@ -505,8 +507,8 @@ impl Arbiter {
         if next <= self.expected {
             return self.refuse_old(&arrival);
         }
-        self.end_catching_up();
-        if self.jumps(first) && !self.confirm_jump(line, first, next) {
+        self.end_catch_up_if_complete();
+        if self.is_jump(first) && !self.confirm_jump(line, first, next) {
             return self.refuse(line, DropReason::SequenceJump);
         }
         if first < self.expected {
@@ -515,14 +517,14 @@ impl Arbiter {
         while first > self.expected && self.window.is_full() && !self.window.covers(first, next) {
             match (self.config.when_full, self.front_gap()) {
                 (WhenFull::DeclareGap, Some(gap)) => {
-                    self.statistics.gaps_for_room += 1;
+                    self.statistics.gaps_window_full += 1;
                     // Not beyond this packet, which may lie in the gap.
                     self.declare(gap.before(first), deliver);
                 }
                 _ => {
                     self.raise_frontier(next.max(self.frontier), now);
-                    if let Some(catching_up) = &mut self.catching_up {
-                        catching_up.until = self.frontier;
+                    if let Some(catch_up_state) = &mut self.catch_up_state {
+                        catch_up_state.until = self.frontier;
                     }
                     return self.refuse(line, DropReason::WindowFull);
                 }
@@ -547,7 +549,7 @@ impl Arbiter {
                 let from = core::mem::replace(&mut self.expected, until);
                 added += until.0 - from.0;
                 self.frontier = self.frontier.max(until);
-                self.hand_over(arrival, from, until, deliver);
+                self.deliver_arrival(arrival, from, until, deliver);
             }
             if let Some(held) = self.window.front().copied().filter(|held| held.from == self.expected)
                 && let Some((held_line, held_ts)) = self.window.front_origin()
@@ -556,12 +558,12 @@ impl Arbiter {
                 let count = held.until.min(arrival.next).0 - held.from.0;
                 self.drops.count_many(DropReason::Duplicate, count);
                 let overlap = window::Overlap { count, line: held_line, ts_recv: held_ts };
-                self.lines.duplicate_of_held(arrival.line, arrival.ts_recv, overlap);
+                self.lines.record_duplicate_of_held(arrival.line, arrival.ts_recv, overlap);
                 self.deliver_front(deliver);
             }
         }
         self.deliver_connected(deliver);
-        self.front_gap_shrank(arrival.now);
+        self.restart_front_gap_timer(arrival.now);
         self.won(arrival.line, added)
     }
 
@@ -570,15 +572,15 @@ impl Arbiter {
         let Self { window, lines, drops, statistics, .. } = self;
         let added = window.hold(arrival, arrival.first, |overlap| {
             drops.count_many(DropReason::Duplicate, overlap.count);
-            lines.duplicate_of_held(arrival.line, arrival.ts_recv, overlap);
+            lines.record_duplicate_of_held(arrival.line, arrival.ts_recv, overlap);
         });
         statistics.window_packets_max = statistics.window_packets_max.max(window.packet_count());
         if self.frontier == self.expected {
             statistics.gaps_found += 1;
-            begin_to_catch_up(&mut self.catching_up, arrival.first);
+            begin_catch_up(&mut self.catch_up_state, arrival.first);
         }
         if added > 0 && self.window.end() == Some(arrival.next) {
-            self.tail_since = arrival.now;
+            self.trailing_gap_since = arrival.now;
         }
         self.frontier = self.frontier.max(arrival.next);
         self.won(arrival.line, added)
@@ -615,7 +617,7 @@ impl Arbiter {
     }
 
     /// Whether nothing but confirmation makes this place credible.
-    fn jumps(&self, first: Sequence) -> bool {
+    fn is_jump(&self, first: Sequence) -> bool {
         first.0.saturating_sub(self.frontier.0.max(self.expected.0)) > self.config.sequence_jump_max
     }
 
@@ -634,13 +636,13 @@ impl Arbiter {
 
     /// Whether what begins at `first` would be believed as the next that `line` brings, however far ahead.
     #[must_use]
-    pub fn would_believe(&self, line: Line, first: Sequence) -> bool {
+    pub fn would_accept(&self, line: Line, first: Sequence) -> bool {
         let line = self.lines.get(line);
         let arrival_number = line.arrival_number().wrapping_add(1);
         let confirms = |jump: JumpCandidate| {
             jump.is_continued(first, arrival_number) && jump.confirmations + 1 >= JUMP_CONFIRMATIONS
         };
-        !self.jumps(first) || line.jump.is_some_and(confirms)
+        !self.is_jump(first) || line.jump.is_some_and(confirms)
     }
 
     /// `next` is believed to be reached, however far ahead: all before it exist.
@@ -651,8 +653,8 @@ impl Arbiter {
     }
 
     /// A packet that was refused for its jump is believed after all and will be accepted again: it was not dropped.
-    pub fn take_back_jump(&mut self, line: Line) {
-        self.drops.take_back(DropReason::SequenceJump);
+    pub fn uncount_jump(&mut self, line: Line) {
+        self.drops.uncount(DropReason::SequenceJump);
         if let Some(line) = self.lines.get_mut(line) {
             line.refused_packets = line.refused_packets.saturating_sub(1);
             line.packets = line.packets.saturating_sub(1);
@@ -668,7 +670,7 @@ impl Arbiter {
     }
 
     #[inline]
-    fn hand_over(
+    fn deliver_arrival(
         &mut self,
         arrival: &Arrival<'_>,
         from: Sequence,
@@ -716,7 +718,7 @@ impl Arbiter {
 
     /// Gives up on a gap that begins at what is expected, and delivers what follows it.
     fn declare(&mut self, gap: Gap, deliver: &mut impl FnMut(Delivery<'_>)) {
-        self.declared.remember(gap);
+        self.declared.record(gap);
         self.statistics.gaps += 1;
         self.statistics.gap_messages += gap.count();
         self.expected = gap.next();
@@ -733,69 +735,69 @@ impl Arbiter {
     }
 
     /// When other lines have had their time to fill the first gap.
-    fn front_due(&self) -> MonoNs {
-        let since = self.window.front().map_or(self.tail_since, |held| held.gap_since);
+    fn front_gap_due(&self) -> MonoNs {
+        let since = self.window.front().map_or(self.trailing_gap_since, |held| held.gap_since);
         since.plus(self.config.gap_timeout_ns)
     }
 
     fn gap_deadline(&self) -> Option<MonoNs> {
-        let Some(recovery) = &self.recovery else { return Some(self.front_due()) };
+        let Some(recovery) = &self.recovery else { return Some(self.front_gap_due()) };
         let is_given_up = self.front_gap().is_some_and(|gap| recovery.given_up(gap).is_some());
         if is_given_up { Some(recovery.given_up_at()) } else { recovery.next_deadline(&self.holes()) }
     }
 
     fn holes(&self) -> Holes<'_> {
-        Holes::new(&self.window, self.expected, (self.frontier, self.tail_since), &self.config)
+        Holes::new(&self.window, self.expected, (self.frontier, self.trailing_gap_since), &self.config)
     }
 
     /// Lets recovery work on what is missing.
     fn recover(&mut self, work: impl FnOnce(&mut Recovery, &Holes<'_>)) {
-        let Self { recovery, window, expected, frontier, tail_since, config, .. } = self;
+        let Self { recovery, window, expected, frontier, trailing_gap_since, config, .. } = self;
         if let Some(recovery) = recovery {
-            work(recovery, &Holes::new(window, *expected, (*frontier, *tail_since), config));
+            work(recovery, &Holes::new(window, *expected, (*frontier, *trailing_gap_since), config));
         }
     }
 
     /// Nothing is behind any more: gaps from now on are gaps.
-    fn end_catching_up(&mut self) {
+    fn end_catch_up_if_complete(&mut self) {
         let has_delivered = self.statistics.delivered_messages > 0;
-        let is_over = |catching_up: &mut CatchingUp| has_delivered && catching_up.until <= self.expected;
-        if let Some(CatchingUp { recovery, when_full, .. }) = self.catching_up.take_if(is_over) {
+        let is_over = |catch_up_state: &mut CatchUp| has_delivered && catch_up_state.until <= self.expected;
+        if let Some(CatchUp { recovery, when_full, .. }) = self.catch_up_state.take_if(is_over) {
             (self.config.recovery, self.config.when_full) = (recovery, when_full);
             self.recovery = match (self.recovery.take(), recovery) {
-                (Some(of_before), Some(limits)) => Some(of_before.with_limits(limits)),
+                (Some(previous), Some(limits)) => Some(previous.with_limits(limits)),
                 _ => None,
             };
         }
     }
 
     /// Whoever fills a gap is still at work, so its time begins anew.
-    fn front_gap_shrank(&mut self, now: MonoNs) {
+    fn restart_front_gap_timer(&mut self, now: MonoNs) {
         match self.window.front_mut() {
             Some(held) => held.gap_since = now,
-            None => self.tail_since = now,
+            None => self.trailing_gap_since = now,
         }
     }
 
     fn raise_frontier(&mut self, next: Sequence, now: MonoNs) {
         if self.frontier == self.expected {
             self.statistics.gaps_found += 1;
-            begin_to_catch_up(&mut self.catching_up, next);
+            begin_catch_up(&mut self.catch_up_state, next);
         }
         if self.window.end().unwrap_or(self.expected) >= self.frontier {
-            self.tail_since = now;
+            self.trailing_gap_since = now;
         }
         self.frontier = next;
     }
 
     fn silence_deadline(&self) -> Option<MonoNs> {
-        let silence_ns = self.config.line_silence_ns.filter(|_| self.is_watching)?;
+        let silence_ns = self.config.line_silence_ns.filter(|_| self.has_silence_timers)?;
         self.lines.watched().filter_map(|line| line.silence_deadline(silence_ns)).min()
     }
 
     fn raise_alarms(&mut self, now: MonoNs) {
-        let Some(silence_ns) = self.config.line_silence_ns.filter(|_| self.is_watching) else { return };
-        for line in self.lines.watched_mut() {
+        let Some(silence_ns) = self.config.line_silence_ns.filter(|_| self.has_silence_timers) else { return };
+        for line in self.lines.venue_lines_mut() {
             if line.silence_deadline(silence_ns).is_some_and(|deadline| deadline <= now) {
                 line.silent = true;
                 line.silences += 1;

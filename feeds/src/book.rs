@@ -13,9 +13,9 @@
 //! cross. So the check can be switched off while an instrument is not in continuous trading
 //! (`set_cross_check`); it is on by default.
 
-mod deep;
 pub mod fault;
 mod ladder;
+mod level_tree;
 pub mod levels;
 mod memory;
 #[cfg(test)]
@@ -142,7 +142,7 @@ impl Change {
 
 /// What a replacement did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Replaced {
+pub struct ReplaceChange {
     /// The old order is gone.
     pub removed: Change,
     /// The new order, or why it could not be added.
@@ -151,7 +151,7 @@ pub struct Replaced {
 
 /// A book as it stands, copied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BookCopy {
+pub struct BookSnapshot {
     /// Levels to buy, best first.
     pub bids: Vec<Level>,
     /// Levels to sell, best first.
@@ -160,7 +160,7 @@ pub struct BookCopy {
     pub is_suspect: bool,
 }
 
-impl BookCopy {
+impl BookSnapshot {
     /// Up to `depth` levels of each side.
     #[must_use]
     pub fn of(view: &BookView<'_>, depth: usize) -> Self {

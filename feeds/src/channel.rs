@@ -1,36 +1,36 @@
 //! One channel from datagram to records: what the gateway, the offline replay and the bench drive.
 
-mod ahead;
 mod config;
 pub mod copy;
-mod core;
+mod data_path;
 mod deep;
-mod doubtful;
-mod evidence;
+mod feed_core;
+mod held_datagrams;
 mod iex;
 mod itch;
-mod process;
+mod message_processor;
+mod rejected_packets;
 mod schema_set;
 mod session;
-mod straight_line;
 mod tops;
+mod unconfirmed_jumps;
 
 pub use self::{
-    ahead::Ahead,
     config::{ChannelConfig, LateStart, OrderStoreKind},
-    copy::{CopyBuffer, CopyFault, CopyStep, CopyTaker},
-    core::Fault,
-    doubtful::{DOUBT_NS, Doubtful},
-    evidence::{Broken, Evidence, Why},
+    copy::{CopyBuffer, CopyFault, CopyRestorer, CopyStep},
+    feed_core::Fault,
+    held_datagrams::HeldDatagrams,
+    rejected_packets::{RejectedPacket, Rejection, Why},
     schema_set::SchemaSet,
-    session::{Belongs, Numbering, SessionTracker},
+    session::{Numbering, SessionMatch, SessionTracker},
+    unconfirmed_jumps::{CONFIRMATION_SILENCE_NS, UnconfirmedJumps},
 };
-use self::{core::Core as _, deep::DeepCore, itch::ItchCore, straight_line::StraightLine, tops::TopsCore};
+use self::{data_path::DataPath, deep::DeepCore, feed_core::FeedCore as _, itch::ItchCore, tops::TopsCore};
 pub use crate::channel_state::ChannelState;
 use crate::{
     arbiter::LineStatistics,
     book::{
-        BookCopy, BookFaultCounts, OrderView,
+        BookFaultCounts, BookSnapshot, OrderView,
         store::{HashStore, WindowStore},
     },
     drop_reason::DropCounts,
@@ -58,10 +58,10 @@ pub struct Channel(Kind);
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a handful of channels, made once and never moved on the hot path")]
 enum Kind {
-    Itch(StraightLine<ItchCore<HashStore>>),
-    ItchWindow(StraightLine<ItchCore<WindowStore>>),
-    Tops(StraightLine<TopsCore>),
-    Deep(StraightLine<DeepCore>),
+    Itch(DataPath<ItchCore<HashStore>>),
+    ItchWindow(DataPath<ItchCore<WindowStore>>),
+    Tops(DataPath<TopsCore>),
+    Deep(DataPath<DeepCore>),
 }
 
 /// Calls the same thing on whichever kind of channel it is.
@@ -82,13 +82,13 @@ impl Channel {
     pub fn new(config: ChannelConfig) -> Self {
         Self(match (config.feed, config.order_store) {
             (Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch, OrderStoreKind::Hash) => {
-                Kind::Itch(StraightLine::new(ItchCore::new(&config), config))
+                Kind::Itch(DataPath::new(ItchCore::new(&config), config))
             }
             (Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch, OrderStoreKind::Window) => {
-                Kind::ItchWindow(StraightLine::new(ItchCore::new(&config), config))
+                Kind::ItchWindow(DataPath::new(ItchCore::new(&config), config))
             }
-            (Feed::IexTops, _) => Kind::Tops(StraightLine::new(TopsCore::new(&config), config)),
-            (Feed::IexDeep, _) => Kind::Deep(StraightLine::new(DeepCore::new(&config), config)),
+            (Feed::IexTops, _) => Kind::Tops(DataPath::new(TopsCore::new(&config), config)),
+            (Feed::IexDeep, _) => Kind::Deep(DataPath::new(DeepCore::new(&config), config)),
         })
     }
 
@@ -127,13 +127,13 @@ impl Channel {
 
     /// Messages that no line has brought and somebody has to be asked for now. A request to the venue's server is written
     /// into `request`. Answers are datagrams of [`Line::RECOVERY`].
-    pub fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<Wanted> {
+    pub fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<MissingRequest> {
         each_kind!(&mut self.0, line => line.poll_request(request))
     }
 
     /// The peer has sent all that it has of what it was asked for from `asked` on, or can't be asked.
-    pub fn peer_answered(&mut self, asked: Sequence, now: MonoNs) {
-        each_kind!(&mut self.0, line => line.peer_answered(asked, now));
+    pub fn peer_answer_ended(&mut self, asked: Sequence, now: MonoNs) {
+        each_kind!(&mut self.0, line => line.peer_answer_ended(asked, now));
     }
 
     /// The gateway that publishes has declared a gap of that numbering. Consumers' books are wrong since, so these are in
@@ -181,13 +181,13 @@ impl Channel {
     /// A line's packets, duplicates, lead and silence.
     #[must_use]
     pub fn line_statistics(&self, line: Line) -> &LineStatistics {
-        each_kind!(&self.0, straight => straight.arbiter.line_statistics(line))
+        each_kind!(&self.0, data_path => data_path.arbiter.line_statistics(line))
     }
 
     /// Up to `depth` levels of an instrument's book as it stands; empty for one that is not known. Copies them: for
     /// people, not for the hot path.
     #[must_use]
-    pub fn book(&self, instrument: InstrumentId, depth: usize) -> BookCopy {
+    pub fn book(&self, instrument: InstrumentId, depth: usize) -> BookSnapshot {
         each_kind!(&self.0, line => line.core.book(instrument, depth))
     }
 
@@ -201,7 +201,7 @@ impl Channel {
     /// Takes a line's leads, and leaves `other` in their place: see
     /// [`Arbiter::exchange_lead`](crate::arbiter::Arbiter::exchange_lead).
     pub fn exchange_lead(&mut self, line: Line, other: &mut hdrhistogram::Histogram<u64>) {
-        each_kind!(&mut self.0, straight => straight.arbiter.exchange_lead(line, other));
+        each_kind!(&mut self.0, data_path => data_path.arbiter.exchange_lead(line, other));
     }
 
     /// Faults of the books, by reason.
@@ -211,7 +211,7 @@ impl Channel {
     }
 
     /// The first packets that contradicted a book or could not be understood.
-    pub fn evidence(&self) -> impl Iterator<Item = &Evidence> {
+    pub fn evidence(&self) -> impl Iterator<Item = &RejectedPacket> {
         each_kind!(&self.0, line => line.evidence.iter())
     }
 
@@ -224,7 +224,7 @@ impl Channel {
     /// Somebody wants a copy of its state, and has brought the memory that it takes. One at a time: an earlier one ends here,
     /// and its memory comes back.
     pub fn begin_copy(&mut self, buffer: CopyBuffer) -> Option<CopyBuffer> {
-        each_kind!(&mut self.0, line => line.begin_copy(buffer.into_walk())).map(CopyBuffer::of_walk)
+        each_kind!(&mut self.0, line => line.begin_copy(buffer.into_writer())).map(CopyBuffer::from_writer)
     }
 
     /// The next slice of the copy, into an empty buffer with room for [`copy::SLICE_BYTES_MAX`]. Slices are bounded work; other
@@ -235,7 +235,7 @@ impl Channel {
 
     /// No copy any more; its memory, for a cold thread to free.
     pub fn end_copy(&mut self) -> Option<CopyBuffer> {
-        each_kind!(&mut self.0, line => line.end_copy()).map(CopyBuffer::of_walk)
+        each_kind!(&mut self.0, line => line.end_copy()).map(CopyBuffer::from_writer)
     }
 
     /// Goes on where the copied channel stood. This one is new.
@@ -245,8 +245,8 @@ impl Channel {
 
     /// Whether input of the present session was missed: the books are in doubt, and may lack instruments' names.
     #[must_use]
-    pub fn has_missed(&self) -> bool {
-        each_kind!(&self.0, line => line.has_missed())
+    pub fn has_missed_input(&self) -> bool {
+        each_kind!(&self.0, line => line.has_missed_input())
     }
 
     /// Out of service: its handler failed.
@@ -257,7 +257,7 @@ impl Channel {
 
 /// Who is to be asked for what no line has brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum MissingRequest {
     /// The venue's server: a request of so many bytes.
     Server(usize),
     /// The other gateway of the pair: messages `[first, next)`.

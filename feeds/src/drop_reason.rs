@@ -139,7 +139,7 @@ impl DropCounts {
     }
 
     /// One less: what was refused is used after all.
-    pub fn take_back(&mut self, reason: DropReason) {
+    pub fn uncount(&mut self, reason: DropReason) {
         if let Some(slot) = self.0.get_mut(reason as usize) {
             *slot = slot.saturating_sub(1);
         }

@@ -175,7 +175,7 @@ pub trait FrameSink {
     fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]);
 
     /// Input messages up to (not including) `next` were handled; those without a frame produced nothing.
-    fn settled(&mut self, next: Sequence);
+    fn covered_through(&mut self, next: Sequence);
 
     /// The venue began a new numbering: what follows belongs to `session` and starts at `next`. Whatever the old one
     /// still had was handed over before.

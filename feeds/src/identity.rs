@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_survive_the_wire_and_refuse_what_they_did_not_write() {
+    fn sessions_round_trip_and_refuse_invalid_bytes() {
         let session =
             Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart: 11 };
         let bytes = session.to_bytes();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn epochs_of_two_nodes_never_meet() {
+    fn epochs_of_two_nodes_never_collide() {
         assert_ne!(Epoch::new(7, 1), Epoch::new(7, 2));
         assert!(Epoch::new(8, 1) > Epoch::new(7, 2));
         assert_eq!(Epoch::new(8, 1).count(), 8);

@@ -1,7 +1,7 @@
 //! Normaliser: venue messages and what they did to a book become DBN records.
 //!
 //! What is written here is a function of the channel's input alone: no local clock, no random number, no map order.
-//! `ts_recv` stays undefined and `ts_in_delta` 0 in every record; the [edge](crate::edge) fills them in.
+//! `ts_recv` stays undefined and `ts_in_delta` 0 in every record; the [edge](crate::consumer_edge) fills them in.
 
 pub mod records;
 pub mod status;

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn every_day_survives_the_way_there_and_back() {
+    fn dates_round_trip_through_unix_days() {
         for days in 0..200_000 {
             assert_eq!(TradingDate::from_unix_days(days).unix_days(), days);
         }
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_day_in_new_york_is_not_the_day_in_greenwich() {
+    fn the_new_york_date_differs_from_the_utc_date() {
         // 2023-08-23 03:59:59 UTC is still the 22nd in New York.
         assert_eq!(TradingDate::in_new_york(UnixNs(1_692_763_199_000_000_000)), date(20_230_822));
         assert_eq!(TradingDate::in_new_york(UnixNs(1_692_763_200_000_000_000)), date(20_230_823));

@@ -94,7 +94,7 @@ fn push_message(packet: &mut Vec<u8>, packet_bytes_max: usize, length: fn(u16) -
 }
 
 /// Some of the messages of a packet.
-struct Part<'a> {
+struct MessageSlice<'a> {
     /// They and their lengths.
     messages: &'a [u8],
     /// How many there are, at least 1.
@@ -104,7 +104,11 @@ struct Part<'a> {
 }
 
 /// The messages `[from, until)` of a packet, if it holds them all and they are any.
-fn part_of<'a, T: Transport>(packet: &Packet<'a>, from: Sequence, until: Sequence) -> Result<Part<'a>, DropReason> {
+fn slice_messages<'a, T: Transport>(
+    packet: &Packet<'a>,
+    from: Sequence,
+    until: Sequence,
+) -> Result<MessageSlice<'a>, DropReason> {
     if from < packet.first || until > packet.next() || from >= until {
         return Err(DropReason::CountMismatch);
     }
@@ -118,12 +122,12 @@ fn part_of<'a, T: Transport>(packet: &Packet<'a>, from: Sequence, until: Sequenc
     let (rest, after) = (behind(from), behind(until));
     let messages = rest.get(..rest.len() - after.len()).unwrap_or_default();
     let count = usize::try_from(until.0 - from.0).map_err(|_| DropReason::CountMismatch)?;
-    Ok(Part { messages, count, skipped_bytes: packet.messages.len() - rest.len() })
+    Ok(MessageSlice { messages, count, skipped_bytes: packet.messages.len() - rest.len() })
 }
 
 /// What can be told of a feed from one of its datagrams alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Recognised {
+pub enum DetectedProtocol {
     /// ITCH 5.0 over MoldUDP64. Nasdaq, BX and PSX speak the same protocol, so which of them it is has to come from
     /// elsewhere (configuration, addresses).
     Itch50,
@@ -133,7 +137,7 @@ pub enum Recognised {
     IexDeep,
 }
 
-impl Recognised {
+impl DetectedProtocol {
     /// The feeds it may be, the likeliest first.
     #[must_use]
     pub fn feeds(self) -> &'static [Feed] {
@@ -145,7 +149,7 @@ impl Recognised {
     }
 }
 
-impl fmt::Display for Recognised {
+impl fmt::Display for DetectedProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Itch50 => "ITCH 5.0 over MoldUDP64",
@@ -158,18 +162,18 @@ impl fmt::Display for Recognised {
 /// Which feed a datagram belongs to. `None` for what is no known feed, and for what doesn't tell (MoldUDP64 heartbeats
 /// look the same whatever the messages are): ask again with the next datagram.
 #[must_use]
-pub fn recognise(datagram: &[u8]) -> Option<Recognised> {
+pub fn detect_protocol(datagram: &[u8]) -> Option<DetectedProtocol> {
     if iextp::Tops::parse(datagram).is_ok() {
-        return Some(Recognised::IexTops);
+        return Some(DetectedProtocol::IexTops);
     }
     if iextp::Deep::parse(datagram).is_ok() {
-        return Some(Recognised::IexDeep);
+        return Some(DetectedProtocol::IexDeep);
     }
     let packet = moldudp64::MoldUdp64::parse(datagram).ok()?;
     let mut block = packet.messages;
     let mut messages = core::iter::from_fn(|| moldudp64::MoldUdp64::next_message(&mut block)).peekable();
     messages.peek()?;
-    messages.all(itch50::fits).then_some(Recognised::Itch50)
+    messages.all(itch50::fits).then_some(DetectedProtocol::Itch50)
 }
 
 #[cfg(test)]

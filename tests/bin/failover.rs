@@ -13,11 +13,11 @@ use std::{
     process::ExitCode,
 };
 
-use mdgw_tests::failover::{self, Cluster, Role, Timing};
+use mdgw_tests::failover::{self, Cluster, ClusterProcess, LeaseTimingMs};
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
-    if let Some(role) = Role::parse(&args) {
+    if let Some(role) = ClusterProcess::parse(&args) {
         return role.run();
     }
     match measure(&args) {
@@ -36,8 +36,8 @@ fn measure(args: &[String]) -> Result<String, String> {
     let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
     let trials = value("--trials").map_or(Ok(20), |text| text.parse()).map_err(|_| "--trials N".to_owned())?;
     let timings = match value("--timing") {
-        Some(text) => vec![Timing::parse(text).ok_or("--timing LEASE/RENEWAL/MARGIN in ms, such as 20/4/4")?],
-        None => vec![Timing(20, 4, 4), Timing(40, 8, 8), Timing(100, 20, 20)],
+        Some(text) => vec![LeaseTimingMs::parse(text).ok_or("--timing LEASE/RENEWAL/MARGIN in ms, such as 20/4/4")?],
+        None => vec![LeaseTimingMs(20, 4, 4), LeaseTimingMs(40, 8, 8), LeaseTimingMs(100, 20, 20)],
     };
     let votes = value("--votes").map_or_else(env::temp_dir, PathBuf::from);
     let program = env::current_exe().map_err(|error| error.to_string())?;
@@ -48,17 +48,17 @@ fn measure(args: &[String]) -> Result<String, String> {
     Ok(text)
 }
 
-fn row(program: &Path, votes: &Path, timing: Timing, trials: usize) -> Result<String, String> {
+fn row(program: &Path, votes: &Path, timing: LeaseTimingMs, trials: usize) -> Result<String, String> {
     let mut cluster = Cluster::start(program, votes, timing).map_err(|error| error.to_string())?;
-    let mut took_ns = Vec::new();
+    let mut failover_ns = Vec::new();
     let mut besides = 0;
     for _ in 0..trials {
         let failover = cluster.kill_leader_and_wait()?;
-        took_ns.push(failover.took_ns);
-        besides += failover.elections_before;
+        failover_ns.push(failover.failover_ns);
+        besides += failover.unprovoked_elections;
     }
-    took_ns.sort_unstable();
+    failover_ns.sort_unstable();
     let ms = failover::ms;
-    let (median, worst) = (took_ns[took_ns.len() / 2], took_ns[took_ns.len() - 1]);
+    let (median, worst) = (failover_ns[failover_ns.len() / 2], failover_ns[failover_ns.len() - 1]);
     Ok(format!("{:>23}   {trials:>6}   {:>19}   {:>5}   {besides:>17}\n", timing.to_string(), ms(median), ms(worst)))
 }

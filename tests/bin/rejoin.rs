@@ -24,9 +24,9 @@ use mdgw_publog::Reader;
 use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, write_day_file};
 use mdgw_telemetry::stages::Stage;
 use mdgw_tests::{
-    elected::ElectedPair,
+    elected_pair::ElectedPair,
     process::Signal,
-    site::{Site, Wanted, text},
+    site::{Site, SiteConfig, text},
 };
 use mdgw_tools::report::Report;
 
@@ -48,31 +48,31 @@ fn run(args: &[String]) -> Result<String, String> {
     let (orders, trials) = (number("--orders", 1_000_000)?, number("--trials", 5)?);
     let packets = number("--packets", 4_000)?;
 
-    let mut wanted = Wanted::itch();
-    let room = orders + orders / 4;
+    let mut wanted = SiteConfig::itch();
+    let orders_max = orders + orders / 4;
     wanted.latency = "interval_ms = 100\n";
     wanted.channel =
-        format!("orders_max = {room}\nlevels_max = 1000000\ninstruments_max = 8001\ngap_timeout_us = 2000\n");
+        format!("orders_max = {orders_max}\nlevels_max = 1000000\ninstruments_max = 8001\ngap_timeout_us = 2000\n");
     (wanted.segment_bytes, wanted.retention_bytes) = (64 << 20, 1 << 30);
     let mut pair = ElectedPair::new(wanted);
     let day_file = pair.gateways.site(1).path("S013019-v50.txt.itch");
     // Trials take some seconds each, in which a packet brings about a dozen messages.
     let after = u64::from(trials) * 25 * u64::from(packets) * 12;
-    let (filled_at, messages) = write_day(&day_file, orders, after)?;
+    let (orders_reached_at, messages) = write_day(&day_file, orders, after)?;
 
     pair.start(1);
     pair.start(2);
     let leader = pair.leader();
-    pair.wait_until_stands(3 - leader);
+    pair.wait_until_eligible(3 - leader);
     let first = pair.gateways.site(1);
     let (requests, rate) = (first.requests.to_string(), packets.to_string());
     let feed = ["--capture", text(&day_file), "--rate", &rate, "--request-server", &requests, "--linger-s", "600"];
     let feed = first.sim(&feed);
-    let mut log = LeadersLog::open(pair.gateways.site(leader))?;
-    while log.reach() < filled_at {
+    let mut log = LeaderLog::open(pair.gateways.site(leader))?;
+    while log.next_sequence() < orders_reached_at {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let mut report = format!("{orders} open orders after {filled_at} of {messages} messages\n");
+    let mut report = format!("{orders} open orders after {orders_reached_at} of {messages} messages\n");
     report.push_str("trial   at message   it runs   level within a second   it stands   (ms)\n");
     let mut periods = Vec::new();
     for trial in 1..=trials {
@@ -84,40 +84,40 @@ fn run(args: &[String]) -> Result<String, String> {
             removed.map_err(|error| format!("remove {}: {error}", path.display()))?;
         }
         // As long as the last one took to come back.
-        let control = periods.last().map_or(CONTROL_FIRST, |(_, back): &(Period, Period)| back.length());
-        let control = Period::of(|| std::thread::sleep(control));
-        let back_from = SystemTime::now();
-        let at = log.reach();
-        let begun = Instant::now();
+        let control = periods.last().map_or(CONTROL_FIRST, |(_, back): &(TimeSpan, TimeSpan)| back.length());
+        let control = TimeSpan::of(|| std::thread::sleep(control));
+        let restart_time = SystemTime::now();
+        let at = log.next_sequence();
+        let restarted_at = Instant::now();
         pair.start(back);
-        let runs = begun.elapsed();
+        let runs = restarted_at.elapsed();
         let (mut level, mut stands) = (None, None);
         while stands.is_none() {
             let status = pair.status(back).ok_or("the gateway that came back doesn't answer")?;
             let joining = &status["details"]["joining"];
             let lacks = joining["behind_messages"].as_u64().unwrap_or(u64::MAX);
-            let is_there = joining["channels_missing"] == 0 && joining.is_object() && log.reach() > at;
-            if is_there && lacks < u64::from(packets) * 12 {
-                level.get_or_insert_with(|| begun.elapsed());
+            let is_joined = joining["channels_missing"] == 0 && joining.is_object() && log.next_sequence() > at;
+            if is_joined && lacks < u64::from(packets) * 12 {
+                level.get_or_insert_with(|| restarted_at.elapsed());
             } else {
                 level = None;
             }
             if status["role"] == "candidate" {
-                stands = Some(begun.elapsed());
+                stands = Some(restarted_at.elapsed());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         let shown = |time: Option<Duration>| {
             time.map_or_else(|| "-".to_owned(), |time| format!("{:.0}", time.as_secs_f64() * 1e3))
         };
-        periods.push((control, Period { from: back_from, until: back_from + level.unwrap_or_default() }));
+        periods.push((control, TimeSpan { from: restart_time, until: restart_time + level.unwrap_or_default() }));
         let [runs, level, stands] = [Some(runs), level, stands].map(shown);
         let _ = writeln!(report, "{trial:>5}   {at:>10}   {runs:>7}   {level:>21}   {stands:>9}");
     }
-    let _ = writeln!(report, "the feed at the end: message {}", log.reach());
-    let _ended = feed.end_by(Signal::Terminate);
-    let _said = pair.gateways.end(leader);
-    let latency = IntervalLines::of(&pair.gateways.site(leader).path("latency"))?;
+    let _ = writeln!(report, "the feed at the end: message {}", log.next_sequence());
+    let _ended = feed.stop_with(Signal::Terminate);
+    let _exited = pair.gateways.end(leader);
+    let latency = LatencyIntervals::of(&pair.gateways.site(leader).path("latency"))?;
     report.push_str(
         "the leader's publish stage, us      alone p50   p99   max      while the other comes back p50   p99   max\n",
     );
@@ -133,12 +133,12 @@ const CONTROL_FIRST: Duration = Duration::from_secs(2);
 
 /// A stretch of time, by the wall clock as latency logs are.
 #[derive(Clone, Copy, Debug)]
-struct Period {
+struct TimeSpan {
     from: SystemTime,
     until: SystemTime,
 }
 
-impl Period {
+impl TimeSpan {
     fn of(act: impl FnOnce()) -> Self {
         let from = SystemTime::now();
         act();
@@ -151,13 +151,13 @@ impl Period {
 }
 
 /// Latency logs by line: what their heads say, and which interval each other line is of.
-struct IntervalLines {
+struct LatencyIntervals {
     heads: String,
     /// Begin and end since 1970, seconds.
     intervals: Vec<(f64, f64, String)>,
 }
 
-impl IntervalLines {
+impl LatencyIntervals {
     fn of(directory: &Path) -> Result<Self, String> {
         let unreadable = |error| format!("read {}: {error}", directory.display());
         let path = fs::read_dir(directory)
@@ -180,7 +180,7 @@ impl IntervalLines {
     }
 
     /// p50, p99 and maximum of the intervals that lie within a period.
-    fn within(&self, period: &Period) -> String {
+    fn within(&self, period: &TimeSpan) -> String {
         let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let (from, until) = (seconds(period.from), seconds(period.until));
         let lines = self.intervals.iter().filter(|(begin, end, _)| from <= *begin && *end <= until);
@@ -201,31 +201,31 @@ fn write_day(path: &Path, orders: u32, after: u64) -> Result<(u64, u64), String>
     while generator.live_orders() < orders {
         generator.next_message(&mut message);
     }
-    let filled_at = generator.made();
-    let day = ItchDay { message_count: filled_at + after, ..endless };
+    let orders_reached_at = generator.generated();
+    let day = ItchDay { message_count: orders_reached_at + after, ..endless };
     let written = fs::File::create(path).and_then(|file| {
         let mut writer = BufWriter::new(file);
         let count = write_day_file(&mut ItchGenerator::new(day), &mut writer)?;
         writer.flush()?;
         Ok(count)
     });
-    written.map(|count| (filled_at, count)).map_err(|error| format!("write {}: {error}", path.display()))
+    written.map(|count| (orders_reached_at, count)).map_err(|error| format!("write {}: {error}", path.display()))
 }
 
 /// How far the leader has come.
-struct LeadersLog {
+struct LeaderLog {
     reader: Reader,
     next: u64,
 }
 
-impl LeadersLog {
+impl LeaderLog {
     fn open(site: &Site) -> Result<Self, String> {
         let directory = site.path("log").join("1");
         let reader = Reader::open(&directory, 1).map_err(|error| format!("read {}: {error}", directory.display()))?;
         Ok(Self { reader, next: 0 })
     }
 
-    fn reach(&mut self) -> u64 {
+    fn next_sequence(&mut self) -> u64 {
         while let Some(entry) = self.reader.next() {
             self.next = entry.next;
         }

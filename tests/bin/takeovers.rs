@@ -37,13 +37,13 @@ use std::{
 };
 
 use mdgw_tests::{
-    failover::Timing,
+    failover::LeaseTimingMs,
     stores::Store,
     world::{
-        World,
-        cases::{CASES, Case, named},
-        plan::{Backend, Plan},
-        stall::StallWatch,
+        Testbed,
+        faults::{CASES, FaultCase, named},
+        plan::{ElectionBackend, Plan},
+        stall::StallMonitor,
         trials::{TABLE_HEAD, Trials},
     },
 };
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
 }
 
 fn list() -> Result<bool, String> {
-    print(&CASES.map(|case| format!("{:<18} {}\n", case.name, case.about)).concat())?;
+    print(&CASES.map(|case| format!("{:<18} {}\n", case.name, case.description)).concat())?;
     Ok(true)
 }
 
@@ -72,15 +72,15 @@ fn print(text: &str) -> Result<(), String> {
 
 struct Options {
     /// `None`: all of them.
-    case: Option<Case>,
-    backend: Option<Backend>,
-    timing: Timing,
+    case: Option<FaultCase>,
+    backend: Option<ElectionBackend>,
+    timing: LeaseTimingMs,
     has_sentinel: bool,
     has_kernel_fence: bool,
     trials: u64,
-    trials_a_day: u64,
+    trials_per_day: u64,
     rate: u64,
-    lasts_s: u64,
+    fault_s: u64,
     priority: u8,
     busy: u64,
     fast: PathBuf,
@@ -88,10 +88,10 @@ struct Options {
 
 /// What is done over and over: a case, and in which world.
 #[derive(Clone, Copy)]
-struct Kind {
-    case: Case,
-    backend: Backend,
-    timing: Timing,
+struct TrialKind {
+    case: FaultCase,
+    backend: ElectionBackend,
+    timing: LeaseTimingMs,
     has_sentinel: bool,
 }
 
@@ -99,7 +99,7 @@ impl Options {
     /// `None`: only the names of the cases are wanted.
     fn parse(args: &[String]) -> Result<Option<Self>, String> {
         let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
-        let is_given = |name: &str| args.iter().any(|arg| arg == name);
+        let has_flag = |name: &str| args.iter().any(|arg| arg == name);
         let number = |name: &str, default: u64| match value(name) {
             Some(text) => text.parse().map_err(|_| format!("{name} {text}: a number")),
             None => Ok(default),
@@ -109,22 +109,22 @@ impl Options {
             Some(name) => {
                 Some(named(name).ok_or_else(|| format!("--case {name}: none of that name, see --case list"))?)
             }
-            None if is_given("--all") => None,
+            None if has_flag("--all") => None,
             None => return Err("--all, --case NAME, or --case list".to_owned()),
         };
         let backend =
-            |name: &String| Backend::named(name).ok_or_else(|| format!("--backend {name}: none of that name"));
+            |name: &String| ElectionBackend::named(name).ok_or_else(|| format!("--backend {name}: none of that name"));
         let timing = value("--timing").map_or("100/20/20", String::as_str);
         Ok(Some(Self {
             case,
             backend: value("--backend").map(backend).transpose()?,
-            timing: Timing::parse(timing).ok_or("--timing LEASE/RENEWAL/MARGIN in ms, such as 20/4/4")?,
-            has_sentinel: !is_given("--no-sentinel"),
-            has_kernel_fence: is_given("--kernel-fence"),
+            timing: LeaseTimingMs::parse(timing).ok_or("--timing LEASE/RENEWAL/MARGIN in ms, such as 20/4/4")?,
+            has_sentinel: !has_flag("--no-sentinel"),
+            has_kernel_fence: has_flag("--kernel-fence"),
             trials: number("--trials", 50)?,
-            trials_a_day: number("--trials-a-day", 5)?.max(1),
+            trials_per_day: number("--trials-a-day", 5)?.max(1),
             rate: number("--rate", 50_000)?.max(1),
-            lasts_s: number("--lasts", 3)?,
+            fault_s: number("--lasts", 3)?,
             priority: u8::try_from(number("--priority", 0)?).map_err(|_| "--priority 0 to 99")?,
             busy: number("--busy", 0)?,
             fast: value("--fast").map_or_else(env::temp_dir, PathBuf::from),
@@ -132,7 +132,7 @@ impl Options {
     }
 
     fn run(&self) -> Result<bool, String> {
-        let stalls = StallWatch::start();
+        let stall_monitor = StallMonitor::start();
         for _ in 0..self.busy {
             std::thread::spawn(|| {
                 loop {
@@ -140,23 +140,23 @@ impl Options {
                 }
             });
         }
-        let Some(case) = self.case else { return self.run_all(&stalls) };
-        let kind = Kind {
+        let Some(case) = self.case else { return self.run_all(&stall_monitor) };
+        let kind = TrialKind {
             case,
             backend: self.backend.unwrap_or(case.backend),
             timing: self.timing,
             has_sentinel: self.has_sentinel,
         };
-        let Some(trials) = self.run_kind(kind, &stalls) else { return Err("skipped".to_owned()) };
+        let Some(trials) = self.run_kind(kind, &stall_monitor) else { return Err("skipped".to_owned()) };
         print(&trials.told(case.name))?;
         Ok(trials.is_right())
     }
 
-    fn run_all(&self, stalls: &StallWatch) -> Result<bool, String> {
+    fn run_all(&self, stall_monitor: &StallMonitor) -> Result<bool, String> {
         print(TABLE_HEAD)?;
         let mut is_right = true;
         for kind in kinds(self.timing) {
-            let Some(trials) = self.run_kind(kind, stalls) else { continue };
+            let Some(trials) = self.run_kind(kind, stall_monitor) else { continue };
             print(&trials.table_row(&kind.title()))?;
             if !trials.is_right() {
                 is_right = false;
@@ -167,18 +167,18 @@ impl Options {
     }
 
     /// `None`: this machine can't do it.
-    fn run_kind(&self, kind: Kind, stalls: &StallWatch) -> Option<Trials> {
+    fn run_kind(&self, kind: TrialKind, stall_monitor: &StallMonitor) -> Option<Trials> {
         let mut trials = Trials::default();
         let mut done = 0;
         while done < self.trials {
-            let count = self.trials_a_day.min(self.trials - done);
+            let count = self.trials_per_day.min(self.trials - done);
             let mut blows = Vec::new();
             // A day that breaks off says so, and the next one is played all the same.
             let played = panic::catch_unwind(AssertUnwindSafe(|| {
-                let mut world = World::start(&kind.title(), self.plan(kind, count))?;
-                world.wait_until_expected();
-                world.open_venue();
-                world.wait_for_more(1_000);
+                let mut world = Testbed::start(&kind.title(), self.plan(kind, count))?;
+                world.wait_until_expectation_ready();
+                world.start_session();
+                world.wait_for_more_deliveries(1_000);
                 for trial in done..done + count {
                     blows.push((kind.case.strike)(&mut world, trial));
                     let _nobody_reads =
@@ -187,22 +187,22 @@ impl Options {
                 Some(world.finish())
             }));
             match played {
-                Ok(judged) => trials.take(&kind.case, &blows, &judged?, stalls),
+                Ok(judged) => trials.take(&kind.case, &blows, &judged?, stall_monitor),
                 Err(why) => {
                     let text = why.downcast_ref::<String>().cloned();
                     let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                    trials.broke_off(blows.len(), text.unwrap_or_default());
+                    trials.record_aborted_day(blows.len(), text.unwrap_or_default());
                 }
             }
             done += count;
-            let _nobody_reads = writeln!(std::io::stderr(), "{}: {}", kind.title(), trials.so_far());
+            let _nobody_reads = writeln!(std::io::stderr(), "{}: {}", kind.title(), trials.progress_line());
         }
         Some(trials)
     }
 
-    fn plan(&self, kind: Kind, trials: u64) -> Plan {
+    fn plan(&self, kind: TrialKind, trials: u64) -> Plan {
         // More than the trials take; the venue is stopped after the last.
-        let trial_s = 10 + 2 * self.lasts_s.saturating_sub(3);
+        let trial_s = 10 + 2 * self.fault_s.saturating_sub(3);
         let messages = self.rate * (trial_s * trials + 20);
         let mut plan = Plan {
             timing: kind.timing,
@@ -211,7 +211,7 @@ impl Options {
             messages,
             messages_per_second: self.rate as f64,
             priority: self.priority,
-            calm: Duration::from_secs(self.lasts_s),
+            calm: Duration::from_secs(self.fault_s),
             // All of it: a gateway that comes back gets it from the other one.
             history_bytes: (messages * MESSAGE_BYTES_MAX).max(32 << 20),
             fast: self.fast.clone(),
@@ -222,7 +222,7 @@ impl Options {
     }
 }
 
-impl Kind {
+impl TrialKind {
     fn title(&self) -> String {
         let sentinel = if self.has_sentinel { "" } else { ", no sentinel" };
         format!("{}, {} {}{sentinel}", self.case.name, self.backend.name(), self.timing)
@@ -230,35 +230,35 @@ impl Kind {
 }
 
 /// The figures' kinds, then every case over its own backend.
-fn kinds(timing: Timing) -> Vec<Kind> {
-    const QUORUM: Backend = Backend::Quorum;
-    const ETCD: Backend = Backend::Store(Store::Etcd);
-    const ZOOKEEPER: Backend = Backend::Store(Store::ZooKeeper);
-    let default = Timing(100, 20, 20);
+fn kinds(timing: LeaseTimingMs) -> Vec<TrialKind> {
+    const QUORUM: ElectionBackend = ElectionBackend::Quorum;
+    const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
+    const ZOOKEEPER: ElectionBackend = ElectionBackend::Store(Store::ZooKeeper);
+    let default = LeaseTimingMs(100, 20, 20);
     let figures = [
-        ("kill", Backend::File, default, true),
+        ("kill", ElectionBackend::File, default, true),
         ("kill", QUORUM, default, true),
         ("kill", ETCD, default, true),
         ("kill", ZOOKEEPER, default, true),
-        ("kill", Backend::Emergent, default, true),
-        ("kill", QUORUM, Timing(20, 4, 4), false),
-        ("kill", QUORUM, Timing(40, 8, 8), false),
+        ("kill", ElectionBackend::Emergent, default, true),
+        ("kill", QUORUM, LeaseTimingMs(20, 4, 4), false),
+        ("kill", QUORUM, LeaseTimingMs(40, 8, 8), false),
         ("kill", ETCD, default, false),
         ("kill", ZOOKEEPER, default, false),
         ("stop", ETCD, default, false),
         ("stop", ZOOKEEPER, default, false),
         ("stop", QUORUM, default, true),
-        ("hand-over", Backend::File, default, true),
+        ("hand-over", ElectionBackend::File, default, true),
         ("hand-over", QUORUM, default, true),
         ("hand-over", ETCD, default, true),
         ("hand-over", ZOOKEEPER, default, true),
     ];
     let figures = figures.into_iter().filter_map(|(name, backend, timing, has_sentinel)| {
-        Some(Kind { case: named(name)?, backend, timing, has_sentinel })
+        Some(TrialKind { case: named(name)?, backend, timing, has_sentinel })
     });
-    let of_figures = ["kill", "hand-over"];
-    let cases = CASES.into_iter().filter(|case| !of_figures.contains(&case.name));
-    let cases = cases.map(|case| Kind { case, backend: case.backend, timing, has_sentinel: true });
+    let benchmark_cases = ["kill", "hand-over"];
+    let cases = CASES.into_iter().filter(|case| !benchmark_cases.contains(&case.name));
+    let cases = cases.map(|case| TrialKind { case, backend: case.backend, timing, has_sentinel: true });
     figures.chain(cases).collect()
 }
 

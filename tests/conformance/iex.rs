@@ -4,14 +4,14 @@ use mdgw_feeds::{
     identity::Sequence,
     time::UnixNs,
     transport::{
-        Recognised,
+        DetectedProtocol,
         iextp::{self, Position, Stream},
     },
     venue::iex::tops,
 };
 use mdgw_tests::{
     captures,
-    conformance::{Checker, check_captures, own_datagram},
+    conformance::{Checker, check_captures, synthetic_datagram},
     json::Json,
 };
 use zerocopy::IntoBytes;
@@ -19,39 +19,39 @@ use zerocopy::IntoBytes;
 #[test]
 fn every_tops_message_decodes_to_its_expected_fields() {
     let Some(root) = captures::root("TOPS conformance") else { return };
-    check_captures(Recognised::IexTops, &root, |directory| directory.starts_with("iex/tops"));
+    check_captures(DetectedProtocol::IexTops, &root, |directory| directory.starts_with("iex/tops"));
 }
 
 #[test]
 fn every_deep_message_decodes_to_its_expected_fields() {
     let Some(root) = captures::root("DEEP conformance") else { return };
     // DEEP+ (`iex/deepplus…`) is another protocol.
-    check_captures(Recognised::IexDeep, &root, |directory| directory.starts_with("iex/deep-"));
+    check_captures(DetectedProtocol::IexDeep, &root, |directory| directory.starts_with("iex/deep-"));
 }
 
 #[test]
-fn a_right_packet_passes() {
-    let (bytes, expected) = own_packet();
+fn a_correct_packet_passes() {
+    let (bytes, expected) = synthetic_packet();
     let mut checker = Checker::default();
-    checker.packet(Recognised::IexTops, &expected, &own_datagram(&bytes));
+    checker.packet(DetectedProtocol::IexTops, &expected, &synthetic_datagram(&bytes));
     assert_eq!(checker.mismatches(), [""; 0]);
     assert_eq!((checker.compared.messages, checker.compared.fields), (1, 10 + 3 + 2 + 7));
 }
 
 #[test]
-fn one_flipped_bit_anywhere_is_found() {
-    let (bytes, expected) = own_packet();
+fn any_flipped_bit_is_detected() {
+    let (bytes, expected) = synthetic_packet();
     for position in 0..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[position] ^= 1;
         let mut checker = Checker::default();
-        checker.packet(Recognised::IexTops, &expected, &own_datagram(&damaged));
+        checker.packet(DetectedProtocol::IexTops, &expected, &synthetic_datagram(&damaged));
         assert_ne!(checker.mismatch_count(), 0, "byte {position} was not looked at");
     }
 }
 
 /// A quote of our own, and what is to be found in it.
-fn own_packet() -> (Vec<u8>, Json) {
+fn synthetic_packet() -> (Vec<u8>, Json) {
     let mut bytes = Vec::new();
     let stream = Stream { message_protocol_id: iextp::PROTOCOL_TOPS_1_6, channel_id: 1, session_id: 77 };
     let position = Position { first: Sequence(9), stream_offset: 1_000, send_time: UnixNs(12) };

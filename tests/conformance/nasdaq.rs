@@ -2,12 +2,12 @@
 
 use mdgw_feeds::{
     identity::Sequence,
-    transport::{Recognised, moldudp64},
+    transport::{DetectedProtocol, moldudp64},
     venue::{nasdaq::itch50, wire::u48_be_bytes},
 };
 use mdgw_tests::{
     captures,
-    conformance::{Checker, check_captures, own_datagram},
+    conformance::{Checker, check_captures, synthetic_datagram},
     json::Json,
 };
 use zerocopy::IntoBytes;
@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 #[test]
 fn every_itch_message_decodes_to_its_expected_fields() {
     let Some(root) = captures::root("ITCH 5.0 conformance") else { return };
-    check_captures(Recognised::Itch50, &root, is_itch50);
+    check_captures(DetectedProtocol::Itch50, &root, is_itch50);
 }
 
 /// Directories are `nasdaq…/itch-5.0…`; other protocols of the same venues are not ours to decode.
@@ -28,38 +28,38 @@ fn is_itch50(directory: &str) -> bool {
 }
 
 #[test]
-fn a_right_packet_passes() {
-    let (bytes, expected) = own_packet();
+fn a_correct_packet_passes() {
+    let (bytes, expected) = synthetic_packet();
     let mut checker = Checker::default();
-    checker.packet(Recognised::Itch50, &expected, &own_datagram(&bytes));
+    checker.packet(DetectedProtocol::Itch50, &expected, &synthetic_datagram(&bytes));
     assert_eq!(checker.mismatches(), [""; 0]);
     assert_eq!((checker.compared.messages, checker.compared.fields), (1, 3 + 3 + 2 + 8));
 }
 
 #[test]
-fn one_flipped_bit_anywhere_is_found() {
-    let (bytes, expected) = own_packet();
+fn any_flipped_bit_is_detected() {
+    let (bytes, expected) = synthetic_packet();
     for position in 0..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[position] ^= 1;
         let mut checker = Checker::default();
-        checker.packet(Recognised::Itch50, &expected, &own_datagram(&damaged));
+        checker.packet(DetectedProtocol::Itch50, &expected, &synthetic_datagram(&damaged));
         assert_ne!(checker.mismatch_count(), 0, "byte {position} was not looked at");
     }
 }
 
 #[test]
-fn a_field_too_many_or_too_few_is_found() {
-    let (bytes, expected) = own_packet();
-    for change in [Change::DropLastField, Change::AddField] {
+fn an_extra_or_missing_field_is_detected() {
+    let (bytes, expected) = synthetic_packet();
+    for change in [FieldChange::DropLastField, FieldChange::AddField] {
         let mut checker = Checker::default();
-        checker.packet(Recognised::Itch50, &changed(&expected, change), &own_datagram(&bytes));
+        checker.packet(DetectedProtocol::Itch50, &with_field_change(&expected, change), &synthetic_datagram(&bytes));
         assert_eq!(checker.mismatch_count(), 1, "{:?}", checker.mismatches());
     }
 }
 
 /// An Add Order of our own, and what is to be found in it.
-fn own_packet() -> (Vec<u8>, Json) {
+fn synthetic_packet() -> (Vec<u8>, Json) {
     let mut bytes = Vec::new();
     let mut packet = moldudp64::PacketWriter::begin(&mut bytes, *b"OWNSESSION", Sequence(7), 1472);
     let order = itch50::AddOrder {
@@ -86,28 +86,28 @@ fn own_packet() -> (Vec<u8>, Json) {
 }
 
 #[derive(Clone, Copy)]
-enum Change {
+enum FieldChange {
     DropLastField,
     AddField,
 }
 
 /// The same expectation with a field less or more in each message.
-fn changed(expected: &Json, change: Change) -> Json {
+fn with_field_change(expected: &Json, change: FieldChange) -> Json {
     match expected {
         Json::Object(members) => {
             let mut members = members.clone();
             for (name, value) in &mut members {
-                *value = changed(value, change);
+                *value = with_field_change(value, change);
                 if let (true, Json::Object(fields)) = (name == "fields", value) {
                     match change {
-                        Change::DropLastField => drop(fields.pop()),
-                        Change::AddField => fields.push(("more".to_owned(), Json::Number(0))),
+                        FieldChange::DropLastField => drop(fields.pop()),
+                        FieldChange::AddField => fields.push(("more".to_owned(), Json::Number(0))),
                     }
                 }
             }
             Json::Object(members)
         }
-        Json::List(list) => Json::List(list.iter().map(|value| changed(value, change)).collect()),
+        Json::List(list) => Json::List(list.iter().map(|value| with_field_change(value, change)).collect()),
         other => other.clone(),
     }
 }

@@ -4,38 +4,39 @@
 use std::path::Path;
 
 use mdgw_captures::capture_file::{CaptureFile, OpenOptions};
-use mdgw_feeds::transport::{Recognised, moldudp64, recognise};
+use mdgw_feeds::transport::{DetectedProtocol, detect_protocol, moldudp64};
 use mdgw_tests::captures;
 
 #[test]
-fn every_packet_is_taken_for_what_it_is() {
+fn every_packet_is_recognised_correctly() {
     let Some(root) = captures::root("recognition") else { return };
-    let (mut ours, mut silent, mut foreign, mut mistaken) = (0_u64, 0_u64, 0_u64, 0_u64);
+    let (mut ours, mut unidentifiable, mut foreign, mut mistaken) = (0_u64, 0_u64, 0_u64, 0_u64);
     for pair in captures::pairs(&root, |_| true).expect("captures can be listed") {
         let Ok(mut file) = CaptureFile::open(&pair.capture, &OpenOptions::default()) else { continue };
         let wanted = feed_of(&root, &pair.capture);
         // A capture may be cut in its last packet.
         while let Ok(Some(captured)) = file.next_datagram() {
             // A MoldUDP64 heartbeat doesn't tell whose it is.
-            let is_silent = wanted == Some(Recognised::Itch50) && captured.payload.len() == moldudp64::HEADER_BYTES;
+            let is_silent =
+                wanted == Some(DetectedProtocol::Itch50) && captured.payload.len() == moldudp64::HEADER_BYTES;
             match (wanted, is_silent) {
-                (Some(_), true) => silent += 1,
+                (Some(_), true) => unidentifiable += 1,
                 (Some(_), false) => ours += 1,
                 (None, _) => foreign += 1,
             }
             let wanted = wanted.filter(|_| !is_silent);
-            let recognised = recognise(captured.payload);
+            let recognised = detect_protocol(captured.payload);
             if recognised == wanted {
                 continue;
             }
-            let place = format!("{}: frame {} taken for {recognised:?}", pair.capture.display(), captured.frame);
-            assert_eq!(wanted, None, "{place}");
-            captures::say(&format!("  mistaken: {place}"));
+            let location = format!("{}: frame {} taken for {recognised:?}", pair.capture.display(), captured.frame);
+            assert_eq!(wanted, None, "{location}");
+            captures::say(&format!("  mistaken: {location}"));
             mistaken += 1;
         }
     }
     captures::say(&format!(
-        "recognition: {ours} packets of our feeds, {silent} that can't tell, {foreign} of others, {mistaken} mistaken"
+        "recognition: {ours} packets of our feeds, {unidentifiable} that can't tell, {foreign} of others, {mistaken} mistaken"
     ));
     assert!(ours > 0, "nothing was looked at");
     // Another protocol over MoldUDP64 may have a message of the same type and length, such as the system event of its
@@ -44,14 +45,14 @@ fn every_packet_is_taken_for_what_it_is() {
 }
 
 /// What the directory says. Sister protocols of the same venues are foreign too.
-fn feed_of(root: &Path, capture: &Path) -> Option<Recognised> {
+fn feed_of(root: &Path, capture: &Path) -> Option<DetectedProtocol> {
     let name = capture.strip_prefix(root).unwrap_or(capture).to_string_lossy().into_owned();
     if name.starts_with("nasdaq") && name.contains("/itch-5.0") {
-        Some(Recognised::Itch50)
+        Some(DetectedProtocol::Itch50)
     } else if name.starts_with("iex/tops") {
-        Some(Recognised::IexTops)
+        Some(DetectedProtocol::IexTops)
     } else if name.starts_with("iex/deep-") {
-        Some(Recognised::IexDeep)
+        Some(DetectedProtocol::IexDeep)
     } else {
         None
     }

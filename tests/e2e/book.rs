@@ -17,13 +17,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 #[test]
-fn the_books_are_those_that_the_messages_add_up_to() {
-    let day = Day::new();
+fn books_match_a_model_built_from_the_messages() {
+    let day = DayCapture::new();
     let all = day.messages();
     for last in [MESSAGES, MESSAGES / 2, MESSAGES / 2 + 1, MESSAGES / 3] {
         let model = Model::of(&all, last);
         let sequence = last.to_string();
-        let books = objects(&day.book(&["--all", "--json", "--by", "order", "--sequence", &sequence]).with_code(0));
+        let books =
+            json_lines(&day.book(&["--all", "--json", "--by", "order", "--sequence", &sequence]).expect_code(0));
         assert!(books.len() > 10, "{}", books.len());
         for book in &books {
             model.check(book);
@@ -35,37 +36,37 @@ fn the_books_are_those_that_the_messages_add_up_to() {
 }
 
 #[test]
-fn two_damaged_lines_make_the_same_books_as_one_whole() {
-    let day = Day::new();
-    let whole = objects(&day.book(&["--all", "--json"]).with_code(0));
-    let [a, b] = feeds::write_damaged(day.folder.path(), &day.packets, DAMAGE, 5);
+fn two_lossy_lines_give_the_same_books_as_one_complete_line() {
+    let day = DayCapture::new();
+    let whole = json_lines(&day.book(&["--all", "--json"]).expect_code(0));
+    let [a, b] = feeds::write_damaged_captures(day.folder.path(), &day.packets, DAMAGE, 5);
     let sequence = (MESSAGES / 2).to_string();
     let lines = ["book", text(&a), text(&b), "--all", "--json", "--feed", "nasdaq-itch-5.0"];
-    assert_eq!(objects(&process::run(lines).with_code(0)), whole);
+    assert_eq!(json_lines(&process::run(lines).expect_code(0)), whole);
     // In the middle too, where one line may be ahead of the other.
-    let half = day.book(&["--all", "--json", "--sequence", &sequence]).with_code(0);
-    let halved = process::run(lines.into_iter().chain(["--sequence", &sequence])).with_code(0);
-    assert_eq!(objects(&halved), objects(&half));
+    let half = day.book(&["--all", "--json", "--sequence", &sequence]).expect_code(0);
+    let halved = process::run(lines.into_iter().chain(["--sequence", &sequence])).expect_code(0);
+    assert_eq!(json_lines(&halved), json_lines(&half));
 }
 
 #[test]
-fn a_moment_is_everything_captured_up_to_it() {
-    let day = Day::new();
+fn a_book_at_a_time_includes_all_packets_up_to_that_time() {
+    let day = DayCapture::new();
     let at = day.packets.len() / 2;
     let (time_ns, _) = day.packets[at];
     // Packets of one time go in together.
     let last = day.packets.iter().rposition(|(time, _)| *time == time_ns).unwrap();
     let half = day.write("half.pcap", &day.packets[..=last]);
-    let expected = process::run(["book", text(&half), "--all", "--json"]).with_code(0);
+    let expected = process::run(["book", text(&half), "--all", "--json"]).expect_code(0);
     let after_ns = time_ns - day.packets[0].0;
     let moment = format!("+{}.{:09}", after_ns / 1_000_000_000, after_ns % 1_000_000_000);
-    assert_eq!(objects(&day.book(&["--all", "--json", "--at", &moment]).with_code(0)), objects(&expected));
+    assert_eq!(json_lines(&day.book(&["--all", "--json", "--at", &moment]).expect_code(0)), json_lines(&expected));
 }
 
 #[test]
-fn tops_change_to_what_the_book_shows() {
-    let day = Day::new();
-    let changes = objects(&day.book(&["--top", "--json"]).with_code(0));
+fn top_of_book_changes_end_in_the_final_book() {
+    let day = DayCapture::new();
+    let changes = json_lines(&day.book(&["--top", "--json"]).expect_code(0));
     assert!(changes.len() > 100);
     let mut last: BTreeMap<u64, (&Value, &Value)> = BTreeMap::new();
     for change in &changes {
@@ -73,75 +74,76 @@ fn tops_change_to_what_the_book_shows() {
         let before = last.insert(change["instrument_id"].as_u64().unwrap(), top);
         assert_ne!(before, Some(top), "no change: {change}");
     }
-    for book in objects(&day.book(&["--all", "--json", "--depth", "1"]).with_code(0)) {
+    for book in json_lines(&day.book(&["--all", "--json", "--depth", "1"]).expect_code(0)) {
         let of = |side: &str| book[side].as_array().unwrap().first().cloned().unwrap_or(Value::Null);
         let top = last.get(&book["instrument_id"].as_u64().unwrap());
-        let top = top.map_or((Value::Null, Value::Null), |(bid, ask)| ((*bid).clone(), (*ask).clone()));
+        let top =
+            top.map_or((Value::Null, Value::Null), |(bid, send_request)| ((*bid).clone(), (*send_request).clone()));
         assert_eq!(top, (of("bids"), of("asks")), "{book}");
     }
     // Behind a message: the changes up to it.
     let half = (MESSAGES / 2).to_string();
-    let first_half = objects(&day.book(&["--top", "--json", "--sequence", &half]).with_code(0));
+    let first_half = json_lines(&day.book(&["--top", "--json", "--sequence", &half]).expect_code(0));
     let wanted = changes.iter().take_while(|change| change["sequence"].as_u64().unwrap() <= MESSAGES / 2);
     assert_eq!(first_half.iter().collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
 }
 
 #[test]
-fn tables_are_for_people() {
-    let day = Day::new();
-    let books = objects(&day.book(&["--all", "--json"]).with_code(0));
+fn tables_are_human_readable() {
+    let day = DayCapture::new();
+    let books = json_lines(&day.book(&["--all", "--json"]).expect_code(0));
     let deep = books.iter().max_by_key(|book| book["bids"].as_array().unwrap().len()).unwrap();
     let symbol = deep["symbol"].as_str().unwrap();
-    let shown = day.book(&["--symbol", symbol, "--depth", "2"]).with_code(0).stdout;
+    let shown = day.book(&["--symbol", symbol, "--depth", "2"]).expect_code(0).stdout;
     let price = deep["bids"][0][0].as_u64().unwrap();
     assert!(shown.starts_with(&format!("{symbol}  number {}", deep["instrument_id"])), "{shown}");
     assert!(shown.contains(&format!("{}.{:04} |", price / 1_000_000_000, price / 100_000 % 10_000)), "{shown}");
     assert_eq!(shown.lines().count(), 3 + 2, "{shown}");
-    let by_order = day.book(&["--symbol", symbol, "--by", "order"]).with_code(0).stdout;
+    let by_order = day.book(&["--symbol", symbol, "--by", "order"]).expect_code(0).stdout;
     assert!(by_order.lines().count() > 5, "{by_order}");
 }
 
 #[test]
-fn without_a_choice_come_the_books_that_have_something_to_show() {
+fn by_default_only_non_empty_books_are_shown() {
     // Most instruments are known by then, and few are quoted.
     const EARLY: &str = "700";
-    let day = Day::new();
-    let all = objects(&day.book(&["--all", "--json", "--sequence", EARLY]).with_code(0));
+    let day = DayCapture::new();
+    let all = json_lines(&day.book(&["--all", "--json", "--sequence", EARLY]).expect_code(0));
     let is_empty = |book: &Value| book["bids"] == json!([]) && book["asks"] == json!([]) && book["trades"] == 0;
     let (empty, others): (Vec<Value>, Vec<Value>) = all.into_iter().partition(is_empty);
     assert!(!empty.is_empty() && !others.is_empty(), "{} and {}", empty.len(), others.len());
-    assert_eq!(objects(&day.book(&["--json", "--sequence", EARLY]).with_code(0)), others);
-    let shown = day.book(&["--sequence", EARLY]).with_code(0).stdout;
+    assert_eq!(json_lines(&day.book(&["--json", "--sequence", EARLY]).expect_code(0)), others);
+    let shown = day.book(&["--sequence", EARLY]).expect_code(0).stdout;
     assert!(shown.contains(&format!("\n{} instruments more", empty.len())), "{shown}");
-    let books = day.book(&["--all", "--sequence", EARLY]).with_code(0).stdout;
+    let books = day.book(&["--all", "--sequence", EARLY]).expect_code(0).stdout;
     assert_eq!(books.matches("  number ").count(), empty.len() + others.len());
 }
 
 #[test]
-fn what_is_not_there_is_said() {
-    let day = Day::new();
-    let ended = day.book(&["--symbol", "NOSUCH"]).with_code(1);
+fn missing_instruments_and_messages_are_reported() {
+    let day = DayCapture::new();
+    let ended = day.book(&["--symbol", "NOSUCH"]).expect_code(1);
     assert!(ended.stderr.contains("no instrument NOSUCH"), "{}", ended.stderr);
     for more in [&["--all"][..], &[], &["--symbol", "NOSUCH", "--json"]] {
         let at = ["--at", "2019-01-29T00:00:00Z"];
-        let ended = day.book(&[more, &at].concat()).with_code(1);
+        let ended = day.book(&[more, &at].concat()).expect_code(1);
         assert!(ended.stderr.contains("book: no instrument") && ended.stdout.is_empty(), "{}", ended.stderr);
     }
-    let ended = day.book(&["--all", "--sequence", "0"]).with_code(2);
+    let ended = day.book(&["--all", "--sequence", "0"]).expect_code(2);
     assert!(ended.stderr.contains("--sequence"), "{}", ended.stderr);
-    let beyond = day.book(&["--all", "--sequence", "999999"]).with_code(2);
-    assert!(beyond.stderr.contains("message 999999"), "{}", beyond.stderr);
-    assert!(beyond.stderr.contains(&format!("2019-01-30#0 from 1 to {MESSAGES}")), "{}", beyond.stderr);
-    let other = day.book(&["--all", "--sequence", "5", "--session", "3"]).with_code(2);
+    let past_end = day.book(&["--all", "--sequence", "999999"]).expect_code(2);
+    assert!(past_end.stderr.contains("message 999999"), "{}", past_end.stderr);
+    assert!(past_end.stderr.contains(&format!("2019-01-30#0 from 1 to {MESSAGES}")), "{}", past_end.stderr);
+    let other = day.book(&["--all", "--sequence", "5", "--session", "3"]).expect_code(2);
     assert!(other.stderr.contains("message 5"), "{}", other.stderr);
     let late = day.write("late.pcap", &day.packets[20..]);
-    let before = process::run(["book", text(&late), "--all", "--sequence", "2"]).with_code(2);
+    let before = process::run(["book", text(&late), "--all", "--sequence", "2"]).expect_code(2);
     assert!(before.stderr.contains("message 2 "), "{}", before.stderr);
 }
 
 #[test]
-fn a_feed_without_orders_says_so_and_shows_its_levels() {
-    let day = Day::new();
+fn a_feed_without_orders_shows_levels_and_refuses_orders() {
+    let day = DayCapture::new();
     let update = |side: u8, flags: u8, size: u32, price_e4: i64| {
         let mut message = vec![side, flags];
         message.extend_from_slice(&(MIDNIGHT_NS + 50_000_000_000_000).to_le_bytes());
@@ -153,52 +155,52 @@ fn a_feed_without_orders_says_so_and_shows_its_levels() {
     let messages = [update(b'8', 1, 100, 10_000), update(b'5', 1, 200, 10_100), update(b'8', 1, 300, 9_900)];
     let packets = feeds::iex_packets(DEEP, 7, MIDNIGHT_NS, messages.iter().map(Vec::as_slice));
     let path = day.write("deep.pcap", &packets);
-    let book = process::run(["book", text(&path), "--symbol", "OWN", "--json"]).with_code(0).json();
+    let book = process::run(["book", text(&path), "--symbol", "OWN", "--json"]).expect_code(0).json();
     assert_eq!(book["bids"], json!([[1_000_000_000, 100, 0], [990_000_000, 300, 0]]));
     assert_eq!(book["asks"], json!([[1_010_000_000, 200, 0]]));
     assert_eq!((&book["channel"], &book["volume"], &book["trades"]), (&json!(0), &json!(0), &json!(0)));
-    let refused = process::run(["book", text(&path), "--symbol", "OWN", "--by", "order"]).with_code(2);
+    let refused = process::run(["book", text(&path), "--symbol", "OWN", "--by", "order"]).expect_code(2);
     assert!(refused.stderr.contains("no single orders"), "{}", refused.stderr);
 }
 
 #[test]
 fn a_gap_leaves_the_books_suspect() {
-    let day = Day::new();
+    let day = DayCapture::new();
     let mut packets = day.packets.clone();
     packets.remove(packets.len() / 2);
     let path = day.write("gap.pcap", &packets);
-    let books = objects(&process::run(["book", text(&path), "--all", "--json"]).with_code(0));
+    let books = json_lines(&process::run(["book", text(&path), "--all", "--json"]).expect_code(0));
     assert!(books.iter().all(|book| book["suspect"] == json!(true)));
-    let shown = process::run(["book", text(&path), "--all"]).with_code(0).stdout;
+    let shown = process::run(["book", text(&path), "--all"]).expect_code(0).stdout;
     assert!(shown.contains("SUSPECT"), "{shown}");
 }
 
 #[test]
-fn bad_files_are_told_and_what_came_before_is_shown() {
-    let day = Day::new();
+fn damaged_files_are_reported_and_earlier_books_are_shown() {
+    let day = DayCapture::new();
     let whole = fs::read(&day.path).unwrap();
     let cut = day.folder.path().join("cut.pcap");
     fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
-    let ended = process::run(["book", text(&cut), "--all", "--json"]).with_code(2);
-    assert!(!objects(&ended).is_empty());
+    let ended = process::run(["book", text(&cut), "--all", "--json"]).expect_code(2);
+    assert!(!json_lines(&ended).is_empty());
     assert!(ended.stderr.contains("at byte ") && ended.stderr.contains(text(&cut)), "{}", ended.stderr);
     for content in [&b""[..], b"no capture at all", &whole[..24]] {
         fs::write(&cut, content).unwrap();
-        let ended = process::run(["book", text(&cut), "--all"]).with_code(2);
+        let ended = process::run(["book", text(&cut), "--all"]).expect_code(2);
         assert!(ended.stderr.contains(text(&cut)) && ended.stdout.is_empty(), "{}", ended.stderr);
     }
     for more in ["--all", "--top"] {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let ended =
             Command::new(process::program()).args(["book", text(&day.path), more]).stdout(full).output().unwrap();
-        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(2), "{told}");
-        assert!(told.contains("standard output") && told.contains("No space left"), "{told}");
+        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains("standard output") && stderr.contains("No space left"), "{stderr}");
     }
 }
 
 /// A made-up day as a capture.
-struct Day {
+struct DayCapture {
     folder: TempDir,
     path: PathBuf,
     packets: Vec<Packet>,
@@ -209,7 +211,7 @@ const MESSAGES: u64 = 6_000;
 /// Message protocol of IEX DEEP 1.0.
 const DEEP: u16 = 0x8004;
 
-impl Day {
+impl DayCapture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("day.pcap");
@@ -230,7 +232,7 @@ impl Day {
 
     /// Fields of all messages, as inspected.
     fn messages(&self) -> Vec<Value> {
-        let packets = objects(&process::run(["inspect", text(&self.path), "--json"]).with_code(0));
+        let packets = json_lines(&process::run(["inspect", text(&self.path), "--json"]).expect_code(0));
         packets.iter().flat_map(|packet| packet["messages"].as_array().unwrap().clone()).collect()
     }
 }
@@ -334,6 +336,6 @@ fn order_of(row: &Value) -> (u64, u64, u64) {
     (number(0), number(1), number(2))
 }
 
-fn objects(ended: &Ended) -> Vec<Value> {
+fn json_lines(ended: &Ended) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

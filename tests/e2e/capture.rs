@@ -13,18 +13,18 @@ use std::{
 use mdgw_captures::capture_file::{CaptureFault, CaptureFile, OpenOptions};
 use mdgw_tests::{
     captures::say,
-    process::{self, Mdgw, PATIENCE, Signal, program},
+    process::{self, MdgwProcess, Signal, TEST_TIMEOUT, program},
     site::{Site, text},
 };
 use serde_json::Value;
 
 #[test]
-fn wiresharks_tools_read_what_sockets_brought() {
+fn wireshark_tools_read_captures_from_sockets() {
     check_with_wireshark("sockets", &[]);
 }
 
 #[test]
-fn wiresharks_tools_read_what_packet_rings_brought() {
+fn wireshark_tools_read_captures_from_packet_rings() {
     if !rustix::process::geteuid().is_root() {
         say("SKIPPED: capture --raw: takes root");
         return;
@@ -38,20 +38,20 @@ fn check_with_wireshark(name: &str, more: &[&str]) {
     let out = site.path(&format!("{name}.pcapng"));
     let capture = start(&site.lines, &out, more);
     let sent = play(&site.lines, &["--messages", "40000", "--rate", "8000"]);
-    let summary = capture.end_by(Signal::Terminate).with_code(0).json();
+    let summary = capture.stop_with(Signal::Terminate).expect_code(0).json();
     let lines = summary["lines"].as_array().unwrap();
     let count = |field: &str| lines.iter().map(|line| line[field].as_u64().unwrap()).sum::<u64>();
     assert_eq!(count("packets") + count("dropped"), sent, "{summary}");
     assert!(count("packets") > 0);
     assert_eq!(datagrams(&out).len() as u64, count("packets"));
 
-    let Some(told) = wireshark("capinfos", &["-M", "-T", "-B", "-m", text(&out)]) else { return };
-    assert!(told.contains(&format!(",{},", count("packets"))), "{told}");
-    let told = wireshark("capinfos", &["-M", text(&out)]).unwrap();
+    let Some(output) = wireshark("capinfos", &["-M", "-T", "-B", "-m", text(&out)]) else { return };
+    assert!(output.contains(&format!(",{},", count("packets"))), "{output}");
+    let output = wireshark("capinfos", &["-M", text(&out)]).unwrap();
     for expected in ["pcapng", "Ethernet", "nanoseconds", "Number of interfaces in file: 2", "Name = A", "Name = B"] {
-        assert!(told.contains(expected), "{expected}: {told}");
+        assert!(output.contains(expected), "{expected}: {output}");
     }
-    assert!(!told.contains("Number of stat entries = 0"), "{told}");
+    assert!(!output.contains("Number of stat entries = 0"), "{output}");
 
     let fields = ["-e", "frame.interface_name", "-e", "ip.dst", "-e", "udp.dstport", "-e", "udp.length"];
     // Payloads as they are: what Wireshark guesses of a port is not in question.
@@ -60,22 +60,22 @@ fn check_with_wireshark(name: &str, more: &[&str]) {
     let fields = [&["-r", text(&out), "-T", "fields", "-e", "_ws.malformed"], &decode[..], &fields[..]].concat();
     let rows = wireshark("tshark", &fields).unwrap();
     for (name, address, line) in [("A", site.lines[0], &lines[0]), ("B", site.lines[1], &lines[1])] {
-        let wanted = format!("\t{name}\t{}\t{}\t", address.ip(), address.port());
-        let found = rows.lines().filter(|row| row.starts_with(&wanted)).count() as u64;
-        assert_eq!(found, line["packets"].as_u64().unwrap(), "line {name}: {wanted:?}");
+        let expected = format!("\t{name}\t{}\t{}\t", address.ip(), address.port());
+        let found = rows.lines().filter(|row| row.starts_with(&expected)).count() as u64;
+        assert_eq!(found, line["packets"].as_u64().unwrap(), "line {name}: {expected:?}");
     }
     check_interface_statistics(&out, lines);
 }
 
 /// What the file says of itself, block by block, is what the summary said.
 fn check_interface_statistics(out: &Path, lines: &[Value]) {
-    let Some(told) = wireshark("tshark", &["-X", "read_format:MIME Files Format", "-V", "-r", text(out)]) else {
+    let Some(output) = wireshark("tshark", &["-X", "read_format:MIME Files Format", "-V", "-r", text(out)]) else {
         return;
     };
     for (index, line) in lines.iter().enumerate() {
         let of_line = |block: &&str| block.contains(&format!("Interface: {index}\n"));
-        let block = told.split("Block: Interface Statistics Block").skip(1).filter(of_line).last();
-        let block = block.unwrap_or_else(|| panic!("no statistics of interface {index}: {told}"));
+        let block = output.split("Block: Interface Statistics Block").skip(1).filter(of_line).last();
+        let block = block.unwrap_or_else(|| panic!("no statistics of interface {index}: {output}"));
         for (name, count) in [("Dropped by OS", &line["dropped"]), ("Delivered to the User", &line["packets"])] {
             let expected = format!("Option: Number of Packets {name} = {count}\n");
             assert!(block.contains(&expected), "{expected} in {block}");
@@ -84,12 +84,12 @@ fn check_interface_statistics(out: &Path, lines: &[Value]) {
 }
 
 #[test]
-fn packets_that_a_full_socket_drops_are_told_of_their_line() {
+fn drops_of_a_full_socket_are_reported_per_line() {
     check_drops("sockets", &["--buffer", "64KiB"]);
 }
 
 #[test]
-fn packets_that_a_full_ring_drops_are_told_of_their_line() {
+fn drops_of_a_full_packet_ring_are_reported_per_line() {
     if !rustix::process::geteuid().is_root() {
         say("SKIPPED: capture --raw: takes root");
         return;
@@ -106,10 +106,10 @@ fn check_drops(name: &str, more: &[&str]) {
     wait_until("the capture stands", || is_stopped(capture.id()));
     let b = site.lines[1].to_string();
     let fixed = ["sim", "--stocks", "200", "--interface", "127.0.0.1", "--json", "--line", &b];
-    let sent = process::run([&fixed[..], &["--messages", "60000", "--rate", "20000"]].concat()).with_code(0).json();
+    let sent = process::run([&fixed[..], &["--messages", "60000", "--rate", "20000"]].concat()).expect_code(0).json();
     let sent = sent["copies"].as_u64().unwrap();
     capture.signal(Signal::Continue);
-    let summary = capture.end_by(Signal::Terminate).with_code(0).json();
+    let summary = capture.stop_with(Signal::Terminate).expect_code(0).json();
     let lines = summary["lines"].as_array().unwrap();
     let number = |line: usize, field: &str| lines[line][field].as_u64().unwrap();
     assert_eq!((number(0, "packets"), number(0, "dropped")), (0, 0), "{summary}");
@@ -126,7 +126,7 @@ fn is_stopped(process: u32) -> bool {
 }
 
 #[test]
-fn a_file_that_its_writer_was_killed_over_opens() {
+fn a_file_of_a_killed_capture_can_be_opened() {
     for ending in ["pcapng", "pcapng.zst"] {
         let site = Site::new();
         let out = site.path(&format!("killed.{ending}"));
@@ -145,13 +145,13 @@ fn a_file_that_its_writer_was_killed_over_opens() {
             }
         };
         // Compressed, its last frame has no end.
-        let is_as_it_must = match &ended {
+        let is_expected_end = match &ended {
             Ok(()) => true,
             Err(CaptureFault::Truncated { .. }) => true,
-            Err(CaptureFault::Packed { .. }) => ending.ends_with("zst"),
+            Err(CaptureFault::Decompress { .. }) => ending.ends_with("zst"),
             Err(_) => false,
         };
-        assert!(is_as_it_must, "{ending}: {ended:?}");
+        assert!(is_expected_end, "{ending}: {ended:?}");
         let packets = file.counts().datagrams;
         assert!(packets > 100, "{ending}: {packets} packets");
         if ending == "pcapng" {
@@ -164,7 +164,7 @@ fn a_file_that_its_writer_was_killed_over_opens() {
 }
 
 #[test]
-fn a_full_disk_costs_what_no_longer_fits_and_is_told_with_the_file() {
+fn a_full_disk_loses_only_what_does_not_fit_and_names_the_file() {
     let site = Site::new();
     let out = site.path("full.pcapng");
     // A limit on the size of files, in units of 512 bytes, whose signal is ignored: writes beyond it fail.
@@ -176,16 +176,16 @@ fn a_full_disk_costs_what_no_longer_fits_and_is_told_with_the_file() {
     let exchange = exchange(&site.lines, &["--messages", "1000000", "--rate", "4000"]);
     let ended = capture.wait_with_output().unwrap();
     drop(exchange);
-    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(2), "{told}");
+    let output = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(2), "{output}");
     let expected = format!("write {} at byte {}: File too large", out.display(), bytes(&out));
-    assert!(told.contains(&expected) && told.lines().count() == 1, "{told}");
+    assert!(output.contains(&expected) && output.lines().count() == 1, "{output}");
     assert!(bytes(&out) <= 512_000);
     assert!(datagrams(&out).len() > 100, "whole blocks to the end");
 }
 
 #[test]
-fn a_gap_is_written_with_what_was_before_it() {
+fn a_gap_trigger_writes_the_packets_before_the_gap() {
     let site = Site::new();
     let out = site.path("gap.pcapng.zst");
     let more = ["--trigger", "gap", "--before", "1m", "--after", "100ms", "--files", "2"];
@@ -195,7 +195,7 @@ fn a_gap_is_written_with_what_was_before_it() {
     let exchange = exchange(&site.lines, &["--messages", "1000000", "--rate", "4000", "--loss", "0.05"]);
     let first = || files(&site).into_iter().find(|path| path.to_string_lossy().contains("gap-00001-"));
     wait_until("a gap was seen", || first().is_some_and(|path| bytes(&path) > 0));
-    let ended = capture.end_by(Signal::Interrupt).with_code(0);
+    let ended = capture.stop_with(Signal::Interrupt).expect_code(0);
     drop(exchange);
     assert!(ended.stdout.contains("a gap of"), "{}", ended.stdout);
     assert!(ended.stderr.is_empty(), "{}", ended.stderr);
@@ -203,14 +203,14 @@ fn a_gap_is_written_with_what_was_before_it() {
 }
 
 #[test]
-fn what_cannot_be_captured_is_refused_with_its_name() {
+fn invalid_capture_arguments_are_refused_by_name() {
     let site = Site::new();
     let out = site.path("there.pcapng");
     fs::write(&out, "kept").unwrap();
-    let refused = process::run(arguments(&site.lines, &out, &[])).with_code(2);
+    let refused = process::run(arguments(&site.lines, &out, &[])).expect_code(2);
     assert!(refused.stderr.contains(&format!("create {}: File exists", out.display())), "{}", refused.stderr);
     assert_eq!(fs::read(&out).unwrap(), b"kept");
-    let refused = process::run(["capture", text(&out), "-o", "x.pcapng"]).with_code(2);
+    let refused = process::run(["capture", text(&out), "-o", "x.pcapng"]).expect_code(2);
     assert!(refused.stderr.contains("there.pcapng"), "{}", refused.stderr);
     let address = site.lines[0].to_string();
     for wrong in [
@@ -221,7 +221,7 @@ fn what_cannot_be_captured_is_refused_with_its_name() {
         vec!["--group", &address, "--rotate-size", "big"],
         vec![],
     ] {
-        let _ = process::run([vec!["capture", "-o", text(&site.path("new.pcapng"))], wrong].concat()).with_code(2);
+        let _ = process::run([vec!["capture", "-o", text(&site.path("new.pcapng"))], wrong].concat()).expect_code(2);
     }
     assert_eq!(files(&site), [out]);
 }
@@ -232,14 +232,14 @@ fn captured_lines_go_through_the_pipeline_without_a_gap() {
     let out = site.path("day.pcapng");
     let capture = start(&site.lines, &out, &["--rotate-size", "2MB"]);
     let _ = play(&site.lines, &["--messages", "40000", "--rate", "4000", "--loss", "0.01", "--never-on-all"]);
-    let summary = capture.end_by(Signal::Interrupt).with_code(0).json();
+    let summary = capture.stop_with(Signal::Interrupt).expect_code(0).json();
     let dropped =
         summary["lines"].as_array().unwrap().iter().map(|line| line["dropped"].as_u64().unwrap()).sum::<u64>();
     let files = files(&site);
     assert!(files.len() > 1, "{files:?}");
     assert_eq!(summary["files"].as_array().unwrap().len(), files.len());
     let replay = ["replay", "--offline", "--json", "--feed", "nasdaq-itch-5.0"].map(PathBuf::from);
-    let replayed = process::run(replay.iter().chain(&files)).with_code(0).json();
+    let replayed = process::run(replay.iter().chain(&files)).expect_code(0).json();
     assert_eq!(
         replayed["total"]["messages"].as_u64().unwrap() + replayed["total"]["lost_messages"].as_u64().unwrap(),
         40_000
@@ -250,7 +250,7 @@ fn captured_lines_go_through_the_pipeline_without_a_gap() {
 }
 
 /// Starts a capture of two lines and waits until it hears them.
-fn start(lines: &[SocketAddrV4; 2], out: &Path, more: &[&str]) -> Mdgw {
+fn start(lines: &[SocketAddrV4; 2], out: &Path, more: &[&str]) -> MdgwProcess {
     let capture = process::start(arguments(lines, out, more));
     let folder = out.parent().unwrap();
     let has_begun =
@@ -266,7 +266,7 @@ fn arguments(lines: &[SocketAddrV4; 2], out: &Path, more: &[&str]) -> Vec<String
     fixed.into_iter().chain(groups).chain(more.iter().map(|more| (*more).to_owned())).collect()
 }
 
-fn exchange(lines: &[SocketAddrV4; 2], more: &[&str]) -> Mdgw {
+fn exchange(lines: &[SocketAddrV4; 2], more: &[&str]) -> MdgwProcess {
     let [a, b] = lines.map(|line| line.to_string());
     let fixed = ["sim", "--stocks", "200", "--interface", "127.0.0.1", "--json", "--line", &a, "--line", &b];
     process::start([fixed.as_slice(), more].concat())
@@ -274,7 +274,7 @@ fn exchange(lines: &[SocketAddrV4; 2], more: &[&str]) -> Mdgw {
 
 /// Plays to the end; how many packets were sent.
 fn play(lines: &[SocketAddrV4; 2], more: &[&str]) -> u64 {
-    exchange(lines, more).end().with_code(0).json()["copies"].as_u64().unwrap()
+    exchange(lines, more).end().expect_code(0).json()["copies"].as_u64().unwrap()
 }
 
 fn datagrams(path: &Path) -> Vec<u64> {
@@ -297,7 +297,7 @@ fn files(site: &Site) -> Vec<PathBuf> {
 }
 
 fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_millis(5));
@@ -310,7 +310,7 @@ fn wireshark(tool: &str, arguments: &[&str]) -> Option<String> {
         say(&format!("SKIPPED: {tool} (package tshark of Debian) is not installed"));
         return None;
     };
-    let told = String::from_utf8_lossy(&ran.stdout).into_owned();
-    assert!(ran.status.success(), "{tool} {arguments:?}: {told}{}", String::from_utf8_lossy(&ran.stderr));
-    Some(told)
+    let output = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{tool} {arguments:?}: {output}{}", String::from_utf8_lossy(&ran.stderr));
+    Some(output)
 }

@@ -39,35 +39,36 @@ fn the_official_client_and_pandas_read_the_same_tables() {
     let mut made = Vec::new();
     for (capture, schema) in wanted {
         let dbn = folder.path().join(format!("{schema}.dbn"));
-        let _ = process::run(["replay", "--offline", text(capture), "--schema", schema, "-o", text(&dbn)]).with_code(0);
+        let _ =
+            process::run(["replay", "--offline", text(capture), "--schema", schema, "-o", text(&dbn)]).expect_code(0);
         for end in if cfg!(feature = "parquet") { &["csv", "json", "parquet"][..] } else { &["csv", "json"][..] } {
             let table = folder.path().join(format!("{schema}.{end}"));
-            let ended = convert(&dbn, &table, &[]).with_code(0);
+            let ended = convert(&dbn, &table, &[]).expect_code(0);
             assert!(ended.stderr.contains(" records\n"), "{}", ended.stderr);
         }
         let raw = folder.path().join(format!("{schema}-raw.csv"));
-        let _ = convert(&dbn, &raw, &["--pretty", "false", "--map-symbols", "false"]).with_code(0);
+        let _ = convert(&dbn, &raw, &["--pretty", "false", "--map-symbols", "false"]).expect_code(0);
         made.push(schema);
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/convert_readback.py");
     let read = Command::new(&python).arg(script).arg(folder.path()).args(&made).output().unwrap();
-    let said = String::from_utf8_lossy(&read.stdout).into_owned() + &String::from_utf8_lossy(&read.stderr);
-    assert!(read.status.success(), "{said}");
-    assert!(made.iter().all(|schema| said.contains(&format!("{schema}: "))), "{said}");
+    let output = String::from_utf8_lossy(&read.stdout).into_owned() + &String::from_utf8_lossy(&read.stderr);
+    assert!(read.status.success(), "{output}");
+    assert!(made.iter().all(|schema| output.contains(&format!("{schema}: "))), "{output}");
 }
 
 #[test]
-fn a_pipe_a_zstd_file_and_a_plain_one_give_the_same_table() {
+fn stdin_zstd_and_plain_input_give_the_same_table() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let dbn = day(folder.path(), "mbo");
     let plain = path("plain.csv");
-    let _ = convert(&dbn, &plain, &[]).with_code(0);
+    let _ = convert(&dbn, &plain, &[]).expect_code(0);
     let bytes = fs::read(&plain).unwrap();
     assert!(bytes.starts_with(b"ts_recv,ts_event,rtype,publisher_id,instrument_id,action,side,price,size,"));
     let packed = path("day.dbn.zst");
     let _ = process::run(["replay", "--offline", text(&path("a.pcap")), "--schema", "mbo", "-o", text(&packed)]);
-    let _ = convert(&packed, &path("packed.csv.zst"), &[]).with_code(0);
+    let _ = convert(&packed, &path("packed.csv.zst"), &[]).expect_code(0);
     let unpacked = zstd_unpacked(&path("packed.csv.zst"));
     assert!(unpacked == bytes);
     let piped = Command::new(process::program())
@@ -79,7 +80,7 @@ fn a_pipe_a_zstd_file_and_a_plain_one_give_the_same_table() {
     // Nothing of what the metadata announces: a table without a row.
     let (none, empty) = (path("none.dbn"), path("empty.csv"));
     let _ = process::run(["replay", "--offline", text(&path("a.pcap")), "--schema", "statistics", "-o", text(&none)]);
-    let _ = convert(&none, &empty, &[]).with_code(0);
+    let _ = convert(&none, &empty, &[]).expect_code(0);
     assert_eq!(
         fs::read_to_string(&empty).unwrap(),
         "ts_recv,ts_event,rtype,publisher_id,instrument_id,ts_ref,price,quantity,sequence,ts_in_delta,stat_type,\
@@ -88,48 +89,48 @@ fn a_pipe_a_zstd_file_and_a_plain_one_give_the_same_table() {
     // JSON lines may hold several schemas, a table may not.
     let mixed = path("mixed.dbn");
     let _ = process::run(["replay", "--offline", text(&path("a.pcap")), "--schema", "mbo,status", "-o", text(&mixed)]);
-    let _ = convert(&mixed, &path("mixed.jsonl"), &[]).with_code(0);
+    let _ = convert(&mixed, &path("mixed.jsonl"), &[]).expect_code(0);
     let lines = fs::read_to_string(path("mixed.jsonl")).unwrap();
     assert!(lines.lines().all(|line| line.starts_with('{') && line.ends_with('}')));
-    let ended = convert(&mixed, &path("mixed.csv"), &[]).with_code(2);
+    let ended = convert(&mixed, &path("mixed.csv"), &[]).expect_code(2);
     assert!(ended.stderr.contains("choose with --schema") && ended.stderr.contains("at byte "), "{}", ended.stderr);
     assert!(ended.stderr.contains(" mbo") && ended.stderr.contains(" status"), "{}", ended.stderr);
-    let ended = convert(&mixed, &path("mixed.csv"), &["--schema", "mbo"]).with_code(0);
+    let ended = convert(&mixed, &path("mixed.csv"), &["--schema", "mbo"]).expect_code(0);
     assert!(ended.stderr.contains("of other schemas left out"), "{}", ended.stderr);
     assert!(fs::read(path("mixed.csv")).unwrap() == bytes);
 }
 
 #[test]
-fn bad_input_keeps_what_was_converted_and_is_told_by_file_and_offset() {
+fn bad_input_keeps_converted_records_and_reports_file_and_offset() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let dbn = day(folder.path(), "mbo");
     let whole = fs::read(&dbn).unwrap();
     let (bad, out) = (path("bad.dbn"), path("out.csv"));
-    let _ = convert(&dbn, &out, &[]).with_code(0);
+    let _ = convert(&dbn, &out, &[]).expect_code(0);
     let all = fs::read(&out).unwrap();
     let record_bytes = size_of::<dbn::MboMsg>();
     fs::write(&bad, &whole[..whole.len() - 10]).unwrap();
-    let ended = convert(&bad, &out, &[]).with_code(2);
+    let ended = convert(&bad, &out, &[]).expect_code(2);
     let offset = whole.len() - record_bytes;
     assert!(ended.stderr.contains(&format!("read {} at byte {offset}", text(&bad))), "{}", ended.stderr);
     let kept = fs::read(&out).unwrap();
     assert!(all.starts_with(&kept) && kept.len() > all.len() * 9 / 10, "all whole records are kept");
-    for (content, said) in [(&b""[..], "the file is empty"), (b"no dbn, but text", "no DBN file")] {
+    for (content, output) in [(&b""[..], "the file is empty"), (b"no dbn, but text", "no DBN file")] {
         fs::write(&bad, content).unwrap();
-        let ended = convert(&bad, &out, &[]).with_code(2);
-        assert!(ended.stderr.contains(said) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
+        let ended = convert(&bad, &out, &[]).expect_code(2);
+        assert!(ended.stderr.contains(output) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
     }
-    let ended = convert(&path("a.pcap"), &out, &[]).with_code(2);
+    let ended = convert(&path("a.pcap"), &out, &[]).expect_code(2);
     assert!(ended.stderr.contains("no DBN file"), "{}", ended.stderr);
-    let ended = process::run(["convert", text(&dbn), "-o", "/dev/full", "--to", "csv"]).with_code(2);
+    let ended = process::run(["convert", text(&dbn), "-o", "/dev/full", "--to", "csv"]).expect_code(2);
     assert!(ended.stderr.contains("write /dev/full") && ended.stderr.contains("space"), "{}", ended.stderr);
-    let ended = process::run(["convert", text(&dbn), "-o", text(&path("out"))]).with_code(2);
+    let ended = process::run(["convert", text(&dbn), "-o", text(&path("out"))]).expect_code(2);
     assert!(ended.stderr.contains("--to"), "{}", ended.stderr);
-    let ended = process::run(["convert", text(&dbn), "-o", text(&dbn), "--to", "csv"]).with_code(2);
+    let ended = process::run(["convert", text(&dbn), "-o", text(&dbn), "--to", "csv"]).expect_code(2);
     assert!(ended.stderr.contains("is the input") && fs::read(&dbn).unwrap() == whole, "{}", ended.stderr);
     if !cfg!(feature = "parquet") {
-        let ended = convert(&dbn, &path("out.parquet"), &[]).with_code(2);
+        let ended = convert(&dbn, &path("out.parquet"), &[]).expect_code(2);
         assert!(ended.stderr.contains("--features parquet"), "{}", ended.stderr);
     }
 }
@@ -143,7 +144,7 @@ fn day(folder: &Path, schema: &str) -> PathBuf {
     let (capture, dbn) = (folder.join("a.pcap"), folder.join("day.dbn"));
     let packets = feeds::itch_packets(feeds::itch_day(4_000, 2), SESSION, MIDNIGHT_NS);
     feeds::write_capture(&capture, DESTINATIONS[0], &packets);
-    let _ = process::run(["replay", "--offline", text(&capture), "--schema", schema, "-o", text(&dbn)]).with_code(0);
+    let _ = process::run(["replay", "--offline", text(&capture), "--schema", schema, "-o", text(&dbn)]).expect_code(0);
     dbn
 }
 

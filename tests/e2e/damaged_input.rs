@@ -13,11 +13,11 @@ use flate2::{Compression, write::GzEncoder};
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, SESSION},
     process::{self, Ended, Signal},
-    site::{Site, Wanted, text, wait_until_joined},
+    site::{Site, SiteConfig, text, wait_until_joined},
 };
 
 #[test]
-fn a_capture_that_is_cut_anywhere_gives_what_comes_before_and_the_offset() {
+fn a_truncated_capture_yields_earlier_records_and_the_offset() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cut.pcap");
     let whole = capture(&path);
@@ -41,7 +41,7 @@ fn a_capture_that_is_cut_anywhere_gives_what_comes_before_and_the_offset() {
 }
 
 #[test]
-fn a_capture_that_is_damaged_in_the_middle_says_where() {
+fn damage_inside_a_capture_is_reported_with_its_offset() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("damaged.pcap");
     let mut bytes = capture(&path);
@@ -56,7 +56,7 @@ fn a_capture_that_is_damaged_in_the_middle_says_where() {
 }
 
 #[test]
-fn a_packed_capture_that_breaks_off_gives_what_could_be_unpacked() {
+fn a_truncated_gzip_capture_yields_what_could_be_decompressed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cut.pcap.gz");
     let whole = capture(&path);
@@ -70,20 +70,20 @@ fn a_packed_capture_that_breaks_off_gives_what_could_be_unpacked() {
 }
 
 #[test]
-fn what_is_no_capture_is_refused() {
+fn files_that_are_not_captures_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (name, content) in [("empty", &b""[..]), ("text", b"no capture at all"), ("zeros", &[0; 4096])] {
         let path = folder.path().join(name);
         fs::write(&path, content).unwrap();
         for more in [&["--offline"][..], &["--max", "--to", "127.0.0.1:9"]] {
-            let ended = process::run(["replay", text(&path)].iter().chain(more)).with_code(2);
+            let ended = process::run(["replay", text(&path)].iter().chain(more)).expect_code(2);
             assert!(ended.stderr.contains(text(&path)) && !ended.stderr.contains("panicked"), "{}", ended.stderr);
         }
     }
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_output_pipe_is_no_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("whole.pcap");
     capture(&path);
@@ -105,9 +105,9 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
-fn a_wrong_configuration_is_told_by_file_line_and_key() {
+fn configuration_errors_name_file_line_and_key() {
     let site = Site::new();
-    let good = site.config_text(&Wanted::itch());
+    let good = site.config_text(&SiteConfig::itch());
     for (from, to, key) in [
         ("threads = 2", "threads = 0", "threads"),
         ("threads = 2", "thread = 2", "thread"),
@@ -125,19 +125,19 @@ fn a_wrong_configuration_is_told_by_file_line_and_key() {
         let line = 1 + good.lines().zip(wrong.lines()).position(|(good, wrong)| good != wrong).unwrap();
         let checked = process::run(["check", text(&path)]);
         assert_ne!(checked.code, Some(0), "{to}: {}", checked.stdout);
-        let ran = process::run(["run", text(&path)]).with_code(2);
+        let ran = process::run(["run", text(&path)]).expect_code(2);
         for ended in [checked, ran] {
             let told = format!("{}{}", ended.stdout, ended.stderr);
             assert!(told.contains(key) && told.contains("wrong.toml"), "{to}: {told}");
             assert!(told.lines().any(|told| told.contains(&format!("wrong.toml:{line}"))), "{to}, line {line}: {told}");
         }
     }
-    let missing = process::run(["run", text(&site.path("nowhere.toml"))]).with_code(2);
+    let missing = process::run(["run", text(&site.path("nowhere.toml"))]).expect_code(2);
     assert!(missing.stderr.contains("nowhere.toml"), "{}", missing.stderr);
 }
 
 #[test]
-fn the_configurations_that_ship_are_right() {
+fn shipped_configurations_are_valid() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/config");
     let mut count = 0;
     for entry in fs::read_dir(folder).unwrap() {
@@ -154,15 +154,15 @@ fn the_configurations_that_ship_are_right() {
 }
 
 #[test]
-fn what_would_keep_run_from_starting_makes_check_say_no() {
+fn check_fails_where_run_would_not_start() {
     let site = Site::new();
-    let good = site.config_text(&Wanted::itch());
+    let good = site.config_text(&SiteConfig::itch());
     let path = site.path("gateway.toml");
     let check = |text_of: &str| {
         fs::write(&path, text_of).unwrap();
         process::run(["check", text(&path)])
     };
-    let _ = check(&good).with_code(0);
+    let _ = check(&good).expect_code(0);
     let log_dir = good.lines().find(|line| line.starts_with("log_dir")).unwrap();
     let state_file = good.lines().find(|line| line.starts_with("state_file")).unwrap();
     for (from, to, fault) in [
@@ -172,15 +172,15 @@ fn what_would_keep_run_from_starting_makes_check_say_no() {
         (log_dir, "log_dir = \"/dev/null/log\"", "/dev/null/log of the publication logs"),
     ] {
         let wrong = good.replacen(from, to, 1);
-        let checked = check(&wrong).with_code(1);
+        let checked = check(&wrong).expect_code(1);
         let told = checked.stdout.lines().any(|line| line.starts_with("fault: ") && line.contains(fault));
         assert!(told, "{fault}: {}", checked.stdout);
-        let _ = process::run(["run", text(&path)]).with_code(2);
+        let _ = process::run(["run", text(&path)]).expect_code(2);
     }
 }
 
 #[test]
-fn a_schema_that_the_feed_cannot_fill_is_refused() {
+fn a_schema_not_carried_by_the_feed_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tops.pcap");
     // System Event Message (`S`): start of messages.
@@ -188,40 +188,40 @@ fn a_schema_that_the_feed_cannot_fill_is_refused() {
     let packets = feeds::iex_packets(TOPS, 7, MIDNIGHT_NS, [message.as_slice()]);
     feeds::write_capture(&path, feeds::DESTINATIONS[0], &packets);
     let replay = |schema| process::run(["replay", text(&path), "--offline", "--schema", schema]);
-    let _ = replay("mbp-1,trades").with_code(0);
-    let ended = replay("mbp-1,mbp-10").with_code(2);
+    let _ = replay("mbp-1,trades").expect_code(0);
+    let ended = replay("mbp-1,mbp-10").expect_code(2);
     let expected = "iex-tops-1.6 does not carry what schema mbp-10 needs; it gives: mbo, mbp-1, trades";
     assert!(ended.stderr.contains(expected), "{}", ended.stderr);
 }
 
 #[test]
-fn a_capture_without_packets_is_called_that() {
+fn an_empty_capture_is_reported_as_empty() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("empty.pcap");
     let whole = capture(&folder.path().join("whole.pcap"));
     fs::write(&path, &whole[..24]).unwrap();
     for more in [&["--offline"][..], &["--max", "--to", "127.0.0.1:9"]] {
-        let ended = process::run(["replay", text(&path)].iter().chain(more)).with_code(2);
+        let ended = process::run(["replay", text(&path)].iter().chain(more)).expect_code(2);
         assert!(ended.stderr.contains(&format!("no packets in {}", text(&path))), "{}", ended.stderr);
     }
 }
 
 #[test]
-fn a_latency_log_that_is_cut_is_reported_up_to_there_and_one_that_is_none_is_refused() {
+fn a_truncated_latency_log_is_reported_up_to_the_cut_and_invalid_ones_are_refused() {
     let site = Site::new();
-    let gateway = site.gateway(&Wanted::itch(), &[]);
+    let gateway = site.gateway(&SiteConfig::itch(), &[]);
     let sim = site.sim(&["--messages", "2000", "--seed", "1", "--rate", "20000"]);
-    let _ = sim.end().with_code(0);
+    let _ = sim.end().expect_code(0);
     gateway.signal(Signal::Terminate);
-    let _ = gateway.end().with_code(0);
+    let _ = gateway.end().expect_code(0);
     let log = fs::read_dir(site.path("latency")).unwrap().next().unwrap().unwrap().path();
-    let _ = process::run(["report", text(&log)]).with_code(0);
+    let _ = process::run(["report", text(&log)]).expect_code(0);
 
     let whole = fs::read(&log).unwrap();
     let cut_line = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
     let cut = site.path("cut.hlog");
     fs::write(&cut, &whole[..cut_line + 10]).unwrap();
-    let ended = process::run(["report", text(&cut)]).with_code(2);
+    let ended = process::run(["report", text(&cut)]).expect_code(2);
     assert!(ended.stderr.contains(&format!("line at byte {cut_line}")), "{}", ended.stderr);
     assert!(ended.stdout.contains("wire_to_user"), "the rest is reported: {}", ended.stdout);
 
@@ -229,14 +229,14 @@ fn a_latency_log_that_is_cut_is_reported_up_to_there_and_one_that_is_none_is_ref
     let header: Vec<u8> = header.copied().collect();
     for content in [&b""[..], b"no log at all\n", &[0; 4096], &header] {
         fs::write(&cut, content).unwrap();
-        let ended = process::run(["report", text(&cut)]).with_code(2);
+        let ended = process::run(["report", text(&cut)]).expect_code(2);
         assert!(ended.stdout.is_empty(), "{}", ended.stdout);
         assert!(ended.stderr.contains("no interval in "), "{}", ended.stderr);
     }
 }
 
 #[test]
-fn a_wrong_command_line_is_2_and_says_which_part() {
+fn command_line_errors_exit_2_and_name_the_argument() {
     for (arguments, part) in [
         (&["tail"][..], "--line"),
         (&["tail", "--line", "nowhere"], "nowhere"),
@@ -253,28 +253,28 @@ fn a_wrong_command_line_is_2_and_says_which_part() {
         (&["report", "/nowhere.hlog"], "/nowhere.hlog"),
         (&["fly"], "fly"),
     ] {
-        let ended = process::run(arguments).with_code(2);
+        let ended = process::run(arguments).expect_code(2);
         assert!(ended.stderr.contains(part) && ended.stdout.is_empty(), "{arguments:?}: {}", ended.stderr);
     }
 }
 
 #[test]
-fn a_subscriber_whom_nobody_serves_ends_when_it_was_told_to() {
+fn an_unserved_subscriber_exits_after_its_idle_time() {
     let site = Site::new();
-    let ended = site.start_tail(site.output, &["--exit-idle-s", "0.2"]).end().with_code(0);
+    let ended = site.start_tail(site.output, &["--exit-idle-s", "0.2"]).end().expect_code(0);
     assert!(ended.stdout.is_empty(), "{}", ended.stdout);
 }
 
 #[test]
-fn records_are_printed_as_rows_or_as_objects() {
+fn tail_prints_table_rows_or_json_objects() {
     let site = Site::new();
-    let gateway = site.gateway(&Wanted::itch(), &["--date", "2019-01-30"]);
+    let gateway = site.gateway(&SiteConfig::itch(), &["--date", "2019-01-30"]);
     let [rows, objects] =
         [&[][..], &["--json"]].map(|more| site.start_tail(site.output, &[&["--until-ended"], more].concat()));
     wait_until_joined(site.output, 2);
-    let _ = site.sim(&["--messages", "2000", "--stocks", "20", "--rate", "20000"]).end().with_code(0);
-    let (rows, objects) = (rows.end().with_code(0).stdout, objects.end().with_code(0).stdout);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = site.sim(&["--messages", "2000", "--stocks", "20", "--rate", "20000"]).end().expect_code(0);
+    let (rows, objects) = (rows.end().expect_code(0).stdout, objects.end().expect_code(0).stdout);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 
     let (heading, rows) = rows.split_once('\n').unwrap();
     assert!(heading.starts_with("time (UTC)"), "{heading}");
@@ -305,7 +305,7 @@ fn records(capture: &Path, code: i32) -> (Vec<u8>, Ended) {
     let out = capture.with_extension("dbn");
     let arguments = ["replay", "--offline", text(capture), "--feed", "nasdaq-itch-5.0", "--schema", "mbo"];
     let more = ["--date", "2019-01-30", "--ts-recv", "none", "--json", "-o", text(&out)];
-    let ended = process::run(arguments.into_iter().chain(more)).with_code(code);
+    let ended = process::run(arguments.into_iter().chain(more)).expect_code(code);
     let bytes = fs::read(&out).unwrap();
     let metadata_bytes = 8 + u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
     (bytes[metadata_bytes..].to_vec(), ended)

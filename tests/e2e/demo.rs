@@ -11,68 +11,75 @@ use std::{
 use mdgw_tests::process::{Signal, run, start, start_in};
 
 #[test]
-fn nothing_is_lost_in_an_empty_directory_and_the_report_is_there() {
+fn demo_in_an_empty_directory_loses_nothing_and_writes_a_report() {
     let folder = tempfile::tempdir().unwrap();
-    let ended = start_in(folder.path(), ["demo", "--json", "--messages", "30000"]).end().with_code(0);
-    let told = ended.json();
-    assert_eq!(told["ok"], true, "{told}");
-    assert_eq!(told["records_received"], told["records_expected"], "{told}");
-    assert!(told["records_received"].as_u64().unwrap() > 30_000, "{told}");
-    assert!(told["wire_to_wire_ns"]["p50"].as_u64().unwrap() > 0, "{told}");
-    let page = fs::read_to_string(folder.path().join(told["report"].as_str().unwrap())).unwrap();
+    let ended = start_in(folder.path(), ["demo", "--json", "--messages", "30000"]).end().expect_code(0);
+    let summary = ended.json();
+    assert_eq!(summary["ok"], true, "{summary}");
+    assert_eq!(summary["records_received"], summary["records_expected"], "{summary}");
+    assert!(summary["records_received"].as_u64().unwrap() > 30_000, "{summary}");
+    assert!(summary["wire_to_wire_ns"]["p50"].as_u64().unwrap() > 0, "{summary}");
+    let page = fs::read_to_string(folder.path().join(summary["report"].as_str().unwrap())).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("<svg"), "{}", &page[..200.min(page.len())]);
     assert!(!page.contains("src=\"http") && !page.contains("<link"), "the page stands alone");
 }
 
 #[test]
-fn heavy_loss_is_repaired() {
+fn heavy_loss_is_recovered() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["demo", "--json", "--messages", "30000", "--loss", "0.1", "--seed", "7", "--rate", "5000"];
-    let told = start_in(folder.path(), arguments).end().with_code(0).json();
-    assert_eq!(told["ok"], true, "{told}");
-    assert!(told["requests_answered"].as_u64().unwrap() > 0, "both lines lost something: {told}");
+    let summary = start_in(folder.path(), arguments).end().expect_code(0).json();
+    assert_eq!(summary["ok"], true, "{summary}");
+    assert!(summary["requests_answered"].as_u64().unwrap() > 0, "both lines lost something: {summary}");
 }
 
 #[test]
-fn a_pair_whose_leader_hands_over_is_stopped_and_killed_loses_and_doubles_nothing() {
+fn demo_pair_survives_hand_over_stop_and_kill_without_loss_or_duplicates() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["demo", "--pair", "--json", "--messages", "60000", "--rate", "600", "--tenure-s", "0.5"];
     let arguments = arguments.iter().chain(&["--profile", "calm"]);
-    let ended = start_in(folder.path(), arguments).end().with_code(0);
-    let told = ended.json();
-    let changes = told["changes"].as_array().unwrap();
-    let blows: Vec<_> = changes.iter().map(|change| change["old_leader"].as_str().unwrap()).collect();
-    assert!(blows.len() >= 3 && blows[..3] == ["handed over", "stopped", "killed"], "{told}");
-    assert!(changes.is_sorted_by_key(|change| change["epoch"].as_u64()), "{told}");
+    let ended = start_in(folder.path(), arguments).end().expect_code(0);
+    let summary = ended.json();
+    let changes = summary["changes"].as_array().unwrap();
+    let old_leader_states: Vec<_> = changes.iter().map(|change| change["old_leader"].as_str().unwrap()).collect();
+    assert!(
+        old_leader_states.len() >= 3 && old_leader_states[..3] == ["handed over", "stopped", "killed"],
+        "{summary}"
+    );
+    assert!(changes.is_sorted_by_key(|change| change["epoch"].as_u64()), "{summary}");
     // A machine that stalls may change leaders by itself.
-    assert!(told["verdict"]["epochs"].as_array().unwrap().len() > changes.len(), "{told}");
-    assert_eq!((&told["lost_messages"], &told["records_received"]), (&0.into(), &told["records_expected"]), "{told}");
+    assert!(summary["verdict"]["epochs"].as_array().unwrap().len() > changes.len(), "{summary}");
+    assert_eq!(
+        (&summary["lost_messages"], &summary["records_received"]),
+        (&0.into(), &summary["records_expected"]),
+        "{summary}"
+    );
     // What was published can be judged again.
     let capture = folder.path().join("mdgw-demo/published.pcap");
-    let again = run(["ha", "verify", capture.to_str().unwrap()]).with_code(0);
+    let again = run(["ha", "verify", capture.to_str().unwrap()]).expect_code(0);
     assert!(again.stdout.contains("one publisher at a time    kept"), "{}", again.stdout);
 }
 
 #[test]
-fn the_table_is_for_people_and_says_that_nothing_was_lost() {
+fn demo_table_reports_that_nothing_was_lost() {
     let folder = tempfile::tempdir().unwrap();
-    let ended = start_in(folder.path(), ["demo", "--messages", "20000"]).end().with_code(0);
+    let ended = start_in(folder.path(), ["demo", "--messages", "20000"]).end().expect_code(0);
     for row in ["nothing lost", "wire to wire", "p99.9", "line A", "line B", "report.html"] {
         assert!(ended.stdout.contains(row), "no {row:?} in\n{}", ended.stdout);
     }
 }
 
 #[test]
-fn ctrl_c_ends_it_soon_and_leaves_nothing_behind() {
-    end_early(Signal::Interrupt);
+fn ctrl_c_stops_the_demo_and_removes_its_files() {
+    assert_clean_stop_on(Signal::Interrupt);
 }
 
 #[test]
-fn so_does_a_terminal_that_goes_away() {
-    end_early(Signal::HangUp);
+fn a_hang_up_stops_the_demo_and_removes_its_files() {
+    assert_clean_stop_on(Signal::HangUp);
 }
 
-fn end_early(signal: Signal) {
+fn assert_clean_stop_on(signal: Signal) {
     let folder = tempfile::tempdir().unwrap();
     let scratch = tempfile::tempdir().unwrap();
     let shared_before = names("/dev/shm");
@@ -87,15 +94,15 @@ fn end_early(signal: Signal) {
         fs::read_dir(scratch.path()).unwrap().filter_map(Result::ok).any(|entry| entry.path().join("log/1").is_dir())
     });
     demo.signal(signal);
-    let ended = demo.end_within(Duration::from_secs(20)).with_code(1);
-    let told = ended.json();
-    assert_eq!((&told["interrupted"], &told["ok"]), (&true.into(), &false.into()), "{told}");
+    let ended = demo.wait_for_exit_within(Duration::from_secs(20)).expect_code(1);
+    let summary = ended.json();
+    assert_eq!((&summary["interrupted"], &summary["ok"]), (&true.into(), &false.into()), "{summary}");
     assert_eq!(names(scratch.path()), BTreeSet::new());
     assert_eq!(names("/dev/shm").difference(&shared_before).count(), 0);
 }
 
 #[test]
-fn a_wrong_argument_is_refused_by_name() {
+fn invalid_demo_arguments_are_named() {
     for (arguments, name) in [
         (["demo", "--loss", "1.5"], "--loss"),
         (["demo", "--rate", "0"], "--rate"),
@@ -103,7 +110,7 @@ fn a_wrong_argument_is_refused_by_name() {
         (["demo", "--capture", "/nonexistent.pcap"], "/nonexistent.pcap"),
         (["demo", "--messages", "many"], "--messages"),
     ] {
-        let ended = start(arguments).end().with_code(2);
+        let ended = start(arguments).end().expect_code(2);
         assert!(ended.stderr.contains(name) && ended.stdout.is_empty(), "{arguments:?}: {}", ended.stderr);
     }
 }
@@ -113,7 +120,7 @@ fn names(directory: impl AsRef<std::path::Path>) -> BTreeSet<OsString> {
 }
 
 fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
-    let deadline = Instant::now() + mdgw_tests::process::PATIENCE;
+    let deadline = Instant::now() + mdgw_tests::process::TEST_TIMEOUT;
     while !is_there() {
         assert!(Instant::now() < deadline, "{what} doesn't come");
         std::thread::sleep(Duration::from_millis(2));

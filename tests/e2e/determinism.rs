@@ -11,7 +11,7 @@ use mdgw_tests::{
     captures,
     feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
     process::{self, Ended},
-    site::{Site, Wanted, text},
+    site::{Site, SiteConfig, text},
 };
 use tempfile::TempDir;
 
@@ -23,67 +23,67 @@ const ITCH_MESSAGES: u64 = 50_000;
 const DATE: &str = "2019-01-30";
 
 #[test]
-fn itch_offline_is_the_same_from_one_line_and_from_two_damaged_ones() {
+fn itch_offline_output_is_identical_from_one_line_and_two_lossy_lines() {
     let folder = tempfile::tempdir().unwrap();
     let packets = itch_packets(1);
     for schema in ["mbo", "mbp-10", "definition", "status,imbalance,statistics,trades,mbp-1"] {
-        let whole = Offline::of(&[&whole(&folder, &packets)], "nasdaq-itch-5.0", schema);
+        let whole = OfflineRun::of(&[&whole(&folder, &packets)], "nasdaq-itch-5.0", schema);
         assert!(whole.records() > 0, "{schema}: {}", whole.summary);
         for seed in 1..=3 {
-            let lines = feeds::write_damaged(folder.path(), &packets, DAMAGE, seed);
-            let damaged = Offline::of(&[&lines[0], &lines[1]], "nasdaq-itch-5.0", schema);
-            damaged.has_filled_gaps();
+            let lines = feeds::write_damaged_captures(folder.path(), &packets, DAMAGE, seed);
+            let damaged = OfflineRun::of(&[&lines[0], &lines[1]], "nasdaq-itch-5.0", schema);
+            damaged.assert_gaps_filled();
             assert_same(&whole.bytes, &damaged.bytes, &format!("{schema}, two lines damaged by seed {seed}"));
         }
     }
 }
 
 #[test]
-fn another_day_gives_other_bytes() {
+fn different_days_give_different_output() {
     let folder = tempfile::tempdir().unwrap();
     let [one, other] =
-        [1, 2].map(|seed| Offline::of(&[&whole(&folder, &itch_packets(seed))], "nasdaq-itch-5.0", "mbo").bytes);
+        [1, 2].map(|seed| OfflineRun::of(&[&whole(&folder, &itch_packets(seed))], "nasdaq-itch-5.0", "mbo").bytes);
     assert!(one != other, "the comparison sees a difference where there is one");
 }
 
 #[test]
-fn itch_over_the_wire_is_the_same_as_offline_at_every_thread_count_on_either_backend() {
+fn itch_live_output_equals_offline_for_all_threads_and_io_backends() {
     let folder = tempfile::tempdir().unwrap();
     let capture = whole(&folder, &itch_packets(1));
     for ((threads, io), schema) in POOLS.into_iter().zip(["mbo", "mbo", "mbo,definition,status"].iter().cycle()) {
-        let expected = Offline::of(&[&capture], "nasdaq-itch-5.0", schema);
+        let expected = OfflineRun::of(&[&capture], "nasdaq-itch-5.0", schema);
         let seed = threads.to_string();
-        let wanted = Wanted { threads, io, ..Wanted::itch() };
+        let wanted = SiteConfig { threads, io, ..SiteConfig::itch() };
         let played = ["--capture", text(&capture), "--rate", "8000", "--seed", &seed, "--request-server"];
-        let received = over_the_wire(&wanted, schema, &played, &["--until-ended"]);
+        let received = run_live(&wanted, schema, &played, &["--until-ended"]);
         let what = format!("{schema}, {threads} threads, {io}");
-        received.has_been_damaged(&what);
+        received.assert_lines_lossy(&what);
         assert_same(&expected.bytes, &received.bytes, &what);
     }
 }
 
 #[test]
-fn a_replay_of_both_captures_to_the_wire_is_the_same_as_offline() {
+fn live_replay_of_two_captures_equals_offline_output() {
     let folder = tempfile::tempdir().unwrap();
     let packets = itch_packets(3);
-    let expected = Offline::of(&[&whole(&folder, &packets)], "nasdaq-itch-5.0", "mbo");
+    let expected = OfflineRun::of(&[&whole(&folder, &packets)], "nasdaq-itch-5.0", "mbo");
     // As captured on two lines of which each lacks something.
-    let lines = feeds::write_damaged(folder.path(), &feeds::spaced(&packets, 150_000), DAMAGE, 4);
+    let lines = feeds::write_damaged_captures(folder.path(), &feeds::evenly_spaced(&packets, 150_000), DAMAGE, 4);
 
     let site = Site::new();
-    let gateway = site.gateway(&Wanted::itch(), &["--date", DATE, "--ts-recv", "none"]);
+    let gateway = site.gateway(&SiteConfig::itch(), &["--date", DATE, "--ts-recv", "none"]);
     let out = site.path("out.dbn");
     let tail = site.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
     let [a, b] = site.lines.map(|line| line.to_string());
     let to = ["replay", text(&lines[0]), text(&lines[1]), "--to", &a, "--to", &b, "--interface", "127.0.0.1"];
-    let _ = process::run(to).with_code(0);
-    let _ = tail.end().with_code(0);
-    let _ = gateway.end_by(process::Signal::Terminate).with_code(0);
+    let _ = process::run(to).expect_code(0);
+    let _ = tail.end().expect_code(0);
+    let _ = gateway.stop_with(process::Signal::Terminate).expect_code(0);
     assert_same(&expected.bytes, &fs::read(out).unwrap(), "replayed to the wire");
 }
 
 #[test]
-fn a_capture_that_ends_in_a_jump_is_the_same_over_the_wire_as_offline() {
+fn a_sequence_jump_at_the_end_gives_the_same_output_live_and_offline() {
     // The last packets far ahead: too few to be believed before nothing else comes, and as many as it takes.
     let cases = [1, 3].map(|far| {
         std::thread::spawn(move || {
@@ -92,21 +92,23 @@ fn a_capture_that_ends_in_a_jump_is_the_same_over_the_wire_as_offline() {
             let mut packets = feeds::itch_packets(feeds::itch_day(2_000, 5), SESSION, MIDNIGHT_NS);
             // The middle of the day, so that the last packets have orders.
             packets.truncate(packets.len() / 2);
-            let nearby = packets.len() - far;
-            for (_, bytes) in &mut packets[nearby..] {
+            let first_jumped = packets.len() - far;
+            for (_, bytes) in &mut packets[first_jumped..] {
                 let mut datagram = bytes.to_vec();
                 let sequence = u64::from_be_bytes(datagram[10..18].try_into().unwrap()) + 5_000_000;
                 datagram[10..18].copy_from_slice(&sequence.to_be_bytes());
                 *bytes = datagram.into();
             }
             feeds::write_capture(&capture, feeds::DESTINATIONS[0], &packets);
-            let expected = Offline::of(&[&capture], "nasdaq-itch-5.0", "mbo");
+            let expected = OfflineRun::of(&[&capture], "nasdaq-itch-5.0", "mbo");
             let total = &expected.summary["total"];
             assert_eq!(total["lost_messages"], 5_000_000, "{total}");
             assert_eq!(total["drops"], serde_json::json!({}), "{total}");
 
-            let gateway =
-                site.gateway(&Wanted { has_recovery: false, ..Wanted::itch() }, &["--date", DATE, "--ts-recv", "none"]);
+            let gateway = site.gateway(
+                &SiteConfig { has_recovery: false, ..SiteConfig::itch() },
+                &["--date", DATE, "--ts-recv", "none"],
+            );
             let (out, count) = (site.path("out.dbn"), expected.records().to_string());
             let tail = site.tail(&[
                 "--schema",
@@ -122,10 +124,10 @@ fn a_capture_that_ends_in_a_jump_is_the_same_over_the_wire_as_offline() {
             ]);
             let line = site.lines[0].to_string();
             let replay = ["replay", text(&capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
-            let _ = process::run(replay).with_code(0);
+            let _ = process::run(replay).expect_code(0);
             // The gap is told, so it was not all of it.
-            let _ = tail.end().with_code(1);
-            let _ = gateway.end_by(process::Signal::Terminate).with_code(0);
+            let _ = tail.end().expect_code(1);
+            let _ = gateway.stop_with(process::Signal::Terminate).expect_code(0);
             assert_same(&expected.bytes, &fs::read(out).unwrap(), &format!("{far} packets far ahead"));
         })
     });
@@ -133,49 +135,49 @@ fn a_capture_that_ends_in_a_jump_is_the_same_over_the_wire_as_offline() {
 }
 
 #[test]
-fn tops_is_the_same_offline_from_damaged_lines_and_over_the_wire() {
+fn tops_output_is_identical_offline_lossy_and_live() {
     let Some(capture) = iex_capture("tops", "tops-1.6-20170710/TOPS16.pcap.gz") else { return };
     let folder = tempfile::tempdir().unwrap();
-    let packets = feeds::spaced(&feeds::capture_packets(&capture), 10_000);
+    let packets = feeds::evenly_spaced(&feeds::capture_packets(&capture), 10_000);
     for schema in ["mbp-1", "trades", "status"] {
-        let whole = Offline::of(&[&capture], "iex-tops-1.6", schema);
+        let whole = OfflineRun::of(&[&capture], "iex-tops-1.6", schema);
         for seed in 1..=3 {
-            let lines = feeds::write_damaged(folder.path(), &packets, DAMAGE, seed);
-            let damaged = Offline::of(&[&lines[0], &lines[1]], "iex-tops-1.6", schema);
-            damaged.has_filled_gaps();
+            let lines = feeds::write_damaged_captures(folder.path(), &packets, DAMAGE, seed);
+            let damaged = OfflineRun::of(&[&lines[0], &lines[1]], "iex-tops-1.6", schema);
+            damaged.assert_gaps_filled();
             assert_same(&whole.bytes, &damaged.bytes, &format!("{schema}, two lines damaged by seed {seed}"));
         }
     }
-    let expected = Offline::of(&[&capture], "iex-tops-1.6", "mbp-1");
+    let expected = OfflineRun::of(&[&capture], "iex-tops-1.6", "mbp-1");
     for (threads, io) in [(1, "io_uring"), (2, "epoll"), (4, "io_uring")] {
-        let wanted = Wanted { threads, io, ..Wanted::iex("iex-tops-1.6") };
-        let received = whole_over_the_wire(&wanted, "mbp-1", &capture, 8_000);
+        let wanted = SiteConfig { threads, io, ..SiteConfig::iex("iex-tops-1.6") };
+        let received = run_live_without_loss(&wanted, "mbp-1", &capture, 8_000);
         let what = format!("mbp-1, {threads} threads, {io}");
-        received.has_been_damaged(&what);
+        received.assert_lines_lossy(&what);
         assert_same(&expected.bytes, &received.bytes, &what);
     }
 }
 
 #[test]
-fn deep_is_the_same_offline_from_damaged_lines_and_over_the_wire_with_all_twelve_sessions() {
+fn deep_output_is_identical_offline_lossy_and_live_over_twelve_sessions() {
     let Some(capture) = iex_capture("deep", "deep-1.0-20170425/DEEP10.pcap.gz") else { return };
     let folder = tempfile::tempdir().unwrap();
-    let whole = Offline::of(&[&capture], "iex-deep-1.0", "mbp-10");
+    let whole = OfflineRun::of(&[&capture], "iex-deep-1.0", "mbp-10");
     assert_eq!(whole.summary["total"]["sessions"], 12, "{}", whole.summary);
     assert_eq!(whole.summary["total"]["lost_messages"], 0, "{}", whole.summary);
-    let packets = feeds::spaced(&feeds::capture_packets(&capture), 10_000);
+    let packets = feeds::evenly_spaced(&feeds::capture_packets(&capture), 10_000);
     for seed in 1..=2 {
-        let lines = feeds::write_damaged(folder.path(), &packets, DAMAGE, seed);
-        let damaged = Offline::of(&[&lines[0], &lines[1]], "iex-deep-1.0", "mbp-10");
-        damaged.has_filled_gaps();
+        let lines = feeds::write_damaged_captures(folder.path(), &packets, DAMAGE, seed);
+        let damaged = OfflineRun::of(&[&lines[0], &lines[1]], "iex-deep-1.0", "mbp-10");
+        damaged.assert_gaps_filled();
         assert_eq!(damaged.summary["total"]["sessions"], 12, "{}", damaged.summary);
         assert_same(&whole.bytes, &damaged.bytes, &format!("mbp-10, two lines damaged by seed {seed}"));
     }
-    let wanted = Wanted { threads: 2, io: "epoll", ..Wanted::iex("iex-deep-1.0") };
+    let wanted = SiteConfig { threads: 2, io: "epoll", ..SiteConfig::iex("iex-deep-1.0") };
     let whole_capture = folder.path().join("whole.pcap");
     feeds::write_capture(&whole_capture, feeds::DESTINATIONS[0], &packets);
-    let received = whole_over_the_wire(&wanted, "mbp-10", &whole_capture, 15_000);
-    received.has_been_damaged("deep");
+    let received = run_live_without_loss(&wanted, "mbp-10", &whole_capture, 15_000);
+    received.assert_lines_lossy("deep");
     let sessions = received.tail.stderr.lines().filter(|line| line.contains(": session iex-deep-1.0 2017-04-25 #"));
     assert_eq!(
         sessions.filter(|line| !line.contains("ended")).count(),
@@ -188,12 +190,12 @@ fn deep_is_the_same_offline_from_damaged_lines_and_over_the_wire_with_all_twelve
 }
 
 /// What `mdgw replay --offline` made of its files.
-struct Offline {
+struct OfflineRun {
     bytes: Vec<u8>,
     summary: serde_json::Value,
 }
 
-impl Offline {
+impl OfflineRun {
     fn of(files: &[&Path], feed: &str, schema: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out.dbn");
@@ -214,7 +216,7 @@ impl Offline {
     }
 
     /// Both lines were needed, and nothing is missing.
-    fn has_filled_gaps(&self) {
+    fn assert_gaps_filled(&self) {
         assert_eq!(self.summary["total"]["lost_messages"], 0, "{}", self.summary);
         assert_eq!(self.summary["channels"][0]["lines"].as_array().unwrap().len(), 2, "{}", self.summary);
         assert!(self.summary["total"]["duplicates"].as_u64().unwrap() > 0, "{}", self.summary);
@@ -222,7 +224,7 @@ impl Offline {
 }
 
 /// What a subscriber wrote of a gateway's output.
-struct Received {
+struct LiveRun {
     bytes: Vec<u8>,
     tail: Ended,
     gateway: Ended,
@@ -232,12 +234,12 @@ struct Received {
 
 /// The same for a venue that can't be asked. What a machine without time for its sockets loses on both lines is a gap
 /// that nothing fills, and then there is nothing to compare: it is played again, slower.
-fn whole_over_the_wire(wanted: &Wanted, schema: &str, capture: &Path, rate: u32) -> Received {
+fn run_live_without_loss(wanted: &SiteConfig, schema: &str, capture: &Path, rate: u32) -> LiveRun {
     let rates = [rate, rate / 3, rate / 9];
     for rate in rates {
         let played = ["--capture", text(capture), "--rate", &rate.to_string(), "--never-on-all"];
         // Longer than a crowded machine lets any of them wait for its turn.
-        let received = over_the_wire(wanted, schema, &played, &["--exit-idle-s", "10"]);
+        let received = run_live(wanted, schema, &played, &["--exit-idle-s", "10"]);
         if !received.tail.stderr.contains(": gap [") {
             return received;
         }
@@ -248,7 +250,7 @@ fn whole_over_the_wire(wanted: &Wanted, schema: &str, capture: &Path, rate: u32)
 
 /// Plays a feed on two damaged lines through a gateway to a subscriber. The request server's address follows the last
 /// of the played arguments if that asks for it.
-fn over_the_wire(wanted: &Wanted, schema: &str, played: &[&str], ends: &[&str]) -> Received {
+fn run_live(wanted: &SiteConfig, schema: &str, played: &[&str], ends: &[&str]) -> LiveRun {
     let site = Site::new();
     let mut arguments = vec!["--ts-recv", "none"];
     if wanted.has_recovery {
@@ -264,27 +266,21 @@ fn over_the_wire(wanted: &Wanted, schema: &str, played: &[&str], ends: &[&str]) 
         sim_arguments.push(&server);
     }
     sim_arguments.extend(["--loss", "0.05,0.1", "--duplicate", "0.02", "--reorder", "0.02", "--skew-us", "0,30"]);
-    let sim = site.sim(&sim_arguments).end().with_code(0);
+    let sim = site.sim(&sim_arguments).end().expect_code(0);
     let tail = tail.end();
-    let gateway = gateway.end_by(process::Signal::Terminate);
+    let gateway = gateway.stop_with(process::Signal::Terminate);
     assert_eq!(tail.code, Some(0), "{}\n{}{}", tail.stderr, gateway.stdout, gateway.stderr);
     assert_eq!(gateway.code, Some(0), "{}", gateway.stderr);
-    Received {
-        bytes: fs::read(out).unwrap(),
-        tail,
-        gateway,
-        gateway_has_recovery: wanted.has_recovery,
-        sim: sim.json(),
-    }
+    LiveRun { bytes: fs::read(out).unwrap(), tail, gateway, gateway_has_recovery: wanted.has_recovery, sim: sim.json() }
 }
 
-impl Received {
+impl LiveRun {
     /// The lines did lose packets, and where both did the venue was asked.
-    fn has_been_damaged(&self, what: &str) {
+    fn assert_lines_lossy(&self, what: &str) {
         let [packets, copies] = ["packets", "copies"].map(|key| self.sim[key].as_u64().unwrap());
         assert!(copies < 2 * packets, "{what}: nothing was lost: {}", self.sim);
-        let is_asked = self.gateway_has_recovery;
-        assert_eq!(self.sim["requests_answered"].as_u64().unwrap() > 0, is_asked, "{what}: {}", self.sim);
+        let expects_requests = self.gateway_has_recovery;
+        assert_eq!(self.sim["requests_answered"].as_u64().unwrap() > 0, expects_requests, "{what}: {}", self.sim);
     }
 }
 

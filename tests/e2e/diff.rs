@@ -10,38 +10,38 @@ use std::{
 use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
     process::{self, Ended, Signal},
-    site::{Site, Wanted, text},
+    site::{Site, SiteConfig, text},
     tap::Tap,
 };
 
 #[test]
-fn captures_of_a_feed_are_the_same_when_their_messages_are() {
+fn captures_with_equal_messages_are_equal() {
     let folder = tempfile::tempdir().unwrap();
     let packets = feeds::itch_packets(feeds::itch_day(5_000, 1), SESSION, MIDNIGHT_NS);
-    let [a, b] = feeds::write_damaged(folder.path(), &packets, DAMAGE, 3);
+    let [a, b] = feeds::write_damaged_captures(folder.path(), &packets, DAMAGE, 3);
     let [whole, other, merged] = ["whole.pcap", "other.pcap", "merged.pcap"].map(|name| folder.path().join(name));
     feeds::write_capture(&whole, DESTINATIONS[0], &packets);
-    let _ = process::run(["merge", text(&a), text(&b), "-o", text(&merged)]).with_code(0);
-    let same = diff(&whole, &merged).with_code(0).json();
+    let _ = process::run(["merge", text(&a), text(&b), "-o", text(&merged)]).expect_code(0);
+    let same = diff(&whole, &merged).expect_code(0).json();
     assert!(same["same"].as_bool().unwrap() && same["items"][0] == same["items"][1], "{same}");
     assert!(same["local_times_differ"].as_u64().unwrap() > 0, "line B is later: {same}");
 
-    let lossy = diff(&whole, &a).with_code(1).json();
+    let lossy = diff(&whole, &a).expect_code(1).json();
     assert!(lossy["only"][0].as_u64().unwrap() > 0 && lossy["only"][1] == 0, "{lossy}");
 
     // One bit of one message.
     let mut changed: Vec<Packet> = packets.clone();
-    let place = packets.len() / 2;
-    let mut bytes = changed[place].1.to_vec();
+    let index = packets.len() / 2;
+    let mut bytes = changed[index].1.to_vec();
     *bytes.last_mut().unwrap() ^= 1;
-    changed[place].1 = Arc::from(bytes);
+    changed[index].1 = Arc::from(bytes);
     feeds::write_capture(&other, DESTINATIONS[1], &changed);
-    let found = diff(&whole, &other).with_code(1).json();
+    let found = diff(&whole, &other).expect_code(1).json();
     assert_eq!((&found["content_differs"], &found["only"]), (&1.into(), &serde_json::json!([0, 0])), "{found}");
-    let told = found["differences"][0].clone();
-    assert!(told["name"].as_str().unwrap().contains("nasdaq-itch-5.0 MDGWSIM001, sequence "), "{told}");
-    assert!(told["what"].as_str().unwrap().starts_with("from byte "), "{told}");
-    assert!(told["at_a"].as_str().unwrap().starts_with("at 2019-01-30 "), "{told}");
+    let difference = found["differences"][0].clone();
+    assert!(difference["name"].as_str().unwrap().contains("nasdaq-itch-5.0 MDGWSIM001, sequence "), "{difference}");
+    assert!(difference["what"].as_str().unwrap().starts_with("from byte "), "{difference}");
+    assert!(difference["at_a"].as_str().unwrap().starts_with("at 2019-01-30 "), "{difference}");
 }
 
 #[test]
@@ -54,32 +54,36 @@ fn dbn_files_are_compared_record_by_record() {
     let make = |name: &str, more: &[&str]| -> PathBuf {
         let out = path(name);
         let fixed = ["replay", "--offline", text(&capture), "--schema", "mbo,statistics,status", "-o", text(&out)];
-        let _ = process::run(fixed.iter().chain(more)).with_code(0);
+        let _ = process::run(fixed.iter().chain(more)).expect_code(0);
         out
     };
     let stamped = make("stamped.dbn", &[]);
     let unstamped = make("unstamped.dbn.zst", &["--ts-recv", "none"]);
-    let same = diff(&stamped, &unstamped).with_code(0).json();
+    let same = diff(&stamped, &unstamped).expect_code(0).json();
     assert!(same["same"].as_bool().unwrap() && same["local_times_differ"].as_u64().unwrap() > 0, "{same}");
-    let text_of_same = process::run(["diff", text(&stamped), text(&unstamped)]).with_code(0).stdout;
+    let text_of_same = process::run(["diff", text(&stamped), text(&unstamped)]).expect_code(0).stdout;
     assert!(text_of_same.starts_with("result                     same\n"), "{text_of_same}");
 
     // Names are those of schemas, and the first record of a number is no second one.
     let trades = path("trades.dbn");
     let only = ["replay", "--offline", text(&capture), "--schema", "trades", "-o", text(&trades)];
-    let _ = process::run(only).with_code(0);
-    let apart = diff(&stamped, &trades).with_code(1).json();
-    let names: Vec<&str> =
-        apart["differences"].as_array().unwrap().iter().map(|told| told["name"].as_str().unwrap()).collect();
+    let _ = process::run(only).expect_code(0);
+    let different_schemas = diff(&stamped, &trades).expect_code(1).json();
+    let names: Vec<&str> = different_schemas["differences"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|difference| difference["name"].as_str().unwrap())
+        .collect();
     let first = |kind: &str| *names.iter().find(|name| name.contains(kind)).unwrap();
     assert!(first(", status, ").ends_with(", sequence 0"), "{names:?}");
     assert!(!first(", trades, ").contains(", record "), "{names:?}");
 
     // The price of a record in the middle, a record less, two records turned round.
     let bytes = fs::read(&stamped).unwrap();
-    let begin = 8 + u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
+    let metadata_end = 8 + u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
     let mut places = Vec::new();
-    let mut at = begin;
+    let mut at = metadata_end;
     while at < bytes.len() {
         places.push(at);
         at += usize::from(bytes[at]) * 4;
@@ -91,91 +95,92 @@ fn dbn_files_are_compared_record_by_record() {
     let mut edited = bytes.clone();
     edited[middle + std::mem::offset_of!(dbn::MboMsg, price)] ^= 1;
     fs::write(&changed, &edited).unwrap();
-    let found = diff(&stamped, &changed).with_code(1).json();
+    let found = diff(&stamped, &changed).expect_code(1).json();
     assert_eq!(found["content_differs"], 1, "{found}");
-    let told = &found["differences"][0];
+    let difference = &found["differences"][0];
     assert!(
-        told["what"].as_str().unwrap().starts_with("price: ") && told["at_a"] == format!("at byte {middle}"),
-        "{told}"
+        difference["what"].as_str().unwrap().starts_with("price: ")
+            && difference["at_a"] == format!("at byte {middle}"),
+        "{difference}"
     );
 
     let mut edited = bytes.clone();
     edited.drain(middle..middle + record_bytes);
     fs::write(&changed, &edited).unwrap();
-    let found = diff(&stamped, &changed).with_code(1).json();
+    let found = diff(&stamped, &changed).expect_code(1).json();
     assert_eq!((&found["content_differs"], &found["only"]), (&0.into(), &serde_json::json!([1, 0])), "{found}");
 
     // Cut in a record: all before is compared, and it is never called the same.
     fs::write(&changed, &bytes[..bytes.len() - 5]).unwrap();
-    let ended = diff(&stamped, &changed).with_code(2);
+    let ended = diff(&stamped, &changed).expect_code(2);
     assert!(ended.stderr.contains(text(&changed)) && ended.stderr.contains("cut in a record"), "{}", ended.stderr);
     assert!(!ended.json()["same"].as_bool().unwrap());
 }
 
 #[test]
-fn what_was_captured_is_what_the_log_holds() {
+fn a_capture_of_the_output_equals_the_publication_log() {
     let site = Site::new();
     let [played, published, other] = ["played.pcap", "published.pcap", "other.pcap"].map(|name| site.path(name));
     let packets = feeds::itch_packets(feeds::itch_day(3_000, 4), SESSION, MIDNIGHT_NS);
     feeds::write_capture(&played, DESTINATIONS[0], &packets);
     let tap = Tap::start(site.output, &published);
-    let wanted = Wanted { has_recovery: false, ..Wanted::itch() };
+    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
     let gateway = site.gateway(&wanted, &["--date", "2019-01-30"]);
     let line = site.lines[0].to_string();
     let replay = ["replay", text(&played), "--to", &line, "--rate", "2000", "--interface", "127.0.0.1"];
-    let _ = process::run(replay).with_code(0);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = process::run(replay).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(tap.finish() > 100);
     let log = site.path("log/1");
-    let same = diff(&log, &published).with_code(0).json();
+    let same = diff(&log, &published).expect_code(0).json();
     assert!(same["same"].as_bool().unwrap() && same["common"].as_u64().unwrap() > 1_000, "{same}");
 
     let captured = feeds::capture_packets(&published);
     // A packet with records, in the middle of the day.
-    let place = captured.len() / 2;
-    let place = place + captured[place..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
+    let index = captured.len() / 2;
+    let index = index + captured[index..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
     let output = site.output.to_string();
     let mut changed = captured.clone();
-    let mut bytes = changed[place].1.to_vec();
+    let mut bytes = changed[index].1.to_vec();
     *bytes.last_mut().unwrap() ^= 1;
-    changed[place].1 = Arc::from(bytes);
+    changed[index].1 = Arc::from(bytes);
     feeds::write_capture(&other, &output, &changed);
-    let found = diff(&published, &other).with_code(1).json();
+    let found = diff(&published, &other).expect_code(1).json();
     assert_eq!((&found["content_differs"], &found["only"]), (&1.into(), &serde_json::json!([0, 0])), "{found}");
     let name = found["differences"][0]["name"].as_str().unwrap();
     assert!(name.starts_with("channel 1, nasdaq-itch-5.0 2019-01-30 #0, sequence "), "{found}");
 
     let mut without = captured;
-    without.remove(place);
+    without.remove(index);
     feeds::write_capture(&other, &output, &without);
-    let found = diff(&log, &other).with_code(1).json();
+    let found = diff(&log, &other).expect_code(1).json();
     assert!(found["only"][0].as_u64().unwrap() > 0 && found["only"][1] == 0, "{found}");
 }
 
 #[test]
-fn what_cannot_be_compared_is_no_verdict() {
+fn incomparable_inputs_exit_2() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let (capture, dbn, bad) = (path("a.pcap"), path("a.dbn"), path("bad"));
     let packets = feeds::itch_packets(feeds::itch_day(500, 3), SESSION, MIDNIGHT_NS);
     feeds::write_capture(&capture, DESTINATIONS[0], &packets);
-    let _ = process::run(["replay", "--offline", text(&capture), "-o", text(&dbn)]).with_code(0);
-    let ended = diff(&capture, &dbn).with_code(2);
+    let _ = process::run(["replay", "--offline", text(&capture), "-o", text(&dbn)]).expect_code(0);
+    let ended = diff(&capture, &dbn).expect_code(2);
     assert!(ended.stderr.contains("these can't be compared"), "{}", ended.stderr);
     for (content, said) in [(&b""[..], "the file is empty"), (b"some text", "neither pcap nor pcapng")] {
         fs::write(&bad, content).unwrap();
-        let ended = diff(&capture, &bad).with_code(2);
+        let ended = diff(&capture, &bad).expect_code(2);
         assert!(ended.stderr.contains(said) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
     }
-    let ended = diff(&capture, &path("missing")).with_code(2);
+    let ended = diff(&capture, &path("missing")).expect_code(2);
     assert!(ended.stderr.contains("missing"), "{}", ended.stderr);
-    let ended = diff(&capture, Path::new("/dev/null")).with_code(2);
+    let ended = diff(&capture, Path::new("/dev/null")).expect_code(2);
     assert!(ended.stderr.contains("/dev/null") && ended.stderr.contains("write it to a file"), "{}", ended.stderr);
-    let ended = diff(folder.path(), folder.path()).with_code(2);
+    let ended = diff(folder.path(), folder.path()).expect_code(2);
     assert!(ended.stderr.contains("no publication log in"), "{}", ended.stderr);
     let whole = fs::read(&capture).unwrap();
     fs::write(&bad, &whole[..whole.len() - 3]).unwrap();
-    let ended = diff(&capture, &bad).with_code(2);
+    let ended = diff(&capture, &bad).expect_code(2);
     assert!(ended.stderr.contains("at byte "), "{}", ended.stderr);
 }
 

@@ -3,17 +3,17 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use mdgw_tests::{
-    process::{self, Mdgw, Signal},
-    site::{Site, Wanted},
+    process::{self, MdgwProcess, Signal},
+    site::{Site, SiteConfig},
 };
 
 /// Starts gateway `node` of 1 and 2, with the election's records in `records`.
-fn start(site: &Site, records: &Path) -> Mdgw {
+fn start(site: &Site, records: &Path) -> MdgwProcess {
     start_with(site, "file", &format!("[election.file]\ndirectory = \"{}\"\n", records.display()))
 }
 
 /// Starts gateway `node` of 1 and 2, the first of which founds; each can be reached at an address of its own.
-fn start_member(site: &Site, key: &Path) -> Mdgw {
+fn start_member(site: &Site, key: &Path) -> MdgwProcess {
     // Nobody else gets a port that the sites hold.
     let address = |node: u8| format!("127.0.0.{}:{}", 10 + node, site.output.port());
     let keys = format!(
@@ -28,77 +28,77 @@ fn start_member(site: &Site, key: &Path) -> Mdgw {
     start_with(site, "emergent", &keys)
 }
 
-fn start_with(site: &Site, backend: &str, keys: &str) -> Mdgw {
+fn start_with(site: &Site, backend: &str, keys: &str) -> MdgwProcess {
     let (node, peer) = (site.node, 3 - site.node);
     let election = format!(
         "\n[election]\nbackend = \"{backend}\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n{keys}\n\
          [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
     );
     let path = site.path("gateway.toml");
-    fs::write(&path, site.config_text(&Wanted::itch()) + &election).expect("the configuration can be written");
+    fs::write(&path, site.config_text(&SiteConfig::itch()) + &election).expect("the configuration can be written");
     process::start([Path::new("run"), &path])
 }
 
 /// Waits until it leads; the count of its epoch.
-fn epoch_when_it_leads(gateway: &Mdgw, times: usize) -> u64 {
-    let line = gateway.says_again("INFO leads ", times);
+fn wait_for_leadership_epoch(gateway: &MdgwProcess, times: usize) -> u64 {
+    let line = gateway.wait_for_stderr_times("INFO leads ", times);
     let epoch = line.split("epoch=").nth(1).and_then(|rest| rest.split_whitespace().next());
     let digits: String = epoch.unwrap_or_default().chars().filter(char::is_ascii_digit).collect();
     digits.parse().unwrap_or_else(|_| panic!("no epoch: {line}"))
 }
 
 #[test]
-fn killed_or_ended_another_leads_under_a_higher_epoch() {
+fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
     let first_site = Site::numbered(1);
-    let second_site = first_site.twin(2);
+    let second_site = first_site.peer_on_same_lines(2);
     let records = first_site.path("records");
 
     let first = start(&first_site, &records);
-    let first_epoch = epoch_when_it_leads(&first, 1);
+    let first_epoch = wait_for_leadership_epoch(&first, 1);
     let second = start(&second_site, &records);
     second.says("gateway runs");
     assert!(!second.said().contains("INFO leads "), "one leads at a time");
 
     // Killed: the lease has to run out.
-    first.end_by(Signal::Kill);
-    let second_epoch = epoch_when_it_leads(&second, 1);
+    first.stop_with(Signal::Kill);
+    let second_epoch = wait_for_leadership_epoch(&second, 1);
     assert!(second_epoch > first_epoch);
 
     // Back again, it waits for its turn, and takes over when the other ends in order.
     let first = start(&first_site, &records);
     first.says("gateway runs");
-    let ended = second.end_by(Signal::Terminate).with_code(0);
+    let ended = second.stop_with(Signal::Terminate).expect_code(0);
     assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
-    assert!(epoch_when_it_leads(&first, 1) > second_epoch);
-    let _ended = first.end_by(Signal::Terminate).with_code(0);
+    assert!(wait_for_leadership_epoch(&first, 1) > second_epoch);
+    let _ended = first.stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]
-fn of_members_without_a_store_the_oldest_leads_and_who_comes_back_is_the_youngest() {
+fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
     let first_site = Site::numbered(1);
-    let second_site = first_site.twin(2);
+    let second_site = first_site.peer_on_same_lines(2);
     let key = first_site.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
 
     let first = start_member(&first_site, &key);
     first.says("prefers availability");
-    let first_epoch = epoch_when_it_leads(&first, 1);
+    let first_epoch = wait_for_leadership_epoch(&first, 1);
     let second = start_member(&second_site, &key);
     second.says("state=Connected");
     assert!(!second.said().contains("INFO leads "), "the oldest leads");
 
     // Killed: nobody answers, and the next in age claims.
-    first.end_by(Signal::Kill);
-    let second_epoch = epoch_when_it_leads(&second, 1);
+    first.stop_with(Signal::Kill);
+    let second_epoch = wait_for_leadership_epoch(&second, 1);
     assert!(second_epoch > first_epoch);
 
     // Back again it is let in, though it was told to found, and takes over when the other ends in order.
     let first = start_member(&first_site, &key);
     first.says("state=Connected");
     assert!(!first.said().contains("INFO leads "), "one leads");
-    let ended = second.end_by(Signal::Terminate).with_code(0);
+    let ended = second.stop_with(Signal::Terminate).expect_code(0);
     assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
-    assert!(epoch_when_it_leads(&first, 1) > second_epoch);
-    let _ended = first.end_by(Signal::Terminate).with_code(0);
+    assert!(wait_for_leadership_epoch(&first, 1) > second_epoch);
+    let _ended = first.stop_with(Signal::Terminate).expect_code(0);
 }

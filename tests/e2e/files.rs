@@ -4,7 +4,7 @@
 mod book;
 mod convert;
 mod diff;
-mod foreign_histograms;
 mod ha_verify;
+mod hdrhistogram_interop;
 mod inspect;
 mod merge;

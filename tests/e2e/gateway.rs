@@ -2,15 +2,15 @@
 
 mod capture;
 mod damaged_input;
+mod data_path;
+mod day_change;
 mod demo;
 mod determinism;
-mod full_log;
 mod ha_control;
 mod late_join;
-mod new_day;
-mod outputs_that_fail;
-mod several_channels;
-mod straight_line;
+mod log_disk_full;
+mod multi_channel;
+mod output_failures;
 mod top;
 mod until_loss;
 mod witness_check;

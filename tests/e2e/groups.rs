@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use mdgw_tests::{
     captures::say,
-    groups::{Audience, Cluster, GATEWAYS, Leaders, PATIENT, moved},
+    groups::{GATEWAYS, GroupCluster, GroupConsumers, Leaders, RELAXED_TIMING, moved},
     pair::wait_until,
     process::Signal,
 };
@@ -16,22 +16,23 @@ fn of(leaders: &Leaders, node: u8) -> BTreeSet<u16> {
 }
 
 /// Whether those groups moved, and the others have had no change of leadership at all.
-fn moved_alone(groups: &BTreeSet<u16>, before: &Leaders, after: &Leaders) -> bool {
+fn only_these_moved(groups: &BTreeSet<u16>, before: &Leaders, after: &Leaders) -> bool {
     moved(before, after) == *groups
         && before.iter().all(|(group, led)| groups.contains(group) || after.get(group) == Some(led))
 }
 
 /// Kills gateway 3 and starts it again. Who leads then, and whether only groups moved that had to.
-fn kill_and_start(cluster: &mut Cluster, audience: &Audience) -> (Leaders, bool) {
-    let spread = cluster.wait_until_spread(&[1, 2, 3]);
-    audience.wait_for_more(200);
+fn kill_and_restart(cluster: &mut GroupCluster, consumers: &GroupConsumers) -> (Leaders, bool) {
+    let spread = cluster.wait_until_balanced(&[1, 2, 3]);
+    consumers.wait_for_more_deliveries(200);
     cluster.gateways.kill(3);
-    let without = cluster.wait_until_spread(&[1, 2]);
-    audience.wait_for_more(200);
+    let without = cluster.wait_until_balanced(&[1, 2]);
+    consumers.wait_for_more_deliveries(200);
     cluster.start(3);
-    let again = cluster.wait_until_spread(&[1, 2, 3]);
-    audience.wait_for_more(200);
-    let is_right = moved_alone(&of(&spread, 3), &spread, &without) && moved_alone(&of(&again, 3), &without, &again);
+    let again = cluster.wait_until_balanced(&[1, 2, 3]);
+    consumers.wait_for_more_deliveries(200);
+    let is_right =
+        only_these_moved(&of(&spread, 3), &spread, &without) && only_these_moved(&of(&again, 3), &without, &again);
     if !is_right {
         say(&format!("at first {spread:?}\nwithout 3 {without:?}\nwith it again {again:?}"));
     }
@@ -39,20 +40,20 @@ fn kill_and_start(cluster: &mut Cluster, audience: &Audience) -> (Leaders, bool)
 }
 
 #[test]
-fn a_dead_gateways_groups_move_the_others_stay_and_it_gets_its_share_back() {
-    let mut cluster = Cluster::new(None, PATIENT);
+fn groups_of_a_dead_gateway_move_and_return_while_others_stay() {
+    let mut cluster = GroupCluster::new(None, RELAXED_TIMING);
     (1..=GATEWAYS).for_each(|node| cluster.start(node));
-    let _spread = cluster.wait_until_spread(&[1, 2, 3]);
-    let audience = Audience::start(&cluster, GATEWAYS.into());
+    let _spread = cluster.wait_until_balanced(&[1, 2, 3]);
+    let consumers = GroupConsumers::start(&cluster, GATEWAYS.into());
     let feed = cluster.feed("20");
-    audience.wait_for_more(200);
+    consumers.wait_for_more_deliveries(200);
 
     // On a machine so busy that a gateway finds itself less fit, groups move with reason. Then once more.
     let leaders = (1..=ATTEMPTS).find_map(|attempt| {
         let doubts = cluster.doubts(&[1, 2]);
-        let (leaders, is_right) = kill_and_start(&mut cluster, &audience);
-        let has_reason = cluster.doubts(&[1, 2]) > doubts;
-        assert!(is_right || has_reason, "groups moved without a reason");
+        let (leaders, is_right) = kill_and_restart(&mut cluster, &consumers);
+        let has_fitness_warning = cluster.doubts(&[1, 2]) > doubts;
+        assert!(is_right || has_fitness_warning, "groups moved without a reason");
         if !is_right {
             say(&format!("attempt {attempt} tells nothing: a gateway found itself less fit"));
         }
@@ -61,7 +62,8 @@ fn a_dead_gateways_groups_move_the_others_stay_and_it_gets_its_share_back() {
     let leaders = leaders.expect("a machine that leaves gateways fit for some seconds");
     for (group, (_, epoch)) in leaders.iter().filter(|(_, (leader, _))| *leader == 3) {
         wait_until("it is on record that the group was handed over", || {
-            let history = cluster.gateways.ask(3, &["history", "--count", "1000", "--json"]).with_code(0).json();
+            let history =
+                cluster.gateways.send_request(3, &["history", "--count", "1000", "--json"]).expect_code(0).json();
             history["entries"].as_array().unwrap().iter().any(|entry| {
                 let is_it = entry["event"] == "took_over" && entry["group"] == *group && entry["epoch_count"] == *epoch;
                 is_it && entry["cause"] == "handed over"
@@ -70,12 +72,12 @@ fn a_dead_gateways_groups_move_the_others_stay_and_it_gets_its_share_back() {
     }
 
     // Told to end, it would announce the rest of its day.
-    let _ended = feed.end_by(Signal::Kill);
-    let (faults, verified) = audience.judge(&cluster, 1);
+    let _ended = feed.stop_with(Signal::Kill);
+    let (faults, verified) = consumers.verify_streams(&cluster, 1);
     assert!(faults.is_empty(), "{faults:?}\n{}", verified.stdout);
-    let _kept = verified.with_code(0);
+    let _verified = verified.expect_code(0);
     (1..=GATEWAYS).for_each(|node| {
-        let _said = cluster.gateways.end(node);
+        let _exited = cluster.gateways.end(node);
     });
 }
 

@@ -4,22 +4,22 @@
 use std::{fs, path::Path};
 
 use mdgw_tests::{
-    elected::ElectedPair,
+    elected_pair::ElectedPair,
     gateways::Gateways,
     pair::wait_until,
     process::{self, Signal},
-    site::{Site, Wanted, text},
+    site::{Site, SiteConfig, text},
 };
 
 #[test]
-fn a_gateway_tells_its_history_over_kills_and_starts() {
+fn history_covers_kills_and_restarts() {
     let site = Site::new();
     let (audit, socket) = (site.path("audit.jsonl"), site.path("run/control"));
     let keys = format!("[gateway]\naudit_file = \"{}\"\ncontrol_socket = \"{}\"", text(&audit), text(&socket));
-    let config = site.config_text(&Wanted::itch()).replacen("[gateway]", &keys, 1);
+    let config = site.config_text(&SiteConfig::itch()).replacen("[gateway]", &keys, 1);
     let path = site.path("with_control.toml");
     fs::write(&path, config).unwrap();
-    let ask = |tool: &[&str]| process::run(["ha"].iter().chain(tool).chain(&["--socket", text(&socket)]));
+    let send_request = |tool: &[&str]| process::run(["ha"].iter().chain(tool).chain(&["--socket", text(&socket)]));
     let start = || {
         let gateway = process::start(["run", text(&path)]);
         gateway.says("gateway runs");
@@ -29,22 +29,22 @@ fn a_gateway_tells_its_history_over_kills_and_starts() {
         }
         gateway
     };
-    let _ = ask(&["status"]).with_code(2);
+    let _ = send_request(&["status"]).expect_code(2);
 
     let gateway = start();
-    assert!(ask(&["status"]).with_code(0).stdout.contains("stands alone"));
-    let refused = ask(&["hand-over"]).with_code(1);
+    assert!(send_request(&["status"]).expect_code(0).stdout.contains("stands alone"));
+    let refused = send_request(&["hand-over"]).expect_code(1);
     assert!(refused.stderr.contains("no such group"), "{}", refused.stderr);
-    let _ = gateway.end_by(Signal::Kill);
+    let _ = gateway.stop_with(Signal::Kill);
     // A line that broke off, as a crash in the middle of a write leaves it.
-    let whole = fs::read(&audit).unwrap();
-    fs::write(&audit, [&whole[..], b"{\"number\":3,\"time_"].concat()).unwrap();
+    let full_audit = fs::read(&audit).unwrap();
+    fs::write(&audit, [&full_audit[..], b"{\"number\":3,\"time_"].concat()).unwrap();
 
     fs::remove_file(&socket).unwrap();
     let gateway = start();
     // A thread of its own writes; nobody waits for it.
     let json = loop {
-        let json = ask(&["history", "--json"]).with_code(0).json();
+        let json = send_request(&["history", "--json"]).expect_code(0).json();
         if json["entries"].as_array().unwrap().len() >= 5 {
             break json;
         }
@@ -54,48 +54,48 @@ fn a_gateway_tells_its_history_over_kills_and_starts() {
     assert_eq!(events, ["started", "gained", "torn", "started", "gained"]);
     let epochs: Vec<_> = json["entries"].as_array().unwrap().iter().map(|entry| entry["epoch_count"].clone()).collect();
     assert_eq!(epochs, [1, 1, 0, 2, 2]);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(!socket.exists());
     assert!(fs::read_to_string(&audit).unwrap().trim_end().ends_with("\"event\":\"stopped\"}"));
 }
 
 #[test]
-fn a_pair_is_pinned_and_let_go_by_whoever_leads() {
+fn only_the_leader_pins_and_unpins() {
     let (pair, [leader, other]) = running_pair();
     let is_pinned = |node| pair.status(node).unwrap()["pinned"] == true;
     for told in ["pin", "unpin"] {
-        let refused = pair.gateways.ask(other, &[told]).with_code(1);
+        let refused = pair.gateways.send_request(other, &[told]).expect_code(1);
         assert!(refused.stderr.contains("does not lead"), "{}", refused.stderr);
     }
     assert!(!is_pinned(leader));
-    let done = pair.gateways.ask(leader, &["pin"]).with_code(0);
+    let done = pair.gateways.send_request(leader, &["pin"]).expect_code(0);
     assert!(done.stdout.contains("moves no more by itself"), "{}", done.stdout);
     wait_until("it is pinned", || is_pinned(leader));
-    let _done = pair.gateways.ask(leader, &["unpin"]).with_code(0);
+    let _done = pair.gateways.send_request(leader, &["unpin"]).expect_code(0);
     wait_until("it may move again", || !is_pinned(leader));
 }
 
 #[test]
-fn a_drill_hands_over_and_back_and_says_how_long_it_took() {
+fn a_drill_hands_over_and_back_and_reports_durations() {
     let (pair, [leader, other]) = running_pair();
-    pair.wait_until_stands(other);
+    pair.wait_until_eligible(other);
     let epoch = |node| pair.status(node).unwrap()["epoch"]["count"].as_u64().unwrap();
     let before = epoch(leader);
-    let drill = |from: u8, more: &[&str]| pair.gateways.ask(from, &[&["drill"], more].concat());
-    let refused = drill(other, &[]).with_code(1);
+    let drill = |from: u8, more: &[&str]| pair.gateways.send_request(from, &[&["drill"], more].concat());
+    let refused = drill(other, &[]).expect_code(1);
     assert!(refused.stderr.contains(&format!("node {other} does not lead")), "{}", refused.stderr);
     assert_eq!(epoch(leader), before, "a drill that was refused moves nothing");
 
-    let json = drill(leader, &["--json"]).with_code(0).json();
-    let ways = json["hand_overs"].as_array().unwrap();
-    let to: Vec<_> = ways.iter().map(|way| way["to"]["leader"]["node"].as_u64().unwrap()).collect();
+    let json = drill(leader, &["--json"]).expect_code(0).json();
+    let hand_overs = json["hand_overs"].as_array().unwrap();
+    let to: Vec<_> = hand_overs.iter().map(|way| way["to"]["leader"]["node"].as_u64().unwrap()).collect();
     assert_eq!(to, [u64::from(other), u64::from(leader)]);
-    assert!(ways.iter().all(|way| way["took_us"].as_u64().unwrap() > 0), "{json}");
+    assert!(hand_overs.iter().all(|way| way["took_us"].as_u64().unwrap() > 0), "{json}");
     pair.wait_until_leads(leader);
     assert_eq!(epoch(leader), before + 2);
     // The one that led meanwhile has it on record.
     wait_until("the audit has it", || {
-        let history = pair.gateways.ask(other, &["history", "--json"]).with_code(0).json();
+        let history = pair.gateways.send_request(other, &["history", "--json"]).expect_code(0).json();
         let entries = history["entries"].as_array().unwrap();
         ["gained", "took_over", "lost"]
             .iter()
@@ -104,28 +104,29 @@ fn a_drill_hands_over_and_back_and_says_how_long_it_took() {
 }
 
 #[test]
-fn a_gateway_that_the_record_does_not_name_stands_once_it_is_admitted() {
+fn an_unlisted_gateway_is_eligible_once_admitted() {
     let first = Site::numbered(1);
-    let second = first.twin(2);
+    let second = first.peer_on_same_lines(2);
     let records = first.path("records");
     let mut gateways = Gateways::new(vec![first, second]);
     // The one that is there knows of another peer, which never comes.
-    let config = configured(gateways.site(1), &records, 9);
+    let config = config_with_peer(gateways.site(1), &records, 9);
     gateways.start(1, &config);
     let of = |gateways: &Gateways, node| gateways.status(node).unwrap()[0].clone();
     wait_until("it leads", || of(&gateways, 1)["role"] == "leader");
-    let config = configured(gateways.site(2), &records, 1);
+    let config = config_with_peer(gateways.site(2), &records, 1);
     gateways.start(2, &config);
     wait_until("it says what stands in the way", || {
         of(&gateways, 2)["obstacle"].as_str().is_some_and(|text| text.contains("mdgw ha admit"))
     });
 
-    let admit = |node: u8, name: &str| gateways.ask(1, &["admit", "--node", &node.to_string(), "--name", name]);
-    let refused = admit(9, "other").with_code(1);
+    let admit =
+        |node: u8, name: &str| gateways.send_request(1, &["admit", "--node", &node.to_string(), "--name", name]);
+    let refused = admit(9, "other").expect_code(1);
     assert!(refused.stderr.contains("node 9 is gw9 already"), "{}", refused.stderr);
-    let refused = gateways.ask(2, &["admit", "--node", "5", "--name", "gw5"]).with_code(1);
+    let refused = gateways.send_request(2, &["admit", "--node", "5", "--name", "gw5"]).expect_code(1);
     assert!(refused.stderr.contains("does not lead"), "{}", refused.stderr);
-    let done = admit(2, "gw2").with_code(0);
+    let done = admit(2, "gw2").expect_code(0);
     assert!(done.stderr.contains("belong to one gateway alone"), "{}", done.stderr);
     wait_until("it stands", || {
         let status = of(&gateways, 2);
@@ -137,14 +138,14 @@ fn a_gateway_that_the_record_does_not_name_stands_once_it_is_admitted() {
 
 /// Two gateways, and which of them leads and doesn't.
 fn running_pair() -> (ElectedPair, [u8; 2]) {
-    let mut pair = ElectedPair::new(Wanted::itch());
+    let mut pair = ElectedPair::new(SiteConfig::itch());
     [1, 2].into_iter().for_each(|node| pair.start(node));
     let leader = pair.leader();
     (pair, [leader, 3 - leader])
 }
 
 /// A gateway over the records, which knows of one peer and has no link to it.
-fn configured(site: &Site, records: &Path, peer: u8) -> String {
+fn config_with_peer(site: &Site, records: &Path, peer: u8) -> String {
     let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&site.path("control")));
     let election = format!(
         "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{}\"\n\n\
@@ -152,5 +153,5 @@ fn configured(site: &Site, records: &Path, peer: u8) -> String {
         site.node,
         text(records)
     );
-    site.config_text(&Wanted::itch()).replacen("[gateway]", &keys, 1) + &election
+    site.config_text(&SiteConfig::itch()).replacen("[gateway]", &keys, 1) + &election
 }

@@ -11,35 +11,35 @@ use std::{
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
     process::{self, Ended, Signal},
-    site::{Site, Wanted, text, wait_until_joined},
+    site::{Site, SiteConfig, text, wait_until_joined},
     tap::Tap,
 };
 
 #[test]
-fn a_gateway_that_is_killed_and_comes_back_keeps_all_promises() {
+fn a_killed_and_restarted_gateway_keeps_all_promises() {
     let site = Site::new();
-    let capture = killed_in_the_middle(&site);
-    let ended = verify(&[&capture], &["--json"]).with_code(0);
+    let capture = capture_with_a_kill_mid_day(&site);
+    let ended = verify(&[&capture], &["--json"]).expect_code(0);
     let verdict = ended.json();
     assert_eq!(verdict["epochs"].as_array().unwrap().len(), 2, "{}", ended.stdout);
     assert_eq!(verdict["channels"][0]["changes"], 1, "{}", ended.stdout);
     assert_eq!(verdict["channels"][0]["blackout"]["count"], 1, "{}", ended.stdout);
     assert_eq!(verdict["channels"][0]["sessions"][0]["first"], 1, "{}", ended.stdout);
-    let table = verify(&[&capture], &[]).with_code(0).stdout;
+    let table = verify(&[&capture], &[]).expect_code(0).stdout;
     assert!(table.contains("one publisher at a time    kept") && !table.contains("BROKEN"), "{table}");
 }
 
 #[test]
-fn each_kind_of_damage_is_found() {
+fn each_kind_of_damage_is_detected() {
     let site = Site::new();
-    let capture = killed_in_the_middle(&site);
+    let capture = capture_with_a_kill_mid_day(&site);
     let packets = feeds::capture_packets(&capture);
     let path = site.path("damaged.pcap");
-    let judged = |packets: &[Packet]| {
+    let verify_packets = |packets: &[Packet]| {
         feeds::write_capture(&path, &site.output.to_string(), packets);
         verify(&[&path], &["--json"])
     };
-    let whole = judged(&packets).with_code(0).json();
+    let whole = verify_packets(&packets).expect_code(0).json();
     assert!(whole["kept"].as_bool().unwrap());
 
     // A packet with content, in the middle of the second half.
@@ -56,11 +56,11 @@ fn each_kind_of_damage_is_found() {
     without.remove(place);
     let mut swapped = packets.clone();
     swapped.swap(place, place + 1);
-    let send_later = |bytes: &mut Vec<u8>| bytes[56] ^= 1;
+    let change_send_time = |bytes: &mut Vec<u8>| bytes[56] ^= 1;
     for (damaged, promise) in [
         (without, "nothing missing"),
         (swapped, "in order"),
-        (edited(send_later), "each name once"),
+        (edited(change_send_time), "each name once"),
         (
             edited(|bytes| {
                 let last = bytes.len() - 1;
@@ -72,62 +72,62 @@ fn each_kind_of_damage_is_found() {
         (edited(|bytes| bytes[17] -= 1), "one publisher at a time"),
         (edited(|bytes| bytes[17] -= 1), "epochs never went back"),
     ] {
-        let ended = judged(&damaged).with_code(1);
+        let ended = verify_packets(&damaged).expect_code(1);
         assert!(ended.json()["broken"][promise].as_u64().unwrap() > 0, "{promise}: {}", ended.stdout);
     }
 }
 
 #[test]
-fn receivers_that_delivered_the_same_agree_and_one_that_did_not_is_found() {
+fn equal_receivers_agree_and_a_differing_one_is_detected() {
     let site = Site::new();
-    let gateway = site.gateway(&Wanted::itch(), &["--date", "2019-01-30"]);
+    let gateway = site.gateway(&SiteConfig::itch(), &["--date", "2019-01-30"]);
     let tails = [(); 2].map(|()| site.start_tail(site.output, &["--json", "--until-ended"]));
     wait_until_joined(site.output, 2);
-    let _ = site.sim(&["--messages", "3000", "--stocks", "20", "--rate", "2000"]).end().with_code(0);
-    let outputs = tails.map(|tail| tail.end().with_code(0).stdout);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = site.sim(&["--messages", "3000", "--stocks", "20", "--rate", "2000"]).end().expect_code(0);
+    let outputs = tails.map(|tail| tail.end().expect_code(0).stdout);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 
     let paths = [site.path("one.jsonl"), site.path("two.jsonl")];
     fs::write(&paths[0], &outputs[0]).unwrap();
     fs::write(&paths[1], &outputs[1]).unwrap();
-    let _ = verify(&[&paths[0], &paths[1]], &[]).with_code(0);
+    let _ = verify(&[&paths[0], &paths[1]], &[]).expect_code(0);
     let lines: Vec<&str> = outputs[1].lines().collect();
     fs::write(&paths[1], lines[..lines.len() - 7].join("\n")).unwrap();
-    let ended = verify(&[&paths[0], &paths[1]], &[]).with_code(0);
+    let ended = verify(&[&paths[0], &paths[1]], &[]).expect_code(0);
     assert!(ended.stdout.contains("two.jsonl ends 7 records before others"), "{}", ended.stdout);
     fs::write(&paths[1], [&lines[..100], &lines[101..]].concat().join("\n")).unwrap();
-    let ended = verify(&[&paths[0], &paths[1]], &[]).with_code(1);
+    let ended = verify(&[&paths[0], &paths[1]], &[]).expect_code(1);
     assert!(ended.stdout.contains("was not delivered here"), "{}", ended.stdout);
 }
 
 #[test]
-fn what_cannot_be_judged_is_2() {
+fn unverifiable_input_exits_2() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other.pcap");
     let packets = feeds::itch_packets(feeds::itch_day(500, 1), SESSION, MIDNIGHT_NS);
     feeds::write_capture(&path, feeds::DESTINATIONS[0], &packets);
-    let ended = verify(&[&path], &[]).with_code(2);
+    let ended = verify(&[&path], &[]).expect_code(2);
     assert!(ended.stderr.contains("nothing that a gateway published"), "{}", ended.stderr);
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() - 5]).unwrap();
-    let ended = verify(&[&path], &[]).with_code(2);
+    let ended = verify(&[&path], &[]).expect_code(2);
     assert!(ended.stderr.contains("at byte "), "{}", ended.stderr);
-    let _ = verify(&[Path::new("/nowhere.pcap")], &[]).with_code(2);
+    let _ = verify(&[Path::new("/nowhere.pcap")], &[]).expect_code(2);
     let rows = folder.path().join("rows.jsonl");
     fs::write(&rows, "{}\n").unwrap();
-    let ended = verify(&[&rows], &["--group", "9"]).with_code(2);
+    let ended = verify(&[&rows], &["--group", "9"]).expect_code(2);
     assert!(ended.stderr.contains("--group is for captures"), "{}", ended.stderr);
 }
 
 /// A capture of two lives of one gateway: the first one ends by a signal that leaves it no time.
-fn killed_in_the_middle(site: &Site) -> PathBuf {
+fn capture_with_a_kill_mid_day(site: &Site) -> PathBuf {
     let capture = site.path("published.pcap");
     let packets = feeds::itch_packets(feeds::itch_day(10_000, 6), SESSION, MIDNIGHT_NS);
     let (early, late) = packets.split_at(packets.len() / 2);
     let [morning, afternoon] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
     feeds::write_capture(&morning, feeds::DESTINATIONS[0], early);
     feeds::write_capture(&afternoon, feeds::DESTINATIONS[0], late);
-    let wanted = Wanted { has_recovery: false, ..Wanted::itch() };
+    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
     let arguments = ["--date", "2019-01-30"];
 
     let tap = Tap::start(site.output, &capture);
@@ -135,11 +135,11 @@ fn killed_in_the_middle(site: &Site) -> PathBuf {
     play(&morning, site.lines[0]);
     // What it had not read yet would be lost with it.
     let next = late[0].1[10..18].try_into().unwrap();
-    tap.wait_until_settled(u64::from_be_bytes(next));
-    let _ = killed.end_by(Signal::Kill);
+    tap.wait_until_covered(u64::from_be_bytes(next));
+    let _ = killed.stop_with(Signal::Kill);
     let gateway = site.gateway(&wanted, &arguments);
     play(&afternoon, site.lines[0]);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(tap.finish() > 1_000);
     capture
 }
@@ -147,7 +147,7 @@ fn killed_in_the_middle(site: &Site) -> PathBuf {
 fn play(capture: &Path, line: SocketAddrV4) {
     let line = line.to_string();
     let _ = process::run(["replay", text(capture), "--to", &line, "--rate", "4000", "--interface", "127.0.0.1"])
-        .with_code(0);
+        .expect_code(0);
 }
 
 fn verify(files: &[&Path], more: &[&str]) -> Ended {

@@ -15,16 +15,16 @@ use std::{
 };
 
 use crossbeam_queue::ArrayQueue;
-use mdgw_captures::{damage::Losses, pacer::Pace};
+use mdgw_captures::{impairment::LossPolicy, pacer::Pace};
 use mdgw_engine::{
     dispatch::{ChannelHandler as _, TurnContext},
     handle_set::{
         Event, HandleSet, ThreadIo as _, Wait,
+        backend_choice::{self, Backend, Waiting},
         epoll::EpollSet,
-        probe::{self, Backend, Waiting},
         ring::{MultishotSet, RingSet},
     },
-    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGaps, PipelineLocal, PipelineParts, RecoverySocket},
+    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGapRequests, PipelineLocal, PipelineParts, RecoverySocket},
     publish::{LogSink, Publisher, PublisherConfig},
 };
 use mdgw_feeds::{
@@ -36,10 +36,10 @@ use mdgw_feeds::{
     transport::iextp::{PROTOCOL_DEEP_1_0, PROTOCOL_TOPS_1_6},
     venue::iex::{deep::PriceLevelUpdate, tops::QuoteUpdate},
 };
-use mdgw_publog::{Keeper, LogOptions, Opened, Retention};
+use mdgw_publog::{LogOptions, OpenedLog, Retention, SegmentMaintenance};
 use mdgw_simulator::{
     exchange::{Exchange, ExchangeConfig, ExchangeLine},
-    source::Played,
+    source::FeedSource,
 };
 use mdgw_sys::{
     batch::{OutputIndex, Outputs, ReceiveBatch, SendBuffers},
@@ -48,12 +48,12 @@ use mdgw_sys::{
     handle::{ChannelIndex, Handle, LineSet},
     sockets::{Interface, OutputOptions, ReceiveOptions, SourceFilter, open_output, open_receive},
 };
-use mdgw_telemetry::{channels::channel_exchange, counters::Registry, stages::stage_exchange};
+use mdgw_telemetry::{channel_metrics::channel_recorder_pair, counters::Registry, stages::stage_recorder_pair};
 use mdgw_tests::{
     captures,
     counting_allocator::{CountingAllocator, allocations_in},
     feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
-    process::PATIENCE,
+    process::TEST_TIMEOUT,
     site::Site,
 };
 use zerocopy::{FromZeros as _, IntoBytes as _};
@@ -62,77 +62,77 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
-fn the_check_of_the_fence_allocates_nothing() {
+fn the_fence_check_allocates_nothing() {
     assert!(allocations_in(|| drop(black_box(Box::new(1_u64)))) > 0, "the allocator counts");
     let fence = Fence::closed();
     fence.open(Epoch::new(1, 1), MonoNs(u64::MAX));
-    let checks = || (0..1_000).all(|_| black_box(&fence).pass(mono_now()) == Some(Epoch::new(1, 1)));
+    let checks = || (0..1_000).all(|_| black_box(&fence).epoch_if_open(mono_now()) == Some(Epoch::new(1, 1)));
     assert_eq!(allocations_in(|| assert!(checks())), 0);
 }
 
 #[test]
 fn the_pipeline_on_epoll_allocates_nothing() {
-    whole_line(EpollSet::new().unwrap(), || {}).allocates_nothing();
+    run_pipeline(EpollSet::new().unwrap(), || {}).assert_allocates_nothing();
 }
 
 #[test]
 fn the_pipeline_on_rings_allocates_nothing() {
-    match probe::choose(probe::IoChoice::IoUring, 2, Waiting::Blocking) {
-        Ok(Backend::Ring(wait)) => whole_line(RingSet::new(wait).unwrap(), || {}).allocates_nothing(),
+    match backend_choice::choose(backend_choice::IoChoice::IoUring, 2, Waiting::Blocking) {
+        Ok(Backend::Ring(wait)) => run_pipeline(RingSet::new(wait).unwrap(), || {}).assert_allocates_nothing(),
         other => captures::say(&format!("SKIPPED: the pipeline on rings: {other:?}")),
     }
 }
 
 #[test]
 fn the_pipeline_on_a_multishot_ring_allocates_nothing() {
-    match probe::choose(probe::IoChoice::IoUring, 1, Waiting::Blocking) {
+    match backend_choice::choose(backend_choice::IoChoice::IoUring, 1, Waiting::Blocking) {
         Ok(Backend::Multishot) => {
-            whole_line(MultishotSet::new(MultishotSet::BUFFERS).unwrap(), || {}).allocates_nothing();
+            run_pipeline(MultishotSet::new(MultishotSet::BUFFERS).unwrap(), || {}).assert_allocates_nothing();
         }
         other => captures::say(&format!("SKIPPED: the pipeline on a multishot ring: {other:?}")),
     }
 }
 
 #[test]
-fn an_allocation_for_each_call_would_be_seen() {
-    let run = whole_line(EpollSet::new().unwrap(), || drop(black_box(Box::new(7))));
+fn an_allocation_per_call_is_detected() {
+    let run = run_pipeline(EpollSet::new().unwrap(), || drop(black_box(Box::new(7))));
     assert!(run.calls > 10 && run.allocations >= run.calls, "{run:?}");
 }
 
 #[test]
 fn an_itch_channel_allocates_nothing_through_gaps_and_duplicates() {
     let packets = feeds::itch_packets(feeds::itch_day(30_000, 3), SESSION, MIDNIGHT_NS);
-    channel(Feed::NasdaqItch, &feeds::spaced(&packets, 10_000)).allocates_nothing();
+    channel(Feed::NasdaqItch, &feeds::evenly_spaced(&packets, 10_000)).assert_allocates_nothing();
 }
 
 #[test]
 fn a_deep_channel_allocates_nothing_through_gaps_and_duplicates() {
     let updates: Vec<_> = (0..30_000).map(deep_update).collect();
     let messages = updates.iter().map(PriceLevelUpdate::as_bytes);
-    channel(Feed::IexDeep, &feeds::iex_packets(PROTOCOL_DEEP_1_0, 1, MIDNIGHT_NS, messages)).allocates_nothing();
+    channel(Feed::IexDeep, &feeds::iex_packets(PROTOCOL_DEEP_1_0, 1, MIDNIGHT_NS, messages)).assert_allocates_nothing();
 }
 
 #[test]
 fn a_tops_channel_allocates_nothing_through_gaps_and_duplicates() {
     let updates: Vec<_> = (0..30_000).map(tops_update).collect();
     let messages = updates.iter().map(QuoteUpdate::as_bytes);
-    channel(Feed::IexTops, &feeds::iex_packets(PROTOCOL_TOPS_1_6, 1, MIDNIGHT_NS, messages)).allocates_nothing();
+    channel(Feed::IexTops, &feeds::iex_packets(PROTOCOL_TOPS_1_6, 1, MIDNIGHT_NS, messages)).assert_allocates_nothing();
 }
 
 #[test]
-fn the_long_captures_allocate_nothing() {
+fn real_captures_allocate_nothing() {
     let Some(root) = captures::root("the long captures") else { return };
     for (feed, name) in
         [(Feed::IexDeep, "deep-1.0-20170425/DEEP10.pcap.gz"), (Feed::IexTops, "tops-1.6-20170710/TOPS16.pcap.gz")]
     {
-        let packets = feeds::spaced(&feeds::capture_packets(&root.join("iex").join(name)), 10_000);
-        channel(feed, &packets).allocates_nothing();
+        let packets = feeds::evenly_spaced(&feeds::capture_packets(&root.join("iex").join(name)), 10_000);
+        channel(feed, &packets).assert_allocates_nothing();
     }
 }
 
 /// What a run did after its warm-up.
 #[derive(Debug, Default)]
-struct Run {
+struct AllocationRun {
     allocations: u64,
     /// Calls of a handler.
     calls: u64,
@@ -143,8 +143,8 @@ struct Run {
     packets_sent: u64,
 }
 
-impl Run {
-    fn allocates_nothing(&self) {
+impl AllocationRun {
+    fn assert_allocates_nothing(&self) {
         assert_eq!(self.allocations, 0, "{self:?}");
         assert!(self.packets > 1_000 && self.counters.records > 1_000 && self.duplicates > 100, "it ran: {self:?}");
         assert_eq!(self.counters.gaps, 0, "all gaps were filled: {self:?}");
@@ -158,12 +158,12 @@ const QUOTA: usize = 16;
 
 /// An exchange with damaged lines plays a day, and this thread alone is the pool: it waits, calls the pipeline's
 /// handlers as the pool would, and counts what they allocate. `beside` is called beside each of these calls.
-fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
+fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
     let site = Site::new();
     let registry = Registry::default();
-    let (recorder, mut collector) = stage_exchange(1, 2);
-    let (figures, mut figures_collector) = channel_exchange(&[Line::A, Line::B]);
-    let (sink, mut keeper) = log(&site.path("log"));
+    let (recorder, mut collector) = stage_recorder_pair(1, 2);
+    let (metrics, mut metrics_collector) = channel_recorder_pair(&[Line::A, Line::B]);
+    let (sink, mut maintenance) = log(&site.path("log"));
     let interface = || Some(Interface::LOOPBACK);
     let output = open_output(&OutputOptions::new(site.output, interface())).unwrap();
     let publisher = PublisherConfig {
@@ -171,7 +171,7 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
         channel: ChannelId(1),
         outputs: vec![OutputIndex(0)],
         heartbeat_ns: 10_000_000,
-        tail_packets_per_s: 20_000,
+        catch_up_packets_per_s: 20_000,
         send_ns_max: 10_000_000,
         log_directory: site.path("log"),
     };
@@ -189,13 +189,13 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
             socket: open_receive(&ReceiveOptions::new(any, None)).unwrap(),
             server: site.requests,
         }),
-        peer_gaps: Arc::new(PeerGaps::new(1)),
+        peer_gap_requests: Arc::new(PeerGapRequests::new(1)),
         publisher: Publisher::new(publisher, &sink, Arc::default()),
         sink,
-        fence: Arc::new(Fence::stand_alone(Epoch::new(1, 0))),
+        fence: Arc::new(Fence::standalone(Epoch::new(1, 0))),
         counters: registry.register("one", &COUNTERS),
-        figures,
-        numberings: Arc::new(ArrayQueue::new(4)),
+        metrics,
+        sessions: Arc::new(ArrayQueue::new(4)),
     });
     for (line, socket) in pipeline.sockets() {
         set.add(socket.socket().as_fd(), Handle { channel: ChannelIndex(0), line }).unwrap();
@@ -208,43 +208,43 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Acquire) {
-                keeper.turn(unix_now().0);
+                maintenance.run_once(unix_now().0);
                 collector.collect(|_| {});
-                figures_collector.collect(|_| {});
+                metrics_collector.collect(|_| {});
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
         let exchange = exchange(&site);
         let mut events = Vec::with_capacity(32);
         let mut lines = LineSet::default();
-        let mut run = Run::default();
+        let mut run = AllocationRun::default();
         let mut packets = 0;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while pipeline.channel().state() != ChannelState::Ended && Instant::now() < deadline {
             events.clear();
-            let in_wait = allocations_in(|| io.wait(Wait::Poll, 32, &mut events).unwrap());
+            let wait_allocations = allocations_in(|| io.wait(Wait::Poll, 32, &mut events).unwrap());
             let now = mono_now();
             let mut context = TurnContext { io: &mut io, local: &mut local, now, woken_at: unix_now(), thread: 0 };
-            let mut lent = None;
+            let mut provided = None;
             for event in &events {
                 match event {
                     Event::Ready(handle) => lines = lines.with(handle.line),
-                    Event::Lent(handle) => lent = Some(*handle),
+                    Event::Provided(handle) => provided = Some(*handle),
                     Event::Timer | Event::Wake => {}
                 }
             }
             let is_due = pipeline.next_deadline().is_some_and(|due| due <= now);
-            if lines.is_empty() && lent.is_none() && !is_due {
+            if lines.is_empty() && provided.is_none() && !is_due {
                 continue;
             }
             let mut done = 0;
-            let in_call = allocations_in(|| {
+            let call_allocations = allocations_in(|| {
                 if !lines.is_empty() {
                     let progress = pipeline.on_ready(lines, QUOTA, &mut context).unwrap();
-                    (done, lines) = (progress.packets, progress.more);
+                    (done, lines) = (progress.packets, progress.unfinished_lines);
                 }
-                if let Some(handle) = lent {
-                    done += pipeline.on_lent(handle, &mut context).unwrap().packets;
+                if let Some(handle) = provided {
+                    done += pipeline.on_provided(handle, &mut context).unwrap().packets;
                 }
                 if is_due {
                     pipeline.on_deadline(now, &mut context).unwrap();
@@ -253,7 +253,7 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
             });
             if packets >= WARM_UP {
                 run.calls += 1;
-                run.allocations += in_wait + in_call;
+                run.allocations += wait_allocations + call_allocations;
                 run.packets += done;
             }
             packets += done;
@@ -273,9 +273,9 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
 fn exchange(site: &Site) -> Exchange {
     let lines = site.lines.iter().zip(DAMAGE);
     Exchange::start(&ExchangeConfig {
-        feed: Played::Itch(feeds::itch_day(20_000, 4)),
-        lines: lines.map(|(destination, damage)| ExchangeLine { destination: *destination, damage }).collect(),
-        losses: Losses::Independent,
+        feed: FeedSource::Itch(feeds::itch_day(20_000, 4)),
+        lines: lines.map(|(destination, impairment)| ExchangeLine { destination: *destination, impairment }).collect(),
+        loss_policy: LossPolicy::Independent,
         seed: 4,
         pace: Pace::Rate(4_000.0),
         interface: Some(Interface::LOOPBACK),
@@ -286,9 +286,9 @@ fn exchange(site: &Site) -> Exchange {
 }
 
 /// Two damaged lines into a channel, its log behind it; the keeper turns between datagrams, outside of the count.
-fn channel(feed: Feed, packets: &[Packet]) -> Run {
+fn channel(feed: Feed, packets: &[Packet]) -> AllocationRun {
     let folder = tempfile::tempdir().unwrap();
-    let (mut sink, mut keeper) = log(folder.path());
+    let (mut sink, mut maintenance) = log(folder.path());
     let mut channel = Channel::new(config(feed, None));
     let [a, b] = feeds::damaged(packets, DAMAGE, 5);
     let mut arrivals: Vec<_> = [(Line::A, a), (Line::B, b)]
@@ -297,9 +297,9 @@ fn channel(feed: Feed, packets: &[Packet]) -> Run {
         .collect();
     arrivals.sort_by_key(|(time_ns, line, _)| (*time_ns, line.0));
 
-    let mut run = Run::default();
+    let mut run = AllocationRun::default();
     for (number, (time_ns, line, bytes)) in arrivals.iter().enumerate() {
-        keeper.turn(*time_ns);
+        maintenance.run_once(*time_ns);
         let now = MonoNs(*time_ns);
         let count = allocations_in(|| {
             sink.begin(UnixNs(*time_ns));
@@ -332,13 +332,13 @@ fn config(feed: Feed, recovery: Option<RecoveryConfig>) -> ChannelConfig {
 }
 
 /// A log small enough that the run goes through several segments.
-fn log(directory: &Path) -> (LogSink, Keeper) {
+fn log(directory: &Path) -> (LogSink, SegmentMaintenance) {
     let mut options = LogOptions::new(directory, 1);
     options.segment_bytes = 1 << 20;
     options.ready_segments = 2;
     options.retention = Retention { bytes_max: 4 << 20, ..Retention::default() };
-    let Opened { writer, keeper, .. } = mdgw_publog::open(options, MIDNIGHT_NS).unwrap();
-    (LogSink::new(writer), keeper)
+    let OpenedLog { writer, maintenance, .. } = mdgw_publog::open(options, MIDNIGHT_NS).unwrap();
+    (LogSink::new(writer), maintenance)
 }
 
 /// Levels come, change and go on 40 symbols.

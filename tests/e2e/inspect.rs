@@ -19,9 +19,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 #[test]
-fn every_message_is_shown_once_under_its_number() {
-    let day = Day::new();
-    let packets = objects(&day.inspect(&["--json"]).with_code(0));
+fn every_message_is_shown_once_with_its_sequence() {
+    let day = DayCapture::new();
+    let packets = json_lines(&day.inspect(&["--json"]).expect_code(0));
     assert_eq!(packets.len(), day.packets.len());
     let messages = messages(&packets);
     assert_eq!(messages.len() as u64, MESSAGES);
@@ -44,10 +44,10 @@ fn every_message_is_shown_once_under_its_number() {
 }
 
 #[test]
-fn filters_keep_what_they_name_and_nothing_else() {
-    let day = Day::new();
-    let all = objects(&day.inspect(&["--json"]).with_code(0));
-    let filtered = |more: &[&str]| objects(&day.inspect(&[&["--json"], more].concat()).with_code(0));
+fn filters_select_exactly_what_they_name() {
+    let day = DayCapture::new();
+    let all = json_lines(&day.inspect(&["--json"]).expect_code(0));
+    let filtered = |more: &[&str]| json_lines(&day.inspect(&[&["--json"], more].concat()).expect_code(0));
 
     let frames = filtered(&["--frame", "3,7-9"]);
     assert_eq!(frames.iter().map(|packet| packet["frame"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 7, 8, 9]);
@@ -76,9 +76,9 @@ fn filters_keep_what_they_name_and_nothing_else() {
 
     assert_eq!(filtered(&["--session", "MDGWSIM001", "--channel", DESTINATIONS[0]]), all);
     for nothing in [["--session", "OTHER"], ["--channel", "233.54.12.111:1"], ["--frame", "0"]] {
-        let ended = day.inspect(&nothing).with_code(1);
+        let ended = day.inspect(&nothing).expect_code(1);
         assert!(ended.stdout.is_empty() && ended.stderr.contains("the filters leave nothing"), "{}", ended.stderr);
-        let summed = day.inspect(&[nothing[0], nothing[1], "--stats"]).with_code(1);
+        let summed = day.inspect(&[nothing[0], nothing[1], "--stats"]).expect_code(1);
         assert!(summed.stderr.contains("the filters leave nothing"), "{}", summed.stderr);
     }
 
@@ -91,10 +91,10 @@ fn filters_keep_what_they_name_and_nothing_else() {
 }
 
 #[test]
-fn text_names_instrument_price_and_time() {
-    let day = Day::new();
-    let shown = day.inspect(&["--type", "AddOrder"]).with_code(0);
-    let packets = objects(&day.inspect(&["--type", "AddOrder", "--json"]).with_code(0));
+fn text_output_shows_instrument_price_and_time() {
+    let day = DayCapture::new();
+    let shown = day.inspect(&["--type", "AddOrder"]).expect_code(0);
+    let packets = json_lines(&day.inspect(&["--type", "AddOrder", "--json"]).expect_code(0));
     let add = &messages(&packets)[0]["fields"];
     assert!(shown.stdout.starts_with("2019-01-30 UTC\n"), "{}", shown.stdout);
     assert!(!shown.stdout.contains('\x1b'), "no colours without a terminal");
@@ -110,30 +110,33 @@ fn text_names_instrument_price_and_time() {
     }
     assert_eq!(shown.stderr.lines().count(), 1, "{}", shown.stderr);
     assert!(shown.stderr.contains("ITCH 5.0 over MoldUDP64"), "{}", shown.stderr);
-    let told = day.inspect(&["--feed", "nasdaq-itch-5.0"]).with_code(0);
+    let told = day.inspect(&["--feed", "nasdaq-itch-5.0"]).expect_code(0);
     assert!(told.stderr.is_empty(), "{}", told.stderr);
 }
 
 #[test]
-fn statistics_count_what_the_packets_hold() {
-    let day = Day::new();
+fn statistics_match_the_packets() {
+    let day = DayCapture::new();
     let mut packets = day.packets.clone();
     // A gap in the middle, and a copy.
     let lost = packets.remove(packets.len() / 2);
     let copied = packets[3].clone();
     packets.insert(4, copied);
     let path = day.write("gap.pcap", &packets);
-    let all = objects(&day.inspect(&["--json"]).with_code(0));
-    let gone: u64 = all.iter().filter(|packet| packet["time_ns"] == lost.0).map(count).sum();
-    let doubled = count(&all[3]);
+    let all = json_lines(&day.inspect(&["--json"]).expect_code(0));
+    let lost_messages: u64 = all.iter().filter(|packet| packet["time_ns"] == lost.0).map(count).sum();
+    let repeated_messages = count(&all[3]);
 
-    let statistics = process::run(["inspect", text(&path), "--stats", "--json"]).with_code(0).json();
+    let statistics = process::run(["inspect", text(&path), "--stats", "--json"]).expect_code(0).json();
     let [line] = statistics["lines"].as_array().unwrap().as_slice() else { panic!("{statistics}") };
     assert_eq!(line["dst"], DESTINATIONS[0]);
     assert_eq!(line["packets"], packets.len());
-    assert_eq!(line["messages"], MESSAGES - gone + doubled);
-    assert_eq!((&line["gap_count"], &line["missing"], &line["repeated"]), (&1.into(), &gone.into(), &doubled.into()));
-    assert_eq!(line["gaps"][0]["next"].as_u64().unwrap() - line["gaps"][0]["first"].as_u64().unwrap(), gone);
+    assert_eq!(line["messages"], MESSAGES - lost_messages + repeated_messages);
+    assert_eq!(
+        (&line["gap_count"], &line["missing"], &line["repeated"]),
+        (&1.into(), &lost_messages.into(), &repeated_messages.into())
+    );
+    assert_eq!(line["gaps"][0]["next"].as_u64().unwrap() - line["gaps"][0]["first"].as_u64().unwrap(), lost_messages);
     assert_eq!(line["session_count"], 1);
     assert_eq!(line["sessions"][0]["next"], MESSAGES + 1);
     let by_type: u64 = line["types"].as_array().unwrap().iter().map(|kind| kind["messages"].as_u64().unwrap()).sum();
@@ -144,20 +147,20 @@ fn statistics_count_what_the_packets_hold() {
         assert!(burst["messages"].as_u64().unwrap() > 0 && window.contains(&burst["time_ns"].as_u64().unwrap()));
     }
 
-    let shown = process::run(["inspect", text(&path), "--stats"]).with_code(0).stdout;
+    let shown = process::run(["inspect", text(&path), "--stats"]).expect_code(0).stdout;
     for wanted in ["most in 1 ms", "most in 10 ms", "most in 1 s", "AddOrder", "gaps", "sessions", DESTINATIONS[0]] {
         assert!(shown.contains(wanted), "{wanted}: {shown}");
     }
     // A filter leaves the line's gaps as they are.
     let of_type = ["inspect", text(&path), "--stats", "--json", "--type", "D"];
-    let filtered = process::run(of_type).with_code(0).json();
+    let filtered = process::run(of_type).expect_code(0).json();
     assert_eq!(filtered["lines"][0]["gap_count"], 1);
     assert_eq!(filtered["lines"][0]["types"].as_array().unwrap().len(), 1);
 }
 
 #[test]
-fn a_session_that_begins_again_is_another() {
-    let day = Day::new();
+fn a_restarted_session_is_a_new_session() {
+    let day = DayCapture::new();
     // System Event Message (`S`): start of messages.
     let message = [&b"SO"[..], &MIDNIGHT_NS.to_le_bytes()].concat();
     let runs = [0, 5_000_000_000].map(|later| {
@@ -165,47 +168,47 @@ fn a_session_that_begins_again_is_another() {
         feeds::iex_packets(TOPS, 7, MIDNIGHT_NS + later, messages)
     });
     let path = day.write("restart.pcap", &runs.concat());
-    let statistics = process::run(["inspect", text(&path), "--stats", "--json"]).with_code(0).json();
+    let statistics = process::run(["inspect", text(&path), "--stats", "--json"]).expect_code(0).json();
     let line = &statistics["lines"][0];
     assert_eq!((&line["session_count"], &line["gap_count"], &line["channel"]), (&2.into(), &0.into(), &1.into()));
     assert_eq!(line["sessions"][1]["session"], "iex-tops-1.6 2019-01-30 #1");
 }
 
 #[test]
-fn a_cut_capture_shows_what_is_whole_and_names_the_byte() {
-    let day = Day::new();
+fn a_truncated_capture_shows_complete_packets_and_the_offset() {
+    let day = DayCapture::new();
     let whole = fs::read(&day.path).unwrap();
-    let all = day.inspect(&["--json"]).with_code(0).stdout;
+    let all = day.inspect(&["--json"]).expect_code(0).stdout;
     let cut = day.folder.path().join("cut.pcap");
     for bytes in [whole.len() - 1, whole.len() / 2, 24 + 8] {
         fs::write(&cut, &whole[..bytes]).unwrap();
-        let ended = process::run(["inspect", text(&cut), "--json"]).with_code(2);
+        let ended = process::run(["inspect", text(&cut), "--json"]).expect_code(2);
         assert!(all.starts_with(&ended.stdout), "cut at {bytes}");
         assert!(bytes < 100 || !ended.stdout.is_empty(), "cut at {bytes}");
         assert!(ended.stderr.contains("at byte ") && ended.stderr.contains(text(&cut)), "{}", ended.stderr);
-        let summed = process::run(["inspect", text(&cut), "--json", "--stats"]).with_code(2);
+        let summed = process::run(["inspect", text(&cut), "--json", "--stats"]).expect_code(2);
         assert_eq!(summed.json()["datagrams"], ended.stdout.lines().count());
     }
 }
 
 #[test]
-fn a_length_that_cannot_be_is_refused_where_it_stands() {
-    let day = Day::new();
+fn an_impossible_length_is_refused_with_its_offset() {
+    let day = DayCapture::new();
     let mut bytes = fs::read(&day.path).unwrap();
     let first_bytes = u32::from_le_bytes(bytes[32..36].try_into().unwrap()) as usize;
     let second = 24 + 16 + first_bytes;
     bytes[second + 8..second + 12].fill(0xff);
     let path = day.folder.path().join("damaged.pcap");
     fs::write(&path, &bytes).unwrap();
-    let ended = process::run(["inspect", text(&path), "--json"]).with_code(2);
+    let ended = process::run(["inspect", text(&path), "--json"]).expect_code(2);
     assert_eq!(ended.stdout.lines().count(), 1);
     assert!(ended.stderr.contains(&format!("at byte {second}")), "{}", ended.stderr);
     assert!(ended.stderr.contains("4294967295 bytes"), "{}", ended.stderr);
 }
 
 #[test]
-fn what_is_no_capture_of_a_feed_is_refused_by_name() {
-    let day = Day::new();
+fn files_without_a_known_feed_are_refused_by_name() {
+    let day = DayCapture::new();
     let header = fs::read(&day.path).unwrap()[..24].to_vec();
     let mut token_ring = fs::read(&day.path).unwrap();
     token_ring[20] = 6;
@@ -221,7 +224,7 @@ fn what_is_no_capture_of_a_feed_is_refused_by_name() {
         let path = day.folder.path().join(name);
         fs::write(&path, content).unwrap();
         for more in [&[][..], &["--json"], &["--stats"]] {
-            let ended = process::run(["inspect", text(&path)].iter().chain(more)).with_code(2);
+            let ended = process::run(["inspect", text(&path)].iter().chain(more)).expect_code(2);
             assert!(ended.stderr.contains(text(&path)) && ended.stderr.contains(said), "{name}: {}", ended.stderr);
             assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
         }
@@ -229,8 +232,8 @@ fn what_is_no_capture_of_a_feed_is_refused_by_name() {
 }
 
 #[test]
-fn a_mixed_up_capture_is_shown_packet_by_packet() {
-    let day = Day::new();
+fn a_capture_of_mixed_packets_is_shown_packet_by_packet() {
+    let day = DayCapture::new();
     let good = &day.packets[0];
     let mut broken = good.1.to_vec();
     broken.push(0);
@@ -246,7 +249,7 @@ fn a_mixed_up_capture_is_shown_packet_by_packet() {
     let payloads: [&[u8]; 5] = [&good.1, &broken, &other[0].1, b"noise", &unknown];
     let packets: Vec<Packet> = payloads.into_iter().map(|bytes| (good.0, Arc::from(bytes))).collect();
     let path = day.write("mixed.pcap", &packets);
-    let shown = objects(&process::run(["inspect", text(&path), "--json"]).with_code(0));
+    let shown = json_lines(&process::run(["inspect", text(&path), "--json"]).expect_code(0));
     assert_eq!(shown.len(), 5);
     assert_eq!(shown[0].get("refused"), None);
     assert_eq!(shown[1]["refused"], "trailing_bytes");
@@ -256,27 +259,27 @@ fn a_mixed_up_capture_is_shown_packet_by_packet() {
     assert!(shown[3].get("refused").is_some() && shown[3]["undecoded_bytes"] == 5, "{}", shown[3]);
     assert_eq!(shown[4]["messages"][0]["refused"], "message_type_unknown");
     assert_eq!(shown[4]["undecoded_bytes"], 3);
-    let text_shown = process::run(["inspect", text(&path)]).with_code(0).stdout;
+    let text_shown = process::run(["inspect", text(&path)]).expect_code(0).stdout;
     for wanted in ["refused: trailing_bytes", "refused: message_type_unknown", "not decoded"] {
         assert!(text_shown.contains(wanted), "{wanted}: {text_shown}");
     }
 }
 
 #[test]
-fn a_good_file_is_shown_though_another_is_damaged() {
-    let day = Day::new();
+fn a_readable_file_is_shown_although_another_is_missing() {
+    let day = DayCapture::new();
     let missing = day.folder.path().join("missing.pcap");
-    let ended = process::run(["inspect", text(&missing), text(&day.path), "--json"]).with_code(2);
+    let ended = process::run(["inspect", text(&missing), text(&day.path), "--json"]).expect_code(2);
     assert_eq!(ended.stdout.lines().count(), day.packets.len());
     assert!(ended.stderr.contains(text(&missing)), "{}", ended.stderr);
-    let alone = process::run(["inspect", text(&missing)]).with_code(2);
+    let alone = process::run(["inspect", text(&missing)]).expect_code(2);
     let why = "No such file or directory (os error 2)";
     assert_eq!(alone.stderr, format!("mdgw: open {}: {why}\n", text(&missing)), "nothing was shown before");
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error_and_a_full_disk_is() {
-    let day = Day::new();
+fn a_closed_pipe_is_no_error_and_a_full_disk_is() {
+    let day = DayCapture::new();
     let mut child = Command::new(process::program())
         .args(["inspect", text(&day.path), "--json"])
         .stdin(Stdio::null())
@@ -303,7 +306,7 @@ fn a_reader_that_goes_away_is_no_error_and_a_full_disk_is() {
 
 #[test]
 fn a_file_that_grows_is_followed_until_interrupted() {
-    let day = Day::new();
+    let day = DayCapture::new();
     let whole = fs::read(&day.path).unwrap();
     let path = day.folder.path().join("growing.pcap");
     // In the middle of a packet, and then in the middle of a later one.
@@ -315,13 +318,13 @@ fn a_file_that_grows_is_followed_until_interrupted() {
     file.write_all(&whole[first..second]).unwrap();
     file.write_all(&whole[second..]).unwrap();
     let last = format!("{{\"frame\":{},", day.packets.len());
-    child.prints(&last);
-    let ended = child.end_by(Signal::Interrupt).with_code(0);
-    assert_eq!(ended.stdout, day.inspect(&["--json"]).with_code(0).stdout);
+    child.wait_for_stdout(&last);
+    let ended = child.stop_with(Signal::Interrupt).expect_code(0);
+    assert_eq!(ended.stdout, day.inspect(&["--json"]).expect_code(0).stdout);
 }
 
 /// A made-up day as a capture.
-struct Day {
+struct DayCapture {
     folder: TempDir,
     path: PathBuf,
     packets: Vec<Packet>,
@@ -332,7 +335,7 @@ const MESSAGES: u64 = 5_000;
 /// Message protocol of IEX TOPS 1.6.
 const TOPS: u16 = 0x8003;
 
-impl Day {
+impl DayCapture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("day.pcap");
@@ -353,7 +356,7 @@ impl Day {
 }
 
 /// The packets that were printed.
-fn objects(ended: &Ended) -> Vec<Value> {
+fn json_lines(ended: &Ended) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use mdgw_captures::damage::LineDamage;
+use mdgw_captures::impairment::LineImpairment;
 use mdgw_feeds::{
     identity::{ChannelId, GroupId, Sequence},
     published::{
@@ -17,33 +17,33 @@ use mdgw_feeds::{
     },
 };
 use mdgw_tests::{
-    day::{DATE, Day},
     feeds::{self, MIDNIGHT_NS},
-    process::{self, PATIENCE, Signal},
-    relay::Relay,
-    site::{Site, Wanted, text, wait_until_joined},
+    process::{self, Signal, TEST_TIMEOUT},
+    relay::LossyRelay,
+    site::{Site, SiteConfig, text, wait_until_joined},
+    trading_day::{DATE, TradingDay},
 };
 use zerocopy::IntoBytes as _;
 
 #[test]
-fn a_subscriber_that_comes_late_gets_the_day_from_its_beginning() {
+fn a_late_subscriber_receives_the_whole_day() {
     let site = Site::new();
-    let day = Day::of(&site, 20_000);
-    let gateway = day.gateway(&site, &Wanted::itch());
-    day.play_morning(&site);
-    let (at_noon, noon) = day.tail(&site, "noon.dbn", &[]);
-    day.play_afternoon(&site);
-    let (at_night, night) = day.tail(&site, "night.dbn", &[]);
-    for (tail, out) in [(at_noon, noon), (at_night, night)] {
-        let tail = tail.end().with_code(0);
+    let day = TradingDay::of(&site, 20_000);
+    let gateway = day.gateway(&site, &SiteConfig::itch());
+    day.play_first_half(&site);
+    let (mid_day_tail, noon) = day.tail(&site, "noon.dbn", &[]);
+    day.play_second_half(&site);
+    let (end_of_day_tail, night) = day.tail(&site, "night.dbn", &[]);
+    for (tail, out) in [(mid_day_tail, noon), (end_of_day_tail, night)] {
+        let tail = tail.end().expect_code(0);
         assert!(!tail.stderr.contains("gap [") && !tail.stderr.contains("lost ["), "{}", tail.stderr);
         assert!(fs::read(out).unwrap() == day.expected, "{} differs from what an early one gets", tail.title);
     }
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]
-fn a_subscriber_that_comes_after_several_sessions_gets_all_of_the_day() {
+fn a_subscriber_joining_after_several_sessions_receives_all_of_them() {
     let site = Site::new();
     let sessions = (0..).zip([*b"MDGWSIM001", *b"MDGWSIM002", *b"MDGWSIM003"]);
     let packets: Vec<_> = sessions
@@ -57,11 +57,11 @@ fn a_subscriber_that_comes_after_several_sessions_gets_all_of_the_day() {
     let out = site.path("expected.dbn");
     let offline = ["replay", "--offline", text(&capture), "--feed", "nasdaq-itch-5.0", "--date", DATE, "--json"];
     let fixed = ["--schema", "mbo", "--ts-recv", "none", "-o"];
-    let made = process::run(offline.iter().chain(&fixed).chain(&[text(&out)])).with_code(0).json();
-    assert_eq!(made["total"]["sessions"], 3, "{made}");
-    let (count, expected) = (made["output"]["records"].to_string(), fs::read(out).unwrap());
+    let replayed = process::run(offline.iter().chain(&fixed).chain(&[text(&out)])).expect_code(0).json();
+    assert_eq!(replayed["total"]["sessions"], 3, "{replayed}");
+    let (count, expected) = (replayed["output"]["records"].to_string(), fs::read(out).unwrap());
 
-    let wanted = Wanted { has_recovery: false, ..Wanted::itch() };
+    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
     let gateway = site.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
     let tail = |name: &str| {
         let out = site.path(name);
@@ -71,68 +71,69 @@ fn a_subscriber_that_comes_after_several_sessions_gets_all_of_the_day() {
     let (early, early_out) = tail("early.dbn");
     let line = site.lines[0].to_string();
     let replay = ["replay", text(&capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
-    let _ = process::run(replay).with_code(0);
-    let early = early.end().with_code(0);
+    let _ = process::run(replay).expect_code(0);
+    let early = early.end().expect_code(0);
     let (late, late_out) = tail("late.dbn");
-    let late = late.end().with_code(0);
+    let late = late.end().expect_code(0);
     for (tail, out) in [(early, early_out), (late, late_out)] {
-        let begun = tail.stderr.lines().filter(|line| line.contains(": session ") && !line.contains("ended")).count();
-        assert_eq!(begun, 3, "{}", tail.stderr);
+        let session_lines =
+            tail.stderr.lines().filter(|line| line.contains(": session ") && !line.contains("ended")).count();
+        assert_eq!(session_lines, 3, "{}", tail.stderr);
         assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
         assert!(fs::read(out).unwrap() == expected, "{} is not the whole day", tail.title);
     }
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]
-fn a_subscriber_that_comes_after_an_idle_restart_of_the_gateway_gets_the_day() {
+fn a_subscriber_joining_after_a_gateway_restart_receives_the_whole_day() {
     let site = Site::new();
-    let day = Day::of(&site, 20_000);
-    let gateway = day.gateway(&site, &Wanted::itch());
-    day.play_morning(&site);
-    day.play_afternoon(&site);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
-    let gateway = day.gateway(&site, &Wanted::itch());
+    let day = TradingDay::of(&site, 20_000);
+    let gateway = day.gateway(&site, &SiteConfig::itch());
+    day.play_first_half(&site);
+    day.play_second_half(&site);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+    let gateway = day.gateway(&site, &SiteConfig::itch());
     let (tail, out) = day.tail(&site, "after.dbn", &[]);
-    let tail = tail.end().with_code(0);
+    let tail = tail.end().expect_code(0);
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
     assert!(fs::read(out).unwrap() == day.expected, "not what came out before the restart");
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]
-fn a_subscriber_that_comes_after_a_reboot_hears_where_the_day_stands() {
+fn a_subscriber_joining_after_log_loss_receives_the_current_session() {
     let site = Site::new();
-    let day = Day::of(&site, 20_000);
-    let gateway = day.gateway(&site, &Wanted::itch());
-    day.play_morning(&site);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let day = TradingDay::of(&site, 20_000);
+    let gateway = day.gateway(&site, &SiteConfig::itch());
+    day.play_first_half(&site);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     // Where the log lies in memory, it goes with the machine.
     fs::remove_dir_all(site.path("log")).unwrap();
-    let gateway = day.gateway(&site, &Wanted::itch());
+    let gateway = day.gateway(&site, &SiteConfig::itch());
     let (tail, _) = day.tail(&site, "after.dbn", &[]);
     // The venue has said nothing yet.
     tail.says(": session ");
-    day.play_afternoon(&site);
+    day.play_second_half(&site);
     let tail = tail.end();
     // What lay in sockets when the gateway ended is declared, as whatever comes while nobody listens.
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
     assert_eq!(tail.code, Some(i32::from(tail.stderr.contains("gap ["))), "{}", tail.stderr);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]
-fn a_subscriber_that_begins_now_gets_the_rest_and_all_names() {
+fn from_now_delivers_the_rest_and_all_definitions() {
     let site = Site::new();
-    let day = Day::of(&site, 20_000);
-    let gateway = day.gateway(&site, &Wanted::itch());
-    day.play_morning(&site);
+    let day = TradingDay::of(&site, 20_000);
+    let gateway = day.gateway(&site, &SiteConfig::itch());
+    day.play_first_half(&site);
     let (tail, out) = day.tail(&site, "now.dbn", &["--from-now"]);
     // Joined and told where the day stands, or it would begin with the afternoon's first packet whatever it does.
     tail.says(": session ");
-    day.play_afternoon(&site);
-    let tail = tail.end().with_code(0);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    day.play_second_half(&site);
+    let tail = tail.end().expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(tail.stderr.contains(&format!("of {} instruments", feeds::STOCKS)), "{}", tail.stderr);
     let (found, expected) = (records(&fs::read(out).unwrap()), records(&day.expected));
     assert!(!found.is_empty() && found.len() < expected.len(), "{} of {}", found.len(), expected.len());
@@ -140,16 +141,16 @@ fn a_subscriber_that_begins_now_gets_the_rest_and_all_names() {
 }
 
 #[test]
-fn a_log_that_has_let_go_of_the_morning_gives_what_it_holds_and_all_names() {
+fn an_expired_log_delivers_what_it_retains_and_all_definitions() {
     let site = Site::new();
-    let day = Day::of(&site, 60_000);
-    let wanted = Wanted { segment_bytes: 1 << 20, retention_bytes: 4 << 20, ..Wanted::itch() };
+    let day = TradingDay::of(&site, 60_000);
+    let wanted = SiteConfig { segment_bytes: 1 << 20, retention_bytes: 4 << 20, ..SiteConfig::itch() };
     let gateway = day.gateway(&site, &wanted);
-    day.play_morning(&site);
-    day.play_afternoon(&site);
+    day.play_first_half(&site);
+    day.play_second_half(&site);
     let (tail, out) = day.tail(&site, "late.dbn", &[]);
-    let tail = tail.end().with_code(0);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let tail = tail.end().expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     let (found, expected) = (records(&fs::read(out).unwrap()), records(&day.expected));
     assert!(expected.ends_with(&found), "it is the end of the day: {} of {}", found.len(), expected.len());
     assert!(found.len() < expected.len(), "the log was to be too small for the day");
@@ -158,59 +159,59 @@ fn a_log_that_has_let_go_of_the_morning_gives_what_it_holds_and_all_names() {
 }
 
 #[test]
-fn packets_lost_between_gateway_and_subscriber_are_asked_for() {
+fn packets_lost_before_the_subscriber_are_retransmitted() {
     for seed in 1..=3 {
         let site = Site::new();
-        let behind = Site::new();
-        let day = Day::of(&site, 20_000);
-        let gateway = day.gateway(&site, &Wanted::itch());
-        let damage = LineDamage { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
-        let relay = Relay::start(site.output, behind.output, damage, seed);
+        let lossy_site = Site::new();
+        let day = TradingDay::of(&site, 20_000);
+        let gateway = day.gateway(&site, &SiteConfig::itch());
+        let damage = LineImpairment { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
+        let relay = LossyRelay::start(site.output, lossy_site.output, damage, seed);
         let out = site.path("relayed.dbn");
         let schema = ["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)];
-        let tail = site.start_tail(behind.output, &schema);
-        wait_until_joined(behind.output, 1);
-        day.play_morning(&site);
-        day.play_afternoon(&site);
-        let tail = tail.end().with_code(0);
+        let tail = site.start_tail(lossy_site.output, &schema);
+        wait_until_joined(lossy_site.output, 1);
+        day.play_first_half(&site);
+        day.play_second_half(&site);
+        let tail = tail.end().expect_code(0);
         let (came, went) = relay.counts();
         assert!(went < came && came > 1_000, "seed {seed}: {came} came, {went} went on");
         assert!(!tail.stderr.contains("lost ["), "seed {seed}: {}", tail.stderr);
         assert!(fs::read(out).unwrap() == day.expected, "seed {seed}: not what came out of the gateway");
-        let _ = gateway.end_by(Signal::Terminate).with_code(0);
+        let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     }
 }
 
 #[test]
-fn only_configured_networks_are_answered_and_a_reload_lets_others_in() {
+fn only_allowed_networks_are_served_and_a_reload_extends_them() {
     let site = Site::new();
-    let day = Day::of(&site, 2_000);
-    let wanted = Wanted { allowed: "127.0.0.2/32", has_recovery: false, ..Wanted::itch() };
+    let day = TradingDay::of(&site, 2_000);
+    let wanted = SiteConfig { allowed: "127.0.0.2/32", has_recovery: false, ..SiteConfig::itch() };
     let gateway = day.gateway(&site, &wanted);
-    day.play_morning(&site);
+    day.play_first_half(&site);
     let [stranger, friend] =
-        [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)].map(|address| Asker::new(&site, address));
+        [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)].map(|address| RetransmissionClient::new(&site, address));
 
-    stranger.ask();
-    friend.ask();
-    assert!(friend.is_answered_within(PATIENCE), "the friend is answered");
+    stranger.send_request();
+    friend.send_request();
+    assert!(friend.is_answered_within(TEST_TIMEOUT), "the friend is answered");
     // One thread answers in order: whatever the stranger would get has been sent.
     assert!(!stranger.is_answered_within(Duration::from_millis(1)), "the stranger is not");
 
     let late = site.tail(&["--exit-idle-s", "3"]).end();
     assert!(late.stderr.contains("channel 1: no retransmission service answered"), "{}", late.stderr);
 
-    let path = site.config(&Wanted { allowed: "127.0.0.0/8", ..wanted });
+    let path = site.config(&SiteConfig { allowed: "127.0.0.0/8", ..wanted });
     assert!(path.is_file());
     gateway.signal(Signal::HangUp);
     gateway.says("configuration read again");
     // The service takes up its new limits when it next looks.
-    let is_let_in = (0..100).any(|_| {
-        stranger.ask();
+    let is_served = (0..100).any(|_| {
+        stranger.send_request();
         stranger.is_answered_within(Duration::from_millis(200))
     });
-    assert!(is_let_in, "the stranger is let in");
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    assert!(is_served, "the stranger is let in");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 /// The records of a DBN file, without its metadata.
@@ -220,16 +221,16 @@ fn records(file: &[u8]) -> Vec<u8> {
 }
 
 /// Somebody who asks the retransmission service from a certain address.
-struct Asker(UdpSocket);
+struct RetransmissionClient(UdpSocket);
 
-impl Asker {
+impl RetransmissionClient {
     fn new(site: &Site, address: Ipv4Addr) -> Self {
         let socket = UdpSocket::bind((address, 0)).unwrap();
         socket.connect(site.retransmission).unwrap();
         Self(socket)
     }
 
-    fn ask(&self) {
+    fn send_request(&self) {
         let request = ServiceRequest {
             kind: RequestKind::Range,
             group: GroupId(1),

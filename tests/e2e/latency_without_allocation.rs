@@ -7,7 +7,7 @@ use mdgw_feeds::time::{MonoNs, UnixNs};
 use mdgw_sys::handle::ChannelIndex;
 use mdgw_telemetry::{
     counters::Registry,
-    stages::{Stage, stage_exchange},
+    stages::{Stage, stage_recorder_pair},
 };
 use mdgw_tests::counting_allocator::{CountingAllocator, allocations_in};
 
@@ -15,24 +15,24 @@ use mdgw_tests::counting_allocator::{CountingAllocator, allocations_in};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
-fn the_counter_sees_an_allocation() {
+fn the_allocation_counter_detects_an_allocation() {
     assert_eq!(allocations_in(|| drop(black_box(Box::new(7)))), 1);
     assert_eq!(allocations_in(|| drop(black_box(Vec::<u8>::new()))), 0);
 }
 
 #[test]
 fn recording_and_handing_over_allocates_nothing() {
-    let (mut recorder, mut collector) = stage_exchange(4, 2);
+    let (mut recorder, mut collector) = stage_recorder_pair(4, 2);
     let mut handed_over = 0;
     let mut allocations = 0;
     for round in 0..1_000_u64 {
         allocations += allocations_in(|| {
-            recorder.at_batch_border(MonoNs(round));
+            recorder.at_batch_boundary(MonoNs(round));
             for channel in (0..4).map(ChannelIndex) {
                 for stage in Stage::ALL {
-                    recorder.set().record(channel, stage, round * round);
-                    recorder.set().record_n(channel, stage, u64::MAX, 3);
-                    recorder.set().record_wall(channel, stage, UnixNs(round), UnixNs(500));
+                    recorder.histograms().record(channel, stage, round * round);
+                    recorder.histograms().record_n(channel, stage, u64::MAX, 3);
+                    recorder.histograms().record_wall(channel, stage, UnixNs(round), UnixNs(500));
                 }
             }
         });

@@ -30,12 +30,12 @@ use mdgw_tests::{
 use serde_json::Value;
 
 #[test]
-fn lines_that_lose_become_one_capture_that_replays_as_they_do_together() {
+fn merged_lossy_lines_replay_like_the_lines_together() {
     let folder = tempfile::tempdir().unwrap();
     let packets = itch(12_000, 1);
-    let [a, b] = feeds::write_damaged(folder.path(), &packets, DAMAGE, 7);
+    let [a, b] = feeds::write_damaged_captures(folder.path(), &packets, DAMAGE, 7);
     let out = folder.path().join("out.pcap");
-    let summary = merge(&[&a, &b], &out, &[]).with_code(0).json();
+    let summary = merge(&[&a, &b], &out, &[]).expect_code(0).json();
     let channel = &summary["channels"][0];
     assert_eq!((number(&channel["gap_count"]), number(&channel["messages"])), (0, count(&packets)), "{channel}");
     let schemas = "mbo,mbp-1,trades,statistics,imbalance,status,definition";
@@ -44,11 +44,11 @@ fn lines_that_lose_become_one_capture_that_replays_as_they_do_together() {
     // Each line lost and led as the damage was done.
     let lines = feeds::damaged(&packets, DAMAGE, 7);
     for (index, line) in lines.iter().enumerate() {
-        let brought: BTreeSet<u64> = line.iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
+        let line_sequences: BTreeSet<u64> = line.iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
         let told = &channel["lines"][index];
-        let (first, last) = (brought.first().unwrap(), brought.last().unwrap());
-        assert_eq!(number(&told["messages"]), brought.len() as u64, "{told}");
-        assert_eq!(number(&told["lost_messages"]), last + 1 - first - brought.len() as u64, "{told}");
+        let (first, last) = (line_sequences.first().unwrap(), line_sequences.last().unwrap());
+        assert_eq!(number(&told["messages"]), line_sequences.len() as u64, "{told}");
+        assert_eq!(number(&told["lost_messages"]), last + 1 - first - line_sequences.len() as u64, "{told}");
         assert_eq!(number(&told["lost_by_all_messages"]), 0, "{told}");
         assert!(number(&told["holes"]) > 0 && number(&told["repeated_packets"]) > 0, "{told}");
     }
@@ -60,7 +60,7 @@ fn lines_that_lose_become_one_capture_that_replays_as_they_do_together() {
 
 /// Order is the venue's: clocks of machines may be seconds or hours apart, in either direction, and drift.
 #[test]
-fn captures_of_machines_whose_clocks_disagree_are_merged_by_number() {
+fn captures_with_different_clocks_are_merged_by_sequence() {
     let folder = tempfile::tempdir().unwrap();
     let packets = itch(12_000, 2);
     let lines = feeds::damaged(&packets, DAMAGE, 8);
@@ -76,7 +76,7 @@ fn captures_of_machines_whose_clocks_disagree_are_merged_by_number() {
             .collect();
         feeds::write_capture(&paths[1], DESTINATIONS[1], &shifted);
         for order in [[0, 1], [1, 0]] {
-            let summary = merge(&[&paths[order[0]], &paths[order[1]]], &out, &[]).with_code(0).json();
+            let summary = merge(&[&paths[order[0]], &paths[order[1]]], &out, &[]).expect_code(0).json();
             let channel = &summary["channels"][0];
             assert_eq!(number(&channel["messages"]), count(&packets), "{offset_ns}: {channel}");
             if order[0] == 0 {
@@ -92,15 +92,15 @@ fn captures_of_machines_whose_clocks_disagree_are_merged_by_number() {
 
 /// Where both machines have a line in common, its stamps tell the clocks apart, and leads are told without them.
 #[test]
-fn a_line_that_both_machines_have_corrects_the_leads_of_the_others() {
+fn a_shared_line_corrects_clock_offsets_of_leads() {
     let folder = tempfile::tempdir().unwrap();
-    let packets = feeds::spaced(&itch(5_000, 3), 20_000);
+    let packets = feeds::evenly_spaced(&itch(5_000, 3), 20_000);
     let write = |name: &str, lines: &[(&str, u64)]| {
         let path = folder.path().join(name);
         let mut all: Vec<(u64, &str, &Arc<[u8]>)> = lines
             .iter()
-            .flat_map(|(destination, later_ns)| {
-                packets.iter().map(move |(time_ns, bytes)| (time_ns + later_ns, *destination, bytes))
+            .flat_map(|(destination, delay_ns)| {
+                packets.iter().map(move |(time_ns, bytes)| (time_ns + delay_ns, *destination, bytes))
             })
             .collect();
         all.sort_by_key(|(time_ns, ..)| *time_ns);
@@ -111,12 +111,12 @@ fn a_line_that_both_machines_have_corrects_the_leads_of_the_others() {
     // A clock a second ahead; line B of this machine is 1 us behind its line A.
     let other = write("other.pcap", &[(DESTINATIONS[0], 1_000_000_000), (DESTINATIONS[1], 1_000_001_000)]);
     let out = folder.path().join("out.pcap");
-    let summary = merge(&[&one, &other], &out, &[]).with_code(0).json();
+    let summary = merge(&[&one, &other], &out, &[]).expect_code(0).json();
     let clock = &summary["clocks"][0];
     assert_eq!(&clock["by"], "the same line");
     let offset_ns = clock["offset_ns"].as_i64().unwrap();
     assert!((999_990_000..=1_000_010_000).contains(&offset_ns), "{clock}");
-    let table = process::run(["merge", text(&one), text(&other), "-o", text(&out)]).with_code(0).stdout;
+    let table = process::run(["merge", text(&one), text(&other), "-o", text(&out)]).expect_code(0).stdout;
     let exact = format!("is {}.{:09} s ahead of", offset_ns / 1_000_000_000, offset_ns % 1_000_000_000);
     assert!(table.contains(&exact), "to the nanosecond: {table}");
     let channel = &summary["channels"][0];
@@ -128,24 +128,28 @@ fn a_line_that_both_machines_have_corrects_the_leads_of_the_others() {
         let mut leads = channel["leads"].as_array().unwrap().iter();
         leads.find(|lead| lead["line"] == *line && lead["over"] == *over).unwrap().clone()
     };
-    let within = by(&line(&one, DESTINATIONS[0]), &line(&one, DESTINATIONS[1]));
-    assert_eq!((number(&within["p50_ns"]), &within["clocks"]), (5_000, &"one clock".into()), "{within}");
-    let across: Vec<&Value> =
+    let same_clock_lead = by(&line(&one, DESTINATIONS[0]), &line(&one, DESTINATIONS[1]));
+    assert_eq!(
+        (number(&same_clock_lead["p50_ns"]), &same_clock_lead["clocks"]),
+        (5_000, &"one clock".into()),
+        "{same_clock_lead}"
+    );
+    let cross_clock_leads: Vec<&Value> =
         channel["leads"].as_array().unwrap().iter().filter(|lead| lead["clocks"] == "clocks corrected").collect();
-    assert!(!across.is_empty());
-    assert!(across.iter().all(|lead| number(&lead["max_ns"]) < 20_000), "{across:?}");
+    assert!(!cross_clock_leads.is_empty());
+    assert!(cross_clock_leads.iter().all(|lead| number(&lead["max_ns"]) < 20_000), "{cross_clock_leads:?}");
 }
 
 #[test]
-fn lines_that_cut_packets_differently_and_begin_again_become_one() {
+fn lines_with_different_packetisation_and_restarts_are_merged() {
     let folder = tempfile::tempdir().unwrap();
     // Three numberings under one session id, as IEX does it; the lines cut each one in their own way and lose some, but
     // never the same message.
-    let line = |seed: usize, later_ns: u64, lost: &dyn Fn(Range<u64>) -> bool| {
+    let line = |seed: usize, delay_ns: u64, lost: &dyn Fn(Range<u64>) -> bool| {
         let mut packets = Vec::new();
         for numbering in 0..3_u64 {
-            let begin_ns = BEGIN_NS + numbering * 60_000_000_000;
-            packets.extend(iex_line(400, seed, begin_ns, later_ns, lost));
+            let start_ns = BEGIN_NS + numbering * 60_000_000_000;
+            packets.extend(iex_line(400, seed, start_ns, delay_ns, lost));
         }
         packets
     };
@@ -168,13 +172,13 @@ fn lines_that_cut_packets_differently_and_begin_again_become_one() {
     let expected = replay(&[&paths[2]], "mbp-1", &without_times);
     assert!(replay(&[&paths[3]], "mbp-1", &without_times) == expected, "other records");
     let again = folder.path().join("again.pcap");
-    let summary = merge(&[&paths[3]], &again, &[]).with_code(0).json();
+    let summary = merge(&[&paths[3]], &again, &[]).expect_code(0).json();
     assert_eq!(number(&summary["channels"][0]["messages"]), 1_200);
     assert!(fs::read(&again).unwrap() == fs::read(&paths[3]).unwrap(), "what is merged stays as it is");
 }
 
 #[test]
-fn channels_that_share_files_come_out_each_whole() {
+fn channels_sharing_files_are_merged_separately() {
     let folder = tempfile::tempdir().unwrap();
     let channels = [(*b"CHANNEL001", 4), (*b"CHANNEL002", 5)].map(|(session, seed)| {
         let packets = feeds::itch_packets(feeds::itch_day(8_000, seed), session, MIDNIGHT_NS);
@@ -195,12 +199,12 @@ fn channels_that_share_files_come_out_each_whole() {
     let [first, second, out] = ["first.pcap", "second.pcap", "out.pcap"].map(|name| folder.path().join(name));
     write_lines(&first, &all(&|_| true, 0));
     write_lines(&second, &all(&|index| index == 1, 5_000_000_000));
-    let summary = merge(&[&first, &second], &out, &[]).with_code(0).json();
+    let summary = merge(&[&first, &second], &out, &[]).expect_code(0).json();
     for (channel, (messages, _)) in summary["channels"].as_array().unwrap().iter().zip(&channels) {
         assert_eq!((number(&channel["messages"]), number(&channel["gap_count"])), (*messages, 0), "{channel}");
         assert_eq!(channel["lines"].as_array().unwrap().len(), 3, "{channel}");
     }
-    let read = process::run(["replay", "--offline", text(&out), "--feed", "nasdaq-itch-5.0", "--json"]).with_code(0);
+    let read = process::run(["replay", "--offline", text(&out), "--feed", "nasdaq-itch-5.0", "--json"]).expect_code(0);
     let channels_read = read.json()["channels"].clone();
     let gaps: Vec<u64> = channels_read.as_array().unwrap().iter().map(|channel| number(&channel["gaps"])).collect();
     assert_eq!(gaps, [0, 0], "{channels_read}");
@@ -208,23 +212,23 @@ fn channels_that_share_files_come_out_each_whole() {
 
 /// One machine, one capture, and a line that comes by a long way: as far behind as in a capture of its own it could be.
 #[test]
-fn a_line_that_lags_far_behind_in_the_same_capture_fills_what_the_other_one_lost() {
+fn a_lagging_line_in_the_same_capture_fills_gaps() {
     const LAG_PACKETS: usize = 6_000;
     let folder = tempfile::tempdir().unwrap();
     let [both, out] = ["both.pcap", "out.pcap"].map(|name| folder.path().join(name));
-    let packets = feeds::spaced(&one_message_each(&itch(14_000, 12)), 10_000);
+    let packets = feeds::evenly_spaced(&one_message_each(&itch(14_000, 12)), 10_000);
     let lost_by_both = 7_003;
     assert!((LAG_PACKETS..packets.len()).contains(&lost_by_both) && lost_by_both % 50 != 0 && lost_by_both % 70 != 1);
-    let line = |destination: &'static str, later_ns: u64, loses: fn(usize) -> bool| {
+    let line = |destination: &'static str, delay_ns: u64, loses: fn(usize) -> bool| {
         let kept = packets.iter().enumerate().filter(move |(index, _)| *index != lost_by_both && !loses(*index));
-        kept.map(move |(_, (time_ns, bytes))| (time_ns + later_ns, destination, bytes))
+        kept.map(move |(_, (time_ns, bytes))| (time_ns + delay_ns, destination, bytes))
     };
     let a = || line(DESTINATIONS[0], 0, |index| index % 50 == 0 && index > 0);
     let b = line(DESTINATIONS[1], LAG_PACKETS as u64 * 10_000, |index| index % 70 == 1 && index % 50 != 0);
     let mut all: Vec<(u64, &str, &Arc<[u8]>)> = a().chain(b).collect();
     all.sort_by_key(|(time_ns, ..)| *time_ns);
     write_lines(&both, &all);
-    let summary = merge(&[&both], &out, &[]).with_code(1).json();
+    let summary = merge(&[&both], &out, &[]).expect_code(1).json();
     let channel = &summary["channels"][0];
     assert_eq!((number(&channel["gap_count"]), number(&channel["gaps_for_room"])), (1, 0), "{channel}");
     let missing = sequences(&packets[lost_by_both].1);
@@ -255,29 +259,29 @@ fn a_line_that_lags_far_behind_in_the_same_capture_fills_what_the_other_one_lost
 
 /// One line's capture behind the other's in one file: the second line isn't known yet when the first one's gaps are given up.
 #[test]
-fn a_line_that_begins_when_the_other_has_ended_is_said_to_come_too_late() {
+fn a_line_starting_after_the_other_ended_is_reported_as_too_late() {
     const LATER_NS: u64 = 3_600_000_000_000;
     let folder = tempfile::tempdir().unwrap();
     let [both, a, b, out] = ["both.pcap", "a.pcap", "b.pcap", "out.pcap"].map(|name| folder.path().join(name));
-    let packets = feeds::spaced(&one_message_each(&itch(18_000, 12)), 10_000);
-    let line = |destination: &'static str, later_ns: u64, lost: usize| -> Vec<(u64, &str, &Arc<[u8]>)> {
+    let packets = feeds::evenly_spaced(&one_message_each(&itch(18_000, 12)), 10_000);
+    let line = |destination: &'static str, delay_ns: u64, lost: usize| -> Vec<(u64, &str, &Arc<[u8]>)> {
         let kept = packets.iter().enumerate().filter(move |(index, _)| index % 50 != lost || *index == 0);
-        kept.map(|(_, (time_ns, bytes))| (time_ns + later_ns, destination, bytes)).collect()
+        kept.map(|(_, (time_ns, bytes))| (time_ns + delay_ns, destination, bytes)).collect()
     };
     let lines = [line(DESTINATIONS[0], 0, 0), line(DESTINATIONS[1], LATER_NS, 7)];
     write_lines(&a, &lines[0]);
     write_lines(&b, &lines[1]);
     write_lines(&both, &lines.concat());
 
-    let table = process::run(["merge", text(&both), "-o", text(&out)]).with_code(1).stdout;
+    let table = process::run(["merge", text(&both), "-o", text(&out)]).expect_code(1).stdout;
     assert!(table.contains("given up early") && table.contains("in a capture of its own"), "{table}");
-    let summary = merge(&[&a, &b], &out, &[]).with_code(0).json();
+    let summary = merge(&[&a, &b], &out, &[]).expect_code(0).json();
     let channel = &summary["channels"][0];
     assert_eq!((number(&channel["gap_count"]), number(&channel["messages"])), (0, count(&packets)), "{channel}");
 }
 
 #[test]
-fn what_nobody_has_is_named_and_the_answer_is_no() {
+fn messages_missing_on_all_lines_are_listed_and_exit_1() {
     let folder = tempfile::tempdir().unwrap();
     let packets = itch(2_000, 6);
     let [a, b, out] = ["a.pcap", "b.pcap", "out.pcap"].map(|name| folder.path().join(name));
@@ -288,7 +292,7 @@ fn what_nobody_has_is_named_and_the_answer_is_no() {
     };
     feeds::write_capture(&a, DESTINATIONS[0], &without(&[lost_by_all, lost_by_a]));
     feeds::write_capture(&b, DESTINATIONS[1], &without(&[lost_by_all]));
-    let ended = merge(&[&a, &b], &out, &[]).with_code(1);
+    let ended = merge(&[&a, &b], &out, &[]).expect_code(1);
     let summary = ended.json();
     let channel = &summary["channels"][0];
     let missing = sequences(&packets[lost_by_all].1);
@@ -296,9 +300,9 @@ fn what_nobody_has_is_named_and_the_answer_is_no() {
     assert_eq!((number(&gap["first"]), number(&gap["next"])), (missing.start, missing.end), "{channel}");
     assert_eq!(number(&channel["gap_count"]), 1);
     let only_a = sequences(&packets[lost_by_a].1);
-    let hole = channel["lines"][0]["first_holes"][0].as_array().unwrap().iter().map(number).collect::<Vec<_>>();
-    assert_eq!(hole, [only_a.start, only_a.end]);
-    let table = process::run(["merge", text(&a), text(&b), "-o", text(&out)]).with_code(1).stdout;
+    let line_gap = channel["lines"][0]["first_holes"][0].as_array().unwrap().iter().map(number).collect::<Vec<_>>();
+    assert_eq!(line_gap, [only_a.start, only_a.end]);
+    let table = process::run(["merge", text(&a), text(&b), "-o", text(&out)]).expect_code(1).stdout;
     assert!(
         table.contains("nobody has") && table.contains(&format!("{} messages in 1 gaps", missing.count())),
         "{table}"
@@ -306,16 +310,16 @@ fn what_nobody_has_is_named_and_the_answer_is_no() {
 }
 
 #[test]
-fn bad_input_keeps_what_was_merged_and_is_told_by_file_and_offset() {
+fn bad_input_keeps_merged_output_and_reports_file_and_offset() {
     let folder = tempfile::tempdir().unwrap();
-    let [a, b] = feeds::write_damaged(folder.path(), &itch(5_000, 9), DAMAGE, 9);
+    let [a, b] = feeds::write_damaged_captures(folder.path(), &itch(5_000, 9), DAMAGE, 9);
     let path = |name: &str| folder.path().join(name);
     let (out, bad) = (path("out.pcap"), path("bad.pcap"));
 
     // A is cut: B goes on alone, and what A had is kept.
     let whole = fs::read(&a).unwrap();
     fs::write(&bad, &whole[..whole.len() / 2]).unwrap();
-    let ended = merge(&[&bad, &b], &out, &[]).with_code(2);
+    let ended = merge(&[&bad, &b], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains(text(&bad)) && ended.stderr.contains("at byte "), "{}", ended.stderr);
     assert!(ended.stderr.contains("everything before was merged"), "{}", ended.stderr);
     assert!(!replay(&[&out], "mbo", &[]).is_empty());
@@ -326,35 +330,35 @@ fn bad_input_keeps_what_was_merged_and_is_told_by_file_and_offset() {
         (b"DBN\x03 and so on", "neither pcap nor pcapng"),
     ] {
         fs::write(&bad, content).unwrap();
-        let ended = merge(&[&bad, &b], &out, &[]).with_code(2);
+        let ended = merge(&[&bad, &b], &out, &[]).expect_code(2);
         assert!(ended.stderr.contains(text(&bad)) && ended.stderr.contains(said), "{}", ended.stderr);
     }
-    let ended = merge(&[&a, &path("missing.pcap")], &out, &[]).with_code(2);
+    let ended = merge(&[&a, &path("missing.pcap")], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains("missing.pcap"), "{}", ended.stderr);
 
     // A capture of something else.
     feeds::write_capture(&bad, DESTINATIONS[0], &[(MIDNIGHT_NS, Arc::from(&b"hello"[..]))]);
-    let ended = merge(&[&bad], &out, &[]).with_code(2);
+    let ended = merge(&[&bad], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains("a known feed in none of 1 datagrams"), "{}", ended.stderr);
     feeds::write_capture(&bad, DESTINATIONS[0], &[]);
-    let ended = merge(&[&bad], &out, &[]).with_code(2);
+    let ended = merge(&[&bad], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains(&format!("no UDP datagrams in {}", text(&bad))), "{}", ended.stderr);
 
     // The output.
-    let ended = merge(&[&a, &b], Path::new("/dev/full"), &[]).with_code(2);
+    let ended = merge(&[&a, &b], Path::new("/dev/full"), &[]).expect_code(2);
     assert!(ended.stderr.contains("write /dev/full") && ended.stderr.contains("space"), "{}", ended.stderr);
     let before = fs::read(&a).unwrap();
-    let ended = merge(&[&a, &b], &a, &[]).with_code(2);
+    let ended = merge(&[&a, &b], &a, &[]).expect_code(2);
     assert!(ended.stderr.contains("is one of the captures"), "{}", ended.stderr);
     assert!(fs::read(&a).unwrap() == before, "the input is untouched");
 }
 
 #[test]
-fn the_output_goes_down_a_pipe_and_a_closed_one_is_no_error() {
+fn output_can_be_piped_and_a_closed_pipe_is_no_error() {
     let folder = tempfile::tempdir().unwrap();
-    let [a, b] = feeds::write_damaged(folder.path(), &itch(20_000, 10), DAMAGE, 10);
+    let [a, b] = feeds::write_damaged_captures(folder.path(), &itch(20_000, 10), DAMAGE, 10);
     let out = folder.path().join("out.pcap");
-    let _ = merge(&[&a, &b], &out, &[]).with_code(0);
+    let _ = merge(&[&a, &b], &out, &[]).expect_code(0);
     let piped = || {
         let mut command = Command::new(process::program());
         command.args(["merge", text(&a), text(&b), "-o", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -370,20 +374,20 @@ fn the_output_goes_down_a_pipe_and_a_closed_one_is_no_error() {
     assert_eq!((ended.status.code(), String::from_utf8(ended.stderr).unwrap().as_str()), (Some(0), ""));
 
     let packed = folder.path().join("out.pcap.zst");
-    let _ = merge(&[&a, &b], &packed, &[]).with_code(0);
+    let _ = merge(&[&a, &b], &packed, &[]).expect_code(0);
     assert!(replay(&[&packed], "mbo", &[]) == replay(&[&out], "mbo", &[]));
     assert!(fs::metadata(&packed).unwrap().len() < fs::metadata(&out).unwrap().len());
 }
 
 /// The long DEEP capture begins its numbering eleven times again.
 #[test]
-fn the_long_iex_capture_comes_out_of_two_damaged_lines_as_it_was() {
+fn a_real_iex_capture_is_restored_from_two_lossy_lines() {
     let Some(root) = captures::root("merge: DEEP in twelve numberings") else { return };
     let folder = tempfile::tempdir().unwrap();
     let packets = feeds::capture_packets(&root.join("iex/deep-1.0-20170425/DEEP10.pcap.gz"));
-    let [a, b] = feeds::write_damaged(folder.path(), &packets, DAMAGE, 11);
+    let [a, b] = feeds::write_damaged_captures(folder.path(), &packets, DAMAGE, 11);
     let out = folder.path().join("out.pcap");
-    let summary = merge(&[&a, &b], &out, &[]).with_code(0).json();
+    let summary = merge(&[&a, &b], &out, &[]).expect_code(0).json();
     let channel = &summary["channels"][0];
     assert_eq!((number(&channel["sessions"]), number(&channel["gap_count"])), (12, 0), "{channel}");
     // Overtaken packets come minutes later where nothing happens: longer than a replay by time waits for them.
@@ -403,7 +407,7 @@ fn merge(files: &[&Path], out: &Path, more: &[&str]) -> Ended {
 }
 
 #[test]
-fn lines_over_ipv6_are_merged_as_others_are() {
+fn ipv6_lines_are_merged() {
     let folder = tempfile::tempdir().unwrap();
     let packets = itch(6_000, 9);
     let groups = ["[ff3e::88:1]:26477", "[ff3e::88:2]:26477"];
@@ -419,7 +423,7 @@ fn lines_over_ipv6_are_merged_as_others_are() {
         paths.push(path);
     }
     let out = folder.path().join("out.pcap");
-    let summary = merge(&[&paths[0], &paths[1]], &out, &[]).with_code(0).json();
+    let summary = merge(&[&paths[0], &paths[1]], &out, &[]).expect_code(0).json();
     assert_eq!(number(&summary["channels"][0]["messages"]), count(&packets), "{summary}");
     assert_eq!(summary["channels"][0]["lines"][1]["dst"], groups[1]);
     let options = mdgw_captures::capture_file::OpenOptions::default();
@@ -442,7 +446,7 @@ fn lines_over_ipv6_are_merged_as_others_are() {
 const BAD_SUM: [&str; 2] = ["-Y", "!(udp.checksum.status == \"Good\")"];
 
 #[test]
-fn more_channels_than_are_kept_at_once_are_refused() {
+fn more_than_64_channels_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("many.pcap");
     let (_, first) = itch(100, 10).swap_remove(0);
@@ -456,10 +460,10 @@ fn more_channels_than_are_kept_at_once_are_refused() {
     let packets: Vec<_> = named.iter().map(|(group, bytes)| (MIDNIGHT_NS, group.as_str(), bytes)).collect();
     let out = folder.path().join("out.pcap");
     write_lines(&path, &packets[..64]);
-    let summary = merge(&[&path], &out, &[]).with_code(0).json();
+    let summary = merge(&[&path], &out, &[]).expect_code(0).json();
     assert_eq!(summary["channels"].as_array().unwrap().len(), 64);
     write_lines(&path, &packets);
-    let told = merge(&[&path], &out, &[]).with_code(2).stderr;
+    let told = merge(&[&path], &out, &[]).expect_code(2).stderr;
     assert!(told.contains("more than 64 channels"), "{told}");
 }
 
@@ -470,7 +474,7 @@ fn replay(files: &[&Path], schema: &str, more: &[&str]) -> Vec<u8> {
     let files = files.iter().map(|path| text(path));
     let made = ["--schema", schema, "-o", text(&out)];
     let fixed = ["replay", "--offline"];
-    let _ = process::run(fixed.into_iter().chain(files).chain(made).chain(more.iter().copied())).with_code(0);
+    let _ = process::run(fixed.into_iter().chain(files).chain(made).chain(more.iter().copied())).expect_code(0);
     fs::read(out).unwrap()
 }
 
@@ -522,26 +526,26 @@ const BEGIN_NS: u64 = 1_517_063_400_000_000_000;
 fn iex_line(
     messages: u64,
     seed: usize,
-    begin_ns: u64,
-    later_ns: u64,
+    start_ns: u64,
+    delay_ns: u64,
     lost: &dyn Fn(Range<u64>) -> bool,
 ) -> Vec<Packet> {
     let stream = Stream { message_protocol_id: iextp::PROTOCOL_TOPS_1_6, channel_id: 1, session_id: 9 };
     let mut packets = Vec::new();
     let (mut first, mut stream_offset) = (1_u64, 0);
     while first <= messages {
-        let sent_ns = begin_ns + first * 10_000;
+        let sent_ns = start_ns + first * 10_000;
         let position = Position { first: Sequence(first), stream_offset, send_time: UnixNs(sent_ns) };
         let mut bytes = Vec::new();
         let mut writer = PacketWriter::begin(&mut bytes, stream, position, 1_400);
         let wanted = (usize::try_from(first).unwrap() * seed) % (seed + 1) + 1;
         for sequence in (first..=messages).take(wanted) {
-            assert!(writer.push(&quote(begin_ns, sequence)));
+            assert!(writer.push(&quote(start_ns, sequence)));
         }
         let count = u64::from(writer.finish());
         stream_offset += (bytes.len() - iextp::HEADER_BYTES) as u64;
         if !lost(first..first + count) {
-            packets.push((sent_ns + later_ns, Arc::from(bytes)));
+            packets.push((sent_ns + delay_ns, Arc::from(bytes)));
         }
         first += count;
     }
@@ -553,9 +557,9 @@ fn iex_count(bytes: &[u8]) -> u64 {
 }
 
 /// A TOPS quote update that no other message is.
-fn quote(begin_ns: u64, sequence: u64) -> Vec<u8> {
+fn quote(start_ns: u64, sequence: u64) -> Vec<u8> {
     let mut message = vec![b'Q', 0];
-    message.extend_from_slice(&(begin_ns + sequence * 1_000).to_le_bytes());
+    message.extend_from_slice(&(start_ns + sequence * 1_000).to_le_bytes());
     message.extend_from_slice(b"MDGW    ");
     let price = 100_000 + i64::try_from(sequence).unwrap() * 100;
     message.extend_from_slice(&(100 + u32::try_from(sequence).unwrap()).to_le_bytes());

@@ -1,6 +1,6 @@
 //! Two gateways that share a stream: who leads, who goes on, and who comes back.
 
+mod configuration_conflicts;
 mod election;
-mod misfits;
 mod rejoin;
 mod takeover;

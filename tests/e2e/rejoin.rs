@@ -10,39 +10,39 @@ use std::{
 use mdgw_election::auth::{Nonce, SharedKey};
 use mdgw_feeds::identity::Session;
 use mdgw_pair::pair_link::{framing::LinkStream, message::LinkMessage};
-use mdgw_runtime::gateway::Beginning;
+use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
-    elected::ElectedPair,
-    holding_relay::HoldingRelay,
-    pair::{CHANNEL, Consumer, Member, Told, log_entries, messages_of},
-    process::{Mdgw, PATIENCE, Signal},
-    site::{Site, Wanted},
+    elected_pair::ElectedPair,
+    pair::{CHANNEL, Delivery, InProcessGateway, RecordingConsumer, log_entries, messages_of},
+    process::{MdgwProcess, Signal, TEST_TIMEOUT},
+    site::{Site, SiteConfig},
+    stalling_relay::StallingRelay,
 };
 
 const MESSAGES: &str = "60000";
 
 /// A pair, a feed with damage, a consumer; and beside them a gateway that never publishes: what it has is what is right.
-struct World {
+struct RejoinScenario {
     pair: ElectedPair,
-    oracle: Member,
-    consumer: Consumer,
-    feed: Mdgw,
+    oracle: InProcessGateway,
+    consumer: RecordingConsumer,
+    feed: MdgwProcess,
 }
 
-impl World {
+impl RejoinScenario {
     /// `started`: the gateways that run from the beginning.
     fn new(started: &[u8], rate: &str) -> Self {
-        let mut pair = ElectedPair::new(Wanted::itch());
+        let mut pair = ElectedPair::new(SiteConfig::itch());
         for node in started {
             pair.start(*node);
         }
         let first = pair.gateways.site(1);
-        let mut apart = Site::numbered(3);
-        (apart.lines, apart.requests) = (first.lines, first.requests);
-        let oracle = Member::start_with(apart, &Wanted::itch(), Beginning::OwnLog);
+        let mut reference_site = Site::numbered(3);
+        (reference_site.lines, reference_site.requests) = (first.lines, first.requests);
+        let oracle = InProcessGateway::start_with(reference_site, &SiteConfig::itch(), StartMode::OwnLog);
         let _leader = pair.leader();
         let joined = u32::try_from(started.len()).unwrap() + 1;
-        let consumer = Consumer::open(pair.gateways.site(1), joined);
+        let consumer = RecordingConsumer::open(pair.gateways.site(1), joined);
         let requests = first.requests.to_string();
         let feed = ["--messages", MESSAGES, "--rate", rate, "--request-server", &requests, "--linger-s", "120"];
         // No answer of the server has to come in time on a crowded machine.
@@ -52,19 +52,19 @@ impl World {
     }
 
     fn take(&mut self, count: usize) {
-        self.consumer.take_until("the stream goes on", |told| told.len() >= count);
+        self.consumer.receive_until("the stream goes on", |told| told.len() >= count);
     }
 
     /// The second gateway leads for the first one, which was killed amid the day, and has told as much again.
-    fn with_the_first_killed() -> Self {
-        let mut world = Self::new(&[1, 2], "500");
-        world.pair.wait_until_stands(2);
-        world.take(3_000);
-        world.pair.gateways.kill(1);
-        world.pair.wait_until_leads(2);
-        let told = world.told();
-        world.take(told + 3_000);
-        world
+    fn after_first_killed() -> Self {
+        let mut scenario = Self::new(&[1, 2], "500");
+        scenario.pair.wait_until_eligible(2);
+        scenario.take(3_000);
+        scenario.pair.gateways.kill(1);
+        scenario.pair.wait_until_leads(2);
+        let told = scenario.told();
+        scenario.take(told + 3_000);
+        scenario
     }
 
     fn told(&self) -> usize {
@@ -72,9 +72,9 @@ impl World {
     }
 
     /// The day's end is told: the pair, what was told, and what had to be.
-    fn end(mut self) -> (ElectedPair, Consumer, BTreeMap<(Session, u64), Vec<u8>>) {
-        self.consumer.take_until("the session ends", |told| matches!(told.last(), Some(Told::End(_))));
-        let _ended = self.feed.end_by(Signal::Terminate);
+    fn end(mut self) -> (ElectedPair, RecordingConsumer, BTreeMap<(Session, u64), Vec<u8>>) {
+        self.consumer.receive_until("the session ends", |told| matches!(told.last(), Some(Delivery::End(_))));
+        let _ended = self.feed.stop_with(Signal::Terminate);
         let expected = messages_of(&log_entries(&self.oracle.site));
         assert!(expected.len() > 50_000, "{} messages", expected.len());
         let _oracle = self.oracle.stop();
@@ -83,16 +83,16 @@ impl World {
 }
 
 /// Somebody begins to take a copy of the gateway's state and is gone in the midst of it.
-fn take_half_a_copy(from: SocketAddrV4) {
+fn abort_copy_midway(from: SocketAddrV4) {
     let mut socket = TcpStream::connect(from).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let mut stream = LinkStream::new(SharedKey::new(&[0x5a; 32]), 1, Nonce([7; 16]));
     socket.write_all(&stream.hello()).unwrap();
     let (mut has_asked, mut bytes) = (false, [0; 4_096]);
     loop {
         let message = stream.next_message().unwrap();
-        if !has_asked && let Some(ask) = stream.seal(&LinkMessage::CopyAsk { channel: CHANNEL }) {
-            socket.write_all(&ask).unwrap();
+        if !has_asked && let Some(send_request) = stream.seal(&LinkMessage::CopyRequest { channel: CHANNEL }) {
+            socket.write_all(&send_request).unwrap();
             has_asked = true;
         }
         match message {
@@ -109,58 +109,58 @@ fn take_half_a_copy(from: SocketAddrV4) {
 
 /// Its books are a copy of its peer's, and somebody else had begun to take one and was gone in the midst of it.
 #[test]
-fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
-    let mut world = World::with_the_first_killed();
-    take_half_a_copy(world.pair.link_end(2));
+fn a_restarted_gateway_catches_up_before_it_takes_over() {
+    let mut scenario = RejoinScenario::after_first_killed();
+    abort_copy_midway(scenario.pair.link_address(2));
 
-    world.pair.start(1);
-    let logged = messages_of(&log_entries(world.pair.gateways.site(1)));
-    let began_at = world.pair.gateways.running(1).unwrap().says("begins with the peer's state");
-    assert!(began_at.contains("next="), "{began_at}");
-    let status = world.pair.status(1).unwrap();
+    scenario.pair.start(1);
+    let log_before = messages_of(&log_entries(scenario.pair.gateways.site(1)));
+    let copy_line = scenario.pair.gateways.running(1).unwrap().says("begins with the peer's state");
+    assert!(copy_line.contains("next="), "{copy_line}");
+    let status = scenario.pair.status(1).unwrap();
     assert_eq!((&status["role"], &status["details"]["joining"]["standing"]), (&"bystander".into(), &"joins".into()));
-    world.pair.wait_until_stands(1);
-    let status = world.pair.status(1).unwrap();
+    scenario.pair.wait_until_eligible(1);
+    let status = scenario.pair.status(1).unwrap();
     let joining = &status["details"]["joining"];
     assert_eq!((&joining["standing"], &joining["channels_missing"]), (&"stands".into(), &0.into()));
     assert_eq!(status["details"]["fitness"], "fit");
 
-    world.pair.gateways.kill(2);
-    world.pair.wait_until_leads(1);
-    let (pair, consumer, expected) = world.end();
+    scenario.pair.gateways.kill(2);
+    scenario.pair.wait_until_leads(1);
+    let (pair, consumer, expected) = scenario.end();
     assert_eq!(consumer.check(&expected), Ok(()));
     // Its own log keeps what it had, and goes on where the copy was made; what lies between the other one has.
     let whole = messages_of(&log_entries(pair.gateways.site(1)));
     assert!(whole.iter().all(|(name, records)| expected[name] == *records), "its books are not the right ones");
-    let lacking: Vec<_> = expected.keys().filter(|name| !whole.contains_key(name)).collect();
-    let kept = logged.keys().take_while(|name| name < lacking.first().unwrap()).count();
-    assert!(kept > 1_000, "{kept} messages of before");
-    let hole = expected.range(*lacking[0]..=**lacking.last().unwrap()).count();
-    assert_eq!(hole, lacking.len(), "one hole, and nothing is missing behind it");
+    let missing_messages: Vec<_> = expected.keys().filter(|name| !whole.contains_key(name)).collect();
+    let kept_before_gap = log_before.keys().take_while(|name| name < missing_messages.first().unwrap()).count();
+    assert!(kept_before_gap > 1_000, "{kept_before_gap} messages of before");
+    let hole = expected.range(*missing_messages[0]..=**missing_messages.last().unwrap()).count();
+    assert_eq!(hole, missing_messages.len(), "one hole, and nothing is missing behind it");
 }
 
 /// The gateway that gives its state is killed when a part of it has come: nothing of that is used.
 #[test]
-fn a_giver_killed_in_the_midst_of_its_copy_is_followed_by_one_with_right_books() {
-    let mut world = World::with_the_first_killed();
+fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
+    let mut scenario = RejoinScenario::after_first_killed();
 
-    let relay = HoldingRelay::start(world.pair.link_end(2), COPY_BYTES_MAX);
-    world.pair.put_between(2, relay.address);
-    world.pair.begin(1);
-    relay.wait_until_it_holds();
-    world.pair.gateways.kill(2);
-    world.pair.gateways.wait_until_runs(1);
-    let first = world.pair.gateways.running(1).unwrap();
+    let relay = StallingRelay::start(scenario.pair.link_address(2), COPY_BYTES_MAX);
+    scenario.pair.route_link_through(2, relay.address);
+    scenario.pair.begin(1);
+    relay.wait_until_stalled();
+    scenario.pair.gateways.kill(2);
+    scenario.pair.gateways.wait_until_running(1);
+    let first = scenario.pair.gateways.running(1).unwrap();
     let _none = first.says("no copy of the peer's state");
     let _instead = first.says("the venue's server plays the session again");
-    world.pair.wait_until_leads(1);
-    assert!(!world.pair.gateways.running(1).unwrap().said().contains("begins with the peer's state"));
-    let told = world.told();
-    world.take(told + 1_000);
-    world.pair.start(2);
-    world.pair.wait_until_stands(2);
+    scenario.pair.wait_until_leads(1);
+    assert!(!scenario.pair.gateways.running(1).unwrap().said().contains("begins with the peer's state"));
+    let told = scenario.told();
+    scenario.take(told + 1_000);
+    scenario.pair.start(2);
+    scenario.pair.wait_until_eligible(2);
 
-    let (pair, consumer, expected) = world.end();
+    let (pair, consumer, expected) = scenario.end();
     assert_eq!(consumer.check(&expected), Ok(()));
     assert!(messages_of(&log_entries(pair.gateways.site(1))) == expected, "its log is not whole");
 }
@@ -169,17 +169,17 @@ fn a_giver_killed_in_the_midst_of_its_copy_is_followed_by_one_with_right_books()
 const COPY_BYTES_MAX: usize = 16 << 10;
 
 #[test]
-fn both_killed_and_restarted_they_have_right_books_again_from_the_venue() {
-    let mut world = World::new(&[1, 2], "500");
-    world.pair.wait_until_stands(2);
-    world.take(3_000);
-    world.pair.gateways.kill(1);
-    world.pair.gateways.kill(2);
-    world.pair.start(2);
-    world.pair.start(1);
-    let leader = world.pair.leader();
-    world.pair.wait_until_stands(3 - leader);
-    let (pair, consumer, expected) = world.end();
+fn both_gateways_rebuild_their_books_from_the_venue() {
+    let mut scenario = RejoinScenario::new(&[1, 2], "500");
+    scenario.pair.wait_until_eligible(2);
+    scenario.take(3_000);
+    scenario.pair.gateways.kill(1);
+    scenario.pair.gateways.kill(2);
+    scenario.pair.start(2);
+    scenario.pair.start(1);
+    let leader = scenario.pair.leader();
+    scenario.pair.wait_until_eligible(3 - leader);
+    let (pair, consumer, expected) = scenario.end();
     assert_eq!(consumer.check(&expected), Ok(()));
     assert!(messages_of(&log_entries(pair.gateways.site(2))) == expected, "the log of the first one is not whole");
     let second = messages_of(&log_entries(pair.gateways.site(1)));
@@ -187,10 +187,10 @@ fn both_killed_and_restarted_they_have_right_books_again_from_the_venue() {
 }
 
 #[test]
-fn a_gateway_that_starts_alone_leads() {
-    let world = World::new(&[1], "5000");
-    world.pair.wait_until_leads(1);
-    let (mut pair, consumer, expected) = world.end();
+fn a_gateway_started_alone_leads() {
+    let scenario = RejoinScenario::new(&[1], "5000");
+    scenario.pair.wait_until_leads(1);
+    let (mut pair, consumer, expected) = scenario.end();
     assert_eq!(consumer.check(&expected), Ok(()));
     let said = pair.gateways.end(1);
     assert!(said.contains("leads"), "{said}");

@@ -12,28 +12,28 @@ use mdgw_feeds::{
     published::{packet::Frames, position::StreamPosition},
     time::MonoNs,
 };
-use mdgw_runtime::gateway::Beginning;
+use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
     captures::say,
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
     pair::{
-        CHANNEL, Consumer, GROUP, LogEntry, Member, StandInLeader, StandInVenue, Told, check, link, log_entries,
-        messages_of, start_gateway, wait_until,
+        CHANNEL, Delivery, GROUP, InProcessGateway, LogEntry, RecordingConsumer, ScriptedLeader, VenueSender, check,
+        link, log_entries, messages_of, start_gateway, wait_until,
     },
-    site::{Site, Wanted, text},
+    site::{Site, SiteConfig, text},
 };
 
 /// Of the leader that stops, and of the gateway that goes on.
-const OLD: Epoch = Epoch(3 << 8 | 9);
-const NEW: Epoch = Epoch(4 << 8 | 2);
+const OLD_EPOCH: Epoch = Epoch(3 << 8 | 9);
+const NEW_EPOCH: Epoch = Epoch(4 << 8 | 2);
 
 fn session(restart: u32) -> Session {
     Session { feed: Feed::NasdaqItch, date: "2019-01-30".parse().unwrap(), restart }
 }
 
 /// Small packets, so that a stock's first message (its mapping and its definition) is cut into parts.
-fn wanted() -> Wanted {
-    Wanted { output: "payload_bytes_max = 640\n".to_owned(), has_recovery: false, ..Wanted::itch() }
+fn wanted() -> SiteConfig {
+    SiteConfig { output: "payload_bytes_max = 640\n".to_owned(), has_recovery: false, ..SiteConfig::itch() }
 }
 
 fn day(messages: u64, seed: u64, name: [u8; 10]) -> Vec<Packet> {
@@ -41,17 +41,17 @@ fn day(messages: u64, seed: u64, name: [u8; 10]) -> Vec<Packet> {
 }
 
 /// A standby that has all of the day in its log, its leader, and a consumer of both.
-struct World {
-    standby: Member,
-    leader: StandInLeader,
-    consumer: Consumer,
+struct TakeoverScenario {
+    standby: InProcessGateway,
+    leader: ScriptedLeader,
+    consumer: RecordingConsumer,
 }
 
-impl World {
+impl TakeoverScenario {
     fn new(days: &[Vec<Packet>]) -> Self {
-        let standby = Member::start(Site::numbered(2), &wanted());
-        let consumer = Consumer::open(&standby.site, 2);
-        let venue = StandInVenue::default();
+        let standby = InProcessGateway::start(Site::numbered(2), &wanted());
+        let consumer = RecordingConsumer::open(&standby.site, 2);
+        let venue = VenueSender::default();
         for day in days {
             venue.send(standby.site.lines[0], day);
         }
@@ -59,93 +59,97 @@ impl World {
         wait_until("the log has the last session's end", || {
             standby.log().last().is_some_and(|entry| entry.session == last && entry.flags.0 & 8 != 0)
         });
-        Self { leader: StandInLeader::new(standby.site.output, OLD), standby, consumer }
+        Self { leader: ScriptedLeader::new(standby.site.output, OLD_EPOCH), standby, consumer }
     }
 
     /// The leader publishes so many entries and stops; the standby goes on.
-    fn take_over_after(mut self, count: usize) {
+    fn assert_takeover_after(mut self, count: usize) {
         let log = self.standby.log();
         self.leader.publish(&log[..count]);
         if let Some(last) = log[..count].last() {
-            self.standby.wait_until_heard(last.until());
+            self.standby.wait_until_received(last.until());
         }
-        self.standby.lead(NEW);
-        self.consumer.take_to_the_end(log.last().unwrap().session);
+        self.standby.open_fence(NEW_EPOCH);
+        self.consumer.receive_to_session_end(log.last().unwrap().session);
         assert_eq!(self.consumer.check(&messages_of(&log)), Ok(()), "after {count} of {} packets", log.len());
-        assert_eq!(self.consumer.epoch(), Some(NEW));
+        assert_eq!(self.consumer.epoch(), Some(NEW_EPOCH));
         let report = self.standby.stop();
         let published = report.channels[0].published;
         // What settles nothing (a state, the session's end) is said again where it stands.
         let heard = log[..count].last().map(LogEntry::until);
         let is_new = |entry: &&LogEntry| heard.is_none_or(|heard| entry.until() > heard || entry.from() == heard);
-        assert_eq!(published.tail_packets, log.iter().filter(is_new).count() as u64, "no more than is needed");
-        assert_eq!(report.heard.unwrap().holes_given_up, 0);
+        assert_eq!(published.catch_up_packets, log.iter().filter(is_new).count() as u64, "no more than is needed");
+        assert_eq!(report.listener_counts.unwrap().holes_abandoned, 0);
     }
 }
 
 #[test]
-fn a_leader_killed_inside_a_message_of_several_parts() {
+fn takeover_after_a_kill_inside_a_split_message() {
     let day = day(600, 1, SESSION);
-    let log = World::new(std::slice::from_ref(&day)).standby.log();
-    let begin = log.iter().position(|entry| entry.until().part == 1).expect("a message is cut into parts");
-    let parts = log[begin..].iter().take_while(|entry| entry.until().part > 0).count() + 1;
+    let log = TakeoverScenario::new(std::slice::from_ref(&day)).standby.log();
+    let first_part = log.iter().position(|entry| entry.until().part == 1).expect("a message is cut into parts");
+    let parts = log[first_part..].iter().take_while(|entry| entry.until().part > 0).count() + 1;
     assert!(parts >= 2, "{parts} parts");
     // Before the first part, after each, and after the next message.
-    for count in begin..=begin + parts + 1 {
-        World::new(std::slice::from_ref(&day)).take_over_after(count);
+    for count in first_part..=first_part + parts + 1 {
+        TakeoverScenario::new(std::slice::from_ref(&day)).assert_takeover_after(count);
     }
 }
 
 #[test]
-fn a_session_that_begins_anew_during_a_takeover() {
+fn takeover_across_a_session_restart() {
     let days = [day(400, 1, *b"SESSION000"), day(400, 2, *b"SESSION001")];
-    let log = World::new(&days).standby.log();
-    let border = log.iter().position(|entry| entry.session == session(1)).unwrap();
-    for count in [border - 30, border - 1, border, border + 1, border + 30] {
-        World::new(&days).take_over_after(count);
+    let log = TakeoverScenario::new(&days).standby.log();
+    let first_of_session = log.iter().position(|entry| entry.session == session(1)).unwrap();
+    for count in
+        [first_of_session - 30, first_of_session - 1, first_of_session, first_of_session + 1, first_of_session + 30]
+    {
+        TakeoverScenario::new(&days).assert_takeover_after(count);
     }
 }
 
 #[test]
-fn a_leader_of_which_nothing_was_heard_is_followed_from_the_beginning() {
-    World::new(&[day(400, 1, SESSION)]).take_over_after(0);
+fn takeover_from_an_unreceived_leader_starts_at_the_beginning() {
+    TakeoverScenario::new(&[day(400, 1, SESSION)]).assert_takeover_after(0);
 }
 
 #[test]
-fn a_gap_on_the_standby_alone_is_not_heard_of_when_the_leader_had_the_messages() {
+fn a_gap_only_on_the_standby_is_not_published() {
     let packets = day(3_000, 1, SESSION);
     let middle = packets.len() / 2;
-    let lacking = [&packets[..middle], &packets[middle + 4..]].concat();
+    let incomplete = [&packets[..middle], &packets[middle + 4..]].concat();
     let site = Site::new();
-    let (leading, standby) = (Member::start(site.peer(1), &wanted()), Member::start(site.peer(2), &wanted()));
-    let mut consumer = Consumer::open(&standby.site, 3);
-    let venue = StandInVenue::default();
+    let (leading, standby) =
+        (InProcessGateway::start(site.peer(1), &wanted()), InProcessGateway::start(site.peer(2), &wanted()));
+    let mut consumer = RecordingConsumer::open(&standby.site, 3);
+    let venue = VenueSender::default();
     venue.send(leading.site.lines[0], &packets);
-    venue.send(standby.site.lines[0], &lacking);
+    venue.send(standby.site.lines[0], &incomplete);
     for member in [&leading, &standby] {
         wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     }
-    let (whole, torn) = (leading.log(), standby.log());
-    assert!(messages_of(&torn).len() < messages_of(&whole).len());
-    let gap = torn.iter().find(|entry| entry.next.0 - entry.first.0 > 20).expect("the standby declared a gap");
+    let (whole, incomplete_log) = (leading.log(), standby.log());
+    assert!(messages_of(&incomplete_log).len() < messages_of(&whole).len());
+    let gap =
+        incomplete_log.iter().find(|entry| entry.next.0 - entry.first.0 > 20).expect("the standby declared a gap");
     // The leader has published what the standby lacks, and some more.
     let count = whole.iter().position(|entry| entry.first >= gap.next).unwrap() + 10;
-    StandInLeader::new(standby.site.output, OLD).publish(&whole[..count]);
-    standby.wait_until_heard(whole[count - 1].until());
-    standby.lead(NEW);
-    consumer.take_to_the_end(session(0));
+    ScriptedLeader::new(standby.site.output, OLD_EPOCH).publish(&whole[..count]);
+    standby.wait_until_received(whole[count - 1].until());
+    standby.open_fence(NEW_EPOCH);
+    consumer.receive_to_session_end(session(0));
     // No gap is told. What the successor's books make of later messages may differ, and says so.
-    let place = (session(0), whole[count - 1].next.0);
+    let position = (session(0), whole[count - 1].next.0);
     let mut expected = messages_of(&whole[..count]);
-    expected.extend(messages_of(&torn).split_off(&place));
+    expected.extend(messages_of(&incomplete_log).split_off(&position));
     assert_eq!(consumer.check(&expected), Ok(()));
     let oracle = messages_of(&whole);
     let mut suspects = 0;
     for told in &consumer.told {
-        let Told::Message(session, sequence, records, is_suspect) = told else { continue };
+        let Delivery::Message(session, sequence, records, is_suspect) = told else { continue };
         let is_right = oracle.get(&(*session, *sequence)) == Some(records);
         assert!(is_right || *is_suspect, "{sequence} differs in silence");
-        assert!(*sequence >= place.1 || !is_suspect, "{sequence} is the old leader's, who lacked nothing");
+        assert!(*sequence >= position.1 || !is_suspect, "{sequence} is the old leader's, who lacked nothing");
         suspects += u32::from(*is_suspect);
     }
     assert!(suspects > 0);
@@ -153,41 +157,44 @@ fn a_gap_on_the_standby_alone_is_not_heard_of_when_the_leader_had_the_messages()
 }
 
 #[test]
-fn a_gap_that_the_old_leader_has_declared_leaves_the_successors_books_in_doubt() {
+fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     let packets = day(3_000, 1, SESSION);
     let middle = packets.len() / 2;
-    let lacking = [&packets[..middle], &packets[middle + 4..]].concat();
+    let incomplete = [&packets[..middle], &packets[middle + 4..]].concat();
     let (before, after) = packets.split_at(middle + 40);
     let site = Site::new();
-    let (leading, mut standby) = (Member::start(site.peer(1), &wanted()), Member::start(site.peer(2), &wanted()));
-    let mut consumer = Consumer::open(&standby.site, 3);
-    let venue = StandInVenue::default();
-    venue.send(leading.site.lines[0], &lacking);
+    let (leading, mut standby) =
+        (InProcessGateway::start(site.peer(1), &wanted()), InProcessGateway::start(site.peer(2), &wanted()));
+    let mut consumer = RecordingConsumer::open(&standby.site, 3);
+    let venue = VenueSender::default();
+    venue.send(leading.site.lines[0], &incomplete);
     venue.send(standby.site.lines[0], before);
     wait_until("the log has the session's end", || leading.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
-    let torn = leading.log();
+    let incomplete_log = leading.log();
     // The old leader has told the gap, and as much as the standby has.
     let first: [u8; 8] = after[0].1[10..18].try_into().unwrap();
-    let place = StreamPosition::at(session(0), Sequence(u64::from_be_bytes(first)));
+    let position = StreamPosition::at(session(0), Sequence(u64::from_be_bytes(first)));
     // Messages that produced nothing are settled by a heartbeat.
-    standby.wait_until_ready(place);
-    let count = torn.iter().take_while(|entry| entry.until() <= place).count();
-    assert!(torn[..count].iter().any(declares_gap));
-    StandInLeader::new(standby.site.output, OLD).publish(&torn[..count]);
-    wait_until("the leader is heard", || standby.board().echo == Some(torn[count - 1].until()));
-    standby.look();
-    standby.lead(NEW);
+    standby.wait_until_ready(position);
+    let count = incomplete_log.iter().take_while(|entry| entry.until() <= position).count();
+    assert!(incomplete_log[..count].iter().any(declares_gap));
+    ScriptedLeader::new(standby.site.output, OLD_EPOCH).publish(&incomplete_log[..count]);
+    wait_until("the leader is heard", || {
+        standby.status_table().last_received == Some(incomplete_log[count - 1].until())
+    });
+    standby.deliver_condition();
+    standby.open_fence(NEW_EPOCH);
     venue.send(standby.site.lines[0], after);
-    consumer.take_to_the_end(session(0));
-    let gaps = consumer.told.iter().filter(|told| matches!(told, Told::Gap(..))).count();
+    consumer.receive_to_session_end(session(0));
+    let gaps = consumer.told.iter().filter(|told| matches!(told, Delivery::Gap(..))).count();
     assert_eq!(gaps, 1, "as the old leader told it, and not again");
     let oracle = messages_of(&standby.log());
     let mut suspects = 0;
     for told in &consumer.told {
-        let Told::Message(session, sequence, records, is_suspect) = told else { continue };
+        let Delivery::Message(session, sequence, records, is_suspect) = told else { continue };
         let is_right = oracle.get(&(*session, *sequence)) == Some(records);
         assert!(is_right || *is_suspect, "{sequence} differs in silence");
-        suspects += u32::from(*is_suspect && *sequence >= place.sequence.0);
+        suspects += u32::from(*is_suspect && *sequence >= position.sequence.0);
     }
     assert!(
         suspects > 100,
@@ -201,56 +208,56 @@ fn declares_gap(entry: &LogEntry) -> bool {
 }
 
 #[test]
-fn what_a_receiver_and_the_standby_lost_of_the_old_leader_comes_again() {
-    let mut world = World::new(&[day(3_000, 1, SESSION)]);
-    let log = world.standby.log();
+fn packets_lost_by_receiver_and_standby_are_republished() {
+    let mut scenario = TakeoverScenario::new(&[day(3_000, 1, SESSION)]);
+    let log = scenario.standby.log();
     // Lost on the wire, for everybody: the last thing but ten that the leader said.
     let lost = 100;
-    world.leader.publish(&log[..lost]);
-    world.standby.wait_until_heard(log[lost - 1].until());
-    world.leader.publish(&log[lost + 1..lost + 10]);
-    world.standby.lead(NEW);
-    world.consumer.take_to_the_end(session(0));
-    assert_eq!(world.consumer.check(&messages_of(&log)), Ok(()));
-    let _ = world.standby.stop();
+    scenario.leader.publish(&log[..lost]);
+    scenario.standby.wait_until_received(log[lost - 1].until());
+    scenario.leader.publish(&log[lost + 1..lost + 10]);
+    scenario.standby.open_fence(NEW_EPOCH);
+    scenario.consumer.receive_to_session_end(session(0));
+    assert_eq!(scenario.consumer.check(&messages_of(&log)), Ok(()));
+    let _ = scenario.standby.stop();
 }
 
 #[test]
-fn a_forged_epoch_on_the_output_group_makes_no_standby_deaf() {
-    let mut world = World::new(&[day(1_000, 1, SESSION)]);
-    let log = world.standby.log();
-    world.leader.publish(&log[..20]);
-    world.standby.wait_until_heard(log[19].until());
-    StandInLeader::new(world.standby.site.output, Epoch(u64::MAX)).publish(&log[200..201]);
-    world.leader.publish(&log[20..30]);
-    world.standby.wait_until_heard(log[29].until());
-    assert_eq!(world.standby.desk().epochs().highest_heard(), Some(OLD));
-    assert_eq!(world.standby.desk().epochs().incredible(), 1);
-    world.standby.lead(NEW);
-    world.consumer.take_to_the_end(session(0));
-    assert_eq!(world.consumer.check(&messages_of(&log)), Ok(()));
-    let _ = world.standby.stop();
+fn a_forged_epoch_does_not_stop_the_standby_from_receiving() {
+    let mut scenario = TakeoverScenario::new(&[day(1_000, 1, SESSION)]);
+    let log = scenario.standby.log();
+    scenario.leader.publish(&log[..20]);
+    scenario.standby.wait_until_received(log[19].until());
+    ScriptedLeader::new(scenario.standby.site.output, Epoch(u64::MAX)).publish(&log[200..201]);
+    scenario.leader.publish(&log[20..30]);
+    scenario.standby.wait_until_received(log[29].until());
+    assert_eq!(scenario.standby.handle().epochs().highest_observed(), Some(OLD_EPOCH));
+    assert_eq!(scenario.standby.handle().epochs().rejected_jumps(), 1);
+    scenario.standby.open_fence(NEW_EPOCH);
+    scenario.consumer.receive_to_session_end(session(0));
+    assert_eq!(scenario.consumer.check(&messages_of(&log)), Ok(()));
+    let _ = scenario.standby.stop();
 }
 
 #[test]
-fn kill_9_of_the_leading_gateway_loses_nothing_and_doubles_nothing() {
+fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
     let first = Site::numbered(1);
-    let second = first.twin(2);
-    let wanted = Wanted { has_recovery: true, ..wanted() };
-    let start = |site| GatewayProcess::start(site, &wanted, Beginning::OwnLog);
+    let second = first.peer_on_same_lines(2);
+    let wanted = SiteConfig { has_recovery: true, ..wanted() };
+    let start = |site| GatewayProcess::start(site, &wanted, StartMode::OwnLog);
     let [mut leading, mut standby] = [&first, &second].map(start);
-    let mut consumer = Consumer::open(&second, 3);
+    let mut consumer = RecordingConsumer::open(&second, 3);
     let requests = first.requests.to_string();
     let feed = ["--messages", "40000", "--rate", "4000", "--request-server", &requests, "--linger-s", "60"];
     // On a crowded machine the server's answers may come too late for a gateway, and a gap would be declared, as it should.
     let damage = ["--loss", "0.05", "--duplicate", "0.05", "--reorder", "0.05", "--never-on-all"];
     leading.say("open 2561");
     let played = first.sim(&[feed.as_slice(), &damage].concat());
-    consumer.take_until("half of it has come", |told| told.len() > 20_000);
+    consumer.receive_until("half of it has come", |told| told.len() > 20_000);
     leading.kill();
     standby.say("open 2818");
-    consumer.take_until("the session ends", |told| matches!(told.last(), Some(Told::End(_))));
-    let _ = played.end_by(mdgw_tests::process::Signal::Terminate);
+    consumer.receive_until("the session ends", |told| matches!(told.last(), Some(Delivery::End(_))));
+    let _ = played.stop_with(mdgw_tests::process::Signal::Terminate);
     standby.say("stop");
     standby.ends();
     let log = log_entries(&second);
@@ -260,95 +267,99 @@ fn kill_9_of_the_leading_gateway_loses_nothing_and_doubles_nothing() {
 }
 
 /// Two gateways that both have the same lines, the first of which leads; linked.
-fn pair() -> ([Member; 2], [std::sync::Arc<mdgw_pair::pair_link::PairDesk>; 2], Consumer) {
+fn pair() -> ([InProcessGateway; 2], [std::sync::Arc<mdgw_pair::pair_link::LinkHandle>; 2], RecordingConsumer) {
     let first = Site::numbered(1);
-    let second = first.twin(2);
-    let mut members = [first, second].map(|site| Member::start(site, &wanted()));
-    let consumer = Consumer::open(&members[1].site, 3);
+    let second = first.peer_on_same_lines(2);
+    let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
+    let consumer = RecordingConsumer::open(&members[1].site, 3);
     let [a, b] = &mut members;
     let desks = link([a, b]);
-    members[0].lead(OLD);
+    members[0].open_fence(OLD_EPOCH);
     (members, desks, consumer)
 }
 
 #[test]
-fn a_planned_hand_over_says_nothing_twice() {
+fn a_planned_hand_over_publishes_nothing_twice() {
     let ([first, second], desks, mut consumer) = pair();
     let packets = day(3_000, 1, SESSION);
     let (before, after) = packets.split_at(packets.len() / 2);
-    let venue = StandInVenue::default();
+    let venue = VenueSender::default();
     venue.send(first.site.lines[0], before);
-    let told = |first: &Member| first.log().last().map(LogEntry::until);
+    let told = |first: &InProcessGateway| first.log().last().map(LogEntry::until);
     wait_until("the input is worked off", || {
-        let place = told(&first);
-        place.is_some() && first.board().published == place && second.board().ready == place
+        let position = told(&first);
+        position.is_some()
+            && first.status_table().published == position
+            && second.status_table().logged_through == position
     });
-    wait_until("the peer has told it", || second.board().heard.confirmed == told(&first));
+    wait_until("the peer has told it", || second.status_table().heard.reported_through == told(&first));
 
-    first.desk().fence().close();
-    first.desk().fence_moved();
+    first.handle().fence().close();
+    first.handle().on_fence_change();
     let mut ended = None;
     wait_until("no send is outstanding", || {
-        ended = first.desk().drained();
+        ended = first.handle().drained();
         ended.is_some()
     });
     assert_eq!(ended.unwrap().get(&CHANNEL).copied(), told(&first));
-    second.lead(NEW);
+    second.open_fence(NEW_EPOCH);
     venue.send(second.site.lines[0], after);
-    consumer.take_to_the_end(session(0));
+    consumer.receive_to_session_end(session(0));
     let log = second.log();
     assert_eq!(consumer.check(&messages_of(&log)), Ok(()));
-    assert_eq!(consumer.epoch(), Some(NEW));
+    assert_eq!(consumer.epoch(), Some(NEW_EPOCH));
     assert_eq!(first.log(), log, "both gateways' logs are alike, byte for byte");
-    wait_until("windows are compared", || desks.iter().all(|desk| desk.counts().windows_equal > 0));
-    assert!(desks.iter().all(|desk| desk.counts().windows_different == 0));
+    wait_until("windows are compared", || desks.iter().all(|handle| handle.counts().windows_equal > 0));
+    assert!(desks.iter().all(|handle| handle.counts().windows_different == 0));
     let report = second.stop();
-    assert_eq!(report.channels[0].published.tail_packets, 0, "nothing is said twice");
+    assert_eq!(report.channels[0].published.catch_up_packets, 0, "nothing is said twice");
     let _ = first.stop();
 }
 
 #[test]
-fn the_leader_learns_whether_its_output_is_heard() {
+fn the_leader_learns_whether_its_output_is_received() {
     let packets = day(1_000, 1, SESSION);
     for is_cut in [false, true] {
         let first = Site::numbered(1);
-        let mut second = first.twin(2);
+        let mut second = first.peer_on_same_lines(2);
         if is_cut {
             // As if the leader's cable were out: it sends where the other one doesn't listen.
             second.output = Site::new().output;
         }
-        let mut members = [first, second].map(|site| Member::start(site, &wanted()));
+        let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
         let [a, b] = &mut members;
-        let [desk, _] = link([a, b]);
+        let [handle, _] = link([a, b]);
         let [first, second] = members;
-        first.lead(OLD);
-        StandInVenue::default().send(first.site.lines[0], &packets);
+        first.open_fence(OLD_EPOCH);
+        VenueSender::default().send(first.site.lines[0], &packets);
         wait_until("all of it is published", || {
-            let place = first.log().last().map(LogEntry::until);
-            place.is_some() && first.board().published == place && second.board().ready == place
+            let position = first.log().last().map(LogEntry::until);
+            position.is_some()
+                && first.status_table().published == position
+                && second.status_table().logged_through == position
         });
-        let told = || desk.told(CHANNEL).first().map(|told| told.positions).unwrap_or_default();
-        wait_until("the standby hears its own probes", || told().hears_probe);
+        let told = || handle.told(CHANNEL).first().map(|told| told.positions).unwrap_or_default();
+        wait_until("the standby hears its own probes", || told().receives_probe);
         if is_cut {
-            assert_eq!(told().heard, None, "the standby hears itself, and nothing of the leader");
+            assert_eq!(told().last_received, None, "the standby hears itself, and nothing of the leader");
         } else {
-            wait_until("what is published is heard", || told().heard == first.board().published);
+            wait_until("what is published is heard", || told().last_received == first.status_table().published);
         }
-        wait_until("the states of the channels are told", || told().state == first.board().state as u8);
+        wait_until("the states of the channels are told", || told().state == first.status_table().state as u8);
         let _ = (first.stop(), second.stop());
     }
 }
 
 #[test]
-fn who_joins_has_the_session_from_its_peer() {
+fn a_joining_gateway_copies_the_session_from_its_peer() {
     let packets = day(3_000, 1, SESSION);
     let (before, after) = packets.split_at(packets.len() / 2);
     let first = Site::numbered(1);
-    let second = first.twin(2);
-    let mut members = vec![Member::start(first, &wanted())];
-    let venue = StandInVenue::default();
+    let second = first.peer_on_same_lines(2);
+    let mut members = vec![InProcessGateway::start(first, &wanted())];
+    let venue = VenueSender::default();
     venue.send(members[0].site.lines[0], before);
-    members.push(Member::start_with(second, &wanted(), Beginning::WholeSession));
+    members.push(InProcessGateway::start_with(second, &wanted(), StartMode::WholeSession));
     let [a, b] = members.get_disjoint_mut([0, 1]).unwrap();
     let desks = link([a, b]);
     venue.send(members[0].site.lines[0], after);
@@ -365,9 +376,9 @@ fn who_joins_has_the_session_from_its_peer() {
 /// A gateway asks the other one for some tens of milliseconds. On a machine so crowded that an answer takes longer it gives the
 /// hole up, rightly; then once more.
 #[test]
-fn what_one_gateway_lost_on_all_lines_it_has_from_the_other() {
+fn a_gap_on_all_lines_is_filled_from_the_peer() {
     let is_filled = (1..=ATTEMPTS).any(|attempt| {
-        let gaps = gaps_of_who_lacks_what_the_other_has();
+        let gaps = gaps_after_peer_recovery();
         if gaps > 0 {
             say(&format!("attempt {attempt} tells nothing: no answer came in time"));
         }
@@ -376,23 +387,23 @@ fn what_one_gateway_lost_on_all_lines_it_has_from_the_other() {
     assert!(is_filled, "the other gateway was never asked, or never answered");
 }
 
-fn gaps_of_who_lacks_what_the_other_has() -> u64 {
+fn gaps_after_peer_recovery() -> u64 {
     let packets = day(3_000, 1, SESSION);
     let middle = packets.len() / 2;
-    let lacking = [&packets[..middle], &packets[middle + 40..]].concat();
+    let incomplete = [&packets[..middle], &packets[middle + 40..]].concat();
     let first = Site::numbered(1);
     let second = first.peer(2);
-    let mut members = [first, second].map(|site| Member::start(site, &wanted()));
+    let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
     let [a, b] = &mut members;
     let _desks = link([a, b]);
-    let venue = StandInVenue::default();
+    let venue = VenueSender::default();
     venue.send(members[0].site.lines[0], &packets);
-    venue.send(members[1].site.lines[0], &lacking);
+    venue.send(members[1].site.lines[0], &incomplete);
     for member in &members {
         wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     }
     let [whole, filled] = members.each_ref().map(|member| messages_of(&member.log()));
-    let gaps = members.map(Member::stop).iter().map(|report| report.channels[0].counters.gaps).sum();
+    let gaps = members.map(InProcessGateway::stop).iter().map(|report| report.channels[0].counters.gaps).sum();
     assert!(gaps > 0 || whole == filled, "no gap was declared, and the two logs differ");
     gaps
 }
@@ -400,11 +411,11 @@ fn gaps_of_who_lacks_what_the_other_has() -> u64 {
 const ATTEMPTS: usize = 5;
 
 #[test]
-fn gateways_that_make_different_records_of_one_message_are_found() {
+fn diverging_records_of_two_gateways_are_detected() {
     let packets = day(4_000, 1, SESSION);
     let first = Site::numbered(1);
     let second = first.peer(2);
-    let mut members = [first, second].map(|site| Member::start(site, &wanted()));
+    let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
     let [a, b] = &mut members;
     let desks = link([a, b]);
     // One price, one bit: somewhere in the middle an order is added at another price.
@@ -417,12 +428,12 @@ fn gateways_that_make_different_records_of_one_message_are_found() {
         packets[index].1 = bytes.into();
         packets
     };
-    let venue = StandInVenue::default();
+    let venue = VenueSender::default();
     venue.send(members[0].site.lines[0], &packets);
     venue.send(members[1].site.lines[0], &changed);
     let mut found = None;
     wait_until("the difference is found", || {
-        found = desks.iter().find_map(|desk| desk.take_mismatch());
+        found = desks.iter().find_map(|handle| handle.take_mismatch());
         found.is_some()
     });
     let found = found.unwrap();
@@ -430,25 +441,25 @@ fn gateways_that_make_different_records_of_one_message_are_found() {
     assert_eq!(found.ours.len(), found.theirs.len());
     let different = found.ours.iter().zip(&found.theirs).filter(|(ours, theirs)| ours != theirs).count();
     assert!((1..=8).contains(&different), "a price: {different} bytes");
-    let _ = members.map(Member::stop);
+    let _ = members.map(InProcessGateway::stop);
 }
 
 #[test]
-fn the_checker_finds_what_is_lost_doubled_swapped_or_changed() {
-    let message = |sequence: u64, byte| Told::Message(session(0), sequence, vec![byte], false);
+fn the_checker_detects_loss_duplicates_reordering_and_changes() {
+    let message = |sequence: u64, byte| Delivery::Message(session(0), sequence, vec![byte], false);
     let expected = (1..4).map(|sequence| ((session(0), sequence), vec![7])).collect();
     let all = [message(1, 7), message(2, 7), message(3, 7)];
     assert_eq!(check(&all, &expected), Ok(()));
     let [one, two, three] = all;
-    for spoiled in [
+    for corrupted in [
         vec![one.clone(), three.clone()],
         vec![one.clone(), two.clone()],
         vec![one.clone(), two.clone(), two.clone(), three.clone()],
         vec![two.clone(), one.clone(), three.clone()],
         vec![one.clone(), message(2, 8), three.clone()],
-        vec![one, two, three, Told::Gap(1, 2)],
+        vec![one, two, three, Delivery::Gap(1, 2)],
     ] {
-        assert!(check(&spoiled, &expected).is_err(), "{spoiled:?}");
+        assert!(check(&corrupted, &expected).is_err(), "{corrupted:?}");
     }
 }
 
@@ -460,28 +471,28 @@ struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    fn start(site: &Site, wanted: &Wanted, beginning: Beginning) -> Self {
+    fn start(site: &Site, wanted: &SiteConfig, beginning: StartMode) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "takeover::a_gateway_that_obeys_its_standard_input", "--ignored", "--nocapture"]);
+        command.args(["--exact", "takeover::gateway_process_for_kill_test", "--ignored", "--nocapture"]);
         command.env("MDGW_TEST_CONFIG", text(&site.config(wanted)));
-        if beginning == Beginning::WholeSession {
+        if beginning == StartMode::WholeSession {
             command.env("MDGW_TEST_WHOLE_SESSION", "1");
         }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let input = child.stdin.take().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let mut process = Self { child, input, output };
-        process.hear("runs");
+        process.wait_for_reply("runs");
         process
     }
 
     fn say(&mut self, command: &str) {
         writeln!(self.input, "{command}").unwrap();
-        self.hear(command.split(' ').next().unwrap());
+        self.wait_for_reply(command.split(' ').next().unwrap());
     }
 
     /// Waits for a line of its own among those of the test harness; what follows its first word.
-    fn hear(&mut self, word: &str) -> String {
+    fn wait_for_reply(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -512,20 +523,20 @@ impl Drop for GatewayProcess {
 
 #[test]
 #[ignore = "the process that another test starts and kills"]
-fn a_gateway_that_obeys_its_standard_input() {
+fn gateway_process_for_kill_test() {
     let Some(config) = std::env::var_os("MDGW_TEST_CONFIG") else { return };
     let whole = std::env::var_os("MDGW_TEST_WHOLE_SESSION").is_some();
-    let beginning = if whole { Beginning::WholeSession } else { Beginning::OwnLog };
+    let beginning = if whole { StartMode::WholeSession } else { StartMode::OwnLog };
     let gateway = start_gateway(config.as_ref(), beginning);
-    let desk = gateway.group(GROUP).unwrap();
+    let handle = gateway.group(GROUP).unwrap();
     let mut output = std::io::stdout();
     writeln!(output, "\n@ runs").unwrap();
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let answer = match line.split_once(' ') {
             Some(("open", epoch)) => {
-                desk.fence().open(Epoch(epoch.parse().unwrap()), MonoNs(u64::MAX));
-                desk.fence_moved();
+                handle.fence().open(Epoch(epoch.parse().unwrap()), MonoNs(u64::MAX));
+                handle.on_fence_change();
                 String::new()
             }
             _ => {

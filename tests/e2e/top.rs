@@ -12,14 +12,14 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
-    process::{self, Mdgw, PATIENCE, Signal},
-    site::{Site, Wanted, text},
+    process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
+    site::{Site, SiteConfig, text},
 };
 use serde_json::Value;
 
 /// A gateway that is fed slowly, and its control socket.
-fn running(site: &Site) -> (Mdgw, Mdgw, PathBuf) {
-    let (gateway, socket) = site.controlled_gateway(&Wanted::itch(), &["--date", "2019-01-30"]);
+fn running(site: &Site) -> (MdgwProcess, MdgwProcess, PathBuf) {
+    let (gateway, socket) = site.controlled_gateway(&SiteConfig::itch(), &["--date", "2019-01-30"]);
     let [a, b] = site.lines.map(|line| line.to_string());
     // Far longer than anybody watches.
     let day = ["--messages", "5000000", "--rate", "200"];
@@ -29,10 +29,10 @@ fn running(site: &Site) -> (Mdgw, Mdgw, PathBuf) {
 
 /// Looks until it sees what is waited for.
 fn once(socket: &Path, is_wanted: impl Fn(&Value) -> bool) -> Value {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     loop {
         let looked = process::run(["top", "--once", "--json", "--interval", "200ms", "--socket", text(socket)]);
-        let value = looked.with_code(0).json();
+        let value = looked.expect_code(0).json();
         if is_wanted(&value) {
             return value;
         }
@@ -62,25 +62,25 @@ fn a_running_gateway_shows_its_threads_channels_lines_and_latencies() {
     assert!(channel["datagrams"].as_u64() > Some(0) && channel["packets_sent"].as_u64() > Some(0), "{channel}");
 
     // Nobody sees colours or a screen behind a pipe.
-    let table = process::run(["top", "--interval", "10ms", "--socket", text(&socket)]).with_code(0).stdout;
+    let table = process::run(["top", "--interval", "10ms", "--socket", text(&socket)]).expect_code(0).stdout;
     assert!(table.contains("main-1") && table.contains("one") && !table.contains('\u{1b}'), "{table}");
     let svg = site.path("top.svg");
-    let _ = process::run(["top", "--interval", "10ms", "--socket", text(&socket), "--svg", text(&svg)]).with_code(0);
+    let _ = process::run(["top", "--interval", "10ms", "--socket", text(&socket), "--svg", text(&svg)]).expect_code(0);
     assert!(fs::read_to_string(svg).unwrap().ends_with("</svg>\n"));
 
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
-    let gone = process::run(["top", "--socket", text(&socket)]).with_code(2);
-    assert!(gone.stderr.contains("cannot reach a gateway at"), "{}", gone.stderr);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+    let exited = process::run(["top", "--socket", text(&socket)]).expect_code(2);
+    assert!(exited.stderr.contains("cannot reach a gateway at"), "{}", exited.stderr);
 }
 
 #[test]
-fn a_terminal_is_left_as_it_was_found() {
+fn terminal_settings_are_restored() {
     let site = Site::new();
     let (gateway, sim, socket) = running(&site);
-    for ending in [Ending::Key(b'q'), Ending::Key(3), Ending::Signal("TERM"), Ending::Signal("INT")] {
+    for ending in [ExitBy::Key(b'q'), ExitBy::Key(3), ExitBy::Signal("TERM"), ExitBy::Signal("INT")] {
         let mut terminal = Terminal::with_top(&socket);
-        terminal.shows("space freeze");
-        terminal.shows("main-1");
+        terminal.wait_until_shown("space freeze");
+        terminal.wait_until_shown("main-1");
         let (code, settings) = terminal.end(&ending);
         assert_eq!(code, "0", "{ending:?}");
         // Not raw any more: keys come by lines, with echo.
@@ -88,15 +88,15 @@ fn a_terminal_is_left_as_it_was_found() {
     }
     // While somebody watches, the gateway goes: it is said, and the view stays.
     let mut terminal = Terminal::with_top(&socket);
-    terminal.shows("main-1");
+    terminal.wait_until_shown("main-1");
     drop(sim);
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
-    terminal.shows("cannot");
-    assert_eq!(terminal.end(&Ending::Key(b'q')).0, "0");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+    terminal.wait_until_shown("cannot");
+    assert_eq!(terminal.end(&ExitBy::Key(b'q')).0, "0");
 }
 
 #[test]
-fn a_replay_is_watched_over_its_socket() {
+fn top_watches_a_replay_over_its_socket() {
     let site = Site::new();
     let (day, pipe, socket) = (site.path("day.pcap"), site.path("pipe"), site.path("control"));
     let packets = feeds::itch_packets(feeds::itch_day(120_000, 3), SESSION, MIDNIGHT_NS);
@@ -115,16 +115,16 @@ fn a_replay_is_watched_over_its_socket() {
     let value = once(&socket, |value| value["channels"][0]["messages"].as_u64() > Some(0));
     assert_eq!(value["source"], "replay");
     assert_eq!(value["channels"][0]["name"], "0 nasdaq-itch-5.0");
-    let refused = process::run(["ha", "status", "--socket", text(&socket)]).with_code(1);
+    let refused = process::run(["ha", "status", "--socket", text(&socket)]).expect_code(1);
     assert!(refused.stderr.contains("this is a replay"), "{}", refused.stderr);
     pipe.write_all(rest).unwrap();
     drop(pipe);
-    let _ = replay.end().with_code(0);
+    let _ = replay.end().expect_code(0);
     assert!(!socket.exists());
 }
 
 #[derive(Debug)]
-enum Ending {
+enum ExitBy {
     Key(u8),
     Signal(&'static str),
 }
@@ -163,8 +163,8 @@ impl Terminal {
     }
 
     /// Waits until this has been written.
-    fn shows(&mut self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
+    fn wait_until_shown(&mut self, text: &str) {
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while !self.seen.windows(text.len()).any(|window| window == text.as_bytes()) {
             let left = deadline.saturating_duration_since(Instant::now());
             let Ok(more) = self.output.recv_timeout(left) else {
@@ -176,24 +176,24 @@ impl Terminal {
 
     /// What stands between `before` and the next full stop.
     fn told(&mut self, before: &str) -> String {
-        self.shows(before);
+        self.wait_until_shown(before);
         let text = String::from_utf8_lossy(&self.seen).into_owned();
         let (_, after) = text.split_once(before).unwrap();
         after.split_once('.').map_or_else(String::new, |(value, _)| value.to_owned())
     }
 
     /// Ends it; its exit code, and the terminal's settings after it.
-    fn end(&mut self, ending: &Ending) -> (String, String) {
+    fn end(&mut self, ending: &ExitBy) -> (String, String) {
         match ending {
-            Ending::Key(key) => self.keys.write_all(&[*key]).unwrap(),
-            Ending::Signal(name) => {
+            ExitBy::Key(key) => self.keys.write_all(&[*key]).unwrap(),
+            ExitBy::Signal(name) => {
                 let pid = self.told("pid=");
                 let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status();
                 assert!(sent.unwrap().success());
             }
         }
-        self.shows("over.");
-        self.shows(LEAVE_SCREEN);
+        self.wait_until_shown("over.");
+        self.wait_until_shown(LEAVE_SCREEN);
         let text = String::from_utf8_lossy(&self.seen).into_owned();
         (self.told("code="), text.rsplit_once("code=").unwrap().1.to_owned())
     }

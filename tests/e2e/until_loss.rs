@@ -4,37 +4,37 @@
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
     process::{self, Signal},
-    site::{Site, Wanted, text},
+    site::{Site, SiteConfig, text},
 };
 
 #[test]
-fn a_gateways_gaps_end_the_search_and_its_latency_is_told() {
+fn gateway_gaps_end_the_rate_search_and_latency_is_reported() {
     let site = Site::new();
     let day = site.path("day.pcap");
-    let wanted = Wanted { has_recovery: false, ..Wanted::itch() };
+    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
     let (gateway, socket) = site.controlled_gateway(&wanted, &["--date", "2019-01-30"]);
     // Some seconds of packets, and then one that no line brings.
     let mut packets = feeds::itch_packets(feeds::itch_day(60_000, 4), SESSION, MIDNIGHT_NS);
-    let _ = packets.remove(WHOLE);
+    let _ = packets.remove(PACKETS_BEFORE_GAP);
     feeds::write_capture(&day, DESTINATIONS[0], &packets);
     let lines = site.lines.map(|line| line.to_string()).join(",");
     let search = ["replay", text(&day), "--lines", &lines, "--interface", "lo", "--until-loss", "--json"];
     // One step that is longer than the packets last: a machine that is busy elsewhere changes nothing.
     let pace = ["--rate", "200", "--step", "1m", "--gateway", text(&socket)];
-    let found = process::run(search.iter().chain(&pace)).with_code(1).json();
+    let found = process::run(search.iter().chain(&pace)).expect_code(1).json();
     assert_eq!(found["ended_by"], "loss", "{found}");
     assert_eq!(found["highest_rate_without_loss"], serde_json::Value::Null);
     let [step] = found["steps"].as_array().unwrap().as_slice() else { panic!("{found}") };
     let number = |name: &str| step[name].as_u64().unwrap();
     // Each packet goes out on both lines.
-    assert!(number("sent") >= 2 * WHOLE as u64 && number("sent") < 2 * packets.len() as u64, "{step}");
+    assert!(number("sent") >= 2 * PACKETS_BEFORE_GAP as u64 && number("sent") < 2 * packets.len() as u64, "{step}");
     assert_eq!(number("dropped"), 0, "{step}");
     assert!(number("gap_messages") > 0, "{step}");
     let [p50_ns, p99_ns, max_ns] =
         ["p50_ns", "p99_ns", "max_ns"].map(|name| step["gateway_latency"][name].as_u64().unwrap());
     assert!(0 < p50_ns && p50_ns <= p99_ns && p99_ns <= max_ns, "{step}");
-    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 /// Packets before the one that is missing: three seconds.
-const WHOLE: usize = 600;
+const PACKETS_BEFORE_GAP: usize = 600;

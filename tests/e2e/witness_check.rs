@@ -9,12 +9,12 @@ use mdgw_tests::{
 };
 
 #[test]
-fn a_check_tells_what_would_be_done_or_names_what_is_wrong() {
+fn check_reports_the_plan_or_names_the_error() {
     let folder = tempfile::tempdir().unwrap();
     let [config, key, votes] = ["witness.toml", "key", "votes"].map(|name| folder.path().join(name));
     write_key(&key);
     let listen = free_address().to_string();
-    let sound = format!(
+    let valid_config = format!(
         "node = 3\nlisten = \"{listen}\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n\
          [[peer]]\nnode = 1\naddress = \"127.0.0.2:27500\"\n[[peer]]\nnode = 2\naddress = \"127.0.0.3:27500\"\n",
         key.display(),
@@ -24,9 +24,9 @@ fn a_check_tells_what_would_be_done_or_names_what_is_wrong() {
         fs::write(&config, text_of_config).unwrap();
         process::run(["witness", "--check", text(&config)])
     };
-    let told = check(&sound).with_code(0);
+    let checked = check(&valid_config).expect_code(0);
     for part in [listen.as_str(), "127.0.0.2:27500", "127.0.0.3:27500", text(&votes)] {
-        assert!(told.stdout.contains(part), "no {part} in\n{}", told.stdout);
+        assert!(checked.stdout.contains(part), "no {part} in\n{}", checked.stdout);
     }
     assert!(!votes.exists(), "a check leaves nothing behind");
 
@@ -36,7 +36,7 @@ fn a_check_tells_what_would_be_done_or_names_what_is_wrong() {
         (text(&votes), &format!("{}/votes", key.display()), "votes"),
         (text(&key), "/nonexistent/key", "/nonexistent/key"),
     ] {
-        let refused = check(&sound.replacen(from, to, 1));
+        let refused = check(&valid_config.replacen(from, to, 1));
         assert!(
             refused.code != Some(0) && refused.stderr.contains(named),
             "{to}: {}{}",

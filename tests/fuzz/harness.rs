@@ -11,7 +11,7 @@ use std::{
 };
 
 use mdgw_captures::random::{Random, mix};
-use mdgw_tests::{captures, counting_allocator::within_bytes};
+use mdgw_tests::{captures, counting_allocator::with_memory_limit};
 
 /// What is read, and with what.
 pub(crate) struct Target {
@@ -32,12 +32,12 @@ impl Target {
         assert!(!seeds.is_empty(), "{name}: nothing to begin with");
         let corpus: Vec<Vec<u8>> = seeds.into_iter().chain(kept(name)).collect();
         let (rounds, seed) = (number("MDGW_FUZZ_ROUNDS").unwrap_or(rounds), number("MDGW_FUZZ_SEED").unwrap_or(1));
-        let scratch = Scratch::new(name);
+        let current_input = CurrentInput::new(name);
         let mut one = |input: &[u8], what: &dyn Fn() -> String| {
-            fs::write(&scratch.0, input).expect("the input in hand can be kept");
-            let outcome = catch_unwind(AssertUnwindSafe(|| within_bytes(memory_bytes_max, || read(input))));
+            fs::write(&current_input.0, input).expect("the input in hand can be kept");
+            let outcome = catch_unwind(AssertUnwindSafe(|| with_memory_limit(memory_bytes_max, || read(input))));
             if let Err(panic) = outcome {
-                let found = scratch.keep();
+                let found = current_input.keep();
                 let place = format!("tests/data/fuzz/{name}");
                 captures::say(&format!("{name}: {} panics; move {} to {place}", what(), found.display()));
                 resume_unwind(panic);
@@ -55,9 +55,9 @@ impl Target {
 }
 
 /// Where the input in hand stands. It goes when all went well.
-struct Scratch(PathBuf);
+struct CurrentInput(PathBuf);
 
-impl Scratch {
+impl CurrentInput {
     fn new(name: &str) -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz");
         fs::create_dir_all(&folder).expect("the build's own folder can be written to");
@@ -71,7 +71,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for CurrentInput {
     fn drop(&mut self) {
         // Kept under another name, after a panic.
         let _ = fs::remove_file(&self.0);
@@ -93,7 +93,7 @@ fn number(variable: &str) -> Option<u64> {
 
 /// One of the inputs, changed in one to four places.
 fn mutated(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
-    let mut bytes = pick(corpus, random).clone();
+    let mut bytes = choose(corpus, random).clone();
     for _ in 0..=below(random, 4) {
         mutate(&mut bytes, corpus, random);
     }
@@ -105,7 +105,7 @@ fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Random) {
     let at = below(random, bytes.len());
     match random.below(12) {
         0 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
-        1 if at < bytes.len() => bytes[at] = *pick(&INTERESTING_BYTES, random),
+        1 if at < bytes.len() => bytes[at] = *choose(&INTERESTING_BYTES, random),
         2..=4 => put_number(bytes, at, random),
         5 | 6 => put_digits(bytes, at, random),
         7 => bytes.truncate(at),
@@ -117,7 +117,7 @@ fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Random) {
             bytes.splice(to..to, copied);
         }
         10 => {
-            let other = pick(corpus, random);
+            let other = choose(corpus, random);
             let from = below(random, other.len());
             bytes.truncate(at);
             bytes.extend_from_slice(&other[from.min(other.len())..]);
@@ -160,7 +160,7 @@ fn interesting_number(length: u64, random: &mut Random) -> u64 {
     }
 }
 
-fn pick<'a, T>(all: &'a [T], random: &mut Random) -> &'a T {
+fn choose<'a, T>(all: &'a [T], random: &mut Random) -> &'a T {
     &all[below(random, all.len())]
 }
 

@@ -26,7 +26,7 @@ use mdgw_feeds::{
 };
 use mdgw_publog::{LogOptions, Reader};
 use mdgw_runtime::{
-    audit::file::{AuditFile, History},
+    audit::file::{AuditFile, AuditHistory},
     config::{Resolved, explain::explain},
     state_file::StateFile,
 };
@@ -37,7 +37,7 @@ use mdgw_tools::{
     inspect::{dissect::Dissector, stats::Statistics, text::Text},
     merge::{self, MergeOptions},
     report::{Comparison, Group, Report, csv, html, json, table},
-    verify::{Place, RowsVerifier, Seen, Verifier, VerifyOptions},
+    verify::{CapturedPacket, Location, RowsVerifier, Verifier, VerifyOptions},
 };
 
 use self::harness::Target;
@@ -46,7 +46,7 @@ use self::harness::Target;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
-fn captures_of_any_kind() {
+fn capture_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("capture");
     target("capture", seeds::captures(), 6_000, 64).run(|input| {
@@ -59,26 +59,31 @@ fn captures_of_any_kind() {
 fn read_capture(path: &Path, input: &[u8]) {
     let mut file = match CaptureFile::open(path, &open_options()) {
         Ok(file) => file,
-        Err(error) => return assert_tells(&error, path),
+        Err(error) => return assert_names_file(&error, path),
     };
     let (mut dissector, mut statistics) = (Dissector::new(file.kind(), None), Statistics::new(None));
-    let (mut shown, mut told) = (Text::new(false), String::new());
+    let (mut text_output, mut told) = (Text::new(false), String::new());
     let mut verifier = Verifier::new(verify_options());
     loop {
         match file.next_datagram() {
             Ok(Some(datagram)) => {
                 assert!(datagram.payload.len() <= datagram.captured_len as usize);
                 let (number, time_ns, dst) = (datagram.frame, datagram.time_ns, datagram.dst);
-                verifier.accept(&Seen { place: Place { file: 0, number }, time_ns, dst, payload: datagram.payload });
+                verifier.accept(&CapturedPacket {
+                    location: Location { file: 0, number },
+                    time_ns,
+                    dst,
+                    payload: datagram.payload,
+                });
                 let packet = dissector.packet(datagram);
-                shown.packet(&packet, &mut told).unwrap();
+                text_output.packet(&packet, &mut told).unwrap();
                 serde_json::to_writer(std::io::sink(), &packet).unwrap();
-                statistics.filtered(&packet, true);
+                statistics.count_filtered(&packet, true);
                 told.clear();
             }
             Ok(None) => break,
             Err(error) => {
-                assert_tells(&error, path);
+                assert_names_file(&error, path);
                 let is_in_file = error.decompressed || error.offset <= input.len() as u64;
                 assert!(is_in_file, "{error}: beyond the {} bytes there are", input.len());
                 assert!(file.next_datagram().unwrap().is_none(), "nothing follows damage");
@@ -94,7 +99,7 @@ fn read_capture(path: &Path, input: &[u8]) {
 }
 
 #[test]
-fn captures_that_are_merged_and_compared() {
+fn merge_and_diff() {
     let folder = tempfile::tempdir().unwrap();
     let [good, path, out] = ["good", "damaged", "merged"].map(|name| folder.path().join(name));
     let seeds = seeds::captures();
@@ -106,16 +111,16 @@ fn captures_that_are_merged_and_compared() {
             output: out.clone(),
             feed: None,
             date: date(),
-            named_max: 10,
+            listed_max: 10,
         };
         match merge::run(&options, &mut |_| ControlFlow::Continue(())) {
             Ok(summary) => drop((summary.to_table(), summary.to_json())),
-            Err(error) => assert_tells_something(&error),
+            Err(error) => assert_describes_error(&error),
         }
-        let options = DiffOptions { told_max: 10, names_max: 10_000, feed: None, date: date() };
+        let options = DiffOptions { listed_max: 10, names_max: 10_000, feed: None, date: date() };
         match diff::run([&good, &path], &options, &mut |_| ControlFlow::Continue(())) {
             Ok(difference) => drop((difference.to_text(), difference.to_json())),
-            Err(error) => assert_tells_something(&error),
+            Err(error) => assert_describes_error(&error),
         }
     });
 }
@@ -132,49 +137,49 @@ fn dbn_files() {
                     Ok(Some(_)) => assert!(file.offset() <= RECORD_BYTES_MAX, "it does not end"),
                     Ok(None) => break,
                     Err(error) => {
-                        assert_tells(&error, &path);
+                        assert_names_file(&error, &path);
                         assert!(file.next_record().unwrap().is_none(), "nothing follows damage");
                         break;
                     }
                 }
             },
-            Err(error) => assert_tells(&error, &path),
+            Err(error) => assert_names_file(&error, &path),
         }
         for (format, pretty) in [(Format::Csv, true), (Format::Json, false), (Format::Json, true)] {
             let (input, output) = (path.clone(), out.clone());
             let options = ConvertOptions { input, output, format, schema: None, pretty, map_symbols: true };
             if let Err(error) = convert::run(&options, &mut |_| ControlFlow::Continue(())) {
-                assert_tells(&error, &path);
+                assert_names_file(&error, &path);
             }
         }
     });
 }
 
 #[test]
-fn segments_of_a_publication_log() {
+fn publication_log_segments() {
     let folder = tempfile::tempdir().unwrap();
     let seeds = seeds::segments();
-    let sessions = [seeds::LOGGED, [0; 16]];
+    let sessions = [seeds::LOG_SESSION, [0; 16]];
     target("publog", seeds, 700, 64).run(|input| {
         let log = folder.path().join("log");
         fs::create_dir_all(&log).unwrap();
         fs::write(log.join(seeds::SEGMENT_NAME), input).unwrap();
         match Reader::open(&log, seeds::LOG_CHANNEL) {
             Ok(mut reader) => read_log(&mut reader, sessions),
-            Err(error) => assert_tells(&error, &log),
+            Err(error) => assert_names_file(&error, &log),
         }
         // What is left of it is gone on with.
         let options = LogOptions { segment_bytes: seeds::SEGMENT_BYTES, private_bytes: 64 << 10, ..log_options(&log) };
         match mdgw_publog::open(options, 1) {
             Ok(mut opened) => {
-                opened.writer.begin(seeds::LOGGED, 9);
+                opened.writer.begin(seeds::LOG_SESSION, 9);
                 assert!(opened.writer.append(b"8 bytes."));
                 opened.writer.commit(10, 1, 0, 2);
                 drop(opened);
                 let mut reader = Reader::open(&log, seeds::LOG_CHANNEL).unwrap();
-                assert_eq!(reader.last().unwrap(), Some((seeds::LOGGED, 10)));
+                assert_eq!(reader.last_entry().unwrap(), Some((seeds::LOG_SESSION, 10)));
             }
-            Err(error) => assert_tells(&error, &log),
+            Err(error) => assert_names_file(&error, &log),
         }
         fs::remove_dir_all(&log).unwrap();
     });
@@ -188,12 +193,12 @@ fn read_log(reader: &mut Reader, sessions: [[u8; 16]; 2]) {
     }
     for session in sessions {
         for sequence in [0, 3, u64::MAX] {
-            let _sought = reader.seek(session, sequence);
-            let _found = reader.peek();
+            let _sought_position = reader.seek(session, sequence);
+            let _entry = reader.peek();
         }
-        let _range = reader.range_of(session);
+        let _range = reader.session_range(session);
     }
-    let (_last, _end) = (reader.last(), reader.seek_end());
+    let (_last, _end) = (reader.last_entry(), reader.seek_end());
 }
 
 #[test]
@@ -237,11 +242,11 @@ fn state_files() {
             Ok(state) => {
                 for channel in (0..9).map(ChannelId) {
                     let numbering = state.numbering(channel);
-                    let left = state.left_at(channel);
+                    let left = state.shutdown_position(channel);
                     assert!(left.is_none_or(|left| numbering.is_some_and(|kept| kept.session == left.session)));
                 }
             }
-            Err(error) => assert_tells(&error, &path),
+            Err(error) => assert_names_file(&error, &path),
         }
         assert_eq!(fs::read(&path).unwrap(), input, "it is left as it was");
     });
@@ -253,7 +258,7 @@ fn audits() {
     let path = folder.path().join("audit.jsonl");
     target("audit", seeds::audits(), 2_000, 64).run(|input| {
         fs::write(&path, input).unwrap();
-        let history = History::read(&path).unwrap();
+        let history = AuditHistory::read(&path).unwrap();
         let lines = input.split_inclusive(|byte| *byte == b'\n').count() as u64;
         assert!(history.entries.len() as u64 + history.damaged_lines <= lines);
         let (file, recovered) = AuditFile::open(&path).unwrap();
@@ -270,7 +275,7 @@ fn vote_files() {
     target("votes", seeds::vote_files(), 2_000, 64).run(|input| {
         fs::write(&path, input).unwrap();
         if let Err(error) = VoteFile::open(folder.path(), GroupId(1)) {
-            assert_tells(&error, &path);
+            assert_names_file(&error, &path);
         }
         assert_eq!(fs::read(&path).unwrap(), input, "it is left as it was");
     });
@@ -288,17 +293,17 @@ fn configurations() {
                 explain(&config, &mut told).unwrap();
                 assert!(!config.settings().is_empty());
             }
-            Err(error) => assert_tells(&error, &path),
+            Err(error) => assert_names_file(&error, &path),
         }
     });
 }
 
 #[test]
-fn rows_of_receivers() {
+fn receiver_rows() {
     target("rows", seeds::rows(), 2_000, 64).run(|input| {
         let mut verifier = RowsVerifier::new(verify_options());
         if let Err(error) = verifier.read(0, input) {
-            assert_tells_something(&error);
+            assert_describes_error(&error);
         }
         let (verdict, names) = (verifier.finish(), ["a".to_owned()]);
         let (_, _) = (verdict.to_json(&names), verdict.to_table(&names));
@@ -309,8 +314,8 @@ fn rows_of_receivers() {
 fn datagrams_and_messages() {
     let mut seeds = feeds::seeds::all();
     for (name, read) in feeds::TARGETS {
-        let place = seeds.iter().position(|(of, _)| *of == name).expect("each target has seeds");
-        let (_, seeds) = seeds.swap_remove(place);
+        let index = seeds.iter().position(|(of, _)| *of == name).expect("each target has seeds");
+        let (_, seeds) = seeds.swap_remove(index);
         let rounds = if ["channel", "receiver"].contains(&name) { 500 } else { 3_000 };
         target(name, seeds, rounds, 64).run(read);
     }
@@ -321,16 +326,16 @@ fn target(name: &'static str, seeds: Vec<Vec<u8>>, rounds: u64, memory_mb_max: u
 }
 
 /// Names the file.
-fn assert_tells(error: &dyn Error, path: &Path) {
-    let told = in_full(error);
+fn assert_names_file(error: &dyn Error, path: &Path) {
+    let told = error_chain(error);
     assert!(told.contains(text(path)), "{told:?} does not name {}", path.display());
 }
 
-fn assert_tells_something(error: &dyn Error) {
-    assert!(in_full(error).len() > 10, "{error:?}");
+fn assert_describes_error(error: &dyn Error) {
+    assert!(error_chain(error).len() > 10, "{error:?}");
 }
 
-fn in_full(error: &dyn Error) -> String {
+fn error_chain(error: &dyn Error) -> String {
     let mut told = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

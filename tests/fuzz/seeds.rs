@@ -18,20 +18,20 @@ use mdgw_feeds::{
     time::{TradingDate, UnixNs},
     transport::VenueSession,
 };
-use mdgw_publog::{LogOptions, Opened};
+use mdgw_publog::{LogOptions, OpenedLog};
 use mdgw_runtime::{
     audit::{
-        entry::{Change, Draft},
+        entry::{AuditEvent, PendingEntry},
         file::AuditFile,
     },
-    state_file::{LeftAt, StateFile},
+    state_file::{ShutdownPosition, StateFile},
 };
 use mdgw_status::{
     disclosure::Disclosure,
     interval_log::{IntervalLogWriter, IntervalTag},
 };
 use mdgw_sys::handle::ChannelIndex;
-use mdgw_telemetry::stages::{Stage, StageSet};
+use mdgw_telemetry::stages::{Stage, StageHistograms};
 
 use super::feeds;
 
@@ -48,7 +48,7 @@ pub(crate) fn captures() -> Vec<Vec<u8>> {
     let gzip = packer.finish().unwrap();
     let zstd = zstd::encode_all(plain.as_slice(), 1).unwrap();
     let mut all = vec![plain, pcap(&iex), pcap(&published), pcapng(&mold), pcapng(&iex), gzip, zstd];
-    all.extend(OTHER_LINKS.map(|(link, before)| pcap_big_endian(link, before, &mold)));
+    all.extend(LINK_TYPES.map(|(link, before)| pcap_big_endian(link, before, &mold)));
     all.extend(payloads("binaryfile"));
     all
 }
@@ -79,7 +79,7 @@ fn pcap_big_endian(link: u32, before: &[u8], payloads: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// Link types and what they put in front of IPv4: Ethernet with two tags, raw IP, Linux cooked 1 and 2, loopback.
-const OTHER_LINKS: [(u32, &[u8]); 5] = [
+const LINK_TYPES: [(u32, &[u8]); 5] = [
     (1, &[1, 0, 0x5e, 1, 2, 3, 2, 0, 0, 0, 0, 1, 0x88, 0xa8, 0, 9, 0x81, 0, 0x60, 7, 0x08, 0]),
     (101, &[]),
     (113, &[0, 1, 0, 1, 0, 6, 2, 0, 0, 0, 0, 1, 0, 0, 0x08, 0]),
@@ -160,12 +160,12 @@ pub(crate) fn segments() -> Vec<Vec<u8>> {
         private_bytes: 64 << 10,
         ..LogOptions::new(folder.path(), LOG_CHANNEL)
     };
-    let Opened { mut writer, .. } = mdgw_publog::open(options, 1).unwrap();
+    let OpenedLog { mut writer, .. } = mdgw_publog::open(options, 1).unwrap();
     for (session, first, next, payload) in [
         ([0; 16], 1, 4, &b"eight by"[..]),
-        (LOGGED, 1, 1, b""),
-        (LOGGED, 1, 3, b"sixteen bytes of"),
-        (LOGGED, 3, 9, &[7; 200]),
+        (LOG_SESSION, 1, 1, b""),
+        (LOG_SESSION, 1, 3, b"sixteen bytes of"),
+        (LOG_SESSION, 3, 9, &[7; 200]),
     ] {
         writer.begin(session, first);
         assert!(writer.append(payload));
@@ -178,7 +178,7 @@ pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
 pub(crate) const SEGMENT_NAME: &str = "0000000000000001.segment";
 pub(crate) const LOG_CHANNEL: u16 = 1;
 /// A session of the log.
-pub(crate) const LOGGED: [u8; 16] = [3; 16];
+pub(crate) const LOG_SESSION: [u8; 16] = [3; 16];
 
 /// Of two channels, with disclosure and negative values.
 pub(crate) fn latency_logs() -> Vec<Vec<u8>> {
@@ -188,7 +188,7 @@ pub(crate) fn latency_logs() -> Vec<Vec<u8>> {
     let mut log = IntervalLogWriter::begin(Vec::new(), UnixNs(BEGIN_NS), &disclosure).unwrap();
     let tag = |channel, stage| IntervalTag { channel: ChannelId(channel), stage, thread: "main-0".to_owned() };
     for second in 0..3 {
-        let mut set = StageSet::new(1, 1);
+        let mut set = StageHistograms::new(1, 1);
         (1..5).for_each(|value| set.record(ChannelIndex(0), Stage::Publish, 1_000 * value));
         let start = UnixNs(BEGIN_NS + second * 1_000_000_000);
         for channel in 1..3 {
@@ -211,10 +211,12 @@ pub(crate) fn state_files() -> Vec<Vec<u8>> {
     let (started, latest) = (UnixNs(BEGIN_NS), UnixNs(BEGIN_NS + 5));
     let numbering = Numbering { session, venue: VenueSession([7; 16]), started, latest, has_messages: true };
     for channel in [1, 2] {
-        state.set_numbering(ChannelId(channel), numbering).unwrap();
+        state.set_session(ChannelId(channel), numbering).unwrap();
     }
     let crashed = fs::read(&path).unwrap();
-    state.leave([(ChannelId(1), LeftAt { session, next: Sequence(70), has_ended: false })]).unwrap();
+    state
+        .record_shutdown([(ChannelId(1), ShutdownPosition { session, next: Sequence(70), has_ended: false })])
+        .unwrap();
     vec![crashed, fs::read(&path).unwrap()]
 }
 
@@ -223,10 +225,10 @@ pub(crate) fn audits() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("audit.jsonl");
     let (mut file, _) = AuditFile::open(&path).unwrap();
-    let lost = Change::Lost { reason: "handed over".into() };
-    for (count, change) in (1..).zip([Change::Started, Change::Gained, lost, Change::Stopped]) {
+    let lost = AuditEvent::Lost { reason: "handed over".into() };
+    for (count, change) in (1..).zip([AuditEvent::Started, AuditEvent::Gained, lost, AuditEvent::Stopped]) {
         let (group, node, epoch) = (GroupId(1), NodeId(2), Epoch::new(count, 2));
-        file.append(&Draft { time: UnixNs(BEGIN_NS + count), group, node, epoch, change }).unwrap();
+        file.append(&PendingEntry { time: UnixNs(BEGIN_NS + count), group, node, epoch, change }).unwrap();
     }
     vec![fs::read(path).unwrap()]
 }

@@ -12,8 +12,8 @@
 //! not above all before, a receiver takes content of an old epoch after a new one, a session has two places, a leader
 //! gives up as lost what is its own.
 //!
-//! The node of the store that ends sessions learns what another one has heard half a tick later, T/4 at most; so after a
-//! silence of nearly T a session may end although an epoch has just been taken in it: no forwarded request extends it at once.
+//! The node of the store that ends sessions learns what another one has heard half a tick later, SESSION_TIMEOUT/4 at most; so after a
+//! silence of nearly SESSION_TIMEOUT a session may end although an epoch has just been taken in it: no forwarded request extends it at once.
 //!
 //! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found, but
 //! for what the store checks when an epoch is taken (the place, the epoch's version) and for word of a session's end: in all
@@ -22,8 +22,8 @@
 
 mod client;
 mod network;
-mod searches;
 mod store;
+mod tests;
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ use mdgw_election::{
     core::{CloseReason, Core as _, Input, Output, Progress},
     identity::DeathNotice,
     lease::OnSuspended,
-    record::ConfigurationMark,
+    record::ConfigVersion,
     session_latch::{SessionEvent, SessionLatch, SessionLatchConfig, SessionRequest},
     timing::LeaseTiming,
 };
@@ -40,37 +40,37 @@ use stateright::{Model, Property};
 
 use self::{
     network::fingerprint,
-    store::{Gone, Session, SessionId, Store, T, member},
+    store::{LatchStore, Removal, SESSION_TIMEOUT, Session, SessionId, member},
 };
-use super::search::{self, Searched};
+use super::search::{self, SafetyModel};
 
 /// What is searched.
 #[derive(Clone, Debug)]
-struct Search {
+struct LatchModel {
     gateways: usize,
     timing: LeaseTiming,
     on_suspended: OnSuspended,
-    /// T as the gateways are told it; the store's own is [`T`].
-    told_ns: u64,
+    /// SESSION_TIMEOUT as the gateways are told it; the store's own is [`SESSION_TIMEOUT`].
+    session_timeout_ns: u64,
     /// An epoch is taken only by who has a place.
-    place_check: bool,
+    checks_place: bool,
     /// And only in the place of the version that was seen.
-    version_check: bool,
+    checks_version: bool,
     /// What a session asks is done in the order in which it was asked.
-    in_order: bool,
+    requests_in_order: bool,
     /// How late word of a session may come where sessions are ended.
-    word_after: u64,
+    session_end_delay: u64,
     /// A client whose session has ended makes another with a place of its own, and tells nobody.
-    remakes: bool,
+    rejoins_silently: bool,
     /// The fence's deadline counts from when a renewal was sent, not from its answer.
-    counts_from_sending: bool,
+    deadline_from_send: bool,
     /// Whoever hands over or closes waits for its sends.
-    waits_for_sends: bool,
-    receivers_fence: bool,
-    epochs_heard: bool,
+    drains_sends: bool,
+    receivers_check_epochs: bool,
+    observes_epochs: bool,
     /// Per gateway: how fast its clock runs, in a hundredth of true time.
     rates: [u64; 3],
-    budget: Budget,
+    budget: FaultBudget,
     start: Start,
     /// Nothing happens after it, in true time.
     horizon: u64,
@@ -86,11 +86,11 @@ enum Start {
 
 /// How often each may happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Budget {
+struct FaultBudget {
     /// Messages that lie about while time goes on; the others arrive before it does, or never.
     late: u8,
     /// Broken connections.
-    breaks: u8,
+    connection_breaks: u8,
     /// Ended sessions.
     ends: u8,
     /// Gateways in line that fall silent.
@@ -103,24 +103,24 @@ struct Budget {
 }
 
 /// Unit-free: of two thirds of a session, 100, clocks of rate 99 and 101 take 2, a send 4.
-const FULL: Search = Search {
+const ALL_SAFEGUARDS: LatchModel = LatchModel {
     gateways: 2,
     timing: LeaseTiming { lease_ns: 100, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
     on_suspended: OnSuspended::Hold,
-    told_ns: T,
-    place_check: true,
-    version_check: true,
-    in_order: true,
-    word_after: T / 4,
-    remakes: false,
-    counts_from_sending: true,
-    waits_for_sends: true,
-    receivers_fence: true,
-    epochs_heard: false,
+    session_timeout_ns: SESSION_TIMEOUT,
+    checks_place: true,
+    checks_version: true,
+    requests_in_order: true,
+    session_end_delay: SESSION_TIMEOUT / 4,
+    rejoins_silently: false,
+    deadline_from_send: true,
+    drains_sends: true,
+    receivers_check_epochs: true,
+    observes_epochs: false,
     rates: [99, 101, 101],
-    budget: Budget {
+    budget: FaultBudget {
         late: 0,
-        breaks: 0,
+        connection_breaks: 0,
         ends: 0,
         silences: 0,
         restarts: 0,
@@ -130,33 +130,33 @@ const FULL: Search = Search {
         packets: 0,
     },
     start: Start::Warm,
-    horizon: WARM + 2 * T,
+    horizon: WARM_UP_END + 2 * SESSION_TIMEOUT,
 };
 
 /// By then node 1 leads.
-const WARM: u64 = 95;
+const WARM_UP_END: u64 = 95;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
     now: u64,
     nodes: Vec<Node>,
-    store: Store,
-    network: Vec<Flying>,
-    left: Budget,
+    store: LatchStore,
+    network: Vec<InFlight>,
+    left: FaultBudget,
     /// Epochs of packets that have passed a fence and are under way.
     packets: Vec<Epoch>,
-    received: Epoch,
-    opened: Epoch,
+    highest_received: Epoch,
+    highest_opened: Epoch,
     wrong: Option<Wrong>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Wrong {
-    TwoLead,
-    EpochWentBack,
-    OldPacketTaken,
-    StandsTwice,
-    GaveUpItsOwn,
+    TwoLeaders,
+    EpochRegressed,
+    StalePacketAccepted,
+    DuplicatePlace,
+    LostOwnPlace,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -170,24 +170,24 @@ struct Node {
     fence: Option<(Epoch, MonoNs)>,
     /// Until when a send of the opening that ended may be under way.
     sends_end: MonoNs,
-    drains: bool,
+    is_draining: bool,
     is_silent: bool,
 }
 
 /// A message under way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Flying {
-    what: Load,
+struct InFlight {
+    what: InFlightMessage,
     /// It lies about, and time goes on.
     is_late: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Load {
+enum InFlightMessage {
     /// From a session.
     Request {
         from: SessionId,
-        asked: Asked,
+        asked: PlacedRequest,
         is_awaited: bool,
     },
     /// To a session.
@@ -203,7 +203,7 @@ enum Load {
 
 /// A request, and the place of the session that it is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Asked {
+struct PlacedRequest {
     place: Option<u32>,
     request: SessionRequest,
 }
@@ -225,7 +225,7 @@ enum Action {
     Receive(usize),
 }
 
-impl Search {
+impl LatchModel {
     fn clock(&self, node: usize, now: u64) -> MonoNs {
         // Nobody's clock agrees with another's.
         MonoNs(1_000 * (node as u64 + 1) + now * self.rates[node] / 100)
@@ -239,7 +239,7 @@ impl Search {
         SessionLatch::new(SessionLatchConfig {
             member: member(node, incarnation),
             timing: self.timing,
-            configuration: ConfigurationMark::default(),
+            configuration: ConfigVersion::default(),
             on_suspended: self.on_suspended,
             own_epoch,
         })
@@ -249,28 +249,28 @@ impl Search {
         let at = self.clock(node, state.now);
         state.nodes[node].is_silent = false;
         for output in state.nodes[node].core.step(at, input) {
-            self.carry_out(state, node, output);
+            self.apply_output(state, node, output);
         }
         self.check(state);
     }
 
-    fn carry_out(&self, state: &mut State, node: usize, output: Output<SessionRequest>) {
+    fn apply_output(&self, state: &mut State, node: usize, output: Output<SessionRequest>) {
         let at = self.clock(node, state.now);
         match output {
             Output::Open { epoch, deadline } => {
-                if epoch <= state.opened {
-                    state.wrong.get_or_insert(Wrong::EpochWentBack);
+                if epoch <= state.highest_opened {
+                    state.wrong.get_or_insert(Wrong::EpochRegressed);
                 }
-                state.opened = state.opened.max(epoch);
+                state.highest_opened = state.highest_opened.max(epoch);
                 state.nodes[node].fence = Some((epoch, deadline));
-                for other in (0..self.gateways).filter(|other| self.epochs_heard && *other != node) {
-                    self.step(state, other, Input::Heard(epoch));
+                for other in (0..self.gateways).filter(|other| self.observes_epochs && *other != node) {
+                    self.step(state, other, Input::ObservedEpoch(epoch));
                 }
             }
             Output::Renew { deadline } => {
-                let from_answer = at.plus(self.timing.session_span_ns(self.told_ns));
+                let from_answer = at.plus(self.timing.session_usable_ns(self.session_timeout_ns));
                 if let Some(fence) = &mut state.nodes[node].fence {
-                    fence.1 = if self.counts_from_sending { deadline } else { from_answer };
+                    fence.1 = if self.deadline_from_send { deadline } else { from_answer };
                 }
             }
             Output::Close { reason, .. } => {
@@ -279,13 +279,13 @@ impl Search {
                     of_node.sends_end = deadline.min(at).plus(self.timing.send_ns_max);
                 }
                 let has_place = state.store.place_of((node, of_node.session)).is_some();
-                if reason == CloseReason::Lost && has_place && self.in_order {
-                    state.wrong.get_or_insert(Wrong::GaveUpItsOwn);
+                if reason == CloseReason::Lost && has_place && self.requests_in_order {
+                    state.wrong.get_or_insert(Wrong::LostOwnPlace);
                 }
             }
-            Output::Drain => state.nodes[node].drains = true,
-            Output::Request(request) => self.ask(state, node, request),
-            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
+            Output::Drain => state.nodes[node].is_draining = true,
+            Output::Request(request) => self.send_request(state, node, request),
+            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
         }
     }
 
@@ -307,7 +307,7 @@ impl Search {
         let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
         let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
         if two {
-            state.wrong.get_or_insert(Wrong::TwoLead);
+            state.wrong.get_or_insert(Wrong::TwoLeaders);
         }
     }
 
@@ -315,12 +315,12 @@ impl Search {
     fn next_moment(&self, state: &State) -> Option<u64> {
         let of_nodes = state.nodes.iter().enumerate().flat_map(|(index, node)| {
             let fence = node.fence.map(|(_, deadline)| deadline);
-            let asks = node.core.next_deadline().filter(|_| self.touch_at(state, index).is_none());
+            let asks = node.core.next_deadline().filter(|_| self.next_touch(state, index).is_none());
             let times = [asks, fence, Some(self.sends_end(node))];
             times.into_iter().flatten().map(move |at| self.true_time(index, at))
         });
         let sessions = state.store.sessions.iter().filter(|_| state.left.ends > 0);
-        let ends = sessions.map(|session| session.may_end(state.now, self.word_after));
+        let ends = sessions.map(|session| session.may_end(state.now, self.session_end_delay));
         of_nodes.chain(ends).filter(|at| *at > state.now && *at <= self.horizon).min()
     }
 
@@ -329,19 +329,20 @@ impl Search {
     }
 
     /// When it does nothing but touch next.
-    fn touch_at(&self, state: &State, node: usize) -> Option<u64> {
+    fn next_touch(&self, state: &State, node: usize) -> Option<u64> {
         let core = &state.nodes[node].core;
-        let is_touch = |output: &Output<SessionRequest>| matches!(output, Output::Request(SessionRequest::Touch(_)));
+        let is_touch =
+            |output: &Output<SessionRequest>| matches!(output, Output::Request(SessionRequest::KeepAlive(_)));
         let at = core.next_deadline().filter(|_| state.nodes[node].fence.is_none())?;
         let outputs = core.clone().step(at, Input::Time);
         (!outputs.is_empty() && outputs.iter().all(is_touch)).then(|| self.true_time(node, at))
     }
 
     /// Time goes on until then, and whoever isn't silent touches.
-    fn go_on_to(&self, state: &mut State, moment: u64) {
+    fn advance_to(&self, state: &mut State, moment: u64) {
         let next = |state: &State| {
             let speaking = (0..self.gateways).filter(|node| !state.nodes[*node].is_silent);
-            speaking.filter_map(|node| Some((self.touch_at(state, node)?, node))).min()
+            speaking.filter_map(|node| Some((self.next_touch(state, node)?, node))).min()
         };
         while let Some((at, node)) = next(state).filter(|(at, _)| *at <= moment) {
             state.now = at.max(state.now);
@@ -350,7 +351,7 @@ impl Search {
         state.now = moment;
     }
 
-    fn begun(&self) -> State {
+    fn initial_state(&self) -> State {
         let node = |node: usize| Node {
             core: self.latch(node, 1, Epoch::default()),
             incarnation: 1,
@@ -358,33 +359,33 @@ impl Search {
             place: None,
             fence: None,
             sends_end: MonoNs(0),
-            drains: false,
+            is_draining: false,
             is_silent: false,
         };
         let mut state = State {
             now: 0,
             nodes: (0..self.gateways).map(node).collect(),
-            store: Store::default(),
+            store: LatchStore::default(),
             network: Vec::new(),
             left: self.budget,
             packets: Vec::new(),
-            received: Epoch::default(),
-            opened: Epoch::default(),
+            highest_received: Epoch::default(),
+            highest_opened: Epoch::default(),
             wrong: None,
         };
         match self.start {
             Start::Cold => (0..self.gateways).for_each(|node| self.begin(&mut state, node)),
-            Start::Warm => self.warm(&mut state),
+            Start::Warm => self.warm_up(&mut state),
         }
         state
     }
 
     /// Everything arrives at once and every timer goes off in time, until node 1 leads and has renewed.
-    fn warm(&self, state: &mut State) {
+    fn warm_up(&self, state: &mut State) {
         self.begin(state, 0);
-        for now in 0..=WARM {
+        for now in 0..=WARM_UP_END {
             state.now = now;
-            if now == WARM {
+            if now == WARM_UP_END {
                 (1..self.gateways).for_each(|node| self.begin(state, node));
             }
             for node in (0..self.gateways).filter(|node| self.is_due(state, *node)).collect::<Vec<_>>() {
@@ -400,20 +401,20 @@ impl Search {
 
     /// No send is under way any more, and the election thread knows it.
     fn drained(&self, state: &mut State, node: usize) {
-        state.nodes[node].drains = false;
-        if self.waits_for_sends {
+        state.nodes[node].is_draining = false;
+        if self.drains_sends {
             state.nodes[node].sends_end = MonoNs(0);
         }
         self.step(state, node, Input::Drained { positions: BTreeMap::new() });
     }
 }
 
-impl Model for Search {
+impl Model for LatchModel {
     type State = State;
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![self.begun()]
+        vec![self.initial_state()]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -423,19 +424,20 @@ impl Model for Search {
         let left = &state.left;
         let nodes = || 0..self.gateways;
         let in_flight = || state.network.iter().enumerate();
-        let next = in_flight().filter(|(_, flying)| !self.in_order || state.is_next(flying));
+        let next = in_flight().filter(|(_, flying)| !self.requests_in_order || state.is_next_in_session(flying));
         actions.extend(next.map(|(index, _)| Action::Arrive(index)));
         actions.extend(nodes().filter(|node| self.is_due(state, *node)).map(Action::Time));
-        actions.extend(nodes().filter(|node| state.nodes[*node].drains).map(Action::Drained));
+        actions.extend(nodes().filter(|node| state.nodes[*node].is_draining).map(Action::Drained));
         actions.extend((0..state.packets.len()).map(Action::Receive));
         if left.ends > 0 {
             let may_end = |session: &Session| {
-                session.may_end(state.now, self.word_after) <= state.now && state.store.place_of(session.id).is_some()
+                session.may_end(state.now, self.session_end_delay) <= state.now
+                    && state.store.place_of(session.id).is_some()
             };
             let sessions = state.store.sessions.iter().enumerate();
             actions.extend(sessions.filter(|(_, session)| may_end(session)).map(|(index, _)| Action::End(index)));
         }
-        if left.breaks > 0 {
+        if left.connection_breaks > 0 {
             actions.extend(nodes().map(Action::Break));
         }
         if left.silences > 0 {
@@ -461,7 +463,7 @@ impl Model for Search {
         if self.next_moment(state).is_some() {
             actions.push(Action::Advance(None));
             if left.late > 0 {
-                let in_time = in_flight().filter(|(_, flying)| !flying.is_late && !flying.what.is_never_lost());
+                let in_time = in_flight().filter(|(_, flying)| !flying.is_late && !flying.what.is_reliable());
                 actions.extend(in_time.map(|(index, _)| Action::Advance(Some(index))));
             }
         }
@@ -475,13 +477,13 @@ impl Model for Search {
                     state.left.late -= 1;
                     state.network[index].is_late = true;
                 }
-                let stays = |flying: &Flying| flying.is_late || flying.what.is_never_lost();
+                let stays = |flying: &InFlight| flying.is_late || flying.what.is_reliable();
                 let lost = state.network.iter().filter(|flying| !stays(flying));
-                let lost = lost.filter_map(|flying| flying.what.awaited()).collect();
+                let lost = lost.filter_map(|flying| flying.what.awaited_ticket()).collect();
                 state.network.retain(stays);
-                self.go_on_to(&mut state, self.next_moment(last)?);
+                self.advance_to(&mut state, self.next_moment(last)?);
                 self.check(&mut state);
-                self.give_up(&mut state, lost);
+                self.time_out_requests(&mut state, lost);
             }
             Action::Silence(node) => {
                 state.left.silences -= 1;
@@ -493,7 +495,7 @@ impl Model for Search {
                 self.arrive(&mut state, flying.what);
             }
             Action::Break(node) => {
-                state.left.breaks -= 1;
+                state.left.connection_breaks -= 1;
                 self.break_connection(&mut state, node);
             }
             Action::End(index) => {
@@ -525,12 +527,12 @@ impl Model for Search {
             }
             Action::Receive(index) => {
                 let epoch = state.packets.remove(index);
-                if epoch < state.received {
-                    if !self.receivers_fence {
-                        state.wrong.get_or_insert(Wrong::OldPacketTaken);
+                if epoch < state.highest_received {
+                    if !self.receivers_check_epochs {
+                        state.wrong.get_or_insert(Wrong::StalePacketAccepted);
                     }
                 } else {
-                    state.received = epoch;
+                    state.highest_received = epoch;
                 }
             }
         }
@@ -542,20 +544,20 @@ impl Model for Search {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("safe", |_, state: &State| state.wrong.is_none()),
-            Property::sometimes(FIRST, |_, state: &State| state.nodes.iter().any(|node| node.fence.is_some())),
-            Property::sometimes(AFTER_END, |_, state: &State| state.has_moved(Gone::Ended)),
-            Property::sometimes(AFTER_NOTICE, |_, state: &State| state.has_moved(Gone::Removed)),
-            Property::sometimes(HAND_OVER, |_, state: &State| state.has_moved(Gone::Left)),
+            Property::sometimes(SOMEBODY_LEADS, |_, state: &State| state.nodes.iter().any(|node| node.fence.is_some())),
+            Property::sometimes(LEADER_AFTER_SESSION_END, |_, state: &State| state.moved_after(Removal::Ended)),
+            Property::sometimes(LEADER_AFTER_DEATH_NOTICE, |_, state: &State| state.moved_after(Removal::Removed)),
+            Property::sometimes(LEADER_AFTER_HAND_OVER, |_, state: &State| state.moved_after(Removal::Left)),
         ]
     }
 }
 
-const FIRST: &str = "somebody leads";
-const AFTER_END: &str = "another leads after the end of a session";
-const AFTER_NOTICE: &str = "another leads after a notice of death";
-const HAND_OVER: &str = "another leads after a hand-over";
+const SOMEBODY_LEADS: &str = "somebody leads";
+const LEADER_AFTER_SESSION_END: &str = "another leads after the end of a session";
+const LEADER_AFTER_DEATH_NOTICE: &str = "another leads after a notice of death";
+const LEADER_AFTER_HAND_OVER: &str = "another leads after a hand-over";
 
-impl Searched for Search {
+impl SafetyModel for LatchModel {
     type Wrong = Wrong;
 
     fn wrong(state: &State) -> Option<Wrong> {
@@ -564,13 +566,13 @@ impl Searched for Search {
 }
 
 #[track_caller]
-fn holds(what: &str, model: Search, reached: &[&str]) {
+fn holds(what: &str, model: LatchModel, reached: &[&str]) {
     search::holds(what, model, STATES, reached);
 }
 
 #[track_caller]
-fn fails(what: &str, model: Search, expected: &[Wrong]) {
-    search::fails(what, model, CONTROL_STATES, expected);
+fn assert_violates(what: &str, model: LatchModel, expected: &[Wrong]) {
+    search::assert_violates(what, model, CONTROL_STATES, expected);
 }
 
 /// Of a search in which nothing may go wrong.

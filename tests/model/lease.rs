@@ -20,51 +20,51 @@ use std::{
 };
 
 use mdgw_election::{
+    auto_move::AutoMoveConfig,
     core::{Core as _, Input, Output},
-    fitness::Standing,
+    fitness::Eligibility,
     identity::{DeathNotice, Incarnation, Member, NodeId, NodeName},
-    lease::{Lease, LeaseConfig, OnSuspended, Safeguards},
-    moves::MovesConfig,
+    lease::{Lease, LeaseConfig, LeaseSafeguards, OnSuspended},
     peer::PeerMessage,
-    record::ConfigurationMark,
-    register::{Link, Outcome, RegisterEvent, RegisterRequest, Version, Versioned},
+    record::ConfigVersion,
+    register::{Outcome, RegisterEvent, RegisterRequest, StoreLink, Version, Versioned},
     timing::LeaseTiming,
 };
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use stateright::{Model, Property};
 
-use super::search::{self, Searched};
+use super::search::{self, SafetyModel};
 
 /// What is searched.
 #[derive(Clone, Debug)]
-struct Search {
+struct LeaseModel {
     gateways: usize,
     timing: LeaseTiming,
-    safeguards: Safeguards,
+    safeguards: LeaseSafeguards,
     version_check: bool,
-    receivers_fence: bool,
-    epochs_heard: bool,
+    receivers_check_epochs: bool,
+    observes_epochs: bool,
     /// Per gateway: how fast its clock runs, in a hundredth of true time.
     rates: [u64; 3],
-    budget: Budget,
+    budget: FaultBudget,
     /// Who may restart.
-    restartable: &'static [usize],
+    may_restart: &'static [usize],
     /// Until then, in true time, the store answers nobody.
     outage_until: u64,
     /// What a backup of the store holds.
-    backup: Backup,
+    backup: StoreBackup,
     /// Node 1 sent a *prepare* that has not arrived, and gave it up; the next was answered, and its fence is closed.
     stray_prepare: bool,
     /// Whom node 1 has named as its heir in its last renewal.
-    heir: Option<usize>,
+    successor: Option<usize>,
     /// Of whom it has heard since.
-    heard_since: Option<usize>,
+    reported_since: Option<usize>,
     /// Nothing happens after it, in true time.
     horizon: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Backup {
+enum StoreBackup {
     Nothing,
     /// What the store held when the search began.
     Last,
@@ -72,7 +72,7 @@ enum Backup {
 
 /// How often each may happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Budget {
+struct FaultBudget {
     /// Messages that lie about while time goes on; the others arrive before it does, or never.
     late: u8,
     unknown: u8,
@@ -85,29 +85,38 @@ struct Budget {
     states: u8,
 }
 
-const L: u64 = 100;
+const LEASE: u64 = 100;
 
 /// Unit-free: a lease of 100, of which clocks of rate 99 and 101 take 2, a send 4.
-const FULL: Search = Search {
+const ALL_SAFEGUARDS: LeaseModel = LeaseModel {
     gateways: 2,
-    timing: LeaseTiming { lease_ns: L, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
-    safeguards: Safeguards::ALL,
+    timing: LeaseTiming { lease_ns: LEASE, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
+    safeguards: LeaseSafeguards::ALL,
     version_check: true,
-    receivers_fence: true,
-    epochs_heard: true,
+    receivers_check_epochs: true,
+    observes_epochs: true,
     rates: [99, 101, 101],
-    budget: Budget { late: 0, unknown: 0, restarts: 0, restores: 0, hand_overs: 0, closes: 0, packets: 0, states: 0 },
-    restartable: &[0, 1, 2],
+    budget: FaultBudget {
+        late: 0,
+        unknown: 0,
+        restarts: 0,
+        restores: 0,
+        hand_overs: 0,
+        closes: 0,
+        packets: 0,
+        states: 0,
+    },
+    may_restart: &[0, 1, 2],
     outage_until: 0,
-    backup: Backup::Last,
+    backup: StoreBackup::Last,
     stray_prepare: false,
-    heir: None,
-    heard_since: None,
-    horizon: WARM + 2 * L,
+    successor: None,
+    reported_since: None,
+    horizon: WARM_UP_END + 2 * LEASE,
 };
 
 /// By then node 1 leads.
-const WARM: u64 = 250;
+const WARM_UP_END: u64 = 250;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
@@ -117,20 +126,20 @@ struct State {
     backup: Option<Versioned>,
     /// One more with each restored backup.
     life: u8,
-    network: Vec<Flying>,
-    left: Budget,
+    network: Vec<InFlight>,
+    left: FaultBudget,
     /// Epochs of packets that have passed a fence and are under way.
     packets: Vec<Epoch>,
-    received: Epoch,
-    opened: Epoch,
+    highest_received: Epoch,
+    highest_opened: Epoch,
     wrong: Option<Wrong>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Wrong {
-    TwoLead,
-    EpochWentBack,
-    OldPacketTaken,
+    TwoLeaders,
+    EpochRegressed,
+    StalePacketAccepted,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -140,21 +149,21 @@ struct Node {
     fence: Option<(Epoch, MonoNs)>,
     /// Until when a send of the opening that ended may be under way.
     sends_end: MonoNs,
-    drains: bool,
+    is_draining: bool,
     /// Which life of the store its connection leads to.
     life: u8,
 }
 
 /// A message under way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Flying {
-    what: Load,
+struct InFlight {
+    what: InFlightMessage,
     /// It lies about, and time goes on.
     is_late: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Load {
+enum InFlightMessage {
     ToStore { from: usize, incarnation: u64, life: u8, request: RegisterRequest },
     FromStore { to: usize, incarnation: u64, life: u8, event: RegisterEvent },
     Peer { to: usize, incarnation: u64, input: Input<RegisterEvent> },
@@ -168,7 +177,7 @@ enum Action {
     Unknown(usize),
     Restart(usize),
     Restore,
-    Doubtful(usize),
+    InDoubt(usize),
     HandOver,
     State(usize),
     Close(usize),
@@ -177,7 +186,7 @@ enum Action {
     Receive(usize),
 }
 
-impl Search {
+impl LeaseModel {
     fn clock(&self, node: usize, now: u64) -> MonoNs {
         // Nobody's clock agrees with another's.
         MonoNs(1_000 * (node as u64 + 1) + now * self.rates[node] / 100)
@@ -189,11 +198,11 @@ impl Search {
             member: Member { node: id_of(node), name: name(node), incarnation: Incarnation(incarnation) },
             timing: self.timing,
             candidates: (0..self.gateways).map(|node| (id_of(node), name(node))).collect(),
-            configuration: ConfigurationMark::default(),
+            configuration: ConfigVersion::default(),
             on_suspended: OnSuspended::Hold,
             preferred: None,
             own_epoch,
-            moves: MovesConfig::default(),
+            moves: AutoMoveConfig::default(),
         };
         Lease::new(config).with_safeguards(self.safeguards)
     }
@@ -201,22 +210,22 @@ impl Search {
     fn step(&self, state: &mut State, node: usize, input: Input<RegisterEvent>) {
         let at = self.clock(node, state.now);
         for output in state.nodes[node].core.step(at, input) {
-            self.carry_out(state, node, output);
+            self.apply_output(state, node, output);
         }
         self.check(state);
     }
 
-    fn carry_out(&self, state: &mut State, node: usize, output: Output<RegisterRequest>) {
+    fn apply_output(&self, state: &mut State, node: usize, output: Output<RegisterRequest>) {
         let at = self.clock(node, state.now);
         match output {
             Output::Open { epoch, deadline } => {
-                if epoch <= state.opened {
-                    state.wrong.get_or_insert(Wrong::EpochWentBack);
+                if epoch <= state.highest_opened {
+                    state.wrong.get_or_insert(Wrong::EpochRegressed);
                 }
-                state.opened = state.opened.max(epoch);
+                state.highest_opened = state.highest_opened.max(epoch);
                 state.nodes[node].fence = Some((epoch, deadline));
-                for other in (0..self.gateways).filter(|other| self.epochs_heard && *other != node) {
-                    self.step(state, other, Input::Heard(epoch));
+                for other in (0..self.gateways).filter(|other| self.observes_epochs && *other != node) {
+                    self.step(state, other, Input::ObservedEpoch(epoch));
                 }
             }
             Output::Renew { deadline } => {
@@ -229,54 +238,56 @@ impl Search {
                     state.nodes[node].sends_end = deadline.min(at).plus(self.timing.send_ns_max);
                 }
             }
-            Output::Drain => state.nodes[node].drains = true,
+            Output::Drain => state.nodes[node].is_draining = true,
             Output::Request(RegisterRequest::Reconnect) => {
                 // What comes over the connection that was given up is heard no more; what went to the store may be done.
-                state.network.retain(|flying| !matches!(flying.what, Load::FromStore { to, .. } if to == node));
+                state
+                    .network
+                    .retain(|flying| !matches!(flying.what, InFlightMessage::FromStore { to, .. } if to == node));
                 state.nodes[node].life = state.life;
-                self.watch_tells(state, node);
+                self.notify_watch(state, node);
             }
             Output::Request(request) => {
                 let Node { incarnation, life, .. } = state.nodes[node];
                 if !self.is_down(state) {
-                    state.fly(Load::ToStore { from: node, incarnation, life, request });
+                    state.enqueue(InFlightMessage::ToStore { from: node, incarnation, life, request });
                 }
             }
             Output::Peer { to, message } => {
                 let to = usize::from(to.0) - 1;
                 let input = Input::Peer { from: id_of(node), message };
-                state.fly(Load::Peer { to, incarnation: state.nodes[to].incarnation, input });
+                state.enqueue(InFlightMessage::Peer { to, incarnation: state.nodes[to].incarnation, input });
             }
-            Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
+            Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
         }
     }
 
-    fn at_store(&self, state: &mut State, from: usize, incarnation: u64, life: u8, request: RegisterRequest) {
+    fn handle_at_store(&self, state: &mut State, from: usize, incarnation: u64, life: u8, request: RegisterRequest) {
         // A request to a store that was restored since ends with its connection.
         if life != state.life {
             return;
         }
-        let (ticket, outcome) = match request {
-            RegisterRequest::Read(ticket) => (ticket, Outcome::Read(state.stored.clone())),
-            RegisterRequest::CompareAndSwap { ticket, expected, record } => {
+        let (request_id, outcome) = match request {
+            RegisterRequest::Read(request_id) => (request_id, Outcome::Read(state.stored.clone())),
+            RegisterRequest::CompareAndSwap { request_id, expected, record } => {
                 let version = state.stored.as_ref().map_or(Version::NONE, |stored| stored.version);
                 if expected == version || !self.version_check {
                     let version = Version(version.0 + 1);
                     state.stored = Some(Versioned { version, record: *record });
                     for other in (0..self.gateways).filter(|other| *other != from) {
-                        self.watch_tells(state, other);
+                        self.notify_watch(state, other);
                     }
-                    (ticket, Outcome::Swapped(version))
+                    (request_id, Outcome::Swapped(version))
                 } else {
-                    (ticket, Outcome::Refused)
+                    (request_id, Outcome::Refused)
                 }
             }
             RegisterRequest::Reconnect => return,
         };
         // To a process that ended meanwhile nothing is told.
         if state.nodes[from].incarnation == incarnation {
-            let event = RegisterEvent::Answer { ticket, outcome };
-            state.fly(Load::FromStore { to: from, incarnation, life, event });
+            let event = RegisterEvent::Answer { request_id, outcome };
+            state.enqueue(InFlightMessage::FromStore { to: from, incarnation, life, event });
         }
     }
 
@@ -285,27 +296,27 @@ impl Search {
     }
 
     /// The watch may skip versions: what it had not told yet, it tells no more.
-    fn watch_tells(&self, state: &mut State, to: usize) {
-        let is_older = |flying: &Flying| matches!(&flying.what, Load::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
+    fn notify_watch(&self, state: &mut State, to: usize) {
+        let is_older = |flying: &InFlight| matches!(&flying.what, InFlightMessage::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
         state.network.retain(|flying| !is_older(flying));
         let Node { incarnation, life, .. } = state.nodes[to];
         if life == state.life && !self.is_down(state) {
             let event = RegisterEvent::Changed(state.stored.clone());
-            state.fly(Load::FromStore { to, incarnation, life, event });
+            state.enqueue(InFlightMessage::FromStore { to, incarnation, life, event });
         }
     }
 
-    fn arrive(&self, state: &mut State, load: Load) {
+    fn arrive(&self, state: &mut State, load: InFlightMessage) {
         match load {
-            Load::ToStore { from, incarnation, life, request } => {
-                self.at_store(state, from, incarnation, life, request);
+            InFlightMessage::ToStore { from, incarnation, life, request } => {
+                self.handle_at_store(state, from, incarnation, life, request);
             }
-            Load::FromStore { to, incarnation, life, event } => {
+            InFlightMessage::FromStore { to, incarnation, life, event } => {
                 if state.nodes[to].incarnation == incarnation && state.nodes[to].life == life {
                     self.step(state, to, Input::Backend(event));
                 }
             }
-            Load::Peer { to, incarnation, input } => {
+            InFlightMessage::Peer { to, incarnation, input } => {
                 if state.nodes[to].incarnation == incarnation {
                     self.step(state, to, input);
                 }
@@ -329,7 +340,7 @@ impl Search {
         let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
         let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
         if two {
-            state.wrong.get_or_insert(Wrong::TwoLead);
+            state.wrong.get_or_insert(Wrong::TwoLeaders);
         }
     }
 
@@ -350,13 +361,13 @@ impl Search {
     }
 
     /// Everything arrives at once and every timer goes off in time, until node 1 leads and has renewed.
-    fn warm(&self) -> State {
+    fn warm_up(&self) -> State {
         let node = |node: usize| Node {
             core: self.start(node, 1, Epoch::default()),
             incarnation: 1,
             fence: None,
             sends_end: MonoNs(0),
-            drains: false,
+            is_draining: false,
             life: 0,
         };
         let mut state = State {
@@ -368,73 +379,73 @@ impl Search {
             network: Vec::new(),
             left: self.budget,
             packets: Vec::new(),
-            received: Epoch::default(),
-            opened: Epoch::default(),
+            highest_received: Epoch::default(),
+            highest_opened: Epoch::default(),
             wrong: None,
         };
-        let calm = Self { outage_until: 0, ..self.clone() };
-        let mut stray = Vec::new();
-        calm.step(&mut state, 0, Input::Standing(Standing::Stands));
-        for now in 0..=WARM {
+        let undisturbed = Self { outage_until: 0, ..self.clone() };
+        let mut stray_messages = Vec::new();
+        undisturbed.step(&mut state, 0, Input::Eligibility(Eligibility::Eligible));
+        for now in 0..=WARM_UP_END {
             state.now = now;
-            if now == WARM - 2 * self.timing.renew_ns - 2 && self.stray_prepare {
-                calm.hand_over(&mut state);
+            if now == WARM_UP_END - 2 * self.timing.renew_ns - 2 && self.stray_prepare {
+                undisturbed.hand_over(&mut state);
             }
-            if now == WARM - self.timing.renew_ns - 1
-                && let Some(heir) = self.heir
+            if now == WARM_UP_END - self.timing.renew_ns - 1
+                && let Some(successor) = self.successor
             {
-                calm.tell_state(&mut state, heir);
+                undisturbed.report_peer_state(&mut state, successor);
             }
             for node in 0..self.gateways {
-                calm.step(&mut state, node, Input::Time);
+                undisturbed.step(&mut state, node, Input::Time);
             }
             while !state.network.is_empty() {
                 let flying = state.network.remove(0);
-                if matches!(flying.what, Load::Peer { .. }) {
-                    stray.push(Flying { is_late: true, ..flying });
+                if matches!(flying.what, InFlightMessage::Peer { .. }) {
+                    stray_messages.push(InFlight { is_late: true, ..flying });
                 } else {
-                    calm.arrive(&mut state, flying.what);
-                    (0..self.gateways).for_each(|node| calm.step(&mut state, node, Input::Time));
+                    undisturbed.arrive(&mut state, flying.what);
+                    (0..self.gateways).for_each(|node| undisturbed.step(&mut state, node, Input::Time));
                 }
             }
         }
-        (1..self.gateways).for_each(|node| self.step(&mut state, node, Input::Standing(Standing::Stands)));
-        if let Some(node) = self.heard_since {
-            self.tell_state(&mut state, node);
+        (1..self.gateways).for_each(|node| self.step(&mut state, node, Input::Eligibility(Eligibility::Eligible)));
+        if let Some(node) = self.reported_since {
+            self.report_peer_state(&mut state, node);
         }
         assert!(self.may_send(&state, 0).is_some(), "node 1 leads by now");
         if self.stray_prepare {
             self.hand_over(&mut state);
-            while !state.nodes[0].drains {
+            while !state.nodes[0].is_draining {
                 let flying = state.network.remove(0);
                 self.arrive(&mut state, flying.what);
                 self.step(&mut state, 0, Input::Time);
             }
             self.drained(&mut state, 0);
         }
-        if self.backup == Backup::Last {
+        if self.backup == StoreBackup::Last {
             state.backup.clone_from(&state.stored);
         }
-        state.network.append(&mut stray);
+        state.network.append(&mut stray_messages);
         state
     }
 
     /// From node 1 to node 2, of which it has just heard.
     fn hand_over(&self, state: &mut State) {
-        self.tell_state(state, 1);
+        self.report_peer_state(state, 1);
         self.step(state, 0, Input::HandOver(Some(id_of(1))));
     }
 
     /// Node 1 hears that another stands.
-    fn tell_state(&self, state: &mut State, node: usize) {
+    fn report_peer_state(&self, state: &mut State, node: usize) {
         let mut of_peer = state.nodes[node].core.peer_state(self.clock(node, state.now));
-        of_peer.standing = Standing::Stands;
+        of_peer.eligibility = Eligibility::Eligible;
         self.step(state, 0, Input::Peer { from: id_of(node), message: PeerMessage::State(of_peer) });
     }
 
     /// No send is under way any more, and the election thread knows it.
     fn drained(&self, state: &mut State, node: usize) {
-        state.nodes[node].drains = false;
+        state.nodes[node].is_draining = false;
         state.nodes[node].sends_end = MonoNs(0);
         self.step(state, node, Input::Drained { positions: BTreeMap::new() });
     }
@@ -446,34 +457,34 @@ impl Search {
             let notice = DeathNotice { holder: id_of(node), incarnation: Incarnation(incarnation), epoch };
             for to in (0..self.gateways).filter(|to| *to != node) {
                 let incarnation = state.nodes[to].incarnation;
-                state.fly(Load::Peer { to, incarnation, input: Input::Died(notice) });
+                state.enqueue(InFlightMessage::Peer { to, incarnation, input: Input::Died(notice) });
             }
         }
         // What it was to be told is lost; what it asked for may be done.
         state.network.retain(|flying| match flying.what {
-            Load::ToStore { .. } => true,
-            Load::FromStore { to, .. } | Load::Peer { to, .. } => to != node,
+            InFlightMessage::ToStore { .. } => true,
+            InFlightMessage::FromStore { to, .. } | InFlightMessage::Peer { to, .. } => to != node,
         });
-        let own_epoch = if self.epochs_heard { state.opened } else { Epoch::default() };
+        let own_epoch = if self.observes_epochs { state.highest_opened } else { Epoch::default() };
         state.nodes[node] = Node {
             core: self.start(node, incarnation + 1, own_epoch),
             incarnation: incarnation + 1,
             fence: None,
             sends_end: MonoNs(0),
-            drains: false,
+            is_draining: false,
             life: state.life,
         };
-        self.step(state, node, Input::Standing(Standing::Stands));
+        self.step(state, node, Input::Eligibility(Eligibility::Eligible));
     }
 }
 
 impl State {
-    fn fly(&mut self, what: Load) {
-        self.network.push(Flying { what, is_late: false });
+    fn enqueue(&mut self, what: InFlightMessage) {
+        self.network.push(InFlight { what, is_late: false });
     }
 }
 
-fn fingerprint(flying: &Flying) -> u64 {
+fn fingerprint(flying: &InFlight) -> u64 {
     let mut hasher = DefaultHasher::new();
     flying.hash(&mut hasher);
     hasher.finish()
@@ -483,12 +494,12 @@ fn id_of(node: usize) -> NodeId {
     NodeId(u8::try_from(node + 1).expect("few gateways"))
 }
 
-impl Model for Search {
+impl Model for LeaseModel {
     type State = State;
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![self.warm()]
+        vec![self.warm_up()]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -499,12 +510,12 @@ impl Model for Search {
         let in_flight = || state.network.iter().enumerate();
         actions.extend((0..state.network.len()).map(Action::Arrive));
         actions.extend((0..self.gateways).filter(|node| self.is_due(state, *node)).map(Action::Time));
-        actions.extend((0..self.gateways).filter(|node| state.nodes[*node].drains).map(Action::Drained));
-        actions.extend((0..self.gateways).filter(|node| state.nodes[*node].life < state.life).map(Action::Doubtful));
+        actions.extend((0..self.gateways).filter(|node| state.nodes[*node].is_draining).map(Action::Drained));
+        actions.extend((0..self.gateways).filter(|node| state.nodes[*node].life < state.life).map(Action::InDoubt));
         actions.extend((0..state.packets.len()).map(Action::Receive));
         if left.unknown > 0 {
-            let is_swap = |flying: &Flying| {
-                matches!(flying.what, Load::ToStore { request: RegisterRequest::CompareAndSwap { .. }, .. })
+            let is_swap = |flying: &InFlight| {
+                matches!(flying.what, InFlightMessage::ToStore { request: RegisterRequest::CompareAndSwap { .. }, .. })
             };
             actions.extend(in_flight().filter(|(_, flying)| is_swap(flying)).map(|(index, _)| Action::Unknown(index)));
         }
@@ -512,7 +523,7 @@ impl Model for Search {
             actions.extend((0..self.gateways).filter(|node| self.may_send(state, *node).is_some()).map(Action::Send));
         }
         if left.restarts > 0 {
-            actions.extend(self.restartable.iter().filter(|node| **node < self.gateways).copied().map(Action::Restart));
+            actions.extend(self.may_restart.iter().filter(|node| **node < self.gateways).copied().map(Action::Restart));
         }
         if left.restores > 0 {
             actions.push(Action::Restore);
@@ -554,14 +565,16 @@ impl Model for Search {
             }
             Action::Unknown(index) => {
                 state.left.unknown -= 1;
-                let Load::ToStore { from, incarnation, request, .. } = &state.network[index].what else { return None };
-                let RegisterRequest::CompareAndSwap { ticket, .. } = request else { return None };
-                let (from, incarnation, ticket) = (*from, *incarnation, *ticket);
+                let InFlightMessage::ToStore { from, incarnation, request, .. } = &state.network[index].what else {
+                    return None;
+                };
+                let RegisterRequest::CompareAndSwap { request_id, .. } = request else { return None };
+                let (from, incarnation, request_id) = (*from, *incarnation, *request_id);
                 // It is still under way, and may take effect.
                 state.network[index].is_late = true;
                 if state.nodes[from].incarnation == incarnation {
                     let outcome = Outcome::Unknown(String::new());
-                    self.step(&mut state, from, Input::Backend(RegisterEvent::Answer { ticket, outcome }));
+                    self.step(&mut state, from, Input::Backend(RegisterEvent::Answer { request_id, outcome }));
                 }
             }
             Action::Restart(node) => {
@@ -573,10 +586,10 @@ impl Model for Search {
                 state.life += 1;
                 state.stored.clone_from(&state.backup);
             }
-            Action::Doubtful(node) => {
+            Action::InDoubt(node) => {
                 state.nodes[node].life = state.life;
-                self.step(&mut state, node, Input::Backend(RegisterEvent::Link(Link::Doubtful)));
-                self.watch_tells(&mut state, node);
+                self.step(&mut state, node, Input::Backend(RegisterEvent::StoreLink(StoreLink::InDoubt)));
+                self.notify_watch(&mut state, node);
             }
             Action::HandOver => {
                 state.left.hand_overs -= 1;
@@ -584,7 +597,7 @@ impl Model for Search {
             }
             Action::State(node) => {
                 state.left.states -= 1;
-                self.tell_state(&mut state, node);
+                self.report_peer_state(&mut state, node);
             }
             Action::Close(node) => {
                 state.left.closes -= 1;
@@ -601,12 +614,12 @@ impl Model for Search {
             }
             Action::Receive(index) => {
                 let epoch = state.packets.remove(index);
-                if epoch < state.received {
-                    if !self.receivers_fence {
-                        state.wrong.get_or_insert(Wrong::OldPacketTaken);
+                if epoch < state.highest_received {
+                    if !self.receivers_check_epochs {
+                        state.wrong.get_or_insert(Wrong::StalePacketAccepted);
                     }
                 } else {
-                    state.received = epoch;
+                    state.highest_received = epoch;
                 }
             }
         }
@@ -618,12 +631,12 @@ impl Model for Search {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("safe", |_, state: &State| state.wrong.is_none()),
-            Property::sometimes("another leads", |_, state: &State| NodeId::of(state.opened) != NodeId(1)),
+            Property::sometimes("another leads", |_, state: &State| NodeId::of(state.highest_opened) != NodeId(1)),
         ]
     }
 }
 
-impl Searched for Search {
+impl SafetyModel for LeaseModel {
     type Wrong = Wrong;
 
     fn wrong(state: &State) -> Option<Wrong> {
@@ -632,177 +645,216 @@ impl Searched for Search {
 }
 
 #[track_caller]
-fn holds(what: &str, model: Search) {
-    search::holds(what, model, STATES, MOVED);
+fn holds(what: &str, model: LeaseModel) {
+    search::holds(what, model, STATES, LEADERSHIP_MOVED);
 }
 
 #[track_caller]
-fn fails(what: &str, model: Search, expected: &[Wrong]) {
-    search::fails(what, model, CONTROL_STATES, expected);
+fn assert_violates(what: &str, model: LeaseModel, expected: &[Wrong]) {
+    search::assert_violates(what, model, CONTROL_STATES, expected);
 }
 
 #[track_caller]
-fn holds_only_with(safeguard: &str, model: Search, states: usize, switch_off: fn(&mut Search), expected: &[Wrong]) {
-    search::holds_only_with(safeguard, model, (states, MOVED), switch_off, expected);
+fn assert_safeguard_needed(
+    safeguard: &str,
+    model: LeaseModel,
+    states: usize,
+    switch_off: fn(&mut LeaseModel),
+    expected: &[Wrong],
+) {
+    search::assert_safeguard_needed(safeguard, model, (states, LEADERSHIP_MOVED), switch_off, expected);
 }
 
 /// Without it there were too few states.
-const MOVED: &[&str] = &["another leads"];
+const LEADERSHIP_MOVED: &[&str] = &["another leads"];
 
 #[test]
-fn one_leads_at_a_time_whatever_comes_late() {
-    holds("late messages", Search { budget: Budget { late: 2, unknown: 1, ..NONE }, ..FULL });
+fn at_most_one_leader_with_late_messages() {
+    holds("late messages", LeaseModel { budget: FaultBudget { late: 2, unknown: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
 }
 
 #[test]
-fn one_leads_at_a_time_over_restarts() {
-    holds("restarts", Search { budget: Budget { restarts: 2, ..NONE }, ..FULL });
-    holds("restarts, packets", Search { budget: Budget { restarts: 1, packets: 2, ..NONE }, ..FULL });
+fn at_most_one_leader_over_restarts() {
+    holds("restarts", LeaseModel { budget: FaultBudget { restarts: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
+    holds(
+        "restarts, packets",
+        LeaseModel { budget: FaultBudget { restarts: 1, packets: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
+    );
 }
 
 #[test]
-fn one_leads_at_a_time_over_a_restored_store() {
-    holds("restored store, late messages", Search { budget: Budget { restores: 1, late: 1, ..NONE }, ..FULL });
+fn at_most_one_leader_over_a_store_restore() {
+    holds(
+        "restored store, late messages",
+        LeaseModel { budget: FaultBudget { restores: 1, late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
+    );
     // Time enough for whoever had waited before the break, and counts that.
-    let model = Search { budget: Budget { restores: 1, ..NONE }, horizon: WARM + 80, ..FULL };
-    let switch_off = |search: &mut Search| search.safeguards.break_forgets = false;
-    holds_only_with("forgetting at a break", model, 450_000, switch_off, &[Wrong::TwoLead]);
+    let model =
+        LeaseModel { budget: FaultBudget { restores: 1, ..NO_FAULTS }, horizon: WARM_UP_END + 80, ..ALL_SAFEGUARDS };
+    let switch_off = |search: &mut LeaseModel| search.safeguards.forgets_on_disconnect = false;
+    assert_safeguard_needed("forgetting at a break", model, 450_000, switch_off, &[Wrong::TwoLeaders]);
 }
 
 #[test]
-fn one_leads_at_a_time_over_a_store_made_anew_and_restarts() {
-    let budget = Budget { restores: 1, restarts: 1, ..NONE };
-    let model = Search { budget, backup: Backup::Nothing, ..FULL };
+fn at_most_one_leader_over_an_emptied_store_and_restarts() {
+    let budget = FaultBudget { restores: 1, restarts: 1, ..NO_FAULTS };
+    let model = LeaseModel { budget, backup: StoreBackup::Nothing, ..ALL_SAFEGUARDS };
     holds("store made anew", model.clone());
-    let model = Search { restartable: &[0], ..model };
-    holds_only_with("epochs heard", model, 200_000, |search| search.epochs_heard = false, &[Wrong::EpochWentBack]);
+    let model = LeaseModel { may_restart: &[0], ..model };
+    assert_safeguard_needed(
+        "epochs heard",
+        model,
+        200_000,
+        |search| search.observes_epochs = false,
+        &[Wrong::EpochRegressed],
+    );
 }
 
 /// That it is its turn, and the *prepare* that was given up, may reach the heir at any moment, even when the leader before
 /// has the record again: its time counts from its stamp.
 #[test]
-fn an_heir_told_its_turn_late_is_safe_by_its_stamp() {
-    let budget = Budget { late: 1, ..NONE };
-    let model = Search { budget, stray_prepare: true, horizon: WARM + L + 30, ..FULL };
-    let switch_off = |search: &mut Search| search.safeguards.heirs_stamp = false;
-    holds_only_with("the heir's stamp", model, 600_000, switch_off, &[Wrong::TwoLead]);
+fn a_late_notified_successor_is_safe_by_its_timestamp() {
+    let budget = FaultBudget { late: 1, ..NO_FAULTS };
+    let model = LeaseModel { budget, stray_prepare: true, horizon: WARM_UP_END + LEASE + 30, ..ALL_SAFEGUARDS };
+    let switch_off = |search: &mut LeaseModel| search.safeguards.lease_from_successor_stamp = false;
+    assert_safeguard_needed("the heir's stamp", model, 600_000, switch_off, &[Wrong::TwoLeaders]);
 }
 
 /// The record that is given back names the heir, which may have begun.
 #[test]
-fn one_leads_at_a_time_over_hand_overs_and_closing() {
-    let budget = Budget { hand_overs: 1, closes: 1, ..NONE };
-    holds("hand-over, closing, late messages", Search { budget: Budget { late: 1, ..budget }, ..FULL });
-    let model = Search { budget, horizon: WARM + L / 2, ..FULL };
-    let switch_off = |search: &mut Search| search.safeguards.heir_waited_for = false;
-    holds_only_with("waiting for the heir", model, 250_000, switch_off, &[Wrong::TwoLead]);
+fn at_most_one_leader_over_hand_overs_and_closes() {
+    let budget = FaultBudget { hand_overs: 1, closes: 1, ..NO_FAULTS };
+    holds(
+        "hand-over, closing, late messages",
+        LeaseModel { budget: FaultBudget { late: 1, ..budget }, ..ALL_SAFEGUARDS },
+    );
+    let model = LeaseModel { budget, horizon: WARM_UP_END + LEASE / 2, ..ALL_SAFEGUARDS };
+    let switch_off = |search: &mut LeaseModel| search.safeguards.waits_for_successor = false;
+    assert_safeguard_needed("waiting for the heir", model, 250_000, switch_off, &[Wrong::TwoLeaders]);
 }
 
 /// The leader goes on by promises.
 #[test]
-fn one_leads_at_a_time_over_an_outage() {
-    let restarts = Budget { restarts: 1, ..NONE };
-    let outage = Search { outage_until: WARM + 60, ..FULL };
-    without_one_promise(outage.clone(), 100_000);
-    without_one_promise(Search { budget: restarts, ..outage.clone() }, 100_000);
-    without_one_promise(Search { gateways: 3, outage_until: WARM + 150, ..outage.clone() }, 100_000);
-    without_one_promise(Search { gateways: 3, budget: restarts, ..outage }, 300_000);
+fn at_most_one_leader_over_a_store_outage() {
+    let restarts = FaultBudget { restarts: 1, ..NO_FAULTS };
+    let outage = LeaseModel { outage_until: WARM_UP_END + 60, ..ALL_SAFEGUARDS };
+    assert_each_promise_needed(outage.clone(), 100_000);
+    assert_each_promise_needed(LeaseModel { budget: restarts, ..outage.clone() }, 100_000);
+    assert_each_promise_needed(LeaseModel { gateways: 3, outage_until: WARM_UP_END + 150, ..outage.clone() }, 100_000);
+    assert_each_promise_needed(LeaseModel { gateways: 3, budget: restarts, ..outage }, 300_000);
 }
 
 #[track_caller]
-fn without_one_promise(model: Search, states: usize) {
+fn assert_each_promise_needed(model: LeaseModel, states: usize) {
     let what = format!("each promise of {} in an outage, restarts: {}", model.gateways, model.budget.restarts);
-    let switch_off = |search: &mut Search| search.safeguards.each_candidate_asked = false;
-    holds_only_with(&what, model, states, switch_off, &[Wrong::TwoLead]);
+    let switch_off = |search: &mut LeaseModel| search.safeguards.asks_every_candidate = false;
+    assert_safeguard_needed(&what, model, states, switch_off, &[Wrong::TwoLeaders]);
 }
 
 #[test]
-fn one_of_three_leads_at_a_time() {
-    holds("three gateways", Search { gateways: 3, budget: Budget { late: 1, ..NONE }, ..FULL });
+fn at_most_one_of_three_gateways_leads() {
+    holds("three gateways", LeaseModel { gateways: 3, budget: FaultBudget { late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
 }
 
 #[test]
-fn one_leads_at_a_time_when_the_heir_goes_on() {
-    let budget = Budget { restarts: 1, late: 1, ..NONE };
-    holds("heir of two", Search { budget, heir: Some(1), ..FULL });
-    holds("heir of three", HEIR);
+fn at_most_one_leader_when_the_successor_takes_over() {
+    let budget = FaultBudget { restarts: 1, late: 1, ..NO_FAULTS };
+    holds("heir of two", LeaseModel { budget, successor: Some(1), ..ALL_SAFEGUARDS });
+    holds("heir of three", SUCCESSOR_OF_THREE);
 }
 
 #[test]
-fn no_epoch_goes_back_though_nobody_hears_an_heir() {
-    let budget = Budget { restarts: 1, late: 1, ..NONE };
-    holds("unheard heir of two", Search { budget, heir: Some(1), epochs_heard: false, ..FULL });
-    holds("unheard heir of three", Search { epochs_heard: false, ..HEIR });
+fn epochs_never_regress_with_an_unobserved_successor() {
+    let budget = FaultBudget { restarts: 1, late: 1, ..NO_FAULTS };
+    holds("unheard heir of two", LeaseModel { budget, successor: Some(1), observes_epochs: false, ..ALL_SAFEGUARDS });
+    holds("unheard heir of three", LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE });
 }
 
 #[test]
-fn half_of_the_margin_is_found() {
-    let timing = LeaseTiming { margin_ns: FULL.timing.margin_ns / 2, ..FULL.timing };
-    fails("half of the margin", Search { timing, ..FULL }, &[Wrong::TwoLead]);
+fn halving_the_margin_is_detected() {
+    let timing = LeaseTiming { margin_ns: ALL_SAFEGUARDS.timing.margin_ns / 2, ..ALL_SAFEGUARDS.timing };
+    assert_violates("half of the margin", LeaseModel { timing, ..ALL_SAFEGUARDS }, &[Wrong::TwoLeaders]);
 }
 
 #[test]
-fn receivers_without_epoch_rule_are_found() {
-    let model = Search { budget: Budget { packets: 2, ..NONE }, ..FULL };
-    let switch_off = |search: &mut Search| search.receivers_fence = false;
-    holds_only_with("receivers' epoch rule", model, STATES, switch_off, &[Wrong::OldPacketTaken]);
+fn receivers_without_epoch_check_are_detected() {
+    let model = LeaseModel { budget: FaultBudget { packets: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS };
+    let switch_off = |search: &mut LeaseModel| search.receivers_check_epochs = false;
+    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Wrong::StalePacketAccepted]);
 }
 
 #[test]
-fn a_store_that_compares_no_versions_is_found() {
-    let budget = Budget { late: 1, ..NONE };
-    let model = Search { version_check: false, budget, ..FULL };
-    fails("version check", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+fn a_store_without_version_check_is_detected() {
+    let budget = FaultBudget { late: 1, ..NO_FAULTS };
+    let model = LeaseModel { version_check: false, budget, ..ALL_SAFEGUARDS };
+    assert_violates("version check", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
 }
 
 #[test]
-fn an_unknown_outcome_that_counts_is_found() {
-    let safeguards = Safeguards { unknown_moves_nothing: false, ..Safeguards::ALL };
-    let budget = Budget { unknown: 1, ..NONE };
-    let model = Search { safeguards, budget, ..FULL };
-    fails("reading after an unknown outcome", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+fn counting_an_unknown_outcome_is_detected() {
+    let safeguards = LeaseSafeguards { ignores_unknown_outcome: false, ..LeaseSafeguards::ALL };
+    let budget = FaultBudget { unknown: 1, ..NO_FAULTS };
+    let model = LeaseModel { safeguards, budget, ..ALL_SAFEGUARDS };
+    assert_violates("reading after an unknown outcome", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
 }
 
 #[test]
-fn one_candidate_not_asked_is_found() {
-    let safeguards = Safeguards { each_candidate_asked: false, ..Safeguards::ALL };
-    fails("one candidate's promise", Search { safeguards, gateways: 3, ..FULL }, &[Wrong::TwoLead]);
+fn a_skipped_candidate_promise_is_detected() {
+    let safeguards = LeaseSafeguards { asks_every_candidate: false, ..LeaseSafeguards::ALL };
+    assert_violates(
+        "one candidate's promise",
+        LeaseModel { safeguards, gateways: 3, ..ALL_SAFEGUARDS },
+        &[Wrong::TwoLeaders],
+    );
 }
 
 #[test]
-fn a_start_without_sitting_out_is_found() {
-    let safeguards = Safeguards { sits_out: false, ..Safeguards::ALL };
-    let budget = Budget { restarts: 1, ..NONE };
-    let model = Search { safeguards, budget, restartable: &[1], ..FULL };
-    fails("sitting out", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+fn a_start_without_initial_wait_is_detected() {
+    let safeguards = LeaseSafeguards { startup_wait: false, ..LeaseSafeguards::ALL };
+    let budget = FaultBudget { restarts: 1, ..NO_FAULTS };
+    let model = LeaseModel { safeguards, budget, may_restart: &[1], ..ALL_SAFEGUARDS };
+    assert_violates("sitting out", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
 }
 
 /// Three gateways, of which the last is the heir and the first may die.
-const HEIR: Search =
-    Search { gateways: 3, heir: Some(2), budget: Budget { restarts: 1, states: 1, ..NONE }, restartable: &[0], ..FULL };
+const SUCCESSOR_OF_THREE: LeaseModel = LeaseModel {
+    gateways: 3,
+    successor: Some(2),
+    budget: FaultBudget { restarts: 1, states: 1, ..NO_FAULTS },
+    may_restart: &[0],
+    ..ALL_SAFEGUARDS
+};
 
 /// What a nonce of *prepare* is for: whoever is handed the lead counts its lease from the moment that the record names,
 /// however many other questions it has answered since. Its record names that moment instead of a nonce.
 #[test]
-fn an_heirs_lease_that_counts_from_its_opening_is_found() {
-    let safeguards = Safeguards { heirs_stamp: false, ..Safeguards::ALL };
-    fails("the heir's stamp", Search { safeguards, ..HEIR }, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+fn a_successor_lease_counted_from_opening_is_detected() {
+    let safeguards = LeaseSafeguards { lease_from_successor_stamp: false, ..LeaseSafeguards::ALL };
+    assert_violates(
+        "the heir's stamp",
+        LeaseModel { safeguards, ..SUCCESSOR_OF_THREE },
+        &[Wrong::TwoLeaders, Wrong::EpochRegressed],
+    );
 }
 
 #[test]
-fn an_heir_that_nobody_waits_for_is_found() {
-    let safeguards = Safeguards { heir_waited_for: false, ..Safeguards::ALL };
-    fails("waiting for the heir", Search { safeguards, ..HEIR }, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+fn not_waiting_for_the_successor_is_detected() {
+    let safeguards = LeaseSafeguards { waits_for_successor: false, ..LeaseSafeguards::ALL };
+    assert_violates(
+        "waiting for the heir",
+        LeaseModel { safeguards, ..SUCCESSOR_OF_THREE },
+        &[Wrong::TwoLeaders, Wrong::EpochRegressed],
+    );
 }
 
 #[test]
-fn an_heir_that_is_replaced_at_once_is_found() {
-    let safeguards = Safeguards { heir_stays: false, ..Safeguards::ALL };
-    let budget = Budget { restarts: 1, ..NONE };
-    fails(
+fn replacing_the_successor_at_once_is_detected() {
+    let safeguards = LeaseSafeguards { keeps_named_successor: false, ..LeaseSafeguards::ALL };
+    let budget = FaultBudget { restarts: 1, ..NO_FAULTS };
+    assert_violates(
         "the heir that stays",
-        Search { safeguards, budget, heard_since: Some(1), ..HEIR },
-        &[Wrong::TwoLead, Wrong::EpochWentBack],
+        LeaseModel { safeguards, budget, reported_since: Some(1), ..SUCCESSOR_OF_THREE },
+        &[Wrong::TwoLeaders, Wrong::EpochRegressed],
     );
 }
 
@@ -810,4 +862,4 @@ fn an_heir_that_is_replaced_at_once_is_found() {
 const STATES: usize = 100_000;
 /// What is to be found is found earlier, and then the search ends.
 const CONTROL_STATES: usize = 1_500_000;
-const NONE: Budget = FULL.budget;
+const NO_FAULTS: FaultBudget = ALL_SAFEGUARDS.budget;

@@ -14,14 +14,14 @@ use std::collections::BTreeMap;
 
 use mdgw_election::{
     core::{Core as _, Input, Output},
-    fitness::Standing,
+    fitness::Eligibility,
     identity::{Incarnation, Member, NodeId, NodeName},
     quorum::{
         candidate::{Candidate, CandidateConfig, QuorumEvent, QuorumRequest},
-        message::{Body, Demand, Message, VoterSession},
-        voter::{Kept, Safeguards, Voter, VoterInput, VoterOutput},
+        message::{Body, Message, Operation, VoterSession},
+        voter::{DurableVote, QuorumSafeguards, Voter, VoterInput, VoterOutput},
     },
-    record::ConfigurationMark,
+    record::ConfigVersion,
     timing::LeaseTiming,
 };
 use mdgw_feeds::{
@@ -30,53 +30,53 @@ use mdgw_feeds::{
 };
 use stateright::{Model, Property};
 
-use super::search::{self, Searched, fails};
+use super::search::{self, SafetyModel, assert_violates};
 
 /// What is searched.
 #[derive(Clone, Debug)]
-struct Search {
+struct QuorumModel {
     timing: LeaseTiming,
-    safeguards: Safeguards,
-    keeps_votes: bool,
-    receivers_fence: bool,
+    safeguards: QuorumSafeguards,
+    votes_survive_restart: bool,
+    receivers_check_epochs: bool,
     /// Per node: how fast its clock runs, in a hundredth of true time.
     rates: [u64; 3],
     restarts: u8,
     /// Who may restart.
-    restartable: &'static [usize],
+    may_restart: &'static [usize],
     /// From when on node 2 heard nothing of node 1 before the search.
-    deaf_from: u64,
+    node2_deaf_from: u64,
     hand_overs: u8,
     packets: u8,
     /// The witness's answers to node 1 from then on until the search begins may come a second time, at any moment.
-    repeated_from: u64,
+    repeats_answers_from: u64,
     /// How many messages may lie about while time goes on; the others arrive before it does, or never.
     late: u8,
     /// Nothing happens after it, in true time.
     horizon: u64,
 }
 
-const L: u64 = 100;
+const LEASE: u64 = 100;
 
 /// Unit-free: a lease of 100, of which clocks of rate 99 and 101 take 2, a send 4.
-const FULL: Search = Search {
-    timing: LeaseTiming { lease_ns: L, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
-    safeguards: Safeguards::ALL,
-    keeps_votes: true,
-    receivers_fence: true,
+const ALL_SAFEGUARDS: QuorumModel = QuorumModel {
+    timing: LeaseTiming { lease_ns: LEASE, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
+    safeguards: QuorumSafeguards::ALL,
+    votes_survive_restart: true,
+    receivers_check_epochs: true,
     rates: [99, 101, 101],
     restarts: 0,
-    restartable: &[0, 1, 2],
-    deaf_from: WARM,
+    may_restart: &[0, 1, 2],
+    node2_deaf_from: WARM_UP_END,
     hand_overs: 0,
     packets: 0,
-    repeated_from: WARM + 1,
+    repeats_answers_from: WARM_UP_END + 1,
     late: 0,
-    horizon: WARM + 2 * L,
+    horizon: WARM_UP_END + 2 * LEASE,
 };
 
 /// By then node 1 leads.
-const WARM: u64 = 200;
+const WARM_UP_END: u64 = 200;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
@@ -89,27 +89,27 @@ struct State {
     hand_overs: u8,
     /// Epochs of packets that have passed a fence and are under way.
     packets: Vec<Epoch>,
-    sent: u8,
+    packets_sent: u8,
     late: u8,
-    received: Epoch,
-    opened: Epoch,
+    highest_received: Epoch,
+    highest_opened: Epoch,
     wrong: Option<Wrong>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Wrong {
-    TwoLead,
-    EpochWentBack,
-    OldPacketTaken,
+    TwoLeaders,
+    EpochRegressed,
+    StalePacketAccepted,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Node {
     process: Process,
     incarnation: u64,
-    disk: Kept,
+    disk: DurableVote,
     fence: Option<(Epoch, MonoNs)>,
-    drains: bool,
+    is_draining: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -131,13 +131,13 @@ enum Action {
     Receive(usize),
 }
 
-impl Search {
+impl QuorumModel {
     fn clock(&self, node: usize, now: u64) -> MonoNs {
         // Nobody's clock agrees with another's.
         MonoNs(1_000 * (node as u64 + 1) + now * self.rates[node] / 100)
     }
 
-    fn start(&self, node: usize, incarnation: u64, disk: Kept, now: u64) -> (Process, bool) {
+    fn start(&self, node: usize, incarnation: u64, disk: DurableVote, now: u64) -> (Process, bool) {
         let at = self.clock(node, now);
         let session = 1_000 * (node as u64 + 1) + incarnation;
         if node == 2 {
@@ -152,8 +152,8 @@ impl Search {
             voters: all(3),
             candidates: all(2),
             timing: self.timing,
-            configuration: ConfigurationMark::default(),
-            vote_ns_max: 2 * L,
+            configuration: ConfigVersion::default(),
+            vote_ns_max: 2 * LEASE,
             nonce: session,
         };
         let candidate = Candidate::new(at, config, disk, Epoch::default()).with_safeguards(self.safeguards);
@@ -164,16 +164,16 @@ impl Search {
         let at = self.clock(node, state.now);
         let Process::Gateway(candidate) = &mut state.nodes[node].process else { return };
         // While it is bound to another it only asks whether voters are there: as if lost.
-        let is_idle = candidate.voter().bound(at).is_some_and(|bound| NodeId::of(bound.epoch) != id_of(node));
+        let is_idle = candidate.voter().active_promise(at).is_some_and(|bound| NodeId::of(bound.epoch) != id_of(node));
         let outputs = candidate.step(at, input);
         let mut released = None;
         for output in outputs {
             match output {
                 Output::Open { epoch, deadline } => {
-                    if epoch <= state.opened {
-                        state.wrong.get_or_insert(Wrong::EpochWentBack);
+                    if epoch <= state.highest_opened {
+                        state.wrong.get_or_insert(Wrong::EpochRegressed);
                     }
-                    state.opened = state.opened.max(epoch);
+                    state.highest_opened = state.highest_opened.max(epoch);
                     state.nodes[node].fence = Some((epoch, deadline));
                 }
                 Output::Renew { deadline } => {
@@ -182,27 +182,27 @@ impl Search {
                     }
                 }
                 Output::Close { .. } => state.nodes[node].fence = None,
-                Output::Drain => state.nodes[node].drains = true,
+                Output::Drain => state.nodes[node].is_draining = true,
                 Output::Request(QuorumRequest::Send(message)) => {
                     let Body::Request(request) = &message.body else {
                         state.network.push(message);
                         continue;
                     };
-                    let is_copy = matches!(request.demand, Demand::Release(_)) && released == Some(message.to);
-                    if matches!(request.demand, Demand::Release(_)) {
+                    let is_copy = matches!(request.operation, Operation::Release(_)) && released == Some(message.to);
+                    if matches!(request.operation, Operation::Release(_)) {
                         released = Some(message.to);
                     }
-                    let is_idle_poll = is_idle && request.demand == Demand::Poll;
+                    let is_idle_poll = is_idle && request.operation == Operation::Poll;
                     if !is_copy && !is_idle_poll {
                         state.network.push(message);
                     }
                 }
-                Output::Request(QuorumRequest::Store { ticket, kept }) => {
+                Output::Request(QuorumRequest::Store { ticket, durable }) => {
                     // At once: to be killed before the answer is to lose the answer.
-                    state.nodes[node].disk = kept;
+                    state.nodes[node].disk = durable;
                     self.step(state, node, Input::Backend(QuorumEvent::Stored(ticket)));
                 }
-                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
+                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
             }
         }
         self.check(state);
@@ -216,8 +216,8 @@ impl Search {
                 VoterOutput::Reply { to, reply } => {
                     state.network.push(Message { group: GroupId(1), from: NodeId(3), to, body: Body::Reply(reply) });
                 }
-                VoterOutput::Store { ticket, kept } => {
-                    state.nodes[2].disk = kept;
+                VoterOutput::Store { ticket, durable } => {
+                    state.nodes[2].disk = durable;
                     self.witness(state, VoterInput::Stored(ticket));
                 }
             }
@@ -245,7 +245,7 @@ impl Search {
             until.is_some_and(|until| self.clock(node, state.now) < until)
         };
         if sends(0) && sends(1) {
-            state.wrong.get_or_insert(Wrong::TwoLead);
+            state.wrong.get_or_insert(Wrong::TwoLeaders);
         }
     }
 
@@ -257,16 +257,16 @@ impl Search {
                 Process::Gateway(candidate) => {
                     // Idle polls change nothing here.
                     let voter = candidate.voter();
-                    let is_bound = voter.bound(self.clock(index, state.now)).is_some();
+                    let is_bound = voter.active_promise(self.clock(index, state.now)).is_some();
                     let timer = candidate.next_deadline().filter(|_| node.fence.is_some() || !is_bound);
                     [
                         timer,
-                        voter.bound_until(),
+                        voter.promise_until(),
                         node.fence.map(|(_, deadline)| deadline),
-                        Some(voter.sits_out_until(L)),
+                        Some(voter.startup_wait_until(LEASE)),
                     ]
                 }
-                Process::Witness(voter) => [voter.bound_until(), Some(voter.sits_out_until(L)), None, None],
+                Process::Witness(voter) => [voter.promise_until(), Some(voter.startup_wait_until(LEASE)), None, None],
             };
             let rate = self.rates[index];
             let true_time = |at: MonoNs| (at.0.saturating_sub(1_000 * (index as u64 + 1)) * 100).div_ceil(rate);
@@ -278,16 +278,17 @@ impl Search {
     fn is_due(&self, state: &State, node: usize) -> bool {
         let Process::Gateway(candidate) = &state.nodes[node].process else { return false };
         let now = self.clock(node, state.now);
-        let is_bound = candidate.voter().bound(now).is_some_and(|bound| NodeId::of(bound.epoch) != id_of(node));
+        let is_bound =
+            candidate.voter().active_promise(now).is_some_and(|bound| NodeId::of(bound.epoch) != id_of(node));
         let is_follower = state.nodes[node].fence.is_none() && is_bound;
         !is_follower && candidate.next_deadline().is_some_and(|at| at <= now)
     }
 
     /// Everything arrives at once and every timer goes off in time, until node 1 leads and has renewed.
-    fn warm(&self) -> State {
+    fn warm_up(&self) -> State {
         let nodes = [0, 1, 2].map(|node| {
-            let (process, _) = self.start(node, 1, Kept::default(), 0);
-            Node { process, incarnation: 1, disk: Kept::default(), fence: None, drains: false }
+            let (process, _) = self.start(node, 1, DurableVote::default(), 0);
+            Node { process, incarnation: 1, disk: DurableVote::default(), fence: None, is_draining: false }
         });
         let mut state = State {
             now: 0,
@@ -297,29 +298,29 @@ impl Search {
             restarts: self.restarts,
             hand_overs: self.hand_overs,
             packets: Vec::new(),
-            sent: 0,
+            packets_sent: 0,
             late: self.late,
-            received: Epoch::default(),
-            opened: Epoch::default(),
+            highest_received: Epoch::default(),
+            highest_opened: Epoch::default(),
             wrong: None,
         };
-        self.step(&mut state, 0, Input::Standing(Standing::Stands));
-        for now in 0..=WARM {
+        self.step(&mut state, 0, Input::Eligibility(Eligibility::Eligible));
+        for now in 0..=WARM_UP_END {
             state.now = now;
             self.step(&mut state, 0, Input::Time);
             self.step(&mut state, 1, Input::Time);
             while !state.network.is_empty() {
                 let message = state.network.remove(0);
-                let is_unheard = now >= self.deaf_from && (message.from, message.to) == (NodeId(1), NodeId(2));
-                if now >= self.repeated_from && (message.from, message.to) == (NodeId(3), NodeId(1)) {
+                let is_lost = now >= self.node2_deaf_from && (message.from, message.to) == (NodeId(1), NodeId(2));
+                if now >= self.repeats_answers_from && (message.from, message.to) == (NodeId(3), NodeId(1)) {
                     state.repeated.push(message.clone());
                 }
-                if !is_unheard {
+                if !is_lost {
                     self.arrive(&mut state, message);
                 }
             }
-            if now == WARM - 1 {
-                self.step(&mut state, 1, Input::Standing(Standing::Stands));
+            if now == WARM_UP_END - 1 {
+                self.step(&mut state, 1, Input::Eligibility(Eligibility::Eligible));
             }
         }
         assert!(self.may_send(&state, 0).is_some(), "node 1 leads by now");
@@ -331,12 +332,12 @@ fn id_of(node: usize) -> NodeId {
     NodeId(u8::try_from(node + 1).expect("three nodes"))
 }
 
-impl Model for Search {
+impl Model for QuorumModel {
     type State = State;
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![self.warm()]
+        vec![self.warm_up()]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -346,13 +347,13 @@ impl Model for Search {
         actions.extend((0..state.network.len()).map(Action::Arrive));
         actions.extend((0..state.repeated.len()).map(Action::ArriveAgain));
         actions.extend((0..2).filter(|node| self.is_due(state, *node)).map(Action::Time));
-        actions.extend((0..2).filter(|node| state.nodes[*node].drains).map(Action::Drained));
+        actions.extend((0..2).filter(|node| state.nodes[*node].is_draining).map(Action::Drained));
         actions.extend((0..state.packets.len()).map(Action::Receive));
-        if state.sent < self.packets {
+        if state.packets_sent < self.packets {
             actions.extend((0..2).filter(|node| self.may_send(state, *node).is_some()).map(Action::Send));
         }
         if state.restarts > 0 {
-            actions.extend(self.restartable.iter().copied().map(Action::Restart));
+            actions.extend(self.may_restart.iter().copied().map(Action::Restart));
         }
         if state.hand_overs > 0 && self.may_send(state, 0).is_some() {
             actions.push(Action::HandOver);
@@ -368,8 +369,8 @@ impl Model for Search {
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
         let mut state = last.clone();
         match action {
-            Action::Advance(kept) => {
-                let late = kept.map(|index| state.network.swap_remove(index));
+            Action::Advance(durable) => {
+                let late = durable.map(|index| state.network.swap_remove(index));
                 state.late -= u8::from(late.is_some());
                 state.network = late.into_iter().collect();
                 state.now = self.next_moment(last)?;
@@ -387,11 +388,11 @@ impl Model for Search {
             Action::Restart(node) => {
                 state.restarts -= 1;
                 let incarnation = state.nodes[node].incarnation + 1;
-                let disk = if self.keeps_votes { state.nodes[node].disk } else { Kept::default() };
-                let (process, stands) = self.start(node, incarnation, disk, state.now);
-                state.nodes[node] = Node { process, incarnation, disk, fence: None, drains: false };
-                if stands {
-                    self.step(&mut state, node, Input::Standing(Standing::Stands));
+                let disk = if self.votes_survive_restart { state.nodes[node].disk } else { DurableVote::default() };
+                let (process, is_gateway) = self.start(node, incarnation, disk, state.now);
+                state.nodes[node] = Node { process, incarnation, disk, fence: None, is_draining: false };
+                if is_gateway {
+                    self.step(&mut state, node, Input::Eligibility(Eligibility::Eligible));
                 }
             }
             Action::HandOver => {
@@ -399,23 +400,23 @@ impl Model for Search {
                 self.step(&mut state, 0, Input::HandOver(Some(NodeId(2))));
             }
             Action::Drained(node) => {
-                state.nodes[node].drains = false;
+                state.nodes[node].is_draining = false;
                 self.step(&mut state, node, Input::Drained { positions: BTreeMap::new() });
             }
             Action::Send(node) => {
                 let epoch = self.may_send(&state, node)?;
-                state.sent += 1;
+                state.packets_sent += 1;
                 state.packets.push(epoch);
                 state.packets.sort_unstable();
             }
             Action::Receive(index) => {
                 let epoch = state.packets.remove(index);
-                if epoch < state.received {
-                    if !self.receivers_fence {
-                        state.wrong.get_or_insert(Wrong::OldPacketTaken);
+                if epoch < state.highest_received {
+                    if !self.receivers_check_epochs {
+                        state.wrong.get_or_insert(Wrong::StalePacketAccepted);
                     }
                 } else {
-                    state.received = epoch;
+                    state.highest_received = epoch;
                 }
             }
         }
@@ -427,12 +428,12 @@ impl Model for Search {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("safe", |_, state: &State| state.wrong.is_none()),
-            Property::sometimes("another leads", |_, state: &State| NodeId::of(state.opened) == NodeId(2)),
+            Property::sometimes("another leads", |_, state: &State| NodeId::of(state.highest_opened) == NodeId(2)),
         ]
     }
 }
 
-impl Searched for Search {
+impl SafetyModel for QuorumModel {
     type Wrong = Wrong;
 
     fn wrong(state: &State) -> Option<Wrong> {
@@ -441,76 +442,89 @@ impl Searched for Search {
 }
 
 #[track_caller]
-fn holds(what: &str, model: Search, states: usize) {
-    search::holds(what, model, states, MOVED);
+fn holds(what: &str, model: QuorumModel, states: usize) {
+    search::holds(what, model, states, LEADERSHIP_MOVED);
 }
 
 #[track_caller]
-fn holds_only_with(safeguard: &str, model: Search, states: usize, switch_off: fn(&mut Search), expected: &[Wrong]) {
-    search::holds_only_with(safeguard, model, (states, MOVED), switch_off, expected);
+fn assert_safeguard_needed(
+    safeguard: &str,
+    model: QuorumModel,
+    states: usize,
+    switch_off: fn(&mut QuorumModel),
+    expected: &[Wrong],
+) {
+    search::assert_safeguard_needed(safeguard, model, (states, LEADERSHIP_MOVED), switch_off, expected);
 }
 
 /// Without it there were too few states.
-const MOVED: &[&str] = &["another leads"];
+const LEADERSHIP_MOVED: &[&str] = &["another leads"];
 
 #[test]
-fn one_leads_at_a_time_whatever_comes_late() {
-    holds("late messages", Search { late: 2, ..FULL }, STATES);
+fn at_most_one_leader_with_late_messages() {
+    holds("late messages", QuorumModel { late: 2, ..ALL_SAFEGUARDS }, STATES);
 }
 
 #[test]
-fn one_leads_at_a_time_over_restarts() {
-    holds("restarts", Search { restarts: 2, ..FULL }, STATES);
-    let model = Search { restarts: 1, ..WITNESS_RESTARTS };
-    holds_only_with("sitting out", model, STATES, |search| search.safeguards.sits_out = false, &[Wrong::TwoLead]);
-    let model = Search { restarts: 2, restartable: &[0, 1, 2], ..WITNESS_RESTARTS };
-    let switch_off = |search: &mut Search| {
-        search.safeguards.sits_out = false;
-        search.keeps_votes = false;
+fn at_most_one_leader_over_restarts() {
+    holds("restarts", QuorumModel { restarts: 2, ..ALL_SAFEGUARDS }, STATES);
+    let model = QuorumModel { restarts: 1, ..WITNESS_RESTARTS };
+    assert_safeguard_needed(
+        "sitting out",
+        model,
+        STATES,
+        |search| search.safeguards.startup_wait = false,
+        &[Wrong::TwoLeaders],
+    );
+    let model = QuorumModel { restarts: 2, may_restart: &[0, 1, 2], ..WITNESS_RESTARTS };
+    let switch_off = |search: &mut QuorumModel| {
+        search.safeguards.startup_wait = false;
+        search.votes_survive_restart = false;
     };
-    holds_only_with("sitting out and votes on disk", model, 350_000, switch_off, &[Wrong::EpochWentBack]);
+    assert_safeguard_needed("sitting out and votes on disk", model, 350_000, switch_off, &[Wrong::EpochRegressed]);
 }
 
 #[test]
-fn one_leads_at_a_time_over_a_hand_over() {
-    holds("hand-over, restart", Search { hand_overs: 1, restarts: 1, ..FULL }, STATES);
-    let model = Search { hand_overs: 1, restarts: 1, ..WITNESS_RESTARTS };
-    let switch_off = |search: &mut Search| search.safeguards.sits_out = false;
-    holds_only_with("sitting out, with a hand-over", model, 200_000, switch_off, &[Wrong::TwoLead]);
+fn at_most_one_leader_over_a_hand_over() {
+    holds("hand-over, restart", QuorumModel { hand_overs: 1, restarts: 1, ..ALL_SAFEGUARDS }, STATES);
+    let model = QuorumModel { hand_overs: 1, restarts: 1, ..WITNESS_RESTARTS };
+    let switch_off = |search: &mut QuorumModel| search.safeguards.startup_wait = false;
+    assert_safeguard_needed("sitting out, with a hand-over", model, 200_000, switch_off, &[Wrong::TwoLeaders]);
 }
 
 /// Node 2 has not heard of the last renewals, the witness has.
-const WITNESS_RESTARTS: Search = Search { restartable: &[2], deaf_from: WARM - 80, ..FULL };
+const WITNESS_RESTARTS: QuorumModel =
+    QuorumModel { may_restart: &[2], node2_deaf_from: WARM_UP_END - 80, ..ALL_SAFEGUARDS };
 
 #[test]
-fn one_leads_at_a_time_though_old_answers_come_again() {
-    let switch_off = |search: &mut Search| search.safeguards.checks_tickets = false;
-    holds_only_with("answers' tickets", REPEATED, STATES, switch_off, &[Wrong::TwoLead]);
-    holds_only_with(
+fn at_most_one_leader_with_repeated_answers() {
+    let switch_off = |search: &mut QuorumModel| search.safeguards.checks_tickets = false;
+    assert_safeguard_needed("answers' tickets", REPEATED_ANSWER, STATES, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed(
         "answers' tickets, with a hand-over",
-        Search { hand_overs: 1, ..REPEATED },
+        QuorumModel { hand_overs: 1, ..REPEATED_ANSWER },
         STATES,
         switch_off,
-        &[Wrong::TwoLead],
+        &[Wrong::TwoLeaders],
     );
     // To another start of the asker, too.
-    holds("old answers, restart", Search { restarts: 1, restartable: &[0], ..REPEATED }, STATES);
+    holds("old answers, restart", QuorumModel { restarts: 1, may_restart: &[0], ..REPEATED_ANSWER }, STATES);
 }
 
 /// One of the witness's last answers comes again.
-const REPEATED: Search = Search { repeated_from: WARM - 30, ..FULL };
+const REPEATED_ANSWER: QuorumModel = QuorumModel { repeats_answers_from: WARM_UP_END - 30, ..ALL_SAFEGUARDS };
 
 #[test]
-fn half_of_the_margin_is_found() {
-    let timing = LeaseTiming { margin_ns: FULL.timing.margin_ns / 2, ..FULL.timing };
-    fails("half of the margin", Search { timing, ..FULL }, STATES, &[Wrong::TwoLead]);
+fn halving_the_margin_is_detected() {
+    let timing = LeaseTiming { margin_ns: ALL_SAFEGUARDS.timing.margin_ns / 2, ..ALL_SAFEGUARDS.timing };
+    assert_violates("half of the margin", QuorumModel { timing, ..ALL_SAFEGUARDS }, STATES, &[Wrong::TwoLeaders]);
 }
 
 #[test]
-fn receivers_without_epoch_rule_are_found() {
-    let switch_off = |search: &mut Search| search.receivers_fence = false;
-    let model = Search { packets: 2, ..FULL };
-    holds_only_with("receivers' epoch rule", model, STATES, switch_off, &[Wrong::OldPacketTaken]);
+fn receivers_without_epoch_check_are_detected() {
+    let switch_off = |search: &mut QuorumModel| search.receivers_check_epochs = false;
+    let model = QuorumModel { packets: 2, ..ALL_SAFEGUARDS };
+    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Wrong::StalePacketAccepted]);
 }
 
 /// Of a search, unless it says otherwise.

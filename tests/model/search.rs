@@ -6,8 +6,8 @@ use mdgw_tests::captures::say;
 use stateright::{Checker as _, HasDiscoveries, Model};
 
 /// A model whose property `safe` is that nothing has gone wrong.
-pub(super) trait Searched:
-    Model<State: Hashed, Action: Clone + Debug + PartialEq> + Clone + Send + Sync + 'static
+pub(super) trait SafetyModel:
+    Model<State: SearchState, Action: Clone + Debug + PartialEq> + Clone + Send + Sync + 'static
 {
     type Wrong: Copy + Debug + PartialEq;
 
@@ -16,11 +16,11 @@ pub(super) trait Searched:
 }
 
 /// What the search asks of a state.
-pub(super) trait Hashed: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static {}
-impl<S: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static> Hashed for S {}
+pub(super) trait SearchState: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static {}
+impl<S: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static> SearchState for S {}
 
 /// What a search found.
-struct Found<W> {
+struct SearchResult<W> {
     /// What went wrong, and after how many steps.
     wrong: Option<(W, usize)>,
     /// That were generated.
@@ -29,20 +29,26 @@ struct Found<W> {
 }
 
 /// Until so many states have been generated.
-fn search<M: Searched>(model: M, states: usize) -> Found<M::Wrong> {
-    let ends = HasDiscoveries::AnyFailures;
-    let checker = model.checker().threads(1).target_state_count(at_least(states)).finish_when(ends).spawn_bfs().join();
+fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Wrong> {
+    let stop_condition = HasDiscoveries::AnyFailures;
+    let checker = model
+        .checker()
+        .threads(1)
+        .target_state_count(states_wanted(states))
+        .finish_when(stop_condition)
+        .spawn_bfs()
+        .join();
     let mut discoveries = checker.discoveries();
     let wrong = discoveries.remove("safe").map(|path| {
         let steps = path.clone().into_actions().len();
         (path.into_states().last().and_then(M::wrong).expect("something went wrong"), steps)
     });
-    Found { wrong, states: checker.state_count(), reached: discoveries.into_keys().collect() }
+    SearchResult { wrong, states: checker.state_count(), reached: discoveries.into_keys().collect() }
 }
 
 /// Nothing goes wrong, though all of `reached` happens.
 #[track_caller]
-pub(super) fn holds<M: Searched>(what: &str, model: M, states: usize, reached: &[&str]) {
+pub(super) fn holds<M: SafetyModel>(what: &str, model: M, states: usize, reached: &[&str]) {
     let found = search(model, states);
     say(&format!("{what}: {} states", found.states));
     assert_eq!(found.wrong, None, "after {} states", found.states);
@@ -52,7 +58,7 @@ pub(super) fn holds<M: Searched>(what: &str, model: M, states: usize, reached: &
 }
 
 #[track_caller]
-pub(super) fn fails<M: Searched>(what: &str, model: M, states: usize, expected: &[M::Wrong]) {
+pub(super) fn assert_violates<M: SafetyModel>(what: &str, model: M, states: usize, expected: &[M::Wrong]) {
     let found = search(model, states);
     let (wrong, steps) = found.wrong.unwrap_or_else(|| panic!("not found in {} states", found.states));
     say(&format!("without {what}: {wrong:?} after {steps} steps, {} states", found.states));
@@ -62,7 +68,7 @@ pub(super) fn fails<M: Searched>(what: &str, model: M, states: usize, expected: 
 /// Over one search: nothing goes wrong, though all of `reached` happens, and with a safeguard switched off something does within
 /// as many states. So the search is deep enough to be about that safeguard.
 #[track_caller]
-pub(super) fn holds_only_with<M: Searched>(
+pub(super) fn assert_safeguard_needed<M: SafetyModel>(
     safeguard: &str,
     model: M,
     (states, reached): (usize, &[&str]),
@@ -71,12 +77,12 @@ pub(super) fn holds_only_with<M: Searched>(
 ) {
     let mut without = model.clone();
     switch_off(&mut without);
-    fails(safeguard, without, states, expected);
+    assert_violates(safeguard, without, states, expected);
     holds(&format!("with {safeguard}"), model, states, reached);
 }
 
 /// More for a long night: `STATES=10000000`.
-fn at_least(states: usize) -> usize {
+fn states_wanted(states: usize) -> usize {
     let wanted = std::env::var("STATES").ok().map(|text| text.parse().expect("a number"));
     wanted.map_or(states, |wanted: usize| wanted.max(states))
 }

@@ -18,12 +18,12 @@ use mdgw_tests::captures::say;
 /// # Panics
 /// Where a seed fails: with the lowest one found, which `SEED` repeats.
 pub(crate) fn for_seeds<T: Send>(what: &str, count: u64, check: impl Fn(u64) -> Result<T, String> + Sync) -> Vec<T> {
-    let named = |name| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let (first, end) = match named("SEED") {
+    let env_number = |name| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let (first, end) = match env_number("SEED") {
         Some(seed) => (seed, seed + 1),
-        None => (0, named("SEEDS").unwrap_or(count)),
+        None => (0, env_number("SEEDS").unwrap_or(count)),
     };
-    let begun = Instant::now();
+    let started = Instant::now();
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let (next, failed) = (AtomicU64::new(first), AtomicBool::new(false));
     let results = Mutex::new(Vec::new());
@@ -45,7 +45,7 @@ pub(crate) fn for_seeds<T: Send>(what: &str, count: u64, check: impl Fn(u64) -> 
     });
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_unstable_by_key(|(seed, _)| *seed);
-    say(&format!("{what}: {} seeds on {threads} cores in {:.1} s", results.len(), begun.elapsed().as_secs_f64()));
+    say(&format!("{what}: {} seeds on {threads} cores in {:.1} s", results.len(), started.elapsed().as_secs_f64()));
     let outcomes = results.into_iter().map(|(seed, result)| result.map_err(|what| format!("SEED={seed}: {what}")));
     outcomes.collect::<Result<_, _>>().unwrap_or_else(|what| panic!("{what}"))
 }

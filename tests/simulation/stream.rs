@@ -31,46 +31,46 @@ use mdgw_tests::captures::say;
 
 use crate::{lease, seeds::for_seeds};
 use day::Told;
-use world::{Counts, Outcome, World};
+use world::{Counts, RunOutcome, World};
 
 /// What is simulated, and which safeguards stand.
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     gateways: usize,
-    weather: Weather,
+    weather: NetworkConditions,
     /// A takeover begins where the one before was heard last, not where the own log ends.
-    begins_where_heard: bool,
+    starts_at_received: bool,
     /// Who hands over tells what it has sent, not what it has logged.
-    tells_what_was_sent: bool,
+    reports_sent_position: bool,
     /// What was heard beyond the own input isn't believed.
     doubts: bool,
     /// Receivers drop what comes under a lower epoch.
-    has_epochs: bool,
+    checks_epochs: bool,
     /// Receivers ask all services what their logs hold; else they believe whichever answers.
-    asks_all: bool,
+    asks_all_services: bool,
     /// The election says who leads.
-    is_elected: bool,
+    uses_election: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Weather {
+enum NetworkConditions {
     /// Packets to all take the same time; subscribers lose none, and have nobody to ask.
-    Straight,
+    Lossless,
     /// Packets are lost, late, and overtake each other.
-    Storm,
+    Lossy,
 }
 
 /// What must never be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Violation {
     /// Told twice, out of order, or with something left out before it.
-    NotNext { told: Told, expected: Option<Told> },
+    Unexpected { told: Told, expected: Option<Told> },
     /// Not what the venue said.
     Content(Told),
     /// Declared lost.
     Lost { restart: u32, first: u64, next: u64 },
     /// Something that nobody said.
-    Strange,
+    UnknownItem,
     /// Taken although one of a newer epoch was before it.
     OldEpoch { epoch: Epoch, after: Epoch },
     /// Not told at all.
@@ -78,54 +78,54 @@ enum Violation {
     /// A log has something else under that name.
     Log { node: u8, name: Told },
     /// The election's own.
-    Election(lease::world::Violation),
+    SimulatedElection(lease::world::Violation),
 }
 
 const PAIR: Setup = Setup {
     gateways: 2,
-    weather: Weather::Straight,
-    begins_where_heard: true,
-    tells_what_was_sent: true,
+    weather: NetworkConditions::Lossless,
+    starts_at_received: true,
+    reports_sent_position: true,
     doubts: true,
-    has_epochs: true,
-    asks_all: true,
-    is_elected: false,
+    checks_epochs: true,
+    asks_all_services: true,
+    uses_election: false,
 };
-const STORM: Setup = Setup { weather: Weather::Storm, ..PAIR };
-const ELECTED: Setup = Setup { is_elected: true, ..STORM };
+const LOSSY: Setup = Setup { weather: NetworkConditions::Lossy, ..PAIR };
+const WITH_ELECTION: Setup = Setup { uses_election: true, ..LOSSY };
 
 #[test]
-fn every_message_is_told_once_whoever_leads() {
+fn every_message_is_delivered_once_across_leaders() {
     let kinds = [
         ("straight streams", PAIR, 1_300),
-        ("streams in storms", STORM, 700),
-        ("streams of elected leaders", ELECTED, 4_000),
+        ("streams in storms", LOSSY, 700),
+        ("streams of elected leaders", WITH_ELECTION, 4_000),
     ];
     for (name, setup, seeds) in kinds {
         let counts = for_seeds(name, seeds, |seed| {
             let gateways = 2 + usize::try_from(seed % 2).expect("0 or 1");
-            let Outcome { violation, counts, .. } = World::new(seed, Setup { gateways, ..setup }).run();
+            let RunOutcome { violation, counts, .. } = World::new(seed, Setup { gateways, ..setup }).run();
             violation.map_or(Ok(counts), |violation| Err(format!("{name}: {violation:?}")))
         });
         // One seed, or a few, need not show everything.
-        let is_few = counts.len() < 100;
+        let is_partial_run = counts.len() < 100;
         let all = counts.into_iter().fold(Counts::default(), Counts::sum);
         say(&format!("{name}: {all:?}"));
-        if is_few {
+        if is_partial_run {
             continue;
         }
-        let Counts { openings, tail_packets, passed_over, refused, private, stale, answers, .. } = all;
-        let seen = [openings, tail_packets, passed_over, refused, stale];
-        assert!(seen.iter().all(|count| *count > 0), "nothing was shown: {seen:?}");
-        assert_eq!(setup.weather == Weather::Storm, answers > 0, "{answers}");
-        assert_eq!(setup.weather == Weather::Storm && !setup.is_elected, private > 0, "{private}");
+        let Counts { openings, catch_up_packets, passed_over, refused, private, stale, answers, .. } = all;
+        let shown_counts = [openings, catch_up_packets, passed_over, refused, stale];
+        assert!(shown_counts.iter().all(|count| *count > 0), "nothing was shown: {shown_counts:?}");
+        assert_eq!(setup.weather == NetworkConditions::Lossy, answers > 0, "{answers}");
+        assert_eq!(setup.weather == NetworkConditions::Lossy && !setup.uses_election, private > 0, "{private}");
     }
 }
 
 #[test]
-fn a_seed_says_all() {
+fn a_seed_is_deterministic() {
     for_seeds("streams run twice", 40, |seed| {
-        let setup = [PAIR, STORM, ELECTED][usize::try_from(seed % 3).expect("one of three")];
+        let setup = [PAIR, LOSSY, WITH_ELECTION][usize::try_from(seed % 3).expect("one of three")];
         let [once, again] = [(); 2].map(|()| World::new(seed, setup).run().digest);
         if once == again { Ok(()) } else { Err("two runs of one seed differ".to_owned()) }
     });
@@ -134,20 +134,20 @@ fn a_seed_says_all() {
 // ---- each safeguard switched off is found ----
 
 #[track_caller]
-fn is_found(what: &str, setup: Setup, is_expected: fn(&Violation) -> bool) {
+fn assert_violation_found(what: &str, setup: Setup, is_expected: fn(&Violation) -> bool) {
     let violation_of = |seed| World::new(seed, setup).run().violation.filter(is_expected);
     let found = (0..CONTROL_SEEDS).find_map(|seed| Some((seed, violation_of(seed)?)));
     let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
     say(&format!("without {what}: {violation:?}, seed {seed}"));
     // The same weather does no harm where nothing is switched off.
-    let sound = Setup { gateways: setup.gateways, weather: setup.weather, is_elected: setup.is_elected, ..PAIR };
+    let sound = Setup { gateways: setup.gateways, weather: setup.weather, uses_election: setup.uses_election, ..PAIR };
     assert_eq!(World::new(seed, sound).run().violation, None, "seed {seed}");
 }
 
 const CONTROL_SEEDS: u64 = 300;
 
 fn is_loss(violation: &Violation) -> bool {
-    matches!(violation, Violation::Lost { .. } | Violation::NotNext { .. })
+    matches!(violation, Violation::Lost { .. } | Violation::Unexpected { .. })
 }
 
 /// Services that have heard nobody yet answer under epoch 0: no leader says that.
@@ -156,37 +156,46 @@ fn is_of_old_leader(violation: &Violation) -> bool {
 }
 
 #[test]
-fn a_takeover_that_begins_where_the_own_log_ends_loses_messages() {
-    is_found("what was heard", Setup { begins_where_heard: false, ..PAIR }, is_loss);
+fn a_takeover_from_the_own_log_end_loses_messages() {
+    assert_violation_found("what was heard", Setup { starts_at_received: false, ..PAIR }, is_loss);
 }
 
 #[test]
-fn a_hand_over_that_tells_what_was_logged_loses_messages() {
-    is_found("telling what was sent", Setup { tells_what_was_sent: false, ..PAIR }, is_loss);
+fn a_hand_over_reporting_logged_positions_loses_messages() {
+    assert_violation_found("telling what was sent", Setup { reports_sent_position: false, ..PAIR }, is_loss);
 }
 
 #[test]
-fn receivers_of_elected_leaders_need_their_safeguards_too() {
-    is_found("the receivers' epoch rule, elected", Setup { has_epochs: false, ..ELECTED }, is_of_old_leader);
-    is_found("asking all services, elected", Setup { asks_all: false, ..ELECTED }, is_loss);
+fn receivers_of_elected_leaders_need_their_safeguards() {
+    assert_violation_found(
+        "the receivers' epoch rule, elected",
+        Setup { checks_epochs: false, ..WITH_ELECTION },
+        is_of_old_leader,
+    );
+    assert_violation_found(
+        "asking all services, elected",
+        Setup { asks_all_services: false, ..WITH_ELECTION },
+        is_loss,
+    );
 }
 
 #[test]
-fn what_is_believed_beyond_the_own_input_silences_a_successor() {
+fn accepting_positions_beyond_input_stops_a_successor() {
     // It goes on behind what it believes, and says that one's numbering.
-    let is_forged =
-        |violation: &Violation| matches!(violation, Violation::NotNext { told: Told::Session(day::FORGED), .. });
-    is_found("doubt in what was heard", Setup { doubts: false, ..PAIR }, is_forged);
+    let is_forged = |violation: &Violation| {
+        matches!(violation, Violation::Unexpected { told: Told::Session(day::FORGED_SESSION), .. })
+    };
+    assert_violation_found("doubt in what was heard", Setup { doubts: false, ..PAIR }, is_forged);
 }
 
 #[test]
-fn receivers_that_ignore_epochs_take_what_an_old_leader_says() {
-    is_found("the receivers' epoch rule", Setup { has_epochs: false, ..STORM }, is_of_old_leader);
+fn receivers_that_ignore_epochs_accept_an_old_leader() {
+    assert_violation_found("the receivers' epoch rule", Setup { checks_epochs: false, ..LOSSY }, is_of_old_leader);
 }
 
 #[test]
-fn receivers_that_take_one_service_for_all_lose_messages() {
-    is_found("asking all services", Setup { asks_all: false, ..STORM }, is_loss);
+fn receivers_that_ask_one_service_lose_messages() {
+    assert_violation_found("asking all services", Setup { asks_all_services: false, ..LOSSY }, is_loss);
 }
 
 const GROUP: GroupId = GroupId(2);

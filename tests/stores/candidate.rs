@@ -17,14 +17,14 @@ use std::{
 
 use mdgw_election::{
     access::{EtcdConfig, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
-    driver::{Election, ElectionOptions, Surroundings, inbox},
+    auto_move::AutoMoveConfig,
+    driver::{Election, ElectionHooks, ElectionOptions, inbox},
     etcd,
-    fitness::Standing,
+    fitness::Eligibility,
     identity::{Incarnation, Member, NodeId, NodeName},
     latch::LeaderLatch,
     lease::{Lease, LeaseConfig, OnSuspended},
-    moves::MovesConfig,
-    record::ConfigurationMark,
+    record::ConfigVersion,
     register::Register,
     session_latch::{SessionLatch, SessionLatchConfig},
     timing::LeaseTiming,
@@ -53,15 +53,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         let core = SessionLatch::new(SessionLatchConfig {
             member: member.clone(),
             timing,
-            configuration: ConfigurationMark::default(),
+            configuration: ConfigVersion::default(),
             on_suspended: OnSuspended::Hold,
             own_epoch: Epoch::default(),
         });
         let (inbox, waiting) = inbox();
         let config = zookeeper_config(access);
         let session = zookeeper::session::open(&config, GROUP, SESSION, &member, inbox.clone())?;
-        return stand(
-            Election::new(core, session, Arc::clone(&fence), waiting, &inbox, Box::new(Alone), options(timing)),
+        return run_candidate(
+            Election::new(
+                core,
+                session,
+                Arc::clone(&fence),
+                waiting,
+                &inbox,
+                Box::new(NoSurroundings),
+                options(timing),
+            ),
             &fence,
         );
     }
@@ -69,25 +77,28 @@ fn main() -> Result<(), Box<dyn Error>> {
         member,
         timing,
         candidates: (0..4).map(NodeId).zip(names).collect(),
-        configuration: ConfigurationMark::default(),
+        configuration: ConfigVersion::default(),
         on_suspended: OnSuspended::Hold,
         preferred: None,
         own_epoch: Epoch::default(),
-        moves: MovesConfig::default(),
+        moves: AutoMoveConfig::default(),
     });
     let (inbox, waiting) = inbox();
     let register: Box<dyn Register> = match store.as_str() {
         "etcd" => {
             let config = EtcdConfig { access, prefix: "/mdgw/".to_owned(), tls: None };
-            Box::new(etcd::open(&config, GROUP, inbox.of_register())?)
+            Box::new(etcd::open(&config, GROUP, inbox.register_sender())?)
         }
         "zookeeper" => {
             let config = zookeeper_config(access);
-            Box::new(zookeeper::open(&config, GROUP, inbox.of_register())?)
+            Box::new(zookeeper::open(&config, GROUP, inbox.register_sender())?)
         }
         _ => return Err("no such store".into()),
     };
-    stand(Election::new(core, register, Arc::clone(&fence), waiting, &inbox, Box::new(Alone), options(timing)), &fence)
+    run_candidate(
+        Election::new(core, register, Arc::clone(&fence), waiting, &inbox, Box::new(NoSurroundings), options(timing)),
+        &fence,
+    )
 }
 
 fn zookeeper_config(access: StoreAccess) -> ZooKeeperConfig {
@@ -105,31 +116,31 @@ fn options(timing: LeaseTiming) -> ElectionOptions {
     }
 }
 
-fn stand(election: Election, fence: &Fence) -> Result<(), Box<dyn Error>> {
-    election.set_standing(Standing::Stands);
+fn run_candidate(election: Election, fence: &Fence) -> Result<(), Box<dyn Error>> {
+    election.set_eligibility(Eligibility::Eligible);
     election.start()?;
-    send_until_told(fence)?;
+    send_until_stdin_closes(fence)?;
     election.close();
     Ok(())
 }
 
 /// Nobody else is told anything: a lease alone is tried here.
-struct Alone;
+struct NoSurroundings;
 
-impl Surroundings for Alone {}
+impl ElectionHooks for NoSurroundings {}
 
-fn send_until_told(fence: &Fence) -> io::Result<()> {
-    let is_over = Arc::new(AtomicBool::new(false));
-    let of_thread = Arc::clone(&is_over);
+fn send_until_stdin_closes(fence: &Fence) -> io::Result<()> {
+    let is_stopping = Arc::new(AtomicBool::new(false));
+    let of_thread = Arc::clone(&is_stopping);
     thread::spawn(move || {
         // Whatever it reads, or fails to read: the end is what counts.
         let _ = io::stdin().read_to_end(&mut Vec::new());
         of_thread.store(true, Ordering::Release);
     });
     let mut out = io::stdout().lock();
-    while !is_over.load(Ordering::Acquire) {
+    while !is_stopping.load(Ordering::Acquire) {
         let now = mono_now();
-        if let Some(epoch) = fence.pass(now) {
+        if let Some(epoch) = fence.epoch_if_open(now) {
             writeln!(out, "{} {}", epoch.0, now.0)?;
             out.flush()?;
         }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use mdgw_tests::{
-    process::PATIENCE,
+    process::TEST_TIMEOUT,
     stores::{Certificate, Ensemble, Store},
 };
 
@@ -24,19 +24,19 @@ fn zookeeper_survives_the_loss_of_its_leader() {
 }
 
 #[test]
-fn nothing_is_left_of_a_store_whose_test_panicked() {
+fn a_panicking_test_leaves_no_store_behind() {
     if !Store::EtcdTls.is_installed("nothing_is_left_of_a_store_whose_test_panicked") {
         return;
     }
-    let (tell, told) = std::sync::mpsc::channel::<(PathBuf, Vec<SocketAddrV4>)>();
+    let (sender, receiver) = std::sync::mpsc::channel::<(PathBuf, Vec<SocketAddrV4>)>();
     let failing = thread::spawn(move || {
         let ensemble = Ensemble::start(Store::EtcdTls, 1);
         let certificate = ensemble.certificate(Certificate::Client);
         assert!(fs::read_to_string(&certificate).is_ok_and(|text| text.contains("BEGIN CERTIFICATE")));
-        tell.send((certificate, ensemble.addresses())).expect("the test listens");
+        sender.send((certificate, ensemble.addresses())).expect("the test listens");
         panic!("as a failing test does");
     });
-    let (certificate, addresses) = told.recv().expect("the store starts");
+    let (certificate, addresses) = receiver.recv().expect("the store starts");
     assert!(failing.join().is_err());
     assert!(!certificate.parent().is_some_and(Path::exists), "its directory is there");
     assert!(addresses.iter().all(|address| TcpStream::connect(address).is_err()), "it runs");
@@ -56,7 +56,7 @@ fn survives_the_loss_of_its_leader(store: Store) {
     let new = ensemble.leader();
     // A stopped node keeps its connections and answers nobody; the others find a leader among themselves.
     ensemble.pause(new);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while ensemble.leader() == new {
         assert!(Instant::now() < deadline, "a stopped node leads on");
         thread::sleep(Duration::from_millis(20));

@@ -12,108 +12,108 @@ use mdgw_election::{
     access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
     etcd,
     identity::{Incarnation, Member},
-    place::RecordPlace,
     record::Record,
-    register::{Link, Outcome, Version},
-    sentinel::mark::{Marked, mark},
+    record_location::RecordLocation,
+    register::{Outcome, StoreLink, Version},
+    sentinel::release_on_behalf::{ReleaseResult, mark},
     zookeeper,
 };
 use mdgw_feeds::identity::GroupId;
 use mdgw_tests::{
-    process::PATIENCE,
+    process::TEST_TIMEOUT,
     stores::{
         Certificate, Ensemble, PASSWORD, Store, USER,
-        asker::{Asker, record},
+        register_client::{Asker, record},
     },
 };
 
 #[test]
-fn etcd_swaps_the_version_that_was_read_and_no_other() {
-    on(Store::Etcd, 1, swaps_the_version_that_was_read_and_no_other);
+fn etcd_swaps_only_the_version_that_was_read() {
+    with_store(Store::Etcd, 1, swaps_only_the_version_that_was_read);
 }
 
 #[test]
-fn zookeeper_swaps_the_version_that_was_read_and_no_other() {
-    on(Store::ZooKeeper, 1, swaps_the_version_that_was_read_and_no_other);
+fn zookeeper_swaps_only_the_version_that_was_read() {
+    with_store(Store::ZooKeeper, 1, swaps_only_the_version_that_was_read);
 }
 
 #[test]
-fn etcd_counts_each_of_two_writers_swaps_once() {
-    on(Store::Etcd, 1, counts_each_of_two_writers_swaps_once);
+fn etcd_counts_each_swap_of_two_writers_once() {
+    with_store(Store::Etcd, 1, counts_each_swap_of_two_writers_once);
 }
 
 #[test]
-fn zookeeper_counts_each_of_two_writers_swaps_once() {
-    on(Store::ZooKeeper, 1, counts_each_of_two_writers_swaps_once);
+fn zookeeper_counts_each_swap_of_two_writers_once() {
+    with_store(Store::ZooKeeper, 1, counts_each_swap_of_two_writers_once);
 }
 
 #[test]
-fn etcd_tells_each_watcher_the_newest_record() {
-    on(Store::Etcd, 3, tells_each_watcher_the_newest_record);
+fn etcd_notifies_each_watcher_of_the_newest_record() {
+    with_store(Store::Etcd, 3, notifies_each_watcher_of_the_newest_record);
 }
 
 #[test]
-fn zookeeper_tells_each_watcher_the_newest_record() {
-    on(Store::ZooKeeper, 3, tells_each_watcher_the_newest_record);
+fn zookeeper_notifies_each_watcher_of_the_newest_record() {
+    with_store(Store::ZooKeeper, 3, notifies_each_watcher_of_the_newest_record);
 }
 
 #[test]
-fn etcd_goes_on_when_a_node_dies_or_hangs() {
-    on(Store::Etcd, 3, goes_on_when_a_node_dies_or_hangs);
+fn etcd_continues_when_a_node_dies_or_hangs() {
+    with_store(Store::Etcd, 3, continues_when_a_node_dies_or_hangs);
 }
 
 #[test]
-fn zookeeper_goes_on_when_a_node_dies_or_hangs() {
-    on(Store::ZooKeeper, 3, goes_on_when_a_node_dies_or_hangs);
+fn zookeeper_continues_when_a_node_dies_or_hangs() {
+    with_store(Store::ZooKeeper, 3, continues_when_a_node_dies_or_hangs);
 }
 
 #[test]
-fn etcd_lets_a_sentinel_take_out_the_dead_holder() {
-    on(Store::Etcd, 1, lets_a_sentinel_take_out_the_dead_holder);
+fn etcd_lets_a_sentinel_release_a_dead_holder() {
+    with_store(Store::Etcd, 1, lets_a_sentinel_release_a_dead_holder);
 }
 
 #[test]
-fn zookeeper_lets_a_sentinel_take_out_the_dead_holder() {
-    on(Store::ZooKeeper, 1, lets_a_sentinel_take_out_the_dead_holder);
+fn zookeeper_lets_a_sentinel_release_a_dead_holder() {
+    with_store(Store::ZooKeeper, 1, lets_a_sentinel_release_a_dead_holder);
 }
 
 #[test]
 fn etcd_without_a_majority_swaps_nothing_and_recovers() {
-    on(Store::Etcd, 3, swaps_nothing_without_a_majority_and_recovers);
+    with_store(Store::Etcd, 3, swaps_nothing_without_a_majority_and_recovers);
 }
 
 #[test]
 fn zookeeper_without_a_majority_swaps_nothing_and_recovers() {
-    on(Store::ZooKeeper, 3, swaps_nothing_without_a_majority_and_recovers);
+    with_store(Store::ZooKeeper, 3, swaps_nothing_without_a_majority_and_recovers);
 }
 
 #[test]
-fn etcd_leaves_nothing_of_a_swap_whose_answer_was_lost() {
-    on(Store::Etcd, 1, leaves_nothing_of_a_swap_whose_answer_was_lost);
+fn etcd_never_applies_a_lost_swap_late() {
+    with_store(Store::Etcd, 1, never_applies_a_lost_swap_late);
 }
 
 #[test]
-fn zookeeper_leaves_nothing_of_a_swap_whose_answer_was_lost() {
-    on(Store::ZooKeeper, 1, leaves_nothing_of_a_swap_whose_answer_was_lost);
+fn zookeeper_never_applies_a_lost_swap_late() {
+    with_store(Store::ZooKeeper, 1, never_applies_a_lost_swap_late);
 }
 
 #[test]
 fn etcd_restored_from_a_backup_shows_the_old_record() {
-    on(Store::Etcd, 3, shows_the_old_record_when_restored_from_a_backup);
+    with_store(Store::Etcd, 3, shows_the_old_record_when_restored_from_a_backup);
 }
 
 #[test]
 fn zookeeper_restored_from_a_backup_shows_the_old_record() {
-    on(Store::ZooKeeper, 3, shows_the_old_record_when_restored_from_a_backup);
+    with_store(Store::ZooKeeper, 3, shows_the_old_record_when_restored_from_a_backup);
 }
 
 #[test]
-fn etcd_lets_in_who_has_a_certificate_and_nobody_else() {
+fn etcd_requires_a_client_certificate() {
     let tls = |ensemble: &Ensemble| EtcdTls {
         ca_file: ensemble.certificate(Certificate::Ca),
         identity: Some((ensemble.certificate(Certificate::Client), ensemble.certificate(Certificate::ClientKey))),
     };
-    on(Store::EtcdTls, 1, |ensemble| {
+    with_store(Store::EtcdTls, 1, |ensemble| {
         let with = |tls: Option<EtcdTls>| {
             let config = EtcdConfig { tls, ..etcd_config(ensemble) };
             Asker::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
@@ -132,8 +132,8 @@ fn etcd_lets_in_who_has_a_certificate_and_nobody_else() {
 }
 
 #[test]
-fn etcd_lets_in_who_has_the_password_and_nobody_else() {
-    on(Store::EtcdPassword, 1, |ensemble| {
+fn etcd_requires_the_password() {
+    with_store(Store::EtcdPassword, 1, |ensemble| {
         let files = tempfile::tempdir().expect("a directory for passwords");
         let login = |password: &str| {
             let password_file = files.path().join(password.len().to_string());
@@ -149,7 +149,7 @@ fn etcd_lets_in_who_has_the_password_and_nobody_else() {
         let mut asker = with(login(PASSWORD), PREFIX);
         let version = asker.put(Version::NONE, &record(1));
         asker.watch();
-        asker.changed(|found| found.is_some_and(|found| found.version == version));
+        asker.wait_for_change(|found| found.is_some_and(|found| found.version == version));
 
         for (refused, prefix) in [(None, PREFIX), (login("wrong"), PREFIX), (login(PASSWORD), "/elsewhere/")] {
             let outcome = with(refused.clone(), prefix).try_read();
@@ -159,8 +159,8 @@ fn etcd_lets_in_who_has_the_password_and_nobody_else() {
 }
 
 #[test]
-fn zookeeper_keeps_what_one_user_made_from_others() {
-    on(Store::ZooKeeper, 1, |ensemble| {
+fn zookeeper_denies_other_users() {
+    with_store(Store::ZooKeeper, 1, |ensemble| {
         let files = tempfile::tempdir().expect("a directory for passwords");
         let with = |user: &str| {
             let password_file = files.path().join(user);
@@ -181,7 +181,7 @@ fn zookeeper_keeps_what_one_user_made_from_others() {
     });
 }
 
-fn swaps_the_version_that_was_read_and_no_other(ensemble: &mut Ensemble) {
+fn swaps_only_the_version_that_was_read(ensemble: &mut Ensemble) {
     let mut asker = asker(ensemble);
     assert_eq!(asker.read(), None);
     let first = asker.put(Version::NONE, &record(1));
@@ -197,23 +197,23 @@ fn swaps_the_version_that_was_read_and_no_other(ensemble: &mut Ensemble) {
     assert_eq!((found.version, found.record), (second, renewed));
 }
 
-fn counts_each_of_two_writers_swaps_once(ensemble: &mut Ensemble) {
+fn counts_each_swap_of_two_writers_once(ensemble: &mut Ensemble) {
     asker(ensemble).put(Version::NONE, &record(1));
     let writers = [1, 2].map(|node| {
         let mut asker = asker(ensemble);
-        thread::spawn(move || asker.count_on(node, SWAPS))
+        thread::spawn(move || asker.increment_until(node, SWAPS))
     });
     let unknown = writers.map(|writer| writer.join().expect("the writer counts"));
     assert_eq!(unknown, [0, 0]);
     assert_eq!(asker(ensemble).read().map(|found| found.record.renewal), Some(2 * SWAPS));
 }
 
-fn tells_each_watcher_the_newest_record(ensemble: &mut Ensemble) {
+fn notifies_each_watcher_of_the_newest_record(ensemble: &mut Ensemble) {
     let mut writer = asker(ensemble);
     let mut watchers = [asker(ensemble), asker(ensemble)];
     watchers.iter_mut().for_each(Asker::watch);
     for watcher in &mut watchers {
-        assert_eq!(watcher.changed(|_| true), None, "there is none yet, and that is told");
+        assert_eq!(watcher.wait_for_change(|_| true), None, "there is none yet, and that is told");
     }
     let mut version = writer.put(Version::NONE, &record(1));
     for renewal in 1..=20 {
@@ -221,7 +221,7 @@ fn tells_each_watcher_the_newest_record(ensemble: &mut Ensemble) {
     }
     for watcher in &mut watchers {
         let mut last = Version::NONE;
-        watcher.changed(|found| {
+        watcher.wait_for_change(|found| {
             let found = found.expect("the record isn't removed").version;
             assert!(found > last, "{found:?} after {last:?}");
             last = found;
@@ -231,21 +231,21 @@ fn tells_each_watcher_the_newest_record(ensemble: &mut Ensemble) {
     // One that comes late is told what is there.
     let mut late = asker(ensemble);
     late.watch();
-    assert_eq!(late.changed(|_| true).map(|found| found.version), Some(version));
+    assert_eq!(late.wait_for_change(|_| true).map(|found| found.version), Some(version));
 }
 
-fn goes_on_when_a_node_dies_or_hangs(ensemble: &mut Ensemble) {
+fn continues_when_a_node_dies_or_hangs(ensemble: &mut Ensemble) {
     let mut asker = asker(ensemble);
     asker.put(Version::NONE, &record(1));
     let mut count = 0;
     // Each node in turn, so that the one in use is among them whichever it is, and the store's leader too.
     for node in 0..ensemble.count() {
         ensemble.kill(node);
-        asker.count_on(1, SWAPS);
+        asker.increment_until(1, SWAPS);
         ensemble.restart(node);
         ensemble.await_serving();
         ensemble.pause(node);
-        asker.count_on(1, SWAPS);
+        asker.increment_until(1, SWAPS);
         ensemble.resume(node);
         count += 2 * SWAPS;
         assert_eq!(asker.read().map(|found| found.record.renewal), Some(count));
@@ -261,14 +261,14 @@ fn swaps_nothing_without_a_majority_and_recovers(ensemble: &mut Ensemble) {
         let outcome = asker.swap(version, &Record { renewal, ..record(1) });
         assert!(matches!(outcome, Outcome::Unknown(_) | Outcome::Failed(_)), "{outcome:?}");
     }
-    asker.await_link(Link::Doubtful);
+    asker.await_link(StoreLink::InDoubt);
     ensemble.restart(0);
     ensemble.restart(1);
-    asker.count_on(1, SWAPS);
-    asker.await_link(Link::Up);
+    asker.increment_until(1, SWAPS);
+    asker.await_link(StoreLink::Up);
 }
 
-fn leaves_nothing_of_a_swap_whose_answer_was_lost(ensemble: &mut Ensemble) {
+fn never_applies_a_lost_swap_late(ensemble: &mut Ensemble) {
     let mut asker = asker(ensemble);
     let mut version = asker.put(Version::NONE, &record(1));
     for round in 1..=5 {
@@ -305,39 +305,40 @@ fn shows_the_old_record_when_restored_from_a_backup(ensemble: &mut Ensemble) {
     for renewal in 1..=5 {
         version = writer.put(version, &Record { renewal, ..record(1) });
     }
-    watcher.changed(|found| found.is_some_and(|found| found.version == version));
+    watcher.wait_for_change(|found| found.is_some_and(|found| found.version == version));
     ensemble.restore(&backup);
-    watcher.changed(|found| found.is_some_and(|found| found.record.renewal == 0));
+    watcher.wait_for_change(|found| found.is_some_and(|found| found.record.renewal == 0));
     assert_eq!(writer.read().map(|found| found.record), Some(record(1)));
     assert_eq!(writer.swap(version, &record(2)), Outcome::Refused);
     ensemble.restore(&empty);
-    assert_eq!(watcher.changed(|found| found.is_none()), None);
+    assert_eq!(watcher.wait_for_change(|found| found.is_none()), None);
     assert_eq!(writer.read(), None);
 }
 
-fn lets_a_sentinel_take_out_the_dead_holder(ensemble: &mut Ensemble) {
+fn lets_a_sentinel_release_a_dead_holder(ensemble: &mut Ensemble) {
     let held = record(1);
     let dead = held.holder.clone().expect("it is held");
     let later = Member { incarnation: Incarnation(dead.incarnation.0 + 1), ..dead.clone() };
     let mut asker = asker(ensemble);
     asker.put(Version::NONE, &held);
     let place = match ensemble.store() {
-        Store::ZooKeeper => RecordPlace::ZooKeeper(zookeeper_config(ensemble)),
-        Store::Etcd | Store::EtcdTls | Store::EtcdPassword => RecordPlace::Etcd(etcd_config(ensemble)),
+        Store::ZooKeeper => RecordLocation::ZooKeeper(zookeeper_config(ensemble)),
+        Store::Etcd | Store::EtcdTls | Store::EtcdPassword => RecordLocation::Etcd(etcd_config(ensemble)),
     };
-    for (member, marked, left) in
-        [(later, Marked::NotHeld, held.clone()), (dead, Marked::Done, Record { holder: None, ..held })]
-    {
+    for (member, marked, left) in [
+        (later, ReleaseResult::NotHeld, held.clone()),
+        (dead, ReleaseResult::Released, Record { holder: None, ..held }),
+    ] {
         let (sender, events) = mpsc::channel();
         // As a sentinel does: opened when it is needed, and asked at once.
         let mut register = place.open(GROUP, Arc::new(move |event| drop(sender.send(event)))).expect("it opens");
-        assert_eq!(mark(&mut *register, &events, &member, PATIENCE), marked);
+        assert_eq!(mark(&mut *register, &events, &member, TEST_TIMEOUT), marked);
         assert_eq!(asker.read().map(|found| found.record), Some(left));
     }
 }
 
 /// Runs `test` where the store is installed.
-fn on(store: Store, count: usize, test: impl FnOnce(&mut Ensemble)) {
+fn with_store(store: Store, count: usize, test: impl FnOnce(&mut Ensemble)) {
     let name = thread::current().name().unwrap_or_default().to_owned();
     if store.is_installed(&name) {
         test(&mut Ensemble::start(store, count));

@@ -10,7 +10,7 @@ use flate2::read::MultiGzDecoder;
 
 /// A capture and the decode that is expected of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
+pub struct CaptureWithDecode {
     /// Packets, or messages of a day file.
     pub capture: PathBuf,
     /// JSON, plain or gzip.
@@ -34,7 +34,7 @@ pub fn root(test: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// A directory that can't be read, or a capture without an expected decode.
-pub fn pairs(root: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Pair>> {
+pub fn pairs(root: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<CaptureWithDecode>> {
     let mut pairs = Vec::new();
     for venue in directories(root)? {
         for feed in directories(&venue)? {
@@ -42,8 +42,8 @@ pub fn pairs(root: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Pair>
             if !wanted(&name) {
                 continue;
             }
-            for capture in sorted(&feed)?.into_iter().filter(|path| is_capture(path)) {
-                pairs.push(Pair { expected: expected_of(&capture)?, capture });
+            for capture in sorted_entries(&feed)?.into_iter().filter(|path| is_capture(path)) {
+                pairs.push(CaptureWithDecode { expected: expected_decode_path(&capture)?, capture });
             }
         }
     }
@@ -55,12 +55,12 @@ pub fn pairs(root: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Pair>
 /// # Errors
 /// The file can't be read or unpacked.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let packed = fs::read(path)?;
-    if !packed.starts_with(&[0x1f, 0x8b]) {
-        return Ok(packed);
+    let compressed = fs::read(path)?;
+    if !compressed.starts_with(&[0x1f, 0x8b]) {
+        return Ok(compressed);
     }
     let mut content = Vec::new();
-    MultiGzDecoder::new(packed.as_slice()).read_to_end(&mut content)?;
+    MultiGzDecoder::new(compressed.as_slice()).read_to_end(&mut content)?;
     Ok(content)
 }
 
@@ -79,7 +79,7 @@ fn is_capture(path: &Path) -> bool {
     [".pcap", ".pcapng", ".itch"].iter().any(|suffix| name.ends_with(suffix))
 }
 
-fn expected_of(capture: &Path) -> io::Result<PathBuf> {
+fn expected_decode_path(capture: &Path) -> io::Result<PathBuf> {
     let name = capture.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(&name);
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
@@ -91,10 +91,10 @@ fn expected_of(capture: &Path) -> io::Result<PathBuf> {
 }
 
 fn directories(path: &Path) -> io::Result<Vec<PathBuf>> {
-    Ok(sorted(path)?.into_iter().filter(|path| path.is_dir()).collect())
+    Ok(sorted_entries(path)?.into_iter().filter(|path| path.is_dir()).collect())
 }
 
-fn sorted(path: &Path) -> io::Result<Vec<PathBuf>> {
+fn sorted_entries(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mut entries = fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
     entries.sort();
     Ok(entries)

@@ -10,17 +10,17 @@
 use std::{collections::BTreeMap, fmt, net::SocketAddr, ops::AddAssign, path::Path};
 
 use mdgw_captures::capture_file::{CaptureFile, CaptureKind, CapturedDatagram, OpenOptions, VlanTags};
-use mdgw_feeds::{time::TradingDate, transport::Recognised, venue::wire::trimmed};
+use mdgw_feeds::{time::TradingDate, transport::DetectedProtocol, venue::wire::trimmed};
 use mdgw_tools::inspect::dissect::{Dissector, Framing, PacketView};
 
 use crate::{
-    captures::{self, Pair},
+    captures::{self, CaptureWithDecode},
     json::Json,
 };
 
 /// What was compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Compared {
+pub struct ComparisonCounts {
     /// Packets.
     pub packets: u64,
     /// Messages.
@@ -31,7 +31,7 @@ pub struct Compared {
     pub frame_values: u64,
 }
 
-impl AddAssign for Compared {
+impl AddAssign for ComparisonCounts {
     fn add_assign(&mut self, other: Self) {
         self.packets += other.packets;
         self.messages += other.messages;
@@ -40,7 +40,7 @@ impl AddAssign for Compared {
     }
 }
 
-impl fmt::Display for Compared {
+impl fmt::Display for ComparisonCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -54,7 +54,7 @@ impl fmt::Display for Compared {
 #[derive(Debug, Default)]
 pub struct Checker {
     /// What was compared so far.
-    pub compared: Compared,
+    pub compared: ComparisonCounts,
     /// Messages by their type.
     pub types: BTreeMap<char, u64>,
     mismatches: Vec<String>,
@@ -62,7 +62,7 @@ pub struct Checker {
 }
 
 /// Mismatches that are kept word for word; more are counted.
-const MISMATCHES_KEPT: usize = 20;
+const MISMATCHES_MAX: usize = 20;
 
 impl Checker {
     /// How many things didn't agree.
@@ -80,13 +80,13 @@ impl Checker {
     /// Notes something that didn't agree.
     pub fn mismatch(&mut self, what: String) {
         self.mismatch_count += 1;
-        if self.mismatches.len() < MISMATCHES_KEPT {
+        if self.mismatches.len() < MISMATCHES_MAX {
             self.mismatches.push(what);
         }
     }
 
     /// One packet of a capture, taken for a packet of that protocol where it doesn't tell its own.
-    pub fn packet(&mut self, protocol: Recognised, expected: &Json, captured: &CapturedDatagram<'_>) {
+    pub fn packet(&mut self, protocol: DetectedProtocol, expected: &Json, captured: &CapturedDatagram<'_>) {
         let view = Dissector::new(CaptureKind::Packets, Some(protocol)).packet(*captured);
         self.view(expected, &view);
     }
@@ -94,27 +94,27 @@ impl Checker {
     /// One packet, taken apart.
     fn view(&mut self, expected: &Json, view: &PacketView<'_>) {
         self.compared.packets += 1;
-        let place = format!("frame {}", view.datagram.frame);
+        let location = format!("frame {}", view.datagram.frame);
         let shown = shown(view);
-        self.frame(&place, expected, &shown);
-        self.header(&place, expected, &shown, view);
-        self.messages(&place, expected.get("messages"), shown.get("messages"));
+        self.frame(&location, expected, &shown);
+        self.header(&location, expected, &shown, view);
+        self.messages(&location, expected.get("messages"), shown.get("messages"));
     }
 
     /// The messages of a packet made from a day file, whose expected decode has no packets.
     fn file_messages(&mut self, expected: &mut impl Iterator<Item = Json>, view: &PacketView<'_>) {
         let shown = shown(view);
         for message in shown.get("messages").map_or(&[][..], Json::list) {
-            let place = format!("offset {:?}", message.get("offset"));
+            let location = format!("offset {:?}", message.get("offset"));
             match expected.next() {
-                Some(expected) => self.message(&place, &expected, message),
-                None => self.mismatch(format!("{place}: not expected")),
+                Some(expected) => self.message(&location, &expected, message),
+                None => self.mismatch(format!("{location}: not expected")),
             }
         }
     }
 
     /// What stands around the payload. Whatever one of them tells and the other doesn't is a mismatch.
-    fn frame(&mut self, place: &str, expected: &Json, shown: &Json) {
+    fn frame(&mut self, location: &str, expected: &Json, shown: &Json) {
         for name in [
             "frame",
             "time_ns",
@@ -132,79 +132,79 @@ impl Checker {
             self.compared.frame_values += 1;
             let (wanted, value) = (expected.get(name), shown.get(name));
             if wanted != value {
-                self.mismatch(format!("{place}: {name} is {value:?}, expected {wanted:?}"));
+                self.mismatch(format!("{location}: {name} is {value:?}, expected {wanted:?}"));
             }
         }
     }
 
-    fn header(&mut self, place: &str, expected: &Json, shown: &Json, view: &PacketView<'_>) {
+    fn header(&mut self, location: &str, expected: &Json, shown: &Json, view: &PacketView<'_>) {
         let wanted = expected.get("header").unwrap_or(&Json::Null);
-        self.fields(place, wanted, shown.get("header").unwrap_or(&Json::Null));
+        self.fields(location, wanted, shown.get("header").unwrap_or(&Json::Null));
         // What the packet is taken for has to agree with the header's own words.
-        let (Framing::Packet(_, packet) | Framing::Silent(packet)) = view.framing else { return };
+        let (Framing::Packet(_, packet) | Framing::UnidentifiedMold(packet)) = view.framing else { return };
         for (value, names) in [
             (i128::from(packet.first.0), ["sequence_number", "first_message_sequence_number"]),
             (i128::from(packet.count), ["message_count", "message_count"]),
         ] {
             let wanted = names.iter().find_map(|name| wanted.get(name)).and_then(Json::number);
             if wanted != Some(value) {
-                self.mismatch(format!("{place}: {} taken for {value}, expected {wanted:?}", names[0]));
+                self.mismatch(format!("{location}: {} taken for {value}, expected {wanted:?}", names[0]));
             }
         }
     }
 
-    fn messages(&mut self, place: &str, expected: Option<&Json>, shown: Option<&Json>) {
+    fn messages(&mut self, location: &str, expected: Option<&Json>, shown: Option<&Json>) {
         let (expected, shown) = (expected.map_or(&[][..], Json::list), shown.map_or(&[][..], Json::list));
         for (count, (expected, shown)) in expected.iter().zip(shown).enumerate() {
-            self.message(&format!("{place}, message {count}"), expected, shown);
+            self.message(&format!("{location}, message {count}"), expected, shown);
         }
         if shown.len() != expected.len() {
-            self.mismatch(format!("{place}: {} messages, expected {}", shown.len(), expected.len()));
+            self.mismatch(format!("{location}: {} messages, expected {}", shown.len(), expected.len()));
         }
     }
 
-    fn message(&mut self, place: &str, expected: &Json, shown: &Json) {
+    fn message(&mut self, location: &str, expected: &Json, shown: &Json) {
         self.compared.messages += 1;
         let code = shown.get("header").and_then(|header| header.get("message_type")).and_then(Json::text);
         *self.types.entry(code.and_then(|code| code.chars().next()).unwrap_or('?')).or_default() += 1;
         // The name is ours; that there is one says that the message was understood.
         if shown.get("type").and_then(Json::text).is_none() {
-            self.mismatch(format!("{place}: refused, {:?}", shown.get("refused")));
+            self.mismatch(format!("{location}: refused, {:?}", shown.get("refused")));
         }
         for name in ["offset", "length", "undecoded_bytes"] {
             self.compared.fields += 1;
             let (wanted, value) = (expected.get(name), shown.get(name));
             if wanted != value {
-                self.mismatch(format!("{place}: {name} is {value:?}, expected {wanted:?}"));
+                self.mismatch(format!("{location}: {name} is {value:?}, expected {wanted:?}"));
             }
         }
         for part in ["header", "fields"] {
-            self.fields(place, expected.get(part).unwrap_or(&Json::Null), shown.get(part).unwrap_or(&Json::Null));
+            self.fields(location, expected.get(part).unwrap_or(&Json::Null), shown.get(part).unwrap_or(&Json::Null));
         }
     }
 
     /// Values by position, `NAME_bits` folded into their `NAME`.
-    fn fields(&mut self, place: &str, expected: &Json, shown: &Json) {
+    fn fields(&mut self, location: &str, expected: &Json, shown: &Json) {
         let members = expected.members();
         let wanted: Vec<_> = members.iter().filter(|(name, _)| bits_of(members, name).is_none()).collect();
         let shown = shown.members();
         for ((wanted_name, wanted), (name, value)) in wanted.iter().zip(shown) {
             self.compared.fields += 1;
-            if !agrees(name, value, wanted) {
-                self.mismatch(format!("{place}: {name} is {value:?}, expected {wanted_name} {wanted:?}"));
+            if !values_match(name, value, wanted) {
+                self.mismatch(format!("{location}: {name} is {value:?}, expected {wanted_name} {wanted:?}"));
             }
         }
         for (name, value) in shown.iter().skip(wanted.len()) {
-            self.mismatch(format!("{place}: {name} is {value:?}, nothing expected"));
+            self.mismatch(format!("{location}: {name} is {value:?}, nothing expected"));
         }
         for (name, value) in wanted.iter().skip(shown.len()) {
-            self.mismatch(format!("{place}: expected {name} {value:?}, no such field"));
+            self.mismatch(format!("{location}: expected {name} {value:?}, no such field"));
         }
         for (name, bits) in members {
             if let Some(whole) = bits_of(members, name)
-                && put_together(bits) != whole.number()
+                && combine_bits(bits) != whole.number()
             {
-                self.mismatch(format!("{place}: {name} {bits:?} is not {whole:?}"));
+                self.mismatch(format!("{location}: {name} {bits:?} is not {whole:?}"));
             }
         }
     }
@@ -223,7 +223,7 @@ fn bits_of<'a>(members: &'a [(String, Json)], name: &str) -> Option<&'a Json> {
 }
 
 /// A bit field out of its parts, the lowest first; `unused_N` is N bits wide, the others one.
-fn put_together(parts: &Json) -> Option<i128> {
+fn combine_bits(parts: &Json) -> Option<i128> {
     let mut shift = 0_u32;
     let mut whole = 0_i128;
     for (name, value) in parts.members() {
@@ -235,10 +235,10 @@ fn put_together(parts: &Json) -> Option<i128> {
 
 /// Whether a field holds the expected value. The dissector reads some codes of one byte as numbers, and one number of
 /// one byte as a character.
-fn agrees(name: &str, value: &Json, wanted: &Json) -> bool {
+fn values_match(name: &str, value: &Json, wanted: &Json) -> bool {
     match (value, wanted) {
         (Json::Number(value), Json::Text(wanted)) if name == "extension_number" => {
-            u8::try_from(*value).is_ok_and(|code| text_agrees(trimmed(&[code]), wanted))
+            u8::try_from(*value).is_ok_and(|code| text_matches(trimmed(&[code]), wanted))
         }
         (Json::Text(value), Json::Number(wanted)) => {
             let mut letters = value.chars();
@@ -249,7 +249,7 @@ fn agrees(name: &str, value: &Json, wanted: &Json) -> bool {
 }
 
 /// Text on the wire is compared as Latin-1: each byte is the character of that number.
-fn text_agrees(value: &[u8], wanted: &str) -> bool {
+fn text_matches(value: &[u8], wanted: &str) -> bool {
     value.iter().map(|byte| char::from(*byte)).eq(wanted.chars())
 }
 
@@ -257,10 +257,10 @@ fn text_agrees(value: &[u8], wanted: &str) -> bool {
 ///
 /// # Panics
 /// When anything doesn't agree, when a file can't be read, or when there is no capture of that protocol at all.
-pub fn check_captures(protocol: Recognised, root: &Path, wanted: impl Fn(&str) -> bool) {
+pub fn check_captures(protocol: DetectedProtocol, root: &Path, wanted: impl Fn(&str) -> bool) {
     let pairs = captures::pairs(root, wanted).expect("captures can be listed");
     assert!(!pairs.is_empty(), "{protocol}: no capture below {}", root.display());
-    let mut total = Compared::default();
+    let mut total = ComparisonCounts::default();
     let mut types = BTreeMap::<char, u64>::new();
     let mut failed = Vec::new();
     for pair in &pairs {
@@ -286,7 +286,7 @@ pub fn check_captures(protocol: Recognised, root: &Path, wanted: impl Fn(&str) -
 }
 
 /// One capture against its expected decode.
-fn check_pair(checker: &mut Checker, protocol: Recognised, pair: &Pair) {
+fn check_pair(checker: &mut Checker, protocol: DetectedProtocol, pair: &CaptureWithDecode) {
     let expected = captures::read(&pair.expected).expect("the expected decode can be read");
     // One element of the array stands on each line.
     let mut expected = expected.split(|byte| *byte == b'\n').filter_map(|line| {
@@ -326,7 +326,7 @@ fn check_pair(checker: &mut Checker, protocol: Recognised, pair: &Pair) {
 
 /// A datagram that was never captured, for checks of the checker.
 #[must_use]
-pub fn own_datagram(payload: &[u8]) -> CapturedDatagram<'_> {
+pub fn synthetic_datagram(payload: &[u8]) -> CapturedDatagram<'_> {
     CapturedDatagram {
         frame: 1,
         time_ns: 5,
@@ -336,6 +336,6 @@ pub fn own_datagram(payload: &[u8]) -> CapturedDatagram<'_> {
         src: SocketAddr::from(([10, 0, 0, 1], 1)),
         dst: SocketAddr::from(([239, 0, 0, 1], 2)),
         payload,
-        is_cut: false,
+        is_truncated: false,
     }
 }

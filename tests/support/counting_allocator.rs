@@ -23,7 +23,7 @@ pub struct CountingAllocator;
 /// begin with a control that allocates ([`allocations_in`] of a `Box::new`).
 #[must_use]
 pub fn allocation_count() -> u64 {
-    COUNT.try_with(Cell::get).unwrap_or(0)
+    ALLOCATION_COUNT.try_with(Cell::get).unwrap_or(0)
 }
 
 /// How often the calling thread allocates in `work`.
@@ -35,34 +35,34 @@ pub fn allocations_in(work: impl FnOnce()) -> u64 {
 
 /// Does `work`, in which the calling thread may come to hold that many bytes more than it held before. Beyond that it gets
 /// no memory, which ends the process: what asks for so much might as well ask for all there is.
-pub fn within_bytes<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+pub fn with_memory_limit<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     /// Takes the limit off, after a panic too.
-    struct Limited;
-    impl Drop for Limited {
+    struct LimitGuard;
+    impl Drop for LimitGuard {
         fn drop(&mut self) {
-            LIMIT.set(i64::MAX);
+            LIMIT_BYTES.set(i64::MAX);
         }
     }
-    LIMIT.set(HELD.get().saturating_add_unsigned(bytes as u64));
-    let _limited = Limited;
+    LIMIT_BYTES.set(ALLOCATED_BYTES.get().saturating_add_unsigned(bytes as u64));
+    let _guard = LimitGuard;
     work()
 }
 
 thread_local! {
     // Constant and without destructor, so that looking at it allocates nothing.
-    static COUNT: Cell<u64> = const { Cell::new(0) };
+    static ALLOCATION_COUNT: Cell<u64> = const { Cell::new(0) };
     /// Bytes taken less bytes given back, which may be others' too.
-    static HELD: Cell<i64> = const { Cell::new(0) };
-    static LIMIT: Cell<i64> = const { Cell::new(i64::MAX) };
+    static ALLOCATED_BYTES: Cell<i64> = const { Cell::new(0) };
+    static LIMIT_BYTES: Cell<i64> = const { Cell::new(i64::MAX) };
 }
 
 /// Whether the thread may have that much more.
 fn count(bytes: usize) -> bool {
     // A thread that ends has no count any more; what it frees then is of no interest.
-    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
-    let held = HELD.try_with(|held| {
+    let _ = ALLOCATION_COUNT.try_with(|count| count.set(count.get() + 1));
+    let held = ALLOCATED_BYTES.try_with(|held| {
         let more = held.get().saturating_add_unsigned(bytes as u64);
-        let may = LIMIT.try_with(|limit| more <= limit.get()).unwrap_or(true);
+        let may = LIMIT_BYTES.try_with(|limit| more <= limit.get()).unwrap_or(true);
         if may {
             held.set(more);
         }
@@ -71,8 +71,8 @@ fn count(bytes: usize) -> bool {
     held.unwrap_or(true)
 }
 
-fn give_back(bytes: usize) {
-    let _ = HELD.try_with(|held| held.set(held.get().saturating_sub_unsigned(bytes as u64)));
+fn count_free(bytes: usize) {
+    let _ = ALLOCATED_BYTES.try_with(|held| held.set(held.get().saturating_sub_unsigned(bytes as u64)));
 }
 
 // SAFETY: every call is handed to `System`, which keeps the contract of `GlobalAlloc`, with the caller's own arguments;
@@ -98,13 +98,13 @@ unsafe impl GlobalAlloc for CountingAllocator {
         if !count(size) {
             return ptr::null_mut();
         }
-        give_back(layout.size());
+        count_free(layout.size());
         // SAFETY: `pointer` came from this allocator, so from `System`, with `layout`; the caller vouches for `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        give_back(layout.size());
+        count_free(layout.size());
         // SAFETY: `pointer` came from this allocator, so from `System`, with `layout`.
         unsafe { System.dealloc(pointer, layout) }
     }

@@ -21,18 +21,18 @@ use std::{
 use mdgw_election::{
     auth::{Nonce, SharedKey},
     core::CloseReason,
-    driver::{Election, ElectionOptions, Surroundings, inbox},
-    fitness::Standing,
+    driver::{Election, ElectionHooks, ElectionOptions, inbox},
+    fitness::Eligibility,
     identity::{Incarnation, Member, NodeId, NodeName},
     latch::LeaderLatch as _,
     quorum::{
-        backend::QuorumBackends,
+        backend::QuorumTransport,
         candidate::{Candidate, CandidateConfig, vote_ns_max},
         link::VoteLink,
         vote_file::VoteFile,
         witness::{Witness, WitnessOptions},
     },
-    record::ConfigurationMark,
+    record::ConfigVersion,
     timing::LeaseTiming,
 };
 use mdgw_feeds::identity::{Epoch, GroupId};
@@ -40,9 +40,9 @@ use mdgw_sys::{clock::mono_now, fence::Fence};
 
 /// Lease, renewal and margin, ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing(pub u64, pub u64, pub u64);
+pub struct LeaseTimingMs(pub u64, pub u64, pub u64);
 
-impl Timing {
+impl LeaseTimingMs {
     /// From `20/4/4`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -56,7 +56,7 @@ impl Timing {
     }
 }
 
-impl fmt::Display for Timing {
+impl fmt::Display for LeaseTimingMs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.0, self.1, self.2)
     }
@@ -64,15 +64,15 @@ impl fmt::Display for Timing {
 
 /// What a process of the cluster is: gateways 1 and 2, witness 3.
 #[derive(Clone, Debug)]
-pub struct Role {
+pub struct ClusterProcess {
     node: u8,
     incarnation: u64,
-    timing: Timing,
+    timing: LeaseTimingMs,
     directory: PathBuf,
     ports: [u16; 3],
 }
 
-impl Role {
+impl ClusterProcess {
     /// From the arguments that [`Cluster`] gives; `None` for any others.
     #[must_use]
     pub fn parse(args: &[String]) -> Option<Self> {
@@ -82,7 +82,7 @@ impl Role {
         Some(Self {
             node: node.parse().ok()?,
             incarnation: incarnation.parse().ok()?,
-            timing: Timing::parse(timing)?,
+            timing: LeaseTimingMs::parse(timing)?,
             directory: directory.into(),
             ports: [port(a)?, port(b)?, port(c)?],
         })
@@ -114,7 +114,7 @@ impl Role {
             say("ready");
             let ends = Arc::clone(&stop);
             thread::spawn(move || {
-                wait_for_end();
+                wait_for_stdin_close();
                 ends.store(true, Ordering::Relaxed);
             });
             return witness.run(&stop).map_err(|error| text(&error));
@@ -122,8 +122,8 @@ impl Role {
         let file = VoteFile::open(&votes, GROUP).map_err(|error| text(&error))?;
         let (inbox, waiting) = inbox();
         let nonce = Nonce::random().map_err(|error| text(&error))?.number();
-        let core = Candidate::new(mono_now(), self.config(nonce), file.kept(), Epoch::default());
-        let backends = Arc::new(QuorumBackends::start(link).map_err(|error| text(&error))?);
+        let core = Candidate::new(mono_now(), self.config(nonce), file.durable(), Epoch::default());
+        let backends = Arc::new(QuorumTransport::start(link).map_err(|error| text(&error))?);
         let backend = backends.backend(GROUP, file, &inbox).map_err(|error| text(&error))?;
         let options = ElectionOptions {
             name: self.node.to_string(),
@@ -135,11 +135,11 @@ impl Role {
         };
         let fence = Arc::new(Fence::closed());
         let election =
-            Election::new(core, backend, Arc::clone(&fence), waiting, &inbox, Box::new(Teller(fence)), options);
-        election.set_standing(Standing::Stands);
+            Election::new(core, backend, Arc::clone(&fence), waiting, &inbox, Box::new(FenceReporter(fence)), options);
+        election.set_eligibility(Eligibility::Eligible);
         election.start().map_err(|error| text(&error))?;
         say("ready");
-        wait_for_end();
+        wait_for_stdin_close();
         election.close();
         Ok(())
     }
@@ -163,7 +163,7 @@ impl Role {
             voters: all(3),
             candidates: all(2),
             timing,
-            configuration: ConfigurationMark::default(),
+            configuration: ConfigVersion::default(),
             vote_ns_max: vote_ns_max(&timing),
             nonce,
         }
@@ -173,9 +173,9 @@ impl Role {
 const GROUP: GroupId = GroupId(1);
 
 /// Tells of openings and closings, with the time.
-struct Teller(Arc<Fence>);
+struct FenceReporter(Arc<Fence>);
 
-impl Surroundings for Teller {
+impl ElectionHooks for FenceReporter {
     fn leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
         let now = mono_now();
         match lost {
@@ -188,18 +188,18 @@ impl Surroundings for Teller {
 fn say(text: &str) {
     let mut stdout = io::stdout().lock();
     // Nobody listens any more: then it will be ended soon.
-    let _said = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    let _written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
-fn wait_for_end() {
+fn wait_for_stdin_close() {
     let mut line = String::new();
     // Whatever comes, it is the end.
-    let _ended = io::stdin().read_line(&mut line);
+    let _eof = io::stdin().read_line(&mut line);
 }
 
 /// What a process said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum ProcessEvent {
     /// It stands, or votes.
     Ready,
     /// Its fence opened.
@@ -220,12 +220,12 @@ pub enum Said {
     Ended(String),
 }
 
-impl Said {
+impl ProcessEvent {
     fn parse(line: &str) -> Self {
-        let mut words = line.split(' ');
-        let word = words.next();
-        let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
-        match word {
+        let mut fields = line.split(' ');
+        let keyword = fields.next();
+        let mut number = || fields.next().and_then(|keyword| keyword.parse().ok()).unwrap_or(0);
+        match keyword {
             Some("ready") => Self::Ready,
             Some("open") => Self::Open { at_ns: number(), epoch: Epoch(number()) },
             Some("close") => Self::Close { at_ns: number(), epoch: Epoch(number()) },
@@ -238,12 +238,12 @@ impl Said {
 #[derive(Debug)]
 pub struct Cluster {
     program: PathBuf,
-    timing: Timing,
+    timing: LeaseTimingMs,
     directory: tempfile::TempDir,
     ports: [u16; 3],
     children: BTreeMap<u8, (u64, Child)>,
-    said: mpsc::Receiver<(u8, u64, Said)>,
-    teller: mpsc::Sender<(u8, u64, Said)>,
+    said: mpsc::Receiver<(u8, u64, ProcessEvent)>,
+    teller: mpsc::Sender<(u8, u64, ProcessEvent)>,
     /// All openings so far: who, when, which epoch.
     pub opened: Vec<(u8, u64, Epoch)>,
     leader: Option<u8>,
@@ -254,9 +254,9 @@ pub struct Cluster {
 #[derive(Clone, Copy, Debug)]
 pub struct Failover {
     /// From just before the signal to the other's opening, ns.
-    pub took_ns: u64,
+    pub failover_ns: u64,
     /// Openings since the last failover that nobody caused.
-    pub elections_before: usize,
+    pub unprovoked_elections: usize,
 }
 
 impl Cluster {
@@ -264,7 +264,7 @@ impl Cluster {
     ///
     /// # Errors
     /// When a process can't be started.
-    pub fn start(program: &Path, votes: &Path, timing: Timing) -> io::Result<Self> {
+    pub fn start(program: &Path, votes: &Path, timing: LeaseTimingMs) -> io::Result<Self> {
         let directory = tempfile::Builder::new().prefix("failover").tempdir_in(votes)?;
         let key = directory.path().join("key");
         std::fs::write(&key, "5a".repeat(32))?;
@@ -313,10 +313,10 @@ impl Cluster {
             let mut last = String::new();
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 // After the cluster's end nobody wants to know.
-                let _told = teller.send((node, start, Said::parse(&line)));
+                let _sent = teller.send((node, start, ProcessEvent::parse(&line)));
                 last = line;
             }
-            let _told = teller.send((node, start, Said::Ended(last)));
+            let _sent = teller.send((node, start, ProcessEvent::Ended(last)));
         });
         self.children.insert(node, (start, child));
         Ok(())
@@ -328,7 +328,7 @@ impl Cluster {
     /// When nobody does for a minute.
     pub fn wait_for_leader(&mut self) -> Result<u8, String> {
         while self.leader.is_none() {
-            self.next_said()?;
+            self.next_event()?;
         }
         self.leader.ok_or_else(|| unreachable!("just seen"))
     }
@@ -337,23 +337,23 @@ impl Cluster {
     ///
     /// # Errors
     /// When nobody says anything for a minute, or somebody failed.
-    pub fn next_said(&mut self) -> Result<(u8, Said), String> {
-        let next = self.said.recv_timeout(GENEROUS).map_err(|_| "nothing happened for a minute".to_owned())?;
+    pub fn next_event(&mut self) -> Result<(u8, ProcessEvent), String> {
+        let next = self.said.recv_timeout(EVENT_TIMEOUT).map_err(|_| "nothing happened for a minute".to_owned())?;
         self.take(next)
     }
 
-    fn take(&mut self, (node, start, said): (u8, u64, Said)) -> Result<(u8, Said), String> {
+    fn take(&mut self, (node, start, said): (u8, u64, ProcessEvent)) -> Result<(u8, ProcessEvent), String> {
         let is_current = self.children.get(&node).is_some_and(|(current, _)| *current == start);
         match &said {
-            Said::Open { at_ns, epoch } => {
+            ProcessEvent::Open { at_ns, epoch } => {
                 self.opened.push((node, *at_ns, *epoch));
                 self.leader = Some(node);
             }
-            Said::Close { .. } => {
+            ProcessEvent::Close { .. } => {
                 self.leader.take_if(|leader| *leader == node);
             }
-            Said::Ended(why) if is_current => return Err(format!("node {node} has ended: {why}")),
-            Said::Ready | Said::Ended(_) => {}
+            ProcessEvent::Ended(why) if is_current => return Err(format!("node {node} has ended: {why}")),
+            ProcessEvent::Ready | ProcessEvent::Ended(_) => {}
         }
         Ok((node, said))
     }
@@ -370,7 +370,7 @@ impl Cluster {
     pub fn kill(&mut self, node: u8) {
         if let Some((_, mut child)) = self.children.remove(&node) {
             // It is this process's child: both can fail only if it has ended already.
-            let _gone = child.kill().and_then(|()| child.wait());
+            let _exited = child.kill().and_then(|()| child.wait());
         }
         self.leader.take_if(|leader| *leader == node);
     }
@@ -391,16 +391,16 @@ impl Cluster {
         if self.leader != Some(leader) {
             return self.kill_leader_and_wait();
         }
-        let elections_before = (self.opened.len() - before).saturating_sub(usize::from(before == 0));
+        let unprovoked_elections = (self.opened.len() - before).saturating_sub(usize::from(before == 0));
         let (killed_ns, count) = (mono_now().0, self.opened.len());
         self.kill(leader);
         while self.opened.len() == count {
-            self.next_said()?;
+            self.next_event()?;
         }
-        let took_ns = self.opened[count].1.saturating_sub(killed_ns);
+        let failover_ns = self.opened[count].1.saturating_sub(killed_ns);
         self.start_node(leader).map_err(|error| error.to_string())?;
-        while self.next_said()? != (leader, Said::Ready) {}
-        Ok(Failover { took_ns, elections_before })
+        while self.next_event()? != (leader, ProcessEvent::Ready) {}
+        Ok(Failover { failover_ns, unprovoked_elections })
     }
 }
 
@@ -421,7 +421,7 @@ pub fn ms(ns: u64) -> String {
 fn signal_process(pid: i32, signal: i32) {
     // Through the shell's own command: there is no safe call for it here.
     let name = signal.to_string();
-    let _gone = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
+    let _exited = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
 }
 
-const GENEROUS: Duration = Duration::from_secs(60);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use std::{
 
 use mdgw_captures::{
     capture_file::{CaptureFile, OpenOptions, PcapWriter},
-    damage::{DamagedLines, LineDamage, Losses},
+    impairment::{ImpairedLines, LineImpairment, LossPolicy},
 };
 use mdgw_feeds::{
     identity::Sequence,
@@ -72,9 +72,9 @@ pub fn capture_packets(path: &Path) -> Vec<Packet> {
 
 /// The same packets, so many nanoseconds apart: a capture's own clock may stand for minutes where nothing happened.
 #[must_use]
-pub fn spaced(packets: &[Packet], gap_ns: u64) -> Vec<Packet> {
-    let begin_ns = packets.first().map_or(0, |(time_ns, _)| *time_ns);
-    (0..).zip(packets).map(|(number, (_, bytes))| (begin_ns + number * gap_ns, Arc::clone(bytes))).collect()
+pub fn evenly_spaced(packets: &[Packet], gap_ns: u64) -> Vec<Packet> {
+    let start_ns = packets.first().map_or(0, |(time_ns, _)| *time_ns);
+    (0..).zip(packets).map(|(number, (_, bytes))| (start_ns + number * gap_ns, Arc::clone(bytes))).collect()
 }
 
 /// Writes packets as a capture of one line.
@@ -94,15 +94,15 @@ pub fn write_capture(path: &Path, destination: &str, packets: &[Packet]) {
 
 /// What two lines make of the packets, each packet still on at least one of them.
 #[must_use]
-pub fn damaged(packets: &[Packet], damage: [LineDamage; 2], seed: u64) -> [Vec<Packet>; 2] {
+pub fn damaged(packets: &[Packet], damage: [LineImpairment; 2], seed: u64) -> [Vec<Packet>; 2] {
     let mut lines = [Vec::new(), Vec::new()];
-    let mut through = DamagedLines::new(&damage, Losses::NeverOnAllLines, seed);
+    let mut damaged_lines = ImpairedLines::new(&damage, LossPolicy::NeverOnAllLines, seed);
     let mut now_ns = 0;
     for (time_ns, bytes) in packets {
         now_ns = *time_ns;
-        through.pass(bytes, |line, skew_ns, bytes| lines[line].push((now_ns + skew_ns, Arc::clone(bytes))));
+        damaged_lines.transmit(bytes, |line, skew_ns, bytes| lines[line].push((now_ns + skew_ns, Arc::clone(bytes))));
     }
-    through.finish(|line, skew_ns, bytes| lines[line].push((now_ns + skew_ns, Arc::clone(bytes))));
+    damaged_lines.finish(|line, skew_ns, bytes| lines[line].push((now_ns + skew_ns, Arc::clone(bytes))));
     lines
 }
 
@@ -111,7 +111,12 @@ pub fn damaged(packets: &[Packet], damage: [LineDamage; 2], seed: u64) -> [Vec<P
 /// # Panics
 /// When they can't be written.
 #[must_use]
-pub fn write_damaged(folder: &Path, packets: &[Packet], damage: [LineDamage; 2], seed: u64) -> [PathBuf; 2] {
+pub fn write_damaged_captures(
+    folder: &Path,
+    packets: &[Packet],
+    damage: [LineImpairment; 2],
+    seed: u64,
+) -> [PathBuf; 2] {
     let lines = damaged(packets, damage, seed);
     let paths = ["a.pcap", "b.pcap"].map(|name| folder.join(name));
     for ((path, packets), destination) in paths.iter().zip(&lines).zip(DESTINATIONS) {
@@ -121,9 +126,9 @@ pub fn write_damaged(folder: &Path, packets: &[Packet], damage: [LineDamage; 2],
 }
 
 /// The damage that tests do: everything at once, and line B some microseconds later.
-pub const DAMAGE: [LineDamage; 2] = [
-    LineDamage { loss: 0.05, duplicate: 0.02, reorder: 0.02, skew_ns: 0 },
-    LineDamage { loss: 0.10, duplicate: 0.02, reorder: 0.02, skew_ns: 3_000 },
+pub const DAMAGE: [LineImpairment; 2] = [
+    LineImpairment { loss: 0.05, duplicate: 0.02, reorder: 0.02, skew_ns: 0 },
+    LineImpairment { loss: 0.10, duplicate: 0.02, reorder: 0.02, skew_ns: 3_000 },
 ];
 
 /// Packets of an IEX stream with these messages, one in each, a microsecond apart.
@@ -134,11 +139,11 @@ pub const DAMAGE: [LineDamage; 2] = [
 pub fn iex_packets<'m>(
     message_protocol_id: u16,
     session_id: u32,
-    begin_ns: u64,
+    start_ns: u64,
     messages: impl IntoIterator<Item = &'m [u8]>,
 ) -> Vec<Packet> {
     let stream = Stream { message_protocol_id, channel_id: 1, session_id };
-    let mut position = Position { first: Sequence(1), stream_offset: 0, send_time: UnixNs(begin_ns) };
+    let mut position = Position { first: Sequence(1), stream_offset: 0, send_time: UnixNs(start_ns) };
     let mut packets = Vec::new();
     let mut bytes = Vec::new();
     for message in messages {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     pair::wait_until,
-    process::{self, Ended, Mdgw, Signal},
+    process::{self, Ended, MdgwProcess, Signal},
     site::{Site, text},
 };
 
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Gateways {
     sites: Vec<Site>,
-    running: Vec<Option<Mdgw>>,
+    running: Vec<Option<MdgwProcess>>,
 }
 
 impl Gateways {
@@ -42,7 +42,7 @@ impl Gateways {
 
     /// That gateway, if it runs.
     #[must_use]
-    pub fn running(&self, node: u8) -> Option<&Mdgw> {
+    pub fn running(&self, node: u8) -> Option<&MdgwProcess> {
         self.running[index(node)].as_ref()
     }
 
@@ -52,7 +52,7 @@ impl Gateways {
     /// When the configuration can't be written, or it doesn't start.
     pub fn start(&mut self, node: u8, config: &str) {
         self.begin(node, config);
-        self.wait_until_runs(node);
+        self.wait_until_running(node);
     }
 
     /// Starts a gateway with that configuration, and does not wait for it.
@@ -70,7 +70,7 @@ impl Gateways {
     ///
     /// # Panics
     /// When it ends instead.
-    pub fn wait_until_runs(&self, node: u8) {
+    pub fn wait_until_running(&self, node: u8) {
         self.running(node).expect("it was begun").says("gateway runs");
         wait_until("its control socket is there", || self.status(node).is_some());
     }
@@ -81,7 +81,7 @@ impl Gateways {
     /// When it doesn't run.
     pub fn kill(&mut self, node: u8) {
         let gateway = self.running[index(node)].take().expect("a gateway that is killed runs");
-        let _ended = gateway.end_by(Signal::Kill);
+        let _ended = gateway.stop_with(Signal::Kill);
     }
 
     /// Ends it in order; what it said.
@@ -90,20 +90,20 @@ impl Gateways {
     /// When it doesn't run, or ends with an error.
     pub fn end(&mut self, node: u8) -> String {
         let gateway = self.running[index(node)].take().expect("a gateway that is ended runs");
-        gateway.end_by(Signal::Terminate).with_code(0).stderr
+        gateway.stop_with(Signal::Terminate).expect_code(0).stderr
     }
 
     /// `mdgw ha` with these arguments, of that gateway.
     #[must_use]
-    pub fn ask(&self, node: u8, question: &[&str]) -> Ended {
+    pub fn send_request(&self, node: u8, arguments: &[&str]) -> Ended {
         let socket = self.site(node).path("control");
-        process::run(["ha"].iter().chain(question).copied().chain(["--socket", text(&socket)]))
+        process::run(["ha"].iter().chain(arguments).copied().chain(["--socket", text(&socket)]))
     }
 
     /// What it says of its groups; `None` when it doesn't answer.
     #[must_use]
     pub fn status(&self, node: u8) -> Option<Value> {
-        let ended = self.ask(node, &["status", "--json"]);
+        let ended = self.send_request(node, &["status", "--json"]);
         (ended.code == Some(0)).then(|| ended.json()["groups"].clone())
     }
 }

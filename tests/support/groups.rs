@@ -20,10 +20,10 @@ use mdgw_subscriber::{LineAddress, Subscriber, SubscriberConfig};
 
 use crate::{
     captures::say,
-    failover::Timing,
+    failover::LeaseTimingMs,
     gateways::Gateways,
-    pair::{LogEntry, Told, check, entries_of, messages_of, wait_until},
-    process::{self, Ended, Mdgw, PATIENCE},
+    pair::{Delivery, LogEntry, check, messages_of, read_entries, wait_until},
+    process::{self, Ended, MdgwProcess, TEST_TIMEOUT},
     site::{Site, text, wait_until_joined, write_key},
     tap::Tap,
 };
@@ -38,27 +38,27 @@ pub type Leaders = BTreeMap<u16, (u8, u64)>;
 
 /// The gateways. All are killed when it is dropped.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct GroupCluster {
     /// The gateways: nodes 1 to [`GATEWAYS`].
     pub gateways: Gateways,
     /// Three sites' lines: one for each channel.
     lines: Vec<SocketAddrV4>,
-    _lines: Vec<Site>,
+    _line_sites: Vec<Site>,
     /// `backend = …` and the table of its store.
     backend: [String; 2],
-    timing: Timing,
+    timing: LeaseTimingMs,
 }
 
 /// For a machine that is busy with other things: that must not end a lease, and a death needs none to be noticed.
-pub const PATIENT: Timing = Timing(8_000, 500, 2_000);
+pub const RELAXED_TIMING: LeaseTimingMs = LeaseTimingMs(8_000, 500, 2_000);
 
-impl Cluster {
+impl GroupCluster {
     /// Nothing runs yet. `store`: the lines of `[election.etcd]`; `None`: records in files.
     ///
     /// # Panics
     /// When the key can't be written.
     #[must_use]
-    pub fn new(store: Option<String>, timing: Timing) -> Self {
+    pub fn new(store: Option<String>, timing: LeaseTimingMs) -> Self {
         let first = Site::numbered(1);
         let others = (2..=GATEWAYS).map(|node| first.peer(node)).collect::<Vec<_>>();
         let backend = match store {
@@ -70,11 +70,11 @@ impl Cluster {
         };
         let key = first.path("key");
         write_key(&key);
-        let of_lines: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| Site::new()).collect();
+        let line_sites: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| Site::new()).collect();
         Self {
             gateways: Gateways::new([first].into_iter().chain(others).collect()),
-            lines: of_lines.iter().flat_map(|site| site.lines).collect(),
-            _lines: of_lines,
+            lines: line_sites.iter().flat_map(|site| site.lines).collect(),
+            _line_sites: line_sites,
             backend,
             timing,
         }
@@ -121,7 +121,7 @@ impl Cluster {
 
     /// Waits until each of `nodes` leads as many groups as any other, and no others lead; who leads what then.
     #[must_use]
-    pub fn wait_until_spread(&self, nodes: &[u8]) -> Leaders {
+    pub fn wait_until_balanced(&self, nodes: &[u8]) -> Leaders {
         let share = usize::from(GROUPS) / nodes.len();
         let mut spread = Leaders::new();
         wait_until("the groups are spread", || {
@@ -134,7 +134,7 @@ impl Cluster {
 
     /// Starts the feed: the same messages for each channel, without an end.
     #[must_use]
-    pub fn feed(&self, rate: &str) -> Mdgw {
+    pub fn feed(&self, rate: &str) -> MdgwProcess {
         let lines: Vec<String> = self.lines.iter().map(ToString::to_string).collect();
         let lines = lines.iter().flat_map(|line| ["--line", line]);
         let fixed = ["sim", "--interface", "127.0.0.1", "--messages", "10000000", "--stocks", "50", "--rate", rate];
@@ -149,7 +149,7 @@ impl Cluster {
 
     fn log(&self, node: u8, group: u16) -> Vec<LogEntry> {
         Reader::open(self.gateways.site(node).path("log").join(group.to_string()), group)
-            .map(entries_of)
+            .map(read_entries)
             .unwrap_or_default()
     }
 
@@ -178,7 +178,7 @@ impl Cluster {
         }
         let groups: Vec<String> = (1..=GROUPS).map(|group| group.to_string()).collect();
         let [backend, store] = &self.backend;
-        let Timing(lease_ms, renew_ms, margin_ms) = self.timing;
+        let LeaseTimingMs(lease_ms, renew_ms, margin_ms) = self.timing;
         let _ = write!(
             config,
             "[[output]]\ngroups = [{}]\nheartbeat_ms = 200\n\
@@ -202,7 +202,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for GroupCluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for gateway in (1..=GATEWAYS).filter_map(|node| self.gateways.running(node)) {
@@ -214,25 +214,25 @@ impl Drop for Cluster {
 
 /// A consumer of each group, and a capture of all.
 #[derive(Debug)]
-pub struct Audience {
-    consumers: BTreeMap<u16, Consumer>,
+pub struct GroupConsumers {
+    consumers: BTreeMap<u16, GroupConsumer>,
     tap: Tap,
     /// The capture.
     pub capture: PathBuf,
 }
 
-impl Audience {
+impl GroupConsumers {
     /// Listens to what those gateways publish, and asks the first of them for what it misses.
     ///
     /// # Panics
     /// When it can't.
     #[must_use]
-    pub fn start(cluster: &Cluster, gateways: u32) -> Self {
+    pub fn start(cluster: &GroupCluster, gateways: u32) -> Self {
         let capture = cluster.path("published.pcap");
         let tap = Tap::start(cluster.output(), &capture);
         let service = cluster.gateways.site(1).retransmission;
         let consumers: BTreeMap<_, _> =
-            (1..=GROUPS).map(|group| (group, Consumer::start(cluster.output(), service, group))).collect();
+            (1..=GROUPS).map(|group| (group, GroupConsumer::start(cluster.output(), service, group))).collect();
         wait_until_joined(cluster.output(), gateways + 1 + u32::from(GROUPS));
         Self { consumers, tap, capture }
     }
@@ -244,7 +244,7 @@ impl Audience {
     }
 
     /// Waits until each consumer has got so many messages more.
-    pub fn wait_for_more(&self, count: usize) {
+    pub fn wait_for_more_deliveries(&self, count: usize) {
         let before: BTreeMap<u16, usize> =
             self.consumers.iter().map(|(group, consumer)| (*group, consumer.heard().len())).collect();
         wait_until("each stream goes on", || {
@@ -254,7 +254,7 @@ impl Audience {
 
     /// The longest time between two messages of a group, of what falls into that time.
     #[must_use]
-    pub fn longest_silence(&self, group: u16, from: Instant, until: Instant) -> Duration {
+    pub fn longest_blackout(&self, group: u16, from: Instant, until: Instant) -> Duration {
         let heard = self.consumers[&group].heard();
         let pairs = heard.windows(2).map(|two| (two[0].0, two[1].0));
         pairs
@@ -267,15 +267,15 @@ impl Audience {
     /// After the feed has ended: waits until each consumer has all that the witness' log has, then judges each, and the
     /// capture. What was wrong.
     #[must_use]
-    pub fn judge(self, cluster: &Cluster, witness: u8) -> (Vec<String>, Ended) {
+    pub fn verify_streams(self, cluster: &GroupCluster, witness: u8) -> (Vec<String>, Ended) {
         let mut faults = Vec::new();
         for (group, consumer) in &self.consumers {
             let expected = cluster.messages(witness, *group);
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TEST_TIMEOUT;
             while consumer.messages() < expected.len() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(2));
             }
-            let told: Vec<Told> = consumer.heard().iter().map(|(_, told)| told.clone()).collect();
+            let told: Vec<Delivery> = consumer.heard().iter().map(|(_, told)| told.clone()).collect();
             faults.extend(check(&told, &expected).err().map(|fault| format!("group {group}: {fault}")));
         }
         let _datagrams = self.tap.finish();
@@ -285,47 +285,47 @@ impl Audience {
 }
 
 /// What a consumer was told, and when.
-type Heard = Vec<(Instant, Told)>;
+type TimedDeliveries = Vec<(Instant, Delivery)>;
 
 #[derive(Debug)]
-struct Consumer {
-    heard: Arc<Mutex<Heard>>,
+struct GroupConsumer {
+    heard: Arc<Mutex<TimedDeliveries>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Consumer {
+impl GroupConsumer {
     fn start(output: SocketAddrV4, service: SocketAddrV4, group: u16) -> Self {
         let mut config = SubscriberConfig::new(vec![LineAddress::new(output, Ipv4Addr::LOCALHOST)]);
         config.receiver.group = GroupId(group);
         config.services = vec![service];
         let mut subscriber = Subscriber::open(config).expect("the subscriber opens");
-        let (heard, stop) = (Arc::new(Mutex::new(Heard::new())), Arc::new(AtomicBool::new(false)));
-        let (of_thread, stopped) = (Arc::clone(&heard), Arc::clone(&stop));
+        let (heard, stop) = (Arc::new(Mutex::new(TimedDeliveries::new())), Arc::new(AtomicBool::new(false)));
+        let (thread_received, stopped) = (Arc::clone(&heard), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                let mut news = Heard::new();
+                let mut new_deliveries = TimedDeliveries::new();
                 let polled = subscriber.poll(Duration::from_millis(20), &mut |output| {
                     assert_eq!(output.channel, ChannelId(group), "each group has its one channel");
-                    news.extend(Told::of(&output).map(|told| (Instant::now(), told)));
+                    new_deliveries.extend(Delivery::of(&output).map(|told| (Instant::now(), told)));
                 });
                 let _count = polled.expect("loopback can be read");
-                of_thread.lock().unwrap_or_else(PoisonError::into_inner).append(&mut news);
+                thread_received.lock().unwrap_or_else(PoisonError::into_inner).append(&mut new_deliveries);
             }
         });
         Self { heard, stop, thread: Some(thread) }
     }
 
-    fn heard(&self) -> std::sync::MutexGuard<'_, Heard> {
+    fn heard(&self) -> std::sync::MutexGuard<'_, TimedDeliveries> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn messages(&self) -> usize {
-        self.heard().iter().filter(|(_, told)| matches!(told, Told::Message(..))).count()
+        self.heard().iter().filter(|(_, told)| matches!(told, Delivery::Message(..))).count()
     }
 }
 
-impl Drop for Consumer {
+impl Drop for GroupConsumer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

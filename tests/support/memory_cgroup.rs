@@ -13,14 +13,14 @@ use crate::captures::say;
 #[derive(Debug)]
 pub struct MemoryCgroup {
     path: PathBuf,
-    files: &'static Files,
+    files: &'static CgroupFiles,
     /// Killed for want of memory, when it was last given back.
     killed: AtomicU64,
 }
 
 /// What the files of such a cgroup are called.
 #[derive(Debug)]
-struct Files {
+struct CgroupFiles {
     limit: &'static str,
     no_limit: &'static str,
     usage: &'static str,
@@ -28,14 +28,14 @@ struct Files {
     events: &'static str,
 }
 
-const VERSION_1: Files = Files {
+const VERSION_1: CgroupFiles = CgroupFiles {
     limit: "memory.limit_in_bytes",
     no_limit: "-1",
     usage: "memory.usage_in_bytes",
     events: "memory.oom_control",
 };
-const VERSION_2: Files =
-    Files { limit: "memory.max", no_limit: "max", usage: "memory.current", events: "memory.events" };
+const VERSION_2: CgroupFiles =
+    CgroupFiles { limit: "memory.max", no_limit: "max", usage: "memory.current", events: "memory.events" };
 
 impl MemoryCgroup {
     /// An empty one. `None`, with a word on standard error, where this process may not make one: `test` is then skipped.
@@ -47,9 +47,9 @@ impl MemoryCgroup {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let mounts = fs::read_to_string("/proc/self/mounts").expect("the kernel tells mounts");
         let name = format!("mdgw-test-{}-{}-{name}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let made = mounts.lines().find_map(|mount| {
-            let words: Vec<&str> = mount.split(' ').collect();
-            let (point, kind, options) = (words.get(1)?, *words.get(2)?, words.get(3)?);
+        let cgroup = mounts.lines().find_map(|mount| {
+            let fields: Vec<&str> = mount.split(' ').collect();
+            let (point, kind, options) = (fields.get(1)?, *fields.get(2)?, fields.get(3)?);
             let files = match kind {
                 "cgroup" if options.split(',').any(|option| option == "memory") => &VERSION_1,
                 "cgroup2" => &VERSION_2,
@@ -58,12 +58,13 @@ impl MemoryCgroup {
             let path = Path::new(point).join(&name);
             fs::create_dir(&path).ok()?;
             // Dropped, and so removed, where memory isn't what it counts.
-            Some(Self { path, files, killed: AtomicU64::new(0) }).filter(|made| made.path.join(files.limit).exists())
+            Some(Self { path, files, killed: AtomicU64::new(0) })
+                .filter(|cgroup| cgroup.path.join(files.limit).exists())
         });
-        if made.is_none() {
+        if cgroup.is_none() {
             say(&format!("SKIPPED: {test}: counting memory takes a cgroup of that kind, and root"));
         }
-        made
+        cgroup
     }
 
     /// The file that takes its members.
@@ -73,19 +74,19 @@ impl MemoryCgroup {
     }
 
     /// From now on its members have to do with what they have. Whoever wants more is killed, or the largest of them.
-    pub fn take_the_rest(&self) {
+    pub fn limit_to_current_usage(&self) {
         let usage = fs::read_to_string(self.path.join(self.files.usage)).unwrap_or_default();
         // What has grown meanwhile can't be taken: it is tried again.
-        let _taken = self.set_limit(usage.trim());
+        let _limited = self.set_limit(usage.trim());
     }
 
     /// Whether one of them was killed since.
     #[must_use]
-    pub fn has_killed(&self) -> bool {
-        self.kills() > self.killed.load(Ordering::Relaxed)
+    pub fn has_oom_killed(&self) -> bool {
+        self.oom_kill_count() > self.killed.load(Ordering::Relaxed)
     }
 
-    fn kills(&self) -> u64 {
+    fn oom_kill_count(&self) -> u64 {
         let events = fs::read_to_string(self.path.join(self.files.events)).unwrap_or_default();
         let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
@@ -95,8 +96,8 @@ impl MemoryCgroup {
     ///
     /// # Panics
     /// When the kernel doesn't take it.
-    pub fn give_back(&self) {
-        self.killed.store(self.kills(), Ordering::Relaxed);
+    pub fn lift_limit(&self) {
+        self.killed.store(self.oom_kill_count(), Ordering::Relaxed);
         self.set_limit(self.files.no_limit).expect("a limit can be lifted");
     }
 

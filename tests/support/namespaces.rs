@@ -72,12 +72,12 @@ impl Namespace {
         move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).expect("who made it may enter");
     }
 
-    fn ip(&self, words: &str) -> io::Result<()> {
-        self.run(|| run(Command::new("ip").args(words.split_whitespace()), ""))
+    fn ip(&self, arguments: &str) -> io::Result<()> {
+        self.run(|| run(Command::new("ip").args(arguments.split_whitespace()), ""))
     }
 
-    fn traffic(&self, words: &str) -> io::Result<()> {
-        self.run(|| run(Command::new("tc").args(words.split_whitespace()), ""))
+    fn tc(&self, arguments: &str) -> io::Result<()> {
+        self.run(|| run(Command::new("tc").args(arguments.split_whitespace()), ""))
     }
 }
 
@@ -94,14 +94,14 @@ pub struct Host {
 
 impl Host {
     /// From now on its cable takes no more than so much; what comes faster waits, first in the interface, then in the sockets.
-    pub fn slow_down(&self, kbit_per_second: u32) {
+    pub fn limit_rate(&self, kbit_per_second: u32) {
         let queue = format!("qdisc replace dev {INTERFACE} root tbf rate {kbit_per_second}kbit burst 4kb limit 8mb");
-        self.namespace.traffic(&queue).expect("a cable can be slowed down");
+        self.namespace.tc(&queue).expect("a cable can be slowed down");
     }
 
     /// The cable takes everything again; what waits in the interface is gone.
-    pub fn speed_up(&self) {
-        self.namespace.traffic(&format!("qdisc del dev {INTERFACE} root")).expect("it was slowed down");
+    pub fn remove_rate_limit(&self) {
+        self.namespace.tc(&format!("qdisc del dev {INTERFACE} root")).expect("it was slowed down");
     }
 }
 
@@ -156,7 +156,7 @@ impl Switch {
         let cable = format!("link add {INTERFACE} type veth peer name {name} netns {switch}");
         namespace.ip(&cable).expect("a cable can be laid");
         self.ip(&format!("link set {name} master switch up"));
-        let host = |words: &str| namespace.ip(words).expect("a host has an interface");
+        let host = |arguments: &str| namespace.ip(arguments).expect("a host has an interface");
         host(&format!("address add {address}/24 dev {INTERFACE}"));
         host(&format!("link set {INTERFACE} up"));
         Host { name: name.to_owned(), address, namespace }
@@ -164,18 +164,18 @@ impl Switch {
 
     /// Loses from now on what `from` sends to `to`, and nothing of what comes back.
     pub fn cut(&self, from: &Host, to: &Host) {
-        self.drop_what(&format!("iifname {} oifname {}", from.name, to.name));
+        self.add_drop_rule(&format!("iifname {} oifname {}", from.name, to.name));
     }
 
     /// Loses whatever goes to that address, from that host.
-    pub fn cut_to_address(&self, from: &Host, address: Ipv4Addr) {
-        self.drop_what(&format!("iifname {} ip daddr {address}", from.name));
+    pub fn drop_to_address(&self, from: &Host, address: Ipv4Addr) {
+        self.add_drop_rule(&format!("iifname {} ip daddr {address}", from.name));
     }
 
     /// Loses whatever goes to that address, from that host, once so many copies have passed: each host gets one.
-    pub fn cut_to_address_after(&self, from: &Host, address: Ipv4Addr, copies: u64) {
-        let late = format!("numgen inc mod 1000000000 >= {copies} counter");
-        self.drop_what(&format!("iifname {} ip daddr {address} {late}", from.name));
+    pub fn drop_to_address_after(&self, from: &Host, address: Ipv4Addr, copies: u64) {
+        let after_copies = format!("numgen inc mod 1000000000 >= {copies} counter");
+        self.add_drop_rule(&format!("iifname {} ip daddr {address} {after_copies}", from.name));
     }
 
     /// Whether a cut that counts has lost anything yet.
@@ -183,7 +183,7 @@ impl Switch {
     /// # Panics
     /// When the switch doesn't tell.
     #[must_use]
-    pub fn has_cut(&self) -> bool {
+    pub fn has_dropped(&self) -> bool {
         let mut list = Command::new("nft");
         list.args(["list", "chain", "bridge", "cuts", "forward"]);
         let listed = self.namespace.run(|| list.output()).expect("nft runs");
@@ -193,12 +193,12 @@ impl Switch {
 
     /// Loses some of what goes to that address on its way to one host, by chance.
     pub fn lose(&self, address: Ipv4Addr, to: &Host, percent: u32) {
-        self.drop_what(&format!("oifname {} ip daddr {address} numgen random mod 100 < {percent}", to.name));
+        self.add_drop_rule(&format!("oifname {} ip daddr {address} numgen random mod 100 < {percent}", to.name));
     }
 
     /// Loses all that goes to that address on its way to one host.
-    pub fn cut_off(&self, address: Ipv4Addr, to: &Host) {
-        self.drop_what(&format!("oifname {} ip daddr {address}", to.name));
+    pub fn drop_to_host(&self, address: Ipv4Addr, to: &Host) {
+        self.add_drop_rule(&format!("oifname {} ip daddr {address}", to.name));
     }
 
     /// Loses nothing any more.
@@ -206,17 +206,17 @@ impl Switch {
         self.rules("flush chain bridge cuts forward");
     }
 
-    fn drop_what(&self, what: &str) {
+    fn add_drop_rule(&self, what: &str) {
         self.rules(&format!("add rule bridge cuts forward {what} drop"));
     }
 
     fn rules(&self, rules: &str) {
-        let ruled = self.namespace.run(|| run(Command::new("nft").args(["-f", "-"]), rules));
-        ruled.expect("the switch takes rules");
+        let applied = self.namespace.run(|| run(Command::new("nft").args(["-f", "-"]), rules));
+        applied.expect("the switch takes rules");
     }
 
-    fn ip(&self, words: &str) {
-        self.namespace.ip(words).expect("a switch is made by ip");
+    fn ip(&self, arguments: &str) {
+        self.namespace.ip(arguments).expect("a switch is made by ip");
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use mdgw_election::auth::SharedKey;
 use mdgw_feeds::{
-    edge::TsRecv,
+    consumer_edge::TsRecvMode,
     frame::{FrameFlags, FrameKind},
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
     published::{
@@ -21,21 +21,21 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 use mdgw_pair::{
-    pair_link::{PairDesk, PairEnds, PeerEnd},
-    standby::ChannelBoard,
+    pair_link::{LinkHandle, PairEndpoints, PeerEndpoint},
+    standby::ChannelStatus,
 };
 use mdgw_publog::Reader;
 use mdgw_runtime::{
     config::Resolved,
-    gateway::{Beginning, Gateway, GatewayReport, GroupDesk, Leadership, Overrides},
+    gateway::{Gateway, GatewayReport, GroupHandle, Leadership, Overrides, StartMode},
 };
 use mdgw_subscriber::{Item, LineAddress, Output, Subscriber, SubscriberConfig};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     feeds::Packet,
-    process::PATIENCE,
-    site::{Site, Wanted, free_address, wait_until_joined},
+    process::TEST_TIMEOUT,
+    site::{Site, SiteConfig, free_address, wait_until_joined},
 };
 
 /// The group and the channel of a [`Site`].
@@ -46,10 +46,10 @@ pub const CHANNEL: ChannelId = ChannelId(1);
 /// Waits for something that comes without being told.
 ///
 /// # Panics
-/// When [`PATIENCE`] ends before.
-pub fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_there() {
+/// When [`TEST_TIMEOUT`] ends before.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    while !condition() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -60,33 +60,38 @@ pub fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
 /// # Panics
 /// When it doesn't start.
 #[must_use]
-pub fn start_gateway(config: &Path, beginning: Beginning) -> Gateway {
+pub fn start_gateway(config: &Path, beginning: StartMode) -> Gateway {
     let config = Resolved::load(config).expect("the configuration is sound");
     let date = Some("2019-01-30".parse().expect("a date"));
-    let overrides =
-        Overrides { date, ts_recv: TsRecv::None, leadership: Leadership::Elected, beginning, takes_copies: false };
+    let overrides = Overrides {
+        date,
+        ts_recv: TsRecvMode::None,
+        leadership: Leadership::Elected,
+        beginning,
+        copy_peer_state: false,
+    };
     Gateway::start(&config, overrides).expect("the gateway starts")
 }
 
 /// A gateway in the test's own process.
 #[derive(Debug)]
-pub struct Member {
+pub struct InProcessGateway {
     /// Where it lives.
     pub site: Site,
     gateway: Gateway,
 }
 
-impl Member {
+impl InProcessGateway {
     /// Starts it, as a standby.
     #[must_use]
-    pub fn start(site: Site, wanted: &Wanted) -> Self {
-        Self::start_with(site, wanted, Beginning::default())
+    pub fn start(site: Site, expected_messages: &SiteConfig) -> Self {
+        Self::start_with(site, expected_messages, StartMode::default())
     }
 
     /// Starts it, as a standby, with that.
     #[must_use]
-    pub fn start_with(site: Site, wanted: &Wanted, beginning: Beginning) -> Self {
-        let gateway = start_gateway(&site.config(wanted), beginning);
+    pub fn start_with(site: Site, expected_messages: &SiteConfig, beginning: StartMode) -> Self {
+        let gateway = start_gateway(&site.config(expected_messages), beginning);
         Self { site, gateway }
     }
 
@@ -95,7 +100,7 @@ impl Member {
     /// # Panics
     /// Never: a site has that group.
     #[must_use]
-    pub fn desk(&self) -> &GroupDesk {
+    pub fn handle(&self) -> &GroupHandle {
         self.gateway.group(GROUP).expect("a site has one group")
     }
 
@@ -104,22 +109,22 @@ impl Member {
     /// # Panics
     /// When it doesn't listen.
     #[must_use]
-    pub fn board(&self) -> ChannelBoard {
-        self.gateway.board().and_then(|board| board.get(CHANNEL)).expect("a standby listens")
+    pub fn status_table(&self) -> ChannelStatus {
+        self.gateway.status_table().and_then(|status_table| status_table.get(CHANNEL)).expect("a standby listens")
     }
 
     /// Looks around, as a running gateway does some times a second; whatever a channel is told by it has come there when
     /// this returns.
-    pub fn look(&mut self) {
-        self.gateway.tell_condition();
-        self.desk().fence_moved();
-        wait_until("the channel has read its inbox", || self.desk().drained().is_some());
+    pub fn deliver_condition(&mut self) {
+        self.gateway.update_health();
+        self.handle().on_fence_change();
+        wait_until("the channel has read its inbox", || self.handle().drained().is_some());
     }
 
     /// It leads from now on, under that epoch.
-    pub fn lead(&self, epoch: Epoch) {
-        self.desk().fence().open(epoch, MonoNs(u64::MAX));
-        self.desk().fence_moved();
+    pub fn open_fence(&self, epoch: Epoch) {
+        self.handle().fence().open(epoch, MonoNs(u64::MAX));
+        self.handle().on_fence_change();
     }
 
     /// Entries of its log, whole.
@@ -137,10 +142,10 @@ impl Member {
     ///
     /// # Panics
     /// When it doesn't listen.
-    pub fn wait_until_heard(&self, position: StreamPosition) {
-        let board = self.gateway.board().expect("a standby listens");
+    pub fn wait_until_received(&self, position: StreamPosition) {
+        let status_table = self.gateway.status_table().expect("a standby listens");
         wait_until("the leader is heard", || {
-            board.get(CHANNEL).is_some_and(|board| board.heard.on_wire == Some(position))
+            status_table.get(CHANNEL).is_some_and(|status_table| status_table.heard.received_through == Some(position))
         });
     }
 
@@ -159,16 +164,16 @@ impl Member {
 /// # Panics
 /// When they can't.
 #[must_use]
-pub fn link(members: [&mut Member; 2]) -> [Arc<PairDesk>; 2] {
+pub fn link(members: [&mut InProcessGateway; 2]) -> [Arc<LinkHandle>; 2] {
     let [a, b] = [free_address(), free_address()];
     let mut addresses = [(a, b), (b, a)].into_iter();
     let desks = members.map(|member| {
         let (listen, peer) = addresses.next().expect("two members");
-        let peers = vec![PeerEnd { node: None, address: peer }];
-        let ends = PairEnds { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
-        Arc::clone(member.gateway.link(ends).expect("the link starts"))
+        let peers = vec![PeerEndpoint { node: None, address: peer }];
+        let endpoints = PairEndpoints { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
+        Arc::clone(member.gateway.link(endpoints).expect("the link starts"))
     });
-    wait_until("the gateways meet", || desks.iter().all(|desk| !desk.peer_nodes().is_empty()));
+    wait_until("the gateways meet", || desks.iter().all(|handle| !handle.peer_nodes().is_empty()));
     desks
 }
 
@@ -191,13 +196,13 @@ impl LogEntry {
     /// Where it begins.
     #[must_use]
     pub fn from(&self) -> StreamPosition {
-        StreamPosition::span_of_body(self.session, (self.first, self.next), &self.payload).0
+        StreamPosition::range_of_body(self.session, (self.first, self.next), &self.payload).0
     }
 
     /// Where it ends.
     #[must_use]
     pub fn until(&self) -> StreamPosition {
-        StreamPosition::span_of_body(self.session, (self.first, self.next), &self.payload).1
+        StreamPosition::range_of_body(self.session, (self.first, self.next), &self.payload).1
     }
 }
 
@@ -205,12 +210,12 @@ impl LogEntry {
 #[must_use]
 pub fn log_entries(site: &Site) -> Vec<LogEntry> {
     let reader = Reader::open(site.path("log").join(CHANNEL.0.to_string()), CHANNEL.0);
-    reader.map(entries_of).unwrap_or_default()
+    reader.map(read_entries).unwrap_or_default()
 }
 
 /// Everything that a reader finds.
 #[must_use]
-pub fn entries_of(mut reader: Reader) -> Vec<LogEntry> {
+pub fn read_entries(mut reader: Reader) -> Vec<LogEntry> {
     let mut entries = Vec::new();
     while let Some(entry) = reader.next() {
         let Some(session) = Session::from_bytes(entry.session) else { continue };
@@ -242,13 +247,13 @@ pub fn messages_of(entries: &[LogEntry]) -> BTreeMap<(Session, u64), Vec<u8>> {
 
 /// A leader that publishes what is in a log, as far as it is told to, and is then never heard of again.
 #[derive(Debug)]
-pub struct StandInLeader {
+pub struct ScriptedLeader {
     socket: UdpSocket,
     output: SocketAddrV4,
     epoch: Epoch,
 }
 
-impl StandInLeader {
+impl ScriptedLeader {
     /// To that group, under that epoch.
     ///
     /// # Panics
@@ -283,15 +288,15 @@ impl StandInLeader {
 
 /// A venue that sends what it is told to, in order, on lines of its own choice.
 #[derive(Debug)]
-pub struct StandInVenue(UdpSocket);
+pub struct VenueSender(UdpSocket);
 
-impl Default for StandInVenue {
+impl Default for VenueSender {
     fn default() -> Self {
         Self(sender())
     }
 }
 
-impl StandInVenue {
+impl VenueSender {
     /// Sends packets on a line, no faster than a receiver on a crowded machine can follow.
     ///
     /// # Panics
@@ -315,15 +320,15 @@ fn sender() -> UdpSocket {
 
 /// A subscriber, and everything that it was told.
 #[derive(Debug)]
-pub struct Consumer {
+pub struct RecordingConsumer {
     subscriber: Subscriber,
     /// In the order of delivery.
-    pub told: Vec<Told>,
+    pub told: Vec<Delivery>,
 }
 
 /// One thing that a consumer was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Delivery {
     /// A message, with its records; whether its book is in doubt.
     Message(Session, u64, Vec<u8>, bool),
     /// The gateway declared `[first, next)` missing.
@@ -334,7 +339,7 @@ pub enum Told {
     End(Session),
 }
 
-impl Consumer {
+impl RecordingConsumer {
     /// Subscribes to a site's output, and asks that site's gateway for what it misses.
     ///
     /// # Panics
@@ -350,23 +355,24 @@ impl Consumer {
         Self { subscriber, told: Vec::new() }
     }
 
-    /// Takes what comes until `is_enough`.
+    /// Takes what comes until `is_done`.
     ///
     /// # Panics
-    /// When [`PATIENCE`] ends before.
-    pub fn take_until(&mut self, what: &str, mut is_enough: impl FnMut(&[Told]) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !is_enough(&self.told) {
+    /// When [`TEST_TIMEOUT`] ends before.
+    pub fn receive_until(&mut self, what: &str, mut is_done: impl FnMut(&[Delivery]) -> bool) {
+        let deadline = Instant::now() + TEST_TIMEOUT;
+        while !is_done(&self.told) {
             assert!(Instant::now() < deadline, "never: {what}; {} things told", self.told.len());
             let told = &mut self.told;
-            let polled = self.subscriber.poll(Duration::from_millis(10), &mut |output| told.extend(Told::of(&output)));
+            let polled =
+                self.subscriber.poll(Duration::from_millis(10), &mut |output| told.extend(Delivery::of(&output)));
             let _count = polled.expect("loopback can be read");
         }
     }
 
     /// Takes what comes until the session has ended.
-    pub fn take_to_the_end(&mut self, session: Session) {
-        self.take_until("the session ends", |told| told.contains(&Told::End(session)));
+    pub fn receive_to_session_end(&mut self, session: Session) {
+        self.receive_until("the session ends", |told| told.contains(&Delivery::End(session)));
     }
 
     /// Highest epoch that it believed.
@@ -384,7 +390,7 @@ impl Consumer {
     }
 }
 
-impl Told {
+impl Delivery {
     /// What a consumer has to remember of it.
     #[must_use]
     pub fn of(output: &Output<'_>) -> Option<Self> {
@@ -406,12 +412,14 @@ impl Told {
 ///
 /// # Errors
 /// The first thing that isn't so.
-pub fn check(told: &[Told], expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
-    let mut wanted = expected.iter();
+pub fn check(told: &[Delivery], expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
+    let mut expected_messages = expected.iter();
     for told in told {
         match told {
-            Told::Message(session, sequence, body, _) => {
-                let Some((name, records)) = wanted.next() else { return Err(format!("{sequence}: one too many")) };
+            Delivery::Message(session, sequence, body, _) => {
+                let Some((name, records)) = expected_messages.next() else {
+                    return Err(format!("{sequence}: one too many"));
+                };
                 if *name != (*session, *sequence) {
                     return Err(format!("{session} {sequence} came where {} {} was due", name.0, name.1));
                 }
@@ -419,10 +427,10 @@ pub fn check(told: &[Told], expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Res
                     return Err(format!("{session} {sequence}: other records"));
                 }
             }
-            Told::Gap(first, next) => return Err(format!("gap [{first}, {next})")),
-            Told::Lost(first, next) => return Err(format!("lost [{first}, {next})")),
-            Told::End(_) => {}
+            Delivery::Gap(first, next) => return Err(format!("gap [{first}, {next})")),
+            Delivery::Lost(first, next) => return Err(format!("lost [{first}, {next})")),
+            Delivery::End(_) => {}
         }
     }
-    wanted.next().map_or(Ok(()), |(name, _)| Err(format!("{} {}: never came", name.0, name.1)))
+    expected_messages.next().map_or(Ok(()), |(name, _)| Err(format!("{} {}: never came", name.0, name.1)))
 }

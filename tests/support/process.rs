@@ -14,7 +14,7 @@ use std::{
 use rustix::process::{Pid, kill_process};
 
 /// No step of a test takes as long on any machine; whatever takes longer hangs.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The program under test: the one that `MDGW_PROGRAM` names, or else built in the profile of the calling test when it
 /// isn't up to date.
@@ -52,12 +52,12 @@ pub fn program() -> &'static Path {
 
 /// A running `mdgw`. Killed when it is dropped, by a panicking test too.
 #[derive(Debug)]
-pub struct Mdgw {
+pub struct MdgwProcess {
     /// The command line, for messages.
     title: String,
     child: Child,
-    stdout: Arc<Stream>,
-    stderr: Arc<Stream>,
+    stdout: Arc<OutputStream>,
+    stderr: Arc<OutputStream>,
 }
 
 /// How a process ended and what it said.
@@ -96,7 +96,7 @@ pub enum Signal {
 ///
 /// # Panics
 /// When it can't be started.
-pub fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Mdgw {
+pub fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> MdgwProcess {
     start_in(Path::new("."), arguments)
 }
 
@@ -104,7 +104,7 @@ pub fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Mdgw {
 ///
 /// # Panics
 /// When it can't be started.
-pub fn start_in<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<Item = A>) -> Mdgw {
+pub fn start_in<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<Item = A>) -> MdgwProcess {
     start_with(directory, &[], arguments)
 }
 
@@ -112,7 +112,7 @@ pub fn start_in<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<
 ///
 /// # Panics
 /// When it can't be started.
-pub fn start_below<A: AsRef<OsStr>>(members: &Path, arguments: impl IntoIterator<Item = A>) -> Mdgw {
+pub fn start_in_cgroup<A: AsRef<OsStr>>(members: &Path, arguments: impl IntoIterator<Item = A>) -> MdgwProcess {
     let mut command = Command::new("sh");
     // The process that becomes mdgw moves itself.
     command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(members).arg(program()).args(arguments);
@@ -127,22 +127,22 @@ pub fn start_with<A: AsRef<OsStr>>(
     directory: &Path,
     variables: &[(&str, &Path)],
     arguments: impl IntoIterator<Item = A>,
-) -> Mdgw {
+) -> MdgwProcess {
     let mut command = Command::new(program());
     command.args(arguments).current_dir(directory).envs(variables.iter().copied());
     spawn(command)
 }
 
-fn spawn(mut command: Command) -> Mdgw {
+fn spawn(mut command: Command) -> MdgwProcess {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let title = command.get_args().fold("mdgw".to_owned(), |mut title, argument| {
         let _ = write!(title, " {}", argument.to_string_lossy());
         title
     });
     let mut child = command.spawn().expect("mdgw starts");
-    let stdout = Stream::read(child.stdout.take().expect("standard output is piped"));
-    let stderr = Stream::read(child.stderr.take().expect("standard error is piped"));
-    Mdgw { title, child, stdout, stderr }
+    let stdout = OutputStream::read(child.stdout.take().expect("standard output is piped"));
+    let stderr = OutputStream::read(child.stderr.take().expect("standard error is piped"));
+    MdgwProcess { title, child, stdout, stderr }
 }
 
 /// Runs `mdgw` to its end.
@@ -153,20 +153,20 @@ pub fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Ended {
     start(arguments).end()
 }
 
-impl Mdgw {
+impl MdgwProcess {
     /// Waits until a line of standard error, an earlier one or one to come, contains `text`; returns the line.
     ///
     /// # Panics
-    /// When the process ends before, or [`PATIENCE`] does.
+    /// When the process ends before, or [`TEST_TIMEOUT`] does.
     pub fn says(&self, text: &str) -> String {
-        self.says_again(text, 1)
+        self.wait_for_stderr_times(text, 1)
     }
 
     /// Waits until so many lines of standard error contain `text`; returns the last of them.
     ///
     /// # Panics
-    /// When the process ends before, or [`PATIENCE`] does.
-    pub fn says_again(&self, text: &str, times: usize) -> String {
+    /// When the process ends before, or [`TEST_TIMEOUT`] does.
+    pub fn wait_for_stderr_times(&self, text: &str, times: usize) -> String {
         let found = self.stderr.wait(|lines| {
             let mut matching = lines.iter().filter(|line| line.contains(text));
             matching.nth(times.saturating_sub(1)).cloned()
@@ -177,8 +177,8 @@ impl Mdgw {
     /// Waits until a line of standard output begins with `text`.
     ///
     /// # Panics
-    /// When the process ends before, or [`PATIENCE`] does.
-    pub fn prints(&self, text: &str) {
+    /// When the process ends before, or [`TEST_TIMEOUT`] does.
+    pub fn wait_for_stdout(&self, text: &str) {
         let found = self.stdout.wait(|lines| lines.iter().any(|line| line.starts_with(text)).then_some(()));
         assert!(found.is_some(), "{}: never printed {text:?}, but said\n{}", self.title, self.stderr.text());
     }
@@ -225,20 +225,20 @@ impl Mdgw {
     /// Waits for its end.
     ///
     /// # Panics
-    /// When it outlasts [`PATIENCE`].
+    /// When it outlasts [`TEST_TIMEOUT`].
     pub fn end(self) -> Ended {
-        self.end_within(PATIENCE)
+        self.wait_for_exit_within(TEST_TIMEOUT)
     }
 
     /// Waits so long for its end.
     ///
     /// # Panics
     /// When it takes longer.
-    pub fn end_within(mut self, patience: Duration) -> Ended {
+    pub fn wait_for_exit_within(mut self, timeout: Duration) -> Ended {
         // Both streams end when the process does; it starts no others that could hold them.
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         for stream in [&self.stdout, &self.stderr] {
-            assert!(stream.wait_end(deadline), "{}: hangs, having said\n{}", self.title, self.stderr.text());
+            assert!(stream.wait_for_eof(deadline), "{}: hangs, having said\n{}", self.title, self.stderr.text());
         }
         let status = self.child.wait().expect("a child can be waited for");
         Ended { title: self.title.clone(), code: status.code(), stdout: self.stdout.text(), stderr: self.stderr.text() }
@@ -247,14 +247,14 @@ impl Mdgw {
     /// Sends a signal and waits for the end.
     ///
     /// # Panics
-    /// When it outlasts [`PATIENCE`].
-    pub fn end_by(self, signal: Signal) -> Ended {
+    /// When it outlasts [`TEST_TIMEOUT`].
+    pub fn stop_with(self, signal: Signal) -> Ended {
         self.signal(signal);
         self.end()
     }
 }
 
-impl Drop for Mdgw {
+impl Drop for MdgwProcess {
     fn drop(&mut self) {
         // Gone already, in most tests.
         let _ = self.child.kill();
@@ -268,7 +268,7 @@ impl Ended {
     /// # Panics
     /// When it ended otherwise; with what it said.
     #[must_use]
-    pub fn with_code(self, code: i32) -> Self {
+    pub fn expect_code(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{}\n{}{}", self.title, self.stdout, self.stderr);
         self
     }
@@ -286,18 +286,18 @@ impl Ended {
 
 /// What a process writes, line by line, while it runs.
 #[derive(Debug, Default)]
-struct Stream {
-    state: Mutex<StreamState>,
+struct OutputStream {
+    state: Mutex<OutputState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct StreamState {
+struct OutputState {
     lines: Vec<String>,
     has_ended: bool,
 }
 
-impl Stream {
+impl OutputStream {
     fn read(pipe: impl Read + Send + 'static) -> Arc<Self> {
         let stream = Arc::new(Self::default());
         let of_thread = Arc::clone(&stream);
@@ -314,7 +314,7 @@ impl Stream {
     }
 
     fn wait<R>(&self, mut find: impl FnMut(&[String]) -> Option<R>) -> Option<R> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(found) = find(&state.lines) {
@@ -328,7 +328,7 @@ impl Stream {
         }
     }
 
-    fn wait_end(&self, deadline: Instant) -> bool {
+    fn wait_for_eof(&self, deadline: Instant) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while !state.has_ended {
             let left = deadline.saturating_duration_since(Instant::now());

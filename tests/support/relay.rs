@@ -11,45 +11,45 @@ use std::{
     time::Duration,
 };
 
-use mdgw_captures::damage::{DamagedLines, LineDamage, Losses};
+use mdgw_captures::impairment::{ImpairedLines, LineImpairment, LossPolicy};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Receives one group on loopback and sends on what comes through to another one.
 #[derive(Debug)]
-pub struct Relay {
-    shared: Arc<Shared>,
+pub struct LossyRelay {
+    shared: Arc<RelayCounts>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct RelayCounts {
     stop: AtomicBool,
     came: AtomicU64,
-    went: AtomicU64,
+    forwarded: AtomicU64,
 }
 
-impl Relay {
+impl LossyRelay {
     /// Begins to relay; the same seed does the same damage to the same packets.
     ///
     /// # Panics
     /// When a socket can't be opened.
     #[must_use]
-    pub fn start(from: SocketAddrV4, to: SocketAddrV4, damage: LineDamage, seed: u64) -> Self {
+    pub fn start(from: SocketAddrV4, to: SocketAddrV4, damage: LineImpairment, seed: u64) -> Self {
         let receive = open_receive(from).expect("the relay joins a group");
         let send = open_send().expect("the relay opens a socket");
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(RelayCounts::default());
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
-            let mut lines = DamagedLines::new(&[damage], Losses::Independent, seed);
+            let mut lines = ImpairedLines::new(&[damage], LossPolicy::Independent, seed);
             let mut datagram = [0; 2_048];
             while !of_thread.stop.load(Ordering::Acquire) {
                 let Ok(length) = receive.recv(&mut datagram) else { continue };
                 of_thread.came.fetch_add(1, Ordering::Relaxed);
                 let packet: Arc<[u8]> = datagram[..length].into();
-                lines.pass(&packet, |_, _, packet| {
+                lines.transmit(&packet, |_, _, packet| {
                     let sent = send.send_to(packet, to).expect("loopback takes a datagram");
                     assert_eq!(sent, packet.len());
-                    of_thread.went.fetch_add(1, Ordering::Relaxed);
+                    of_thread.forwarded.fetch_add(1, Ordering::Relaxed);
                 });
             }
         });
@@ -59,11 +59,11 @@ impl Relay {
     /// How many datagrams came, and how many were sent on.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
-        (self.shared.came.load(Ordering::Relaxed), self.shared.went.load(Ordering::Relaxed))
+        (self.shared.came.load(Ordering::Relaxed), self.shared.forwarded.load(Ordering::Relaxed))
     }
 }
 
-impl Drop for Relay {
+impl Drop for LossyRelay {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {

@@ -12,7 +12,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::process::{self, Mdgw, PATIENCE};
+use crate::process::{self, MdgwProcess, TEST_TIMEOUT};
 
 /// Where everything of one gateway is. Its directory goes when it is dropped.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Site {
 
 /// What a configuration says beyond its addresses.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct SiteConfig {
     /// Name of the feed.
     pub feed: &'static str,
     /// Threads of the pool.
@@ -59,7 +59,7 @@ pub struct Wanted {
     pub latency: &'static str,
 }
 
-impl Wanted {
+impl SiteConfig {
     /// A Nasdaq channel with a request server.
     #[must_use]
     pub fn itch() -> Self {
@@ -126,7 +126,7 @@ impl Site {
 
     /// Of another gateway that publishes to the same group, from the same lines.
     #[must_use]
-    pub fn twin(&self, node: u8) -> Self {
+    pub fn peer_on_same_lines(&self, node: u8) -> Self {
         Self { lines: self.lines, requests: self.requests, ..self.peer(node) }
     }
 
@@ -138,9 +138,9 @@ impl Site {
 
     /// The configuration's text.
     #[must_use]
-    pub fn config_text(&self, wanted: &Wanted) -> String {
-        let Wanted { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = wanted;
-        let Wanted { segment_bytes, retention_bytes, output, latency, .. } = wanted;
+    pub fn config_text(&self, wanted: &SiteConfig) -> String {
+        let SiteConfig { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = wanted;
+        let SiteConfig { segment_bytes, retention_bytes, output, latency, .. } = wanted;
         let folder = self.folder.path().display();
         let mut text = format!(
             "[gateway]\nnode = {}\nstate_file = \"{folder}/state.json\"\nlog_dir = \"{folder}/log\"\n\
@@ -176,7 +176,7 @@ impl Site {
     /// # Panics
     /// When it can't be written.
     #[must_use]
-    pub fn config(&self, wanted: &Wanted) -> PathBuf {
+    pub fn config(&self, wanted: &SiteConfig) -> PathBuf {
         let path = self.path("gateway.toml");
         fs::write(&path, self.config_text(wanted)).expect("the configuration can be written");
         path
@@ -187,7 +187,7 @@ impl Site {
     /// # Panics
     /// When it doesn't start.
     #[must_use]
-    pub fn gateway(&self, wanted: &Wanted, arguments: &[&str]) -> Mdgw {
+    pub fn gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> MdgwProcess {
         let gateway = self.start_gateway(wanted, arguments);
         gateway.says("gateway runs");
         gateway
@@ -199,7 +199,7 @@ impl Site {
     /// # Panics
     /// When it doesn't.
     #[must_use]
-    pub fn controlled_gateway(&self, wanted: &Wanted, arguments: &[&str]) -> (Mdgw, PathBuf) {
+    pub fn controlled_gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> (MdgwProcess, PathBuf) {
         let socket = self.path("run/control");
         let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&socket));
         let config = self.config_text(wanted).replacen("[gateway]", &keys, 1);
@@ -216,7 +216,7 @@ impl Site {
 
     /// Starts the gateway.
     #[must_use]
-    pub fn start_gateway(&self, wanted: &Wanted, arguments: &[&str]) -> Mdgw {
+    pub fn start_gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> MdgwProcess {
         let config = self.config(wanted);
         process::start([text(&config)].into_iter().chain(arguments.iter().copied()).fold(vec!["run"], with))
     }
@@ -226,7 +226,7 @@ impl Site {
     /// # Panics
     /// When it doesn't.
     #[must_use]
-    pub fn tail(&self, arguments: &[&str]) -> Mdgw {
+    pub fn tail(&self, arguments: &[&str]) -> MdgwProcess {
         let tail = self.start_tail(self.output, arguments);
         wait_until_joined(self.output, 1);
         tail
@@ -234,7 +234,7 @@ impl Site {
 
     /// Starts a subscriber to that group.
     #[must_use]
-    pub fn start_tail(&self, output: SocketAddrV4, arguments: &[&str]) -> Mdgw {
+    pub fn start_tail(&self, output: SocketAddrV4, arguments: &[&str]) -> MdgwProcess {
         let (line, service) = (output.to_string(), self.retransmission.to_string());
         let fixed = ["tail", "--line", &line, "--interface", "127.0.0.1", "--retransmission", &service];
         process::start(fixed.into_iter().chain(arguments.iter().copied()))
@@ -242,7 +242,7 @@ impl Site {
 
     /// Starts an exchange on both lines.
     #[must_use]
-    pub fn sim(&self, arguments: &[&str]) -> Mdgw {
+    pub fn sim(&self, arguments: &[&str]) -> MdgwProcess {
         let [a, b] = self.lines.map(|line| line.to_string());
         let fixed = ["sim", "--line", &a, "--line", &b, "--interface", "127.0.0.1", "--json"];
         process::start(fixed.into_iter().chain(arguments.iter().copied()))
@@ -276,10 +276,10 @@ pub fn text(path: &Path) -> &str {
 /// Waits until so many sockets of this machine are members of the group.
 ///
 /// # Panics
-/// When [`PATIENCE`] ends before.
+/// When [`TEST_TIMEOUT`] ends before.
 pub fn wait_until_joined(address: SocketAddrV4, sockets: u32) {
     // The kernel tells of no join; it can only be asked.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while members(*address.ip()) < sockets {
         assert!(Instant::now() < deadline, "nobody joins {address}");
         std::thread::sleep(Duration::from_millis(2));

@@ -3,8 +3,8 @@
 //! Everything ends and goes with the [`Ensemble`], by a panicking test too; should the test itself be killed, the kernel
 //! ends the nodes.
 
-pub mod asker;
 mod etcd;
+pub mod register_client;
 mod server;
 mod zookeeper;
 
@@ -19,9 +19,9 @@ use std::{
 use tempfile::TempDir;
 
 pub use etcd::{PASSWORD, USER};
-use server::Server;
+use server::StoreNode;
 
-use crate::{captures::say, namespaces::Host, process::PATIENCE, site::free_address};
+use crate::{captures::say, namespaces::Host, process::TEST_TIMEOUT, site::free_address};
 
 /// Which store, and whom it lets in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum Store {
 #[derive(Debug)]
 pub struct Ensemble {
     store: Store,
-    nodes: Vec<Server>,
+    nodes: Vec<StoreNode>,
     directory: TempDir,
     backup_count: usize,
 }
@@ -90,16 +90,16 @@ impl Ensemble {
         // A port may be taken by somebody else between the search and the start.
         for _ in 1..START_ATTEMPTS_MAX {
             let mut ensemble = Self::new(store, count);
-            ensemble.nodes.iter_mut().for_each(Server::start);
-            if ensemble.serves(PATIENCE) {
-                return ensemble.opened();
+            ensemble.nodes.iter_mut().for_each(StoreNode::start);
+            if ensemble.all_serving(TEST_TIMEOUT) {
+                return ensemble.with_password_enabled();
             }
             assert!(ensemble.nodes.iter_mut().any(|node| !node.is_running()), "{}", ensemble.log());
         }
         let mut ensemble = Self::new(store, count);
-        ensemble.nodes.iter_mut().for_each(Server::start);
+        ensemble.nodes.iter_mut().for_each(StoreNode::start);
         ensemble.await_serving();
-        ensemble.opened()
+        ensemble.with_password_enabled()
     }
 
     /// One node on each of these hosts, serving when this returns. Whoever asks them has to be on a host of the same switch.
@@ -136,9 +136,9 @@ impl Ensemble {
         Self { store, nodes, directory, backup_count: 0 }
     }
 
-    fn opened(self) -> Self {
+    fn with_password_enabled(self) -> Self {
         if self.store == Store::EtcdPassword {
-            etcd::ask_for_password(self.nodes[0].address);
+            etcd::require_password(self.nodes[0].address);
         }
         self
     }
@@ -174,16 +174,16 @@ impl Ensemble {
     /// The node that the others follow.
     ///
     /// # Panics
-    /// When there is none for longer than [`PATIENCE`].
+    /// When there is none for longer than [`TEST_TIMEOUT`].
     #[must_use]
     pub fn leader(&self) -> usize {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
             if let Some(leader) = self.nodes.iter().position(|node| node.is_leader()) {
                 return leader;
             }
             assert!(Instant::now() < deadline, "no node leads\n{}", self.log());
-            thread::sleep(POLL);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -210,9 +210,9 @@ impl Ensemble {
     /// Waits until all running nodes serve.
     ///
     /// # Panics
-    /// When that takes longer than [`PATIENCE`].
+    /// When that takes longer than [`TEST_TIMEOUT`].
     pub fn await_serving(&mut self) {
-        assert!(self.serves(PATIENCE), "the store does not serve\n{}", self.log());
+        assert!(self.all_serving(TEST_TIMEOUT), "the store does not serve\n{}", self.log());
     }
 
     /// Copies the data of all nodes, which are killed for it and started again.
@@ -222,11 +222,11 @@ impl Ensemble {
     pub fn back_up(&mut self) -> Backup {
         self.backup_count += 1;
         let to = self.directory.path().join(format!("backup-{}", self.backup_count));
-        self.nodes.iter_mut().for_each(Server::kill);
+        self.nodes.iter_mut().for_each(StoreNode::kill);
         for (index, node) in self.nodes.iter().enumerate() {
             copy(&node.data, &to.join(index.to_string())).expect("data can be copied");
         }
-        self.nodes.iter_mut().for_each(Server::start);
+        self.nodes.iter_mut().for_each(StoreNode::start);
         self.await_serving();
         Backup(to)
     }
@@ -236,17 +236,17 @@ impl Ensemble {
     /// # Panics
     /// When it can't be copied, or the nodes don't serve it.
     pub fn restore(&mut self, backup: &Backup) {
-        self.nodes.iter_mut().for_each(Server::kill);
+        self.nodes.iter_mut().for_each(StoreNode::kill);
         for (index, node) in self.nodes.iter().enumerate() {
             fs::remove_dir_all(&node.data).expect("data can be removed");
             copy(&backup.0.join(index.to_string()), &node.data).expect("data can be copied");
         }
-        self.nodes.iter_mut().for_each(Server::start);
+        self.nodes.iter_mut().for_each(StoreNode::start);
         self.await_serving();
     }
 
     /// Whether all running nodes serve before so long; given up at once when one of them ends.
-    fn serves(&mut self, patience: Duration) -> bool {
+    fn all_serving(&mut self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         loop {
             let mut started = self.nodes.iter_mut().filter(|node| node.is_started());
@@ -257,13 +257,13 @@ impl Ensemble {
             if has_lost || Instant::now() > deadline {
                 return false;
             }
-            thread::sleep(POLL);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// The ends of what its nodes wrote, for messages.
     fn log(&self) -> String {
-        self.nodes.iter().map(Server::log_end).collect()
+        self.nodes.iter().map(StoreNode::log_end).collect()
     }
 }
 
@@ -285,4 +285,4 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 const HOST_PORTS: [u16; 3] = [12_000, 12_001, 12_002];
 const START_ATTEMPTS_MAX: usize = 3;
 /// Between two looks at a state that nobody announces.
-const POLL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);

@@ -48,7 +48,7 @@ impl Tap {
             let sender = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1);
             loop {
                 // Asked before, so that what lay in the socket then is still read.
-                let is_last = of_thread.load(Ordering::Acquire);
+                let is_stopping = of_thread.load(Ordering::Acquire);
                 while let Ok(length) = socket.recv(&mut datagram) {
                     let time_ns = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos();
                     let time_ns = u64::try_from(time_ns).expect("before 2554");
@@ -58,7 +58,7 @@ impl Tap {
                         settles.fetch_max(packet.meta.next.0, Ordering::Release);
                     }
                 }
-                if is_last {
+                if is_stopping {
                     writer.finish().expect("a capture can be ended");
                     return count;
                 }
@@ -71,7 +71,7 @@ impl Tap {
     ///
     /// # Panics
     /// When it never does.
-    pub fn wait_until_settled(&self, next: u64) {
+    pub fn wait_until_covered(&self, next: u64) {
         wait_until("the output settles what was sent", || self.settled.load(Ordering::Acquire) >= next);
     }
 

@@ -1,9 +1,9 @@
 //! A small world: a venue, two gateways or more, three receivers, and whoever grants leadership, each on a host of its own; real
 //! processes on a real network. It remembers all that was published and delivered, and judges it in the end.
 
-pub mod cases;
+pub mod checker;
 mod config;
-pub mod judge;
+pub mod faults;
 pub mod plan;
 pub mod receiver;
 pub mod slowness;
@@ -23,58 +23,58 @@ use mdgw_feeds::{
     identity::{Epoch, Sequence},
     published::packet::{PacketFlags, PacketMeta, write_packet},
 };
-use mdgw_status::control::{Request, ask};
+use mdgw_status::control::{Request, send_request};
 use mdgw_sys::clock::unix_now;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use self::{
-    judge::{Day, Expected, Judged, Records},
-    plan::{Backend, Plan},
-    receiver::{Received, Receiver},
+    checker::{Expected, RunLogs, RunResult, VenueInput},
+    plan::{ElectionBackend, Plan},
+    receiver::{Receiver, ReceiverLog},
 };
 use crate::{
     captures::say,
-    day::DATE,
     memory_cgroup::MemoryCgroup,
-    mounted::Mounted,
     namespaces::{Host, INTERFACE, Switch},
     pair::{CHANNEL, GROUP, wait_until},
-    process::{self, Mdgw, Signal},
+    process::{self, MdgwProcess, Signal},
     site::{text, write_key},
     stores::{Ensemble, Store},
+    tmpfs::TmpfsMount,
+    trading_day::DATE,
 };
 
 /// All hosts and what runs on them. Everything ends with it.
 #[derive(Debug)]
-pub struct World {
+pub struct Testbed {
     plan: Plan,
     /// The switch: it loses what it is told to lose.
     pub switch: Switch,
     venue: Host,
     gateways: Vec<Host>,
-    witnesses: Vec<(Host, Option<Mdgw>)>,
+    witnesses: Vec<(Host, Option<MdgwProcess>)>,
     store: Option<(Vec<Host>, Ensemble)>,
-    running: Vec<Option<Mdgw>>,
+    running: Vec<Option<MdgwProcess>>,
     /// Those that were killed: their sentinels may have something to say yet.
-    killed: Vec<Mdgw>,
+    killed: Vec<MdgwProcess>,
     /// What processes that have ended said.
     said: Vec<String>,
     /// Of each gateway's configuration.
     revisions: Vec<u64>,
-    disks: Vec<Mounted>,
+    disks: Vec<TmpfsMount>,
     /// What each gateway's memory is counted in, where it is.
     memories: Vec<MemoryCgroup>,
-    sim: Option<Mdgw>,
+    sim: Option<MdgwProcess>,
     /// Packets of each session that has ended.
-    played: Vec<u64>,
+    packets_played: Vec<u64>,
     receivers: Vec<Receiver>,
     expected: Option<JoinHandle<Expected>>,
     folder: TempDir,
     fast: Arc<TempDir>,
 }
 
-impl World {
+impl Testbed {
     /// Everything runs when this returns but the venue; somebody leads and the other one stands. `None`, with a word on
     /// standard error, where this process may not make one: `test` is then skipped.
     #[must_use]
@@ -90,20 +90,20 @@ impl World {
         let venue = switch.host("venue", address(VENUE));
         let mut receivers = Vec::new();
         for number in 0..RECEIVERS {
-            let host = switch.host(&format!("receiver{number}"), address(FIRST_RECEIVER + number));
+            let host = switch.host(&format!("receiver{number}"), address(RECEIVER_ADDRESS_MIN + number));
             // Not all of them ask the same gateway first.
-            let in_turn = (0..plan.gateways).map(|index| 1 + (index + number) % plan.gateways);
-            let services: Vec<_> = in_turn.map(|node| SocketAddrV4::new(address(node), RETRANSMISSION_PORT)).collect();
+            let rotated = (0..plan.gateways).map(|index| 1 + (index + number) % plan.gateways);
+            let services: Vec<_> = rotated.map(|node| SocketAddrV4::new(address(node), RETRANSMISSION_PORT)).collect();
             let capture = fast.path().join(format!("receiver{number}.pcap"));
             let publishers = nodes.clone().map(address).collect();
             receivers.push(Receiver::start(&host, OUTPUT, publishers, &services, &capture));
         }
         let mut disks = Vec::new();
         for node in nodes.clone().filter(|_| plan.has_small_disks) {
-            disks.push(Mounted::new(test, folder.path().join(format!("disk{node}")), "256k")?);
+            disks.push(TmpfsMount::new(test, folder.path().join(format!("disk{node}")), "256k")?);
         }
         let mut memories = Vec::new();
-        for node in nodes.clone().filter(|_| plan.counts_memory) {
+        for node in nodes.clone().filter(|_| plan.has_memory_limit) {
             memories.push(MemoryCgroup::new(test, &format!("gateway{node}"))?);
         }
         let mut world = Self {
@@ -120,56 +120,56 @@ impl World {
             disks,
             memories,
             sim: None,
-            played: Vec::new(),
+            packets_played: Vec::new(),
             receivers,
             expected: None,
             folder,
             fast: Arc::new(fast),
         };
         match world.plan.backend {
-            Backend::File | Backend::Emergent => {}
-            Backend::Quorum => world.start_witnesses(),
-            Backend::Store(store) => world.start_store(store, test)?,
+            ElectionBackend::File | ElectionBackend::Emergent => {}
+            ElectionBackend::Quorum => world.start_witnesses(),
+            ElectionBackend::Store(store) => world.start_store(store, test)?,
         }
         let day = world.day();
         world.expected = Some(std::thread::spawn(move || day.expected()));
         world.start_gateway(1);
-        if !world.plan.begins_alone {
+        if !world.plan.starts_with_one_gateway {
             nodes.skip(1).for_each(|node| world.start_gateway(node));
             let leader = world.leader();
-            world.nodes().filter(|node| *node != leader).for_each(|node| world.wait_until_stands(node));
+            world.nodes().filter(|node| *node != leader).for_each(|node| world.wait_until_eligible(node));
         }
         Some(world)
     }
 
     /// Waits until it is known what every receiver has to be told: finding it out takes a core.
-    pub fn wait_until_expected(&self) {
+    pub fn wait_until_expectation_ready(&self) {
         wait_until("what is to come is known", || self.expected.as_ref().is_none_or(JoinHandle::is_finished));
     }
 
     /// The venue begins a session.
-    pub fn open_venue(&mut self) {
+    pub fn start_session(&mut self) {
         let [a, b] = LINES.map(|line| line.to_string());
         let Plan { messages, messages_per_second, .. } = self.plan;
         let (messages, rate) = (messages.to_string(), (messages_per_second / MESSAGES_PER_PACKET).to_string());
         let requests = SocketAddrV4::new(self.venue.address, REQUEST_PORT).to_string();
-        let (stocks, seed) = (judge::STOCKS.to_string(), judge::SEED.to_string());
-        let session = format!("MDGWSIM{:03}", self.played.len() + 1);
-        let words =
+        let (stocks, seed) = (checker::STOCKS.to_string(), checker::SEED.to_string());
+        let session = format!("MDGWSIM{:03}", self.packets_played.len() + 1);
+        let arguments =
             ["sim", "--line", &a, "--line", &b, "--interface", INTERFACE, "--messages", &messages, "--rate", &rate];
         let more = ["--stocks", &stocks, "--seed", &seed, "--request-server", &requests, "--linger-s", "600", "--json"];
         let named = ["--session", &session];
-        let words = words.iter().chain(&more).chain(&named);
-        self.sim = Some(self.venue.namespace.run(|| process::start(words)));
+        let arguments = arguments.iter().chain(&more).chain(&named);
+        self.sim = Some(self.venue.namespace.run(|| process::start(arguments)));
     }
 
     /// The venue ends its session where it is.
     ///
     /// # Panics
     /// When none is open.
-    pub fn close_venue(&mut self) {
-        let sim = self.sim.take().expect("the venue has opened").end_by(Signal::Terminate).with_code(0);
-        self.played.push(sim.json()["packets"].as_u64().unwrap_or_default());
+    pub fn end_session(&mut self) {
+        let sim = self.sim.take().expect("the venue has opened").stop_with(Signal::Terminate).expect_code(0);
+        self.packets_played.push(sim.json()["packets"].as_u64().unwrap_or_default());
     }
 
     /// Starts that gateway, again.
@@ -181,10 +181,10 @@ impl World {
         self.said.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
         let path = self.path(&format!("gateway{node}.toml"));
         fs::write(&path, self.config_text(node)).expect("the configuration can be written");
-        let words = ["run", text(&path), "--date", DATE, "--ts-recv", "none"];
+        let arguments = ["run", text(&path), "--date", DATE, "--ts-recv", "none"];
         let start = || match self.memories.get(index(node)) {
-            Some(memory) => process::start_below(&memory.enter(), words),
-            None => process::start(words),
+            Some(memory) => process::start_in_cgroup(&memory.enter(), arguments),
+            None => process::start(arguments),
         };
         let gateway = self.host(node).namespace.run(start);
         gateway.says("gateway runs");
@@ -195,7 +195,7 @@ impl World {
     fn start_witnesses(&mut self) {
         for node in self.witness_nodes() {
             let host = self.switch.host(&format!("witness{node}"), address(node));
-            fs::write(self.path(&format!("witness{node}.toml")), self.witness_text(node))
+            fs::write(self.path(&format!("witness{node}.toml")), self.witness_config_text(node))
                 .expect("the configuration can be written");
             self.witnesses.push((host, None));
         }
@@ -217,7 +217,7 @@ impl World {
 
     /// So many that one gateway and they are most of all voters.
     fn witness_nodes(&self) -> RangeInclusive<u8> {
-        FIRST_WITNESS..=FIRST_WITNESS + self.plan.gateways - 2
+        WITNESS_NODE_MIN..=WITNESS_NODE_MIN + self.plan.gateways - 2
     }
 
     /// The gateways' numbers.
@@ -235,7 +235,7 @@ impl World {
         if !store.is_installed(test) {
             return None;
         }
-        let host = |number: u8| self.switch.host(&format!("store{number}"), address(FIRST_STORE + number));
+        let host = |number: u8| self.switch.host(&format!("store{number}"), address(STORE_ADDRESS_MIN + number));
         let hosts: Vec<Host> = (0..STORE_NODES).map(host).collect();
         let ensemble = Ensemble::start_on(store, &hosts);
         self.store = Some((hosts, ensemble));
@@ -276,17 +276,17 @@ impl World {
     /// Leaves it no more memory than it has, until the kernel kills it; when that was begun, ns since 1970 UTC.
     ///
     /// # Panics
-    /// When it doesn't run, or its memory isn't counted, see [`Plan::counts_memory`].
+    /// When it doesn't run, or its memory isn't counted, see [`Plan::has_memory_limit`].
     pub fn starve(&mut self, node: u8) -> u64 {
         let memory = self.memories.get(index(node)).expect("its memory is counted");
         let gateway = self.running[index(node)].as_mut().expect("who is starved runs");
         let now = unix_now();
         wait_until("it is out of memory", || {
-            memory.take_the_rest();
-            memory.has_killed()
+            memory.limit_to_current_usage();
+            memory.has_oom_killed()
         });
         wait_until("it is dead", || gateway.has_ended());
-        memory.give_back();
+        memory.lift_limit();
         self.killed.extend(self.running[index(node)].take());
         now.0
     }
@@ -298,12 +298,12 @@ impl World {
     pub fn end(&mut self, node: u8) -> u64 {
         let now = unix_now();
         let gateway = self.running[index(node)].take().expect("who is ended runs");
-        let _said = gateway.end_by(Signal::Terminate).with_code(0);
+        let _exited = gateway.stop_with(Signal::Terminate).expect_code(0);
         now.0
     }
 
     /// From its next start on that gateway has another configuration: a later revision, with another output.
-    pub fn roll(&mut self, node: u8) {
+    pub fn bump_revision(&mut self, node: u8) {
         self.revisions[index(node)] += 1;
     }
 
@@ -311,7 +311,7 @@ impl World {
     #[must_use]
     pub fn hand_over(&self, node: u8) -> Option<u64> {
         let now = unix_now();
-        let asked = ask(&self.socket(node), &Request::HandOver { group: None, target: None });
+        let asked = send_request(&self.socket(node), &Request::HandOver { group: None, target: None });
         asked.is_ok().then_some(now.0)
     }
 
@@ -319,8 +319,8 @@ impl World {
     ///
     /// # Panics
     /// When nothing has been published yet.
-    pub fn forge(&self, epoch: Epoch) {
-        let (session, sequence) = self.receivers[0].last_name().expect("something has been told");
+    pub fn publish_forged_heartbeat(&self, epoch: Epoch) {
+        let (session, sequence) = self.receivers[0].last_message_id().expect("something has been told");
         let next = Sequence(sequence + 1);
         let meta = PacketMeta {
             flags: PacketFlags::HEARTBEAT,
@@ -353,7 +353,7 @@ impl World {
     /// What that gateway says of its group; `None` when it doesn't answer.
     #[must_use]
     pub fn status(&self, node: u8) -> Option<Value> {
-        ask(&self.socket(node), &Request::Status {}).ok().map(|status| status["groups"][0].clone())
+        send_request(&self.socket(node), &Request::Status {}).ok().map(|status| status["groups"][0].clone())
     }
 
     /// Its place in the election: `leader`, `candidate`, `bystander`; empty when it doesn't answer.
@@ -375,11 +375,11 @@ impl World {
 
     /// Waits until that gateway stands for election and has all that the leader had when it was asked: one that was only
     /// stopped stands at once, and has nothing to say yet. Over a register the leader has then named who follows it.
-    pub fn wait_until_stands(&self, node: u8) {
+    pub fn wait_until_eligible(&self, node: u8) {
         wait_until("it stands", || self.role(node) == "candidate");
         let reached = self.reached(self.leader());
         wait_until("it is level", || self.reached(node) >= reached);
-        if matches!(self.plan.backend, Backend::File | Backend::Store(_)) {
+        if matches!(self.plan.backend, ElectionBackend::File | ElectionBackend::Store(_)) {
             wait_until("somebody is to follow", || {
                 self.status(self.leader()).is_some_and(|status| status["heir"].is_number())
             });
@@ -406,7 +406,7 @@ impl World {
     }
 
     /// Waits until every receiver has been told so many things more.
-    pub fn wait_for_more(&self, count: usize) {
+    pub fn wait_for_more_deliveries(&self, count: usize) {
         let told: Vec<_> = self.receivers.iter().map(|receiver| receiver.progress().0).collect();
         let all = || self.receivers.iter().zip(&told).all(|(receiver, before)| receiver.progress().0 >= before + count);
         wait_until("the stream goes on", all);
@@ -417,22 +417,22 @@ impl World {
     /// # Panics
     /// When a part fails.
     #[must_use]
-    pub fn finish(mut self) -> Judged {
-        self.close_venue();
-        let whole = self.expected.take().map(JoinHandle::join).expect("asked once").expect("a day has a content");
-        let expected = Expected::of_sessions(&whole, &self.played);
+    pub fn finish(mut self) -> RunResult {
+        self.end_session();
+        let full_stream = self.expected.take().map(JoinHandle::join).expect("asked once").expect("a day has a content");
+        let expected = Expected::for_sessions(&full_stream, &self.packets_played);
         wait_until("the day's end is heard", || self.receivers.iter().all(Receiver::has_ended));
         for gateway in self.running.iter_mut().filter_map(Option::take) {
-            self.said.push(gateway.end_by(Signal::Terminate).stderr);
+            self.said.push(gateway.stop_with(Signal::Terminate).stderr);
         }
         self.said.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
         let audits: Vec<_> =
             self.nodes().map(|node| fs::read_to_string(self.audit(node)).unwrap_or_default()).collect();
-        let received: Vec<(PathBuf, Received)> = self.receivers.drain(..).map(Receiver::finish).collect();
+        let received: Vec<(PathBuf, ReceiverLog)> = self.receivers.drain(..).map(Receiver::finish).collect();
         let log = |node| self.fast.path().join(format!("log{node}")).join(CHANNEL.0.to_string());
         let logs: Vec<_> = self.nodes().map(log).collect();
-        let records = Records { logs: &logs, audits: &audits, said: &self.said };
-        Judged::of(&expected, received, &records, Arc::clone(&self.fast))
+        let records = RunLogs { logs: &logs, audits: &audits, said: &self.said };
+        RunResult::of(&expected, received, &records, Arc::clone(&self.fast))
     }
 
     /// A file of this world.
@@ -458,13 +458,13 @@ impl World {
     ///
     /// # Panics
     /// When it has no disk of its own, see [`Plan::has_small_disks`].
-    pub fn set_disk(&self, node: u8, is_full: bool) {
+    pub fn set_disk_full(&self, node: u8, is_full: bool) {
         let disk = &self.disks[index(node)];
         if is_full { disk.fill() } else { disk.free() }
     }
 
-    fn day(&self) -> Day {
-        Day { messages: self.plan.messages, config: self.config_text(1) }
+    fn day(&self) -> VenueInput {
+        VenueInput { messages: self.plan.messages, config: self.config_text(1) }
     }
 
     fn socket(&self, node: u8) -> PathBuf {
@@ -477,12 +477,12 @@ impl World {
 
     /// Where that gateway's votes and audit are.
     fn disk(&self, node: u8) -> &Path {
-        self.disks.get(index(node)).map_or_else(|| self.folder.path(), Mounted::path)
+        self.disks.get(index(node)).map_or_else(|| self.folder.path(), TmpfsMount::path)
     }
 }
 
 /// A test that panics says what its gateways said first and last, and how far its receivers had come.
-impl Drop for World {
+impl Drop for Testbed {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -490,18 +490,21 @@ impl Drop for World {
         for gateway in self.running.iter().flatten() {
             let said = gateway.said();
             let lines: Vec<&str> = said.lines().collect();
-            let (first, rest) = lines.split_at(lines.len().min(SAID_LINES));
-            let last = &rest[rest.len().saturating_sub(SAID_LINES)..];
+            let (first, rest) = lines.split_at(lines.len().min(STDERR_LINES_SHOWN));
+            let last = &rest[rest.len().saturating_sub(STDERR_LINES_SHOWN)..];
             say(&format!("{}\n…\n{}\n---", first.join("\n"), last.join("\n")));
         }
         for (number, receiver) in self.receivers.iter().enumerate() {
             let (told, epoch) = receiver.progress();
-            say(&format!("receiver {number}: {told} things, the last under {epoch:?}: {:?}", receiver.last_name()));
+            say(&format!(
+                "receiver {number}: {told} things, the last under {epoch:?}: {:?}",
+                receiver.last_message_id()
+            ));
         }
     }
 }
 
-const SAID_LINES: usize = 40;
+const STDERR_LINES_SHOWN: usize = 40;
 
 /// Where both gateways publish.
 pub const OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 77, 2, 1), 31_000);
@@ -522,10 +525,10 @@ fn index(node: u8) -> usize {
 
 /// On average, of a made-up day; `mdgw sim` counts packets.
 const MESSAGES_PER_PACKET: f64 = 11.08;
-const FIRST_WITNESS: u8 = 5;
+const WITNESS_NODE_MIN: u8 = 5;
 const VENUE: u8 = 9;
-const FIRST_RECEIVER: u8 = 11;
-const FIRST_STORE: u8 = 21;
+const RECEIVER_ADDRESS_MIN: u8 = 11;
+const STORE_ADDRESS_MIN: u8 = 21;
 const STORE_NODES: u8 = 3;
 /// Of clients, on a host of its own.
 const STORE_PORT: u16 = 12_000;

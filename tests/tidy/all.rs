@@ -56,7 +56,7 @@ fn files(endings: &[&str]) -> Vec<SourceFile> {
 }
 
 #[track_caller]
-fn assert_none<T: ToString>(complaints: impl IntoIterator<Item = T>) {
-    let complaints: Vec<_> = complaints.into_iter().map(|complaint| complaint.to_string()).collect();
-    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+fn assert_none<T: ToString>(findings: impl IntoIterator<Item = T>) {
+    let findings: Vec<_> = findings.into_iter().map(|complaint| complaint.to_string()).collect();
+    assert!(findings.is_empty(), "\n{}", findings.join("\n"));
 }

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use super::{SourceFile, assert_none, files, root};
 
 #[test]
-fn documents_point_to_what_exists() {
+fn document_links_resolve() {
     let documents = files(&["md"]);
     assert!(documents.iter().any(|file| file.path == "README.md"));
     let exists = |path: &Path| root().join(path).exists();
@@ -32,7 +32,7 @@ fn dead_links(document: &str, text: &str, exists: impl Fn(&Path) -> bool) -> imp
         }
         for (number, part) in line.split('`').enumerate() {
             if number % 2 == 1 {
-                let is_path = OUR_FOLDERS.iter().any(|ours| part.starts_with(ours)) && part.chars().all(is_of_path);
+                let is_path = OUR_FOLDERS.iter().any(|ours| part.starts_with(ours)) && part.chars().all(is_path_char);
                 if is_path && !exists(Path::new(part)) {
                     dead.push(part.to_owned());
                 }
@@ -40,7 +40,7 @@ fn dead_links(document: &str, text: &str, exists: impl Fn(&Path) -> bool) -> imp
             }
             for link in part.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
                 let target = link.split('#').next().unwrap_or(link);
-                if !target.is_empty() && !link.contains(':') && !exists(&flattened(&folder.join(target))) {
+                if !target.is_empty() && !link.contains(':') && !exists(&normalised(&folder.join(target))) {
                     dead.push(link.to_owned());
                 }
             }
@@ -51,12 +51,12 @@ fn dead_links(document: &str, text: &str, exists: impl Fn(&Path) -> bool) -> imp
 
 const OUR_FOLDERS: [&str; 6] = [".ci/", "bench/", "feeds/", "gateway/", "ops/", "tests/"];
 
-fn is_of_path(character: char) -> bool {
+fn is_path_char(character: char) -> bool {
     character.is_alphanumeric() || matches!(character, '_' | '/' | '.' | '-')
 }
 
 /// Without `..` and `.`.
-fn flattened(path: &Path) -> PathBuf {
+fn normalised(path: &Path) -> PathBuf {
     path.components().fold(PathBuf::new(), |mut flat, component| {
         match component {
             Component::ParentDir => drop(flat.pop()),

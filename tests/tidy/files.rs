@@ -14,7 +14,7 @@ const LINES_MAX: usize = 1_000;
 const REMINDERS: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 
 #[test]
-fn files_are_short_enough_to_be_read() {
+fn source_files_stay_below_the_length_limit() {
     let long = |file: &SourceFile| file.text.lines().count() > LINES_MAX;
     assert!(long(&SourceFile { path: "x.rs".to_owned(), text: "\n".repeat(LINES_MAX + 1) }));
     assert_none(sources().into_iter().filter(long).map(|file| file.path));
@@ -30,8 +30,10 @@ fn no_reminder_is_left() {
 }
 
 fn reminders(text: &str) -> impl Iterator<Item = &'static str> {
-    let is_word = |character: char| character.is_alphanumeric() || character == '_';
-    REMINDERS.into_iter().filter(move |wanted| text.split(|character| !is_word(character)).any(|word| word == *wanted))
+    let is_word_char = |character: char| character.is_alphanumeric() || character == '_';
+    REMINDERS
+        .into_iter()
+        .filter(move |wanted| text.split(|character| !is_word_char(character)).any(|word| word == *wanted))
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{env, process::Command};
 use super::{assert_none, read, root};
 
 #[test]
-fn licences_of_all_that_is_linked_are_allowed() {
+fn licences_of_linked_packages_are_allowed() {
     let deny: toml::Table = read(".deny.toml").parse().expect("the deny list is TOML");
     let allow = deny["licenses"]["allow"].as_array().expect("it lists licences");
     let allow: Vec<&str> = allow.iter().filter_map(toml::Value::as_str).collect();
@@ -35,16 +35,16 @@ fn the_first_command_needs_no_protocol_compiler() {
 fn linked_packages(features: &[&str]) -> Vec<(String, String)> {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let told = Command::new(cargo)
+    let metadata = Command::new(cargo)
         .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &target])
         .args(features)
         .current_dir(root())
         .output()
         .expect("cargo can be run");
-    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-    let told: serde_json::Value = serde_json::from_slice(&told.stdout).expect("cargo tells JSON");
+    assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).expect("cargo tells JSON");
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-    let packages = told["packages"].as_array().expect("cargo lists packages").iter();
+    let packages = metadata["packages"].as_array().expect("cargo lists packages").iter();
     let foreign = packages.filter(|package| !package["source"].is_null());
     foreign.map(|package| (text(&package["name"]), text(&package["license"]))).collect()
 }
@@ -62,11 +62,11 @@ impl Licence {
     fn of(text: &str) -> Option<Self> {
         let spaced = text.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
         let mut words = spaced.split_whitespace().peekable();
-        let licence = Self::any(&mut words)?;
+        let licence = Self::parse_or(&mut words)?;
         words.next().is_none().then_some(licence)
     }
 
-    fn any<'t>(words: &mut std::iter::Peekable<impl Iterator<Item = &'t str>>) -> Option<Self> {
+    fn parse_or<'t>(words: &mut std::iter::Peekable<impl Iterator<Item = &'t str>>) -> Option<Self> {
         let mut parts = vec![Self::all(words)?];
         while words.next_if_eq(&"OR").is_some() {
             parts.push(Self::all(words)?);
@@ -85,7 +85,7 @@ impl Licence {
     fn one<'t>(words: &mut std::iter::Peekable<impl Iterator<Item = &'t str>>) -> Option<Self> {
         match words.next()? {
             "(" => {
-                let inner = Self::any(words)?;
+                let inner = Self::parse_or(words)?;
                 words.next_if_eq(&")").map(|_| inner)
             }
             "OR" | "AND" | "WITH" | ")" => None,

@@ -19,12 +19,13 @@ type Variant<S> = (&'static str, fn(&mut OrderBooks<S>, &Day) -> u64);
 
 const REFERENCE: &str = "reference";
 const HASH: &str = "hash";
-const HASH_IN_PACKET: &str = "hash, ahead in packet";
-const HASH_AHEAD: &str = "hash, ahead in replay";
+const HASH_PREFETCH_IN_PACKET: &str = "hash, ahead in packet";
+const HASH_PREFETCH_IN_REPLAY: &str = "hash, ahead in replay";
 const WINDOW: &str = "window";
-const WINDOW_IN_PACKET: &str = "window, ahead in packet";
-const WINDOW_AHEAD: &str = "window, ahead in replay";
-const TARGETS: [(&str, f64); 4] = [(HASH, 0.50), (HASH_AHEAD, 0.30), (WINDOW, 0.42), (WINDOW_AHEAD, 0.24)];
+const WINDOW_PREFETCH_IN_PACKET: &str = "window, ahead in packet";
+const WINDOW_PREFETCH_IN_REPLAY: &str = "window, ahead in replay";
+const TARGETS: [(&str, f64); 4] =
+    [(HASH, 0.50), (HASH_PREFETCH_IN_REPLAY, 0.30), (WINDOW, 0.42), (WINDOW_PREFETCH_IN_REPLAY, 0.24)];
 
 /// What the memory is stated for, and what everything is measured with.
 pub(crate) const LIMITS: BookLimits =
@@ -32,11 +33,25 @@ pub(crate) const LIMITS: BookLimits =
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let day = Day::load(options)?;
-    let hash_variants: [Variant<HashStore>; 3] =
-        [(HASH, run_plain), (HASH_IN_PACKET, run_ahead_in_packet), (HASH_AHEAD, run_ahead)];
-    let window_variants: [Variant<WindowStore>; 3] =
-        [(WINDOW, run_plain), (WINDOW_IN_PACKET, run_ahead_in_packet), (WINDOW_AHEAD, run_ahead)];
-    let names = [REFERENCE, HASH, HASH_IN_PACKET, HASH_AHEAD, WINDOW, WINDOW_IN_PACKET, WINDOW_AHEAD];
+    let hash_variants: [Variant<HashStore>; 3] = [
+        (HASH, run_plain),
+        (HASH_PREFETCH_IN_PACKET, run_prefetch_in_packet),
+        (HASH_PREFETCH_IN_REPLAY, run_prefetch_in_replay),
+    ];
+    let window_variants: [Variant<WindowStore>; 3] = [
+        (WINDOW, run_plain),
+        (WINDOW_PREFETCH_IN_PACKET, run_prefetch_in_packet),
+        (WINDOW_PREFETCH_IN_REPLAY, run_prefetch_in_replay),
+    ];
+    let names = [
+        REFERENCE,
+        HASH,
+        HASH_PREFETCH_IN_PACKET,
+        HASH_PREFETCH_IN_REPLAY,
+        WINDOW,
+        WINDOW_PREFETCH_IN_PACKET,
+        WINDOW_PREFETCH_IN_REPLAY,
+    ];
     let mut rounds = Rounds::new(&names, day.message_count);
     let mut hash = OrderBooks::<HashStore>::new(LIMITS);
     let mut window = OrderBooks::<WindowStore>::new(LIMITS);
@@ -108,7 +123,7 @@ pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> 
     let mut tops = 0;
     let mut block = day.bytes.as_slice();
     while let Some(message) = MoldUdp64::next_message(&mut block) {
-        ask_for(books, message);
+        prefetch(books, message);
         tops = apply(books, message, tops);
     }
     tops
@@ -117,16 +132,16 @@ pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> 
 /// As a replay can do it, which has the next packets at hand: before it applies a message it asks for what one a little
 /// further on touches.
 #[inline(never)]
-pub(crate) fn run_ahead<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
+pub(crate) fn run_prefetch_in_replay<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
     let mut block = day.bytes.as_slice();
     let mut ahead = block;
-    for message in core::iter::from_fn(|| MoldUdp64::next_message(&mut ahead)).take(MESSAGES_AHEAD) {
-        ask_for(books, message);
+    for message in core::iter::from_fn(|| MoldUdp64::next_message(&mut ahead)).take(PREFETCH_DISTANCE) {
+        prefetch(books, message);
     }
     let mut tops = 0;
     while let Some(message) = MoldUdp64::next_message(&mut block) {
         if let Some(message) = MoldUdp64::next_message(&mut ahead) {
-            ask_for(books, message);
+            prefetch(books, message);
         }
         tops = apply(books, message, tops);
     }
@@ -134,16 +149,16 @@ pub(crate) fn run_ahead<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> 
 }
 
 /// Messages from a request for memory to its use.
-const MESSAGES_AHEAD: usize = 8;
+const PREFETCH_DISTANCE: usize = 8;
 
 /// As a live channel has to do it: the same within each packet.
 #[inline(never)]
-pub(crate) fn run_ahead_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
+pub(crate) fn run_prefetch_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
     let mut tops = 0;
     for packet in day.packets() {
         let mut ahead = packet;
         while let Some(message) = MoldUdp64::next_message(&mut ahead) {
-            ask_for(books, message);
+            prefetch(books, message);
         }
         tops = apply_packet(books, packet, tops);
     }
@@ -152,7 +167,7 @@ pub(crate) fn run_ahead_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day:
 
 /// Asks the memory for the message's order, which is the longest way off, and its instrument.
 #[inline(always)]
-fn ask_for<S: OrderStore>(books: &OrderBooks<S>, message: &[u8]) {
+fn prefetch<S: OrderStore>(books: &OrderBooks<S>, message: &[u8]) {
     if let Some(touched) = itch50::touches(message) {
         if let Some(order_id) = touched.order_reference_number {
             books.prefetch_order(order_id);

@@ -5,12 +5,12 @@ use std::{fs::File, io::BufWriter, path::Path};
 use anyhow::{Context, Result};
 use mdgw_captures::capture_file::PcapWriter;
 
-use super::line::{B_BEHIND_NS, LINES, SOURCE, for_each_packet};
+use super::end_to_end::{LINE_B_DELAY_NS, LINES, SOURCE, for_each_packet};
 use crate::{Options, input::Day};
 
 /// Of so many packets, each line lacks one of its own.
-const LACKING_OF: u64 = 1_000;
-const LACKING: [u64; 2] = [250, 750];
+const DROP_PERIOD: u64 = 1_000;
+const DROPPED_AT: [u64; 2] = [250, 750];
 
 pub(crate) fn run(directory: &Path, options: &Options) -> Result<()> {
     let day = Day::load(options)?;
@@ -23,9 +23,9 @@ pub(crate) fn run(directory: &Path, options: &Options) -> Result<()> {
     for_each_packet(&day, |time_ns, payload| {
         number += 1;
         for (line, writer) in writers.iter_mut().enumerate() {
-            let is_lacking = number % LACKING_OF == LACKING[line];
-            if !is_lacking {
-                writer.datagram(time_ns + line as u64 * B_BEHIND_NS, SOURCE, LINES[line], payload)?;
+            let is_dropped = number % DROP_PERIOD == DROPPED_AT[line];
+            if !is_dropped {
+                writer.datagram(time_ns + line as u64 * LINE_B_DELAY_NS, SOURCE, LINES[line], payload)?;
             }
         }
         Ok(())

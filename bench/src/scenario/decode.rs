@@ -7,13 +7,13 @@ use mdgw_feeds::{
 };
 use serde_json::json;
 
-use crate::{Options, hop, input::Day, report::Rounds};
+use crate::{Options, decode_baseline, input::Day, report::Rounds};
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let day = Day::load(options)?;
     let mut rounds = Rounds::new(&["hop", "decode"], day.message_count);
     for _ in 0..options.rounds {
-        let expected = rounds.time("hop", || hop::sum_fields(&day.bytes));
+        let expected = rounds.time("hop", || decode_baseline::sum_fields(&day.bytes));
         let sum = rounds.time("decode", || sum_fields(&day.bytes));
         ensure!(sum == expected, "decoding found other fields than the hop loop: {sum} and not {expected}");
     }

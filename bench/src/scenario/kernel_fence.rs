@@ -47,16 +47,16 @@ pub(crate) fn run(options: &KernelFenceOptions) -> Result<()> {
     let mut packet = header.as_bytes().to_vec();
     packet.resize(400, 0);
 
-    let mut taken = [Vec::new(), Vec::new()];
+    let mut times = [Vec::new(), Vec::new()];
     for _ in 0..options.rounds {
-        taken[0].push(send(&socket, &packet, options.sends)?);
-        let fence = fence_open(&cgroup, &groups, destination)?;
-        taken[1].push(send(&socket, &packet, options.sends)?);
+        times[0].push(send(&socket, &packet, options.sends)?);
+        let fence = open_fence(&cgroup, &groups, destination)?;
+        times[1].push(send(&socket, &packet, options.sends)?);
         fence.group(groups.len() - 1).close();
         ensure!(socket.send(&packet).is_err(), "a closed fence lets packets out");
     }
-    let mut ratios: Vec<_> = taken[1].iter().zip(&taken[0]).map(|(with, without)| with / without).collect();
-    let [without, with] = taken.each_mut().map(|times| median(times));
+    let mut ratios: Vec<_> = times[1].iter().zip(&times[0]).map(|(with, without)| with / without).collect();
+    let [without, with] = times.each_mut().map(|times| median(times));
     let ratio = median(&mut ratios);
     let spread = [ratios[0], ratios[ratios.len() - 1]];
     if options.json {
@@ -77,7 +77,7 @@ pub(crate) fn run(options: &KernelFenceOptions) -> Result<()> {
     Ok(())
 }
 
-fn fence_open(cgroup: &FenceCgroup, groups: &[GroupId], destination: SocketAddrV4) -> Result<KernelFence> {
+fn open_fence(cgroup: &FenceCgroup, groups: &[GroupId], destination: SocketAddrV4) -> Result<KernelFence> {
     let fence = KernelFence::attach(cgroup.path(), groups, &[destination])?;
     fence.group(groups.len() - 1).open(Epoch::new(1, 1), MonoNs(u64::MAX));
     Ok(fence)
@@ -85,11 +85,11 @@ fn fence_open(cgroup: &FenceCgroup, groups: &[GroupId], destination: SocketAddrV
 
 /// Nanoseconds a send.
 fn send(socket: &UdpSocket, packet: &[u8], sends: u32) -> Result<f64> {
-    let begun = Instant::now();
+    let started = Instant::now();
     for _ in 0..sends {
         socket.send(packet).context("send")?;
     }
-    Ok(begun.elapsed().as_secs_f64() * 1e9 / f64::from(sends))
+    Ok(started.elapsed().as_secs_f64() * 1e9 / f64::from(sends))
 }
 
 fn median(values: &mut [f64]) -> f64 {

@@ -7,19 +7,19 @@ use mdgw_feeds::book::{
     store::{HashStore, WindowStore},
 };
 
-use super::{book, decode, line};
-use crate::{Options, hop, input::Day, reference::ReferenceBooks};
+use super::{book, decode, end_to_end};
+use crate::{Options, decode_baseline, input::Day, reference::ReferenceBooks};
 
 /// What can be run once.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Variant {
-    Hop,
+    DecodeBaseline,
     Decode,
     Reference,
     Hash,
-    HashAhead,
+    HashPrefetch,
     Window,
-    WindowAhead,
+    WindowPrefetch,
     Arbitrate,
     Line,
 }
@@ -27,15 +27,17 @@ pub(crate) enum Variant {
 pub(crate) fn run(variant: Variant, options: &Options) -> Result<()> {
     let day = Day::load(options)?;
     let result = match variant {
-        Variant::Hop => hop::sum_fields(&day.bytes),
+        Variant::DecodeBaseline => decode_baseline::sum_fields(&day.bytes),
         Variant::Decode => decode::sum_fields(&day.bytes),
         Variant::Reference => book::run_reference(&mut ReferenceBooks::new(), &day),
         Variant::Hash => book::run_plain(&mut OrderBooks::<HashStore>::new(book::LIMITS), &day),
-        Variant::HashAhead => book::run_ahead(&mut OrderBooks::<HashStore>::new(book::LIMITS), &day),
+        Variant::HashPrefetch => book::run_prefetch_in_replay(&mut OrderBooks::<HashStore>::new(book::LIMITS), &day),
         Variant::Window => book::run_plain(&mut OrderBooks::<WindowStore>::new(book::LIMITS), &day),
-        Variant::WindowAhead => book::run_ahead(&mut OrderBooks::<WindowStore>::new(book::LIMITS), &day),
-        Variant::Arbitrate => line::arbitrate_day(&day)?,
-        Variant::Line => line::carry_day(&day)?,
+        Variant::WindowPrefetch => {
+            book::run_prefetch_in_replay(&mut OrderBooks::<WindowStore>::new(book::LIMITS), &day)
+        }
+        Variant::Arbitrate => end_to_end::arbitrate_day(&day)?,
+        Variant::Line => end_to_end::run_day(&day)?,
     };
     println!("{} messages, {result:x}", day.message_count);
     Ok(())

@@ -23,9 +23,8 @@ use mdgw_engine::{
         TurnContext, WaitPolicy, pool::Pool, roles::Counts,
     },
     handle_set::{
-        HandleSet, ThreadIo,
+        HandleSet, ThreadIo, backend_choice,
         epoll::EpollSet,
-        probe,
         ring::{MultishotSet, RingSet},
     },
 };
@@ -86,8 +85,8 @@ pub(crate) fn run(options: &TurnOptions) -> Result<()> {
 
 /// One way to set up the pool.
 #[derive(Clone, Copy, Debug)]
-struct Arrangement {
-    backend: Backend,
+struct PoolSetup {
+    backend: IoBackend,
     threads: usize,
     wait: WaitPolicy,
     promotion: PromotionPolicy,
@@ -95,50 +94,50 @@ struct Arrangement {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Backend {
+enum IoBackend {
     Epoll,
     Rings,
     Multishot,
 }
 
 /// Each one but the first differs from an earlier one in a single point.
-fn arrangements() -> Vec<Arrangement> {
-    let base = Arrangement {
-        backend: Backend::Epoll,
+fn arrangements() -> Vec<PoolSetup> {
+    let base = PoolSetup {
+        backend: IoBackend::Epoll,
         threads: 2,
         wait: WaitPolicy::Park,
         promotion: PromotionPolicy::Lazy,
         batch: 32,
     };
-    let strict = Arrangement { promotion: PromotionPolicy::Strict, ..base };
-    let spin = Arrangement { wait: WaitPolicy::Spin, ..strict };
-    let alone = Arrangement { threads: 1, ..base };
-    let alone_spin = Arrangement { wait: WaitPolicy::Spin, ..alone };
+    let strict = PoolSetup { promotion: PromotionPolicy::Strict, ..base };
+    let spin = PoolSetup { wait: WaitPolicy::Spin, ..strict };
+    let alone = PoolSetup { threads: 1, ..base };
+    let alone_spin = PoolSetup { wait: WaitPolicy::Spin, ..alone };
     let mut all = vec![
         base,
-        Arrangement { batch: 1, ..base },
-        Arrangement { batch: 8, ..base },
-        Arrangement { batch: 64, ..base },
+        PoolSetup { batch: 1, ..base },
+        PoolSetup { batch: 8, ..base },
+        PoolSetup { batch: 64, ..base },
         strict,
-        Arrangement { batch: 1, ..strict },
+        PoolSetup { batch: 1, ..strict },
         spin,
-        Arrangement { promotion: PromotionPolicy::Lazy, ..spin },
+        PoolSetup { promotion: PromotionPolicy::Lazy, ..spin },
         alone,
         alone_spin,
     ];
-    if probe::probe().is_ok() {
+    if backend_choice::probe_io_uring().is_ok() {
         all.extend([
-            Arrangement { backend: Backend::Rings, ..base },
-            Arrangement { backend: Backend::Rings, ..strict },
-            Arrangement { backend: Backend::Rings, ..spin },
-            Arrangement { backend: Backend::Multishot, ..alone },
-            Arrangement { backend: Backend::Multishot, ..alone_spin },
+            PoolSetup { backend: IoBackend::Rings, ..base },
+            PoolSetup { backend: IoBackend::Rings, ..strict },
+            PoolSetup { backend: IoBackend::Rings, ..spin },
+            PoolSetup { backend: IoBackend::Multishot, ..alone },
+            PoolSetup { backend: IoBackend::Multishot, ..alone_spin },
         ]);
     }
     all
 }
 
-impl Arrangement {
+impl PoolSetup {
     fn name(&self) -> String {
         let Self { backend, threads, wait, promotion, batch } = self;
         let promotion = if *threads == 1 { String::new() } else { format!(" {promotion:?}") };
@@ -147,9 +146,9 @@ impl Arrangement {
 
     fn run(&self, options: &TurnOptions) -> Result<Outcome> {
         match self.backend {
-            Backend::Epoll => self.run_on(EpollSet::new()?, options),
-            Backend::Rings => self.run_on(RingSet::new(probe::probe()?)?, options),
-            Backend::Multishot => self.run_on(MultishotSet::new(MultishotSet::BUFFERS)?, options),
+            IoBackend::Epoll => self.run_on(EpollSet::new()?, options),
+            IoBackend::Rings => self.run_on(RingSet::new(backend_choice::probe_io_uring()?)?, options),
+            IoBackend::Multishot => self.run_on(MultishotSet::new(MultishotSet::BUFFERS)?, options),
         }
     }
 
@@ -160,13 +159,16 @@ impl Arrangement {
         let senders = sockets.iter().map(connect_to).collect::<Result<Vec<_>>>()?;
         let watched =
             sockets.iter().map(|socket| socket.as_fd().try_clone_to_owned()).collect::<Result<Vec<_>, _>>()?;
-        let probe = |socket| Probe { socket, received: received.clone(), work_ns: options.work_ns };
+        let probe = |socket| TimedHandler { socket, received: received.clone(), work_ns: options.work_ns };
         let handlers = sockets.into_iter().map(probe).collect();
         let threads: Arc<Mutex<Vec<i32>>> = Arc::default();
         let histograms: Arc<Mutex<Histogram<u64>>> =
             Arc::new(Mutex::new(Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3)?));
-        let thread =
-            |index: usize| ThreadConfig { core: options.cores.get(index).copied(), fifo_priority: None, word: None };
+        let thread = |index: usize| ThreadConfig {
+            core: options.cores.get(index).copied(),
+            fifo_priority: None,
+            progress: None,
+        };
         let config = DispatchConfig {
             threads: (0..self.threads).map(thread).collect(),
             wait: self.wait,
@@ -178,10 +180,10 @@ impl Arrangement {
             let (threads, histograms) = (threads.clone(), histograms.clone());
             move |_| {
                 threads.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(thread_id());
-                Local::new(histograms.clone())
+                ThreadBuffers::new(histograms.clone())
             }
         };
-        let pool: Pool<S, Probe> = Pool::start(&config, Arc::new(set), handlers, local)?;
+        let pool: Pool<S, TimedHandler> = Pool::start(&config, Arc::new(set), handlers, local)?;
         for (channel, socket) in (0..).zip(&watched) {
             pool.add(socket.as_fd(), Handle { channel: ChannelIndex(channel), line: Line::A })?;
         }
@@ -203,7 +205,7 @@ impl Arrangement {
         let histogram = histograms.lock().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
         let packets = last.max(1) as f64;
         Ok(Outcome {
-            on_core_ns: (after.on_core_ns - before.on_core_ns) as f64 / packets,
+            cpu_ns: (after.cpu_ns - before.cpu_ns) as f64 / packets,
             switches: (after.switches - before.switches) as f64 / packets,
             p50_us: histogram.value_at_quantile(0.5) as f64 / 1e3,
             p99_us: histogram.value_at_quantile(0.99) as f64 / 1e3,
@@ -215,7 +217,7 @@ impl Arrangement {
 
 #[derive(Clone, Debug)]
 struct Outcome {
-    on_core_ns: f64,
+    cpu_ns: f64,
     switches: f64,
     p50_us: f64,
     p99_us: f64,
@@ -227,20 +229,20 @@ struct Outcome {
 const LATENCY_NS_MAX: u64 = 10_000_000_000;
 
 /// A channel that looks at its packets for a given time.
-struct Probe {
+struct TimedHandler {
     socket: ReceiveSocket,
     received: Arc<AtomicU64>,
     work_ns: u64,
 }
 
 /// One thread's buffers; its latencies are added to all others' when it ends.
-struct Local {
+struct ThreadBuffers {
     batch: ReceiveBatch,
     latency_ns: Histogram<u64>,
     all: Arc<Mutex<Histogram<u64>>>,
 }
 
-impl Local {
+impl ThreadBuffers {
     fn new(all: Arc<Mutex<Histogram<u64>>>) -> Self {
         let latency_ns = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX);
@@ -248,7 +250,7 @@ impl Local {
     }
 }
 
-impl Drop for Local {
+impl Drop for ThreadBuffers {
     fn drop(&mut self) {
         let mut all = self.all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // Both were made alike, so one holds what the other does.
@@ -256,10 +258,10 @@ impl Drop for Local {
     }
 }
 
-impl Probe {
-    fn take(&mut self, local: &mut Local) -> usize {
-        let taken = local.batch.len();
-        if taken == 0 {
+impl TimedHandler {
+    fn take(&mut self, local: &mut ThreadBuffers) -> usize {
+        let received = local.batch.len();
+        if received == 0 {
             return 0;
         }
         let now = unix_now();
@@ -273,34 +275,34 @@ impl Probe {
             }
         }
         local.batch.clear();
-        self.received.fetch_add(taken as u64, Relaxed);
-        taken
+        self.received.fetch_add(received as u64, Relaxed);
+        received
     }
 }
 
-impl ChannelHandler for Probe {
-    type Local = Local;
+impl ChannelHandler for TimedHandler {
+    type Local = ThreadBuffers;
     type Message = ();
 
     fn on_ready<I: ThreadIo>(
         &mut self,
         _lines: LineSet,
         _quota: usize,
-        context: &mut TurnContext<'_, I, Local>,
+        context: &mut TurnContext<'_, I, ThreadBuffers>,
     ) -> Result<Progress, Failure> {
-        let sockets = [(Line::A, self.socket.raw())];
+        let sockets = [(Line::A, self.socket.raw_fd())];
         let more = context.io.receive(&sockets, &mut context.local.batch).map_err(|_| Failure("cannot receive"))?;
-        Ok(Progress { packets: self.take(context.local), more })
+        Ok(Progress { packets: self.take(context.local), unfinished_lines: more })
     }
 
-    fn on_lent<I: ThreadIo>(
+    fn on_provided<I: ThreadIo>(
         &mut self,
         handle: Handle,
-        context: &mut TurnContext<'_, I, Local>,
+        context: &mut TurnContext<'_, I, ThreadBuffers>,
     ) -> Result<Progress, Failure> {
         let mut progress = Progress::default();
         loop {
-            context.io.lent(handle, &mut context.local.batch);
+            context.io.take_provided(handle, &mut context.local.batch);
             match self.take(context.local) {
                 0 => return Ok(progress),
                 packets => progress.packets += packets,
@@ -311,12 +313,16 @@ impl ChannelHandler for Probe {
     fn on_deadline<I: ThreadIo>(
         &mut self,
         _now: MonoNs,
-        _context: &mut TurnContext<'_, I, Local>,
+        _context: &mut TurnContext<'_, I, ThreadBuffers>,
     ) -> Result<(), Failure> {
         Ok(())
     }
 
-    fn on_message<I: ThreadIo>(&mut self, (): (), _context: &mut TurnContext<'_, I, Local>) -> Result<(), Failure> {
+    fn on_message<I: ThreadIo>(
+        &mut self,
+        (): (),
+        _context: &mut TurnContext<'_, I, ThreadBuffers>,
+    ) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -328,24 +334,24 @@ impl ChannelHandler for Probe {
         LineSet(1)
     }
 
-    fn on_failed<I: ThreadIo>(&mut self, _reason: &FailReason, _context: &mut TurnContext<'_, I, Local>) {}
+    fn on_failed<I: ThreadIo>(&mut self, _reason: &FailReason, _context: &mut TurnContext<'_, I, ThreadBuffers>) {}
 
-    fn while_failed<I: ThreadIo>(&mut self, _now: MonoNs, _context: &mut TurnContext<'_, I, Local>) {}
+    fn on_failed_deadline<I: ThreadIo>(&mut self, _now: MonoNs, _context: &mut TurnContext<'_, I, ThreadBuffers>) {}
 }
 
 /// What the kernel counted of some threads.
 struct Usage {
-    on_core_ns: u64,
+    cpu_ns: u64,
     switches: u64,
 }
 
 impl Usage {
     fn of(threads: &[i32]) -> Result<Self> {
-        let mut usage = Self { on_core_ns: 0, switches: 0 };
+        let mut usage = Self { cpu_ns: 0, switches: 0 };
         for thread in threads {
             let schedstat = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat"))?;
-            let on_core_ns = schedstat.split_whitespace().next().context("an empty schedstat")?;
-            usage.on_core_ns += on_core_ns.parse::<u64>()?;
+            let cpu_ns = schedstat.split_whitespace().next().context("an empty schedstat")?;
+            usage.cpu_ns += cpu_ns.parse::<u64>()?;
             usage.switches += SwitchCounts::of(*thread)?.voluntary;
         }
         Ok(usage)
@@ -375,7 +381,7 @@ fn send(senders: &[UdpSocket], options: &TurnOptions) -> Result<()> {
     Ok(())
 }
 
-fn print_table(options: &TurnOptions, arrangements: &[Arrangement], rounds: &[Vec<Outcome>]) {
+fn print_table(options: &TurnOptions, arrangements: &[PoolSetup], rounds: &[Vec<Outcome>]) {
     println!(
         "{} packets at {}/s in bursts of {} over {} sockets, {} ns of work each, cores {:?}, {} rounds; medians",
         options.packets, options.rate, options.burst, options.sockets, options.work_ns, options.cores, options.rounds
@@ -385,8 +391,8 @@ fn print_table(options: &TurnOptions, arrangements: &[Arrangement], rounds: &[Ve
         "", "cpu ns", "ratio", "switches", "p50 us", "p99 us", "pkt/turn", "promoted", "lost"
     );
     for (arrangement, outcomes) in arrangements.iter().zip(rounds) {
-        let cpu = |outcome: &Outcome| outcome.on_core_ns;
-        let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.on_core_ns / base.on_core_ns));
+        let cpu = |outcome: &Outcome| outcome.cpu_ns;
+        let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.cpu_ns / base.cpu_ns));
         println!(
             "{:<38} {:>8.0} {:>8.2} ({:.2} to {:.2}) {:>9.3} {:>8.1} {:>8.1} {:>9.2} {:>9.3} {:>6}",
             arrangement.name(),
@@ -404,12 +410,12 @@ fn print_table(options: &TurnOptions, arrangements: &[Arrangement], rounds: &[Ve
     }
 }
 
-fn print_json(arrangements: &[Arrangement], rounds: &[Vec<Outcome>]) {
-    let of = |(arrangement, outcomes): (&Arrangement, &Vec<Outcome>)| {
-        let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.on_core_ns / base.on_core_ns));
+fn print_json(arrangements: &[PoolSetup], rounds: &[Vec<Outcome>]) {
+    let of = |(arrangement, outcomes): (&PoolSetup, &Vec<Outcome>)| {
+        let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.cpu_ns / base.cpu_ns));
         json!({
             "arrangement": arrangement.name(),
-            "on_core_ns_per_packet": median(outcomes, |outcome| outcome.on_core_ns),
+            "on_core_ns_per_packet": median(outcomes, |outcome| outcome.cpu_ns),
             "ratio_min_median_max": ratio,
             "voluntary_switches_per_packet": median(outcomes, |outcome| outcome.switches),
             "p50_us": median(outcomes, |outcome| outcome.p50_us),

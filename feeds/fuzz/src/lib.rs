@@ -255,9 +255,9 @@ pub fn channel(input: &[u8]) {
     config.books = BookLimits { instruments_max: 64, orders_max: 256, levels_max: 256, order_hash_seed: 0 };
     config.arbiter.window_packets = 64;
     let mut channel = Channel::new(config);
-    let mut sink = Ascending::default();
+    let mut sink = OrderCheckingSink::default();
     let mut now = MonoNs(1);
-    while let Some(datagram) = next_piece(&mut rest) {
+    while let Some(datagram) = next_datagram(&mut rest) {
         let line = Line(datagram.first().map_or(0, |byte| byte % 2));
         now = now.plus(1_000_000);
         if channel.next_deadline().is_some_and(|deadline| deadline <= now) {
@@ -284,7 +284,7 @@ pub fn receiver(input: &[u8]) {
         ..ReceiverConfig::default()
     };
     let mut receiver = Receiver::new(config);
-    let mut told: Option<(Session, Sequence)> = None;
+    let mut delivered_through: Option<(Session, Sequence)> = None;
     let mut deliver = |output: Output<'_>| {
         let (first, next) = match output.item {
             Item::Message { header, .. } => {
@@ -294,14 +294,15 @@ pub fn receiver(input: &[u8]) {
             Item::Gap(gap) | Item::Lost(gap) => (gap.first(), gap.next()),
             _ => return,
         };
-        let is_after =
-            told.is_none_or(|(session, told)| session < output.session || (session == output.session && told <= first));
-        assert!(is_after, "{first:?} of {} after {told:?}", output.session);
-        told = Some((output.session, next));
+        let is_after = delivered_through.is_none_or(|(session, delivered_through)| {
+            session < output.session || (session == output.session && delivered_through <= first)
+        });
+        assert!(is_after, "{first:?} of {} after {delivered_through:?}", output.session);
+        delivered_through = Some((output.session, next));
     };
     let mut rest = input;
     let mut now = MonoNs(1);
-    while let Some(datagram) = next_piece(&mut rest) {
+    while let Some(datagram) = next_datagram(&mut rest) {
         let (line, service) = match datagram.first().copied().unwrap_or(0) {
             byte @ 254.. => (Line::RECOVERY, byte - 254),
             byte => (Line(byte % 2), 0),
@@ -318,13 +319,13 @@ pub fn receiver(input: &[u8]) {
 
 /// A sink that asserts the order of what it gets.
 #[derive(Default)]
-struct Ascending {
+struct OrderCheckingSink {
     settled: Sequence,
     has_session: bool,
     has_ended: bool,
 }
 
-impl FrameSink for Ascending {
+impl FrameSink for OrderCheckingSink {
     fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]) {
         assert!(self.has_session && meta.sequence >= self.settled && meta.next >= meta.sequence);
         match meta.kind {
@@ -339,7 +340,7 @@ impl FrameSink for Ascending {
         }
     }
 
-    fn settled(&mut self, next: Sequence) {
+    fn covered_through(&mut self, next: Sequence) {
         assert!(self.has_session && next >= self.settled);
         self.settled = next;
     }
@@ -355,14 +356,14 @@ impl FrameSink for Ascending {
 }
 
 /// Puts a datagram behind others in an input of [`channel`] or [`receiver`]: its length, its line, its bytes.
-pub fn push_piece(input: &mut Vec<u8>, line: Line, datagram: &[u8]) {
+pub fn push_datagram(input: &mut Vec<u8>, line: Line, datagram: &[u8]) {
     let length = u16::try_from(1 + datagram.len()).expect("datagrams are shorter");
     input.extend_from_slice(&length.to_le_bytes());
     input.push(line.0);
     input.extend_from_slice(datagram);
 }
 
-fn next_piece<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+fn next_datagram<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (length, behind) = rest.split_first_chunk::<LENGTH_BYTES>()?;
     let length = usize::from(u16::from_le_bytes(*length)).min(behind.len());
     let (piece, behind) = behind.split_at(length);

@@ -13,7 +13,7 @@ use mdgw_feeds::{
 };
 use zerocopy::IntoBytes;
 
-use super::push_piece;
+use super::push_datagram;
 
 /// Those of each target, by its name.
 #[must_use]
@@ -38,13 +38,13 @@ pub fn all() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     let channels = [(0, &moldudp64), (1, &iextp), (2, &iextp)].map(|(feed, packets)| {
         let mut input = vec![feed];
         for packet in packets {
-            push_piece(&mut input, Line::A, packet);
-            push_piece(&mut input, Line::B, packet);
+            push_datagram(&mut input, Line::A, packet);
+            push_datagram(&mut input, Line::B, packet);
         }
         input
     });
-    let mut heard = Vec::new();
-    published.iter().for_each(|packet| push_piece(&mut heard, Line::A, packet));
+    let mut receiver_input = Vec::new();
+    published.iter().for_each(|packet| push_datagram(&mut receiver_input, Line::A, packet));
     vec![
         ("moldudp64", moldudp64),
         ("iextp", iextp),
@@ -56,7 +56,7 @@ pub fn all() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("request", requests()),
         ("arbiter", vec![vec![0, 0, 1, 2, 0, 1, 5, 2, 5, 0, 9, 0, 7, 0, 0, 0, 0, 1, 3, 9]]),
         ("channel", channels.into()),
-        ("receiver", vec![heard]),
+        ("receiver", vec![receiver_input]),
     ]
 }
 

@@ -51,15 +51,15 @@ pub(super) struct DeclaredGaps {
 
 impl DeclaredGaps {
     pub(super) fn new() -> Self {
-        Self { gaps: VecDeque::with_capacity(REMEMBERED_MAX) }
+        Self { gaps: VecDeque::with_capacity(DECLARED_GAPS_MAX) }
     }
 
     pub(super) fn clear(&mut self) {
         self.gaps.clear();
     }
 
-    pub(super) fn remember(&mut self, gap: Gap) {
-        if self.gaps.len() >= REMEMBERED_MAX {
+    pub(super) fn record(&mut self, gap: Gap) {
+        if self.gaps.len() >= DECLARED_GAPS_MAX {
             self.gaps.pop_front();
         }
         self.gaps.push_back(gap);
@@ -76,7 +76,7 @@ impl DeclaredGaps {
     }
 }
 
-const REMEMBERED_MAX: usize = 64;
+const DECLARED_GAPS_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -87,17 +87,17 @@ mod tests {
     }
 
     #[test]
-    fn the_empty_gap_cannot_be_built() {
+    fn an_empty_gap_cannot_be_constructed() {
         assert_eq!(Gap::new(Sequence(5), Sequence(5)), None);
         assert_eq!(Gap::new(Sequence(6), Sequence(5)), None);
         assert_eq!(gap(5, 8).count(), 3);
     }
 
     #[test]
-    fn overlap_counts_only_what_was_declared() {
+    fn overlap_counts_only_declared_sequences() {
         let mut declared = DeclaredGaps::new();
-        declared.remember(gap(10, 12));
-        declared.remember(gap(20, 25));
+        declared.record(gap(10, 12));
+        declared.record(gap(20, 25));
         let overlap = |first, next| declared.overlap(Sequence(first), Sequence(next));
         assert_eq!(overlap(25, 30), 0);
         assert_eq!(overlap(12, 20), 0);
@@ -111,9 +111,9 @@ mod tests {
         let mut declared = DeclaredGaps::new();
         let before = declared.memory_bytes();
         for index in 0..1_000 {
-            declared.remember(gap(index * 2, index * 2 + 1));
+            declared.record(gap(index * 2, index * 2 + 1));
         }
         assert_eq!(declared.memory_bytes(), before);
-        assert_eq!(declared.overlap(Sequence(0), Sequence(10_000)), REMEMBERED_MAX as u64);
+        assert_eq!(declared.overlap(Sequence(0), Sequence(10_000)), DECLARED_GAPS_MAX as u64);
     }
 }

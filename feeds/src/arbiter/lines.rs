@@ -34,7 +34,7 @@ pub struct LineStatistics {
     /// Duplicates whose first copy was too long ago to compare.
     pub lead_unknown_messages: u64,
     pub(super) jump: Option<JumpCandidate>,
-    pub(super) watch_since: MonoNs,
+    pub(super) silence_since: MonoNs,
     pub(super) is_configured: bool,
 }
 
@@ -87,7 +87,7 @@ impl LineStatistics {
             lead_ns,
             lead_unknown_messages: 0,
             jump: None,
-            watch_since: MonoNs(0),
+            silence_since: MonoNs(0),
             is_configured,
         }
     }
@@ -104,7 +104,7 @@ impl LineStatistics {
 
     pub(super) fn silence_deadline(&self, silence_ns: u64) -> Option<MonoNs> {
         let watched = self.is_configured && !self.silent;
-        watched.then(|| self.last_arrival.unwrap_or_default().max(self.watch_since).plus(silence_ns))
+        watched.then(|| self.last_arrival.unwrap_or_default().max(self.silence_since).plus(silence_ns))
     }
 }
 
@@ -113,16 +113,16 @@ impl LineStatistics {
 pub(super) struct Lines {
     statistics: [LineStatistics; Line::COUNT_MAX],
     /// A ring of the latest deliveries, ascending by sequence.
-    won: Box<[Won]>,
+    won: Box<[DeliveredRange]>,
     /// Deliveries so far; the latest lies at `(count - 1) & mask`.
-    won_count: u64,
+    history_count: u64,
     /// Per line: the delivery where its latest duplicate was found, since duplicates come in order too.
     cursors: [u64; Line::COUNT_MAX],
 }
 
 /// One delivery: `[first, next)` came first on `line`, at `ts_recv`.
 #[derive(Clone, Copy, Debug, Default)]
-struct Won {
+struct DeliveredRange {
     first: Sequence,
     next: Sequence,
     ts_recv: UnixNs,
@@ -136,15 +136,15 @@ impl Lines {
             statistics: core::array::from_fn(|index| {
                 LineStatistics::new(index < usize::from(lines) || index == usize::from(Line::RECOVERY.0))
             }),
-            won: vec![Won::default(); remembered.next_power_of_two()].into_boxed_slice(),
-            won_count: 0,
+            won: vec![DeliveredRange::default(); remembered.next_power_of_two()].into_boxed_slice(),
+            history_count: 0,
             cursors: [0; Line::COUNT_MAX],
         }
     }
 
     /// A new numbering: earlier deliveries say nothing about it.
     pub(super) fn begin_session(&mut self) {
-        self.won_count = 0;
+        self.history_count = 0;
         self.cursors = [0; Line::COUNT_MAX];
         for line in &mut self.statistics {
             line.jump = None;
@@ -166,17 +166,17 @@ impl Lines {
         self.statistics.iter().take(usize::from(Line::RECOVERY.0)).filter(|line| line.is_configured)
     }
 
-    pub(super) fn watched_mut(&mut self) -> impl Iterator<Item = &mut LineStatistics> {
+    pub(super) fn venue_lines_mut(&mut self) -> impl Iterator<Item = &mut LineStatistics> {
         self.statistics.iter_mut().take(usize::from(Line::RECOVERY.0)).filter(|line| line.is_configured)
     }
 
     /// `[first, next)` were delivered, brought by `line`. Ranges ascend from call to call.
     pub(super) fn delivered(&mut self, line: Line, first: Sequence, next: Sequence, ts_recv: UnixNs) {
-        let index = self.index(self.won_count);
+        let index = self.index(self.history_count);
         if let Some(entry) = self.won.get_mut(index) {
-            *entry = Won { first, next, ts_recv, line };
+            *entry = DeliveredRange { first, next, ts_recv, line };
         }
-        self.won_count += 1;
+        self.history_count += 1;
     }
 
     /// `line` brought `[first, next)`, of which `count` messages had been delivered and the others declared missing.
@@ -186,7 +186,7 @@ impl Lines {
         }
         let mut position = self.find(line, first);
         let mut compared = 0;
-        while position < self.won_count {
+        while position < self.history_count {
             let index = self.index(position);
             let Some(won) = self.won.get(index).copied() else { break };
             if won.first >= next {
@@ -194,12 +194,12 @@ impl Lines {
             }
             let overlap = won.next.min(next).0.saturating_sub(won.first.max(first).0);
             compared += overlap;
-            let dethroned = self.compare(line, ts_recv, won.line, won.ts_recv, overlap);
-            if dethroned
+            let later_copy_won = self.compare(line, ts_recv, won.line, won.ts_recv, overlap);
+            if later_copy_won
                 && overlap == won.next.0 - won.first.0
                 && let Some(entry) = self.won.get_mut(index)
             {
-                *entry = Won { ts_recv, line, ..won };
+                *entry = DeliveredRange { ts_recv, line, ..won };
             }
             if won.next >= next {
                 break;
@@ -215,7 +215,7 @@ impl Lines {
     }
 
     /// `line` brought `count` messages that are held, unexpected as yet, from another packet.
-    pub(super) fn duplicate_of_held(&mut self, line: Line, ts_recv: UnixNs, held: super::window::Overlap) {
+    pub(super) fn record_duplicate_of_held(&mut self, line: Line, ts_recv: UnixNs, held: super::window::Overlap) {
         if let Some(statistics) = self.get_mut(line) {
             statistics.duplicate_messages += held.count;
         }
@@ -228,13 +228,13 @@ impl Lines {
         if later == earlier || later == Line::RECOVERY || earlier == Line::RECOVERY {
             return false;
         }
-        let dethroned = later_ts < earlier_ts;
+        let later_copy_won = later_ts < earlier_ts;
         let (winner, lead_ns) =
-            if dethroned { (later, earlier_ts.0 - later_ts.0) } else { (earlier, later_ts.0 - earlier_ts.0) };
+            if later_copy_won { (later, earlier_ts.0 - later_ts.0) } else { (earlier, later_ts.0 - earlier_ts.0) };
         if let Some(winner) = self.get_mut(winner) {
             winner.lead_ns.saturating_record_n(lead_ns, count);
         }
-        if dethroned {
+        if later_copy_won {
             if let Some(statistics) = self.get_mut(later) {
                 statistics.won_messages += count;
                 statistics.duplicate_messages = statistics.duplicate_messages.saturating_sub(count);
@@ -244,12 +244,12 @@ impl Lines {
                 statistics.duplicate_messages += count;
             }
         }
-        dethroned
+        later_copy_won
     }
 
     /// The first remembered delivery that ends after `first`.
     fn find(&self, line: Line, first: Sequence) -> u64 {
-        let oldest = self.won_count.saturating_sub(self.won.len() as u64);
+        let oldest = self.history_count.saturating_sub(self.won.len() as u64);
         let ends_after = |position: u64| self.won.get(self.index(position)).is_some_and(|won| won.next > first);
         let mut position = self.cursors.get(usize::from(line.0)).copied().unwrap_or(0).max(oldest);
         if position > oldest && ends_after(position - 1) {
@@ -260,7 +260,7 @@ impl Lines {
             }
             return low;
         }
-        while position < self.won_count && !ends_after(position) {
+        while position < self.history_count && !ends_after(position) {
             position += 1;
         }
         position

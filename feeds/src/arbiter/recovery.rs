@@ -31,7 +31,7 @@ pub struct RecoveryConfig {
     /// Most messages in one request. Together the requests under way to the peer have no more either, since it answers with
     /// all of them at once.
     pub messages_per_request_max: u64,
-    /// Most requests under way at a time, 1 to [`REQUESTS_UNDER_WAY_MAX`]; 1 where the end of an answer is
+    /// Most requests under way at a time, 1 to [`REQUESTS_IN_FLIGHT_MAX`]; 1 where the end of an answer is
     /// [announced](AnswerEnd::Announced), which doesn't say whose.
     pub requests_under_way_max: u16,
     /// A larger gap is declared without asking: catching up with it would take longer than it is worth.
@@ -62,7 +62,7 @@ impl Default for RecoveryConfig {
 }
 
 /// The most that [`RecoveryConfig::requests_under_way_max`] can be.
-pub const REQUESTS_UNDER_WAY_MAX: u16 = 64;
+pub const REQUESTS_IN_FLIGHT_MAX: u16 = 64;
 
 /// How the end of an answer is recognised, so that the rest can be asked for at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub enum AnswerEnd {
 
 /// Who is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum RequestTarget {
     /// The other gateway of the pair.
     Peer,
     /// The venue's retransmission server.
@@ -86,7 +86,7 @@ pub enum Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Whom.
-    pub of: Asked,
+    pub of: RequestTarget,
     /// First sequence wanted.
     pub first: Sequence,
     /// First sequence not wanted any more.
@@ -107,7 +107,7 @@ pub struct RecoveryStatistics {
     /// Holes, or the rest of them, not asked for because of their size or the session's limit.
     pub over_limit: u64,
     /// Most requests under way at a time.
-    pub under_way_max: usize,
+    pub in_flight_max: usize,
 }
 
 /// The machine.
@@ -117,11 +117,11 @@ pub(super) struct Recovery {
     /// What is under way, ascending and disjoint; allocated once.
     asked: Vec<Ask>,
     /// What is missing before this is under way, or has been given up.
-    considered: Sequence,
-    /// The hole that was begun with last, of which further pieces may have to be asked for; its time was up at `rest_due`.
-    rest_from: Sequence,
-    rest_until: Sequence,
-    rest_due: MonoNs,
+    requested_through: Sequence,
+    /// The hole that was begun with last, of which further pieces may have to be asked for; its time was up at `current_gap_due`.
+    current_gap_first: Sequence,
+    current_gap_next: Sequence,
+    current_gap_due: MonoNs,
     /// When something was given up last.
     given_up_at: MonoNs,
     session_messages: u64,
@@ -135,17 +135,17 @@ struct Ask {
     attempt: u16,
     deadline: MonoNs,
     /// It is still to be sent.
-    is_due: bool,
+    is_unsent: bool,
 }
 
 /// What is asked for next.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct PlannedRequest {
     hole: Gap,
     piece: Gap,
     due: MonoNs,
     /// Another piece of its hole has been asked for.
-    is_rest: bool,
+    is_continuation: bool,
 }
 
 impl Recovery {
@@ -153,16 +153,16 @@ impl Recovery {
     #[must_use]
     pub(super) fn new(config: RecoveryConfig) -> Self {
         let requests_max = match config.answer_end {
-            AnswerEnd::EachPacket => config.requests_under_way_max.clamp(1, REQUESTS_UNDER_WAY_MAX),
+            AnswerEnd::EachPacket => config.requests_under_way_max.clamp(1, REQUESTS_IN_FLIGHT_MAX),
             AnswerEnd::Announced => 1,
         };
         Self {
             config: RecoveryConfig { requests_under_way_max: requests_max, ..config },
             asked: Vec::with_capacity(usize::from(requests_max)),
-            considered: Sequence(0),
-            rest_from: Sequence(0),
-            rest_until: Sequence(0),
-            rest_due: MonoNs(0),
+            requested_through: Sequence(0),
+            current_gap_first: Sequence(0),
+            current_gap_next: Sequence(0),
+            current_gap_due: MonoNs(0),
             given_up_at: MonoNs(0),
             session_messages: 0,
             statistics: RecoveryStatistics::default(),
@@ -180,7 +180,8 @@ impl Recovery {
     /// Forgets what it was about; the session's limit begins anew.
     pub(super) fn begin_session(&mut self) {
         self.asked.clear();
-        (self.considered, self.rest_from, self.rest_until) = (Sequence(0), Sequence(0), Sequence(0));
+        (self.requested_through, self.current_gap_first, self.current_gap_next) =
+            (Sequence(0), Sequence(0), Sequence(0));
         self.session_messages = 0;
     }
 
@@ -193,7 +194,7 @@ impl Recovery {
     /// When [`Self::on_deadline`] wants to be called.
     pub(crate) fn next_deadline(&self, holes: &Holes<'_>) -> Option<MonoNs> {
         let asked = self.asked.iter().map(|ask| ask.deadline).min();
-        let next = self.next_piece(holes).map(|piece| piece.due);
+        let next = self.next_planned(holes).map(|piece| piece.due);
         asked.into_iter().chain(next).min()
     }
 
@@ -201,55 +202,55 @@ impl Recovery {
     #[inline]
     pub(crate) fn arrived(&mut self, first: Sequence, next: Sequence, answer: bool, holes: &Holes<'_>, now: MonoNs) {
         // As nearly always: nothing is asked for, and no piece of a hole is left.
-        if self.asked.is_empty() && self.considered >= self.rest_until {
+        if self.asked.is_empty() && self.requested_through >= self.current_gap_next {
             return;
         }
-        self.considered = holes.not_held_from(self.considered);
+        self.requested_through = holes.first_missing_from(self.requested_through);
         let mut index = 0;
         while let Some(ask) = self.asked.get(index) {
             let Request { of, first: asked_first, next: asked_next } = ask.request;
             let is_touched = first < asked_next && asked_first < next;
-            let is_end = answer && of == Asked::Server && self.config.answer_end == AnswerEnd::EachPacket;
-            let is_kept = !is_touched || self.go_on(index, is_end, holes, now);
-            index += usize::from(is_kept);
+            let is_end = answer && of == RequestTarget::Server && self.config.answer_end == AnswerEnd::EachPacket;
+            let is_still_pending = !is_touched || self.continue_request(index, is_end, holes, now);
+            index += usize::from(is_still_pending);
         }
-        self.ask_for_rest(holes, now);
+        self.request_continuations(holes, now);
     }
 
     /// The end of a server's answer was announced. If it brought anything, the rest is asked for at once; if not, the
     /// deadline decides.
     pub(crate) fn answered(&mut self, holes: &Holes<'_>, now: MonoNs) {
         if self.config.answer_end == AnswerEnd::Announced
-            && self.asked.first().is_some_and(|ask| ask.request.of == Asked::Server)
+            && self.asked.first().is_some_and(|ask| ask.request.of == RequestTarget::Server)
         {
-            self.go_on(0, true, holes, now);
+            self.continue_request(0, true, holes, now);
         }
-        self.ask_for_rest(holes, now);
+        self.request_continuations(holes, now);
     }
 
     /// The peer has sent all that it has of what it was asked for from `asked` on, or can't be asked. If it brought
     /// anything, it is asked for the rest; if not, the server is next.
     ///
     /// The answer to an earlier question, late or given a second time, says nothing of what is asked now.
-    pub(crate) fn peer_answered(&mut self, asked: Sequence, holes: &Holes<'_>, now: MonoNs) {
-        let is_asked = |ask: &Ask| ask.request.of == Asked::Peer && ask.request.first == asked;
-        let Some(index) = self.asked.iter().position(is_asked) else { return };
-        if self.go_on(index, true, holes, now)
+    pub(crate) fn peer_answer_ended(&mut self, asked: Sequence, holes: &Holes<'_>, now: MonoNs) {
+        let is_issued = |ask: &Ask| ask.request.of == RequestTarget::Peer && ask.request.first == asked;
+        let Some(index) = self.asked.iter().position(is_issued) else { return };
+        if self.continue_request(index, true, holes, now)
             && let Some(ask) = self.asked.get_mut(index).filter(|ask| ask.request.first == asked)
         {
             (ask.attempt, ask.deadline) = (self.config.peer_attempts_max, now);
         }
-        self.ask_for_rest(holes, now);
+        self.request_continuations(holes, now);
     }
 
     /// Time has passed.
     pub(crate) fn on_deadline(&mut self, holes: &Holes<'_>, now: MonoNs) {
         let mut index = 0;
         while let Some(ask) = self.asked.get(index).copied() {
-            let is_kept = ask.deadline > now || self.ask_again(index, &ask, holes, now);
-            index += usize::from(is_kept);
+            let is_still_pending = ask.deadline > now || self.retry(index, &ask, holes, now);
+            index += usize::from(is_still_pending);
         }
-        while let Some(piece) = self.next_piece(holes).filter(|piece| piece.due <= now) {
+        while let Some(piece) = self.next_planned(holes).filter(|piece| piece.due <= now) {
             self.begin(&piece, now);
         }
     }
@@ -257,12 +258,12 @@ impl Recovery {
     /// Everything before `expected` has been delivered or declared.
     pub(crate) fn forget_before(&mut self, expected: Sequence) {
         self.asked.retain(|ask| ask.request.next > expected);
-        self.considered = self.considered.max(expected);
+        self.requested_through = self.requested_through.max(expected);
     }
 
     /// What of the first gap nobody is left to be asked for. Nothing, while it is being asked for or its time is not up.
     pub(crate) fn given_up(&self, gap: Gap) -> Option<Gap> {
-        if gap.first() >= self.considered {
+        if gap.first() >= self.requested_through {
             return None;
         }
         match self.asked.iter().find(|ask| ask.request.next > gap.first()) {
@@ -279,8 +280,8 @@ impl Recovery {
 
     /// A request that is to be sent now.
     pub(super) fn poll_request(&mut self) -> Option<Request> {
-        let ask = self.asked.iter_mut().find(|ask| ask.is_due)?;
-        ask.is_due = false;
+        let ask = self.asked.iter_mut().find(|ask| ask.is_unsent)?;
+        ask.is_unsent = false;
         Some(ask.request)
     }
 
@@ -292,63 +293,63 @@ impl Recovery {
 
     /// Part of what was asked for may have come, and `is_end` of the answer with it. False when nothing of it is asked for any
     /// more.
-    fn go_on(&mut self, index: usize, is_end: bool, holes: &Holes<'_>, now: MonoNs) -> bool {
+    fn continue_request(&mut self, index: usize, is_end: bool, holes: &Holes<'_>, now: MonoNs) -> bool {
         let Some(Ask { request, .. }) = self.asked.get(index).copied() else { return false };
-        let is_kept = match holes.first_in(request.first, request.next) {
+        let is_still_pending = match holes.first_gap_in(request.first, request.next) {
             None => false,
             Some(rest) if is_end && rest.first() > request.first => {
-                return self.ask_or_give_up(index, Request { first: rest.first(), ..request }, 1, now);
+                return self.reissue_or_give_up(index, Request { first: rest.first(), ..request }, 1, now);
             }
             Some(_) => true,
         };
-        if !is_kept {
+        if !is_still_pending {
             self.asked.remove(index);
         }
-        is_kept
+        is_still_pending
     }
 
     /// The time for an answer is up. False when nothing of it is asked for any more.
-    fn ask_again(&mut self, index: usize, ask: &Ask, holes: &Holes<'_>, now: MonoNs) -> bool {
-        let Some(rest) = holes.first_in(ask.request.first, ask.request.next) else {
+    fn retry(&mut self, index: usize, ask: &Ask, holes: &Holes<'_>, now: MonoNs) -> bool {
+        let Some(rest) = holes.first_gap_in(ask.request.first, ask.request.next) else {
             self.asked.remove(index);
             return false;
         };
         if !holes.has_space() && !holes.is_first(rest.first()) {
             // An answer would be refused, or may have been.
-            return self.wait_for_room(index, now);
+            return self.defer_until_room(index, now);
         }
         // Part of it came: a new position, a new count of attempts.
         let attempt = if rest.first() > ask.request.first { 1 } else { ask.attempt.saturating_add(1) };
         if attempt > self.attempts_max() {
             self.statistics.given_up += 1;
             self.given_up_at = now;
-            if let Some(behind) = holes.first_in(rest.next(), ask.request.next) {
+            if let Some(behind) = holes.first_gap_in(rest.next(), ask.request.next) {
                 // Something behind it has come, so somebody answers: what else is missing there has its own attempts.
-                return self.ask_or_give_up(index, Request { first: behind.first(), ..ask.request }, 1, now);
+                return self.reissue_or_give_up(index, Request { first: behind.first(), ..ask.request }, 1, now);
             }
             self.asked.remove(index);
             // Who doesn't answer won't for the other pieces of a large hole either.
-            if ask.request.first >= self.rest_from && rest.next() >= ask.request.next {
-                self.considered = self.considered.max(self.rest_until);
+            if ask.request.first >= self.current_gap_first && rest.next() >= ask.request.next {
+                self.requested_through = self.requested_through.max(self.current_gap_next);
             }
             return false;
         }
-        let is_asked = self.ask_or_give_up(index, Request { first: rest.first(), ..ask.request }, attempt, now);
-        self.statistics.retries += u64::from(is_asked);
-        is_asked
+        let is_issued = self.reissue_or_give_up(index, Request { first: rest.first(), ..ask.request }, attempt, now);
+        self.statistics.retries += u64::from(is_issued);
+        is_issued
     }
 
-    fn ask_or_give_up(&mut self, index: usize, request: Request, attempt: u16, now: MonoNs) -> bool {
-        let is_asked = self.ask(index, request, attempt, now);
-        if !is_asked {
+    fn reissue_or_give_up(&mut self, index: usize, request: Request, attempt: u16, now: MonoNs) -> bool {
+        let is_issued = self.ask(index, request, attempt, now);
+        if !is_issued {
             self.statistics.over_limit += 1;
             self.given_up_at = now;
             self.asked.remove(index);
         }
-        is_asked
+        is_issued
     }
 
-    fn wait_for_room(&mut self, index: usize, now: MonoNs) -> bool {
+    fn defer_until_room(&mut self, index: usize, now: MonoNs) -> bool {
         if let Some(ask) = self.asked.get_mut(index) {
             ask.deadline = now.plus(self.config.request_timeout_ns.max(1));
         }
@@ -356,45 +357,46 @@ impl Recovery {
     }
 
     /// What is to be asked for next, and when. Nothing where everything is, or there is no room.
-    fn next_piece(&self, holes: &Holes<'_>) -> Option<Piece> {
+    fn next_planned(&self, holes: &Holes<'_>) -> Option<PlannedRequest> {
         let is_full = self.asked.len() >= usize::from(self.config.requests_under_way_max);
         if is_full || !self.asked.is_empty() && !holes.has_space() {
             return None;
         }
-        let hole = holes.from(self.considered)?;
-        let (first, is_rest) = (hole.gap.first(), hole.gap.first() < self.rest_until);
-        let bound = if is_rest { hole.gap.next().min(self.rest_until) } else { hole.gap.next() };
+        let hole = holes.from(self.requested_through)?;
+        let (first, is_continuation) = (hole.gap.first(), hole.gap.first() < self.current_gap_next);
+        let bound = if is_continuation { hole.gap.next().min(self.current_gap_next) } else { hole.gap.next() };
         let piece = Gap::new(first, first.plus(self.config.messages_per_request_max.max(1)).min(bound))?;
-        let of_peer = self.asked.iter().filter(|ask| ask.request.of == Asked::Peer);
-        let under_way: u64 = of_peer.map(|ask| ask.request.next.0 - ask.request.first.0).sum();
+        let peer_requests_in_flight = self.asked.iter().filter(|ask| ask.request.of == RequestTarget::Peer);
+        let under_way: u64 = peer_requests_in_flight.map(|ask| ask.request.next.0 - ask.request.first.0).sum();
         let messages_max = self.config.messages_per_request_max;
-        let is_too_much = self.config.peer_attempts_max > 0
+        let exceeds_peer_limit = self.config.peer_attempts_max > 0
             && under_way > 0
             && under_way.saturating_add(piece.count()) > messages_max;
-        let due = if is_rest { self.rest_due } else { hole.due };
-        (!is_too_much).then_some(Piece { hole: hole.gap, piece, due, is_rest })
+        let due = if is_continuation { self.current_gap_due } else { hole.due };
+        (!exceeds_peer_limit).then_some(PlannedRequest { hole: hole.gap, piece, due, is_continuation })
     }
 
     /// Another piece of a hole that is being asked for doesn't wait for the deadline.
-    fn ask_for_rest(&mut self, holes: &Holes<'_>, now: MonoNs) {
-        while let Some(piece) = self.next_piece(holes).filter(|piece| piece.is_rest) {
+    fn request_continuations(&mut self, holes: &Holes<'_>, now: MonoNs) {
+        while let Some(piece) = self.next_planned(holes).filter(|piece| piece.is_continuation) {
             self.begin(&piece, now);
         }
     }
 
     /// Asks for a piece, or gives up the hole that it is of.
-    fn begin(&mut self, next: &Piece, now: MonoNs) {
-        if !next.is_rest {
-            (self.rest_from, self.rest_until, self.rest_due) = (next.hole.first(), next.hole.next(), now);
+    fn begin(&mut self, next: &PlannedRequest, now: MonoNs) {
+        if !next.is_continuation {
+            (self.current_gap_first, self.current_gap_next, self.current_gap_due) =
+                (next.hole.first(), next.hole.next(), now);
         }
-        let request = Request { of: Asked::Server, first: next.piece.first(), next: next.piece.next() };
-        let is_small = next.is_rest || next.hole.count() <= self.config.gap_messages_max;
+        let request = Request { of: RequestTarget::Server, first: next.piece.first(), next: next.piece.next() };
+        let is_small = next.is_continuation || next.hole.count() <= self.config.gap_messages_max;
         if is_small && self.ask(self.asked.len(), request, 1, now) {
-            self.considered = next.piece.next();
+            self.requested_through = next.piece.next();
         } else {
             self.statistics.over_limit += 1;
             self.given_up_at = now;
-            self.considered = next.hole.next();
+            self.requested_through = next.hole.next();
         }
     }
 
@@ -409,20 +411,20 @@ impl Recovery {
             return false;
         }
         self.session_messages = session_messages;
-        let of = if attempt <= self.config.peer_attempts_max { Asked::Peer } else { Asked::Server };
+        let of = if attempt <= self.config.peer_attempts_max { RequestTarget::Peer } else { RequestTarget::Server };
         let timeout_ns = match of {
-            Asked::Peer => self.config.peer_timeout_ns,
-            Asked::Server => self.config.request_timeout_ns,
+            RequestTarget::Peer => self.config.peer_timeout_ns,
+            RequestTarget::Server => self.config.request_timeout_ns,
         };
-        let ask = Ask { request: Request { of, ..request }, attempt, deadline: now.plus(timeout_ns), is_due: true };
+        let ask = Ask { request: Request { of, ..request }, attempt, deadline: now.plus(timeout_ns), is_unsent: true };
         match self.asked.get_mut(index) {
             Some(known) => *known = ask,
-            // Within the capacity that `new` took: `next_piece` has looked.
+            // Within the capacity that `new` took: `next_planned` has looked.
             None => self.asked.push(ask),
         }
         self.statistics.requests += 1;
-        self.statistics.peer_requests += u64::from(of == Asked::Peer);
-        self.statistics.under_way_max = self.statistics.under_way_max.max(self.asked.len());
+        self.statistics.peer_requests += u64::from(of == RequestTarget::Peer);
+        self.statistics.in_flight_max = self.statistics.in_flight_max.max(self.asked.len());
         true
     }
 }

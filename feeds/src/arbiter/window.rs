@@ -21,7 +21,7 @@ use super::Arrival;
 #[derive(Debug)]
 pub(super) struct Window {
     fragments: VecDeque<Fragment>,
-    slots: Box<[Slot]>,
+    slots: Box<[HeldPacket]>,
     /// Slots that hold nothing.
     free: Vec<u16>,
     /// One stretch of `slot_bytes` for each slot.
@@ -41,7 +41,7 @@ pub(super) struct Fragment {
 
 /// A held packet.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct HeldPacket {
     pub(super) line: Line,
     pub(super) first: Sequence,
     pub(super) next: Sequence,
@@ -65,7 +65,7 @@ impl Window {
         Self {
             // Every border of a fragment is a border of a held packet, so n packets make at most 2n - 1 fragments.
             fragments: VecDeque::with_capacity(2 * packets),
-            slots: vec![Slot::default(); packets].into_boxed_slice(),
+            slots: vec![HeldPacket::default(); packets].into_boxed_slice(),
             free: (0..u16::try_from(packets).unwrap_or(u16::MAX)).rev().collect(),
             bytes: vec![0; packets * slot_bytes].into_boxed_slice(),
             slot_bytes,
@@ -103,7 +103,7 @@ impl Window {
     }
 
     /// The first sequence from `from` on that isn't held, and the fragment behind it.
-    pub(super) fn not_held_from(&self, from: Sequence) -> (Sequence, Option<&Fragment>) {
+    pub(super) fn first_missing_from(&self, from: Sequence) -> (Sequence, Option<&Fragment>) {
         let mut position = from;
         for fragment in self.fragments.range(self.index_of(from)..) {
             if fragment.from > position {
@@ -165,7 +165,7 @@ impl Window {
     }
 
     /// Takes the first fragment out. Its packet stays readable until the next [`Self::hold`].
-    pub(super) fn pop_front(&mut self) -> Option<(Fragment, Slot, &[u8])> {
+    pub(super) fn pop_front(&mut self) -> Option<(Fragment, HeldPacket, &[u8])> {
         let fragment = self.fragments.pop_front()?;
         let index = usize::from(fragment.slot);
         let slot = self.slots.get_mut(index)?;
@@ -209,7 +209,7 @@ impl Window {
             target.copy_from_slice(source);
         }
         if let Some(slot) = self.slots.get_mut(index) {
-            *slot = Slot {
+            *slot = HeldPacket {
                 line: arrival.line,
                 first: arrival.first,
                 next: arrival.next,

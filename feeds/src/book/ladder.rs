@@ -1,7 +1,7 @@
 //! The price levels of all instruments of a channel.
 //!
 //! Each side of a book is a *hot array* of its best levels, sorted with the best last and searched from there, and
-//! behind it, only if there are more, a tree of [deeper](super::deep) ones. An instrument has all of this but the tree in
+//! behind it, only if there are more, a tree of [deeper](super::level_tree) ones. An instrument has all of this but the tree in
 //! one piece of memory: a cache line with both best levels and the counts, then the hot arrays. So a message touches one
 //! page of it, and the first line alone answers what the top of book is. Only how long the hot arrays are stands apart, in
 //! an array that is small enough to stay near: so a hint asks for a book's best levels without waiting for its first line.
@@ -18,7 +18,7 @@ use core::{hint::select_unpredictable, iter::Rev};
 use super::{
     BookFault, BookLimits, BookMarks, DEPTH_BEYOND, DEPTH_EXACT, InstrumentIndex, Level, LevelChange, PRICE_E9_MAX,
     Side,
-    deep::{self, Chunks, Root},
+    level_tree::{self, LevelTrees, Root},
     memory, prefetch,
 };
 
@@ -32,20 +32,20 @@ const LANES: usize = EMPTY_LEN as usize;
 const EMPTY_LEN: u16 = 8;
 
 /// Places of a hot array, of which the first [`LANES`] never hold a level.
-const PLACES: usize = 68;
+const HOT_SLOTS: usize = 68;
 
 /// Deep levels move up when the hot array has fewer than this, so that the depth of a change is exact below it.
 const HOT_MIN: usize = 16;
 
-const _: () = assert!(HOT_MIN >= DEPTH_EXACT as usize && HOT_MIN + CHUNK / 2 <= PLACES - LANES);
+const _: () = assert!(HOT_MIN >= DEPTH_EXACT as usize && HOT_MIN + CHUNK / 2 <= HOT_SLOTS - LANES);
 
 /// The price levels of all instruments, both sides.
 #[derive(Debug)]
 pub(super) struct Ladders {
     books: Vec<Book>,
     /// Of each book's hot arrays: places in use, the first [`LANES`] among them.
-    lens: Vec<Sides<u16>>,
-    chunks: Chunks<CHUNK>,
+    lens: Vec<PerSide<u16>>,
+    chunks: LevelTrees<CHUNK>,
     level_count: u32,
     levels_max: u32,
 }
@@ -55,38 +55,38 @@ pub(super) struct Ladders {
 #[repr(C, align(64))]
 struct Book {
     /// The best levels; [`NO_LEVEL`] without one.
-    tops: Sides<Level>,
+    tops: PerSide<Level>,
     /// All levels, the deep ones too.
-    level_counts: Sides<u32>,
-    deep_nodes: Sides<u32>,
-    deep_heights: Sides<u16>,
+    level_counts: PerSide<u32>,
+    deep_nodes: PerSide<u32>,
+    deep_heights: PerSide<u16>,
     is_suspect: bool,
     is_crossed: bool,
     cross_check_off: bool,
-    hot: Sides<Hot>,
+    hot: PerSide<HotLevels>,
 }
 
 /// Best levels of a side, the best one last, with keys for prices.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-struct Hot([Level; PLACES]);
+struct HotLevels([Level; HOT_SLOTS]);
 
 /// One for each side.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct Sides<T>([T; 2]);
+struct PerSide<T>([T; 2]);
 
 /// What became of one level, whose price the caller knows. It fits two registers: through memory it would be written in
 /// parts and read as a whole, for which processors have to wait.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Touched {
+pub(super) struct LevelUpdate {
     pub(super) depth: u32,
     pub(super) change: LevelChange,
     size: u32,
     order_count: u32,
 }
 
-const _: () = assert!(size_of::<Result<Touched, BookFault>>() <= 16);
+const _: () = assert!(size_of::<Result<LevelUpdate, BookFault>>() <= 16);
 
 /// Worse than any level. A real one has a size.
 const NO_LEVEL: Level = Level { price_e9: -KEY_LIMIT, size: 0, order_count: 0 };
@@ -98,9 +98,9 @@ const _: () = assert!(PRICE_E9_MAX < KEY_LIMIT - 1, "a key may be a price's comp
 
 const _: () = assert!(core::mem::offset_of!(Book, hot) == 64 && size_of::<Book>() / 64 % 2 == 1);
 
-impl Touched {
+impl LevelUpdate {
     /// What stands for a level that should be there and isn't; debug builds assert before.
-    pub(super) const NOTHING: Self =
+    pub(super) const MISSING: Self =
         Self { depth: DEPTH_BEYOND, change: LevelChange::Removed, size: 0, order_count: 0 };
 
     #[inline(always)]
@@ -115,7 +115,7 @@ impl Touched {
     }
 }
 
-impl<T> Sides<T> {
+impl<T> PerSide<T> {
     #[inline(always)]
     fn of(&self, side: Side) -> &T {
         let [bid, ask] = &self.0;
@@ -131,18 +131,18 @@ impl<T> Sides<T> {
 
 impl Book {
     const EMPTY: Self = Self {
-        tops: Sides([NO_LEVEL; 2]),
-        level_counts: Sides([0; 2]),
-        deep_nodes: Sides([Root::EMPTY.node; 2]),
-        deep_heights: Sides([Root::EMPTY.height; 2]),
+        tops: PerSide([NO_LEVEL; 2]),
+        level_counts: PerSide([0; 2]),
+        deep_nodes: PerSide([Root::EMPTY.node; 2]),
+        deep_heights: PerSide([Root::EMPTY.height; 2]),
         is_suspect: false,
         is_crossed: false,
         cross_check_off: false,
-        hot: Sides([Hot([NO_LEVEL; PLACES]); 2]),
+        hot: PerSide([HotLevels([NO_LEVEL; HOT_SLOTS]); 2]),
     };
 
     #[inline(always)]
-    fn is_out_of_order(&self) -> bool {
+    fn has_crossed_prices(&self) -> bool {
         self.tops.of(Side::Bid).price_e9 > !self.tops.of(Side::Ask).price_e9
     }
 
@@ -164,22 +164,22 @@ impl Book {
 
     /// The hot array is full: its worse half goes into the tree. False, and nothing done: the pool is used up.
     #[cold]
-    fn spill(&mut self, chunks: &mut Chunks<CHUNK>, side: Side, len: &mut u16) -> bool {
+    fn spill(&mut self, chunks: &mut LevelTrees<CHUNK>, side: Side, len: &mut u16) -> bool {
         let mut root = self.deep(side);
         let hot = &mut self.hot.of_mut(side).0;
-        let Some(worse) = hot.get(LANES..LANES + SPILLED) else { return false };
+        let Some(worse) = hot.get(LANES..LANES + SPILL_LEVELS) else { return false };
         if !chunks.append_best(&mut root, worse) {
             return false;
         }
-        hot.copy_within(LANES + SPILLED.., LANES);
-        *len -= SPILLED_LEN;
+        hot.copy_within(LANES + SPILL_LEVELS.., LANES);
+        *len -= SPILL_LEVELS_U16;
         self.set_deep(side, root);
         true
     }
 
     /// The hot array is short: the best of the tree come up.
     #[cold]
-    fn refill(&mut self, chunks: &mut Chunks<CHUNK>, side: Side, hot_len: &mut u16) {
+    fn refill(&mut self, chunks: &mut LevelTrees<CHUNK>, side: Side, hot_len: &mut u16) {
         let mut root = self.deep(side);
         let mut len = usize::from(*hot_len);
         while len < LANES + HOT_MIN && !root.is_empty() {
@@ -201,11 +201,11 @@ impl Book {
 }
 
 /// So many leave a full hot array at once.
-const SPILLED: usize = SPILLED_LEN as usize;
-const SPILLED_LEN: u16 = 32;
-const _: () = assert!(SPILLED <= CHUNK / 2);
+const SPILL_LEVELS: usize = SPILL_LEVELS_U16 as usize;
+const SPILL_LEVELS_U16: u16 = 32;
+const _: () = assert!(SPILL_LEVELS <= CHUNK / 2);
 
-impl Hot {
+impl HotLevels {
     /// Index of the best level that is no better than `key`: the level of that key, if there is one. Less than
     /// [`LANES`] if all are better.
     #[inline(always)]
@@ -223,24 +223,24 @@ impl Hot {
 
     /// Puts a level at `index`, which is at most `len`.
     #[inline(always)]
-    fn open(&mut self, len: usize, index: usize, level: Level) {
+    fn insert_at(&mut self, len: usize, index: usize, level: Level) {
         match self.0.get_mut(index..).and_then(<[Level]>::first_chunk_mut::<{ LANES + 1 }>) {
             Some(places) if len - index <= LANES => {
                 places.copy_within(..LANES, 1);
                 let [place, ..] = places;
                 *place = level;
             }
-            _ => deep::open(&mut self.0, len, index, level),
+            _ => level_tree::insert_at(&mut self.0, len, index, level),
         }
     }
 
     /// Takes the level at `index` out.
     #[inline(always)]
-    fn close(&mut self, len: usize, index: usize) {
+    fn remove_at(&mut self, len: usize, index: usize) {
         match self.0.get_mut(index..).and_then(<[Level]>::first_chunk_mut::<{ LANES + 1 }>) {
             Some(places) if len - index <= LANES + 1 => places.copy_within(1.., 0),
             _ => {
-                deep::close(&mut self.0, len, index);
+                level_tree::remove_at(&mut self.0, len, index);
             }
         }
     }
@@ -281,8 +281,8 @@ impl Ladders {
         let levels_max = limits.levels_max as usize;
         Self {
             books: memory::touched(Book::EMPTY, limits.instruments_max as usize),
-            lens: memory::touched(Sides([EMPTY_LEN; 2]), limits.instruments_max as usize),
-            chunks: Chunks::new(sides.min(levels_max / HOT_MIN), levels_max),
+            lens: memory::touched(PerSide([EMPTY_LEN; 2]), limits.instruments_max as usize),
+            chunks: LevelTrees::new(sides.min(levels_max / HOT_MIN), levels_max),
             level_count: 0,
             levels_max: limits.levels_max,
         }
@@ -290,7 +290,7 @@ impl Ladders {
 
     pub(super) fn clear(&mut self) {
         self.books.fill(Book::EMPTY);
-        self.lens.fill(Sides([EMPTY_LEN; 2]));
+        self.lens.fill(PerSide([EMPTY_LEN; 2]));
         self.chunks.clear();
         self.level_count = 0;
     }
@@ -308,7 +308,7 @@ impl Ladders {
         side: Side,
         price_e9: i64,
         size: u32,
-    ) -> Result<Touched, BookFault> {
+    ) -> Result<LevelUpdate, BookFault> {
         self.upsert(instrument, side, price_e9, Level { price_e9, size, order_count: 1 }, |level| {
             level.size = level.size.checked_add(size).ok_or(BookFault::LevelOverflow)?;
             level.order_count += 1;
@@ -324,14 +324,14 @@ impl Ladders {
         side: Side,
         price_e9: i64,
         size: u32,
-    ) -> Result<Touched, BookFault> {
+    ) -> Result<LevelUpdate, BookFault> {
         self.upsert(instrument, side, price_e9, Level { price_e9, size, order_count: 0 }, |level| {
             level.size = size;
             Ok(())
         })
     }
 
-    /// Takes size, and with `orders_gone` a whole order, from a level that has as much. Without size left it goes.
+    /// Takes size, and with `orders_removed` a whole order, from a level that has as much. Without size left it goes.
     #[inline(always)]
     pub(super) fn take(
         &mut self,
@@ -339,8 +339,8 @@ impl Ladders {
         side: Side,
         price_e9: i64,
         size: u32,
-        orders_gone: u32,
-    ) -> Option<Touched> {
+        orders_removed: u32,
+    ) -> Option<LevelUpdate> {
         let place = instrument.0 as usize;
         let (book, lens) = (self.books.get_mut(place)?, self.lens.get_mut(place)?);
         let key = key_of(side, price_e9);
@@ -350,23 +350,23 @@ impl Ladders {
         let index = hot.search(len, key);
         let level = match hot.0.get_mut(index) {
             Some(level) if level.price_e9 == key && index >= LANES => level,
-            _ => return self.take_deep(instrument, side, key, size, orders_gone),
+            _ => return self.reduce_deep(instrument, side, key, size, orders_removed),
         };
         let rest = Level {
             size: level.size.saturating_sub(size),
-            order_count: level.order_count.saturating_sub(orders_gone),
+            order_count: level.order_count.saturating_sub(orders_removed),
             ..*level
         };
         let depth = depth_of(len, index);
         let is_top = index + 1 == len;
         if rest.size > 0 {
-            debug_assert!(orders_gone == 0 || rest.order_count > 0, "a level with size has orders");
+            debug_assert!(orders_removed == 0 || rest.order_count > 0, "a level with size has orders");
             *level = rest;
             replace_if(book.tops.of_mut(side), is_top, rest);
-            return Some(Touched::new(depth, LevelChange::Changed, rest));
+            return Some(LevelUpdate::new(depth, LevelChange::Changed, rest));
         }
         let next = hot.top(len - 1);
-        hot.close(len, index);
+        hot.remove_at(len, index);
         replace_if(book.tops.of_mut(side), is_top, next);
         *hot_len -= 1;
         *book.level_counts.of_mut(side) -= 1;
@@ -375,28 +375,28 @@ impl Ladders {
             book.refill(&mut self.chunks, side, hot_len);
         }
         if book.is_crossed {
-            book.is_crossed = book.is_out_of_order();
+            book.is_crossed = book.has_crossed_prices();
         }
-        Some(Touched::new(depth, LevelChange::Removed, rest))
+        Some(LevelUpdate::new(depth, LevelChange::Removed, rest))
     }
 
     /// Removes a level.
     #[inline]
-    pub(super) fn remove(&mut self, instrument: InstrumentIndex, side: Side, price_e9: i64) -> Option<Touched> {
+    pub(super) fn remove(&mut self, instrument: InstrumentIndex, side: Side, price_e9: i64) -> Option<LevelUpdate> {
         self.take(instrument, side, price_e9, u32::MAX, u32::MAX)
     }
 
     /// Whether the best bid is above the best ask.
     #[inline(always)]
-    pub(super) fn is_out_of_order(&self, instrument: InstrumentIndex) -> bool {
-        self.books.get(instrument.0 as usize).is_some_and(Book::is_out_of_order)
+    pub(super) fn has_crossed_prices(&self, instrument: InstrumentIndex) -> bool {
+        self.books.get(instrument.0 as usize).is_some_and(Book::has_crossed_prices)
     }
 
     /// Compares the tops. True when the book has become crossed since it was last in order.
     #[inline]
     pub(super) fn check_crossed(&mut self, instrument: InstrumentIndex) -> bool {
         let Some(book) = self.books.get_mut(instrument.0 as usize) else { return false };
-        let is_crossed = book.is_out_of_order() && !book.cross_check_off;
+        let is_crossed = book.has_crossed_prices() && !book.cross_check_off;
         let was_crossed = core::mem::replace(&mut book.is_crossed, is_crossed);
         is_crossed && !was_crossed
     }
@@ -459,7 +459,7 @@ impl Ladders {
 
     pub(super) fn memory_bytes(&self) -> usize {
         self.books.capacity() * size_of::<Book>()
-            + self.lens.capacity() * size_of::<Sides<u16>>()
+            + self.lens.capacity() * size_of::<PerSide<u16>>()
             + self.chunks.memory_bytes()
     }
 
@@ -471,7 +471,7 @@ impl Ladders {
         price_e9: i64,
         new: Level,
         update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
-    ) -> Result<Touched, BookFault> {
+    ) -> Result<LevelUpdate, BookFault> {
         let place = instrument.0 as usize;
         let (Some(book), Some(lens)) = (self.books.get_mut(place), self.lens.get_mut(place)) else {
             return Err(BookFault::InstrumentUnknown);
@@ -493,9 +493,9 @@ impl Ladders {
             update(&mut updated)?;
             *level = updated;
             replace_if(book.tops.of_mut(side), index + 1 == len, updated);
-            return Ok(Touched::new(depth_of(len, index), LevelChange::Changed, updated));
+            return Ok(LevelUpdate::new(depth_of(len, index), LevelChange::Changed, updated));
         }
-        if len == PLACES || index < LANES && !book.deep(side).is_empty() {
+        if len == HOT_SLOTS || index < LANES && !book.deep(side).is_empty() {
             return self.upsert_slow(instrument, side, keyed, update);
         }
         if self.level_count >= self.levels_max {
@@ -504,12 +504,12 @@ impl Ladders {
         // After the one that is worse, or in front of all.
         let index = index.max(LANES - 1) + 1;
         let hot = book.hot.of_mut(side);
-        hot.open(len, index, keyed);
+        hot.insert_at(len, index, keyed);
         replace_if(book.tops.of_mut(side), index == len, keyed);
         *hot_len += 1;
         *book.level_counts.of_mut(side) += 1;
         self.level_count += 1;
-        Ok(Touched::new(depth_of(len + 1, index), LevelChange::Added, keyed))
+        Ok(LevelUpdate::new(depth_of(len + 1, index), LevelChange::Added, keyed))
     }
 
     /// A level that is not in the hot array, where that is full or there is a tree.
@@ -520,7 +520,7 @@ impl Ladders {
         side: Side,
         keyed: Level,
         update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
-    ) -> Result<Touched, BookFault> {
+    ) -> Result<LevelUpdate, BookFault> {
         let place = instrument.0 as usize;
         let (Some(book), Some(lens)) = (self.books.get_mut(place), self.lens.get_mut(place)) else {
             return Err(BookFault::InstrumentUnknown);
@@ -531,14 +531,14 @@ impl Ladders {
         let mut root = book.deep(side);
         if is_deep && let Some(level) = self.chunks.find_mut(root, key) {
             update(level)?;
-            return Ok(Touched::new(DEPTH_BEYOND, LevelChange::Changed, *level));
+            return Ok(LevelUpdate::new(DEPTH_BEYOND, LevelChange::Changed, *level));
         }
         if self.level_count >= self.levels_max {
             return Err(BookFault::LevelsFull);
         }
         let mut depth = DEPTH_BEYOND;
         let is_deep = is_deep && !root.is_empty();
-        if !is_deep && usize::from(*hot_len) == PLACES {
+        if !is_deep && usize::from(*hot_len) == HOT_SLOTS {
             if !book.spill(&mut self.chunks, side, hot_len) {
                 return Err(BookFault::LevelsFull);
             }
@@ -554,30 +554,30 @@ impl Ladders {
                 return Err(BookFault::LevelsFull);
             }
         } else {
-            hot.open(len, index + 1, keyed);
+            hot.insert_at(len, index + 1, keyed);
             depth = depth_of(len + 1, index + 1);
             *book.tops.of_mut(side) = hot.top(len + 1);
             *hot_len += 1;
         }
         *book.level_counts.of_mut(side) += 1;
         self.level_count += 1;
-        Ok(Touched::new(depth, LevelChange::Added, keyed))
+        Ok(LevelUpdate::new(depth, LevelChange::Added, keyed))
     }
 
     #[cold]
-    fn take_deep(
+    fn reduce_deep(
         &mut self,
         instrument: InstrumentIndex,
         side: Side,
         key: i64,
         size: u32,
-        orders_gone: u32,
-    ) -> Option<Touched> {
+        orders_removed: u32,
+    ) -> Option<LevelUpdate> {
         let book = self.books.get_mut(instrument.0 as usize)?;
         let mut root = book.deep(side);
         let level = self.chunks.find_mut(root, key)?;
         level.size = level.size.saturating_sub(size);
-        level.order_count = level.order_count.saturating_sub(orders_gone);
+        level.order_count = level.order_count.saturating_sub(orders_removed);
         let level = *level;
         let mut change = LevelChange::Changed;
         if level.size == 0 {
@@ -587,7 +587,7 @@ impl Ladders {
             self.level_count -= 1;
             change = LevelChange::Removed;
         }
-        Some(Touched::new(DEPTH_BEYOND, change, level))
+        Some(LevelUpdate::new(DEPTH_BEYOND, change, level))
     }
 }
 
@@ -604,8 +604,8 @@ fn depth_of(len: usize, index: usize) -> u32 {
 /// One instrument's book, best levels first. An instrument beyond the limits shows an empty one.
 #[derive(Clone, Copy, Debug)]
 pub struct BookView<'a> {
-    chunks: &'a Chunks<CHUNK>,
-    book: Option<(&'a Book, &'a Sides<u16>)>,
+    chunks: &'a LevelTrees<CHUNK>,
+    book: Option<(&'a Book, &'a PerSide<u16>)>,
 }
 
 impl<'a> BookView<'a> {
@@ -646,10 +646,10 @@ impl<'a> BookView<'a> {
 #[derive(Clone, Debug)]
 pub struct Levels<'a> {
     hot: Rev<core::slice::Iter<'a, Level>>,
-    chunks: &'a Chunks<CHUNK>,
+    chunks: &'a LevelTrees<CHUNK>,
     root: Root,
     /// Made when the hot array is through: most readers want ten levels.
-    deep: Option<deep::Iter<'a, CHUNK>>,
+    deep: Option<level_tree::Iter<'a, CHUNK>>,
     side: Side,
 }
 

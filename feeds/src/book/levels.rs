@@ -73,7 +73,7 @@ impl LevelBooks {
     ///
     /// # Errors
     /// As [`Self::set_level`]; the level is ignored.
-    pub fn put_back(
+    pub fn restore_level(
         &mut self,
         instrument: InstrumentIndex,
         side: Side,
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::book::{
         PRICE_E9_MAX,
-        model::{Model, same_book},
+        model::{Model, assert_same_book},
     };
 
     const LIMITS: BookLimits = BookLimits { instruments_max: 2, orders_max: 0, levels_max: 300, order_hash_seed: 0 };
@@ -174,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn books_by_level_are_the_model_faults_and_all(
+        fn level_books_match_the_model_including_faults(
             steps in prop::collection::vec((0_u32..3, any::<bool>(), price(), 0_u32..4, any::<bool>()), 1..900)
         ) {
             let mut books = LevelBooks::new(LIMITS);
@@ -191,7 +191,7 @@ mod tests {
             prop_assert_eq!(books.faults(), model.faults());
             for instrument in [InstrumentIndex(0), InstrumentIndex(1)] {
                 books.ladders.check(instrument);
-                same_book(&books.view(instrument), &model, instrument);
+                assert_same_book(&books.view(instrument), &model, instrument);
             }
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     BookFault, BookFaultCounts, BookLimits, BookView, Change, DEPTH_BEYOND, DEPTH_EXACT, InstrumentIndex, Level,
-    LevelChange, OrderView, PRICE_E9_MAX, Replaced, Side,
+    LevelChange, OrderView, PRICE_E9_MAX, ReplaceChange, Side,
 };
 
 /// Books of either kind.
@@ -92,7 +92,7 @@ impl Model {
             return Err(self.fault(instrument, BookFault::ZeroSize));
         }
         let order = self.resting(instrument, order_id)?;
-        let mut change = self.lessen(&order, size.min(order.size));
+        let mut change = self.reduce_order(&order, size.min(order.size));
         if size > order.size {
             change.fault = Some(self.fault(instrument, excess));
         }
@@ -101,7 +101,7 @@ impl Model {
 
     pub(super) fn delete(&mut self, instrument: InstrumentIndex, order_id: u64) -> Result<Change, BookFault> {
         let order = self.resting(instrument, order_id)?;
-        Ok(self.lessen(&order, order.size))
+        Ok(self.reduce_order(&order, order.size))
     }
 
     pub(super) fn replace(
@@ -111,10 +111,10 @@ impl Model {
         new_id: u64,
         price_e9: i64,
         size: u32,
-    ) -> Result<Replaced, BookFault> {
+    ) -> Result<ReplaceChange, BookFault> {
         let order = self.resting(instrument, old_id)?;
-        let removed = self.lessen(&order, order.size);
-        Ok(Replaced { removed, added: self.add(instrument, new_id, order.side, price_e9, size) })
+        let removed = self.reduce_order(&order, order.size);
+        Ok(ReplaceChange { removed, added: self.add(instrument, new_id, order.side, price_e9, size) })
     }
 
     pub(super) fn set_level(
@@ -139,7 +139,7 @@ impl Model {
             (Some(_), 0) => {
                 let depth = self.depth(instrument, side, price_e9);
                 self.levels.remove(&key);
-                self.settle_crossed(instrument);
+                self.clear_crossed_if_resolved(instrument);
                 (depth, LevelChange::Removed)
             }
             (None, _) if self.levels.len() == self.limits.levels_max as usize => {
@@ -222,7 +222,7 @@ impl Model {
         }
     }
 
-    fn lessen(&mut self, order: &OrderView, size: u32) -> Change {
+    fn reduce_order(&mut self, order: &OrderView, size: u32) -> Change {
         let depth = self.depth(order.instrument, order.side, order.price_e9);
         let remaining = order.size - size;
         if remaining == 0 {
@@ -241,12 +241,12 @@ impl Model {
         } else {
             self.levels.insert(key, level);
         }
-        self.settle_crossed(order.instrument);
+        self.clear_crossed_if_resolved(order.instrument);
         change_of(order, size, remaining, depth, level_change, level)
     }
 
     /// What is taken away can end a crossing, not begin one.
-    fn settle_crossed(&mut self, instrument: InstrumentIndex) {
+    fn clear_crossed_if_resolved(&mut self, instrument: InstrumentIndex) {
         if !self.is_crossed(instrument) {
             self.crossed.insert(instrument, false);
         }
@@ -271,7 +271,7 @@ impl Model {
 }
 
 /// Holds one fast book to the model's.
-pub(super) fn same_book(book: &BookView<'_>, model: &Model, instrument: InstrumentIndex) {
+pub(super) fn assert_same_book(book: &BookView<'_>, model: &Model, instrument: InstrumentIndex) {
     for side in Side::BOTH {
         let expected = model.levels(instrument, side);
         assert_eq!(book.top(side), expected.first().copied());

@@ -2,9 +2,9 @@
 
 use super::{
     BookFault, BookFaultCounts, BookLimits, BookMarks, BookView, Change, InstrumentIndex, LevelChange, OrderView,
-    Replaced, Side,
-    ladder::{Ladders, Touched},
-    store::{HashStore, Order, OrderStore, Slot},
+    ReplaceChange, Side,
+    ladder::{Ladders, LevelUpdate},
+    store::{HashStore, Order, OrderSlot, OrderStore},
 };
 
 /// All books of a channel by order. `S` holds the orders.
@@ -74,8 +74,8 @@ impl<S: OrderStore> OrderBooks<S> {
         };
         self.priority_next += 1;
         let mut change = change_of(&order, size, size, touched);
-        if self.ladders.is_out_of_order(instrument) {
-            change.fault = self.crossed_by(instrument, touched);
+        if self.ladders.has_crossed_prices(instrument) {
+            change.fault = self.check_new_best(instrument, touched);
         }
         Ok(change)
     }
@@ -123,11 +123,11 @@ impl<S: OrderStore> OrderBooks<S> {
         new_id: u64,
         price_e9: i64,
         size: u32,
-    ) -> Result<Replaced, BookFault> {
+    ) -> Result<ReplaceChange, BookFault> {
         let (slot, order) = self.resting(instrument, old_id)?;
         let removed = self.remove(slot, &order);
         let added = self.add(instrument, new_id, order.side(), price_e9, size);
-        Ok(Replaced { removed, added })
+        Ok(ReplaceChange { removed, added })
     }
 
     /// A resting order.
@@ -149,8 +149,8 @@ impl<S: OrderStore> OrderBooks<S> {
         let mut orders: Vec<OrderView> =
             self.store.iter().filter(|order| is_wanted(order.instrument())).map(Order::view).collect();
         orders.sort_by_key(|order| {
-            let away = if order.side == Side::Bid { !order.price_e9 } else { order.price_e9 };
-            (order.instrument, order.side, away, order.priority)
+            let price_rank = if order.side == Side::Bid { !order.price_e9 } else { order.price_e9 };
+            (order.instrument, order.side, price_rank, order.priority)
         });
         orders
     }
@@ -163,7 +163,7 @@ impl<S: OrderStore> OrderBooks<S> {
 
     /// The order in the place of that number, if there is one.
     #[must_use]
-    pub fn order_at(&self, place: usize) -> Option<OrderView> {
+    pub fn order_in_slot(&self, place: usize) -> Option<OrderView> {
         self.store.at(place).map(Order::view)
     }
 
@@ -171,7 +171,7 @@ impl<S: OrderStore> OrderBooks<S> {
     ///
     /// # Errors
     /// As [`Self::add`]; the order is ignored.
-    pub fn put_back(&mut self, order: &OrderView) -> Result<(), BookFault> {
+    pub fn restore_order(&mut self, order: &OrderView) -> Result<(), BookFault> {
         let entry = Order::of_view(order).filter(|_| order.size != 0).ok_or(BookFault::ZeroSize)?;
         if !self.ladders.contains(order.instrument) {
             return Err(BookFault::InstrumentUnknown);
@@ -295,19 +295,19 @@ impl<S: OrderStore> OrderBooks<S> {
         }
         let touched = self.ladders.take(instrument, order.side(), order.price_e9, size, 0);
         debug_assert!(touched.is_some(), "a resting order has its level");
-        Ok(change_of(&order, size, remaining, touched.unwrap_or(Touched::NOTHING)))
+        Ok(change_of(&order, size, remaining, touched.unwrap_or(LevelUpdate::MISSING)))
     }
 
     #[inline(always)]
-    fn remove(&mut self, slot: Slot, order: &Order) -> Change {
+    fn remove(&mut self, slot: OrderSlot, order: &Order) -> Change {
         self.store.remove(slot);
         let touched = self.ladders.take(order.instrument(), order.side(), order.price_e9, order.size, 1);
         debug_assert!(touched.is_some(), "a resting order has its level");
-        change_of(order, order.size, 0, touched.unwrap_or(Touched::NOTHING))
+        change_of(order, order.size, 0, touched.unwrap_or(LevelUpdate::MISSING))
     }
 
     #[inline(always)]
-    fn resting(&mut self, instrument: InstrumentIndex, order_id: u64) -> Result<(Slot, Order), BookFault> {
+    fn resting(&mut self, instrument: InstrumentIndex, order_id: u64) -> Result<(OrderSlot, Order), BookFault> {
         let Some(slot) = self.store.find(order_id) else {
             return Err(self.fault(instrument, BookFault::UnknownOrder));
         };
@@ -321,7 +321,7 @@ impl<S: OrderStore> OrderBooks<S> {
 
     /// Only a new best price can cross.
     #[cold]
-    fn crossed_by(&mut self, instrument: InstrumentIndex, touched: Touched) -> Option<BookFault> {
+    fn check_new_best(&mut self, instrument: InstrumentIndex, touched: LevelUpdate) -> Option<BookFault> {
         let is_new_best = touched.depth == 0 && touched.change == LevelChange::Added;
         let is_fault = is_new_best && self.ladders.check_crossed(instrument);
         is_fault.then(|| self.fault(instrument, BookFault::Crossed))
@@ -336,7 +336,7 @@ impl<S: OrderStore> OrderBooks<S> {
 }
 
 #[inline(always)]
-fn change_of(order: &Order, size: u32, remaining: u32, touched: Touched) -> Change {
+fn change_of(order: &Order, size: u32, remaining: u32, touched: LevelUpdate) -> Change {
     Change {
         instrument: order.instrument(),
         order_id: order.id,
@@ -358,7 +358,7 @@ mod tests {
     use super::*;
     use crate::book::{
         PRICE_E9_MAX,
-        model::{Model, same_book},
+        model::{Model, assert_same_book},
         store::WindowStore,
     };
 
@@ -439,32 +439,32 @@ mod tests {
         assert_eq!(books.faults(), model.faults());
         for instrument in (0..limits.instruments_max).map(InstrumentIndex) {
             books.ladders.check(instrument);
-            same_book(&books.view(instrument), &model, instrument);
+            assert_same_book(&books.view(instrument), &model, instrument);
             assert_eq!(books.orders_of(instrument), model.orders_of(instrument));
         }
         books.clear();
         for instrument in (0..limits.instruments_max).map(InstrumentIndex) {
-            same_book(&books.view(instrument), &Model::new(limits), instrument);
+            assert_same_book(&books.view(instrument), &Model::new(limits), instrument);
         }
     }
 
     proptest! {
         #[test]
-        fn books_by_order_are_the_model_faults_and_all(steps in prop::collection::vec(step(80, 12), 1..300)) {
+        fn order_books_match_the_model_including_faults(steps in prop::collection::vec(step(80, 12), 1..300)) {
             run::<HashStore>(LIMITS, steps.clone());
             run::<WindowStore>(LIMITS, steps);
         }
 
         /// Hundreds of levels: hot arrays spill into the tree and fill up from it.
         #[test]
-        fn deep_books_by_order_are_the_model(steps in prop::collection::vec(step(600, 400), 600..1_500)) {
+        fn order_books_with_many_levels_match_the_model(steps in prop::collection::vec(step(600, 400), 600..1_500)) {
             let limits = BookLimits { orders_max: 600, levels_max: 600, ..LIMITS };
             run::<HashStore>(limits, steps);
         }
     }
 
     #[test]
-    fn a_crossed_book_is_counted_once_until_it_is_in_order_again() {
+    fn a_crossed_book_is_counted_once_until_it_uncrosses() {
         let mut books = OrderBooks::<HashStore>::new(LIMITS);
         books.add(ONE, 1, Side::Bid, 100, 1).expect("fits");
         assert_eq!(books.add(ONE, 2, Side::Ask, 100, 1).map(|change| change.fault), Ok(None), "locked is no fault");
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mismatch_marks_both_books() {
+    fn an_instrument_mismatch_marks_both_books_suspect() {
         let mut books = OrderBooks::<HashStore>::new(LIMITS);
         books.add(ONE, 1, Side::Bid, 100, 5).expect("fits");
         assert_eq!(books.delete(InstrumentIndex(2), 1), Err(BookFault::InstrumentMismatch));

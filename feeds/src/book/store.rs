@@ -17,13 +17,13 @@ pub trait OrderStore {
     fn clear(&mut self);
 
     /// Where the order is, until the next insertion or removal.
-    fn find(&self, order_id: u64) -> Option<Slot>;
+    fn find(&self, order_id: u64) -> Option<OrderSlot>;
 
     /// The order in that slot.
-    fn get(&self, slot: Slot) -> Option<&Order>;
+    fn get(&self, slot: OrderSlot) -> Option<&Order>;
 
     /// The order in that slot. Its id must not be changed, its size not be set to 0.
-    fn get_mut(&mut self, slot: Slot) -> Option<&mut Order>;
+    fn get_mut(&mut self, slot: OrderSlot) -> Option<&mut Order>;
 
     /// A new order, of a size that isn't 0.
     ///
@@ -32,7 +32,7 @@ pub trait OrderStore {
     fn insert(&mut self, order: Order) -> Result<(), BookFault>;
 
     /// Takes the order out.
-    fn remove(&mut self, slot: Slot);
+    fn remove(&mut self, slot: OrderSlot);
 
     /// Asks for the memory where that order is or would be.
     fn prefetch(&self, order_id: u64);
@@ -61,7 +61,7 @@ pub trait OrderStore {
 
 /// Place of an order in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot(pub(super) usize);
+pub struct OrderSlot(pub(super) usize);
 
 /// One entry: a resting order, or, with size 0, a vacant place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub struct Order {
     instrument_side: u32,
     /// Priority in the upper 48 bits. Below, of a place in a [`HashStore`] and not of the order in it: how many orders
     /// rest further off because this place was taken.
-    priority_passed: u64,
+    priority_overflow: u64,
 }
 
 impl Order {
@@ -90,15 +90,15 @@ impl Order {
             price_e9,
             size,
             instrument_side: instrument.0 << 1 | side as u32,
-            priority_passed: priority << PASSED_BITS,
+            priority_overflow: priority << OVERFLOW_BITS,
         }
     }
 
     /// The same as it was shown; `None` where its priority or its instrument's number can't be.
     pub(super) fn of_view(order: &OrderView) -> Option<Self> {
         let OrderView { order_id, instrument, side, price_e9, size, priority } = *order;
-        let can_be = instrument.0 >> 31 == 0 && priority >> (u64::BITS - PASSED_BITS) == 0;
-        can_be.then(|| Self::new(order_id, instrument, side, price_e9, size, priority))
+        let is_representable = instrument.0 >> 31 == 0 && priority >> (u64::BITS - OVERFLOW_BITS) == 0;
+        is_representable.then(|| Self::new(order_id, instrument, side, price_e9, size, priority))
     }
 
     pub(super) fn instrument(&self) -> InstrumentIndex {
@@ -118,11 +118,11 @@ impl Order {
             side: self.side(),
             price_e9: self.price_e9,
             size: self.size,
-            priority: self.priority_passed >> PASSED_BITS,
+            priority: self.priority_overflow >> OVERFLOW_BITS,
         }
     }
 }
 
-const PASSED_BITS: u32 = 16;
+const OVERFLOW_BITS: u32 = 16;
 
 const _: () = assert!(size_of::<Order>() == 32);

@@ -4,7 +4,7 @@ use super::{Numbering, SchemaSet};
 use crate::{
     arbiter::ArbiterConfig,
     book::BookLimits,
-    edge::TsRecv,
+    consumer_edge::TsRecvMode,
     identity::{ChannelId, Feed, Sequence, Session},
     time::TradingDate,
 };
@@ -32,7 +32,7 @@ pub struct ChannelConfig {
     /// packets without a session; on a wire such packets are refused.
     pub accept_unsequenced: bool,
     /// Whether frames carry their receive times.
-    pub ts_recv: TsRecv,
+    pub ts_recv: TsRecvMode,
     /// The numbering that was current when the gateway last ran.
     pub resume: Option<Numbering>,
     /// How far the publication log had got when the gateway last ran: a session and the next sequence.
@@ -46,7 +46,7 @@ pub struct ChannelConfig {
 pub enum LateStart {
     /// What comes from now on, or since the log's end. Its books lack what was before, and say so.
     #[default]
-    GoOn,
+    FromNow,
     /// All of the session, to be asked of whoever keeps it: its books are then as good as any.
     Whole,
 }
@@ -75,7 +75,7 @@ impl ChannelConfig {
             order_store: OrderStoreKind::default(),
             instrument_numbers: Vec::new(),
             accept_unsequenced: false,
-            ts_recv: TsRecv::default(),
+            ts_recv: TsRecvMode::default(),
             resume: None,
             logged: None,
             late_start: LateStart::default(),

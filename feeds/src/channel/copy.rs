@@ -21,15 +21,15 @@
 //! suspects of packets that are still to come: that is its own.
 
 mod restore;
-mod walk;
+mod writer;
 
 pub use self::{
-    restore::CopyTaker,
-    walk::{CopyBuffer, CopyStep},
+    restore::CopyRestorer,
+    writer::{CopyBuffer, CopyStep},
 };
 pub(super) use self::{
-    restore::{Fields, Taken},
-    walk::{CopyWalk, Touched},
+    restore::{FieldReader, Taken},
+    writer::{CopyWriter, TouchedEntry},
 };
 
 /// Why there is no copy, or none of it is taken.
@@ -38,7 +38,7 @@ pub enum CopyFault {
     /// The channel has no position yet, or is out of service.
     NoState,
     /// Something touched every book while they were copied. Ask again.
-    Spoiled,
+    Invalidated,
     /// More was touched while copying than there is room to note.
     TooBusy,
     /// A book has more levels than one item holds.
@@ -57,7 +57,7 @@ impl CopyFault {
     /// All of them, in the order of their numbers on the wire, from 0.
     pub const ALL: [Self; 8] = [
         Self::NoState,
-        Self::Spoiled,
+        Self::Invalidated,
         Self::TooBusy,
         Self::BookTooDeep,
         Self::Malformed,
@@ -68,8 +68,8 @@ impl CopyFault {
 
     /// Whether another attempt may end otherwise.
     #[must_use]
-    pub fn passes(self) -> bool {
-        matches!(self, Self::NoState | Self::Spoiled | Self::TooBusy)
+    pub fn is_transient(self) -> bool {
+        matches!(self, Self::NoState | Self::Invalidated | Self::TooBusy)
     }
 
     /// In words.
@@ -77,7 +77,7 @@ impl CopyFault {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoState => "the channel has no state to give",
-            Self::Spoiled => "a gap or a new session came while copying",
+            Self::Invalidated => "a gap or a new session came while copying",
             Self::TooBusy => "too much changed while copying",
             Self::BookTooDeep => "a book has too many levels for a copy",
             Self::Malformed => "malformed",
@@ -113,7 +113,7 @@ const VERSION: u16 = 1;
 
 const HEAD: u8 = 0;
 const ORDER: u8 = 1;
-const GONE: u8 = 2;
+const ORDER_REMOVED: u8 = 2;
 const BOOK: u8 = 3;
 const END: u8 = 4;
 
@@ -129,12 +129,12 @@ pub(super) struct CoreCounts {
     /// Of the next order.
     pub(super) priority_next: u64,
     /// An instrument that is named from now on begins with a book in doubt.
-    pub(super) is_new_suspect: bool,
+    pub(super) is_new_book_suspect: bool,
 }
 
 /// Over how much a walk goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CopyPlaces {
+pub(super) struct CopyExtent {
     /// Books, from 0.
     pub(super) books: usize,
     /// Places of orders, vacant ones among them.

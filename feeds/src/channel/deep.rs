@@ -4,16 +4,16 @@ use dbn::BidAskPair;
 
 use super::{
     ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
-    copy::{BOOK_LEVELS_MAX, CopyFault, CopyPlaces, CoreCounts, Fields, Taken, Touched},
-    core::{Applied, Core, Fault},
-    iex::IexChannel,
+    copy::{BOOK_LEVELS_MAX, CopyExtent, CopyFault, CoreCounts, FieldReader, Taken, TouchedEntry},
+    feed_core::{ApplyOutcome, Fault, FeedCore},
+    iex::IexCommon,
     tops::trade_of,
 };
 use crate::{
-    book::{BookCopy, BookFaultCounts, BookMarks, Change, InstrumentIndex, LevelChange, Side, levels::LevelBooks},
+    book::{BookFaultCounts, BookMarks, BookSnapshot, Change, InstrumentIndex, LevelChange, Side, levels::LevelBooks},
     drop_reason::DropReason,
     identity::{InstrumentId, Sequence, Session},
-    normalise::records::{Action, Happening, Records, SHOWN_LEVELS, Shown, Subject, e9_from_e4},
+    normalise::records::{Action, MBP_LEVELS, MbpLevels, RecordContext, RecordEvent, Records, e9_from_e4},
     transport::{VenueSession, iextp},
     venue::iex::{
         admin::TradeReport,
@@ -24,7 +24,7 @@ use crate::{
 /// Books, names and records of one DEEP channel.
 #[derive(Debug)]
 pub(super) struct DeepCore {
-    channel: IexChannel,
+    channel: IexCommon,
     books: LevelBooks,
     /// Events under way, one for each instrument at the most. IEX works off one event after the other, so a handful
     /// is plenty; of what doesn't fit, only the last message counts.
@@ -36,9 +36,9 @@ pub(super) struct DeepCore {
 struct OpenEvent {
     instrument: InstrumentIndex,
     /// The book as it was before the event.
-    before: Shown,
+    before: MbpLevels,
     /// Whether it was in doubt then.
-    was_doubtful: bool,
+    was_suspect_or_crossed: bool,
     /// The best level that the event touched so far.
     depth_min: u32,
 }
@@ -51,15 +51,15 @@ const EVENT_COMPLETE: u8 = 1;
 impl DeepCore {
     pub(super) fn new(config: &ChannelConfig) -> Self {
         Self {
-            channel: IexChannel::new(config),
+            channel: IexCommon::new(config),
             books: LevelBooks::new(config.books),
             open: Vec::with_capacity(OPEN_EVENTS_MAX),
         }
     }
 
-    fn level(&mut self, side: Side, update: &PriceLevelUpdate, sequence: Sequence) -> Result<Applied, DropReason> {
-        let (instrument, subject) =
-            self.channel.subject(update.symbol, update.timestamp_ns.get(), sequence).inspect_err(|reason| {
+    fn level(&mut self, side: Side, update: &PriceLevelUpdate, sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
+        let (instrument, context) =
+            self.channel.context(update.symbol, update.timestamp_ns.get(), sequence).inspect_err(|reason| {
                 // An instrument that can't be entered has no book here. Any other may lack this level now.
                 if *reason == DropReason::FieldInvalid {
                     self.books.mark_all_suspect();
@@ -69,9 +69,9 @@ impl DeepCore {
         let wants_shown = self.channel.wants(SchemaSet::MBP_1) || self.channel.wants(SchemaSet::MBP_10);
         let open = self.open.iter().position(|event| event.instrument == instrument);
         if !is_complete && open.is_none() && self.open.len() < OPEN_EVENTS_MAX {
-            let before = if wants_shown { Shown::of(&self.books.view(instrument)) } else { Shown::default() };
-            let was_doubtful = self.is_doubtful(instrument);
-            self.open.push(OpenEvent { instrument, before, was_doubtful, depth_min: u32::MAX });
+            let before = if wants_shown { MbpLevels::of(&self.books.view(instrument)) } else { MbpLevels::default() };
+            let was_suspect_or_crossed = self.is_suspect_or_crossed(instrument);
+            self.open.push(OpenEvent { instrument, before, was_suspect_or_crossed, depth_min: u32::MAX });
         }
 
         let price_e9 = e9_from_e4(update.price_e4.get());
@@ -93,24 +93,24 @@ impl DeepCore {
             let was_suspect = self.books.view(instrument).is_suspect();
             let crossed = self.books.check_crossed(instrument);
             if crossed.is_some() && !was_suspect {
-                // A crossed book is in doubt as long as it is crossed, and no longer: see `is_doubtful`.
+                // A crossed book is in doubt as long as it is crossed, and no longer: see `is_suspect_or_crossed`.
                 self.books.clear_suspect(instrument);
             }
             fault = fault.or(crossed);
             // Where the last message was refused, the event still ends, and the levels before it still changed.
-            let what = set.map_or_else(|_| refused(side, price_e9), |change| happening(&change));
-            self.show(&subject, instrument, &what, depth_min);
+            let what = set.map_or_else(|_| refused(side, price_e9), |change| record_event(&change));
+            self.show(&context, instrument, &what, depth_min);
         }
-        Ok(Applied {
-            suspect: self.is_doubtful(instrument),
+        Ok(ApplyOutcome {
+            suspect: self.is_suspect_or_crossed(instrument),
             fault: fault.map(|kind| Fault { kind, instrument }),
-            ..Applied::default()
+            ..ApplyOutcome::default()
         })
     }
 
     /// Whether the book is suspect, or crossed as it stands. The venue tells each level with its whole size, so a book
     /// that is in order again holds what it told: unlike one by order, where an order that should be gone may still rest.
-    fn is_doubtful(&self, instrument: InstrumentIndex) -> bool {
+    fn is_suspect_or_crossed(&self, instrument: InstrumentIndex) -> bool {
         let view = self.books.view(instrument);
         let is_crossed = match (view.top(Side::Bid), view.top(Side::Ask)) {
             (Some(bid), Some(ask)) => bid.price_e9 > ask.price_e9,
@@ -120,40 +120,40 @@ impl DeepCore {
     }
 
     /// The book at the end of an event, if the event changed what is shown of it.
-    fn show(&mut self, subject: &Subject, instrument: InstrumentIndex, what: &Happening, depth_min: u32) {
+    fn show(&mut self, context: &RecordContext, instrument: InstrumentIndex, what: &RecordEvent, depth_min: u32) {
         if self.channel.wants(SchemaSet::MBP_1) && depth_min == 0 {
-            let top = Shown::top_of(&self.books.view(instrument));
-            self.channel.records.push(&subject.mbp_1(what, top));
+            let top = MbpLevels::top_of(&self.books.view(instrument));
+            self.channel.records.push(&context.mbp_1(what, top));
         }
-        if self.channel.wants(SchemaSet::MBP_10) && (depth_min as usize) < SHOWN_LEVELS {
-            let shown = Shown::of(&self.books.view(instrument));
-            self.channel.records.push(&subject.mbp_10(what, shown));
+        if self.channel.wants(SchemaSet::MBP_10) && (depth_min as usize) < MBP_LEVELS {
+            let shown = MbpLevels::of(&self.books.view(instrument));
+            self.channel.records.push(&context.mbp_10(what, shown));
         }
     }
 
-    fn trade(&mut self, trade: &TradeReport, sequence: Sequence) -> Result<Applied, DropReason> {
-        let (instrument, subject) = self.channel.subject(trade.symbol, trade.timestamp_ns.get(), sequence)?;
+    fn trade(&mut self, trade: &TradeReport, sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
+        let (instrument, context) = self.channel.context(trade.symbol, trade.timestamp_ns.get(), sequence)?;
         let what = trade_of(trade);
         if self.channel.wants(SchemaSet::TRADES) {
-            self.channel.records.push(&subject.trade(&what));
+            self.channel.records.push(&context.trade(&what));
         }
         // In the middle of an event the book before it is still the one to show.
         let open = self.open.iter().find(|event| event.instrument == instrument);
-        let suspect = open.map_or_else(|| self.is_doubtful(instrument), |event| event.was_doubtful);
+        let suspect = open.map_or_else(|| self.is_suspect_or_crossed(instrument), |event| event.was_suspect_or_crossed);
         if self.channel.wants(SchemaSet::MBP_1) || self.channel.wants(SchemaSet::MBP_10) {
-            let before = open.map_or_else(|| Shown::of(&self.books.view(instrument)), |event| event.before.clone());
+            let before = open.map_or_else(|| MbpLevels::of(&self.books.view(instrument)), |event| event.before.clone());
             if self.channel.wants(SchemaSet::MBP_1) {
-                self.channel.records.push(&subject.mbp_1(&what, before.top()));
+                self.channel.records.push(&context.mbp_1(&what, before.top()));
             }
             if self.channel.wants(SchemaSet::MBP_10) {
-                self.channel.records.push(&subject.mbp_10(&what, before));
+                self.channel.records.push(&context.mbp_10(&what, before));
             }
         }
-        Ok(Applied { suspect, ..Applied::default() })
+        Ok(ApplyOutcome { suspect, ..ApplyOutcome::default() })
     }
 }
 
-impl Core for DeepCore {
+impl FeedCore for DeepCore {
     type Transport = iextp::Deep;
 
     fn begin_session(&mut self, _session: Session) {
@@ -164,7 +164,7 @@ impl Core for DeepCore {
 
     fn prefetch(&self, _message: &[u8]) {}
 
-    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason> {
+    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
         self.channel.records.clear();
         let message = Message::parse(message).inspect_err(|reason| {
             if *reason != DropReason::MessageTypeUnknown {
@@ -177,8 +177,8 @@ impl Core for DeepCore {
             Message::TradeReport(trade) => self.trade(trade, sequence),
             Message::SecurityEvent(event) => {
                 // The end of the opening or closing process; DBN has no record for it.
-                self.channel.subject(event.symbol, event.timestamp_ns.get(), sequence)?;
-                Ok(Applied::default())
+                self.channel.context(event.symbol, event.timestamp_ns.get(), sequence)?;
+                Ok(ApplyOutcome::default())
             }
             Message::Admin(admin) => self.channel.admin(&admin, sequence),
         }
@@ -198,10 +198,10 @@ impl Core for DeepCore {
         None
     }
 
-    fn book(&self, instrument: InstrumentId, depth: usize) -> BookCopy {
-        self.channel.index_of(instrument).map_or_else(BookCopy::default, |index| BookCopy {
-            is_suspect: self.is_doubtful(index),
-            ..BookCopy::of(&self.books.view(index), depth)
+    fn book(&self, instrument: InstrumentId, depth: usize) -> BookSnapshot {
+        self.channel.index_of(instrument).map_or_else(BookSnapshot::default, |index| BookSnapshot {
+            is_suspect: self.is_suspect_or_crossed(index),
+            ..BookSnapshot::of(&self.books.view(index), depth)
         })
     }
 
@@ -213,8 +213,8 @@ impl Core for DeepCore {
         self.books.memory_bytes()
     }
 
-    fn copy_places(&self) -> CopyPlaces {
-        CopyPlaces { books: self.channel.named(), orders: 0 }
+    fn copy_extent(&self) -> CopyExtent {
+        CopyExtent { books: self.channel.named(), orders: 0 }
     }
 
     /// Symbol, marks, levels of each side with their count, and of an event under way what was before it.
@@ -235,7 +235,7 @@ impl Core for DeepCore {
             }
         }
         let Some(event) = self.open.iter().find(|event| event.instrument == index) else { return Ok(()) };
-        out.push(event.was_doubtful.into());
+        out.push(event.was_suspect_or_crossed.into());
         out.extend(event.depth_min.to_le_bytes());
         for BidAskPair { bid_px, ask_px, bid_sz, ask_sz, bid_ct, ask_ct } in &event.before.0 {
             for price in [bid_px, ask_px] {
@@ -248,7 +248,7 @@ impl Core for DeepCore {
         Ok(())
     }
 
-    fn touched(&self, message: &[u8], note: &mut dyn FnMut(Touched)) {
+    fn touched(&self, message: &[u8], note: &mut dyn FnMut(TouchedEntry)) {
         self.channel.touched(message, note);
     }
 
@@ -257,18 +257,18 @@ impl Core for DeepCore {
         CoreCounts {
             levels: self.books.level_count().into(),
             instruments: named,
-            is_new_suspect: self.books.marks(InstrumentIndex(named)).is_suspect,
+            is_new_book_suspect: self.books.marks(InstrumentIndex(named)).is_suspect,
             ..CoreCounts::default()
         }
     }
 
     fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault> {
         self.begin_session(session);
-        if taken.counts.is_new_suspect {
+        if taken.counts.is_new_book_suspect {
             self.books.mark_all_suspect();
         }
         for (index, body) in &taken.books {
-            let mut rest = Fields(body);
+            let mut rest = FieldReader(body);
             let index = self.channel.restore(*index, rest.array()?)?;
             let marks = rest.u8()?;
             if marks > 7 {
@@ -277,7 +277,7 @@ impl Core for DeepCore {
             for side in Side::BOTH {
                 for _ in 0..rest.u32()? {
                     let (price_e9, size) = (rest.i64()?, rest.u32()?);
-                    self.books.put_back(index, side, price_e9, size).map_err(|_| CopyFault::NoRoom)?;
+                    self.books.restore_level(index, side, price_e9, size).map_err(|_| CopyFault::NoRoom)?;
                 }
             }
             self.books.set_marks(index, BookMarks::from_bits(marks));
@@ -291,9 +291,9 @@ impl Core for DeepCore {
 }
 
 impl OpenEvent {
-    fn read(instrument: InstrumentIndex, rest: &mut Fields<'_>) -> Result<Self, CopyFault> {
-        let (was_doubtful, depth_min) = (rest.flag()?, rest.u32()?);
-        let mut before = Shown::default();
+    fn read(instrument: InstrumentIndex, rest: &mut FieldReader<'_>) -> Result<Self, CopyFault> {
+        let (was_suspect_or_crossed, depth_min) = (rest.flag()?, rest.u32()?);
+        let mut before = MbpLevels::default();
         for pair in &mut before.0 {
             *pair = BidAskPair {
                 bid_px: rest.i64()?,
@@ -304,18 +304,18 @@ impl OpenEvent {
                 ask_ct: rest.u32()?,
             };
         }
-        Ok(Self { instrument, before, was_doubtful, depth_min })
+        Ok(Self { instrument, before, was_suspect_or_crossed, depth_min })
     }
 }
 
 /// What a completed event tells: the level of its last message.
-fn happening(change: &Change) -> Happening {
+fn record_event(change: &Change) -> RecordEvent {
     let action = match change.level_change {
         LevelChange::Added => Action::Add,
         LevelChange::Changed => Action::Modify,
         LevelChange::Removed => Action::Cancel,
     };
-    Happening {
+    RecordEvent {
         action,
         side: Some(change.side),
         price_e9: change.price_e9,
@@ -327,8 +327,8 @@ fn happening(change: &Change) -> Happening {
 }
 
 /// The same where the last message was refused by the book.
-fn refused(side: Side, price_e9: i64) -> Happening {
-    Happening {
+fn refused(side: Side, price_e9: i64) -> RecordEvent {
+    RecordEvent {
         action: Action::Modify,
         side: Some(side),
         price_e9,

@@ -4,15 +4,15 @@ use dbn::{StatType, StatusAction, StatusReason, TriState};
 
 use super::{
     ChannelConfig, SchemaSet,
-    copy::{CopyFault, Touched},
-    core::{Applied, Notice},
+    copy::{CopyFault, TouchedEntry},
+    feed_core::{ApplyOutcome, MessageNotice},
 };
 use crate::{
     book::InstrumentIndex,
     drop_reason::DropReason,
     identity::{Feed, InstrumentId, Sequence},
     normalise::{
-        records::{Records, Subject, e9_from_e4, price_or_undefined, size_u32},
+        records::{RecordContext, Records, e9_from_e4, price_or_undefined, size_u32},
         status,
         symbols::{SymbolTable, trim},
     },
@@ -21,14 +21,14 @@ use crate::{
 
 /// Names and records of one IEX channel.
 #[derive(Debug)]
-pub(super) struct IexChannel {
+pub(super) struct IexCommon {
     pub(super) records: Records,
     pub(super) schemas: SchemaSet,
     feed: Feed,
     symbols: SymbolTable,
 }
 
-impl IexChannel {
+impl IexCommon {
     pub(super) fn new(config: &ChannelConfig) -> Self {
         let instruments_max = config.books.instruments_max as usize;
         Self {
@@ -56,15 +56,15 @@ impl IexChannel {
     ///
     /// # Errors
     /// When the symbol can't be entered.
-    pub(super) fn subject(
+    pub(super) fn context(
         &mut self,
         symbol: [u8; 8],
         timestamp_ns: i64,
         sequence: Sequence,
-    ) -> Result<(InstrumentIndex, Subject), DropReason> {
+    ) -> Result<(InstrumentIndex, RecordContext), DropReason> {
         let ts_event = u64::try_from(timestamp_ns).map_err(|_| DropReason::FieldInvalid)?;
-        let found = self.symbols.find_or_enter(symbol)?;
-        let subject = Subject {
+        let found = self.symbols.find_or_insert(symbol)?;
+        let context = RecordContext {
             publisher_id: self.feed.publisher_id(),
             instrument_id: found.id,
             ts_event,
@@ -72,22 +72,22 @@ impl IexChannel {
             sequence: sequence.0 as u32,
         };
         if found.is_new {
-            self.records.push(&subject.mapping(trim(&symbol)));
+            self.records.push(&context.mapping(trim(&symbol)));
         }
-        Ok((found.index, subject))
+        Ok((found.index, context))
     }
 
     /// An administrative message.
     ///
     /// # Errors
     /// When a code is not of the specification, or the symbol can't be entered.
-    pub(super) fn admin(&mut self, message: &Admin<'_>, sequence: Sequence) -> Result<Applied, DropReason> {
+    pub(super) fn admin(&mut self, message: &Admin<'_>, sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
         let mut notice = None;
         match message {
             Admin::SecurityDirectory(directory) => {
-                let (_, subject) = self.subject(directory.symbol, directory.timestamp_ns.get(), sequence)?;
+                let (_, context) = self.context(directory.symbol, directory.timestamp_ns.get(), sequence)?;
                 if self.wants(SchemaSet::DEFINITION) {
-                    let mut definition = subject.definition(trim(&directory.symbol), "IEXG");
+                    let mut definition = context.definition(trim(&directory.symbol), "IEXG");
                     definition.min_lot_size_round_lot =
                         i32::try_from(directory.round_lot_size.get()).unwrap_or(i32::MAX);
                     self.records.push(&definition);
@@ -95,8 +95,8 @@ impl IexChannel {
             }
             Admin::TradingStatus(trading) => {
                 let state = status::iex_trading_state(trading.trading_status).ok_or(DropReason::FieldInvalid)?;
-                let (_, subject) = self.subject(trading.symbol, trading.timestamp_ns.get(), sequence)?;
-                self.status(&subject, |record| {
+                let (_, context) = self.context(trading.symbol, trading.timestamp_ns.get(), sequence)?;
+                self.status(&context, |record| {
                     record.action = state.action as u16;
                     record.reason = status::iex_reason(trading.reason) as u16;
                     record.is_trading = tri_char(state.is_trading);
@@ -110,8 +110,8 @@ impl IexChannel {
                     b'N' => (StatusAction::None, TriState::NotAvailable),
                     _ => return Err(DropReason::FieldInvalid),
                 };
-                let (_, subject) = self.subject(halt.symbol, halt.timestamp_ns.get(), sequence)?;
-                self.status(&subject, |record| {
+                let (_, context) = self.context(halt.symbol, halt.timestamp_ns.get(), sequence)?;
+                self.status(&context, |record| {
                     record.action = action as u16;
                     record.reason = StatusReason::Operational as u16;
                     record.is_trading = tri_char(is_trading);
@@ -123,8 +123,8 @@ impl IexChannel {
                     1 => TriState::Yes,
                     _ => return Err(DropReason::FieldInvalid),
                 };
-                let (_, subject) = self.subject(test.symbol, test.timestamp_ns.get(), sequence)?;
-                self.status(&subject, |record| {
+                let (_, context) = self.context(test.symbol, test.timestamp_ns.get(), sequence)?;
+                self.status(&context, |record| {
                     record.action = StatusAction::SsrChange as u16;
                     record.is_short_sell_restricted = tri_char(restricted);
                 });
@@ -135,16 +135,16 @@ impl IexChannel {
                     b'M' => StatType::ClosePrice,
                     _ => return Err(DropReason::FieldInvalid),
                 };
-                let (_, subject) = self.subject(official.symbol, official.timestamp_ns.get(), sequence)?;
+                let (_, context) = self.context(official.symbol, official.timestamp_ns.get(), sequence)?;
                 if self.wants(SchemaSet::STATISTICS) {
                     let price_e9 = e9_from_e4(official.official_price_e4.get());
-                    self.records.push(&subject.statistic(stat_type, price_e9, None));
+                    self.records.push(&context.statistic(stat_type, price_e9, None));
                 }
             }
             Admin::AuctionInformation(auction) => {
-                let (_, subject) = self.subject(auction.symbol, auction.timestamp_ns.get(), sequence)?;
+                let (_, context) = self.context(auction.symbol, auction.timestamp_ns.get(), sequence)?;
                 if self.wants(SchemaSet::IMBALANCE) {
-                    let mut record = subject.imbalance();
+                    let mut record = context.imbalance();
                     record.ref_price = price_or_undefined(auction.reference_price_e4.get());
                     record.auction_time = u64::from(auction.scheduled_auction_time_s.get()) * 1_000_000_000;
                     record.ind_match_price = price_or_undefined(auction.indicative_clearing_price_e4.get());
@@ -166,17 +166,19 @@ impl IexChannel {
             }
             // What DBN has no record for. They still name their instrument.
             Admin::RetailLiquidityIndicator(indicator) => {
-                self.subject(indicator.symbol, indicator.timestamp_ns.get(), sequence)?;
+                self.context(indicator.symbol, indicator.timestamp_ns.get(), sequence)?;
             }
             Admin::TradeBreak(broken) => {
-                self.subject(broken.symbol, broken.timestamp_ns.get(), sequence)?;
-                notice = Some(Notice::TradeBroken);
+                self.context(broken.symbol, broken.timestamp_ns.get(), sequence)?;
+                notice = Some(MessageNotice::TradeBroken);
             }
             // The transport has no end of session: this is it.
-            Admin::SystemEvent(event) if event.system_event == END_OF_MESSAGES => notice = Some(Notice::EndOfMessages),
+            Admin::SystemEvent(event) if event.system_event == END_OF_MESSAGES => {
+                notice = Some(MessageNotice::EndOfMessages)
+            }
             Admin::SystemEvent(_) => {}
         }
-        Ok(Applied { notice, ..Applied::default() })
+        Ok(ApplyOutcome { notice, ..ApplyOutcome::default() })
     }
 
     /// Instruments that have been named.
@@ -190,10 +192,10 @@ impl IexChannel {
     }
 
     /// Whichever kind a message is, it may have touched the instrument that it names.
-    pub(super) fn touched(&self, message: &[u8], note: &mut dyn FnMut(Touched)) {
-        let symbol = message.get(SYMBOL_AT..).and_then(|rest| rest.first_chunk().copied());
+    pub(super) fn touched(&self, message: &[u8], note: &mut dyn FnMut(TouchedEntry)) {
+        let symbol = message.get(SYMBOL_OFFSET..).and_then(|rest| rest.first_chunk().copied());
         if let Some(index) = symbol.and_then(|symbol| self.symbols.find(symbol)) {
-            note(Touched::Book(index));
+            note(TouchedEntry::Book(index));
         }
     }
 
@@ -202,14 +204,14 @@ impl IexChannel {
     /// # Errors
     /// When it would come to another place, or to none.
     pub(super) fn restore(&mut self, index: u32, symbol: [u8; 8]) -> Result<InstrumentIndex, CopyFault> {
-        let found = self.symbols.find_or_enter(symbol).map_err(|_| CopyFault::NoRoom)?;
-        let is_its_place = found.is_new && found.index.0 == index;
-        if is_its_place { Ok(found.index) } else { Err(CopyFault::Malformed) }
+        let found = self.symbols.find_or_insert(symbol).map_err(|_| CopyFault::NoRoom)?;
+        let is_expected_index = found.is_new && found.index.0 == index;
+        if is_expected_index { Ok(found.index) } else { Err(CopyFault::Malformed) }
     }
 
-    fn status(&mut self, subject: &Subject, fill: impl FnOnce(&mut dbn::StatusMsg)) {
+    fn status(&mut self, context: &RecordContext, fill: impl FnOnce(&mut dbn::StatusMsg)) {
         if self.wants(SchemaSet::STATUS) {
-            let mut status = subject.status();
+            let mut status = context.status();
             fill(&mut status);
             self.records.push(&status);
         }
@@ -217,7 +219,7 @@ impl IexChannel {
 }
 
 /// Where the symbol stands in every message that names an instrument: behind type, flags and time.
-const SYMBOL_AT: usize = 10;
+const SYMBOL_OFFSET: usize = 10;
 
 /// System event after which no message of the day follows.
 const END_OF_MESSAGES: u8 = b'C';

@@ -4,19 +4,20 @@ use dbn::{StatType, StatusAction, StatusReason, TriState, UNDEF_PRICE};
 
 use super::{
     ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
-    copy::{CopyFault, CopyPlaces, CoreCounts, Taken, Touched},
-    core::{Applied, Core, Fault, Notice},
+    copy::{CopyExtent, CopyFault, CoreCounts, Taken, TouchedEntry},
+    feed_core::{ApplyOutcome, Fault, FeedCore, MessageNotice},
 };
 use crate::{
     book::{
-        BookCopy, BookFault, BookFaultCounts, BookMarks, Change, InstrumentIndex, OrderView, Side, orders::OrderBooks,
-        store::OrderStore,
+        BookFault, BookFaultCounts, BookMarks, BookSnapshot, Change, InstrumentIndex, OrderView, Side,
+        orders::OrderBooks, store::OrderStore,
     },
     drop_reason::DropReason,
     identity::{Feed, InstrumentId, Sequence, Session},
     normalise::{
         records::{
-            Action, Happening, Records, SHOWN_LEVELS, Shown, Subject, c_chars, e9_from_e4, price_or_undefined, size_u32,
+            Action, MBP_LEVELS, MbpLevels, RecordContext, RecordEvent, Records, c_chars, e9_from_e4,
+            price_or_undefined, size_u32,
         },
         status,
         symbols::trim,
@@ -71,20 +72,20 @@ impl<S: OrderStore> ItchCore<S> {
     }
 
     /// Names the instrument once a session, before its first record.
-    fn name(&mut self, subject: &Subject, locate: InstrumentIndex, symbol: &[u8; 8]) {
+    fn name(&mut self, context: &RecordContext, locate: InstrumentIndex, symbol: &[u8; 8]) {
         if self.named.insert(locate.0) {
-            self.records.push(&subject.mapping(trim(symbol)));
+            self.records.push(&context.mapping(trim(symbol)));
         }
     }
 
     /// A book's first record of a session says that it begins empty: what a consumer still has of the session before
     /// is gone.
-    fn mbo(&mut self, subject: &Subject, locate: InstrumentIndex, what: &Happening) {
+    fn mbo(&mut self, context: &RecordContext, locate: InstrumentIndex, what: &RecordEvent) {
         if !self.wants(SchemaSet::MBO) {
             return;
         }
         if self.cleared.insert(locate.0) {
-            self.records.push(&subject.mbo(&Happening {
+            self.records.push(&context.mbo(&RecordEvent {
                 action: Action::Clear,
                 side: None,
                 price_e9: UNDEF_PRICE,
@@ -94,47 +95,47 @@ impl<S: OrderStore> ItchCore<S> {
                 flags: 0,
             }));
         }
-        self.records.push(&subject.mbo(what));
+        self.records.push(&context.mbo(what));
     }
 
     /// The shown levels as they stand.
-    fn shown(&self, locate: InstrumentIndex) -> Shown {
-        Shown::of(&self.books.view(locate))
+    fn shown(&self, locate: InstrumentIndex) -> MbpLevels {
+        MbpLevels::of(&self.books.view(locate))
     }
 
     /// Market by price after an event, by the change that touched shown levels.
-    fn depth_after(&mut self, subject: &Subject, locate: InstrumentIndex, what: &Happening, best_depth: u32) {
+    fn push_depth(&mut self, context: &RecordContext, locate: InstrumentIndex, what: &RecordEvent, best_depth: u32) {
         if self.wants(SchemaSet::MBP_1) && best_depth == 0 {
-            let top = Shown::top_of(&self.books.view(locate));
-            self.records.push(&subject.mbp_1(what, top));
+            let top = MbpLevels::top_of(&self.books.view(locate));
+            self.records.push(&context.mbp_1(what, top));
         }
-        if self.wants(SchemaSet::MBP_10) && is_shown(best_depth) {
+        if self.wants(SchemaSet::MBP_10) && is_within_mbp(best_depth) {
             let shown = self.shown(locate);
-            self.records.push(&subject.mbp_10(what, shown));
+            self.records.push(&context.mbp_10(what, shown));
         }
     }
 
     /// A trade in every schema that shows trades. `before` is the book before the trade's effect; `then` the depth of
     /// the change that follows it in the same message, if any.
-    fn trade(&mut self, subject: &Subject, what: &Happening, before: Option<&Shown>, then: Option<u32>) {
+    fn trade(&mut self, context: &RecordContext, what: &RecordEvent, before: Option<&MbpLevels>, then: Option<u32>) {
         let flags_if = |another_follows: bool| if another_follows { 0 } else { LAST };
         if self.wants(SchemaSet::TRADES) {
-            self.records.push(&subject.trade(&Happening { flags: LAST, ..*what }));
+            self.records.push(&context.trade(&RecordEvent { flags: LAST, ..*what }));
         }
         let Some(before) = before else { return };
         if self.wants(SchemaSet::MBP_1) {
             let flags = flags_if(then == Some(0));
-            self.records.push(&subject.mbp_1(&Happening { flags, ..*what }, before.top()));
+            self.records.push(&context.mbp_1(&RecordEvent { flags, ..*what }, before.top()));
         }
         if self.wants(SchemaSet::MBP_10) {
-            let flags = flags_if(then.is_some_and(is_shown));
-            self.records.push(&subject.mbp_10(&Happening { flags, ..*what }, before.clone()));
+            let flags = flags_if(then.is_some_and(is_within_mbp));
+            self.records.push(&context.mbp_10(&RecordEvent { flags, ..*what }, before.clone()));
         }
     }
 
-    fn add(&mut self, subject: &Subject, message: &itch50::AddOrder) -> Applied {
+    fn add(&mut self, context: &RecordContext, message: &itch50::AddOrder) -> ApplyOutcome {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(subject, locate, &message.stock);
+        self.name(context, locate, &message.stock);
         let added = self.books.add(
             locate,
             message.order_reference_number.get(),
@@ -144,58 +145,58 @@ impl<S: OrderStore> ItchCore<S> {
         );
         match added {
             Ok(change) => {
-                let what = happening(Action::Add, &change, LAST);
-                self.mbo(subject, locate, &what);
-                self.depth_after(subject, locate, &what, change.depth);
+                let what = record_event(Action::Add, &change, LAST);
+                self.mbo(context, locate, &what);
+                self.push_depth(context, locate, &what, change.depth);
                 self.applied(locate, change.fault)
             }
             Err(fault) => self.applied(locate, Some(fault)),
         }
     }
 
-    /// An execution against a resting order, at its own price or (`traded_at`) at another. What is not printable made
+    /// An execution against a resting order, at its own price or (`execution_price_e9`) at another. What is not printable made
     /// no trade that the tape would show.
     fn execute(
         &mut self,
-        subject: &Subject,
+        context: &RecordContext,
         locate: InstrumentIndex,
         order_id: u64,
         shares: u32,
-        traded_at: Option<i64>,
+        execution_price_e9: Option<i64>,
         is_printable: bool,
-    ) -> Applied {
+    ) -> ApplyOutcome {
         let before = (is_printable && self.wants_depth()).then(|| self.shown(locate));
         let change = match self.books.execute(locate, order_id, shares) {
             Ok(change) => change,
             Err(fault) => return self.applied(locate, Some(fault)),
         };
-        let price_e9 = traded_at.unwrap_or(change.price_e9);
-        let cancel = happening(Action::Cancel, &change, LAST);
-        let fill = Happening { action: Action::Fill, price_e9, flags: 0, ..cancel };
-        let trade = Happening { action: Action::Trade, side: Some(change.side.opposite()), order_id: 0, ..fill };
+        let price_e9 = execution_price_e9.unwrap_or(change.price_e9);
+        let cancel = record_event(Action::Cancel, &change, LAST);
+        let fill = RecordEvent { action: Action::Fill, price_e9, flags: 0, ..cancel };
+        let trade = RecordEvent { action: Action::Trade, side: Some(change.side.opposite()), order_id: 0, ..fill };
         if is_printable {
-            self.mbo(subject, locate, &trade);
+            self.mbo(context, locate, &trade);
         }
-        self.mbo(subject, locate, &fill);
-        self.mbo(subject, locate, &cancel);
+        self.mbo(context, locate, &fill);
+        self.mbo(context, locate, &cancel);
         if is_printable {
-            self.trade(subject, &trade, before.as_ref(), Some(change.depth));
+            self.trade(context, &trade, before.as_ref(), Some(change.depth));
         }
-        self.depth_after(subject, locate, &cancel, change.depth);
+        self.push_depth(context, locate, &cancel, change.depth);
         self.applied(locate, change.fault)
     }
 
     fn cancelled(
         &mut self,
-        subject: &Subject,
+        context: &RecordContext,
         locate: InstrumentIndex,
         cancelled: Result<Change, BookFault>,
-    ) -> Applied {
+    ) -> ApplyOutcome {
         match cancelled {
             Ok(change) => {
-                let what = happening(Action::Cancel, &change, LAST);
-                self.mbo(subject, locate, &what);
-                self.depth_after(subject, locate, &what, change.depth);
+                let what = record_event(Action::Cancel, &change, LAST);
+                self.mbo(context, locate, &what);
+                self.push_depth(context, locate, &what, change.depth);
                 self.applied(locate, change.fault)
             }
             Err(fault) => self.applied(locate, Some(fault)),
@@ -203,7 +204,7 @@ impl<S: OrderStore> ItchCore<S> {
     }
 
     /// Cancel and add, not modify: the new order has a new id and a new place in the queue.
-    fn replace(&mut self, subject: &Subject, message: &itch50::OrderReplace) -> Applied {
+    fn replace(&mut self, context: &RecordContext, message: &itch50::OrderReplace) -> ApplyOutcome {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
         let replaced = self.books.replace(
             locate,
@@ -219,70 +220,70 @@ impl<S: OrderStore> ItchCore<S> {
         let removed = &replaced.removed;
         match &replaced.added {
             Ok(added) => {
-                let cancel = happening(Action::Cancel, removed, 0);
-                let add = happening(Action::Add, added, LAST);
-                self.mbo(subject, locate, &cancel);
-                self.mbo(subject, locate, &add);
+                let cancel = record_event(Action::Cancel, removed, 0);
+                let add = record_event(Action::Add, added, LAST);
+                self.mbo(context, locate, &cancel);
+                self.mbo(context, locate, &add);
                 // One market-by-price record for the whole event, told by the half that touched the shown levels.
-                self.depth_of_replacement(subject, locate, (removed, cancel), (added, add));
+                self.push_replacement_depth(context, locate, (removed, cancel), (added, add));
                 self.applied(locate, removed.fault.or(added.fault))
             }
             Err(fault) => {
-                let cancel = happening(Action::Cancel, removed, LAST);
-                self.mbo(subject, locate, &cancel);
-                self.depth_after(subject, locate, &cancel, removed.depth);
+                let cancel = record_event(Action::Cancel, removed, LAST);
+                self.mbo(context, locate, &cancel);
+                self.push_depth(context, locate, &cancel, removed.depth);
                 self.applied(locate, Some(*fault))
             }
         }
     }
 
-    fn depth_of_replacement(
+    fn push_replacement_depth(
         &mut self,
-        subject: &Subject,
+        context: &RecordContext,
         locate: InstrumentIndex,
-        (removed, cancel): (&Change, Happening),
-        (added, add): (&Change, Happening),
+        (removed, cancel): (&Change, RecordEvent),
+        (added, add): (&Change, RecordEvent),
     ) {
-        let told_by = |shows: fn(u32) -> bool| {
+        let event_for = |shows: fn(u32) -> bool| {
             if shows(added.depth) {
                 Some(add)
             } else {
-                shows(removed.depth).then_some(Happening { flags: LAST, ..cancel })
+                shows(removed.depth).then_some(RecordEvent { flags: LAST, ..cancel })
             }
         };
         if self.wants(SchemaSet::MBP_1)
-            && let Some(what) = told_by(|depth| depth == 0)
+            && let Some(what) = event_for(|depth| depth == 0)
         {
-            let top = Shown::top_of(&self.books.view(locate));
-            self.records.push(&subject.mbp_1(&what, top));
+            let top = MbpLevels::top_of(&self.books.view(locate));
+            self.records.push(&context.mbp_1(&what, top));
         }
         if self.wants(SchemaSet::MBP_10)
-            && let Some(what) = told_by(is_shown)
+            && let Some(what) = event_for(is_within_mbp)
         {
             let shown = self.shown(locate);
-            self.records.push(&subject.mbp_10(&what, shown));
+            self.records.push(&context.mbp_10(&what, shown));
         }
     }
 
     /// A trade without effect on the shown book: against a hidden order, or a cross.
-    fn hidden_trade(&mut self, subject: &Subject, locate: InstrumentIndex, what: &Happening) -> Applied {
-        self.mbo(subject, locate, &Happening { flags: LAST, ..*what });
+    fn hidden_trade(&mut self, context: &RecordContext, locate: InstrumentIndex, what: &RecordEvent) -> ApplyOutcome {
+        self.mbo(context, locate, &RecordEvent { flags: LAST, ..*what });
         let before = self.wants_depth().then(|| self.shown(locate));
-        self.trade(subject, what, before.as_ref(), None);
+        self.trade(context, what, before.as_ref(), None);
         self.applied(locate, None)
     }
 
-    fn applied(&self, locate: InstrumentIndex, fault: Option<BookFault>) -> Applied {
-        Applied {
+    fn applied(&self, locate: InstrumentIndex, fault: Option<BookFault>) -> ApplyOutcome {
+        ApplyOutcome {
             suspect: self.books.view(locate).is_suspect(),
             fault: fault.map(|kind| Fault { kind, instrument: locate }),
-            ..Applied::default()
+            ..ApplyOutcome::default()
         }
     }
 
-    fn status(&mut self, subject: &Subject, fill: impl FnOnce(&mut dbn::StatusMsg)) {
+    fn status(&mut self, context: &RecordContext, fill: impl FnOnce(&mut dbn::StatusMsg)) {
         if self.wants(SchemaSet::STATUS) {
-            let mut status = subject.status();
+            let mut status = context.status();
             fill(&mut status);
             self.records.push(&status);
         }
@@ -290,28 +291,28 @@ impl<S: OrderStore> ItchCore<S> {
 
     fn trading_action(
         &mut self,
-        subject: &Subject,
+        context: &RecordContext,
         message: &itch50::StockTradingAction,
-    ) -> Result<Applied, DropReason> {
+    ) -> Result<ApplyOutcome, DropReason> {
         let state = status::nasdaq_trading_state(message.trading_state).ok_or(DropReason::FieldInvalid)?;
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(subject, locate, &message.stock);
+        self.name(context, locate, &message.stock);
         // While trading is halted, orders that cross may rest until the auction.
         self.books.set_cross_check(locate, state.is_trading == TriState::Yes);
-        self.status(subject, |record| {
+        self.status(context, |record| {
             record.action = state.action as u16;
             record.reason = status::nasdaq_reason(message.reason) as u16;
             record.is_trading = tri_char(state.is_trading);
             record.is_quoting = tri_char(state.is_quoting);
         });
-        Ok(Applied::default())
+        Ok(ApplyOutcome::default())
     }
 
-    fn directory(&mut self, subject: &Subject, message: &itch50::StockDirectory) {
+    fn directory(&mut self, context: &RecordContext, message: &itch50::StockDirectory) {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(subject, locate, &message.stock);
+        self.name(context, locate, &message.stock);
         if self.wants(SchemaSet::DEFINITION) {
-            let mut definition = subject.definition(trim(&message.stock), exchange(self.feed));
+            let mut definition = context.definition(trim(&message.stock), exchange(self.feed));
             definition.min_lot_size_round_lot = i32::try_from(message.round_lot_size.get()).unwrap_or(i32::MAX);
             definition.group = c_chars(&[message.market_category]);
             definition.security_type = c_chars(&[message.issue_classification]);
@@ -320,11 +321,11 @@ impl<S: OrderStore> ItchCore<S> {
         }
     }
 
-    fn imbalance(&mut self, subject: &Subject, message: &itch50::NetOrderImbalanceIndicator) {
+    fn imbalance(&mut self, context: &RecordContext, message: &itch50::NetOrderImbalanceIndicator) {
         if !self.wants(SchemaSet::IMBALANCE) {
             return;
         }
-        let mut record = subject.imbalance();
+        let mut record = context.imbalance();
         record.ref_price = price_or_undefined(i64::from(message.current_reference_price_e4.get()));
         record.cont_book_clr_price = price_or_undefined(i64::from(message.near_price_e4.get()));
         record.auct_interest_clr_price = price_or_undefined(i64::from(message.far_price_e4.get()));
@@ -343,24 +344,24 @@ impl<S: OrderStore> ItchCore<S> {
         self.records.push(&record);
     }
 
-    fn statistics<const N: usize>(&mut self, subject: &Subject, prices: [(StatType, i64); N]) {
+    fn statistics<const N: usize>(&mut self, context: &RecordContext, prices: [(StatType, i64); N]) {
         if self.wants(SchemaSet::STATISTICS) {
             for (stat_type, price_e9) in prices {
-                self.records.push(&subject.statistic(stat_type, price_e9, None));
+                self.records.push(&context.statistic(stat_type, price_e9, None));
             }
         }
     }
 
-    fn cross(&mut self, subject: &Subject, message: &itch50::CrossTrade) -> Applied {
+    fn cross(&mut self, context: &RecordContext, message: &itch50::CrossTrade) -> ApplyOutcome {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(subject, locate, &message.stock);
+        self.name(context, locate, &message.stock);
         let shares = message.shares.get();
         // A cross in which nothing matched is reported with zero shares.
         if shares == 0 {
-            return Applied::default();
+            return ApplyOutcome::default();
         }
         let price_e9 = e9_from_e4(i64::from(message.cross_price_e4.get()));
-        let what = Happening {
+        let what = RecordEvent {
             action: Action::Trade,
             side: None,
             price_e9,
@@ -369,7 +370,7 @@ impl<S: OrderStore> ItchCore<S> {
             depth: 0,
             flags: 0,
         };
-        let applied = self.hidden_trade(subject, locate, &what);
+        let applied = self.hidden_trade(context, locate, &what);
         if self.wants(SchemaSet::STATISTICS) {
             let stat_type = match message.cross_type {
                 b'O' => StatType::OpeningPrice,
@@ -377,19 +378,19 @@ impl<S: OrderStore> ItchCore<S> {
                 _ => StatType::UncrossingPrice,
             };
             let quantity = i64::try_from(shares).ok();
-            self.records.push(&subject.statistic(stat_type, price_e9, quantity));
+            self.records.push(&context.statistic(stat_type, price_e9, quantity));
         }
         applied
     }
 
-    fn non_cross_trade(&mut self, subject: &Subject, message: &itch50::NonCrossTrade) -> Applied {
+    fn non_cross_trade(&mut self, context: &RecordContext, message: &itch50::NonCrossTrade) -> ApplyOutcome {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(subject, locate, &message.stock);
+        self.name(context, locate, &message.stock);
         let shares = message.shares.get();
         if shares == 0 {
-            return Applied::default();
+            return ApplyOutcome::default();
         }
-        let what = Happening {
+        let what = RecordEvent {
             action: Action::Trade,
             // Since 2014-07-14 the field is 'B' whatever the hidden order was, so only 'S' tells anything.
             side: (message.buy_sell_indicator == b'S').then_some(Side::Bid),
@@ -399,16 +400,16 @@ impl<S: OrderStore> ItchCore<S> {
             depth: 0,
             flags: 0,
         };
-        self.hidden_trade(subject, locate, &what)
+        self.hidden_trade(context, locate, &what)
     }
 
     /// A short message by stock symbol: it names the instrument, whatever else it says.
-    fn named_by(&mut self, subject: &Subject, locate: u16, symbol: &[u8; 8]) {
-        self.name(subject, InstrumentIndex(u32::from(locate)), symbol);
+    fn map_symbol_of(&mut self, context: &RecordContext, locate: u16, symbol: &[u8; 8]) {
+        self.name(context, InstrumentIndex(u32::from(locate)), symbol);
     }
 }
 
-impl<S: OrderStore> Core for ItchCore<S> {
+impl<S: OrderStore> FeedCore for ItchCore<S> {
     type Transport = MoldUdp64;
 
     fn begin_session(&mut self, session: Session) {
@@ -428,7 +429,7 @@ impl<S: OrderStore> Core for ItchCore<S> {
         }
     }
 
-    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason> {
+    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
         self.records.clear();
         let message = Message::parse(message).inspect_err(|reason| {
             // A message that a book should have had is missing now. An unknown type, by the specification, is one that
@@ -444,7 +445,7 @@ impl<S: OrderStore> Core for ItchCore<S> {
         }
         let stock_locate = message.stock_locate();
         let locate = InstrumentIndex(u32::from(stock_locate));
-        let subject = Subject {
+        let context = RecordContext {
             publisher_id: self.feed.publisher_id(),
             instrument_id: InstrumentId(u32::from(stock_locate)),
             ts_event: self.midnight_ns + since_midnight_ns,
@@ -452,47 +453,54 @@ impl<S: OrderStore> Core for ItchCore<S> {
             sequence: sequence.0 as u32,
         };
         let applied = match message {
-            Message::AddOrder(add) => self.add(&subject, add),
-            Message::AddOrderMpid(add) => self.add(&subject, &add.order),
+            Message::AddOrder(add) => self.add(&context, add),
+            Message::AddOrderMpid(add) => self.add(&context, &add.order),
             Message::OrderExecuted(executed) => {
                 let order_id = executed.order_reference_number.get();
-                self.execute(&subject, locate, order_id, executed.executed_shares.get(), None, true)
+                self.execute(&context, locate, order_id, executed.executed_shares.get(), None, true)
             }
             Message::OrderExecutedWithPrice(executed) => {
                 let order_id = executed.order_reference_number.get();
-                let traded_at = e9_from_e4(i64::from(executed.execution_price_e4.get()));
+                let execution_price_e9 = e9_from_e4(i64::from(executed.execution_price_e4.get()));
                 let is_printable = executed.printable == b'Y';
-                self.execute(&subject, locate, order_id, executed.executed_shares.get(), Some(traded_at), is_printable)
+                self.execute(
+                    &context,
+                    locate,
+                    order_id,
+                    executed.executed_shares.get(),
+                    Some(execution_price_e9),
+                    is_printable,
+                )
             }
             Message::OrderCancel(cancel) => {
                 let order_id = cancel.order_reference_number.get();
                 let cancelled = self.books.reduce(locate, order_id, cancel.cancelled_shares.get());
-                self.cancelled(&subject, locate, cancelled)
+                self.cancelled(&context, locate, cancelled)
             }
             Message::OrderDelete(delete) => {
                 let cancelled = self.books.delete(locate, delete.order_reference_number.get());
-                self.cancelled(&subject, locate, cancelled)
+                self.cancelled(&context, locate, cancelled)
             }
-            Message::OrderReplace(replace) => self.replace(&subject, replace),
-            Message::NonCrossTrade(trade) => self.non_cross_trade(&subject, trade),
-            Message::CrossTrade(cross) => self.cross(&subject, cross),
+            Message::OrderReplace(replace) => self.replace(&context, replace),
+            Message::NonCrossTrade(trade) => self.non_cross_trade(&context, trade),
+            Message::CrossTrade(cross) => self.cross(&context, cross),
             Message::StockDirectory(directory) => {
-                self.directory(&subject, directory);
-                Applied::default()
+                self.directory(&context, directory);
+                ApplyOutcome::default()
             }
-            Message::StockTradingAction(action) => self.trading_action(&subject, action)?,
+            Message::StockTradingAction(action) => self.trading_action(&context, action)?,
             Message::RegShoRestriction(restriction) => {
                 let restricted = match restriction.reg_sho_action {
                     b'0' => TriState::No,
                     b'1' | b'2' => TriState::Yes,
                     _ => return Err(DropReason::FieldInvalid),
                 };
-                self.named_by(&subject, stock_locate, &restriction.stock);
-                self.status(&subject, |record| {
+                self.map_symbol_of(&context, stock_locate, &restriction.stock);
+                self.status(&context, |record| {
                     record.action = StatusAction::SsrChange as u16;
                     record.is_short_sell_restricted = tri_char(restricted);
                 });
-                Applied::default()
+                ApplyOutcome::default()
             }
             Message::OperationalHalt(halt) => {
                 let (action, is_trading) = match halt.operational_halt_action {
@@ -500,16 +508,16 @@ impl<S: OrderStore> Core for ItchCore<S> {
                     b'T' => (StatusAction::Trading, TriState::Yes),
                     _ => return Err(DropReason::FieldInvalid),
                 };
-                self.named_by(&subject, stock_locate, &halt.stock);
+                self.map_symbol_of(&context, stock_locate, &halt.stock);
                 // A halt of one of Nasdaq's other markets says nothing about this one.
                 if halt.market_code == market_code(self.feed) {
-                    self.status(&subject, |record| {
+                    self.status(&context, |record| {
                         record.action = action as u16;
                         record.reason = StatusReason::Operational as u16;
                         record.is_trading = tri_char(is_trading);
                     });
                 }
-                Applied::default()
+                ApplyOutcome::default()
             }
             Message::MwcbStatus(breach) => {
                 let reason = match breach.breached_level {
@@ -518,52 +526,54 @@ impl<S: OrderStore> Core for ItchCore<S> {
                     b'3' => StatusReason::MarketWideHaltLevel3,
                     _ => return Err(DropReason::FieldInvalid),
                 };
-                self.status(&subject, |record| {
+                self.status(&context, |record| {
                     record.action = StatusAction::Halt as u16;
                     record.reason = reason as u16;
                     record.is_trading = tri_char(TriState::No);
                 });
-                Applied::default()
+                ApplyOutcome::default()
             }
             Message::MwcbDeclineLevel(levels) => {
                 let e9 = |price_e8: u64| i64::try_from(price_e8).unwrap_or(i64::MAX / 10).saturating_mul(10);
                 self.statistics(
-                    &subject,
+                    &context,
                     [
                         (StatType::MwcbLevel1, e9(levels.level_1_e8.get())),
                         (StatType::MwcbLevel2, e9(levels.level_2_e8.get())),
                         (StatType::MwcbLevel3, e9(levels.level_3_e8.get())),
                     ],
                 );
-                Applied::default()
+                ApplyOutcome::default()
             }
             Message::LuldAuctionCollar(collar) => {
-                self.named_by(&subject, stock_locate, &collar.stock);
+                self.map_symbol_of(&context, stock_locate, &collar.stock);
                 let e9 = |price_e4: u32| e9_from_e4(i64::from(price_e4));
                 self.statistics(
-                    &subject,
+                    &context,
                     [
                         (StatType::AuctionCollarReferencePrice, e9(collar.auction_collar_reference_price_e4.get())),
                         (StatType::AuctionCollarUpperPrice, e9(collar.upper_auction_collar_price_e4.get())),
                         (StatType::AuctionCollarLowerPrice, e9(collar.lower_auction_collar_price_e4.get())),
                     ],
                 );
-                Applied::default()
+                ApplyOutcome::default()
             }
             Message::NetOrderImbalanceIndicator(imbalance) => {
-                self.named_by(&subject, stock_locate, &imbalance.stock);
-                self.imbalance(&subject, imbalance);
-                Applied::default()
+                self.map_symbol_of(&context, stock_locate, &imbalance.stock);
+                self.imbalance(&context, imbalance);
+                ApplyOutcome::default()
             }
             // What DBN has no record for.
-            Message::BrokenTrade(_) => Applied { notice: Some(Notice::TradeBroken), ..Applied::default() },
+            Message::BrokenTrade(_) => {
+                ApplyOutcome { notice: Some(MessageNotice::TradeBroken), ..ApplyOutcome::default() }
+            }
             Message::SystemEvent(_)
             | Message::MarketParticipantPosition(_)
             | Message::IpoQuotingPeriodUpdate(_)
             | Message::RetailPriceImprovementIndicator(_)
-            | Message::DirectListingWithCapitalRaise(_) => Applied::default(),
+            | Message::DirectListingWithCapitalRaise(_) => ApplyOutcome::default(),
         };
-        Ok(Applied { ts_event: subject.ts_event, ..applied })
+        Ok(ApplyOutcome { ts_event: context.ts_event, ..applied })
     }
 
     fn write_request(
@@ -587,8 +597,8 @@ impl<S: OrderStore> Core for ItchCore<S> {
         self.books.mark_all_suspect();
     }
 
-    fn book(&self, instrument: InstrumentId, depth: usize) -> BookCopy {
-        BookCopy::of(&self.books.view(InstrumentIndex(instrument.0)), depth)
+    fn book(&self, instrument: InstrumentId, depth: usize) -> BookSnapshot {
+        BookSnapshot::of(&self.books.view(InstrumentIndex(instrument.0)), depth)
     }
 
     fn orders(&self, is_wanted: &dyn Fn(InstrumentId) -> bool) -> Option<Vec<OrderView>> {
@@ -603,12 +613,12 @@ impl<S: OrderStore> Core for ItchCore<S> {
         self.books.memory_bytes() + self.named.bytes() + self.cleared.bytes()
     }
 
-    fn copy_places(&self) -> CopyPlaces {
-        CopyPlaces { books: LOCATES, orders: self.books.places() }
+    fn copy_extent(&self) -> CopyExtent {
+        CopyExtent { books: LOCATES, orders: self.books.places() }
     }
 
-    fn order_at(&self, place: usize) -> Option<OrderView> {
-        self.books.order_at(place)
+    fn order_in_slot(&self, place: usize) -> Option<OrderView> {
+        self.books.order_in_slot(place)
     }
 
     fn order(&self, order_id: u64) -> Option<OrderView> {
@@ -625,11 +635,11 @@ impl<S: OrderStore> Core for ItchCore<S> {
         Ok(())
     }
 
-    fn touched(&self, message: &[u8], note: &mut dyn FnMut(Touched)) {
+    fn touched(&self, message: &[u8], note: &mut dyn FnMut(TouchedEntry)) {
         let Some(touched) = itch50::touches(message) else { return };
-        note(Touched::Book(InstrumentIndex(u32::from(touched.stock_locate))));
+        note(TouchedEntry::Book(InstrumentIndex(u32::from(touched.stock_locate))));
         for order_id in touched.order_reference_number.into_iter().chain(itch50::replacement(message)) {
-            note(Touched::Order(order_id));
+            note(TouchedEntry::Order(order_id));
         }
     }
 
@@ -639,17 +649,17 @@ impl<S: OrderStore> Core for ItchCore<S> {
             levels: self.books.level_count().into(),
             instruments: 0,
             priority_next: self.books.priority_next(),
-            is_new_suspect: false,
+            is_new_book_suspect: false,
         }
     }
 
     fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault> {
         self.begin_session(session);
-        for order in taken.by_priority() {
+        for order in taken.orders_by_priority() {
             if order.priority >= taken.counts.priority_next {
                 return Err(CopyFault::Malformed);
             }
-            self.books.put_back(&order).map_err(|_| CopyFault::NoRoom)?;
+            self.books.restore_order(&order).map_err(|_| CopyFault::NoRoom)?;
         }
         self.books.set_priority_next(taken.counts.priority_next);
         for (locate, body) in &taken.books {
@@ -701,12 +711,12 @@ impl BitSet {
     }
 }
 
-fn is_shown(depth: u32) -> bool {
-    (depth as usize) < SHOWN_LEVELS
+fn is_within_mbp(depth: u32) -> bool {
+    (depth as usize) < MBP_LEVELS
 }
 
-fn happening(action: Action, change: &Change, flags: u8) -> Happening {
-    Happening {
+fn record_event(action: Action, change: &Change, flags: u8) -> RecordEvent {
+    RecordEvent {
         action,
         side: Some(change.side),
         price_e9: change.price_e9,

@@ -10,13 +10,13 @@ mod input;
 mod itch;
 mod itch_states;
 mod properties;
+mod recorded_output;
 mod sessions;
-mod shown;
 mod tops;
 
 use expect_test::Expect;
 
-use self::{input::Stream, shown::Seen};
+use self::{input::Stream, recorded_output::RecordedOutput};
 use super::*;
 use crate::{
     arbiter::ArbiterConfig, book::BookLimits, drop_reason::DropReason, frame::FrameKind, identity::ChannelId,
@@ -24,9 +24,9 @@ use crate::{
 };
 
 /// A channel and all that came out of it.
-struct World {
+struct ChannelHarness {
     channel: Channel,
-    seen: Seen,
+    seen: RecordedOutput,
     now: MonoNs,
 }
 
@@ -35,9 +35,9 @@ const OPEN: UnixNs = UnixNs(1_548_858_600_000_000_000);
 /// When datagrams are received, after [`OPEN`].
 const WIRE_NS: u64 = 7_000;
 
-impl World {
+impl ChannelHarness {
     fn new(config: ChannelConfig) -> Self {
-        Self { channel: Channel::new(config), seen: Seen::default(), now: MonoNs(1) }
+        Self { channel: Channel::new(config), seen: RecordedOutput::default(), now: MonoNs(1) }
     }
 
     /// With small books and one line, on a given day.
@@ -82,16 +82,16 @@ impl World {
 
 /// What the messages give, in one packet on one line: without the session's begin and the state of the channel, which
 /// are the same every time.
-fn check(feed: Feed, schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> World {
-    let mut world = World::new(World::config(feed, schemas));
+fn check(feed: Feed, schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> ChannelHarness {
+    let mut harness = ChannelHarness::new(ChannelHarness::config(feed, schemas));
     let packets = Stream::new(feed).packets(messages, usize::MAX);
-    world.datagrams(&packets);
-    let text = world.seen.take_text();
+    harness.datagrams(&packets);
+    let text = harness.seen.take_text();
     let text: String = text
         .lines()
         .filter(|line| !line.starts_with("session ") && *line != "state Live")
         .map(|line| format!("{line}\n"))
         .collect();
     expected.assert_eq(&text);
-    world
+    harness
 }

@@ -4,15 +4,15 @@ use dbn::{BidAskPair, UNDEF_PRICE};
 
 use super::{
     ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
-    copy::{CopyFault, CopyPlaces, CoreCounts, Fields, Taken, Touched},
-    core::{Applied, Core, Fault},
-    iex::IexChannel,
+    copy::{CopyExtent, CopyFault, CoreCounts, FieldReader, Taken, TouchedEntry},
+    feed_core::{ApplyOutcome, Fault, FeedCore},
+    iex::IexCommon,
 };
 use crate::{
-    book::{BookCopy, BookFault, BookFaultCounts, InstrumentIndex, Level, Side},
+    book::{BookFault, BookFaultCounts, BookSnapshot, InstrumentIndex, Level, Side},
     drop_reason::DropReason,
     identity::{InstrumentId, Sequence, Session},
-    normalise::records::{Action, Happening, Records, e9_from_e4, size_u32},
+    normalise::records::{Action, RecordEvent, Records, e9_from_e4, size_u32},
     transport::{VenueSession, iextp},
     venue::iex::{
         admin::TradeReport,
@@ -23,7 +23,7 @@ use crate::{
 /// Quotes, names and records of one TOPS channel.
 #[derive(Debug)]
 pub(super) struct TopsCore {
-    channel: IexChannel,
+    channel: IexCommon,
     quotes: Vec<Quote>,
     faults: BookFaultCounts,
 }
@@ -45,14 +45,14 @@ const TOB: u8 = dbn::flags::TOB;
 impl TopsCore {
     pub(super) fn new(config: &ChannelConfig) -> Self {
         Self {
-            channel: IexChannel::new(config),
+            channel: IexCommon::new(config),
             quotes: vec![Quote::default(); config.books.instruments_max as usize],
             faults: BookFaultCounts::default(),
         }
     }
 
-    fn quote(&mut self, quote: &QuoteUpdate, sequence: Sequence) -> Result<Applied, DropReason> {
-        let (instrument, subject) = self.channel.subject(quote.symbol, quote.timestamp_ns.get(), sequence)?;
+    fn quote(&mut self, quote: &QuoteUpdate, sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
+        let (instrument, context) = self.channel.context(quote.symbol, quote.timestamp_ns.get(), sequence)?;
         let (bid_px, bid_sz) = side(quote.bid_price_e4.get(), quote.bid_size.get());
         let (ask_px, ask_sz) = side(quote.ask_price_e4.get(), quote.ask_size.get());
         let pair = BidAskPair { bid_px, ask_px, bid_sz, ask_sz, bid_ct: 0, ask_ct: 0 };
@@ -68,7 +68,7 @@ impl TopsCore {
             for (quoted, price_e9, size, flags) in
                 [(Side::Bid, bid_px, bid_sz, TOB), (Side::Ask, ask_px, ask_sz, TOB | LAST)]
             {
-                self.channel.records.push(&subject.mbo(&Happening {
+                self.channel.records.push(&context.mbo(&RecordEvent {
                     action: Action::Add,
                     side: Some(quoted),
                     price_e9,
@@ -83,31 +83,31 @@ impl TopsCore {
             // Both sides may have changed, so the record takes none; price and size are the bid's, else the ask's.
             let (price_e9, size) = if bid_px == UNDEF_PRICE { (ask_px, ask_sz) } else { (bid_px, bid_sz) };
             let what =
-                Happening { action: Action::Modify, side: None, price_e9, size, order_id: 0, depth: 0, flags: LAST };
-            self.channel.records.push(&subject.mbp_1(&what, pair));
+                RecordEvent { action: Action::Modify, side: None, price_e9, size, order_id: 0, depth: 0, flags: LAST };
+            self.channel.records.push(&context.mbp_1(&what, pair));
         }
         let fault = is_crossed.then_some(Fault { kind: BookFault::Crossed, instrument });
-        Ok(Applied { suspect: is_crossed, fault, ..Applied::default() })
+        Ok(ApplyOutcome { suspect: is_crossed, fault, ..ApplyOutcome::default() })
     }
 
-    fn trade(&mut self, trade: &TradeReport, sequence: Sequence) -> Result<Applied, DropReason> {
-        let (instrument, subject) = self.channel.subject(trade.symbol, trade.timestamp_ns.get(), sequence)?;
+    fn trade(&mut self, trade: &TradeReport, sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
+        let (instrument, context) = self.channel.context(trade.symbol, trade.timestamp_ns.get(), sequence)?;
         let what = trade_of(trade);
         let Quote { pair, is_suspect } = self.quotes.get(instrument.0 as usize).cloned().unwrap_or_default();
         if self.channel.wants(SchemaSet::MBO) {
-            self.channel.records.push(&subject.mbo(&what));
+            self.channel.records.push(&context.mbo(&what));
         }
         if self.channel.wants(SchemaSet::TRADES) {
-            self.channel.records.push(&subject.trade(&what));
+            self.channel.records.push(&context.trade(&what));
         }
         if self.channel.wants(SchemaSet::MBP_1) {
-            self.channel.records.push(&subject.mbp_1(&what, pair));
+            self.channel.records.push(&context.mbp_1(&what, pair));
         }
-        Ok(Applied { suspect: is_suspect, ..Applied::default() })
+        Ok(ApplyOutcome { suspect: is_suspect, ..ApplyOutcome::default() })
     }
 }
 
-impl Core for TopsCore {
+impl FeedCore for TopsCore {
     type Transport = iextp::Tops;
 
     fn begin_session(&mut self, _session: Session) {
@@ -117,7 +117,7 @@ impl Core for TopsCore {
 
     fn prefetch(&self, _message: &[u8]) {}
 
-    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason> {
+    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
         self.channel.records.clear();
         let message = Message::parse(message).inspect_err(|reason| {
             if *reason != DropReason::MessageTypeUnknown {
@@ -145,16 +145,20 @@ impl Core for TopsCore {
         None
     }
 
-    fn book(&self, instrument: InstrumentId, depth: usize) -> BookCopy {
+    fn book(&self, instrument: InstrumentId, depth: usize) -> BookSnapshot {
         let index = self.channel.index_of(instrument).and_then(|index| usize::try_from(index.0).ok());
         let Some(Quote { pair, is_suspect }) = index.and_then(|index| self.quotes.get(index)) else {
-            return BookCopy::default();
+            return BookSnapshot::default();
         };
         let side = |price_e9, size| {
             let level = (price_e9 != UNDEF_PRICE).then_some(Level { price_e9, size, order_count: 0 });
             level.into_iter().take(depth).collect()
         };
-        BookCopy { bids: side(pair.bid_px, pair.bid_sz), asks: side(pair.ask_px, pair.ask_sz), is_suspect: *is_suspect }
+        BookSnapshot {
+            bids: side(pair.bid_px, pair.bid_sz),
+            asks: side(pair.ask_px, pair.ask_sz),
+            is_suspect: *is_suspect,
+        }
     }
 
     fn faults(&self) -> &BookFaultCounts {
@@ -165,8 +169,8 @@ impl Core for TopsCore {
         self.quotes.len() * size_of::<Quote>()
     }
 
-    fn copy_places(&self) -> CopyPlaces {
-        CopyPlaces { books: self.channel.named(), orders: 0 }
+    fn copy_extent(&self) -> CopyExtent {
+        CopyExtent { books: self.channel.named(), orders: 0 }
     }
 
     /// Symbol, whether it is in doubt, then price and size of bid and ask.
@@ -184,7 +188,7 @@ impl Core for TopsCore {
         Ok(())
     }
 
-    fn touched(&self, message: &[u8], note: &mut dyn FnMut(Touched)) {
+    fn touched(&self, message: &[u8], note: &mut dyn FnMut(TouchedEntry)) {
         self.channel.touched(message, note);
     }
 
@@ -192,18 +196,18 @@ impl Core for TopsCore {
         let named = self.channel.named();
         CoreCounts {
             instruments: u32::try_from(named).unwrap_or(u32::MAX),
-            is_new_suspect: self.quotes.get(named).is_some_and(|quote| quote.is_suspect),
+            is_new_book_suspect: self.quotes.get(named).is_some_and(|quote| quote.is_suspect),
             ..CoreCounts::default()
         }
     }
 
     fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault> {
         self.begin_session(session);
-        if taken.counts.is_new_suspect {
+        if taken.counts.is_new_book_suspect {
             self.on_gap();
         }
         for (index, body) in &taken.books {
-            let mut rest = Fields(body);
+            let mut rest = FieldReader(body);
             let index = self.channel.restore(*index, rest.array()?)?;
             let is_suspect = rest.flag()?;
             let (bid_px, bid_sz, ask_px, ask_sz) = (rest.i64()?, rest.u32()?, rest.i64()?, rest.u32()?);
@@ -216,8 +220,8 @@ impl Core for TopsCore {
 }
 
 /// What a trade report says happened. IEX doesn't tell the aggressor's side.
-pub(super) fn trade_of(trade: &TradeReport) -> Happening {
-    Happening {
+pub(super) fn trade_of(trade: &TradeReport) -> RecordEvent {
+    RecordEvent {
         action: Action::Trade,
         side: None,
         price_e9: e9_from_e4(trade.price_e4.get()),

@@ -53,7 +53,7 @@ impl Records {
 
     /// Whether the message names its instrument: a name comes before all else.
     #[must_use]
-    pub fn begin_with_a_name(&self) -> bool {
+    pub fn begin_with_mapping(&self) -> bool {
         self.bytes.get(1) == Some(&rtype::SYMBOL_MAPPING)
     }
 
@@ -72,7 +72,7 @@ impl Default for Records {
 
 /// What all records of one message share.
 #[derive(Clone, Copy, Debug)]
-pub struct Subject {
+pub struct RecordContext {
     /// Number of the publisher.
     pub publisher_id: u16,
     /// The instrument.
@@ -85,7 +85,7 @@ pub struct Subject {
 
 /// What a market-by-order, market-by-price or trade record says happened.
 #[derive(Clone, Copy, Debug)]
-pub struct Happening {
+pub struct RecordEvent {
     /// What happened.
     pub action: Action,
     /// To which side: of the resting order, or of the aggressor of a trade; `None` if unknown.
@@ -121,13 +121,13 @@ pub enum Action {
 }
 
 /// How many levels a market-by-price record shows.
-pub const SHOWN_LEVELS: usize = 10;
+pub const MBP_LEVELS: usize = 10;
 
 /// The shown levels of a book, best first, in the form of the records.
 #[derive(Clone, Debug, Default)]
-pub struct Shown(pub [BidAskPair; SHOWN_LEVELS]);
+pub struct MbpLevels(pub [BidAskPair; MBP_LEVELS]);
 
-impl Shown {
+impl MbpLevels {
     /// The best levels of a book.
     #[must_use]
     pub fn of(view: &BookView<'_>) -> Self {
@@ -162,10 +162,10 @@ impl Shown {
 }
 
 /// A record of what happened at a price: the fields that trades and market by price share, in one place.
-macro_rules! by_price {
-    ($subject:expr, $what:expr, $record:ident: $rtype:expr, $($field:ident: $value:expr),+) => {
+macro_rules! price_record {
+    ($context:expr, $what:expr, $record:ident: $rtype:expr, $($field:ident: $value:expr),+) => {
         $record {
-            hd: $subject.header::<$record>($rtype),
+            hd: $context.header::<$record>($rtype),
             price: $what.price_e9,
             size: $what.size,
             action: $what.action as c_char,
@@ -173,16 +173,16 @@ macro_rules! by_price {
             flags: FlagSet::new($what.flags),
             ts_recv: UNDEF_TIMESTAMP,
             ts_in_delta: 0,
-            sequence: $subject.sequence,
+            sequence: $context.sequence,
             $($field: $value),+
         }
     };
 }
 
-impl Subject {
+impl RecordContext {
     /// Market by order.
     #[must_use]
-    pub fn mbo(&self, what: &Happening) -> MboMsg {
+    pub fn mbo(&self, what: &RecordEvent) -> MboMsg {
         MboMsg {
             hd: self.header::<MboMsg>(rtype::MBO),
             order_id: what.order_id,
@@ -200,20 +200,20 @@ impl Subject {
 
     /// A trade.
     #[must_use]
-    pub fn trade(&self, what: &Happening) -> TradeMsg {
-        by_price!(self, what, TradeMsg: rtype::MBP_0, depth: 0)
+    pub fn trade(&self, what: &RecordEvent) -> TradeMsg {
+        price_record!(self, what, TradeMsg: rtype::MBP_0, depth: 0)
     }
 
     /// The best level, and what happened to it.
     #[must_use]
-    pub fn mbp_1(&self, what: &Happening, top: BidAskPair) -> Mbp1Msg {
-        by_price!(self, what, Mbp1Msg: rtype::MBP_1, depth: depth_byte(what.depth), levels: [top])
+    pub fn mbp_1(&self, what: &RecordEvent, top: BidAskPair) -> Mbp1Msg {
+        price_record!(self, what, Mbp1Msg: rtype::MBP_1, depth: depth_byte(what.depth), levels: [top])
     }
 
     /// Ten levels, and what happened to them.
     #[must_use]
-    pub fn mbp_10(&self, what: &Happening, shown: Shown) -> Mbp10Msg {
-        by_price!(self, what, Mbp10Msg: rtype::MBP_10, depth: depth_byte(what.depth), levels: shown.0)
+    pub fn mbp_10(&self, what: &RecordEvent, shown: MbpLevels) -> Mbp10Msg {
+        price_record!(self, what, Mbp10Msg: rtype::MBP_10, depth: depth_byte(what.depth), levels: shown.0)
     }
 
     /// Trading status, with everything left unsaid.

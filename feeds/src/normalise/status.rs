@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_carry_the_published_numbers() {
+    fn status_reasons_have_the_dbn_numbers() {
         assert_eq!(nasdaq_reason(*b"LUDP") as u16, 50);
         assert_eq!(nasdaq_reason(*b"T1  ") as u16, 30);
         assert_eq!(nasdaq_reason(*b"T2  ") as u16, 31);

@@ -7,14 +7,14 @@ use crate::{book::InstrumentIndex, drop_reason::DropReason, identity::Instrument
 pub struct SymbolTable {
     /// Open addressing: index of the instrument plus one, 0 where free. Half full at the most.
     slots: Vec<u32>,
-    instruments: Vec<Named>,
+    instruments: Vec<SymbolEntry>,
     instruments_max: usize,
-    numbers: Vec<(u64, InstrumentId)>,
+    configured_ids: Vec<(u64, InstrumentId)>,
 }
 
 /// An instrument of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct SymbolEntry {
     /// Eight bytes as on the wire, padded with spaces.
     pub symbol: [u8; 8],
     /// Its number in records.
@@ -23,7 +23,7 @@ pub struct Named {
 
 /// What a look-up found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct SymbolLookup {
     /// Place in the books.
     pub index: InstrumentIndex,
     /// Number in records.
@@ -33,13 +33,19 @@ pub struct Found {
 }
 
 impl SymbolTable {
-    /// Room for `instruments_max` symbols. `numbers` settles collisions: the symbol gets that number instead of its
+    /// Room for `instruments_max` symbols. `configured_ids` settles collisions: the symbol gets that number instead of its
     /// hash.
     #[must_use]
-    pub fn new(instruments_max: usize, numbers: &[(String, u32)]) -> Self {
-        let numbers = numbers.iter().map(|(symbol, id)| (pad(symbol.as_bytes()), InstrumentId(*id))).collect();
+    pub fn new(instruments_max: usize, configured_ids: &[(String, u32)]) -> Self {
+        let configured_ids =
+            configured_ids.iter().map(|(symbol, id)| (pad(symbol.as_bytes()), InstrumentId(*id))).collect();
         let slots = (instruments_max.max(1) * 2).next_power_of_two();
-        Self { slots: vec![0; slots], instruments: Vec::with_capacity(instruments_max), instruments_max, numbers }
+        Self {
+            slots: vec![0; slots],
+            instruments: Vec::with_capacity(instruments_max),
+            instruments_max,
+            configured_ids,
+        }
     }
 
     /// Forgets all symbols: a new session.
@@ -52,9 +58,9 @@ impl SymbolTable {
     ///
     /// # Errors
     /// `InstrumentTableFull`, and `InstrumentIdCollision` where another symbol of this session has the same number.
-    pub fn find_or_enter(&mut self, symbol: [u8; 8]) -> Result<Found, DropReason> {
+    pub fn find_or_insert(&mut self, symbol: [u8; 8]) -> Result<SymbolLookup, DropReason> {
         match self.probe(symbol) {
-            Ok((index, id)) => Ok(Found { index, id, is_new: false }),
+            Ok((index, id)) => Ok(SymbolLookup { index, id, is_new: false }),
             Err(slot) => self.enter(symbol, slot),
         }
     }
@@ -73,7 +79,7 @@ impl SymbolTable {
 
     /// The instrument at that place.
     #[must_use]
-    pub fn get(&self, index: InstrumentIndex) -> Option<Named> {
+    pub fn get(&self, index: InstrumentIndex) -> Option<SymbolEntry> {
         self.instruments.get(usize::try_from(index.0).ok()?).copied()
     }
 
@@ -101,23 +107,23 @@ impl SymbolTable {
         Err(slot)
     }
 
-    fn enter(&mut self, symbol: [u8; 8], slot: usize) -> Result<Found, DropReason> {
+    fn enter(&mut self, symbol: [u8; 8], slot: usize) -> Result<SymbolLookup, DropReason> {
         if self.instruments.len() >= self.instruments_max {
             return Err(DropReason::InstrumentTableFull);
         }
         let key = u64::from_le_bytes(symbol);
-        let configured = self.numbers.iter().find(|(known, _)| *known == key).map(|(_, id)| *id);
+        let configured = self.configured_ids.iter().find(|(known, _)| *known == key).map(|(_, id)| *id);
         let id = configured.unwrap_or_else(|| InstrumentId::from_symbol(trim(&symbol)));
         // A walk over all symbols, but only when a symbol is new.
         if self.instruments.iter().any(|named| named.id == id) {
             return Err(DropReason::InstrumentIdCollision);
         }
         let index = u32::try_from(self.instruments.len()).map_err(|_| DropReason::InstrumentTableFull)?;
-        self.instruments.push(Named { symbol, id });
+        self.instruments.push(SymbolEntry { symbol, id });
         if let Some(place) = self.slots.get_mut(slot) {
             *place = index + 1;
         }
-        Ok(Found { index: InstrumentIndex(index), id, is_new: true })
+        Ok(SymbolLookup { index: InstrumentIndex(index), id, is_new: true })
     }
 }
 
@@ -144,30 +150,30 @@ mod tests {
     }
 
     #[test]
-    fn every_symbol_keeps_its_place_and_its_number() {
+    fn every_symbol_keeps_its_index_and_id() {
         let mut table = SymbolTable::new(1_000, &[]);
         for number in 0..1_000 {
-            let found = table.find_or_enter(symbol(number)).unwrap();
+            let found = table.find_or_insert(symbol(number)).unwrap();
             assert!(found.is_new);
             assert_eq!(found.index.0 as usize, number);
             assert_eq!(found.id, InstrumentId::from_symbol(format!("S{number}").as_bytes()));
         }
         for number in 0..1_000 {
-            assert!(!table.find_or_enter(symbol(number)).unwrap().is_new);
+            assert!(!table.find_or_insert(symbol(number)).unwrap().is_new);
         }
-        assert_eq!(table.find_or_enter(symbol(1_000)), Err(DropReason::InstrumentTableFull));
+        assert_eq!(table.find_or_insert(symbol(1_000)), Err(DropReason::InstrumentTableFull));
         table.clear();
-        assert!(table.find_or_enter(symbol(1_000)).unwrap().is_new);
+        assert!(table.find_or_insert(symbol(1_000)).unwrap().is_new);
     }
 
     #[test]
-    fn a_collision_is_refused_until_the_configuration_settles_it() {
+    fn an_id_collision_is_refused_unless_configured() {
         let ours = InstrumentId::from_symbol(b"S1").0;
         let mut table = SymbolTable::new(4, &[("S0".to_owned(), ours)]);
-        assert_eq!(table.find_or_enter(symbol(0)).unwrap().id, InstrumentId(ours));
-        assert_eq!(table.find_or_enter(symbol(1)), Err(DropReason::InstrumentIdCollision));
+        assert_eq!(table.find_or_insert(symbol(0)).unwrap().id, InstrumentId(ours));
+        assert_eq!(table.find_or_insert(symbol(1)), Err(DropReason::InstrumentIdCollision));
         let mut settled = SymbolTable::new(4, &[("S0".to_owned(), ours), ("S1".to_owned(), 7)]);
-        assert!(settled.find_or_enter(symbol(0)).is_ok());
-        assert_eq!(settled.find_or_enter(symbol(1)).unwrap().id, InstrumentId(7));
+        assert!(settled.find_or_insert(symbol(0)).is_ok());
+        assert_eq!(settled.find_or_insert(symbol(1)).unwrap().id, InstrumentId(7));
     }
 }

@@ -297,7 +297,7 @@ fn check_frames(meta: &PacketMeta, body: &[u8], frame_count: u16) -> Result<Opti
         if sequence < position {
             return Err(DropReason::SequenceInvalid);
         }
-        part = part_of(header);
+        part = part_from_header(header);
         position = match part {
             None => settled,
             // Alone in its packet, and the packet's range is cut to it.
@@ -360,7 +360,7 @@ fn count_records(body: &[u8]) -> Option<usize> {
 const RECORD_HEADER_BYTES: usize = 16;
 
 /// Which part of a message a frame is, if it is one.
-pub(super) fn part_of(header: &FrameHeader) -> Option<Part> {
+pub(super) fn part_from_header(header: &FrameHeader) -> Option<Part> {
     let flags = FrameFlags(header.flags);
     let is_last = flags.contains(FrameFlags::LAST_PART);
     let is_whole = is_last && flags.contains(FrameFlags::FIRST_PART);

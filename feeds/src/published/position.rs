@@ -2,7 +2,7 @@
 
 use zerocopy::FromBytes;
 
-use super::packet::{Packet, Part, SEQUENCE_END, part_of};
+use super::packet::{Packet, Part, SEQUENCE_END, part_from_header};
 use crate::{
     frame::FrameHeader,
     identity::{Sequence, Session},
@@ -29,14 +29,14 @@ impl StreamPosition {
 
     /// What a packet says: from where to where. Both are the same for one that settles nothing.
     #[must_use]
-    pub fn span_of(packet: &Packet<'_>) -> (Self, Self) {
+    pub fn range_of_packet(packet: &Packet<'_>) -> (Self, Self) {
         Self::span(packet.meta.session, (packet.meta.first, packet.meta.next), packet.part)
     }
 
     /// What the packet says whose body that is.
     #[must_use]
-    pub fn span_of_body(session: Session, range: (Sequence, Sequence), body: &[u8]) -> (Self, Self) {
-        let part = FrameHeader::ref_from_prefix(body).ok().and_then(|(header, _)| part_of(header));
+    pub fn range_of_body(session: Session, range: (Sequence, Sequence), body: &[u8]) -> (Self, Self) {
+        let part = FrameHeader::ref_from_prefix(body).ok().and_then(|(header, _)| part_from_header(header));
         Self::span(session, range, part)
     }
 
@@ -53,19 +53,19 @@ impl StreamPosition {
 
     /// In three words, for memory that threads share.
     #[must_use]
-    pub fn to_words(self) -> [u64; 3] {
+    pub fn to_u64s(self) -> [u64; 3] {
         let bytes = u128::from_le_bytes(self.session.to_bytes());
         // Two halves of 64 bits.
         let [low, high] = [bytes & u128::from(u64::MAX), bytes >> 64].map(|half| u64::try_from(half).unwrap_or(0));
         [low, high, self.sequence.0.min(SEQUENCE_END - 1) << PART_BITS | u64::from(self.part)]
     }
 
-    /// From [three words](Self::to_words); `None` for words that never came from there.
+    /// From [three words](Self::to_u64s); `None` for words that never came from there.
     #[must_use]
-    pub fn from_words([low, high, place]: [u64; 3]) -> Option<Self> {
+    pub fn from_u64s([low, high, sequence_and_part]: [u64; 3]) -> Option<Self> {
         let session = Session::from_bytes((u128::from(low) | u128::from(high) << 64).to_le_bytes())?;
-        let part = u16::try_from(place & ((1 << PART_BITS) - 1)).ok()?;
-        Some(Self { session, sequence: Sequence(place >> PART_BITS), part })
+        let part = u16::try_from(sequence_and_part & ((1 << PART_BITS) - 1)).ok()?;
+        Some(Self { session, sequence: Sequence(sequence_and_part >> PART_BITS), part })
     }
 }
 
@@ -111,15 +111,15 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_ordered_as_the_stream_is() {
+    fn positions_have_stream_order() {
         let ascending = [at(0, 1, 0), at(0, 1, 1), at(0, 9, 0), at(1, 1, 0), at(2, 0, 5)];
         assert!(ascending.is_sorted());
     }
 
     #[test]
-    fn a_message_is_passed_only_by_its_last_part() {
+    fn only_the_last_part_moves_the_position_past_a_message() {
         let span = |first, next, body: &[u8]| {
-            let (from, until) = StreamPosition::span_of_body(session(0), (Sequence(first), Sequence(next)), body);
+            let (from, until) = StreamPosition::range_of_body(session(0), (Sequence(first), Sequence(next)), body);
             assert_eq!((from.session, until.session), (session(0), session(0)));
             ((from.sequence.0, from.part), (until.sequence.0, until.part))
         };
@@ -137,13 +137,13 @@ mod tests {
     }
 
     #[test]
-    fn words_bring_the_position_back_and_strange_ones_none() {
+    fn positions_round_trip_through_u64s_and_invalid_ones_are_refused() {
         for position in [at(0, 0, 0), at(3, 77, 5), at(u32::MAX, SEQUENCE_END - 1, u16::MAX)] {
-            assert_eq!(StreamPosition::from_words(position.to_words()), Some(position));
+            assert_eq!(StreamPosition::from_u64s(position.to_u64s()), Some(position));
         }
-        assert_eq!(StreamPosition::from_words([0; 3]), None);
-        let [low, high, place] = at(3, 77, 5).to_words();
-        assert_eq!(StreamPosition::from_words([low ^ 1 << 20, high, place]), None);
-        assert_eq!(StreamPosition::from_words([low, high ^ 1 << 40, place]), None);
+        assert_eq!(StreamPosition::from_u64s([0; 3]), None);
+        let [low, high, sequence_and_part] = at(3, 77, 5).to_u64s();
+        assert_eq!(StreamPosition::from_u64s([low ^ 1 << 20, high, sequence_and_part]), None);
+        assert_eq!(StreamPosition::from_u64s([low, high ^ 1 << 40, sequence_and_part]), None);
     }
 }

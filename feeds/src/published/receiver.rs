@@ -11,16 +11,16 @@
 //! Sessions that began and ended unheard between two that were heard are asked for too, so whoever follows a channel misses none
 //! that the log still holds.
 //!
-//! What it deliberately does not do: fill in what is local to the consumer (that is [`crate::edge`]), or judge who
+//! What it deliberately does not do: fill in what is local to the consumer (that is [`crate::consumer_edge`]), or judge who
 //! may publish beyond the epoch: groups and the service's address are the network's to protect.
 
-mod ask;
 mod assembly;
 mod channel;
 mod epoch_filter;
-mod holdings;
+mod item_stream;
+mod log_extents;
 mod positions;
-mod stream;
+mod service_query;
 #[cfg(test)]
 mod tests;
 
@@ -83,7 +83,7 @@ pub struct ServiceConfig {
     /// them, since none speaks for the others.
     pub services: u8,
     /// How often all services are asked what their logs hold before those that don't answer are left out, where another one has.
-    pub rounds_max: u16,
+    pub unanswered_rounds_max: u16,
     /// Most messages in one request.
     pub messages_per_request_max: u64,
 }
@@ -94,7 +94,7 @@ impl Default for ServiceConfig {
             request_timeout_ns: 50_000_000,
             attempts_max: 10,
             services: 1,
-            rounds_max: 2,
+            unanswered_rounds_max: 2,
             messages_per_request_max: 10_000,
         }
     }
@@ -205,7 +205,7 @@ pub struct Receiver {
     epochs: EpochFilter,
     channels: Vec<ReceiverChannel>,
     /// Where the last look for requests ended.
-    asked_channel: usize,
+    poll_cursor: usize,
     nonce: u64,
     drops: DropCounts,
     packets: u64,
@@ -225,7 +225,7 @@ pub struct ReceiverStatistics {
     /// Starts without definitions or without the log's oldest, because the service did not answer.
     pub starts_unanswered: u64,
     /// Packets passed over while the start was being asked for; what they held is asked for, too.
-    pub packets_before_start: u64,
+    pub packets_before_start_position: u64,
     /// Frames that fill what had been declared a gap; an in-order receiver drops them.
     pub late_fills: u64,
     /// Messages larger than `message_bytes_max`, or whose parts did not fit together; they count as lost.
@@ -243,7 +243,7 @@ impl Receiver {
         Self {
             epochs: EpochFilter::new(config.epoch_jump_max),
             channels,
-            asked_channel: 0,
+            poll_cursor: 0,
             nonce: 0,
             drops: DropCounts::default(),
             packets: 0,
@@ -266,12 +266,12 @@ impl Receiver {
         if packet.meta.group != self.config.group {
             return Err(self.refuse(DropReason::ChannelUnknown));
         }
-        let is_again = packet.meta.flags.contains(PacketFlags::RETRANSMISSION);
+        let is_retransmission = packet.meta.flags.contains(PacketFlags::RETRANSMISSION);
         // On the published lines a new leader says again what the old one may not have said; the end of an answer
         // has no place there.
         let belongs = match datagram.line {
-            Line::RECOVERY => is_again,
-            _ => !is_again || !packet.meta.flags.contains(PacketFlags::HEARTBEAT),
+            Line::RECOVERY => is_retransmission,
+            _ => !is_retransmission || !packet.meta.flags.contains(PacketFlags::HEARTBEAT),
         };
         if !belongs || datagram.bytes.len() > self.config.packet_bytes_max {
             return Err(self.refuse(DropReason::ProtocolMismatch));
@@ -300,8 +300,8 @@ impl Receiver {
     /// A request to the retransmission service that is due; channels take turns.
     pub fn poll_request(&mut self) -> Option<ServiceRequest> {
         for _ in 0..self.channels.len() {
-            self.asked_channel = (self.asked_channel + 1) % self.channels.len();
-            let Some(channel) = self.channels.get_mut(self.asked_channel) else { continue };
+            self.poll_cursor = (self.poll_cursor + 1) % self.channels.len();
+            let Some(channel) = self.channels.get_mut(self.poll_cursor) else { continue };
             if let Some(request) = channel.poll_request() {
                 self.nonce += 1;
                 return Some(ServiceRequest { group: self.config.group, nonce: self.nonce, ..request });

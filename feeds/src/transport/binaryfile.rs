@@ -136,7 +136,7 @@ mod tests {
     proptest! {
         /// Cut anywhere, a file yields every whole message, and then says where the rest begins.
         #[test]
-        fn a_cut_file_yields_what_is_whole(messages in vec(vec(any::<u8>(), 1..40), 0..20), cut in any::<prop::sample::Index>()) {
+        fn a_truncated_file_yields_its_complete_messages(messages in vec(vec(any::<u8>(), 1..40), 0..20), cut in any::<prop::sample::Index>()) {
             let whole = file(&messages);
             let cut = cut.index(whole.len() + 1);
             let mut walk = Messages::new(&whole[..cut]);
@@ -163,7 +163,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_consumed_or_left(bytes in vec(0_u8..4, 0..200)) {
+        fn consumed_and_remaining_bytes_add_up(bytes in vec(0_u8..4, 0..200)) {
             let mut walk = Messages::new(&bytes);
             let mut consumed = 0;
             for message in walk.by_ref().filter_map(Result::ok) {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_length_cannot_say_is_not_written() {
+    fn empty_and_oversized_messages_are_not_written() {
         let mut bytes = Vec::new();
         assert!(!write_message(&mut bytes, b""));
         assert!(!write_message(&mut bytes, &vec![0; 65_536]));

@@ -17,7 +17,7 @@ use zerocopy::{
     little_endian::{I64, U16, U32, U64},
 };
 
-use super::{Packet, PacketKind, Transport, VenueSession, part_of, push_message};
+use super::{Packet, PacketKind, Transport, VenueSession, push_message, slice_messages};
 use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs, venue::wire::wire_struct};
 
 /// Reading end of IEX-TP for the message protocols of `P`.
@@ -109,7 +109,7 @@ impl<P: MessageProtocol> Transport for IexTp<P> {
             return Err(DropReason::SequenceInvalid);
         }
         let offset = header.stream_offset.get();
-        if !is_offset_of(offset, first) {
+        if !is_valid_offset(offset, first) {
             return Err(DropReason::StreamOffsetInvalid);
         }
         check_messages(payload, count)?;
@@ -187,9 +187,10 @@ impl<'a> PacketWriter<'a> {
 
     /// Adds a message. `false`, and nothing added, when it doesn't fit this segment any more.
     pub fn push(&mut self, message: &[u8]) -> bool {
-        let is_in = self.count < u16::MAX && push_message(self.out, self.payload_bytes_max, u16::to_le_bytes, message);
-        self.count += u16::from(is_in);
-        is_in
+        let was_added =
+            self.count < u16::MAX && push_message(self.out, self.payload_bytes_max, u16::to_le_bytes, message);
+        self.count += u16::from(was_added);
+        was_added
     }
 
     /// Ends the segment; how many messages are in it. One without messages is a heartbeat.
@@ -235,7 +236,7 @@ pub fn write_part<P: MessageProtocol>(
     until: Sequence,
 ) -> Result<(), DropReason> {
     let packet = IexTp::<P>::parse(datagram)?;
-    let part = part_of::<IexTp<P>>(&packet, from, until)?;
+    let part = slice_messages::<IexTp<P>>(&packet, from, until)?;
     let (whole, _) = Header::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
     let number = |bytes: usize| u16::try_from(bytes).map_err(|_| DropReason::LengthMismatch);
     let offset = i64::try_from(part.skipped_bytes).map_err(|_| DropReason::LengthMismatch)?;
@@ -263,7 +264,7 @@ fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]> {
 /// Whether a stream can be at that offset before its message `first`: at 0 before the first one, and behind the lengths
 /// of those before it else. The field ends at 63 bits.
 #[inline]
-fn is_offset_of(offset: i64, first: u64) -> bool {
+fn is_valid_offset(offset: i64, first: u64) -> bool {
     let offset_min = (first - 1).saturating_mul(2).min(i64::MAX as u64);
     u64::try_from(offset).is_ok_and(|offset| offset >= offset_min) && (first > 1 || offset == 0)
 }
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_that_the_sequence_contradicts_has_a_reason_of_its_own() {
+    fn an_offset_contradicting_the_sequence_is_stream_offset_invalid() {
         for (first, offset) in [(5, -1), (1, 12), (2, 0), (2, 1), (5, 7), (u64::MAX, 0)] {
             check_refused(&segment(&Raw { first, offset, ..HEARTBEAT }, b""), DropReason::StreamOffsetInvalid);
         }
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_frame_is_refused_by_its_name() {
+    fn broken_framing_is_refused_with_its_reason() {
         let with = |payload_length, count| Raw { payload_length, count, ..HEARTBEAT };
         check_refused(&segment(&HEARTBEAT, b"")[..39], DropReason::HeaderTruncated);
         check_refused(&segment(&with(4, 1), b"\x01\0a"), DropReason::LengthMismatch);
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_segment_is_a_segment_of_its_own() {
+    fn a_slice_of_a_segment_is_a_valid_segment() {
         let raw = |first, offset, payload_length, count| Raw { first, offset, payload_length, count, ..HEARTBEAT };
         let whole = segment(&raw(5, 40, 9, 3), b"\x02\0ab\x01\0c\0\0");
         let mut part = Vec::new();
@@ -388,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_that_no_stream_has_are_refused() {
+    fn sequence_zero_and_wrapping_ranges_are_refused() {
         check_refused(&segment(&Raw { first: 0, ..HEARTBEAT }, b""), DropReason::SequenceInvalid);
         let wrapping = Raw { first: u64::MAX, payload_length: 2, count: 1, ..HEARTBEAT };
         check_refused(&segment(&wrapping, b"\0\0"), DropReason::SequenceInvalid);

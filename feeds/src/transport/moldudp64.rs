@@ -12,7 +12,7 @@ use zerocopy::{
     big_endian::{U16, U64},
 };
 
-use super::{Packet, PacketKind, Transport, VenueSession, part_of, push_message};
+use super::{Packet, PacketKind, Transport, VenueSession, push_message, slice_messages};
 use crate::{drop_reason::DropReason, identity::Sequence, venue::wire::wire_struct};
 
 /// Reading end of MoldUDP64.
@@ -164,9 +164,10 @@ impl<'a> PacketWriter<'a> {
 
     /// Adds a message. `false`, and nothing added, when it doesn't fit this packet any more.
     pub fn push(&mut self, message: &[u8]) -> bool {
-        let is_in = self.count < COUNT_MAX && push_message(self.out, self.payload_bytes_max, u16::to_be_bytes, message);
-        self.count += u16::from(is_in);
-        is_in
+        let was_added =
+            self.count < COUNT_MAX && push_message(self.out, self.payload_bytes_max, u16::to_be_bytes, message);
+        self.count += u16::from(was_added);
+        was_added
     }
 
     /// Ends the packet; how many messages are in it. One without messages is a heartbeat.
@@ -196,7 +197,7 @@ pub fn write_end_of_session(out: &mut Vec<u8>, session: MoldSession, next: Seque
 /// What [`MoldUdp64::parse`] says of the packet; [`DropReason::CountMismatch`] where it doesn't hold those messages.
 pub fn write_part(out: &mut Vec<u8>, datagram: &[u8], from: Sequence, until: Sequence) -> Result<(), DropReason> {
     let packet = MoldUdp64::parse(datagram)?;
-    let part = part_of::<MoldUdp64>(&packet, from, until)?;
+    let part = slice_messages::<MoldUdp64>(&packet, from, until)?;
     let message_count = u16::try_from(part.count).map_err(|_| DropReason::CountMismatch)?;
     write_header(out, session_name(packet.session), from, message_count);
     out.extend_from_slice(part.messages);
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn heartbeat_and_end_of_session_say_what_comes_next() {
+    fn heartbeat_and_end_of_session_carry_the_next_sequence() {
         let mut bytes = Vec::new();
         write_heartbeat(&mut bytes, SESSION, Sequence(9));
         assert_eq!(bytes, packet(SESSION, 9, 0, b""));
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_frame_is_refused_by_its_name() {
+    fn broken_framing_is_refused_with_its_reason() {
         check_refused(b"", DropReason::HeaderTruncated);
         check_refused(&packet(SESSION, 1, 0, b"")[..19], DropReason::HeaderTruncated);
         check_refused(&packet(SESSION, 1, 1, b""), DropReason::CountMismatch);
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_nobody_numbered_says_so() {
+    fn a_blank_session_with_sequence_zero_is_unsequenced() {
         for session in [[b' '; 10], [0; 10]] {
             let bytes = packet(session, 0, 1, b"\0\x01a");
             let unsequenced = MoldUdp64::parse(&bytes).unwrap();
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_packet_is_a_packet_of_its_own() {
+    fn a_slice_of_a_packet_is_a_valid_packet() {
         let whole = packet(SESSION, 14, 3, b"\0\x02ab\0\x01c\0\0");
         let mut part = Vec::new();
         let mut cut =
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_survives_the_wire() {
+    fn a_request_round_trips() {
         let request = Request { session: SESSION, first: Sequence(14_757_745), count: 3 };
         assert_eq!(request.to_bytes().as_slice(), packet(SESSION, 14_757_745, 3, b""));
         assert_eq!(Request::parse(&request.to_bytes()), Ok(request));

@@ -58,7 +58,7 @@ fn check_any<T: Transport>(bytes: &[u8], header_bytes: usize) {
         assert!(packet.first.0 > 0 || packet.unsequenced);
         assert!(packet.first.0.checked_add(u64::from(packet.count)).is_some());
     }
-    let _ = recognise(bytes);
+    let _ = detect_protocol(bytes);
 }
 
 /// Messages of lengths that matter, some of them empty.
@@ -97,20 +97,20 @@ fn damaged(mut bytes: Vec<u8>, damage: &Damage) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(first in 1..u64::MAX / 2, messages in messages()) {
+    fn written_packets_are_read_back(first in 1..u64::MAX / 2, messages in messages()) {
         check_round_trip::<MoldUdp64>(&mold(first, &messages), first, &messages);
         check_round_trip::<iextp::Deep>(&iex(first, &messages), first, &messages);
     }
 
     #[test]
-    fn any_bytes_are_read_as_a_whole_or_refused(bytes in vec(any::<u8>(), 0..200)) {
+    fn any_datagram_is_read_completely_or_refused(bytes in vec(any::<u8>(), 0..200)) {
         check_any::<MoldUdp64>(&bytes, moldudp64::HEADER_BYTES);
         check_any::<iextp::Deep>(&bytes, iextp::HEADER_BYTES);
         let _ = moldudp64::Request::parse(&bytes);
     }
 
     #[test]
-    fn a_damaged_packet_is_read_as_a_whole_or_refused(first in any::<u64>(), messages in messages(), damage in damage()) {
+    fn a_damaged_packet_is_read_completely_or_refused(first in any::<u64>(), messages in messages(), damage in damage()) {
         check_any::<MoldUdp64>(&damaged(mold(first, &messages), &damage), moldudp64::HEADER_BYTES);
         check_any::<iextp::Deep>(&damaged(iex(first, &messages), &damage), iextp::HEADER_BYTES);
     }
@@ -151,29 +151,29 @@ proptest! {
 fn a_feed_is_recognised_from_one_datagram() {
     let order = [b"D".as_slice(), &[0; 18]].concat();
     let event = [b"S".as_slice(), &[0; 9]].concat();
-    assert_eq!(recognise(&mold(5, &[order.clone(), order.clone()])), Some(Recognised::Itch50));
-    assert_eq!(recognise(&mold(5, &[order, event.clone()])), None, "a length that ITCH 5.0 does not have");
-    assert_eq!(recognise(&mold(5, &[])), None, "a heartbeat does not tell whose it is");
+    assert_eq!(detect_protocol(&mold(5, &[order.clone(), order.clone()])), Some(DetectedProtocol::Itch50));
+    assert_eq!(detect_protocol(&mold(5, &[order, event.clone()])), None, "a length that ITCH 5.0 does not have");
+    assert_eq!(detect_protocol(&mold(5, &[])), None, "a heartbeat does not tell whose it is");
     for (message_protocol_id, feed) in [
-        (iextp::PROTOCOL_TOPS_1_5, Some(Recognised::IexTops)),
-        (iextp::PROTOCOL_TOPS_1_6, Some(Recognised::IexTops)),
-        (iextp::PROTOCOL_DEEP_1_0, Some(Recognised::IexDeep)),
+        (iextp::PROTOCOL_TOPS_1_5, Some(DetectedProtocol::IexTops)),
+        (iextp::PROTOCOL_TOPS_1_6, Some(DetectedProtocol::IexTops)),
+        (iextp::PROTOCOL_DEEP_1_0, Some(DetectedProtocol::IexDeep)),
         (0x8005, None),
     ] {
         let mut bytes = Vec::new();
         let stream = Stream { message_protocol_id, ..STREAM };
         iextp::write_heartbeat(&mut bytes, stream, position(1));
-        assert_eq!(recognise(&bytes), feed, "heartbeat of {message_protocol_id:#x}");
+        assert_eq!(detect_protocol(&bytes), feed, "heartbeat of {message_protocol_id:#x}");
         let mut writer = iextp::PacketWriter::begin(&mut bytes, stream, position(1), 1472);
         assert!(writer.push(&event));
         writer.finish();
-        assert_eq!(recognise(&bytes), feed, "{message_protocol_id:#x}");
+        assert_eq!(detect_protocol(&bytes), feed, "{message_protocol_id:#x}");
     }
-    assert_eq!(recognise(&[]), None);
+    assert_eq!(detect_protocol(&[]), None);
 }
 
 #[test]
-fn a_message_with_the_longest_length_fits() {
+fn a_message_of_maximum_length_fits() {
     let messages = [vec![1; usize::from(u16::MAX)]];
     let [longest] = &messages;
     check_round_trip::<MoldUdp64>(&mold(1, &messages), 1, &messages);
@@ -189,7 +189,7 @@ fn a_message_with_the_longest_length_fits() {
 }
 
 #[test]
-fn a_venue_session_tells_numberings_apart() {
+fn venue_sessions_distinguish_sessions() {
     assert_eq!(moldudp64::venue_session(SESSION), VenueSession(*b"SESSION 01\0\0\0\0\0\0"));
     assert_eq!(moldudp64::session_name(moldudp64::venue_session(SESSION)), SESSION);
     let sessions = [(1, 2), (2, 1), (1, 1)].map(|(session, channel)| iextp::venue_session(session, channel));
@@ -198,7 +198,7 @@ fn a_venue_session_tells_numberings_apart() {
 }
 
 #[test]
-fn headers_lie_as_the_specifications_draw_them() {
+fn header_layouts_match_the_specifications() {
     let header = moldudp64::Header { session: SESSION, sequence_number: 0x0102.into(), message_count: 3.into() };
     assert_eq!(header.as_bytes(), b"SESSION 01\0\0\0\0\0\0\x01\x02\0\x03");
     let mut bytes = Vec::new();

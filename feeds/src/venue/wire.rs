@@ -302,7 +302,7 @@ macro_rules! wire_messages {
             /// than `P`, the compiler sees that it never is.
             #[inline]
             #[must_use]
-            pub fn begins_with<P>(&self) -> Option<&'a P>
+            pub fn prefix_as<P>(&self) -> Option<&'a P>
             where
                 P: zerocopy::FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned,
             {
@@ -310,7 +310,7 @@ macro_rules! wire_messages {
                     $( Self::$variant(view) => {
                         P::ref_from_prefix(zerocopy::IntoBytes::as_bytes(view)).ok().map(|(prefix, _)| prefix)
                     } )*
-                    $( Self::$other(message) => message.begins_with(), )?
+                    $( Self::$other(message) => message.prefix_as(), )?
                 }
             }
 
@@ -362,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn padding_is_trimmed_behind_and_kept_in_front() {
+    fn trailing_padding_is_trimmed_and_leading_kept() {
         for (raw, text) in [
             (&b"AB  "[..], &b"AB"[..]),
             (b" AB\0", b" AB"),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_shown_raw() {
+    fn field_values_are_displayed_raw() {
         let shown = [
             FieldValue::Number(-5),
             FieldValue::Price { raw: 12_345, decimals: 4 },

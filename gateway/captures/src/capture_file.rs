@@ -18,7 +18,7 @@ pub mod pcapng_blocks;
 mod writer;
 
 #[cfg(test)]
-mod forge;
+mod fixture;
 #[cfg(test)]
 mod tests;
 
@@ -36,7 +36,7 @@ pub use self::{
     error::{CaptureError, CaptureFault},
     frame_header::{FRAME_HEADER_BYTES, frame_header},
     link::VlanTags,
-    writer::{PcapWriter, cut_to_whole_packets},
+    writer::{PcapWriter, truncate_to_whole_packets},
 };
 
 /// A capture that is being read. [`Self::advance`] to a datagram, then look at it with [`Self::current`].
@@ -46,9 +46,9 @@ pub struct CaptureFile {
     source: ByteSource,
     container: Container,
     counts: CaptureCounts,
-    head: Option<Head>,
+    head: Option<CurrentDatagram>,
     /// Bytes of the source that the next step must consume first: the frame that `head` points into.
-    held_bytes: usize,
+    unconsumed_bytes: usize,
     ended: bool,
 }
 
@@ -81,7 +81,7 @@ pub struct CapturedDatagram<'a> {
     /// UDP payload; shorter than it was on the wire when the frame was cut.
     pub payload: &'a [u8],
     /// Whether some of the payload was not captured.
-    pub is_cut: bool,
+    pub is_truncated: bool,
 }
 
 /// What was met while reading.
@@ -99,7 +99,7 @@ pub struct CaptureCounts {
     pub malformed: u64,
     /// Frames of which the capture kept less than there was on the wire (its snap length): datagrams that are delivered with
     /// less payload, and frames without whole headers, skipped.
-    pub cut: u64,
+    pub truncated: u64,
     /// Frames without a time of their own (simple packets of pcapng): each was given that of the frame before it.
     pub untimed: u64,
 }
@@ -134,7 +134,7 @@ impl CaptureFile {
     fn open_source(path: &Path, options: &OpenOptions, follow: Option<Arc<AtomicBool>>) -> Result<Self, CaptureError> {
         let fail = |offset, decompressed, fault| CaptureError { path: path.to_owned(), offset, decompressed, fault };
         let mut source = ByteSource::open(path, follow).map_err(|error| fail(0, false, CaptureFault::Open(error)))?;
-        let container = match Container::recognise(&mut source, path, options) {
+        let container = match Container::detect_protocol(&mut source, path, options) {
             Ok(container) => container,
             Err(fault) => return Err(fail(source.offset(), source.is_decompressed(), fault)),
         };
@@ -144,7 +144,7 @@ impl CaptureFile {
             container,
             counts: CaptureCounts::default(),
             head: None,
-            held_bytes: 0,
+            unconsumed_bytes: 0,
             ended: false,
         })
     }
@@ -194,7 +194,7 @@ impl CaptureFile {
             src: head.src,
             dst: head.dst,
             payload: bytes.get(head.payload.clone())?,
-            is_cut: head.is_cut,
+            is_truncated: head.is_truncated,
         })
     }
 
@@ -245,7 +245,7 @@ impl CaptureFile {
 
     fn step(&mut self) -> Result<bool, CaptureFault> {
         loop {
-            self.source.consume(std::mem::take(&mut self.held_bytes));
+            self.source.consume(std::mem::take(&mut self.unconsumed_bytes));
             let frame = match &mut self.container {
                 Container::Pcap(pcap) => pcap.next(&mut self.source)?,
                 Container::PcapNg(pcapng) => pcapng.next(&mut self.source)?,
@@ -254,7 +254,7 @@ impl CaptureFile {
                     self.counts.frames += 1;
                     self.counts.datagrams += 1;
                     let length = u32::try_from(packet_bytes).unwrap_or(u32::MAX);
-                    self.head = Some(Head {
+                    self.head = Some(CurrentDatagram {
                         frame: self.counts.frames,
                         time_ns,
                         frame_len: length,
@@ -263,28 +263,28 @@ impl CaptureFile {
                         src: day_file::ADDRESS,
                         dst: day_file::ADDRESS,
                         payload: 0..packet_bytes,
-                        is_cut: false,
+                        is_truncated: false,
                     });
                     return Ok(true);
                 }
             };
             let Some(frame) = frame else { return Ok(false) };
-            self.held_bytes = frame.held_bytes;
+            self.unconsumed_bytes = frame.unconsumed_bytes;
             self.counts.frames += 1;
             self.counts.untimed += u64::from(frame.is_untimed);
             let Some(bytes) = self.source.available().get(frame.data.clone()) else {
                 return Err(CaptureFault::BlockMalformed);
             };
             let captured_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            let is_cut = captured_len < frame.frame_len;
+            let is_truncated = captured_len < frame.frame_len;
             match link::find_udp(frame.link, bytes) {
                 // All of the frame is here, and its datagram claims to be longer.
-                Ok(udp) if udp.is_cut && !is_cut => self.counts.malformed += 1,
+                Ok(udp) if udp.is_truncated && !is_truncated => self.counts.malformed += 1,
                 Ok(udp) => {
                     self.counts.datagrams += 1;
-                    self.counts.cut += u64::from(udp.is_cut);
+                    self.counts.truncated += u64::from(udp.is_truncated);
                     let start = frame.data.start;
-                    self.head = Some(Head {
+                    self.head = Some(CurrentDatagram {
                         frame: self.counts.frames,
                         time_ns: frame.time_ns,
                         frame_len: frame.frame_len,
@@ -293,13 +293,13 @@ impl CaptureFile {
                         src: udp.src,
                         dst: udp.dst,
                         payload: start + udp.payload.start..start + udp.payload.end,
-                        is_cut: udp.is_cut,
+                        is_truncated: udp.is_truncated,
                     });
                     return Ok(true);
                 }
                 Err(link::Skipped::NotUdp) => self.counts.not_udp += 1,
                 Err(link::Skipped::Fragment) => self.counts.fragments += 1,
-                Err(link::Skipped::Malformed) if is_cut => self.counts.cut += 1,
+                Err(link::Skipped::Malformed) if is_truncated => self.counts.truncated += 1,
                 Err(link::Skipped::Malformed) => self.counts.malformed += 1,
             }
         }
@@ -310,12 +310,12 @@ impl CaptureFile {
 #[must_use]
 pub fn udp_payload(frame: &[u8]) -> Option<(SocketAddr, &[u8])> {
     let udp = link::find_udp(LinkLayer::Ethernet, frame).ok()?;
-    if udp.is_cut { None } else { frame.get(udp.payload).map(|payload| (udp.src, payload)) }
+    if udp.is_truncated { None } else { frame.get(udp.payload).map(|payload| (udp.src, payload)) }
 }
 
 /// The current datagram; `payload` counts from the first unconsumed byte of the source (or of the day file's packet).
 #[derive(Debug)]
-struct Head {
+struct CurrentDatagram {
     frame: u64,
     time_ns: u64,
     frame_len: u32,
@@ -324,7 +324,7 @@ struct Head {
     src: SocketAddr,
     dst: SocketAddr,
     payload: Range<usize>,
-    is_cut: bool,
+    is_truncated: bool,
 }
 
 /// A link-layer frame that lies whole in the source, from its first unconsumed byte on.
@@ -338,7 +338,7 @@ struct Frame {
     /// The captured bytes of the frame.
     data: Range<usize>,
     /// To consume when the frame is done with: its data and all that encloses it.
-    held_bytes: usize,
+    unconsumed_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -349,7 +349,7 @@ enum Container {
 }
 
 impl Container {
-    fn recognise(source: &mut ByteSource, path: &Path, options: &OpenOptions) -> Result<Self, CaptureFault> {
+    fn detect_protocol(source: &mut ByteSource, path: &Path, options: &OpenOptions) -> Result<Self, CaptureFault> {
         let available = source.fill(4)?;
         if available == 0 {
             return Err(source.take_failure().unwrap_or(CaptureFault::Empty));

@@ -30,7 +30,7 @@ use mdgw_feeds::{identity::InstrumentId, time::TradingDate};
 use tempfile::NamedTempFile;
 use time::{Date, OffsetDateTime};
 
-use self::spool::{Compression, Poured, Spool, Spooled, has_no_room, pour};
+use self::spool::{Compression, Spool, SpoolReader, WriteOutcome, is_out_of_space, write_spooled};
 
 /// What the metadata tells and the records don't.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct DbnFileWriter {
     spool: Spool,
     record_bytes: u64,
     /// Earliest and latest time by which consumers look a record's symbol up: `ts_recv`, else `ts_event`.
-    indexed: Option<(u64, u64)>,
+    time_range: Option<(u64, u64)>,
     mappings: BTreeMap<String, BTreeSet<(TradingDate, InstrumentId)>>,
 }
 
@@ -67,7 +67,7 @@ pub struct DbnFileSummary {
 
 /// A file that could not be written to its end.
 #[derive(Debug, thiserror::Error)]
-#[error("write {name}, {}", Told(*.kept))]
+#[error("write {name}, {}", KeptText(*.kept))]
 pub struct DbnFileError {
     /// What it was to be called.
     pub name: String,
@@ -86,9 +86,9 @@ pub struct DbnFileKept {
     pub bytes: u64,
 }
 
-struct Told(Option<DbnFileKept>);
+struct KeptText(Option<DbnFileKept>);
 
-impl fmt::Display for Told {
+impl fmt::Display for KeptText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(DbnFileKept { record_count, bytes }) => write!(f, "after {record_count} records, at byte {bytes}"),
@@ -121,7 +121,7 @@ impl DbnFileWriter {
             options,
             spool: Spool::new(spool),
             record_bytes: 0,
-            indexed: None,
+            time_range: None,
             mappings: BTreeMap::new(),
         })
     }
@@ -140,7 +140,7 @@ impl DbnFileWriter {
         }
         if let Some(ts_event) = timestamp_at(bytes, TS_EVENT_AT) {
             let ts_recv = ts_recv_at(bytes).and_then(|offset| timestamp_at(bytes, offset));
-            self.indexed = Some(widened(self.indexed, ts_recv.unwrap_or(ts_event)));
+            self.time_range = Some(extended(self.time_range, ts_recv.unwrap_or(ts_event)));
         }
         self.record_bytes += bytes.len() as u64;
     }
@@ -174,32 +174,35 @@ impl DbnFileWriter {
         let encoded = MetadataEncoder::new(&mut header).encode(&metadata);
         encoded.map_err(|error| failed(None, io::Error::other(error)))?;
         let bytes = header.len() as u64 + record_bytes;
-        let (spooled, spool_failure) = spool.into_spooled().map_err(|error| failed(None, error))?;
+        let (spool_reader, spool_failure) = spool.into_reader().map_err(|error| failed(None, error))?;
         let spool_failure = spool_failure.map(|error| match &destination {
             Destination::File { .. } => error,
             Destination::InPlace(_) | Destination::StandardOutput => in_temporary_folder(&error),
         });
 
-        let (poured, is_kept) = match &destination {
-            Destination::StandardOutput => (pour(header, spooled, compression, &mut io::stdout().lock()), true),
+        let (outcome, is_kept) = match &destination {
+            Destination::StandardOutput => {
+                (write_spooled(header, spool_reader, compression, &mut io::stdout().lock()), true)
+            }
             Destination::InPlace(path) => {
                 let mut file = File::options().write(true).open(path).map_err(|error| failed(None, error))?;
-                (pour(header, spooled, compression, &mut file), true)
+                (write_spooled(header, spool_reader, compression, &mut file), true)
             }
             Destination::File { folder, path } => {
-                let (mut file, spooled) = unfinished(folder, spooled).map_err(|error| failed(None, error))?;
-                let poured = pour(header, spooled, compression, file.as_file_mut());
-                let is_kept = poured.bytes > 0 && (poured.failure.is_none() || compression == Compression::None);
+                let (mut file, spool_reader) =
+                    create_unfinished(folder, spool_reader).map_err(|error| failed(None, error))?;
+                let outcome = write_spooled(header, spool_reader, compression, file.as_file_mut());
+                let is_kept = outcome.bytes > 0 && (outcome.failure.is_none() || compression == Compression::None);
                 if is_kept {
-                    let cut = if poured.failure.is_some() { file.as_file().set_len(poured.bytes) } else { Ok(()) };
+                    let cut = if outcome.failure.is_some() { file.as_file().set_len(outcome.bytes) } else { Ok(()) };
                     let named = cut.and_then(|()| file.persist(path).map(drop).map_err(|error| error.error));
                     named.map_err(|error| failed(None, error))?;
                 }
-                (poured, is_kept)
+                (outcome, is_kept)
             }
         };
-        let Poured { record_count, bytes: kept_bytes, refused, failure } = poured;
-        match spool_failure.or(refused).or(failure) {
+        let WriteOutcome { record_count, bytes: kept_bytes, out_of_space, failure } = outcome;
+        match spool_failure.or(out_of_space).or(failure) {
             None => Ok(DbnFileSummary { record_count, symbol_count: metadata.symbols.len() as u64, bytes }),
             Some(source) => Err(failed(is_kept.then_some(DbnFileKept { record_count, bytes: kept_bytes }), source)),
         }
@@ -212,8 +215,8 @@ impl DbnFileWriter {
             version: dbn::DBN_VERSION,
             dataset: self.options.dataset.clone(),
             schema: self.options.schema,
-            start: self.indexed.map_or(0, |(earliest, _)| earliest),
-            end: self.indexed.and_then(|(_, latest)| NonZeroU64::new(latest.saturating_add(1))),
+            start: self.time_range.map_or(0, |(earliest, _)| earliest),
+            end: self.time_range.and_then(|(_, latest)| NonZeroU64::new(latest.saturating_add(1))),
             limit: None,
             stype_in: Some(SType::RawSymbol),
             stype_out: SType::InstrumentId,
@@ -239,7 +242,7 @@ impl DbnFileWriter {
     /// another time than its messages, so the first and the last date reach as far as the file's records do. A number that
     /// belongs to another symbol on another date has one name at any time.
     fn intervals(&self, days: &BTreeSet<(TradingDate, InstrumentId)>, dates: &[TradingDate]) -> Vec<MappingInterval> {
-        let recorded = self.indexed.and_then(|(earliest, latest)| Some((utc_date(earliest)?, utc_date(latest)?)));
+        let recorded = self.time_range.and_then(|(earliest, latest)| Some((utc_date(earliest)?, utc_date(latest)?)));
         days.iter()
             .filter_map(|(date, instrument)| {
                 let index = dates.binary_search(date).ok()?;
@@ -301,7 +304,7 @@ impl Destination {
 }
 
 /// The file that gets its name when it is done. On a full disk its entry in the folder may need room too.
-fn unfinished(folder: &Path, mut spooled: Spooled) -> io::Result<(NamedTempFile, Spooled)> {
+fn create_unfinished(folder: &Path, mut spool_reader: SpoolReader) -> io::Result<(NamedTempFile, SpoolReader)> {
     loop {
         let file = tempfile::Builder::new()
             .prefix(".")
@@ -309,8 +312,8 @@ fn unfinished(folder: &Path, mut spooled: Spooled) -> io::Result<(NamedTempFile,
             .permissions(fs::Permissions::from_mode(0o666))
             .tempfile_in(folder);
         match file {
-            Err(error) if has_no_room(&error) && spooled.give_up(1)? => {}
-            file => return Ok((file?, spooled)),
+            Err(error) if is_out_of_space(&error) && spool_reader.drop_last(1)? => {}
+            file => return Ok((file?, spool_reader)),
         }
     }
 }
@@ -320,7 +323,7 @@ fn in_temporary_folder(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("its spool in {}: {error}", env::temp_dir().display()))
 }
 
-fn widened(range: Option<(u64, u64)>, value: u64) -> (u64, u64) {
+fn extended(range: Option<(u64, u64)>, value: u64) -> (u64, u64) {
     range.map_or((value, value), |(earliest, latest)| (earliest.min(value), latest.max(value)))
 }
 

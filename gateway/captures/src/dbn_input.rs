@@ -19,7 +19,7 @@ use dbn::{
 /// A DBN stream that is being read.
 pub struct DbnInput {
     path: PathBuf,
-    decoder: Decoder<Watched>,
+    decoder: Decoder<DecompressedReader>,
     progress: Rc<Progress>,
     /// Where the next record begins, decompressed.
     offset: u64,
@@ -57,19 +57,19 @@ pub enum DbnFault {
     MetadataLength(u64),
     /// The stream ends inside its metadata.
     #[error("the file is cut in its metadata")]
-    CutInMetadata,
+    TruncatedMetadata,
     /// The stream ends inside a record.
     #[error("the file is cut in a record, of which {0} bytes are there")]
-    Cut(u64),
+    TruncatedRecord(u64),
     /// A record that lacks fields of its type.
-    #[error("damaged: a record of type {rtype} has {bytes} bytes, the shortest of that type has {least}")]
+    #[error("damaged: a record of type {rtype} has {bytes} bytes, the shortest of that type has {bytes_min}")]
     TooShort {
         /// Number of its type.
         rtype: u8,
         /// Its bytes.
         bytes: usize,
         /// What it must have.
-        least: usize,
+        bytes_min: usize,
     },
     /// The decoder's own.
     #[error("{0}")]
@@ -86,12 +86,12 @@ struct Progress {
     is_compressed: Cell<bool>,
 }
 
-struct Watched {
+struct DecompressedReader {
     reader: Box<dyn Read>,
     progress: Rc<Progress>,
 }
 
-struct Counted {
+struct CountingReader {
     reader: Box<dyn Read>,
     progress: Rc<Progress>,
 }
@@ -127,14 +127,14 @@ impl DbnInput {
         // The decoder makes room for what the length claims; so it gets what is there.
         reader.by_ref().take(metadata_bytes - HEAD_BYTES).read_to_end(&mut head).map_err(|error| fail(error.into()))?;
         if (head.len() as u64) < metadata_bytes {
-            return Err(fail(DbnFault::CutInMetadata));
+            return Err(fail(DbnFault::TruncatedMetadata));
         }
         let reader = Box::new(Cursor::new(head).chain(reader));
-        let watched = Watched { reader, progress: Rc::clone(&progress) };
+        let watched = DecompressedReader { reader, progress: Rc::clone(&progress) };
         let decoder = Decoder::with_upgrade_policy(watched, VersionUpgradePolicy::AsIs);
         let decoder = decoder.map_err(|error| match error {
             dbn::Error::Io { source, .. } if source.kind() == io::ErrorKind::UnexpectedEof => {
-                fail(progress.failure.take().map_or(DbnFault::CutInMetadata, DbnFault::Io))
+                fail(progress.failure.take().map_or(DbnFault::TruncatedMetadata, DbnFault::Io))
             }
             error => fail(error.into()),
         })?;
@@ -176,9 +176,9 @@ impl DbnInput {
         let fault = match self.decoder.decode_record_ref() {
             Ok(Some(record)) => {
                 let bytes = record.record_size();
-                match bytes_min(record).filter(|least| bytes < *least) {
+                match bytes_min(record).filter(|bytes_min| bytes < *bytes_min) {
                     // Others take the length of a type for granted.
-                    Some(least) => Some(DbnFault::TooShort { rtype: record.header().rtype, bytes, least }),
+                    Some(bytes_min) => Some(DbnFault::TooShort { rtype: record.header().rtype, bytes, bytes_min }),
                     None => {
                         self.offset += bytes as u64;
                         return Ok(Some(record));
@@ -188,7 +188,7 @@ impl DbnInput {
             Ok(None) => match (self.progress.failure.take(), self.progress.bytes.get().saturating_sub(self.offset)) {
                 (Some(failure), _) => Some(DbnFault::Io(failure)),
                 (None, 0) => None,
-                (None, left) => Some(DbnFault::Cut(left)),
+                (None, left) => Some(DbnFault::TruncatedRecord(left)),
             },
             Err(error) => Some(DbnFault::Decode(error)),
         };
@@ -245,7 +245,7 @@ pub fn is_dbn(path: &Path) -> io::Result<bool> {
 fn open_reader(path: &Path, progress: &Rc<Progress>) -> io::Result<Box<dyn Read>> {
     let reader: Box<dyn Read> =
         if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
-    let mut reader = BufReader::with_capacity(READ_BYTES, Counted { reader, progress: Rc::clone(progress) });
+    let mut reader = BufReader::with_capacity(READ_BYTES, CountingReader { reader, progress: Rc::clone(progress) });
     Ok(match reader.fill_buf()? {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {
             progress.is_compressed.set(true);
@@ -255,7 +255,7 @@ fn open_reader(path: &Path, progress: &Rc<Progress>) -> io::Result<Box<dyn Read>
     })
 }
 
-impl Read for Watched {
+impl Read for DecompressedReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.reader.read(buffer) {
             Ok(count) => {
@@ -272,7 +272,7 @@ impl Read for Watched {
     }
 }
 
-impl Read for Counted {
+impl Read for CountingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.reader.read(buffer)?;
         self.progress.file_bytes.set(self.progress.file_bytes.get() + count as u64);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_cut_anywhere_gives_its_prefix_and_the_offset() {
+    fn a_truncated_stream_yields_its_prefix_and_the_offset() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.dbn");
         let bytes = written(&path, 20);
@@ -346,14 +346,18 @@ mod tests {
             if let Some(error) = error {
                 let is_of_records = length > begin;
                 assert_eq!(error.offset, if is_of_records { (begin + whole * record_bytes) as u64 } else { 0 });
-                assert_eq!(matches!(error.fault, DbnFault::Cut(_)), is_of_records, "cut at {length}: {error}");
-                assert_eq!(matches!(error.fault, DbnFault::CutInMetadata), (8..begin).contains(&length), "{error}");
+                assert_eq!(
+                    matches!(error.fault, DbnFault::TruncatedRecord(_)),
+                    is_of_records,
+                    "cut at {length}: {error}"
+                );
+                assert_eq!(matches!(error.fault, DbnFault::TruncatedMetadata), (8..begin).contains(&length), "{error}");
             }
         }
     }
 
     #[test]
-    fn a_compressed_stream_that_breaks_off_is_told() {
+    fn a_truncated_compressed_stream_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.dbn.zst");
         let bytes = written(&path, 50_000);
@@ -366,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_dbn_is_told_so() {
+    fn a_file_that_is_no_dbn_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         for (content, said) in [
@@ -384,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn any_flipped_byte_is_survived() {
+    fn no_flipped_byte_causes_a_panic() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.dbn");
         let bytes = written(&path, 3);

@@ -2,9 +2,9 @@
 //! a pacer, damaged lines, random numbers by seed.
 
 pub mod capture_file;
-pub mod damage;
 pub mod dbn_file;
 pub mod dbn_input;
+pub mod impairment;
 pub mod output_file;
 pub mod pacer;
 pub mod random;

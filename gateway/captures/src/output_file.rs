@@ -9,9 +9,9 @@ use std::{
 };
 
 /// Where output goes.
-pub struct OutputFile(Kind);
+pub struct OutputFile(Sink);
 
-enum Kind {
+enum Sink {
     Plain(File),
     Zstd(zstd::Encoder<'static, File>),
     StandardOutput(io::Stdout),
@@ -24,15 +24,15 @@ impl OutputFile {
     /// The folder does not exist or cannot be written to.
     pub fn create(path: &Path) -> io::Result<Self> {
         if path == Path::new("-") {
-            return Ok(Self(Kind::StandardOutput(io::stdout())));
+            return Ok(Self(Sink::StandardOutput(io::stdout())));
         }
         let file = File::create(path)?;
         if path.extension().is_some_and(|end| end == "zst") {
             let mut encoder = zstd::Encoder::new(file, zstd::DEFAULT_COMPRESSION_LEVEL)?;
             encoder.include_checksum(true)?;
-            return Ok(Self(Kind::Zstd(encoder)));
+            return Ok(Self(Sink::Zstd(encoder)));
         }
-        Ok(Self(Kind::Plain(file)))
+        Ok(Self(Sink::Plain(file)))
     }
 
     /// Ends the file.
@@ -41,18 +41,18 @@ impl OutputFile {
     /// What is still held can't be written.
     pub fn finish(self) -> io::Result<()> {
         match self.0 {
-            Kind::Plain(_) => Ok(()),
-            Kind::Zstd(encoder) => encoder.finish().map(drop),
-            Kind::StandardOutput(mut stdout) => stdout.flush(),
+            Sink::Plain(_) => Ok(()),
+            Sink::Zstd(encoder) => encoder.finish().map(drop),
+            Sink::StandardOutput(mut stdout) => stdout.flush(),
         }
     }
 }
 
 /// How far a file has come whose writing failed; nothing where it isn't a file. Reads as the end of "write FILE".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EndedAt(Option<u64>);
+pub struct FailedAtByte(Option<u64>);
 
-impl EndedAt {
+impl FailedAtByte {
     /// The length of the file as it is now.
     #[must_use]
     pub fn of(path: &Path) -> Self {
@@ -60,7 +60,7 @@ impl EndedAt {
     }
 }
 
-impl fmt::Display for EndedAt {
+impl fmt::Display for FailedAtByte {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |bytes| write!(f, " at byte {bytes}"))
     }
@@ -69,17 +69,17 @@ impl fmt::Display for EndedAt {
 impl Write for OutputFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.0 {
-            Kind::Plain(file) => file.write(bytes),
-            Kind::Zstd(encoder) => encoder.write(bytes),
-            Kind::StandardOutput(stdout) => stdout.write(bytes),
+            Sink::Plain(file) => file.write(bytes),
+            Sink::Zstd(encoder) => encoder.write(bytes),
+            Sink::StandardOutput(stdout) => stdout.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.0 {
-            Kind::Plain(file) => file.flush(),
-            Kind::Zstd(encoder) => encoder.flush(),
-            Kind::StandardOutput(stdout) => stdout.flush(),
+            Sink::Plain(file) => file.flush(),
+            Sink::Zstd(encoder) => encoder.flush(),
+            Sink::StandardOutput(stdout) => stdout.flush(),
         }
     }
 }
@@ -87,9 +87,9 @@ impl Write for OutputFile {
 impl fmt::Debug for OutputFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Kind::Plain(_) => "OutputFile(plain)",
-            Kind::Zstd(_) => "OutputFile(zstd)",
-            Kind::StandardOutput(_) => "OutputFile(standard output)",
+            Sink::Plain(_) => "OutputFile(plain)",
+            Sink::Zstd(_) => "OutputFile(zstd)",
+            Sink::StandardOutput(_) => "OutputFile(standard output)",
         })
     }
 }

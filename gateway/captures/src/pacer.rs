@@ -28,7 +28,7 @@ pub struct Rising {
 impl Rising {
     /// Packets in a second of that step, from 0.
     #[must_use]
-    pub fn rate_of(&self, step: u32) -> f64 {
+    pub fn rate_at_step(&self, step: u32) -> f64 {
         self.rate * self.factor.powi(i32::try_from(step).unwrap_or(i32::MAX))
     }
 }
@@ -45,7 +45,7 @@ pub struct Pacer {
     /// Where the last target was, from the start.
     last_ns: u64,
     /// Added to every target: how long the rounds before this one took.
-    shift_ns: u64,
+    round_offset_ns: u64,
     /// Where the current step of a rising rate began, from the start, and after how many packets.
     step: (u32, u64, u64),
 }
@@ -54,7 +54,7 @@ impl Pacer {
     /// A pacer whose first packet is due at `start_ns`, on whatever clock its caller waits.
     #[must_use]
     pub fn new(pace: Pace, start_ns: u64) -> Self {
-        Self { pace, start_ns, origin_ns: None, count: 0, last_ns: 0, shift_ns: 0, step: (0, 0, 0) }
+        Self { pace, start_ns, origin_ns: None, count: 0, last_ns: 0, round_offset_ns: 0, step: (0, 0, 0) }
     }
 
     /// When the next packet, captured at `time_ns`, is due; `None` where it may go at once. A capture whose times run
@@ -63,17 +63,17 @@ impl Pacer {
         let offset_ns = match self.pace {
             Pace::Max => return None,
             Pace::Rate(per_second) => scaled(self.count, per_second / 1e9),
-            Pace::Rising(rising) => {
-                let (step, begun_ns, before) = self.step;
-                let within_ns = scaled(self.count - before, rising.rate_of(step) / 1e9);
-                if within_ns >= rising.step_ns {
-                    self.step = (step + 1, begun_ns + rising.step_ns, self.count);
+            Pace::Rising(ramp) => {
+                let (step, step_start_ns, before) = self.step;
+                let within_ns = scaled(self.count - before, ramp.rate_at_step(step) / 1e9);
+                if within_ns >= ramp.step_ns {
+                    self.step = (step + 1, step_start_ns + ramp.step_ns, self.count);
                 }
-                begun_ns.saturating_add(within_ns.min(rising.step_ns))
+                step_start_ns.saturating_add(within_ns.min(ramp.step_ns))
             }
             Pace::Original(speed) => {
                 let origin_ns = *self.origin_ns.get_or_insert(time_ns);
-                self.shift_ns.saturating_add(scaled(time_ns.saturating_sub(origin_ns), speed))
+                self.round_offset_ns.saturating_add(scaled(time_ns.saturating_sub(origin_ns), speed))
             }
         };
         self.count += 1;
@@ -83,9 +83,9 @@ impl Pacer {
 
     /// The capture begins again: its first packet follows the last at the mean distance of the round.
     pub fn begin_round(&mut self, packets_per_round: u64) {
-        let round_ns = self.last_ns.saturating_sub(self.shift_ns);
+        let round_ns = self.last_ns.saturating_sub(self.round_offset_ns);
         let mean_ns = round_ns / packets_per_round.saturating_sub(1).max(1);
-        self.shift_ns = self.last_ns.saturating_add(mean_ns);
+        self.round_offset_ns = self.last_ns.saturating_add(mean_ns);
         self.origin_ns = None;
     }
 }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_speed_divides_distances_and_not_times() {
+    fn a_speed_divides_the_intervals_between_packets() {
         let mut pacer = Pacer::new(Pace::Original(4.0), 0);
         assert_eq!(targets(&mut pacer, &[1_000, 1_400, 2_000]), [0, 100, 250]);
         let mut pacer = Pacer::new(Pace::Original(0.5), 0);
@@ -135,24 +135,24 @@ mod tests {
     }
 
     #[test]
-    fn a_rising_rate_goes_up_at_each_step_and_never_back() {
-        let rising = Rising { rate: 10.0, factor: 2.0, step_ns: 1_000_000_000 };
-        let mut pacer = Pacer::new(Pace::Rising(rising), 0);
+    fn a_rate_ramp_increases_at_each_step() {
+        let ramp = Rising { rate: 10.0, factor: 2.0, step_ns: 1_000_000_000 };
+        let mut pacer = Pacer::new(Pace::Rising(ramp), 0);
         let targets = targets(&mut pacer, &[7; 72]);
         assert!(targets.is_sorted());
         let in_step = |step: u64| targets.iter().filter(|at_ns| **at_ns / 1_000_000_000 == step).count();
         assert_eq!([0, 1, 2].map(in_step), [10, 20, 40]);
-        assert_eq!(rising.rate_of(2), 40.0);
+        assert_eq!(ramp.rate_at_step(2), 40.0);
     }
 
     #[test]
-    fn time_that_runs_backwards_stands_still() {
+    fn backward_capture_times_do_not_move_the_target() {
         let mut pacer = Pacer::new(Pace::Original(1.0), 0);
         assert_eq!(targets(&mut pacer, &[100, 300, 200, 400]), [0, 200, 200, 300]);
     }
 
     #[test]
-    fn rounds_follow_each_other_at_the_mean_distance() {
+    fn rounds_follow_each_other_at_the_mean_interval() {
         let mut pacer = Pacer::new(Pace::Original(1.0), 0);
         assert_eq!(targets(&mut pacer, &[100, 200, 300]), [0, 100, 200]);
         pacer.begin_round(3);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn as_fast_as_possible_has_no_targets() {
+    fn the_maximum_pace_has_no_targets() {
         assert_eq!(Pacer::new(Pace::Max, 0).target_ns(1), None);
     }
 }

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stream_is_the_published_one() {
+    fn outputs_match_the_published_splitmix64_values() {
         // First outputs of SplitMix64 for seed 1234567.
         let mut random = Random::new(1_234_567);
         assert_eq!(random.next_u64(), 6_457_827_717_110_365_317);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stay_below_their_bound_and_reach_all_of_it() {
+    fn numbers_cover_the_whole_range_below_their_bound() {
         let mut random = Random::new(1);
         let mut seen = [0_u32; 10];
         for _ in 0..10_000 {

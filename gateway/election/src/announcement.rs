@@ -33,14 +33,14 @@ pub struct Announcement {
 }
 
 /// Bytes of an announcement on the wire.
-pub const ANNOUNCEMENT_BYTES: usize = size_of::<Written>() + TAG_BYTES;
+pub const ANNOUNCEMENT_BYTES: usize = size_of::<WireAnnouncement>() + TAG_BYTES;
 
 impl Announcement {
     /// As it goes over the wire.
     #[must_use]
-    pub fn sealed(&self, key: &SharedKey) -> [u8; ANNOUNCEMENT_BYTES] {
+    pub fn to_datagram(&self, key: &SharedKey) -> [u8; ANNOUNCEMENT_BYTES] {
         let DeathNotice { holder, incarnation, epoch } = self.notice;
-        let written = Written {
+        let wire = WireAnnouncement {
             magic: MAGIC,
             version: VERSION,
             node: holder.0,
@@ -49,8 +49,8 @@ impl Announcement {
             epoch: epoch.0.into(),
         };
         let mut bytes = [0; ANNOUNCEMENT_BYTES];
-        let (body, tag) = bytes.split_at_mut(size_of::<Written>());
-        body.copy_from_slice(written.as_bytes());
+        let (body, tag) = bytes.split_at_mut(size_of::<WireAnnouncement>());
+        body.copy_from_slice(wire.as_bytes());
         tag.copy_from_slice(&key.tag(Purpose::DeathNotice, &[body]));
         bytes
     }
@@ -60,28 +60,28 @@ impl Announcement {
     pub fn open(bytes: &[u8], key: &SharedKey) -> Option<Self> {
         let bytes: &[u8; ANNOUNCEMENT_BYTES] = bytes.try_into().ok()?;
         let (body, tag) = bytes.split_last_chunk::<TAG_BYTES>()?;
-        let written = Written::ref_from_bytes(body).ok()?;
-        if written.magic != MAGIC || written.version != VERSION || !key.is_tag(Purpose::DeathNotice, &[body], tag) {
+        let wire = WireAnnouncement::ref_from_bytes(body).ok()?;
+        if wire.magic != MAGIC || wire.version != VERSION || !key.is_tag(Purpose::DeathNotice, &[body], tag) {
             return None;
         }
         let notice = DeathNotice {
-            holder: NodeId(written.node),
-            incarnation: Incarnation(written.incarnation.get()),
-            epoch: Epoch(written.epoch.get()),
+            holder: NodeId(wire.node),
+            incarnation: Incarnation(wire.incarnation.get()),
+            epoch: Epoch(wire.epoch.get()),
         };
-        Some(Self { group: GroupId(written.group.get()), notice })
+        Some(Self { group: GroupId(wire.group.get()), notice })
     }
 
     /// Whether a datagram says to be one, so that a socket can serve several kinds.
     #[must_use]
-    pub fn is_one(bytes: &[u8]) -> bool {
+    pub fn has_magic(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
     }
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Written {
+struct WireAnnouncement {
     magic: [u8; 4],
     version: u8,
     node: u8,
@@ -97,7 +97,7 @@ const VERSION: u8 = 1;
 #[derive(Debug)]
 pub struct Announcer {
     key: SharedKey,
-    told: Vec<SocketAddr>,
+    recipients: Vec<SocketAddr>,
     v4: UdpSocket,
     /// Where the system has IPv6.
     v6: Option<UdpSocket>,
@@ -108,25 +108,25 @@ impl Announcer {
     ///
     /// # Errors
     /// When there is no socket.
-    pub fn new(key: SharedKey, told: Vec<SocketAddr>) -> io::Result<Self> {
+    pub fn new(key: SharedKey, recipients: Vec<SocketAddr>) -> io::Result<Self> {
         let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         v4.set_nonblocking(true)?;
-        let v6 = if told.iter().any(SocketAddr::is_ipv6) {
+        let v6 = if recipients.iter().any(SocketAddr::is_ipv6) {
             let v6 = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
             v6.set_nonblocking(true)?;
             Some(v6)
         } else {
             None
         };
-        Ok(Self { key, told, v4, v6 })
+        Ok(Self { key, recipients, v4, v6 })
     }
 
     /// Says it once to everybody. How many sends the system refused: the next time may do better.
     pub fn announce(&self, announcements: impl IntoIterator<Item = Announcement>) -> usize {
         let mut refused = 0;
         for announcement in announcements {
-            let bytes = announcement.sealed(&self.key);
-            for address in &self.told {
+            let bytes = announcement.to_datagram(&self.key);
+            for address in &self.recipients {
                 let socket = if address.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
                 let is_sent = socket.is_some_and(|socket| socket.send_to(&bytes, address).is_ok());
                 refused += usize::from(!is_sent);
@@ -153,27 +153,27 @@ mod tests {
     }
 
     #[test]
-    fn an_announcement_is_read_with_its_key_alone() {
-        let bytes = announcement().sealed(&key(1));
-        assert!(Announcement::is_one(&bytes));
+    fn an_announcement_is_accepted_only_with_its_key() {
+        let bytes = announcement().to_datagram(&key(1));
+        assert!(Announcement::has_magic(&bytes));
         assert_eq!(Announcement::open(&bytes, &key(1)), Some(announcement()));
         assert_eq!(Announcement::open(&bytes, &key(2)), None);
         assert_eq!(Announcement::open(&bytes[1..], &key(1)), None);
     }
 
     #[test]
-    fn a_tag_made_for_something_else_proves_no_death() {
-        let mut bytes = announcement().sealed(&key(1));
-        let (body, tag) = bytes.split_at_mut(size_of::<Written>());
+    fn a_tag_of_another_purpose_is_refused() {
+        let mut bytes = announcement().to_datagram(&key(1));
+        let (body, tag) = bytes.split_at_mut(size_of::<WireAnnouncement>());
         tag.copy_from_slice(&key(1).tag(Purpose::Vote, &[body]));
         assert_eq!(Announcement::open(&bytes, &key(1)), None);
     }
 
     #[test]
-    fn everybody_is_told() {
+    fn an_announcement_reaches_every_recipient() {
         let listeners = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
-        let told = listeners.iter().map(|socket| socket.local_addr().unwrap()).collect();
-        let announcer = Announcer::new(key(1), told).unwrap();
+        let recipients = listeners.iter().map(|socket| socket.local_addr().unwrap()).collect();
+        let announcer = Announcer::new(key(1), recipients).unwrap();
         assert_eq!(announcer.announce([announcement()]), 0);
         for listener in listeners {
             let mut bytes = [0; 100];
@@ -189,14 +189,14 @@ mod tests {
             include_str!("../../../tests/data/formats/announcement.hex"),
             &[announcement(), Announcement { notice, ..announcement() }],
             |bytes| Announcement::open(bytes, &key(1)).unwrap(),
-            |announcement| announcement.sealed(&key(1)).to_vec(),
+            |announcement| announcement.to_datagram(&key(1)).to_vec(),
         );
     }
 
     proptest! {
         #[test]
-        fn a_damaged_announcement_is_none(index in 0..ANNOUNCEMENT_BYTES, bit in 0_u8..8) {
-            let mut bytes = announcement().sealed(&key(1));
+        fn a_damaged_announcement_is_refused(index in 0..ANNOUNCEMENT_BYTES, bit in 0_u8..8) {
+            let mut bytes = announcement().to_datagram(&key(1));
             bytes[index] ^= 1_u8 << bit;
             prop_assert_eq!(Announcement::open(&bytes, &key(1)), None);
         }

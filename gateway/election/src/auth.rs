@@ -3,7 +3,7 @@
 //!
 //! A tag proves that somebody with the key wrote the bytes, once. That they were written *now* is shown otherwise:
 //! - an answer repeats the [`Nonce`] or number of a question that still waits;
-//! - on a connection, [`Conversation`] ties each message to both ends' nonces and to its number.
+//! - on a connection, [`AuthenticatedSession`] ties each message to both ends' nonces and to its number.
 
 use std::{
     fmt,
@@ -57,15 +57,15 @@ impl SharedKey {
         // Of the file that was opened, not of what may stand under its name by now.
         let metadata = file.metadata().map_err(io_error)?;
         if !metadata.is_file() {
-            return Err(KeyError::Form { path: path.to_owned(), what: "it is no plain file".to_owned() });
+            return Err(KeyError::Malformed { path: path.to_owned(), what: "it is no plain file".to_owned() });
         }
         let mode = metadata.mode() & 0o777;
         if mode & 0o077 != 0 {
-            return Err(KeyError::Open { path: path.to_owned(), mode });
+            return Err(KeyError::TooPermissive { path: path.to_owned(), mode });
         }
         let mut text = String::new();
         file.by_ref().take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(io_error)?;
-        let bytes = parse(&text).map_err(|what| KeyError::Form { path: path.to_owned(), what })?;
+        let bytes = parse(&text).map_err(|what| KeyError::Malformed { path: path.to_owned(), what })?;
         Ok(Self::new(&bytes))
     }
 
@@ -73,16 +73,16 @@ impl SharedKey {
     /// one have fixed lengths, or lengths stand in them.
     #[must_use]
     pub fn tag(&self, purpose: Purpose, parts: &[&[u8]]) -> Tag {
-        self.over(purpose, parts).finalize().into_bytes().into()
+        self.mac_over(purpose, parts).finalize().into_bytes().into()
     }
 
     /// Whether `tag` is the one over `parts`. Takes the same time whatever differs.
     #[must_use]
     pub fn is_tag(&self, purpose: Purpose, parts: &[&[u8]], tag: &Tag) -> bool {
-        self.over(purpose, parts).verify_slice(tag).is_ok()
+        self.mac_over(purpose, parts).verify_slice(tag).is_ok()
     }
 
-    fn over(&self, purpose: Purpose, parts: &[&[u8]]) -> Hmac<Sha256> {
+    fn mac_over(&self, purpose: Purpose, parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac = self.0.clone();
         mac.update(purpose.label());
         for part in parts {
@@ -123,7 +123,7 @@ pub enum KeyError {
     },
     /// Others than its owner may read or change it.
     #[error("key file {}: mode {mode:o} lets others than its owner in: chmod 600 {}", path.display(), path.display())]
-    Open {
+    TooPermissive {
         /// The file.
         path: PathBuf,
         /// Its permissions.
@@ -134,7 +134,7 @@ pub enum KeyError {
         "key file {}: {what}; expected {} hexadecimal digits, such as openssl rand -hex {KEY_BYTES} prints",
         path.display(), 2 * KEY_BYTES
     )]
-    Form {
+    Malformed {
         /// The file.
         path: PathBuf,
         /// What is wrong with it; nothing of its content.
@@ -169,7 +169,7 @@ impl Nonce {
 /// tag over both nonces and its number. So nothing can be brought in from another connection, another moment of this
 /// one, or from the other direction. Loss is allowed (numbers may be skipped), repetition and reordering are not.
 #[derive(Debug)]
-pub struct Conversation {
+pub struct AuthenticatedSession {
     key: SharedKey,
     purpose: Purpose,
     ours: Nonce,
@@ -178,7 +178,7 @@ pub struct Conversation {
     received: u64,
 }
 
-impl Conversation {
+impl AuthenticatedSession {
     /// Begins one. `None` when both nonces are the same: somebody sends us our own.
     #[must_use]
     pub fn new(key: SharedKey, purpose: Purpose, ours: Nonce, theirs: Nonce) -> Option<Self> {
@@ -196,13 +196,13 @@ impl Conversation {
     ///
     /// # Errors
     /// When it didn't, or it comes again.
-    pub fn open(&mut self, number: u64, message: &[u8], tag: &Tag) -> Result<(), Unauthentic> {
+    pub fn open(&mut self, number: u64, message: &[u8], tag: &Tag) -> Result<(), AuthError> {
         let parts: [&[u8]; 4] = [&self.theirs.0, &self.ours.0, &number.to_le_bytes(), message];
         if !self.key.is_tag(self.purpose, &parts, tag) {
-            return Err(Unauthentic::Forged);
+            return Err(AuthError::Forged);
         }
         if number <= self.received {
-            return Err(Unauthentic::Replayed);
+            return Err(AuthError::Replayed);
         }
         self.received = number;
         Ok(())
@@ -211,7 +211,7 @@ impl Conversation {
 
 /// Why a message is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unauthentic {
+pub enum AuthError {
     /// Its tag is not over these bytes under our key.
     #[error("not written with our key")]
     Forged,
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_are_those_of_the_published_algorithm() {
+    fn tags_match_the_published_test_vector() {
         // The same as: printf 'mdgw vote      1abc' | openssl dgst -sha256 -mac HMAC -macopt hexkey:0b0b…0b (32 bytes)
         let tag = SharedKey::new(&[0x0b; 32]).tag(Purpose::Vote, &[b"a", b"bc"]);
         let hex: String = tag.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_bit_key_or_purpose_is_found() {
+    fn a_changed_bit_key_or_purpose_is_detected() {
         let key = SharedKey::new(&[1; 32]);
         let tag = key.tag(Purpose::Vote, &[b"message"]);
         assert!(key.is_tag(Purpose::Vote, &[b"message"], &tag));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_others_can_read_or_that_is_none_is_refused_with_the_remedy() {
+    fn a_readable_or_malformed_key_file_is_refused_with_the_remedy() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
         let load = |text: &str, mode| {
@@ -291,39 +291,40 @@ mod tests {
         }
         for text in ["", "0a", &"0x".repeat(32), &"0a".repeat(33), &"00".repeat(32), &"é".repeat(32)] {
             let refused = load(text, 0o600).unwrap_err();
-            assert!(matches!(refused, KeyError::Form { .. }), "{text:?}");
+            assert!(matches!(refused, KeyError::Malformed { .. }), "{text:?}");
             assert!(text.len() < 4 || !refused.to_string().contains(text), "a key is never shown");
         }
         let refused = SharedKey::load(directory.path()).unwrap_err();
-        assert!(matches!(refused, KeyError::Form { .. } | KeyError::Open { .. }), "{refused}");
+        assert!(matches!(refused, KeyError::Malformed { .. } | KeyError::TooPermissive { .. }), "{refused}");
     }
 
     /// Both ends of a connection.
-    fn ends() -> [Conversation; 2] {
+    fn ends() -> [AuthenticatedSession; 2] {
         let (key, a, b) = (SharedKey::new(&[1; 32]), Nonce([1; 16]), Nonce([2; 16]));
-        [(a, b), (b, a)].map(|(ours, theirs)| Conversation::new(key.clone(), Purpose::PairLink, ours, theirs).unwrap())
+        [(a, b), (b, a)]
+            .map(|(ours, theirs)| AuthenticatedSession::new(key.clone(), Purpose::PairLink, ours, theirs).unwrap())
     }
 
     #[test]
-    fn a_message_is_taken_once_in_order_and_only_by_the_other_end() {
+    fn a_message_is_accepted_once_in_order_and_only_by_the_other_end() {
         let [mut a, mut b] = ends();
         let (first, first_tag) = a.seal(b"one");
         let (second, second_tag) = a.seal(b"two");
-        assert_eq!(a.open(first, b"one", &first_tag), Err(Unauthentic::Forged), "sent back to its writer");
-        assert_eq!(b.open(second, b"one", &first_tag), Err(Unauthentic::Forged), "under another number");
+        assert_eq!(a.open(first, b"one", &first_tag), Err(AuthError::Forged), "sent back to its writer");
+        assert_eq!(b.open(second, b"one", &first_tag), Err(AuthError::Forged), "under another number");
         assert_eq!(b.open(first, b"one", &first_tag), Ok(()));
-        assert_eq!(b.open(first, b"one", &first_tag), Err(Unauthentic::Replayed));
+        assert_eq!(b.open(first, b"one", &first_tag), Err(AuthError::Replayed));
         assert_eq!(b.open(second, b"two", &second_tag), Ok(()));
-        assert_eq!(b.open(first, b"one", &first_tag), Err(Unauthentic::Replayed), "an older one");
+        assert_eq!(b.open(first, b"one", &first_tag), Err(AuthError::Replayed), "an older one");
         let other = Nonce([3; 16]);
-        let mut later = Conversation::new(b.key.clone(), Purpose::PairLink, other, a.ours).unwrap();
-        assert_eq!(later.open(second, b"two", &second_tag), Err(Unauthentic::Forged), "on another connection");
+        let mut later = AuthenticatedSession::new(b.key.clone(), Purpose::PairLink, other, a.ours).unwrap();
+        assert_eq!(later.open(second, b"two", &second_tag), Err(AuthError::Forged), "on another connection");
     }
 
     #[test]
-    fn our_own_nonce_sent_back_begins_no_conversation() {
+    fn a_reflected_nonce_is_refused() {
         let nonce = Nonce::random().unwrap();
-        assert!(Conversation::new(SharedKey::new(&[1; 32]), Purpose::PairLink, nonce, nonce).is_none());
+        assert!(AuthenticatedSession::new(SharedKey::new(&[1; 32]), Purpose::PairLink, nonce, nonce).is_none());
         assert_ne!(nonce, Nonce::random().unwrap());
     }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, convert::Infallible, fmt};
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
 use super::{
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, NodeName},
     peer::{PeerMessage, PeerState},
 };
@@ -51,7 +51,7 @@ pub enum Input<E> {
     /// How fit this gateway is.
     Fitness(Fitness),
     /// Whether this gateway stands.
-    Standing(Standing),
+    Eligibility(Eligibility),
     /// The rate of this gateway's clock is off by so much, parts per million: what the time daemon makes it.
     ClockRate {
         /// Its absolute value.
@@ -60,7 +60,7 @@ pub enum Input<E> {
     /// Whether the hot threads get on with their work. A leader whose threads don't renews no more.
     Progress(Progress),
     /// The highest epoch credibly heard on the wire.
-    Heard(Epoch),
+    ObservedEpoch(Epoch),
     /// Lead on by somebody else: `None` chooses the fittest.
     HandOver(Option<NodeId>),
     /// The fence is closed and no send is outstanding any more: the answer to [`Output::Drain`].
@@ -73,9 +73,9 @@ pub enum Input<E> {
     /// Admit that gateway as a candidate, by hand.
     Admit(NodeId, NodeName),
     /// Where leadership belongs, seen over all groups. Cores that don't hand over by themselves leave it aside.
-    Placed(Place),
+    Placement(GroupPlacement),
     /// Whether the two gateways have lately made different records of one message: then leadership doesn't move by itself.
-    Differs(bool),
+    OutputMismatch(bool),
     /// Release what is held and stand no more.
     Close,
 }
@@ -90,16 +90,16 @@ impl Input<Infallible> {
             Self::Peer { from, message } => Input::Peer { from, message },
             Self::Died(notice) => Input::Died(notice),
             Self::Fitness(fitness) => Input::Fitness(fitness),
-            Self::Standing(standing) => Input::Standing(standing),
+            Self::Eligibility(eligibility) => Input::Eligibility(eligibility),
             Self::ClockRate { error_ppm } => Input::ClockRate { error_ppm },
             Self::Progress(progress) => Input::Progress(progress),
-            Self::Heard(epoch) => Input::Heard(epoch),
+            Self::ObservedEpoch(epoch) => Input::ObservedEpoch(epoch),
             Self::HandOver(target) => Input::HandOver(target),
             Self::Drained { positions } => Input::Drained { positions },
             Self::Pin(pin) => Input::Pin(pin),
             Self::Admit(node, name) => Input::Admit(node, name),
-            Self::Placed(place) => Input::Placed(place),
-            Self::Differs(differs) => Input::Differs(differs),
+            Self::Placement(place) => Input::Placement(place),
+            Self::OutputMismatch(has_output_mismatch) => Input::OutputMismatch(has_output_mismatch),
             Self::Close => Input::Close,
         }
     }
@@ -131,7 +131,7 @@ pub enum Output<R> {
     /// [`Input::Drained`].
     Drain,
     /// A gateway that led has said where its output ended.
-    OthersEnded {
+    PeerOutputEnded {
         /// Under that epoch.
         epoch: Epoch,
         /// There, per channel.
@@ -175,11 +175,11 @@ pub enum Pin {
 /// Where the leadership of a group belongs, where several gateways share several groups. A wish: it decides who is
 /// handed the lead and who tries first, never who may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct GroupPlacement {
     /// Who should lead; its leader hands over to it, after the least tenure.
-    pub home: Option<NodeId>,
+    pub preferred_leader: Option<NodeId>,
     /// Who should follow when the present leader is gone.
-    pub successor: Option<NodeId>,
+    pub preferred_successor: Option<NodeId>,
 }
 
 /// Why a leadership ended.
@@ -220,7 +220,7 @@ pub enum ConnectionState {
 pub enum Role {
     /// It does not stand: see [`View::obstacle`].
     #[default]
-    Bystander,
+    Ineligible,
     /// It waits for its turn.
     Candidate,
     /// It publishes.
@@ -239,7 +239,7 @@ pub struct View {
     /// Who leads, as far as it is known.
     pub leader: Option<Member>,
     /// Who goes on at once when the leader has ended, as far as it is known.
-    pub heir: Option<NodeId>,
+    pub successor: Option<NodeId>,
     /// Who may stand.
     pub participants: BTreeMap<NodeId, NodeName>,
     /// How the connection is.
@@ -260,7 +260,7 @@ pub struct View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerView {
     /// When.
-    pub heard_at: MonoNs,
+    pub received_at: MonoNs,
     /// How fit it is.
     pub fitness: Fitness,
     /// Whether it stands, is admitted, and publishes the same.
@@ -277,9 +277,9 @@ pub enum Obstacle {
     /// Its configuration differs from the running leader's at the same or a higher revision.
     Configuration {
         /// What the record says.
-        theirs: super::record::ConfigurationMark,
+        theirs: super::record::ConfigVersion,
         /// What this gateway has.
-        ours: super::record::ConfigurationMark,
+        ours: super::record::ConfigVersion,
     },
     /// The clock's rate is outside what the timing allows for.
     ClockRate {
@@ -289,7 +289,7 @@ pub enum Obstacle {
         error_ppm_max: u32,
     },
     /// The store grants sessions too short for three renewals before the deadline.
-    SessionShort {
+    SessionTooShort {
         /// What it grants, ns.
         session_ns: u64,
         /// How often is renewed, ns.
@@ -298,20 +298,20 @@ pub enum Obstacle {
     /// Its hot threads make no progress.
     NoProgress,
     /// It sits out the time after its start.
-    SittingOut,
+    StartupWait,
     /// It gave its promise not to take over.
     Promised,
     /// The store holds something that is no record.
     ForeignRecord(String),
     /// All epochs are used up.
-    EpochsUsedUp,
+    EpochsExhausted,
 }
 
 impl Obstacle {
     /// Whether it goes away by itself, in the ordinary course of things.
     #[must_use]
-    pub fn passes(&self) -> bool {
-        matches!(self, Self::Joining | Self::SittingOut | Self::Promised)
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::Joining | Self::StartupWait | Self::Promised)
     }
 }
 
@@ -330,17 +330,17 @@ impl fmt::Display for Obstacle {
             Self::ClockRate { error_ppm, error_ppm_max } => {
                 write!(f, "its clock is off by {error_ppm} ppm, more than the {error_ppm_max} ppm of the timing")
             }
-            Self::SessionShort { session_ns, renew_ns } => write!(
+            Self::SessionTooShort { session_ns, renew_ns } => write!(
                 f,
                 "the store grants sessions of {} ms, too short for renewals each {} ms",
                 session_ns / NS_PER_MS,
                 renew_ns / NS_PER_MS
             ),
             Self::NoProgress => f.write_str("its hot threads make no progress"),
-            Self::SittingOut => f.write_str("it sits out the time after its start"),
+            Self::StartupWait => f.write_str("it sits out the time after its start"),
             Self::Promised => f.write_str("it promised the leader not to take over while the store is lost"),
             Self::ForeignRecord(why) => write!(f, "the store holds something that is no record: {why}"),
-            Self::EpochsUsedUp => f.write_str("all epochs are used up"),
+            Self::EpochsExhausted => f.write_str("all epochs are used up"),
         }
     }
 }
@@ -349,20 +349,20 @@ impl fmt::Display for Obstacle {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Notice {
     /// The record went back: a store restored from a backup, or a record made anew. The wait begins again.
-    RecordWentBack {
+    RecordRolledBack {
         /// The highest epoch seen before.
-        seen: Epoch,
+        highest_seen: Epoch,
         /// What it says now.
         now: Epoch,
     },
     /// The store doesn't answer; publishing goes on by the promises of all other candidates.
-    OnPromises,
+    RunsOnPromises,
     /// The store answers again.
-    StoreIsBack,
+    StoreReachable,
     /// Does not stand or renew, from now on.
     Obstacle(Obstacle),
     /// Was outranked by an epoch heard on the wire.
-    HigherEpochHeard(Epoch),
+    HigherEpochObserved(Epoch),
     /// A planned hand-over did not take place.
     HandOverFailed {
         /// To whom; `None`: nobody could be chosen.
@@ -375,16 +375,20 @@ pub enum Notice {
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::RecordWentBack { seen, now } => {
-                let [seen, now] = [seen, now].map(|epoch| (epoch.count(), epoch.node()));
-                write!(f, "the record went back from epoch {} by {} to {} by {}", seen.0, seen.1, now.0, now.1)
+            Self::RecordRolledBack { highest_seen, now } => {
+                let [highest_seen, now] = [highest_seen, now].map(|epoch| (epoch.count(), epoch.node()));
+                write!(
+                    f,
+                    "the record went back from epoch {} by {} to {} by {}",
+                    highest_seen.0, highest_seen.1, now.0, now.1
+                )
             }
-            Self::OnPromises => {
+            Self::RunsOnPromises => {
                 f.write_str("the store doesn't answer: leads on by the promises of all other candidates")
             }
-            Self::StoreIsBack => f.write_str("the store answers again"),
+            Self::StoreReachable => f.write_str("the store answers again"),
             Self::Obstacle(obstacle) => write!(f, "does not stand or renew: {obstacle}"),
-            Self::HigherEpochHeard(heard) => {
+            Self::HigherEpochObserved(heard) => {
                 write!(f, "outranked by epoch {} by {}, heard on the wire", heard.count(), heard.node())
             }
             Self::HandOverFailed { target: Some(node), why } => write!(f, "no hand-over to node {}: {why}", node.0),

@@ -27,14 +27,14 @@ use hdrhistogram::Histogram;
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 use mdgw_sys::{clock::mono_now, fence::Fence};
 
-pub use self::measure::{StoreMeasure, measure};
+pub use self::measure::{StoreLatency, measure};
 use self::{
-    listeners::{Listeners, Told},
+    listeners::{ListenerEvent, Listeners},
     thread::ElectionThread,
 };
 use super::{
-    core::{CloseReason, Core, Input, Notice, Pin, Place, Role, View},
-    fitness::{Fitness, Standing},
+    core::{CloseReason, Core, GroupPlacement, Input, Notice, Pin, Role, View},
+    fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, NodeName},
     latch::{Closed, HandOverError, LeaderLatch, Listener, ListenerId},
     peer::PeerMessage,
@@ -58,28 +58,28 @@ impl Backend<RegisterRequest> for Box<dyn Register> {
     }
 
     fn ask(&mut self, request: RegisterRequest) {
-        request.hand_to(&mut **self);
+        request.submit_to(&mut **self);
     }
 }
 
 /// What surrounds the election of one group. Called on the election thread: each must return at once.
-pub trait Surroundings: Send {
+pub trait ElectionHooks: Send {
     /// Sends over the pair link; may lose it.
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
         let _ = (to, message);
     }
 
     /// The thread goes round: some times in each tenth of a second, whatever happens.
-    fn goes_round(&mut self) {}
+    fn on_iteration(&mut self) {}
 
     /// Before the fence opens, or its deadline moves, to that; `None`: after it was closed. For a second fence that is to
     /// stand behind the first.
-    fn guard(&mut self, epoch: Epoch, deadline: Option<MonoNs>) {
+    fn update_second_fence(&mut self, epoch: Epoch, deadline: Option<MonoNs>) {
         let _ = (epoch, deadline);
     }
 
     /// The fence was opened or closed: channels should look at once.
-    fn fence_moved(&mut self) {}
+    fn on_fence_change(&mut self) {}
 
     /// After the fence was closed for a hand-over: where the output ended, once no send is outstanding.
     fn drained(&mut self) -> Option<BTreeMap<u16, StreamPosition>> {
@@ -92,7 +92,7 @@ pub trait Surroundings: Send {
     }
 
     /// Where another gateway has said that its output ended, of when it led under that epoch.
-    fn others_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
+    fn on_peer_output_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
         let _ = (epoch, positions);
     }
 
@@ -160,7 +160,7 @@ impl<E> Inbox<E> {
 impl Inbox<RegisterEvent> {
     /// As what a store is opened with.
     #[must_use]
-    pub fn of_register(&self) -> super::register::RegisterSender {
+    pub fn register_sender(&self) -> super::register::RegisterSender {
         let inbox = self.clone();
         Arc::new(move |event| inbox.tell(Input::Backend(event)))
     }
@@ -168,14 +168,14 @@ impl Inbox<RegisterEvent> {
 
 /// An inbox before its election is made: the backend wants to know it first.
 #[must_use]
-pub fn inbox<E>() -> (Inbox<E>, Waiting<E>) {
+pub fn inbox<E>() -> (Inbox<E>, InboxReceiver<E>) {
     let (sender, receiver) = mpsc::channel();
-    (Inbox(sender), Waiting(receiver))
+    (Inbox(sender), InboxReceiver(receiver))
 }
 
 /// The receiving end of an [`Inbox`], for [`Election::new`].
 #[derive(Debug)]
-pub struct Waiting<E>(mpsc::Receiver<Input<E>>);
+pub struct InboxReceiver<E>(mpsc::Receiver<Input<E>>);
 
 /// The election of one group, as its gateway sees it: the one implementation of [`LeaderLatch`], whatever the core.
 #[derive(Clone)]
@@ -194,7 +194,7 @@ impl fmt::Debug for Election {
 struct Shared {
     fence: Arc<Fence>,
     timing: LeaseTiming,
-    state: Mutex<State>,
+    state: Mutex<ElectionState>,
     changed: Condvar,
     listeners: Listeners,
     /// Starts the thread: taken at [`LeaderLatch::start`].
@@ -204,7 +204,7 @@ struct Shared {
 type Launch = Box<dyn FnOnce(Arc<Shared>) -> io::Result<()> + Send>;
 
 #[derive(Debug, Default)]
-struct State {
+struct ElectionState {
     view: View,
     /// How the last hand-over that was asked for failed.
     hand_over_failed: Option<String>,
@@ -222,9 +222,9 @@ impl Election {
         core: C,
         backend: B,
         fence: Arc<Fence>,
-        waiting: Waiting<C::Event>,
+        waiting: InboxReceiver<C::Event>,
         inbox: &Inbox<C::Event>,
-        surroundings: Box<dyn Surroundings>,
+        hooks: Box<dyn ElectionHooks>,
         options: ElectionOptions,
     ) -> Self
     where
@@ -233,9 +233,8 @@ impl Election {
         B: Backend<C::Request> + 'static,
     {
         let timing = options.timing;
-        let launch: Launch = Box::new(move |shared| {
-            ElectionThread::new(core, backend, waiting.0, surroundings, shared, options).launch()
-        });
+        let launch: Launch =
+            Box::new(move |shared| ElectionThread::new(core, backend, waiting.0, hooks, shared, options).launch());
         let shared = Shared {
             fence,
             timing,
@@ -249,7 +248,7 @@ impl Election {
     }
 
     /// From the pair link, authenticated.
-    pub fn heard_from_peer(&self, from: NodeId, message: PeerMessage) {
+    pub fn receive_from_peer(&self, from: NodeId, message: PeerMessage) {
         (self.tell)(Input::Peer { from, message });
     }
 
@@ -259,8 +258,8 @@ impl Election {
     }
 
     /// The highest epoch credibly heard on the wire.
-    pub fn heard_epoch(&self, epoch: Epoch) {
-        (self.tell)(Input::Heard(epoch));
+    pub fn set_observed_epoch(&self, epoch: Epoch) {
+        (self.tell)(Input::ObservedEpoch(epoch));
     }
 
     /// Whether the hot threads get on.
@@ -269,13 +268,13 @@ impl Election {
     }
 
     /// Where leadership belongs, seen over all groups.
-    pub fn set_place(&self, place: Place) {
-        (self.tell)(Input::Placed(place));
+    pub fn set_placement(&self, place: GroupPlacement) {
+        (self.tell)(Input::Placement(place));
     }
 
     /// Whether the two gateways have lately made different records of one message.
-    pub fn set_differs(&self, differs: bool) {
-        (self.tell)(Input::Differs(differs));
+    pub fn set_output_mismatch(&self, has_output_mismatch: bool) {
+        (self.tell)(Input::OutputMismatch(has_output_mismatch));
     }
 
     /// By hand: that gateway may stand.
@@ -306,7 +305,7 @@ impl Election {
     }
 
     /// Waits until `until` says something of the state, or for no longer than `limit`.
-    fn wait<T>(&self, limit: Option<Duration>, mut until: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    fn wait<T>(&self, limit: Option<Duration>, mut until: impl FnMut(&mut ElectionState) -> Option<T>) -> Option<T> {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.shared.state();
         loop {
@@ -359,12 +358,12 @@ impl LeaderLatch for Election {
     }
 
     fn await_leadership(&self) -> Result<Epoch, Closed> {
-        let led = self.wait(None, State::led_or_ended);
+        let led = self.wait(None, ElectionState::led_or_ended);
         led.flatten().ok_or(Closed)
     }
 
     fn await_leadership_for(&self, limit: Duration) -> Result<Option<Epoch>, Closed> {
-        match self.wait(Some(limit), State::led_or_ended) {
+        match self.wait(Some(limit), ElectionState::led_or_ended) {
             Some(Some(epoch)) => Ok(Some(epoch)),
             Some(None) => Err(Closed),
             None => Ok(None),
@@ -409,17 +408,17 @@ impl LeaderLatch for Election {
         (self.tell)(Input::Fitness(fitness));
     }
 
-    fn set_standing(&self, standing: Standing) {
-        (self.tell)(Input::Standing(standing));
+    fn set_eligibility(&self, eligibility: Eligibility) {
+        (self.tell)(Input::Eligibility(eligibility));
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ElectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut ElectionState)) {
         change(&mut self.state());
         self.changed.notify_all();
     }
@@ -435,12 +434,12 @@ impl Shared {
     }
 
     /// Tells listeners, and waits for them no longer than `limit`.
-    fn tell_listeners(&self, told: Told, limit: Option<Duration>) {
-        self.listeners.tell(told, limit);
+    fn notify_listeners(&self, event: ListenerEvent, limit: Option<Duration>) {
+        self.listeners.notify(event, limit);
     }
 }
 
-impl State {
+impl ElectionState {
     /// `Some(None)`: it never will.
     fn led_or_ended(&mut self) -> Option<Option<Epoch>> {
         if self.has_ended {

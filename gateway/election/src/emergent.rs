@@ -24,8 +24,8 @@
 //!   two sides of a split can.
 //! - Coordinators probe failed members; of two sides that meet again the smaller one stops and rejoins as youngest.
 //!
-//! Modules: [`list`], [`message`], [`timing`], `joining` (as a newcomer), `membership` (heartbeats, silence, claims),
-//! `coordinator` (joins, failures, probes), `merge` (a split that heals), `leading` (epoch and fence), [`datagrams`] (UDP).
+//! Modules: [`member_list`], [`message`], [`timing`], `joining` (as a newcomer), `membership` (heartbeats, silence, claims),
+//! `coordinator` (joins, failures, probes), `split_merge` (a split that heals), `leading` (epoch and fence), [`datagrams`] (UDP).
 //!
 //! What it does not do: leave by fitness, or choose whom to hand over to; it is always the next in age.
 
@@ -33,14 +33,14 @@ mod coordinator;
 pub mod datagrams;
 mod joining;
 mod leading;
-pub mod list;
+pub mod member_list;
 mod membership;
-mod merge;
 pub mod message;
 #[cfg(test)]
 mod model;
+mod split_merge;
 #[cfg(test)]
-mod testing;
+mod test_cluster;
 #[cfg(test)]
 mod tests;
 pub mod timing;
@@ -55,18 +55,18 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use self::{
     joining::Joining,
     leading::{Leadership, Outranked},
-    list::{ListVersion, MemberList},
-    membership::Heard,
-    merge::Yielding,
-    message::{Letter, Message},
+    member_list::{ListVersion, MemberList},
+    membership::MemberLiveness,
+    message::{Envelope, Message},
+    split_merge::Yielding,
     timing::EmergentTiming,
 };
 use super::{
     core::{CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, Pin, Progress, Role, View},
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{Incarnation, Member, NodeId},
     peer::PeerState,
-    record::{ConfigurationMark, PeerStamp},
+    record::{ConfigVersion, PeerTimestamp},
 };
 use crate::identity::DeathNotice;
 
@@ -80,7 +80,7 @@ pub struct EmergentConfig {
     /// Whom it asks to be let in; itself doesn't count.
     pub seeds: Vec<SocketAddr>,
     /// What it does when nobody lets it in.
-    pub founding: Founding,
+    pub bootstrap: BootstrapMode,
     /// How often it asks, doubling the pause each time, before it founds or tells that nobody lets it in.
     pub join_attempts: u32,
     /// Members, itself included, without which nobody leads.
@@ -90,7 +90,7 @@ pub struct EmergentConfig {
     /// The highest epoch in this gateway's own log.
     pub own_epoch: Epoch,
     /// What it publishes.
-    pub configuration: ConfigurationMark,
+    pub configuration: ConfigVersion,
     /// `allow_split`: that two leaders can exist across a split for a while has been read and is wanted.
     pub allow_split: bool,
 }
@@ -104,11 +104,11 @@ impl EmergentConfig {
         if !self.allow_split {
             return Err(EmergentConfigError::SplitNotAllowed);
         }
-        if !(1..=list::MEMBERS_MAX).contains(&self.minimum_size) {
+        if !(1..=member_list::MEMBERS_MAX).contains(&self.minimum_size) {
             return Err(EmergentConfigError::MinimumSize { minimum_size: self.minimum_size });
         }
         let asks = self.seeds.iter().any(|seed| *seed != self.address);
-        if !asks && self.founding == Founding::Joins {
+        if !asks && self.bootstrap == BootstrapMode::JoinOnly {
             return Err(EmergentConfigError::NoSeed);
         }
         Ok(self.timing.check()?)
@@ -125,7 +125,7 @@ pub enum EmergentConfigError {
     )]
     SplitNotAllowed,
     /// None, or more than there can be.
-    #[error("minimum size {minimum_size} must be 1 to {}", list::MEMBERS_MAX)]
+    #[error("minimum size {minimum_size} must be 1 to {}", member_list::MEMBERS_MAX)]
     MinimumSize {
         /// What was asked for.
         minimum_size: usize,
@@ -140,21 +140,21 @@ pub enum EmergentConfigError {
 
 /// What a node does that nobody let in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Founding {
+pub enum BootstrapMode {
     /// It founds: exactly one node of a group is told so.
-    Founds,
+    Bootstrap,
     /// It goes on asking, at the longest pause.
     #[default]
-    Joins,
+    JoinOnly,
 }
 
 /// A letter to be sent: a datagram, which may be lost.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Post {
+pub struct OutgoingMessage {
     /// Where to.
     pub to: SocketAddr,
     /// What.
-    pub letter: Box<Letter>,
+    pub envelope: Box<Envelope>,
 }
 
 /// One gateway's part in the membership of one group.
@@ -164,7 +164,7 @@ pub struct Emergent {
     phase: Phase,
     leadership: Option<Leadership>,
     outranked: Outranked,
-    standing: Standing,
+    eligibility: Eligibility,
     fitness: Fitness,
     progress: Progress,
     clock_error_ppm: u32,
@@ -174,16 +174,16 @@ pub struct Emergent {
     /// The highest epoch known: own, of letters, heard on the wire.
     known_epoch: Epoch,
     /// Letters sent, of which each has its number.
-    letters: u64,
+    sent_count: u64,
     /// When the first input came.
     started_at: Option<MonoNs>,
     /// The last letter taken of each node: what was taken once is not taken again.
-    taken: BTreeMap<NodeId, (Incarnation, u64)>,
+    last_received: BTreeMap<NodeId, (Incarnation, u64)>,
     /// Processes known to have ended.
-    dead: BTreeSet<(NodeId, Incarnation)>,
-    outputs: Vec<Output<Post>>,
+    dead_members: BTreeSet<(NodeId, Incarnation)>,
+    outputs: Vec<Output<OutgoingMessage>>,
     #[cfg(test)]
-    pub(crate) without: Option<Safeguard>,
+    pub(crate) disabled: Option<Safeguard>,
 }
 
 /// What a gateway is doing. Everything that belongs to a phase ends with it.
@@ -203,17 +203,17 @@ struct Membership {
     list: MemberList,
     /// The most that any list of this membership had.
     live_count_max: usize,
-    heard: BTreeMap<NodeId, Heard>,
+    liveness: BTreeMap<NodeId, MemberLiveness>,
     /// As coordinator: counts of our last heartbeats, and when each was sent.
-    beaten: VecDeque<(u64, MonoNs)>,
+    sent_heartbeats: VecDeque<(u64, MonoNs)>,
     heartbeat_at: MonoNs,
     probe_at: MonoNs,
     /// Who wants a heartbeat though it isn't its turn.
-    asked_by: BTreeSet<NodeId>,
+    reply_requested_by: BTreeSet<NodeId>,
     acknowledged: BTreeMap<NodeId, ListVersion>,
     pending: Vec<coordinator::PendingJoin>,
     /// Joins that were answered, by their nonce: the answer may be lost.
-    welcomed: BTreeMap<NodeId, u64>,
+    answered_joins: BTreeMap<NodeId, u64>,
     yielding: Option<Yielding>,
     /// A hand-over waits until no send is outstanding.
     is_leaving: bool,
@@ -229,11 +229,11 @@ pub(crate) enum Safeguard {
     /// No side of a healed split stops.
     SmallerSideYields,
     /// Any claim is followed, whoever it displaces.
-    SilentHereToo,
+    DisplaceOnlySilent,
     /// A leader counts on heartbeats that it has, whether its own arrive or not.
-    Echo,
+    RequireEcho,
     /// A member that has just started promises at once.
-    SitsOut,
+    StartupWait,
 }
 
 impl Emergent {
@@ -247,7 +247,7 @@ impl Emergent {
             phase: Phase::Joining(Joining::new()),
             leadership: None,
             outranked: Outranked::default(),
-            standing: Standing::Joins,
+            eligibility: Eligibility::Joining,
             fitness: Fitness::default(),
             progress: Progress::Running,
             clock_error_ppm: 0,
@@ -255,27 +255,27 @@ impl Emergent {
             connection: ConnectionState::Starting,
             obstacle: None,
             known_epoch: config.own_epoch,
-            letters: 0,
+            sent_count: 0,
             started_at: None,
-            taken: BTreeMap::new(),
-            dead: BTreeSet::new(),
+            last_received: BTreeMap::new(),
+            dead_members: BTreeSet::new(),
             outputs: Vec::new(),
             #[cfg(test)]
-            without: None,
+            disabled: None,
             config,
         })
     }
 
     /// What is done because time has passed or something has changed.
-    fn advance(&mut self, now: MonoNs) {
+    fn on_time(&mut self, now: MonoNs) {
         self.started_at.get_or_insert(now);
-        self.end_of_deadline(now);
+        self.close_if_expired(now);
         match &self.phase {
-            Phase::Joining(_) => self.go_on_joining(now),
+            Phase::Joining(_) => self.continue_joining(now),
             Phase::Member(_) => {
                 self.claim_if_older_are_silent(now);
                 self.coordinate(now);
-                self.go_on_yielding(now);
+                self.expire_yielding(now);
                 self.lead(now);
                 self.beat(now);
             }
@@ -283,26 +283,27 @@ impl Emergent {
         }
     }
 
-    fn take(&mut self, now: MonoNs, letter: Letter) {
-        let Letter { from, address, to, number, message } = letter;
+    fn take(&mut self, now: MonoNs, envelope: Envelope) {
+        let Envelope { from, address, to, number, message } = envelope;
         let ours = &self.config.member;
         let is_for_us = to.is_none_or(|incarnation| incarnation == ours.incarnation);
-        let last = self.taken.get(&from.node);
+        let last = self.last_received.get(&from.node);
         let is_new = last.is_none_or(|last| *last < (from.incarnation, number));
-        if from.node == ours.node || !is_for_us || !is_new || self.dead.contains(&(from.node, from.incarnation)) {
+        if from.node == ours.node || !is_for_us || !is_new || self.dead_members.contains(&(from.node, from.incarnation))
+        {
             return;
         }
-        self.taken.insert(from.node, (from.incarnation, number));
+        self.last_received.insert(from.node, (from.incarnation, number));
         match message {
             Message::Join { nonce } => self.on_join(now, from, address, nonce),
             Message::Redirect { nonce, coordinator } => self.on_redirect(now, nonce, coordinator),
-            Message::Welcome { nonce, list, epoch } => self.on_welcome(now, nonce, list, epoch),
+            Message::JoinAccepted { nonce, list, epoch } => self.on_join_accepted(now, nonce, list, epoch),
             Message::Heartbeat(heartbeat) => self.on_heartbeat(now, &from, address, &heartbeat),
             Message::List(list) => self.on_list(now, &from, address, list),
             Message::Acknowledge(version) => self.on_acknowledge(&from, version),
             Message::Leave => self.on_leave(now, &from),
-            Message::Ended { epoch, positions } if self.is_led_by(&from) => {
-                self.outputs.push(Output::OthersEnded { epoch, positions });
+            Message::Ended { epoch, positions } if self.is_coordinated_by(&from) => {
+                self.outputs.push(Output::PeerOutputEnded { epoch, positions });
             }
             Message::Ended { .. } => {}
             Message::Probe(side) => self.on_probe(now, &side),
@@ -311,15 +312,15 @@ impl Emergent {
     }
 
     fn send(&mut self, to: SocketAddr, incarnation: Option<Incarnation>, message: Message) {
-        self.letters += 1;
-        let letter = Letter {
+        self.sent_count += 1;
+        let envelope = Envelope {
             from: self.config.member.clone(),
             address: self.config.address,
             to: incarnation,
-            number: self.letters,
+            number: self.sent_count,
             message,
         };
-        self.outputs.push(Output::Request(Post { to, letter: Box::new(letter) }));
+        self.outputs.push(Output::Request(OutgoingMessage { to, envelope: Box::new(envelope) }));
     }
 
     fn membership(&self) -> Option<&Membership> {
@@ -331,23 +332,23 @@ impl Emergent {
     }
 
     fn is_coordinator(&self) -> bool {
-        self.is_led_by(&self.config.member)
+        self.is_coordinated_by(&self.config.member)
     }
 
-    fn is_led_by(&self, member: &Member) -> bool {
+    fn is_coordinated_by(&self, member: &Member) -> bool {
         let coordinator = self.membership().and_then(|membership| membership.list.coordinator());
         coordinator.is_some_and(|coordinator| coordinator.member == *member)
     }
 
     fn died(&mut self, now: MonoNs, notice: DeathNotice) {
         if notice.holder != self.config.member.node {
-            self.dead.insert((notice.holder, notice.incarnation));
-            self.know(notice.epoch);
+            self.dead_members.insert((notice.holder, notice.incarnation));
+            self.observe_epoch(notice.epoch);
         }
-        self.advance(now);
+        self.on_time(now);
     }
 
-    fn know(&mut self, epoch: Epoch) {
+    fn observe_epoch(&mut self, epoch: Epoch) {
         if epoch > self.known_epoch {
             self.known_epoch = epoch;
         }
@@ -360,7 +361,7 @@ impl Emergent {
         }
     }
 
-    fn obstruct(&mut self, obstacle: Option<Obstacle>) {
+    fn set_obstacle(&mut self, obstacle: Option<Obstacle>) {
         if self.obstacle != obstacle {
             if let Some(obstacle) = &obstacle {
                 self.outputs.push(Output::Notice(Notice::Obstacle(obstacle.clone())));
@@ -376,46 +377,46 @@ impl Emergent {
     }
 
     #[cfg(test)]
-    fn lacks(&self, safeguard: Safeguard) -> bool {
-        self.without == Some(safeguard)
+    fn is_disabled(&self, safeguard: Safeguard) -> bool {
+        self.disabled == Some(safeguard)
     }
 
     #[cfg(not(test))]
     #[allow(clippy::unused_self, reason = "in tests it is used")]
-    fn lacks(&self, _: Safeguard) -> bool {
+    fn is_disabled(&self, _: Safeguard) -> bool {
         false
     }
 }
 
 impl Core for Emergent {
-    type Event = Letter;
-    type Request = Post;
+    type Event = Envelope;
+    type Request = OutgoingMessage;
 
-    fn step(&mut self, now: MonoNs, input: Input<Letter>) -> Vec<Output<Post>> {
-        self.advance(now);
+    fn step(&mut self, now: MonoNs, input: Input<Envelope>) -> Vec<Output<OutgoingMessage>> {
+        self.on_time(now);
         match input {
-            Input::Backend(letter) => self.take(now, letter),
+            Input::Backend(envelope) => self.take(now, envelope),
             Input::Died(notice) => self.died(now, notice),
-            Input::Standing(standing) => self.standing = standing,
+            Input::Eligibility(eligibility) => self.eligibility = eligibility,
             Input::ClockRate { error_ppm } => self.clock_error_ppm = error_ppm,
             Input::Progress(progress) => self.progress = progress,
-            Input::Heard(epoch) => self.know(epoch),
+            Input::ObservedEpoch(epoch) => self.observe_epoch(epoch),
             Input::HandOver(target) => self.hand_over(target),
             Input::Drained { positions } => self.drained(now, positions),
             Input::Pin(pin) => self.pin = pin,
             Input::Close => self.close(now),
             Input::Fitness(fitness) => self.fitness = fitness,
             // Nobody is admitted by hand, and the pair link has no say.
-            Input::Time | Input::Peer { .. } | Input::Admit(..) | Input::Placed(_) | Input::Differs(_) => {}
+            Input::Time | Input::Peer { .. } | Input::Admit(..) | Input::Placement(_) | Input::OutputMismatch(_) => {}
         }
-        self.advance(now);
+        self.on_time(now);
         std::mem::take(&mut self.outputs)
     }
 
     fn next_deadline(&self) -> Option<MonoNs> {
         let own = match &self.phase {
             Phase::Joining(joining) => Some(joining.next_at()),
-            Phase::Member(membership) => Some(self.next_of_member(membership)),
+            Phase::Member(membership) => Some(self.next_member_deadline(membership)),
             Phase::Closed => None,
         };
         let fence = self.leadership.map(|leadership| leadership.deadline);
@@ -424,24 +425,24 @@ impl Core for Emergent {
 
     fn peer_state(&self, now: MonoNs) -> PeerState {
         let EmergentConfig { member, configuration, .. } = &self.config;
-        let (standing, fitness, configuration) = (self.standing, self.fitness, *configuration);
-        PeerState { member: member.clone(), standing, fitness, configuration, stamp: PeerStamp(now.0) }
+        let (eligibility, fitness, configuration) = (self.eligibility, self.fitness, *configuration);
+        PeerState { member: member.clone(), eligibility, fitness, configuration, stamp: PeerTimestamp(now.0) }
     }
 
     fn view(&self) -> View {
         let list = self.membership().map(|membership| &membership.list);
         let enough = list.is_some_and(|list| list.live_count() >= self.config.minimum_size);
-        let obstacle = self.what_stands_against().or_else(|| self.obstacle.clone());
+        let obstacle = self.find_obstacle().or_else(|| self.obstacle.clone());
         View {
             role: match &self.phase {
                 Phase::Closed => Role::Closed,
                 _ if self.leadership.is_some() => Role::Leader,
                 Phase::Member(_) if obstacle.is_none() => Role::Candidate,
-                _ => Role::Bystander,
+                _ => Role::Ineligible,
             },
             epoch: self.known_epoch,
             leader: list.filter(|_| enough).and_then(|list| Some(list.coordinator()?.member.clone())),
-            heir: None,
+            successor: None,
             participants: list.map_or_else(BTreeMap::new, |list| {
                 list.live().map(|listed| (listed.member.node, listed.member.name.clone())).collect()
             }),

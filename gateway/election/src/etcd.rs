@@ -12,7 +12,7 @@ use mdgw_feeds::identity::GroupId;
 use super::{
     access::{AccessError, EtcdConfig, read},
     register::{Outcome, RegisterSender, Version, Versioned},
-    store::{StoreClient, StoreRegister, read_outcome, versioned},
+    store_register::{StoreClient, StoreRegister, read_outcome, versioned},
 };
 
 /// Opens the register of one group. Returns at once; connections are made behind it.
@@ -39,7 +39,7 @@ pub fn open(config: &EtcdConfig, group: GroupId, events: RegisterSender) -> Resu
         options = options.with_tls(tls_options);
     }
     let settings = Settings { scheme, key: config.key(group).into_bytes(), options };
-    Ok(StoreRegister::open::<Node>(config.access.clone(), settings, events)?)
+    Ok(StoreRegister::open::<NodeClient>(config.access.clone(), settings, events)?)
 }
 
 struct Settings {
@@ -50,12 +50,12 @@ struct Settings {
 
 /// A connection to one node.
 #[derive(Clone)]
-struct Node {
+struct NodeClient {
     client: Client,
     key: Vec<u8>,
 }
 
-impl StoreClient for Node {
+impl StoreClient for NodeClient {
     type Settings = Settings;
 
     async fn connect(settings: &Settings, endpoint: &str) -> Result<Self, String> {
@@ -72,7 +72,7 @@ impl StoreClient for Node {
     async fn read(&self) -> Outcome {
         match self.client.kv_client().get(self.key.as_slice(), None).await {
             Ok(answer) => read_outcome(answer.kvs().first().map(|found| (version(found), found.value()))),
-            Err(error) => trouble(&error),
+            Err(error) => failure_outcome(&error),
         }
     }
 
@@ -89,24 +89,24 @@ impl StoreClient for Node {
                 Some(version) => Outcome::Swapped(version),
                 None => Outcome::Unknown("the answer of etcd has no revision".to_owned()),
             },
-            Err(error) => trouble(&error),
+            Err(error) => failure_outcome(&error),
         }
     }
 
-    async fn watch(&self, tell: impl Fn(Option<Versioned>)) -> String {
-        match self.watch_on(tell).await {
+    async fn watch(&self, on_change: impl Fn(Option<Versioned>)) -> String {
+        match self.watch_until_failure(on_change).await {
             Ok(why) => why,
             Err(error) => reason(&error),
         }
     }
 }
 
-impl Node {
-    async fn watch_on(&self, tell: impl Fn(Option<Versioned>)) -> Result<String, Error> {
+impl NodeClient {
+    async fn watch_until_failure(&self, on_change: impl Fn(Option<Versioned>)) -> Result<String, Error> {
         let now = self.client.kv_client().get(self.key.as_slice(), None).await?;
         let Some(header) = now.header() else { return Ok("the answer of etcd has no revision".to_owned()) };
         let next = header.revision() + 1;
-        tell_found(now.kvs().first(), &tell);
+        report_change(now.kvs().first(), &on_change);
         let options = WatchOptions::new().with_start_revision(next);
         let mut stream = self.client.watch_client().watch(self.key.as_slice(), Some(options)).await?;
         while let Some(answer) = stream.message().await? {
@@ -116,8 +116,8 @@ impl Node {
             }
             for event in answer.events() {
                 match event.event_type() {
-                    EventType::Put => tell_found(event.kv(), &tell),
-                    EventType::Delete => tell(None),
+                    EventType::Put => report_change(event.kv(), &on_change),
+                    EventType::Delete => on_change(None),
                 }
             }
         }
@@ -125,9 +125,9 @@ impl Node {
     }
 }
 
-fn tell_found(found: Option<&KeyValue>, tell: &impl Fn(Option<Versioned>)) {
+fn report_change(found: Option<&KeyValue>, on_change: &impl Fn(Option<Versioned>)) {
     match found.map(|found| versioned(version(found), found.value())).transpose() {
-        Ok(record) => tell(record),
+        Ok(record) => on_change(record),
         // Whoever reads is told so.
         Err(reason) => tracing::warn!(reason, "the election's key in etcd holds something else"),
     }
@@ -143,7 +143,7 @@ fn to_version(revision: i64) -> Version {
 }
 
 /// What a failed request means. Only what etcd itself refuses has certainly not happened.
-fn trouble(error: &Error) -> Outcome {
+fn failure_outcome(error: &Error) -> Outcome {
     let text = reason(error);
     match error {
         Error::GRpcStatus(status) if is_refusal(status.message()) => Outcome::Failed(text),

@@ -25,7 +25,7 @@ use std::{
 };
 
 use mdgw_feeds::identity::GroupId;
-use mdgw_sys::scheduler::spawn_prompt;
+use mdgw_sys::scheduler::spawn_short_slice;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::inotify,
@@ -33,7 +33,7 @@ use rustix::{
 
 use super::{
     record::{RECORD_BYTES_MAX, Record},
-    register::{Link, Outcome, Register, RegisterEvent, RegisterSender, Ticket, Version, Versioned},
+    register::{Outcome, Register, RegisterEvent, RegisterSender, RequestId, StoreLink, Version, Versioned},
 };
 
 /// Where the record of a group lies, in the directory of all groups' records.
@@ -57,22 +57,22 @@ impl FileRegister {
     /// When it can't be made or written, or a thread can't be had.
     pub fn open(directory: impl Into<PathBuf>, events: RegisterSender) -> io::Result<Self> {
         let directory = directory.into();
-        fs::create_dir_all(directory.join(NEW))?;
-        let (tasks, to_do) = mpsc::channel();
-        let mut store = Store { directory: directory.clone(), written: 0, told: Version::NONE };
+        fs::create_dir_all(directory.join(STAGING))?;
+        let (tasks, task_receiver) = mpsc::channel();
+        let mut store = RecordDirectory { directory: directory.clone(), written: 0, told: Version::NONE };
         // Shows now whether it may be written at all.
         let probe = store.write_new(b"")?;
         fs::remove_file(probe)?;
-        spawn_prompt("mdgw-register", move || {
-            events(RegisterEvent::Link(Link::Up));
-            for task in to_do {
+        spawn_short_slice("mdgw-register", move || {
+            events(RegisterEvent::StoreLink(StoreLink::Up));
+            for task in task_receiver {
                 store.carry_out(task, &events);
             }
         })?;
         Ok(Self { directory, tasks, stop: Arc::new(AtomicBool::new(false)) })
     }
 
-    fn hand_in(&self, task: Task) {
+    fn submit(&self, task: Task) {
         // Its thread lives as long as this sender.
         let _handed = self.tasks.send(task);
     }
@@ -82,7 +82,7 @@ impl FileRegister {
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         inotify::add_watch(&watch, &self.directory, inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO)?;
         let (tasks, stop) = (self.tasks.clone(), Arc::clone(&self.stop));
-        spawn_prompt("mdgw-regwatch", move || {
+        spawn_short_slice("mdgw-regwatch", move || {
             let mut buffer = [std::mem::MaybeUninit::uninit(); 4_096];
             let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
             while !stop.load(Ordering::Relaxed) {
@@ -91,7 +91,7 @@ impl FileRegister {
                 while reader.next().is_ok() {}
                 // Looked at even when nothing was seen: a watch that was lost, or a record that was taken away, costs time,
                 // never the truth.
-                if ready.is_ok() && tasks.send(Task::Look).is_err() {
+                if ready.is_ok() && tasks.send(Task::CheckForChange).is_err() {
                     return;
                 }
             }
@@ -107,12 +107,12 @@ impl Drop for FileRegister {
 }
 
 impl Register for FileRegister {
-    fn read(&mut self, ticket: Ticket) {
-        self.hand_in(Task::Read(ticket));
+    fn read(&mut self, request_id: RequestId) {
+        self.submit(Task::Read(request_id));
     }
 
-    fn compare_and_swap(&mut self, ticket: Ticket, expected: Version, record: &Record) {
-        self.hand_in(Task::Swap { ticket, expected, bytes: record.to_bytes() });
+    fn compare_and_swap(&mut self, request_id: RequestId, expected: Version, record: &Record) {
+        self.submit(Task::Swap { request_id, expected, bytes: record.to_bytes() });
     }
 
     fn watch(&mut self) {
@@ -120,7 +120,7 @@ impl Register for FileRegister {
             tracing::error!(%error, directory = %self.directory.display(), "election: cannot watch; changes are polled for");
             let (tasks, stop) = (self.tasks.clone(), Arc::clone(&self.stop));
             std::thread::spawn(move || {
-                while !stop.load(Ordering::Relaxed) && tasks.send(Task::Look).is_ok() {
+                while !stop.load(Ordering::Relaxed) && tasks.send(Task::CheckForChange).is_ok() {
                     std::thread::sleep(POLL);
                 }
             });
@@ -133,43 +133,43 @@ impl Register for FileRegister {
 
 #[derive(Debug)]
 enum Task {
-    Read(Ticket),
+    Read(RequestId),
     Swap {
-        ticket: Ticket,
+        request_id: RequestId,
         expected: Version,
         bytes: Vec<u8>,
     },
     /// Something may have changed.
-    Look,
+    CheckForChange,
 }
 
 /// The directory, on the worker's thread.
 #[derive(Debug)]
-struct Store {
+struct RecordDirectory {
     directory: PathBuf,
     written: u64,
     /// The version that was told last, as a change or as the answer to our own swap.
     told: Version,
 }
 
-impl Store {
+impl RecordDirectory {
     fn carry_out(&mut self, task: Task, events: &RegisterSender) {
         match task {
-            Task::Read(ticket) => {
+            Task::Read(request_id) => {
                 let outcome = match self.highest().and_then(|highest| self.newest(highest)) {
                     Ok(newest) => Outcome::Read(newest),
                     Err(why) => Outcome::Failed(why),
                 };
-                events(RegisterEvent::Answer { ticket, outcome });
+                events(RegisterEvent::Answer { request_id, outcome });
             }
-            Task::Swap { ticket, expected, bytes } => {
+            Task::Swap { request_id, expected, bytes } => {
                 let outcome = self.swap(expected, &bytes);
                 if let Outcome::Swapped(version) = outcome {
                     self.told = version;
                 }
-                events(RegisterEvent::Answer { ticket, outcome });
+                events(RegisterEvent::Answer { request_id, outcome });
             }
-            Task::Look => {
+            Task::CheckForChange => {
                 let highest = self.highest().unwrap_or_default();
                 if highest != self.told
                     && let Ok(newest) = self.newest(highest)
@@ -182,7 +182,7 @@ impl Store {
     }
 
     fn highest(&self) -> Result<Version, String> {
-        highest_in(&self.directory).map_err(|error| self.said("list", &error))
+        highest_in(&self.directory).map_err(|error| self.describe("list", &error))
     }
 
     /// The record with the highest version, which was `highest` a moment ago.
@@ -207,7 +207,7 @@ impl Store {
                     tries += 1;
                     version = self.highest()?;
                 }
-                Err(error) => return Err(self.said("read", &error)),
+                Err(error) => return Err(self.describe("read", &error)),
             }
         }
     }
@@ -218,7 +218,7 @@ impl Store {
         }
         let new = match self.write_new(bytes) {
             Ok(new) => new,
-            Err(error) => return Outcome::Failed(self.said("write", &error)),
+            Err(error) => return Outcome::Failed(self.describe("write", &error)),
         };
         let version = Version(expected.0 + 1);
         let linked = fs::hard_link(&new, self.path_of(version));
@@ -226,7 +226,7 @@ impl Store {
         match linked {
             Ok(()) => self.linked(version),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Outcome::Refused,
-            Err(error) => Outcome::Failed(self.said("link", &error)),
+            Err(error) => Outcome::Failed(self.describe("link", &error)),
         }
     }
 
@@ -243,17 +243,17 @@ impl Store {
                 let _gone_already = fs::remove_file(self.path_of(version));
                 Outcome::Unknown(format!("version {} was overtaken by {}", version.0, highest.0))
             }
-            Err(error) => Outcome::Unknown(self.said("list", &error)),
+            Err(error) => Outcome::Unknown(self.describe("list", &error)),
         }
     }
 
     fn write_new(&mut self, bytes: &[u8]) -> io::Result<PathBuf> {
         self.written += 1;
-        let path = self.directory.join(NEW).join(format!("{}-{}-{:p}", std::process::id(), self.written, self));
+        let path = self.directory.join(STAGING).join(format!("{}-{}-{:p}", std::process::id(), self.written, self));
         fs::write(&path, bytes).or_else(|error| match error.kind() {
             // Somebody has cleared the directory.
             io::ErrorKind::NotFound => {
-                fs::create_dir_all(self.directory.join(NEW)).and_then(|()| fs::write(&path, bytes))
+                fs::create_dir_all(self.directory.join(STAGING)).and_then(|()| fs::write(&path, bytes))
             }
             _ => Err(error),
         })?;
@@ -264,7 +264,7 @@ impl Store {
         self.directory.join(format!("{:020}", version.0))
     }
 
-    fn said(&self, act: &str, error: &io::Error) -> String {
+    fn describe(&self, act: &str, error: &io::Error) -> String {
         format!("cannot {act} in {}: {error}", self.directory.display())
     }
 }
@@ -281,7 +281,7 @@ fn highest_in(directory: &Path) -> io::Result<Version> {
 }
 
 /// Where versions are written, in the directory.
-const NEW: &str = "new";
+const STAGING: &str = "new";
 /// At 50 renewals a second, more than a second.
 const VERSIONS_KEPT: u64 = 64;
 /// Where a directory can't be watched.
@@ -294,63 +294,63 @@ mod tests {
     use super::*;
     use crate::record::tests::{member, record};
 
-    struct Opened {
+    struct TestRegister {
         register: FileRegister,
         events: mpsc::Receiver<RegisterEvent>,
         tickets: u64,
     }
 
-    impl Opened {
+    impl TestRegister {
         fn in_directory(directory: &Path) -> Self {
             let (sender, events) = mpsc::channel();
             let sender: RegisterSender = Arc::new(move |event| drop(sender.send(event)));
             let register = FileRegister::open(directory, sender).unwrap();
             let opened = Self { register, events, tickets: 0 };
-            assert_eq!(opened.events.recv().unwrap(), RegisterEvent::Link(Link::Up));
+            assert_eq!(opened.events.recv().unwrap(), RegisterEvent::StoreLink(StoreLink::Up));
             opened
         }
 
-        fn ticket(&mut self) -> Ticket {
+        fn request_id(&mut self) -> RequestId {
             self.tickets += 1;
-            Ticket(self.tickets)
+            RequestId(self.tickets)
         }
 
-        fn answer(&self, to: Ticket) -> Outcome {
+        fn answer(&self, to: RequestId) -> Outcome {
             loop {
-                if let RegisterEvent::Answer { ticket, outcome } = self.events.recv().unwrap() {
-                    assert_eq!(ticket, to);
+                if let RegisterEvent::Answer { request_id, outcome } = self.events.recv().unwrap() {
+                    assert_eq!(request_id, to);
                     return outcome;
                 }
             }
         }
 
         fn read(&mut self) -> Option<Versioned> {
-            let ticket = self.ticket();
-            self.register.read(ticket);
-            match self.answer(ticket) {
+            let request_id = self.request_id();
+            self.register.read(request_id);
+            match self.answer(request_id) {
                 Outcome::Read(newest) => newest,
                 outcome => panic!("{outcome:?}"),
             }
         }
 
         fn swap(&mut self, expected: u64, record: &Record) -> Outcome {
-            let ticket = self.ticket();
-            self.register.compare_and_swap(ticket, Version(expected), record);
-            self.answer(ticket)
+            let request_id = self.request_id();
+            self.register.compare_and_swap(request_id, Version(expected), record);
+            self.answer(request_id)
         }
     }
 
     #[test]
-    fn one_of_two_wins_each_version() {
+    fn exactly_one_of_two_writers_wins_each_version() {
         let directory = tempfile::tempdir().unwrap();
-        let mut opened = [1, 2].map(|_| Opened::in_directory(directory.path()));
+        let mut opened = [1, 2].map(|_| TestRegister::in_directory(directory.path()));
         assert_eq!(opened[0].read(), None);
         for version in 0..200 {
             let records = [1, 2].map(|node| record(version + 1, &member(node, 1)));
             let tickets = [0, 1].map(|side: usize| {
-                let ticket = opened[side].ticket();
-                opened[side].register.compare_and_swap(ticket, Version(version), &records[side]);
-                ticket
+                let request_id = opened[side].request_id();
+                opened[side].register.compare_and_swap(request_id, Version(version), &records[side]);
+                request_id
             });
             let outcomes = [0, 1].map(|side: usize| opened[side].answer(tickets[side]));
             let winner =
@@ -366,9 +366,9 @@ mod tests {
     }
 
     #[test]
-    fn who_slept_while_its_version_was_made_and_cleared_away_did_not_win() {
+    fn a_writer_overtaken_by_a_deleted_version_does_not_win() {
         let directory = tempfile::tempdir().unwrap();
-        let mut opened = Opened::in_directory(directory.path());
+        let mut opened = TestRegister::in_directory(directory.path());
         let record = record(1, &member(1, 1));
         for version in 0..=VERSIONS_KEPT + 1 {
             assert_eq!(opened.swap(version, &record), Outcome::Swapped(Version(version + 1)));
@@ -378,11 +378,11 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_others_are_told() {
+    fn changes_by_other_processes_are_reported() {
         let directory = tempfile::tempdir().unwrap();
-        let mut watching = Opened::in_directory(directory.path());
+        let mut watching = TestRegister::in_directory(directory.path());
         watching.register.watch();
-        let mut writing = Opened::in_directory(directory.path());
+        let mut writing = TestRegister::in_directory(directory.path());
         let record = record(1, &member(1, 1));
         assert_eq!(writing.swap(0, &record), Outcome::Swapped(Version(1)));
         let told = watching.events.recv().unwrap();
@@ -390,13 +390,13 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_somebody_clears_is_told_of_and_can_be_written_again() {
+    fn a_cleared_directory_is_reported_and_writable_again() {
         let directory = tempfile::tempdir().unwrap();
-        let mut opened = Opened::in_directory(directory.path());
+        let mut opened = TestRegister::in_directory(directory.path());
         let record = record(1, &member(1, 1));
         assert_eq!(opened.swap(0, &record), Outcome::Swapped(Version(1)));
         opened.register.watch();
-        fs::remove_dir_all(directory.path().join(NEW)).unwrap();
+        fs::remove_dir_all(directory.path().join(STAGING)).unwrap();
         fs::remove_file(directory.path().join("00000000000000000001")).unwrap();
         assert_eq!(opened.events.recv().unwrap(), RegisterEvent::Changed(None));
         assert_eq!(opened.swap(1, &record), Outcome::Refused);
@@ -404,9 +404,9 @@ mod tests {
     }
 
     #[test]
-    fn an_own_swap_is_told_by_its_answer_alone() {
+    fn an_own_swap_is_reported_only_by_its_answer() {
         let directory = tempfile::tempdir().unwrap();
-        let mut opened = [1, 2].map(|_| Opened::in_directory(directory.path()));
+        let mut opened = [1, 2].map(|_| TestRegister::in_directory(directory.path()));
         opened[0].register.watch();
         let record = record(1, &member(1, 1));
         assert_eq!(opened[0].swap(0, &record), Outcome::Swapped(Version(1)));
@@ -416,14 +416,14 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_file_is_named_and_left_alone() {
+    fn a_foreign_file_is_reported_and_unchanged() {
         let directory = tempfile::tempdir().unwrap();
-        let mut opened = Opened::in_directory(directory.path());
+        let mut opened = TestRegister::in_directory(directory.path());
         let path = directory.path().join("00000000000000000007");
         fs::write(&path, "something else").unwrap();
-        let ticket = opened.ticket();
-        opened.register.read(ticket);
-        let Outcome::Failed(why) = opened.answer(ticket) else { panic!("a foreign file was read as a record") };
+        let request_id = opened.request_id();
+        opened.register.read(request_id);
+        let Outcome::Failed(why) = opened.answer(request_id) else { panic!("a foreign file was read as a record") };
         assert!(why.contains("00000000000000000007: not a record"), "{why}");
         assert_eq!(fs::read_to_string(path).unwrap(), "something else");
     }
@@ -435,7 +435,7 @@ mod tests {
         #[test]
         fn behaves_as_one_versioned_value(swaps in proptest::collection::vec((0_u64..5, 0_usize..2), 1..40)) {
             let directory = tempfile::tempdir().unwrap();
-            let mut opened = [1, 2].map(|_| Opened::in_directory(directory.path()));
+            let mut opened = [1, 2].map(|_| TestRegister::in_directory(directory.path()));
             let mut model = 0;
             for (number, (expected, side)) in (1..).zip(swaps) {
                 let record = Record { renewal: number, ..record(1, &member(1, 1)) };

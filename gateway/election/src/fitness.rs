@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct Fitness {
     /// It sends, and another gateway that hears its own probes doesn't hear it.
-    pub output_unheard: bool,
+    #[serde(rename = "output_unheard")]
+    pub output_not_received: bool,
     /// Channels that are out of service.
     pub channels_failed: u16,
     /// Channels in gap or stale that the other gateway has live.
@@ -22,8 +23,8 @@ impl Fitness {
     /// The worst that stands against it.
     #[must_use]
     pub fn class(&self) -> FitnessClass {
-        if self.output_unheard {
-            FitnessClass::OutputUnheard
+        if self.output_not_received {
+            FitnessClass::OutputNotReceived
         } else if self.channels_failed > 0 {
             FitnessClass::ChannelsFailed
         } else if self.channels_behind > 0 {
@@ -48,7 +49,7 @@ impl Fitness {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FitnessClass {
     /// It sends but isn't heard.
-    OutputUnheard,
+    OutputNotReceived,
     /// Channels are out of service.
     ChannelsFailed,
     /// Channels lack what the other has.
@@ -66,7 +67,7 @@ impl FitnessClass {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::OutputUnheard => "output-unheard",
+            Self::OutputNotReceived => "output-unheard",
             Self::ChannelsFailed => "channels-failed",
             Self::ChannelsBehind => "channels-behind",
             Self::LogFailing => "log-failing",
@@ -79,12 +80,14 @@ impl FitnessClass {
 /// Whether a gateway stands for election.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum Eligibility {
     /// It is no worse than its peer, or alone.
-    Stands,
+    #[serde(rename = "stands")]
+    Eligible,
     /// It still takes over state from its peer: it promises and votes, but does not stand.
     #[default]
-    Joins,
+    #[serde(rename = "joins")]
+    Joining,
 }
 
 #[cfg(test)]
@@ -92,15 +95,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worse_class_is_worse_whatever_the_counts() {
+    fn fitness_compares_by_class_not_by_channel_counts() {
         let fit = Fitness::default();
         let behind = |channels_behind| Fitness { channels_behind, ..fit };
         let failed = Fitness { channels_failed: 1, ..fit };
-        let unheard = Fitness { output_unheard: true, ..fit };
+        let not_received = Fitness { output_not_received: true, ..fit };
         assert!(behind(1).is_worse_than(&fit) && !fit.is_worse_than(&behind(1)));
         assert!(!behind(9).is_worse_than(&behind(1)), "within a class nothing moves");
         assert!(failed.is_worse_than(&behind(9)));
-        assert!(unheard.is_worse_than(&failed));
+        assert!(not_received.is_worse_than(&failed));
         assert_eq!(Fitness { stalled: true, log_failing: true, ..fit }.class(), FitnessClass::LogFailing);
     }
 }

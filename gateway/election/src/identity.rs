@@ -148,7 +148,7 @@ pub mod written_positions {
     /// # Errors
     /// Those of the serializer.
     pub fn serialize<S: Serializer>(positions: &BTreeMap<u16, StreamPosition>, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_map(positions.iter().map(|(channel, position)| (channel, Written::from(position))))
+        to.collect_map(positions.iter().map(|(channel, position)| (channel, WirePosition::from(position))))
     }
 
     /// Reads them.
@@ -156,8 +156,8 @@ pub mod written_positions {
     /// # Errors
     /// Those of the deserializer; and when there is no such feed or date.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<u16, StreamPosition>, D::Error> {
-        let written = BTreeMap::<u16, Written>::deserialize(from)?;
-        let read = |(channel, written): (u16, Written)| {
+        let written = BTreeMap::<u16, WirePosition>::deserialize(from)?;
+        let read = |(channel, written): (u16, WirePosition)| {
             let position = written.read().ok_or_else(|| D::Error::custom("no feed has that number, or no such date"));
             Ok((channel, position?))
         };
@@ -166,7 +166,7 @@ pub mod written_positions {
 
     #[derive(Serialize, Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Written {
+    struct WirePosition {
         feed: u16,
         /// `YYYYMMDD`.
         date: u32,
@@ -175,14 +175,14 @@ pub mod written_positions {
         part: u16,
     }
 
-    impl From<&StreamPosition> for Written {
+    impl From<&StreamPosition> for WirePosition {
         fn from(position: &StreamPosition) -> Self {
             let StreamPosition { session: Session { feed, date, restart }, sequence, part } = *position;
             Self { feed: feed as u16, date: date.yyyymmdd(), restart, sequence: sequence.0, part }
         }
     }
 
-    impl Written {
+    impl WirePosition {
         fn read(self) -> Option<StreamPosition> {
             let Self { feed, date, restart, sequence, part } = self;
             let (feed, date) = (Feed::from_number(feed)?, TradingDate::from_yyyymmdd(date)?);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_told_by_its_time() {
+    fn a_member_displays_its_start_time() {
         let member = |us| Member { node: NodeId(2), name: NodeName::new("gw2").unwrap(), incarnation: Incarnation(us) };
         let text = member(1_794_300_000_000_070).to_string();
         assert_eq!(text, "gw2 (node 2, started 2026-11-10T08:40:00.000070Z)");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_could_be_mistaken_are_refused() {
+    fn ambiguous_node_names_are_refused() {
         for name in ["", "a b", "a/b", "ä", &"x".repeat(65)] {
             assert_eq!(NodeName::new(name), None, "{name:?}");
         }

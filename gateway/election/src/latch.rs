@@ -6,7 +6,7 @@ use mdgw_feeds::identity::Epoch;
 
 use super::{
     core::{CloseReason, ConnectionState, Pin, View},
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{Member, NodeId},
 };
 
@@ -61,7 +61,7 @@ pub trait LeaderLatch: Send + Sync {
     fn set_fitness(&self, fitness: Fitness);
 
     /// Whether this gateway stands, or still joins.
-    fn set_standing(&self, standing: Standing);
+    fn set_eligibility(&self, eligibility: Eligibility);
 }
 
 /// Who wants to know of leadership and connection. Told after the fence has closed and before it opens, within a time

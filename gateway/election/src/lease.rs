@@ -16,20 +16,20 @@
 //!   and for a holder that lapsed and finds its own record.
 //! - Only knowledge shortens the wait: the holder released it, or its death was announced. And only for who has followed the
 //!   record for a lease without a break.
-//! - One gateway, named by the record with a stamp of its own clock, does not even wait for the store: see [`heir`].
+//! - One gateway, named by the record with a stamp of its own clock, does not even wait for the store: see [`successor`].
 //! - A record is given back when no send of its holder can be under way any more: whoever reads it so begins at once.
 //! - The promises of *all* other candidates are as good as a renewal; a candidate promises only while no swap of its
 //!   own can still take effect.
 //!
-//! Modules: [`knowledge`] (what is known of the record), `candidacy` (when to swap), [`heir`] (who does not wait), `leading` (renew,
+//! Modules: [`known_record`] (what is known of the record), `candidacy` (when to swap), [`successor`] (who does not wait), `leading` (renew,
 //! admit, move), `leaving` (hand over, release), `promises` (the store is lost).
 
 mod candidacy;
-mod heir;
-mod knowledge;
+mod known_record;
 mod leading;
 mod leaving;
 mod promises;
+mod successor;
 #[cfg(test)]
 mod tests;
 
@@ -38,22 +38,23 @@ use std::collections::BTreeMap;
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use self::{
-    heir::{Ended, Named},
-    knowledge::{Knowledge, Learned, Source},
+    known_record::{KnownRecord, Observed, ObservedBy},
     leading::Leadership,
-    leaving::{Leaving, Way},
-    promises::Promised,
+    leaving::{LeaveMode, Leaving},
+    promises::GivenPromise,
+    successor::{Ended, NamedSuccessor},
 };
 use super::{
+    auto_move::AutoMoveConfig,
     core::{
-        CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, PeerView, Pin, Place, Progress, Role, View,
+        CloseReason, ConnectionState, Core, GroupPlacement, Input, Notice, Obstacle, Output, PeerView, Pin, Progress,
+        Role, View,
     },
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, NodeName},
-    moves::MovesConfig,
     peer::{PeerMessage, PeerState},
-    record::{ConfigurationMark, PeerStamp, Record},
-    register::{Link, Outcome, RegisterEvent, RegisterRequest, Ticket, Version, Versioned},
+    record::{ConfigVersion, PeerTimestamp, Record},
+    register::{Outcome, RegisterEvent, RegisterRequest, RequestId, StoreLink, Version, Versioned},
     timing::LeaseTiming,
 };
 use crate::identity::DeathNotice;
@@ -68,15 +69,15 @@ pub struct LeaseConfig {
     /// Who is configured to stand, this gateway included.
     pub candidates: BTreeMap<NodeId, NodeName>,
     /// What it publishes.
-    pub configuration: ConfigurationMark,
+    pub configuration: ConfigVersion,
     /// While the connection is in doubt.
     pub on_suspended: OnSuspended,
-    /// Who is to lead where it can; what [`Input::Placed`] names comes before it.
+    /// Who is to lead where it can; what [`Input::Placement`] names comes before it.
     pub preferred: Option<NodeId>,
     /// The highest epoch in this gateway's own log.
     pub own_epoch: Epoch,
     /// When leadership moves by itself.
-    pub moves: MovesConfig,
+    pub moves: AutoMoveConfig,
 }
 
 /// What a leader does while its connection is in doubt.
@@ -93,53 +94,53 @@ pub enum OnSuspended {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lease {
     config: LeaseConfig,
-    knowledge: Knowledge,
+    known_record: KnownRecord,
     phase: Phase,
-    asked: Asked,
+    pending: PendingRequests,
     connection: ConnectionState,
     /// Since when the connection has been in doubt.
-    doubtful_from: Option<MonoNs>,
-    promised: Option<Promised>,
+    in_doubt_since: Option<MonoNs>,
+    given_promise: Option<GivenPromise>,
     /// The heir of this gateway's records.
-    named: Option<Named>,
+    named: Option<NamedSuccessor>,
     /// Said by a holder of its own leadership.
     ended: Option<Ended>,
     /// The stamp with which this gateway tried to go on as an heir: none serves twice.
-    tried_stamp: Option<PeerStamp>,
+    used_stamp: Option<PeerTimestamp>,
     /// Others wait for this start of this gateway no more.
-    is_told_dead: bool,
-    peers: BTreeMap<NodeId, HeardPeer>,
+    is_declared_dead: bool,
+    peers: BTreeMap<NodeId, KnownPeer>,
     deaths: Vec<DeathNotice>,
     /// When the last of them was heard.
-    death_heard: MonoNs,
+    death_received_at: MonoNs,
     admitted: BTreeMap<NodeId, NodeName>,
     fitness: Fitness,
-    standing: Standing,
+    eligibility: Eligibility,
     clock_error_ppm: u32,
     progress: Progress,
-    heard: Epoch,
+    observed_epoch: Epoch,
     /// The highest epoch that the fence was opened under: none is opened twice.
-    opened: Epoch,
+    highest_opened: Epoch,
     /// Until when a send may be under way that was checked before the fence closed.
-    sends_end: MonoNs,
+    sends_end_at: MonoNs,
     /// Said of the present leadership; what the record says holds for any.
     pin: Option<Pin>,
-    place: Place,
+    placement: GroupPlacement,
     /// The two gateways make different records.
-    differs: bool,
+    has_output_mismatch: bool,
     obstacle: Option<Obstacle>,
-    foreign: Option<String>,
+    foreign_record: Option<String>,
     /// Number of the last swap or question: none is used twice.
-    numbers: u64,
-    closing: bool,
+    last_number: u64,
+    is_closing: bool,
     outputs: Vec<Output<RegisterRequest>>,
-    safeguards: Safeguards,
+    safeguards: LeaseSafeguards,
 }
 
 /// What a gateway is doing. Everything that belongs to a phase ends with it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// Waiting, or not standing.
+    /// AwaitedRequest, or not standing.
     Candidate,
     /// The fence is open.
     Leading(Leadership),
@@ -149,30 +150,30 @@ enum Phase {
 
 /// Requests whose answers are not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Asked {
+struct PendingRequests {
     /// The one that is waited for.
-    waiting: Option<Waiting>,
+    awaited: Option<AwaitedRequest>,
     /// Swaps that may yet take effect, the one waited for included.
-    attempts: Vec<Attempt>,
+    attempts: Vec<SwapAttempt>,
     /// Nothing may be swapped before this is answered or a new read is.
     must_read: bool,
     /// A store that refuses is not hammered.
-    rest_until: MonoNs,
-    /// Named as candidates by an attempt that is no longer kept singly.
-    maybe_named: BTreeMap<NodeId, NodeName>,
+    backoff_until: MonoNs,
+    /// NamedSuccessor as candidates by an attempt that is no longer kept singly.
+    possible_candidates: BTreeMap<NodeId, NodeName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Waiting {
-    ticket: Ticket,
+struct AwaitedRequest {
+    request_id: RequestId,
     sent: MonoNs,
     is_read: bool,
 }
 
 /// A swap. Its record is unlike that of any other attempt, so that whoever reads it knows that this one took effect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Attempt {
-    ticket: Ticket,
+struct SwapAttempt {
+    request_id: RequestId,
     expected: Version,
     sent: MonoNs,
     record: Box<Record>,
@@ -180,44 +181,44 @@ struct Attempt {
 
 /// What another gateway last said of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct HeardPeer {
+struct KnownPeer {
     state: PeerState,
-    heard_at: MonoNs,
+    received_at: MonoNs,
 }
 
-/// Safeguards that a check may switch off, to show that it would notice. All are on in every product.
+/// LeaseSafeguards that a check may switch off, to show that it would notice. All are on in every product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Safeguards {
+pub struct LeaseSafeguards {
     /// An heir's lease counts from its stamp.
-    pub heirs_stamp: bool,
+    pub lease_from_successor_stamp: bool,
     /// An heir stays named while it may begin.
-    pub heir_stays: bool,
+    pub keeps_named_successor: bool,
     /// The others wait while the heir may send.
-    pub heir_waited_for: bool,
+    pub waits_for_successor: bool,
     /// Every other candidate is asked for its promise, not all but one.
-    pub each_candidate_asked: bool,
+    pub asks_every_candidate: bool,
     /// A candidate waits after its start as after any other news.
-    pub sits_out: bool,
+    pub startup_wait: bool,
     /// A promise is given only while no swap of one's own can still take effect. Where all others hold, neither model nor
     /// simulation has missed it yet.
-    pub no_swap_outstanding: bool,
+    pub promises_only_without_swap: bool,
     /// A swap of unknown fate does not count as one that succeeded.
-    pub unknown_moves_nothing: bool,
+    pub ignores_unknown_outcome: bool,
     /// What was known before a break of the connection counts no more.
-    pub break_forgets: bool,
+    pub forgets_on_disconnect: bool,
 }
 
-impl Safeguards {
+impl LeaseSafeguards {
     /// As in every product.
     pub const ALL: Self = Self {
-        heirs_stamp: true,
-        heir_stays: true,
-        heir_waited_for: true,
-        each_candidate_asked: true,
-        sits_out: true,
-        no_swap_outstanding: true,
-        unknown_moves_nothing: true,
-        break_forgets: true,
+        lease_from_successor_stamp: true,
+        keeps_named_successor: true,
+        waits_for_successor: true,
+        asks_every_candidate: true,
+        startup_wait: true,
+        promises_only_without_swap: true,
+        ignores_unknown_outcome: true,
+        forgets_on_disconnect: true,
     };
 }
 
@@ -227,42 +228,42 @@ impl Lease {
     pub fn new(config: LeaseConfig) -> Self {
         Self {
             config,
-            knowledge: Knowledge::default(),
+            known_record: KnownRecord::default(),
             phase: Phase::Candidate,
-            asked: Asked { must_read: true, ..Asked::default() },
+            pending: PendingRequests { must_read: true, ..PendingRequests::default() },
             connection: ConnectionState::Starting,
-            doubtful_from: None,
-            promised: None,
+            in_doubt_since: None,
+            given_promise: None,
             named: None,
             ended: None,
-            tried_stamp: None,
-            is_told_dead: false,
+            used_stamp: None,
+            is_declared_dead: false,
             peers: BTreeMap::new(),
             deaths: Vec::new(),
-            death_heard: MonoNs(0),
+            death_received_at: MonoNs(0),
             admitted: BTreeMap::new(),
             fitness: Fitness::default(),
-            standing: Standing::Joins,
+            eligibility: Eligibility::Joining,
             clock_error_ppm: 0,
             progress: Progress::Running,
-            heard: Epoch::default(),
-            opened: Epoch::default(),
-            sends_end: MonoNs(0),
+            observed_epoch: Epoch::default(),
+            highest_opened: Epoch::default(),
+            sends_end_at: MonoNs(0),
             pin: None,
-            place: Place::default(),
-            differs: false,
+            placement: GroupPlacement::default(),
+            has_output_mismatch: false,
             obstacle: None,
-            foreign: None,
-            numbers: 0,
-            closing: false,
+            foreign_record: None,
+            last_number: 0,
+            is_closing: false,
             outputs: Vec::new(),
-            safeguards: Safeguards::ALL,
+            safeguards: LeaseSafeguards::ALL,
         }
     }
 
     /// For checks that want to see what each safeguard is good for.
     #[must_use]
-    pub fn with_safeguards(self, safeguards: Safeguards) -> Self {
+    pub fn with_safeguards(self, safeguards: LeaseSafeguards) -> Self {
         Self { safeguards, ..self }
     }
 
@@ -270,13 +271,13 @@ impl Lease {
         self.config.member.node
     }
 
-    fn say(&mut self, output: Output<RegisterRequest>) {
+    fn emit(&mut self, output: Output<RegisterRequest>) {
         self.outputs.push(output);
     }
 
     fn next_number(&mut self) -> u64 {
-        self.numbers += 1;
-        self.numbers
+        self.last_number += 1;
+        self.last_number
     }
 
     // ---- time ----
@@ -288,13 +289,13 @@ impl Lease {
         {
             self.end_leadership(now, CloseReason::Expired);
         }
-        self.promised.take_if(|promised| now >= promised.until);
-        if let Some(waiting) = self.asked.waiting
-            && now >= self.overdue_at(waiting)
+        self.given_promise.take_if(|given_promise| now >= given_promise.until);
+        if let Some(awaited) = self.pending.awaited
+            && now >= self.overdue_at(awaited)
         {
-            self.break_off(now);
+            self.abandon_request(now);
         }
-        if let Some(from) = self.doubtful_from
+        if let Some(from) = self.in_doubt_since
             && self.connection == ConnectionState::Suspended
             && now >= from.plus(self.config.timing.wait_ns())
             && !matches!(self.phase, Phase::Leading(_))
@@ -303,25 +304,25 @@ impl Lease {
         }
     }
 
-    fn overdue_at(&self, waiting: Waiting) -> MonoNs {
-        waiting.sent.plus(self.config.timing.renew_ns)
+    fn overdue_at(&self, awaited: AwaitedRequest) -> MonoNs {
+        awaited.sent.plus(self.config.timing.renew_ns)
     }
 
     /// A request is overdue: its fate will be read over a fresh connection.
-    fn break_off(&mut self, now: MonoNs) {
-        self.asked.waiting = None;
-        self.asked.must_read = true;
+    fn abandon_request(&mut self, now: MonoNs) {
+        self.pending.awaited = None;
+        self.pending.must_read = true;
         self.suspend(now);
-        self.say(Output::Request(RegisterRequest::Reconnect));
+        self.emit(Output::Request(RegisterRequest::Reconnect));
     }
 
     // ---- connection ----
 
     fn suspend(&mut self, now: MonoNs) {
-        if self.safeguards.break_forgets {
-            self.knowledge.forget();
+        if self.safeguards.forgets_on_disconnect {
+            self.known_record.invalidate();
         }
-        self.doubtful_from.get_or_insert(now);
+        self.in_doubt_since.get_or_insert(now);
         if matches!(
             self.connection,
             ConnectionState::Starting | ConnectionState::Connected | ConnectionState::Reconnected
@@ -334,8 +335,8 @@ impl Lease {
     }
 
     /// The store answered.
-    fn answered(&mut self) {
-        self.doubtful_from = None;
+    fn on_store_answered(&mut self) {
+        self.in_doubt_since = None;
         match self.connection {
             ConnectionState::Starting => self.set_connection(ConnectionState::Connected),
             ConnectionState::Suspended | ConnectionState::Lost => self.set_connection(ConnectionState::Reconnected),
@@ -345,22 +346,22 @@ impl Lease {
 
     fn set_connection(&mut self, state: ConnectionState) {
         self.connection = state;
-        self.say(Output::Connection(state));
+        self.emit(Output::Connection(state));
     }
 
-    fn on_link(&mut self, now: MonoNs, link: Link) {
+    fn on_link(&mut self, now: MonoNs, link: StoreLink) {
         match link {
-            Link::Up => self.asked.must_read |= !self.knowledge.is_read(),
-            Link::Doubtful => {
-                self.asked.waiting = None;
-                self.asked.must_read = true;
+            StoreLink::Up => self.pending.must_read |= !self.known_record.is_read(),
+            StoreLink::InDoubt => {
+                self.pending.awaited = None;
+                self.pending.must_read = true;
                 self.suspend(now);
             }
-            Link::Ended => {
-                self.asked.waiting = None;
-                self.asked.must_read = true;
-                self.knowledge.forget();
-                self.doubtful_from.get_or_insert(now);
+            StoreLink::Ended => {
+                self.pending.awaited = None;
+                self.pending.must_read = true;
+                self.known_record.invalidate();
+                self.in_doubt_since.get_or_insert(now);
                 if self.connection != ConnectionState::Lost {
                     self.set_connection(ConnectionState::Lost);
                 }
@@ -375,59 +376,59 @@ impl Lease {
 
     fn on_register(&mut self, now: MonoNs, event: RegisterEvent) {
         match event {
-            RegisterEvent::Link(link) => self.on_link(now, link),
-            RegisterEvent::Changed(seen) => self.learn(now, seen, Source::Watch),
-            RegisterEvent::Answer { ticket, outcome } => self.on_answer(now, ticket, outcome),
+            RegisterEvent::StoreLink(link) => self.on_link(now, link),
+            RegisterEvent::Changed(found) => self.observe(now, found, ObservedBy::Watch),
+            RegisterEvent::Answer { request_id, outcome } => self.on_answer(now, request_id, outcome),
         }
     }
 
-    fn on_answer(&mut self, now: MonoNs, ticket: Ticket, outcome: Outcome) {
-        let waiting = self.asked.waiting.take_if(|waiting| waiting.ticket == ticket);
+    fn on_answer(&mut self, now: MonoNs, request_id: RequestId, outcome: Outcome) {
+        let awaited = self.pending.awaited.take_if(|awaited| awaited.request_id == request_id);
         match outcome {
-            Outcome::Read(seen) => {
+            Outcome::Read(found) => {
                 // A read that was given up may show what was in force before the break.
-                let Some(waiting) = waiting else { return };
-                self.foreign = None;
-                self.answered();
-                self.asked.must_read = false;
-                self.learn(now, seen, Source::Read { sent: waiting.sent });
+                let Some(awaited) = awaited else { return };
+                self.foreign_record = None;
+                self.on_store_answered();
+                self.pending.must_read = false;
+                self.observe(now, found, ObservedBy::Read { sent: awaited.sent });
             }
             Outcome::Swapped(version) => {
-                let Some(attempt) = self.asked.take_attempt(ticket) else { return };
+                let Some(attempt) = self.pending.take_attempt(request_id) else { return };
                 let record = (*attempt.record).clone();
-                if waiting.is_some() {
-                    self.answered();
+                if awaited.is_some() {
+                    self.on_store_answered();
                 }
-                self.succeeded(now, &attempt);
-                self.learn(now, Some(Versioned { version, record }), Source::Swap);
+                self.on_swap_committed(now, &attempt);
+                self.observe(now, Some(Versioned { version, record }), ObservedBy::Swap);
             }
             Outcome::Refused => {
-                if self.asked.take_attempt(ticket).is_some() {
-                    self.asked.must_read = true;
+                if self.pending.take_attempt(request_id).is_some() {
+                    self.pending.must_read = true;
                 }
-                if waiting.is_some() {
-                    self.answered();
+                if awaited.is_some() {
+                    self.on_store_answered();
                 }
             }
             Outcome::Unknown(_) => {
-                if !self.safeguards.unknown_moves_nothing
-                    && let Some(attempt) = self.asked.take_attempt(ticket)
+                if !self.safeguards.ignores_unknown_outcome
+                    && let Some(attempt) = self.pending.take_attempt(request_id)
                 {
-                    self.succeeded(now, &attempt);
+                    self.on_swap_committed(now, &attempt);
                 }
-                if let Some(waiting) = waiting {
-                    self.break_off(now);
-                    if waiting.is_read {
-                        self.asked.rest_until = now.plus(self.config.timing.renew_ns / 4);
+                if let Some(awaited) = awaited {
+                    self.abandon_request(now);
+                    if awaited.is_read {
+                        self.pending.backoff_until = now.plus(self.config.timing.renew_ns / 4);
                     }
                 }
             }
             Outcome::Failed(why) => {
-                self.asked.take_attempt(ticket);
-                self.asked.must_read = true;
-                if let Some(waiting) = waiting {
-                    self.foreign = waiting.is_read.then_some(why);
-                    self.asked.rest_until = now.plus(self.config.timing.renew_ns);
+                self.pending.take_attempt(request_id);
+                self.pending.must_read = true;
+                if let Some(awaited) = awaited {
+                    self.foreign_record = awaited.is_read.then_some(why);
+                    self.pending.backoff_until = now.plus(self.config.timing.renew_ns);
                 }
             }
         }
@@ -435,42 +436,42 @@ impl Lease {
 
     // ---- knowledge ----
 
-    fn learn(&mut self, now: MonoNs, seen: Option<Versioned>, source: Source) {
-        let is_first = !self.knowledge.is_read();
-        match self.knowledge.learn(now, seen, source) {
-            Learned::Same => {}
-            Learned::Doubt => self.asked.must_read = true,
-            Learned::Back { seen } => {
-                let now_says = self.knowledge.record().map_or_else(Epoch::default, |record| record.epoch);
-                self.say(Output::Notice(Notice::RecordWentBack { seen, now: now_says }));
-                self.learned_news(now);
+    fn observe(&mut self, now: MonoNs, found: Option<Versioned>, source: ObservedBy) {
+        let is_first = !self.known_record.is_read();
+        match self.known_record.observe(now, found, source) {
+            Observed::Unchanged => {}
+            Observed::Inconclusive => self.pending.must_read = true,
+            Observed::RolledBack { highest_seen } => {
+                let now_says = self.known_record.record().map_or_else(Epoch::default, |record| record.epoch);
+                self.emit(Output::Notice(Notice::RecordRolledBack { highest_seen, now: now_says }));
+                self.on_record_changed(now);
             }
-            Learned::Newer => {
-                if is_first && !self.safeguards.sits_out {
-                    self.knowledge.wait_again(MonoNs(0));
+            Observed::Newer => {
+                if is_first && !self.safeguards.startup_wait {
+                    self.known_record.restart_wait(MonoNs(0));
                 }
-                self.learned_news(now);
+                self.on_record_changed(now);
             }
         }
     }
 
     /// The record is another one than before.
-    fn learned_news(&mut self, now: MonoNs) {
-        if let Some(attempt) = self.asked.settle(&self.knowledge) {
-            self.succeeded(now, &attempt);
+    fn on_record_changed(&mut self, now: MonoNs) {
+        if let Some(attempt) = self.pending.resolve(&self.known_record) {
+            self.on_swap_committed(now, &attempt);
         }
-        self.promised_leadership_may_be_over();
+        self.drop_promise_of_released_record();
         self.ask_to_be_admitted();
         let Some(epoch) = self.leading_epoch() else { return };
-        let came_from = match &self.phase {
-            Phase::Leading(leadership) => leadership.came_from,
+        let predecessor = match &self.phase {
+            Phase::Leading(leadership) => leadership.predecessor,
             Phase::Candidate | Phase::Leaving(_) => None,
         };
-        let is_ours = self.knowledge.record().is_some_and(|record| {
+        let is_own = self.known_record.record().is_some_and(|record| {
             let is_held = record.is_held_by(&self.config.member) && record.epoch == epoch;
-            is_held || came_from.is_some_and(|before| before.is_shown_by(record))
+            is_held || predecessor.is_some_and(|before| before.is_holder_in(record))
         });
-        if !is_ours {
+        if !is_own {
             match &self.phase {
                 Phase::Leading(_) => self.end_leadership(now, CloseReason::Lost),
                 Phase::Leaving(_) => self.phase = Phase::Candidate,
@@ -489,8 +490,8 @@ impl Lease {
     }
 
     /// An attempt took effect: known by its answer, or by reading its record.
-    fn succeeded(&mut self, now: MonoNs, attempt: &Attempt) {
-        let Attempt { sent, record, .. } = attempt;
+    fn on_swap_committed(&mut self, now: MonoNs, attempt: &SwapAttempt) {
+        let SwapAttempt { sent, record, .. } = attempt;
         if !record.is_held_by(&self.config.member) {
             // Given away or released: nothing is held any more.
             if matches!(self.phase, Phase::Leaving(_)) {
@@ -501,20 +502,20 @@ impl Lease {
         let deadline = self.config.timing.deadline(*sent);
         match &mut self.phase {
             Phase::Leading(leadership) if leadership.epoch == record.epoch => {
-                let was_on_promises = leadership.renewed(deadline, &record.candidates);
+                let ran_on_promises = leadership.renewed(deadline, &record.candidates);
                 let deadline = leadership.deadline;
-                self.say(Output::Renew { deadline });
-                if was_on_promises {
-                    self.say(Output::Notice(Notice::StoreIsBack));
+                self.emit(Output::Renew { deadline });
+                if ran_on_promises {
+                    self.emit(Output::Notice(Notice::StoreReachable));
                 }
             }
             // As an heir it had opened with it, and the answer came too late for that: once more, without a lease's wait.
-            Phase::Candidate if record.epoch == self.opened && now < deadline && !self.closing => {
+            Phase::Candidate if record.epoch == self.highest_opened && now < deadline && !self.is_closing => {
                 let (epoch, drained) = (record.epoch, Some(BTreeMap::new()));
-                self.phase = Phase::Leaving(Leaving { epoch, deadline, way: Way::Reopen, drained });
+                self.phase = Phase::Leaving(Leaving { epoch, deadline, mode: LeaveMode::Reopen, drained });
             }
             Phase::Candidate | Phase::Leading(_) | Phase::Leaving(_) => {
-                if now < deadline && record.epoch > self.opened && !self.closing {
+                if now < deadline && record.epoch > self.highest_opened && !self.is_closing {
                     let named = record.candidates.clone();
                     self.open(now, record.epoch, deadline, named);
                 }
@@ -526,13 +527,13 @@ impl Lease {
 
     /// Asks what is to be asked now, one thing at a time.
     fn ask(&mut self, now: MonoNs) {
-        if self.asked.waiting.is_some() || now < self.asked.rest_until {
+        if self.pending.awaited.is_some() || now < self.pending.backoff_until {
             return;
         }
-        if self.asked.must_read || !self.knowledge.is_read() {
-            let ticket = Ticket(self.next_number());
-            self.asked.waiting = Some(Waiting { ticket, sent: now, is_read: true });
-            self.say(Output::Request(RegisterRequest::Read(ticket)));
+        if self.pending.must_read || !self.known_record.is_read() {
+            let request_id = RequestId(self.next_number());
+            self.pending.awaited = Some(AwaitedRequest { request_id, sent: now, is_read: true });
+            self.emit(Output::Request(RegisterRequest::Read(request_id)));
             return;
         }
         let record = match &self.phase {
@@ -547,22 +548,22 @@ impl Lease {
 
     fn swap(&mut self, now: MonoNs, mut record: Record) {
         // Above the record's own too, which another gateway may have counted.
-        self.numbers = self.numbers.max(self.knowledge.record().map_or(0, |known| known.renewal));
+        self.last_number = self.last_number.max(self.known_record.record().map_or(0, |known| known.renewal));
         let number = self.next_number();
-        let (ticket, expected) = (Ticket(number), self.knowledge.version());
+        let (request_id, expected) = (RequestId(number), self.known_record.version());
         record.renewal = number;
         let record = Box::new(record);
-        self.asked.waiting = Some(Waiting { ticket, sent: now, is_read: false });
-        self.asked.keep(Attempt { ticket, expected, sent: now, record: record.clone() });
-        self.say(Output::Request(RegisterRequest::CompareAndSwap { ticket, expected, record }));
+        self.pending.awaited = Some(AwaitedRequest { request_id, sent: now, is_read: false });
+        self.pending.track(SwapAttempt { request_id, expected, sent: now, record: record.clone() });
+        self.emit(Output::Request(RegisterRequest::CompareAndSwap { request_id, expected, record }));
     }
 
     fn set_obstacle(&mut self, obstacle: Option<Obstacle>) {
         if self.obstacle != obstacle {
             if let Some(obstacle) = &obstacle
-                && !matches!(obstacle, Obstacle::Promised | Obstacle::SittingOut)
+                && !matches!(obstacle, Obstacle::Promised | Obstacle::StartupWait)
             {
-                self.say(Output::Notice(Notice::Obstacle(obstacle.clone())));
+                self.emit(Output::Notice(Notice::Obstacle(obstacle.clone())));
             }
             self.obstacle = obstacle;
         }
@@ -579,25 +580,25 @@ impl Core for Lease {
         self.expire(now);
         match input {
             Input::Time => {
-                self.promises_turn(now);
-                self.leading_turn(now);
-                self.leaving_turn(now);
-                self.candidate_turn(now);
+                self.step_promises(now);
+                self.step_leading(now);
+                self.step_leaving(now);
+                self.step_candidate(now);
                 self.ask(now);
             }
             Input::Backend(event) => self.on_register(now, event),
             Input::Peer { from, message } => self.on_peer(now, from, message),
             Input::Died(notice) => self.on_death(now, notice),
             Input::Fitness(fitness) => self.fitness = fitness,
-            Input::Standing(standing) => self.standing = standing,
+            Input::Eligibility(eligibility) => self.eligibility = eligibility,
             Input::ClockRate { error_ppm } => self.on_clock_rate(now, error_ppm),
             Input::Progress(progress) => self.progress = progress,
-            Input::Heard(epoch) => self.heard = self.heard.max(epoch),
+            Input::ObservedEpoch(epoch) => self.observed_epoch = self.observed_epoch.max(epoch),
             Input::HandOver(target) => self.on_hand_over(now, target),
             Input::Drained { positions } => self.on_drained(now, positions),
             Input::Pin(pin) => self.pin = Some(pin),
-            Input::Placed(place) => self.place = place,
-            Input::Differs(differs) => self.differs = differs,
+            Input::Placement(placement) => self.placement = placement,
+            Input::OutputMismatch(has_output_mismatch) => self.has_output_mismatch = has_output_mismatch,
             Input::Admit(node, name) => {
                 self.admitted.insert(node, name);
             }
@@ -608,12 +609,12 @@ impl Core for Lease {
 
     fn next_deadline(&self) -> Option<MonoNs> {
         let is_leading = matches!(self.phase, Phase::Leading(_));
-        let lost = self.doubtful_from.filter(|_| self.connection == ConnectionState::Suspended && !is_leading);
+        let lost = self.in_doubt_since.filter(|_| self.connection == ConnectionState::Suspended && !is_leading);
         let times = [
-            self.asked.waiting.map(|waiting| self.overdue_at(waiting)),
+            self.pending.awaited.map(|awaited| self.overdue_at(awaited)),
             lost.map(|from| from.plus(self.config.timing.wait_ns())),
-            self.promised.as_ref().map(|promised| promised.until),
-            self.next_turn(),
+            self.given_promise.as_ref().map(|given_promise| given_promise.until),
+            self.next_action_at(),
         ];
         times.into_iter().flatten().min()
     }
@@ -621,28 +622,28 @@ impl Core for Lease {
     fn peer_state(&self, now: MonoNs) -> PeerState {
         PeerState {
             member: self.config.member.clone(),
-            standing: self.standing,
+            eligibility: self.eligibility,
             fitness: self.fitness,
             configuration: self.config.configuration,
-            stamp: PeerStamp(now.0),
+            stamp: PeerTimestamp(now.0),
         }
     }
 
     fn view(&self) -> View {
-        let record = self.knowledge.record();
+        let record = self.known_record.record();
         View {
             role: match &self.phase {
                 Phase::Leading(_) => Role::Leader,
                 Phase::Candidate if self.has_ended() => Role::Closed,
-                Phase::Candidate | Phase::Leaving(_) if self.obstacle.is_some() => Role::Bystander,
+                Phase::Candidate | Phase::Leaving(_) if self.obstacle.is_some() => Role::Ineligible,
                 Phase::Candidate | Phase::Leaving(_) => Role::Candidate,
             },
-            epoch: self.leading_epoch().unwrap_or_else(|| self.knowledge.highest_epoch()),
+            epoch: self.leading_epoch().unwrap_or_else(|| self.known_record.highest_epoch()),
             leader: match &self.phase {
                 Phase::Leading(_) => Some(self.config.member.clone()),
                 Phase::Candidate | Phase::Leaving(_) => record.and_then(|record| record.holder.clone()),
             },
-            heir: record.and_then(|record| record.heir).map(|heir| heir.node),
+            successor: record.and_then(|record| record.successor).map(|successor| successor.node),
             participants: record.map_or_else(|| self.config.candidates.clone(), |record| record.candidates.clone()),
             connection: self.connection,
             pin: if record.is_some_and(|record| record.pinned) { Pin::Pinned } else { Pin::Free },
@@ -655,61 +656,63 @@ impl Core for Lease {
 }
 
 impl Lease {
-    fn peer_view(&self, HeardPeer { state, heard_at }: &HeardPeer) -> PeerView {
+    fn peer_view(&self, KnownPeer { state, received_at }: &KnownPeer) -> PeerView {
         let Member { node, name, .. } = &state.member;
-        let named = self.knowledge.record().map_or(&self.config.candidates, |record| &record.candidates);
-        let can_lead = state.standing == Standing::Stands && named.get(node) == Some(name) && self.is_level_with(state);
-        PeerView { heard_at: *heard_at, fitness: state.fitness, can_lead }
+        let named = self.known_record.record().map_or(&self.config.candidates, |record| &record.candidates);
+        let can_lead = state.eligibility == Eligibility::Eligible
+            && named.get(node) == Some(name)
+            && self.has_compatible_config(state);
+        PeerView { received_at: *received_at, fitness: state.fitness, can_lead }
     }
 
     /// Whether a gateway publishes what this one does, or something newer.
-    fn is_level_with(&self, peer: &PeerState) -> bool {
-        peer.configuration.may_follow(&self.config.configuration)
+    fn has_compatible_config(&self, peer: &PeerState) -> bool {
+        peer.configuration.may_succeed(&self.config.configuration)
     }
 
     /// When a decision will be due.
-    fn next_turn(&self) -> Option<MonoNs> {
-        let must_read = self.asked.must_read || !self.knowledge.is_read();
+    fn next_action_at(&self) -> Option<MonoNs> {
+        let must_read = self.pending.must_read || !self.known_record.is_read();
         let swap = match &self.phase {
             _ if must_read => Some(MonoNs(0)),
-            Phase::Candidate if self.closing => self.record_to_give_back().map(|_| self.sends_end),
+            Phase::Candidate if self.is_closing => self.held_record().map(|_| self.sends_end_at),
             Phase::Candidate => self.acquire_at(),
             Phase::Leading(leadership) => self.renew_at(leadership),
             Phase::Leaving(leaving) if !leaving.is_handed_over() => leaving.drained.as_ref().map(|_| MonoNs(0)),
             Phase::Leaving(_) => None,
         };
-        let ask = swap.filter(|_| self.asked.waiting.is_none()).map(|at| at.max(self.asked.rest_until));
+        let ask = swap.filter(|_| self.pending.awaited.is_none()).map(|at| at.max(self.pending.backoff_until));
         let turn = match &self.phase {
-            Phase::Leading(leadership) => Some(self.leading_turn_at(leadership)),
-            Phase::Leaving(leaving) => leaving.turn_at(),
-            Phase::Candidate => self.inheritance().map(|_| MonoNs(0)),
+            Phase::Leading(leadership) => Some(self.leading_step_at(leadership)),
+            Phase::Leaving(leaving) => leaving.notify_due_at(),
+            Phase::Candidate => self.succession_due().map(|_| MonoNs(0)),
         };
         ask.into_iter().chain(turn).min()
     }
 
     /// Whether it has closed and nothing is left to give back.
     fn has_ended(&self) -> bool {
-        let holds = self.knowledge.record().is_some_and(|record| record.is_held_by(&self.config.member));
-        self.closing && self.asked.attempts.is_empty() && (!holds || !self.knowledge.is_read())
+        let holds = self.known_record.record().is_some_and(|record| record.is_held_by(&self.config.member));
+        self.is_closing && self.pending.attempts.is_empty() && (!holds || !self.known_record.is_read())
     }
 
     fn on_peer(&mut self, now: MonoNs, from: NodeId, message: PeerMessage) {
         match message {
-            PeerMessage::PromiseAsk(question) => self.on_promise_ask(now, from, question),
-            PeerMessage::Promise(question) => self.on_promise(from, question),
+            PeerMessage::PromiseRequest(request) => self.on_promise_request(now, from, request),
+            PeerMessage::Promise(request) => self.on_promise(from, request),
             PeerMessage::PromiseRefused(_) => {}
-            PeerMessage::Prepare(question) => self.on_prepare(now, from, question),
-            PeerMessage::Prepared { question, stamp } => self.on_prepared(now, from, question, stamp),
-            PeerMessage::PrepareRefused(question) => self.on_prepare_refused(from, question),
-            PeerMessage::Ended { question, positions, is_automatic } => {
-                self.on_ended(from, Ended { leadership: question.leadership(), is_automatic }, positions);
+            PeerMessage::Prepare(request) => self.on_prepare(now, from, request),
+            PeerMessage::Prepared { request, stamp } => self.on_prepared(now, from, request, stamp),
+            PeerMessage::PrepareRefused(request) => self.on_prepare_refused(from, request),
+            PeerMessage::Ended { request, positions, is_automatic } => {
+                self.on_leadership_ended(from, Ended { leadership: request.leadership(), is_automatic }, positions);
             }
-            PeerMessage::AdmitAsk { member, configuration } => self.on_admit_ask(from, member, configuration),
+            PeerMessage::AdmitRequest { member, configuration } => self.on_admit_request(from, member, configuration),
             PeerMessage::State(state) => {
                 let age = |state: &PeerState| (state.member.incarnation, state.stamp);
                 let is_newest = self.peers.get(&from).is_none_or(|peer| age(&peer.state) <= age(&state));
                 if state.member.node == from && is_newest {
-                    self.peers.insert(from, HeardPeer { state, heard_at: now });
+                    self.peers.insert(from, KnownPeer { state, received_at: now });
                 }
             }
         }
@@ -718,35 +721,36 @@ impl Lease {
     fn on_clock_rate(&mut self, now: MonoNs, error_ppm: u32) {
         // What was waited on a clock that ran too fast was no wait.
         if self.clock_error_ppm > self.config.timing.rate_error_ppm {
-            self.knowledge.wait_again(now);
-            self.wait_for_heirs_again(now);
+            self.known_record.restart_wait(now);
+            self.restart_successor_waits(now);
         }
         self.clock_error_ppm = error_ppm;
     }
 }
 
-impl Asked {
-    fn keep(&mut self, attempt: Attempt) {
+impl PendingRequests {
+    fn track(&mut self, attempt: SwapAttempt) {
         if self.attempts.len() == ATTEMPTS_MAX {
             let dropped = self.attempts.remove(0);
-            self.maybe_named.extend(dropped.record.candidates);
+            self.possible_candidates.extend(dropped.record.candidates);
         }
         self.attempts.push(attempt);
     }
 
-    fn take_attempt(&mut self, ticket: Ticket) -> Option<Attempt> {
-        let index = self.attempts.iter().position(|attempt| attempt.ticket == ticket)?;
+    fn take_attempt(&mut self, request_id: RequestId) -> Option<SwapAttempt> {
+        let index = self.attempts.iter().position(|attempt| attempt.request_id == request_id)?;
         Some(self.attempts.remove(index))
     }
 
     /// What the record shows to have taken effect; and forgets what can't any more, since its version is gone.
-    fn settle(&mut self, knowledge: &Knowledge) -> Option<Attempt> {
-        let is_in_force = |attempt: &Attempt| knowledge.record().is_some_and(|record| *record == *attempt.record);
+    fn resolve(&mut self, known_record: &KnownRecord) -> Option<SwapAttempt> {
+        let is_in_force =
+            |attempt: &SwapAttempt| known_record.record().is_some_and(|record| *record == *attempt.record);
         let found = self.attempts.iter().position(is_in_force).map(|index| self.attempts.remove(index));
-        let version = knowledge.version();
+        let version = known_record.version();
         self.attempts.retain(|attempt| attempt.expected == version);
         if self.attempts.is_empty() {
-            self.maybe_named.clear();
+            self.possible_candidates.clear();
         }
         found
     }

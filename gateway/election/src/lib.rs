@@ -21,8 +21,8 @@
 //! - [`session_latch`]: the core over a line of places that sessions keep.
 //! - [`peer`]: what gateways of one group say to each other beside the store.
 //! - [`quorum`]: the core and the voters that need no store.
-//! - [`moves`]: when leadership moves by itself.
-//! - [`placement`]: who should publish which group, where several gateways share several; [`placer`]: what follows for each group's
+//! - [`auto_move`]: when leadership moves by itself.
+//! - [`assignment`]: who should publish which group, where several gateways share several; [`placement`]: what follows for each group's
 //!   election.
 //! - [`auth`]: the shared key and what proves that a message is authentic and new.
 //! - [`latch`]: the face towards the gateway, after the pattern that is known as leader latch.
@@ -35,7 +35,9 @@
 
 pub mod access;
 pub mod announcement;
+pub mod assignment;
 pub mod auth;
+pub mod auto_move;
 pub mod core;
 pub mod driver;
 pub mod emergent;
@@ -46,18 +48,16 @@ pub mod fitness;
 pub mod identity;
 pub mod latch;
 pub mod lease;
-pub mod moves;
 pub mod peer;
-pub mod place;
 pub mod placement;
-pub mod placer;
 pub mod quorum;
 pub mod record;
+pub mod record_location;
 pub mod register;
 pub mod sentinel;
 pub mod session_latch;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
-pub mod store;
+pub mod store_register;
 pub mod timing;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;

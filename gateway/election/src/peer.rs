@@ -7,9 +7,9 @@ use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{DeathNotice, Incarnation, Member, NodeId, epoch_number, written_positions},
-    record::{ConfigurationMark, PeerStamp},
+    record::{ConfigVersion, PeerTimestamp},
 };
 
 /// One message from one gateway to another of its group.
@@ -17,26 +17,29 @@ use super::{
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PeerMessage {
     /// The leader lost its store: do you promise not to take over for one lease from when you answer?
-    PromiseAsk(Question),
+    #[serde(rename = "promise_ask")]
+    PromiseRequest(LeaderRequest),
     /// I do.
-    Promise(Question),
+    Promise(LeaderRequest),
     /// I don't: a swap of mine is under way, or I have not sat out my start.
-    PromiseRefused(Question),
+    PromiseRefused(LeaderRequest),
     /// A hand-over to you is coming.
-    Prepare(Question),
+    Prepare(LeaderRequest),
     /// I am ready, since that moment of my clock.
     Prepared {
         /// What was asked.
-        question: Question,
+        #[serde(rename = "question")]
+        request: LeaderRequest,
         /// On the answering gateway's clock.
-        stamp: PeerStamp,
+        stamp: PeerTimestamp,
     },
     /// I am not: not fit, still joining, or closed.
-    PrepareRefused(Question),
+    PrepareRefused(LeaderRequest),
     /// My leadership is over, and nothing that was sent under its epoch is under way any more: my heir may begin.
     Ended {
         /// Which leadership.
-        question: Question,
+        #[serde(rename = "question")]
+        request: LeaderRequest,
         /// Where its output ended, per channel.
         #[serde(with = "written_positions")]
         positions: BTreeMap<u16, StreamPosition>,
@@ -44,11 +47,12 @@ pub enum PeerMessage {
         is_automatic: bool,
     },
     /// The record does not name me: admit me.
-    AdmitAsk {
+    #[serde(rename = "admit_ask")]
+    AdmitRequest {
         /// Who asks.
         member: Member,
         /// What it is configured to publish.
-        configuration: ConfigurationMark,
+        configuration: ConfigVersion,
     },
     /// How I am; sent twice per renewal period.
     State(PeerState),
@@ -57,9 +61,10 @@ pub enum PeerMessage {
 /// A question about one leadership, unique by asker, incarnation and nonce. An answer repeats it whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Question {
+pub struct LeaderRequest {
     /// Who asks: the leader.
-    pub asker: NodeId,
+    #[serde(rename = "asker")]
+    pub requester: NodeId,
     /// Which start of it.
     pub incarnation: Incarnation,
     /// Its epoch.
@@ -71,17 +76,17 @@ pub struct Question {
     pub lease_ns: u64,
 }
 
-impl Question {
+impl LeaderRequest {
     /// Whether the asker is who died.
     #[must_use]
-    pub fn is_of(&self, notice: &DeathNotice) -> bool {
+    pub fn concerns(&self, notice: &DeathNotice) -> bool {
         self.leadership() == *notice
     }
 
     /// The leadership that it is about, as its end would be told.
     #[must_use]
     pub fn leadership(&self) -> DeathNotice {
-        DeathNotice { holder: self.asker, incarnation: self.incarnation, epoch: self.epoch }
+        DeathNotice { holder: self.requester, incarnation: self.incarnation, epoch: self.epoch }
     }
 }
 
@@ -92,13 +97,14 @@ pub struct PeerState {
     /// Which gateway.
     pub member: Member,
     /// Whether it stands.
-    pub standing: Standing,
+    #[serde(rename = "standing")]
+    pub eligibility: Eligibility,
     /// How fit it is.
     pub fitness: Fitness,
     /// What it is configured to publish.
-    pub configuration: ConfigurationMark,
+    pub configuration: ConfigVersion,
     /// When it says so, on its own clock.
-    pub stamp: PeerStamp,
+    pub stamp: PeerTimestamp,
 }
 
 #[cfg(test)]
@@ -112,23 +118,23 @@ mod tests {
     use crate::formats::check;
 
     #[test]
-    fn messages_survive_writing() {
-        let question = Question {
-            asker: NodeId(1),
+    fn peer_messages_round_trip_through_json() {
+        let request = LeaderRequest {
+            requester: NodeId(1),
             incarnation: Incarnation(2),
             epoch: Epoch::new(3, 1),
             nonce: 4,
             lease_ns: 100_000_000,
         };
         for message in [
-            PeerMessage::PromiseAsk(question),
-            PeerMessage::Prepared { question, stamp: PeerStamp(u64::MAX) },
+            PeerMessage::PromiseRequest(request),
+            PeerMessage::Prepared { request, stamp: PeerTimestamp(u64::MAX) },
             PeerMessage::State(PeerState {
                 member: crate::record::tests::member(1, 2),
-                standing: Standing::Stands,
+                eligibility: Eligibility::Eligible,
                 fitness: Fitness { stalled: true, ..Fitness::default() },
-                configuration: ConfigurationMark::default(),
-                stamp: PeerStamp(5),
+                configuration: ConfigVersion::default(),
+                stamp: PeerTimestamp(5),
             }),
         ] {
             let text = serde_json::to_string(&message).unwrap();
@@ -138,8 +144,8 @@ mod tests {
 
     #[test]
     fn messages_written_by_0_1_0_are_read() {
-        let question = Question {
-            asker: NodeId(1),
+        let request = LeaderRequest {
+            requester: NodeId(1),
             incarnation: Incarnation(2),
             epoch: Epoch::new(3, 1),
             nonce: 4,
@@ -149,28 +155,28 @@ mod tests {
         let session = Session { feed: Feed::IexDeep, date, restart: 5 };
         let position = StreamPosition { session, sequence: Sequence(6), part: 7 };
         let member = crate::record::tests::member(1, 2);
-        let configuration = ConfigurationMark { hash: 8, revision: 9, output_version: 10 };
-        let state = |standing| {
+        let configuration = ConfigVersion { hash: 8, revision: 9, output_version: 10 };
+        let state = |eligibility| {
             PeerMessage::State(PeerState {
                 member: member.clone(),
-                standing,
+                eligibility,
                 fitness: Fitness { channels_failed: 11, channels_behind: 12, log_failing: true, ..Fitness::default() },
                 configuration,
-                stamp: PeerStamp(13),
+                stamp: PeerTimestamp(13),
             })
         };
         let messages = [
-            PeerMessage::PromiseAsk(question),
-            PeerMessage::Promise(question),
-            PeerMessage::PromiseRefused(question),
-            PeerMessage::Prepare(question),
-            PeerMessage::Prepared { question, stamp: PeerStamp(14) },
-            PeerMessage::PrepareRefused(question),
-            PeerMessage::Ended { question, positions: BTreeMap::from([(15, position)]), is_automatic: true },
-            PeerMessage::Ended { question, positions: BTreeMap::new(), is_automatic: false },
-            PeerMessage::AdmitAsk { member: member.clone(), configuration },
-            state(Standing::Stands),
-            state(Standing::Joins),
+            PeerMessage::PromiseRequest(request),
+            PeerMessage::Promise(request),
+            PeerMessage::PromiseRefused(request),
+            PeerMessage::Prepare(request),
+            PeerMessage::Prepared { request, stamp: PeerTimestamp(14) },
+            PeerMessage::PrepareRefused(request),
+            PeerMessage::Ended { request, positions: BTreeMap::from([(15, position)]), is_automatic: true },
+            PeerMessage::Ended { request, positions: BTreeMap::new(), is_automatic: false },
+            PeerMessage::AdmitRequest { member: member.clone(), configuration },
+            state(Eligibility::Eligible),
+            state(Eligibility::Joining),
         ];
         check(
             include_str!("../../../tests/data/formats/peer_messages.jsonl"),

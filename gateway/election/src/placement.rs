@@ -1,305 +1,215 @@
-//! Which gateway should publish which group, where several gateways share several groups.
+//! What each gateway wants of the groups, from what its elections know: where each belongs, and who follows its leader.
 //!
-//! A pure function of what every gateway knows: the groups with their loads and present holders, and the gateways that are
-//! fit. All come to the same answer, in whatever order they learned it. It is a wish: a group moves only by hand-over, from
-//! a holder that leads to a gateway that stands.
-//!
-//! **Spread.** A gateway's fair share is its part of the load by capacity. A gateway that has its share takes no further
-//! group, so that none has more than its share by a whole group.
-//!
-//! **As few moves as possible.** A group stays where it is while its holder is fit and within its share. What has to move
-//! goes to the gateway that its name prefers (rendezvous hashing), of those with room: so a gateway that comes back
-//! finds much the same groups, and nobody else's move.
-//!
-//! **What a gateway isn't fit for** it doesn't get, and keeps its other groups. A pinned group stays where it is.
+//! Nobody places: every gateway computes the same from the same records and the same word of each other, and hands over
+//! only what is its own to give. Where they differ for a moment, tenure and patience of the lease's core keep groups from
+//! moving to and fro. A gateway that joins gets its share when it has joined in all groups.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use mdgw_feeds::identity::GroupId;
+use mdgw_feeds::{identity::GroupId, time::MonoNs};
 
-use super::identity::NodeId;
+use super::{
+    assignment::{GroupLoad, Host, place},
+    core::{GroupPlacement, Pin, View},
+    fitness::FitnessClass,
+    identity::NodeId,
+};
 
-/// A group that wants a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
-    /// Which one.
-    pub group: GroupId,
-    /// What it costs, in any unit that all groups share; channels, for one. 0 counts as 1.
+/// A group, as its election on this gateway sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupObservation {
+    /// What it costs: see [`GroupLoad::load`].
     pub load: u32,
-    /// Who publishes it now.
-    pub holder: Option<NodeId>,
-    /// It doesn't move by itself.
-    pub pinned: bool,
+    /// The election's.
+    pub view: View,
 }
 
-/// A gateway that may publish.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// Which one.
-    pub node: NodeId,
-    /// What it can carry, compared with the others. 0 counts as 1.
-    pub capacity: u32,
-}
-
-/// Where each group should be. `may`: whether that gateway could publish that group; one that nobody could has no place.
+/// Where each group belongs. `own`: this gateway. Who was last heard longer ago than `lease_ns` is not there.
 #[must_use]
-pub fn place(groups: &[Placed], hosts: &[Host], may: impl Fn(GroupId, NodeId) -> bool) -> BTreeMap<GroupId, NodeId> {
-    let mut rooms = Rooms::new(groups, hosts);
-    let mut places = BTreeMap::new();
-    let mut moving = Vec::new();
-    let (pinned, free): (Vec<Placed>, Vec<Placed>) =
-        groups.iter().partition(|group| group.pinned && group.holder.is_some_and(|holder| rooms.has(holder)));
-    for group in &pinned {
-        places.extend(group.holder.map(|holder| (group.group, holder)));
-        group.holder.into_iter().for_each(|holder| rooms.add(holder, group.load));
-    }
-    for group in in_order(&free, |group| group.holder) {
-        match group.holder {
-            Some(holder) if may(group.group, holder) && rooms.take(holder, group.load) => {
-                places.insert(group.group, holder);
-            }
-            _ => moving.push(*group),
-        }
-    }
-    // Heavy ones first: light ones fill up what they leave.
-    for group in in_order(&moving, |_| None).into_iter().rev() {
-        let mut wishes: Vec<NodeId> = rooms.nodes().filter(|node| may(group.group, *node)).collect();
-        wishes.sort_by_key(|node| std::cmp::Reverse((affinity(group.group, *node), *node)));
-        let with_room = wishes.iter().copied().find(|node| rooms.take(*node, group.load));
-        // Those that may have their share: more of it for the one with the least.
-        let node = with_room.or_else(|| {
-            let node = wishes.into_iter().min_by_key(|node| rooms.taken(*node))?;
-            rooms.add(node, group.load);
-            Some(node)
-        });
-        places.extend(node.map(|node| (group.group, node)));
-    }
-    places
+pub fn group_placements(
+    groups: &BTreeMap<GroupId, GroupObservation>,
+    own: NodeId,
+    now: MonoNs,
+    lease_ns: u64,
+) -> BTreeMap<GroupId, GroupPlacement> {
+    let classes: BTreeMap<GroupId, BTreeMap<NodeId, FitnessClass>> =
+        groups.iter().map(|(group, look)| (*group, eligible_classes(&look.view, own, now, lease_ns))).collect();
+    // Fit for a group is who is no worse there than any other.
+    let is_eligible = |group: GroupId, node: NodeId| {
+        let classes = classes.get(&group);
+        classes.is_some_and(|classes| classes.get(&node).is_some_and(|class| Some(class) == classes.values().max()))
+    };
+    // Who joins is level in one group sooner than in another: counted too soon, groups would move in vain to make room.
+    let leads =
+        |node: NodeId| groups.values().any(|look| look.view.leader.as_ref().is_some_and(|leader| leader.node == node));
+    let is_able_everywhere = |node: NodeId| classes.values().all(|classes| classes.contains_key(&node));
+    let nodes: BTreeSet<NodeId> = classes
+        .values()
+        .flat_map(|classes| classes.keys().copied())
+        .filter(|node| leads(*node) || is_able_everywhere(*node))
+        .collect();
+    let hosts: Vec<Host> = nodes.iter().map(|node| Host { node: *node, capacity: 1 }).collect();
+    let held: Vec<GroupLoad> = groups
+        .iter()
+        .map(|(group, GroupObservation { load, view })| {
+            let holder = view.leader.as_ref().map(|leader| leader.node);
+            GroupLoad { group: *group, load: *load, holder, pinned: view.pin == Pin::Pinned }
+        })
+        .collect();
+    let preferred_leaders = place(&held, &hosts, is_eligible);
+    let leaders: BTreeSet<NodeId> = groups.values().filter_map(|look| last_leader(&look.view)).collect();
+    let assigned_without: BTreeMap<NodeId, BTreeMap<GroupId, NodeId>> = leaders
+        .into_iter()
+        .map(|gone| {
+            let rest: Vec<Host> = hosts.iter().copied().filter(|host| host.node != gone).collect();
+            (gone, place(&held, &rest, is_eligible))
+        })
+        .collect();
+    let preferred_successor = |group: &GroupId, view: &View| match last_leader(view) {
+        Some(leader) => assigned_without.get(&leader)?.get(group),
+        None => preferred_leaders.get(group),
+    };
+    let of = |(group, look): (&GroupId, &GroupObservation)| {
+        (
+            *group,
+            GroupPlacement {
+                preferred_leader: preferred_leaders.get(group).copied(),
+                preferred_successor: preferred_successor(group, &look.view).copied(),
+            },
+        )
+    };
+    groups.iter().map(of).collect()
 }
 
-/// In an order that doesn't depend on how they were listed. Light ones first: then what a host was given, in whatever
-/// order, fits again. Of equally light ones those that prefer the host.
-fn in_order(groups: &[Placed], holder: impl Fn(&Placed) -> Option<NodeId>) -> Vec<&Placed> {
-    let mut ordered: Vec<&Placed> = groups.iter().collect();
-    ordered.sort_by_key(|group| {
-        let affinity = holder(group).map(|node| affinity(group.group, node));
-        (group.load.max(1), std::cmp::Reverse(affinity), group.group)
-    });
-    ordered
+/// Who could lead a group, and how fit each is.
+fn eligible_classes(view: &View, own: NodeId, now: MonoNs, lease_ns: u64) -> BTreeMap<NodeId, FitnessClass> {
+    let is_there = |received_at: MonoNs| now.since(received_at) <= lease_ns;
+    let others = view.peers.iter().filter(|(_, peer)| peer.can_lead && is_there(peer.received_at));
+    let own = view.can_lead.then(|| (own, view.fitness.class()));
+    others.map(|(node, peer)| (*node, peer.fitness.class())).chain(own).collect()
 }
 
-/// What is left of each host's share.
-struct Rooms(BTreeMap<NodeId, Room>);
-
-struct Room {
-    taken: u64,
-    share: u64,
-}
-
-impl Rooms {
-    fn new(groups: &[Placed], hosts: &[Host]) -> Self {
-        let load: u64 = groups.iter().map(|group| u64::from(group.load.max(1))).sum();
-        let capacity: u64 = hosts.iter().map(|host| u64::from(host.capacity.max(1))).sum();
-        let share = |host: &Host| (load * u64::from(host.capacity.max(1))).div_ceil(capacity);
-        Self(hosts.iter().map(|host| (host.node, Room { taken: 0, share: share(host) })).collect())
-    }
-
-    fn has(&self, node: NodeId) -> bool {
-        self.0.contains_key(&node)
-    }
-
-    fn taken(&self, node: NodeId) -> u64 {
-        self.0.get(&node).map_or(0, |room| room.taken)
-    }
-
-    /// Whether there is room or not.
-    fn add(&mut self, node: NodeId, load: u32) {
-        if let Some(room) = self.0.get_mut(&node) {
-            room.taken += u64::from(load.max(1));
-        }
-    }
-
-    fn nodes(&self) -> impl Iterator<Item = NodeId> {
-        self.0.keys().copied()
-    }
-
-    /// False: it is not there, or has its share.
-    fn take(&mut self, node: NodeId, load: u32) -> bool {
-        let Some(room) = self.0.get_mut(&node).filter(|room| room.taken < room.share) else { return false };
-        room.taken += u64::from(load.max(1));
-        true
-    }
-}
-
-/// How much a group prefers a gateway: the same on every machine. A few rounds of multiplication and shift (the
-/// finaliser of SplitMix64) make each pair's number independent of all others.
-fn affinity(group: GroupId, node: NodeId) -> u64 {
-    let mut mixed = (u64::from(group.0) << 8 | u64::from(node.0)).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ mixed >> 31
+/// Who leads, or led last: a released record names nobody, but its epoch was made by its last holder.
+fn last_leader(view: &View) -> Option<NodeId> {
+    let made_by = || (view.epoch.count() > 0).then(|| NodeId::of(view.epoch));
+    view.leader.as_ref().map(|leader| leader.node).or_else(made_by)
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use mdgw_feeds::identity::Epoch;
 
     use super::*;
+    use crate::{
+        core::PeerView,
+        fitness::Fitness,
+        identity::{Incarnation, Member, NodeName},
+    };
 
-    fn groups(count: u16) -> Vec<Placed> {
-        (1..=count).map(|group| Placed { group: GroupId(group), load: 1, holder: None, pinned: false }).collect()
+    const NOW: MonoNs = MonoNs(10_000);
+    const LEASE_NS: u64 = 100;
+
+    fn member(node: u8) -> Member {
+        Member { node: NodeId(node), name: NodeName::new(&format!("gw{node}")).unwrap(), incarnation: Incarnation(1) }
     }
 
-    fn anywhere(_: GroupId, _: NodeId) -> bool {
-        true
+    /// As gateway `own` sees it that has heard `others` just now.
+    fn look(own: u8, others: &[u8], leader: Option<u8>) -> GroupObservation {
+        let peer = PeerView { received_at: NOW, fitness: Fitness::default(), can_lead: true };
+        let view = View {
+            epoch: leader.map_or_else(Epoch::default, |leader| Epoch::new(3, leader)),
+            leader: leader.map(member),
+            can_lead: true,
+            peers: others.iter().filter(|node| **node != own).map(|node| (NodeId(*node), peer)).collect(),
+            ..View::default()
+        };
+        GroupObservation { load: 1, view }
     }
 
-    fn hosts(nodes: &[u8]) -> Vec<Host> {
-        nodes.iter().map(|node| Host { node: NodeId(*node), capacity: 1 }).collect()
+    fn six_groups(own: u8, others: &[u8], leaders: [Option<u8>; 6]) -> BTreeMap<GroupId, GroupObservation> {
+        (1..).map(GroupId).zip(leaders.map(|leader| look(own, others, leader))).collect()
     }
 
-    /// The same groups, each held by whom `places` names.
-    fn held(groups: &[Placed], places: &BTreeMap<GroupId, NodeId>) -> Vec<Placed> {
-        groups.iter().map(|group| Placed { holder: places.get(&group.group).copied(), ..*group }).collect()
+    fn of(own: u8, groups: &BTreeMap<GroupId, GroupObservation>) -> BTreeMap<GroupId, GroupPlacement> {
+        group_placements(groups, NodeId(own), NOW, LEASE_NS)
     }
 
-    fn moved(before: &BTreeMap<GroupId, NodeId>, after: &BTreeMap<GroupId, NodeId>) -> Vec<GroupId> {
-        before.iter().filter(|(group, node)| after.get(group) != Some(*node)).map(|(group, _)| *group).collect()
-    }
+    const SPREAD: [Option<u8>; 6] = [Some(1), Some(1), Some(2), Some(2), Some(3), Some(3)];
 
-    fn counts(places: &BTreeMap<GroupId, NodeId>) -> BTreeMap<NodeId, usize> {
-        let mut counts = BTreeMap::new();
-        for node in places.values() {
-            *counts.entry(*node).or_default() += 1;
+    #[test]
+    fn all_gateways_compute_the_same_placement() {
+        for leaders in [[None; 6], [Some(1); 6], SPREAD] {
+            let wanted = of(1, &six_groups(1, &[2, 3], leaders));
+            assert_eq!(of(2, &six_groups(2, &[1, 3], leaders)), wanted);
+            assert_eq!(of(3, &six_groups(3, &[1, 2], leaders)), wanted);
         }
-        counts
     }
 
     #[test]
-    fn six_groups_lie_two_by_two_and_only_those_of_the_dead_one_move() {
-        let groups = groups(6);
-        let first = place(&groups, &hosts(&[1, 2, 3]), anywhere);
-        assert!(counts(&first).values().all(|count| *count == 2), "{first:?}");
-        let second = place(&held(&groups, &first), &hosts(&[1, 3]), anywhere);
-        assert!(counts(&second).values().all(|count| *count == 3), "{second:?}");
-        assert!(moved(&first, &second).iter().all(|group| first.get(group) == Some(&NodeId(2))));
-        let third = place(&held(&groups, &second), &hosts(&[1, 2, 3]), anywhere);
-        assert_eq!(moved(&second, &third).len(), 2, "what the third one's share needs");
-        assert!(counts(&third).values().all(|count| *count == 2), "{third:?}");
+    fn spread_groups_stay_and_a_dead_gateways_groups_go_one_to_each_survivor() {
+        let wanted = of(1, &six_groups(1, &[2, 3], SPREAD));
+        let preferred_leaders: Vec<_> =
+            wanted.values().map(|place| place.preferred_leader.map(|node| node.0)).collect();
+        assert_eq!(preferred_leaders, SPREAD);
+        for (pair, leader) in wanted.values().collect::<Vec<_>>().chunks(2).zip(1..) {
+            let [one, other] = [pair[0].preferred_successor.unwrap().0, pair[1].preferred_successor.unwrap().0];
+            assert!(one != other && one != leader && other != leader, "{leader}: {one} {other}");
+        }
     }
 
     #[test]
-    fn who_is_not_fit_for_a_group_loses_that_one_alone() {
-        let groups = groups(6);
-        let first = place(&groups, &hosts(&[1, 2, 3]), anywhere);
-        let (bad, node) = first.iter().map(|(group, node)| (*group, *node)).next().unwrap();
-        let second = place(&held(&groups, &first), &hosts(&[1, 2, 3]), |group, at| (group, at) != (bad, node));
-        assert_eq!(moved(&first, &second), [bad]);
-        let nobody = place(&held(&groups, &first), &hosts(&[1, 2, 3]), |group, _| group != bad);
-        assert_eq!(nobody.get(&bad), None);
-        assert_eq!(nobody.len(), 5);
+    fn a_gateway_that_released_its_groups_is_not_their_successor() {
+        let mut groups = six_groups(1, &[2, 3], SPREAD);
+        for look in groups.values_mut().filter(|look| NodeId::of(look.view.epoch) == NodeId(2)) {
+            look.view.leader = None;
+        }
+        let wanted = of(1, &groups);
+        let mut followers: Vec<_> =
+            [3, 4].iter().map(|group| wanted[&GroupId(*group)].preferred_successor.unwrap().0).collect();
+        followers.sort_unstable();
+        assert_eq!(followers, [1, 3]);
     }
 
     #[test]
-    fn a_pinned_group_stays_and_counts() {
-        let mut all = groups(6);
-        let holders = all.iter().map(|group| (group.group, NodeId(1))).collect();
-        all = held(&all, &holders);
-        all.iter_mut().take(4).for_each(|group| group.pinned = true);
-        let places = place(&all, &hosts(&[1, 2, 3]), anywhere);
-        assert_eq!(moved(&holders, &places), [GroupId(5), GroupId(6)]);
-        assert_eq!(counts(&places)[&NodeId(1)], 4);
-    }
-
-    #[test]
-    fn without_a_fit_gateway_nothing_is_placed() {
-        assert!(place(&groups(3), &[], anywhere).is_empty());
-    }
-
-    proptest! {
-        #[test]
-        fn each_group_has_a_fit_host_within_its_share_and_stays_there(
-            loads in prop::collection::vec((0_u32..9, prop::option::of(0_u8..6)), 1..40),
-            capacities in prop::collection::btree_map(0_u8..6, 0_u32..5, 1..6),
-        ) {
-            let groups: Vec<Placed> = loads
-                .iter()
-                .zip(1_u16..)
-                .map(|((load, holder), group)| {
-                    let group = GroupId(group);
-                    Placed { group, load: *load, holder: holder.map(NodeId), pinned: false }
-                })
-                .collect();
-            let hosts: Vec<Host> =
-                capacities.iter().map(|(node, capacity)| Host { node: NodeId(*node), capacity: *capacity }).collect();
-            let places = place(&groups, &hosts, anywhere);
-            prop_assert_eq!(places.len(), groups.len());
-            let total: u64 = groups.iter().map(|group| u64::from(group.load.max(1))).sum();
-            let capacity: u64 = hosts.iter().map(|host| u64::from(host.capacity.max(1))).sum();
-            for host in &hosts {
-                let mine = groups.iter().filter(|group| places.get(&group.group) == Some(&host.node));
-                let loads: Vec<u64> = mine.map(|group| u64::from(group.load.max(1))).collect();
-                let share = (total * u64::from(host.capacity.max(1))).div_ceil(capacity);
-                let (sum, largest) = (loads.iter().sum::<u64>(), loads.iter().max().copied().unwrap_or(0));
-                prop_assert!(sum < share + largest.max(1), "{host:?}: {sum} of {share}");
+    fn a_silent_joining_or_less_fit_gateway_is_assigned_nothing() {
+        let homes_at_2 = |change: fn(&mut PeerView)| {
+            let mut groups = six_groups(1, &[2, 3], [Some(1); 6]);
+            for look in groups.values_mut() {
+                change(look.view.peers.get_mut(&NodeId(2)).unwrap());
             }
-            // Nothing is left to move, whoever asks and in whatever order the groups are listed.
-            let mut again = held(&groups, &places);
-            again.reverse();
-            prop_assert_eq!(place(&again, &hosts, anywhere), places);
-        }
+            of(1, &groups).values().filter(|place| place.preferred_leader == Some(NodeId(2))).count()
+        };
+        assert_eq!(homes_at_2(|_| {}), 2);
+        assert_eq!(homes_at_2(|peer| peer.received_at = MonoNs(NOW.0 - LEASE_NS - 1)), 0);
+        assert_eq!(homes_at_2(|peer| peer.can_lead = false), 0);
+        assert_eq!(homes_at_2(|peer| peer.fitness.stalled = true), 0);
+    }
 
-        #[test]
-        fn moves_made_one_by_one_lead_to_what_was_meant_at_first(
-            loads in prop::collection::vec((0_u32..20, 0_u8..6), 1..20),
-            capacities in prop::collection::btree_map(0_u8..6, 0_u32..4, 1..6),
-            order in any::<u64>(),
-        ) {
-            let mut groups: Vec<Placed> = groups(20).into_iter().zip(&loads).map(|(group, (load, holder))| {
-                Placed { load: *load, holder: Some(NodeId(*holder)), ..group }
-            }).collect();
-            let hosts: Vec<Host> =
-                capacities.iter().map(|(node, capacity)| Host { node: NodeId(*node), capacity: *capacity }).collect();
-            let meant = place(&groups, &hosts, anywhere);
-            let mut order = order;
-            loop {
-                let wanted = place(&groups, &hosts, anywhere);
-                prop_assert_eq!(&wanted, &meant);
-                let to_move = |group: &Placed| group.holder != wanted.get(&group.group).copied();
-                let movable: Vec<usize> = (0..groups.len()).filter(|index| to_move(&groups[*index])).collect();
-                if movable.is_empty() {
-                    break;
-                }
-                order = order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let next = movable[usize::try_from(order >> 33).unwrap() % movable.len()];
-                groups[next].holder = wanted.get(&groups[next].group).copied();
+    #[test]
+    fn a_gateway_that_has_joined_only_some_groups_causes_no_moves() {
+        let mut groups = six_groups(1, &[2, 3], [Some(1), Some(1), Some(1), Some(2), Some(2), Some(2)]);
+        let joined_in = |groups: &mut BTreeMap<GroupId, GroupObservation>, wanted: fn(u16) -> bool| {
+            for (group, look) in groups {
+                look.view.peers.get_mut(&NodeId(3)).unwrap().can_lead = wanted(group.0);
             }
-        }
+        };
+        let moving = |groups: &BTreeMap<GroupId, GroupObservation>| {
+            let stays = |(group, place): (&GroupId, &GroupPlacement)| {
+                place.preferred_leader == groups[group].view.leader.as_ref().map(|leader| leader.node)
+            };
+            of(1, groups).iter().filter(|wanted| !stays(*wanted)).count()
+        };
+        joined_in(&mut groups, |group| group > 3);
+        assert_eq!(moving(&groups), 0);
+        joined_in(&mut groups, |_| true);
+        assert_eq!(moving(&groups), 2);
+    }
 
-        #[test]
-        fn where_some_are_unfit_for_some_groups_moves_come_to_an_end(
-            loads in prop::collection::vec((0_u32..20, 0_u8..6, any::<u8>()), 1..20),
-            nodes in prop::collection::btree_set(0_u8..6, 1..6),
-            order in any::<u64>(),
-        ) {
-            let mut groups: Vec<Placed> = groups(20).into_iter().zip(&loads).map(|(group, (load, holder, _))| {
-                Placed { load: *load, holder: Some(NodeId(*holder)), ..group }
-            }).collect();
-            let may = |group: GroupId, node: NodeId| loads[usize::from(group.0) - 1].2 >> node.0 & 1 == 1;
-            let hosts = hosts(&nodes.into_iter().collect::<Vec<_>>());
-            let mut order = order;
-            for moves in 0.. {
-                prop_assert!(moves <= 2 * groups.len(), "groups move to and fro");
-                let wanted = place(&groups, &hosts, may);
-                let to_move = |group: &Placed| wanted.get(&group.group).is_some_and(|node| group.holder != Some(*node));
-                let movable: Vec<usize> = (0..groups.len()).filter(|index| to_move(&groups[*index])).collect();
-                if movable.is_empty() {
-                    break;
-                }
-                order = order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let next = movable[usize::try_from(order >> 33).unwrap() % movable.len()];
-                groups[next].holder = wanted.get(&groups[next].group).copied();
-            }
-        }
+    #[test]
+    fn a_lone_gateway_leads_all_groups_without_a_successor() {
+        let wanted = of(1, &six_groups(1, &[], [None, Some(2), Some(1), None, None, None]));
+        assert!(wanted.values().all(|place| place.preferred_leader == Some(NodeId(1))));
+        assert_eq!(wanted[&GroupId(3)].preferred_successor, None);
+        assert_eq!(wanted[&GroupId(2)].preferred_successor, Some(NodeId(1)));
     }
 }

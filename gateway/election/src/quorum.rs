@@ -10,7 +10,7 @@
 //! - [`message`]: what is said, [`wire`]: how it stands in a datagram.
 //! - [`voter`]: whom a voter promised what; pure. In each gateway and in each witness.
 //! - [`candidate`]: a gateway's part, its own voter included; pure. What drives it is a [`Core`](super::core::Core).
-//! - [`link`], [`vote_file`], [`store`]: socket and disk; [`backend`]: both for a gateway's election threads;
+//! - [`link`], [`vote_file`], [`vote_store`]: socket and disk; [`backend`]: both for a gateway's election threads;
 //!   [`witness`]: both around voters alone.
 //!
 //! The generation is the count of the epoch, the node in its low bits is whom the vote is for. Why no two lead at once:
@@ -24,8 +24,8 @@ pub mod backend;
 pub mod candidate;
 pub mod link;
 pub mod message;
-pub mod store;
 pub mod vote_file;
+pub mod vote_store;
 pub mod voter;
 pub mod wire;
 pub mod witness;

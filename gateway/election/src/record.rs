@@ -33,29 +33,31 @@ pub struct Record {
     /// Who may stand, the holder included: changed by the holder's swap alone.
     pub candidates: BTreeMap<NodeId, NodeName>,
     /// Who may begin at once when the holder has ended, and until when. One that is named stays so while it may.
-    pub heir: Option<Heir>,
+    #[serde(rename = "heir")]
+    pub successor: Option<Successor>,
     /// Automatic moves in a row: each doubles the least tenure. 0 again after a long leadership.
-    pub moves: u32,
+    #[serde(rename = "moves")]
+    pub automatic_moves: u32,
     /// No automatic moves. Never stops a leader from ending its own lease.
     pub pinned: bool,
     /// What the holder is configured to publish.
-    pub configuration: ConfigurationMark,
+    pub configuration: ConfigVersion,
 }
 
 /// Who leads next without asking the store first: it may open its fence when it knows that the holder has ended, and
 /// swaps the record meanwhile. Its lease counts from its own stamp, which was there before the record that names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Heir {
+pub struct Successor {
     /// Which gateway.
     pub node: NodeId,
     /// Which start of it: another one inherits nothing.
     pub incarnation: Incarnation,
     /// When it was heard last, on its own clock.
-    pub stamp: PeerStamp,
+    pub stamp: PeerTimestamp,
 }
 
-impl Heir {
+impl Successor {
     /// Whether that is this start of this gateway.
     #[must_use]
     pub fn is(&self, member: &Member) -> bool {
@@ -66,12 +68,12 @@ impl Heir {
 /// A moment on the clock of one gateway, carried by another, to whom it means nothing. ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct PeerStamp(pub u64);
+pub struct PeerTimestamp(pub u64);
 
 /// What a gateway is configured to publish. Two gateways with one hash give their output the same names and content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ConfigurationMark {
+pub struct ConfigVersion {
     /// Over all settings that the output depends on.
     pub hash: u64,
     /// Raised by whoever rolls out a new configuration.
@@ -82,19 +84,19 @@ pub struct ConfigurationMark {
 
 /// A differing configuration stops nobody for good: it stands in the way while a leader that has it runs, and for so many
 /// leases after, so that a gateway with the same configuration comes first.
-pub const DIFFERENCE_PATIENCE_LEASES: u64 = 100;
+pub const CONFIG_MISMATCH_WAIT_LEASES: u64 = 100;
 
-impl ConfigurationMark {
+impl ConfigVersion {
     /// Whether both give their output the same names and content.
     #[must_use]
-    pub fn publishes_as(&self, other: &Self) -> bool {
+    pub fn has_same_output_as(&self, other: &Self) -> bool {
         (self.hash, self.output_version) == (other.hash, other.output_version)
     }
 
     /// Whether whoever has it may follow a leader with `theirs`: with the same output, or rolled out later.
     #[must_use]
-    pub fn may_follow(&self, theirs: &Self) -> bool {
-        self.publishes_as(theirs) || self.revision > theirs.revision
+    pub fn may_succeed(&self, theirs: &Self) -> bool {
+        self.has_same_output_as(theirs) || self.revision > theirs.revision
     }
 }
 
@@ -130,7 +132,7 @@ impl Record {
     /// When it is no record, or one that no gateway would write.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
         if bytes.len() > RECORD_BYTES_MAX {
-            return Err(RecordError::Long { bytes: bytes.len() });
+            return Err(RecordError::TooLong { bytes: bytes.len() });
         }
         let record: Self = serde_json::from_slice(bytes)?;
         record.check()?;
@@ -138,19 +140,19 @@ impl Record {
     }
 
     fn check(&self) -> Result<(), RecordError> {
-        let wrong = |what| Err(RecordError::Contradictory { what });
+        let inconsistent = |what| Err(RecordError::Inconsistent { what });
         if !(1..=LEASE_NS_MAX).contains(&self.lease_ns) {
-            return wrong("its lease is of no length that could be configured");
+            return inconsistent("its lease is of no length that could be configured");
         }
         if !(1..=EPOCH_COUNT_MAX).contains(&self.epoch.count()) {
-            return wrong("its epoch has no count that is ever given");
+            return inconsistent("its epoch has no count that is ever given");
         }
         if let Some(holder) = &self.holder {
             if NodeId::of(self.epoch) != holder.node {
-                return wrong("its epoch was made by another node than its holder");
+                return inconsistent("its epoch was made by another node than its holder");
             }
             if self.candidates.get(&holder.node) != Some(&holder.name) {
-                return wrong("its holder is no candidate");
+                return inconsistent("its holder is no candidate");
             }
         }
         Ok(())
@@ -162,16 +164,16 @@ impl Record {
 pub enum RecordError {
     /// Longer than any record.
     #[error("{bytes} bytes are more than the {RECORD_BYTES_MAX} that a record can have")]
-    Long {
+    TooLong {
         /// How long.
         bytes: usize,
     },
     /// Not in a record's form.
     #[error("not a record: {0}")]
-    Form(#[from] serde_json::Error),
+    Malformed(#[from] serde_json::Error),
     /// Its parts don't fit together.
     #[error("not a record that a gateway wrote: {what}")]
-    Contradictory {
+    Inconsistent {
         /// What doesn't fit.
         what: &'static str,
     },
@@ -200,40 +202,41 @@ pub(crate) mod tests {
             lease_ns: 100_000_000,
             fitness: Fitness::default(),
             candidates: [1, 2].map(|node| (NodeId(node), member(node, 0).name)).into(),
-            heir: None,
-            moves: 0,
+            successor: None,
+            automatic_moves: 0,
             pinned: false,
-            configuration: ConfigurationMark { hash: 7, revision: 1, output_version: 1 },
+            configuration: ConfigVersion { hash: 7, revision: 1, output_version: 1 },
         }
     }
 
-    pub(crate) fn heir(node: u8, stamp: u64) -> Heir {
-        Heir { node: NodeId(node), incarnation: Incarnation(1), stamp: PeerStamp(stamp) }
+    pub(crate) fn successor(node: u8, stamp: u64) -> Successor {
+        Successor { node: NodeId(node), incarnation: Incarnation(1), stamp: PeerTimestamp(stamp) }
     }
 
-    fn with_heir() -> Record {
-        Record { heir: Some(heir(1, 4)), ..record(3, &member(2, 8)) }
+    fn with_successor() -> Record {
+        Record { successor: Some(successor(1, 4)), ..record(3, &member(2, 8)) }
     }
 
     #[test]
-    fn records_survive_the_store() {
-        for record in [record(1, &member(1, 1)), with_heir(), Record { holder: None, ..record(1, &member(1, 1)) }] {
+    fn records_round_trip_through_the_store_format() {
+        for record in [record(1, &member(1, 1)), with_successor(), Record { holder: None, ..record(1, &member(1, 1)) }]
+        {
             assert_eq!(Record::from_bytes(&record.to_bytes()).unwrap(), record);
         }
     }
 
     #[test]
-    fn what_no_gateway_writes_is_refused() {
+    fn inconsistent_records_are_refused() {
         let good = record(1, &member(1, 1));
         let refused =
-            |record: Record| matches!(Record::from_bytes(&record.to_bytes()), Err(RecordError::Contradictory { .. }));
+            |record: Record| matches!(Record::from_bytes(&record.to_bytes()), Err(RecordError::Inconsistent { .. }));
         assert!(refused(Record { lease_ns: 0, ..good.clone() }));
         assert!(refused(Record { lease_ns: LEASE_NS_MAX + 1, ..good.clone() }));
         assert!(refused(Record { epoch: Epoch::new(0, 1), ..good.clone() }));
         assert!(refused(Record { epoch: Epoch::new(1, 2), ..good.clone() }));
         assert!(refused(Record { candidates: BTreeMap::new(), ..good.clone() }));
         assert!(!refused(good));
-        assert!(matches!(Record::from_bytes(&vec![b' '; RECORD_BYTES_MAX + 1]), Err(RecordError::Long { .. })));
+        assert!(matches!(Record::from_bytes(&vec![b' '; RECORD_BYTES_MAX + 1]), Err(RecordError::TooLong { .. })));
     }
 
     #[test]
@@ -244,16 +247,16 @@ pub(crate) mod tests {
             renewal: 3,
             lease_ns: 100_000_000,
             fitness: Fitness {
-                output_unheard: true,
+                output_not_received: true,
                 channels_failed: 4,
                 channels_behind: 5,
                 log_failing: false,
                 stalled: true,
             },
-            heir: Some(Heir { node: NodeId(1), incarnation: Incarnation(6), stamp: PeerStamp(7) }),
-            moves: 8,
+            successor: Some(Successor { node: NodeId(1), incarnation: Incarnation(6), stamp: PeerTimestamp(7) }),
+            automatic_moves: 8,
             pinned: true,
-            configuration: ConfigurationMark { hash: u64::MAX, revision: 9, output_version: 10 },
+            configuration: ConfigVersion { hash: u64::MAX, revision: 9, output_version: 10 },
             ..record(41, &member(2, 0))
         };
         let least = Record {
@@ -263,10 +266,10 @@ pub(crate) mod tests {
             lease_ns: 1,
             fitness: Fitness::default(),
             candidates: BTreeMap::new(),
-            heir: None,
-            moves: 0,
+            successor: None,
+            automatic_moves: 0,
             pinned: false,
-            configuration: ConfigurationMark::default(),
+            configuration: ConfigVersion::default(),
         };
         check(
             include_str!("../../../tests/data/formats/record.jsonl"),
@@ -278,8 +281,8 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn damage_is_refused_or_read_as_a_sound_record(index in 0_usize..600, byte: u8) {
-            let mut bytes = with_heir().to_bytes();
+        fn a_damaged_record_is_refused_or_still_consistent(index in 0_usize..600, byte: u8) {
+            let mut bytes = with_successor().to_bytes();
             let index = index % bytes.len();
             bytes[index] = byte;
             if let Ok(record) = Record::from_bytes(&bytes) {

@@ -9,18 +9,18 @@ use super::record::Record;
 /// One group's record in a store. Its methods hand a request in and return at once.
 pub trait Register: Send {
     /// Asks for the newest record, past all caches: an answer holds what was in force at some moment after the call.
-    fn read(&mut self, ticket: Ticket);
+    fn read(&mut self, request_id: RequestId);
 
     /// Puts `record` in the place of the version `expected`, and of no other; [`Version::NONE`]: only if there is no
     /// record. Tried once: a request whose fate is not known is answered as [`Outcome::Unknown`], never repeated.
-    fn compare_and_swap(&mut self, ticket: Ticket, expected: Version, record: &Record);
+    fn compare_and_swap(&mut self, request_id: RequestId, expected: Version, record: &Record);
 
     /// From now on each change is told as [`RegisterEvent::Changed`]. Versions may be skipped, the newest is always
     /// told in the end. Who can't watch polls.
     fn watch(&mut self);
 
     /// Gives up connections whose requests are overdue: what is asked next goes over a fresh one. What was under way
-    /// is answered as unknown, or not at all; [`Link::Doubtful`] is told before anything that comes over the new one.
+    /// is answered as unknown, or not at all; [`StoreLink::InDoubt`] is told before anything that comes over the new one.
     fn reconnect(&mut self);
 }
 
@@ -30,14 +30,14 @@ pub enum RegisterEvent {
     /// The answer to the request with that ticket.
     Answer {
         /// Of the request.
-        ticket: Ticket,
+        request_id: RequestId,
         /// What came of it.
         outcome: Outcome,
     },
     /// The watch saw this; `None`: the record was removed.
     Changed(Option<Versioned>),
     /// How the connection is.
-    Link(Link),
+    StoreLink(StoreLink),
 }
 
 /// What came of a request.
@@ -76,16 +76,16 @@ impl Version {
 
 /// Names a request. Chosen by who asks, never used twice within a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
+pub struct RequestId(pub u64);
 
 /// State of the connection to the store, as the store's client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Link {
+pub enum StoreLink {
     /// Requests are answered.
     Up,
     /// In doubt: it may come back. Told before anything from a later connection, since that may lead to a store that
     /// was restored meanwhile.
-    Doubtful,
+    InDoubt,
     /// The session has ended: what was known under it counts no more.
     Ended,
 }
@@ -94,11 +94,11 @@ pub enum Link {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RegisterRequest {
     /// [`Register::read`].
-    Read(Ticket),
+    Read(RequestId),
     /// [`Register::compare_and_swap`].
     CompareAndSwap {
         /// Names it.
-        ticket: Ticket,
+        request_id: RequestId,
         /// The version it replaces.
         expected: Version,
         /// What takes its place.
@@ -110,11 +110,11 @@ pub enum RegisterRequest {
 
 impl RegisterRequest {
     /// Hands it in.
-    pub fn hand_to(&self, register: &mut dyn Register) {
+    pub fn submit_to(&self, register: &mut dyn Register) {
         match self {
-            Self::Read(ticket) => register.read(*ticket),
-            Self::CompareAndSwap { ticket, expected, record } => {
-                register.compare_and_swap(*ticket, *expected, record);
+            Self::Read(request_id) => register.read(*request_id),
+            Self::CompareAndSwap { request_id, expected, record } => {
+                register.compare_and_swap(*request_id, *expected, record);
             }
             Self::Reconnect => register.reconnect(),
         }

@@ -1,4 +1,4 @@
-//! Sentinel: a process beside the gateway that tells of its death, so that nobody has to wait for a lease.
+//! SentinelConnection: a process beside the gateway that tells of its death, so that nobody has to wait for a lease.
 //!
 //! ```text
 //!   gateway ── page, pidfd, charge ──► sentinel ── notice ──► every voter and candidate
@@ -9,20 +9,20 @@
 //! pidfd, (2) shuts the kernel's fence, where there is one, (3) announces *this* holder, *this* incarnation, *this* epoch as
 //! dead. Nothing is concluded from silence: a sentinel that dies itself only means waiting for the lease.
 //!
-//! - [`page`]: the shared memory; made anew for each incarnation.
-//! - [`charge`]: what the gateway tells its sentinel, and how.
+//! - [`shared_page`]: the shared memory; made anew for each incarnation.
+//! - [`registration`]: what the gateway tells its sentinel, and how.
 //! - [`watch`]: the sentinel's part. [`hang`]: when a gateway that lives makes no progress; opt-in.
-//! - [`announcement`]: the notice on the wire, signed. [`mark`]: the record itself, if nobody has taken over by then.
-//! - [`settle`]: memory, priority, process group.
+//! - [`announcement`]: the notice on the wire, signed. [`release_on_behalf`]: the record itself, if nobody has taken over by then.
+//! - [`process_setup`]: memory, priority, process group.
 //!
 //! A process that dumps core tells nobody that it died until the dump is written, so the gateway switches dumps off
 //! unless it is configured otherwise ([`forbid_core_dumps`]).
 
-pub mod charge;
 pub mod hang;
-pub mod mark;
-pub mod page;
-pub mod settle;
+pub mod process_setup;
+pub mod registration;
+pub mod release_on_behalf;
+pub mod shared_page;
 pub mod watch;
 
 use std::{
@@ -39,11 +39,11 @@ use std::{
 use mdgw_sys::{kernel_fence::KernelFence, pidfd::PidFd};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
-use self::{charge::Charge, page::Page};
+use self::{registration::WatchRegistration, shared_page::SharedPage};
 
 /// The gateway's end: as long as this lives, a sentinel watches, unless [`Self::fault`] says otherwise.
 #[derive(Debug)]
-pub struct Sentinel {
+pub struct SentinelConnection {
     stream: UnixStream,
     /// Where the gateway started it.
     child: Option<Child>,
@@ -51,7 +51,7 @@ pub struct Sentinel {
 
 /// Where a sentinel comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum SentinelSource {
     /// The gateway starts it: the program, as a rule `/proc/self/exe`, and its priority.
     Start {
         /// The program.
@@ -71,28 +71,29 @@ pub struct SentinelError {
     source: io::Error,
 }
 
-impl Sentinel {
+impl SentinelConnection {
     /// Hands a charge to a sentinel, with the fence in the kernel if there is one, and waits until it watches. The page
-    /// must be [held](Page::hold) by then.
+    /// must be [held](SharedPage::hold) by then.
     ///
     /// # Errors
     /// When there is none, or it refuses; with its reason.
     pub fn start(
-        source: &Source,
-        charge: &Charge,
-        page: &Page,
+        source: &SentinelSource,
+        registration: &WatchRegistration,
+        page: &SharedPage,
         kernel_fence: Option<&KernelFence>,
     ) -> Result<Self, SentinelError> {
         let during = |act| move |source| SentinelError { act, source };
         let (mut stream, child) = match source {
-            Source::Start { program, priority } => spawn(program, *priority).map_err(during("start"))?,
-            Source::Service(path) => (UnixStream::connect(path).map_err(during("reach"))?, None),
+            SentinelSource::Start { program, priority } => spawn(program, *priority).map_err(during("start"))?,
+            SentinelSource::Service(path) => (UnixStream::connect(path).map_err(during("reach"))?, None),
         };
         let process = PidFd::own().map_err(during("make a pidfd for"))?;
-        let limits = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
+        let limits =
+            stream.set_read_timeout(Some(ANSWER_TIMEOUT)).and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)));
         let mut descriptors = vec![page.as_fd(), process.as_fd()];
         descriptors.extend(kernel_fence.into_iter().flat_map(KernelFence::descriptors));
-        let handed = limits.and_then(|()| charge.hand_over(&mut stream, &descriptors));
+        let handed = limits.and_then(|()| registration.send(&mut stream, &descriptors));
         handed.map_err(during("charge"))?;
         stream.set_nonblocking(true).map_err(during("charge"))?;
         Ok(Self { stream, child })
@@ -119,7 +120,7 @@ impl Sentinel {
 }
 
 /// A charge is answered within milliseconds, unless the machine is in trouble.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Its standard input is the stream: nothing else of ours is inherited, and nothing has to be numbered.
 fn spawn(program: &Path, priority: u8) -> io::Result<(UnixStream, Option<Child>)> {

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!            join               first, epoch taken                 hand-over, close
-//!   Outside ──────► In line ──────────────────────► Leading ─────────────────────────► Leaving ──► Outside
+//!   Outside ──────► In line ──────────────────────► Leading ─────────────────────────► LeaveState ──► Outside
 //!      ▲               ▲ deadline passed, outranked  │
 //!      └───────────────┴───────── session or place gone
 //! ```
@@ -25,12 +25,12 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{
     core::{CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, Pin, Progress, Role, View},
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, next_epoch},
     lease::OnSuspended,
     peer::PeerState,
-    record::{ConfigurationMark, PeerStamp},
-    register::{Link, Ticket, Version},
+    record::{ConfigVersion, PeerTimestamp},
+    register::{RequestId, StoreLink, Version},
     timing::{LeaseTiming, drift_ns},
 };
 
@@ -42,7 +42,7 @@ pub struct SessionLatchConfig {
     /// Renewal, margin and rate error; the lease's length is the session's.
     pub timing: LeaseTiming,
     /// What it publishes.
-    pub configuration: ConfigurationMark,
+    pub configuration: ConfigVersion,
     /// While the connection is in doubt.
     pub on_suspended: OnSuspended,
     /// The highest epoch in this gateway's own log.
@@ -53,44 +53,44 @@ pub struct SessionLatchConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SessionRequest {
     /// Take a place at the end of the line.
-    Join(Ticket),
-    /// Who stands in line, and the last epoch. From then on, [`SessionEvent::Stirred`] when the one before us goes.
-    Look(Ticket),
+    Join(RequestId),
+    /// Who stands in line, and the last epoch. From then on, [`SessionEvent::QueueChanged`] when the one before us goes.
+    ReadQueue(RequestId),
     /// Nothing but an answer, that the session be heard of.
-    Touch(Ticket),
+    KeepAlive(RequestId),
     /// Write to our place.
-    Renew(Ticket),
+    Renew(RequestId),
     /// Put this epoch in the place of the one of that version, if our place is still there.
     TakeEpoch {
         /// Names it.
-        ticket: Ticket,
+        request_id: RequestId,
         /// What it replaces.
         expected: Version,
         /// What takes its place.
         epoch: Epoch,
     },
     /// Give up our place.
-    Leave(Ticket),
+    Leave(RequestId),
     /// Take away the place of somebody whose process is known to have ended.
-    Remove(Ticket, String),
+    Remove(RequestId, String),
 }
 
 /// What comes from the session's keeper.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SessionEvent {
     /// A session has begun, and with this time-out, as the store granted it. Nothing of an earlier one is there.
-    Began {
+    Started {
         /// T, ns.
         timeout_ns: u64,
         /// When it was asked for, at the earliest.
         asked: MonoNs,
     },
-    /// How the connection is; [`Link::Ended`]: the session has expired, and what was asked has no answer any more.
-    Link(Link),
+    /// How the connection is; [`StoreLink::Ended`]: the session has expired, and what was asked has no answer any more.
+    StoreLink(StoreLink),
     /// The answer to the request with that ticket.
-    Answer(Ticket, SessionAnswer),
+    Answer(RequestId, SessionAnswer),
     /// The one before us has gone, or the line is not what it was.
-    Stirred,
+    QueueChanged,
 }
 
 /// What came of a request.
@@ -98,10 +98,10 @@ pub enum SessionEvent {
 pub enum SessionAnswer {
     /// It was done.
     Done,
-    /// To [`SessionRequest::Look`].
-    Line {
+    /// To [`SessionRequest::ReadQueue`].
+    Queue {
         /// Who stands there, the first one first.
-        places: Vec<Place>,
+        entries: Vec<QueueEntry>,
         /// Which of them is ours.
         own: Option<usize>,
         /// The last epoch that was taken; 0: none yet.
@@ -121,7 +121,7 @@ pub enum SessionAnswer {
 
 /// A place in the line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct QueueEntry {
     /// Its name in the store.
     pub name: String,
     /// Whose it is; `None`: of somebody who says so in no form of ours.
@@ -134,41 +134,41 @@ pub struct SessionLatch {
     config: SessionLatchConfig,
     /// T of the session, while there is one.
     session_ns: Option<u64>,
-    known: Known,
+    known: SessionLiveness,
     connection: ConnectionState,
-    has_place: bool,
+    is_queued: bool,
     /// Whether the line has to be looked at.
-    must_look: bool,
+    must_read_queue: bool,
     /// Answers that are waited for, with what was asked and when.
-    asked: BTreeMap<Ticket, (Asked, MonoNs)>,
+    asked: BTreeMap<RequestId, (RequestKind, MonoNs)>,
     /// When anything was asked last.
-    asked_at: MonoNs,
-    places: Vec<Place>,
+    last_request_at: MonoNs,
+    entries: Vec<QueueEntry>,
     own: Option<usize>,
     /// The last epoch that was taken by anybody, as far as is known.
     epoch: Epoch,
     leading: Option<Leading>,
-    leaving: Leaving,
-    standing: Standing,
+    leaving: LeaveState,
+    eligibility: Eligibility,
     progress: Progress,
     clock_error_ppm: u32,
     fitness: Fitness,
-    heard: Epoch,
+    observed_epoch: Epoch,
     pin: Pin,
     obstacle: Option<Obstacle>,
     /// A store that refuses is not hammered.
-    rest_until: MonoNs,
+    backoff_until: MonoNs,
     /// Until when a send of the last leadership may be under way: our place stays as long.
-    sends_end: MonoNs,
+    sends_end_at: MonoNs,
     tickets: u64,
     outputs: Vec<Output<SessionRequest>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Asked {
+enum RequestKind {
     Join,
-    Look,
-    Touch,
+    ReadQueue,
+    KeepAlive,
     Renew,
     TakeEpoch(Epoch),
     Leave,
@@ -177,12 +177,12 @@ enum Asked {
 
 /// What is known of when the node of the store that ends sessions heard of ours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Known {
+struct SessionLiveness {
     /// The session lasts T from then at least.
     from: MonoNs,
     /// After a silence: when the first request was sent that was answered, and when the answer came. Whether word of it came in
     /// time is known with the answer to another one, sent long enough after.
-    again: Option<(MonoNs, MonoNs)>,
+    after_silence: Option<(MonoNs, MonoNs)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -194,15 +194,15 @@ struct Leading {
 
 /// Whether the place is being given up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-enum Leaving {
+enum LeaveState {
     #[default]
-    No,
+    Staying,
     /// To whom leadership is to go; the line is looked at first.
     HandOver(Option<NodeId>),
     /// The fence is closed, sends may be outstanding.
     Draining,
     /// The place is to go; then a new one is taken.
-    Left,
+    Leaving,
     /// The place is to go, for good.
     Closing,
 }
@@ -214,26 +214,26 @@ impl SessionLatch {
         Self {
             config,
             session_ns: None,
-            known: Known::default(),
+            known: SessionLiveness::default(),
             connection: ConnectionState::default(),
-            has_place: false,
-            must_look: false,
+            is_queued: false,
+            must_read_queue: false,
             asked: BTreeMap::new(),
-            asked_at: MonoNs(0),
-            places: Vec::new(),
+            last_request_at: MonoNs(0),
+            entries: Vec::new(),
             own: None,
             epoch: Epoch::default(),
             leading: None,
-            leaving: Leaving::No,
-            standing: Standing::default(),
+            leaving: LeaveState::Staying,
+            eligibility: Eligibility::default(),
             progress: Progress::default(),
             clock_error_ppm: 0,
             fitness: Fitness::default(),
-            heard: Epoch::default(),
+            observed_epoch: Epoch::default(),
             pin: Pin::default(),
             obstacle: None,
-            rest_until: MonoNs(0),
-            sends_end: MonoNs(0),
+            backoff_until: MonoNs(0),
+            sends_end_at: MonoNs(0),
             tickets: 0,
             outputs: Vec::new(),
         }
@@ -241,42 +241,42 @@ impl SessionLatch {
 
     fn take(&mut self, now: MonoNs, input: Input<SessionEvent>) {
         match input {
-            Input::Backend(event) => self.take_event(now, event),
+            Input::Backend(event) => self.on_event(now, event),
             Input::Fitness(fitness) => self.fitness = fitness,
-            Input::Standing(standing) => self.standing = standing,
+            Input::Eligibility(eligibility) => self.eligibility = eligibility,
             Input::ClockRate { error_ppm } => self.clock_error_ppm = error_ppm,
             Input::Progress(progress) => self.progress = progress,
-            Input::Heard(epoch) => {
-                self.heard = self.heard.max(epoch);
+            Input::ObservedEpoch(epoch) => {
+                self.observed_epoch = self.observed_epoch.max(epoch);
                 if self.leading.is_some_and(|leading| leading.epoch < epoch) {
-                    self.outputs.push(Output::Notice(Notice::HigherEpochHeard(epoch)));
+                    self.outputs.push(Output::Notice(Notice::HigherEpochObserved(epoch)));
                     self.close(CloseReason::Outranked);
                 }
             }
-            Input::HandOver(target) if self.leading.is_some() && self.leaving == Leaving::No => {
-                self.leaving = Leaving::HandOver(target);
-                self.must_look = true;
+            Input::HandOver(target) if self.leading.is_some() && self.leaving == LeaveState::Staying => {
+                self.leaving = LeaveState::HandOver(target);
+                self.must_read_queue = true;
             }
-            Input::Drained { .. } if matches!(self.leaving, Leaving::Draining | Leaving::Closing) => {
-                self.sends_end = MonoNs(0);
-                if self.leaving == Leaving::Draining {
-                    self.leaving = Leaving::Left;
+            Input::Drained { .. } if matches!(self.leaving, LeaveState::Draining | LeaveState::Closing) => {
+                self.sends_end_at = MonoNs(0);
+                if self.leaving == LeaveState::Draining {
+                    self.leaving = LeaveState::Leaving;
                 }
             }
             Input::Pin(pin) => self.pin = pin,
             Input::Died(notice) => {
-                let dead = |place: &&Place| {
-                    let member = place.member.as_ref();
+                let dead = |entry: &&QueueEntry| {
+                    let member = entry.member.as_ref();
                     member.is_some_and(|of| of.node == notice.holder && of.incarnation == notice.incarnation)
                 };
-                if let Some(Place { name, .. }) = self.places.iter().find(dead).cloned() {
-                    self.ask(now, Asked::Remove, |ticket| SessionRequest::Remove(ticket, name));
+                if let Some(QueueEntry { name, .. }) = self.entries.iter().find(dead).cloned() {
+                    self.ask(now, RequestKind::Remove, |request_id| SessionRequest::Remove(request_id, name));
                 }
             }
             Input::Close => {
                 self.close(CloseReason::Released);
-                self.leaving = Leaving::Closing;
-                if now < self.sends_end {
+                self.leaving = LeaveState::Closing;
+                if now < self.sends_end_at {
                     self.outputs.push(Output::Drain);
                 }
             }
@@ -286,247 +286,254 @@ impl SessionLatch {
             | Input::HandOver(_)
             | Input::Drained { .. }
             | Input::Admit(..)
-            | Input::Placed(_)
-            | Input::Differs(_) => {}
+            | Input::Placement(_)
+            | Input::OutputMismatch(_) => {}
         }
     }
 
-    fn take_event(&mut self, now: MonoNs, event: SessionEvent) {
+    fn on_event(&mut self, now: MonoNs, event: SessionEvent) {
         match event {
-            SessionEvent::Began { timeout_ns, asked } => {
+            SessionEvent::Started { timeout_ns, asked } => {
                 self.end_session();
                 self.session_ns = Some(timeout_ns);
-                self.known = Known { from: asked, again: None };
+                self.known = SessionLiveness { from: asked, after_silence: None };
                 let is_first = self.connection == ConnectionState::Starting;
                 self.connect(if is_first { ConnectionState::Connected } else { ConnectionState::Reconnected });
             }
-            SessionEvent::Link(Link::Up) if self.session_ns.is_some() => {
+            SessionEvent::StoreLink(StoreLink::Up) if self.session_ns.is_some() => {
                 if self.connection == ConnectionState::Suspended {
                     self.connect(ConnectionState::Reconnected);
-                    self.must_look = true;
+                    self.must_read_queue = true;
                 }
             }
-            SessionEvent::Link(Link::Doubtful) if self.session_ns.is_some() => {
+            SessionEvent::StoreLink(StoreLink::InDoubt) if self.session_ns.is_some() => {
                 if self.config.on_suspended == OnSuspended::Stop {
                     self.close(CloseReason::Suspended);
                 }
                 self.connect(ConnectionState::Suspended);
             }
-            SessionEvent::Link(Link::Ended) => {
+            SessionEvent::StoreLink(StoreLink::Ended) => {
                 self.end_session();
                 self.connect(ConnectionState::Lost);
             }
-            SessionEvent::Link(_) => {}
-            SessionEvent::Stirred => self.must_look = true,
-            SessionEvent::Answer(ticket, answer) => {
+            SessionEvent::StoreLink(_) => {}
+            SessionEvent::QueueChanged => self.must_read_queue = true,
+            SessionEvent::Answer(request_id, answer) => {
                 // What was asked in an earlier session has no meaning in this one.
-                if let Some((asked, sent)) = self.asked.remove(&ticket) {
-                    self.take_answer(now, asked, sent, answer);
+                if let Some((asked, sent)) = self.asked.remove(&request_id) {
+                    self.on_answer(now, asked, sent, answer);
                 }
             }
         }
     }
 
-    fn take_answer(&mut self, now: MonoNs, asked: Asked, sent: MonoNs, answer: SessionAnswer) {
-        if matches!(answer, SessionAnswer::Done | SessionAnswer::Line { .. } | SessionAnswer::Refused) {
-            self.is_heard_of(now, sent);
+    fn on_answer(&mut self, now: MonoNs, asked: RequestKind, sent: MonoNs, answer: SessionAnswer) {
+        if matches!(answer, SessionAnswer::Done | SessionAnswer::Queue { .. } | SessionAnswer::Refused) {
+            self.record_session_alive(now, sent);
         }
         match (asked, answer) {
-            (Asked::Join, SessionAnswer::Done) => (self.has_place, self.must_look) = (true, true),
-            (Asked::Look, SessionAnswer::Line { places, own, epoch, version }) => {
-                (self.places, self.own, self.epoch) = (places, own, self.epoch.max(epoch));
-                self.has_place = own.is_some();
+            (RequestKind::Join, SessionAnswer::Done) => (self.is_queued, self.must_read_queue) = (true, true),
+            (RequestKind::ReadQueue, SessionAnswer::Queue { entries, own, epoch, version }) => {
+                (self.entries, self.own, self.epoch) = (entries, own, self.epoch.max(epoch));
+                self.is_queued = own.is_some();
                 self.obstacle = None;
-                self.look_at_line(now, version);
+                self.on_queue(now, version);
             }
-            (Asked::Renew, SessionAnswer::Done) => {
+            (RequestKind::Renew, SessionAnswer::Done) => {
                 let deadline = self.deadline();
                 if let Some(leading) = self.leading.as_mut().filter(|leading| leading.deadline < deadline) {
                     leading.deadline = deadline;
                     self.outputs.push(Output::Renew { deadline });
                 }
             }
-            (Asked::TakeEpoch(epoch), SessionAnswer::Done) => {
+            (RequestKind::TakeEpoch(epoch), SessionAnswer::Done) => {
                 self.epoch = epoch;
                 let deadline = self.deadline();
-                if now < deadline && epoch > self.heard && self.may_stand() && self.leaving == Leaving::No {
+                if now < deadline
+                    && epoch > self.observed_epoch
+                    && self.is_eligible()
+                    && self.leaving == LeaveState::Staying
+                {
                     self.leading = Some(Leading { epoch, deadline, renew_at: sent.plus(self.config.timing.renew_ns) });
                     self.outputs.push(Output::Open { epoch, deadline });
                 } else {
-                    self.must_look = true;
+                    self.must_read_queue = true;
                 }
             }
             // That it was gone already says nothing of our own place.
-            (Asked::Remove, _) => self.must_look = true,
-            (Asked::Leave, SessionAnswer::Done) | (_, SessionAnswer::Gone) => self.lose_place(),
+            (RequestKind::Remove, _) => self.must_read_queue = true,
+            (RequestKind::Leave, SessionAnswer::Done) | (_, SessionAnswer::Gone) => self.on_entry_lost(),
             (_, SessionAnswer::Failed(why)) => {
                 self.obstacle = Some(Obstacle::ForeignRecord(why));
-                self.rest_until = now.plus(REST_NS);
-                self.must_look = true;
+                self.backoff_until = now.plus(BACKOFF_NS);
+                self.must_read_queue = true;
             }
             // A renewal of unknown outcome moves nothing; for all else the line says what came of it.
-            (Asked::Renew | Asked::Touch, _) => {}
+            (RequestKind::Renew | RequestKind::KeepAlive, _) => {}
             (_, SessionAnswer::Refused | SessionAnswer::Unknown(_)) => {
-                self.rest_until = now.plus(self.config.timing.renew_ns);
-                self.must_look = true;
+                self.backoff_until = now.plus(self.config.timing.renew_ns);
+                self.must_read_queue = true;
             }
-            (_, SessionAnswer::Done | SessionAnswer::Line { .. }) => {}
+            (_, SessionAnswer::Done | SessionAnswer::Queue { .. }) => {}
         }
     }
 
-    fn look_at_line(&mut self, now: MonoNs, version: Version) {
+    fn on_queue(&mut self, now: MonoNs, version: Version) {
         let Some(own) = self.own else {
             return if self.leading.is_some() {
-                self.lose_place()
+                self.on_entry_lost()
             };
         };
-        if let Leaving::HandOver(target) = self.leaving {
+        if let LeaveState::HandOver(target) = self.leaving {
             return self.hand_over(own, target);
         }
-        if own > 0 || self.leading.is_some() || !self.may_stand() || self.leaving != Leaving::No {
+        if own > 0 || self.leading.is_some() || !self.is_eligible() || self.leaving != LeaveState::Staying {
             return;
         }
         if self.deadline() <= now
-            && let Some((_, answered)) = self.known.again
-            && now < answered.plus(self.word_ns())
+            && let Some((_, answered)) = self.known.after_silence
+            && now < answered.plus(self.propagation_ns())
         {
-            self.rest_until = answered.plus(self.word_ns());
-            self.must_look = true;
+            self.backoff_until = answered.plus(self.propagation_ns());
+            self.must_read_queue = true;
             return;
         }
-        let known = [self.epoch, self.heard, self.config.own_epoch];
+        let known = [self.epoch, self.observed_epoch, self.config.own_epoch];
         match next_epoch(self.config.member.node, known) {
-            Some(epoch) => self.ask(now, Asked::TakeEpoch(epoch), |ticket| SessionRequest::TakeEpoch {
-                ticket,
+            Some(epoch) => self.ask(now, RequestKind::TakeEpoch(epoch), |request_id| SessionRequest::TakeEpoch {
+                request_id,
                 expected: version,
                 epoch,
             }),
-            None => self.obstacle = Some(Obstacle::EpochsUsedUp),
+            None => self.obstacle = Some(Obstacle::EpochsExhausted),
         }
     }
 
     /// Only the next in line can follow.
     fn hand_over(&mut self, own: usize, target: Option<NodeId>) {
-        let next = self.places.get(own + 1).and_then(|place| place.member.as_ref()).map(|member| member.node);
+        let next = self.entries.get(own + 1).and_then(|entry| entry.member.as_ref()).map(|member| member.node);
         let why = match (next, target) {
             (None, _) => "nobody stands behind this gateway",
             (Some(next), Some(target)) if next != target => "another gateway is next in line",
             _ => {
                 self.close(CloseReason::HandedOver);
-                (self.leaving, self.must_look) = (Leaving::Draining, false);
+                (self.leaving, self.must_read_queue) = (LeaveState::Draining, false);
                 return self.outputs.push(Output::Drain);
             }
         };
-        self.leaving = Leaving::No;
+        self.leaving = LeaveState::Staying;
         self.outputs.push(Output::Notice(Notice::HandOverFailed { target, why }));
     }
 
     /// Asks for whatever is to be asked for now.
-    fn go_on(&mut self, now: MonoNs) {
+    fn issue_requests(&mut self, now: MonoNs) {
         if self.leading.is_some_and(|leading| leading.deadline <= now) {
             self.close(CloseReason::Expired);
-            self.must_look = true;
+            self.must_read_queue = true;
         }
-        if self.session_ns.is_none() || now < self.rest_until && self.leading.is_none() {
+        if self.session_ns.is_none() || now < self.backoff_until && self.leading.is_none() {
             return;
         }
-        let may_stand = self.may_stand();
+        let is_eligible = self.is_eligible();
         if let Some(leading) = &mut self.leading {
-            if may_stand && leading.renew_at <= now {
+            if is_eligible && leading.renew_at <= now {
                 leading.renew_at = now.plus(self.config.timing.renew_ns);
-                if self.asked.len() < ASKED_MAX {
-                    self.ask(now, Asked::Renew, SessionRequest::Renew);
+                if self.asked.len() < PENDING_MAX {
+                    self.ask(now, RequestKind::Renew, SessionRequest::Renew);
                 }
             }
-            if !matches!(self.leaving, Leaving::HandOver(_)) {
+            if !matches!(self.leaving, LeaveState::HandOver(_)) {
                 return;
             }
         }
-        let waits_for = |asked: Asked| self.asked.values().any(|(other, _)| *other == asked);
-        let takes_epoch = self.asked.values().any(|(asked, _)| matches!(asked, Asked::TakeEpoch(_)));
-        if self.leaves() && self.has_place {
-            if self.sends_end <= now && !waits_for(Asked::Leave) {
-                self.ask(now, Asked::Leave, SessionRequest::Leave);
+        let waits_for = |asked: RequestKind| self.asked.values().any(|(other, _)| *other == asked);
+        let takes_epoch = self.asked.values().any(|(asked, _)| matches!(asked, RequestKind::TakeEpoch(_)));
+        if self.must_leave() && self.is_queued {
+            if self.sends_end_at <= now && !waits_for(RequestKind::Leave) {
+                self.ask(now, RequestKind::Leave, SessionRequest::Leave);
             }
-        } else if self.must_look && self.has_place {
-            if !waits_for(Asked::Look) && !takes_epoch {
-                self.must_look = false;
-                self.ask(now, Asked::Look, SessionRequest::Look);
+        } else if self.must_read_queue && self.is_queued {
+            if !waits_for(RequestKind::ReadQueue) && !takes_epoch {
+                self.must_read_queue = false;
+                self.ask(now, RequestKind::ReadQueue, SessionRequest::ReadQueue);
             }
-        } else if !self.has_place && may_stand && self.leaving == Leaving::No && !waits_for(Asked::Join) {
+        } else if !self.is_queued && is_eligible && self.leaving == LeaveState::Staying && !waits_for(RequestKind::Join)
+        {
             // After a join of unknown outcome the line says whether there is a place.
-            if self.must_look {
-                if !waits_for(Asked::Look) {
-                    self.must_look = false;
-                    self.ask(now, Asked::Look, SessionRequest::Look);
+            if self.must_read_queue {
+                if !waits_for(RequestKind::ReadQueue) {
+                    self.must_read_queue = false;
+                    self.ask(now, RequestKind::ReadQueue, SessionRequest::ReadQueue);
                 }
-            } else if !waits_for(Asked::Look) {
-                self.ask(now, Asked::Join, SessionRequest::Join);
+            } else if !waits_for(RequestKind::ReadQueue) {
+                self.ask(now, RequestKind::Join, SessionRequest::Join);
             }
-        } else if self.touch_at().is_some_and(|at| at <= now) {
-            self.ask(now, Asked::Touch, SessionRequest::Touch);
+        } else if self.keep_alive_at().is_some_and(|at| at <= now) {
+            self.ask(now, RequestKind::KeepAlive, SessionRequest::KeepAlive);
         }
     }
 
     /// When whoever stands in line and has nothing to ask for asks nevertheless: often enough that an answer comes before the one
     /// before counts no more, also where that was the first one after a silence.
-    fn touch_at(&self) -> Option<MonoNs> {
-        let is_idle = self.has_place && self.leading.is_none() && self.asked.is_empty() && !self.wants_something();
-        self.session_ns.filter(|_| is_idle).map(|session_ns| self.asked_at.plus(session_ns / 5).max(self.rest_until))
+    fn keep_alive_at(&self) -> Option<MonoNs> {
+        let is_idle = self.is_queued && self.leading.is_none() && self.asked.is_empty() && !self.has_request_to_send();
+        self.session_ns
+            .filter(|_| is_idle)
+            .map(|session_ns| self.last_request_at.plus(session_ns / 5).max(self.backoff_until))
     }
 
     /// A request that was sent then has been answered.
-    fn is_heard_of(&mut self, now: MonoNs, sent: MonoNs) {
-        if let Some((first, answered)) = self.known.again
-            && answered.plus(self.word_ns()) <= sent
+    fn record_session_alive(&mut self, now: MonoNs, sent: MonoNs) {
+        if let Some((first, answered)) = self.known.after_silence
+            && answered.plus(self.propagation_ns()) <= sent
         {
-            self.known = Known { from: first, again: None };
+            self.known = SessionLiveness { from: first, after_silence: None };
         }
         if now < self.deadline() {
-            self.known = Known { from: self.known.from.max(sent), again: None };
+            self.known = SessionLiveness { from: self.known.from.max(sent), after_silence: None };
         } else {
-            self.known.again.get_or_insert((sent, now));
+            self.known.after_silence.get_or_insert((sent, now));
         }
     }
 
     /// How long word of a session may be under way between the store's nodes.
-    fn word_ns(&self) -> u64 {
-        let word_ns = self.session_ns.unwrap_or(0) / 4;
-        word_ns.saturating_add(2 * drift_ns(word_ns, self.config.timing.rate_error_ppm))
+    fn propagation_ns(&self) -> u64 {
+        let propagation_ns = self.session_ns.unwrap_or(0) / 4;
+        propagation_ns.saturating_add(2 * drift_ns(propagation_ns, self.config.timing.rate_error_ppm))
     }
 
-    fn ask(&mut self, now: MonoNs, asked: Asked, request: impl FnOnce(Ticket) -> SessionRequest) {
+    fn ask(&mut self, now: MonoNs, asked: RequestKind, request: impl FnOnce(RequestId) -> SessionRequest) {
         self.tickets += 1;
-        let ticket = Ticket(self.tickets);
-        self.asked.insert(ticket, (asked, now));
-        self.asked_at = now;
-        self.outputs.push(Output::Request(request(ticket)));
+        let request_id = RequestId(self.tickets);
+        self.asked.insert(request_id, (asked, now));
+        self.last_request_at = now;
+        self.outputs.push(Output::Request(request(request_id)));
     }
 
     fn close(&mut self, reason: CloseReason) {
         if let Some(Leading { epoch, deadline, .. }) = self.leading.take() {
-            self.sends_end = deadline.plus(self.config.timing.send_ns_max);
+            self.sends_end_at = deadline.plus(self.config.timing.send_ns_max);
             self.outputs.push(Output::Close { epoch, reason });
-            self.must_look = true;
-            if matches!(self.leaving, Leaving::HandOver(_)) {
-                self.leaving = Leaving::No;
+            self.must_read_queue = true;
+            if matches!(self.leaving, LeaveState::HandOver(_)) {
+                self.leaving = LeaveState::Staying;
             }
         }
     }
 
-    fn lose_place(&mut self) {
+    fn on_entry_lost(&mut self) {
         self.close(CloseReason::Lost);
-        (self.has_place, self.own, self.must_look) = (false, None, false);
-        if self.leaving != Leaving::Closing {
-            self.leaving = Leaving::No;
+        (self.is_queued, self.own, self.must_read_queue) = (false, None, false);
+        if self.leaving != LeaveState::Closing {
+            self.leaving = LeaveState::Staying;
         }
     }
 
     fn end_session(&mut self) {
-        self.lose_place();
+        self.on_entry_lost();
         self.session_ns = None;
         self.asked.clear();
-        self.places.clear();
+        self.entries.clear();
     }
 
     fn connect(&mut self, state: ConnectionState) {
@@ -537,36 +544,41 @@ impl SessionLatch {
     }
 
     /// Whether the place is to go.
-    fn leaves(&self) -> bool {
-        matches!(self.leaving, Leaving::Left | Leaving::Closing) || !self.may_stand() && self.leading.is_none()
+    fn must_leave(&self) -> bool {
+        matches!(self.leaving, LeaveState::Leaving | LeaveState::Closing)
+            || !self.is_eligible() && self.leading.is_none()
     }
 
     /// Whether anything is to be asked for while not leading.
-    fn wants_something(&self) -> bool {
-        if self.has_place { self.must_look || self.leaves() } else { self.may_stand() && self.leaving == Leaving::No }
+    fn has_request_to_send(&self) -> bool {
+        if self.is_queued {
+            self.must_read_queue || self.must_leave()
+        } else {
+            self.is_eligible() && self.leaving == LeaveState::Staying
+        }
     }
 
-    fn may_stand(&self) -> bool {
-        self.leaving != Leaving::Closing && self.hindrance().is_none()
+    fn is_eligible(&self) -> bool {
+        self.leaving != LeaveState::Closing && self.find_obstacle().is_none()
     }
 
-    fn hindrance(&self) -> Option<Obstacle> {
+    fn find_obstacle(&self) -> Option<Obstacle> {
         let LeaseTiming { rate_error_ppm, renew_ns, .. } = self.config.timing;
         let too_short_ns = self.session_ns.filter(|session_ns| self.config.timing.check_session(*session_ns).is_err());
-        if self.standing == Standing::Joins {
+        if self.eligibility == Eligibility::Joining {
             Some(Obstacle::Joining)
         } else if self.progress == Progress::Stuck {
             Some(Obstacle::NoProgress)
         } else if self.clock_error_ppm > rate_error_ppm {
             Some(Obstacle::ClockRate { error_ppm: self.clock_error_ppm, error_ppm_max: rate_error_ppm })
         } else {
-            too_short_ns.map(|session_ns| Obstacle::SessionShort { session_ns, renew_ns })
+            too_short_ns.map(|session_ns| Obstacle::SessionTooShort { session_ns, renew_ns })
         }
     }
 
     /// Until when a leader may send, and word of a request comes in time.
     fn deadline(&self) -> MonoNs {
-        self.known.from.plus(self.config.timing.session_span_ns(self.session_ns.unwrap_or(0)))
+        self.known.from.plus(self.config.timing.session_usable_ns(self.session_ns.unwrap_or(0)))
     }
 }
 
@@ -575,43 +587,43 @@ impl Core for SessionLatch {
     type Request = SessionRequest;
 
     fn step(&mut self, now: MonoNs, input: Input<SessionEvent>) -> Vec<Output<SessionRequest>> {
-        self.go_on(now);
+        self.issue_requests(now);
         self.take(now, input);
-        self.go_on(now);
+        self.issue_requests(now);
         std::mem::take(&mut self.outputs)
     }
 
     fn next_deadline(&self) -> Option<MonoNs> {
         self.session_ns?;
         match &self.leading {
-            Some(Leading { deadline, renew_at, .. }) if self.may_stand() => Some(*deadline.min(renew_at)),
+            Some(Leading { deadline, renew_at, .. }) if self.is_eligible() => Some(*deadline.min(renew_at)),
             Some(Leading { deadline, .. }) => Some(*deadline),
             None => {
-                let sends_end = if self.leaves() { self.sends_end } else { MonoNs(0) };
-                let wanted = self.asked.is_empty() && self.wants_something();
-                wanted.then_some(self.rest_until.max(sends_end)).or_else(|| self.touch_at())
+                let sends_end_at = if self.must_leave() { self.sends_end_at } else { MonoNs(0) };
+                let wanted = self.asked.is_empty() && self.has_request_to_send();
+                wanted.then_some(self.backoff_until.max(sends_end_at)).or_else(|| self.keep_alive_at())
             }
         }
     }
 
     fn view(&self) -> View {
-        let is_closed = self.leaving == Leaving::Closing && (!self.has_place || self.session_ns.is_none());
-        let role = match (&self.leading, self.has_place) {
+        let is_closed = self.leaving == LeaveState::Closing && (!self.is_queued || self.session_ns.is_none());
+        let role = match (&self.leading, self.is_queued) {
             (Some(_), _) => Role::Leader,
             (None, _) if is_closed => Role::Closed,
             (None, true) => Role::Candidate,
-            (None, false) => Role::Bystander,
+            (None, false) => Role::Ineligible,
         };
-        let members = || self.places.iter().filter_map(|place| place.member.as_ref());
+        let members = || self.entries.iter().filter_map(|entry| entry.member.as_ref());
         View {
             role,
             epoch: self.leading.map_or(self.epoch, |leading| leading.epoch),
-            leader: self.places.first().and_then(|place| place.member.clone()),
-            heir: None,
+            leader: self.entries.first().and_then(|entry| entry.member.clone()),
+            successor: None,
             participants: members().map(|member| (member.node, member.name.clone())).collect(),
             connection: self.connection,
             pin: self.pin,
-            obstacle: self.hindrance().or_else(|| self.obstacle.clone()),
+            obstacle: self.find_obstacle().or_else(|| self.obstacle.clone()),
             fitness: self.fitness,
             ..View::default()
         }
@@ -620,18 +632,18 @@ impl Core for SessionLatch {
     fn peer_state(&self, now: MonoNs) -> PeerState {
         PeerState {
             member: self.config.member.clone(),
-            standing: self.standing,
+            eligibility: self.eligibility,
             fitness: self.fitness,
             configuration: self.config.configuration,
-            stamp: PeerStamp(now.0),
+            stamp: PeerTimestamp(now.0),
         }
     }
 }
 
 /// Between two attempts at what was refused.
-const REST_NS: u64 = 100_000_000;
+const BACKOFF_NS: u64 = 100_000_000;
 /// Renewals that wait for an answer: with more, the store is gone and the deadline decides.
-const ASKED_MAX: usize = 64;
+const PENDING_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests;

@@ -62,9 +62,9 @@ impl LeaseTiming {
             return Err(TimingError::Range { lease_ns, renew_ns });
         }
         let drift_ns = 2 * drift_ns(lease_ns, rate_error_ppm);
-        let needed_ns = drift_ns.saturating_add(send_ns_max).saturating_add(CLOCK_READ_ERROR_NS);
-        if margin_ns < needed_ns || margin_ns >= lease_ns {
-            return Err(TimingError::Margin { timing: *self, drift_ns, needed_ns });
+        let margin_ns_min = drift_ns.saturating_add(send_ns_max).saturating_add(CLOCK_READ_ERROR_NS);
+        if margin_ns < margin_ns_min || margin_ns >= lease_ns {
+            return Err(TimingError::Margin { timing: *self, drift_ns, margin_ns_min });
         }
         if renew_ns > (lease_ns - margin_ns) / 3 {
             return Err(TimingError::Renewal { lease_ns, renew_ns, margin_ns });
@@ -87,7 +87,7 @@ impl LeaseTiming {
     /// For how long after the sending of its last answered write a leader may send whose place in line is kept by a session
     /// with this time-out.
     #[must_use]
-    pub fn session_span_ns(&self, session_ns: u64) -> u64 {
+    pub fn session_usable_ns(&self, session_ns: u64) -> u64 {
         (session_ns / 3 * 2).saturating_sub(self.margin_ns)
     }
 
@@ -97,9 +97,9 @@ impl LeaseTiming {
     /// When they don't; with the arithmetic.
     pub fn check_session(&self, session_ns: u64) -> Result<(), TimingError> {
         let Self { renew_ns, margin_ns, .. } = *self;
-        let span_ns = self.session_span_ns(session_ns);
-        if renew_ns > span_ns / 3 {
-            return Err(TimingError::Session { session_ns, renew_ns, margin_ns, span_ns });
+        let usable_ns = self.session_usable_ns(session_ns);
+        if renew_ns > usable_ns / 3 {
+            return Err(TimingError::Session { session_ns, renew_ns, margin_ns, usable_ns });
         }
         Ok(())
     }
@@ -133,7 +133,7 @@ pub enum TimingError {
         "margin {} ms must be at least 2 x {} ppm x lease {} ms + longest send {} ms + clock read error {} ms = \
          {} ms + {} ms + {} ms = {} ms, and less than the lease",
         ms(timing.margin_ns), timing.rate_error_ppm, ms(timing.lease_ns), ms(timing.send_ns_max),
-        ms(CLOCK_READ_ERROR_NS), ms(*drift_ns), ms(timing.send_ns_max), ms(CLOCK_READ_ERROR_NS), ms(*needed_ns)
+        ms(CLOCK_READ_ERROR_NS), ms(*drift_ns), ms(timing.send_ns_max), ms(CLOCK_READ_ERROR_NS), ms(*margin_ns_min)
     )]
     Margin {
         /// What was asked for.
@@ -141,7 +141,7 @@ pub enum TimingError {
         /// What two clocks can differ by over one lease.
         drift_ns: u64,
         /// The least margin.
-        needed_ns: u64,
+        margin_ns_min: u64,
     },
     /// Fewer than three renewals fit a lease.
     #[error(
@@ -159,7 +159,7 @@ pub enum TimingError {
     /// Fewer than three renewals fit what a session gives its leader.
     #[error(
         "renewal every {} ms must be at most a third of two thirds of session {} ms - margin {} ms: ({} - {}) / 3 = {} ms",
-        ms(*renew_ns), ms(*session_ns), ms(*margin_ns), ms(*session_ns / 3 * 2), ms(*margin_ns), ms(*span_ns / 3)
+        ms(*renew_ns), ms(*session_ns), ms(*margin_ns), ms(*session_ns / 3 * 2), ms(*margin_ns), ms(*usable_ns / 3)
     )]
     Session {
         /// T.
@@ -169,7 +169,7 @@ pub enum TimingError {
         /// M.
         margin_ns: u64,
         /// What is left for a leader.
-        span_ns: u64,
+        usable_ns: u64,
     },
     /// A time of nothing, or one beyond any use.
     #[error(
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn renewals_without_three_chances_are_refused_with_the_arithmetic() {
+    fn a_lease_too_short_for_three_renewals_is_refused_with_the_arithmetic() {
         assert_eq!(
             LeaseTiming::from_ms(100, 27, 20).check().unwrap_err().to_string(),
             "renewal every 27 ms must be at most a third of lease 100 ms - margin 20 ms: (100 - 20) / 3 = 26.666666 ms"
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_without_three_chances_is_refused_with_the_arithmetic() {
+    fn a_session_too_short_for_three_renewals_is_refused_with_the_arithmetic() {
         assert_eq!(
             LeaseTiming::CALM.check_session(1_000_000_000).unwrap_err().to_string(),
             "renewal every 200 ms must be at most a third of two thirds of session 1000 ms - margin 200 ms: \
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_lease_of_the_record_is_waited_for_and_a_shorter_one_does_not_count() {
+    fn a_candidate_waits_for_the_longer_of_its_own_and_the_records_lease() {
         let timing = LeaseTiming::DEFAULT;
         assert_eq!(timing.wait_ns(), 100_020_000);
         assert_eq!(timing.wait_for_ns(1_000_000_000), 1_000_200_000);
@@ -283,7 +283,7 @@ mod tests {
         /// The proof's inequality over clocks of any allowed rate: what the leader's clock makes of its lease, plus the
         /// longest send, ends before the candidate's clock has made its wait.
         #[test]
-        fn accepted_times_keep_the_intervals_apart(
+        fn accepted_times_keep_leader_and_candidate_intervals_disjoint(
             lease_ns in 1_000_000_u64..10_000_000_000, margin_percent in 1_u64..60, send_percent in 0_u64..=100,
             rate_error_ppm in 0_u32..=RATE_ERROR_PPM_MAX,
         ) {

@@ -16,7 +16,7 @@ use zookeeper_client::{Acls, Client, CreateMode, Error, MultiWriteError, Session
 use super::{
     access::{AccessError, ZooKeeperConfig},
     register::{Outcome, RegisterSender, Version, Versioned},
-    store::{StoreClient, StoreRegister, read_outcome, versioned},
+    store_register::{StoreClient, StoreRegister, read_outcome, versioned},
 };
 
 /// Opens the register of one group. Returns at once; connections are made behind it.
@@ -26,7 +26,7 @@ use super::{
 pub fn open(config: &ZooKeeperConfig, group: GroupId, events: RegisterSender) -> Result<StoreRegister, AccessError> {
     let login = config.login()?;
     let settings = Settings { path: config.record_path(group), login };
-    Ok(StoreRegister::open::<Node>(config.access.clone(), settings, events)?)
+    Ok(StoreRegister::open::<NodeClient>(config.access.clone(), settings, events)?)
 }
 
 impl ZooKeeperConfig {
@@ -45,13 +45,13 @@ struct Settings {
 
 /// A session with one node.
 #[derive(Clone)]
-struct Node {
+struct NodeClient {
     client: Client,
     path: String,
     acls: Acls<'static>,
 }
 
-impl StoreClient for Node {
+impl StoreClient for NodeClient {
     type Settings = Settings;
 
     async fn connect(settings: &Settings, endpoint: &str) -> Result<Self, String> {
@@ -76,7 +76,7 @@ impl StoreClient for Node {
             let found = match self.client.get_data(&self.path).await {
                 Ok((value, stat)) => Some((stat.version, value)),
                 Err(Error::NoNode) => None,
-                Err(error) => return trouble(&error),
+                Err(error) => return failure_outcome(&error),
             };
             let confirmed = self.confirm(found.as_ref().map(|(version, _)| *version)).await;
             match confirmed {
@@ -87,10 +87,10 @@ impl StoreClient for Node {
                 // It was old; once this node has caught up, it isn't.
                 Ok(false) => {
                     if let Err(error) = self.client.sync(&self.path).await {
-                        return trouble(&error);
+                        return failure_outcome(&error);
                     }
                 }
-                Err(error) => return trouble(&error),
+                Err(error) => return failure_outcome(&error),
             }
         }
     }
@@ -109,19 +109,19 @@ impl StoreClient for Node {
             Ok(Stat { version, .. }) => Outcome::Swapped(to_version(version)),
             Err(Error::BadVersion | Error::NodeExists) => Outcome::Refused,
             Err(Error::NoNode) if expected != Version::NONE => Outcome::Refused,
-            Err(error) => trouble(&error),
+            Err(error) => failure_outcome(&error),
         }
     }
 
-    async fn watch(&self, tell: impl Fn(Option<Versioned>)) -> String {
-        match self.watch_on(tell).await {
+    async fn watch(&self, on_change: impl Fn(Option<Versioned>)) -> String {
+        match self.watch_until_failure(on_change).await {
             Ok(state) => format!("the session with ZooKeeper is {state}"),
             Err(error) => error.to_string(),
         }
     }
 }
 
-impl Node {
+impl NodeClient {
     /// Whether the record still has that version, or still isn't there, by word of a majority.
     async fn confirm(&self, version: Option<i32>) -> Result<bool, Error> {
         let mut check = self.client.new_multi_writer();
@@ -134,7 +134,7 @@ impl Node {
         }
     }
 
-    async fn watch_on(&self, tell: impl Fn(Option<Versioned>)) -> Result<SessionState, Error> {
+    async fn watch_until_failure(&self, on_change: impl Fn(Option<Versioned>)) -> Result<SessionState, Error> {
         let mut state = self.client.state_watcher();
         // Within a session nothing older is read afterwards.
         self.client.sync(&self.path).await?;
@@ -142,7 +142,7 @@ impl Node {
             let watcher = match self.client.get_and_watch_data(&self.path).await {
                 Ok((value, stat, watcher)) => {
                     match versioned(to_version(stat.version), &value) {
-                        Ok(found) => tell(Some(found)),
+                        Ok(found) => on_change(Some(found)),
                         // Whoever reads is told so.
                         Err(reason) => tracing::warn!(reason, "the election's node in ZooKeeper holds something else"),
                     }
@@ -150,7 +150,7 @@ impl Node {
                 }
                 Err(Error::NoNode) => match self.client.check_and_watch_stat(&self.path).await? {
                     (None, watcher) => {
-                        tell(None);
+                        on_change(None);
                         watcher
                     }
                     (Some(_), _) => continue,
@@ -183,7 +183,7 @@ fn from_version(version: Version) -> Option<i32> {
 const ANY: i32 = -1;
 
 /// What a failed request means. Only what ZooKeeper itself refuses has certainly not happened.
-fn trouble(error: &Error) -> Outcome {
+fn failure_outcome(error: &Error) -> Outcome {
     let text = error.to_string();
     match error {
         Error::NoAuth
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_grow_over_the_turn_of_the_sign_and_never_mean_any() {
+    fn versions_grow_across_the_sign_change_and_never_equal_the_wildcard() {
         for version in [0, 1, i32::MAX, i32::MIN, -2] {
             assert_eq!(from_version(to_version(version)), Some(version));
         }

@@ -13,25 +13,25 @@
 //! - At most one thread leads, and a free token is always seen by somebody (`token`).
 //! - At most one thread touches a channel, and whatever was brought to it is processed by its holder or the next
 //!   (`claim`).
-//! - The timer goes off no later than the earliest deadline of any channel that nobody holds (`alarm`).
+//! - The timer goes off no later than the earliest deadline of any channel that nobody holds (`deadline_timer`).
 //!
 //! What is absent: no lock is held while a channel is processed, and no thread ever waits for a channel.
 
 pub mod pool;
 pub mod roles;
 
-mod alarm;
 mod claim;
+mod deadline_timer;
 mod park;
 mod shared;
 mod sync;
 mod token;
 mod turn;
 
+#[cfg(all(test, not(feature = "loom")))]
+mod context_switches;
 #[cfg(all(test, feature = "loom"))]
 mod models;
-#[cfg(all(test, not(feature = "loom")))]
-mod switches;
 #[cfg(all(test, not(feature = "loom")))]
 mod testing;
 #[cfg(all(test, not(feature = "loom")))]
@@ -43,7 +43,7 @@ use mdgw_feeds::time::{MonoNs, UnixNs};
 use mdgw_sys::{
     affinity::PinError,
     handle::{ChannelIndex, Handle, LineSet},
-    progress::ThreadWord,
+    progress::ProgressCounter,
 };
 
 use crate::{
@@ -55,7 +55,7 @@ use crate::{
 /// call wrote the next one sees. A handler never blocks, and never allocates or takes a lock after warm-up.
 ///
 /// A call that panics or returns [`Failure`] takes the channel out of service: [`Self::on_failed`] follows, and then
-/// [`Self::while_failed`] alone.
+/// [`Self::on_failed_deadline`] alone.
 pub trait ChannelHandler: Send + 'static {
     /// What a thread keeps for all the channels that it serves: receive buffers, histograms.
     type Local: 'static;
@@ -79,7 +79,7 @@ pub trait ChannelHandler: Send + 'static {
     ///
     /// # Errors
     /// What the channel cannot go on after.
-    fn on_lent<I: ThreadIo>(
+    fn on_provided<I: ThreadIo>(
         &mut self,
         handle: Handle,
         context: &mut TurnContext<'_, I, Self::Local>,
@@ -95,7 +95,7 @@ pub trait ChannelHandler: Send + 'static {
         context: &mut TurnContext<'_, I, Self::Local>,
     ) -> Result<(), Failure>;
 
-    /// Somebody told the channel something ([`Dispatch::tell`]).
+    /// Somebody told the channel something ([`Dispatch::send`]).
     ///
     /// # Errors
     /// What the channel cannot go on after.
@@ -105,7 +105,7 @@ pub trait ChannelHandler: Send + 'static {
         context: &mut TurnContext<'_, I, Self::Local>,
     ) -> Result<(), Failure>;
 
-    /// When [`Self::on_deadline`] wants to be called, or [`Self::while_failed`] once the channel is out of service. Asked
+    /// When [`Self::on_deadline`] wants to be called, or [`Self::on_failed_deadline`] once the channel is out of service. Asked
     /// after every other call.
     fn next_deadline(&self) -> Option<MonoNs>;
 
@@ -117,7 +117,7 @@ pub trait ChannelHandler: Send + 'static {
 
     /// The deadline of a channel that is out of service has passed: it may say again that it is. A panic here, or in
     /// [`Self::on_failed`], silences it for good.
-    fn while_failed<I: ThreadIo>(&mut self, now: MonoNs, context: &mut TurnContext<'_, I, Self::Local>);
+    fn on_failed_deadline<I: ThreadIo>(&mut self, now: MonoNs, context: &mut TurnContext<'_, I, Self::Local>);
 }
 
 /// What a call of a handler may use: all of it belongs to the calling thread, for this call.
@@ -141,7 +141,7 @@ pub struct Progress {
     /// Packets taken from sockets.
     pub packets: usize,
     /// Lines that may still hold data. No new readiness comes for them; the pool calls again.
-    pub more: LineSet,
+    pub unfinished_lines: LineSet,
 }
 
 /// Why a handler says that its channel can't go on.
@@ -180,7 +180,7 @@ pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()>;
 
     /// Stops watching a socket. Readiness that was seen before may still reach the handler, so it is the handler that
-    /// should close the socket: remove it here, then [tell](Self::tell) the channel.
+    /// should close the socket: remove it here, then [tell](Self::send) the channel.
     ///
     /// # Errors
     /// As [`HandleSet::remove`].
@@ -190,7 +190,7 @@ pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
     ///
     /// # Errors
     /// The message comes back when the channel's inbox is full, or the channel doesn't exist or has failed.
-    fn tell(&self, channel: ChannelIndex, message: H::Message) -> Result<(), H::Message>;
+    fn send(&self, channel: ChannelIndex, message: H::Message) -> Result<(), H::Message>;
 
     /// Why a channel is out of service; `None` while it isn't.
     fn failed(&self, channel: ChannelIndex) -> Option<FailReason>;
@@ -256,7 +256,7 @@ pub struct ThreadConfig {
     /// Real-time priority (`SCHED_FIFO`, 1..=99); `None` leaves the class as it is.
     pub fifo_priority: Option<u8>,
     /// Where it shows how far it has got, if anybody looks.
-    pub word: Option<ThreadWord>,
+    pub progress: Option<ProgressCounter>,
 }
 
 /// How a thread waits, leader for events or follower for promotion.
@@ -296,10 +296,10 @@ impl PromotionPolicy {
 pub enum StartError {
     /// A setting that can't be.
     #[error("{0}")]
-    Setting(&'static str),
+    InvalidSetting(&'static str),
     /// Two threads on one core.
     #[error("core {0} is configured for two threads of one pool")]
-    SharedCore(usize),
+    DuplicateCore(usize),
     /// The kernel would not run a thread where it was configured.
     #[error("thread {thread}: {source}")]
     Pin {
@@ -319,12 +319,12 @@ pub enum StartError {
         source: io::Error,
     },
     /// A thread could not be made, or its I/O.
-    #[error("thread {thread}: cannot {act}: {source}")]
+    #[error("thread {thread}: cannot {action}: {source}")]
     Thread {
         /// Number of the thread.
         thread: usize,
         /// What was tried.
-        act: &'static str,
+        action: &'static str,
         /// What the kernel said.
         source: io::Error,
     },

@@ -9,11 +9,11 @@
 //! are already here*, in memory that the backend lends out and takes back: io_uring's provided buffers today, the
 //! blocks of a packet ring later. Nothing here assumes one socket per datagram or that buffers are ours.
 
-pub mod epoll;
-pub mod probe;
-pub mod ring;
+pub mod backend_choice;
 #[cfg(test)]
-mod suite;
+mod backend_tests;
+pub mod epoll;
+pub mod ring;
 
 use std::{
     io,
@@ -31,8 +31,8 @@ use mdgw_sys::{
 pub enum Event {
     /// The socket of this handle has something to read. Edge-triggered: read until it is short.
     Ready(Handle),
-    /// Datagrams of this handle lie in the thread's own batch (see [`ThreadIo::lent`]).
-    Lent(Handle),
+    /// Datagrams of this handle lie in the thread's own batch (see [`ThreadIo::take_provided`]).
+    Provided(Handle),
     /// The set's timer went off.
     Timer,
     /// Somebody called [`HandleSet::wake`]: handles changed, or the pool shuts down.
@@ -77,9 +77,9 @@ pub trait HandleSet: Send + Sync {
     /// Sets the one timer, or clears it. A moment in the past goes off at once.
     fn set_timer(&self, at: Option<MonoNs>);
 
-    /// Whether waits bring [`Event::Lent`]. Such a set serves a pool of one thread: what was lent lies in the memory of
+    /// Whether waits bring [`Event::Provided`]. Such a set serves a pool of one thread: what was lent lies in the memory of
     /// the thread that waited.
-    fn lends(&self) -> bool {
+    fn delivers_data(&self) -> bool {
         false
     }
 }
@@ -105,8 +105,8 @@ pub trait ThreadIo {
     /// What the kernel says of a socket other than "nothing there".
     fn receive(&mut self, sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet>;
 
-    /// The datagrams that came with the last wait for this handle ([`Event::Lent`]), handed back by the next wait.
-    fn lent(&mut self, handle: Handle, batch: &mut ReceiveBatch);
+    /// The datagrams that came with the last wait for this handle ([`Event::Provided`]), handed back by the next wait.
+    fn take_provided(&mut self, handle: Handle, batch: &mut ReceiveBatch);
 
     /// Hands the packets over to the kernel; all of them are handed over or refused when this returns. Never blocks.
     /// Returns how many were taken, from the front.

@@ -1,4 +1,4 @@
-//! The straight line of one channel, from its sockets to the multicast. Read [`ChannelPipeline::carry`] first.
+//! The straight line of one channel, from its sockets to the multicast. Read [`ChannelPipeline::process_batch`] first.
 //!
 //! ```text
 //! socket → handle set → claim → receive → arbitrate → decode → book → normalise → publication log → fence → multicast
@@ -8,9 +8,9 @@
 //! reads the publication log from its own threads. The claim sees to it that one thread at a time is in here for a
 //! channel; nothing here waits, allocates or locks.
 
-mod copying;
+mod state_copy;
 
-pub use copying::CopyTurn;
+pub use state_copy::CopyRequest;
 
 use std::{
     net::SocketAddrV4,
@@ -23,7 +23,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    channel::{Channel, ChannelState, Datagram, LateStart, Numbering, REQUEST_BYTES_MAX, Wanted},
+    channel::{Channel, ChannelState, Datagram, LateStart, MissingRequest, Numbering, REQUEST_BYTES_MAX},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Line, Sequence, Session},
@@ -37,7 +37,7 @@ use mdgw_sys::{
     sockets::{ReceiveSocket, SourceFilter},
 };
 use mdgw_telemetry::{
-    channels::ChannelRecorder,
+    channel_metrics::ChannelRecorder,
     counters::CounterWriter,
     stages::{Stage, StageRecorder},
 };
@@ -60,18 +60,18 @@ pub struct ChannelPipeline {
     fence: Arc<Fence>,
     /// What sockets brought that never reached the channel.
     drops: DropCounts,
-    peer_gaps: Arc<PeerGaps>,
+    peer_gap_requests: Arc<PeerGapRequests>,
     waits_for_link: bool,
     requests: u64,
     requests_failed: u64,
     stamps: StampCounts,
     counters: CounterWriter,
-    figures: ChannelRecorder,
+    metrics: ChannelRecorder,
     /// New numberings on their way to the state file.
-    numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
     /// What of the numbering has been handed on: its session, and whether it has messages.
-    kept: Option<(Session, bool)>,
-    reason: Option<FailReason>,
+    reported_session: Option<(Session, bool)>,
+    fail_reason: Option<FailReason>,
 }
 
 /// Datagrams by whose receive stamp they carried.
@@ -120,20 +120,20 @@ pub struct RecoverySocket {
 pub enum ChannelMessage {
     /// The fence has opened or closed: look at once, don't wait for the next packet or heartbeat, and answer with that
     /// number.
-    FenceMoved(u64),
-    /// A datagram of the venue's that the peer had, as an answer to a [`PeerGap`].
+    FenceChanged(u64),
+    /// A datagram of the venue's that the peer had, as an answer to a [`PeerGapRequest`].
     Recovered(Box<[u8]>),
     /// The answer's end: the peer has no more of what it was asked for from there on.
-    PeerAnswered(Sequence),
+    PeerAnswerEnded(Sequence),
     /// The gateway that leads has published a gap of that numbering.
     PeerDeclaredGap(Session),
     /// A slice of its state, for a gateway that joins.
-    Copy(Box<CopyTurn>),
+    Copy(Box<CopyRequest>),
 }
 
 /// Input that no line has brought, asked of the other gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerGap {
+pub struct PeerGapRequest {
     /// The channel.
     pub channel: ChannelId,
     /// The numbering.
@@ -146,12 +146,12 @@ pub struct PeerGap {
 
 /// On the way to the pair link. Its thread says whether there is a peer to ask; while there is none nobody waits for one.
 #[derive(Debug)]
-pub struct PeerGaps {
-    queue: ArrayQueue<PeerGap>,
+pub struct PeerGapRequests {
+    queue: ArrayQueue<PeerGapRequest>,
     is_linked: AtomicBool,
 }
 
-impl PeerGaps {
+impl PeerGapRequests {
     /// Room for that many questions; no peer yet.
     ///
     /// # Panics
@@ -169,13 +169,13 @@ impl PeerGaps {
 
     /// The next question.
     #[must_use]
-    pub fn take(&self) -> Option<PeerGap> {
+    pub fn take(&self) -> Option<PeerGapRequest> {
         self.queue.pop()
     }
 
     /// Whether there is a peer to ask. Without room the question is lost like one on the wire, and asked again after its
     /// time-out: it says nothing of what the peer has.
-    fn ask(&self, gap: PeerGap) -> bool {
+    fn request_from_peer(&self, gap: PeerGapRequest) -> bool {
         let is_linked = self.is_linked.load(Relaxed);
         if is_linked {
             let _no_room = self.queue.push(gap);
@@ -196,7 +196,7 @@ pub struct PipelineParts {
     /// Where gaps are asked for.
     pub recovery: Option<RecoverySocket>,
     /// Where they are asked for before that.
-    pub peer_gaps: Arc<PeerGaps>,
+    pub peer_gap_requests: Arc<PeerGapRequests>,
     /// Its publication log.
     pub sink: LogSink,
     /// Its way out.
@@ -206,9 +206,9 @@ pub struct PipelineParts {
     /// Counters named [`COUNTERS`].
     pub counters: CounterWriter,
     /// Where its counts and its lines' leads are collected.
-    pub figures: ChannelRecorder,
+    pub metrics: ChannelRecorder,
     /// Where new numberings go, for the state file.
-    pub numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    pub sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
 }
 
 /// What a thread keeps for all the channels that it serves.
@@ -261,8 +261,9 @@ impl ChannelPipeline {
     /// Puts it together.
     #[must_use]
     pub fn new(parts: PipelineParts) -> Self {
-        let PipelineParts { index, mut channel, lines, recovery, peer_gaps, sink, publisher, fence, .. } = parts;
-        let (counters, figures, numberings) = (parts.counters, parts.figures, parts.numberings);
+        let PipelineParts { index, mut channel, lines, recovery, peer_gap_requests, sink, publisher, fence, .. } =
+            parts;
+        let (counters, metrics, sessions) = (parts.counters, parts.metrics, parts.sessions);
         let waits_for_link = channel.config().late_start == LateStart::Whole;
         channel.watch(mono_now());
         Self {
@@ -274,16 +275,16 @@ impl ChannelPipeline {
             publisher,
             fence,
             drops: DropCounts::default(),
-            peer_gaps,
+            peer_gap_requests,
             waits_for_link,
             requests: 0,
             requests_failed: 0,
             stamps: StampCounts::default(),
             counters,
-            figures,
-            numberings,
-            kept: None,
-            reason: None,
+            metrics,
+            sessions,
+            reported_session: None,
+            fail_reason: None,
         }
     }
 
@@ -326,7 +327,7 @@ impl ChannelPipeline {
     /// Why it is out of service.
     #[must_use]
     pub fn failed(&self) -> Option<&FailReason> {
-        self.reason.as_ref()
+        self.fail_reason.as_ref()
     }
 
     /// The line sockets, in the order of their lines, and the recovery socket.
@@ -336,10 +337,10 @@ impl ChannelPipeline {
     }
 
     /// The straight line: everything in the batch, in the order in which it was received, whichever line it came on.
-    fn carry<I: ThreadIo>(&mut self, context: &mut TurnContext<'_, I, PipelineLocal>) -> usize {
+    fn process_batch<I: ThreadIo>(&mut self, context: &mut TurnContext<'_, I, PipelineLocal>) -> usize {
         let PipelineLocal { batch, order, buffers, stages, wall } = &mut *context.local;
-        let in_memory = wall.at(mono_now());
-        let stages = stages.set();
+        let received_at = wall.at(mono_now());
+        let stages = stages.histograms();
 
         order.clear();
         for (place, datagram) in batch.iter().enumerate() {
@@ -353,89 +354,90 @@ impl ChannelPipeline {
             let Some(datagram) = batch.get(usize::from(*place)) else { continue };
             let ts_recv = datagram.ts_recv.unwrap_or(context.woken_at);
             debug_assert_eq!(ts_recv.0, *stamp);
-            if let Err(reason) = admit(&self.lines, self.recovery.as_ref(), &datagram) {
-                self.drops.count(reason);
+            if let Err(fail_reason) = admit(&self.lines, self.recovery.as_ref(), &datagram) {
+                self.drops.count(fail_reason);
                 continue;
             }
             self.stamps.count(datagram.stamp);
-            stages.record_wall(self.index, Stage::WireToUser, ts_recv, in_memory);
+            stages.record_wall(self.index, Stage::WireToUser, ts_recv, received_at);
 
-            let begun = mono_now();
-            self.sink.begin(wall.at(begun));
-            let logged = self.sink.writer().end();
-            let mut timed = Timed { sink: &mut self.sink, arbitrated: None };
+            let started_at = mono_now();
+            self.sink.begin(wall.at(started_at));
+            let log_end_before = self.sink.writer().end();
+            let mut timed_sink = TimedSink { sink: &mut self.sink, arbitrated: None };
             let datagram = Datagram { line: datagram.line, bytes: datagram.bytes, ts_recv };
-            self.channel.accept(datagram, context.now, &mut timed);
-            let arbitrated = timed.arbitrated;
+            self.channel.accept(datagram, context.now, &mut timed_sink);
+            let arbitrated = timed_sink.arbitrated;
             // What one datagram brought goes out at once.
             self.sink.flush();
             let committed = mono_now();
-            stages.record_mono(self.index, Stage::Arbitrate, begun, arbitrated.unwrap_or(committed));
+            stages.record_mono(self.index, Stage::Arbitrate, started_at, arbitrated.unwrap_or(committed));
             if let Some(arbitrated) = arbitrated {
                 stages.record_mono(self.index, Stage::DecodeAndBook, arbitrated, committed);
             }
-            if self.sink.writer().end() == logged {
+            if self.sink.writer().end() == log_end_before {
                 continue;
             }
-            if let Some(handed_over) = self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io) {
-                stages.record_mono(self.index, Stage::Publish, committed, handed_over);
-                stages.record_wall(self.index, Stage::WireToWire, ts_recv, wall.at(handed_over));
+            if let Some(sent_at) = self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io) {
+                stages.record_mono(self.index, Stage::Publish, committed, sent_at);
+                stages.record_wall(self.index, Stage::WireToWire, ts_recv, wall.at(sent_at));
             }
         }
-        self.after(context.now);
+        self.finish_batch(context.now);
         order.len()
     }
 
     /// The claim is ours.
-    fn taken_up<I>(&self, context: &mut TurnContext<'_, I, PipelineLocal>) {
+    fn record_claim_wait<I>(&self, context: &mut TurnContext<'_, I, PipelineLocal>) {
         let stages = &mut context.local.stages;
-        stages.at_batch_border(context.now);
-        stages.set().record_mono(self.index, Stage::ClaimWait, context.now, mono_now());
+        stages.at_batch_boundary(context.now);
+        stages.histograms().record_mono(self.index, Stage::ClaimWait, context.now, mono_now());
     }
 
     /// What follows a batch or a deadline: requests that are due, news for cold threads.
-    fn after(&mut self, now: MonoNs) {
+    fn finish_batch(&mut self, now: MonoNs) {
         self.send_requests();
         if let Some(numbering) = self.channel.numbering()
-            && self.kept != Some((numbering.session, numbering.has_messages))
-            && self.numberings.push((self.channel.config().id, numbering)).is_ok()
+            && self.reported_session != Some((numbering.session, numbering.has_messages))
+            && self.sessions.push((self.channel.config().id, numbering)).is_ok()
         {
-            self.kept = Some((numbering.session, numbering.has_messages));
+            self.reported_session = Some((numbering.session, numbering.has_messages));
         }
         self.publish_counters();
-        self.figures.at_border(now, &mut self.channel, self.drops.unexpected());
+        self.metrics.at_batch_boundary(now, &mut self.channel, self.drops.unexpected());
     }
 
     /// The channel has ended: what was recorded since the last interval goes into the log.
-    pub fn hand_over_figures(&mut self, now: MonoNs) {
-        self.figures.finish(now, &mut self.channel, self.drops.unexpected());
+    pub fn flush_metrics(&mut self, now: MonoNs) {
+        self.metrics.finish(now, &mut self.channel, self.drops.unexpected());
     }
 
     /// Gaps are rare, so the system call here is.
     fn send_requests(&mut self) {
         let mut request = [0; REQUEST_BYTES_MAX];
         while let Some(wanted) = self.channel.poll_request(&mut request) {
-            let is_asked = match (wanted, &self.recovery) {
-                (Wanted::Peer { session, first, next }, _) => {
+            let is_requested = match (wanted, &self.recovery) {
+                (MissingRequest::Peer { session, first, next }, _) => {
                     let channel = self.channel.config().id;
-                    let is_asked = self.peer_gaps.ask(PeerGap { channel, session, first, next });
+                    let is_requested =
+                        self.peer_gap_requests.request_from_peer(PeerGapRequest { channel, session, first, next });
                     // Who joins waits for the link to come up once; then the next one who may have it is asked.
-                    self.waits_for_link &= !is_asked;
-                    if !is_asked && !self.waits_for_link {
-                        self.channel.peer_answered(first, mono_now());
+                    self.waits_for_link &= !is_requested;
+                    if !is_requested && !self.waits_for_link {
+                        self.channel.peer_answer_ended(first, mono_now());
                     }
-                    is_asked
+                    is_requested
                 }
-                (Wanted::Server(bytes), Some(recovery)) => {
+                (MissingRequest::Server(bytes), Some(recovery)) => {
                     self.waits_for_link = false;
                     let sent = recovery.socket.socket().send_to(&request[..bytes], &recovery.server.into());
                     self.requests += 1;
                     sent.is_ok()
                 }
-                (Wanted::Server(_), None) => false,
+                (MissingRequest::Server(_), None) => false,
             };
             // One that is lost here is lost like one on the wire: it is asked again after its time-out.
-            self.requests_failed += u64::from(!is_asked);
+            self.requests_failed += u64::from(!is_requested);
         }
     }
 
@@ -468,9 +470,9 @@ impl ChannelPipeline {
             self.requests,
             sent.packets,
             sent.refused + sent.errors,
-            sent.overruns,
+            sent.memory_overruns,
             silent,
-            log.segments_missed,
+            log.segments_not_ready,
             log.entries_private,
             sent.slow_sends,
             self.sink.counts().refused,
@@ -492,11 +494,11 @@ impl ChannelHandler for ChannelPipeline {
         _quota: usize,
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<Progress, Failure> {
-        self.taken_up(context);
+        self.record_claim_wait(context);
         let mut sockets = [(Line::A, -1 as RawFd); Line::COUNT_MAX];
         let mut count = 0;
         for ((line, socket), slot) in self.sockets().filter(|(line, _)| lines.contains(*line)).zip(&mut sockets) {
-            *slot = (line, socket.raw());
+            *slot = (line, socket.raw_fd());
             count += 1;
         }
         context.local.batch.clear();
@@ -505,24 +507,24 @@ impl ChannelHandler for ChannelPipeline {
             .io
             .receive(&sockets[..count], &mut context.local.batch)
             .map_err(|_| Failure("a line's socket can't be read"))?;
-        Ok(Progress { packets: self.carry(context), more })
+        Ok(Progress { packets: self.process_batch(context), unfinished_lines: more })
     }
 
-    fn on_lent<I: ThreadIo>(
+    fn on_provided<I: ThreadIo>(
         &mut self,
         handle: Handle,
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<Progress, Failure> {
-        self.taken_up(context);
+        self.record_claim_wait(context);
         let mut packets = 0;
         loop {
             // Clearing the batch gives its buffers back.
             context.local.batch.clear();
-            context.io.lent(handle, &mut context.local.batch);
+            context.io.take_provided(handle, &mut context.local.batch);
             if context.local.batch.is_empty() {
-                return Ok(Progress { packets, more: LineSet::default() });
+                return Ok(Progress { packets, unfinished_lines: LineSet::default() });
             }
-            packets += self.carry(context);
+            packets += self.process_batch(context);
         }
     }
 
@@ -532,14 +534,14 @@ impl ChannelHandler for ChannelPipeline {
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<(), Failure> {
         let PipelineLocal { buffers, stages, wall, .. } = &mut *context.local;
-        stages.at_batch_border(context.now);
+        stages.at_batch_boundary(context.now);
         self.sink.begin(wall.at(now));
         if self.channel.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.channel.on_deadline(now, &mut self.sink);
             self.sink.flush();
         }
         self.publisher.on_deadline(now, &mut self.sink, &self.fence, buffers, context.io);
-        self.after(now);
+        self.finish_batch(now);
         Ok(())
     }
 
@@ -549,9 +551,9 @@ impl ChannelHandler for ChannelPipeline {
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<(), Failure> {
         match message {
-            ChannelMessage::FenceMoved(number) => {
+            ChannelMessage::FenceChanged(number) => {
                 self.publisher.send_from(&mut self.sink, &self.fence, &mut context.local.buffers, context.io);
-                self.publisher.looked(number, &self.sink);
+                self.publisher.acknowledge_drain(number, &self.sink);
             }
             ChannelMessage::Recovered(bytes) => {
                 let PipelineLocal { buffers, wall, .. } = &mut *context.local;
@@ -562,20 +564,20 @@ impl ChannelHandler for ChannelPipeline {
                 self.sink.flush();
                 self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io);
             }
-            ChannelMessage::PeerAnswered(asked) => self.channel.peer_answered(asked, context.now),
+            ChannelMessage::PeerAnswerEnded(asked) => self.channel.peer_answer_ended(asked, context.now),
             ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
             // It changes nothing here.
-            ChannelMessage::Copy(turn) => {
-                turn.take(&mut self.channel);
+            ChannelMessage::Copy(copy_request) => {
+                copy_request.take(&mut self.channel);
                 return Ok(());
             }
         }
-        self.after(context.now);
+        self.finish_batch(context.now);
         Ok(())
     }
 
     fn next_deadline(&self) -> Option<MonoNs> {
-        if self.reason.is_some() {
+        if self.fail_reason.is_some() {
             return self.publisher.next_deadline();
         }
         [self.channel.next_deadline(), self.publisher.next_deadline()].into_iter().flatten().min()
@@ -585,9 +587,9 @@ impl ChannelHandler for ChannelPipeline {
         self.sockets().fold(LineSet::default(), |lines, (line, _)| lines.with(line))
     }
 
-    fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, context: &mut TurnContext<'_, I, PipelineLocal>) {
+    fn on_failed<I: ThreadIo>(&mut self, fail_reason: &FailReason, context: &mut TurnContext<'_, I, PipelineLocal>) {
         self.channel.fail();
-        self.reason = Some(reason.clone());
+        self.fail_reason = Some(fail_reason.clone());
         self.counters.set(0, ChannelState::Failed as u64);
         let PipelineLocal { buffers, wall, .. } = &mut *context.local;
         self.sink.begin(wall.at(mono_now()));
@@ -595,7 +597,7 @@ impl ChannelHandler for ChannelPipeline {
         self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io);
     }
 
-    fn while_failed<I: ThreadIo>(&mut self, now: MonoNs, context: &mut TurnContext<'_, I, PipelineLocal>) {
+    fn on_failed_deadline<I: ThreadIo>(&mut self, now: MonoNs, context: &mut TurnContext<'_, I, PipelineLocal>) {
         self.publisher.on_deadline(now, &mut self.sink, &self.fence, &mut context.local.buffers, context.io);
     }
 }
@@ -618,18 +620,18 @@ fn admit(
 }
 
 /// The log, and the moment at which arbitration was done.
-struct Timed<'s> {
+struct TimedSink<'s> {
     sink: &'s mut LogSink,
     arbitrated: Option<MonoNs>,
 }
 
-impl FrameSink for Timed<'_> {
+impl FrameSink for TimedSink<'_> {
     fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]) {
         self.sink.frame(meta, record_count, body);
     }
 
-    fn settled(&mut self, next: Sequence) {
-        self.sink.settled(next);
+    fn covered_through(&mut self, next: Sequence) {
+        self.sink.covered_through(next);
     }
 
     fn session(&mut self, session: Session, next: Sequence) {

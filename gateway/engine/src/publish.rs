@@ -10,22 +10,25 @@
 //! | mode | when | what it does |
 //! | --- | --- | --- |
 //! | closed | the fence lets nothing through | nothing; the log grows without it |
-//! | tail | the fence has opened under a new epoch | a heartbeat, then what the log holds beyond what has been published, by this gateway or as [heard](HeardWords) of the one before, flagged as retransmission and paced |
+//! | tail | the fence has opened under a new epoch | a heartbeat, then what the log holds beyond what has been published, by this gateway or as [heard](ReceiveWatermarkShared) of the one before, flagged as retransmission and paced |
 //! | live | it has caught up | each entry once it is committed |
 //!
 //! The fence is asked with a fresh clock at each hand-over to the kernel. What the kernel refuses is counted and tried
 //! again from the cursor; nothing ever blocks or waits to be filled.
 
-mod heard;
+mod catch_up;
 mod packet;
 mod publisher;
 mod sink;
-mod tail;
+mod takeover_state;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
-pub use heard::{EndedWords, Heard, HeardWords, Look, LookWords, Opening, OpeningWords, SentWord, TakeoverWords};
+pub use catch_up::is_covered_by;
 pub use packet::packet_header;
 pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};
-pub use sink::{LogSink, Numbering, SinkCounts};
-pub use tail::ends_by;
+pub use sink::{LogSink, SessionProgress, SinkCounts};
+pub use takeover_state::{
+    DrainAck, DrainAckShared, FenceOpening, FenceOpeningShared, Heard, OutputEndShared, ReceiveWatermarkShared,
+    SentPositionShared, TakeoverShared,
+};

@@ -62,14 +62,14 @@ pub(crate) fn run() -> ExitCode {
         Ok(Outcome::No) => ExitCode::from(1),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            warn(&in_full(&error));
+            warn(&error_chain(&error));
             ExitCode::from(2)
         }
     }
 }
 
 /// The error and its causes, each said once: many of ours end with the words of theirs.
-fn in_full(error: &anyhow::Error) -> String {
+fn error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if text.is_empty() {
@@ -158,10 +158,10 @@ enum Outcome {
 /// Text to standard output, at once. Its error may be a closed pipe, which [`run`] takes as a normal end.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context(WRITE)
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context(WRITE_STDOUT)
 }
 
-const WRITE: &str = "write to standard output";
+const WRITE_STDOUT: &str = "write to standard output";
 
 /// A line to standard error. Nobody is left to tell when that fails.
 fn warn(text: &str) {
@@ -191,19 +191,19 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_each_cause_once() {
+    fn an_error_prints_each_cause_once() {
         let repeated = anyhow::anyhow!("no such place").context("cannot read x: no such place").context("start");
-        assert_eq!(in_full(&repeated), "start: cannot read x: no such place");
+        assert_eq!(error_chain(&repeated), "start: cannot read x: no such place");
         let apart = anyhow::anyhow!("no such place").context("cannot read x").context("start");
-        assert_eq!(in_full(&apart), "start: cannot read x: no such place");
+        assert_eq!(error_chain(&apart), "start: cannot read x: no such place");
     }
 
     /// Every command with its path (`mdgw ha verify`), the program itself first.
     fn commands() -> Vec<(String, clap::Command)> {
         fn walk(path: &str, command: &clap::Command, found: &mut Vec<(String, clap::Command)>) {
             found.push((path.to_owned(), command.clone()));
-            for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
-                walk(&format!("{path} {}", below.get_name()), below, found);
+            for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {
+                walk(&format!("{path} {}", subcommand.get_name()), subcommand, found);
             }
         }
         let mut all = Cli::command();
@@ -229,13 +229,13 @@ mod tests {
                 }
             }
             // What only leads to further commands shows those.
-            let leads_on = command.get_subcommands().any(|below| below.get_name() != "help");
+            let leads_on = command.get_subcommands().any(|subcommand| subcommand.get_name() != "help");
             assert!(leads_on || !examples(&command).is_empty(), "{path}: no example in its help");
         }
     }
 
     #[test]
-    fn every_example_is_a_command_line_that_is_understood() {
+    fn every_example_is_a_valid_command_line() {
         for (path, command) in commands() {
             for example in examples(&command) {
                 assert!(example.contains(&path) && example.len() <= 98, "{path}: {example}");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_a_page_and_is_completed_in_every_shell() {
+    fn every_command_has_a_man_page_and_shell_completions() {
         let pages = man::pages(Cli::command());
         for (path, _) in commands() {
             let name = format!("{}.1", path.replace(' ', "-"));
@@ -269,7 +269,7 @@ mod tests {
 
     /// An option that would do nothing is an error, not passed over.
     #[test]
-    fn damage_is_refused_where_there_are_no_lines_to_do_it_on() {
+    fn impairment_options_are_refused_without_lines() {
         let damages = ["--loss 0.1", "--duplicate 0.1", "--reorder 0.1", "--skew-us 5", "--never-on-all", "--seed 2"];
         for elsewhere in ["", " --to 239.1.1.1:7", " --map 239.1.1.1=239.1.1.2", " --offline"] {
             for damage in damages {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistyped_command_or_option_is_answered_with_the_likely_one() {
+    fn a_mistyped_command_or_option_gets_a_suggestion() {
         for (typed, meant) in [("mdgw replya a.pcap", "replay"), ("mdgw replay --ofline a.pcap", "--offline")] {
             let error = Cli::try_parse_from(typed.split(' ')).unwrap_err();
             assert_eq!(error.exit_code(), 2);

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use mdgw_captures::{
-    damage::{LineDamage, Losses},
+    impairment::{LineImpairment, LossPolicy},
     pacer::Pace,
 };
 use mdgw_feeds::{
@@ -33,7 +33,7 @@ use mdgw_simulator::{
     exchange::{self, Exchange, ExchangeConfig, ExchangeLine},
     itch_generator::ItchDay,
     reference::{self, StreamDigest},
-    source::Played,
+    source::FeedSource,
 };
 use mdgw_subscriber::{Item, LineAddress, ReceiverConfig, Subscriber, SubscriberConfig};
 use mdgw_sys::{clock::unix_now, sockets::Interface};
@@ -79,7 +79,7 @@ pub(crate) struct DemoReport {
     /// Packets and messages of the feed, each counted once.
     pub played: (u64, u64),
     /// What the exchange sent and answered.
-    pub exchange: exchange::Report,
+    pub exchange: exchange::ExchangeReport,
     /// What the gateway did.
     pub gateway: GatewayReport,
     /// What had to come out.
@@ -95,29 +95,29 @@ pub(crate) struct DemoReport {
     /// From the first packet to the last record.
     pub elapsed: Duration,
     /// It was interrupted.
-    pub was_stopped: bool,
+    pub was_interrupted: bool,
 }
 
 impl DemoReport {
     /// Whether everything came out, once, in order, with the right content.
     #[must_use]
-    pub(crate) fn is_right(&self) -> bool {
+    pub(crate) fn is_correct(&self) -> bool {
         self.expected == self.received && self.gap_messages == 0 && self.lost_messages == 0
     }
 }
 
-/// Runs the demonstration; `watch` is told how it goes, and `stop` ends it early.
+/// Runs the demonstration; `on_progress` is told how it goes, and `stop` ends it early.
 ///
 /// # Errors
 /// When a part can't be started, or the feed is none that is known.
 pub(crate) fn run(
     options: &DemoOptions,
     stop: &AtomicBool,
-    watch: &mut dyn FnMut(DemoProgress),
+    on_progress: &mut dyn FnMut(DemoProgress),
 ) -> anyhow::Result<DemoReport> {
     let played = match &options.capture {
-        Some(path) => Played::Capture { path: path.clone(), date: options.date },
-        None => Played::Itch(ItchDay {
+        Some(path) => FeedSource::Capture { path: path.clone(), date: options.date },
+        None => FeedSource::Itch(ItchDay {
             seed: options.seed,
             message_count: options.messages,
             stock_count: 1_000,
@@ -125,22 +125,22 @@ pub(crate) fn run(
             ..ItchDay::default()
         }),
     };
-    let Some(feed) = reference::feed_of(&played)? else { bail!("no packet of the capture is of a known feed") };
+    let Some(feed) = reference::recognise_feed(&played)? else { bail!("no packet of the capture is of a known feed") };
     fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
     let scratch = tempfile::tempdir().context("make a scratch directory")?;
-    let places = Places::free().context("find free ports on loopback")?;
-    let text = config_text(options, feed, &places, scratch.path());
+    let addresses = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
+    let text = config_text(options, feed, &addresses, scratch.path());
     let config = Resolved::from_text(Path::new("demo.toml"), &text)?;
 
     // ITCH tells no date, so the day is said to be today; IEX tells its own.
     let date = options.date.or_else(|| feed.is_by_order().then(|| TradingDate::in_new_york(unix_now())));
     let (expected, packets, messages) = reference::digest(&played, reference_config(&config, date)?)?;
-    let subscription = Subscription::start(&places)?;
+    let subscription = Subscription::start(&addresses)?;
     let gateway = Gateway::start(&config, Overrides { date, ..Overrides::default() })?;
-    let begun = Instant::now();
-    let exchange = Exchange::start(&exchange_config(options, played, feed, &places))?;
-    let was_stopped = subscription.wait_for(&expected, &exchange, stop, watch);
-    let elapsed = begun.elapsed();
+    let started = Instant::now();
+    let exchange = Exchange::start(&exchange_config(options, played, feed, &addresses))?;
+    let was_interrupted = subscription.wait_for(&expected, &exchange, stop, on_progress);
+    let elapsed = started.elapsed();
 
     // A capture that broke off has been played up to there; the summary of a replay tells where.
     let exchange_report = exchange.report();
@@ -159,13 +159,13 @@ pub(crate) fn run(
         lost_messages: received.lost_messages,
         page,
         elapsed,
-        was_stopped,
+        was_interrupted,
     })
 }
 
 /// Addresses of one demonstration. Multicast groups of the administratively scoped block, on loopback.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+struct DemoAddresses {
     line_a: SocketAddrV4,
     line_b: SocketAddrV4,
     output: SocketAddrV4,
@@ -173,9 +173,9 @@ struct Places {
     retransmission: SocketAddrV4,
 }
 
-impl Places {
+impl DemoAddresses {
     /// Ports that nobody has just now; two demonstrations at once don't meet.
-    fn free() -> io::Result<Self> {
+    fn with_free_ports() -> io::Result<Self> {
         let probes = [(); 5].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)));
         let mut ports = [0; 5];
         for (port, probe) in ports.iter_mut().zip(probes) {
@@ -192,8 +192,8 @@ impl Places {
     }
 }
 
-fn config_text(options: &DemoOptions, feed: Feed, places: &Places, scratch: &Path) -> String {
-    let Places { line_a, line_b, output, requests, retransmission } = places;
+fn config_text(options: &DemoOptions, feed: Feed, addresses: &DemoAddresses, scratch: &Path) -> String {
+    let DemoAddresses { line_a, line_b, output, requests, retransmission } = addresses;
     // On loopback an answer comes within a millisecond or is lost, so there is no need to wait for one that is.
     let recovery = if feed.is_by_order() {
         format!("[channel.recovery]\nserver = \"{requests}\"\ntimeout_ms = 4\nattempts_max = 25\n")
@@ -236,8 +236,8 @@ fn reference_config(config: &Resolved, date: Option<TradingDate>) -> anyhow::Res
     Ok(reference)
 }
 
-fn exchange_config(options: &DemoOptions, played: Played, feed: Feed, places: &Places) -> ExchangeConfig {
-    let damage = |skew_ns| LineDamage {
+fn exchange_config(options: &DemoOptions, played: FeedSource, feed: Feed, addresses: &DemoAddresses) -> ExchangeConfig {
+    let impairment = |skew_ns| LineImpairment {
         loss: options.loss,
         duplicate: options.loss / 2.0,
         reorder: options.loss / 2.0,
@@ -246,15 +246,15 @@ fn exchange_config(options: &DemoOptions, played: Played, feed: Feed, places: &P
     ExchangeConfig {
         feed: played,
         lines: vec![
-            ExchangeLine { destination: places.line_a, damage: damage(0) },
-            ExchangeLine { destination: places.line_b, damage: damage(30_000) },
+            ExchangeLine { destination: addresses.line_a, impairment: impairment(0) },
+            ExchangeLine { destination: addresses.line_b, impairment: impairment(30_000) },
         ],
         // IEX has no request server to ask, so one of its lines always has the packet.
-        losses: if feed.is_by_order() { Losses::Independent } else { Losses::NeverOnAllLines },
+        loss_policy: if feed.is_by_order() { LossPolicy::Independent } else { LossPolicy::NeverOnAllLines },
         seed: options.seed,
         pace: Pace::Rate(options.rate),
         interface: Some(Interface::LOOPBACK),
-        request_server: feed.is_by_order().then_some(places.requests),
+        request_server: feed.is_by_order().then_some(addresses.requests),
         answer_loss: options.loss,
     }
 }
@@ -296,19 +296,19 @@ struct Received {
 }
 
 /// Nothing new for so long after the exchange has said everything: nothing more will come.
-const SILENCE: Duration = Duration::from_secs(3);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Subscription {
-    fn start(places: &Places) -> anyhow::Result<Self> {
-        let mut config = SubscriberConfig::new(vec![LineAddress::new(places.output, Ipv4Addr::LOCALHOST)]);
-        config.services = vec![places.retransmission];
+    fn start(addresses: &DemoAddresses) -> anyhow::Result<Self> {
+        let mut config = SubscriberConfig::new(vec![LineAddress::new(addresses.output, Ipv4Addr::LOCALHOST)]);
+        config.services = vec![addresses.retransmission];
         config.receiver = ReceiverConfig { group: GroupId(1), ..ReceiverConfig::default() };
         let mut subscriber = Subscriber::open(config)?;
         let shared = Arc::new(Shared::default());
-        let of_thread = Arc::clone(&shared);
+        let thread_shared = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("mdgw-subscriber".to_owned()).spawn(move || {
-            let mut received = of_thread.received.lock().unwrap_or_else(PoisonError::into_inner);
-            while !of_thread.stop.load(Ordering::Acquire) {
+            let mut received = thread_shared.received.lock().unwrap_or_else(PoisonError::into_inner);
+            while !thread_shared.stop.load(Ordering::Acquire) {
                 subscriber.poll(Duration::from_millis(20), &mut |output| match output.item {
                     Item::Session => received.digest.session(output.session),
                     Item::Message { header, body } => {
@@ -318,7 +318,7 @@ impl Subscription {
                     Item::Lost(gap) => received.lost_messages += gap.count(),
                     Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) | Item::EndOfSession => {}
                 })?;
-                of_thread.messages.store(received.digest.messages, Ordering::Relaxed);
+                thread_shared.messages.store(received.digest.messages, Ordering::Relaxed);
             }
             Ok(())
         })?;
@@ -336,16 +336,16 @@ impl Subscription {
         expected: &StreamDigest,
         exchange: &Exchange,
         stop: &AtomicBool,
-        watch: &mut dyn FnMut(DemoProgress),
+        on_progress: &mut dyn FnMut(DemoProgress),
     ) -> bool {
         let mut last = (0, Instant::now());
         loop {
             let received = self.shared.messages.load(Ordering::Relaxed);
-            watch(DemoProgress { received, expected: expected.messages });
+            on_progress(DemoProgress { received, expected: expected.messages });
             if received != last.0 {
                 last = (received, Instant::now());
             }
-            let is_over = exchange.is_done() && (received >= expected.messages || last.1.elapsed() > SILENCE);
+            let is_over = exchange.is_done() && (received >= expected.messages || last.1.elapsed() > IDLE_TIMEOUT);
             if is_over || stop.load(Ordering::Relaxed) {
                 return stop.load(Ordering::Relaxed);
             }

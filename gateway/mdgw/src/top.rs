@@ -8,19 +8,19 @@
 //! Nothing here reads a clock, a key or a socket, and nothing prints: the command line does.
 
 mod draw;
-mod picture;
 mod plain;
 mod rows;
 mod state;
+mod svg_screen;
 #[cfg(test)]
 mod testing;
 
 pub(crate) use self::{
     draw::draw,
-    picture::svg,
     plain::{json, text},
     rows::SortBy,
     state::{Flow, Key, Top},
+    svg_screen::svg,
 };
 
 #[cfg(test)]

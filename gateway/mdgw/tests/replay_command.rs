@@ -33,7 +33,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn done_is_0_and_json_is_one_line() {
+fn success_exits_0_and_prints_one_line_of_json() {
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("a.pcap"), folder.path().join("a.dbn.zst"));
     let packets = capture(&input);
@@ -61,7 +61,7 @@ fn done_is_0_and_json_is_one_line() {
 }
 
 #[test]
-fn could_not_is_2_with_one_line_that_names_act_object_and_cause() {
+fn failure_exits_2_with_one_line_naming_action_object_and_cause() {
     let folder = tempfile::tempdir().unwrap();
     let text_file = folder.path().join("notes.txt");
     fs::write(&text_file, "no capture").unwrap();
@@ -78,7 +78,7 @@ fn could_not_is_2_with_one_line_that_names_act_object_and_cause() {
 }
 
 #[test]
-fn a_cut_capture_is_2_but_its_output_is_whole() {
+fn a_truncated_capture_exits_2_and_keeps_complete_records() {
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("a.pcap"), folder.path().join("a.dbn"));
     capture(&input);
@@ -92,7 +92,7 @@ fn a_cut_capture_is_2_but_its_output_is_whole() {
 }
 
 #[test]
-fn records_on_standard_output_are_nothing_but_dbn_and_a_closed_pipe_is_no_error() {
+fn stdout_carries_only_dbn_and_a_closed_pipe_is_no_error() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("a.pcap");
     capture(&input);
@@ -113,7 +113,7 @@ fn records_on_standard_output_are_nothing_but_dbn_and_a_closed_pipe_is_no_error(
 }
 
 #[test]
-fn to_the_wire_it_reports_its_own_timing() {
+fn live_replay_reports_its_own_timing() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("a.pcap");
     let packets = capture(&input);

@@ -20,14 +20,13 @@ use mdgw_election::{
     file::{FileRegister, group_directory},
     fitness::Fitness,
     identity::{DeathNotice, Incarnation, Member, NodeId, NodeName},
-    place::RecordPlace,
-    record::{ConfigurationMark, Record},
-    register::{Outcome as RegisterOutcome, Register as _, RegisterEvent, Ticket, Version},
+    record::{ConfigVersion, Record},
+    record_location::RecordLocation,
+    register::{Outcome as RegisterOutcome, Register as _, RegisterEvent, RequestId, Version},
     sentinel::{
-        Sentinel, Source,
-        charge::{Charge, GroupCharge},
-        forbid_core_dumps,
-        page::Page,
+        SentinelConnection, SentinelSource, forbid_core_dumps,
+        registration::{GroupRegistration, WatchRegistration},
+        shared_page::SharedPage,
     },
 };
 use mdgw_feeds::{
@@ -44,7 +43,7 @@ const EPOCH: Epoch = Epoch(5 << 8 | 3);
 /// Where the key lies, and where notices arrive.
 struct Site {
     directory: tempfile::TempDir,
-    told: UdpSocket,
+    recipients: UdpSocket,
     key: SharedKey,
 }
 
@@ -54,9 +53,9 @@ impl Site {
         let path = directory.path().join("key");
         fs::write(&path, "5e".repeat(32)).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        let told = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        told.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self { key: SharedKey::load(&path).unwrap(), directory, told }
+        let recipients = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        recipients.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { key: SharedKey::load(&path).unwrap(), directory, recipients }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -66,24 +65,24 @@ impl Site {
     /// The next notice: which incarnation died.
     fn notice(&self) -> Announcement {
         let mut bytes = [0; 200];
-        let length = self.told.recv(&mut bytes).expect("a notice arrives");
+        let length = self.recipients.recv(&mut bytes).expect("a notice arrives");
         Announcement::open(&bytes[..length], &self.key).expect("signed with the key")
     }
 
     /// Notices that have arrived and were not read.
     fn notices(&self) -> Vec<Announcement> {
-        self.told.set_nonblocking(true).unwrap();
+        self.recipients.set_nonblocking(true).unwrap();
         let mut bytes = [0; 200];
-        let all = std::iter::from_fn(|| self.told.recv(&mut bytes).ok().map(|length| bytes[..length].to_vec()));
+        let all = std::iter::from_fn(|| self.recipients.recv(&mut bytes).ok().map(|length| bytes[..length].to_vec()));
         let all = all.map(|bytes| Announcement::open(&bytes, &self.key).unwrap()).collect();
-        self.told.set_nonblocking(false).unwrap();
+        self.recipients.set_nonblocking(false).unwrap();
         all
     }
 
     fn gateway(&self, options: Options<'_>) -> Gateway {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["the_gateways_part", "--exact", "--ignored", "--nocapture"]);
-        command.env("TOLD", self.told.local_addr().unwrap().to_string()).env("KEY_FILE", self.path("key"));
+        command.env("TOLD", self.recipients.local_addr().unwrap().to_string()).env("KEY_FILE", self.path("key"));
         command.env("INCARNATION", options.incarnation.to_string()).env("RESIDENT_MB", options.resident_mb.to_string());
         if let Some(limit_ms) = options.hang_limit_ms {
             command.env("HANG_LIMIT_MS", limit_ms.to_string());
@@ -174,7 +173,7 @@ fn the_gateways_part() {
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name).and_then(|text| text.parse::<u64>().ok());
     forbid_core_dumps().unwrap();
-    let page = Arc::new(Page::create().unwrap());
+    let page = Arc::new(SharedPage::create().unwrap());
     let (orders, ordered) = mpsc::channel::<&str>();
     let (holds, held) = mpsc::channel();
     let of_election = Arc::clone(&page);
@@ -183,7 +182,7 @@ fn the_gateways_part() {
         of_election.group(0).open(EPOCH, MonoNs(u64::MAX));
         holds.send(()).unwrap();
         loop {
-            of_election.thread(0).works();
+            of_election.thread(0).mark_busy();
             match ordered.recv_timeout(Duration::from_millis(1)) {
                 Ok("close") => return of_election.close().unwrap(),
                 Ok("end-the-thread") => return,
@@ -197,25 +196,25 @@ fn the_gateways_part() {
         }
     });
     held.recv().unwrap();
-    let charge = Charge {
+    let registration = WatchRegistration {
         member: Member {
             node: NodeId(3),
             name: NodeName::new("gw3").unwrap(),
             incarnation: Incarnation(number("INCARNATION").unwrap()),
         },
-        groups: vec![GroupCharge { group: GROUP.0, lease_ns: 100_000_000 }],
-        records: variable("RECORDS").map(|path| RecordPlace::File(path.into())),
+        groups: vec![GroupRegistration { group: GROUP.0, lease_ns: 100_000_000 }],
+        records: variable("RECORDS").map(|path| RecordLocation::File(path.into())),
         thread_count: 1,
-        told: vec![variable("TOLD").unwrap().parse().unwrap()],
+        recipients: vec![variable("TOLD").unwrap().parse().unwrap()],
         key_file: variable("KEY_FILE").unwrap().into(),
         hang_limit_ns: number("HANG_LIMIT_MS").map(|limit_ms| limit_ms * 1_000_000),
     };
     let source = variable("SERVICE").map_or_else(
-        || Source::Start { program: env!("CARGO_BIN_EXE_mdgw").into(), priority: 50 },
-        |path| Source::Service(path.into()),
+        || SentinelSource::Start { program: env!("CARGO_BIN_EXE_mdgw").into(), priority: 50 },
+        |path| SentinelSource::Service(path.into()),
     );
     let resident = vec![1_u8; usize::try_from(number("RESIDENT_MB").unwrap()).unwrap() << 20];
-    let mut sentinel = match Sentinel::start(&source, &charge, &page, None) {
+    let mut sentinel = match SentinelConnection::start(&source, &registration, &page, None) {
         Ok(sentinel) => sentinel,
         Err(error) => return say(error.to_string()),
     };
@@ -278,51 +277,51 @@ fn a_killed_gateway_is_announced() {
 }
 
 #[test]
-fn a_large_one_is_announced_before_its_memory_is_gone() {
+fn a_large_gateway_is_announced_before_its_memory_is_freed() {
     let options = Options { resident_mb: 300, ..with_incarnation(2) };
     let said = check(options, |gateway| gateway.child.kill().unwrap());
     assert!(said.contains("cause=Mutex"), "{said}");
 }
 
 #[test]
-fn an_aborted_one_is_announced() {
+fn an_aborted_gateway_is_announced() {
     check(with_incarnation(3), |gateway| gateway.order("abort"));
 }
 
 #[test]
-fn one_out_of_memory_is_announced() {
+fn a_gateway_out_of_memory_is_announced() {
     check(with_incarnation(4), |gateway| gateway.order("run-out-of-memory"));
 }
 
 #[test]
-fn one_that_leaves_without_a_word_is_announced() {
+fn a_gateway_that_exits_without_closing_is_announced() {
     check(with_incarnation(5), |gateway| gateway.order("exit"));
 }
 
 #[test]
-fn one_without_its_election_thread_is_killed_and_announced() {
+fn a_gateway_without_its_election_thread_is_killed_and_announced() {
     // Its other threads would live for ever.
     check(with_incarnation(6), |gateway| gateway.order("end-the-thread"));
 }
 
 #[test]
-fn a_signal_for_the_gateways_group_is_none_for_its_sentinel() {
+fn signals_to_the_gateway_process_group_spare_the_sentinel() {
     check(with_incarnation(7), |gateway| kill_process_group(gateway.id(), Signal::KILL).unwrap());
 }
 
 #[test]
-fn a_stopped_gateway_is_killed_where_there_is_a_limit_and_left_to_the_lease_where_there_is_none() {
+fn a_stopped_gateway_is_killed_only_with_a_hang_limit() {
     let limited = Options { hang_limit_ms: Some(50), ..with_incarnation(8) };
     let unlimited = Site::new();
-    let mut left_alone = unlimited.gateway(with_incarnation(9));
-    kill_process(left_alone.id(), Signal::STOP).unwrap();
+    let mut unlimited_gateway = unlimited.gateway(with_incarnation(9));
+    kill_process(unlimited_gateway.id(), Signal::STOP).unwrap();
     let said = check(limited, |gateway| kill_process(gateway.id(), Signal::STOP).unwrap());
     assert!(said.contains("Hang"), "{said}");
     // Stopped for longer than the other one.
     assert_eq!(unlimited.notices(), []);
-    kill_process(left_alone.id(), Signal::CONT).unwrap();
-    left_alone.order("close");
-    assert!(left_alone.child.wait().unwrap().success(), "it went on as if nothing had been");
+    kill_process(unlimited_gateway.id(), Signal::CONT).unwrap();
+    unlimited_gateway.order("close");
+    assert!(unlimited_gateway.child.wait().unwrap().success(), "it went on as if nothing had been");
     assert_eq!(unlimited.notices(), []);
 }
 
@@ -334,7 +333,7 @@ fn a_thread_that_makes_no_progress_is_a_hang() {
 }
 
 #[test]
-fn a_record_that_nobody_took_over_is_marked() {
+fn a_record_not_taken_over_is_released_on_behalf() {
     let directory = tempfile::tempdir().unwrap();
     let (sender, events) = mpsc::channel();
     let mut register =
@@ -354,23 +353,23 @@ fn a_record_that_nobody_took_over_is_marked() {
         renewal: 4,
         lease_ns: 100_000_000,
         fitness: Fitness::default(),
-        heir: None,
-        moves: 0,
+        successor: None,
+        automatic_moves: 0,
         pinned: false,
-        configuration: ConfigurationMark::default(),
+        configuration: ConfigVersion::default(),
     };
-    register.compare_and_swap(Ticket(1), Version::NONE, &held);
+    register.compare_and_swap(RequestId(1), Version::NONE, &held);
     assert!(matches!(answered(), Some(RegisterOutcome::Swapped(_))));
     let options = Options { records: Some(directory.path()), ..with_incarnation(16) };
     let said = check(options, |gateway| gateway.child.kill().unwrap());
     assert!(said.contains("Done"), "{said}");
-    register.read(Ticket(2));
+    register.read(RequestId(2));
     let Some(RegisterOutcome::Read(Some(left))) = answered() else { panic!("it holds a record") };
     assert_eq!(left.record, Record { holder: None, ..held });
 }
 
 #[test]
-fn an_end_in_order_is_no_death() {
+fn an_orderly_stop_is_not_announced() {
     let site = Site::new();
     let mut gateway = site.gateway(with_incarnation(11));
     gateway.order("close");
@@ -381,7 +380,7 @@ fn an_end_in_order_is_no_death() {
 }
 
 #[test]
-fn a_gateway_outlives_its_sentinel_and_is_told() {
+fn a_gateway_survives_its_sentinel_and_reports_the_loss() {
     let site = Site::new();
     let mut gateway = site.gateway(with_incarnation(12));
     kill_process(gateway.sentinel.unwrap(), Signal::KILL).unwrap();
@@ -394,7 +393,7 @@ fn a_gateway_outlives_its_sentinel_and_is_told() {
 }
 
 #[test]
-fn a_service_watches_one_gateway_after_the_other_and_several_at_once() {
+fn a_sentinel_service_watches_gateways_in_sequence_and_in_parallel() {
     let site = Site::new();
     let socket = site.path("sentinel.socket");
     let mut service = Command::new(env!("CARGO_BIN_EXE_mdgw"))

@@ -20,14 +20,14 @@
 mod connection;
 mod copy_in;
 mod copy_out;
-mod desk;
 pub mod framing;
+mod handle;
 mod link;
 pub mod message;
 pub mod mismatch;
-mod question;
+mod position_query;
 
-pub use copy_in::{CopyError, take_copy};
-pub use desk::{PairCounts, PairDesk, PeerChannel};
-pub use link::{Channels, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEnd};
-pub use question::ask_positions;
+pub use copy_in::{CopyError, fetch_copy};
+pub use handle::{LinkHandle, PairCounts, PeerReport};
+pub use link::{ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEndpoint};
+pub use position_query::query_positions;

@@ -1,7 +1,7 @@
 //! The other gateway of a pair, as this one hears it: so that it can go on where that one stops.
 //!
 //! ```text
-//!  leader's output ──► listener ──► epochs (believed or not) ──► tracker ──► HeardWords ──► publisher, when the fence opens
+//!  leader's output ──► listener ──► epochs (believed or not) ──► tracker ──► ReceiveWatermarkShared ──► publisher, when the fence opens
 //!                         ▲                                        ▲
 //!  own publication log ───┘ follower: how far this gateway is      └── what the peer has told over the pair link
 //! ```
@@ -13,10 +13,10 @@
 
 mod epochs;
 pub mod fitness;
-mod follower;
 mod history;
 pub mod join;
 mod listener;
+mod log_follower;
 mod probe;
 mod tracker;
 pub mod windows;
@@ -24,8 +24,8 @@ pub mod windows;
 pub use epochs::KnownEpochs;
 pub use history::{HistoryExtent, InputHistory};
 pub use listener::{
-    Board, ChannelBoard, ChannelGauges, ListenedChannel, ListenedInput, ListenedOutput, ListenerCounts, Standby,
-    StandbyConfig, StandbyError,
+    ChannelGauges, ChannelStatus, ListenerCounts, MonitoredChannel, MonitoredInput, MonitoredOutput, Standby,
+    StandbyConfig, StandbyError, StatusTable,
 };
-pub use probe::Hearing;
-pub use tracker::{HeardTracker, TrackerCounts};
+pub use probe::ReceivePath;
+pub use tracker::{ReceiveTracker, TrackerCounts};

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The word at the beginning of an entry, and the count of index slots.
-pub(crate) trait Word {
+pub(crate) trait CommitWord {
     /// Stores; what was written before is visible to whoever loads this.
     fn store_release(&self, value: u64);
     /// Stores without ordering anything.
@@ -14,7 +14,7 @@ pub(crate) trait Word {
     fn load_acquire(&self) -> u64;
 }
 
-impl Word for AtomicU64 {
+impl CommitWord for AtomicU64 {
     #[inline]
     fn store_release(&self, value: u64) {
         self.store(value, Ordering::Release);
@@ -33,9 +33,9 @@ impl Word for AtomicU64 {
 
 /// What stands at a place where an entry could begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mark {
+pub(crate) enum CommitState {
     /// Nothing yet.
-    Open,
+    Uncommitted,
     /// An entry of that many bytes, header and padding included.
     Committed {
         /// Header, payload and padding.
@@ -49,28 +49,28 @@ pub(crate) enum Mark {
 
 const SEALED: u64 = u64::MAX;
 
-/// Makes the entry visible that `word` begins. `behind` is the word where the next one will begin.
+/// Makes the entry visible that `word` begins. `next_word` is the word where the next one will begin.
 #[inline]
-pub(crate) fn commit<W: Word>(word: &W, behind: &W, length_bytes: u32, crc: u32) {
-    behind.store_relaxed(0);
+pub(crate) fn commit<W: CommitWord>(word: &W, next_word: &W, length_bytes: u32, crc: u32) {
+    next_word.store_relaxed(0);
     // Release pairs with the Acquire in `observe`: header, payload and the 0 behind are visible with it.
     word.store_release(u64::from(length_bytes) | u64::from(crc) << 32);
 }
 
 /// Ends the segment at `word`.
 #[inline]
-pub(crate) fn seal<W: Word>(word: &W) {
+pub(crate) fn seal<W: CommitWord>(word: &W) {
     // Release pairs with the Acquire in `observe`: the next segment exists for whoever sees this.
     word.store_release(SEALED);
 }
 
 /// What stands there now.
 #[inline]
-pub(crate) fn observe<W: Word>(word: &W) -> Mark {
+pub(crate) fn observe<W: CommitWord>(word: &W) -> CommitState {
     match word.load_acquire() {
-        0 => Mark::Open,
-        SEALED => Mark::Sealed,
-        value => Mark::Committed { length_bytes: (value & 0xffff_ffff) as u32, crc: (value >> 32) as u32 },
+        0 => CommitState::Uncommitted,
+        SEALED => CommitState::Sealed,
+        value => CommitState::Committed { length_bytes: (value & 0xffff_ffff) as u32, crc: (value >> 32) as u32 },
     }
 }
 
@@ -86,7 +86,7 @@ mod model {
 
     use super::*;
 
-    impl Word for AtomicU64 {
+    impl CommitWord for AtomicU64 {
         fn store_release(&self, value: u64) {
             self.store(value, Ordering::Release);
         }
@@ -137,13 +137,13 @@ mod model {
             let mut at = 0;
             for _ in 0..4 {
                 match observe(&segment.words[at.min(2)]) {
-                    Mark::Open => thread::yield_now(),
-                    Mark::Committed { length_bytes, crc } => {
+                    CommitState::Uncommitted => thread::yield_now(),
+                    CommitState::Committed { length_bytes, crc } => {
                         assert!(at < 2 && length_bytes as usize == 64 + at, "left over memory was taken for an entry");
                         assert_eq!(segment.payloads[at].load(Relaxed), u64::from(crc), "torn entry");
                         at += 1;
                     }
-                    Mark::Sealed => {
+                    CommitState::Sealed => {
                         assert_eq!((at, segment.next.load(Relaxed)), (2, 1), "an end with nothing behind it");
                         break;
                     }
@@ -154,16 +154,16 @@ mod model {
     }
 
     #[test]
-    fn a_reader_sees_whole_entries_in_order_and_then_the_end() {
+    fn a_reader_sees_whole_entries_in_order_and_then_the_seal() {
         check(commit, seal);
     }
 
     #[test]
     #[should_panic(expected = "torn entry")]
-    fn a_commit_word_that_orders_nothing_is_found() {
+    fn a_relaxed_commit_word_is_caught() {
         check(
-            |word, behind, length_bytes, _| {
-                behind.store_relaxed(0);
+            |word, next_word, length_bytes, _| {
+                next_word.store_relaxed(0);
                 word.store_relaxed(u64::from(length_bytes) | u64::from(length_bytes + 6) << 32);
             },
             seal,
@@ -172,11 +172,11 @@ mod model {
 
     #[test]
     #[should_panic(expected = "left over memory")]
-    fn a_word_behind_that_is_cleared_too_late_is_found() {
+    fn a_next_word_cleared_too_late_is_caught() {
         check(
-            |word, behind, length_bytes, crc| {
+            |word, next_word, length_bytes, crc| {
                 word.store_release(u64::from(length_bytes) | u64::from(crc) << 32);
-                behind.store_relaxed(0);
+                next_word.store_relaxed(0);
             },
             seal,
         );
@@ -184,7 +184,7 @@ mod model {
 
     #[test]
     #[should_panic(expected = "an end with nothing behind it")]
-    fn an_end_that_orders_nothing_is_found() {
+    fn a_relaxed_seal_is_caught() {
         check(commit, |word| word.store_relaxed(SEALED));
     }
 }

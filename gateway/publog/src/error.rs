@@ -8,10 +8,10 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum LogError {
     /// The operating system refused.
-    #[error("cannot {act} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// What was tried.
-        act: &'static str,
+        action: &'static str,
         /// On what.
         path: PathBuf,
         /// What it said.
@@ -46,8 +46,8 @@ pub enum LogError {
 }
 
 impl LogError {
-    pub(crate) fn io(act: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { act, path: path.into(), source }
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, path: path.into(), source }
     }
 
     /// Whether it was for want of space.

@@ -15,7 +15,7 @@
 //! - An index slot leads from session and sequence to an entry: one each 16 KiB, one at each change of session.
 //! - Segments are unlinked, never truncated and never written again, so what a reader has mapped stays valid.
 //! - A log that is opened again keeps what was committed and goes on in a new segment.
-//! - The writer makes no system call, allocates nothing and waits for nobody. A cold thread ([`Keeper`]) makes
+//! - The writer makes no system call, allocates nothing and waits for nobody. A cold thread ([`SegmentMaintenance`]) makes
 //!   segments ahead and unlinks old ones. When none is ready (the keeper starved, or there is no space left), the
 //!   writer goes on in private memory: [what is published](Writer::pending) goes out as before, and readers find that
 //!   many entry numbers missing once the next segment is there ([`Reader::lost`]).
@@ -34,9 +34,9 @@ mod writer;
 mod model;
 
 pub use error::LogError;
-pub use reader::{Reader, Sought};
-pub use retention::{KeepFrom, Keeper, KeeperCounts, Retention};
-pub use writer::{LogOptions, Opened, Pending, Recovered, Verify, Writer, WriterCounts, open};
+pub use reader::{Reader, SeekResult};
+pub use retention::{MaintenanceCounts, Retention, RetentionHold, SegmentMaintenance};
+pub use writer::{LogOptions, OpenedLog, Pending, Recovered, Verify, Writer, WriterCounts, open};
 
 /// Name of a numbering, as its bytes stand on the wire. Compared for equality alone.
 pub type SessionBytes = [u8; 16];

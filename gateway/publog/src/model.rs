@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use crate::{
-    Checksum, Entry, LogError, LogOptions, Opened, Position, Reader, Retention, SessionBytes, Sought, Verify,
+    Checksum, Entry, LogError, LogOptions, OpenedLog, Position, Reader, Retention, SeekResult, SessionBytes, Verify,
     directory::{segment_numbers, segment_path},
     open,
 };
@@ -17,7 +17,7 @@ const PAYLOAD_BYTES_MAX: usize = 256;
 
 /// What a test writes, and what it must read again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Written {
+struct WrittenEntry {
     session: SessionBytes,
     first: u64,
     next: u64,
@@ -25,18 +25,18 @@ struct Written {
     payload: Vec<u8>,
 }
 
-impl Written {
-    fn of(entry: &Entry<'_>) -> Self {
+impl WrittenEntry {
+    fn from_entry(entry: &Entry<'_>) -> Self {
         let Entry { session, first, next, flags, payload, .. } = *entry;
         Self { session, first, next, flags, payload: payload.to_vec() }
     }
 
-    fn numbered(sequence: u64) -> Self {
+    fn with_sequence(sequence: u64) -> Self {
         let payload = sequence.to_le_bytes().repeat(1 + usize::try_from(sequence % 20).unwrap());
         Self { session: [1; 16], first: sequence, next: sequence + 1, flags: 0, payload }
     }
 
-    fn write(&self, log: &mut Opened) -> Position {
+    fn write(&self, log: &mut OpenedLog) -> Position {
         let (left, right) = self.payload.split_at(self.payload.len() / 2);
         log.writer.begin(self.session, self.first);
         assert!(log.writer.append(left) && log.writer.append(right));
@@ -55,8 +55,8 @@ fn options(directory: &Path) -> LogOptions {
     }
 }
 
-fn read_all(reader: &mut Reader) -> Vec<Written> {
-    std::iter::from_fn(|| reader.next().map(|entry| Written::of(&entry))).collect()
+fn read_all(reader: &mut Reader) -> Vec<WrittenEntry> {
+    std::iter::from_fn(|| reader.next().map(|entry| WrittenEntry::from_entry(&entry))).collect()
 }
 
 fn directory() -> TempDir {
@@ -68,7 +68,7 @@ enum Step {
     Write(Vec<u8>, u64),
     Abandon(Vec<u8>),
     NewSession,
-    Turn,
+    Maintain,
     Read,
     Reopen,
 }
@@ -79,7 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
         20 => (payload(), 0_u64..4).prop_map(|(payload, settled)| Step::Write(payload, settled)),
         2 => payload().prop_map(Step::Abandon),
         1 => Just(Step::NewSession),
-        4 => Just(Step::Turn),
+        4 => Just(Step::Maintain),
         4 => Just(Step::Read),
         1 => Just(Step::Reopen),
     ]
@@ -87,13 +87,13 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn readers_see_what_was_committed_and_nothing_else(
+    fn readers_see_exactly_the_committed_entries(
         steps in prop::collection::vec(step(), 0..200),
         checksum in prop_oneof![Just(Checksum::Crc32c), Just(Checksum::Off)],
     ) {
         let directory = directory();
         let options = LogOptions { checksum, ..options(directory.path()) };
-        let mut model: Vec<Written> = Vec::new();
+        let mut model: Vec<WrittenEntry> = Vec::new();
         let mut log = open(options.clone(), NOW_NS).unwrap();
         let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
         let mut cursor = log.writer.end();
@@ -103,26 +103,26 @@ proptest! {
             match step {
                 Step::Write(payload, settled) => {
                     // The keeper runs between any two entries, so nothing goes to private memory.
-                    log.keeper.turn(NOW_NS);
-                    let written = Written { session: [session; 16], first: next, next: next + settled, flags: 3, payload };
+                    log.maintenance.run_once(NOW_NS);
+                    let written = WrittenEntry { session: [session; 16], first: next, next: next + settled, flags: 3, payload };
                     next += settled;
                     written.write(&mut log);
                     model.push(written);
                 }
                 Step::Abandon(payload) => {
-                    log.keeper.turn(NOW_NS);
+                    log.maintenance.run_once(NOW_NS);
                     log.writer.begin([9; 16], 0);
                     prop_assert!(log.writer.append(&payload));
                     log.writer.abandon();
                 }
                 Step::NewSession => (session, next) = (session.wrapping_add(1), 1),
-                Step::Turn => drop(log.keeper.turn(NOW_NS)),
+                Step::Maintain => drop(log.maintenance.run_once(NOW_NS)),
                 Step::Read => {
-                    let got = read_all(&mut reader);
-                    prop_assert_eq!(&got, &model[read..]);
+                    let read_entries = read_all(&mut reader);
+                    prop_assert_eq!(&read_entries, &model[read..]);
                     read = model.len();
                     let mut pending = log.writer.pending(cursor).unwrap();
-                    let sent: Vec<_> = pending.by_ref().map(|entry| Written::of(&entry)).collect();
+                    let sent: Vec<_> = pending.by_ref().map(|entry| WrittenEntry::from_entry(&entry)).collect();
                     prop_assert_eq!(&sent, &model[published..]);
                     cursor = pending.position();
                     published = model.len();
@@ -141,12 +141,12 @@ proptest! {
             }
         }
         prop_assert_eq!(read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap()), model);
-        prop_assert_eq!(reader.lost(), 0);
-        prop_assert_eq!(log.writer.counts().segments_missed, 0);
+        prop_assert_eq!(reader.lost_entries(), 0);
+        prop_assert_eq!(log.writer.counts().segments_not_ready, 0);
     }
 
     #[test]
-    fn seeking_finds_what_a_walk_would_find(
+    fn seeking_finds_the_same_entry_as_a_linear_scan(
         runs in prop::collection::vec((0_u64..120, 0_u64..3), 1..4),
         part_every in 1_u64..8,
         target_run in 0_usize..5,
@@ -158,11 +158,11 @@ proptest! {
         for (run, (count, step)) in runs.iter().enumerate() {
             let mut first = 1;
             for index in 0..*count {
-                log.keeper.turn(NOW_NS);
+                log.maintenance.run_once(NOW_NS);
                 let settled = if index % part_every == 0 { 0 } else { *step };
                 let session = [u8::try_from(run).unwrap(); 16];
                 let payload = vec![0; usize::try_from(index % 256).unwrap()];
-                Written { session, first, next: first + settled, flags: 0, payload }.write(&mut log);
+                WrittenEntry { session, first, next: first + settled, flags: 0, payload }.write(&mut log);
                 first += settled;
             }
         }
@@ -171,28 +171,28 @@ proptest! {
             fs::remove_file(segment_path(directory.path(), *number)).unwrap();
         }
         let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
-        let there = read_all(&mut reader);
+        let available = read_all(&mut reader);
         let session = [u8::try_from(target_run).unwrap(); 16];
-        let of_session: Vec<_> = there.iter().filter(|entry| entry.session == session).collect();
+        let of_session: Vec<_> = available.iter().filter(|entry| entry.session == session).collect();
         let range = of_session.first().map(|oldest| (oldest.first, of_session[of_session.len() - 1].next));
-        prop_assert_eq!(reader.range_of(session).unwrap(), range);
-        let settles = |entry: &Written| entry.session == session && (entry.next > target || entry.first >= target);
-        let first_of_session = there.iter().position(|entry| entry.session == session);
-        let (expected, index) = match (there.iter().position(settles), first_of_session) {
-            (_, None) => (Sought::Oldest, 0),
-            (Some(index), Some(first)) if index == first && there[index].first > target => (Sought::Oldest, index),
-            (Some(index), _) => (Sought::Found, index),
-            (None, _) => (Sought::Ahead, 1 + there.iter().rposition(|entry| entry.session == session).unwrap()),
+        prop_assert_eq!(reader.session_range(session).unwrap(), range);
+        let covers = |entry: &WrittenEntry| entry.session == session && (entry.next > target || entry.first >= target);
+        let first_of_session = available.iter().position(|entry| entry.session == session);
+        let (expected, index) = match (available.iter().position(covers), first_of_session) {
+            (_, None) => (SeekResult::OldestAvailable, 0),
+            (Some(index), Some(first)) if index == first && available[index].first > target => (SeekResult::OldestAvailable, index),
+            (Some(index), _) => (SeekResult::Found, index),
+            (None, _) => (SeekResult::NotYetWritten, 1 + available.iter().rposition(|entry| entry.session == session).unwrap()),
         };
         prop_assert_eq!(reader.seek(session, target).unwrap(), expected);
-        prop_assert_eq!(read_all(&mut reader), &there[index..]);
+        prop_assert_eq!(read_all(&mut reader), &available[index..]);
     }
 }
 
 /// A log of three entries in one segment; where each begins, and where the last ends.
-fn three_entries(directory: &Path) -> (Vec<Written>, [usize; 4]) {
+fn three_entries(directory: &Path) -> (Vec<WrittenEntry>, [usize; 4]) {
     let mut log = open(options(directory), NOW_NS).unwrap();
-    let entries: Vec<_> = (1..=3).map(Written::numbered).collect();
+    let entries: Vec<_> = (1..=3).map(WrittenEntry::with_sequence).collect();
     let begins: Vec<_> = entries.iter().map(|entry| entry.write(&mut log).offset).collect();
     let end = log.writer.end().offset;
     let at = |offset: u64| usize::try_from(offset).unwrap();
@@ -200,7 +200,7 @@ fn three_entries(directory: &Path) -> (Vec<Written>, [usize; 4]) {
 }
 
 #[test]
-fn a_log_cut_at_any_byte_opens_up_to_the_last_whole_entry_and_goes_on() {
+fn a_log_truncated_at_any_byte_opens_up_to_its_last_whole_entry_and_continues() {
     let source = directory();
     let (entries, [_, _, last, end]) = three_entries(source.path());
     let image = fs::read(segment_path(source.path(), 1)).unwrap();
@@ -210,7 +210,7 @@ fn a_log_cut_at_any_byte_opens_up_to_the_last_whole_entry_and_goes_on() {
         let whole = if cut < end { 2 } else { 3 };
         let mut log = open(options(target.path()), NOW_NS).unwrap();
         assert_eq!(log.recovered.last, Some(([1; 16], whole as u64 + 1)), "cut at {cut}");
-        let after = Written::numbered(100);
+        let after = WrittenEntry::with_sequence(100);
         after.write(&mut log);
         let mut expected = entries[..whole].to_vec();
         expected.push(after);
@@ -219,7 +219,7 @@ fn a_log_cut_at_any_byte_opens_up_to_the_last_whole_entry_and_goes_on() {
 }
 
 #[test]
-fn a_file_cut_inside_its_header_or_index_is_removed() {
+fn a_file_truncated_inside_its_header_or_index_is_removed() {
     let source = directory();
     let (_, [first, ..]) = three_entries(source.path());
     let image = fs::read(segment_path(source.path(), 1)).unwrap();
@@ -228,8 +228,8 @@ fn a_file_cut_inside_its_header_or_index_is_removed() {
         fs::write(segment_path(target.path(), 1), &image[..cut]).unwrap();
         let mut log = open(options(target.path()), NOW_NS).unwrap();
         assert_eq!((log.recovered.removed_files, log.recovered.last), (1, None), "cut at {cut}");
-        Written::numbered(1).write(&mut log);
-        assert_eq!(read_all(&mut Reader::open(target.path(), CHANNEL).unwrap()), [Written::numbered(1)]);
+        WrittenEntry::with_sequence(1).write(&mut log);
+        assert_eq!(read_all(&mut Reader::open(target.path(), CHANNEL).unwrap()), [WrittenEntry::with_sequence(1)]);
     }
 }
 
@@ -252,7 +252,7 @@ fn a_writer_killed_at_any_byte_of_an_entry_leaves_the_entries_before_it() {
 }
 
 #[test]
-fn after_a_machine_crash_the_checksum_finds_any_torn_entry() {
+fn after_a_machine_crash_the_checksum_detects_any_torn_entry() {
     let source = directory();
     let (entries, [_, second, last, end]) = three_entries(source.path());
     let image = fs::read(segment_path(source.path(), 1)).unwrap();
@@ -264,28 +264,28 @@ fn after_a_machine_crash_the_checksum_finds_any_torn_entry() {
         fs::write(segment_path(target.path(), 1), &torn).unwrap();
         let log = open(options(target.path()), NOW_NS).unwrap();
         let whole = if position < last { 1 } else { 2 };
-        let got = read_all(&mut Reader::open(target.path(), CHANNEL).unwrap());
+        let read_entries = read_all(&mut Reader::open(target.path(), CHANNEL).unwrap());
         if log.recovered.damaged_segments == 1 {
             found += 1;
-            assert_eq!(got, &entries[..whole], "byte {position}");
+            assert_eq!(read_entries, &entries[..whole], "byte {position}");
         } else {
             // Padding alone is not covered.
-            assert_eq!(got, entries, "byte {position}");
+            assert_eq!(read_entries, entries, "byte {position}");
         }
     }
     assert!(found > (end - second) * 9 / 10);
 }
 
 #[test]
-fn what_a_machine_crash_left_behind_the_cut_is_not_found() {
+fn entries_left_after_the_truncation_point_are_not_found() {
     let target = directory();
     let mut log = open(options(target.path()), NOW_NS).unwrap();
-    let [_, second] = [1, 2].map(|sequence| Written::numbered(sequence).write(&mut log));
+    let [_, second] = [1, 2].map(|sequence| WrittenEntry::with_sequence(sequence).write(&mut log));
     // A session's first entry gets a slot of the index.
-    let next_session = Written { session: [2; 16], ..Written::numbered(1) };
-    let ghost = next_session.write(&mut log);
+    let next_session = WrittenEntry { session: [2; 16], ..WrittenEntry::with_sequence(1) };
+    let stale_position = next_session.write(&mut log);
     drop(log);
-    let path = segment_path(target.path(), ghost.segment);
+    let path = segment_path(target.path(), stale_position.segment);
     let mut image = fs::read(&path).unwrap();
     // The word that commits the entry before it has not come to the disk.
     let cut = usize::try_from(second.offset).unwrap();
@@ -294,21 +294,21 @@ fn what_a_machine_crash_left_behind_the_cut_is_not_found() {
     let mut log = open(options(target.path()), NOW_NS).unwrap();
     assert_eq!(log.recovered.last, Some(([1; 16], 2)));
     next_session.write(&mut log);
-    let behind = Written { session: [2; 16], ..Written::numbered(2) };
+    let behind = WrittenEntry { session: [2; 16], ..WrittenEntry::with_sequence(2) };
     behind.write(&mut log);
     let mut reader = Reader::open(target.path(), CHANNEL).unwrap();
-    assert_eq!(reader.range_of([2; 16]).unwrap(), Some((1, 3)));
-    assert_eq!(reader.seek([2; 16], 0).unwrap(), Sought::Oldest);
+    assert_eq!(reader.session_range([2; 16]).unwrap(), Some((1, 3)));
+    assert_eq!(reader.seek([2; 16], 0).unwrap(), SeekResult::OldestAvailable);
     assert_eq!(read_all(&mut reader), [next_session, behind]);
-    assert!(!reader.seek_position(ghost).unwrap(), "its place is gone");
+    assert!(!reader.seek_position(stale_position).unwrap(), "its place is gone");
 }
 
 #[test]
-fn without_checksum_a_torn_payload_goes_unnoticed() {
+fn without_checksum_a_torn_payload_is_not_detected() {
     let target = directory();
     let options = LogOptions { checksum: Checksum::Off, verify: Verify::All, ..options(target.path()) };
     let mut log = open(options.clone(), NOW_NS).unwrap();
-    let position = Written::numbered(1).write(&mut log);
+    let position = WrittenEntry::with_sequence(1).write(&mut log);
     drop(log);
     let path = segment_path(target.path(), 1);
     let mut torn = fs::read(&path).unwrap();
@@ -319,16 +319,16 @@ fn without_checksum_a_torn_payload_goes_unnoticed() {
 }
 
 #[test]
-fn the_end_is_behind_the_last_entry_wherever_that_is() {
+fn seek_end_is_after_the_last_entry() {
     let directory = directory();
     let mut log = open(options(directory.path()), NOW_NS).unwrap();
     for sequence in 1..=200 {
         let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
         reader.seek_end().unwrap();
         assert_eq!(reader.next(), None, "before {sequence}");
-        log.keeper.turn(NOW_NS);
-        Written::numbered(sequence).write(&mut log);
-        assert_eq!(read_all(&mut reader), [Written::numbered(sequence)]);
+        log.maintenance.run_once(NOW_NS);
+        WrittenEntry::with_sequence(sequence).write(&mut log);
+        assert_eq!(read_all(&mut reader), [WrittenEntry::with_sequence(sequence)]);
     }
     assert!(log.writer.counts().segments > 2);
 }
@@ -352,7 +352,7 @@ fn a_reader_of_another_channel_is_refused() {
 }
 
 #[test]
-fn sizes_that_do_not_fit_are_refused() {
+fn inconsistent_sizes_are_refused() {
     let directory = directory();
     for (segment_bytes, payload_bytes_max) in [(12_289, 256), (4_096, 256), (12_288, 8_000), (8 << 30, 256)] {
         let options = LogOptions { segment_bytes, payload_bytes_max, ..options(directory.path()) };
@@ -362,46 +362,46 @@ fn sizes_that_do_not_fit_are_refused() {
 
 /// The keeper never runs, as if starved: two segments, then private memory.
 #[test]
-fn without_a_ready_segment_publishing_goes_on_and_readers_find_out_what_they_lost() {
+fn without_a_ready_segment_publishing_continues_and_readers_count_lost_entries() {
     let directory = directory();
     let mut log = open(options(directory.path()), NOW_NS).unwrap();
     let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
     let mut cursor = log.writer.end();
     let mut published = 0;
     for sequence in 1..=2_000 {
-        Written::numbered(sequence).write(&mut log);
+        WrittenEntry::with_sequence(sequence).write(&mut log);
         let mut pending = log.writer.pending(cursor).unwrap();
         for entry in pending.by_ref() {
             published += 1;
-            assert_eq!(Written::of(&entry), Written::numbered(published));
+            assert_eq!(WrittenEntry::from_entry(&entry), WrittenEntry::with_sequence(published));
         }
         cursor = pending.position();
         log.writer.release_before(cursor);
     }
     assert_eq!(published, 2_000);
-    let missed = *log.writer.counts();
-    assert!(missed.segments_missed > 2 && missed.entries_private > 1_000, "{missed:?}");
-    assert_eq!(missed.areas_overrun, 0, "the publisher kept up");
+    let writer_counts = *log.writer.counts();
+    assert!(writer_counts.segments_not_ready > 2 && writer_counts.entries_private > 1_000, "{writer_counts:?}");
+    assert_eq!(writer_counts.areas_evicted, 0, "the publisher kept up");
     let before = read_all(&mut reader).len() as u64;
-    assert_eq!(before + missed.entries_private, 2_000);
-    assert_eq!(reader.lost(), 0, "nothing came after it yet");
+    assert_eq!(before + writer_counts.entries_private, 2_000);
+    assert_eq!(reader.lost_entries(), 0, "nothing came after it yet");
 
-    log.keeper.turn(NOW_NS);
-    let after = Written::numbered(2_001);
+    log.maintenance.run_once(NOW_NS);
+    let after = WrittenEntry::with_sequence(2_001);
     after.write(&mut log);
     assert_eq!(read_all(&mut reader), [after]);
-    assert_eq!(reader.lost(), missed.entries_private);
+    assert_eq!(reader.lost_entries(), writer_counts.entries_private);
 }
 
 #[test]
-fn a_publisher_that_does_not_keep_up_costs_the_oldest_and_is_counted() {
+fn a_slow_publisher_loses_the_oldest_entries_and_is_counted() {
     let directory = directory();
     let mut log = open(options(directory.path()), NOW_NS).unwrap();
     let start = log.writer.end();
     for sequence in 1..=2_000 {
-        Written::numbered(sequence).write(&mut log);
+        WrittenEntry::with_sequence(sequence).write(&mut log);
     }
-    assert!(log.writer.counts().areas_overrun > 0);
+    assert!(log.writer.counts().areas_evicted > 0);
     assert!(log.writer.pending(start).is_none());
     let rest: Vec<_> = log.writer.pending(log.writer.oldest_pending()).unwrap().collect();
     assert!(rest.len() > 10);
@@ -411,96 +411,96 @@ fn a_publisher_that_does_not_keep_up_costs_the_oldest_and_is_counted() {
 }
 
 #[test]
-fn the_oldest_segments_go_by_size_and_a_reader_keeps_what_it_has_mapped() {
+fn retention_by_size_unlinks_the_oldest_and_mapped_segments_stay_readable() {
     let directory = directory();
     let bytes_max = 4 * (12 << 10);
     let retention = Retention { bytes_max, age_ns_max: None, protected_bytes_max: bytes_max };
     let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
     let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
     let mut written = 0;
-    while log.keeper.counts().unlinked < 3 {
+    while log.maintenance.counts().unlinked < 3 {
         written += 1;
-        log.keeper.turn(NOW_NS);
-        assert!(log.keeper.bytes() <= bytes_max);
-        Written::numbered(written).write(&mut log);
+        log.maintenance.run_once(NOW_NS);
+        assert!(log.maintenance.bytes() <= bytes_max);
+        WrittenEntry::with_sequence(written).write(&mut log);
     }
-    let got = read_all(&mut reader);
+    let read_entries = read_all(&mut reader);
     // The first segment whole, though it is gone; then what is left.
-    let first_gap = got.windows(2).position(|pair| pair[1].first != pair[0].first + 1).unwrap();
+    let first_gap = read_entries.windows(2).position(|pair| pair[1].first != pair[0].first + 1).unwrap();
     assert!(first_gap > 10);
-    let missing = got[first_gap + 1].first - got[first_gap].first - 1;
-    assert_eq!(reader.lost(), missing);
-    assert_eq!(got.last().unwrap().first, written);
-    assert_eq!(reader.seek([1; 16], 1).unwrap(), Sought::Oldest);
-    assert_eq!(reader.next().unwrap().first, got[first_gap + 1].first);
+    let missing = read_entries[first_gap + 1].first - read_entries[first_gap].first - 1;
+    assert_eq!(reader.lost_entries(), missing);
+    assert_eq!(read_entries.last().unwrap().first, written);
+    assert_eq!(reader.seek([1; 16], 1).unwrap(), SeekResult::OldestAvailable);
+    assert_eq!(reader.next().unwrap().first, read_entries[first_gap + 1].first);
 }
 
 #[test]
-fn protected_segments_stay_up_to_a_limit() {
+fn protected_segments_are_retained_up_to_a_limit() {
     let directory = directory();
     let segment = 12 << 10;
     let retention = Retention { bytes_max: 4 * segment, age_ns_max: None, protected_bytes_max: 8 * segment };
     let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
-    log.keeper.keep_from().set(Some(log.writer.end()));
+    log.maintenance.retention_hold().set(Some(log.writer.end()));
     let mut sequence = 0;
-    while log.keeper.bytes() < 8 * segment {
+    while log.maintenance.bytes() < 8 * segment {
         sequence += 1;
-        log.keeper.turn(NOW_NS);
-        Written::numbered(sequence).write(&mut log);
-        assert_eq!(log.keeper.counts().unlinked, 0);
+        log.maintenance.run_once(NOW_NS);
+        WrittenEntry::with_sequence(sequence).write(&mut log);
+        assert_eq!(log.maintenance.counts().unlinked, 0);
     }
-    while log.keeper.counts().unlinked == 0 {
+    while log.maintenance.counts().unlinked == 0 {
         sequence += 1;
-        log.keeper.turn(NOW_NS);
-        Written::numbered(sequence).write(&mut log);
+        log.maintenance.run_once(NOW_NS);
+        WrittenEntry::with_sequence(sequence).write(&mut log);
     }
-    assert_eq!(log.keeper.counts().protected_unlinked, 1);
-    log.keeper.keep_from().set(None);
-    log.keeper.turn(NOW_NS);
-    assert_eq!(log.keeper.bytes(), 4 * segment);
-    assert_eq!(log.keeper.counts().protected_unlinked, 1);
+    assert_eq!(log.maintenance.counts().protected_unlinked, 1);
+    log.maintenance.retention_hold().set(None);
+    log.maintenance.run_once(NOW_NS);
+    assert_eq!(log.maintenance.bytes(), 4 * segment);
+    assert_eq!(log.maintenance.counts().protected_unlinked, 1);
 }
 
 #[test]
-fn old_segments_go_by_age() {
+fn retention_by_age_unlinks_old_segments() {
     let directory = directory();
     let retention = Retention { age_ns_max: Some(1_000), ..options(directory.path()).retention };
     let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
     let mut sequence = 0;
     while log.writer.counts().segments < 3 {
         sequence += 1;
-        log.keeper.turn(NOW_NS);
-        Written::numbered(sequence).write(&mut log);
+        log.maintenance.run_once(NOW_NS);
+        WrittenEntry::with_sequence(sequence).write(&mut log);
     }
-    log.keeper.turn(NOW_NS);
-    log.keeper.turn(NOW_NS + 1_000);
-    assert_eq!(log.keeper.counts().unlinked, 0);
-    log.keeper.turn(NOW_NS + 1_001);
+    log.maintenance.run_once(NOW_NS);
+    log.maintenance.run_once(NOW_NS + 1_000);
+    assert_eq!(log.maintenance.counts().unlinked, 0);
+    log.maintenance.run_once(NOW_NS + 1_001);
     let left = segment_numbers(directory.path()).unwrap();
     assert_eq!(left.len(), 2, "the current one and the next: {left:?}");
 }
 
 #[test]
-fn a_keeper_that_cannot_make_segments_says_so_and_goes_on_trying() {
+fn maintenance_that_cannot_create_segments_counts_failures_and_retries() {
     let directory = directory();
     let mut log = open(options(directory.path()), NOW_NS).unwrap();
     let hidden = directory.path().with_extension("hidden");
     fs::rename(directory.path(), &hidden).unwrap();
     for sequence in 1..=500 {
-        log.keeper.turn(NOW_NS);
-        Written::numbered(sequence).write(&mut log);
+        log.maintenance.run_once(NOW_NS);
+        WrittenEntry::with_sequence(sequence).write(&mut log);
     }
-    assert!(log.keeper.counts().failures > 0 && log.writer.counts().entries_private > 0);
+    assert!(log.maintenance.counts().failures > 0 && log.writer.counts().entries_private > 0);
     fs::rename(&hidden, directory.path()).unwrap();
-    log.keeper.turn(NOW_NS);
-    let after = Written::numbered(501);
+    log.maintenance.run_once(NOW_NS);
+    let after = WrittenEntry::with_sequence(501);
     after.write(&mut log);
-    let got = read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap());
-    assert_eq!(got.last(), Some(&after));
+    let read_entries = read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap());
+    assert_eq!(read_entries.last(), Some(&after));
 }
 
 #[test]
-fn readers_in_other_threads_see_every_entry_while_segments_come_and_go() {
+fn readers_in_other_threads_see_every_entry_while_segments_are_created_and_unlinked() {
     const ENTRIES: u64 = 20_000;
     let directory = directory();
     let retention = Retention { bytes_max: 4 * (12 << 10), age_ns_max: None, protected_bytes_max: 0 };
@@ -516,21 +516,21 @@ fn readers_in_other_threads_see_every_entry_while_segments_come_and_go() {
                         continue;
                     };
                     assert!(entry.first > last);
-                    assert_eq!(Written::of(&entry), Written::numbered(entry.first));
+                    assert_eq!(WrittenEntry::from_entry(&entry), WrittenEntry::with_sequence(entry.first));
                     (read, last) = (read + 1, entry.first);
                     begun_at.get_or_insert(entry.first);
                 }
                 // What it did not read since it began, it knows that it lost.
-                assert_eq!(read + reader.lost(), ENTRIES + 1 - begun_at.unwrap());
+                assert_eq!(read + reader.lost_entries(), ENTRIES + 1 - begun_at.unwrap());
             })
         });
         for sequence in 1..=ENTRIES {
-            log.keeper.turn(NOW_NS);
-            Written::numbered(sequence).write(&mut log);
+            log.maintenance.run_once(NOW_NS);
+            WrittenEntry::with_sequence(sequence).write(&mut log);
         }
         for reader in readers {
             reader.join().unwrap();
         }
     });
-    assert!(log.keeper.counts().unlinked > 50);
+    assert!(log.maintenance.counts().unlinked > 50);
 }

@@ -15,7 +15,7 @@ use crossbeam_queue::ArrayQueue;
 use crate::{
     LogError, Position,
     directory::{segment_numbers, segment_path, unfinished_path},
-    segment::{SegmentHead, WriteSegment},
+    segment::{SegmentHeader, WriteSegment},
 };
 
 /// When old segments go. The current one and those made ahead never do.
@@ -25,7 +25,7 @@ pub struct Retention {
     pub bytes_max: u64,
     /// How long ago the writer left a segment. Counted from the start for those that were there before.
     pub age_ns_max: Option<u64>,
-    /// Above `bytes_max`, up to here, [protected](KeepFrom) segments stay.
+    /// Above `bytes_max`, up to here, [protected](RetentionHold) segments stay.
     pub protected_bytes_max: u64,
 }
 
@@ -39,14 +39,14 @@ impl Default for Retention {
 /// Between writer and keeper. Every field is lock-free: neither can make the other wait.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Keeper to writer: segments made ahead, lowest number first.
+    /// SegmentMaintenance to writer: segments made ahead, lowest number first.
     pub(crate) ready: ArrayQueue<WriteSegment>,
     /// Writer to keeper: segments to unmap.
     pub(crate) retired: ArrayQueue<WriteSegment>,
     /// Number of the segment being written; by the writer. Orders nothing.
     pub(crate) current: AtomicU64,
-    /// First protected segment; by whoever holds [`KeepFrom`]. Orders nothing.
-    keep_from: AtomicU64,
+    /// First protected segment; by whoever holds [`RetentionHold`]. Orders nothing.
+    retention_hold: AtomicU64,
 }
 
 impl Shared {
@@ -55,38 +55,38 @@ impl Shared {
             ready: ArrayQueue::new(ready_segments),
             retired: ArrayQueue::new(RETIRED_MAX),
             current: AtomicU64::new(current),
-            keep_from: AtomicU64::new(u64::MAX),
+            retention_hold: AtomicU64::new(u64::MAX),
         }
     }
 }
 
 /// Protects part of a log: what the peer hasn't been heard to publish.
 #[derive(Clone, Debug)]
-pub struct KeepFrom(Arc<Shared>);
+pub struct RetentionHold(Arc<Shared>);
 
-impl KeepFrom {
+impl RetentionHold {
     /// Keeps the segment of `position` and all after it; `None` protects nothing.
     pub fn set(&self, position: Option<Position>) {
-        self.0.keep_from.store(position.map_or(u64::MAX, |position| position.segment), Relaxed);
+        self.0.retention_hold.store(position.map_or(u64::MAX, |position| position.segment), Relaxed);
     }
 }
 
-/// Makes segments and unlinks them. A cold thread calls [`Self::turn`] every few milliseconds.
+/// Makes segments and unlinks them. A cold thread calls [`Self::run_once`] every few milliseconds.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct SegmentMaintenance {
     directory: PathBuf,
-    head: SegmentHead,
+    header: SegmentHeader,
     retention: Retention,
     next_segment: u64,
     /// Those with a name, oldest first.
-    kept: VecDeque<Kept>,
+    segments: VecDeque<RetainedSegment>,
     shared: Arc<Shared>,
-    counts: KeeperCounts,
+    counts: MaintenanceCounts,
 }
 
-/// What a [`Keeper`] counts.
+/// What a [`SegmentMaintenance`] counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KeeperCounts {
+pub struct MaintenanceCounts {
     /// Segments made.
     pub made: u64,
     /// Segments unlinked.
@@ -100,27 +100,27 @@ pub struct KeeperCounts {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct RetainedSegment {
     number: u64,
-    left_ns: Option<u64>,
+    sealed_ns: Option<u64>,
 }
 
-impl Keeper {
+impl SegmentMaintenance {
     pub(crate) fn new(
         directory: PathBuf,
-        head: SegmentHead,
+        header: SegmentHeader,
         retention: Retention,
         next_segment: u64,
         shared: Arc<Shared>,
     ) -> Self {
-        let kept = VecDeque::new();
-        Self { directory, head, retention, next_segment, kept, shared, counts: KeeperCounts::default() }
+        let segments = VecDeque::new();
+        Self { directory, header, retention, next_segment, segments, shared, counts: MaintenanceCounts::default() }
     }
 
     /// The segment to begin with.
     pub(crate) fn make_first(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
         for number in segment_numbers(&self.directory)? {
-            self.kept.push_back(Kept { number, left_ns: Some(now_ns) });
+            self.segments.push_back(RetainedSegment { number, sealed_ns: Some(now_ns) });
         }
         self.shared.current.store(self.next_segment, Relaxed);
         self.make(now_ns)
@@ -128,11 +128,11 @@ impl Keeper {
 
     /// Does what there is to do; whether there was anything. `now_ns`: ns since 1970 UTC. What goes wrong is counted
     /// and tried again in the next turn; [`Self::counts`] tells.
-    pub fn turn(&mut self, now_ns: u64) -> bool {
+    pub fn run_once(&mut self, now_ns: u64) -> bool {
         let before = self.counts;
-        let mut worked = false;
+        let mut did_work = false;
         while self.shared.retired.pop().is_some() {
-            worked = true;
+            did_work = true;
         }
         while !self.shared.ready.is_full() {
             match self.make(now_ns) {
@@ -148,26 +148,26 @@ impl Keeper {
                 }
             }
         }
-        self.retain(now_ns);
-        worked || self.counts != before
+        self.apply_retention(now_ns);
+        did_work || self.counts != before
     }
 
     /// A handle to protect part of the log.
     #[must_use]
-    pub fn keep_from(&self) -> KeepFrom {
-        KeepFrom(Arc::clone(&self.shared))
+    pub fn retention_hold(&self) -> RetentionHold {
+        RetentionHold(Arc::clone(&self.shared))
     }
 
     /// What it counts.
     #[must_use]
-    pub fn counts(&self) -> &KeeperCounts {
+    pub fn counts(&self) -> &MaintenanceCounts {
         &self.counts
     }
 
     /// Bytes of all segments that have a name.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.kept.len() as u64 * self.head.layout.segment_bytes as u64
+        self.segments.len() as u64 * self.header.layout.segment_bytes as u64
     }
 
     /// Makes one segment; where there is no space for it, the oldest go until there is.
@@ -184,24 +184,24 @@ impl Keeper {
         let number = self.next_segment;
         let unfinished = unfinished_path(&self.directory, number);
         let path = segment_path(&self.directory, number);
-        let head = SegmentHead { number, created_ns: now_ns, ..self.head };
-        let made = WriteSegment::create(&unfinished, head)
+        let header = SegmentHeader { number, created_ns: now_ns, ..self.header };
+        let made = WriteSegment::create(&unfinished, header)
             .and_then(|segment| rename(&unfinished, &path).map(|()| segment))
             .inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
         self.next_segment += 1;
-        self.kept.push_back(Kept { number, left_ns: None });
+        self.segments.push_back(RetainedSegment { number, sealed_ns: None });
         self.counts.made += 1;
         Ok(made)
     }
 
-    fn retain(&mut self, now_ns: u64) {
+    fn apply_retention(&mut self, now_ns: u64) {
         let current = self.shared.current.load(Relaxed);
-        for kept in self.kept.iter_mut().filter(|kept| kept.number < current) {
-            kept.left_ns.get_or_insert(now_ns);
+        for segments in self.segments.iter_mut().filter(|segments| segments.number < current) {
+            segments.sealed_ns.get_or_insert(now_ns);
         }
-        while let Some(oldest) = self.kept.front() {
-            let age_ns = oldest.left_ns.map_or(0, |left_ns| now_ns.saturating_sub(left_ns));
-            let bytes_max = if oldest.number >= self.shared.keep_from.load(Relaxed) {
+        while let Some(oldest) = self.segments.front() {
+            let age_ns = oldest.sealed_ns.map_or(0, |sealed_ns| now_ns.saturating_sub(sealed_ns));
+            let bytes_max = if oldest.number >= self.shared.retention_hold.load(Relaxed) {
                 self.retention.protected_bytes_max.max(self.retention.bytes_max)
             } else if self.retention.age_ns_max.is_some_and(|age_ns_max| age_ns > age_ns_max) {
                 0
@@ -216,7 +216,7 @@ impl Keeper {
 
     /// Whether one could go.
     fn unlink_oldest(&mut self) -> bool {
-        let Some(oldest) = self.kept.front().copied() else { return false };
+        let Some(oldest) = self.segments.front().copied() else { return false };
         if oldest.number >= self.shared.current.load(Relaxed) {
             return false;
         }
@@ -228,9 +228,9 @@ impl Keeper {
             }
             _ => {}
         }
-        self.kept.pop_front();
+        self.segments.pop_front();
         self.counts.unlinked += 1;
-        self.counts.protected_unlinked += u64::from(oldest.number >= self.shared.keep_from.load(Relaxed));
+        self.counts.protected_unlinked += u64::from(oldest.number >= self.shared.retention_hold.load(Relaxed));
         true
     }
 }

@@ -25,7 +25,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use crate::{
     Checksum, Entry, LogError, Position, SessionBytes,
-    commit::{self, Mark, Word},
+    commit::{self, CommitState, CommitWord},
 };
 
 /// Bytes of an entry before its payload.
@@ -42,15 +42,15 @@ pub(crate) struct Layout {
 
 impl Layout {
     pub(crate) fn new(segment_bytes: usize, payload_bytes_max: usize) -> Result<Self, LogError> {
-        let slot_count_max = segment_bytes / INDEX_INTERVAL_BYTES + SLOTS_SPARE;
+        let slot_count_max = segment_bytes / INDEX_INTERVAL_BYTES + SESSION_SLOTS;
         let entries_offset = HEADER_BYTES + slot_count_max * SLOT_BYTES;
         let layout = Self { segment_bytes, payload_bytes_max, slot_count_max, entries_offset };
-        let least = entries_offset + 4 * layout.entry_bytes_max() + WORD_BYTES;
-        let possible = segment_bytes.is_multiple_of(PAGE_BYTES)
+        let bytes_min = entries_offset + 4 * layout.entry_bytes_max() + WORD_BYTES;
+        let is_valid = segment_bytes.is_multiple_of(PAGE_BYTES)
             && u32::try_from(segment_bytes).is_ok()
             && u32::try_from(payload_bytes_max).is_ok()
-            && least <= segment_bytes;
-        if possible { Ok(layout) } else { Err(LogError::Sizes { segment_bytes, payload_bytes_max }) }
+            && bytes_min <= segment_bytes;
+        if is_valid { Ok(layout) } else { Err(LogError::Sizes { segment_bytes, payload_bytes_max }) }
     }
 
     fn entry_bytes_max(&self) -> usize {
@@ -60,7 +60,7 @@ impl Layout {
 
 /// What stands in the fixed part of a segment's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SegmentHead {
+pub(crate) struct SegmentHeader {
     pub(crate) channel: u16,
     pub(crate) checksum: Checksum,
     pub(crate) number: u64,
@@ -70,9 +70,9 @@ pub(crate) struct SegmentHead {
 
 /// What stands where an entry could begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen<'a> {
+pub(crate) enum EntryState<'a> {
     /// Nothing yet.
-    Open,
+    Uncommitted,
     /// A whole entry.
     Entry(Entry<'a>),
     /// The log goes on in the next segment.
@@ -86,7 +86,7 @@ pub(crate) enum Seen<'a> {
 #[derive(Debug)]
 pub(crate) struct ReadSegment {
     map: MmapRaw,
-    head: SegmentHead,
+    header: SegmentHeader,
 }
 
 impl ReadSegment {
@@ -94,38 +94,38 @@ impl ReadSegment {
     pub(crate) fn open(path: &Path, channel: u16) -> Result<Self, LogError> {
         let file = File::open(path).map_err(LogError::io("open", path))?;
         let map = map_existing(&file, path, channel, |options, file| options.map_raw_read_only(file))?;
-        let head = read_head(&map).map_err(|reason| not_a_segment(path, channel, reason))?;
-        if head.channel != channel {
+        let header = read_header(&map).map_err(|reason| not_a_segment(path, channel, reason))?;
+        if header.channel != channel {
             return Err(not_a_segment(path, channel, "it belongs to another channel"));
         }
-        Ok(Self { map, head })
+        Ok(Self { map, header })
     }
 
     /// The channel that a segment says it is of.
     pub(crate) fn channel_of(path: &Path) -> Result<u16, LogError> {
         let file = File::open(path).map_err(LogError::io("open", path))?;
         let map = map_existing(&file, path, 0, |options, file| options.map_raw_read_only(file))?;
-        let head = read_head(&map).map_err(|reason| not_a_segment(path, 0, reason))?;
-        Ok(head.channel)
+        let header = read_header(&map).map_err(|reason| not_a_segment(path, 0, reason))?;
+        Ok(header.channel)
     }
 
-    pub(crate) fn head(&self) -> &SegmentHead {
-        &self.head
+    pub(crate) fn header(&self) -> &SegmentHeader {
+        &self.header
     }
 
     /// What stands at `offset`, lengths checked.
     #[inline]
-    pub(crate) fn see(&self, offset: usize) -> Seen<'_> {
-        see(&self.map, self.head.number, 0, offset)
+    pub(crate) fn entry_at(&self, offset: usize) -> EntryState<'_> {
+        entry_at(&self.map, self.header.number, 0, offset)
     }
 
-    /// As [`Self::see`], checksum included.
-    pub(crate) fn see_verified(&self, offset: usize) -> Seen<'_> {
-        match self.see(offset) {
-            Seen::Entry(entry) if self.head.checksum == Checksum::Crc32c => {
+    /// As [`Self::entry_at`], checksum included.
+    pub(crate) fn verified_entry_at(&self, offset: usize) -> EntryState<'_> {
+        match self.entry_at(offset) {
+            EntryState::Entry(entry) if self.header.checksum == Checksum::Crc32c => {
                 let crc = committed_crc(&self.map, offset, entry.payload.len());
-                let sound = matches!(commit::observe(word(&self.map, offset)), Mark::Committed { crc: stored, .. } if stored == crc);
-                if sound { Seen::Entry(entry) } else { Seen::Damaged }
+                let is_intact = matches!(commit::observe(word(&self.map, offset)), CommitState::Committed { crc: stored, .. } if stored == crc);
+                if is_intact { EntryState::Entry(entry) } else { EntryState::Damaged }
             }
             other => other,
         }
@@ -139,7 +139,7 @@ impl ReadSegment {
     /// Where its writer left it, or where it was cut after that.
     fn sealed_at(&self) -> Option<usize> {
         let at = usize::try_from(word(&self.map, SEALED_AT).load(Relaxed)).unwrap_or(0);
-        (at >= self.head.layout.entries_offset && matches!(self.see(at), Seen::Sealed)).then_some(at)
+        (at >= self.header.layout.entries_offset && matches!(self.entry_at(at), EntryState::Sealed)).then_some(at)
     }
 
     /// Whether the segment has an end, and that is before `offset`. When a machine fails, entries and slots behind the place
@@ -148,21 +148,21 @@ impl ReadSegment {
         self.sealed_at().is_some_and(|end| end < offset)
     }
 
-    /// Index slots, oldest first. They outlive a crash on their own, so [`Self::is_sound`] has the last word.
-    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + '_ {
-        slots(&self.map, &self.head)
+    /// Index slots, oldest first. They outlive a crash on their own, so [`Self::is_valid_slot`] has the last word.
+    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = IndexSlot> + '_ {
+        slots(&self.map, &self.header)
     }
 
     /// Whether the slot leads to the entry that it names.
-    pub(crate) fn is_sound(&self, slot: &Slot) -> bool {
+    pub(crate) fn is_valid_slot(&self, slot: &IndexSlot) -> bool {
         !self.ends_before(slot.offset)
-            && matches!(self.see(slot.offset), Seen::Entry(entry) if entry.session == slot.session && entry.first == slot.first)
+            && matches!(self.entry_at(slot.offset), EntryState::Entry(entry) if entry.session == slot.session && entry.first == slot.first)
     }
 }
 
 /// One step of the way from sequence to entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct IndexSlot {
     pub(crate) session: SessionBytes,
     pub(crate) first: u64,
     pub(crate) offset: usize,
@@ -172,17 +172,17 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 pub(crate) struct WriteSegment {
     map: MmapRaw,
-    head: SegmentHead,
+    header: SegmentHeader,
     /// Where the next entry begins. Nothing at or beyond it is committed.
     end: usize,
     slot_count: usize,
-    slot_due_at: usize,
+    next_slot_offset: usize,
     slot_session: SessionBytes,
 }
 
 /// What an entry's header says besides its lengths.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EntryHead {
+pub(crate) struct EntryHeader {
     pub(crate) number: u64,
     pub(crate) session: SessionBytes,
     pub(crate) first: u64,
@@ -194,37 +194,37 @@ pub(crate) struct EntryHead {
 
 impl WriteSegment {
     /// Makes the file at `path`, which must not exist, with its space reserved and its pages present.
-    pub(crate) fn create(path: &Path, head: SegmentHead) -> Result<Self, LogError> {
+    pub(crate) fn create(path: &Path, header: SegmentHeader) -> Result<Self, LogError> {
         let file =
             File::options().read(true).write(true).create_new(true).open(path).map_err(LogError::io("create", path))?;
-        reserve(&file, head.layout.segment_bytes).map_err(LogError::io("reserve space for", path))?;
+        reserve(&file, header.layout.segment_bytes).map_err(LogError::io("reserve space for", path))?;
         let map =
-            MmapOptions::new().len(head.layout.segment_bytes).map_raw(&file).map_err(LogError::io("map", path))?;
-        Ok(Self::new(map, head))
+            MmapOptions::new().len(header.layout.segment_bytes).map_raw(&file).map_err(LogError::io("map", path))?;
+        Ok(Self::new(map, header))
     }
 
     /// Private memory in the shape of a segment, pages present.
-    pub(crate) fn private(head: SegmentHead) -> io::Result<Self> {
-        let map = MmapOptions::new().len(head.layout.segment_bytes).map_anon()?;
-        Ok(Self::new(map.into(), head))
+    pub(crate) fn private(header: SegmentHeader) -> io::Result<Self> {
+        let map = MmapOptions::new().len(header.layout.segment_bytes).map_anon()?;
+        Ok(Self::new(map.into(), header))
     }
 
-    fn new(map: MmapRaw, head: SegmentHead) -> Self {
+    fn new(map: MmapRaw, header: SegmentHeader) -> Self {
         if map.advise(Advice::PopulateWrite).is_err() {
             // Kernels before 5.14: one store per page does the same.
             for offset in (0..map.len()).step_by(PAGE_BYTES) {
                 word(&map, offset).store(0, Relaxed);
             }
         }
-        for (index, value) in head_words(&head).into_iter().enumerate() {
+        for (index, value) in header_words(&header).into_iter().enumerate() {
             word(&map, index * WORD_BYTES).store(value, Relaxed);
         }
-        let end = head.layout.entries_offset;
-        Self { map, head, end, slot_count: 0, slot_due_at: 0, slot_session: [0; 16] }
+        let end = header.layout.entries_offset;
+        Self { map, header, end, slot_count: 0, next_slot_offset: 0, slot_session: [0; 16] }
     }
 
     pub(crate) fn number(&self) -> u64 {
-        self.head.number
+        self.header.number
     }
 
     /// Where the next entry begins.
@@ -233,17 +233,17 @@ impl WriteSegment {
     }
 
     pub(crate) fn entries_offset(&self) -> usize {
-        self.head.layout.entries_offset
+        self.header.layout.entries_offset
     }
 
     pub(crate) fn segment_bytes(&self) -> usize {
-        self.head.layout.segment_bytes
+        self.header.layout.segment_bytes
     }
 
     /// Whether an entry of the greatest size fits, and the word behind it.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.end + self.head.layout.entry_bytes_max() + WORD_BYTES <= self.map.len()
+        self.end + self.header.layout.entry_bytes_max() + WORD_BYTES <= self.map.len()
     }
 
     /// Memory for the payload of the entry to come. What it holds is left over from earlier use.
@@ -255,13 +255,13 @@ impl WriteSegment {
         // `has_room` the range lies inside the mapping, which `self` owns. It lies beyond `end`: readers, here or in
         // other processes, look at no byte beyond the commit word at `end` until that is stored, which takes
         // `&mut self` and so ends this borrow. No second writer exists: the directory is locked.
-        unsafe { std::slice::from_raw_parts_mut(begin, self.head.layout.payload_bytes_max) }
+        unsafe { std::slice::from_raw_parts_mut(begin, self.header.layout.payload_bytes_max) }
     }
 
     /// Makes the entry visible whose payload is the first `payload_bytes` of [`Self::payload`].
     #[inline]
-    pub(crate) fn commit(&mut self, entry: &EntryHead, payload_bytes: usize) {
-        assert!(self.has_room() && payload_bytes <= self.head.layout.payload_bytes_max);
+    pub(crate) fn commit(&mut self, entry: &EntryHeader, payload_bytes: usize) {
+        assert!(self.has_room() && payload_bytes <= self.header.layout.payload_bytes_max);
         let begin = self.end;
         let [session_low, session_high] = session_words(entry.session);
         let sizes = payload_bytes as u64 | u64::from(entry.frame_count) << 32 | u64::from(entry.flags) << 48;
@@ -269,7 +269,7 @@ impl WriteSegment {
         for (index, value) in words.into_iter().enumerate() {
             word(&self.map, begin + (index + 1) * WORD_BYTES).store(value, Relaxed);
         }
-        let crc = match self.head.checksum {
+        let crc = match self.header.checksum {
             Checksum::Crc32c => committed_crc(&self.map, begin, payload_bytes),
             Checksum::Off => 0,
         };
@@ -277,7 +277,7 @@ impl WriteSegment {
         let length = u32::try_from(length_bytes).unwrap_or_else(|_| unreachable!("a segment is smaller than 4 GiB"));
         self.end = begin + length_bytes;
         commit::commit(word(&self.map, begin), word(&self.map, self.end), length, crc);
-        if begin >= self.slot_due_at || entry.session != self.slot_session {
+        if begin >= self.next_slot_offset || entry.session != self.slot_session {
             self.push_slot(entry, begin);
         }
     }
@@ -290,27 +290,27 @@ impl WriteSegment {
 
     /// Forgets every entry: for private memory alone, which no reader maps.
     pub(crate) fn reset(&mut self) {
-        self.end = self.head.layout.entries_offset;
+        self.end = self.header.layout.entries_offset;
         self.slot_count = 0;
-        self.slot_due_at = 0;
+        self.next_slot_offset = 0;
         word(&self.map, SLOT_COUNT).store_release(0);
         word(&self.map, self.end).store_release(0);
     }
 
     /// What stands at `offset`; positions get `base` added.
     #[inline]
-    pub(crate) fn see(&self, number: u64, base: u64, offset: usize) -> Seen<'_> {
-        see(&self.map, number, base, offset)
+    pub(crate) fn entry_at(&self, number: u64, base: u64, offset: usize) -> EntryState<'_> {
+        entry_at(&self.map, number, base, offset)
     }
 
     /// Index slots, oldest first.
-    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + '_ {
-        slots(&self.map, &self.head)
+    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = IndexSlot> + '_ {
+        slots(&self.map, &self.header)
     }
 
     /// Sparse, so a full table is no error: the way from the last slot only gets longer.
-    fn push_slot(&mut self, entry: &EntryHead, offset: usize) {
-        if self.slot_count >= self.head.layout.slot_count_max {
+    fn push_slot(&mut self, entry: &EntryHeader, offset: usize) {
+        if self.slot_count >= self.header.layout.slot_count_max {
             return;
         }
         let [session_low, session_high] = session_words(entry.session);
@@ -319,14 +319,14 @@ impl WriteSegment {
             word.store(value, Relaxed);
         }
         self.slot_count += 1;
-        self.slot_due_at = offset + INDEX_INTERVAL_BYTES;
+        self.next_slot_offset = offset + INDEX_INTERVAL_BYTES;
         self.slot_session = entry.session;
         word(&self.map, SLOT_COUNT).store_release(self.slot_count as u64);
     }
 }
 
 /// Ends an existing segment at `offset`, where its last whole entry ends, after its writer has gone.
-pub(crate) fn seal_abandoned(path: &Path, channel: u16, offset: usize) -> Result<(), LogError> {
+pub(crate) fn seal_after_crash(path: &Path, channel: u16, offset: usize) -> Result<(), LogError> {
     let file = File::options().read(true).write(true).open(path).map_err(LogError::io("open", path))?;
     let map = map_existing(&file, path, channel, |options, file| options.map_raw(file))?;
     if offset.checked_add(WORD_BYTES).is_none_or(|end| end > map.len()) {
@@ -380,25 +380,25 @@ fn not_a_segment(path: &Path, channel: u16, reason: &'static str) -> LogError {
 }
 
 #[inline]
-fn see(map: &MmapRaw, number: u64, base: u64, offset: usize) -> Seen<'_> {
+fn entry_at(map: &MmapRaw, number: u64, base: u64, offset: usize) -> EntryState<'_> {
     if !offset.is_multiple_of(WORD_BYTES) || offset.checked_add(WORD_BYTES).is_none_or(|end| end > map.len()) {
-        return Seen::Damaged;
+        return EntryState::Damaged;
     }
     let length_bytes = match commit::observe(word(map, offset)) {
-        Mark::Open => return Seen::Open,
-        Mark::Sealed => return Seen::Sealed,
-        Mark::Committed { length_bytes, .. } => length_bytes as usize,
+        CommitState::Uncommitted => return EntryState::Uncommitted,
+        CommitState::Sealed => return EntryState::Sealed,
+        CommitState::Committed { length_bytes, .. } => length_bytes as usize,
     };
     if length_bytes < ENTRY_HEADER_BYTES || offset.checked_add(length_bytes).is_none_or(|end| end > map.len()) {
-        return Seen::Damaged;
+        return EntryState::Damaged;
     }
     let at = |index: usize| word(map, offset + index * WORD_BYTES).load(Relaxed);
     let sizes = at(7);
     let payload_bytes = (sizes & 0xffff_ffff) as usize;
     if length_bytes != (ENTRY_HEADER_BYTES + payload_bytes).next_multiple_of(WORD_BYTES) {
-        return Seen::Damaged;
+        return EntryState::Damaged;
     }
-    Seen::Entry(Entry {
+    EntryState::Entry(Entry {
         position: Position { segment: number, offset: base + offset as u64 },
         end: Position { segment: number, offset: base + (offset + length_bytes) as u64 },
         number: at(1),
@@ -442,13 +442,13 @@ fn bytes(map: &MmapRaw, offset: usize, length: usize) -> &[u8] {
     unsafe { std::slice::from_raw_parts(at, length) }
 }
 
-fn slots<'a>(map: &'a MmapRaw, head: &SegmentHead) -> impl DoubleEndedIterator<Item = Slot> + use<'a> {
+fn slots<'a>(map: &'a MmapRaw, header: &SegmentHeader) -> impl DoubleEndedIterator<Item = IndexSlot> + use<'a> {
     let count = word(map, SLOT_COUNT).load_acquire();
-    let count = usize::try_from(count).unwrap_or(usize::MAX).min(head.layout.slot_count_max);
+    let count = usize::try_from(count).unwrap_or(usize::MAX).min(header.layout.slot_count_max);
     (0..count).map(move |index| {
         let [low, high, first, offset] = slot_words(map, index).map(|word| word.load(Relaxed));
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        Slot { session: session_from_words([low, high]), first, offset }
+        IndexSlot { session: session_from_words([low, high]), first, offset }
     })
 }
 
@@ -465,34 +465,34 @@ fn session_from_words(words: [u64; 2]) -> SessionBytes {
     zerocopy::transmute!(words)
 }
 
-fn head_words(head: &SegmentHead) -> [u64; 7] {
-    let checksum = match head.checksum {
+fn header_words(header: &SegmentHeader) -> [u64; 7] {
+    let checksum = match header.checksum {
         Checksum::Off => 0,
         Checksum::Crc32c => 1,
     };
     let mut words = [
         MAGIC,
-        VERSION | u64::from(head.channel) << 32 | checksum << 48,
-        head.number,
-        head.layout.segment_bytes as u64,
-        head.layout.slot_count_max as u64 | (head.layout.payload_bytes_max as u64) << 32,
-        head.created_ns,
+        VERSION | u64::from(header.channel) << 32 | checksum << 48,
+        header.number,
+        header.layout.segment_bytes as u64,
+        header.layout.slot_count_max as u64 | (header.layout.payload_bytes_max as u64) << 32,
+        header.created_ns,
         0,
     ];
-    words[6] = head_crc(&words);
+    words[6] = header_crc(&words);
     words
 }
 
-fn head_crc(words: &[u64; 7]) -> u64 {
+fn header_crc(words: &[u64; 7]) -> u64 {
     words[..6].iter().fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_ne_bytes())).into()
 }
 
-fn read_head(map: &MmapRaw) -> Result<SegmentHead, &'static str> {
+fn read_header(map: &MmapRaw) -> Result<SegmentHeader, &'static str> {
     let words: [u64; 7] = std::array::from_fn(|index| word(map, index * WORD_BYTES).load(Relaxed));
     if words[0] != MAGIC || words[1] & 0xffff_ffff != VERSION {
         return Err("magic number or version differ");
     }
-    if words[6] != head_crc(&words) {
+    if words[6] != header_crc(&words) {
         return Err("its header is damaged");
     }
     let size = |value: u64| usize::try_from(value).unwrap_or(0);
@@ -500,7 +500,7 @@ fn read_head(map: &MmapRaw) -> Result<SegmentHead, &'static str> {
     if layout.slot_count_max as u64 != words[4] & 0xffff_ffff || map.len() < layout.entries_offset {
         return Err("it is cut off inside its index");
     }
-    Ok(SegmentHead {
+    Ok(SegmentHeader {
         channel: (words[1] >> 32 & 0xffff) as u16,
         checksum: if words[1] >> 48 & 1 == 1 { Checksum::Crc32c } else { Checksum::Off },
         number: words[2],
@@ -523,7 +523,7 @@ const SLOT_BYTES: usize = 32;
 /// A lookup walks at most this many bytes of entries, some 12 full packets, from its slot.
 const INDEX_INTERVAL_BYTES: usize = 16 << 10;
 /// Slots for changes of session, besides those that entries make.
-const SLOTS_SPARE: usize = 64;
+const SESSION_SLOTS: usize = 64;
 
 // Files are little-endian, as everything that is published.
 const _: () = assert!(cfg!(target_endian = "little"));

@@ -10,8 +10,11 @@ use std::{
 use crate::{
     Checksum, Entry, LogError, Position, SessionBytes,
     directory::{lock_path, remove_unfinished, segment_numbers, segment_path},
-    retention::{Keeper, Retention, Shared},
-    segment::{EntryHead, Layout, ReadSegment, Seen, SegmentHead, Slot, WriteSegment, seal_abandoned, try_lock},
+    retention::{Retention, SegmentMaintenance, Shared},
+    segment::{
+        EntryHeader, EntryState, IndexSlot, Layout, ReadSegment, SegmentHeader, WriteSegment, seal_after_crash,
+        try_lock,
+    },
 };
 
 /// How a log is set up.
@@ -68,11 +71,11 @@ pub enum Verify {
 
 /// A log opened for writing.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedLog {
     /// For the thread that produces.
     pub writer: Writer,
     /// For a cold thread.
-    pub keeper: Keeper,
+    pub maintenance: SegmentMaintenance,
     /// What was there already.
     pub recovered: Recovered,
 }
@@ -98,7 +101,7 @@ pub struct Recovered {
 ///
 /// # Errors
 /// When sizes do not fit, the log has a writer already, or the operating system refuses.
-pub fn open(options: LogOptions, now_ns: u64) -> Result<Opened, LogError> {
+pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
     let layout = Layout::new(options.segment_bytes, options.payload_bytes_max)?;
     let private_layout = Layout::new(options.private_bytes, options.payload_bytes_max)?;
     fs::create_dir_all(&options.directory).map_err(LogError::io("make", &options.directory))?;
@@ -110,22 +113,28 @@ pub fn open(options: LogOptions, now_ns: u64) -> Result<Opened, LogError> {
     }
     remove_unfinished(&options.directory)?;
     let (recovered, next_segment) = recover(&options)?;
-    let head =
-        SegmentHead { channel: options.channel, checksum: options.checksum, number: 0, created_ns: now_ns, layout };
-    let private_head = SegmentHead { layout: private_layout, ..head };
-    let private = [(); 2].map(|()| WriteSegment::private(private_head));
+    let header =
+        SegmentHeader { channel: options.channel, checksum: options.checksum, number: 0, created_ns: now_ns, layout };
+    let private_head = SegmentHeader { layout: private_layout, ..header };
+    let private_areas = [(); 2].map(|()| WriteSegment::private(private_head));
     let mut spare = Vec::with_capacity(2);
-    for area in private {
+    for area in private_areas {
         spare.push(area.map_err(LogError::io("map private memory for", &options.directory))?);
     }
     let shared = Arc::new(Shared::new(options.ready_segments.clamp(1, 8), next_segment));
-    let mut keeper = Keeper::new(options.directory.clone(), head, options.retention, next_segment, Arc::clone(&shared));
-    let current = keeper.make_first(now_ns)?;
-    keeper.turn(now_ns);
+    let mut maintenance = SegmentMaintenance::new(
+        options.directory.clone(),
+        header,
+        options.retention,
+        next_segment,
+        Arc::clone(&shared),
+    );
+    let current = maintenance.make_first(now_ns)?;
+    maintenance.run_once(now_ns);
     let writer = Writer {
         payload_bytes_max: layout.payload_bytes_max,
-        older: VecDeque::with_capacity(OLDER_MAX + 1),
-        current: Area { number: current.number(), base: 0, kind: AreaKind::File, segment: current },
+        older_areas: VecDeque::with_capacity(OLDER_AREAS_MAX + 1),
+        current: LogArea { number: current.number(), base: 0, kind: AreaKind::File, segment: current },
         spare,
         entry: None,
         next_number: recovered.next_number,
@@ -133,7 +142,7 @@ pub fn open(options: LogOptions, now_ns: u64) -> Result<Opened, LogError> {
         shared,
         _lock: lock,
     };
-    Ok(Opened { writer, keeper, recovered })
+    Ok(OpenedLog { writer, maintenance, recovered })
 }
 
 /// Appends entries. Makes no system call, allocates nothing, never waits; owned by one thread at a time.
@@ -141,9 +150,9 @@ pub fn open(options: LogOptions, now_ns: u64) -> Result<Opened, LogError> {
 /// `begin`, any number of `append`, then `commit` or `abandon`.
 #[derive(Debug)]
 pub struct Writer {
-    current: Area,
-    /// What the publisher may still have to send, oldest first; at most [`OLDER_MAX`].
-    older: VecDeque<Area>,
+    current: LogArea,
+    /// What the publisher may still have to send, oldest first; at most [`OLDER_AREAS_MAX`].
+    older_areas: VecDeque<LogArea>,
     /// Private areas that are not in use.
     spare: Vec<WriteSegment>,
     entry: Option<OpenEntry>,
@@ -164,11 +173,11 @@ pub struct WriterCounts {
     /// Segments begun.
     pub segments: u64,
     /// Times no segment was ready, so that private memory took over.
-    pub segments_missed: u64,
+    pub segments_not_ready: u64,
     /// Entries that went to private memory: published, but not there for readers.
     pub entries_private: u64,
     /// Areas given up although the publisher was not through with them.
-    pub areas_overrun: u64,
+    pub areas_evicted: u64,
 }
 
 #[derive(Debug)]
@@ -180,7 +189,7 @@ struct OpenEntry {
 
 /// A stretch of the log in this process' memory.
 #[derive(Debug)]
-struct Area {
+struct LogArea {
     number: u64,
     /// Added to offsets to make positions: 0 for files.
     base: u64,
@@ -194,7 +203,7 @@ enum AreaKind {
     Private,
 }
 
-impl Area {
+impl LogArea {
     fn begin(&self) -> Position {
         Position { segment: self.number, offset: self.base + self.segment.entries_offset() as u64 }
     }
@@ -209,14 +218,14 @@ impl Writer {
     #[inline]
     pub fn begin(&mut self, session: SessionBytes, first: u64) {
         if !self.current.segment.has_room() || self.current.kind == AreaKind::Private {
-            self.turn_over();
+            self.roll_segment();
         }
         self.entry = Some(OpenEntry { session, first, payload_bytes: 0 });
     }
 
     /// Whether an entry has been begun and neither committed nor abandoned.
     #[must_use]
-    pub fn is_begun(&self) -> bool {
+    pub fn has_open_entry(&self) -> bool {
         self.entry.is_some()
     }
 
@@ -265,8 +274,8 @@ impl Writer {
         let number = self.next_number;
         self.next_number += 1;
         let position = self.current.end();
-        let head = EntryHead { number, session, first, next, ts_commit, frame_count, flags };
-        self.current.segment.commit(&head, payload_bytes);
+        let header = EntryHeader { number, session, first, next, ts_commit, frame_count, flags };
+        self.current.segment.commit(&header, payload_bytes);
         self.counts.entries += 1;
         self.counts.payload_bytes += payload_bytes as u64;
         self.counts.entries_private += u64::from(self.current.kind == AreaKind::Private);
@@ -292,7 +301,7 @@ impl Writer {
     #[inline]
     #[must_use]
     pub fn pending(&self, from: Position) -> Option<Pending<'_>> {
-        let area_index = (0..=self.older.len()).rev().find(|index| {
+        let area_index = (0..=self.older_areas.len()).rev().find(|index| {
             let area = self.area(*index);
             area.begin() <= from && from <= area.end()
         })?;
@@ -304,9 +313,9 @@ impl Writer {
     /// [`Reader`](crate::Reader).
     #[must_use]
     pub fn pending_before(&self, session: SessionBytes, sequence: u64) -> Option<Position> {
-        (0..=self.older.len()).rev().find_map(|index| {
+        (0..=self.older_areas.len()).rev().find_map(|index| {
             let area = self.area(index);
-            let is_before = |slot: &Slot| slot.session == session && slot.first < sequence;
+            let is_before = |slot: &IndexSlot| slot.session == session && slot.first < sequence;
             let slot = area.segment.slots().rev().find(is_before)?;
             Some(Position { segment: area.number, offset: area.base + slot.offset as u64 })
         })
@@ -322,8 +331,8 @@ impl Writer {
     /// memory can be given back.
     #[inline]
     pub fn release_before(&mut self, position: Position) {
-        while self.older.front().is_some_and(|area| area.end() < position) {
-            self.give_up_oldest();
+        while self.older_areas.front().is_some_and(|area| area.end() < position) {
+            self.release_oldest();
         }
     }
 
@@ -333,53 +342,53 @@ impl Writer {
         &self.counts
     }
 
-    fn area(&self, index: usize) -> &Area {
-        self.older.get(index).unwrap_or(&self.current)
+    fn area(&self, index: usize) -> &LogArea {
+        self.older_areas.get(index).unwrap_or(&self.current)
     }
 
     /// Goes on in the next segment, or in private memory while there is none.
     #[cold]
-    fn turn_over(&mut self) {
+    fn roll_segment(&mut self) {
         if let Some(segment) = self.shared.ready.pop() {
             self.counts.segments += 1;
             self.shared.current.store(segment.number(), Relaxed);
             let number = segment.number();
-            self.replace_current(Area { number, base: 0, kind: AreaKind::File, segment });
+            self.replace_current(LogArea { number, base: 0, kind: AreaKind::File, segment });
             return;
         }
         if self.current.segment.has_room() {
             return;
         }
-        self.counts.segments_missed += 1;
+        self.counts.segments_not_ready += 1;
         if self.spare.is_empty() {
-            let oldest_private = self.older.iter().position(|area| area.kind == AreaKind::Private);
+            let oldest_private = self.older_areas.iter().position(|area| area.kind == AreaKind::Private);
             // Both private areas are in use and one is current, so the other is here.
             while oldest_private.is_some() && self.spare.is_empty() {
-                self.counts.areas_overrun += 1;
-                self.give_up_oldest();
+                self.counts.areas_evicted += 1;
+                self.release_oldest();
             }
         }
         let Some(mut segment) = self.spare.pop() else { return };
         segment.reset();
         let base = self.current.base + self.current.segment.segment_bytes() as u64;
         let number = self.current.number;
-        self.replace_current(Area { number, base, kind: AreaKind::Private, segment });
+        self.replace_current(LogArea { number, base, kind: AreaKind::Private, segment });
     }
 
-    fn replace_current(&mut self, area: Area) {
+    fn replace_current(&mut self, area: LogArea) {
         let mut old = std::mem::replace(&mut self.current, area);
         if old.kind == AreaKind::File {
             old.segment.seal();
         }
-        self.older.push_back(old);
-        if self.older.len() > OLDER_MAX {
-            self.counts.areas_overrun += 1;
-            self.give_up_oldest();
+        self.older_areas.push_back(old);
+        if self.older_areas.len() > OLDER_AREAS_MAX {
+            self.counts.areas_evicted += 1;
+            self.release_oldest();
         }
     }
 
-    fn give_up_oldest(&mut self) {
-        let Some(area) = self.older.pop_front() else { return };
+    fn release_oldest(&mut self) {
+        let Some(area) = self.older_areas.pop_front() else { return };
         match area.kind {
             AreaKind::Private => self.spare.push(area.segment),
             // Unmapping takes long, so the keeper does it; only if it starved is it done here.
@@ -413,11 +422,13 @@ impl<'a> Iterator for Pending<'a> {
             let area = self.writer.area(self.area_index);
             let offset = usize::try_from(self.at.offset - area.base).ok()?;
             if self.at < area.end() {
-                let Seen::Entry(entry) = area.segment.see(area.number, area.base, offset) else { return None };
+                let EntryState::Entry(entry) = area.segment.entry_at(area.number, area.base, offset) else {
+                    return None;
+                };
                 self.at = entry.end;
                 return Some(entry);
             }
-            if self.area_index == self.writer.older.len() {
+            if self.area_index == self.writer.older_areas.len() {
                 return None;
             }
             self.area_index += 1;
@@ -427,7 +438,7 @@ impl<'a> Iterator for Pending<'a> {
 }
 
 /// Segments behind the current one that stay mapped for the publisher.
-const OLDER_MAX: usize = 3;
+const OLDER_AREAS_MAX: usize = 3;
 
 /// Seals what a former writer left open; the number for the next segment.
 fn recover(options: &LogOptions) -> Result<(Recovered, u64), LogError> {
@@ -437,7 +448,7 @@ fn recover(options: &LogOptions) -> Result<(Recovered, u64), LogError> {
         next_segment = number + 1;
         let path = segment_path(&options.directory, number);
         let segment = match ReadSegment::open(&path, options.channel) {
-            Ok(segment) if segment.head().number == number => segment,
+            Ok(segment) if segment.header().number == number => segment,
             Ok(_) | Err(LogError::NotASegment { .. }) => {
                 fs::remove_file(&path).map_err(LogError::io("remove", &path))?;
                 recovered.removed_files += 1;
@@ -445,33 +456,33 @@ fn recover(options: &LogOptions) -> Result<(Recovered, u64), LogError> {
             }
             Err(error) => return Err(error),
         };
-        let verified = options.verify == Verify::All || !segment.is_sealed();
-        let mut offset = segment.head().layout.entries_offset;
-        let mut empty = true;
-        let whole = loop {
-            match if verified { segment.see_verified(offset) } else { segment.see(offset) } {
-                Seen::Entry(entry) => {
-                    empty = false;
+        let is_verified = options.verify == Verify::All || !segment.is_sealed();
+        let mut offset = segment.header().layout.entries_offset;
+        let mut has_no_entry = true;
+        let is_intact = loop {
+            match if is_verified { segment.verified_entry_at(offset) } else { segment.entry_at(offset) } {
+                EntryState::Entry(entry) => {
+                    has_no_entry = false;
                     recovered.last = Some((entry.session, entry.next));
                     recovered.last_flags = entry.flags;
                     recovered.next_number = entry.number + 1;
                     offset = usize::try_from(entry.end.offset).unwrap_or(usize::MAX);
                 }
-                Seen::Open | Seen::Sealed => break true,
-                Seen::Damaged => break false,
+                EntryState::Uncommitted | EntryState::Sealed => break true,
+                EntryState::Damaged => break false,
             }
         };
         drop(segment);
         // Also before it is removed: a reader that stands there goes on.
-        seal_abandoned(&path, options.channel, offset)?;
-        if empty {
+        seal_after_crash(&path, options.channel, offset)?;
+        if has_no_entry {
             // Made ahead and never begun, or cut before its first entry.
             fs::remove_file(&path).map_err(LogError::io("remove", &path))?;
-            recovered.removed_files += usize::from(!whole);
+            recovered.removed_files += usize::from(!is_intact);
             continue;
         }
         recovered.segments += 1;
-        recovered.damaged_segments += usize::from(!whole);
+        recovered.damaged_segments += usize::from(!is_intact);
     }
     Ok((recovered, next_segment))
 }

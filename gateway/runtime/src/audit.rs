@@ -29,20 +29,20 @@ use mdgw_feeds::identity::{Epoch, GroupId};
 use mdgw_sys::clock::unix_now;
 
 use self::{
-    entry::{Change, Draft},
+    entry::{AuditEvent, PendingEntry},
     file::{AuditError, AuditFile},
 };
 
 /// The running audit. What was noted is written to its end when it is dropped, as far as the disk takes it.
 #[derive(Debug)]
 pub struct Audit {
-    notes: AuditNotes,
+    sender: AuditSender,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Takes notes for the audit; for any thread that may allocate.
 #[derive(Clone, Debug)]
-pub struct AuditNotes {
+pub struct AuditSender {
     shared: Arc<Shared>,
     thread: Thread,
 }
@@ -60,7 +60,7 @@ pub struct AuditCounts {
 
 #[derive(Debug)]
 struct Shared {
-    queue: ArrayQueue<Draft>,
+    queue: ArrayQueue<PendingEntry>,
     stop: AtomicBool,
     written: AtomicU64,
     failures: AtomicU64,
@@ -89,31 +89,31 @@ impl Audit {
             lost: AtomicU64::new(0),
         });
         let path = file.path().to_owned();
-        let of_thread = Arc::clone(&shared);
+        let thread_stop = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("mdgw-audit".to_owned())
-            .spawn(move || Writer { file, backlog: VecDeque::new(), is_failing: false }.run(&of_thread))
+            .spawn(move || Writer { file, backlog: VecDeque::new(), is_failing: false }.run(&thread_stop))
             .map_err(|source| AuditError::Io { act: "start the thread of", path, source })?;
-        let notes = AuditNotes { shared, thread: thread.thread().clone() };
-        Ok(Self { notes, thread: Some(thread) })
+        let sender = AuditSender { shared, thread: thread.thread().clone() };
+        Ok(Self { sender, thread: Some(thread) })
     }
 
     /// Where to note things.
     #[must_use]
-    pub fn notes(&self) -> &AuditNotes {
-        &self.notes
+    pub fn sender(&self) -> &AuditSender {
+        &self.sender
     }
 
     /// Writes what was noted and ends.
     #[must_use]
     pub fn stop(mut self) -> AuditCounts {
         self.end();
-        self.notes.counts()
+        self.sender.counts()
     }
 
     fn end(&mut self) {
-        self.notes.shared.stop.store(true, Ordering::Release);
-        self.notes.thread.unpark();
+        self.sender.shared.stop.store(true, Ordering::Release);
+        self.sender.thread.unpark();
         if let Some(thread) = self.thread.take() {
             // A panic of its own was told by the panic hook; there is nothing left to write.
             let _ = thread.join();
@@ -127,10 +127,10 @@ impl Drop for Audit {
     }
 }
 
-impl AuditNotes {
+impl AuditSender {
     /// Notes what has just happened. Never waits.
-    pub fn note(&self, group: GroupId, node: NodeId, epoch: Epoch, change: Change) {
-        let draft = Draft { time: unix_now(), group, node, epoch, change };
+    pub fn record(&self, group: GroupId, node: NodeId, epoch: Epoch, change: AuditEvent) {
+        let draft = PendingEntry { time: unix_now(), group, node, epoch, change };
         if self.shared.queue.push(draft).is_err() {
             self.shared.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -150,7 +150,7 @@ impl AuditNotes {
 #[derive(Clone, Debug)]
 pub struct AuditListener {
     /// Where to.
-    pub notes: AuditNotes,
+    pub sender: AuditSender,
     /// Of which group.
     pub group: GroupId,
     /// At which gateway.
@@ -159,15 +159,25 @@ pub struct AuditListener {
 
 impl Listener for AuditListener {
     fn gained(&self, epoch: Epoch) {
-        self.notes.note(self.group, self.node, epoch, Change::Gained);
+        self.sender.record(self.group, self.node, epoch, AuditEvent::Gained);
     }
 
     fn lost(&self, epoch: Epoch, reason: CloseReason) {
-        self.notes.note(self.group, self.node, epoch, Change::Lost { reason: entry::reason_name(reason).into() });
+        self.sender.record(
+            self.group,
+            self.node,
+            epoch,
+            AuditEvent::Lost { reason: entry::reason_name(reason).into() },
+        );
     }
 
     fn connection(&self, epoch: Epoch, state: ConnectionState) {
-        self.notes.note(self.group, self.node, epoch, Change::Connection { state: entry::state_name(state).into() });
+        self.sender.record(
+            self.group,
+            self.node,
+            epoch,
+            AuditEvent::Connection { state: entry::state_name(state).into() },
+        );
     }
 }
 
@@ -176,7 +186,7 @@ impl Listener for AuditListener {
 struct Writer {
     file: AuditFile,
     /// What the disk has refused so far, oldest first.
-    backlog: VecDeque<Draft>,
+    backlog: VecDeque<PendingEntry>,
     is_failing: bool,
 }
 
@@ -200,7 +210,7 @@ impl Writer {
             if self.backlog.is_empty() {
                 std::thread::park();
             } else {
-                std::thread::park_timeout(RETRY);
+                std::thread::park_timeout(RETRY_INTERVAL);
             }
         }
     }
@@ -232,40 +242,40 @@ const QUEUE_LENGTH: usize = 256;
 /// What is kept while the disk refuses: a day of changes, some megabytes at most.
 const BACKLOG_LENGTH: usize = 4_096;
 /// Between two tries.
-const RETRY: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
     use std::fs::File;
 
     use super::*;
-    use crate::audit::file::History;
+    use crate::audit::file::AuditHistory;
 
-    fn note(audit: &Audit, count: u64) {
-        audit.notes().note(GroupId(1), NodeId(3), Epoch::new(count, 3), Change::Gained);
+    fn record(audit: &Audit, count: u64) {
+        audit.sender().record(GroupId(1), NodeId(3), Epoch::new(count, 3), AuditEvent::Gained);
     }
 
     #[test]
-    fn what_was_noted_is_on_disk_in_order_when_it_stops() {
+    fn recorded_events_are_on_disk_in_order_after_stop() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
         let audit = Audit::start(&path).unwrap();
-        (1..=20).for_each(|count| note(&audit, count));
+        (1..=20).for_each(|count| record(&audit, count));
         assert_eq!(audit.stop(), AuditCounts { written: 20, failures: 0, lost: 0 });
-        let history = History::read(&path).unwrap();
+        let history = AuditHistory::read(&path).unwrap();
         assert_eq!(history.entries.iter().map(|entry| entry.number).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
         assert_eq!(history.entries[4].epoch_count, 5);
     }
 
     #[test]
-    fn a_full_disk_is_counted_and_holds_up_nobody() {
+    fn a_full_disk_is_counted_and_blocks_no_caller() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let audit = Audit::with_file(AuditFile::on(full, "/dev/full".into(), 0, 0)).unwrap();
-        note(&audit, 1);
-        while audit.notes().counts().failures == 0 {
+        let audit = Audit::with_file(AuditFile::from_parts(full, "/dev/full".into(), 0, 0)).unwrap();
+        record(&audit, 1);
+        while audit.sender().counts().failures == 0 {
             std::thread::yield_now();
         }
-        (0..2 * BACKLOG_LENGTH as u64).for_each(|count| note(&audit, count));
+        (0..2 * BACKLOG_LENGTH as u64).for_each(|count| record(&audit, count));
         let counts = audit.stop();
         assert_eq!(counts.written, 0);
         assert_eq!(counts.lost, 1 + 2 * BACKLOG_LENGTH as u64, "all of it, at the end");
@@ -273,20 +283,21 @@ mod tests {
     }
 
     #[test]
-    fn an_elections_listener_is_heard() {
+    fn an_election_listeners_events_are_recorded() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
         let audit = Audit::start(&path).unwrap();
-        let listener = AuditListener { notes: audit.notes().clone(), group: GroupId(1), node: NodeId(3) };
+        let listener = AuditListener { sender: audit.sender().clone(), group: GroupId(1), node: NodeId(3) };
         listener.gained(Epoch::new(7, 3));
         listener.connection(Epoch::new(7, 3), ConnectionState::Suspended);
         listener.lost(Epoch::new(7, 3), CloseReason::Expired);
         drop(audit);
-        let events: Vec<Change> = History::read(&path).unwrap().entries.into_iter().map(|entry| entry.change).collect();
+        let events: Vec<AuditEvent> =
+            AuditHistory::read(&path).unwrap().entries.into_iter().map(|entry| entry.change).collect();
         let expected = [
-            Change::Gained,
-            Change::Connection { state: "suspended".into() },
-            Change::Lost { reason: "expired".into() },
+            AuditEvent::Gained,
+            AuditEvent::Connection { state: "suspended".into() },
+            AuditEvent::Lost { reason: "expired".into() },
         ];
         assert_eq!(events, expected);
     }

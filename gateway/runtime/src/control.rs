@@ -15,14 +15,14 @@ use mdgw_election::{
 };
 use mdgw_feeds::identity::{Epoch, GroupId};
 use mdgw_status::{
-    control::{Answer, Request},
+    control::{Request, Response},
     snapshot::Snapshot,
 };
 use serde_json::{Value, json};
 
 use crate::audit::{
     entry::state_name,
-    file::{AuditError, History},
+    file::{AuditError, AuditHistory},
 };
 
 /// The groups of one gateway.
@@ -45,7 +45,7 @@ pub struct GroupControl {
     /// Lets a gateway stand that the record doesn't name; `None` where the backend knows no such list.
     pub admit: Option<Admit>,
     /// Asks the gateway that leads for leadership.
-    pub ask_to_lead: AskToLead,
+    pub request_leadership: RequestLeadership,
     /// What else is to be told of it: positions of its channels, for instance.
     pub details: Arc<dyn Fn() -> Value + Send + Sync>,
 }
@@ -54,18 +54,18 @@ pub struct GroupControl {
 pub type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
 
 /// Asks that gateway, over the pair link, to hand over to this one; `false`: there is no link to it.
-pub type AskToLead = Arc<dyn Fn(NodeId) -> bool + Send + Sync>;
+pub type RequestLeadership = Arc<dyn Fn(NodeId) -> bool + Send + Sync>;
 
 impl PairControl {
     /// Answers one question. Waits for a hand-over to come about.
     #[must_use]
-    pub fn answer(&self, request: Request) -> Answer {
-        Answer::from(match request {
+    pub fn handle(&self, request: Request) -> Response {
+        Response::from(match request {
             Request::Status {} => Ok(self.status()),
             Request::Snapshot {} => Ok(json!((self.snapshot)())),
             Request::History { count } => self.history(count),
             Request::HandOver { group, target } => self.hand_over(group, target.map(NodeId)),
-            Request::TakeBack { group } => self.take_back(group, TAKE_BACK_PATIENCE),
+            Request::TakeBack { group } => self.take_back(group, TAKE_BACK_TIMEOUT),
             Request::Pin { group } => self.set_pin(group, Pin::Pinned),
             Request::Unpin { group } => self.set_pin(group, Pin::Free),
             Request::Admit { group, node, name } => self.admit(group, NodeId(node), &name),
@@ -89,7 +89,7 @@ impl PairControl {
 
     fn history(&self, count: usize) -> Result<Value, String> {
         let path = self.audit.as_ref().ok_or("no audit is kept: gateway.audit_file is not set")?;
-        let history = History::read(path).map_err(|error: AuditError| error.to_string())?;
+        let history = AuditHistory::read(path).map_err(|error: AuditError| error.to_string())?;
         let from = history.entries.len().saturating_sub(count.min(HISTORY_MAX));
         Ok(json!({ "entries": history.entries[from..], "damaged_lines": history.damaged_lines }))
     }
@@ -103,25 +103,25 @@ impl PairControl {
     }
 
     /// Whoever has just come to lead may not be ready to give it away: it is asked again for a while.
-    fn take_back(&self, group: Option<u16>, patience: Duration) -> Result<Value, String> {
+    fn take_back(&self, group: Option<u16>, timeout: Duration) -> Result<Value, String> {
         let (group, control) = self.group(group)?;
         let (latch, begun) = (&control.latch, Instant::now());
         let mut asked = begun;
         while !latch.has_leadership() {
             let leader = latch.view().leader;
             let named = leader.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
-            if begun.elapsed() >= patience {
-                let limit_s = patience.as_secs();
+            if begun.elapsed() >= timeout {
+                let limit_s = timeout.as_secs();
                 return Err(format!(
                     "{named} leads group {} and did not hand over within {limit_s} s: its log says why",
                     group.0
                 ));
             }
             asked = Instant::now();
-            if leader.is_some_and(|leader| leader.node != self.node && !(control.ask_to_lead)(leader.node)) {
+            if leader.is_some_and(|leader| leader.node != self.node && !(control.request_leadership)(leader.node)) {
                 return Err(format!("{named} leads group {}, and there is no link to it", group.0));
             }
-            latch.await_leadership_for(TAKE_BACK_PAUSE).map_err(|closed| closed.to_string())?;
+            latch.await_leadership_for(TAKE_BACK_RETRY_INTERVAL).map_err(|closed| closed.to_string())?;
         }
         let view = latch.view();
         Ok(json!({
@@ -191,7 +191,7 @@ fn view_value(view: &View) -> Value {
         "role": role_name(view.role),
         "epoch": epoch_value(view.epoch),
         "leader": view.leader.as_ref().map(member_value),
-        "heir": view.heir.map(|node| node.0),
+        "heir": view.successor.map(|node| node.0),
         "participants": view.participants.iter().map(|(node, name)| json!({ "node": node.0, "name": name })).collect::<Vec<_>>(),
         "connection": state_name(view.connection),
         "pinned": view.pin == Pin::Pinned,
@@ -209,7 +209,7 @@ fn epoch_value(epoch: Epoch) -> Value {
 
 fn role_name(role: Role) -> &'static str {
     match role {
-        Role::Bystander => "bystander",
+        Role::Ineligible => "bystander",
         Role::Candidate => "candidate",
         Role::Leader => "leader",
         Role::Closed => "closed",
@@ -217,9 +217,9 @@ fn role_name(role: Role) -> &'static str {
 }
 
 /// Longer than a gateway takes that has handed over to stand again.
-const TAKE_BACK_PATIENCE: Duration = Duration::from_secs(10);
+const TAKE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two questions: longer than any hand-over that comes about.
-const TAKE_BACK_PAUSE: Duration = Duration::from_millis(500);
+const TAKE_BACK_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Lines of an audit that one answer holds.
 const HISTORY_MAX: usize = 1_000;
 
@@ -231,19 +231,19 @@ mod tests {
     };
 
     use mdgw_election::{
-        fitness::{Fitness, Standing},
+        fitness::{Eligibility, Fitness},
         identity::Incarnation,
         latch::{Closed, HandOverError, Listener, ListenerId},
     };
 
     use super::*;
-    use crate::audit::{Audit, entry::Change};
+    use crate::audit::{Audit, entry::AuditEvent};
 
     /// An election of two that is decided by whoever asks.
     #[derive(Debug, Default)]
-    struct Decided(Mutex<View>);
+    struct FakeElection(Mutex<View>);
 
-    impl Decided {
+    impl FakeElection {
         fn leading() -> Arc<Self> {
             let participants = [1, 2].map(|node| (NodeId(node), member(node).name)).into();
             let (epoch, leader) = (Epoch::new(5, 1), Some(member(1)));
@@ -260,7 +260,7 @@ mod tests {
         Member { node: NodeId(node), name, incarnation: Incarnation(1) }
     }
 
-    impl LeaderLatch for Decided {
+    impl LeaderLatch for FakeElection {
         fn start(&self) -> Result<(), Closed> {
             Ok(())
         }
@@ -296,16 +296,16 @@ mod tests {
             self.with(|view| view.pin = pin);
         }
         fn set_fitness(&self, _: Fitness) {}
-        fn set_standing(&self, _: Standing) {}
+        fn set_eligibility(&self, _: Eligibility) {}
     }
 
     fn control(groups: u16, audit: Option<PathBuf>) -> PairControl {
         let groups = (1..=groups).map(|group| {
             let details = Arc::new(|| Value::Null);
-            let latch = Decided::leading();
+            let latch = FakeElection::leading();
             let asked = Arc::clone(&latch);
             // The third is nowhere; the second gives away what it has.
-            let ask_to_lead: AskToLead = Arc::new(move |node| {
+            let request_leadership: RequestLeadership = Arc::new(move |node| {
                 asked.with(|view| {
                     if view.pin == Pin::Free {
                         (view.role, view.leader) = (Role::Leader, Some(member(1)));
@@ -313,49 +313,49 @@ mod tests {
                 });
                 node == NodeId(2)
             });
-            (GroupId(group), GroupControl { latch, admit: None, ask_to_lead, details })
+            (GroupId(group), GroupControl { latch, admit: None, request_leadership, details })
         });
         let snapshot = Arc::new(|| Snapshot { source: "gateway 1".to_owned(), ..Snapshot::default() });
         PairControl { node: NodeId(1), groups: groups.collect(), audit, snapshot }
     }
 
-    fn ok(answer: Answer) -> Value {
-        match answer {
-            Answer::Ok(value) => value,
-            Answer::Refused(reason) => panic!("{reason}"),
+    fn ok(handle: Response) -> Value {
+        match handle {
+            Response::Ok(value) => value,
+            Response::Refused(reason) => panic!("{reason}"),
         }
     }
 
-    fn refused(answer: Answer) -> String {
-        match answer {
-            Answer::Ok(value) => panic!("{value}"),
-            Answer::Refused(reason) => reason,
+    fn refused(handle: Response) -> String {
+        match handle {
+            Response::Ok(value) => panic!("{value}"),
+            Response::Refused(reason) => reason,
         }
     }
 
     #[test]
-    fn a_hand_over_is_told_with_the_new_leader_and_a_second_one_is_refused() {
+    fn a_hand_over_returns_the_new_leader_and_a_second_one_is_refused() {
         let control = control(1, None);
-        let hand_over = || control.answer(Request::HandOver { group: None, target: None });
+        let hand_over = || control.handle(Request::HandOver { group: None, target: None });
         let value = ok(hand_over());
         assert_eq!((&value["leader"]["name"], &value["epoch"]["count"]), (&json!("gw2"), &json!(6)));
         assert_eq!(refused(hand_over()), "this gateway does not lead");
-        let group = &ok(control.answer(Request::Status {}))["groups"][0];
+        let group = &ok(control.handle(Request::Status {}))["groups"][0];
         assert_eq!((&group["role"], &group["leader"]["node"]), (&json!("candidate"), &json!(2)));
     }
 
     #[test]
-    fn leadership_comes_back_from_a_gateway_that_has_it_to_give() {
+    fn take_back_succeeds_unless_the_leader_is_pinned() {
         let control = control(1, None);
-        let hand_over = |target| ok(control.answer(Request::HandOver { group: None, target: Some(target) }));
-        let _given_away = hand_over(2);
-        let back = ok(control.answer(Request::TakeBack { group: None }));
+        let hand_over = |target| ok(control.handle(Request::HandOver { group: None, target: Some(target) }));
+        let _handed_over = hand_over(2);
+        let back = ok(control.handle(Request::TakeBack { group: None }));
         assert_eq!(back["leader"]["node"], 1);
         assert!(back["took_us"].is_u64(), "{back}");
 
         let latch = &control.groups[&GroupId(1)].latch;
         latch.set_pin(Pin::Pinned);
-        let _given_away = hand_over(2);
+        let _handed_over = hand_over(2);
         let why = control.take_back(None, Duration::ZERO).unwrap_err();
         assert!(why.contains("node 2") && why.contains("did not hand over within 0 s"), "{why}");
         let why = control.take_back(None, Duration::from_secs(1)).unwrap_err();
@@ -363,77 +363,78 @@ mod tests {
     }
 
     #[test]
-    fn leadership_is_not_asked_of_a_gateway_without_a_link() {
+    fn take_back_fails_without_a_link_to_the_leader() {
         let control = control(1, None);
         control.groups[&GroupId(1)].latch.set_pin(Pin::Pinned);
-        let _given_away = ok(control.answer(Request::HandOver { group: None, target: Some(3) }));
-        let why = refused(control.answer(Request::TakeBack { group: None }));
+        let _handed_over = ok(control.handle(Request::HandOver { group: None, target: Some(3) }));
+        let why = refused(control.handle(Request::TakeBack { group: None }));
         assert!(why.contains("node 3") && why.ends_with("there is no link to it"), "{why}");
     }
 
     #[test]
-    fn a_snapshot_comes_back_as_it_was() {
-        let value = ok(control(1, None).answer(Request::Snapshot {}));
+    fn a_snapshot_round_trips() {
+        let value = ok(control(1, None).handle(Request::Snapshot {}));
         let snapshot: Snapshot = serde_json::from_value(value).unwrap();
         assert_eq!(snapshot.source, "gateway 1");
     }
 
     #[test]
-    fn which_group_is_asked_where_there_are_several() {
+    fn a_request_must_name_its_group_if_there_are_several() {
         let control = control(2, None);
         assert_eq!(
-            refused(control.answer(Request::HandOver { group: None, target: None })),
+            refused(control.handle(Request::HandOver { group: None, target: None })),
             "which group? there are 1, 2"
         );
-        let missing = refused(control.answer(Request::HandOver { group: Some(7), target: None }));
+        let missing = refused(control.handle(Request::HandOver { group: Some(7), target: None }));
         assert_eq!(missing, "no such group: there are 1, 2");
-        assert_eq!(ok(control.answer(Request::HandOver { group: Some(2), target: Some(2) }))["group"], 2);
+        assert_eq!(ok(control.handle(Request::HandOver { group: Some(2), target: Some(2) }))["group"], 2);
         // The other one is led elsewhere now.
-        assert_eq!(ok(control.answer(Request::Pin { group: Some(1) }))["groups"], json!([1]));
-        let pinned = |index: usize| ok(control.answer(Request::Status {}))["groups"][index]["pinned"].clone();
+        assert_eq!(ok(control.handle(Request::Pin { group: Some(1) }))["groups"], json!([1]));
+        let pinned = |index: usize| ok(control.handle(Request::Status {}))["groups"][index]["pinned"].clone();
         assert_eq!((pinned(0), pinned(1)), (json!(true), json!(false)));
-        assert_eq!(ok(control.answer(Request::Unpin { group: None }))["groups"], json!([1]));
+        assert_eq!(ok(control.handle(Request::Unpin { group: None }))["groups"], json!([1]));
         assert_eq!(pinned(0), json!(false));
     }
 
     #[test]
     fn a_pin_at_a_standby_is_refused() {
         let control = control(1, None);
-        assert!(matches!(control.answer(Request::HandOver { group: None, target: None }), Answer::Ok(_)));
+        assert!(matches!(control.handle(Request::HandOver { group: None, target: None }), Response::Ok(_)));
         for request in [Request::Pin { group: None }, Request::Unpin { group: Some(1) }] {
-            assert_eq!(refused(control.answer(request)), "this gateway does not lead: ask the one that does");
+            assert_eq!(refused(control.handle(request)), "this gateway does not lead: ask the one that does");
         }
     }
 
     #[test]
-    fn by_hand_only_a_leader_admits_and_nobody_under_the_number_of_another() {
+    fn only_a_leader_admits_others_and_never_under_a_node_id_in_use() {
         let mut control = control(1, None);
         let admit = |node, name: &str| Request::Admit { group: None, node, name: name.to_owned() };
-        let reason = refused(control.answer(admit(3, "gw3")));
+        let reason = refused(control.handle(admit(3, "gw3")));
         assert_eq!(reason, "under this backend nobody is admitted by hand");
         let admitted = Arc::new(Mutex::new(Vec::new()));
         let to_admit = Arc::clone(&admitted);
-        let note: Admit = Arc::new(move |node, _| to_admit.lock().unwrap().push(node.0));
-        control.groups.values_mut().for_each(|group| group.admit = Some(Arc::clone(&note)));
-        ok(control.answer(admit(3, "gw3")));
-        assert_eq!(refused(control.answer(admit(2, "stranger"))), "node 2 is gw2 already");
-        ok(control.answer(Request::HandOver { group: None, target: None }));
-        assert!(refused(control.answer(admit(4, "gw4"))).starts_with("this gateway does not lead"));
+        let record: Admit = Arc::new(move |node, _| to_admit.lock().unwrap().push(node.0));
+        control.groups.values_mut().for_each(|group| group.admit = Some(Arc::clone(&record)));
+        ok(control.handle(admit(3, "gw3")));
+        assert_eq!(refused(control.handle(admit(2, "stranger"))), "node 2 is gw2 already");
+        ok(control.handle(Request::HandOver { group: None, target: None }));
+        assert!(refused(control.handle(admit(4, "gw4"))).starts_with("this gateway does not lead"));
         // The record may name nobody who could.
-        ok(control.answer(admit(1, "gw1")));
+        ok(control.handle(admit(1, "gw1")));
         assert_eq!(*admitted.lock().unwrap(), [3, 1]);
     }
 
     #[test]
-    fn the_history_is_the_end_of_the_audit() {
+    fn history_returns_the_last_audit_entries() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
         let audit = Audit::start(&path).unwrap();
-        (1..=5).for_each(|count| audit.notes().note(GroupId(1), NodeId(1), Epoch::new(count, 1), Change::Gained));
+        (1..=5)
+            .for_each(|count| audit.sender().record(GroupId(1), NodeId(1), Epoch::new(count, 1), AuditEvent::Gained));
         drop(audit);
-        let value = ok(control(1, Some(path)).answer(Request::History { count: 2 }));
+        let value = ok(control(1, Some(path)).handle(Request::History { count: 2 }));
         let counts: Vec<_> = value["entries"].as_array().unwrap().iter().map(|entry| &entry["epoch_count"]).collect();
         assert_eq!(counts, [4, 5]);
-        assert!(refused(control(1, None).answer(Request::History { count: 2 })).contains("audit_file"));
+        assert!(refused(control(1, None).handle(Request::History { count: 2 })).contains("audit_file"));
     }
 }

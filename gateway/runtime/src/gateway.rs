@@ -5,18 +5,18 @@
 
 mod alarms;
 mod cold;
-mod condition;
-mod copied;
 mod election;
 mod group;
+mod health;
 mod kernel_guard;
-mod log_keeping;
-mod placer;
+mod log_maintenance;
+mod placement;
 mod pool;
-mod replayed;
 mod report;
+mod sentinel_handle;
+mod state_copy;
 mod takeovers;
-mod vigil;
+mod venue_replay;
 mod watch;
 mod wiring;
 
@@ -28,21 +28,21 @@ use mdgw_election::{
     driver::Election,
     identity::{Member, NodeId},
     latch::LeaderLatch,
-    place::PlaceError,
+    record_location::RecordLocationError,
 };
 use mdgw_engine::{
     dispatch::{FailReason, StartError, roles::Gauges},
-    handle_set::probe::MissingIoUring,
-    pipeline::{ChannelMessage, ChannelPipeline, PeerGaps},
+    handle_set::backend_choice::MissingIoUring,
+    pipeline::{ChannelMessage, ChannelPipeline, PeerGapRequests},
 };
 use mdgw_feeds::{
-    edge::TsRecv,
+    consumer_edge::TsRecvMode,
     identity::{ChannelId, Epoch, GroupId, Session},
     time::TradingDate,
 };
 use mdgw_pair::{
-    pair_link::{Channels, PairDesk, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts},
-    standby::{Board, InputHistory, Standby, StandbyError},
+    pair_link::{ChannelSender, LinkHandle, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts},
+    standby::{InputHistory, Standby, StandbyError, StatusTable},
 };
 use mdgw_status::{control::ControlServer, snapshot::Snapshot};
 use mdgw_sys::{clock::mono_now, kernel_fence::KernelFenceError, sockets::SocketError};
@@ -53,35 +53,35 @@ use thiserror::Error;
 use self::{
     alarms::Alarms,
     cold::ColdThreads,
-    condition::{Condition, ConditionWatch, OwnPlace, PeerFitness, lock},
-    election::{Around, DeathNotes, PeerNews, PeerWay},
+    election::{DeathRecorder, ElectionContext, LinkSlot, PeerForwarder},
+    health::{GroupHealth, HealthMonitor, OwnMember, PeerFitness, lock},
     kernel_guard::KernelGuard,
-    placer::{Placer, Spread},
+    placement::{PlacementInputs, PlacementThread},
     pool::RunningPool,
+    sentinel_handle::{HeldSharedPage, SentinelHandle},
     takeovers::TakeoverWatch,
-    vigil::{HeldPage, Vigil},
     watch::{Watch, WatchedPool},
     wiring::Wiring,
 };
 pub use self::{
-    condition::beginning,
-    group::GroupDesk,
+    group::GroupHandle,
+    health::beginning,
     report::{ChannelReport, GatewayReport, LineReport},
 };
 use crate::{
     audit::{
-        Audit, AuditNotes,
-        entry::{Change, Reached},
+        Audit, AuditSender,
+        entry::{AuditEvent, AuditPosition},
         file::AuditError,
     },
     config::{
         Resolved,
         resolved::{Backend, LinkConfig},
     },
-    control::{Admit, AskToLead, GroupControl, PairControl},
+    control::{Admit, GroupControl, PairControl, RequestLeadership},
     latency_thread::LatencyThread,
     retransmit::ServiceError,
-    state_file::{LeftAt, Start, StateError},
+    state_file::{ShutdownPosition, Start, StateError},
 };
 
 /// A running gateway. Dropping it without [`Self::stop`] leaves its threads running.
@@ -89,25 +89,25 @@ use crate::{
 pub struct Gateway {
     this_start: Start,
     node: u8,
-    groups: BTreeMap<GroupId, GroupDesk>,
+    groups: BTreeMap<GroupId, GroupHandle>,
     logs: BTreeMap<ChannelId, PathBuf>,
     elections: BTreeMap<GroupId, Election>,
-    peer_gaps: Arc<PeerGaps>,
+    peer_gap_requests: Arc<PeerGapRequests>,
     history: Arc<InputHistory>,
-    pools: Vec<PoolOfChannels>,
+    pools: Vec<PoolChannels>,
     standby: Option<Standby>,
     link: Option<PairLink>,
-    peer_way: PeerWay,
-    peer_news: Option<PeerNews>,
-    placer: Option<Placer>,
+    link_slot: LinkSlot,
+    peer_forwarder: Option<PeerForwarder>,
+    placement: Option<PlacementThread>,
     peer_fitness: PeerFitness,
-    condition: ConditionWatch,
+    health: HealthMonitor,
     takeovers: TakeoverWatch,
     heartbeat_ns: u64,
-    own_place: OwnPlace,
+    own_member: OwnMember,
     /// Until the sentinel has it.
-    page: Option<HeldPage>,
-    vigil: Option<Vigil>,
+    shared_page: Option<HeldSharedPage>,
+    sentinel: Option<SentinelHandle>,
     kernel: Option<KernelGuard>,
     registry: Arc<Registry>,
     latency: LatencyThread,
@@ -118,7 +118,7 @@ pub struct Gateway {
 }
 
 #[derive(Debug)]
-struct PoolOfChannels {
+struct PoolChannels {
     name: String,
     pool: Arc<dyn RunningPool>,
     /// In the order of their indices in the pool.
@@ -131,19 +131,19 @@ pub struct Overrides {
     /// Trading date of all channels.
     pub date: Option<TradingDate>,
     /// Whether frames carry their receive times.
-    pub ts_recv: TsRecv,
+    pub ts_recv: TsRecvMode,
     /// Who decides whether it publishes.
     pub leadership: Leadership,
     /// What it begins with.
-    pub beginning: Beginning,
+    pub beginning: StartMode,
     /// Whether it first asks others for its books, and begins with those: the other gateways that are configured for their
     /// state, and where none gives it, the venue's server for the session that the own log ends in.
-    pub takes_copies: bool,
+    pub copy_peer_state: bool,
 }
 
 /// What a gateway begins with that comes into a session late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Beginning {
+pub enum StartMode {
     /// With its own log, and what comes from now on. Its books lack what was before, and say so.
     #[default]
     OwnLog,
@@ -157,7 +157,7 @@ pub enum Beginning {
 pub enum Leadership {
     /// Nobody: there is no other gateway, and it always does.
     #[default]
-    Alone,
+    Standalone,
     /// Whoever opens the fences of its groups. Until then it listens to the other gateway, and keeps up.
     Elected,
 }
@@ -195,7 +195,7 @@ pub enum GatewayError {
     },
     /// The election's store.
     #[error(transparent)]
-    Store(#[from] PlaceError),
+    Store(#[from] RecordLocationError),
     /// The retransmission service.
     #[error(transparent)]
     Retransmission(#[from] ServiceError),
@@ -236,19 +236,21 @@ impl Gateway {
         };
         // Sockets belong to the cgroup that they were opened in.
         let kernel = KernelGuard::start(config)?;
-        let page = HeldPage::of(config)?;
+        let shared_page = HeldSharedPage::of(config)?;
         let mut wiring = Wiring::new(config, overrides, &registry)?;
         let this_start = wiring.this_start();
         let mut pools = Vec::new();
         for (number, pool) in config.pools.iter().enumerate() {
-            let words = page.as_ref().map_or_else(Vec::new, |page| page.pool_words(config, number));
+            let words = shared_page
+                .as_ref()
+                .map_or_else(Vec::new, |shared_page| shared_page.pool_progress_counters(config, number));
             let started = wiring.start_pool(number, pool, &words);
             match started {
                 Ok(Some(pool)) => pools.push(pool),
                 // A pool without channels has nothing to do.
                 Ok(None) => {}
                 Err(error) => {
-                    for PoolOfChannels { pool, .. } in pools {
+                    for PoolChannels { pool, .. } in pools {
                         pool.shutdown();
                     }
                     return Err(error);
@@ -256,9 +258,9 @@ impl Gateway {
             }
         }
         let standby = wiring.start_standby()?;
-        let board = standby.as_ref().map(Standby::board);
-        let groups = group::desks(config, wiring.groups(), &pools, wiring.words(), board);
-        let (peer_gaps, history) = (Arc::clone(wiring.peer_gaps()), Arc::clone(wiring.history()));
+        let status_table = standby.as_ref().map(Standby::status_table);
+        let groups = group::desks(config, wiring.groups(), &pools, wiring.words(), status_table);
+        let (peer_gap_requests, history) = (Arc::clone(wiring.peer_gap_requests()), Arc::clone(wiring.history()));
         let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(
@@ -267,21 +269,21 @@ impl Gateway {
             pools = pools.len(),
             "gateway runs"
         );
-        let notes = audit.as_ref().map(Audit::notes);
-        let peer_way = PeerWay::default();
+        let sender = audit.as_ref().map(Audit::sender);
+        let link_slot = LinkSlot::default();
         let node = NodeId(config.gateway.node);
-        let takeovers = TakeoverWatch::new(groups.keys().copied(), node, notes.cloned(), &registry);
+        let takeovers = TakeoverWatch::new(groups.keys().copied(), node, sender.cloned(), &registry);
         let elections = match &config.election {
             Some(election) => {
-                let around = Around {
-                    audit: notes,
-                    peer_way: &peer_way,
-                    omens: takeovers.omens(),
+                let around = ElectionContext {
+                    audit: sender,
+                    link_slot: &link_slot,
+                    causes: takeovers.causes(),
                     kernel: kernel.as_ref(),
-                    page: page.as_ref(),
+                    shared_page: shared_page.as_ref(),
                 };
                 election::start(config, election, this_start, &groups, &around).inspect_err(|_| {
-                    for PoolOfChannels { pool, .. } in &pools {
+                    for PoolChannels { pool, .. } in &pools {
                         pool.shutdown();
                     }
                 })?
@@ -296,45 +298,45 @@ impl Gateway {
             groups,
             elections,
             logs,
-            peer_gaps,
+            peer_gap_requests,
             history,
             pools,
             standby,
             link: None,
-            peer_way,
-            peer_news: None,
-            placer: None,
+            link_slot,
+            peer_forwarder: None,
+            placement: None,
             peer_fitness: PeerFitness::default(),
-            condition: ConditionWatch::default(),
+            health: HealthMonitor::default(),
             takeovers,
-            own_place: OwnPlace {
+            own_member: OwnMember {
                 node: NodeId(config.gateway.node),
                 incarnation: this_start.incarnation,
-                stays_ns: config
+                outlives_ns: config
                     .election
                     .as_ref()
                     .map_or(0, |election| election.backend.session_ns().unwrap_or(election.timing.lease_ns)),
             },
             heartbeat_ns: config.outputs.iter().map(|output| output.heartbeat_ns).max().unwrap_or(0),
-            page,
-            vigil: None,
+            shared_page,
+            sentinel: None,
             kernel,
             registry,
             latency,
             cold,
             alarms: Alarms::default(),
         };
-        gateway.note_all(&Change::Started);
-        if overrides.leadership == Leadership::Alone {
-            gateway.note_all(&Change::Gained);
+        gateway.record_all(&AuditEvent::Started);
+        if overrides.leadership == Leadership::Standalone {
+            gateway.record_all(&AuditEvent::Gained);
         }
         Ok(gateway)
     }
 
     /// Where changes of leadership are noted, if an audit is kept.
     #[must_use]
-    pub fn audit(&self) -> Option<&AuditNotes> {
-        self.audit.as_ref().map(Audit::notes)
+    pub fn audit(&self) -> Option<&AuditSender> {
+        self.audit.as_ref().map(Audit::sender)
     }
 
     /// Lets `mdgw ha` and `mdgw top` ask and tell, from now on. Standing alone, there are no groups to decide about.
@@ -350,7 +352,7 @@ impl Gateway {
         let watch = self.watch();
         let snapshot = Arc::new(move || watch.snapshot());
         let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot };
-        let served = ControlServer::start(path, move |request| pair.answer(request));
+        let served = ControlServer::start(path, move |request| pair.handle(request));
         self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
         Ok(())
     }
@@ -360,35 +362,35 @@ impl Gateway {
         let may_split = matches!(backend, Some(Backend::Emergent(_)));
         let has_record = backend.is_some_and(Backend::has_record);
         let admitting = election.clone();
-        let board = self.board().cloned();
-        let channels: Vec<ChannelId> = self.group(group).into_iter().flat_map(GroupDesk::channels).collect();
-        let conditions = Arc::clone(self.condition.newest());
+        let status_table = self.status_table().cloned();
+        let channels: Vec<ChannelId> = self.group(group).into_iter().flat_map(GroupHandle::channels).collect();
+        let healths = Arc::clone(self.health.newest());
         let costs = self.takeovers.costs(group).cloned();
         let history = self.link.as_ref().map(|_| Arc::clone(&self.history));
         let details = move || {
-            let condition = lock(&conditions).get(&group).copied();
-            let board = board.as_ref().map(|board| board.all()).unwrap_or_default();
-            let known = channels.iter().filter_map(|channel| Some((channel, board.get(channel)?)));
+            let health = lock(&healths).get(&group).copied();
+            let status_table = status_table.as_ref().map(|status_table| status_table.all()).unwrap_or_default();
+            let known = channels.iter().filter_map(|channel| Some((channel, status_table.get(channel)?)));
             let told = known.map(|(channel, known)| {
-                let ready = known.ready.map(Reached::from);
+                let ready = known.logged_through.map(AuditPosition::from);
                 let state = format!("{:?}", known.state).to_lowercase();
                 let kept = history.as_ref().and_then(|history| history.extent(*channel)).map(|kept| {
                     let (from, until, next) = (kept.from.0, kept.until.0, kept.next.0);
-                    json!({ "from": from, "until": until, "next": next, "bytes": kept.bytes, "is_cut": kept.is_cut })
+                    json!({ "from": from, "until": until, "next": next, "bytes": kept.bytes, "is_cut": kept.is_truncated })
                 });
                 let packets = known.packets;
                 json!({ "channel": channel.0, "state": state, "ready": ready, "packets_heard": packets, "kept": kept })
             });
-            let joining = condition.map(|Condition { joining, .. }| {
+            let joining = health.map(|GroupHealth { joining, .. }| {
                 json!({
-                    "standing": joining.standing,
+                    "standing": joining.eligibility,
                     "behind_messages": joining.behind_messages,
                     "channels_missing": joining.channels_missing,
-                    "level_ms": joining.level_ns / 1_000_000,
-                    "unlike_ms": joining.unlike_ns / 1_000_000,
+                    "level_ms": joining.caught_up_ns / 1_000_000,
+                    "unlike_ms": joining.mismatched_ns / 1_000_000,
                 })
             });
-            let fitness = condition.map(|condition| condition.fitness.class().name());
+            let fitness = health.map(|health| health.fitness.class().name());
             let takeovers = costs.as_ref().map(|costs| lock(costs).to_json());
             json!({
                 "may_split": may_split,
@@ -400,23 +402,23 @@ impl Gateway {
         };
         let latch = Arc::new(election.clone());
         let admit = has_record.then(|| Arc::new(move |node, name| admitting.admit(node, name)) as Admit);
-        let peer_way = Arc::clone(&self.peer_way);
-        let ask_to_lead: AskToLead =
-            Arc::new(move |node| peer_way.get().is_some_and(|desk| desk.ask_to_lead(node.0, group)));
-        GroupControl { latch, admit, ask_to_lead, details: Arc::new(details) }
+        let link_slot = Arc::clone(&self.link_slot);
+        let request_leadership: RequestLeadership =
+            Arc::new(move |node| link_slot.get().is_some_and(|handle| handle.request_leadership(node.0, group)));
+        GroupControl { latch, admit, request_leadership, details: Arc::new(details) }
     }
 
     /// The same for each group.
-    fn note_all(&self, change: &Change) {
-        let Some(notes) = self.audit() else { return };
+    fn record_all(&self, change: &AuditEvent) {
+        let Some(sender) = self.audit() else { return };
         for group in self.groups.keys() {
-            notes.note(*group, NodeId(self.node), self.epoch(), change.clone());
+            sender.record(*group, NodeId(self.node), self.epoch(), change.clone());
         }
     }
 
     /// A group, for whoever decides about its leadership.
     #[must_use]
-    pub fn group(&self, group: GroupId) -> Option<&GroupDesk> {
+    pub fn group(&self, group: GroupId) -> Option<&GroupHandle> {
         self.groups.get(&group)
     }
 
@@ -433,29 +435,29 @@ impl Gateway {
     ///
     /// # Panics
     /// When the gateway stands alone, and so has nothing to tell.
-    pub fn link(&mut self, ends: PairEnds) -> Result<&Arc<PairDesk>, PairLinkError> {
-        let board = Arc::clone(self.board().expect("a gateway that stands alone has no peer"));
-        let epochs = self.groups.iter().map(|(group, desk)| (*group, Arc::clone(desk.epochs()))).collect();
+    pub fn link(&mut self, endpoints: PairEndpoints) -> Result<&Arc<LinkHandle>, PairLinkError> {
+        let status_table = Arc::clone(self.status_table().expect("a gateway that stands alone has no peer"));
+        let epochs = self.groups.iter().map(|(group, handle)| (*group, Arc::clone(handle.epochs()))).collect();
         let desks: Vec<_> = self.groups.values().cloned().collect();
-        let channels = Channels::new(move |channel, message| {
-            let desk = desks.iter().find(|desk| desk.channels().any(|id| id == channel));
-            desk.is_some_and(|desk| desk.tell(channel, message).is_ok())
+        let channels = ChannelSender::new(move |channel, message| {
+            let handle = desks.iter().find(|handle| handle.channels().any(|id| id == channel));
+            handle.is_some_and(|handle| handle.send(channel, message).is_ok())
         });
-        let (peer_gaps, history) = (Arc::clone(&self.peer_gaps), Arc::clone(&self.history));
-        let parts = PairParts { board, epochs, logs: self.logs.clone(), peer_gaps, history, channels };
-        let link = PairLink::start(PairLinkConfig { node: self.node, ends }, parts)?;
-        let _first = self.peer_way.set(Arc::clone(link.desk()));
+        let (peer_gap_requests, history) = (Arc::clone(&self.peer_gap_requests), Arc::clone(&self.history));
+        let parts = PairParts { status_table, epochs, logs: self.logs.clone(), peer_gap_requests, history, channels };
+        let link = PairLink::start(PairLinkConfig { node: self.node, endpoints }, parts)?;
+        let _first = self.link_slot.set(Arc::clone(link.handle()));
         let fitness = Arc::clone(&self.peer_fitness);
-        let news = PeerNews::start(
-            Arc::clone(link.desk()),
+        let forwarder = PeerForwarder::start(
+            Arc::clone(link.handle()),
             self.elections.clone(),
             fitness,
-            Arc::clone(self.takeovers.omens()),
-            self.audit().map(|notes| DeathNotes::new(NodeId(self.node), notes.clone())),
+            Arc::clone(self.takeovers.causes()),
+            self.audit().map(|sender| DeathRecorder::new(NodeId(self.node), sender.clone())),
         );
-        let news = news.map_err(PairLinkError::Thread)?;
-        self.peer_news = Some(news);
-        Ok(self.link.insert(link).desk())
+        let forwarder = forwarder.map_err(PairLinkError::Thread)?;
+        self.peer_forwarder = Some(forwarder);
+        Ok(self.link.insert(link).handle())
     }
 
     /// As the configuration says; without `[election.link]`, nothing.
@@ -470,37 +472,37 @@ impl Gateway {
             source: std::io::Error::other(why),
         };
         let key = SharedKey::load(key_file).map_err(|error| failed(error.to_string()))?;
-        let ends = PairEnds {
+        let endpoints = PairEndpoints {
             listen: *listen,
             peers: peers.clone(),
             key,
-            period_ns: election.timing.renew_ns.min(TELL_NS_MAX),
+            period_ns: election.timing.renew_ns.min(REPORT_NS_MAX),
         };
-        self.link(ends).map_err(|error| failed(error.to_string()))?;
+        self.link(endpoints).map_err(|error| failed(error.to_string()))?;
         if election.spread && self.elections.len() > 1 {
-            self.placer = Some(self.spread_groups(election.timing.lease_ns)?);
+            self.placement = Some(self.start_placement(election.timing.lease_ns)?);
         }
         let incarnation = self.this_start.incarnation;
         let member = Member { node: NodeId(self.node), name: election.name.clone(), incarnation };
-        if let Some(page) = self.page.take() {
+        if let Some(shared_page) = self.shared_page.take() {
             let kernel = self.kernel.as_ref().map(KernelGuard::fence);
-            self.vigil = Some(Vigil::start(page, link, member, election, &self.elections, kernel)?);
+            self.sentinel = Some(SentinelHandle::start(shared_page, link, member, election, &self.elections, kernel)?);
         }
         Ok(())
     }
 
-    fn spread_groups(&self, lease_ns: u64) -> Result<Placer, GatewayError> {
+    fn start_placement(&self, lease_ns: u64) -> Result<PlacementThread, GatewayError> {
         let load =
-            |group| self.group(group).map_or(0, |desk| u32::try_from(desk.channels().count()).unwrap_or(u32::MAX));
+            |group| self.group(group).map_or(0, |handle| u32::try_from(handle.channels().count()).unwrap_or(u32::MAX));
         let elections = self.elections.iter().map(|(group, election)| (*group, (election.clone(), load(*group))));
-        let spread = Spread { node: NodeId(self.node), lease_ns, elections: elections.collect() };
-        Placer::start(spread).map_err(GatewayError::io("start the thread that spreads groups"))
+        let spread = PlacementInputs { node: NodeId(self.node), lease_ns, elections: elections.collect() };
+        PlacementThread::start(spread).map_err(GatewayError::io("start the thread that spreads groups"))
     }
 
     /// What is known of the other gateway, if this one listens to it.
     #[must_use]
-    pub fn board(&self) -> Option<&Arc<Board>> {
-        self.standby.as_ref().map(Standby::board)
+    pub fn status_table(&self) -> Option<&Arc<StatusTable>> {
+        self.standby.as_ref().map(Standby::status_table)
     }
 
     /// The epoch under which it publishes.
@@ -528,7 +530,7 @@ impl Gateway {
     }
 
     fn watch(&self) -> Watch {
-        let pools = self.pools.iter().map(|PoolOfChannels { name, pool, channels }| WatchedPool {
+        let pools = self.pools.iter().map(|PoolChannels { name, pool, channels }| WatchedPool {
             name: name.clone(),
             pool: Arc::clone(pool),
             channels: channels.clone(),
@@ -547,7 +549,7 @@ impl Gateway {
         self.pools.iter().map(|pool| pool.pool.gauges())
     }
 
-    /// Channels that are out of service, and why.
+    /// ChannelSender that are out of service, and why.
     pub fn failed(&self) -> impl Iterator<Item = (&str, FailReason)> {
         self.pools.iter().flat_map(|pool| {
             pool.channels
@@ -568,37 +570,37 @@ impl Gateway {
     pub fn log_alarms(&mut self) {
         let readings = self.registry.read();
         let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
-        self.alarms.look(&readings, &failed);
-        if let Some(fault) = self.vigil.as_mut().and_then(Vigil::fault) {
+        self.alarms.check(&readings, &failed);
+        if let Some(fault) = self.sentinel.as_mut().and_then(SentinelHandle::fault) {
             tracing::error!(alarm = "no-sentinel", fault, "the other gateway would have to wait for the lease");
-            self.vigil = None;
+            self.sentinel = None;
         }
     }
 
     /// Looks how this gateway is, and tells each group's election: how fit it is to lead, and whether it stands. To be
     /// called some times a second; until then it stands for nothing.
-    pub fn tell_condition(&mut self) {
+    pub fn update_health(&mut self) {
         let progress = if self.fault().is_some() { Progress::Stuck } else { Progress::Running };
-        let Some(board) = self.standby.as_ref().map(Standby::board) else { return };
+        let Some(status_table) = self.standby.as_ref().map(Standby::status_table) else { return };
         // With a link its thread does, sooner.
         if self.link.is_none() {
-            board.tell_gaps(|channel, session| {
-                let desk = self.groups.values().find(|desk| desk.channels().any(|id| id == channel));
-                desk.is_some_and(|desk| desk.tell(channel, ChannelMessage::PeerDeclaredGap(session)).is_ok())
+            status_table.forward_declared_gaps(|channel, session| {
+                let handle = self.groups.values().find(|handle| handle.channels().any(|id| id == channel));
+                handle.is_some_and(|handle| handle.send(channel, ChannelMessage::PeerDeclaredGap(session)).is_ok())
             });
         }
-        let around = condition::Surroundings {
-            own: self.own_place,
-            board,
-            pair: self.link.as_ref().map(|link| &**link.desk()),
+        let around = health::HealthInputs {
+            own: self.own_member,
+            status_table,
+            pair: self.link.as_ref().map(|link| &**link.handle()),
             peer_fitness: &self.peer_fitness,
             heartbeat_ns: self.heartbeat_ns,
         };
         let now = mono_now();
         for (group, election) in &self.elections {
-            if let Some(desk) = self.groups.get(group) {
-                self.condition.look(*group, (desk, election), &around, now);
-                self.takeovers.look(*group, (desk, election), board, now);
+            if let Some(handle) = self.groups.get(group) {
+                self.health.look(*group, (handle, election), &around, now);
+                self.takeovers.update(*group, (handle, election), status_table, now);
             }
             election.set_progress(progress);
         }
@@ -615,45 +617,52 @@ impl Gateway {
     /// # Errors
     /// When latency logs or state could not be written to their end; everything has ended all the same.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
-        self.note_all(&Change::Stopped);
-        let Self { this_start, elections, pools, standby, link, peer_news, placer, .. } = self;
-        let Self { vigil, latency, cold, audit, control, .. } = self;
-        drop(placer);
+        self.record_all(&AuditEvent::Stopped);
+        let Self { this_start, elections, pools, standby, link, peer_forwarder, placement, .. } = self;
+        let Self { sentinel, latency, cold, audit, control, .. } = self;
+        drop(placement);
         // First of all: another gateway leads on while this one still ends.
         elections.values().for_each(LeaderLatch::close);
         drop(control);
-        drop(vigil);
-        drop(peer_news);
+        drop(sentinel);
+        drop(peer_forwarder);
         drop(link);
-        let heard = standby.map(Standby::stop);
+        let listener_counts = standby.map(Standby::stop);
         let mut channels = Vec::new();
         let mut gauges = Vec::new();
-        let mut left = Vec::new();
-        for PoolOfChannels { pool, channels: names, .. } in pools {
+        let mut positions = Vec::new();
+        for PoolChannels { pool, channels: names, .. } in pools {
             gauges.push(pool.gauges());
             for (mut pipeline, (id, name)) in pool.shutdown().into_iter().zip(names) {
-                pipeline.hand_over_figures(mono_now());
-                left.extend(left_at(&pipeline).map(|left_at| (id, left_at)));
+                pipeline.flush_metrics(mono_now());
+                positions.extend(shutdown_position(&pipeline).map(|shutdown_position| (id, shutdown_position)));
                 channels.push(ChannelReport::of(&pipeline, id, name));
             }
         }
         let kernel_drops = cold.kernel_drops().total();
-        let stopped = cold.stop(left);
+        let stopped = cold.stop(positions);
         if let Some(counts) = audit.map(Audit::stop).filter(|counts| counts.lost > 0) {
             tracing::error!(alarm = "audit-failing", counts.lost, "changes of leadership are not on disk");
         }
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;
-        Ok(GatewayReport { epoch: this_start.epoch, channels, gauges, kernel_drops, heard, latency: collected? })
+        Ok(GatewayReport {
+            epoch: this_start.epoch,
+            channels,
+            gauges,
+            kernel_drops,
+            listener_counts,
+            latency: collected?,
+        })
     }
 }
 
 /// Where a channel stands, once a session has begun.
-fn left_at(pipeline: &ChannelPipeline) -> Option<LeftAt> {
-    let numbering = pipeline.sink().numbering()?;
+fn shutdown_position(pipeline: &ChannelPipeline) -> Option<ShutdownPosition> {
+    let numbering = pipeline.sink().session_progress()?;
     let session = Session::from_bytes(numbering.session)?;
-    Some(LeftAt { session, next: numbering.settled, has_ended: numbering.has_ended })
+    Some(ShutdownPosition { session, next: numbering.covered_through, has_ended: numbering.has_ended })
 }
 
 /// Positions are told at least so often, however long the lease: whether a leader is heard is judged by them.
-const TELL_NS_MAX: u64 = 20_000_000;
+const REPORT_NS_MAX: u64 = 20_000_000;

@@ -18,19 +18,19 @@ use mdgw_feeds::{
 use mdgw_status::{
     disclosure::Disclosure,
     interval_log::{CountsTag, IntervalLogWriter, IntervalTag, LeadTag},
-    recent::Recent,
+    recent::RecentIntervals,
 };
 use mdgw_sys::clock::{mono_now, unix_now};
 use mdgw_telemetry::{
-    channels::{ChannelCollector, ChannelCounts, ChannelSet, LineCounts},
-    stages::{Stage, StageCollector, StageSet, VALUE_NS_MAX, VALUE_NS_MIN},
+    channel_metrics::{ChannelCollector, ChannelCounts, ChannelMetrics, LineCounts},
+    stages::{Stage, StageCollector, StageHistograms, VALUE_NS_MAX, VALUE_NS_MIN},
 };
 
 use crate::config::resolved::LatencyConfig;
 
 /// One hot thread's collector, with the names that its numbers stand for.
 #[derive(Debug)]
-pub struct ThreadStages {
+pub struct ThreadStageCollector {
     /// Name of the thread, without spaces, commas or semicolons: `main-0`.
     pub thread: String,
     /// Channel of each index of its pool.
@@ -41,7 +41,7 @@ pub struct ThreadStages {
 
 /// One channel's collector.
 #[derive(Debug)]
-pub struct ChannelFigures {
+pub struct ChannelMetricsCollector {
     /// The channel.
     pub channel: ChannelId,
     /// The cold end of its hand-over.
@@ -50,14 +50,14 @@ pub struct ChannelFigures {
 
 /// Everything recorded so far, all threads together.
 #[derive(Debug, Default)]
-pub struct Totals {
+pub struct LatencyTotals {
     /// By channel and stage.
-    pub cells: BTreeMap<(ChannelId, Stage), Total>,
+    pub cells: BTreeMap<(ChannelId, Stage), StageTotal>,
 }
 
 /// All values of one channel and stage.
 #[derive(Clone, Debug)]
-pub struct Total {
+pub struct StageTotal {
     /// Nanoseconds.
     pub histogram: Histogram<u64>,
     /// Values that came out negative.
@@ -68,16 +68,16 @@ pub struct Total {
 #[derive(Debug)]
 pub struct LatencyThread {
     shared: Arc<Shared>,
-    recent: Arc<Recent>,
-    thread: Option<JoinHandle<io::Result<Collected>>>,
+    recent: Arc<RecentIntervals>,
+    thread: Option<JoinHandle<io::Result<LatencyResult>>>,
     log: Option<PathBuf>,
 }
 
 /// What came of it.
 #[derive(Debug)]
-pub struct Collected {
+pub struct LatencyResult {
     /// All values.
-    pub totals: Totals,
+    pub totals: LatencyTotals,
     /// The logs that were written, in order.
     pub logs: Vec<PathBuf>,
 }
@@ -89,22 +89,25 @@ impl LatencyThread {
     /// When the log or the thread cannot be made.
     pub fn start(
         config: &LatencyConfig,
-        threads: Vec<ThreadStages>,
-        channels: Vec<ChannelFigures>,
+        threads: Vec<ThreadStageCollector>,
+        channels: Vec<ChannelMetricsCollector>,
         disclosure: Disclosure,
     ) -> io::Result<Self> {
-        let recent = Arc::new(Recent::default());
+        let recent = Arc::new(RecentIntervals::default());
         let mut writer = Writer {
             recent: Arc::clone(&recent),
             directory: config.directory.clone(),
             digits: config.significant_digits,
             disclosure,
             threads,
-            channels: channels.into_iter().map(|of| KeptChannel { of, last: LastCounts::default() }).collect(),
+            channels: channels
+                .into_iter()
+                .map(|entry| CollectedChannel { entry, previous: PreviousCounts::default() })
+                .collect(),
             log: None,
             logs: Vec::new(),
             day: TradingDate::default(),
-            totals: Totals::default(),
+            totals: LatencyTotals::default(),
         };
         writer.open_log(unix_now())?;
         let log = writer.logs.first().cloned();
@@ -112,9 +115,9 @@ impl LatencyThread {
             control: Mutex::new(Control { interval_ns: config.interval_ns, stop: false }),
             changed: Condvar::new(),
         });
-        let of_thread = Arc::clone(&shared);
+        let thread_shared = Arc::clone(&shared);
         let thread =
-            std::thread::Builder::new().name("mdgw-latency".to_owned()).spawn(move || writer.run(&of_thread))?;
+            std::thread::Builder::new().name("mdgw-latency".to_owned()).spawn(move || writer.run(&thread_shared))?;
         Ok(Self { shared, recent, thread: Some(thread), log })
     }
 
@@ -126,7 +129,7 @@ impl LatencyThread {
 
     /// The figures of the last interval.
     #[must_use]
-    pub fn recent(&self) -> &Arc<Recent> {
+    pub fn recent(&self) -> &Arc<RecentIntervals> {
         &self.recent
     }
 
@@ -139,7 +142,7 @@ impl LatencyThread {
     ///
     /// # Errors
     /// The first error of writing; collecting went on after it.
-    pub fn stop(mut self) -> io::Result<Collected> {
+    pub fn stop(mut self) -> io::Result<LatencyResult> {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         let thread = self.thread.take().map(JoinHandle::join);
@@ -188,21 +191,21 @@ impl Shared {
 }
 
 struct Writer {
-    recent: Arc<Recent>,
+    recent: Arc<RecentIntervals>,
     directory: Option<PathBuf>,
     digits: u8,
     disclosure: Disclosure,
-    threads: Vec<ThreadStages>,
-    channels: Vec<KeptChannel>,
+    threads: Vec<ThreadStageCollector>,
+    channels: Vec<CollectedChannel>,
     log: Option<IntervalLogWriter<BufWriter<File>>>,
     logs: Vec<PathBuf>,
     /// The day at Greenwich that the log is of: each day has its own.
     day: TradingDate,
-    totals: Totals,
+    totals: LatencyTotals,
 }
 
 impl Writer {
-    fn run(mut self, shared: &Shared) -> io::Result<Collected> {
+    fn run(mut self, shared: &Shared) -> io::Result<LatencyResult> {
         let mut outcome = Ok(());
         while !shared.wait(mono_now()) {
             let tick = self.tick();
@@ -211,15 +214,15 @@ impl Writer {
                 outcome = Err(error);
             }
         }
-        let last = self.finish();
-        outcome.and(last)?;
-        Ok(Collected { totals: self.totals, logs: self.logs })
+        let previous = self.finish();
+        outcome.and(previous)?;
+        Ok(LatencyResult { totals: self.totals, logs: self.logs })
     }
 
     fn tick(&mut self) -> io::Result<()> {
-        let now = unix_now();
-        let opened = if TradingDate::in_utc(now) == self.day { Ok(()) } else { self.open_log(now) };
-        let clock = WallOf { mono: mono_now(), wall: now };
+        let current = unix_now();
+        let opened = if TradingDate::in_utc(current) == self.day { Ok(()) } else { self.open_log(current) };
+        let clock = ClockPair { mono: mono_now(), wall: current };
         let mut outcome = opened;
         self.recent.begin();
         for thread in &mut self.threads {
@@ -237,11 +240,11 @@ impl Writer {
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
-        for KeptChannel { of, last } in &mut self.channels {
-            let (log, channel, recent) = (&mut self.log, of.channel, &self.recent);
-            of.collector.collect(|set| {
+        for CollectedChannel { entry, previous } in &mut self.channels {
+            let (log, channel, recent) = (&mut self.log, entry.channel, &self.recent);
+            entry.collector.collect(|set| {
                 set.lines().iter().for_each(|line| recent.set_line(channel, line.line, &line.lead_ns));
-                let written = write_channel(set, channel, last, clock, log.as_mut());
+                let written = write_channel(set, channel, previous, clock, log.as_mut());
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
@@ -250,7 +253,7 @@ impl Writer {
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        let clock = WallOf { mono: mono_now(), wall: unix_now() };
+        let clock = ClockPair { mono: mono_now(), wall: unix_now() };
         let mut outcome = Ok(());
         for thread in std::mem::take(&mut self.threads) {
             let (log, totals, digits) = (&mut self.log, &mut self.totals, self.digits);
@@ -259,10 +262,10 @@ impl Writer {
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
-        for KeptChannel { of, mut last } in std::mem::take(&mut self.channels) {
+        for CollectedChannel { entry, mut previous } in std::mem::take(&mut self.channels) {
             let log = &mut self.log;
-            of.collector.finish(|set| {
-                let written = write_channel(set, of.channel, &mut last, clock, log.as_mut());
+            entry.collector.finish(|set| {
+                let written = write_channel(set, entry.channel, &mut previous, clock, log.as_mut());
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
@@ -270,10 +273,10 @@ impl Writer {
         outcome.and(closed)
     }
 
-    fn open_log(&mut self, now: UnixNs) -> io::Result<()> {
-        self.day = TradingDate::in_utc(now);
+    fn open_log(&mut self, current: UnixNs) -> io::Result<()> {
+        self.day = TradingDate::in_utc(current);
         let Some(directory) = &self.directory else { return Ok(()) };
-        let (log, path) = IntervalLogWriter::create(directory, now, &self.disclosure)?;
+        let (log, path) = IntervalLogWriter::create(directory, current, &self.disclosure)?;
         self.log = Some(log);
         self.logs.push(path);
         Ok(())
@@ -281,37 +284,37 @@ impl Writer {
 }
 
 /// A channel's collector, and what its counts were at the end of the last interval.
-struct KeptChannel {
-    of: ChannelFigures,
-    last: LastCounts,
+struct CollectedChannel {
+    entry: ChannelMetricsCollector,
+    previous: PreviousCounts,
 }
 
 #[derive(Default)]
-struct LastCounts {
+struct PreviousCounts {
     channel: ChannelCounts,
     lines: BTreeMap<Line, LineCounts>,
 }
 
 /// Both clocks at one moment.
 #[derive(Clone, Copy)]
-struct WallOf {
+struct ClockPair {
     mono: MonoNs,
     wall: UnixNs,
 }
 
-impl WallOf {
+impl ClockPair {
     fn at(self, moment: MonoNs) -> UnixNs {
         UnixNs(self.wall.0.saturating_sub(self.mono.since(moment)))
     }
 }
 
 fn write_set(
-    set: &StageSet,
+    set: &StageHistograms,
     thread: &str,
     channels: &[ChannelId],
-    clock: WallOf,
+    clock: ClockPair,
     mut log: Option<&mut IntervalLogWriter<BufWriter<File>>>,
-    totals: &mut Totals,
+    totals: &mut LatencyTotals,
     digits: u8,
 ) -> io::Result<()> {
     let (since, until) = set.interval().unwrap_or((clock.mono, clock.mono));
@@ -334,38 +337,38 @@ fn write_set(
     outcome
 }
 
-/// Writes what came of each count since `last`, and the lines' leads.
+/// Writes what came of each count since `previous`, and the lines' leads.
 fn write_channel(
-    set: &ChannelSet,
+    set: &ChannelMetrics,
     channel: ChannelId,
-    last: &mut LastCounts,
-    clock: WallOf,
+    previous: &mut PreviousCounts,
+    clock: ClockPair,
     log: Option<&mut IntervalLogWriter<BufWriter<File>>>,
 ) -> io::Result<()> {
     let (since, until) = set.interval().unwrap_or((clock.mono, clock.mono));
     let (start, length_ns) = (clock.at(since), until.since(since));
-    let (now, before) = (*set.counts(), std::mem::replace(&mut last.channel, *set.counts()));
+    let (current, before) = (*set.counts(), std::mem::replace(&mut previous.channel, *set.counts()));
     let before_lines: Vec<LineCounts> =
-        set.lines().iter().map(|line| last.lines.insert(line.line, line.counts).unwrap_or_default()).collect();
+        set.lines().iter().map(|line| previous.lines.insert(line.line, line.counts).unwrap_or_default()).collect();
     let Some(log) = log else { return Ok(()) };
     let counts = [
-        ("datagrams", now.datagrams, before.datagrams),
-        ("messages", now.messages, before.messages),
-        ("duplicates", now.duplicates, before.duplicates),
-        ("gaps", now.gaps, before.gaps),
-        ("gap_messages", now.gap_messages, before.gap_messages),
-        ("drops", now.drops, before.drops),
+        ("datagrams", current.datagrams, before.datagrams),
+        ("messages", current.messages, before.messages),
+        ("duplicates", current.duplicates, before.duplicates),
+        ("gaps", current.gaps, before.gaps),
+        ("gap_messages", current.gap_messages, before.gap_messages),
+        ("drops", current.drops, before.drops),
     ];
-    log.write_counts(&CountsTag { channel, line: None }, start, length_ns, &counts.map(more))?;
+    log.write_counts(&CountsTag { channel, line: None }, start, length_ns, &counts.map(increase))?;
     for (line, before) in set.lines().iter().zip(before_lines) {
-        let now = line.counts;
+        let current = line.counts;
         let counts = [
-            ("packets", now.packets, before.packets),
-            ("won_messages", now.won_messages, before.won_messages),
-            ("duplicate_messages", now.duplicate_messages, before.duplicate_messages),
-            ("late_messages", now.late_messages, before.late_messages),
+            ("packets", current.packets, before.packets),
+            ("won_messages", current.won_messages, before.won_messages),
+            ("duplicate_messages", current.duplicate_messages, before.duplicate_messages),
+            ("late_messages", current.late_messages, before.late_messages),
         ];
-        log.write_counts(&CountsTag { channel, line: Some(line.line) }, start, length_ns, &counts.map(more))?;
+        log.write_counts(&CountsTag { channel, line: Some(line.line) }, start, length_ns, &counts.map(increase))?;
         if !line.lead_ns.is_empty() {
             log.write(&LeadTag { channel, line: line.line }, start, length_ns, &line.lead_ns)?;
         }
@@ -374,13 +377,13 @@ fn write_channel(
 }
 
 /// By how much a count grew.
-fn more((name, now, before): (&'static str, u64, u64)) -> (&'static str, u64) {
-    (name, now.saturating_sub(before))
+fn increase((name, current, before): (&'static str, u64, u64)) -> (&'static str, u64) {
+    (name, current.saturating_sub(before))
 }
 
-impl Totals {
+impl LatencyTotals {
     fn add(&mut self, channel: ChannelId, stage: Stage, histogram: &Histogram<u32>, negative_count: u64, digits: u8) {
-        let total = self.cells.entry((channel, stage)).or_insert_with(|| Total {
+        let total = self.cells.entry((channel, stage)).or_insert_with(|| StageTotal {
             histogram: Histogram::new_with_bounds(VALUE_NS_MIN, VALUE_NS_MAX, digits)
                 .expect("bounds are constants, digits are checked by the configuration"),
             negative_count: 0,
@@ -395,20 +398,20 @@ impl Totals {
 #[cfg(test)]
 mod tests {
     use mdgw_sys::handle::ChannelIndex;
-    use mdgw_telemetry::stages::stage_exchange;
+    use mdgw_telemetry::stages::stage_recorder_pair;
 
     use super::*;
 
     #[test]
-    fn values_of_all_threads_reach_log_and_totals_once() {
+    fn values_of_all_threads_are_in_log_and_totals_once() {
         let directory = tempfile::tempdir().unwrap();
         let config = LatencyConfig {
             directory: Some(directory.path().to_owned()),
             interval_ns: 1_000_000,
             significant_digits: 2,
         };
-        let (recorders, collectors): (Vec<_>, Vec<_>) = (0..2).map(|_| stage_exchange(1, 2)).unzip();
-        let threads = collectors.into_iter().enumerate().map(|(index, collector)| ThreadStages {
+        let (recorders, collectors): (Vec<_>, Vec<_>) = (0..2).map(|_| stage_recorder_pair(1, 2)).unzip();
+        let threads = collectors.into_iter().enumerate().map(|(index, collector)| ThreadStageCollector {
             thread: format!("main-{index}"),
             channels: vec![ChannelId(7)],
             collector,
@@ -418,10 +421,10 @@ mod tests {
             for mut recorder in recorders {
                 scope.spawn(move || {
                     for value in 0..50_000 {
-                        recorder.at_batch_border(mono_now());
-                        recorder.set().record(ChannelIndex(0), Stage::Publish, value);
+                        recorder.at_batch_boundary(mono_now());
+                        recorder.histograms().record(ChannelIndex(0), Stage::Publish, value);
                     }
-                    recorder.set().record_wall(ChannelIndex(0), Stage::Publish, UnixNs(5), UnixNs(4));
+                    recorder.histograms().record_wall(ChannelIndex(0), Stage::Publish, UnixNs(5), UnixNs(4));
                 });
             }
         });
@@ -437,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_an_error_at_the_start() {
+    fn an_uncreatable_log_directory_fails_at_start() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let config =
             LatencyConfig { directory: Some(file.path().join("below")), interval_ns: 1_000_000, significant_digits: 2 };

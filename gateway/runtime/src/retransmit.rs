@@ -1,6 +1,6 @@
 //! Retransmission: requests of subscribers, answered out of the publication logs by a cold thread.
 //!
-//! The protocol is in [`mdgw_feeds::published::request`]. Answers are log entries as they were published, flagged as
+//! The protocol is in [`mdgw_feeds::published::request`]. Responder are log entries as they were published, flagged as
 //! retransmission and under the highest epoch that this gateway knows. They go to the asker alone and are not fenced:
 //! a standby answers too.
 //!
@@ -29,7 +29,7 @@ use std::{
 };
 
 use definitions::Definitions;
-use mdgw_engine::publish::{ends_by, packet_header};
+use mdgw_engine::publish::{is_covered_by, packet_header};
 use mdgw_feeds::{
     drop_reason::DropCounts,
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
@@ -70,11 +70,11 @@ pub struct ServedChannel {
     pub epochs: Arc<KnownEpochs>,
 }
 
-/// Answers requests. Owned by one cold thread.
+/// Responder requests. Owned by one cold thread.
 #[derive(Debug)]
 pub struct RetransmissionService {
     socket: UdpSocket,
-    answers: Answers,
+    responder: Responder,
 }
 
 /// Takes header and body of one packet away, and says how many bytes went.
@@ -82,7 +82,7 @@ pub type SendPacket<'a> = dyn FnMut(&[u8; HEADER_BYTES], &[u8]) -> io::Result<us
 
 /// What answers requests, whatever brings them and takes the answers away.
 #[derive(Debug)]
-pub struct Answers {
+pub struct Responder {
     channels: Vec<Channel>,
     requesters: Requesters,
     counts: RetransmissionCounts,
@@ -99,10 +99,10 @@ pub struct RetransmissionCounts {
     pub packets: u64,
     /// Bytes of answers, headers included.
     pub bytes: u64,
-    /// Answers that a limit cut short.
-    pub cut_short: u64,
+    /// Responder that a limit cut short.
+    pub truncated: u64,
     /// Requests for what is gone.
-    pub gone: u64,
+    pub expired: u64,
     /// Datagrams that are no requests, and why.
     pub malformed: DropCounts,
     /// From no network that is answered.
@@ -118,7 +118,7 @@ pub struct RetransmissionCounts {
     /// Trouble with reading a log.
     pub log_failures: u64,
     /// Definition frames for which there was no room.
-    pub definitions_left_out: u64,
+    pub definitions_dropped: u64,
 }
 
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl RetransmissionService {
         let bind = |source| ServiceError::Bind { address: config.listen, source };
         let socket = UdpSocket::bind(config.listen).map_err(bind)?;
         socket.set_nonblocking(true).map_err(bind)?;
-        Ok(Self { socket, answers: Answers::new(config.limits.clone(), served)? })
+        Ok(Self { socket, responder: Responder::new(config.limits.clone(), served)? })
     }
 
     /// Where it listens.
@@ -148,7 +148,7 @@ impl RetransmissionService {
         self.socket.local_addr()
     }
 
-    /// Answers until `stop`, which is looked at every few milliseconds.
+    /// Responder until `stop`, which is looked at every few milliseconds.
     ///
     /// # Errors
     /// When the socket fails.
@@ -170,12 +170,12 @@ impl RetransmissionService {
         poll::readable([self.socket.as_fd()], FOLLOW_INTERVAL).map(|_| ())
     }
 
-    /// Answers the requests that wait and follows the logs, both within bounds. Whether there may be more to do.
+    /// Responder the requests that wait and follows the logs, both within bounds. Whether there may be more to do.
     ///
     /// # Errors
     /// When the socket fails.
     pub fn turn(&mut self, now: MonoNs) -> io::Result<bool> {
-        let more = self.answers.follow();
+        let more = self.responder.follow();
         // One byte more than a request, so that a longer datagram is seen to be one.
         let mut datagram = [0; REQUEST_PACKET_BYTES + 1];
         for _ in 0..REQUESTS_PER_TURN {
@@ -185,7 +185,7 @@ impl RetransmissionService {
                     let mut send = |header: &[u8; HEADER_BYTES], body: &[u8]| {
                         socket.send_to_vectored(&[IoSlice::new(header), IoSlice::new(body)], &to)
                     };
-                    self.answers.answer(&datagram[..length], *requester.ip(), now, &mut send);
+                    self.responder.answer(&datagram[..length], *requester.ip(), now, &mut send);
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(more),
@@ -200,17 +200,17 @@ impl RetransmissionService {
 
     /// New limits, from now on; every requester begins with its full allowance.
     pub fn set_limits(&mut self, limits: RetransmissionLimits) {
-        self.answers.requesters.set_limits(limits);
+        self.responder.requesters.set_limits(limits);
     }
 
     /// What it counts.
     #[must_use]
     pub fn counts(&self) -> &RetransmissionCounts {
-        &self.answers.counts
+        &self.responder.counts
     }
 }
 
-impl Answers {
+impl Responder {
     /// Opens the logs.
     ///
     /// # Errors
@@ -231,7 +231,7 @@ impl Answers {
         for channel in &mut self.channels {
             more |= channel.definitions.follow(FOLLOW_ENTRIES_MAX);
         }
-        self.counts.definitions_left_out = self.channels.iter().map(|channel| channel.definitions.left_out()).sum();
+        self.counts.definitions_dropped = self.channels.iter().map(|channel| channel.definitions.dropped()).sum();
         more
     }
 
@@ -254,29 +254,31 @@ impl Answers {
             Ok(request) => request,
             Err(reason) => return self.counts.malformed.count(reason),
         };
-        let is_asked =
+        let is_requested =
             |channel: &&mut Channel| (channel.served.group, channel.served.channel) == (request.group, request.channel);
-        let Some(channel) = self.channels.iter_mut().find(is_asked) else {
+        let Some(channel) = self.channels.iter_mut().find(is_requested) else {
             self.counts.unknown += 1;
             return;
         };
-        let asked = request.session.map(|session| session.to_bytes());
+        let requested = request.session.map(|session| session.to_bytes());
         let session = match request.kind {
-            RequestKind::Range | RequestKind::Definitions => asked.or_else(|| channel.definitions.session()),
+            RequestKind::Range | RequestKind::Definitions => requested.or_else(|| channel.definitions.session()),
             RequestKind::Sessions => {
-                let is_wanted = |held| Session::from_bytes(held).is_some_and(|held| Some(held) >= request.session);
-                let Ok(held) = channel.reader.first_session(is_wanted) else {
+                let is_wanted = |available| {
+                    Session::from_bytes(available).is_some_and(|available| Some(available) >= request.session)
+                };
+                let Ok(available) = channel.reader.oldest_session(is_wanted) else {
                     self.counts.log_failures += 1;
                     return;
                 };
-                held.or(asked)
+                available.or(requested)
             }
         };
         let Some(session) = session else {
             self.counts.unknown += 1;
             return;
         };
-        let mut answer = Answer {
+        let mut answer = Response {
             send,
             served: &channel.served,
             session,
@@ -296,7 +298,7 @@ impl Answers {
             RequestKind::Sessions => answer.range(&mut channel.reader, &channel.definitions, 0, 0),
         };
         let bytes = answer.bytes;
-        self.requesters.charge(requester, bytes);
+        self.requesters.consume(requester, bytes);
         self.counts.answered += 1;
         self.counts.log_failures += u64::from(result.is_err());
     }
@@ -319,7 +321,7 @@ pub enum ServiceError {
 }
 
 /// One answer on its way.
-struct Answer<'a> {
+struct Response<'a> {
     send: &'a mut SendPacket<'a>,
     served: &'a ServedChannel,
     session: SessionBytes,
@@ -329,16 +331,16 @@ struct Answer<'a> {
     bytes: u64,
 }
 
-impl Answer<'_> {
+impl Response<'_> {
     fn range(&mut self, reader: &mut Reader, definitions: &Definitions, first: u64, next: u64) -> Result<(), LogError> {
-        let held = reader.range_of(self.session)?;
-        if let Some((oldest, _)) = held {
-            self.counts.gone += u64::from(first < oldest && first < next);
+        let available = reader.session_range(self.session)?;
+        if let Some((oldest, _)) = available {
+            self.counts.expired += u64::from(first < oldest && first < next);
             // The first part of a message may stand in an entry that settles only what came before it.
             reader.seek(self.session, first.saturating_sub(1))?;
             if let Some(session) = Session::from_bytes(self.session) {
                 let wanted = StreamPosition::at(session, Sequence(first));
-                while reader.peek().is_some_and(|entry| ends_by(&entry, wanted)) {
+                while reader.peek().is_some_and(|entry| is_covered_by(&entry, wanted)) {
                     reader.next();
                 }
             }
@@ -353,7 +355,7 @@ impl Answer<'_> {
             }
         }
         // Of a session that has begun and lies in no file, nothing is known but where it has come to.
-        let (oldest, newest) = held.unwrap_or_else(|| {
+        let (oldest, newest) = available.unwrap_or_else(|| {
             let next = if definitions.session() == Some(self.session) { definitions.next() } else { 0 };
             (next, next)
         });
@@ -366,12 +368,13 @@ impl Answer<'_> {
             return self.end(0, 0, PacketFlags::SNAPSHOT);
         }
         let mut first = first.min(definitions.count());
-        while let Some((payload, behind)) = definitions.packet_from(first, self.served.payload_bytes_max) {
-            let entry = Entry { frame_count: count_frames(payload).unwrap_or(0), payload, ..self.empty(first, behind) };
+        while let Some((payload, following)) = definitions.packet_from(first, self.served.payload_bytes_max) {
+            let entry =
+                Entry { frame_count: count_frames(payload).unwrap_or(0), payload, ..self.empty(first, following) };
             if !self.send(&entry, PacketFlags::RETRANSMISSION.with(PacketFlags::SNAPSHOT)) {
                 break;
             }
-            first = behind;
+            first = following;
         }
         self.end(first, definitions.count(), PacketFlags::SNAPSHOT);
     }
@@ -380,22 +383,22 @@ impl Answer<'_> {
     fn send(&mut self, entry: &Entry<'_>, flags: PacketFlags) -> bool {
         let bytes = (PACKET_HEADER_BYTES + entry.payload.len()) as u64;
         if self.packets_left == 0 || self.bytes_left < bytes {
-            self.counts.cut_short += 1;
+            self.counts.truncated += 1;
             return false;
         }
         self.packets_left -= 1;
         self.bytes_left -= bytes;
-        self.hand_over(entry, flags)
+        self.transmit(entry, flags)
     }
 
     /// Its place is reserved in the limits.
     fn end(&mut self, first: u64, next: u64, flags: PacketFlags) {
         let flags = flags.with(PacketFlags::RETRANSMISSION).with(PacketFlags::HEARTBEAT);
-        self.hand_over(&self.empty(first, next), flags);
+        self.transmit(&self.empty(first, next), flags);
     }
 
-    fn hand_over(&mut self, entry: &Entry<'_>, flags: PacketFlags) -> bool {
-        let epoch: Epoch = self.served.fence.epoch().max(self.served.epochs.highest_heard().unwrap_or_default());
+    fn transmit(&mut self, entry: &Entry<'_>, flags: PacketFlags) -> bool {
+        let epoch: Epoch = self.served.fence.epoch().max(self.served.epochs.highest_observed().unwrap_or_default());
         let header: [u8; HEADER_BYTES] =
             packet_header(self.served.group, self.served.channel, epoch, unix_now(), entry, flags);
         match (self.send)(&header, entry.payload) {

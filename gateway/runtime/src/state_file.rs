@@ -43,7 +43,7 @@ pub struct Start {
 
 /// Where a channel stood when the gateway ended in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeftAt {
+pub struct ShutdownPosition {
     /// The numbering.
     pub session: Session,
     /// First sequence that was not settled.
@@ -85,7 +85,7 @@ pub enum StateError {
     },
     /// 2^56 starts.
     #[error("state file {} has used up its epochs", path.display())]
-    EpochsUsedUp {
+    EpochsExhausted {
         /// The file.
         path: PathBuf,
     },
@@ -112,18 +112,18 @@ impl StateFile {
     /// A start of the gateway: an epoch above every one that this file gave or kept before, and the start's own name. Both are
     /// on disk when this returns.
     ///
-    /// `chance` is some random number: of two that begin as one gateway at one moment, as clones of a host do, each has a name
+    /// `random_number` is some random number: of two that begin as one gateway at one moment, as clones of a host do, each has a name
     /// of its own. The name may lie a second after `now` for that.
     ///
     /// # Errors
     /// When they can't be written: they must not be used then.
-    pub fn begin(&mut self, node: u8, now: UnixNs, chance: u64) -> Result<Start, StateError> {
+    pub fn begin(&mut self, node: u8, now: UnixNs, random_number: u64) -> Result<Start, StateError> {
         let epoch_count = self.state.epoch_count + 1;
         if epoch_count > EPOCH_COUNT_MAX {
-            return Err(StateError::EpochsUsedUp { path: self.path.clone() });
+            return Err(StateError::EpochsExhausted { path: self.path.clone() });
         }
         let later_us = (now.0 / 1_000).max(self.state.started_us.saturating_add(1));
-        let started_us = later_us.saturating_add(chance % CHANCE_US);
+        let started_us = later_us.saturating_add(random_number % RANDOM_US);
         self.replace(State { epoch_count, started_us, ..self.state.clone() })?;
         Ok(Start { epoch: Epoch::new(epoch_count, node), incarnation: Incarnation(started_us) })
     }
@@ -132,7 +132,7 @@ impl StateFile {
     ///
     /// # Errors
     /// When it can't be written.
-    pub fn keep_epoch(&mut self, epoch: Epoch) -> Result<(), StateError> {
+    pub fn record_epoch(&mut self, epoch: Epoch) -> Result<(), StateError> {
         let count = epoch.count();
         if count <= self.state.epoch_count {
             return Ok(());
@@ -143,43 +143,46 @@ impl StateFile {
     /// The last numbering of a channel.
     #[must_use]
     pub fn numbering(&self, channel: ChannelId) -> Option<Numbering> {
-        self.state.numberings.get(&channel.0).and_then(StoredNumbering::to_numbering)
+        self.state.sessions.get(&channel.0).and_then(StoredSession::to_numbering)
     }
 
     /// Keeps a channel's numbering. Writes only where its session is a new one, or its first message has come.
     ///
     /// # Errors
     /// When it can't be written; the old one then stays in force.
-    pub fn set_numbering(&mut self, channel: ChannelId, numbering: Numbering) -> Result<(), StateError> {
-        let is_kept =
+    pub fn set_session(&mut self, channel: ChannelId, numbering: Numbering) -> Result<(), StateError> {
+        let is_stored =
             |kept: Numbering| kept.session == numbering.session && kept.has_messages >= numbering.has_messages;
-        if self.numbering(channel).is_some_and(is_kept) {
+        if self.numbering(channel).is_some_and(is_stored) {
             return Ok(());
         }
         let mut state = self.state.clone();
-        state.numberings.insert(channel.0, StoredNumbering::of(&numbering));
+        state.sessions.insert(channel.0, StoredSession::of(&numbering));
         self.replace(state)
     }
 
     /// Where the gateway left a channel's present session when it last ended in order. Whatever came later ended without
     /// order, and nothing but the publication log tells of it.
     #[must_use]
-    pub fn left_at(&self, channel: ChannelId) -> Option<LeftAt> {
+    pub fn shutdown_position(&self, channel: ChannelId) -> Option<ShutdownPosition> {
         let session = self.numbering(channel)?.session;
-        let StoredPlace { next, has_ended } = self.state.numberings.get(&channel.0)?.left_at?;
-        Some(LeftAt { session, next: Sequence(next), has_ended })
+        let StoredPosition { next, has_ended } = self.state.sessions.get(&channel.0)?.shutdown_position?;
+        Some(ShutdownPosition { session, next: Sequence(next), has_ended })
     }
 
     /// Keeps where channels stand, now that the gateway ends. Of sessions that aren't kept, nothing is.
     ///
     /// # Errors
     /// When it can't be written.
-    pub fn leave(&mut self, channels: impl IntoIterator<Item = (ChannelId, LeftAt)>) -> Result<(), StateError> {
+    pub fn record_shutdown(
+        &mut self,
+        channels: impl IntoIterator<Item = (ChannelId, ShutdownPosition)>,
+    ) -> Result<(), StateError> {
         let mut state = self.state.clone();
-        for (channel, LeftAt { session, next, has_ended }) in channels {
-            let is_kept = self.numbering(channel).is_some_and(|kept| kept.session == session);
-            if let Some(numbering) = state.numberings.get_mut(&channel.0).filter(|_| is_kept) {
-                numbering.left_at = Some(StoredPlace { next: next.0, has_ended });
+        for (channel, ShutdownPosition { session, next, has_ended }) in channels {
+            let is_stored = self.numbering(channel).is_some_and(|kept| kept.session == session);
+            if let Some(numbering) = state.sessions.get_mut(&channel.0).filter(|_| is_stored) {
+                numbering.shutdown_position = Some(StoredPosition { next: next.0, has_ended });
             }
         }
         if state == self.state { Ok(()) } else { self.replace(state) }
@@ -205,12 +208,13 @@ struct State {
     /// The last start, us since 1970 UTC.
     #[serde(default)]
     started_us: u64,
-    numberings: BTreeMap<u16, StoredNumbering>,
+    #[serde(rename = "numberings")]
+    sessions: BTreeMap<u16, StoredSession>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StoredNumbering {
+struct StoredSession {
     feed: String,
     /// `YYYYMMDD`.
     date: u32,
@@ -221,27 +225,28 @@ struct StoredNumbering {
     started_ns: u64,
     latest_ns: u64,
     /// Whether a message of it had come. Files from before that was kept don't say: nearly every numbering has messages.
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     has_messages: bool,
     /// Where an orderly end left it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    left_at: Option<StoredPlace>,
+    #[serde(rename = "left_at")]
+    shutdown_position: Option<StoredPosition>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StoredPlace {
+struct StoredPosition {
     next: u64,
     has_ended: bool,
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
 impl Default for State {
     fn default() -> Self {
-        Self { version: VERSION, epoch_count: 0, started_us: 0, numberings: BTreeMap::new() }
+        Self { version: VERSION, epoch_count: 0, started_us: 0, sessions: BTreeMap::new() }
     }
 }
 
@@ -257,7 +262,7 @@ impl State {
         if state.epoch_count > EPOCH_COUNT_MAX {
             return Err(format!("epoch count {} needs more than 56 bits", state.epoch_count));
         }
-        for (channel, numbering) in &state.numberings {
+        for (channel, numbering) in &state.sessions {
             numbering.to_numbering().ok_or_else(|| format!("numbering of channel {channel} is none: {numbering:?}"))?;
         }
         Ok(state)
@@ -268,7 +273,7 @@ impl State {
     }
 }
 
-impl StoredNumbering {
+impl StoredSession {
     fn of(numbering: &Numbering) -> Self {
         let Numbering { session, venue, started, latest, has_messages } = numbering;
         Self {
@@ -279,7 +284,7 @@ impl StoredNumbering {
             started_ns: started.0,
             latest_ns: latest.0,
             has_messages: *has_messages,
-            left_at: None,
+            shutdown_position: None,
         }
     }
 
@@ -299,11 +304,11 @@ impl StoredNumbering {
 /// `None` when another has it.
 fn open_lock(path: &Path) -> io::Result<Option<File>> {
     fs::create_dir_all(directory_of(path))?;
-    let lock = File::options().write(true).create(true).truncate(false).open(neighbour(path, ".lock"))?;
+    let lock = File::options().write(true).create(true).truncate(false).open(sibling_path(path, ".lock"))?;
     Ok(try_lock(&lock)?.then_some(lock))
 }
 
-fn neighbour(path: &Path, suffix: &str) -> PathBuf {
+fn sibling_path(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -315,7 +320,7 @@ fn directory_of(path: &Path) -> &Path {
 
 /// Replaces the file's content so that a crash leaves the old one or the new one.
 fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Error)> {
-    let new_path = neighbour(path, ".new");
+    let new_path = sibling_path(path, ".new");
     let directory = directory_of(path);
     let mut file = File::create(&new_path).map_err(|error| ("create", error))?;
     file.write_all(bytes).map_err(|error| ("write", error))?;
@@ -326,7 +331,7 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Erro
 }
 
 /// A second, about.
-const CHANCE_US: u64 = 1 << 20;
+const RANDOM_US: u64 = 1 << 20;
 const VERSION: u32 = 1;
 const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
 /// 65,536 channels of some 100 bytes.
@@ -350,10 +355,10 @@ mod tests {
     }
 
     #[test]
-    fn epochs_and_starts_grow_over_restarts_whatever_the_clock_does() {
+    fn epochs_and_incarnations_grow_across_restarts_even_if_the_clock_goes_back() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep").join("state.json");
-        let begin = |now_ns| StateFile::open(&path).unwrap().begin(3, UnixNs(now_ns), CHANCE_US);
+        let begin = |now_ns| StateFile::open(&path).unwrap().begin(3, UnixNs(now_ns), RANDOM_US);
         for (now_ns, epoch_count, started_us) in [
             (7_000_000_999, 1, 7_000_000),
             (7_000_000_999, 2, 7_000_001),
@@ -369,33 +374,34 @@ mod tests {
         assert_ne!(text, older);
         fs::write(&path, older).unwrap();
         assert_eq!(begin(5_000).unwrap(), Start { epoch: Epoch::new(5, 3), incarnation: Incarnation(5) });
-        StateFile::open(&path).unwrap().keep_epoch(Epoch::new(EPOCH_COUNT_MAX, 0)).unwrap();
-        assert!(matches!(begin(0).unwrap_err(), StateError::EpochsUsedUp { .. }));
-        let clone =
-            |name: &str, chance| StateFile::open(directory.path().join(name)).unwrap().begin(3, NOW, chance).unwrap();
+        StateFile::open(&path).unwrap().record_epoch(Epoch::new(EPOCH_COUNT_MAX, 0)).unwrap();
+        assert!(matches!(begin(0).unwrap_err(), StateError::EpochsExhausted { .. }));
+        let clone = |name: &str, random_number| {
+            StateFile::open(directory.path().join(name)).unwrap().begin(3, NOW, random_number).unwrap()
+        };
         assert_ne!(clone("a", 6).incarnation, clone("b", 7).incarnation);
     }
 
     #[test]
-    fn epochs_go_on_above_what_was_kept() {
+    fn a_new_epoch_is_above_every_recorded_epoch() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        state.keep_epoch(Epoch::new(40, 9)).unwrap();
-        state.keep_epoch(Epoch::new(39, 9)).unwrap();
+        state.record_epoch(Epoch::new(40, 9)).unwrap();
+        state.record_epoch(Epoch::new(39, 9)).unwrap();
         drop(state);
         assert_eq!(StateFile::open(&path).unwrap().begin(3, NOW, 0).unwrap().epoch, Epoch::new(41, 3));
     }
 
     #[test]
-    fn restart_counts_survive() {
+    fn restart_counts_survive_a_restart() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
         assert_eq!(state.numbering(ChannelId(1)), None);
-        state.set_numbering(ChannelId(1), numbering(0)).unwrap();
-        state.set_numbering(ChannelId(2), numbering(4)).unwrap();
-        state.set_numbering(ChannelId(1), numbering(11)).unwrap();
+        state.set_session(ChannelId(1), numbering(0)).unwrap();
+        state.set_session(ChannelId(2), numbering(4)).unwrap();
+        state.set_session(ChannelId(1), numbering(11)).unwrap();
         state.begin(0, NOW, 0).unwrap();
         drop(state);
         let state = StateFile::open(&path).unwrap();
@@ -406,12 +412,12 @@ mod tests {
     }
 
     #[test]
-    fn the_first_message_of_a_session_is_kept() {
+    fn the_first_message_of_a_session_is_recorded() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
         for has_messages in [false, true, false] {
-            state.set_numbering(ChannelId(1), Numbering { has_messages, ..numbering(0) }).unwrap();
+            state.set_session(ChannelId(1), Numbering { has_messages, ..numbering(0) }).unwrap();
         }
         drop(state);
         assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
@@ -424,28 +430,36 @@ mod tests {
     }
 
     #[test]
-    fn where_a_channel_was_left_is_kept_for_its_present_session_alone() {
+    fn a_shutdown_position_is_kept_only_for_the_current_session() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
-        let left_at = |restart, next| LeftAt {
+        let shutdown_position = |restart, next| ShutdownPosition {
             session: numbering(restart).session,
             next: Sequence(next),
             has_ended: restart == 4,
         };
         let mut state = StateFile::open(&path).unwrap();
-        state.set_numbering(ChannelId(1), numbering(0)).unwrap();
-        state.set_numbering(ChannelId(2), numbering(4)).unwrap();
+        state.set_session(ChannelId(1), numbering(0)).unwrap();
+        state.set_session(ChannelId(2), numbering(4)).unwrap();
         // Of a session that isn't kept, nothing is; nor of a channel that has none.
-        let left = [(1, left_at(0, 7)), (1, left_at(1, 5)), (2, left_at(4, 9)), (3, left_at(0, 1))];
-        state.leave(left.map(|(channel, left_at)| (ChannelId(channel), left_at))).unwrap();
+        let left = [
+            (1, shutdown_position(0, 7)),
+            (1, shutdown_position(1, 5)),
+            (2, shutdown_position(4, 9)),
+            (3, shutdown_position(0, 1)),
+        ];
+        state
+            .record_shutdown(left.map(|(channel, shutdown_position)| (ChannelId(channel), shutdown_position)))
+            .unwrap();
         drop(state);
 
         let mut state = StateFile::open(&path).unwrap();
         state.begin(0, NOW, 0).unwrap();
-        let told = |state: &StateFile| [1, 2, 3].map(|channel| state.left_at(ChannelId(channel)));
-        assert_eq!(told(&state), [Some(left_at(0, 7)), Some(left_at(4, 9)), None]);
-        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
-        assert_eq!(told(&state), [None, Some(left_at(4, 9)), None]);
+        let shutdown_positions =
+            |state: &StateFile| [1, 2, 3].map(|channel| state.shutdown_position(ChannelId(channel)));
+        assert_eq!(shutdown_positions(&state), [Some(shutdown_position(0, 7)), Some(shutdown_position(4, 9)), None]);
+        state.set_session(ChannelId(1), numbering(1)).unwrap();
+        assert_eq!(shutdown_positions(&state), [None, Some(shutdown_position(4, 9)), None]);
     }
 
     #[test]
@@ -453,18 +467,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
+        state.set_session(ChannelId(1), numbering(1)).unwrap();
         fs::remove_file(&path).unwrap();
-        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
+        state.set_session(ChannelId(1), numbering(1)).unwrap();
         assert!(!path.exists());
     }
 
     #[test]
-    fn a_damaged_file_is_refused_and_left_alone() {
+    fn a_damaged_file_is_refused_and_not_changed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
+        state.set_session(ChannelId(1), numbering(1)).unwrap();
         drop(state);
         let good = fs::read_to_string(&path).unwrap();
         let cuts = (0..good.trim_end().len()).map(|length| good[..length].to_owned());
@@ -496,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unwritten_epoch_is_not_given() {
+    fn an_epoch_that_was_not_written_is_not_used() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
@@ -512,11 +526,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let other = Numbering { has_messages: false, ..numbering(4) };
-        let left = LeftAt { session: numbering(3).session, next: Sequence(9), has_ended: true };
+        let left = ShutdownPosition { session: numbering(3).session, next: Sequence(9), has_ended: true };
         fs::write(&path, include_str!("../../../tests/data/formats/state.json")).unwrap();
         let mut state = StateFile::open(&path).unwrap();
         assert_eq!([1, 2].map(|channel| state.numbering(ChannelId(channel))), [Some(numbering(3)), Some(other)]);
-        assert_eq!([1, 2].map(|channel| state.left_at(ChannelId(channel))), [Some(left), None]);
+        assert_eq!([1, 2].map(|channel| state.shutdown_position(ChannelId(channel))), [Some(left), None]);
         let started_us = NOW.0 / 1_000;
         assert_eq!(state.state.started_us, started_us);
         let next = Start { epoch: Epoch::new(42, 3), incarnation: Incarnation(started_us + 1) };

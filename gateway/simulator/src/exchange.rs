@@ -15,7 +15,7 @@ use std::{
 };
 
 use mdgw_captures::{
-    damage::{DamagedLines, LineDamage, Losses},
+    impairment::{ImpairedLines, LineImpairment, LossPolicy},
     pacer::{Pace, Pacer},
 };
 use mdgw_sys::{
@@ -27,7 +27,7 @@ use mdgw_sys::{
 use super::{
     history::History,
     request_server::RequestServer,
-    source::{Played, Source, SourcePacket},
+    source::{FeedSource, Source, SourcePacket},
 };
 pub use super::{request_server::ServedRequests, source::SourceError};
 
@@ -35,11 +35,11 @@ pub use super::{request_server::ServedRequests, source::SourceError};
 #[derive(Clone, Debug)]
 pub struct ExchangeConfig {
     /// Where the packets come from.
-    pub feed: Played,
+    pub feed: FeedSource,
     /// The lines, A first.
     pub lines: Vec<ExchangeLine>,
     /// Whether a packet may be lost on all lines.
-    pub losses: Losses,
+    pub loss_policy: LossPolicy,
     /// The same seed does the same damage.
     pub seed: u64,
     /// How fast.
@@ -58,7 +58,7 @@ pub struct ExchangeLine {
     /// Group (or host) and port.
     pub destination: SocketAddrV4,
     /// What it does to packets.
-    pub damage: LineDamage,
+    pub impairment: LineImpairment,
 }
 
 /// Why the exchange could not open.
@@ -82,7 +82,7 @@ pub enum ExchangeError {
 
 /// What was played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct ExchangeReport {
     /// Packets of the source.
     pub packets: u64,
     /// Messages in them.
@@ -134,11 +134,11 @@ impl Exchange {
             _ => None,
         };
         let shared = Arc::new(Shared::default());
-        let damage: Vec<_> = config.lines.iter().map(|line| line.damage).collect();
+        let impairment: Vec<_> = config.lines.iter().map(|line| line.impairment).collect();
         let player = Player {
             source,
             outputs,
-            damaged: DamagedLines::new(&damage, config.losses, config.seed),
+            impaired: ImpairedLines::new(&impairment, config.loss_policy, config.seed),
             due: BinaryHeap::new(),
             number: 0,
             history,
@@ -166,8 +166,8 @@ impl Exchange {
 
     /// What has been played so far.
     #[must_use]
-    pub fn report(&self) -> Report {
-        Report {
+    pub fn report(&self) -> ExchangeReport {
+        ExchangeReport {
             packets: self.shared.packets.load(Ordering::Relaxed),
             messages: self.shared.messages.load(Ordering::Relaxed),
             copies: self.shared.copies.load(Ordering::Relaxed),
@@ -180,7 +180,7 @@ impl Exchange {
     ///
     /// # Errors
     /// When the source broke off; what came before was played.
-    pub fn stop(mut self) -> Result<Report, SourceError> {
+    pub fn stop(mut self) -> Result<ExchangeReport, SourceError> {
         self.shared.stop.store(true, Ordering::Release);
         let played = self.player.take().map_or(Ok(Ok(())), JoinHandle::join);
         let report = self.report();
@@ -201,7 +201,7 @@ type Due = Reverse<(u64, u64, usize, Arc<[u8]>)>;
 struct Player {
     source: Source,
     outputs: Vec<Output>,
-    damaged: DamagedLines<Arc<[u8]>>,
+    impaired: ImpairedLines<Arc<[u8]>>,
     /// Copies that are on their way: when they arrive, in which order, on which line.
     due: BinaryHeap<Due>,
     number: u64,
@@ -213,7 +213,7 @@ struct Player {
 /// After the last packet, heartbeats tell what should have come: as often as receivers may lose one.
 const CLOSING_HEARTBEATS: u32 = 20;
 /// Between them.
-const CLOSING_HEARTBEAT_GAP_NS: u64 = 50_000_000;
+const CLOSING_HEARTBEAT_INTERVAL_NS: u64 = 50_000_000;
 
 impl Player {
     fn run(mut self) -> Result<(), SourceError> {
@@ -230,11 +230,11 @@ impl Player {
                 }
             };
             let target_ns = pacer.target_ns(packet.time_ns).unwrap_or_else(|| mono_now().0);
-            self.arrive_until(target_ns);
+            self.send_due_until(target_ns);
             self.wait_until(target_ns);
             self.play(&packet, target_ns);
         }
-        self.close();
+        self.finish();
         self.shared.done.store(true, Ordering::Release);
         outcome
     }
@@ -242,19 +242,19 @@ impl Player {
     fn play(&mut self, packet: &SourcePacket, target_ns: u64) {
         // Before it can be missed anywhere, it can be asked for.
         if let Some(history) = &self.history {
-            history.keep(&packet.bytes);
+            history.record(&packet.bytes);
         }
         self.shared.packets.fetch_add(1, Ordering::Relaxed);
         self.shared.messages.fetch_add(packet.message_count, Ordering::Relaxed);
-        let Self { damaged, due, number, .. } = self;
-        damaged.pass(&packet.bytes, |line, skew_ns, bytes| {
+        let Self { impaired, due, number, .. } = self;
+        impaired.transmit(&packet.bytes, |line, skew_ns, bytes| {
             due.push(Reverse((target_ns + skew_ns, *number, line, Arc::clone(bytes))));
             *number += 1;
         });
     }
 
     /// Sends what arrives until `target_ns`, each copy at its own time, or all of it at once when the exchange is stopped.
-    fn arrive_until(&mut self, target_ns: u64) {
+    fn send_due_until(&mut self, target_ns: u64) {
         while let Some(Reverse((due_ns, ..))) = self.due.peek()
             && *due_ns <= target_ns
         {
@@ -281,20 +281,20 @@ impl Player {
         }
     }
 
-    fn close(&mut self) {
-        let Self { damaged, due, number, .. } = self;
+    fn finish(&mut self) {
+        let Self { impaired, due, number, .. } = self;
         let now_ns = mono_now().0;
-        damaged.finish(|line, skew_ns, bytes| {
+        impaired.finish(|line, skew_ns, bytes| {
             due.push(Reverse((now_ns + skew_ns, *number, line, Arc::clone(bytes))));
             *number += 1;
         });
-        self.arrive_until(u64::MAX);
+        self.send_due_until(u64::MAX);
         for _ in 0..CLOSING_HEARTBEATS {
-            let Some(heartbeat) = self.source.closing_packet() else { return };
+            let Some(heartbeat) = self.source.end_packet() else { return };
             for line in 0..self.outputs.len() {
                 self.send(line, &heartbeat);
             }
-            if self.wait_until(mono_now().plus(CLOSING_HEARTBEAT_GAP_NS).0) {
+            if self.wait_until(mono_now().plus(CLOSING_HEARTBEAT_INTERVAL_NS).0) {
                 return;
             }
         }

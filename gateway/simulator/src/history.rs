@@ -28,7 +28,7 @@ struct Session {
 
 impl History {
     /// Keeps the messages of a packet that follow those kept so far.
-    pub(super) fn keep(&self, datagram: &[u8]) {
+    pub(super) fn record(&self, datagram: &[u8]) {
         let Ok(packet) = MoldUdp64::parse(datagram) else { return };
         if packet.unsequenced || packet.count == 0 {
             return;

@@ -37,7 +37,7 @@ pub struct ItchDay {
     /// What order ids look like.
     pub order_ids: OrderIds,
     /// Mean time between bursts.
-    pub burst_gap_ns: u64,
+    pub burst_interval_ns: u64,
     /// What its packets say that it is called.
     pub session: MoldSession,
 }
@@ -59,7 +59,7 @@ impl Default for ItchDay {
             stock_count: 8_000,
             live_orders: 500_000,
             order_ids: OrderIds::Dense,
-            burst_gap_ns: 10_000,
+            burst_interval_ns: 10_000,
             session: *b"MDGWSIM001",
         }
     }
@@ -71,7 +71,7 @@ pub struct ItchGenerator {
     day: ItchDay,
     random: Random,
     /// Messages made so far.
-    made: u64,
+    generated: u64,
     time_ns: u64,
     /// Messages left of the current burst, and the stock it is about.
     burst_left: u64,
@@ -125,7 +125,7 @@ impl ItchGenerator {
         Self {
             day,
             random,
-            made: 0,
+            generated: 0,
             time_ns: START_NS,
             burst_left: 0,
             burst_stock: 0,
@@ -147,25 +147,27 @@ impl ItchGenerator {
         let head = OPENING.len() as u64 + directory;
         let count = self.day.message_count.max(head + CLOSING.len() as u64);
         let closing = count - CLOSING.len() as u64;
-        match self.made {
+        match self.generated {
             0 => self.system_event(out, OPENING[0]),
-            made if made <= directory => self.directory_entry(out, made - 1),
-            made if made < head => self.system_event(out, OPENING[usize::try_from(made - directory).ok()?]),
-            made if made < closing => self.market_message(out),
-            made if made < count => {
-                self.time_ns += CLOSING_GAP_NS;
-                self.system_event(out, CLOSING[usize::try_from(made - closing).ok()?]);
+            generated if generated <= directory => self.directory_entry(out, generated - 1),
+            generated if generated < head => {
+                self.system_event(out, OPENING[usize::try_from(generated - directory).ok()?])
+            }
+            generated if generated < closing => self.market_message(out),
+            generated if generated < count => {
+                self.time_ns += CLOSING_INTERVAL_NS;
+                self.system_event(out, CLOSING[usize::try_from(generated - closing).ok()?]);
             }
             _ => return None,
         }
-        self.made += 1;
+        self.generated += 1;
         Some(self.time_ns)
     }
 
     /// Messages made so far.
     #[must_use]
-    pub fn made(&self) -> u64 {
-        self.made
+    pub fn generated(&self) -> u64 {
+        self.generated
     }
 
     /// Live orders now.
@@ -228,7 +230,7 @@ impl ItchGenerator {
     /// Time goes on; the stock that the next message is about.
     fn advance(&mut self) -> usize {
         if self.burst_left == 0 {
-            self.time_ns += self.random.exponential(self.day.burst_gap_ns);
+            self.time_ns += self.random.exponential(self.day.burst_interval_ns);
             self.burst_left = 1 + self.random.exponential(BURST_MESSAGES_MEAN);
             self.burst_stock = self.draw_stock();
         } else {
@@ -264,14 +266,14 @@ impl ItchGenerator {
 
     fn delete(&mut self, out: &mut Vec<u8>, stock: usize) {
         let position = self.draw_order(stock);
-        let order = self.take_out(stock, position);
+        let order = self.remove_order(stock, position);
         self.head(out, b'D', stock);
         out.extend_from_slice(&order.id.to_be_bytes());
     }
 
     fn replace(&mut self, out: &mut Vec<u8>, stock: usize) {
         let position = self.draw_order(stock);
-        let old = self.take_out(stock, position);
+        let old = self.remove_order(stock, position);
         let tick = self.draw_tick(stock, old.is_bid);
         let size = if self.random.chance(0.5) { old.size } else { self.draw_size() };
         let id = self.insert(stock, old.is_bid, tick, size);
@@ -286,12 +288,12 @@ impl ItchGenerator {
         let mut position = self.draw_order(stock);
         for _ in 0..7 {
             let other = self.draw_order(stock);
-            if self.is_nearer(stock, other, position) {
+            if self.is_closer_to_fair(stock, other, position) {
                 position = other;
             }
         }
         let is_whole = self.random.chance(0.6);
-        let (order, size) = self.lessen(stock, position, is_whole);
+        let (order, size) = self.take_size(stock, position, is_whole);
         let with_price = self.random.chance(0.02);
         self.matches += 1;
         self.head(out, if with_price { b'C' } else { b'E' }, stock);
@@ -310,7 +312,7 @@ impl ItchGenerator {
         if self.orders[index as usize].size < 2 {
             return self.hidden_trade(out, stock);
         }
-        let (order, size) = self.lessen(stock, position, false);
+        let (order, size) = self.take_size(stock, position, false);
         self.head(out, b'X', stock);
         out.extend_from_slice(&order.id.to_be_bytes());
         out.extend_from_slice(&size.to_be_bytes());
@@ -387,7 +389,7 @@ impl ItchGenerator {
         count - 1 - usize::try_from(back).unwrap_or(0).min(count - 1)
     }
 
-    fn is_nearer(&self, stock: usize, position: usize, than: usize) -> bool {
+    fn is_closer_to_fair(&self, stock: usize, position: usize, than: usize) -> bool {
         let stock = &self.stocks[stock];
         let distance = |position: usize| self.orders[stock.orders[position] as usize].tick.abs_diff(stock.fair);
         distance(position) < distance(than)
@@ -422,7 +424,7 @@ impl ItchGenerator {
     }
 
     /// Keeps the others nearly in their order: an old one's place is taken by one that is not much younger.
-    fn take_out(&mut self, stock: usize, position: usize) -> Order {
+    fn remove_order(&mut self, stock: usize, position: usize) -> Order {
         let stock = &mut self.stocks[stock];
         let last = stock.orders.len() - 1;
         let index = if last - position <= 64 {
@@ -446,12 +448,12 @@ impl ItchGenerator {
     }
 
     /// Takes some of an order's size, or all of it; the order as it was, and how much.
-    fn lessen(&mut self, stock: usize, position: usize, is_whole: bool) -> (Order, u32) {
+    fn take_size(&mut self, stock: usize, position: usize, is_whole: bool) -> (Order, u32) {
         let index = self.stocks[stock].orders[position] as usize;
         let order = self.orders[index];
         debug_assert_eq!(usize::from(order.stock), stock);
         if is_whole || order.size < 2 {
-            return (self.take_out(stock, position), order.size);
+            return (self.remove_order(stock, position), order.size);
         }
         let size = 1 + u32::try_from(self.random.below(u64::from(order.size) - 1)).unwrap_or(0);
         self.orders[index].size -= size;
@@ -461,7 +463,7 @@ impl ItchGenerator {
 
 /// 04:00 in New York.
 const START_NS: u64 = 4 * 3_600 * 1_000_000_000;
-const CLOSING_GAP_NS: u64 = 1_000_000_000;
+const CLOSING_INTERVAL_NS: u64 = 1_000_000_000;
 /// Start of messages; after the directory: start of system hours and of market hours.
 const OPENING: [u8; 3] = *b"OSQ";
 /// End of market hours, of system hours and of messages.
@@ -601,7 +603,7 @@ pub struct PacketInfo {
 pub const PACKET_BYTES_MAX: usize = 1_400;
 
 /// Messages further apart than this don't share a packet.
-const PACKET_GAP_NS_MAX: u64 = 4_000;
+const MESSAGE_INTERVAL_NS_MAX: u64 = 4_000;
 
 impl ItchPackets {
     /// From the generator's next message on, which gets the number 1.
@@ -618,7 +620,7 @@ impl ItchPackets {
         let mut time_ns = self.message_time_ns?;
         let mut writer = PacketWriter::begin(out, self.session, first, PACKET_BYTES_MAX);
         while let Some(message_time_ns) = self.message_time_ns
-            && message_time_ns - time_ns <= PACKET_GAP_NS_MAX
+            && message_time_ns - time_ns <= MESSAGE_INTERVAL_NS_MAX
             && writer.push(&self.message)
         {
             time_ns = message_time_ns;
@@ -659,7 +661,7 @@ mod tests {
         stock_count: 50,
         live_orders: 5_000,
         order_ids: OrderIds::Scattered,
-        burst_gap_ns: 10_000,
+        burst_interval_ns: 10_000,
         session: *b"MDGWSIM001",
     };
 
@@ -672,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_is_valid_at_every_message_and_mixed_as_told() {
+    fn a_synthetic_day_is_valid_at_every_message_with_the_documented_mix() {
         let mut generator = ItchGenerator::new(DAY);
         let limits =
             BookLimits { instruments_max: 51, orders_max: 10_000, levels_max: 10_000, ..BookLimits::default() };
@@ -714,7 +716,7 @@ mod tests {
         }
         assert_eq!(books.faults().total(), 0);
         assert_eq!(books.order_count(), generator.live_orders() as usize);
-        assert_eq!(generator.made(), DAY.message_count);
+        assert_eq!(generator.generated(), DAY.message_count);
         let share = |kinds: &[u8]| {
             kinds.iter().filter_map(|kind| counts.get(kind)).sum::<u32>() as f64 / DAY.message_count as f64
         };
@@ -725,7 +727,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_makes_the_same_day_and_another_one_another() {
+    fn a_synthetic_day_depends_only_on_its_seed() {
         let day_file = |day| {
             let mut bytes = Vec::new();
             write_day_file(&mut ItchGenerator::new(day), &mut bytes).unwrap();

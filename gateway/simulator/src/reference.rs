@@ -4,15 +4,15 @@ use std::hash::{DefaultHasher, Hasher as _};
 
 use mdgw_feeds::{
     channel::{Channel, ChannelConfig, Datagram},
-    edge::first_record,
+    consumer_edge::first_record,
     frame::{FrameKind, FrameMeta, FrameSink},
     identity::{Feed, Line, Sequence, Session},
     time::{MonoNs, UnixNs},
-    transport::recognise,
+    transport::detect_protocol,
 };
 
 use super::source::{Source, SourceError};
-use crate::source::Played;
+use crate::source::FeedSource;
 
 /// Content of a stream, in little: two streams with the same digest said the same in the same order.
 #[derive(Clone, Debug, Default)]
@@ -56,11 +56,11 @@ impl PartialEq for StreamDigest {
 ///
 /// # Errors
 /// When it can't be read.
-pub fn feed_of(played: &Played) -> Result<Option<Feed>, SourceError> {
-    let mut source = Source::open(played)?;
-    for _ in 0..PACKETS_LOOKED_AT {
+pub fn recognise_feed(feed_source: &FeedSource) -> Result<Option<Feed>, SourceError> {
+    let mut source = Source::open(feed_source)?;
+    for _ in 0..PACKETS_EXAMINED_MAX {
         let Some(packet) = source.next_packet()? else { break };
-        if let Some(recognised) = recognise(&packet.bytes) {
+        if let Some(recognised) = detect_protocol(&packet.bytes) {
             return Ok(recognised.feeds().first().copied());
         }
     }
@@ -71,8 +71,8 @@ pub fn feed_of(played: &Played) -> Result<Option<Feed>, SourceError> {
 ///
 /// # Errors
 /// When it can't be opened.
-pub fn digest(played: &Played, config: ChannelConfig) -> Result<(StreamDigest, u64, u64), SourceError> {
-    let mut source = Source::open(played)?;
+pub fn digest(feed_source: &FeedSource, config: ChannelConfig) -> Result<(StreamDigest, u64, u64), SourceError> {
+    let mut source = Source::open(feed_source)?;
     let mut channel = Channel::new(config);
     let mut sink = DigestSink(StreamDigest::default());
     let (mut packets, mut messages) = (0, 0);
@@ -87,7 +87,7 @@ pub fn digest(played: &Played, config: ChannelConfig) -> Result<(StreamDigest, u
 }
 
 /// A heartbeat here and there doesn't tell; a message within so many packets does.
-const PACKETS_LOOKED_AT: usize = 10_000;
+const PACKETS_EXAMINED_MAX: usize = 10_000;
 
 struct DigestSink(StreamDigest);
 
@@ -98,7 +98,7 @@ impl FrameSink for DigestSink {
         }
     }
 
-    fn settled(&mut self, _next: Sequence) {}
+    fn covered_through(&mut self, _next: Sequence) {}
 
     fn session(&mut self, session: Session, _next: Sequence) {
         self.0.session(session);

@@ -52,19 +52,19 @@ impl RequestServer {
             return Err(io::Error::other("bound to an address that is not IPv4"));
         };
         let shared = Arc::new(Shared::default());
-        let of_thread = Arc::clone(&shared);
+        let thread_shared = Arc::clone(&shared);
         let mut random = Random::new(seed ^ 0x7265_7175_6573_7473);
         let thread = std::thread::Builder::new().name("mdgw-requests".to_owned()).spawn(move || {
             let mut datagram = [0; 64];
-            while !of_thread.stop.load(Ordering::Acquire) {
-                let Ok((bytes, asker)) = socket.recv_from(&mut datagram) else { continue };
+            while !thread_shared.stop.load(Ordering::Acquire) {
+                let Ok((bytes, requester)) = socket.recv_from(&mut datagram) else { continue };
                 let request = datagram.get(..bytes).and_then(|request| Request::parse(request).ok());
                 let answer = request.and_then(|request| history.answer(&request, PACKET_BYTES_MAX));
                 let counter = match answer {
-                    None => &of_thread.unanswered,
-                    Some(_) if random.chance(answer_loss) => &of_thread.lost,
-                    Some(answer) if socket.send_to(&answer, asker).is_ok() => &of_thread.answered,
-                    Some(_) => &of_thread.lost,
+                    None => &thread_shared.unanswered,
+                    Some(_) if random.chance(answer_loss) => &thread_shared.lost,
+                    Some(answer) if socket.send_to(&answer, requester).is_ok() => &thread_shared.answered,
+                    Some(_) => &thread_shared.lost,
                 };
                 counter.fetch_add(1, Ordering::Relaxed);
             }

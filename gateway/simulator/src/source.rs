@@ -7,10 +7,9 @@ use mdgw_feeds::{
     identity::Sequence,
     time::{TradingDate, UnixNs},
     transport::{
-        PacketKind, Recognised, Transport,
+        DetectedProtocol, PacketKind, Transport, detect_protocol,
         iextp::{self, Position, Stream},
         moldudp64::{self, MoldUdp64},
-        recognise,
     },
 };
 use zerocopy::FromBytes;
@@ -19,7 +18,7 @@ use super::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
 
 /// Where the packets come from.
 #[derive(Clone, Debug)]
-pub enum Played {
+pub enum FeedSource {
     /// A capture or a day file; every datagram of it belongs to the feed.
     Capture {
         /// The file.
@@ -34,7 +33,7 @@ pub enum Played {
 /// A capture or a made-up day, packet by packet.
 #[derive(Debug)]
 pub(super) enum Source {
-    Capture { file: Box<CaptureFile>, last: Option<Last> },
+    Capture { file: Box<CaptureFile>, last: Option<FeedPosition> },
     Itch { packets: Box<ItchPackets>, buffer: Vec<u8> },
 }
 
@@ -48,7 +47,7 @@ pub(super) struct SourcePacket {
 
 /// What the last packet said, for the heartbeats that follow it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Last {
+pub(super) enum FeedPosition {
     Mold { session: moldudp64::MoldSession, next: Sequence },
     Iex { stream: Stream, position: Position },
 }
@@ -65,13 +64,13 @@ pub enum SourceError {
 }
 
 impl Source {
-    pub(super) fn open(played: &Played) -> Result<Self, SourceError> {
-        Ok(match played {
-            Played::Capture { path, date } => {
+    pub(super) fn open(feed_source: &FeedSource) -> Result<Self, SourceError> {
+        Ok(match feed_source {
+            FeedSource::Capture { path, date } => {
                 let file = CaptureFile::open(path, &OpenOptions { date: *date, ..OpenOptions::default() })?;
                 Self::Capture { file: Box::new(file), last: None }
             }
-            Played::Itch(day) => {
+            FeedSource::Itch(day) => {
                 let packets = ItchPackets::new(ItchGenerator::new(*day), day.session);
                 Self::Itch { packets: Box::new(packets), buffer: Vec::new() }
             }
@@ -82,8 +81,8 @@ impl Source {
         match self {
             Self::Capture { file, last } => {
                 let Some(datagram) = file.next_datagram()? else { return Ok(None) };
-                let (message_count, told) = describe(datagram.payload);
-                *last = told.or(*last);
+                let (message_count, position) = count_and_position(datagram.payload);
+                *last = position.or(*last);
                 Ok(Some(SourcePacket { time_ns: datagram.time_ns, message_count, bytes: datagram.payload.into() }))
             }
             Self::Itch { packets, buffer } => Ok(packets.next_packet(buffer).map(|info| SourcePacket {
@@ -95,13 +94,13 @@ impl Source {
     }
 
     /// What an exchange says when all is said: a made-up day ends its session, a capture goes on with heartbeats.
-    pub(super) fn closing_packet(&mut self) -> Option<Vec<u8>> {
+    pub(super) fn end_packet(&mut self) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         match self {
             Self::Itch { packets, .. } => packets.write_end_of_session(&mut out),
             Self::Capture { last, .. } => match last.as_mut()? {
-                Last::Mold { session, next } => moldudp64::write_heartbeat(&mut out, *session, *next),
-                Last::Iex { stream, position } => {
+                FeedPosition::Mold { session, next } => moldudp64::write_heartbeat(&mut out, *session, *next),
+                FeedPosition::Iex { stream, position } => {
                     position.send_time = UnixNs(position.send_time.0 + 1);
                     iextp::write_heartbeat(&mut out, *stream, *position);
                 }
@@ -112,8 +111,8 @@ impl Source {
 }
 
 /// Messages in a datagram, and where it leaves the numbering.
-fn describe(datagram: &[u8]) -> (u64, Option<Last>) {
-    let is_iex = matches!(recognise(datagram), Some(Recognised::IexTops | Recognised::IexDeep));
+fn count_and_position(datagram: &[u8]) -> (u64, Option<FeedPosition>) {
+    let is_iex = matches!(detect_protocol(datagram), Some(DetectedProtocol::IexTops | DetectedProtocol::IexDeep));
     if is_iex {
         let Ok((header, _)) = iextp::Header::read_from_prefix(datagram) else { return (0, None) };
         let stream = Stream {
@@ -128,13 +127,14 @@ fn describe(datagram: &[u8]) -> (u64, Option<Last>) {
             stream_offset: offset + u64::from(header.payload_length.get()),
             send_time: UnixNs(header.send_time.get()),
         };
-        return (count, Some(Last::Iex { stream, position }));
+        return (count, Some(FeedPosition::Iex { stream, position }));
     }
     match MoldUdp64::parse(datagram) {
         Ok(packet) if !packet.unsequenced => {
             let session = moldudp64::session_name(packet.session);
             // A day that has ended goes on saying so, not that more will come.
-            let last = (packet.kind != PacketKind::EndOfSession).then(|| Last::Mold { session, next: packet.next() });
+            let last =
+                (packet.kind != PacketKind::EndOfSession).then(|| FeedPosition::Mold { session, next: packet.next() });
             (u64::from(packet.count), last)
         }
         Ok(packet) => (u64::from(packet.count), None),

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use self::{
-    client::{ControlError, ask},
+    client::{ControlError, send_request},
     server::ControlServer,
 };
 
@@ -74,14 +74,14 @@ pub enum Request {
 /// What comes back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Answer {
+pub enum Response {
     /// It was done; what came of it.
     Ok(Value),
     /// It was not, and why.
     Refused(String),
 }
 
-impl From<Result<Value, String>> for Answer {
+impl From<Result<Value, String>> for Response {
     fn from(outcome: Result<Value, String>) -> Self {
         match outcome {
             Ok(value) => Self::Ok(value),
@@ -122,7 +122,10 @@ mod tests {
         );
         check(
             include_str!("../../../tests/data/formats/control_answers.jsonl"),
-            &[Answer::Ok(json!({ "group": 1, "target": 2 })), Answer::Refused("this gateway does not lead".to_owned())],
+            &[
+                Response::Ok(json!({ "group": 1, "target": 2 })),
+                Response::Refused("this gateway does not lead".to_owned()),
+            ],
             |bytes| serde_json::from_slice(bytes).unwrap(),
             |answer| serde_json::to_vec(answer).unwrap(),
         );

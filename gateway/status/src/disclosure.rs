@@ -73,25 +73,25 @@ fn host(root: &Path) -> Vec<(&'static str, String)> {
     };
     let is_guest = field("flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"));
     let mut entries = vec![
-        ("CPU", field("model name").unwrap_or_else(|| NOT_TOLD.to_owned())),
+        ("CPU", field("model name").unwrap_or_else(|| NOT_REPORTED.to_owned())),
         ("virtual machine", if is_guest { "yes: other guests may take its time" } else { "no" }.to_owned()),
     ];
     entries.extend(files.map(|(key, file)| {
         let value = fs::read_to_string(root.join(file)).map(|text| text.trim().to_owned());
-        let value = value.unwrap_or_else(|_| NOT_TOLD.to_owned());
+        let value = value.unwrap_or_else(|_| NOT_REPORTED.to_owned());
         (key, if value.is_empty() { "none".to_owned() } else { value })
     }));
     entries
 }
 
-const NOT_TOLD: &str = "not told by the kernel";
+const NOT_REPORTED: &str = "not told by the kernel";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn this_host_says_what_figures_hang_on() {
+    fn the_disclosure_of_this_host_is_complete() {
         let disclosure = Disclosure::of_this_host("kernel software");
         for key in [
             "version",
@@ -109,10 +109,10 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_kernel_is_reported_as_silent() {
+    fn values_the_kernel_does_not_report_are_marked() {
         let empty = tempfile::tempdir().unwrap();
         let host = host(empty.path());
-        assert!(host.iter().filter(|(_, value)| value == NOT_TOLD).count() > 8, "{host:?}");
+        assert!(host.iter().filter(|(_, value)| value == NOT_REPORTED).count() > 8, "{host:?}");
     }
 
     #[test]

@@ -101,8 +101,8 @@ impl FromStr for LeadTag {
     type Err = InvalidTag;
 
     fn from_str(text: &str) -> Result<Self, InvalidTag> {
-        let (channel, line) = channel_and(text, ";lead=")?;
-        Ok(Self { channel, line: line_of(line)? })
+        let (channel, line) = parse_channel_and(text, ";lead=")?;
+        Ok(Self { channel, line: parse_line(line)? })
     }
 }
 
@@ -127,22 +127,22 @@ impl FromStr for CountsTag {
 
     fn from_str(text: &str) -> Result<Self, InvalidTag> {
         if text.contains(';') {
-            let (channel, line) = channel_and(text, ";line=")?;
-            return Ok(Self { channel, line: Some(line_of(line)?) });
+            let (channel, line) = parse_channel_and(text, ";line=")?;
+            return Ok(Self { channel, line: Some(parse_line(line)?) });
         }
         let channel = text.strip_prefix("channel=").and_then(|id| id.parse().ok()).ok_or(InvalidTag)?;
         Ok(Self { channel: ChannelId(channel), line: None })
     }
 }
 
-fn channel_and<'t>(text: &'t str, key: &str) -> Result<(ChannelId, &'t str), InvalidTag> {
+fn parse_channel_and<'t>(text: &'t str, key: &str) -> Result<(ChannelId, &'t str), InvalidTag> {
     let (channel, rest) = text.split_once(key).ok_or(InvalidTag)?;
     let channel = channel.strip_prefix("channel=").and_then(|id| id.parse().ok()).ok_or(InvalidTag)?;
     Ok((ChannelId(channel), rest))
 }
 
 /// The line of that letter.
-fn line_of(text: &str) -> Result<Line, InvalidTag> {
+fn parse_line(text: &str) -> Result<Line, InvalidTag> {
     let lines = (0..=u8::MAX).map(Line).take(Line::COUNT_MAX);
     lines.into_iter().find(|line| line.to_string() == text).ok_or(InvalidTag)
 }
@@ -289,7 +289,7 @@ mod tests {
         Deserializer,
         interval_log::{IntervalLogIterator, LogEntry},
     };
-    use mdgw_telemetry::stages::StageSet;
+    use mdgw_telemetry::stages::StageHistograms;
 
     use super::*;
 
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_lead_back_to_what_they_name() {
+    fn tags_round_trip() {
         assert_eq!(tag().to_string(), "channel=1;stage=wire_to_wire;thread=main-0");
         assert_eq!(tag().to_string().parse(), Ok(tag()));
         for text in ["", "channel=1", "channel=70000;stage=publish;thread=x", "channel=1;stage=no;thread=x", "a;b;c"] {
@@ -317,12 +317,12 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_reader_finds_times_tags_and_values() {
+    fn an_independent_parser_reads_times_tags_and_values() {
         let mut disclosure = Disclosure::default();
         disclosure.push("host", "test, with a comma");
         let base = UnixNs(1_548_856_800_123_999_999);
         let mut log = IntervalLogWriter::begin(Vec::new(), base, &disclosure).unwrap();
-        let mut set = StageSet::new(1, 2);
+        let mut set = StageHistograms::new(1, 2);
         for value in 1..=10_000 {
             set.record(mdgw_sys::handle::ChannelIndex(0), Stage::WireToWire, value);
         }
@@ -352,12 +352,12 @@ mod tests {
     }
 
     #[test]
-    fn files_are_named_by_their_begin() {
+    fn log_files_are_named_by_their_start_time() {
         assert_eq!(file_name(UnixNs(1_548_856_805_000_000_000), 42), "mdgw-latency-20190130T140005Z-42.hlog");
     }
 
     #[test]
-    fn a_log_is_never_written_over() {
+    fn an_existing_log_is_never_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let base = UnixNs(1_548_856_800_000_000_000);
         let create = || IntervalLogWriter::create(directory.path(), base, &Disclosure::default());

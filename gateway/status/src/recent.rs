@@ -17,19 +17,19 @@ use super::snapshot::{LineSnapshot, StageSnapshot};
 
 /// The last figures of each channel.
 #[derive(Debug, Default)]
-pub struct Recent(Mutex<Intervals>);
+pub struct RecentIntervals(Mutex<Intervals>);
 
 #[derive(Debug, Default)]
 struct Intervals {
     /// Number of the interval that is being collected.
     number: u64,
-    stages: BTreeMap<(ChannelId, Stage), Merged>,
+    stages: BTreeMap<(ChannelId, Stage), MergedStage>,
     lines: BTreeMap<(ChannelId, Line), (u64, LineSnapshot)>,
 }
 
 /// A stage of all threads.
 #[derive(Debug)]
-struct Merged {
+struct MergedStage {
     /// Number of its interval.
     number: u64,
     /// When the first of the threads began to record, and when the last one gave its figures back.
@@ -39,14 +39,14 @@ struct Merged {
 
 /// After so many intervals without news figures are old. A thread that had no batch gives its figures back an interval
 /// later.
-const INTERVALS_KEPT: u64 = 2;
+const INTERVALS_AGE_MAX: u64 = 2;
 
-impl Recent {
+impl RecentIntervals {
     /// A new interval begins to be collected: what is old goes.
     pub fn begin(&self) {
         self.with(|intervals| {
             intervals.number += 1;
-            let oldest = intervals.number.saturating_sub(INTERVALS_KEPT);
+            let oldest = intervals.number.saturating_sub(INTERVALS_AGE_MAX);
             intervals.stages.retain(|_, merged| merged.number >= oldest);
             intervals.lines.retain(|_, (number, _)| *number >= oldest);
         });
@@ -56,7 +56,7 @@ impl Recent {
     pub fn add_stage(&self, channel: ChannelId, stage: Stage, span: (MonoNs, MonoNs), histogram: &Histogram<u32>) {
         self.with(|intervals| {
             let number = intervals.number;
-            let merged = intervals.stages.entry((channel, stage)).or_insert_with(|| Merged {
+            let merged = intervals.stages.entry((channel, stage)).or_insert_with(|| MergedStage {
                 number,
                 span,
                 histogram: empty(histogram.sigfig()),
@@ -87,7 +87,7 @@ impl Recent {
         self.with(|intervals| {
             let of_channel = intervals.stages.iter().filter(|((id, _), _)| *id == channel);
             of_channel
-                .map(|((_, stage), Merged { span: (begin, end), histogram, .. })| StageSnapshot {
+                .map(|((_, stage), MergedStage { span: (begin, end), histogram, .. })| StageSnapshot {
                     stage: stage.name().to_owned(),
                     begin_ns: begin.0,
                     end_ns: end.0,
@@ -133,33 +133,33 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_one_interval_are_added_up_and_the_next_interval_begins_anew() {
-        let recent = Recent::default();
+    fn threads_of_one_interval_are_merged_and_the_next_interval_starts_empty() {
+        let recent = RecentIntervals::default();
         recent.begin();
         recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(20), MonoNs(70)), &values(&[100, 200]));
         recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(10), MonoNs(60)), &values(&[900]));
-        let told = || {
+        let shown = || {
             let stages = recent.stages(CHANNEL);
             stages.iter().map(|stage| (stage.count, stage.begin_ns, stage.end_ns)).collect::<Vec<_>>()
         };
-        assert_eq!(told(), [(3, 10, 70)]);
+        assert_eq!(shown(), [(3, 10, 70)]);
         recent.begin();
-        assert_eq!(told(), [(3, 10, 70)], "until there is something newer");
+        assert_eq!(shown(), [(3, 10, 70)], "until there is something newer");
         recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(70), MonoNs(80)), &values(&[5]));
-        assert_eq!(told(), [(1, 70, 80)]);
+        assert_eq!(shown(), [(1, 70, 80)]);
         assert!(recent.stages(ChannelId(8)).is_empty());
     }
 
     #[test]
-    fn old_figures_go() {
-        let recent = Recent::default();
+    fn old_intervals_are_dropped() {
+        let recent = RecentIntervals::default();
         recent.begin();
         recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(1), MonoNs(2)), &values(&[100]));
         let mut leads = mdgw_feeds::arbiter::lead_histogram();
         leads.saturating_record_n(1_000, 5);
         recent.set_line(CHANNEL, Line::A, &leads);
         assert_eq!(recent.lines(CHANNEL)[0].lead_count, 5);
-        for _ in 0..=INTERVALS_KEPT {
+        for _ in 0..=INTERVALS_AGE_MAX {
             recent.begin();
         }
         assert!(recent.stages(CHANNEL).is_empty() && recent.lines(CHANNEL).is_empty());

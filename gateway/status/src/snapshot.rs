@@ -36,7 +36,8 @@ pub struct PoolSnapshot {
     /// Waits that brought something.
     pub turns: u64,
     /// Events whose channel another thread held.
-    pub deferrals: u64,
+    #[serde(rename = "deferrals")]
+    pub busy_channel_posts: u64,
     /// Time without a leader because every thread was processing, ns.
     pub saturation_ns: u64,
 }
@@ -188,7 +189,7 @@ mod tests {
             name: "main".to_owned(),
             threads: vec![thread],
             turns: 21,
-            deferrals: 22,
+            busy_channel_posts: 22,
             saturation_ns: 23,
         };
         let snapshot = Snapshot {

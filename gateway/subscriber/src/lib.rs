@@ -16,7 +16,7 @@
 //! ```
 //! All logic (fencing by epoch, arbitration of two output lines, gaps, retransmission, late start) is in
 //! [`mdgw_feeds::published`], which knows no sockets. Here are the sockets, the clock and nothing else. For records
-//! with `ts_recv` filled in, as consumers see them, hand the output on to [`RecordEdges`].
+//! with `ts_recv` filled in, as consumers see them, hand the output on to [`ConsumerEdges`].
 //!
 //! Memory is allocated when the subscriber is opened and when a channel is first heard. No thread is started.
 
@@ -47,7 +47,7 @@ use rustix::{
 };
 use zerocopy::IntoBytes;
 
-pub use self::{records::RecordEdges, services::ServiceTurns};
+pub use self::{records::ConsumerEdges, services::ServiceSelector};
 
 /// How to subscribe to one group.
 #[derive(Clone, Debug)]
@@ -142,13 +142,13 @@ pub struct Subscriber {
     receiver: Receiver,
     /// The lines, then the services; of each its number among its like.
     sockets: Vec<(Line, u8, UdpSocket)>,
-    turns: ServiceTurns,
+    selector: ServiceSelector,
     buffer: Box<[u8]>,
     statistics: SubscriberStatistics,
 }
 
 /// Most datagrams read from one socket before the others have their turn.
-const QUOTA: usize = 64;
+const DATAGRAMS_PER_SOCKET_MAX: usize = 64;
 
 impl Subscriber {
     /// Opens the sockets and joins the groups.
@@ -182,11 +182,11 @@ impl Subscriber {
             let service = config.receiver.service.unwrap_or_default();
             ServiceConfig { services, ..service }
         });
-        let turns = ServiceTurns::new(config.services.len());
+        let selector = ServiceSelector::new(config.services.len());
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
         // One byte more than a packet may have: one that was cut off is too long, and refused.
         let buffer = vec![0; config.receiver.packet_bytes_max + 1].into_boxed_slice();
-        Ok(Self { receiver: Receiver::new(config.receiver), sockets, turns, buffer, statistics })
+        Ok(Self { receiver: Receiver::new(config.receiver), sockets, selector, buffer, statistics })
     }
 
     /// Waits at most `timeout` for datagrams or for a deadline, handles what there is, and returns. Returns how many
@@ -203,7 +203,7 @@ impl Subscriber {
         let mut is_drained = true;
         for index in 0..self.sockets.len() {
             let read = self.drain(index, deliver)?;
-            is_drained &= read < QUOTA;
+            is_drained &= read < DATAGRAMS_PER_SOCKET_MAX;
             count += read;
         }
         // What lies in a socket is not missing: deadlines have to wait for it.
@@ -258,7 +258,7 @@ impl Subscriber {
     fn drain(&mut self, index: usize, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
         let Some((line, service, socket)) = self.sockets.get(index) else { return Ok(0) };
         let mut count = 0;
-        while count < QUOTA {
+        while count < DATAGRAMS_PER_SOCKET_MAX {
             let length = match socket.recv(&mut self.buffer) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -275,7 +275,7 @@ impl Subscriber {
             let bytes = self.buffer.get(..length).unwrap_or_default();
             let datagram = PublishedDatagram { line: *line, service: *service, bytes, ts_recv: unix_now() };
             // A refusal is the receiver's to count.
-            let _counted = self.receiver.accept(datagram, mono_now(), deliver);
+            let _refused = self.receiver.accept(datagram, mono_now(), deliver);
         }
         Ok(count)
     }
@@ -283,7 +283,7 @@ impl Subscriber {
     fn send_requests(&mut self) {
         while let Some(request) = self.receiver.poll_request() {
             let mut services = self.sockets.iter().filter(|(line, ..)| *line == Line::RECOVERY);
-            let Some((.., socket)) = services.nth(self.turns.choose(&request)) else { return };
+            let Some((.., socket)) = services.nth(self.selector.select(&request)) else { return };
             self.statistics.requests += 1;
             if socket.send(request.to_packet().as_bytes()).is_err() {
                 self.statistics.requests_failed += 1;

@@ -1,30 +1,30 @@
 //! From messages to the records that a consumer sees.
 
 use mdgw_feeds::{
-    edge::{Edge, Handed, TsRecv},
+    consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
     identity::ChannelId,
 };
 
 use super::{Item, Output};
 
-/// One [`Edge`] for each channel: puts what is local to the gateway (`ts_recv`, `ts_in_delta`, the flags that follow
+/// One [`ConsumerEdge`] for each channel: puts what is local to the gateway (`ts_recv`, `ts_in_delta`, the flags that follow
 /// from them) into the records.
 #[derive(Debug)]
-pub struct RecordEdges {
-    ts_recv: TsRecv,
-    edges: Vec<(ChannelId, Edge)>,
+pub struct ConsumerEdges {
+    ts_recv: TsRecvMode,
+    edges: Vec<(ChannelId, ConsumerEdge)>,
 }
 
-impl RecordEdges {
+impl ConsumerEdges {
     /// With that receive time in the records.
     #[must_use]
-    pub fn new(ts_recv: TsRecv) -> Self {
+    pub fn new(ts_recv: TsRecvMode) -> Self {
         Self { ts_recv, edges: Vec::new() }
     }
 
     /// Hands on the records of messages, definitions and snapshots; other items have none. Returns the bytes at the
     /// end of a body that are no record: 0 when all is well.
-    pub fn deliver(&mut self, output: &Output<'_>, hand: impl FnMut(Handed<'_>)) -> usize {
+    pub fn deliver(&mut self, output: &Output<'_>, deliver_record: impl FnMut(EdgeOutput<'_>)) -> usize {
         let (Item::Message { header, body } | Item::Definition { header, body } | Item::Snapshot { header, body }) =
             output.item
         else {
@@ -32,12 +32,12 @@ impl RecordEdges {
         };
         if matches!(output.item, Item::Definition { .. }) {
             // Answered out of turn, with the time it was published: what is told after it may well be older.
-            return Edge::new(self.ts_recv).deliver(header, body, hand);
+            return ConsumerEdge::new(self.ts_recv).deliver(header, body, deliver_record);
         }
         let index = self.edges.iter().position(|(channel, _)| *channel == output.channel).unwrap_or_else(|| {
-            self.edges.push((output.channel, Edge::new(self.ts_recv)));
+            self.edges.push((output.channel, ConsumerEdge::new(self.ts_recv)));
             self.edges.len() - 1
         });
-        self.edges.get_mut(index).map_or(body.len(), |(_, edge)| edge.deliver(header, body, hand))
+        self.edges.get_mut(index).map_or(body.len(), |(_, edge)| edge.deliver(header, body, deliver_record))
     }
 }

@@ -9,30 +9,30 @@ use mdgw_feeds::{
 
 /// Stays with the service that answers. One that has to be asked the same again is followed by the next.
 #[derive(Clone, Debug, Default)]
-pub struct ServiceTurns {
+pub struct ServiceSelector {
     count: usize,
     /// Questions for messages and those for what logs hold are asked in between each other, so they take turns apart.
-    questions: BTreeMap<(ChannelId, bool), Turn>,
+    selections: BTreeMap<(ChannelId, bool), Selection>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
+struct Selection {
     service: usize,
-    asked: Option<(RequestKind, Option<Session>, Sequence)>,
+    last_request: Option<(RequestKind, Option<Session>, Sequence)>,
 }
 
-impl ServiceTurns {
+impl ServiceSelector {
     /// Among so many.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        Self { count, questions: BTreeMap::new() }
+        Self { count, selections: BTreeMap::new() }
     }
 
     /// Where this request goes, from 0; 0 too where there is none.
-    pub fn choose(&mut self, request: &ServiceRequest) -> usize {
-        let turn = self.questions.entry((request.channel, request.first < request.next)).or_default();
-        let asked = (request.kind, request.session, request.first);
-        if turn.asked.replace(asked) == Some(asked) {
+    pub fn select(&mut self, request: &ServiceRequest) -> usize {
+        let turn = self.selections.entry((request.channel, request.first < request.next)).or_default();
+        let last_request = (request.kind, request.session, request.first);
+        if turn.last_request.replace(last_request) == Some(last_request) {
             turn.service = (turn.service + 1) % self.count.max(1);
         }
         turn.service
@@ -46,10 +46,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_to_be_asked_again_is_followed_by_the_next_in_that_channel_alone() {
-        let mut turns = ServiceTurns::new(2);
-        let mut ask = |channel, first| {
-            turns.choose(&ServiceRequest {
+    fn a_repeated_request_goes_to_the_next_service_for_its_channel_only() {
+        let mut turns = ServiceSelector::new(2);
+        let mut select_for = |channel, first| {
+            turns.select(&ServiceRequest {
                 kind: RequestKind::Range,
                 group: GroupId(1),
                 channel: ChannelId(channel),
@@ -59,8 +59,8 @@ mod tests {
                 nonce: 0,
             })
         };
-        assert_eq!([ask(1, 5), ask(2, 5), ask(1, 7)], [0, 0, 0], "it answers");
-        assert_eq!([ask(1, 7), ask(1, 7), ask(1, 7)], [1, 0, 1], "nobody does");
-        assert_eq!([ask(1, 8), ask(2, 6)], [1, 0]);
+        assert_eq!([select_for(1, 5), select_for(2, 5), select_for(1, 7)], [0, 0, 0], "it answers");
+        assert_eq!([select_for(1, 7), select_for(1, 7), select_for(1, 7)], [1, 0, 1], "nobody does");
+        assert_eq!([select_for(1, 8), select_for(2, 6)], [1, 0]);
     }
 }

@@ -51,13 +51,13 @@ fn message(flags: PacketFlags, sequence: u64) -> Vec<u8> {
 }
 
 /// Polls until `is_done`, with a bound that only a hang can reach.
-fn poll_until(subscriber: &mut Subscriber, said: &mut Vec<String>, is_done: impl Fn(&[String]) -> bool) {
+fn poll_until(subscriber: &mut Subscriber, items: &mut Vec<String>, is_done: impl Fn(&[String]) -> bool) {
     let until = mono_now().plus(60_000_000_000);
-    while !is_done(said) {
-        assert!(mono_now() < until, "nothing more came: {said:?}");
+    while !is_done(items) {
+        assert!(mono_now() < until, "nothing more came: {items:?}");
         subscriber
             .poll(Duration::from_millis(100), &mut |output| {
-                said.push(match output.item {
+                items.push(match output.item {
                     Item::Session => "session".to_owned(),
                     Item::Message { header, .. } => header.sequence.get().to_string(),
                     Item::Lost(gap) => format!("lost {}..{}", gap.first().0, gap.next().0),
@@ -69,10 +69,10 @@ fn poll_until(subscriber: &mut Subscriber, said: &mut Vec<String>, is_done: impl
 }
 
 #[test]
-fn what_the_line_lost_comes_from_the_service_that_answers() {
+fn lost_messages_are_recovered_from_a_responding_service() {
     // A gateway that never answers, and one that does.
-    let dead = UdpSocket::bind((LOOPBACK, 0)).unwrap();
-    let SocketAddr::V4(dead_address) = dead.local_addr().unwrap() else { panic!("asked for IPv4") };
+    let silent_service = UdpSocket::bind((LOOPBACK, 0)).unwrap();
+    let SocketAddr::V4(dead_address) = silent_service.local_addr().unwrap() else { panic!("asked for IPv4") };
     let service = UdpSocket::bind((LOOPBACK, 0)).unwrap();
     let SocketAddr::V4(service_address) = service.local_addr().unwrap() else { panic!("asked for IPv4") };
     let line = LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK);
@@ -82,11 +82,11 @@ fn what_the_line_lost_comes_from_the_service_that_answers() {
     let line_address = subscriber.line_addresses().unwrap()[0];
 
     let gateway = UdpSocket::bind((LOOPBACK, 0)).unwrap();
-    let mut said = Vec::new();
+    let mut items = Vec::new();
     for sequence in [1, 2, 5] {
         gateway.send_to(&message(PacketFlags::default(), sequence), line_address).unwrap();
     }
-    let answering = std::thread::spawn(move || {
+    let service_thread = std::thread::spawn(move || {
         let mut buffer = [0; 100];
         let (length, asker) = service.recv_from(&mut buffer).unwrap();
         let request = ServiceRequest::parse(&buffer[..length]).unwrap();
@@ -97,15 +97,15 @@ fn what_the_line_lost_comes_from_the_service_that_answers() {
         service.send_to(&end, asker).unwrap();
         (request.first.0, request.next.0, request.session)
     });
-    poll_until(&mut subscriber, &mut said, |said| said.len() >= 6);
-    assert_eq!(said, ["session", "1", "2", "3", "4", "5"]);
-    assert_eq!(answering.join().unwrap(), (3, 5, Some(session())));
+    poll_until(&mut subscriber, &mut items, |items| items.len() >= 6);
+    assert_eq!(items, ["session", "1", "2", "3", "4", "5"]);
+    assert_eq!(service_thread.join().unwrap(), (3, 5, Some(session())));
     assert!(subscriber.statistics().requests >= 2, "the first one was asked first");
-    assert!(dead.recv(&mut [0; 100]).is_ok());
+    assert!(silent_service.recv(&mut [0; 100]).is_ok());
 }
 
 #[test]
-fn what_nobody_has_is_told_as_lost() {
+fn messages_no_source_has_are_reported_lost() {
     let line = LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK);
     let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line, line])).unwrap();
     let addresses = subscriber.line_addresses().unwrap();
@@ -113,25 +113,25 @@ fn what_nobody_has_is_told_as_lost() {
     for (line, sequence) in [(0, 1), (1, 1), (0, 2), (1, 4)] {
         gateway.send_to(&message(PacketFlags::default(), sequence), addresses[line]).unwrap();
     }
-    let mut said = Vec::new();
-    poll_until(&mut subscriber, &mut said, |said| said.iter().any(|said| said == "4"));
-    assert_eq!(said, ["session", "1", "2", "lost 3..4", "4"]);
+    let mut items = Vec::new();
+    poll_until(&mut subscriber, &mut items, |items| items.iter().any(|items| items == "4"));
+    assert_eq!(items, ["session", "1", "2", "lost 3..4", "4"]);
 }
 
 #[test]
-fn records_get_their_receive_time_at_the_edge() {
+fn records_get_ts_recv_at_the_consumer_edge() {
     let line = LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK);
     let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line])).unwrap();
     let gateway = UdpSocket::bind((LOOPBACK, 0)).unwrap();
     gateway.send_to(&message(PacketFlags::default(), 1), subscriber.line_addresses().unwrap()[0]).unwrap();
-    let mut edges = RecordEdges::new(mdgw_feeds::edge::TsRecv::Capture);
+    let mut edges = ConsumerEdges::new(mdgw_feeds::consumer_edge::TsRecvMode::Capture);
     let mut record_count = 0;
     let until = mono_now().plus(60_000_000_000);
     while record_count == 0 && mono_now() < until {
         subscriber
             .poll(Duration::from_millis(100), &mut |output| {
                 let rest = edges.deliver(&output, |handed| {
-                    record_count += usize::from(matches!(handed, mdgw_feeds::edge::Handed::Record { .. }));
+                    record_count += usize::from(matches!(handed, mdgw_feeds::consumer_edge::EdgeOutput::Record { .. }));
                 });
                 assert_eq!(rest, 0);
             })
@@ -141,7 +141,7 @@ fn records_get_their_receive_time_at_the_edge() {
 }
 
 #[test]
-fn what_is_told_behind_a_definition_that_was_asked_for_keeps_its_time() {
+fn messages_after_a_requested_definition_keep_their_receive_time() {
     let header = |ts_recv| FrameHeader {
         sequence: U64::new(1),
         ts_recv: U64::new(ts_recv),
@@ -157,8 +157,8 @@ fn what_is_told_behind_a_definition_that_was_asked_for_keeps_its_time() {
     let mut body = [0_u8; 56];
     // An mbo record: 14 words.
     (body[0], body[1]) = (14, 0xa0);
-    let mut edges = RecordEdges::new(mdgw_feeds::edge::TsRecv::Capture);
-    let mut told = Vec::new();
+    let mut edges = ConsumerEdges::new(mdgw_feeds::consumer_edge::TsRecvMode::Capture);
+    let mut delivered = Vec::new();
     for item in [
         Item::Definition { header: &afternoon, body: &body },
         Item::Message { header: &morning, body: &body },
@@ -166,19 +166,19 @@ fn what_is_told_behind_a_definition_that_was_asked_for_keeps_its_time() {
     ] {
         let output = Output { channel: ChannelId(1), session: session(), item };
         let rest = edges.deliver(&output, |handed| {
-            if let mdgw_feeds::edge::Handed::Record { bytes, .. } = handed {
+            if let mdgw_feeds::consumer_edge::EdgeOutput::Record { bytes, .. } = handed {
                 // Of an mbo record: flags, among which bit 3 says that `ts_recv` is none, and `ts_recv`.
-                told.push((u64::from_le_bytes(bytes[40..48].try_into().unwrap()), bytes[36] & 1 << 3 != 0));
+                delivered.push((u64::from_le_bytes(bytes[40..48].try_into().unwrap()), bytes[36] & 1 << 3 != 0));
             }
         });
         assert_eq!(rest, 0);
     }
     // Control: within the stream itself, times don't run backwards.
-    assert_eq!(told, [(9_000, false), (2_000, false), (2_000, true)]);
+    assert_eq!(delivered, [(9_000, false), (2_000, false), (2_000, true)]);
 }
 
 #[test]
-fn a_line_that_cannot_be_joined_is_named() {
+fn a_line_that_cannot_be_joined_is_named_in_the_error() {
     let line = LineAddress::new("239.1.2.3:0".parse().unwrap(), Ipv4Addr::new(203, 0, 113, 7));
     let error = Subscriber::open(SubscriberConfig::new(vec![line])).unwrap_err();
     assert!(error.to_string().starts_with("cannot receive 239.1.2.3:0 on interface 203.0.113.7: "), "{error}");

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pinned_thread_may_use_its_core_alone() {
+    fn a_pinned_thread_runs_on_its_core_only() {
         let core = *usable_cores().last().unwrap();
         std::thread::spawn(move || {
             pin_to(core).unwrap();

@@ -8,12 +8,12 @@
 //! together once. Nothing here allocates after construction, and nothing here makes a system call.
 
 mod control;
-mod in_turn;
-pub mod lent;
-pub mod memory;
+pub mod pinned_array;
+pub mod provided;
 mod receive;
+mod round_robin;
 mod send;
 
-pub use in_turn::{is_report, receive_in_turn};
 pub use receive::{ReceiveBatch, ReceivedDatagram, StampKind};
+pub use round_robin::{is_past_send_error, receive_round_robin};
 pub use send::{BatchFull, HEADER_BYTES, Output, OutputIndex, Outputs, PACKETS_MAX, SendBatch, SendBuffers};

@@ -22,10 +22,10 @@ impl FenceCgroup {
     /// # Errors
     /// Where there is no cgroup v2, or the process is in its root and may make no other.
     pub fn enter() -> io::Result<Self> {
-        let present = present()?;
-        match enter_new(&present.path(), FENCE_PREFIX) {
-            Ok(path) => Ok(Self { path, parent: Some(present.path()) }),
-            Err(_) if !present.is_root => Ok(Self { path: present.path(), parent: None }),
+        let current = current()?;
+        match enter_new(&current.path(), FENCE_PREFIX) {
+            Ok(path) => Ok(Self { path, parent: Some(current.path()) }),
+            Err(_) if !current.is_root => Ok(Self { path: current.path(), parent: None }),
             Err(error) => Err(error),
         }
     }
@@ -52,64 +52,72 @@ impl Drop for FenceCgroup {
 ///
 /// # Errors
 /// Says what is missing.
-pub fn find_present() -> io::Result<()> {
-    present().map(drop)
+pub fn check_available() -> io::Result<()> {
+    current().map(drop)
 }
 
 /// Moves this process into a new cgroup beside the one that the gateway was started in, which it has inherited.
 ///
 /// # Errors
 /// Where there is no cgroup v2, or this process may not.
-pub fn enter_beside() -> io::Result<PathBuf> {
-    enter_new(&present()?.beside(), SENTINEL_PREFIX)
+pub fn enter_sibling() -> io::Result<PathBuf> {
+    enter_new(&current()?.sibling_parent(), SENTINEL_PREFIX)
 }
 
 #[derive(Debug)]
-struct Present {
+struct CurrentCgroup {
     /// Where the hierarchy, or what is seen of it, is mounted.
-    point: PathBuf,
+    mount_point: PathBuf,
     /// The cgroup below that.
-    below: PathBuf,
+    relative_path: PathBuf,
     is_root: bool,
 }
 
-impl Present {
+impl CurrentCgroup {
     fn path(&self) -> PathBuf {
-        self.point.join(&self.below)
+        self.mount_point.join(&self.relative_path)
     }
 
     /// The cgroup above that of a gateway, which may have put itself into one for its fence. Where there is none, the root.
-    fn beside(&self) -> PathBuf {
-        let name = self.below.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let of_gateway = if name.starts_with(FENCE_PREFIX) { self.below.parent() } else { Some(self.below.as_path()) };
+    fn sibling_parent(&self) -> PathBuf {
+        let name = self.relative_path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let of_gateway = if name.starts_with(FENCE_PREFIX) {
+            self.relative_path.parent()
+        } else {
+            Some(self.relative_path.as_path())
+        };
         let above = of_gateway.and_then(Path::parent);
-        above.map_or_else(|| self.point.clone(), |above| self.point.join(above))
+        above.map_or_else(|| self.mount_point.clone(), |above| self.mount_point.join(above))
     }
 }
 
-fn present() -> io::Result<Present> {
-    let own = fs::read_to_string("/proc/self/cgroup")?;
+fn current() -> io::Result<CurrentCgroup> {
+    let proc_cgroup = fs::read_to_string("/proc/self/cgroup")?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    find(&own, &mounts).ok_or_else(|| io::Error::other("no cgroup v2 is mounted here"))
+    find(&proc_cgroup, &mounts).ok_or_else(|| io::Error::other("no cgroup v2 is mounted here"))
 }
 
 /// From this process's `/proc` files. The unified hierarchy is the line `0::`; it may be mounted anywhere, and a
 /// container may see only a part of it.
-fn find(own: &str, mounts: &str) -> Option<Present> {
-    let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
+fn find(proc_cgroup: &str, mounts: &str) -> Option<CurrentCgroup> {
+    let proc_cgroup = proc_cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
     let mount = mounts.lines().find_map(|line| {
         let (fields, kind) = line.split_once(" - ")?;
         let mut fields = fields.split(' ').skip(3);
         kind.starts_with("cgroup2 ").then_some((fields.next()?, fields.next()?))
     });
-    let (root, point) = mount?;
-    let below = Path::new(own).strip_prefix(root).ok()?;
-    Some(Present { point: point.into(), below: below.to_owned(), is_root: own == "/" })
+    let (root, mount_point) = mount?;
+    let relative_path = Path::new(proc_cgroup).strip_prefix(root).ok()?;
+    Some(CurrentCgroup {
+        mount_point: mount_point.into(),
+        relative_path: relative_path.to_owned(),
+        is_root: proc_cgroup == "/",
+    })
 }
 
 /// Makes a cgroup named after this process and moves it there.
 fn enter_new(parent: &Path, prefix: &str) -> io::Result<PathBuf> {
-    remove_deserted(parent, prefix);
+    remove_stale(parent, prefix);
     let path = parent.join(format!("{prefix}{}", process::id()));
     fs::create_dir(&path)?;
     match enter(&path) {
@@ -126,7 +134,7 @@ fn enter(cgroup: &Path) -> io::Result<()> {
 }
 
 /// Cgroups of processes that were killed: their process is gone, and only empty ones can be removed.
-fn remove_deserted(parent: &Path, prefix: &str) {
+fn remove_stale(parent: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
@@ -159,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn without_it_there_is_none() {
+    fn without_cgroup_v2_none_is_found() {
         assert!(find("1:cpu:/a\n", MOUNTS).is_none());
         assert!(find("0::/a\n", "22 1 0:20 / /sys rw - sysfs sysfs rw\n").is_none());
         let elsewhere = MOUNTS.replace("0:25 / ", "0:25 /pod ");
@@ -167,12 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sentinel_goes_beside_the_gateway_wherever_that_was_started() {
-        let beside = |own: &str| find(&format!("0::{own}\n"), MOUNTS).unwrap().beside();
+    fn the_sentinel_gets_a_sibling_cgroup_wherever_the_gateway_started() {
+        let sibling_parent = |proc_cgroup: &str| find(&format!("0::{proc_cgroup}\n"), MOUNTS).unwrap().sibling_parent();
         let root = Path::new("/sys/fs/cgroup/unified");
-        assert_eq!(beside("/"), root);
-        assert_eq!(beside("/mdgw-fence-7"), root);
-        assert_eq!(beside("/system.slice/mdgw.service"), root.join("system.slice"));
-        assert_eq!(beside("/system.slice/mdgw.service/mdgw-fence-7"), root.join("system.slice"));
+        assert_eq!(sibling_parent("/"), root);
+        assert_eq!(sibling_parent("/mdgw-fence-7"), root);
+        assert_eq!(sibling_parent("/system.slice/mdgw.service"), root.join("system.slice"));
+        assert_eq!(sibling_parent("/system.slice/mdgw.service/mdgw-fence-7"), root.join("system.slice"));
     }
 }

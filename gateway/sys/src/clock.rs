@@ -41,7 +41,7 @@ const TICK_US: i64 = 10_000;
 /// disciplined alike and differ by steps alone, so a step is seen a millisecond late and one read is saved per batch.
 #[derive(Clone, Copy, Debug)]
 pub struct WallFromMono {
-    measured: MonoNs,
+    measured_at: MonoNs,
     wall: UnixNs,
 }
 
@@ -49,14 +49,14 @@ impl WallFromMono {
     /// Measures the offset.
     #[must_use]
     pub fn new() -> Self {
-        Self { measured: mono_now(), wall: unix_now() }
+        Self { measured_at: mono_now(), wall: unix_now() }
     }
 
     /// The wall time at `now`, a reading of [`mono_now`] not much older than this call.
     pub fn at(&mut self, now: MonoNs) -> UnixNs {
-        let age_ns = now.since(self.measured);
+        let age_ns = now.since(self.measured_at);
         if age_ns > OFFSET_AGE_NS_MAX {
-            *self = Self { measured: now, wall: unix_now() };
+            *self = Self { measured_at: now, wall: unix_now() };
             return self.wall;
         }
         UnixNs(self.wall.0.saturating_add(age_ns))
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn monotonic_time_never_runs_backwards() {
+    fn monotonic_time_never_decreases() {
         let mut last = mono_now();
         for _ in 0..10_000 {
             let now = mono_now();
@@ -96,14 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_of_a_sane_machine_is_corrected_by_less_than_a_thousandth() {
+    fn the_clock_rate_correction_of_this_host_is_below_1000_ppm() {
         assert!(rate_correction_ppm() < 1_000);
     }
 
     #[test]
     fn wall_time_follows_the_monotonic_clock_between_measurements() {
         let start = MonoNs(5_000);
-        let mut wall = WallFromMono { measured: start, wall: UnixNs(1_000_000_000) };
+        let mut wall = WallFromMono { measured_at: start, wall: UnixNs(1_000_000_000) };
         assert_eq!(wall.at(start.plus(700)), UnixNs(1_000_000_700));
         assert_eq!(wall.at(start.plus(OFFSET_AGE_NS_MAX)), UnixNs(1_000_000_000 + OFFSET_AGE_NS_MAX));
         let measured_anew = wall.at(start.plus(OFFSET_AGE_NS_MAX + 1));

@@ -18,11 +18,11 @@ use crate::{handle::Handle, socket_options};
 /// 32 bits that wrap; what is kept here doesn't.
 #[derive(Debug, Default)]
 pub struct SocketDrops {
-    sockets: Vec<Watched>,
+    sockets: Vec<WatchedSocket>,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedSocket {
     handle: Handle,
     socket: Arc<Socket>,
     last: u32,
@@ -33,15 +33,15 @@ impl SocketDrops {
     /// Watches one more socket. The counter shows what was dropped since the socket was opened.
     pub fn add(&mut self, handle: Handle, socket: Arc<Socket>) -> Arc<AtomicU64> {
         let total = Arc::new(AtomicU64::new(0));
-        self.sockets.push(Watched { handle, socket, last: 0, total: Arc::clone(&total) });
+        self.sockets.push(WatchedSocket { handle, socket, last: 0, total: Arc::clone(&total) });
         total
     }
 
-    /// Reads all of them; hands each socket that dropped something since the last time to `dropped`, with how many.
+    /// Reads all of them; hands each socket that dropped something since the last time to `on_drop`, with how many.
     ///
     /// # Errors
     /// The first that the kernel refused, when all have been tried.
-    pub fn read(&mut self, mut dropped: impl FnMut(Handle, u32)) -> io::Result<()> {
+    pub fn read(&mut self, mut on_drop: impl FnMut(Handle, u32)) -> io::Result<()> {
         let mut fault = None;
         for watched in &mut self.sockets {
             match socket_options::drop_count(&*watched.socket) {
@@ -50,7 +50,7 @@ impl SocketDrops {
                     watched.last = count;
                     watched.total.fetch_add(new.into(), Ordering::Relaxed);
                     if new > 0 {
-                        dropped(watched.handle, new);
+                        on_drop(watched.handle, new);
                     }
                 }
                 Err(error) => fault = fault.or(Some(error)),
@@ -73,7 +73,7 @@ mod tests {
     };
 
     #[test]
-    fn what_a_full_buffer_dropped_is_counted_once() {
+    fn kernel_drops_are_counted_once() {
         let mut options = ReceiveOptions::new(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), None);
         options.receive_buffer_bytes = 4_096;
         let receiver = open_receive(&options).unwrap();

@@ -31,14 +31,14 @@ impl Fence {
 
     /// Of a gateway that stands alone: open for good, under the epoch of this start.
     #[must_use]
-    pub fn stand_alone(epoch: Epoch) -> Self {
+    pub fn standalone(epoch: Epoch) -> Self {
         Self { deadline: AtomicU64::new(u64::MAX), epoch: AtomicU64::new(epoch.0) }
     }
 
     /// Opens it, after it was closed, under a new epoch. The margin is already taken off `deadline`.
     pub fn open(&self, epoch: Epoch, deadline: MonoNs) {
         self.epoch.store(epoch.0, Relaxed);
-        // Release pairs with the Acquire in `pass`: who sees this deadline sees this epoch.
+        // Release pairs with the Acquire in `epoch_if_open`: who sees this deadline sees this epoch.
         self.deadline.store(deadline.0, Release);
     }
 
@@ -62,7 +62,7 @@ impl Fence {
     /// The epoch to send under, if sending is allowed at `now`.
     #[inline]
     #[must_use]
-    pub fn pass(&self, now: MonoNs) -> Option<Epoch> {
+    pub fn epoch_if_open(&self, now: MonoNs) -> Option<Epoch> {
         self.allows(now).then(|| self.epoch())
     }
 
@@ -78,22 +78,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_passes_before_the_fence_opens_at_its_deadline_or_after_it_closes() {
+    fn the_fence_is_open_only_from_opening_to_deadline_or_close() {
         let fence = Fence::closed();
-        assert_eq!(fence.pass(MonoNs(0)), None);
+        assert_eq!(fence.epoch_if_open(MonoNs(0)), None);
         fence.open(Epoch(7), MonoNs(100));
-        assert_eq!(fence.pass(MonoNs(99)), Some(Epoch(7)));
-        assert_eq!(fence.pass(MonoNs(100)), None);
+        assert_eq!(fence.epoch_if_open(MonoNs(99)), Some(Epoch(7)));
+        assert_eq!(fence.epoch_if_open(MonoNs(100)), None);
         fence.renew(MonoNs(200));
-        assert_eq!(fence.pass(MonoNs(199)), Some(Epoch(7)));
+        assert_eq!(fence.epoch_if_open(MonoNs(199)), Some(Epoch(7)));
         fence.close();
-        assert_eq!(fence.pass(MonoNs(0)), None);
+        assert_eq!(fence.epoch_if_open(MonoNs(0)), None);
         assert_eq!(fence.epoch(), Epoch(7));
     }
 
     #[test]
-    fn a_gateway_that_stands_alone_always_sends() {
-        assert_eq!(Fence::stand_alone(Epoch(3)).pass(MonoNs(u64::MAX - 1)), Some(Epoch(3)));
+    fn the_fence_of_a_standalone_gateway_is_always_open() {
+        assert_eq!(Fence::standalone(Epoch(3)).epoch_if_open(MonoNs(u64::MAX - 1)), Some(Epoch(3)));
     }
 }
 
@@ -117,22 +117,22 @@ mod model {
                 })
             };
             // At 15 only the second opening's deadline allows it.
-            if let Some(epoch) = fence.pass(MonoNs(15)) {
+            if let Some(epoch) = fence.epoch_if_open(MonoNs(15)) {
                 assert_eq!(epoch, Epoch(2), "sent under the epoch of an opening that is over");
             }
             writer.join().unwrap();
-            assert_eq!(fence.pass(MonoNs(0)), None, "closed is closed");
+            assert_eq!(fence.epoch_if_open(MonoNs(0)), None, "closed is closed");
         });
     }
 
     #[test]
-    fn what_passes_has_the_epoch_of_its_opening() {
+    fn an_open_fence_returns_the_epoch_of_its_opening() {
         check(Fence::open);
     }
 
     #[test]
     #[should_panic(expected = "epoch of an opening that is over")]
-    fn a_deadline_stored_before_its_epoch_is_found() {
+    fn a_deadline_stored_before_its_epoch_is_caught() {
         check(|fence, epoch, deadline| {
             fence.deadline.store(deadline.0, Release);
             fence.epoch.store(epoch.0, Relaxed);
@@ -141,7 +141,7 @@ mod model {
 
     #[test]
     #[should_panic(expected = "epoch of an opening that is over")]
-    fn a_deadline_that_orders_nothing_is_found() {
+    fn a_relaxed_deadline_store_is_caught() {
         check(|fence, epoch, deadline| {
             fence.epoch.store(epoch.0, Relaxed);
             fence.deadline.store(deadline.0, Relaxed);

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sleeper_is_woken_and_a_changed_word_is_not_slept_on() {
+    fn wait_returns_on_wake_and_on_a_changed_value() {
         let word = AtomicU32::new(0);
         wait(&word, 1);
         std::thread::scope(|scope| {

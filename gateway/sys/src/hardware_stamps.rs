@@ -16,7 +16,7 @@ pub fn enable(interface: &str) -> Result<(), HardwareStampError> {
     let mut config = StampConfig { flags: 0, transmit: libc::HWTSTAMP_TX_OFF, filter: libc::HWTSTAMP_FILTER_ALL };
     let mut request = InterfaceRequest { name: [0; NAME_BYTES], data: &raw mut config, rest: [0; 16] };
     let Some(name) = request.name.get_mut(..interface.len()).filter(|name| name.len() < NAME_BYTES) else {
-        return Err(refused(Reason::Name));
+        return Err(refused(Reason::InvalidName));
     };
     name.copy_from_slice(interface.as_bytes());
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").map_err(|error| refused(Reason::System(error)))?;
@@ -28,11 +28,11 @@ pub fn enable(interface: &str) -> Result<(), HardwareStampError> {
             Some(libc::EPERM) => Reason::Privilege,
             Some(libc::ENODEV) => Reason::NoInterface,
             Some(libc::EOPNOTSUPP) => Reason::Driver,
-            Some(libc::ERANGE) => Reason::SomePackets,
+            Some(libc::ERANGE) => Reason::PartialOnly,
             _ => Reason::System(error),
         }));
     }
-    if config.filter == libc::HWTSTAMP_FILTER_ALL { Ok(()) } else { Err(refused(Reason::SomePackets)) }
+    if config.filter == libc::HWTSTAMP_FILTER_ALL { Ok(()) } else { Err(refused(Reason::PartialOnly)) }
 }
 
 /// Why an interface does not stamp what it receives.
@@ -47,7 +47,7 @@ pub struct HardwareStampError {
 #[derive(Debug, thiserror::Error)]
 enum Reason {
     #[error("that is no interface's name")]
-    Name,
+    InvalidName,
     #[error("CAP_NET_ADMIN is needed, or somebody who has it sets it beforehand")]
     Privilege,
     #[error("there is no such interface")]
@@ -55,7 +55,7 @@ enum Reason {
     #[error("its driver has no stamps")]
     Driver,
     #[error("it can stamp only some kinds of packets")]
-    SomePackets,
+    PartialOnly,
     #[error("{0}")]
     System(io::Error),
 }

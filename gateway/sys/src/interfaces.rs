@@ -70,7 +70,7 @@ pub fn changes() -> io::Result<OwnedFd> {
 }
 
 /// Takes what lies in the socket of [`changes`], unread.
-pub fn forget_changes(socket: &OwnedFd) {
+pub fn discard_changes(socket: &OwnedFd) {
     let mut bytes = [0_u8; 8_192];
     // SAFETY: recv(2) writes at most the given number of bytes to `bytes`, which has that many.
     while unsafe { libc::recv(socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) } > 0 {}

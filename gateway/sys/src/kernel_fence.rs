@@ -42,7 +42,7 @@ pub const PROBE_MAGIC: &[u8; 4] = b"MDGP";
 /// A fence in force. Dropping it lets everything out again, unless somebody else has its descriptors.
 #[derive(Debug)]
 pub struct KernelFence {
-    shutter: Shutter,
+    shutter: FenceCloser,
     group_count: usize,
 }
 
@@ -52,18 +52,18 @@ impl KernelFence {
     /// # Errors
     /// Where BPF programs are not permitted, or the kernel has no such place for them; says which.
     pub fn attach(cgroup: &Path, groups: &[GroupId], destinations: &[SocketAddrV4]) -> Result<Self, KernelFenceError> {
-        let during = |act: &'static str| move |source| KernelFenceError { act, source };
+        let during = |action: &'static str| move |source| KernelFenceError { action, source };
         if !(1..=GROUPS_MAX).contains(&groups.len()) || !(1..=DESTINATIONS_MAX).contains(&destinations.len()) {
             let source = io::Error::other(format!("{} groups, {} destinations", groups.len(), destinations.len()));
             return Err(during("fence so many")(source));
         }
-        let map = Map::create(groups.len() * SLOT_WORDS).map_err(during("make a BPF map"))?;
+        let map = Map::create(groups.len() * SLOT_ATOMICS).map_err(during("make a BPF map"))?;
         let program = program::fence(&map, groups, &Destinations::new(destinations));
         let program = bpf::load(&program).map_err(during("load a BPF program"))?;
         let directory = File::open(cgroup).map_err(during("open the cgroup"))?;
         let link = bpf::link_to_egress(&program, &directory).map_err(during("attach a BPF program to the cgroup"))?;
         Ok(Self {
-            shutter: Shutter { words: map.words(), map: map.into_descriptor(), link },
+            shutter: FenceCloser { atomics: map.atomics(), map: map.into_descriptor(), link },
             group_count: groups.len(),
         })
     }
@@ -73,11 +73,13 @@ impl KernelFence {
     /// # Errors
     /// Says what is missing.
     pub fn probe() -> Result<(), KernelFenceError> {
-        let during = |act: &'static str| move |source| KernelFenceError { act, source };
-        super::cgroup::find_present().map_err(during("find the cgroup of this process"))?;
-        let map = Map::create(SLOT_WORDS).map_err(during("make a BPF map"))?;
-        let nowhere = Destinations::new(&[SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0)]);
-        bpf::load(&program::fence(&map, &[GroupId(0)], &nowhere)).map(drop).map_err(during("load a BPF program"))
+        let during = |action: &'static str| move |source| KernelFenceError { action, source };
+        super::cgroup::check_available().map_err(during("find the cgroup of this process"))?;
+        let map = Map::create(SLOT_ATOMICS).map_err(during("make a BPF map"))?;
+        let no_destinations = Destinations::new(&[SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0)]);
+        bpf::load(&program::fence(&map, &[GroupId(0)], &no_destinations))
+            .map(drop)
+            .map_err(during("load a BPF program"))
     }
 
     /// The fence of the group that stands at that index of `groups`.
@@ -87,7 +89,8 @@ impl KernelFence {
     #[must_use]
     pub fn group(&self, index: usize) -> KernelFenceSlot {
         assert!(index < self.group_count, "group {index} of {}", self.group_count);
-        let (deadline, epoch) = (&self.shutter.words[index * SLOT_WORDS], &self.shutter.words[index * SLOT_WORDS + 1]);
+        let (deadline, epoch) =
+            (&self.shutter.atomics[index * SLOT_ATOMICS], &self.shutter.atomics[index * SLOT_ATOMICS + 1]);
         KernelFenceSlot { deadline, epoch }
     }
 
@@ -100,25 +103,25 @@ impl KernelFence {
 
 /// The sentinel's copy of a fence: keeps it in force, and shuts it.
 #[derive(Debug)]
-pub struct Shutter {
-    words: &'static [AtomicU64],
+pub struct FenceCloser {
+    atomics: &'static [AtomicU64],
     map: OwnedFd,
     link: OwnedFd,
 }
 
-impl Shutter {
+impl FenceCloser {
     /// From the [descriptors](KernelFence::descriptors) of a fence of so many groups.
     ///
     /// # Errors
     /// When they are no such fence's.
     pub fn open([map, link]: [OwnedFd; 2], group_count: usize) -> io::Result<Self> {
-        let map = Map::open(map, group_count.clamp(1, GROUPS_MAX) * SLOT_WORDS)?;
-        Ok(Self { words: map.words(), map: map.into_descriptor(), link })
+        let map = Map::open(map, group_count.clamp(1, GROUPS_MAX) * SLOT_ATOMICS)?;
+        Ok(Self { atomics: map.atomics(), map: map.into_descriptor(), link })
     }
 
     /// Lets nothing more out, for any group.
     pub fn shut(&self) {
-        for slot in self.words.chunks_exact(SLOT_WORDS) {
+        for slot in self.atomics.chunks_exact(SLOT_ATOMICS) {
             slot[0].store(0, Release);
         }
     }
@@ -153,9 +156,9 @@ impl KernelFenceSlot {
 
 /// No fence in the kernel.
 #[derive(Debug, thiserror::Error)]
-#[error("kernel_fence: cannot {act}: {source}{}", hint(source))]
+#[error("kernel_fence: cannot {action}: {source}{}", hint(source))]
 pub struct KernelFenceError {
-    act: &'static str,
+    action: &'static str,
     source: io::Error,
 }
 
@@ -182,4 +185,4 @@ pub const GROUPS_MAX: usize = 64;
 /// Destinations in one fence; each is a comparison in the program.
 pub const DESTINATIONS_MAX: usize = 128;
 /// Deadline, epoch.
-const SLOT_WORDS: usize = 2;
+const SLOT_ATOMICS: usize = 2;

@@ -22,6 +22,6 @@ pub mod poll;
 pub mod progress;
 pub mod robust_mutex;
 pub mod scheduler;
-pub mod shared_words;
+pub mod shared_atomics;
 pub mod socket_options;
 pub mod sockets;

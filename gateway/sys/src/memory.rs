@@ -12,9 +12,9 @@ use rustix::{
 /// reserved stays so.
 ///
 /// # Errors
-/// When it may not, as [`may_lock`] says.
+/// When it may not, as [`check_lockable`] says.
 pub fn lock() -> io::Result<()> {
-    may_lock()?;
+    check_lockable()?;
     mlockall(MlockAllFlags::CURRENT)?;
     mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
     Ok(())
@@ -25,7 +25,7 @@ pub fn lock() -> io::Result<()> {
 /// # Errors
 /// With a limit on locked memory and no right to pass it: there a lock for good would have every later mapping that goes
 /// beyond the limit fail.
-pub fn may_lock() -> io::Result<()> {
+pub fn check_lockable() -> io::Result<()> {
     let Some(limit_bytes) = getrlimit(Resource::Memlock).current else { return Ok(()) };
     let status = fs::read_to_string("/proc/self/status")?;
     if has_capability(&status, CAP_IPC_LOCK) {
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_capability_is_a_bit_of_the_set_in_force() {
+    fn capabilities_are_read_from_the_effective_set() {
         let status = "Name:\tmdgw\nCapPrm:\tffffffffffffffff\nCapEff:\t0000000000004000\nCapBnd:\t0000000000000000\n";
         assert!(has_capability(status, CAP_IPC_LOCK));
         assert!(!has_capability(status, CAP_IPC_LOCK - 1) && !has_capability(status, CAP_IPC_LOCK + 1));

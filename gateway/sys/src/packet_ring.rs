@@ -43,9 +43,9 @@ pub struct PacketRing {
     /// The block that is being read, or the next to be.
     block: usize,
     /// Frames of the block not taken yet; where the first of them begins in the block.
-    left: u32,
-    frame_at: usize,
-    holds_block: bool,
+    frames_left: u32,
+    frame_offset: usize,
+    owns_block: bool,
 }
 
 /// One frame.
@@ -84,8 +84,9 @@ impl PacketRing {
             set(&socket, libc::SOL_PACKET, libc::PACKET_TIMESTAMP, &libc::SOF_TIMESTAMPING_RAW_HARDWARE)?;
         }
         let block_count = options.ring_bytes.div_ceil(BLOCK_BYTES).max(BLOCKS_MIN);
-        let words = [BLOCK_BYTES, block_count, FRAME_BYTES_LEAST, BLOCK_BYTES / FRAME_BYTES_LEAST * block_count];
-        let [block_bytes, blocks, frame_bytes, frames] = words.map(|word| u32::try_from(word).unwrap_or(u32::MAX));
+        let words = [BLOCK_BYTES, block_count, FRAME_BYTES_MIN, BLOCK_BYTES / FRAME_BYTES_MIN * block_count];
+        let [block_bytes, blocks, frame_bytes, frames] =
+            words.map(|read_u32| u32::try_from(read_u32).unwrap_or(u32::MAX));
         let request = libc::tpacket_req3 {
             tp_block_size: block_bytes,
             tp_block_nr: blocks,
@@ -98,44 +99,44 @@ impl PacketRing {
         set(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
         let memory = MmapOptions::new().len(BLOCK_BYTES * block_count).map_raw(&socket)?;
         bind(&socket, options.interface_index)?;
-        Ok(Self { socket, memory, block_count, block: 0, left: 0, frame_at: 0, holds_block: false })
+        Ok(Self { socket, memory, block_count, block: 0, frames_left: 0, frame_offset: 0, owns_block: false })
     }
 
     /// Hands the block that was read back to the kernel and goes on to the next. False: the kernel still fills that.
     pub fn next_block(&mut self) -> bool {
-        if std::mem::take(&mut self.holds_block) {
+        if std::mem::take(&mut self.owns_block) {
             // Release: our reads of the block come before the kernel's writes to it.
             self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
             self.block = (self.block + 1) % self.block_count;
         }
-        self.left = 0;
+        self.frames_left = 0;
         // Acquire pairs with the kernel's barrier before it hands the block over.
         if self.status().load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
             return false;
         }
-        self.holds_block = true;
-        self.left = word(self.bytes(), BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, num_pkts));
-        let first = word(self.bytes(), BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, offset_to_first_pkt));
-        self.frame_at = first as usize;
+        self.owns_block = true;
+        self.frames_left = read_u32(self.bytes(), BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, num_pkts));
+        let first = read_u32(self.bytes(), BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, offset_to_first_pkt));
+        self.frame_offset = first as usize;
         true
     }
 
     /// The first frame of the block that was not [taken](Self::pop) yet.
     #[must_use]
     pub fn head(&self) -> Option<RingFrame<'_>> {
-        if self.left == 0 {
+        if self.frames_left == 0 {
             return None;
         }
-        let frame = self.bytes().get(self.frame_at..)?;
-        let field = |at| word(frame, at);
-        let mac = usize::from(half_word(frame, offset_of!(libc::tpacket3_hdr, tp_mac)));
+        let frame = self.bytes().get(self.frame_offset..)?;
+        let field = |at| read_u32(frame, at);
+        let mac = usize::from(read_u16(frame, offset_of!(libc::tpacket3_hdr, tp_mac)));
         let captured_bytes = field(offset_of!(libc::tpacket3_hdr, tp_snaplen)) as usize;
         let status = field(offset_of!(libc::tpacket3_hdr, tp_status));
         let seconds = u64::from(field(offset_of!(libc::tpacket3_hdr, tp_sec)));
         let tag_at = offset_of!(libc::tpacket3_hdr, hv1);
         let vlan = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
             let control = field(tag_at + offset_of!(libc::tpacket_hdr_variant1, tp_vlan_tci));
-            let kind = match half_word(frame, tag_at + offset_of!(libc::tpacket_hdr_variant1, tp_vlan_tpid)) {
+            let kind = match read_u16(frame, tag_at + offset_of!(libc::tpacket_hdr_variant1, tp_vlan_tpid)) {
                 kind if status & libc::TP_STATUS_VLAN_TPID_VALID != 0 => kind,
                 _ => 0x8100,
             };
@@ -154,10 +155,10 @@ impl PacketRing {
 
     /// Takes the [head](Self::head).
     pub fn pop(&mut self) {
-        let header = self.bytes().get(self.frame_at..).unwrap_or_default();
-        let step = word(header, offset_of!(libc::tpacket3_hdr, tp_next_offset)) as usize;
-        self.left = self.left.saturating_sub(1);
-        self.frame_at += step;
+        let header = self.bytes().get(self.frame_offset..).unwrap_or_default();
+        let step = read_u32(header, offset_of!(libc::tpacket3_hdr, tp_next_offset)) as usize;
+        self.frames_left = self.frames_left.saturating_sub(1);
+        self.frame_offset += step;
     }
 
     /// Frames dropped since the last call, because the ring was full (`PACKET_STATISTICS`).
@@ -172,7 +173,7 @@ impl PacketRing {
 
     /// The block, empty unless it is ours.
     fn bytes(&self) -> &[u8] {
-        if !self.holds_block {
+        if !self.owns_block {
             return &[];
         }
         let start = self.memory.as_ptr().wrapping_add(self.block * BLOCK_BYTES);
@@ -184,10 +185,10 @@ impl PacketRing {
     /// The word that says whose the block is.
     fn status(&self) -> &AtomicU32 {
         let at = self.block * BLOCK_BYTES + BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, block_status);
-        let word = self.memory.as_mut_ptr().wrapping_add(at).cast::<u32>();
+        let read_u32 = self.memory.as_mut_ptr().wrapping_add(at).cast::<u32>();
         // SAFETY: the word lies within the mapping, aligned (blocks begin on pages, the word at 8), and both sides touch
         // it by whole words; we read it besides as part of `bytes` only while nobody writes to it.
-        unsafe { AtomicU32::from_ptr(word) }
+        unsafe { AtomicU32::from_ptr(read_u32) }
     }
 }
 
@@ -204,18 +205,18 @@ const BLOCK_BYTES: usize = 256 << 10;
 /// One is read while the others are filled.
 const BLOCKS_MIN: usize = 4;
 /// Only for the sum that the kernel checks: in version 3 frames take the room they need.
-const FRAME_BYTES_LEAST: usize = 2_048;
+const FRAME_BYTES_MIN: usize = 2_048;
 /// `tpacket_block_desc`: two words, then `tpacket_hdr_v1`.
 const BLOCK_HEADER: usize = 8;
 const _: () = assert!(offset_of!(libc::tpacket_block_desc, hdr) == BLOCK_HEADER);
 const _: () = assert!(size_of::<libc::tpacket_stats_v3>() == size_of::<[u32; 3]>());
 
-fn word(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
+fn read_u32(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |read_u32| u32::from_ne_bytes(*read_u32))
 }
 
-fn half_word(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u16::from_ne_bytes(*word))
+fn read_u16(bytes: &[u8], at: usize) -> u16 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |read_u32| u16::from_ne_bytes(*read_u32))
 }
 
 /// Every frame of the interface, as far as the filter lets it through.

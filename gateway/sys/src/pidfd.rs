@@ -79,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     #[test]
     fn a_process_is_killed_by_its_descriptor_and_only_once() {
@@ -87,16 +87,16 @@ mod tests {
         let process = PidFd::of(Pid::from_child(&child)).unwrap();
         assert!(!process.wait_for_end(Duration::ZERO).unwrap());
         process.kill().unwrap();
-        assert!(process.wait_for_end(PATIENCE).unwrap());
+        assert!(process.wait_for_end(TIMEOUT).unwrap());
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
         process.kill().unwrap();
     }
 
     #[test]
-    fn a_descriptor_of_somebody_else_is_refused() {
+    fn a_pidfd_of_another_process_is_refused() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let of_child = PidFd::of(Pid::from_child(&child)).unwrap();
-        let text = PidFd::handed_over(of_child.0, getpid()).unwrap_err().to_string();
+        let child_pidfd = PidFd::of(Pid::from_child(&child)).unwrap();
+        let text = PidFd::handed_over(child_pidfd.0, getpid()).unwrap_err().to_string();
         assert!(text.contains(&child.id().to_string()), "{text}");
         PidFd::handed_over(PidFd::own().unwrap().0, getpid()).unwrap();
         assert!(PidFd::handed_over(tempfile::tempfile().unwrap().into(), getpid()).is_err());

@@ -11,7 +11,7 @@ use std::{io, mem::MaybeUninit, ptr, sync::atomic::AtomicU64, sync::atomic::Orde
 /// alone: glibc follows pointers that stand in it.
 #[derive(Clone, Copy, Debug)]
 pub struct RobustMutex {
-    words: &'static [AtomicU64; Self::WORDS],
+    atomics: &'static [AtomicU64; Self::WORDS],
 }
 
 /// How a mutex was had.
@@ -31,31 +31,31 @@ impl RobustMutex {
     ///
     /// # Errors
     /// When they are not, so that a mutex in use can't be made anew; or without memory for it.
-    pub fn create(words: &'static [AtomicU64; Self::WORDS]) -> io::Result<Self> {
-        if words.iter().any(|word| word.load(Relaxed) != 0) {
+    pub fn create(atomics: &'static [AtomicU64; Self::WORDS]) -> io::Result<Self> {
+        if atomics.iter().any(|word| word.load(Relaxed) != 0) {
             return Err(io::Error::other("a mutex can be made of unused memory only"));
         }
-        let mutex = Self { words };
+        let mutex = Self { atomics };
         let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
         let attributes = attributes.as_mut_ptr();
         // SAFETY: pthread_mutexattr_init(3) writes the attributes, which are a live local.
-        checked(unsafe { libc::pthread_mutexattr_init(attributes) })?;
+        check_errno(unsafe { libc::pthread_mutexattr_init(attributes) })?;
         // SAFETY: the attributes are initialised.
-        checked(unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) })?;
+        check_errno(unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) })?;
         // SAFETY: the attributes are initialised.
-        checked(unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) })?;
+        check_errno(unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) })?;
         // SAFETY: the attributes are initialised; the mutex's memory is as large and as aligned as it must be, nobody
         // uses it yet, and it stays mapped for good.
-        checked(unsafe { libc::pthread_mutex_init(mutex.as_ptr(), attributes) })?;
+        check_errno(unsafe { libc::pthread_mutex_init(mutex.as_ptr(), attributes) })?;
         // SAFETY: the attributes are initialised and not used again.
-        checked(unsafe { libc::pthread_mutexattr_destroy(attributes) })?;
+        check_errno(unsafe { libc::pthread_mutexattr_destroy(attributes) })?;
         Ok(mutex)
     }
 
     /// The mutex that another process made there.
     #[must_use]
-    pub fn open(words: &'static [AtomicU64; Self::WORDS]) -> Self {
-        Self { words }
+    pub fn open(atomics: &'static [AtomicU64; Self::WORDS]) -> Self {
+        Self { atomics }
     }
 
     /// Waits until it is had. It then belongs to the calling thread until [`Self::unlock`] or the thread's end.
@@ -65,7 +65,7 @@ impl RobustMutex {
     pub fn lock(self) -> io::Result<Acquired> {
         // SAFETY: the memory is a mutex (`create`) or was handed over as one by a process of ours, and stays mapped for
         // good, also while it is on this thread's list.
-        acquired(unsafe { libc::pthread_mutex_lock(self.as_ptr()) })
+        acquire_result(unsafe { libc::pthread_mutex_lock(self.as_ptr()) })
     }
 
     /// Takes it if nobody has it; `None` when somebody does.
@@ -75,7 +75,7 @@ impl RobustMutex {
     pub fn try_lock(self) -> io::Result<Option<Acquired>> {
         // SAFETY: as in `lock`.
         let result = unsafe { libc::pthread_mutex_trylock(self.as_ptr()) };
-        if result == libc::EBUSY { Ok(None) } else { acquired(result).map(Some) }
+        if result == libc::EBUSY { Ok(None) } else { acquire_result(result).map(Some) }
     }
 
     /// Gives it up.
@@ -84,57 +84,57 @@ impl RobustMutex {
     /// When the calling thread doesn't have it.
     pub fn unlock(self) -> io::Result<()> {
         // SAFETY: as in `lock`; a robust mutex refuses a thread that doesn't own it.
-        checked(unsafe { libc::pthread_mutex_unlock(self.as_ptr()) })
+        check_errno(unsafe { libc::pthread_mutex_unlock(self.as_ptr()) })
     }
 
     fn as_ptr(self) -> *mut libc::pthread_mutex_t {
-        ptr::from_ref(self.words).cast_mut().cast()
+        ptr::from_ref(self.atomics).cast_mut().cast()
     }
 }
 
 const _: () = assert!(RobustMutex::WORDS * size_of::<AtomicU64>() == size_of::<libc::pthread_mutex_t>());
 const _: () = assert!(align_of::<libc::pthread_mutex_t>() <= align_of::<AtomicU64>());
 
-fn acquired(result: libc::c_int) -> io::Result<Acquired> {
+fn acquire_result(result: libc::c_int) -> io::Result<Acquired> {
     if result == libc::EOWNERDEAD {
         return Ok(Acquired::OwnerDied);
     }
-    checked(result).map(|()| Acquired::Free)
+    check_errno(result).map(|()| Acquired::Free)
 }
 
 /// Threads' functions return their error.
-fn checked(result: libc::c_int) -> io::Result<()> {
+fn check_errno(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared_words::SharedWords;
+    use crate::shared_atomics::SharedAtomics;
 
-    fn words() -> &'static [AtomicU64; RobustMutex::WORDS] {
-        let memory = SharedWords::create("mdgw-test", RobustMutex::WORDS).unwrap();
-        memory.words().try_into().unwrap()
+    fn atomics() -> &'static [AtomicU64; RobustMutex::WORDS] {
+        let memory = SharedAtomics::create("mdgw-test", RobustMutex::WORDS).unwrap();
+        memory.atomics().try_into().unwrap()
     }
 
     #[test]
-    fn a_mutex_whose_owner_ended_says_so_and_one_given_up_does_not() {
-        let mutex = RobustMutex::create(words()).unwrap();
+    fn owner_death_is_reported_and_a_normal_unlock_is_not() {
+        let mutex = RobustMutex::create(atomics()).unwrap();
         std::thread::spawn(move || mutex.lock().unwrap()).join().unwrap();
         assert_eq!(mutex.lock().unwrap(), Acquired::OwnerDied);
 
-        let mutex = RobustMutex::create(words()).unwrap();
-        let orderly = std::thread::spawn(move || {
+        let mutex = RobustMutex::create(atomics()).unwrap();
+        let releasing_thread = std::thread::spawn(move || {
             mutex.lock().unwrap();
             mutex.unlock().unwrap();
         });
-        orderly.join().unwrap();
+        releasing_thread.join().unwrap();
         assert_eq!(mutex.lock().unwrap(), Acquired::Free);
     }
 
     #[test]
-    fn a_held_mutex_is_busy_and_its_waiter_learns_of_the_death() {
-        let mutex = RobustMutex::create(words()).unwrap();
+    fn a_held_mutex_is_busy_and_its_waiter_sees_owner_death() {
+        let mutex = RobustMutex::create(atomics()).unwrap();
         let (held, is_held) = std::sync::mpsc::channel();
         let (end, ends) = std::sync::mpsc::channel::<()>();
         let owner = std::thread::spawn(move || {
@@ -151,9 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn a_mutex_in_use_is_not_made_anew() {
-        let words = words();
-        RobustMutex::create(words).unwrap();
-        assert!(RobustMutex::create(words).is_err());
+    fn a_mutex_in_use_is_not_reinitialised() {
+        let atomics = atomics();
+        RobustMutex::create(atomics).unwrap();
+        assert!(RobustMutex::create(atomics).is_err());
     }
 }

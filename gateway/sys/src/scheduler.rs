@@ -20,7 +20,7 @@ pub fn set_fifo(priority: u8) -> io::Result<()> {
 /// the shortest slice that the kernel's fair scheduler gives. Their share of the core stays the same, and one that has
 /// had more than it waits like any other. Linux before 6.12 takes no notice; a thread of another class, and one that may
 /// not ask, stays as it is.
-pub fn wake_promptly() {
+pub fn request_short_slice() {
     let Ok(mut attributes) = attributes() else { return };
     if i32::try_from(attributes.sched_policy) == Ok(libc::SCHED_OTHER) {
         attributes.sched_runtime = SLICE_NS_MIN;
@@ -30,13 +30,13 @@ pub fn wake_promptly() {
     }
 }
 
-/// Starts a thread of that name that [wakes promptly](wake_promptly).
+/// Starts a thread of that name that [wakes promptly](request_short_slice).
 ///
 /// # Errors
 /// When the system has no more threads.
-pub fn spawn_prompt(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub fn spawn_short_slice(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(|| {
-        wake_promptly();
+        request_short_slice();
         body();
     })
 }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blocking_thread_switches_by_its_own_will() {
+    fn blocking_counts_as_a_voluntary_context_switch() {
         let (to_thread, from_test) = std::sync::mpsc::channel();
         let (to_test, from_thread) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
@@ -123,12 +123,12 @@ mod tests {
     }
 
     #[test]
-    fn who_is_to_wake_promptly_keeps_class_and_niceness() {
+    fn requesting_a_short_slice_keeps_class_and_niceness() {
         let of_thread = std::thread::spawn(|| {
             // SAFETY: setpriority(2) takes numbers alone; 0 is the calling thread, which may always be nicer.
             assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 3) }, 0);
             let before = attributes().unwrap();
-            wake_promptly();
+            request_short_slice();
             (before, attributes().unwrap())
         });
         let (before, after) = of_thread.join().unwrap();

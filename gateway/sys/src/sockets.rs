@@ -14,7 +14,7 @@ mod source_filter;
 use std::{io, os::fd::AsFd};
 
 pub use interface::Interface;
-pub use membership::{Egress, Membership, MembershipWatch, Watched};
+pub use membership::{Egress, InterfaceDependents, Membership, MembershipWatch};
 pub use output::{OutputOptions, open_output};
 pub use receive::{ReceiveBuffer, ReceiveOptions, ReceiveSocket, open_receive};
 pub use source_filter::SourceFilter;
@@ -51,10 +51,10 @@ pub fn request_stamps(socket: &impl AsFd, stamps: Stamps) -> io::Result<()> {
 
 /// A socket could not be set up as configured.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {act} for {address}: {source}")]
+#[error("cannot {action} for {address}: {source}")]
 pub struct SocketError {
     /// What was tried.
-    pub act: String,
+    pub action: String,
     /// The address that was configured.
     pub address: std::net::SocketAddrV4,
     /// What the kernel said.
@@ -62,12 +62,12 @@ pub struct SocketError {
 }
 
 /// Names the act that failed.
-trait During<T> {
-    fn during(self, address: std::net::SocketAddrV4, act: impl Into<String>) -> Result<T, SocketError>;
+trait ErrorContext<T> {
+    fn with_action(self, address: std::net::SocketAddrV4, action: impl Into<String>) -> Result<T, SocketError>;
 }
 
-impl<T> During<T> for io::Result<T> {
-    fn during(self, address: std::net::SocketAddrV4, act: impl Into<String>) -> Result<T, SocketError> {
-        self.map_err(|source| SocketError { act: act.into(), address, source })
+impl<T> ErrorContext<T> for io::Result<T> {
+    fn with_action(self, address: std::net::SocketAddrV4, action: impl Into<String>) -> Result<T, SocketError> {
+        self.map_err(|source| SocketError { action: action.into(), address, source })
     }
 }

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readings_carry_scope_and_name_in_order() {
+    fn readings_have_scope_and_name_in_registration_order() {
         let registry = Registry::default();
         let mut first = registry.register("channel=a", &["packets", "duplicates"]);
         let mut second = registry.register("channel=b", &["packets"]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_longer_than_a_line_keep_their_counters_apart() {
+    fn blocks_longer_than_a_cache_line_pair_keep_their_counters_apart() {
         static NAMES: [&str; 20] = ["n"; 20];
         let registry = Registry::default();
         let mut writer = registry.register("", &NAMES);

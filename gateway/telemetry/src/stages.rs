@@ -17,8 +17,8 @@
 //! | `publish` | packet that published something | that | the send call that carried it returned |
 //! | `wire_to_wire` | packet that published something | its receive stamp | that return |
 //!
-//! **Hand-over.** A thread records into a [`StageSet`] of its own, and changes it for an empty one at a batch border when a cold
-//! thread asks for it ([`exchange`](super::exchange)).
+//! **Hand-over.** A thread records into a [`StageHistograms`] of its own, and changes it for an empty one at a batch border when a cold
+//! thread asks for it ([`double_buffer`](super::double_buffer)).
 //!
 //! A stage that comes out negative (two clock domains, a step of the clock) is counted, not recorded.
 
@@ -26,7 +26,7 @@ use hdrhistogram::Histogram;
 use mdgw_feeds::time::{MonoNs, UnixNs};
 use mdgw_sys::handle::ChannelIndex;
 
-use super::exchange::{Collector, Giver, exchange};
+use super::double_buffer::{BufferCollector, BufferProducer, double_buffer};
 
 /// A part of the way from the wire to the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,7 +78,7 @@ pub const VALUE_NS_MAX: u64 = 60_000_000_000;
 
 /// The histograms of one thread over one interval. Written by that thread alone.
 #[derive(Debug)]
-pub struct StageSet {
+pub struct StageHistograms {
     /// Channel by channel, stage by stage. Counts are 32 bits wide and stop at their maximum: 4 billion packets of
     /// one channel within one interval.
     cells: Box<[Cell]>,
@@ -107,7 +107,7 @@ pub struct Recorded<'a> {
     pub negative_count: u64,
 }
 
-impl StageSet {
+impl StageHistograms {
     /// For so many channels, with all its memory allocated and touched.
     ///
     /// # Panics
@@ -204,62 +204,62 @@ impl Cell {
 
 /// Both ends of one thread's hand-over.
 #[must_use]
-pub fn stage_exchange(channel_count: usize, significant_digits: u8) -> (StageRecorder, StageCollector) {
-    let set = || Box::new(StageSet::new(channel_count, significant_digits));
-    let (giver, collector) = exchange(set(), StageSet::clear);
-    (StageRecorder { set: set(), giver }, collector)
+pub fn stage_recorder_pair(channel_count: usize, significant_digits: u8) -> (StageRecorder, StageCollector) {
+    let histograms = || Box::new(StageHistograms::new(channel_count, significant_digits));
+    let (producer, collector) = double_buffer(histograms(), StageHistograms::clear);
+    (StageRecorder { histograms: histograms(), producer }, collector)
 }
 
 /// The hot end: where one thread records. Dropping it hands over what it still holds.
 #[derive(Debug)]
 pub struct StageRecorder {
-    set: Box<StageSet>,
-    giver: Giver<StageSet>,
+    histograms: Box<StageHistograms>,
+    producer: BufferProducer<StageHistograms>,
 }
 
 impl StageRecorder {
     /// The set to record into until the next border.
     #[inline]
-    pub fn set(&mut self) -> &mut StageSet {
-        &mut self.set
+    pub fn histograms(&mut self) -> &mut StageHistograms {
+        &mut self.histograms
     }
 
     /// Between two batches: changes sets if the cold end asked for it. `now` is the batch's own time.
     #[inline]
-    pub fn at_batch_border(&mut self, now: MonoNs) {
-        if self.giver.is_asked() {
+    pub fn at_batch_boundary(&mut self, now: MonoNs) {
+        if self.producer.is_requested() {
             self.hand_over(now);
-        } else if self.set.since.is_none() {
-            self.set.since = Some(now);
+        } else if self.histograms.since.is_none() {
+            self.histograms.since = Some(now);
         }
     }
 
     #[cold]
     fn hand_over(&mut self, now: MonoNs) {
-        let Some(empty) = self.giver.take_empty() else { return };
-        let mut full = std::mem::replace(&mut self.set, empty);
-        self.set.since = Some(now);
+        let Some(empty) = self.producer.take_empty() else { return };
+        let mut full = std::mem::replace(&mut self.histograms, empty);
+        self.histograms.since = Some(now);
         full.until = Some(now);
-        self.giver.give(full);
+        self.producer.hand_back(full);
     }
 }
 
 impl Drop for StageRecorder {
     fn drop(&mut self) {
-        let mut set = std::mem::replace(&mut self.set, Box::new(StageSet::new(0, 1)));
-        set.until = set.since.map(|since| mdgw_sys::clock::mono_now().max(since));
-        self.giver.give_last(set);
+        let mut histograms = std::mem::replace(&mut self.histograms, Box::new(StageHistograms::new(0, 1)));
+        histograms.until = histograms.since.map(|since| mdgw_sys::clock::mono_now().max(since));
+        self.producer.hand_back_last(histograms);
     }
 }
 
 /// The cold end: collects what one thread recorded, also what it still held when its recorder was dropped.
-pub type StageCollector = Collector<StageSet>;
+pub type StageCollector = BufferCollector<StageHistograms>;
 
 impl StageCollector {
     /// Bytes of both of the thread's sets, for `channel_count` channels.
     #[must_use]
     pub fn memory_bytes(channel_count: usize, significant_digits: u8) -> usize {
-        2 * StageSet::new(1, significant_digits).memory_bytes() * channel_count
+        2 * StageHistograms::new(1, significant_digits).memory_bytes() * channel_count
     }
 }
 
@@ -269,12 +269,12 @@ mod tests {
 
     const CHANNEL: ChannelIndex = ChannelIndex(1);
 
-    fn count(set: &StageSet) -> u64 {
-        set.recorded().map(|recorded| recorded.histogram.len()).sum()
+    fn count(histograms: &StageHistograms) -> u64 {
+        histograms.recorded().map(|recorded| recorded.histogram.len()).sum()
     }
 
     #[test]
-    fn names_lead_back_to_their_stages() {
+    fn stage_names_round_trip() {
         for stage in Stage::ALL {
             assert_eq!(Stage::from_name(stage.name()), Some(stage));
         }
@@ -282,12 +282,12 @@ mod tests {
     }
 
     #[test]
-    fn values_land_in_their_channel_and_stage_within_the_precision() {
-        let mut set = StageSet::new(2, 2);
-        set.record(CHANNEL, Stage::Publish, 1_234_567);
-        set.record_n(ChannelIndex(0), Stage::WireToUser, 40, 3);
+    fn values_are_recorded_under_their_channel_and_stage() {
+        let mut histograms = StageHistograms::new(2, 2);
+        histograms.record(CHANNEL, Stage::Publish, 1_234_567);
+        histograms.record_n(ChannelIndex(0), Stage::WireToUser, 40, 3);
         let recorded: Vec<_> =
-            set.recorded().map(|r| (r.channel.0, r.stage, r.histogram.len(), r.histogram.max())).collect();
+            histograms.recorded().map(|r| (r.channel.0, r.stage, r.histogram.len(), r.histogram.max())).collect();
         assert_eq!(recorded[0], (0, Stage::WireToUser, 3, 40));
         let (channel, stage, count, max) = recorded[1];
         assert_eq!((channel, stage, count), (1, Stage::Publish, 1));
@@ -296,84 +296,84 @@ mod tests {
 
     #[test]
     fn negative_stages_are_counted_and_not_recorded() {
-        let mut set = StageSet::new(2, 2);
-        set.record_wall(CHANNEL, Stage::WireToUser, UnixNs(1_000), UnixNs(999));
-        set.record_wall(CHANNEL, Stage::WireToUser, UnixNs(1_000), UnixNs(1_000));
-        set.record_wall(CHANNEL, Stage::WireToUser, UnixNs::UNDEFINED, UnixNs(1_000));
-        let recorded = set.recorded().next().unwrap();
+        let mut histograms = StageHistograms::new(2, 2);
+        histograms.record_wall(CHANNEL, Stage::WireToUser, UnixNs(1_000), UnixNs(999));
+        histograms.record_wall(CHANNEL, Stage::WireToUser, UnixNs(1_000), UnixNs(1_000));
+        histograms.record_wall(CHANNEL, Stage::WireToUser, UnixNs::UNDEFINED, UnixNs(1_000));
+        let recorded = histograms.recorded().next().unwrap();
         assert_eq!((recorded.negative_count, recorded.histogram.len()), (1, 1));
     }
 
     #[test]
-    fn values_beyond_the_bounds_and_unknown_channels_do_no_harm() {
-        let mut set = StageSet::new(1, 2);
-        set.record(ChannelIndex(7), Stage::Publish, 5);
-        assert_eq!(count(&set), 0);
-        set.record(ChannelIndex(0), Stage::Publish, u64::MAX);
-        let max = set.recorded().next().unwrap().histogram.max();
+    fn out_of_range_values_are_clamped_and_unknown_channels_ignored() {
+        let mut histograms = StageHistograms::new(1, 2);
+        histograms.record(ChannelIndex(7), Stage::Publish, 5);
+        assert_eq!(count(&histograms), 0);
+        histograms.record(ChannelIndex(0), Stage::Publish, u64::MAX);
+        let max = histograms.recorded().next().unwrap().histogram.max();
         assert!((VALUE_NS_MAX..VALUE_NS_MAX / 100 * 102).contains(&max), "{max}");
     }
 
     #[test]
-    fn a_set_changes_hands_at_the_border_after_it_was_asked_for() {
-        let (mut recorder, mut collector) = stage_exchange(2, 2);
-        recorder.at_batch_border(MonoNs(10));
-        recorder.set().record(CHANNEL, Stage::Publish, 5);
-        recorder.at_batch_border(MonoNs(20));
-        recorder.set().record(CHANNEL, Stage::Publish, 6);
-        let mut seen = Vec::new();
-        collector.collect(|set| seen.push((count(set), set.interval())));
-        assert_eq!(seen, [], "asked for only now");
-        recorder.at_batch_border(MonoNs(30));
-        recorder.set().record(CHANNEL, Stage::Publish, 7);
-        collector.collect(|set| seen.push((count(set), set.interval())));
-        assert_eq!(seen, [(2, Some((MonoNs(10), MonoNs(30))))]);
+    fn buffers_are_swapped_at_the_batch_boundary_after_the_request() {
+        let (mut recorder, mut collector) = stage_recorder_pair(2, 2);
+        recorder.at_batch_boundary(MonoNs(10));
+        recorder.histograms().record(CHANNEL, Stage::Publish, 5);
+        recorder.at_batch_boundary(MonoNs(20));
+        recorder.histograms().record(CHANNEL, Stage::Publish, 6);
+        let mut collected = Vec::new();
+        collector.collect(|histograms| collected.push((count(histograms), histograms.interval())));
+        assert_eq!(collected, [], "asked for only now");
+        recorder.at_batch_boundary(MonoNs(30));
+        recorder.histograms().record(CHANNEL, Stage::Publish, 7);
+        collector.collect(|histograms| collected.push((count(histograms), histograms.interval())));
+        assert_eq!(collected, [(2, Some((MonoNs(10), MonoNs(30))))]);
     }
 
     #[test]
-    fn every_value_is_seen_once_whenever_the_thread_ends() {
+    fn every_value_is_collected_once_whenever_the_thread_ends() {
         for borders_after_offer in 0..3 {
-            let (mut recorder, mut collector) = stage_exchange(2, 2);
-            let mut seen = 0;
+            let (mut recorder, mut collector) = stage_recorder_pair(2, 2);
+            let mut collected = 0;
             for round in 0..5 {
-                recorder.at_batch_border(MonoNs(round));
-                recorder.set().record(CHANNEL, Stage::Publish, 5);
-                collector.collect(|set| seen += count(set));
+                recorder.at_batch_boundary(MonoNs(round));
+                recorder.histograms().record(CHANNEL, Stage::Publish, 5);
+                collector.collect(|histograms| collected += count(histograms));
             }
             for round in 0..borders_after_offer {
-                recorder.at_batch_border(MonoNs(5 + round));
-                recorder.set().record(CHANNEL, Stage::Publish, 5);
+                recorder.at_batch_boundary(MonoNs(5 + round));
+                recorder.histograms().record(CHANNEL, Stage::Publish, 5);
             }
             drop(recorder);
-            collector.finish(|set| seen += count(set));
-            assert_eq!(seen, 5 + borders_after_offer);
+            collector.finish(|histograms| collected += count(histograms));
+            assert_eq!(collected, 5 + borders_after_offer);
         }
     }
 
     #[test]
-    fn every_value_is_seen_once_across_threads() {
-        let (mut recorder, mut collector) = stage_exchange(1, 2);
+    fn every_value_is_collected_once_across_threads() {
+        let (mut recorder, mut collector) = stage_recorder_pair(1, 2);
         let values = 200_000_u64;
-        let mut seen = 0;
+        let mut collected = 0;
         std::thread::scope(|scope| {
             let hot = scope.spawn(move || {
                 for value in 0..values {
-                    recorder.at_batch_border(MonoNs(value));
-                    recorder.set().record(ChannelIndex(0), Stage::Publish, value);
+                    recorder.at_batch_boundary(MonoNs(value));
+                    recorder.histograms().record(ChannelIndex(0), Stage::Publish, value);
                 }
             });
             while !hot.is_finished() {
-                collector.collect(|set| seen += count(set));
+                collector.collect(|histograms| collected += count(histograms));
             }
         });
-        collector.finish(|set| seen += count(set));
-        assert_eq!(seen, values);
+        collector.finish(|histograms| collected += count(histograms));
+        assert_eq!(collected, values);
     }
 
     #[test]
-    fn memory_is_what_the_histograms_take() {
-        let set = StageSet::new(1, 2);
-        assert!((80_000..130_000).contains(&set.memory_bytes()), "{}", set.memory_bytes());
-        assert_eq!(StageCollector::memory_bytes(3, 2), 6 * set.memory_bytes());
+    fn the_reported_memory_is_that_of_the_histograms() {
+        let histograms = StageHistograms::new(1, 2);
+        assert!((80_000..130_000).contains(&histograms.memory_bytes()), "{}", histograms.memory_bytes());
+        assert_eq!(StageCollector::memory_bytes(3, 2), 6 * histograms.memory_bytes());
     }
 }

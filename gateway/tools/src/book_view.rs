@@ -4,8 +4,8 @@
 //! best bid and offer instead, from the records too.
 
 mod table;
-mod tally;
 mod top;
+mod trade_counts;
 
 use std::{io, ops::ControlFlow, path::PathBuf};
 
@@ -18,11 +18,11 @@ use mdgw_feeds::{
 };
 use serde::Serialize;
 
-use self::tally::Tally;
 pub use self::top::{TopChange, follow};
+use self::trade_counts::TradeCounter;
 use crate::replay::{
-    merge::{Merge, Moment, Window},
-    offline::{Drive, DriveEnd, DriveOptions, Event, Lane, OfflineError, Stop},
+    capture_merge::{CaptureMerge, Moment, Window},
+    offline::{Event, Lane, OfflineError, ReplayDriver, ReplayDriverOptions, ReplayEnd, StopPoint},
 };
 
 /// Which books, of what, when.
@@ -37,7 +37,7 @@ pub struct BookOptions {
     /// Instruments by symbol; empty: all.
     pub symbols: Vec<String>,
     /// The moment.
-    pub when: When,
+    pub when: BookTime,
     /// Levels of each side.
     pub depth: Option<usize>,
     /// Every order instead of their sums.
@@ -46,19 +46,19 @@ pub struct BookOptions {
 
 /// The moment of a book.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum When {
+pub enum BookTime {
     /// At the end of the capture.
     #[default]
     End,
-    /// When everything captured up to then, that moment included, was applied.
+    /// BookTime everything captured up to then, that moment included, was applied.
     At(Moment),
-    /// Behind a message.
-    Behind(Stop),
+    /// AfterMessage a message.
+    AfterMessage(StopPoint),
 }
 
 /// Books at a moment.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
+pub struct BookSnapshot {
     /// The books, by symbol.
     pub books: Vec<InstrumentBook>,
     /// What ended files before their end, with everything before it in the books.
@@ -127,58 +127,59 @@ pub enum BookError {
     },
 }
 
-/// The books at the moment that was asked for. `watch` is told how it goes and may break off.
+/// The books at the moment that was asked for. `on_event` is told how it goes and may break off.
 ///
 /// # Errors
 /// See [`BookError`]. Damage inside a capture is none: it stands in the snapshot.
 pub fn snapshot(
     options: &BookOptions,
-    watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-) -> Result<Snapshot, BookError> {
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Result<BookSnapshot, BookError> {
     let mut merge = open(options)?;
-    let mut drive = Drive::new(drive_options(options, SchemaSet::TRADES));
-    let mut tally = Tally::default();
-    drive.run(&mut merge, &mut tally, watch)?;
-    check_found(options, &drive, &merge)?;
-    if let When::Behind(stop) = options.when
-        && (!drive.has_stopped() || tally.begins_behind(&stop))
+    let mut driver = ReplayDriver::new(drive_options(options, SchemaSet::TRADES));
+    let mut tally = TradeCounter::default();
+    driver.run(&mut merge, &mut tally, on_event)?;
+    check_not_empty(options, &driver, &merge)?;
+    if let BookTime::AfterMessage(stop) = options.when
+        && (!driver.has_stopped() || tally.begins_after(&stop))
     {
-        return Err(BookError::NotReached { wanted: stop.sequence, found: tally.sessions_seen() });
+        return Err(BookError::NotReached { wanted: stop.sequence, found: tally.describe_sessions() });
     }
     let mut books = Vec::new();
-    for (lane, tallied) in drive.lanes().zip(tally.lanes()) {
-        books.extend(books_of(options, lane, tallied)?);
+    for (lane, trades) in driver.lanes().zip(tally.lanes()) {
+        books.extend(books_of(options, lane, trades)?);
     }
     books.sort_by(|one, other| (&one.symbol, one.channel).cmp(&(&other.symbol, other.channel)));
-    Ok(Snapshot { books, damages: damages(&merge) })
+    Ok(BookSnapshot { books, damages: damages(&merge) })
 }
 
-fn open(options: &BookOptions) -> Result<Merge, CaptureError> {
+fn open(options: &BookOptions) -> Result<CaptureMerge, CaptureError> {
     let open = OpenOptions { date: options.date, ..OpenOptions::default() };
     let until = match options.when {
-        When::At(moment) => Some(moment.later_by(1)),
-        When::End | When::Behind(_) => None,
+        BookTime::At(moment) => Some(moment.later_by(1)),
+        BookTime::End | BookTime::AfterMessage(_) => None,
     };
-    Merge::open(&options.files, &open, Window { from: None, until })
+    CaptureMerge::open(&options.files, &open, Window { from: None, until })
 }
 
-fn drive_options(options: &BookOptions, schemas: SchemaSet) -> DriveOptions {
+fn drive_options(options: &BookOptions, schemas: SchemaSet) -> ReplayDriverOptions {
     let end = match options.when {
-        When::End => DriveEnd::Finished,
-        When::At(_) => DriveEnd::Open,
-        When::Behind(stop) => DriveEnd::Behind(stop),
+        BookTime::End => ReplayEnd::Finished,
+        BookTime::At(_) => ReplayEnd::Open,
+        BookTime::AfterMessage(stop) => ReplayEnd::AfterMessage(stop),
     };
-    DriveOptions { feed: options.feed, date: options.date, schemas: Some(schemas), end }
+    ReplayDriverOptions { feed: options.feed, date: options.date, schemas: Some(schemas), end }
 }
 
 /// Whether the files held a feed. Damage before anything could be recognised is told as such; before the first packet there
 /// are no books.
-fn check_found(options: &BookOptions, drive: &Drive, merge: &Merge) -> Result<(), OfflineError> {
-    let begins_later = || matches!(options.when, When::At(_)) && merge.files().any(|file| file.counts().datagrams > 0);
-    if drive.lanes().len() > 0 || !merge.damages().is_empty() || (drive.counts().datagrams == 0 && begins_later()) {
+fn check_not_empty(options: &BookOptions, driver: &ReplayDriver, merge: &CaptureMerge) -> Result<(), OfflineError> {
+    let begins_later =
+        || matches!(options.when, BookTime::At(_)) && merge.files().any(|file| file.counts().datagrams > 0);
+    if driver.lanes().len() > 0 || !merge.damages().is_empty() || (driver.counts().datagrams == 0 && begins_later()) {
         return Ok(());
     }
-    match drive.counts().datagrams {
+    match driver.counts().datagrams {
         0 => Err(OfflineError::NoPackets { files: options.files.clone() }),
         datagrams => Err(OfflineError::NothingRecognised {
             wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
@@ -187,19 +188,19 @@ fn check_found(options: &BookOptions, drive: &Drive, merge: &Merge) -> Result<()
     }
 }
 
-fn damages(merge: &Merge) -> Vec<String> {
+fn damages(merge: &CaptureMerge) -> Vec<String> {
     merge.damages().iter().map(|damage| format!("{damage}: {}", damage.fault)).collect()
 }
 
 fn books_of(
     options: &BookOptions,
     lane: Lane<'_>,
-    tallied: &tally::LaneTally,
+    trades: &trade_counts::LaneTrades,
 ) -> Result<Vec<InstrumentBook>, BookError> {
     let channel = lane.channel();
     let config = channel.config();
     let is_wanted = |symbol: &str| options.symbols.is_empty() || options.symbols.iter().any(|wanted| wanted == symbol);
-    let wanted: Vec<_> = tallied.instruments().filter(|(_, instrument)| is_wanted(&instrument.symbol)).collect();
+    let wanted: Vec<_> = trades.instruments().filter(|(_, instrument)| is_wanted(&instrument.symbol)).collect();
     let orders = if options.by_order {
         let ids: std::collections::BTreeSet<InstrumentId> = wanted.iter().map(|(id, _)| *id).collect();
         Some(channel.orders(&|id| ids.contains(&id)).ok_or(BookError::NoOrders(config.feed))?)
@@ -231,7 +232,7 @@ fn books_of(
             feed: config.feed.name(),
             session: channel.position().map(|(session, _)| format!("{} #{}", session.date, session.restart)),
             sequence: channel.position().map(|(_, expected)| expected.0.saturating_sub(1)),
-            state: state_name(channel.state()),
+            state: state_text(channel.state()),
             bids: entries(&book.bids),
             asks: entries(&book.asks),
             bid_orders: orders_of(Side::Bid, book.bids.last()),
@@ -244,7 +245,7 @@ fn books_of(
     Ok(books.collect())
 }
 
-fn state_name(state: ChannelState) -> String {
+fn state_text(state: ChannelState) -> String {
     format!("{state:?}").to_lowercase()
 }
 

@@ -15,7 +15,7 @@
 mod files;
 mod frame;
 mod lines;
-mod memory;
+mod pre_trigger;
 mod raw;
 mod recorder;
 mod sockets;
@@ -47,15 +47,15 @@ pub use self::{
     recorder::FLUSH_NS,
     spool::SpoolError,
     summary::{CaptureSummary, LineSummary},
-    watch::{Triggers, Watched},
+    watch::{Triggers, WatchedChannel},
 };
 use self::{
     frame::LineReader,
     lines::{FRAMES_PER_ROUND, Lines},
     raw::RawReader,
-    recorder::{Keep, Recorder},
+    recorder::{Recorder, TriggerState},
     sockets::SocketReader,
-    watch::{Seen, Watch},
+    watch::{TriggerEvent, TriggerWatch},
 };
 
 /// What is captured, how, and where to.
@@ -107,7 +107,7 @@ pub struct TriggerOptions {
     /// What sets it off.
     pub triggers: Triggers,
     /// Channels that the lines carry.
-    pub channels: Vec<Watched>,
+    pub channels: Vec<WatchedChannel>,
     /// For how long before packets are kept in memory, ns.
     pub before_ns: u64,
     /// For how long after packets are written, ns.
@@ -171,7 +171,7 @@ fn hint(error: &io::Error) -> &'static str {
 pub struct Capture {
     taps: Taps,
     recorder: Recorder,
-    watch: Option<Watch>,
+    watch: Option<TriggerWatch>,
     packets_max: u64,
     duration_ns_max: u64,
 }
@@ -201,13 +201,13 @@ impl Capture {
                 (Taps::Raw(Lines::new(readers)), interfaces)
             }
         };
-        let keep = options.trigger.as_ref().map(Keep::new);
+        let keep = options.trigger.as_ref().map(TriggerState::new);
         let mut recorder = Recorder::start(interfaces, &options.files, keep, unix_now().0)?;
         recorder.begin()?;
         Ok(Self {
             taps,
             recorder,
-            watch: options.trigger.as_ref().map(|trigger| Watch::new(trigger.triggers, &trigger.channels)),
+            watch: options.trigger.as_ref().map(|trigger| TriggerWatch::new(trigger.triggers, &trigger.channels)),
             packets_max: options.packets_max.unwrap_or(u64::MAX),
             duration_ns_max: options.duration_ns_max.unwrap_or(u64::MAX),
         })
@@ -232,83 +232,86 @@ impl Capture {
     pub fn run(self, watch: &mut dyn FnMut(CaptureProgress) -> ControlFlow<()>) -> Result<CaptureSummary, RecordError> {
         let Self { mut taps, recorder, watch: feeds, packets_max, duration_ns_max } = self;
         let buffer_bytes = recorder.interfaces().map(|interface| interface.buffer_bytes.1).min().unwrap_or(0);
-        let run = Run { recorder, feeds, packets_max, duration_ns_max };
+        let run = CaptureLoop { recorder, feeds, packets_max, duration_ns_max };
         match &mut taps {
-            Taps::Sockets(lines) => run.run(lines, Pause::of_sockets(buffer_bytes), watch),
-            Taps::Raw(lines) => run.run(lines, Pause::RAW, watch),
+            Taps::Sockets(lines) => run.run(lines, PollPacing::of_sockets(buffer_bytes), watch),
+            Taps::Raw(lines) => run.run(lines, PollPacing::RAW, watch),
         }
     }
 }
 
 /// How far reading lags behind receiving.
 #[derive(Clone, Copy, Debug)]
-struct Pause {
+struct PollPacing {
     /// Frames this young may still be overtaken by older ones of another line.
     lag_ns: u64,
     /// After something has come, so that one reading brings many.
-    nap: Duration,
+    batch_sleep: Duration,
     /// Until frames are looked at again that were too young.
-    young: Duration,
+    retry_sleep: Duration,
 }
 
-impl Pause {
+impl PollPacing {
     /// A socket has a frame as soon as it is stamped. Each waking costs the caches and a system call for each line, so as
     /// much is left to gather as the smallest of the buffers surely holds: the kernel takes twice the size that it was
     /// asked for, and half of that is kept for the time until the nap really ends.
     fn of_sockets(buffer_bytes: usize) -> Self {
         let nap_ns = u64::try_from(buffer_bytes).unwrap_or(u64::MAX).saturating_mul(1_000_000_000) / BURST_BYTES_PER_S;
-        let nap = Duration::from_nanos(nap_ns).clamp(NAP_LEAST, NAP_LONGEST);
-        Self { lag_ns: 0, nap, young: nap }
+        let batch_sleep = Duration::from_nanos(nap_ns).clamp(BATCH_SLEEP_MIN, BATCH_SLEEP_MAX);
+        Self { lag_ns: 0, batch_sleep, retry_sleep: batch_sleep }
     }
 
     /// A ring shows a frame when its block is full or old.
-    const RAW: Self =
-        Self { lag_ns: (RETIRE_MS as u64 + 4) * 1_000_000, nap: Duration::ZERO, young: Duration::from_millis(1) };
+    const RAW: Self = Self {
+        lag_ns: (RETIRE_MS as u64 + 4) * 1_000_000,
+        batch_sleep: Duration::ZERO,
+        retry_sleep: Duration::from_millis(1),
+    };
 }
 
 /// What a running capture has besides its lines.
-struct Run {
+struct CaptureLoop {
     recorder: Recorder,
-    feeds: Option<Watch>,
+    feeds: Option<TriggerWatch>,
     packets_max: u64,
     duration_ns_max: u64,
 }
 
-impl Run {
+impl CaptureLoop {
     fn run<R: LineReader>(
         mut self,
         lines: &mut Lines<R>,
-        pause: Pause,
+        pause: PollPacing,
         watch: &mut dyn FnMut(CaptureProgress) -> ControlFlow<()>,
     ) -> Result<CaptureSummary, RecordError> {
-        let begun = mono_now();
-        let mut counted = begun;
+        let started = mono_now();
+        let mut counted = started;
         loop {
             let now_ns = unix_now().0;
             let taken = self.round(lines, now_ns, now_ns.saturating_sub(pause.lag_ns))?;
             let now = mono_now();
-            if now.since(counted) >= COUNT_NS {
+            if now.since(counted) >= DROP_COUNT_INTERVAL_NS {
                 counted = now;
                 self.count_drops(lines, now_ns)?;
             }
-            self.recorder.tend(now_ns)?;
+            self.recorder.on_tick(now_ns)?;
             let progress = self.recorder.progress();
-            let is_over = progress.packets >= self.packets_max || now.since(begun) >= self.duration_ns_max;
+            let is_over = progress.packets >= self.packets_max || now.since(started) >= self.duration_ns_max;
             if is_over || watch(progress).is_break() {
                 break;
             }
             if taken >= FRAMES_PER_ROUND {
                 continue;
             }
-            if lines.has_waiting() {
-                std::thread::sleep(pause.young);
+            if lines.has_buffered() {
+                std::thread::sleep(pause.retry_sleep);
                 continue;
             }
             if taken == 0 {
                 // A failing wait shows in the next reading.
                 let _ = poll::readable(lines.readers().map(LineReader::descriptor), WAIT);
             }
-            std::thread::sleep(pause.nap);
+            std::thread::sleep(pause.batch_sleep);
         }
         // What was stamped up to now still comes; rings take a moment to show it.
         let end_ns = unix_now().0;
@@ -333,12 +336,12 @@ impl Run {
                 lost = recorder.frame(line, frame);
             }
             if let Some(seen) = feeds.as_mut().and_then(|feeds| feeds.accept(line, frame)) {
-                recorder.set_off(&seen);
+                recorder.trigger(&seen);
             }
         });
         lost?;
-        if let Some(seen) = feeds.as_mut().and_then(|feeds| feeds.pass_time(horizon_ns)) {
-            recorder.set_off(&seen);
+        if let Some(seen) = feeds.as_mut().and_then(|feeds| feeds.advance_time(horizon_ns)) {
+            recorder.trigger(&seen);
         }
         taken.map_err(|(line, source)| RecordError::Read { line: recorder.name(line), source })
     }
@@ -350,7 +353,7 @@ impl Run {
             let faults = self.feeds.as_ref().is_some_and(|feeds| feeds.triggers().fault);
             if new > 0 && faults {
                 let what = format!("line {}: the kernel dropped {new} packets", self.recorder.name(line));
-                self.recorder.set_off(&Seen { what, time_ns: now_ns });
+                self.recorder.trigger(&TriggerEvent { reason: what, time_ns: now_ns });
             }
         }
         Ok(())
@@ -362,11 +365,11 @@ pub const WAIT: Duration = Duration::from_millis(50);
 /// A million packets a second, of which the kernel counts each for 2 KiB.
 const BURST_BYTES_PER_S: u64 = 2_000_000_000;
 /// With the smallest of buffers.
-const NAP_LEAST: Duration = Duration::from_micros(100);
+const BATCH_SLEEP_MIN: Duration = Duration::from_micros(100);
 /// Beyond it hardly anything is saved.
-const NAP_LONGEST: Duration = Duration::from_millis(10);
+const BATCH_SLEEP_MAX: Duration = Duration::from_millis(10);
 /// How often the kernel's counts of drops are read.
-const COUNT_NS: u64 = 200_000_000;
+const DROP_COUNT_INTERVAL_NS: u64 = 200_000_000;
 
 /// What the file says of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -380,7 +383,7 @@ struct LineInterface {
     /// Bytes of kernel buffer asked for and got.
     buffer_bytes: (usize, usize),
     /// Where its count of drops comes from.
-    drops_from: &'static str,
+    drop_count_source: &'static str,
 }
 
 impl LineInterface {
@@ -391,7 +394,7 @@ impl LineInterface {
 }
 
 impl CaptureLine {
-    fn described(&self) -> String {
+    fn description_text(&self) -> String {
         match &self.interface {
             Some(interface) => format!("UDP to {} on {interface}", self.address),
             None => format!("UDP to {}", self.address),
@@ -399,7 +402,7 @@ impl CaptureLine {
     }
 }
 
-impl Watched {
+impl WatchedChannel {
     /// A channel that the configuration describes, over these lines by their positions.
     #[must_use]
     pub fn configured(name: String, config: ChannelConfig, lines: Vec<usize>) -> Self {

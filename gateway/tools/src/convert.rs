@@ -24,10 +24,10 @@ use dbn::{
 use mdgw_captures::{
     dbn_file::schema_name,
     dbn_input::{DbnInput, DbnInputError},
-    output_file::{EndedAt, OutputFile},
+    output_file::{FailedAtByte, OutputFile},
 };
 
-use crate::replay::offline::is_same_file;
+use crate::replay::offline::refer_to_same_file;
 
 /// What to convert, and how.
 #[derive(Clone, Debug)]
@@ -59,11 +59,11 @@ pub enum Format {
 
 /// What was converted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Converted {
+pub struct ConvertSummary {
     /// Records written.
     pub records: u64,
     /// Records of other schemas, left out.
-    pub left_out: u64,
+    pub skipped: u64,
 }
 
 /// Why a conversion could not be done, or not to the end. What was written before stays.
@@ -83,7 +83,7 @@ pub enum ConvertError {
         /// Where to.
         path: PathBuf,
         /// Where that ended.
-        at: EndedAt,
+        at: FailedAtByte,
         /// Why not.
         source: io::Error,
     },
@@ -129,15 +129,18 @@ pub enum ConvertError {
     },
 }
 
-/// Converts a DBN stream. `watch` hears how many bytes of the input were read, and may break off.
+/// Converts a DBN stream. `on_progress` hears how many bytes of the input were read, and may break off.
 ///
 /// # Errors
 /// See [`ConvertError`].
-pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<Converted, ConvertError> {
+pub fn run(
+    options: &ConvertOptions,
+    on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<ConvertSummary, ConvertError> {
     if cfg!(not(feature = "parquet")) && options.format == Format::Parquet {
         return Err(ConvertError::NoParquet);
     }
-    if is_same_file(&options.input, &options.output) {
+    if refer_to_same_file(&options.input, &options.output) {
         return Err(ConvertError::OutputIsInput { path: options.output.clone() });
     }
     let input_error = |records| move |fault| ConvertError::Input { fault, records };
@@ -148,9 +151,9 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
     // A file that says what it holds says so to a table without a row too.
     let schema = options.schema.or_else(|| input.metadata().schema);
     let wanted = schema.map(RType::from);
-    let mut converted = Converted::default();
+    let mut converted = ConvertSummary::default();
     let file = OutputFile::create(&options.output).map_err(|source| RowError::Io(source).in_output(options, 0))?;
-    let mut table = Table::begin(BufWriter::with_capacity(BUFFER_BYTES, file), options, schema)
+    let mut table = TableWriter::begin(BufWriter::with_capacity(BUFFER_BYTES, file), options, schema)
         .map_err(|error| error.in_output(options, 0))?;
     let ended = loop {
         let offset = input.offset();
@@ -161,7 +164,7 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
         };
         let rtype = record.rtype().map_err(|source| record_error(offset, source))?;
         if options.schema.is_some() && Some(rtype) != wanted {
-            converted.left_out += 1;
+            converted.skipped += 1;
             continue;
         }
         if let Some(first) = table.rtype.filter(|first| *first != rtype && options.format != Format::Json) {
@@ -177,7 +180,7 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
             return Err(error.in_output(options, offset));
         }
         converted.records += 1;
-        if converted.records.is_multiple_of(RECORDS_PER_LOOK) && watch(input.file_bytes_read()).is_break() {
+        if converted.records.is_multiple_of(RECORDS_PER_CHECK) && on_progress(input.file_bytes_read()).is_break() {
             break Err(ConvertError::Interrupted { records: converted.records });
         }
     };
@@ -187,7 +190,7 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
 }
 
 /// Rows on their way into a file.
-struct Table {
+struct TableWriter {
     writer: Writer,
     /// Of all records, once it is known.
     rtype: Option<RType>,
@@ -196,7 +199,7 @@ struct Table {
 enum Writer {
     Csv(Box<csv::Encoder<Output>>),
     /// The encoder keeps what it writes to, so the end of the file has a handle of its own.
-    Json(json::Encoder<Shared>, Shared),
+    Json(json::Encoder<SharedOutput>, SharedOutput),
     /// What the columns are is known with the first record.
     #[cfg(feature = "parquet")]
     Parquet(Box<parquet::Rows>),
@@ -205,9 +208,9 @@ enum Writer {
 type Output = BufWriter<OutputFile>;
 
 #[derive(Clone)]
-struct Shared(Rc<RefCell<Output>>);
+struct SharedOutput(Rc<RefCell<Output>>);
 
-impl io::Write for Shared {
+impl io::Write for SharedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.borrow_mut().write(bytes)
     }
@@ -223,7 +226,7 @@ enum RowError {
     Io(io::Error),
 }
 
-impl Table {
+impl TableWriter {
     fn begin(output: Output, options: &ConvertOptions, schema: Option<Schema>) -> Result<Self, RowError> {
         let rtype = schema.map(RType::from);
         let writer = match options.format {
@@ -236,7 +239,7 @@ impl Table {
                 Writer::Csv(Box::new(builder.build().map_err(RowError::Encoder)?))
             }
             Format::Json => {
-                let shared = Shared(Rc::new(RefCell::new(output)));
+                let shared = SharedOutput(Rc::new(RefCell::new(output)));
                 let encoder = json::Encoder::builder(shared.clone())
                     .use_pretty_px(options.pretty)
                     .use_pretty_ts(options.pretty)
@@ -289,7 +292,7 @@ impl Table {
 impl RowError {
     fn in_output(self, options: &ConvertOptions, offset: u64) -> ConvertError {
         let path = options.output.clone();
-        let at = EndedAt::of(&path);
+        let at = FailedAtByte::of(&path);
         match self {
             Self::Io(source) | Self::Encoder(dbn::Error::Io { source, .. }) => {
                 ConvertError::Output { path, at, source }
@@ -316,7 +319,7 @@ impl Format {
 }
 
 /// Records between two looks at the caller's wish to stop.
-const RECORDS_PER_LOOK: u64 = 16_384;
+const RECORDS_PER_CHECK: u64 = 16_384;
 const BUFFER_BYTES: usize = 512 * 1024;
 
 #[cfg(test)]
@@ -324,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_format_is_told_by_the_name() {
+    fn the_format_follows_from_the_file_name() {
         let of = |name: &str| Format::of_path(Path::new(name));
         assert_eq!(of("a.b/day.csv"), Some(Format::Csv));
         assert_eq!(of("day.csv.zst"), Some(Format::Csv));

@@ -42,7 +42,7 @@ use crate::merge::MergeError;
 #[derive(Clone, Debug)]
 pub struct DiffOptions {
     /// Differences that are told one by one.
-    pub told_max: usize,
+    pub listed_max: usize,
     /// Items that one side may be ahead of the other, names that are remembered to know repetitions.
     pub names_max: usize,
     /// Feed of captures whose packets don't tell it.
@@ -53,7 +53,7 @@ pub struct DiffOptions {
 
 /// What came of it.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Difference {
+pub struct DiffReport {
     /// Whether there is no difference.
     pub same: bool,
     /// What was compared: `published frames`, `DBN records` or `messages`.
@@ -75,14 +75,14 @@ pub struct Difference {
     /// Items that a side had brought before: copies of other lines, retransmissions.
     pub repeated: [u64; 2],
     /// The first differences.
-    pub differences: Vec<Told>,
+    pub differences: Vec<FoundDifference>,
     /// What ended a side before its end.
     pub damages: Vec<String>,
 }
 
 /// One difference.
 #[derive(Clone, Debug, Serialize)]
-pub struct Told {
+pub struct FoundDifference {
     /// `content`, `only in A`, `only in B`, `order`.
     pub kind: &'static str,
     /// The name of the item, or of the stream.
@@ -117,7 +117,7 @@ pub enum DiffError {
     Log(#[from] LogError),
     /// Captures of a feed that can't be put together.
     #[error(transparent)]
-    Merge(#[from] MergeError),
+    CaptureMerge(#[from] MergeError),
     /// A folder without a log.
     #[error("diff: no publication log in {}", path.display())]
     NoLog {
@@ -125,16 +125,16 @@ pub enum DiffError {
         path: PathBuf,
     },
     /// Two things that have nothing to be compared by.
-    #[error("diff: {a} holds {of_a}, {b} holds {of_b}: these can't be compared")]
-    Kinds {
+    #[error("diff: {a} holds {kind_a}, {b} holds {kind_b}: these can't be compared")]
+    DifferentKinds {
         /// One file.
         a: String,
         /// What it holds.
-        of_a: &'static str,
+        kind_a: &'static str,
         /// The other one.
         b: String,
         /// What that holds.
-        of_b: &'static str,
+        kind_b: &'static str,
     },
     /// Two sides that drift too far apart.
     #[error("diff: the two are more than {names_max} items apart; raise --names")]
@@ -142,9 +142,9 @@ pub enum DiffError {
         /// The bound.
         names_max: usize,
     },
-    /// Nothing to compare on either side.
+    /// NothingToCompare to compare on either side.
     #[error("diff: nothing in {a} and nothing in {b} that could be compared")]
-    Nothing {
+    NothingToCompare {
         /// One file.
         a: String,
         /// The other one.
@@ -155,44 +155,44 @@ pub enum DiffError {
     Interrupted,
 }
 
-/// Compares two recordings. `watch` hears how many bytes of the files were read, and may break off.
+/// Compares two recordings. `on_progress` hears how many bytes of the files were read, and may break off.
 ///
 /// # Errors
 /// See [`DiffError`]. Damage inside a file is none of these: it stands in the result, which is then never "same".
 pub fn run(
     paths: [&Path; 2],
     options: &DiffOptions,
-    watch: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> Result<Difference, DiffError> {
+    on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<DiffReport, DiffError> {
     let [a, b] = paths;
-    let (of_a, of_b) = (Kind::of(a)?, Kind::of(b)?);
-    if of_a.name() != of_b.name() {
+    let (kind_a, kind_b) = (RecordingKind::of(a)?, RecordingKind::of(b)?);
+    if kind_a.name() != kind_b.name() {
         let (a, b) = (a.display().to_string(), b.display().to_string());
-        return Err(DiffError::Kinds { a, of_a: of_a.name(), b, of_b: of_b.name() });
+        return Err(DiffError::DifferentKinds { a, kind_a: kind_a.name(), b, kind_b: kind_b.name() });
     }
-    let mut sides = [of_a.open(a, options)?, of_b.open(b, options)?];
-    let mut comparison = Comparison::new(options.told_max, options.names_max);
-    comparison.run(&mut sides, watch)?;
+    let mut sides = [kind_a.open(a, options)?, kind_b.open(b, options)?];
+    let mut comparison = Comparison::new(options.listed_max, options.names_max);
+    comparison.run(&mut sides, on_progress)?;
     let mut difference = comparison.finish(&sides);
-    difference.compared = of_a.name();
+    difference.compared = kind_a.name();
     difference.paths = paths.map(|path| path.display().to_string());
     if difference.items == [0, 0] && difference.damages.is_empty() {
         let [a, b] = difference.paths;
-        return Err(DiffError::Nothing { a, b });
+        return Err(DiffError::NothingToCompare { a, b });
     }
     Ok(difference)
 }
 
 /// What a recording is.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum RecordingKind {
     Log,
     Published,
     Feed,
     Dbn,
 }
 
-impl Kind {
+impl RecordingKind {
     /// By its content.
     fn of(path: &Path) -> Result<Self, DiffError> {
         let read = |source| DiffError::Read { path: path.to_owned(), source };
@@ -210,7 +210,7 @@ impl Kind {
         // The date is needed for day files alone, and these hold no packets of ours.
         let options = OpenOptions { date: TradingDate::from_yyyymmdd(19_700_101), ..OpenOptions::default() };
         let mut file = CaptureFile::open(path, &options)?;
-        for _ in 0..LOOKED_AT_MAX {
+        for _ in 0..DATAGRAMS_EXAMINED_MAX {
             match file.next_datagram() {
                 Ok(Some(datagram)) if published::is_published(datagram.payload) => return Ok(Self::Published),
                 Ok(Some(_)) => {}
@@ -239,9 +239,9 @@ impl Kind {
 }
 
 /// Datagrams from which is told what a capture holds.
-const LOOKED_AT_MAX: usize = 1_000;
+const DATAGRAMS_EXAMINED_MAX: usize = 1_000;
 
-impl Difference {
+impl DiffReport {
     /// One line of JSON.
     #[must_use]
     pub fn to_json(&self) -> String {

@@ -26,13 +26,13 @@ use std::{io, net::SocketAddr, ops::ControlFlow, path::PathBuf, time::Instant};
 
 use mdgw_captures::{
     capture_file::{CaptureError, OpenOptions},
-    output_file::EndedAt,
+    output_file::FailedAtByte,
 };
 use mdgw_feeds::{identity::Feed, time::TradingDate};
 
 pub use self::summary::{ClockSummary, GapSummary, LaneSummary, LeadSummary, LineSummary, MergeSummary, OutputSummary};
 use self::{lane::Lane, output::Output, sources::Sources};
-use crate::replay::{offline::is_same_file, routes::TooMany};
+use crate::replay::{offline::refer_to_same_file, routes::RoutingLimit};
 
 /// What to merge.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub struct MergeOptions {
     /// Trading date, where the input doesn't tell it.
     pub date: Option<TradingDate>,
     /// Gaps, and holes of each line, that the summary names one by one.
-    pub named_max: usize,
+    pub listed_max: usize,
 }
 
 /// Why captures could not be merged. Damage inside a capture is none of these: it stands in the summary.
@@ -61,7 +61,7 @@ pub enum MergeError {
         /// Where to.
         path: PathBuf,
         /// Where that ended.
-        at: EndedAt,
+        at: FailedAtByte,
         /// Why not.
         source: io::Error,
     },
@@ -73,7 +73,7 @@ pub enum MergeError {
     },
     /// More lines of a channel, or more channels, than are kept at once.
     #[error("merge: {0}")]
-    TooMany(#[from] TooMany),
+    RoutingLimit(#[from] RoutingLimit),
     /// There was nothing to merge.
     #[error("merge: no UDP datagrams in {0}")]
     NoPackets(String),
@@ -93,62 +93,65 @@ pub enum MergeError {
     },
 }
 
-/// Merges captures into one. `watch` hears how many bytes of the files were read, and may break off.
+/// Merges captures into one. `on_progress` hears how many bytes of the files were read, and may break off.
 ///
 /// # Errors
 /// See [`MergeError`]. What was written before stays.
-pub fn run(options: &MergeOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<MergeSummary, MergeError> {
-    if options.files.iter().any(|input| is_same_file(input, &options.output)) {
+pub fn run(
+    options: &MergeOptions,
+    on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<MergeSummary, MergeError> {
+    if options.files.iter().any(|input| refer_to_same_file(input, &options.output)) {
         return Err(MergeError::OutputIsInput { output: options.output.clone() });
     }
-    let begun = Instant::now();
-    let mut merging = Merging::open(&options.files, options.feed, options.date, options.named_max)?;
+    let started = Instant::now();
+    let mut merger = Merger::open(&options.files, options.feed, options.date, options.listed_max)?;
     let mut output = Output::create(&options.output)?;
     let mut datagrams = 0_u64;
-    while merging.step(&mut output)?.is_some() {
+    while merger.step(&mut output)?.is_some() {
         output.check()?;
         datagrams += 1;
-        if datagrams.is_multiple_of(DATAGRAMS_PER_LOOK) && watch(merging.file_bytes_read()).is_break() {
+        if datagrams.is_multiple_of(DATAGRAMS_PER_CHECK) && on_progress(merger.file_bytes_read()).is_break() {
             output.finish()?;
             return Err(MergeError::Interrupted { output: options.output.clone() });
         }
     }
-    for lane in 0..merging.lane_count() {
-        merging.finish_lane(lane, &mut output);
+    for lane in 0..merger.lane_count() {
+        merger.finish_lane(lane, &mut output);
     }
     let written = output.finish()?;
-    if merging.lanes.is_empty() && merging.damages().is_empty() {
-        return Err(merging.nothing(options));
+    if merger.lanes.is_empty() && merger.damages().is_empty() {
+        return Err(merger.empty_input_error(options));
     }
-    Ok(MergeSummary::of(&merging.sources, &merging.lanes, written, &options.output, begun.elapsed()))
+    Ok(MergeSummary::of(&merger.sources, &merger.lanes, written, &options.output, started.elapsed()))
 }
 
 /// Captures that are being merged, datagram by datagram.
 #[derive(Debug)]
-pub struct Merging {
+pub struct Merger {
     sources: Sources,
     lanes: Vec<Lane>,
     date: Option<TradingDate>,
-    named_max: usize,
+    listed_max: usize,
 }
 
 /// Takes what comes out: packets with each message of a channel once, in order.
 pub trait PacketSink {
     /// A packet, with the stamp of the copy that it is.
-    fn datagram(&mut self, time_ns: u64, addresses: &Addresses, payload: &[u8]);
+    fn datagram(&mut self, time_ns: u64, addresses: &PacketAddresses, payload: &[u8]);
 }
 
 /// Who says a channel's packets, and where to: the same for all of them, as for one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Addresses {
+pub struct PacketAddresses {
     /// Sender.
     pub src: SocketAddr,
     /// Receiver.
     pub dst: SocketAddr,
 }
 
-impl Merging {
-    /// Opens captures, each standing at its first datagram of a known feed. The first `named_max` gaps will be named.
+impl Merger {
+    /// Opens captures, each standing at its first datagram of a known feed. The first `listed_max` gaps will be named.
     ///
     /// # Errors
     /// One can't be opened, or they have too many lines or channels.
@@ -156,12 +159,12 @@ impl Merging {
         files: &[PathBuf],
         feed: Option<Feed>,
         date: Option<TradingDate>,
-        named_max: usize,
+        listed_max: usize,
     ) -> Result<Self, MergeError> {
         let open = OpenOptions { date, ..OpenOptions::default() };
         let mut sources = Sources::open(files, &open, feed)?;
         sources.begin()?;
-        Ok(Self { sources, lanes: Vec::new(), date, named_max })
+        Ok(Self { sources, lanes: Vec::new(), date, listed_max })
     }
 
     /// Takes the next datagram; of which lane it was, `None` at the end of all captures. What comes out of it is of that
@@ -171,19 +174,19 @@ impl Merging {
     /// There are too many lines or channels.
     #[inline]
     pub fn step(&mut self, sink: &mut impl PacketSink) -> Result<Option<usize>, MergeError> {
-        let Self { sources, lanes, date, named_max } = self;
+        let Self { sources, lanes, date, listed_max } = self;
         let Some(file) = sources.choose(lanes) else { return Ok(None) };
         for routes in sources.routes().lanes().iter().skip(lanes.len()) {
-            lanes.push(Lane::new(routes.feed, *date, *named_max));
+            lanes.push(Lane::new(routes.feed, *date, *listed_max));
         }
         let Some((taken, heads)) = sources.current(file) else { return Ok(None) };
         let lane_index = taken.lane;
         if let (Some(lane), Some(routes)) = (lanes.get_mut(lane_index), sources.routes().lanes().get(lane_index)) {
-            lane.know_lines(&routes.lines);
+            lane.add_lines(&routes.lines);
             lane.accept(&taken, &heads, sink);
             for line in lane.lagging(file) {
                 if let Some(reader) = sources.part(file, lane_index, line)? {
-                    lane.read_apart(line, reader);
+                    lane.assign_reader(line, reader);
                 }
             }
         }
@@ -199,7 +202,7 @@ impl Merging {
     }
 
     /// Why nothing came out.
-    fn nothing(&self, options: &MergeOptions) -> MergeError {
+    fn empty_input_error(&self, options: &MergeOptions) -> MergeError {
         match self.sources.files().map(|file| file.counts().datagrams).sum() {
             0 => {
                 let files: Vec<String> = options.files.iter().map(|file| file.display().to_string()).collect();
@@ -238,4 +241,4 @@ impl Merging {
 }
 
 /// Datagrams between two looks at the caller's wish to stop: some milliseconds.
-const DATAGRAMS_PER_LOOK: u64 = 8_192;
+const DATAGRAMS_PER_CHECK: u64 = 8_192;

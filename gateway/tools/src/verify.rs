@@ -21,7 +21,7 @@ mod rows;
 mod verdict;
 
 #[cfg(test)]
-mod forge;
+mod fixture;
 #[cfg(test)]
 mod tests;
 
@@ -35,9 +35,9 @@ use mdgw_feeds::{
 
 use self::{content::Contents, epochs::Intervals, finding::Findings, receiver::ReceiverView};
 pub use self::{
-    finding::{Finding, Place, Promise},
+    finding::{Finding, Location, Promise},
     rows::{RowError, RowsVerifier},
-    verdict::{Bucket, ChannelVerdict, EpochVerdict, Lacking, Shortfall, Times, Verdict},
+    verdict::{Bucket, ChannelVerdict, DurationSummary, EpochVerdict, Shortfall, ShortfallKind, Verdict},
 };
 
 /// What is judged, and how.
@@ -82,9 +82,9 @@ pub enum PublishClock {
 
 /// One datagram of a capture.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct CapturedPacket<'a> {
     /// Where it stands.
-    pub place: Place,
+    pub location: Location,
     /// When it was captured, ns since 1970 UTC.
     pub time_ns: u64,
     /// Where it went.
@@ -95,21 +95,21 @@ pub struct Seen<'a> {
 
 /// What was counted besides promises.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct VerifyCounts {
     /// Published packets.
     pub packets: u64,
     /// Answers to single receivers among them.
-    pub answers: u64,
+    pub unicast_replies: u64,
     /// The same sending, captured twice.
-    pub captured_twice: u64,
+    pub duplicate_captures: u64,
     /// Of an epoch that receivers had left behind: they drop them.
     pub fenced: u64,
     /// Of an epoch too far above the highest to be believed.
-    pub incredible: u64,
+    pub epoch_jumps: u64,
     /// Of groups that were not asked for.
     pub other_groups: u64,
     /// Datagrams of another kind.
-    pub foreign: u64,
+    pub unrecognised: u64,
     /// Ours by their first bytes, but damaged; by reason.
     pub damaged: BTreeMap<&'static str, u64>,
 }
@@ -118,7 +118,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Verifier {
     options: VerifyOptions,
-    counts: Counts,
+    counts: VerifyCounts,
     contents: BTreeMap<(GroupId, ChannelId), Contents>,
     intervals: Intervals,
     receivers: BTreeMap<usize, ReceiverView>,
@@ -132,7 +132,7 @@ impl Verifier {
         Self {
             findings: Findings::new(options.findings_max),
             options,
-            counts: Counts::default(),
+            counts: VerifyCounts::default(),
             contents: BTreeMap::new(),
             intervals: Intervals::default(),
             receivers: BTreeMap::new(),
@@ -140,11 +140,11 @@ impl Verifier {
     }
 
     /// Takes the next datagram, whatever it is.
-    pub fn accept(&mut self, seen: &Seen<'_>) {
+    pub fn accept(&mut self, seen: &CapturedPacket<'_>) {
         let packet = match parse_packet(seen.payload) {
             Ok(packet) => packet,
             // Requests to the retransmission service have another magic, and so has everything else on the wire.
-            Err(DropReason::HeaderTruncated | DropReason::ProtocolMismatch) => return self.counts.foreign += 1,
+            Err(DropReason::HeaderTruncated | DropReason::ProtocolMismatch) => return self.counts.unrecognised += 1,
             Err(reason) => return *self.counts.damaged.entry(reason.name()).or_default() += 1,
         };
         let meta = &packet.meta;
@@ -153,40 +153,40 @@ impl Verifier {
         }
         self.counts.packets += 1;
         let is_published = seen.dst.ip().is_multicast();
-        let receiver = self.receivers.entry(seen.place.file).or_default();
+        let receiver = self.receivers.entry(seen.location.file).or_default();
         if !is_published {
             // A question may be answered by any gateway, at any time, under the highest epoch that it knows.
-            self.counts.answers += 1;
+            self.counts.unicast_replies += 1;
             let is_end = meta.flags.contains(PacketFlags::HEARTBEAT);
             if !is_end {
-                receiver.answered(&packet);
+                receiver.accept_reply(&packet);
             }
         } else {
-            match receiver.believe(meta.group, meta.epoch, self.options.epoch_jump_max) {
-                Err(DropReason::EpochJump) => return self.counts.incredible += 1,
+            match receiver.accept_epoch(meta.group, meta.epoch, self.options.epoch_jump_max) {
+                Err(DropReason::EpochJump) => return self.counts.epoch_jumps += 1,
                 Err(_) => self.counts.fenced += 1,
                 Ok(()) => {
                     let is_new = receiver.accept(seen, &packet, &mut self.findings);
-                    self.counts.captured_twice += u64::from(!is_new);
+                    self.counts.duplicate_captures += u64::from(!is_new);
                 }
             }
             let (domain, time_ns) = match self.options.clock {
                 PublishClock::Sender => (0, meta.send_time_ns),
-                PublishClock::Capture => (seen.place.file, seen.time_ns),
+                PublishClock::Capture => (seen.location.file, seen.time_ns),
             };
-            self.intervals.published(domain, meta.group, meta.epoch, time_ns, seen.place);
+            self.intervals.published(domain, meta.group, meta.epoch, time_ns, seen.location);
         }
         let contents = self.contents.entry((meta.group, meta.channel)).or_default();
-        contents.compare(&packet, seen.place, self.options.names_max, &mut self.findings);
+        contents.compare(&packet, seen.location, self.options.names_max, &mut self.findings);
     }
 
     /// What came of it. What is missing is known only now.
     #[must_use]
     pub fn finish(mut self) -> Verdict {
         for (file, receiver) in &self.receivers {
-            receiver.tell_missing(*file, &mut self.findings);
+            receiver.report_missing(*file, &mut self.findings);
         }
-        self.intervals.tell_overlaps(self.options.clock_error_ns, &mut self.findings);
+        self.intervals.report_overlaps(self.options.clock_error_ns, &mut self.findings);
         Verdict::of_captures(self.counts, &self.contents, &self.intervals, &self.receivers, self.findings)
     }
 }

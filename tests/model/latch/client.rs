@@ -2,97 +2,106 @@
 
 use mdgw_election::{
     core::Input,
-    fitness::Standing,
+    fitness::Eligibility,
     identity::{DeathNotice, Incarnation},
-    register::{Link, Ticket},
+    register::{RequestId, StoreLink},
     session_latch::{SessionAnswer, SessionEvent, SessionRequest},
 };
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{
-    Asked, Flying, Load, Node, Search, State, Wrong,
+    InFlight, InFlightMessage, LatchModel, Node, PlacedRequest, State, Wrong,
     network::ticket_of,
-    store::{Gone, SessionId, id_of},
+    store::{Removal, SessionId, id_of},
 };
 
-impl Search {
-    pub(super) fn ask(&self, state: &mut State, node: usize, request: SessionRequest) {
+impl LatchModel {
+    pub(super) fn send_request(&self, state: &mut State, node: usize, request: SessionRequest) {
         let Node { session, place, .. } = state.nodes[node];
         let id = (node, session);
         let is_of_place =
             matches!(request, SessionRequest::Renew(_) | SessionRequest::TakeEpoch { .. } | SessionRequest::Leave(_));
-        if let SessionRequest::Touch(ticket) = request {
-            if state.store.hears(id, state.now, self.word_after) {
-                self.step(state, node, Input::Backend(SessionEvent::Answer(ticket, SessionAnswer::Done)));
+        if let SessionRequest::KeepAlive(request_id) = request {
+            if state.store.record_contact(id, state.now, self.session_end_delay) {
+                self.step(state, node, Input::Backend(SessionEvent::Answer(request_id, SessionAnswer::Done)));
             }
         } else if is_of_place && place.is_none() {
-            state.tell(id, SessionEvent::Answer(ticket_of(&request), SessionAnswer::Gone));
+            state.send_event(id, SessionEvent::Answer(ticket_of(&request), SessionAnswer::Gone));
         } else {
-            state.fly(Load::Request { from: id, asked: Asked { place, request }, is_awaited: true });
+            state.enqueue(InFlightMessage::Request {
+                from: id,
+                asked: PlacedRequest { place, request },
+                is_awaited: true,
+            });
         }
     }
 
     /// What the store makes of a request; `None`: its session has ended.
-    pub(super) fn at_store(&self, state: &mut State, from: SessionId, asked: &Asked) -> Option<SessionAnswer> {
-        let Asked { place, request } = asked;
-        if self.in_order {
-            state.network.retain(|flying| !flying.what.is_before(from, request));
+    pub(super) fn handle_at_store(
+        &self,
+        state: &mut State,
+        from: SessionId,
+        asked: &PlacedRequest,
+    ) -> Option<SessionAnswer> {
+        let PlacedRequest { place, request } = asked;
+        if self.requests_in_order {
+            state.network.retain(|flying| !flying.what.was_requested_before(from, request));
         }
         let store = &mut state.store;
-        let is_alive = store.hears(from, state.now, self.word_after);
+        let is_alive = store.record_contact(from, state.now, self.session_end_delay);
         let stands = is_alive && place.is_some_and(|place| store.stands(place));
-        let takes_unchecked = !self.place_check && matches!(request, SessionRequest::TakeEpoch { .. });
-        if !is_alive && !takes_unchecked {
+        let skips_place_check = !self.checks_place && matches!(request, SessionRequest::TakeEpoch { .. });
+        if !is_alive && !skips_place_check {
             return None;
         }
         let done = |is_done| if is_done { SessionAnswer::Done } else { SessionAnswer::Gone };
         Some(match request {
             SessionRequest::Join(_) => {
-                if store.place_of(from).is_some() && self.in_order && !self.remakes {
-                    state.wrong.get_or_insert(Wrong::StandsTwice);
+                if store.place_of(from).is_some() && self.requests_in_order && !self.rejoins_silently {
+                    state.wrong.get_or_insert(Wrong::DuplicatePlace);
                 }
                 state.join(from);
                 SessionAnswer::Done
             }
-            SessionRequest::Look(_) => {
+            SessionRequest::ReadQueue(_) => {
                 let (answer, own) = store.look(from);
-                state.knows_place(from, own);
+                state.set_known_place(from, own);
                 answer
             }
-            SessionRequest::Touch(_) => unreachable!("answered at once"),
+            SessionRequest::KeepAlive(_) => unreachable!("answered at once"),
             SessionRequest::Renew(_) => done(stands),
-            SessionRequest::TakeEpoch { .. } if self.place_check && !stands => SessionAnswer::Gone,
-            SessionRequest::TakeEpoch { expected, .. } if self.version_check && *expected != store.version => {
+            SessionRequest::TakeEpoch { .. } if self.checks_place && !stands => SessionAnswer::Gone,
+            SessionRequest::TakeEpoch { expected, .. } if self.checks_version && *expected != store.version => {
                 SessionAnswer::Refused
             }
             SessionRequest::TakeEpoch { epoch, .. } => {
                 store.take_epoch(*epoch);
                 SessionAnswer::Done
             }
-            SessionRequest::Leave(_) => done(stands && place.is_some_and(|place| state.remove(place, Gone::Left))),
+            SessionRequest::Leave(_) => done(stands && place.is_some_and(|place| state.remove(place, Removal::Left))),
             SessionRequest::Remove(_, name) => {
-                let place = store.named(name);
-                done(place.is_some_and(|place| state.remove(place, Gone::Removed)))
+                let place = store.place_named(name);
+                done(place.is_some_and(|place| state.remove(place, Removal::Removed)))
             }
         })
     }
 
-    pub(super) fn arrive(&self, state: &mut State, load: Load) {
+    pub(super) fn arrive(&self, state: &mut State, load: InFlightMessage) {
         match load {
-            Load::Request { from, asked, is_awaited } => {
-                let answer = self.at_store(state, from, &asked);
+            InFlightMessage::Request { from, asked, is_awaited } => {
+                let answer = self.handle_at_store(state, from, &asked);
                 if let Some(answer) = answer.filter(|_| is_awaited) {
-                    state.tell(from, SessionEvent::Answer(ticket_of(&asked.request), answer));
+                    state.send_event(from, SessionEvent::Answer(ticket_of(&asked.request), answer));
                 }
             }
-            Load::Event { to, event } => {
-                let has_ended = event == SessionEvent::Link(Link::Ended);
+            InFlightMessage::Event { to, event } => {
+                let has_ended = event == SessionEvent::StoreLink(StoreLink::Ended);
                 self.step(state, to.0, Input::Backend(event));
                 if has_ended {
                     self.begin_session(state, to.0);
                 }
             }
-            Load::Died { to, notice } => self.step(state, to, Input::Died(notice)),
+            InFlightMessage::Died { to, notice } => self.step(state, to, Input::Died(notice)),
         }
     }
 
@@ -101,19 +110,19 @@ impl Search {
         let id = (node, session + 1);
         (state.nodes[node].session, state.nodes[node].place) = (id.1, None);
         // Of an earlier session nothing comes any more.
-        state.network.retain(|flying| !matches!(flying.what, Load::Event { to, .. } if to.0 == node));
+        state.network.retain(|flying| !matches!(flying.what, InFlightMessage::Event { to, .. } if to.0 == node));
         state.store.begin_session(id, incarnation, state.now);
         let asked = self.clock(node, state.now);
-        state.tell(id, SessionEvent::Began { timeout_ns: self.told_ns, asked });
+        state.send_event(id, SessionEvent::Started { timeout_ns: self.session_timeout_ns, asked });
     }
 
     /// What was asked may have been done or not, now or later.
-    pub(super) fn give_up(&self, state: &mut State, mut asked: Vec<(SessionId, Ticket)>) {
+    pub(super) fn time_out_requests(&self, state: &mut State, mut asked: Vec<(SessionId, RequestId)>) {
         asked.sort_unstable();
-        for (id, ticket) in asked {
+        for (id, request_id) in asked {
             if state.is_current(id) {
                 let answer = SessionAnswer::Unknown(String::new());
-                self.step(state, id.0, Input::Backend(SessionEvent::Answer(ticket, answer)));
+                self.step(state, id.0, Input::Backend(SessionEvent::Answer(request_id, answer)));
             }
         }
     }
@@ -121,35 +130,36 @@ impl Search {
     /// The connection is another one from now on. What was asked over the old one may still be done.
     pub(super) fn break_connection(&self, state: &mut State, node: usize) {
         let id = (node, state.nodes[node].session);
-        let given_up = state.network.iter().filter_map(|flying| flying.what.awaited()).filter(|(of, _)| *of == id);
+        let given_up =
+            state.network.iter().filter_map(|flying| flying.what.awaited_ticket()).filter(|(of, _)| *of == id);
         let given_up: Vec<_> = given_up.collect();
         state.network.retain(|flying| !flying.what.is_answer_to(id));
-        for Flying { what, is_late } in &mut state.network {
-            if let Load::Request { from, is_awaited, .. } = what
+        for InFlight { what, is_late } in &mut state.network {
+            if let InFlightMessage::Request { from, is_awaited, .. } = what
                 && *from == id
             {
                 (*is_awaited, *is_late) = (false, true);
             }
         }
-        self.step(state, node, Input::Backend(SessionEvent::Link(Link::Doubtful)));
-        self.give_up(state, given_up);
-        self.step(state, node, Input::Backend(SessionEvent::Link(Link::Up)));
+        self.step(state, node, Input::Backend(SessionEvent::StoreLink(StoreLink::InDoubt)));
+        self.time_out_requests(state, given_up);
+        self.step(state, node, Input::Backend(SessionEvent::StoreLink(StoreLink::Up)));
     }
 
     /// The session with that index has not been heard of for too long.
     pub(super) fn end_session(&self, state: &mut State, index: usize) {
         let id = state.store.sessions[index].id;
-        if !self.remakes {
+        if !self.rejoins_silently {
             state.store.sessions.remove(index);
         }
         while let Some(place) = state.store.place_of(id) {
-            state.remove(place, Gone::Ended);
+            state.remove(place, Removal::Ended);
         }
-        if self.remakes && state.is_current(id) {
-            state.store.hears(id, state.now, self.word_after);
+        if self.rejoins_silently && state.is_current(id) {
+            state.store.record_contact(id, state.now, self.session_end_delay);
             state.join(id);
         } else {
-            state.tell(id, SessionEvent::Link(Link::Ended));
+            state.send_event(id, SessionEvent::StoreLink(StoreLink::Ended));
         }
     }
 
@@ -158,22 +168,22 @@ impl Search {
         if let Some((epoch, _)) = fence {
             let notice = DeathNotice { holder: id_of(node), incarnation: Incarnation(incarnation), epoch };
             for to in (0..self.gateways).filter(|to| *to != node) {
-                (0..2).for_each(|_| state.fly(Load::Died { to, notice }));
+                (0..2).for_each(|_| state.enqueue(InFlightMessage::Died { to, notice }));
             }
         }
         // What it was to be told is lost; what it asked for may be done.
-        state.network.retain(|flying| !matches!(flying.what, Load::Died { to, .. } if to == node));
-        let own_epoch = if self.epochs_heard { state.opened } else { Epoch::default() };
+        state.network.retain(|flying| !matches!(flying.what, InFlightMessage::Died { to, .. } if to == node));
+        let own_epoch = if self.observes_epochs { state.highest_opened } else { Epoch::default() };
         let of_node = &mut state.nodes[node];
         of_node.core = self.latch(node, incarnation + 1, own_epoch);
         of_node.incarnation += 1;
-        (of_node.fence, of_node.sends_end, of_node.drains) = (None, MonoNs(0), false);
+        (of_node.fence, of_node.sends_end, of_node.is_draining) = (None, MonoNs(0), false);
         self.begin(state, node);
     }
 
     /// Its process has just been started.
     pub(super) fn begin(&self, state: &mut State, node: usize) {
         self.begin_session(state, node);
-        self.step(state, node, Input::Standing(Standing::Stands));
+        self.step(state, node, Input::Eligibility(Eligibility::Eligible));
     }
 }

@@ -3,24 +3,24 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use mdgw_election::{
-    register::Ticket,
+    register::RequestId,
     session_latch::{SessionEvent, SessionRequest},
 };
 
 use super::{
-    Flying, Load, State,
-    store::{Gone, SessionId},
+    InFlight, InFlightMessage, State,
+    store::{Removal, SessionId},
 };
 
 impl State {
-    pub(super) fn fly(&mut self, what: Load) {
-        self.network.push(Flying { what, is_late: false });
+    pub(super) fn enqueue(&mut self, what: InFlightMessage) {
+        self.network.push(InFlight { what, is_late: false });
     }
 
     /// Nothing is told of a session that its gateway has no more.
-    pub(super) fn tell(&mut self, to: SessionId, event: SessionEvent) {
+    pub(super) fn send_event(&mut self, to: SessionId, event: SessionEvent) {
         if self.is_current(to) {
-            self.fly(Load::Event { to, event });
+            self.enqueue(InFlightMessage::Event { to, event });
         }
     }
 
@@ -31,50 +31,50 @@ impl State {
 
     pub(super) fn join(&mut self, of: SessionId) {
         let place = self.store.join(of);
-        self.knows_place(of, place);
+        self.set_known_place(of, place);
     }
 
     /// The client learns of its place with the answer; until then nothing is asked about it.
-    pub(super) fn knows_place(&mut self, of: SessionId, place: Option<u32>) {
+    pub(super) fn set_known_place(&mut self, of: SessionId, place: Option<u32>) {
         if self.is_current(of) {
             self.nodes[of.0].place = place;
         }
     }
 
     /// Takes a place away, and tells whoever watches it. Says whether it was there.
-    pub(super) fn remove(&mut self, place: u32, how: Gone) -> bool {
+    pub(super) fn remove(&mut self, place: u32, how: Removal) -> bool {
         let watchers = self.store.remove(place, how);
         for to in watchers.iter().flatten() {
-            self.tell(*to, SessionEvent::Stirred);
+            self.send_event(*to, SessionEvent::QueueChanged);
         }
         watchers.is_some()
     }
 
     /// Whether nothing that its session asked before waits for an answer. What was given up is done before it or never.
-    pub(super) fn is_next(&self, flying: &Flying) -> bool {
-        let Load::Request { from, asked, .. } = &flying.what else { return true };
-        let mut waiting = self.network.iter().filter(|other| other.what.awaited().is_some());
-        !waiting.any(|other| other.what.is_before(*from, &asked.request))
+    pub(super) fn is_next_in_session(&self, flying: &InFlight) -> bool {
+        let InFlightMessage::Request { from, asked, .. } = &flying.what else { return true };
+        let mut waiting = self.network.iter().filter(|other| other.what.awaited_ticket().is_some());
+        !waiting.any(|other| other.what.was_requested_before(*from, &asked.request))
     }
 
     /// Another than node 1 leads, after the place before it went that way.
-    pub(super) fn has_moved(&self, how: Gone) -> bool {
-        self.store.gone == Some(how) && self.nodes.iter().skip(1).any(|node| node.fence.is_some())
+    pub(super) fn moved_after(&self, how: Removal) -> bool {
+        self.store.last_removal == Some(how) && self.nodes.iter().skip(1).any(|node| node.fence.is_some())
     }
 }
 
-impl Load {
+impl InFlightMessage {
     /// Whose request still waits for an answer, or for this one.
-    pub(super) fn awaited(&self) -> Option<(SessionId, Ticket)> {
+    pub(super) fn awaited_ticket(&self) -> Option<(SessionId, RequestId)> {
         match self {
             Self::Request { from, asked, is_awaited: true } => Some((*from, ticket_of(&asked.request))),
-            Self::Event { to, event: SessionEvent::Answer(ticket, _) } => Some((*to, *ticket)),
+            Self::Event { to, event: SessionEvent::Answer(request_id, _) } => Some((*to, *request_id)),
             Self::Request { .. } | Self::Event { .. } | Self::Died { .. } => None,
         }
     }
 
     /// Whether that session asked it before that request.
-    pub(super) fn is_before(&self, session: SessionId, request: &SessionRequest) -> bool {
+    pub(super) fn was_requested_before(&self, session: SessionId, request: &SessionRequest) -> bool {
         let Self::Request { from, asked, .. } = self else { return false };
         *from == session && ticket_of(&asked.request) < ticket_of(request)
     }
@@ -84,25 +84,25 @@ impl Load {
     }
 
     /// What a client asks for again with each connection until it knows.
-    pub(super) fn is_never_lost(&self) -> bool {
-        matches!(self, Self::Event { .. }) && self.awaited().is_none()
+    pub(super) fn is_reliable(&self) -> bool {
+        matches!(self, Self::Event { .. }) && self.awaited_ticket().is_none()
     }
 }
 
-pub(super) fn fingerprint(flying: &Flying) -> u64 {
+pub(super) fn fingerprint(flying: &InFlight) -> u64 {
     let mut hasher = DefaultHasher::new();
     flying.hash(&mut hasher);
     hasher.finish()
 }
 
-pub(super) fn ticket_of(request: &SessionRequest) -> Ticket {
+pub(super) fn ticket_of(request: &SessionRequest) -> RequestId {
     match request {
-        SessionRequest::Join(ticket)
-        | SessionRequest::Look(ticket)
-        | SessionRequest::Touch(ticket)
-        | SessionRequest::Renew(ticket)
-        | SessionRequest::TakeEpoch { ticket, .. }
-        | SessionRequest::Leave(ticket)
-        | SessionRequest::Remove(ticket, _) => *ticket,
+        SessionRequest::Join(request_id)
+        | SessionRequest::ReadQueue(request_id)
+        | SessionRequest::KeepAlive(request_id)
+        | SessionRequest::Renew(request_id)
+        | SessionRequest::TakeEpoch { request_id, .. }
+        | SessionRequest::Leave(request_id)
+        | SessionRequest::Remove(request_id, _) => *request_id,
     }
 }

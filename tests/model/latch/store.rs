@@ -3,7 +3,7 @@
 use mdgw_election::{
     identity::{Incarnation, Member, NodeId, NodeName},
     register::Version,
-    session_latch::{Place, SessionAnswer},
+    session_latch::{QueueEntry, SessionAnswer},
 };
 use mdgw_feeds::identity::Epoch;
 
@@ -11,21 +11,21 @@ use mdgw_feeds::identity::Epoch;
 pub(super) type SessionId = (usize, u32);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Store {
+pub(super) struct LatchStore {
     /// In the order of joining.
-    line: Vec<InLine>,
+    line: Vec<StoredEntry>,
     joined: u32,
     pub(super) sessions: Vec<Session>,
     epoch: Epoch,
     pub(super) version: Version,
     /// How the last place went that was the first.
-    pub(super) gone: Option<Gone>,
+    pub(super) last_removal: Option<Removal>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct InLine {
+struct StoredEntry {
     number: u32,
-    of: SessionId,
+    session: SessionId,
     incarnation: u64,
 }
 
@@ -40,16 +40,16 @@ pub(super) struct Session {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Gone {
+pub(super) enum Removal {
     Ended,
     Removed,
     Left,
 }
 
 /// What the store keeps a session for.
-pub(super) const T: u64 = 150;
+pub(super) const SESSION_TIMEOUT: u64 = 150;
 
-impl Store {
+impl LatchStore {
     pub(super) fn begin_session(&mut self, id: SessionId, incarnation: u64, now: u64) {
         self.sessions.push(Session { id, incarnation, heard: vec![now], watches: None });
     }
@@ -59,9 +59,9 @@ impl Store {
     }
 
     /// Whether that session is still there; if so, it has been heard of.
-    pub(super) fn hears(&mut self, id: SessionId, now: u64, word_after: u64) -> bool {
+    pub(super) fn record_contact(&mut self, id: SessionId, now: u64, session_end_delay: u64) -> bool {
         let Some(session) = self.session(id) else { return false };
-        let before_known = session.known(now, word_after);
+        let before_known = session.known(now, session_end_delay);
         session.heard.drain(..before_known);
         session.heard.push(now);
         session.heard.dedup();
@@ -74,32 +74,34 @@ impl Store {
 
     /// The first one that it has.
     pub(super) fn place_of(&self, id: SessionId) -> Option<u32> {
-        self.line.iter().find(|place| place.of == id).map(|place| place.number)
+        self.line.iter().find(|place| place.session == id).map(|place| place.number)
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<u32> {
+    pub(super) fn place_named(&self, name: &str) -> Option<u32> {
         self.line.iter().map(|place| place.number).find(|number| name_of(*number) == name)
     }
 
     /// A place at the end of the line, for a session that is there.
-    pub(super) fn join(&mut self, of: SessionId) -> Option<u32> {
-        let incarnation = self.session(of)?.incarnation;
+    pub(super) fn join(&mut self, session: SessionId) -> Option<u32> {
+        let incarnation = self.session(session)?.incarnation;
         self.joined += 1;
-        self.line.push(InLine { number: self.joined, of, incarnation });
+        self.line.push(StoredEntry { number: self.joined, session, incarnation });
         Some(self.joined)
     }
 
     /// The answer, and the place that the client takes for its own.
     pub(super) fn look(&mut self, from: SessionId) -> (SessionAnswer, Option<u32>) {
-        let own = self.line.iter().position(|place| place.of == from);
+        let own = self.line.iter().position(|place| place.session == from);
         let before = own.and_then(|own| own.checked_sub(1)).map(|before| self.line[before].number);
         if let Some(session) = self.session(from) {
             session.watches = before;
         }
-        let place =
-            |place: &InLine| Place { name: name_of(place.number), member: Some(member(place.of.0, place.incarnation)) };
-        let places = self.line.iter().map(place).collect();
-        let answer = SessionAnswer::Line { places, own, epoch: self.epoch, version: self.version };
+        let place = |place: &StoredEntry| QueueEntry {
+            name: name_of(place.number),
+            member: Some(member(place.session.0, place.incarnation)),
+        };
+        let entries = self.line.iter().map(place).collect();
+        let answer = SessionAnswer::Queue { entries, own, epoch: self.epoch, version: self.version };
         (answer, own.map(|own| self.line[own].number))
     }
 
@@ -109,11 +111,11 @@ impl Store {
     }
 
     /// Takes a place away, and says who watches it; `None`: it was not there.
-    pub(super) fn remove(&mut self, number: u32, how: Gone) -> Option<Vec<SessionId>> {
+    pub(super) fn remove(&mut self, number: u32, how: Removal) -> Option<Vec<SessionId>> {
         let index = self.line.iter().position(|place| place.number == number)?;
         self.line.remove(index);
         if index == 0 {
-            self.gone = Some(how);
+            self.last_removal = Some(how);
         }
         let watchers = self.sessions.iter_mut().filter_map(|session| {
             let watched = session.watches.take_if(|watched| *watched == number);
@@ -125,13 +127,13 @@ impl Store {
 
 impl Session {
     /// Which of the times is known for sure where sessions are ended.
-    fn known(&self, now: u64, word_after: u64) -> usize {
-        self.heard.iter().rposition(|heard| heard + word_after <= now).unwrap_or(0)
+    fn known(&self, now: u64, session_end_delay: u64) -> usize {
+        self.heard.iter().rposition(|heard| heard + session_end_delay <= now).unwrap_or(0)
     }
 
     /// From when on it may end, by a clock that is fast by a hundredth.
-    pub(super) fn may_end(&self, now: u64, word_after: u64) -> u64 {
-        self.heard[self.known(now, word_after)] + T * 100 / 101
+    pub(super) fn may_end(&self, now: u64, session_end_delay: u64) -> u64 {
+        self.heard[self.known(now, session_end_delay)] + SESSION_TIMEOUT * 100 / 101
     }
 }
 

@@ -5,13 +5,13 @@ use mdgw_election::{
     identity::{DeathNotice, Incarnation},
 };
 
-use super::world::{Event, MS, News, World, node_of};
+use super::world::{Event, GatewayEvent, MS, World, node_of};
 
 /// How often things go wrong, and which.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Faults {
+pub(crate) struct FaultConfig {
     /// Mean time between two faults, ns; 0: none.
-    pub(crate) every_ns: u64,
+    pub(crate) fault_interval_ns: u64,
     /// Each as likely as it stands here often.
     pub(crate) kinds: &'static [Fault],
     /// Mean length of a fault, ns.
@@ -27,9 +27,9 @@ pub(crate) struct Faults {
     pub(crate) unknown: f64,
 }
 
-impl Faults {
+impl FaultConfig {
     pub(crate) const NONE: Self = Self {
-        every_ns: 0,
+        fault_interval_ns: 0,
         kinds: &[],
         lasts_ns: 0,
         late: 0.0,
@@ -39,7 +39,7 @@ impl Faults {
         unknown: 0.0,
     };
     pub(crate) const STORM: Self = Self {
-        every_ns: 12 * MS,
+        fault_interval_ns: 12 * MS,
         kinds: &[
             Fault::Kill,
             Fault::Pause,
@@ -60,7 +60,7 @@ impl Faults {
     };
     /// Hand-overs, one upon the other, with messages that are very late.
     pub(crate) const HAND_OVERS: Self = Self {
-        every_ns: 3 * MS,
+        fault_interval_ns: 3 * MS,
         kinds: &[Fault::HandOver, Fault::HandOver, Fault::CutToStore, Fault::CutFromStore],
         lasts_ns: 20 * MS,
         late: 0.1,
@@ -68,7 +68,7 @@ impl Faults {
         ..Self::STORM
     };
     /// A store that is hard to reach, so that leaders live on promises.
-    pub(crate) const NO_STORE: Self =
+    pub(crate) const STORE_UNREACHABLE: Self =
         Self { kinds: &[Fault::StoreDown, Fault::CutToStore, Fault::CutFromStore, Fault::Pause], ..Self::STORM };
     /// Clocks that are slewed as far as a time daemon goes.
     pub(crate) const SLEWS: Self = Self {
@@ -128,10 +128,10 @@ const SLEW_PPM: i64 = 80_000;
 
 impl World {
     pub(super) fn random_fault(&mut self) {
-        if self.is_calm {
+        if self.faults_stopped {
             return;
         }
-        let next_ns = self.random.exponential(self.setup.faults.every_ns);
+        let next_ns = self.random.exponential(self.setup.faults.fault_interval_ns);
         self.after(next_ns, Event::Fault);
         let gateway = usize::try_from(self.random.below(u64::from(self.setup.gateways))).expect("few gateways");
         let lasts_ns = MS + self.random.exponential(self.setup.faults.lasts_ns);
@@ -145,8 +145,8 @@ impl World {
         let store = self.store_index();
         match fault {
             Fault::Kill => {
-                let is_told = self.random.chance(0.7);
-                self.kill(gateway, is_told);
+                let is_announced = self.random.chance(0.7);
+                self.kill(gateway, is_announced);
                 self.after(lasts_ns, Event::Restart(gateway));
             }
             Fault::Pause => self.pause(gateway, lasts_ns),
@@ -155,7 +155,7 @@ impl World {
             Fault::CutPeers => self.cut(gateway, (gateway + 1) % store, lasts_ns),
             Fault::HandOver => self.send(gateway, Input::HandOver(None), 20_000),
             Fault::Close => {
-                self.gateways[gateway].closes = true;
+                self.gateways[gateway].is_closing = true;
                 self.send(gateway, Input::Close, 0);
                 self.after(lasts_ns, Event::Restart(gateway));
             }
@@ -171,22 +171,22 @@ impl World {
     }
 
     /// Its process ends at once. What it handed to the kernel is sent.
-    pub(crate) fn kill(&mut self, number: usize, is_told: bool) {
+    pub(crate) fn kill(&mut self, number: usize, is_announced: bool) {
         let gateway = &mut self.gateways[number];
         if gateway.core.take().is_none() {
             return;
         }
         gateway.paused = false;
-        gateway.closes = false;
-        gateway.parked = None;
+        gateway.is_closing = false;
+        gateway.unsent_packet = None;
         gateway.ended.clear();
         gateway.fence.close();
-        gateway.sends_until_ns = self.now_ns;
+        gateway.sends_end_ns = self.now_ns;
         let incarnation = Incarnation(gateway.incarnation);
-        self.news.push_back((number, News::Killed));
+        self.news.push_back((number, GatewayEvent::Killed));
         let gateway = &mut self.gateways[number];
         if let Some(epoch) = gateway.leads.take()
-            && is_told
+            && is_announced
         {
             let notice = DeathNotice { holder: node_of(number), incarnation, epoch };
             for other in 0..self.gateways.len() {
@@ -203,14 +203,14 @@ impl World {
             return;
         }
         gateway.paused = true;
-        gateway.parked = gateway.fence.pass(now);
+        gateway.unsent_packet = gateway.fence.epoch_if_open(now);
         let incarnation = gateway.incarnation;
-        self.news.push_back((number, News::Stopped));
+        self.news.push_back((number, GatewayEvent::Stopped));
         self.after(lasts_ns, Event::Resume { gateway: number, incarnation });
     }
 
     fn cut(&mut self, from: usize, to: usize, lasts_ns: u64) {
-        *self.cuts.entry((from, to)).or_default() += 1;
+        *self.partitions.entry((from, to)).or_default() += 1;
         self.after(lasts_ns, Event::Heal(from, to));
     }
 }

@@ -17,16 +17,16 @@ use zerocopy::{
 
 /// Hears packets in the order in which they arrive. Each brings a record that nobody has said before: what is known by its
 /// sequence to be a copy would be dropped whatever its epoch.
-pub(super) struct Listener {
+pub(super) struct EpochReceiver {
     receiver: Receiver,
-    has_epochs: bool,
+    checks_epochs: bool,
     sequence: u64,
-    highest: Epoch,
+    highest_epoch: Epoch,
     stale: u64,
 }
 
-impl Listener {
-    pub(super) fn new(has_epochs: bool) -> Self {
+impl EpochReceiver {
+    pub(super) fn new(checks_epochs: bool) -> Self {
         let receiver = Receiver::new(ReceiverConfig {
             group: GROUP,
             channels: vec![CHANNEL],
@@ -35,7 +35,7 @@ impl Listener {
             message_bytes_max: RECORD_BYTES,
             ..ReceiverConfig::default()
         });
-        Self { receiver, has_epochs, sequence: 1, highest: Epoch::default(), stale: 0 }
+        Self { receiver, checks_epochs, sequence: 1, highest_epoch: Epoch::default(), stale: 0 }
     }
 
     /// Packets of an epoch that was over.
@@ -46,8 +46,8 @@ impl Listener {
     /// A packet sent under `epoch` arrives. If its record was handed on although one of a newer epoch was before it: that
     /// epoch.
     pub(super) fn hear(&mut self, now_ns: u64, epoch: Epoch) -> Option<Epoch> {
-        self.stale += u64::from(epoch < self.highest);
-        let written = if self.has_epochs { epoch } else { Epoch::new(1, NodeId(1).0) };
+        self.stale += u64::from(epoch < self.highest_epoch);
+        let written = if self.checks_epochs { epoch } else { Epoch::new(1, NodeId(1).0) };
         let (bytes, length) = packet(written, self.sequence);
         let datagram =
             PublishedDatagram { line: Line(0), service: 0, bytes: &bytes[..length], ts_recv: UnixNs(now_ns) };
@@ -61,8 +61,8 @@ impl Listener {
             return None;
         }
         self.sequence += 1;
-        let before = self.highest;
-        self.highest = before.max(epoch);
+        let before = self.highest_epoch;
+        self.highest_epoch = before.max(epoch);
         (epoch < before).then_some(before)
     }
 }

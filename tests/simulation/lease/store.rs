@@ -2,13 +2,13 @@
 
 use mdgw_election::{
     core::Input,
-    register::{Link, Outcome, RegisterEvent, RegisterRequest, Version, Versioned},
+    register::{Outcome, RegisterEvent, RegisterRequest, StoreLink, Version, Versioned},
 };
 
-use super::world::{Event, Gateway, World};
+use super::world::{Event, SimulatedGateway, World};
 
 #[derive(Default)]
-pub(super) struct Store {
+pub(super) struct SimulatedStore {
     stored: Option<Versioned>,
     is_down: bool,
     /// One more with each restored backup.
@@ -17,8 +17,8 @@ pub(super) struct Store {
 }
 
 impl World {
-    pub(super) fn is_cut(&self, from: usize, to: usize) -> bool {
-        self.cuts.get(&(from, to)).is_some_and(|count| *count > 0)
+    pub(super) fn is_partitioned(&self, from: usize, to: usize) -> bool {
+        self.partitions.get(&(from, to)).is_some_and(|count| *count > 0)
     }
 
     pub(super) fn store_index(&self) -> usize {
@@ -30,12 +30,12 @@ impl World {
             let life = self.store.life;
             let gateway = &mut self.gateways[from];
             gateway.connection += 1;
-            gateway.store_life = life;
-            gateway.watch_at_ns = 0;
-            return self.watch_tells(from);
+            gateway.store_restore_count = life;
+            gateway.last_watch_ns = 0;
+            return self.notify_watch(from);
         }
-        let Gateway { incarnation, connection, store_life: life, .. } = self.gateways[from];
-        if self.is_cut(from, self.store_index()) {
+        let SimulatedGateway { incarnation, connection, store_restore_count: life, .. } = self.gateways[from];
+        if self.is_partitioned(from, self.store_index()) {
             return;
         }
         let delay_ns = self.delay_ns();
@@ -54,41 +54,41 @@ impl World {
         if self.store.is_down || life != self.store.life {
             return;
         }
-        let (ticket, outcome) = match request {
-            RegisterRequest::Read(ticket) => (*ticket, Outcome::Read(self.store.stored.clone())),
-            RegisterRequest::CompareAndSwap { ticket, expected, record } => {
+        let (request_id, outcome) = match request {
+            RegisterRequest::Read(request_id) => (*request_id, Outcome::Read(self.store.stored.clone())),
+            RegisterRequest::CompareAndSwap { request_id, expected, record } => {
                 let version = self.store.stored.as_ref().map_or(Version::NONE, |stored| stored.version);
                 if *expected == version || !self.setup.version_check {
                     let version = Version(version.0 + 1);
                     self.store.stored = Some(Versioned { version, record: (**record).clone() });
                     for gateway in 0..self.gateways.len() {
-                        self.watch_tells(gateway);
+                        self.notify_watch(gateway);
                     }
-                    (*ticket, Outcome::Swapped(version))
+                    (*request_id, Outcome::Swapped(version))
                 } else {
-                    (*ticket, Outcome::Refused)
+                    (*request_id, Outcome::Refused)
                 }
             }
             RegisterRequest::Reconnect => return,
         };
-        if self.is_cut(self.store_index(), from) {
+        if self.is_partitioned(self.store_index(), from) {
             return;
         }
-        let is_unknown = !self.is_calm && self.random.chance(self.setup.faults.unknown);
+        let is_unknown = !self.faults_stopped && self.random.chance(self.setup.faults.unknown);
         let outcome = if is_unknown { Outcome::Unknown("broken off".to_owned()) } else { outcome };
-        let input = Box::new(Input::Backend(RegisterEvent::Answer { ticket, outcome }));
+        let input = Box::new(Input::Backend(RegisterEvent::Answer { request_id, outcome }));
         let delay_ns = self.delay_ns();
         self.after(delay_ns, Event::ToGateway { to: from, incarnation, connection: Some(connection), input });
     }
 
     /// The watch tells in order, and nothing while it is cut.
-    pub(super) fn watch_tells(&mut self, to: usize) {
-        if self.store.is_down || self.is_cut(self.store_index(), to) {
+    pub(super) fn notify_watch(&mut self, to: usize) {
+        if self.store.is_down || self.is_partitioned(self.store_index(), to) {
             return;
         }
-        let at_ns = (self.now_ns + self.delay_ns()).max(self.gateways[to].watch_at_ns + 1);
-        self.gateways[to].watch_at_ns = at_ns;
-        let Gateway { incarnation, connection, .. } = self.gateways[to];
+        let at_ns = (self.now_ns + self.delay_ns()).max(self.gateways[to].last_watch_ns + 1);
+        self.gateways[to].last_watch_ns = at_ns;
+        let SimulatedGateway { incarnation, connection, .. } = self.gateways[to];
         let input = Box::new(Input::Backend(RegisterEvent::Changed(self.store.stored.clone())));
         self.after(at_ns - self.now_ns, Event::ToGateway { to, incarnation, connection: Some(connection), input });
     }
@@ -101,7 +101,7 @@ impl World {
     pub(super) fn store_up(&mut self) {
         self.store.is_down = false;
         for gateway in 0..self.gateways.len() {
-            self.watch_tells(gateway);
+            self.notify_watch(gateway);
         }
     }
 
@@ -119,17 +119,17 @@ impl World {
         for gateway in 0..self.gateways.len() {
             // Its connection ends, and it hears of that before anything from the next one.
             self.gateways[gateway].connection += 1;
-            self.send(gateway, Input::Backend(RegisterEvent::Link(Link::Doubtful)), 0);
+            self.send(gateway, Input::Backend(RegisterEvent::StoreLink(StoreLink::InDoubt)), 0);
         }
         self.store_down(lasts_ns);
     }
 
     pub(super) fn heal(&mut self, from: usize, to: usize) {
-        if let Some(count) = self.cuts.get_mut(&(from, to)) {
+        if let Some(count) = self.partitions.get_mut(&(from, to)) {
             *count = count.saturating_sub(1);
         }
         if from == self.store_index() {
-            self.watch_tells(to);
+            self.notify_watch(to);
         }
     }
 }

@@ -7,34 +7,34 @@ use std::{
 
 use mdgw_captures::random::Random;
 use mdgw_election::{
+    auto_move::AutoMoveConfig,
     core::{Core as _, Input, Output},
-    fitness::Standing,
+    fitness::Eligibility,
     identity::{Incarnation, Member, NodeId, NodeName},
-    lease::{Lease, LeaseConfig, OnSuspended, Safeguards},
-    moves::MovesConfig,
+    lease::{Lease, LeaseConfig, LeaseSafeguards, OnSuspended},
     peer::PeerMessage,
-    record::ConfigurationMark,
-    register::{Link, RegisterEvent, RegisterRequest},
+    record::ConfigVersion,
+    register::{RegisterEvent, RegisterRequest, StoreLink},
     timing::LeaseTiming,
 };
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 use mdgw_sys::fence::Fence;
 
-use super::{faults::Faults, receiver::Listener, store::Store};
+use super::{faults::FaultConfig, receiver::EpochReceiver, store::SimulatedStore};
 
 /// What a world is made of.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Setup {
+pub(crate) struct LeaseSetup {
     pub(crate) gateways: u8,
     pub(crate) timing: LeaseTiming,
-    pub(crate) faults: Faults,
-    pub(crate) safeguards: Safeguards,
+    pub(crate) faults: FaultConfig,
+    pub(crate) safeguards: LeaseSafeguards,
     /// The store compares the version that a swap expects.
     pub(crate) version_check: bool,
     /// Gateways know the epochs that were published, from the wire and from their logs.
-    pub(crate) epochs_heard: bool,
+    pub(crate) observes_epochs: bool,
     /// Packets carry their epoch, so that receivers can drop old ones.
-    pub(crate) receivers_fence: bool,
+    pub(crate) receivers_check_epochs: bool,
     /// Gateways read how their clocks are slewed.
     pub(crate) clock_rates_read: bool,
     /// Who starts joins, until [`World::stands`].
@@ -43,7 +43,7 @@ pub(crate) struct Setup {
 
 /// What becomes of a gateway, for a world around this one.
 #[derive(Clone, Debug)]
-pub(crate) enum News {
+pub(crate) enum GatewayEvent {
     Started,
     Killed,
     Stopped,
@@ -54,10 +54,10 @@ pub(crate) enum News {
         until_ns: u64,
     },
     Closed,
-    /// It is closed for a hand-over: [`World::ended_at`] says where its output ended.
+    /// It is closed for a hand-over: [`World::set_final_positions`] says where its output ended.
     Drains,
     /// Another one has said where its output ended, by channel.
-    OthersEnded {
+    PeerOutputEnded {
         epoch: Epoch,
         positions: BTreeMap<u16, StreamPosition>,
     },
@@ -67,34 +67,34 @@ pub(crate) enum News {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
     /// A gateway may send while a send of another may not have returned.
-    TwoLead { at_ns: u64, gateways: [usize; 2] },
+    TwoLeaders { at_ns: u64, gateways: [usize; 2] },
     /// An opening under an epoch that is not above all before.
-    EpochWentBack { at_ns: u64, epoch: Epoch, before: Epoch },
+    EpochRegressed { at_ns: u64, epoch: Epoch, before: Epoch },
     /// A receiver was handed a record of an epoch below that of one before.
-    OldRecordTaken { at_ns: u64, epoch: Epoch, after: Epoch },
+    StaleRecordAccepted { at_ns: u64, epoch: Epoch, after: Epoch },
 }
 
 /// All of it.
 pub(crate) struct World {
-    pub(super) setup: Setup,
+    pub(super) setup: LeaseSetup,
     pub(super) random: Random,
     pub(super) now_ns: u64,
-    events: BinaryHeap<Scheduled>,
+    events: BinaryHeap<ScheduledEvent>,
     scheduled: u64,
-    pub(super) gateways: Vec<Gateway>,
-    pub(super) store: Store,
+    pub(super) gateways: Vec<SimulatedGateway>,
+    pub(super) store: SimulatedStore,
     /// From gateway to gateway; the store is the last index. How many faults hold it cut.
-    pub(super) cuts: BTreeMap<(usize, usize), u32>,
-    pub(super) is_calm: bool,
-    listener: Listener,
+    pub(super) partitions: BTreeMap<(usize, usize), u32>,
+    pub(super) faults_stopped: bool,
+    epoch_receiver: EpochReceiver,
     /// In order.
     pub(crate) opened: Vec<Opening>,
     /// Of each gateway, the last one.
-    swaps: Vec<Swap>,
-    learned_ns: Vec<u64>,
+    swaps: Vec<SwapTimes>,
+    record_learned_ns: Vec<u64>,
     pub(crate) violation: Option<Violation>,
     /// What has become of which gateway, in order, until it is taken.
-    pub(crate) news: VecDeque<(usize, News)>,
+    pub(crate) news: VecDeque<(usize, GatewayEvent)>,
 }
 
 /// A fence opened.
@@ -104,34 +104,34 @@ pub(crate) struct Opening {
     pub(crate) gateway: usize,
     pub(crate) epoch: Epoch,
     /// Its last one before.
-    pub(crate) swap: Swap,
+    pub(crate) swap: SwapTimes,
 }
 
 /// When a gateway asked the store for a swap, and when it had been told of the record's last change.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Swap {
-    pub(crate) learned_ns: u64,
+pub(crate) struct SwapTimes {
+    pub(crate) record_learned_ns: u64,
     pub(crate) sent_ns: u64,
 }
 
-pub(super) struct Gateway {
+pub(super) struct SimulatedGateway {
     pub(super) core: Option<Box<Lease>>,
     pub(super) incarnation: u64,
     /// How its clock goes if nobody corrects it, and by how much it is being slewed.
     rate_ppm: i64,
     slew_ppm: i64,
     /// It knows of a slew.
-    knows_slew: bool,
+    slew_reported: bool,
     offset_ns: u64,
     pub(super) paused: bool,
     /// It was told to close, and is to be started anew.
-    pub(super) closes: bool,
+    pub(super) is_closing: bool,
     /// What came while it was paused.
-    unread: VecDeque<Input<RegisterEvent>>,
+    queued_inputs: VecDeque<Input<RegisterEvent>>,
     pub(super) connection: u64,
     /// Which life of the store its connection leads to.
-    pub(super) store_life: u64,
-    pub(super) watch_at_ns: u64,
+    pub(super) store_restore_count: u64,
+    pub(super) last_watch_ns: u64,
     /// The highest epoch in its own log.
     own_epoch: Epoch,
     /// The product's; its hot thread looks at it alone.
@@ -139,9 +139,9 @@ pub(super) struct Gateway {
     pub(super) leads: Option<Epoch>,
     deadline: MonoNs,
     /// Until when sends of the opening that ended may return, in true time.
-    pub(super) sends_until_ns: u64,
+    pub(super) sends_end_ns: u64,
     /// A packet that was checked and not sent when it was paused.
-    pub(super) parked: Option<Epoch>,
+    pub(super) unsent_packet: Option<Epoch>,
     /// Where its output ended, by channel.
     pub(super) ended: BTreeMap<u16, StreamPosition>,
     /// Of the timer that counts; older ones are void.
@@ -165,7 +165,7 @@ pub(super) enum Event {
     SlewEnds(usize),
 }
 
-struct Scheduled {
+struct ScheduledEvent {
     at_ns: u64,
     number: u64,
     event: Event,
@@ -176,29 +176,29 @@ pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const WAKE_NS_MAX: u64 = 50_000;
 
 impl World {
-    pub(crate) fn new(seed: u64, setup: Setup) -> Self {
+    pub(crate) fn new(seed: u64, setup: LeaseSetup) -> Self {
         let mut random = Random::new(seed);
         let (rate_max, span_ns) = (u64::from(setup.timing.rate_error_ppm), 1_000 * MS);
         let gateways = (0..setup.gateways)
-            .map(|_| Gateway {
+            .map(|_| SimulatedGateway {
                 core: None,
                 incarnation: 0,
                 rate_ppm: signed(random.below(2 * rate_max + 1)) - signed(rate_max),
                 slew_ppm: 0,
-                knows_slew: false,
+                slew_reported: false,
                 offset_ns: span_ns + random.below(span_ns),
                 paused: false,
-                closes: false,
-                unread: VecDeque::new(),
+                is_closing: false,
+                queued_inputs: VecDeque::new(),
                 connection: 0,
-                store_life: 0,
-                watch_at_ns: 0,
+                store_restore_count: 0,
+                last_watch_ns: 0,
                 own_epoch: Epoch::default(),
                 fence: Fence::closed(),
                 leads: None,
                 deadline: MonoNs(0),
-                sends_until_ns: 0,
-                parked: None,
+                sends_end_ns: 0,
+                unsent_packet: None,
                 ended: BTreeMap::new(),
                 timer: 0,
             })
@@ -210,13 +210,13 @@ impl World {
             events: BinaryHeap::new(),
             scheduled: 0,
             gateways,
-            store: Store::default(),
-            cuts: BTreeMap::new(),
-            is_calm: false,
-            listener: Listener::new(setup.receivers_fence),
+            store: SimulatedStore::default(),
+            partitions: BTreeMap::new(),
+            faults_stopped: false,
+            epoch_receiver: EpochReceiver::new(setup.receivers_check_epochs),
             opened: Vec::new(),
-            swaps: vec![Swap::default(); usize::from(setup.gateways)],
-            learned_ns: vec![0; usize::from(setup.gateways)],
+            swaps: vec![SwapTimes::default(); usize::from(setup.gateways)],
+            record_learned_ns: vec![0; usize::from(setup.gateways)],
             violation: None,
             news: VecDeque::new(),
         };
@@ -226,7 +226,7 @@ impl World {
             world.after(delay_ns, Event::HotThread(gateway));
             world.after(delay_ns, Event::State(gateway));
         }
-        if setup.faults.every_ns > 0 {
+        if setup.faults.fault_interval_ns > 0 {
             world.after(2 * setup.timing.lease_ns, Event::Fault);
         }
         world
@@ -254,32 +254,32 @@ impl World {
             self.now_ns = end_ns;
             return false;
         }
-        let Some(Scheduled { at_ns, event, .. }) = self.events.pop() else { return false };
+        let Some(ScheduledEvent { at_ns, event, .. }) = self.events.pop() else { return false };
         self.now_ns = at_ns;
         self.happen(event);
         true
     }
 
     /// From now on things fail.
-    pub(crate) fn storm_begins(&mut self, every_ns: u64) {
-        self.setup.faults.every_ns = every_ns;
-        self.after(every_ns, Event::Fault);
+    pub(crate) fn start_faults(&mut self, fault_interval_ns: u64) {
+        self.setup.faults.fault_interval_ns = fault_interval_ns;
+        self.after(fault_interval_ns, Event::Fault);
     }
 
     /// It is no worse than the others, or alone.
     pub(crate) fn stands(&mut self, gateway: usize) {
-        self.send(gateway, Input::Standing(Standing::Stands), 0);
+        self.send(gateway, Input::Eligibility(Eligibility::Eligible), 0);
     }
 
     /// It has heard a packet of that epoch.
-    pub(crate) fn hears(&mut self, gateway: usize, epoch: Epoch) {
-        let Gateway { own_epoch, .. } = &mut self.gateways[gateway];
+    pub(crate) fn observe_epoch(&mut self, gateway: usize, epoch: Epoch) {
+        let SimulatedGateway { own_epoch, .. } = &mut self.gateways[gateway];
         *own_epoch = epoch.max(*own_epoch);
-        self.send(gateway, Input::Heard(epoch), 0);
+        self.send(gateway, Input::ObservedEpoch(epoch), 0);
     }
 
     /// Where the output ended of one that drains.
-    pub(crate) fn ended_at(&mut self, gateway: usize, positions: BTreeMap<u16, StreamPosition>) {
+    pub(crate) fn set_final_positions(&mut self, gateway: usize, positions: BTreeMap<u16, StreamPosition>) {
         self.gateways[gateway].ended = positions;
     }
 
@@ -289,20 +289,20 @@ impl World {
 
     /// Packets that came to the receivers under an epoch that was over, and were dropped for it.
     pub(crate) fn stale_packets(&self) -> u64 {
-        self.listener.stale()
+        self.epoch_receiver.stale()
     }
 
     /// Who may send now.
     pub(crate) fn leading(&self) -> Option<usize> {
         (0..self.gateways.len()).find(|gateway| {
-            let Gateway { fence, paused, .. } = &self.gateways[*gateway];
+            let SimulatedGateway { fence, paused, .. } = &self.gateways[*gateway];
             !paused && fence.allows(self.local(*gateway))
         })
     }
 
     pub(super) fn after(&mut self, delay_ns: u64, event: Event) {
         self.scheduled += 1;
-        self.events.push(Scheduled { at_ns: self.now_ns + delay_ns, number: self.scheduled, event });
+        self.events.push(ScheduledEvent { at_ns: self.now_ns + delay_ns, number: self.scheduled, event });
     }
 
     fn happen(&mut self, event: Event) {
@@ -331,7 +331,7 @@ impl World {
                     self.tell(gateway, Some(Input::Drained { positions }));
                 }
             }
-            Event::State(gateway) => self.tell_state(gateway),
+            Event::State(gateway) => self.report_peer_state(gateway),
             Event::Fault => self.random_fault(),
             Event::Heal(from, to) => self.heal(from, to),
             Event::StoreUp => self.store_up(),
@@ -350,16 +350,16 @@ impl World {
     // ---- clocks ----
 
     pub(super) fn local(&self, gateway: usize) -> MonoNs {
-        let Gateway { rate_ppm, slew_ppm, offset_ns, .. } = self.gateways[gateway];
+        let SimulatedGateway { rate_ppm, slew_ppm, offset_ns, .. } = self.gateways[gateway];
         let drift_ns = i128::from(self.now_ns) * i128::from(rate_ppm + slew_ppm) / 1_000_000;
         let local = i128::from(offset_ns) + i128::from(self.now_ns) + drift_ns;
         MonoNs(u64::try_from(local).expect("time fits"))
     }
 
     /// How much true time passes until a gateway's clock shows `local`.
-    fn until_local(&self, gateway: usize, local: MonoNs) -> u64 {
+    fn true_ns_until(&self, gateway: usize, local: MonoNs) -> u64 {
         let left = i128::from(local.since(self.local(gateway)));
-        let Gateway { rate_ppm, slew_ppm, .. } = self.gateways[gateway];
+        let SimulatedGateway { rate_ppm, slew_ppm, .. } = self.gateways[gateway];
         let true_ns = left * 1_000_000 / (1_000_000 + i128::from(rate_ppm + slew_ppm));
         u64::try_from(true_ns).expect("time fits") + u64::from(left > 0)
     }
@@ -372,87 +372,87 @@ impl World {
         let gateway = &mut self.gateways[number];
         gateway.offset_ns = gateway.offset_ns + behind - ahead;
         if gateway.core.is_some() && !gateway.paused {
-            self.wake_later(number);
+            self.set_timer(number);
         }
     }
 
     /// What the election thread reads of its clock before it decides anything.
     fn clock_rate(&mut self, gateway: usize) -> Option<Input<RegisterEvent>> {
-        let Gateway { slew_ppm, knows_slew, .. } = &mut self.gateways[gateway];
-        let is_news = *slew_ppm != 0 || *knows_slew;
-        *knows_slew = *slew_ppm != 0;
+        let SimulatedGateway { slew_ppm, slew_reported, .. } = &mut self.gateways[gateway];
+        let has_changed = *slew_ppm != 0 || *slew_reported;
+        *slew_reported = *slew_ppm != 0;
         let error_ppm = u32::try_from(slew_ppm.unsigned_abs()).expect("slews are small");
-        (is_news && self.setup.clock_rates_read).then_some(Input::ClockRate { error_ppm })
+        (has_changed && self.setup.clock_rates_read).then_some(Input::ClockRate { error_ppm })
     }
 
     // ---- the election thread ----
 
     fn tell(&mut self, gateway: usize, input: Option<Input<RegisterEvent>>) {
         if self.gateways[gateway].paused {
-            self.gateways[gateway].unread.extend(input);
+            self.gateways[gateway].queued_inputs.extend(input);
             return;
         }
         for input in input.into_iter().chain([Input::Time]) {
             self.step(gateway, input);
         }
-        self.wake_later(gateway);
+        self.set_timer(gateway);
     }
 
     fn step(&mut self, gateway: usize, input: Input<RegisterEvent>) {
-        if input == Input::Backend(RegisterEvent::Link(Link::Doubtful)) {
-            self.gateways[gateway].store_life = self.store.life;
+        if input == Input::Backend(RegisterEvent::StoreLink(StoreLink::InDoubt)) {
+            self.gateways[gateway].store_restore_count = self.store.life;
         }
         if matches!(input, Input::Backend(RegisterEvent::Changed(_))) {
-            self.learned_ns[gateway] = self.now_ns;
+            self.record_learned_ns[gateway] = self.now_ns;
         }
         let now = self.local(gateway);
         let Some(core) = &mut self.gateways[gateway].core else { return };
         for output in core.step(now, input) {
-            self.carry_out(gateway, output);
+            self.apply_output(gateway, output);
         }
     }
 
     /// One timer a gateway: the one set before is void.
-    fn wake_later(&mut self, gateway: usize) {
+    fn set_timer(&mut self, gateway: usize) {
         self.gateways[gateway].timer += 1;
         let timer = self.gateways[gateway].timer;
         let next = self.gateways[gateway].core.as_ref().and_then(|core| core.next_deadline());
         if let Some(next) = next {
             let late_ns = WAKE_NS_MAX / 5 + self.random.below(4 * WAKE_NS_MAX / 5);
-            let delay_ns = self.until_local(gateway, next) + late_ns;
+            let delay_ns = self.true_ns_until(gateway, next) + late_ns;
             self.after(delay_ns, Event::Timer { gateway, timer });
         }
     }
 
-    fn carry_out(&mut self, gateway: usize, output: Output<RegisterRequest>) {
+    fn apply_output(&mut self, gateway: usize, output: Output<RegisterRequest>) {
         match output {
             Output::Open { epoch, deadline } => self.open(gateway, epoch, deadline),
             Output::Renew { deadline } => {
                 self.gateways[gateway].fence.renew(deadline);
-                self.may_send(gateway, deadline);
-                self.tell_open(gateway, deadline);
+                self.check_overlap(gateway, deadline);
+                self.report_open(gateway, deadline);
             }
             Output::Close { .. } => self.close(gateway),
             Output::Drain => {
                 // What was checked before the closing returns by then; who did not lead has nothing under way.
                 let drain_ns = self.random.below(self.setup.timing.send_ns_max);
                 let drained_ns = self.now_ns + drain_ns;
-                let Gateway { sends_until_ns, .. } = &mut self.gateways[gateway];
-                *sends_until_ns = drained_ns.min(*sends_until_ns);
+                let SimulatedGateway { sends_end_ns, .. } = &mut self.gateways[gateway];
+                *sends_end_ns = drained_ns.min(*sends_end_ns);
                 let incarnation = self.gateways[gateway].incarnation;
                 self.after(drain_ns, Event::Drained { gateway, incarnation });
-                self.news.push_back((gateway, News::Drains));
+                self.news.push_back((gateway, GatewayEvent::Drains));
             }
             Output::Request(request) => {
                 if matches!(request, RegisterRequest::CompareAndSwap { .. }) {
-                    let (learned_ns, sent_ns) = (self.learned_ns[gateway], self.now_ns);
-                    self.swaps[gateway] = Swap { learned_ns, sent_ns };
+                    let (record_learned_ns, sent_ns) = (self.record_learned_ns[gateway], self.now_ns);
+                    self.swaps[gateway] = SwapTimes { record_learned_ns, sent_ns };
                 }
                 self.ask_store(gateway, request);
             }
             Output::Peer { to, message } => self.send_to_peer(gateway, to, message),
-            Output::OthersEnded { epoch, positions } => {
-                self.news.push_back((gateway, News::OthersEnded { epoch, positions }));
+            Output::PeerOutputEnded { epoch, positions } => {
+                self.news.push_back((gateway, GatewayEvent::PeerOutputEnded { epoch, positions }));
             }
             Output::Connection(_) | Output::Notice(_) => {}
         }
@@ -461,64 +461,64 @@ impl World {
     fn open(&mut self, gateway: usize, epoch: Epoch, deadline: MonoNs) {
         let before = self.opened.iter().map(|opening| opening.epoch).max().unwrap_or_default();
         if epoch <= before {
-            self.violate(Violation::EpochWentBack { at_ns: self.now_ns, epoch, before });
+            self.record_violation(Violation::EpochRegressed { at_ns: self.now_ns, epoch, before });
         }
         self.opened.push(Opening { at_ns: self.now_ns, gateway, epoch, swap: self.swaps[gateway] });
         self.gateways[gateway].leads = Some(epoch);
         self.gateways[gateway].fence.open(epoch, deadline);
-        self.may_send(gateway, deadline);
-        self.tell_open(gateway, deadline);
+        self.check_overlap(gateway, deadline);
+        self.report_open(gateway, deadline);
         self.publish(gateway);
-        if self.setup.epochs_heard {
+        if self.setup.observes_epochs {
             for other in 0..self.gateways.len() {
                 // Who is down has it from the log that it takes over before it stands again.
                 self.gateways[other].own_epoch = self.gateways[other].own_epoch.max(epoch);
-                self.send(other, Input::Heard(epoch), 50_000);
+                self.send(other, Input::ObservedEpoch(epoch), 50_000);
             }
         }
     }
 
-    fn tell_open(&mut self, gateway: usize, deadline: MonoNs) {
-        let until_ns = self.now_ns + self.until_local(gateway, deadline);
+    fn report_open(&mut self, gateway: usize, deadline: MonoNs) {
+        let until_ns = self.now_ns + self.true_ns_until(gateway, deadline);
         if let Some(epoch) = self.gateways[gateway].leads {
-            self.news.push_back((gateway, News::Open { epoch, until_ns }));
+            self.news.push_back((gateway, GatewayEvent::Open { epoch, until_ns }));
         }
     }
 
     /// A fence is open until that moment: is it the only one?
-    fn may_send(&mut self, gateway: usize, deadline: MonoNs) {
+    fn check_overlap(&mut self, gateway: usize, deadline: MonoNs) {
         self.gateways[gateway].deadline = deadline;
         if self.local(gateway) >= deadline {
             return;
         }
         for other in 0..self.gateways.len() {
-            if other != gateway && self.sends_until(other) > self.now_ns {
-                self.violate(Violation::TwoLead { at_ns: self.now_ns, gateways: [gateway, other] });
+            if other != gateway && self.sends_end(other) > self.now_ns {
+                self.record_violation(Violation::TwoLeaders { at_ns: self.now_ns, gateways: [gateway, other] });
             }
         }
     }
 
     /// Until when a gateway's sends may return, in true time: what was checked just before the deadline takes as long as
     /// a send may. Who is stopped in between takes longer; that is the receivers' to see.
-    fn sends_until(&self, gateway: usize) -> u64 {
-        let Gateway { leads, deadline, sends_until_ns, .. } = &self.gateways[gateway];
+    fn sends_end(&self, gateway: usize) -> u64 {
+        let SimulatedGateway { leads, deadline, sends_end_ns, .. } = &self.gateways[gateway];
         let send_ns_max = self.setup.timing.send_ns_max;
         let now = self.local(gateway);
         match leads {
-            None => *sends_until_ns,
-            Some(_) if now < *deadline => self.now_ns + self.until_local(gateway, *deadline) + send_ns_max,
+            None => *sends_end_ns,
+            Some(_) if now < *deadline => self.now_ns + self.true_ns_until(gateway, *deadline) + send_ns_max,
             Some(_) => self.now_ns + send_ns_max.saturating_sub(now.since(*deadline)),
         }
     }
 
     fn close(&mut self, number: usize) {
         let latest_ns = self.now_ns + self.setup.timing.send_ns_max;
-        let until_ns = self.sends_until(number).min(latest_ns);
+        let until_ns = self.sends_end(number).min(latest_ns);
         let gateway = &mut self.gateways[number];
         gateway.fence.close();
         gateway.leads = None;
-        gateway.sends_until_ns = until_ns;
-        self.news.push_back((number, News::Closed));
+        gateway.sends_end_ns = until_ns;
+        self.news.push_back((number, GatewayEvent::Closed));
     }
 
     // ---- the hot thread ----
@@ -531,26 +531,26 @@ impl World {
     /// Sends a packet, if the fence lets it pass.
     pub(super) fn publish(&mut self, gateway: usize) {
         let now = self.local(gateway);
-        let Gateway { fence, paused, core, .. } = &self.gateways[gateway];
-        if let Some(epoch) = fence.pass(now)
+        let SimulatedGateway { fence, paused, core, .. } = &self.gateways[gateway];
+        if let Some(epoch) = fence.epoch_if_open(now)
             && !paused
             && core.is_some()
         {
-            self.put_on_wire(epoch);
+            self.send_packet(epoch);
         }
     }
 
     /// Some lie about below the socket for long.
-    pub(super) fn put_on_wire(&mut self, epoch: Epoch) {
-        let stays = !self.is_calm && self.random.chance(self.setup.faults.late);
+    pub(super) fn send_packet(&mut self, epoch: Epoch) {
+        let stays = !self.faults_stopped && self.random.chance(self.setup.faults.late);
         let mean_ns = if stays { 2 * self.setup.timing.lease_ns } else { 20_000 };
         let delay_ns = self.random.exponential(mean_ns);
         self.after(delay_ns, Event::Packet(epoch));
     }
 
     fn receive(&mut self, epoch: Epoch) {
-        if let Some(after) = self.listener.hear(self.now_ns, epoch) {
-            self.violate(Violation::OldRecordTaken { at_ns: self.now_ns, epoch, after });
+        if let Some(after) = self.epoch_receiver.hear(self.now_ns, epoch) {
+            self.record_violation(Violation::StaleRecordAccepted { at_ns: self.now_ns, epoch, after });
         }
     }
 
@@ -564,7 +564,7 @@ impl World {
 
     fn send_to_peer(&mut self, from: usize, to: NodeId, message: PeerMessage) {
         let to = usize::from(to.0) - 1;
-        if self.is_cut(from, to) || !self.is_calm && self.random.chance(self.setup.faults.lost) {
+        if self.is_partitioned(from, to) || !self.faults_stopped && self.random.chance(self.setup.faults.lost) {
             return;
         }
         let delay_ns = self.delay_ns();
@@ -572,14 +572,14 @@ impl World {
     }
 
     /// Tells the others how it is, as every election thread does twice per renewal period.
-    fn tell_state(&mut self, from: usize) {
+    fn report_peer_state(&mut self, from: usize) {
         if !self.gateways[from].paused
             && let Some(rate) = self.clock_rate(from)
         {
             self.tell(from, Some(rate));
         }
         let now = self.local(from);
-        let Gateway { core, paused, .. } = &self.gateways[from];
+        let SimulatedGateway { core, paused, .. } = &self.gateways[from];
         let state = core.as_ref().filter(|_| !paused).map(|core| core.peer_state(now));
         for to in (0..self.gateways.len()).filter(|to| *to != from) {
             if let Some(state) = &state {
@@ -591,17 +591,17 @@ impl World {
 
     /// Of one message, either way: short, or now and then long.
     pub(super) fn delay_ns(&mut self) -> u64 {
-        let Faults { late, delay_ns_max, long_delay_ns, .. } = self.setup.faults;
+        let FaultConfig { late, delay_ns_max, long_delay_ns, .. } = self.setup.faults;
         let delay_ns = 50_000 + self.random.exponential(200_000);
-        let is_late = !self.is_calm && self.random.chance(late);
+        let is_late = !self.faults_stopped && self.random.chance(late);
         if is_late { delay_ns + self.random.below(long_delay_ns) } else { delay_ns.min(delay_ns_max) }
     }
 
     // ---- starts ----
 
     fn restart(&mut self, number: usize) {
-        let Setup { gateways, timing, safeguards, joins, .. } = self.setup;
-        if std::mem::take(&mut self.gateways[number].closes) {
+        let LeaseSetup { gateways, timing, safeguards, joins, .. } = self.setup;
+        if std::mem::take(&mut self.gateways[number].is_closing) {
             self.kill(number, false);
         }
         let gateway = &mut self.gateways[number];
@@ -610,9 +610,9 @@ impl World {
         }
         gateway.incarnation += 1;
         gateway.connection += 1;
-        gateway.store_life = self.store.life;
-        gateway.watch_at_ns = 0;
-        gateway.unread.clear();
+        gateway.store_restore_count = self.store.life;
+        gateway.last_watch_ns = 0;
+        gateway.queued_inputs.clear();
         gateway.paused = false;
         let core = Lease::new(LeaseConfig {
             member: Member {
@@ -622,16 +622,16 @@ impl World {
             },
             timing,
             candidates: (0..usize::from(gateways)).map(|number| (node_of(number), name_of(number))).collect(),
-            configuration: ConfigurationMark::default(),
+            configuration: ConfigVersion::default(),
             on_suspended: OnSuspended::Hold,
             preferred: None,
             own_epoch: gateway.own_epoch,
-            moves: MovesConfig::default(),
+            moves: AutoMoveConfig::default(),
         });
         gateway.core = Some(Box::new(core.with_safeguards(safeguards)));
-        self.news.push_back((number, News::Started));
-        let standing = if joins { Standing::Joins } else { Standing::Stands };
-        self.tell(number, Some(Input::Standing(standing)));
+        self.news.push_back((number, GatewayEvent::Started));
+        let standing = if joins { Eligibility::Joining } else { Eligibility::Eligible };
+        self.tell(number, Some(Input::Eligibility(standing)));
     }
 
     /// Goes on as it was: its hot thread with what it had checked, then with a new look at its fence; its election
@@ -640,12 +640,12 @@ impl World {
         if !std::mem::take(&mut self.gateways[number].paused) {
             return;
         }
-        self.news.push_back((number, News::Resumed));
-        if let Some(epoch) = self.gateways[number].parked.take() {
-            self.put_on_wire(epoch);
+        self.news.push_back((number, GatewayEvent::Resumed));
+        if let Some(epoch) = self.gateways[number].unsent_packet.take() {
+            self.send_packet(epoch);
         }
         self.publish(number);
-        while let Some(input) = self.gateways[number].unread.pop_front() {
+        while let Some(input) = self.gateways[number].queued_inputs.pop_front() {
             self.step(number, input);
         }
         let rate = self.clock_rate(number);
@@ -653,9 +653,9 @@ impl World {
     }
 
     /// Nothing fails any more, and everything that had comes back.
-    pub(crate) fn calm_down(&mut self) {
-        self.is_calm = true;
-        self.cuts.clear();
+    pub(crate) fn stop_faults(&mut self) {
+        self.faults_stopped = true;
+        self.partitions.clear();
         self.store_up();
         for gateway in 0..self.gateways.len() {
             self.resume(gateway);
@@ -663,7 +663,7 @@ impl World {
         }
     }
 
-    pub(super) fn violate(&mut self, violation: Violation) {
+    pub(super) fn record_violation(&mut self, violation: Violation) {
         self.violation.get_or_insert(violation);
     }
 }
@@ -680,23 +680,23 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).expect("a small number")
 }
 
-impl Ord for Scheduled {
+impl Ord for ScheduledEvent {
     /// The earliest is the greatest: that is the one which a heap gives first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at_ns, other.number).cmp(&(self.at_ns, self.number))
     }
 }
 
-impl PartialOrd for Scheduled {
+impl PartialOrd for ScheduledEvent {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Scheduled {
+impl PartialEq for ScheduledEvent {
     fn eq(&self, other: &Self) -> bool {
         self.number == other.number
     }
 }
 
-impl Eq for Scheduled {}
+impl Eq for ScheduledEvent {}

@@ -7,16 +7,16 @@ use std::{
 
 use mdgw_captures::random::Random;
 use mdgw_election::{
+    auto_move::AutoMoveConfig,
     core::{CloseReason, Core as _, Input, Output},
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{DeathNotice, Incarnation, Member, NodeId, NodeName},
-    moves::MovesConfig,
     quorum::{
         candidate::{Candidate, CandidateConfig, QuorumEvent, QuorumRequest, vote_ns_max},
         message::{Body, Message, VoterSession},
-        voter::{Kept, Safeguards, StoreTicket, Voter, VoterInput, VoterOutput},
+        voter::{DurableVote, QuorumSafeguards, VoteWriteId, Voter, VoterInput, VoterOutput},
     },
-    record::ConfigurationMark,
+    record::ConfigVersion,
     timing::LeaseTiming,
 };
 use mdgw_feeds::{
@@ -26,17 +26,17 @@ use mdgw_feeds::{
 
 /// What a world is made of.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Setup {
+pub(crate) struct QuorumSetup {
     pub(crate) gateways: u8,
     pub(crate) witnesses: u8,
     pub(crate) timing: LeaseTiming,
-    pub(crate) safeguards: Safeguards,
+    pub(crate) safeguards: QuorumSafeguards,
     /// Whether a vote is still on disk after a restart.
-    pub(crate) keeps_votes: bool,
+    pub(crate) votes_survive_restart: bool,
     /// Whether receivers drop packets of lower epochs than they have seen.
-    pub(crate) receivers_fence: bool,
+    pub(crate) receivers_check_epochs: bool,
     /// Whether leaders move on by themselves.
-    pub(crate) moves: Option<MovesConfig>,
+    pub(crate) moves: Option<AutoMoveConfig>,
     pub(crate) faults: Faults,
 }
 
@@ -44,8 +44,8 @@ pub(crate) struct Setup {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
     /// Of each datagram.
-    pub(crate) loss: f64,
-    pub(crate) copies: f64,
+    pub(crate) loss_share: f64,
+    pub(crate) duplicate_share: f64,
     /// Mean delay of a datagram, and of one in a hundred, ns.
     pub(crate) delay_ns: u64,
     pub(crate) long_delay_ns: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Faults {
     pub(crate) full_disk: f64,
     /// Mean time between two kills, cuts, pauses, hand-overs; 0 for none. ns.
     pub(crate) kill_every_ns: u64,
-    pub(crate) cut_every_ns: u64,
+    pub(crate) partition_every_ns: u64,
     pub(crate) pause_every_ns: u64,
     pub(crate) hand_over_every_ns: u64,
     /// Mean time between two changes of some gateway's fitness; 0 for none. ns.
@@ -66,15 +66,15 @@ pub(crate) struct Faults {
 
 impl Faults {
     pub(crate) const NONE: Self = Self {
-        loss: 0.0,
-        copies: 0.0,
+        loss_share: 0.0,
+        duplicate_share: 0.0,
         delay_ns: 50_000,
         long_delay_ns: 200_000,
         store_ns: 300_000,
         long_store_ns: 2_000_000,
         full_disk: 0.0,
         kill_every_ns: 0,
-        cut_every_ns: 0,
+        partition_every_ns: 0,
         pause_every_ns: 0,
         hand_over_every_ns: 0,
         fitness_every_ns: 0,
@@ -86,11 +86,11 @@ impl Faults {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
     /// Two fences were open at one moment.
-    TwoLead { at_ns: u64, nodes: [NodeId; 2] },
+    TwoLeaders { at_ns: u64, nodes: [NodeId; 2] },
     /// An epoch came that is not above all before.
-    EpochWentBack { at_ns: u64, epoch: Epoch, before: Epoch },
+    EpochRegressed { at_ns: u64, epoch: Epoch, before: Epoch },
     /// A receiver took a packet of an epoch below one that it had taken.
-    OldPacketTaken { at_ns: u64, epoch: Epoch, after: Epoch },
+    StalePacketAccepted { at_ns: u64, epoch: Epoch, after: Epoch },
 }
 
 #[derive(Debug)]
@@ -104,7 +104,7 @@ enum Process {
 struct Node {
     process: Process,
     incarnation: u64,
-    disk: Kept,
+    disk: DurableVote,
     /// Clock: `offset + t (1 + ppm / 10^6)`.
     offset_ns: u64,
     rate_ppm: i64,
@@ -120,7 +120,7 @@ enum Event {
     Deliver {
         to: NodeId,
         incarnation: u64,
-        message: Box<Wire>,
+        message: Box<QueuedMessage>,
     },
     Timer {
         node: NodeId,
@@ -130,7 +130,7 @@ enum Event {
         node: NodeId,
         incarnation: u64,
         ticket: u64,
-        kept: [u64; 3],
+        durable: [u64; 3],
         fails: bool,
     },
     Drained {
@@ -146,7 +146,7 @@ enum Event {
     Start {
         node: NodeId,
     },
-    Cut,
+    Partition,
     Heal {
         from: NodeId,
         to: NodeId,
@@ -158,20 +158,20 @@ enum Event {
 
 /// A message that the queue need not order.
 #[derive(Debug)]
-struct Wire(Message);
+struct QueuedMessage(Message);
 
-impl PartialEq for Wire {
+impl PartialEq for QueuedMessage {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
-impl Eq for Wire {}
-impl PartialOrd for Wire {
+impl Eq for QueuedMessage {}
+impl PartialOrd for QueuedMessage {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Wire {
+impl Ord for QueuedMessage {
     fn cmp(&self, _: &Self) -> std::cmp::Ordering {
         std::cmp::Ordering::Equal
     }
@@ -179,8 +179,8 @@ impl Ord for Wire {
 
 /// The simulated world.
 #[derive(Debug)]
-pub(crate) struct World {
-    setup: Setup,
+pub(crate) struct QuorumCluster {
+    setup: QuorumSetup,
     random: Random,
     now_ns: u64,
     nodes: BTreeMap<NodeId, Node>,
@@ -193,11 +193,11 @@ pub(crate) struct World {
     pub(crate) closed: Vec<(u64, NodeId, CloseReason)>,
     pub(crate) violation: Option<Violation>,
     /// Faults that are decided at random have ended.
-    is_calm: bool,
+    faults_stopped: bool,
 }
 
-impl World {
-    pub(crate) fn new(seed: u64, setup: Setup) -> Self {
+impl QuorumCluster {
+    pub(crate) fn new(seed: u64, setup: QuorumSetup) -> Self {
         let mut random = Random::new(seed);
         let ids = (1..=setup.gateways + setup.witnesses).map(NodeId);
         let nodes = ids
@@ -206,7 +206,7 @@ impl World {
                 let node = Node {
                     process: Process::Down,
                     incarnation: 0,
-                    disk: Kept::default(),
+                    disk: DurableVote::default(),
                     offset_ns: random.below(1 << 40),
                     rate_ppm: rate_ppm - i64::try_from(setup.faults.rate_ppm).unwrap(),
                     paused_until_ns: 0,
@@ -228,17 +228,17 @@ impl World {
             opened: Vec::new(),
             closed: Vec::new(),
             violation: None,
-            is_calm: false,
+            faults_stopped: false,
         };
         for id in world.ids() {
             world.start(id);
         }
         world.after(100_000, Event::Probe);
-        world.after_about(setup.faults.kill_every_ns, Event::Kill);
-        world.after_about(setup.faults.cut_every_ns, Event::Cut);
-        world.after_about(setup.faults.pause_every_ns, Event::Pause);
-        world.after_about(setup.faults.hand_over_every_ns, Event::HandOver);
-        world.after_about(setup.faults.fitness_every_ns, Event::Fitness);
+        world.schedule_random(setup.faults.kill_every_ns, Event::Kill);
+        world.schedule_random(setup.faults.partition_every_ns, Event::Partition);
+        world.schedule_random(setup.faults.pause_every_ns, Event::Pause);
+        world.schedule_random(setup.faults.hand_over_every_ns, Event::HandOver);
+        world.schedule_random(setup.faults.fitness_every_ns, Event::Fitness);
         world
     }
 
@@ -259,8 +259,8 @@ impl World {
     }
 
     /// No more faults; whatever is down or cut comes back.
-    pub(crate) fn calm_down(&mut self) {
-        self.is_calm = true;
+    pub(crate) fn stop_faults(&mut self) {
+        self.faults_stopped = true;
         self.cuts.clear();
         let faults = &mut self.setup.faults;
         *faults = Faults { rate_ppm: faults.rate_ppm, ..Faults::NONE };
@@ -325,14 +325,14 @@ impl World {
     }
 
     pub(crate) fn start(&mut self, id: NodeId) {
-        let Setup { gateways, witnesses, timing, safeguards, keeps_votes, moves, .. } = self.setup;
+        let QuorumSetup { gateways, witnesses, timing, safeguards, votes_survive_restart, moves, .. } = self.setup;
         let now = self.clock(id);
         let nonce = self.random.next_u64();
         let node = self.nodes.get_mut(&id).expect("it exists");
         node.incarnation += 1;
         node.fence = None;
-        if !keeps_votes {
-            node.disk = Kept::default();
+        if !votes_survive_restart {
+            node.disk = DurableVote::default();
         }
         let name = |id: NodeId| NodeName::new(&format!("n{id}")).expect("a plain name");
         let all = |count: u8| (1..=count).map(NodeId).map(|id| (id, name(id))).collect::<BTreeMap<_, _>>();
@@ -343,16 +343,16 @@ impl World {
                 voters: all(gateways + witnesses),
                 candidates: all(gateways),
                 timing,
-                configuration: ConfigurationMark::default(),
+                configuration: ConfigVersion::default(),
                 vote_ns_max: vote_ns_max(&timing),
                 nonce,
             };
             let mut candidate = Candidate::new(now, config, node.disk, Epoch::default()).with_safeguards(safeguards);
             if let Some(moves) = moves {
-                candidate = candidate.moving_by(moves, None);
+                candidate = candidate.with_auto_moves(moves, None);
             }
             node.process = Process::Gateway(Box::new(candidate));
-            self.step(id, Input::Standing(Standing::Stands));
+            self.step(id, Input::Eligibility(Eligibility::Eligible));
         } else {
             let voter = Voter::new(now, node.disk, VoterSession(nonce), timing.rate_error_ppm);
             node.process = Process::Witness(Box::new(voter.with_safeguards(safeguards)));
@@ -364,7 +364,7 @@ impl World {
         self.queue.push(Reverse((self.now_ns + ns.max(1), self.queued, event)));
     }
 
-    fn after_about(&mut self, mean_ns: u64, event: Event) {
+    fn schedule_random(&mut self, mean_ns: u64, event: Event) {
         if mean_ns > 0 {
             let ns = self.random.exponential(mean_ns);
             self.after(ns, event);
@@ -386,7 +386,7 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Deliver { to, incarnation, message } => {
-                if let Some(rest_ns) = self.paused(to) {
+                if let Some(rest_ns) = self.remaining_pause_ns(to) {
                     return self.after(rest_ns, Event::Deliver { to, incarnation, message });
                 }
                 // To a socket that was there: what was sent to an earlier start is lost with it.
@@ -395,23 +395,23 @@ impl World {
                 }
             }
             Event::Timer { node, timer } => {
-                if let Some(rest_ns) = self.paused(node) {
+                if let Some(rest_ns) = self.remaining_pause_ns(node) {
                     return self.after(rest_ns, Event::Timer { node, timer });
                 }
                 if self.nodes[&node].timer == timer {
                     self.step(node, Input::Time);
                 }
             }
-            Event::Store { node, incarnation, ticket, kept, fails } => {
+            Event::Store { node, incarnation, ticket, durable, fails } => {
                 let state = self.nodes.get_mut(&node).expect("it exists");
                 if state.incarnation != incarnation || matches!(state.process, Process::Down) {
                     return;
                 }
-                let [epoch, start, lease_ns_max] = kept;
+                let [epoch, start, lease_ns_max] = durable;
                 if !fails {
-                    state.disk = Kept { epoch: Epoch(epoch), incarnation: Incarnation(start), lease_ns_max };
+                    state.disk = DurableVote { epoch: Epoch(epoch), incarnation: Incarnation(start), lease_ns_max };
                 }
-                self.stored(node, StoreTicket(ticket), fails);
+                self.stored(node, VoteWriteId(ticket), fails);
             }
             Event::Drained { node, incarnation } => {
                 if self.nodes[&node].incarnation == incarnation && self.is_gateway(node) {
@@ -426,45 +426,46 @@ impl World {
                 }
             }
             Event::Heal { from, to } => drop(self.cuts.remove(&(from, to))),
-            Event::Kill | Event::Cut | Event::Pause | Event::HandOver | Event::Fitness if self.is_calm => {}
+            Event::Kill | Event::Partition | Event::Pause | Event::HandOver | Event::Fitness if self.faults_stopped => {
+            }
             Event::Kill => {
-                let id = self.any();
+                let id = self.random_node();
                 self.kill(id);
                 let down_ns = self.random.exponential(self.setup.timing.lease_ns);
                 self.after(down_ns, Event::Start { node: id });
-                self.after_about(self.setup.faults.kill_every_ns, Event::Kill);
+                self.schedule_random(self.setup.faults.kill_every_ns, Event::Kill);
             }
-            Event::Cut => {
-                let (from, to) = (self.any(), self.any());
+            Event::Partition => {
+                let (from, to) = (self.random_node(), self.random_node());
                 self.cuts.insert((from, to));
                 let cut_ns = self.random.exponential(3 * self.setup.timing.lease_ns);
                 self.after(cut_ns, Event::Heal { from, to });
-                self.after_about(self.setup.faults.cut_every_ns, Event::Cut);
+                self.schedule_random(self.setup.faults.partition_every_ns, Event::Partition);
             }
             Event::Pause => {
-                let id = self.any();
+                let id = self.random_node();
                 let pause_ns = self.random.exponential(self.setup.timing.lease_ns);
                 self.nodes.get_mut(&id).expect("it exists").paused_until_ns = self.now_ns + pause_ns;
-                self.after_about(self.setup.faults.pause_every_ns, Event::Pause);
+                self.schedule_random(self.setup.faults.pause_every_ns, Event::Pause);
             }
             Event::HandOver => {
                 self.hand_over(None);
-                self.after_about(self.setup.faults.hand_over_every_ns, Event::HandOver);
+                self.schedule_random(self.setup.faults.hand_over_every_ns, Event::HandOver);
             }
             Event::Fitness => {
-                let (id, stalled) = (self.any(), self.random.chance(0.5));
+                let (id, stalled) = (self.random_node(), self.random.chance(0.5));
                 self.step(id, Input::Fitness(Fitness { stalled, ..Fitness::default() }));
-                self.after_about(self.setup.faults.fitness_every_ns, Event::Fitness);
+                self.schedule_random(self.setup.faults.fitness_every_ns, Event::Fitness);
             }
         }
     }
 
-    fn any(&mut self) -> NodeId {
+    fn random_node(&mut self) -> NodeId {
         let count = u64::from(self.setup.gateways + self.setup.witnesses);
         NodeId(u8::try_from(1 + self.random.below(count)).expect("few nodes"))
     }
 
-    fn paused(&self, id: NodeId) -> Option<u64> {
+    fn remaining_pause_ns(&self, id: NodeId) -> Option<u64> {
         self.nodes[&id].paused_until_ns.checked_sub(self.now_ns).filter(|rest_ns| *rest_ns > 0)
     }
 
@@ -483,8 +484,12 @@ impl World {
 
     fn receive(&mut self, epoch: Epoch) {
         if epoch < self.received {
-            if !self.setup.receivers_fence {
-                self.violate(Violation::OldPacketTaken { at_ns: self.now_ns, epoch, after: self.received });
+            if !self.setup.receivers_check_epochs {
+                self.record_violation(Violation::StalePacketAccepted {
+                    at_ns: self.now_ns,
+                    epoch,
+                    after: self.received,
+                });
             }
             return;
         }
@@ -498,13 +503,13 @@ impl World {
             Process::Witness(voter) => {
                 let Body::Request(request) = message.body else { return };
                 let outputs = voter.step(now, VoterInput::Request { from: message.from, request });
-                self.of_witness(to, outputs);
+                self.apply_witness_outputs(to, outputs);
             }
             Process::Down => {}
         }
     }
 
-    fn stored(&mut self, id: NodeId, ticket: StoreTicket, fails: bool) {
+    fn stored(&mut self, id: NodeId, ticket: VoteWriteId, fails: bool) {
         let now = self.clock(id);
         match &mut self.nodes.get_mut(&id).expect("it exists").process {
             Process::Gateway(_) => {
@@ -514,19 +519,19 @@ impl World {
             Process::Witness(voter) => {
                 let outputs =
                     voter.step(now, if fails { VoterInput::NotStored(ticket) } else { VoterInput::Stored(ticket) });
-                self.of_witness(id, outputs);
+                self.apply_witness_outputs(id, outputs);
             }
             Process::Down => {}
         }
     }
 
-    fn of_witness(&mut self, id: NodeId, outputs: Vec<VoterOutput>) {
+    fn apply_witness_outputs(&mut self, id: NodeId, outputs: Vec<VoterOutput>) {
         for output in outputs {
             match output {
                 VoterOutput::Reply { to, reply } => {
                     self.send(Message { group: GroupId(1), from: id, to, body: Body::Reply(reply) });
                 }
-                VoterOutput::Store { ticket, kept } => self.store(id, ticket, kept),
+                VoterOutput::Store { ticket, durable } => self.store(id, ticket, durable),
             }
         }
     }
@@ -538,26 +543,26 @@ impl World {
         let outputs = candidate.step(now, input);
         let next = candidate.next_deadline();
         for output in outputs {
-            self.act(id, output);
+            self.apply_output(id, output);
         }
         let node = self.nodes.get_mut(&id).expect("it exists");
         node.timer += 1;
         let timer = node.timer;
         if let Some(next) = next {
             let (offset_ns, rate_ppm) = (node.offset_ns, node.rate_ppm);
-            let at_ns = unscaled(next.0.saturating_sub(offset_ns), rate_ppm);
+            let at_ns = from_local_clock(next.0.saturating_sub(offset_ns), rate_ppm);
             // Threads wake up late, never early.
             let late_ns = self.random.exponential(20_000);
             self.after(at_ns.saturating_sub(self.now_ns) + late_ns, Event::Timer { node: id, timer });
         }
     }
 
-    fn act(&mut self, id: NodeId, output: Output<QuorumRequest>) {
+    fn apply_output(&mut self, id: NodeId, output: Output<QuorumRequest>) {
         let at_ns = self.now_ns;
         match output {
             Output::Open { epoch, deadline } => {
                 if let Some((_, _, before)) = self.opened.last().filter(|(_, _, before)| *before >= epoch) {
-                    self.violate(Violation::EpochWentBack { at_ns, epoch, before: *before });
+                    self.record_violation(Violation::EpochRegressed { at_ns, epoch, before: *before });
                 }
                 self.opened.push((at_ns, id, epoch));
                 self.nodes.get_mut(&id).expect("it exists").fence = Some((epoch, deadline));
@@ -579,33 +584,33 @@ impl World {
                 self.after(drain_ns, Event::Drained { node: id, incarnation });
             }
             Output::Request(QuorumRequest::Send(message)) => self.send(message),
-            Output::Request(QuorumRequest::Store { ticket, kept }) => self.store(id, ticket, kept),
-            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
+            Output::Request(QuorumRequest::Store { ticket, durable }) => self.store(id, ticket, durable),
+            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
         }
     }
 
     fn send(&mut self, message: Message) {
-        let Faults { loss, copies, delay_ns, long_delay_ns, .. } = self.setup.faults;
+        let Faults { loss_share, duplicate_share, delay_ns, long_delay_ns, .. } = self.setup.faults;
         let to = message.to;
-        let count = 1 + u32::from(self.random.chance(copies));
+        let count = 1 + u32::from(self.random.chance(duplicate_share));
         for _ in 0..count {
-            if self.random.chance(loss) || self.cuts.contains(&(message.from, to)) {
+            if self.random.chance(loss_share) || self.cuts.contains(&(message.from, to)) {
                 continue;
             }
             let mean_ns = if self.random.chance(0.01) { long_delay_ns } else { delay_ns };
             let delay_ns = 10_000 + self.random.exponential(mean_ns);
             let incarnation = self.nodes[&to].incarnation;
-            self.after(delay_ns, Event::Deliver { to, incarnation, message: Box::new(Wire(message.clone())) });
+            self.after(delay_ns, Event::Deliver { to, incarnation, message: Box::new(QueuedMessage(message.clone())) });
         }
     }
 
-    fn store(&mut self, node: NodeId, ticket: StoreTicket, kept: Kept) {
+    fn store(&mut self, node: NodeId, ticket: VoteWriteId, durable: DurableVote) {
         let Faults { store_ns, long_store_ns, full_disk, .. } = self.setup.faults;
         let mean_ns = if self.random.chance(0.02) { long_store_ns } else { store_ns };
         let (delay_ns, fails) = (self.random.exponential(mean_ns), self.random.chance(full_disk));
         let incarnation = self.nodes[&node].incarnation;
-        let kept = [kept.epoch.0, kept.incarnation.0, kept.lease_ns_max];
-        self.after(delay_ns, Event::Store { node, incarnation, ticket: ticket.0, kept, fails });
+        let durable = [durable.epoch.0, durable.incarnation.0, durable.lease_ns_max];
+        self.after(delay_ns, Event::Store { node, incarnation, ticket: ticket.0, durable, fails });
     }
 
     fn check_overlap(&mut self) {
@@ -616,11 +621,11 @@ impl World {
         };
         let open: Vec<NodeId> = self.nodes.iter().filter(|(_, node)| sends(node)).map(|(id, _)| *id).collect();
         if let [first, second, ..] = open[..] {
-            self.violate(Violation::TwoLead { at_ns: self.now_ns, nodes: [first, second] });
+            self.record_violation(Violation::TwoLeaders { at_ns: self.now_ns, nodes: [first, second] });
         }
     }
 
-    fn violate(&mut self, violation: Violation) {
+    fn record_violation(&mut self, violation: Violation) {
         self.violation.get_or_insert(violation);
     }
 }
@@ -632,7 +637,7 @@ fn scaled(ns: u64, rate_ppm: i64) -> u64 {
 }
 
 /// The first moment at which such a clock shows `ns` or more.
-fn unscaled(ns: u64, rate_ppm: i64) -> u64 {
+fn from_local_clock(ns: u64, rate_ppm: i64) -> u64 {
     let divisor = 1_000_000 + i128::from(rate_ppm);
     let mut at = u64::try_from((i128::from(ns) * 1_000_000) / divisor).expect("time fits");
     while scaled(at, rate_ppm) < ns {

@@ -12,10 +12,10 @@ use super::MS;
 
 /// The day of one channel.
 #[derive(Debug)]
-pub(super) struct Day {
-    steps: Vec<Step>,
+pub(super) struct VenueScript {
+    steps: Vec<VenueStep>,
     /// When the venue says each of them, ns.
-    said_ns: Vec<u64>,
+    sent_ns: Vec<u64>,
     /// Records of each message, by restart and sequence.
     messages: BTreeMap<(u32, u64), Vec<u8>>,
     told: Vec<Told>,
@@ -23,13 +23,13 @@ pub(super) struct Day {
 
 /// One thing that a gateway gets from the venue.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Step {
+pub(super) enum VenueStep {
     /// The numbering begins, for the first time or again.
     Session(u32),
     /// A message with records: restart and sequence.
     Message(u32, u64),
     /// What came before this sequence produced nothing.
-    Silent(u64),
+    NoOutput(u64),
     /// The venue ends the session.
     End,
 }
@@ -42,55 +42,55 @@ pub(super) enum Told {
     End(u32),
 }
 
-impl Day {
+impl VenueScript {
     pub(super) fn new(random: &mut Random) -> Self {
-        let mut day = Self { steps: Vec::new(), said_ns: Vec::new(), messages: BTreeMap::new(), told: Vec::new() };
+        let mut day = Self { steps: Vec::new(), sent_ns: Vec::new(), messages: BTreeMap::new(), told: Vec::new() };
         let restarts = u32::try_from(random.below(3)).expect("at most 2");
         let mut at_ns = MS;
         for restart in 0..=restarts {
-            at_ns += NUMBERING_BREAK_NS;
-            day.push(at_ns, Step::Session(restart));
+            at_ns += SESSION_BREAK_NS;
+            day.push(at_ns, VenueStep::Session(restart));
             day.told.push(Told::Session(restart));
             let mut next = 1;
             for _ in 0..50 + random.below(100) {
                 at_ns += random.exponential(STEP_NS);
                 if random.chance(0.15) {
                     next += 1 + random.below(4);
-                    day.push(at_ns, Step::Silent(next));
+                    day.push(at_ns, VenueStep::NoOutput(next));
                 } else {
                     day.messages.insert((restart, next), records(random));
-                    day.push(at_ns, Step::Message(restart, next));
+                    day.push(at_ns, VenueStep::Message(restart, next));
                     day.told.push(Told::Message(restart, next));
                     next += 1;
                 }
             }
             // Some numberings break off.
             if restart == restarts || random.chance(0.5) {
-                day.push(at_ns, Step::End);
+                day.push(at_ns, VenueStep::End);
                 day.told.push(Told::End(restart));
             }
         }
         day
     }
 
-    fn push(&mut self, at_ns: u64, step: Step) {
-        self.said_ns.push(at_ns);
+    fn push(&mut self, at_ns: u64, step: VenueStep) {
+        self.sent_ns.push(at_ns);
         self.steps.push(step);
     }
 
     /// One step, and when the venue says it; `None` behind the last.
-    pub(super) fn step(&self, index: usize) -> Option<(Step, u64)> {
-        Some((*self.steps.get(index)?, self.said_ns[index]))
+    pub(super) fn step(&self, index: usize) -> Option<(VenueStep, u64)> {
+        Some((*self.steps.get(index)?, self.sent_ns[index]))
     }
 
     /// When the last word is said.
     pub(super) fn end_ns(&self) -> u64 {
-        *self.said_ns.last().expect("a day has steps")
+        *self.sent_ns.last().expect("a day has steps")
     }
 
     /// The step with which a numbering begins.
     pub(super) fn beginning(&self, restart: u32) -> usize {
-        let begins = |step: &Step| matches!(step, Step::Session(begun) if *begun == restart);
+        let begins = |step: &VenueStep| matches!(step, VenueStep::Session(begun) if *begun == restart);
         self.steps.iter().position(begins).expect("a numbering of the day")
     }
 
@@ -132,8 +132,8 @@ fn records(random: &mut Random) -> Vec<u8> {
 }
 
 /// A numbering that no venue ever begins.
-pub(super) const FORGED: u32 = 9;
+pub(super) const FORGED_SESSION: u32 = 9;
 /// Mean time between two steps.
 const STEP_NS: u64 = 250_000;
 /// A venue that begins its numbering again needs some time for it.
-const NUMBERING_BREAK_NS: u64 = 25 * MS;
+const SESSION_BREAK_NS: u64 = 25 * MS;

@@ -10,39 +10,48 @@ use super::{
     subscriber::Subscriber,
     world::{Event, World},
 };
-use crate::lease::{self, faults::Faults, world::News};
+use crate::lease::{self, faults::FaultConfig, world::GatewayEvent};
 
 /// Lease, store and what goes wrong between gateways.
-pub(super) struct Election {
+pub(super) struct SimulatedElection {
     world: lease::world::World,
     /// What it knows of each gateway.
-    told: Vec<Known>,
-    is_storm: bool,
+    told: Vec<ReportedState>,
+    has_faults: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct ReportedState {
     heard: Epoch,
     stands: bool,
 }
 
-impl Election {
+impl SimulatedElection {
     pub(super) fn new(seed: u64, gateways: usize) -> Self {
-        let setup = lease::world::Setup {
+        let setup = lease::world::LeaseSetup {
             gateways: u8::try_from(gateways).expect("few gateways"),
             timing: LeaseTiming::from_ms(10, 2, 2),
             // Not before subscribers have heard something: what was said before that they may never hear of.
-            faults: Faults { every_ns: 0, lasts_ns: 15 * MS, long_delay_ns: 20 * MS, ..Faults::STORM },
+            faults: FaultConfig {
+                fault_interval_ns: 0,
+                lasts_ns: 15 * MS,
+                long_delay_ns: 20 * MS,
+                ..FaultConfig::STORM
+            },
             // By their own ears.
-            epochs_heard: false,
+            observes_epochs: false,
             joins: true,
             ..lease::PAIR
         };
-        Self { world: lease::world::World::new(seed, setup), told: vec![Known::default(); gateways], is_storm: false }
+        Self {
+            world: lease::world::World::new(seed, setup),
+            told: vec![ReportedState::default(); gateways],
+            has_faults: false,
+        }
     }
 
     pub(super) fn violation(&self) -> Option<Violation> {
-        self.world.violation.clone().map(Violation::Election)
+        self.world.violation.clone().map(Violation::SimulatedElection)
     }
 }
 
@@ -50,78 +59,78 @@ impl World {
     /// The election goes on until then, and what comes of it happens here.
     pub(super) fn elect_until(&mut self, until_ns: u64) {
         let Some(mut election) = self.election.take() else { return };
-        if !election.is_storm && self.subscribers.iter().all(Subscriber::has_begun) {
-            election.is_storm = true;
-            election.world.storm_begins(FAULT_NS);
+        if !election.has_faults && self.subscribers.iter().all(Subscriber::has_received) {
+            election.has_faults = true;
+            election.world.start_faults(FAULT_NS);
         }
-        self.tell(&mut election);
+        self.report_to_election(&mut election);
         while election.world.step_until(until_ns) {
             self.now_ns = election.world.now_ns();
-            self.take_news(&mut election);
-            self.tell(&mut election);
+            self.apply_gateway_events(&mut election);
+            self.report_to_election(&mut election);
         }
         self.election = Some(election);
     }
 
     /// Nothing fails any more.
-    pub(super) fn calm_down(&mut self) {
-        self.is_calm = true;
+    pub(super) fn stop_faults(&mut self) {
+        self.faults_stopped = true;
         let Some(mut election) = self.election.take() else { return };
-        election.world.calm_down();
-        self.take_news(&mut election);
+        election.world.stop_faults();
+        self.apply_gateway_events(&mut election);
         self.election = Some(election);
     }
 
     /// What gateways have heard, and whether they are level.
-    fn tell(&self, election: &mut Election) {
-        for (gateway, seat) in self.seats.iter().enumerate() {
-            let Some(run) = seat.gateway.run.as_ref().filter(|_| !seat.is_stopped) else { continue };
-            let heard = run.standby.epochs.highest_heard().unwrap_or_default();
+    fn report_to_election(&self, election: &mut SimulatedElection) {
+        for (gateway, slot) in self.seats.iter().enumerate() {
+            let Some(run) = slot.gateway.run.as_ref().filter(|_| !slot.is_stopped) else { continue };
+            let heard = run.standby.epochs.highest_observed().unwrap_or_default();
             let told = &mut election.told[gateway];
             if heard > told.heard {
                 told.heard = heard;
-                election.world.hears(gateway, heard);
+                election.world.observe_epoch(gateway, heard);
             }
-            if seat.has_joined && !std::mem::replace(&mut told.stands, true) {
+            if slot.is_eligible && !std::mem::replace(&mut told.stands, true) {
                 election.world.stands(gateway);
             }
         }
     }
 
-    fn take_news(&mut self, election: &mut Election) {
+    fn apply_gateway_events(&mut self, election: &mut SimulatedElection) {
         while let Some((gateway, news)) = election.world.news.pop_front() {
             match news {
-                News::Started => self.start(gateway),
-                News::Killed => {
-                    self.dies(gateway);
-                    self.leads_no_more(gateway);
-                    election.told[gateway] = Known::default();
+                GatewayEvent::Started => self.start(gateway),
+                GatewayEvent::Killed => {
+                    self.end_process(gateway);
+                    self.clear_leadership(gateway);
+                    election.told[gateway] = ReportedState::default();
                 }
-                News::Stopped => self.stop_where_it_sends(gateway),
-                News::Resumed => {
+                GatewayEvent::Stopped => self.stop_at_send(gateway),
+                GatewayEvent::Resumed => {
                     let incarnation = self.seats[gateway].incarnation;
-                    self.go_on(gateway, incarnation);
+                    self.resume(gateway, incarnation);
                 }
-                News::Open { epoch, until_ns } => self.may_send_until(gateway, epoch, until_ns),
-                News::Closed => {
-                    self.leads_no_more(gateway);
+                GatewayEvent::Open { epoch, until_ns } => self.set_open_until(gateway, epoch, until_ns),
+                GatewayEvent::Closed => {
+                    self.clear_leadership(gateway);
                     if let Some(run) = self.awake(gateway) {
                         run.close();
                     }
-                    self.carry(gateway);
+                    self.forward_sent(gateway);
                 }
-                News::Drains => {
-                    let tells_what_was_sent = self.setup.tells_what_was_sent;
+                GatewayEvent::Drains => {
+                    let reports_sent_position = self.setup.reports_sent_position;
                     let Some(run) = self.awake(gateway) else { continue };
-                    let position = if tells_what_was_sent { run.sent_until() } else { run.logged_until() };
-                    self.carry(gateway);
+                    let position = if reports_sent_position { run.sent_position() } else { run.logged_position() };
+                    self.forward_sent(gateway);
                     let positions: BTreeMap<_, _> =
                         position.map(|position| (CHANNEL.0, position)).into_iter().collect();
-                    election.world.ended_at(gateway, positions);
+                    election.world.set_final_positions(gateway, positions);
                 }
-                News::OthersEnded { epoch, positions } => {
+                GatewayEvent::PeerOutputEnded { epoch, positions } => {
                     if let (Some(run), Some(position)) = (self.awake(gateway), positions.get(&CHANNEL.0)) {
-                        run.other_ended(epoch, *position);
+                        run.set_peer_end(epoch, *position);
                     }
                 }
             }
@@ -129,42 +138,42 @@ impl World {
     }
 
     /// Where it checks the fence for a heartbeat, if for nothing else.
-    fn stop_where_it_sends(&mut self, gateway: usize) {
+    fn stop_at_send(&mut self, gateway: usize) {
         let Some(run) = self.awake(gateway) else { return };
         run.wire.stops = true;
         run.on_deadline(true);
         run.wire.stops = false;
         self.seats[gateway].is_stopped = true;
-        self.carry(gateway);
+        self.forward_sent(gateway);
     }
 
-    fn may_send_until(&mut self, gateway: usize, epoch: Epoch, until_ns: u64) {
-        self.seats[gateway].open_until_ns = until_ns;
+    fn set_open_until(&mut self, gateway: usize, epoch: Epoch, until_ns: u64) {
+        self.seats[gateway].may_send_until_ns = until_ns;
         self.after(until_ns - self.now_ns, Event::Deadline { gateway });
-        let begins_where_heard = self.setup.begins_where_heard;
+        let starts_at_received = self.setup.starts_at_received;
         let is_new = epoch > self.epoch;
         self.epoch = self.epoch.max(epoch);
         self.leader = Some(gateway);
         let run = self.awake(gateway).expect("whoever renews is awake");
-        if is_new && !begins_where_heard {
-            run.believe_all_sent(epoch);
+        if is_new && !starts_at_received {
+            run.assume_all_received(epoch);
         }
         run.open(epoch);
-        self.carry(gateway);
+        self.forward_sent(gateway);
     }
 
-    fn leads_no_more(&mut self, gateway: usize) {
-        self.seats[gateway].open_until_ns = 0;
+    fn clear_leadership(&mut self, gateway: usize) {
+        self.seats[gateway].may_send_until_ns = 0;
         if self.leader == Some(gateway) {
             self.leader = None;
         }
     }
 
     /// Nobody acts: the fence is closed by itself.
-    pub(super) fn run_out(&self, gateway: usize) {
-        let seat = &self.seats[gateway];
-        if let Some(run) = &seat.gateway.run
-            && seat.open_until_ns <= self.now_ns
+    pub(super) fn expire_fence(&self, gateway: usize) {
+        let slot = &self.seats[gateway];
+        if let Some(run) = &slot.gateway.run
+            && slot.may_send_until_ns <= self.now_ns
         {
             run.fence.close();
         }

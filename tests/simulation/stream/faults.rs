@@ -12,8 +12,8 @@ use mdgw_feeds::{
 };
 
 use super::{
-    CHANNEL, GROUP, MS, Weather,
-    day::{FORGED, session},
+    CHANNEL, GROUP, MS, NetworkConditions,
+    day::{FORGED_SESSION, session},
     world::{Event, World, node_of},
 };
 
@@ -23,17 +23,17 @@ impl World {
     pub(super) fn open(&mut self, gateway: usize) {
         self.epoch = Epoch::new(self.epoch.count() + 1, node_of(gateway));
         self.leader = Some(gateway);
-        let (epoch, begins_where_heard) = (self.epoch, self.setup.begins_where_heard);
+        let (epoch, starts_at_received) = (self.epoch, self.setup.starts_at_received);
         let run = self.awake(gateway).expect("whoever leads is awake");
-        if !begins_where_heard {
-            run.believe_all_sent(epoch);
+        if !starts_at_received {
+            run.assume_all_received(epoch);
         }
         run.open(epoch);
-        self.carry(gateway);
+        self.forward_sent(gateway);
     }
 
     /// Nobody leads until the others have waited for long enough.
-    fn vacate(&mut self) {
+    fn start_vacancy(&mut self) {
         self.leader = None;
         self.vacancies += 1;
         let wait_ns = MS + self.random.below(3 * MS);
@@ -53,8 +53,8 @@ impl World {
     /// One of those that could lead.
     fn choose(&mut self, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
         let could_lead = |number: &usize| {
-            let seat = &self.seats[*number];
-            is_wanted(*number) && seat.has_joined && !seat.is_stopped && seat.gateway.run.is_some()
+            let slot = &self.seats[*number];
+            is_wanted(*number) && slot.is_eligible && !slot.is_stopped && slot.gateway.run.is_some()
         };
         let candidates: Vec<_> = (0..self.seats.len()).filter(could_lead).collect();
         let chosen = self.random.below(candidates.len() as u64);
@@ -63,13 +63,13 @@ impl World {
 
     /// The successor opens at once: it has been told that nothing more will come.
     fn hand_over(&mut self, leader: usize) {
-        let (epoch, tells_what_was_sent) = (self.epoch, self.setup.tells_what_was_sent);
+        let (epoch, reports_sent_position) = (self.epoch, self.setup.reports_sent_position);
         let Some(to) = self.choose(|number| number != leader) else { return };
         let Some(run) = self.awake(leader) else { return };
         run.close();
-        let position = if tells_what_was_sent { run.sent_until() } else { run.logged_until() };
-        self.carry(leader);
-        self.vacate();
+        let position = if reports_sent_position { run.sent_position() } else { run.logged_position() };
+        self.forward_sent(leader);
+        self.start_vacancy();
         let delay_ns = self.delay_ns();
         self.after(delay_ns, Event::Ended { to, epoch, position });
     }
@@ -78,7 +78,7 @@ impl World {
         let is_vacant = self.leader.is_none();
         let Some(run) = self.awake(to) else { return };
         if let Some(position) = position {
-            run.other_ended(epoch, position);
+            run.set_peer_end(epoch, position);
         }
         if is_vacant && epoch == self.epoch {
             self.open(to);
@@ -86,75 +86,76 @@ impl World {
     }
 
     /// Its lease has run out; it may have it again.
-    fn lapse(&mut self, leader: usize) {
+    fn expire_lease(&mut self, leader: usize) {
         if let Some(run) = self.awake(leader) {
             run.close();
         }
-        self.carry(leader);
-        self.vacate();
+        self.forward_sent(leader);
+        self.start_vacancy();
     }
 
     // ---- processes ----
 
     pub(super) fn start(&mut self, gateway: usize) {
-        let seat = &mut self.seats[gateway];
-        seat.gateway.start();
-        let incarnation = seat.incarnation;
+        let slot = &mut self.seats[gateway];
+        slot.gateway.start();
+        let incarnation = slot.incarnation;
         self.after(0, Event::Input { gateway, incarnation });
     }
 
     fn kill(&mut self, gateway: usize) {
         // Without services, what a process left unsaid only another one says.
-        let is_needed = self.setup.weather == Weather::Straight && self.choose(|number| number != gateway).is_none();
+        let is_needed =
+            self.setup.weather == NetworkConditions::Lossless && self.choose(|number| number != gateway).is_none();
         if is_needed {
             return;
         }
-        if !self.dies(gateway) {
+        if !self.end_process(gateway) {
             return;
         }
         if self.leader == Some(gateway) {
-            self.vacate();
+            self.start_vacancy();
         }
         let delay_ns = MS + self.random.below(20 * MS);
         self.after(delay_ns, Event::Start { gateway });
     }
 
     /// Its process ends, if there is one.
-    pub(super) fn dies(&mut self, gateway: usize) -> bool {
-        let seat = &mut self.seats[gateway];
-        let Some(counts) = seat.gateway.kill(self.now_ns) else { return false };
-        seat.incarnation += 1;
-        (seat.is_stopped, seat.has_joined) = (false, false);
-        seat.unread.clear();
+    pub(super) fn end_process(&mut self, gateway: usize) -> bool {
+        let slot = &mut self.seats[gateway];
+        let Some(counts) = slot.gateway.kill(self.now_ns) else { return false };
+        slot.incarnation += 1;
+        (slot.is_stopped, slot.is_eligible) = (false, false);
+        slot.unread.clear();
         self.counts.add(counts);
         true
     }
 
     /// Between the fence's check and the hand-over. Until it is continued others have long led.
     pub(super) fn stopped(&mut self, gateway: usize) {
-        let seat = &mut self.seats[gateway];
-        seat.is_stopped = true;
-        if let Some(run) = &seat.gateway.run {
+        let slot = &mut self.seats[gateway];
+        slot.is_stopped = true;
+        if let Some(run) = &slot.gateway.run {
             // Whatever it does next it does when it is continued, and by then its time is over.
             run.fence.close();
         }
-        let incarnation = seat.incarnation;
+        let incarnation = slot.incarnation;
         if self.leader == Some(gateway) {
-            self.vacate();
+            self.start_vacancy();
         }
         let delay_ns = MS + self.random.below(25 * MS);
         self.after(delay_ns, Event::Continue { gateway, incarnation });
     }
 
     /// What was about to be handed over is; then it hears what has come.
-    pub(super) fn go_on(&mut self, gateway: usize, incarnation: u32) {
-        let seat = &mut self.seats[gateway];
-        if seat.incarnation != incarnation {
+    pub(super) fn resume(&mut self, gateway: usize, incarnation: u32) {
+        let slot = &mut self.seats[gateway];
+        if slot.incarnation != incarnation {
             return;
         }
-        seat.is_stopped = false;
-        let unread = mem::take(&mut seat.unread);
-        let parked = seat.gateway.run.as_mut().and_then(|run| run.wire.parked.take());
+        slot.is_stopped = false;
+        let unread = mem::take(&mut slot.unread);
+        let parked = slot.gateway.run.as_mut().and_then(|run| run.wire.parked.take());
         for (line, bytes) in parked.into_iter().flatten() {
             self.put_on_wire(line, bytes);
         }
@@ -166,7 +167,7 @@ impl World {
     // ---- what goes wrong ----
 
     pub(super) fn fault(&mut self) {
-        if self.is_calm {
+        if self.faults_stopped {
             return;
         }
         let delay_ns = 1 + self.random.exponential(FAULT_NS);
@@ -174,7 +175,7 @@ impl World {
         if self.election.is_some() {
             // Its world kills, stops and cuts. Logs starve in the other storm alone: if what ends a numbering that breaks off is
             // in no file of the leader's, receivers don't wait for a gateway that gets there long after.
-            return self.forge();
+            return self.send_forged_packet();
         }
         let kind = self.random.below(8);
         let any = usize::try_from(self.random.below(self.seats.len() as u64)).expect("few gateways");
@@ -187,26 +188,26 @@ impl World {
                 }
             }
             (4, Some(leader)) => self.hand_over(leader),
-            (5, Some(leader)) => self.lapse(leader),
+            (5, Some(leader)) => self.expire_lease(leader),
             // Without services, what is in no file is lost where memory has to give it up.
-            (6, _) if self.setup.weather == Weather::Storm => {
+            (6, _) if self.setup.weather == NetworkConditions::Lossy => {
                 let until_ns = self.now_ns + 5 * MS + self.random.below(25 * MS);
-                self.seats[self.starving].starves_until_ns = until_ns;
+                self.seats[self.starving].no_segments_until_ns = until_ns;
             }
-            (7, _) => self.forge(),
+            (7, _) => self.send_forged_packet(),
             _ => {}
         }
     }
 
     /// Anybody may write to a multicast group: a packet that says that far more has been published than there is.
-    fn forge(&mut self) {
+    fn send_forged_packet(&mut self) {
         let beyond = Sequence(1 << 20);
         let meta = PacketMeta {
             flags: PacketFlags::HEARTBEAT,
             group: GROUP,
             channel: CHANNEL,
             epoch: self.epoch,
-            session: session(FORGED),
+            session: session(FORGED_SESSION),
             first: beyond,
             next: beyond,
             send_time_ns: 0,

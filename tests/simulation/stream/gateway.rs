@@ -12,7 +12,7 @@ use std::{
 };
 
 use mdgw_captures::random::Random;
-use mdgw_engine::publish::{Heard, LogSink, PublishCounts, Publisher, PublisherConfig, TakeoverWords};
+use mdgw_engine::publish::{Heard, LogSink, PublishCounts, Publisher, PublisherConfig, TakeoverShared};
 use mdgw_feeds::{
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameKind, FrameMeta, FrameSink as _},
     identity::{Epoch, Sequence, Session},
@@ -23,10 +23,10 @@ use mdgw_feeds::{
     },
     time::{MonoNs, UnixNs},
 };
-use mdgw_publog::{Keeper, LogOptions, Opened, Position, Reader, Recovered, WriterCounts};
+use mdgw_publog::{LogOptions, OpenedLog, Position, Reader, Recovered, SegmentMaintenance, WriterCounts};
 use mdgw_runtime::{
     config::resolved::RetransmissionLimits,
-    retransmit::{Answers, ServedChannel},
+    retransmit::{Responder, ServedChannel},
 };
 use mdgw_sys::{
     batch::{Output, OutputIndex, Outputs, SendBuffers},
@@ -37,23 +37,23 @@ use zerocopy::IntoBytes as _;
 
 use super::{
     CHANNEL, GROUP, Violation,
-    day::{Day, Step, Told, record_bytes, session},
-    standby::Standby,
+    day::{Told, VenueScript, VenueStep, record_bytes, session},
+    standby::StandbyReceiver,
     wire::Wire,
 };
 
 /// What stays when the process dies.
 pub(super) struct Gateway {
-    setup: Setup,
+    setup: GatewaySetup,
     directory: PathBuf,
-    day: Rc<Day>,
+    day: Rc<VenueScript>,
     random: Random,
     /// The process, while it lives.
-    pub(super) run: Option<Run>,
+    pub(super) run: Option<RunningGateway>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Setup {
+pub(super) struct GatewaySetup {
     pub(super) node: u8,
     /// One for each output line; nothing is ever sent by them.
     pub(super) sockets: Vec<Arc<OwnedFd>>,
@@ -65,17 +65,17 @@ pub(super) struct Setup {
 }
 
 /// A process.
-pub(super) struct Run {
+pub(super) struct RunningGateway {
     log: LogSink,
-    keeper: Keeper,
-    words: Arc<TakeoverWords>,
+    maintenance: SegmentMaintenance,
+    words: Arc<TakeoverShared>,
     pub(super) fence: Arc<Fence>,
     publisher: Publisher,
     buffers: SendBuffers,
     pub(super) wire: Wire,
-    pub(super) standby: Standby,
-    answers: Answers,
-    day: Rc<Day>,
+    pub(super) standby: StandbyReceiver,
+    answers: Responder,
+    day: Rc<VenueScript>,
     random: Random,
     /// The next step that comes from the venue.
     step: usize,
@@ -83,21 +83,21 @@ pub(super) struct Run {
 }
 
 impl Gateway {
-    pub(super) fn new(setup: Setup, directory: PathBuf, day: &Rc<Day>, random: Random) -> Self {
+    pub(super) fn new(setup: GatewaySetup, directory: PathBuf, day: &Rc<VenueScript>, random: Random) -> Self {
         Self { setup, directory, day: Rc::clone(day), random, run: None }
     }
 
     /// The process begins, with what its log has; the venue, or its peer, says the present numbering again from the
     /// beginning.
     pub(super) fn start(&mut self) {
-        let Setup { node, sockets, segment_bytes, full, doubts } = &self.setup;
+        let GatewaySetup { node, sockets, segment_bytes, full, doubts } = &self.setup;
         let options = LogOptions {
             segment_bytes: *segment_bytes,
             private_bytes: *segment_bytes,
             ready_segments: 3,
             ..LogOptions::new(&self.directory, CHANNEL.0)
         };
-        let Opened { writer, keeper, recovered } = mdgw_publog::open(options, NOW_NS).expect("the log opens");
+        let OpenedLog { writer, maintenance, recovered } = mdgw_publog::open(options, NOW_NS).expect("the log opens");
         let Recovered { last, last_flags, damaged_segments, .. } = recovered;
         assert_eq!(damaged_segments, 0, "a process that dies leaves no half of an entry behind");
         let mut log = LogSink::new(writer);
@@ -110,7 +110,7 @@ impl Gateway {
             step = self.day.beginning(of_log.restart);
             ready = Some(StreamPosition::at(of_log, Sequence(next)));
         }
-        let (words, fence) = (Arc::new(TakeoverWords::default()), Arc::new(Fence::closed()));
+        let (words, fence) = (Arc::new(TakeoverShared::default()), Arc::new(Fence::closed()));
         let lines = u16::try_from(sockets.len()).expect("few lines");
         let config = PublisherConfig {
             group: GROUP,
@@ -118,13 +118,13 @@ impl Gateway {
             outputs: (0..lines).map(OutputIndex).collect(),
             heartbeat_ns: HEARTBEAT_NS,
             // Nothing here depends on the clock that the publisher reads: no tail ever waits.
-            tail_packets_per_s: u64::MAX,
+            catch_up_packets_per_s: u64::MAX,
             send_ns_max: u64::MAX,
             log_directory: self.directory.clone(),
         };
         let publisher = Publisher::new(config, &log, Arc::clone(&words));
         let outputs = sockets.iter().map(|socket| Output { socket: Arc::clone(socket), destination: None });
-        let standby = Standby::new(*node, &self.directory, ready, Arc::clone(&words), *doubts);
+        let standby = StandbyReceiver::new(*node, &self.directory, ready, Arc::clone(&words), *doubts);
         let served = ServedChannel {
             group: GROUP,
             channel: CHANNEL,
@@ -135,12 +135,12 @@ impl Gateway {
         };
         let mut of_wire = Random::new(self.random.next_u64());
         let random = Random::new(of_wire.next_u64());
-        self.run = Some(Run {
+        self.run = Some(RunningGateway {
             buffers: SendBuffers::new(Outputs::new(outputs.collect())),
             wire: Wire::new(sockets.clone(), of_wire, *full),
-            answers: Answers::new(limits(), vec![served]).expect("the own log"),
+            answers: Responder::new(limits(), vec![served]).expect("the own log"),
             log,
-            keeper,
+            maintenance,
             words,
             fence,
             publisher,
@@ -158,17 +158,17 @@ impl Gateway {
         let mut run = self.run.take()?;
         let before = run.log.writer().end();
         for _ in 0..self.random.below(4) {
-            run.take_step(now_ns);
+            run.process_step(now_ns);
         }
         let counts = (*run.publisher.counts(), *run.log.writer().counts());
         drop(run);
-        self.cut_behind(before);
+        self.truncate_after(before);
         Some(counts)
     }
 
     /// Of what lies in the last segment from `place` on, one entry and what follows had not been committed: there all is as
     /// it was written but for the word that says so.
-    fn cut_behind(&mut self, place: Position) {
+    fn truncate_after(&mut self, place: Position) {
         let mut reader = Reader::open(&self.directory, CHANNEL.0).expect("the own log");
         if !reader.seek_position(place).expect("the own log") {
             return;
@@ -208,27 +208,27 @@ impl Gateway {
     }
 }
 
-impl Run {
+impl RunningGateway {
     /// What the venue has said by now, a few steps at most, as one burst.
-    pub(super) fn take_input(&mut self, now_ns: u64, steps_max: u64) {
+    pub(super) fn process_input(&mut self, now_ns: u64, steps_max: u64) {
         for _ in 0..steps_max {
-            if self.is_level(now_ns) {
+            if self.is_caught_up(now_ns) {
                 break;
             }
-            self.take_step(now_ns);
+            self.process_step(now_ns);
         }
         self.send();
     }
 
     /// Takes the next step, though perhaps nothing is flushed: datagrams may bring several.
-    fn take_step(&mut self, now_ns: u64) {
+    fn process_step(&mut self, now_ns: u64) {
         let Some((step, _)) = self.day.step(self.step) else { return };
         self.log.begin(UnixNs(NOW_NS + now_ns));
         match step {
-            Step::Session(restart) => self.log.session(session(restart), Sequence(1)),
-            Step::Silent(next) => self.log.settled(Sequence(next)),
-            Step::End => self.log.end_of_session(),
-            Step::Message(restart, sequence) => {
+            VenueStep::Session(restart) => self.log.session(session(restart), Sequence(1)),
+            VenueStep::NoOutput(next) => self.log.covered_through(Sequence(next)),
+            VenueStep::End => self.log.end_of_session(),
+            VenueStep::Message(restart, sequence) => {
                 let body = self.day.body(restart, sequence).expect("a message of the day");
                 let meta = FrameMeta {
                     sequence: Sequence(sequence),
@@ -249,13 +249,13 @@ impl Run {
     }
 
     /// Whether it has all that the venue has said by now.
-    pub(super) fn is_level(&self, now_ns: u64) -> bool {
-        self.day.step(self.step).is_none_or(|(_, said_ns)| said_ns > now_ns)
+    pub(super) fn is_caught_up(&self, now_ns: u64) -> bool {
+        self.day.step(self.step).is_none_or(|(_, sent_ns)| sent_ns > now_ns)
     }
 
     /// When the venue says what comes next.
     pub(super) fn next_input_ns(&self) -> Option<u64> {
-        self.day.step(self.step).map(|(_, said_ns)| said_ns)
+        self.day.step(self.step).map(|(_, sent_ns)| sent_ns)
     }
 
     pub(super) fn send(&mut self) {
@@ -272,12 +272,12 @@ impl Run {
     }
 
     /// The cold thread that has segments ready.
-    pub(super) fn turn_keeper(&mut self, now_ns: u64) {
-        self.keeper.turn(NOW_NS + now_ns);
+    pub(super) fn run_maintenance(&mut self, now_ns: u64) {
+        self.maintenance.run_once(NOW_NS + now_ns);
     }
 
     pub(super) fn open(&mut self, epoch: Epoch) {
-        self.standby.epochs.vouch(epoch);
+        self.standby.epochs.record_authenticated(epoch);
         self.fence.open(epoch, MonoNs(u64::MAX));
         self.send();
     }
@@ -289,25 +289,29 @@ impl Run {
     }
 
     /// Up to where all has been sent, as a hand-over tells it.
-    pub(super) fn sent_until(&mut self) -> Option<StreamPosition> {
+    pub(super) fn sent_position(&mut self) -> Option<StreamPosition> {
         self.looks += 1;
-        self.publisher.looked(self.looks, &self.log);
-        self.words.looks.get().position
+        self.publisher.acknowledge_drain(self.looks, &self.log);
+        self.words.drain_ack.get().position
     }
 
     /// Up to where its log has come.
-    pub(super) fn logged_until(&self) -> Option<StreamPosition> {
-        self.log.ready()
+    pub(super) fn logged_position(&self) -> Option<StreamPosition> {
+        self.log.committed_through()
     }
 
     /// Another one says where its output ended.
-    pub(super) fn other_ended(&self, epoch: Epoch, position: StreamPosition) {
-        self.words.ended.advance(epoch, position);
+    pub(super) fn set_peer_end(&self, epoch: Epoch, position: StreamPosition) {
+        self.words.output_end.advance(epoch, position);
     }
 
     /// For a control: as if all that it has logged had been heard.
-    pub(super) fn believe_all_sent(&self, epoch: Epoch) {
-        self.words.heard.set(Heard { on_wire: self.log.ready(), epoch, confirmed: None });
+    pub(super) fn assume_all_received(&self, epoch: Epoch) {
+        self.words.received_through.set(Heard {
+            received_through: self.log.committed_through(),
+            epoch,
+            reported_through: None,
+        });
     }
 
     /// The packets of an answer.

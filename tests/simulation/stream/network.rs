@@ -8,13 +8,13 @@ use mdgw_feeds::{
 };
 
 use super::{
-    MS, Weather,
-    world::{Ear, Event, World, node_of},
+    MS, NetworkConditions,
+    world::{Destination, Event, World, node_of},
 };
 
 impl World {
     /// What a gateway has handed over goes its way; or it was stopped while it did.
-    pub(super) fn carry(&mut self, gateway: usize) {
+    pub(super) fn forward_sent(&mut self, gateway: usize) {
         let Some(run) = &mut self.seats[gateway].gateway.run else { return };
         let is_stopped_now = run.wire.parked.is_some();
         for (line, bytes) in mem::take(&mut run.wire.sent) {
@@ -28,14 +28,15 @@ impl World {
     pub(super) fn put_on_wire(&mut self, line: Line, bytes: Vec<u8>) {
         let packet = parse_packet(&bytes).expect("a packet");
         let epoch = packet.meta.epoch;
-        self.published = self.published.max(Some(StreamPosition::span_of(&packet).1));
+        self.published = self.published.max(Some(StreamPosition::range_of_packet(&packet).1));
         // A straight line loses nothing to subscribers, nor to gateways that somebody has begun to lead.
         let is_first = epoch > self.epoch_sent;
         self.epoch_sent = self.epoch_sent.max(epoch);
         let bytes: Rc<[u8]> = bytes.into();
-        let gateways = (0..self.seats.len()).map(Ear::Gateway);
-        for at in gateways.chain((0..self.subscribers.len()).map(Ear::Subscriber)) {
-            let is_safe = self.setup.weather == Weather::Straight && (is_first || matches!(at, Ear::Subscriber(_)));
+        let gateways = (0..self.seats.len()).map(Destination::Gateway);
+        for at in gateways.chain((0..self.subscribers.len()).map(Destination::Subscriber)) {
+            let is_safe = self.setup.weather == NetworkConditions::Lossless
+                && (is_first || matches!(at, Destination::Subscriber(_)));
             let delay_ns = self.delay_ns();
             if is_safe || !self.is_lost() {
                 self.after(delay_ns, Event::Arrives { at, line, service: 0, bytes: Rc::clone(&bytes) });
@@ -51,7 +52,7 @@ impl World {
         for bytes in packets {
             let delay_ns = self.delay_ns();
             if !self.is_lost() {
-                let (at, line, service) = (Ear::Subscriber(subscriber), Line::RECOVERY, node_of(gateway) - 1);
+                let (at, line, service) = (Destination::Subscriber(subscriber), Line::RECOVERY, node_of(gateway) - 1);
                 self.after(delay_ns, Event::Arrives { at, line, service, bytes: bytes.into() });
             }
         }
@@ -59,20 +60,20 @@ impl World {
 
     /// Of one packet or message. On a straight line all take the same.
     pub(super) fn delay_ns(&mut self) -> u64 {
-        if self.setup.weather == Weather::Straight {
-            return STRAIGHT_NS;
+        if self.setup.weather == NetworkConditions::Lossless {
+            return LOSSLESS_DELAY_NS;
         }
-        let is_late = !self.is_calm && self.random.chance(0.03);
+        let is_late = !self.faults_stopped && self.random.chance(0.03);
         let late_ns = if is_late { self.random.below(6 * MS) } else { 0 };
         20_000 + self.random.exponential(50_000) + late_ns
     }
 
     pub(super) fn is_lost(&mut self) -> bool {
-        let is_lost = !self.is_calm && self.random.chance(0.04);
+        let is_lost = !self.faults_stopped && self.random.chance(0.04);
         self.counts.lost += u64::from(is_lost);
         is_lost
     }
 }
 
 /// How long any packet takes on a straight line.
-const STRAIGHT_NS: u64 = 100_000;
+const LOSSLESS_DELAY_NS: u64 = 100_000;

@@ -14,26 +14,26 @@ use mdgw_feeds::{
     },
     time::{MonoNs, UnixNs},
 };
-use mdgw_subscriber::ServiceTurns;
+use mdgw_subscriber::ServiceSelector;
 
 use super::{
     CHANNEL, GROUP, MS, Violation,
-    day::{Day, Told},
+    day::{Told, VenueScript},
 };
 
 pub(super) struct Subscriber {
     receiver: Receiver,
-    turns: ServiceTurns,
-    has_epochs: bool,
-    asks_all: bool,
+    selector: ServiceSelector,
+    checks_epochs: bool,
+    asks_all_services: bool,
     highest: Epoch,
     pub(super) stale: u64,
-    judge: Judge,
+    judge: DeliveryChecker,
 }
 
 /// Knows what must come next.
-struct Judge {
-    day: Rc<Day>,
+struct DeliveryChecker {
+    day: Rc<VenueScript>,
     at: usize,
     violation: Option<Violation>,
     digest: DefaultHasher,
@@ -41,24 +41,24 @@ struct Judge {
 
 /// How a subscriber is set up.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Setup {
+pub(super) struct SubscriberSetup {
     pub(super) lines: u8,
     /// Retransmission services; without one, what is missing on the wire is lost.
     pub(super) services: Option<usize>,
     /// Receivers drop what comes under a lower epoch.
-    pub(super) has_epochs: bool,
+    pub(super) checks_epochs: bool,
     /// Receivers ask all services what their logs hold.
-    pub(super) asks_all: bool,
+    pub(super) asks_all_services: bool,
 }
 
 impl Subscriber {
-    pub(super) fn new(day: &Rc<Day>, setup: Setup) -> Self {
+    pub(super) fn new(day: &Rc<VenueScript>, setup: SubscriberSetup) -> Self {
         let service = |services| ServiceConfig {
             request_timeout_ns: 3 * MS,
             attempts_max: 60,
-            services: if setup.asks_all { u8::try_from(services).expect("few services") } else { 1 },
+            services: if setup.asks_all_services { u8::try_from(services).expect("few services") } else { 1 },
             // Who is dead comes back, and what it alone has is wanted.
-            rounds_max: 60,
+            unanswered_rounds_max: 60,
             ..ServiceConfig::default()
         };
         let receiver = Receiver::new(ReceiverConfig {
@@ -71,12 +71,12 @@ impl Subscriber {
             message_bytes_max: 4_096,
             ..ReceiverConfig::default()
         });
-        let judge = Judge { day: Rc::clone(day), at: 0, violation: None, digest: DefaultHasher::new() };
+        let judge = DeliveryChecker { day: Rc::clone(day), at: 0, violation: None, digest: DefaultHasher::new() };
         Self {
             receiver,
-            turns: ServiceTurns::new(setup.services.unwrap_or(0)),
-            has_epochs: setup.has_epochs,
-            asks_all: setup.asks_all,
+            selector: ServiceSelector::new(setup.services.unwrap_or(0)),
+            checks_epochs: setup.checks_epochs,
+            asks_all_services: setup.asks_all_services,
             highest: Epoch::default(),
             stale: 0,
             judge,
@@ -88,17 +88,17 @@ impl Subscriber {
         let packet = parse_packet(bytes).expect("a packet");
         let epoch = packet.meta.epoch;
         let mut bytes = bytes.to_vec();
-        if !self.has_epochs {
+        if !self.checks_epochs {
             bytes[EPOCH].copy_from_slice(&Epoch::new(1, 1).0.to_le_bytes());
         }
-        let service = if self.asks_all { service } else { 0 };
+        let service = if self.asks_all_services { service } else { 0 };
         let datagram = PublishedDatagram { line, service, bytes: &bytes, ts_recv: UnixNs(now_ns) };
         let Self { receiver, judge, .. } = self;
         let before = judge.at;
         // Refused is dropped and counted.
         let _ = receiver.accept(datagram, MonoNs(now_ns), &mut |output: Output<'_>| judge.take(&output, now_ns));
         if judge.at > before && epoch < self.highest {
-            judge.violate(Violation::OldEpoch { epoch, after: self.highest });
+            judge.record_violation(Violation::OldEpoch { epoch, after: self.highest });
         }
         self.stale += u64::from(epoch < self.highest);
         self.highest = self.highest.max(epoch);
@@ -106,19 +106,19 @@ impl Subscriber {
 
     /// Time has passed. What is to be asked now, and of which service.
     pub(super) fn look(&mut self, now_ns: u64) -> Vec<(usize, ServiceRequest)> {
-        let Self { receiver, judge, turns, .. } = self;
+        let Self { receiver, judge, selector, .. } = self;
         if receiver.next_deadline().is_some_and(|deadline| deadline.0 <= now_ns) {
             receiver.on_deadline(MonoNs(now_ns), &mut |output: Output<'_>| judge.take(&output, now_ns));
         }
         let mut requests = Vec::new();
         while let Some(request) = receiver.poll_request() {
-            requests.push((turns.choose(&request), request));
+            requests.push((selector.select(&request), request));
         }
         requests
     }
 
     /// It has been told something.
-    pub(super) fn has_begun(&self) -> bool {
+    pub(super) fn has_received(&self) -> bool {
         self.judge.at > 0
     }
 
@@ -142,7 +142,7 @@ impl Subscriber {
     }
 }
 
-impl Judge {
+impl DeliveryChecker {
     fn take(&mut self, output: &Output<'_>, now_ns: u64) {
         let restart = output.session.restart;
         match &output.item {
@@ -153,15 +153,17 @@ impl Judge {
                 let sequence = header.sequence.get();
                 self.expect(Told::Message(restart, sequence), now_ns);
                 if self.day.body(restart, sequence) != Some(*body) {
-                    self.violate(Violation::Content(Told::Message(restart, sequence)));
+                    self.record_violation(Violation::Content(Told::Message(restart, sequence)));
                 }
                 body.hash(&mut self.digest);
             }
             Item::EndOfSession => self.expect(Told::End(restart), now_ns),
             Item::Lost(gap) | Item::Gap(gap) => {
-                self.violate(Violation::Lost { restart, first: gap.first().0, next: gap.next().0 });
+                self.record_violation(Violation::Lost { restart, first: gap.first().0, next: gap.next().0 });
             }
-            Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => self.violate(Violation::Strange),
+            Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => {
+                self.record_violation(Violation::UnknownItem)
+            }
         }
     }
 
@@ -169,17 +171,17 @@ impl Judge {
     fn expect(&mut self, told: Told, now_ns: u64) {
         (told, now_ns).hash(&mut self.digest);
         let all = self.day.told();
-        let is_unheard_end = all.get(self.at) != Some(&told) && matches!(all.get(self.at), Some(Told::End(_)));
-        let at = self.at + usize::from(is_unheard_end);
+        let is_skipped_end = all.get(self.at) != Some(&told) && matches!(all.get(self.at), Some(Told::End(_)));
+        let at = self.at + usize::from(is_skipped_end);
         if all.get(at) == Some(&told) {
             self.at = at + 1;
         } else {
             let expected = all.get(at).copied();
-            self.violate(Violation::NotNext { told, expected });
+            self.record_violation(Violation::Unexpected { told, expected });
         }
     }
 
-    fn violate(&mut self, violation: Violation) {
+    fn record_violation(&mut self, violation: Violation) {
         self.violation.get_or_insert(violation);
     }
 }

@@ -16,7 +16,7 @@ use mdgw_sys::{
 };
 
 /// One packet on its way, by its line.
-pub(super) type Sent = (Line, Vec<u8>);
+pub(super) type SentPacket = (Line, Vec<u8>);
 
 /// Hands nothing to the kernel, but says so.
 pub(super) struct Wire {
@@ -27,9 +27,9 @@ pub(super) struct Wire {
     /// The next hand-over is where the process is stopped.
     pub(super) stops: bool,
     /// What was taken, until it is put on the network.
-    pub(super) sent: Vec<Sent>,
+    pub(super) sent: Vec<SentPacket>,
     /// What was about to be taken when the process was stopped.
-    pub(super) parked: Option<Vec<Sent>>,
+    pub(super) parked: Option<Vec<SentPacket>>,
 }
 
 impl Wire {
@@ -56,7 +56,7 @@ impl ThreadIo for Wire {
         Ok(LineSet::default())
     }
 
-    fn lent(&mut self, _: Handle, _: &mut ReceiveBatch) {}
+    fn take_provided(&mut self, _: Handle, _: &mut ReceiveBatch) {}
 
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
         if self.parked.is_some() {

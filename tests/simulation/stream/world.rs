@@ -13,10 +13,10 @@ use mdgw_publog::WriterCounts;
 use tempfile::TempDir;
 
 use super::{
-    MS, Setup, Violation, Weather,
-    day::Day,
-    elected::Election,
-    gateway::{self, Gateway, Run},
+    MS, NetworkConditions, Setup, Violation,
+    day::VenueScript,
+    elected::SimulatedElection,
+    gateway::{self, Gateway, RunningGateway},
     subscriber::{self, Subscriber},
 };
 
@@ -27,11 +27,11 @@ pub(super) struct World {
     /// By time, then by the order in which they were planned.
     events: BTreeMap<(u64, u64), Event>,
     planned: u64,
-    day: Rc<Day>,
-    pub(super) seats: Vec<Seat>,
+    day: Rc<VenueScript>,
+    pub(super) seats: Vec<GatewaySlot>,
     pub(super) subscribers: Vec<Subscriber>,
     /// Who decides who leads; `None`: one leads at a time, and `faults.rs` says who.
-    pub(super) election: Option<Election>,
+    pub(super) election: Option<SimulatedElection>,
     pub(super) leader: Option<usize>,
     /// Counts the times that nobody has led.
     pub(super) vacancies: u64,
@@ -40,7 +40,7 @@ pub(super) struct World {
     pub(super) epoch_sent: Epoch,
     /// Everything before it was put on the network.
     pub(super) published: Option<StreamPosition>,
-    pub(super) is_calm: bool,
+    pub(super) faults_stopped: bool,
     /// The one gateway whose keeper may starve.
     pub(super) starving: usize,
     turns: usize,
@@ -49,7 +49,7 @@ pub(super) struct World {
 }
 
 /// A gateway's place in the world.
-pub(super) struct Seat {
+pub(super) struct GatewaySlot {
     pub(super) gateway: Gateway,
     /// Counts its processes.
     pub(super) incarnation: u32,
@@ -58,11 +58,11 @@ pub(super) struct Seat {
     /// What came meanwhile.
     pub(super) unread: Vec<Rc<[u8]>>,
     /// It may stand for election.
-    pub(super) has_joined: bool,
+    pub(super) is_eligible: bool,
     /// No segment is made ahead until then.
-    pub(super) starves_until_ns: u64,
+    pub(super) no_segments_until_ns: u64,
     /// By its lease it may send until then.
-    pub(super) open_until_ns: u64,
+    pub(super) may_send_until_ns: u64,
 }
 
 pub(super) enum Event {
@@ -75,7 +75,7 @@ pub(super) enum Event {
     Turn,
     /// A packet.
     Arrives {
-        at: Ear,
+        at: Destination,
         line: Line,
         /// Which service sent it, where it came from one.
         service: u8,
@@ -116,7 +116,7 @@ pub(super) enum Event {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Ear {
+pub(super) enum Destination {
     Gateway(usize),
     Subscriber(usize),
 }
@@ -125,7 +125,7 @@ pub(super) enum Ear {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) openings: u64,
-    pub(super) tail_packets: u64,
+    pub(super) catch_up_packets: u64,
     pub(super) passed_over: u64,
     pub(super) refused: u64,
     pub(super) private: u64,
@@ -136,7 +136,7 @@ pub(super) struct Counts {
 }
 
 /// How a run ended.
-pub(super) struct Outcome {
+pub(super) struct RunOutcome {
     pub(super) violation: Option<Violation>,
     pub(super) counts: Counts,
     /// Of all that subscribers were told and when.
@@ -146,36 +146,36 @@ pub(super) struct Outcome {
 impl World {
     pub(super) fn new(seed: u64, setup: Setup) -> Self {
         let mut random = Random::new(seed);
-        let day = Rc::new(Day::new(&mut random));
-        let directory = in_memory();
+        let day = Rc::new(VenueScript::new(&mut random));
+        let directory = memory_temp_dir();
         let lines = 1 + random.below(2);
-        let sockets: Vec<_> = (0..lines).map(|_| Arc::new(nowhere())).collect();
+        let sockets: Vec<_> = (0..lines).map(|_| Arc::new(null_socket())).collect();
         let segment_bytes = [16 << 10, 64 << 10][usize::from(random.chance(0.5))];
         let full = if random.chance(0.5) { 0.3 * random.unit() } else { 0.0 };
         let seats = (0..setup.gateways).map(|number| {
             let node = node_of(number);
             let of_gateway =
-                gateway::Setup { node, sockets: sockets.clone(), segment_bytes, full, doubts: setup.doubts };
+                gateway::GatewaySetup { node, sockets: sockets.clone(), segment_bytes, full, doubts: setup.doubts };
             let random = Random::new(random.next_u64());
             let gateway = Gateway::new(of_gateway, directory.path().join(number.to_string()), &day, random);
             let (is_stopped, unread) = (false, Vec::new());
-            Seat {
+            GatewaySlot {
                 gateway,
                 incarnation: 0,
                 is_stopped,
                 unread,
-                has_joined: true,
-                starves_until_ns: 0,
-                open_until_ns: 0,
+                is_eligible: true,
+                no_segments_until_ns: 0,
+                may_send_until_ns: 0,
             }
         });
         let seats: Vec<_> = seats.collect();
-        let services = (setup.weather == Weather::Storm).then_some(setup.gateways);
-        let of_subscriber = subscriber::Setup {
+        let services = (setup.weather == NetworkConditions::Lossy).then_some(setup.gateways);
+        let of_subscriber = subscriber::SubscriberSetup {
             lines: u8::try_from(lines).expect("few lines"),
             services,
-            has_epochs: setup.has_epochs,
-            asks_all: setup.asks_all,
+            checks_epochs: setup.checks_epochs,
+            asks_all_services: setup.asks_all_services,
         };
         let starving = usize::try_from(random.below(setup.gateways as u64)).expect("few gateways");
         let random_seed = random.next_u64();
@@ -188,13 +188,13 @@ impl World {
             subscribers: (0..SUBSCRIBERS).map(|_| Subscriber::new(&day, of_subscriber)).collect(),
             day,
             seats,
-            election: setup.is_elected.then(|| Election::new(random_seed, setup.gateways)),
+            election: setup.uses_election.then(|| SimulatedElection::new(random_seed, setup.gateways)),
             leader: None,
             vacancies: 0,
             epoch: Epoch::default(),
             epoch_sent: Epoch::default(),
             published: None,
-            is_calm: false,
+            faults_stopped: false,
             starving,
             turns: 0,
             counts: Counts::default(),
@@ -212,27 +212,27 @@ impl World {
     }
 
     /// The whole day, and until all have been told all of it.
-    pub(super) fn run(mut self) -> Outcome {
+    pub(super) fn run(mut self) -> RunOutcome {
         let end_ns = self.day.end_ns();
         let mut violation = None;
         while let Some(((at_ns, _), event)) = self.events.pop_first() {
             self.elect_until(at_ns);
             self.now_ns = at_ns;
-            if at_ns > end_ns && !self.is_calm {
-                self.calm_down();
+            if at_ns > end_ns && !self.faults_stopped {
+                self.stop_faults();
             }
             violation = self.subscribers.iter().find_map(Subscriber::violation).cloned();
-            violation = violation.or_else(|| self.election.as_ref().and_then(Election::violation));
-            let is_over = self.is_calm && self.subscribers.iter().all(Subscriber::is_complete);
-            if violation.is_some() || is_over || at_ns > end_ns + CALM_NS {
+            violation = violation.or_else(|| self.election.as_ref().and_then(SimulatedElection::violation));
+            let all_complete = self.faults_stopped && self.subscribers.iter().all(Subscriber::is_complete);
+            if violation.is_some() || all_complete || at_ns > end_ns + RECOVERY_NS {
                 break;
             }
             self.happen(event);
         }
         let missing = self.subscribers.iter().find_map(Subscriber::missing);
-        let wrong = self.seats.iter().find_map(|seat| seat.gateway.check_log());
-        for seat in &self.seats {
-            if let Some(counts) = seat.gateway.run.as_ref().map(Run::counts) {
+        let log_violation = self.seats.iter().find_map(|slot| slot.gateway.check_log());
+        for slot in &self.seats {
+            if let Some(counts) = slot.gateway.run.as_ref().map(RunningGateway::counts) {
                 self.counts.add(counts);
             }
         }
@@ -240,7 +240,7 @@ impl World {
         self.counts.told = (self.subscribers.len() * self.day.told().len()) as u64;
         let digests = self.subscribers.iter().map(|subscriber| subscriber.digest().finish());
         let digest = digests.fold(self.now_ns, |all, digest| all.rotate_left(7) ^ digest);
-        Outcome { violation: violation.or(missing).or(wrong), counts: self.counts, digest }
+        RunOutcome { violation: violation.or(missing).or(log_violation), counts: self.counts, digest }
     }
 
     pub(super) fn after(&mut self, delay_ns: u64, event: Event) {
@@ -252,28 +252,28 @@ impl World {
         match event {
             Event::Input { gateway, incarnation } => self.input(gateway, incarnation),
             Event::Turn => self.turn(),
-            Event::Arrives { at: Ear::Subscriber(number), line, service, bytes } => {
+            Event::Arrives { at: Destination::Subscriber(number), line, service, bytes } => {
                 self.subscribers[number].hear(line, service, &bytes, self.now_ns);
             }
-            Event::Arrives { at: Ear::Gateway(number), bytes, .. } => self.hear(number, bytes),
+            Event::Arrives { at: Destination::Gateway(number), bytes, .. } => self.hear(number, bytes),
             Event::Confirmed { gateway, position } => {
                 if let Some(run) = self.awake(gateway) {
-                    run.standby.confirm(position);
+                    run.standby.set_confirmed(position);
                 }
             }
             Event::Asked { gateway, subscriber, request } => self.answer(gateway, subscriber, &request),
             Event::Ended { to, epoch, position } => self.take_over(to, epoch, position),
             Event::Elect { vacancy } => self.elect(vacancy),
-            Event::Deadline { gateway } => self.run_out(gateway),
+            Event::Deadline { gateway } => self.expire_fence(gateway),
             Event::Fault => self.fault(),
-            Event::Continue { gateway, incarnation } => self.go_on(gateway, incarnation),
+            Event::Continue { gateway, incarnation } => self.resume(gateway, incarnation),
             Event::Start { gateway } => self.start(gateway),
         }
     }
 
     /// A gateway's process, unless it is stopped.
-    pub(super) fn awake(&mut self, gateway: usize) -> Option<&mut Run> {
-        let Seat { gateway, is_stopped, .. } = &mut self.seats[gateway];
+    pub(super) fn awake(&mut self, gateway: usize) -> Option<&mut RunningGateway> {
+        let GatewaySlot { gateway, is_stopped, .. } = &mut self.seats[gateway];
         gateway.run.as_mut().filter(|_| !*is_stopped)
     }
 
@@ -282,50 +282,50 @@ impl World {
     fn input(&mut self, gateway: usize, incarnation: u32) {
         let again = Event::Input { gateway, incarnation };
         let now_ns = self.now_ns;
-        let seat = &mut self.seats[gateway];
-        if seat.incarnation != incarnation {
+        let slot = &mut self.seats[gateway];
+        if slot.incarnation != incarnation {
             return;
         }
-        if seat.is_stopped {
+        if slot.is_stopped {
             return self.after(MS, again);
         }
-        let (is_starving, steps_max) = (now_ns < seat.starves_until_ns, if seat.has_joined { 6 } else { 12 });
+        let (is_starving, steps_max) = (now_ns < slot.no_segments_until_ns, if slot.is_eligible { 6 } else { 12 });
         let steps = 1 + self.random.below(steps_max);
         let Some(run) = self.awake(gateway) else { return };
         if !is_starving {
-            run.turn_keeper(now_ns);
+            run.run_maintenance(now_ns);
         }
-        run.take_input(now_ns, steps);
-        let (is_level, next_ns) = (run.is_level(now_ns), run.next_input_ns());
-        self.carry(gateway);
+        run.process_input(now_ns, steps);
+        let (is_caught_up, next_ns) = (run.is_caught_up(now_ns), run.next_input_ns());
+        self.forward_sent(gateway);
         let Some(next_ns) = next_ns else { return };
-        let lags = !self.is_calm && self.random.chance(0.02);
-        let lag_ns = self.random.below(if lags { 8 * MS } else { 80_000 });
-        self.after(if is_level { next_ns - now_ns + lag_ns } else { 20_000 + lag_ns / 2 }, again);
+        let is_lagging = !self.faults_stopped && self.random.chance(0.02);
+        let lag_ns = self.random.below(if is_lagging { 8 * MS } else { 80_000 });
+        self.after(if is_caught_up { next_ns - now_ns + lag_ns } else { 20_000 + lag_ns / 2 }, again);
     }
 
     fn turn(&mut self) {
         let now_ns = self.now_ns;
         self.turns += 1;
         for gateway in 0..self.seats.len() {
-            let is_starving = now_ns < self.seats[gateway].starves_until_ns;
+            let is_starving = now_ns < self.seats[gateway].no_segments_until_ns;
             let is_heartbeat_due = self.turns % HEARTBEAT_TURNS == gateway;
             let Some(run) = self.awake(gateway) else { continue };
             if !is_starving {
-                run.turn_keeper(now_ns);
+                run.run_maintenance(now_ns);
             }
             run.standby.follow(MonoNs(now_ns));
-            run.standby.settle(MonoNs(now_ns));
+            run.standby.publish_watermark(MonoNs(now_ns));
             run.on_deadline(is_heartbeat_due);
-            let (is_level, heard) = (run.is_level(now_ns), run.standby.heard());
+            let (is_caught_up, heard) = (run.is_caught_up(now_ns), run.standby.heard());
             // Who comes back stands when it is level. If nobody has led since, it takes what its last process has logged for
             // sent, so without services it must have heard who does.
-            let may_ask = self.setup.weather == Weather::Storm;
-            self.seats[gateway].has_joined |= is_level && (may_ask || heard == Some(self.epoch));
-            self.carry(gateway);
+            let may_ask = self.setup.weather == NetworkConditions::Lossy;
+            self.seats[gateway].is_eligible |= is_caught_up && (may_ask || heard == Some(self.epoch));
+            self.forward_sent(gateway);
         }
         if self.turns.is_multiple_of(HEARTBEAT_TURNS) {
-            self.tell_published();
+            self.report_published();
         }
         for subscriber in 0..self.subscribers.len() {
             for (gateway, request) in self.subscribers[subscriber].look(now_ns) {
@@ -339,9 +339,9 @@ impl World {
     }
 
     /// The leader tells the others how far it has published.
-    fn tell_published(&mut self) {
+    fn report_published(&mut self) {
         let Some(leader) = self.leader else { return };
-        let Some(position) = self.awake(leader).and_then(Run::sent_until) else { return };
+        let Some(position) = self.awake(leader).and_then(RunningGateway::sent_position) else { return };
         for gateway in (0..self.seats.len()).filter(|other| *other != leader) {
             let delay_ns = self.delay_ns();
             if !self.is_lost() {
@@ -352,13 +352,13 @@ impl World {
 
     pub(super) fn hear(&mut self, gateway: usize, bytes: Rc<[u8]>) {
         let now = MonoNs(self.now_ns);
-        let seat = &mut self.seats[gateway];
-        if seat.is_stopped {
-            seat.unread.push(bytes);
-        } else if let Some(run) = &mut seat.gateway.run {
+        let slot = &mut self.seats[gateway];
+        if slot.is_stopped {
+            slot.unread.push(bytes);
+        } else if let Some(run) = &mut slot.gateway.run {
             run.standby.follow(now);
-            run.standby.hear(&bytes, now);
-            run.standby.settle(now);
+            run.standby.observe(&bytes, now);
+            run.standby.publish_watermark(now);
         }
     }
 }
@@ -366,8 +366,8 @@ impl World {
 impl Counts {
     pub(super) fn add(&mut self, (publisher, writer): (PublishCounts, WriterCounts)) {
         self.openings += publisher.openings;
-        self.tail_packets += publisher.tail_packets;
-        self.passed_over += publisher.passed_over;
+        self.catch_up_packets += publisher.catch_up_packets;
+        self.passed_over += publisher.skipped_entries;
         self.refused += publisher.refused;
         self.private += writer.entries_private;
     }
@@ -375,7 +375,7 @@ impl Counts {
     pub(super) fn sum(self, other: Self) -> Self {
         Self {
             openings: self.openings + other.openings,
-            tail_packets: self.tail_packets + other.tail_packets,
+            catch_up_packets: self.catch_up_packets + other.catch_up_packets,
             passed_over: self.passed_over + other.passed_over,
             refused: self.refused + other.refused,
             private: self.private + other.private,
@@ -392,14 +392,14 @@ pub(super) fn node_of(gateway: usize) -> u8 {
 }
 
 /// Where nothing waits for a disk, if there is such a place.
-fn in_memory() -> TempDir {
+fn memory_temp_dir() -> TempDir {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     made.expect("a directory")
 }
 
 /// Stands for a socket.
-fn nowhere() -> OwnedFd {
+fn null_socket() -> OwnedFd {
     File::open("/dev/null").expect("nothing").into()
 }
 
@@ -407,4 +407,4 @@ const SUBSCRIBERS: usize = 2;
 const TURN_NS: u64 = MS / 2;
 const HEARTBEAT_TURNS: usize = 8;
 /// So long after the last word, all have all of it.
-const CALM_NS: u64 = 400 * MS;
+const RECOVERY_NS: u64 = 400 * MS;

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::server::{Health, Question, Server, ask};
+use super::server::{Health, HealthQuery, StoreNode, send_request};
 
 /// Who is let in where a password is asked for.
 pub const USER: &str = "mdgw";
@@ -27,7 +27,7 @@ pub(super) fn is_installed() -> bool {
 }
 
 /// Nodes that know each other; `certificates` is the directory of the files that let clients in.
-pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]], certificates: Option<&Path>) -> Vec<Server> {
+pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]], certificates: Option<&Path>) -> Vec<StoreNode> {
     let members: Vec<String> =
         addresses.iter().enumerate().map(|(index, [_, peer, _])| format!("n{index}=http://{peer}")).collect();
     let members = members.join(",");
@@ -51,20 +51,20 @@ pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]], certifica
             option("trusted-ca-file", certificates.join(CA).display().to_string());
             option("client-cert-auth", "true".to_owned());
         }
-        let health = Health { address: *health, serves: SERVES, leads: LEADS };
-        Server::new(command, *client, health, data, directory.join(format!("n{index}.log")))
+        let health = Health { address: *health, serves: IS_SERVING, leads: IS_LEADER };
+        StoreNode::new(command, *client, health, data, directory.join(format!("n{index}.log")))
     };
     addresses.iter().enumerate().map(node).collect()
 }
 
 /// From now on [`USER`] alone may do anything, below `/mdgw/`.
-pub(super) fn ask_for_password(node: SocketAddrV4) {
+pub(super) fn require_password(node: SocketAddrV4) {
     let post = |path: &str, body: &str| {
         let length = body.len();
         let request = format!(
             "POST /v3/auth/{path} HTTP/1.1\r\nHost: {node}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
         );
-        let answer = ask(node, &request).expect("etcd answers");
+        let answer = send_request(node, &request).expect("etcd answers");
         assert!(answer.starts_with("HTTP/1.1 200"), "{path} {body}: {answer}");
     };
     post("user/add", r#"{"name":"root","password":"root"}"#);
@@ -112,11 +112,11 @@ subjectAltName = IP:127.0.0.1
 extendedKeyUsage = serverAuth, clientAuth
 ";
 
-const SERVES: Question = Question {
-    ask: "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+const IS_SERVING: HealthQuery = HealthQuery {
+    send_request: "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     yes: &[r#""health":"true""#],
 };
-const LEADS: Question = Question {
-    ask: "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+const IS_LEADER: HealthQuery = HealthQuery {
+    send_request: "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     yes: &["\netcd_server_is_leader 1"],
 };

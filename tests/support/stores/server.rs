@@ -17,7 +17,7 @@ use crate::namespaces::Namespace;
 
 /// A node that can be started again and again.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct StoreNode {
     pub(super) command: Vec<String>,
     /// Where clients find it.
     pub(super) address: SocketAddrV4,
@@ -35,17 +35,17 @@ pub(super) struct Server {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Health {
     pub(super) address: SocketAddrV4,
-    pub(super) serves: Question,
-    pub(super) leads: Question,
+    pub(super) serves: HealthQuery,
+    pub(super) leads: HealthQuery,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Question {
-    pub(super) ask: &'static str,
+pub(super) struct HealthQuery {
+    pub(super) send_request: &'static str,
     pub(super) yes: &'static [&'static str],
 }
 
-impl Server {
+impl StoreNode {
     pub(super) fn new(
         command: Vec<String>,
         address: SocketAddrV4,
@@ -78,16 +78,16 @@ impl Server {
     }
 
     pub(super) fn is_serving(&self) -> bool {
-        self.answers_yes(self.health.serves)
+        self.is_positive(self.health.serves)
     }
 
     pub(super) fn is_leader(&self) -> bool {
-        self.is_started() && self.answers_yes(self.health.leads)
+        self.is_started() && self.is_positive(self.health.leads)
     }
 
-    fn answers_yes(&self, question: Question) -> bool {
-        let asked = || question.is_answered_yes(self.health.address);
-        self.namespace.as_ref().map_or_else(asked, |namespace| namespace.run(asked))
+    fn is_positive(&self, question: HealthQuery) -> bool {
+        let query = || question.has_positive_answer(self.health.address);
+        self.namespace.as_ref().map_or_else(query, |namespace| namespace.run(query))
     }
 
     pub(super) fn kill(&mut self) {
@@ -120,20 +120,20 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for StoreNode {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-impl Question {
-    fn is_answered_yes(&self, address: SocketAddrV4) -> bool {
-        ask(address, self.ask).is_ok_and(|answer| self.yes.iter().any(|yes| answer.contains(yes)))
+impl HealthQuery {
+    fn has_positive_answer(&self, address: SocketAddrV4) -> bool {
+        send_request(address, self.send_request).is_ok_and(|answer| self.yes.iter().any(|yes| answer.contains(yes)))
     }
 }
 
 /// Sends a text and returns all that comes until the other side closes.
-pub(super) fn ask(address: SocketAddrV4, text: &str) -> io::Result<String> {
+pub(super) fn send_request(address: SocketAddrV4, text: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     stream.write_all(text.as_bytes())?;
@@ -145,17 +145,17 @@ pub(super) fn ask(address: SocketAddrV4, text: &str) -> io::Result<String> {
 /// Starts a process from a thread that lives as long as the test's process does: a node must not end with whichever
 /// thread of the test happened to start it.
 fn spawn(command: Command, namespace: Option<Namespace>) -> io::Result<Child> {
-    type Order = (Command, Option<Namespace>, mpsc::Sender<io::Result<Child>>);
-    static STARTER: OnceLock<mpsc::Sender<Order>> = OnceLock::new();
+    type SpawnRequest = (Command, Option<Namespace>, mpsc::Sender<io::Result<Child>>);
+    static STARTER: OnceLock<mpsc::Sender<SpawnRequest>> = OnceLock::new();
     let starter = STARTER.get_or_init(|| {
-        let (orders, of_thread) = mpsc::channel::<Order>();
+        let (requests, of_thread) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
             for (mut command, namespace, answer) in of_thread {
                 // Nobody waits only where the test has panicked meanwhile; the child then ends with this process.
                 let _ = answer.send(spawn_in(&mut command, namespace.as_ref()));
             }
         });
-        orders
+        requests
     });
     let (answer, child) = mpsc::channel();
     starter.send((command, namespace, answer)).expect("the thread lives as long as the process");
@@ -164,10 +164,10 @@ fn spawn(command: Command, namespace: Option<Namespace>) -> io::Result<Child> {
 
 fn spawn_in(command: &mut Command, namespace: Option<&Namespace>) -> io::Result<Child> {
     let Some(namespace) = namespace else { return command.spawn() };
-    let own = Namespace::current()?;
+    let original_namespace = Namespace::current()?;
     namespace.enter();
     let child = command.spawn();
-    own.enter();
+    original_namespace.enter();
     child
 }
 

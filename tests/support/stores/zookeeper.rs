@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::server::{Health, Question, Server};
+use super::server::{Health, HealthQuery, StoreNode};
 
 pub(super) fn is_installed() -> bool {
     let mut java = Command::new("java");
@@ -16,7 +16,7 @@ pub(super) fn is_installed() -> bool {
     java.is_ok_and(|status| status.success()) && JARS.split(':').all(|jar| Path::new(jar).exists())
 }
 
-pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]]) -> Vec<Server> {
+pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]]) -> Vec<StoreNode> {
     let mut members = String::new();
     if addresses.len() > 1 {
         for (index, [client, peer, election]) in addresses.iter().enumerate() {
@@ -38,8 +38,8 @@ pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]]) -> Vec<Se
         let mut command: Vec<String> = ["java", "-cp", JARS].map(str::to_owned).into();
         command.extend(JAVA_OPTIONS.map(str::to_owned));
         command.extend([MAIN_CLASS.to_owned(), configuration.display().to_string()]);
-        let health = Health { address: *client, serves: SERVES, leads: LEADS };
-        Server::new(command, *client, health, data, directory.join(format!("n{index}.log")))
+        let health = Health { address: *client, serves: IS_SERVING, leads: IS_LEADER };
+        StoreNode::new(command, *client, health, data, directory.join(format!("n{index}.log")))
     };
     addresses.iter().enumerate().map(node).collect()
 }
@@ -58,5 +58,6 @@ maxClientCnxns=0
 4lw.commands.whitelist=srvr
 ";
 
-const SERVES: Question = Question { ask: "srvr", yes: &["Mode: leader", "Mode: follower", "Mode: standalone"] };
-const LEADS: Question = Question { ask: "srvr", yes: &["Mode: leader", "Mode: standalone"] };
+const IS_SERVING: HealthQuery =
+    HealthQuery { send_request: "srvr", yes: &["Mode: leader", "Mode: follower", "Mode: standalone"] };
+const IS_LEADER: HealthQuery = HealthQuery { send_request: "srvr", yes: &["Mode: leader", "Mode: standalone"] };

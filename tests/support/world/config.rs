@@ -3,13 +3,13 @@
 use std::{fmt::Write as _, path::Path};
 
 use super::{
-    FIRST_STORE, LINES, LINK_PORT, OUTPUT, REQUEST_PORT, RETRANSMISSION_PORT, STORE_NODES, STORE_PORT, VENUE,
-    VOTE_PORT, World, address, index,
-    plan::{Backend, Plan},
+    LINES, LINK_PORT, OUTPUT, REQUEST_PORT, RETRANSMISSION_PORT, STORE_ADDRESS_MIN, STORE_NODES, STORE_PORT, Testbed,
+    VENUE, VOTE_PORT, address, index,
+    plan::{ElectionBackend, Plan},
 };
-use crate::{failover::Timing, namespaces::INTERFACE, site::text, stores::Store};
+use crate::{failover::LeaseTimingMs, namespaces::INTERFACE, site::text, stores::Store};
 
-impl World {
+impl Testbed {
     /// Of that gateway, in the revision that it was last rolled to.
     pub(super) fn config_text(&self, node: u8) -> String {
         let at = |directory: &Path, name: &str| directory.join(format!("{name}{node}")).display().to_string();
@@ -18,7 +18,7 @@ impl World {
         let (audit, socket, key) = (self.audit(node), self.socket(node), self.path("key"));
         let own = address(node);
         let peers = || self.nodes().filter(|peer| *peer != node);
-        let Plan { timing: Timing(lease, renewal, margin), priority, channel, output, .. } = &self.plan;
+        let Plan { timing: LeaseTimingMs(lease, renewal, margin), priority, channel, output, .. } = &self.plan;
         let revision = self.revisions[index(node)];
         // What the output depends on differs from revision to revision, though no day notices.
         let orders_max = ORDERS_MAX.max(self.plan.messages.next_power_of_two() / 8) + revision;
@@ -47,10 +47,10 @@ impl World {
             at(self.fast.path(), "latency"),
         );
         config += &match self.plan.backend {
-            Backend::File => {
+            ElectionBackend::File => {
                 format!("\"file\"\n[election.file]\ndirectory = \"{}\"\n", self.fast.path().join("records").display())
             }
-            Backend::Quorum => {
+            ElectionBackend::Quorum => {
                 let voter = |node: u8| {
                     format!("[[election.quorum.voter]]\nnode = {node}\naddress = \"{}:{VOTE_PORT}\"\n", address(node))
                 };
@@ -62,7 +62,7 @@ impl World {
                     peers().chain(self.witness_nodes()).map(voter).collect::<String>(),
                 )
             }
-            Backend::Emergent => {
+            ElectionBackend::Emergent => {
                 let members = self.nodes().map(|node| format!("\"{}:{VOTE_PORT}\"", address(node)));
                 format!(
                     "\"emergent\"\n[election.emergent]\nallow_split = true\nlisten = \"{own}:{VOTE_PORT}\"\n\
@@ -72,9 +72,9 @@ impl World {
                     members.collect::<Vec<_>>().join(", "),
                 )
             }
-            Backend::Store(store) => {
+            ElectionBackend::Store(store) => {
                 let endpoints: Vec<String> = (0..STORE_NODES)
-                    .map(|number| format!("\"{}:{STORE_PORT}\"", address(FIRST_STORE + number)))
+                    .map(|number| format!("\"{}:{STORE_PORT}\"", address(STORE_ADDRESS_MIN + number)))
                     .collect();
                 let name = if store == Store::ZooKeeper { "zookeeper" } else { "etcd" };
                 format!("\"{name}\"\n[election.{name}]\nendpoints = [{}]\n", endpoints.join(", "))
@@ -96,7 +96,7 @@ impl World {
     }
 
     /// Of that witness.
-    pub(super) fn witness_text(&self, node: u8) -> String {
+    pub(super) fn witness_config_text(&self, node: u8) -> String {
         let others = self.nodes().chain(self.witness_nodes()).filter(|other| *other != node);
         let peer = |node: u8| format!("[[peer]]\nnode = {node}\naddress = \"{}:{VOTE_PORT}\"\n", address(node));
         format!(

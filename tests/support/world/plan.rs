@@ -2,11 +2,11 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::{failover::Timing, stores::Store};
+use crate::{failover::LeaseTimingMs, stores::Store};
 
 /// Who grants leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
+pub enum ElectionBackend {
     /// Records in memory of this machine, which all hosts share.
     File,
     /// Votes of the gateways and of a witness.
@@ -17,7 +17,7 @@ pub enum Backend {
     Store(Store),
 }
 
-impl Backend {
+impl ElectionBackend {
     /// As a configuration calls it.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -50,9 +50,9 @@ pub struct Plan {
     /// Gateways, two to four.
     pub gateways: u8,
     /// Who grants leadership.
-    pub backend: Backend,
+    pub backend: ElectionBackend,
     /// Lease, renewal, margin.
-    pub timing: Timing,
+    pub timing: LeaseTimingMs,
     /// Whether a sentinel tells of a gateway's death.
     pub has_sentinel: bool,
     /// Whether the kernel refuses what a gateway sends past its deadline.
@@ -72,11 +72,11 @@ pub struct Plan {
     /// Whether votes and audits have a small disk of their own, which can be filled.
     pub has_small_disks: bool,
     /// Whether each gateway's memory is counted, so that it can be taken away.
-    pub counts_memory: bool,
+    pub has_memory_limit: bool,
     /// How long something lasts that must change nothing.
     pub calm: Duration,
     /// Whether only gateway 1 is started.
-    pub begins_alone: bool,
+    pub starts_with_one_gateway: bool,
     /// Where publication logs and captures go.
     pub fast: PathBuf,
 }
@@ -84,11 +84,11 @@ pub struct Plan {
 impl Plan {
     /// A pair over votes or records with a lease that stands a crowded machine, and a short day.
     #[must_use]
-    pub fn calm(backend: Backend) -> Self {
+    pub fn calm(backend: ElectionBackend) -> Self {
         Self {
             gateways: 2,
             backend,
-            timing: Timing(600, 120, 120),
+            timing: LeaseTimingMs(600, 120, 120),
             has_sentinel: true,
             has_kernel_fence: false,
             messages: 120_000,
@@ -98,9 +98,9 @@ impl Plan {
             output: String::new(),
             history_bytes: 32 << 20,
             has_small_disks: false,
-            counts_memory: false,
+            has_memory_limit: false,
             calm: Duration::from_secs(3),
-            begins_alone: false,
+            starts_with_one_gateway: false,
             fast: std::env::temp_dir(),
         }
     }

@@ -24,7 +24,7 @@ use mdgw_feeds::{
     published::{packet::parse_packet, position::StreamPosition},
 };
 use mdgw_subscriber::{
-    Item, Output, PublishedDatagram, Receiver as Protocol, ReceiverConfig, ServiceConfig, ServiceTurns,
+    Item, Output, PublishedDatagram, Receiver as Protocol, ReceiverConfig, ServiceConfig, ServiceSelector,
 };
 use mdgw_sys::{
     batch::ReceiveBatch,
@@ -72,7 +72,7 @@ pub enum What {
 
 /// All that a receiver knows in the end.
 #[derive(Clone, Debug, Default)]
-pub struct Received {
+pub struct ReceiverLog {
     /// In the order of delivery.
     pub delivered: Vec<Delivered>,
     /// When each epoch was first heard.
@@ -80,7 +80,7 @@ pub struct Received {
     /// Datagrams that the library took nothing of.
     pub refused: u64,
     /// Whether the last packet of each epoch ended inside a message.
-    pub ends_inside: BTreeMap<Epoch, bool>,
+    pub ends_mid_message: BTreeMap<Epoch, bool>,
 }
 
 /// A running receiver.
@@ -88,7 +88,7 @@ pub struct Received {
 pub struct Receiver {
     /// Every packet that reached it.
     pub capture: PathBuf,
-    received: Arc<Mutex<Received>>,
+    received: Arc<Mutex<ReceiverLog>>,
     stop: Arc<(AtomicBool, EpollSet)>,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
@@ -116,11 +116,11 @@ impl Receiver {
         capture: &Path,
     ) -> Self {
         let set = EpollSet::new().expect("the kernel gives an epoll set");
-        let (line, asking) = host.namespace.run(|| {
+        let (line, request_sockets) = host.namespace.run(|| {
             let interface = INTERFACE.parse().unwrap_or_else(|never| match never {});
             let options =
                 ReceiveOptions { receive_buffer_bytes: 64 << 20, ..ReceiveOptions::new(group, Some(interface)) };
-            let asking = services.iter().map(|service| {
+            let request_sockets = services.iter().map(|service| {
                 let socket = UdpSocket::bind((host.address, 0)).and_then(|socket| {
                     socket.connect(service)?;
                     socket.set_nonblocking(true)?;
@@ -128,20 +128,20 @@ impl Receiver {
                 });
                 socket.expect("a receiver can ask")
             });
-            let asking: Vec<UdpSocket> = asking.collect();
-            (open_receive(&options).expect("a receiver joins"), asking)
+            let request_sockets: Vec<UdpSocket> = request_sockets.collect();
+            (open_receive(&options).expect("a receiver joins"), request_sockets)
         });
         let of = |line| Handle { channel: ChannelIndex(0), line };
-        let sockets = asking.iter().map(|socket| (socket.as_fd(), Line::RECOVERY));
+        let sockets = request_sockets.iter().map(|socket| (socket.as_fd(), Line::RECOVERY));
         for (socket, line) in [(line.as_fd(), Line::A)].into_iter().chain(sockets) {
             set.add(socket, of(line)).expect("sockets are watched");
         }
         let writer = File::create(capture).and_then(|file| PcapWriter::new(BufWriter::with_capacity(1 << 20, file)));
         let stop = Arc::new((AtomicBool::new(false), set));
-        let received = Arc::new(Mutex::new(Received::default()));
-        let receiving = Receiving {
-            sockets: (line, asking),
-            turns: ServiceTurns::new(services.len()),
+        let received = Arc::new(Mutex::new(ReceiverLog::default()));
+        let receiving = ReceiverThread {
+            sockets: (line, request_sockets),
+            selector: ServiceSelector::new(services.len()),
             group,
             services: services.to_vec(),
             publishers,
@@ -181,7 +181,7 @@ impl Receiver {
 
     /// The last message that was delivered.
     #[must_use]
-    pub fn last_name(&self) -> Option<(Session, u64)> {
+    pub fn last_message_id(&self) -> Option<(Session, u64)> {
         let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
         received.delivered.iter().rev().find_map(|delivered| match delivered.what {
             What::Message { name, .. } => Some(name),
@@ -194,7 +194,7 @@ impl Receiver {
     /// # Panics
     /// When it has failed.
     #[must_use]
-    pub fn finish(mut self) -> (PathBuf, Received) {
+    pub fn finish(mut self) -> (PathBuf, ReceiverLog) {
         self.end().expect("a receiver writes down what it hears");
         let received = std::mem::take(&mut *self.received.lock().unwrap_or_else(PoisonError::into_inner));
         (self.capture.clone(), received)
@@ -216,26 +216,26 @@ impl Drop for Receiver {
     }
 }
 
-struct Receiving {
+struct ReceiverThread {
     sockets: (ReceiveSocket, Vec<UdpSocket>),
-    turns: ServiceTurns,
+    selector: ServiceSelector,
     group: SocketAddrV4,
     services: Vec<SocketAddrV4>,
     publishers: Vec<Ipv4Addr>,
     writer: PcapWriter<BufWriter<File>>,
     protocol: Protocol,
-    received: Arc<Mutex<Received>>,
+    received: Arc<Mutex<ReceiverLog>>,
     stop: Arc<(AtomicBool, EpollSet)>,
 }
 
-impl Receiving {
+impl ReceiverThread {
     fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.stop);
         let (is_stopped, set) = &*shared;
         let mut thread = set.thread_io()?;
         let mut batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX);
-        let asking = self.sockets.1.iter().map(|socket| (Line::RECOVERY, socket.as_raw_fd()));
-        let sockets: Vec<_> = [(Line::A, self.sockets.0.raw())].into_iter().chain(asking).collect();
+        let request_sockets = self.sockets.1.iter().map(|socket| (Line::RECOVERY, socket.as_raw_fd()));
+        let sockets: Vec<_> = [(Line::A, self.sockets.0.raw_fd())].into_iter().chain(request_sockets).collect();
         let mut events = Vec::new();
         loop {
             // Asked before, so that what lay in the sockets then is still read.
@@ -257,7 +257,7 @@ impl Receiving {
             self.protocol.on_deadline(mono_now(), &mut |output| deliver(received, &output, now, None));
             while let Some(request) = self.protocol.poll_request() {
                 // Refused: it is asked again.
-                let _sent = self.sockets.1[self.turns.choose(&request)].send(request.to_packet().as_bytes());
+                let _sent = self.sockets.1[self.selector.select(&request)].send(request.to_packet().as_bytes());
             }
             if is_last {
                 self.protocol.finish(&mut |output| deliver(received, &output, now, None));
@@ -281,13 +281,13 @@ impl Receiving {
         let service = self.services.iter().position(|service| *service == source).unwrap_or(0);
         let service = u8::try_from(service).expect("few gateways");
         let datagram = PublishedDatagram { line, service, bytes, ts_recv: mdgw_feeds::time::UnixNs(time_ns) };
-        let taken =
+        let accepted =
             self.protocol.accept(datagram, mono_now(), &mut |output| deliver(received, &output, time_ns, epoch));
         let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
-        received.refused += u64::from(taken.is_err());
-        if let Some(packet) = packet.filter(|_| line == Line::A && taken.is_ok()) {
-            let is_inside = StreamPosition::span_of(&packet).1.part > 0;
-            received.ends_inside.insert(packet.meta.epoch, is_inside);
+        received.refused += u64::from(accepted.is_err());
+        if let Some(packet) = packet.filter(|_| line == Line::A && accepted.is_ok()) {
+            let is_mid_message = StreamPosition::range_of_packet(&packet).1.part > 0;
+            received.ends_mid_message.insert(packet.meta.epoch, is_mid_message);
         }
         if let Some(epoch) = self.protocol.epoch()
             && before != Some(epoch)
@@ -306,7 +306,7 @@ fn address_of(socket: &UdpSocket) -> io::Result<SocketAddrV4> {
 }
 
 /// `epoch`: of the datagram that brought it; the last one known where time did.
-fn deliver(received: &Mutex<Received>, output: &Output<'_>, time_ns: u64, epoch: Option<Epoch>) {
+fn deliver(received: &Mutex<ReceiverLog>, output: &Output<'_>, time_ns: u64, epoch: Option<Epoch>) {
     let what = match output.item {
         Item::Message { header, body } => What::Message {
             name: (output.session, header.sequence.get()),

@@ -25,7 +25,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slowness {
     /// What a hypervisor kept of the core that lost most, ns. Counted in hundredths of a second.
-    pub stolen_ns: u64,
+    pub steal_ns: u64,
     /// How often the piece of work was done, on all cores.
     pub probes: usize,
     /// How often it took more than ten times as long as at its median.
@@ -36,41 +36,41 @@ pub struct Slowness {
 
 /// Threads that watch for it.
 #[derive(Debug)]
-pub struct SlowWatch {
-    seen: Arc<Seen>,
+pub struct SlownessMonitor {
+    samples: Arc<SlownessSamples>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
-    stolen: Mutex<Vec<Stolen>>,
+struct SlownessSamples {
+    stolen: Mutex<Vec<StealSample>>,
     /// When each began, ns since 1970 UTC, and how long it took, ns.
     probes: Mutex<Vec<(u64, u32)>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Stolen {
+struct StealSample {
     core: usize,
-    seen_ns: u64,
-    stolen_ns: u64,
+    sampled_ns: u64,
+    steal_ns: u64,
 }
 
-impl SlowWatch {
+impl SlownessMonitor {
     /// One thread for each core, which goes before all others where it may, and one that reads what the kernel counts.
     #[must_use]
     pub fn start(cores: usize) -> Self {
-        let (seen, stop) = (Arc::new(Seen::default()), Arc::new(AtomicBool::new(false)));
+        let (samples, stop) = (Arc::new(SlownessSamples::default()), Arc::new(AtomicBool::new(false)));
         let of_core = |core| {
-            let (seen, stop) = (Arc::clone(&seen), Arc::clone(&stop));
-            std::thread::spawn(move || probe(core, &seen, &stop))
+            let (samples, stop) = (Arc::clone(&samples), Arc::clone(&stop));
+            std::thread::spawn(move || probe(core, &samples, &stop))
         };
         let mut threads: Vec<_> = (0..cores).map(of_core).collect();
         threads.push({
-            let (seen, stop) = (Arc::clone(&seen), Arc::clone(&stop));
-            std::thread::spawn(move || watch_theft(&seen, &stop))
+            let (samples, stop) = (Arc::clone(&samples), Arc::clone(&stop));
+            std::thread::spawn(move || sample_steal(&samples, &stop))
         });
-        Self { seen, stop, threads }
+        Self { samples, stop, threads }
     }
 
     /// In `[from_ns, until_ns)`, ns since 1970 UTC.
@@ -78,16 +78,16 @@ impl SlowWatch {
     pub fn during(&self, from_ns: u64, until_ns: u64) -> Slowness {
         let time = from_ns..until_ns;
         let mut of_core = BTreeMap::new();
-        for stolen in lock(&self.seen.stolen).iter().filter(|stolen| time.contains(&stolen.seen_ns)) {
-            *of_core.entry(stolen.core).or_insert(0) += stolen.stolen_ns;
+        for stolen in lock(&self.samples.stolen).iter().filter(|stolen| time.contains(&stolen.sampled_ns)) {
+            *of_core.entry(stolen.core).or_insert(0) += stolen.steal_ns;
         }
-        let probes = lock(&self.seen.probes);
+        let probes = lock(&self.samples.probes);
         let mut all: Vec<u32> = probes.iter().map(|(_, took_ns)| *took_ns).collect();
-        let middle = all.len() / 2;
-        let median_ns = if all.is_empty() { 0 } else { *all.select_nth_unstable(middle).1 };
-        let during = probes.iter().filter(|(begun_ns, _)| time.contains(begun_ns)).map(|(_, took_ns)| *took_ns);
+        let median_index = all.len() / 2;
+        let median_ns = if all.is_empty() { 0 } else { *all.select_nth_unstable(median_index).1 };
+        let during = probes.iter().filter(|(started_ns, _)| time.contains(started_ns)).map(|(_, took_ns)| *took_ns);
         Slowness {
-            stolen_ns: of_core.into_values().max().unwrap_or(0),
+            steal_ns: of_core.into_values().max().unwrap_or(0),
             probes: during.clone().count(),
             slow_probes: during.clone().filter(|took_ns| *took_ns > median_ns.saturating_mul(10)).count(),
             worst_ns: during.max().unwrap_or(0).into(),
@@ -95,7 +95,7 @@ impl SlowWatch {
     }
 }
 
-impl Drop for SlowWatch {
+impl Drop for SlownessMonitor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -106,38 +106,38 @@ impl Drop for SlowWatch {
 }
 
 /// Writes to each of some pages, and to and from the kernel.
-fn probe(core: usize, seen: &Seen, stop: &AtomicBool) {
-    let mut only = CpuSet::new();
-    only.set(core);
+fn probe(core: usize, samples: &SlownessSamples, stop: &AtomicBool) {
+    let mut this_core = CpuSet::new();
+    this_core.set(core);
     // Not allowed to choose, or to go first: then it takes longer where others are busy, and so says less.
-    let _pinned = sched_setaffinity(None, &only);
-    let _first = set_fifo(1);
+    let _pinned = sched_setaffinity(None, &this_core);
+    let _realtime = set_fifo(1);
     let mut pages = vec![0_u8; PAGES * PAGE_BYTES];
     let Ok((mut from, mut to)) = std::io::pipe() else { return };
     let mut byte = [0];
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(PROBE_PERIOD);
-        let (begun_ns, begun) = (unix_now().0, mono_now());
+        let (started_ns, begun) = (unix_now().0, mono_now());
         pages.iter_mut().step_by(PAGE_BYTES).for_each(|first| *first = first.wrapping_add(1));
-        let passed = to.write_all(&byte).and_then(|()| from.read_exact(&mut byte));
+        let pipe_result = to.write_all(&byte).and_then(|()| from.read_exact(&mut byte));
         std::hint::black_box(&pages);
-        if passed.is_err() {
+        if pipe_result.is_err() {
             return;
         }
         let took_ns = u32::try_from(mono_now().since(begun)).unwrap_or(u32::MAX);
-        lock(&seen.probes).push((begun_ns, took_ns));
+        lock(&samples.probes).push((started_ns, took_ns));
     }
 }
 
-fn watch_theft(seen: &Seen, stop: &AtomicBool) {
+fn sample_steal(samples: &SlownessSamples, stop: &AtomicBool) {
     let mut before = stolen_ticks();
     while !stop.load(Ordering::Relaxed) {
-        std::thread::sleep(THEFT_PERIOD);
-        let (now, seen_ns) = (stolen_ticks(), unix_now().0);
+        std::thread::sleep(STEAL_PERIOD);
+        let (now, sampled_ns) = (stolen_ticks(), unix_now().0);
         let more = now.iter().zip(&before).map(|(now, before)| now.saturating_sub(*before)).enumerate();
         let more = more.filter(|(_, ticks)| *ticks > 0);
-        let more = more.map(|(core, ticks)| Stolen { core, seen_ns, stolen_ns: ticks * TICK_NS });
-        lock(&seen.stolen).extend(more);
+        let more = more.map(|(core, ticks)| StealSample { core, sampled_ns, steal_ns: ticks * TICK_NS });
+        lock(&samples.stolen).extend(more);
         before = now;
     }
 }
@@ -155,7 +155,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Linux counts in hundredths on every platform that this runs on (`USER_HZ`).
 const TICK_NS: u64 = 10_000_000;
-const THEFT_PERIOD: Duration = Duration::from_millis(5);
+const STEAL_PERIOD: Duration = Duration::from_millis(5);
 const PROBE_PERIOD: Duration = Duration::from_millis(2);
 const PAGES: usize = 64;
 const PAGE_BYTES: usize = 4_096;

@@ -13,7 +13,7 @@ use std::{
 use mdgw_sys::clock::{mono_now, unix_now};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::slowness::{SlowWatch, Slowness};
+use super::slowness::{Slowness, SlownessMonitor};
 
 /// A wake-up that came late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +26,14 @@ pub struct Stall {
 
 /// Threads that watch the cores.
 #[derive(Debug)]
-pub struct StallWatch {
+pub struct StallMonitor {
     stalls: Arc<Mutex<Vec<Stall>>>,
-    slow: SlowWatch,
+    slow: SlownessMonitor,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl StallWatch {
+impl StallMonitor {
     /// One thread for each core, in the ordinary class, as the gateways' pools are.
     ///
     /// # Panics
@@ -45,10 +45,10 @@ impl StallWatch {
         let watch = |core: usize| {
             let (stalls, stop) = (Arc::clone(&stalls), Arc::clone(&stop));
             std::thread::spawn(move || {
-                let mut only = CpuSet::new();
-                only.set(core);
+                let mut this_core = CpuSet::new();
+                this_core.set(core);
                 // Not allowed to choose: then it watches wherever it runs.
-                let _pinned = sched_setaffinity(None, &only);
+                let _pinned = sched_setaffinity(None, &this_core);
                 while !stop.load(Ordering::Relaxed) {
                     let before = mono_now();
                     std::thread::sleep(PERIOD);
@@ -60,7 +60,7 @@ impl StallWatch {
                 }
             })
         };
-        Self { threads: (0..cores).map(watch).collect(), slow: SlowWatch::start(cores), stalls, stop }
+        Self { threads: (0..cores).map(watch).collect(), slow: SlownessMonitor::start(cores), stalls, stop }
     }
 
     /// How slow the machine was in `[from_ns, until_ns)`, ns since 1970 UTC, though nothing was late.
@@ -78,7 +78,7 @@ impl StallWatch {
     }
 }
 
-impl Drop for StallWatch {
+impl Drop for StallMonitor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

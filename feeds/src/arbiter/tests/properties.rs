@@ -57,7 +57,7 @@ impl Checker {
 
 /// One packet on its way.
 #[derive(Clone, Copy, Debug)]
-struct Flight {
+struct PacketInFlight {
     line: Line,
     first: u64,
     next: u64,
@@ -93,8 +93,8 @@ fn server_plan() -> impl Strategy<Value = Option<ServerPlan>> {
 }
 
 /// Packets of `messages` messages on every line, by time in µs. Message n leaves at n * 50 µs.
-fn flights(messages: u64, lines: &[LinePlan]) -> BTreeMap<u64, Vec<Flight>> {
-    let mut flights: BTreeMap<u64, Vec<Flight>> = BTreeMap::new();
+fn flights(messages: u64, lines: &[LinePlan]) -> BTreeMap<u64, Vec<PacketInFlight>> {
+    let mut flights: BTreeMap<u64, Vec<PacketInFlight>> = BTreeMap::new();
     for (line, plan) in (0..).map(Line).zip(lines) {
         let mut first = 1;
         let mut cuts = plan.cuts.iter().cycle();
@@ -104,10 +104,10 @@ fn flights(messages: u64, lines: &[LinePlan]) -> BTreeMap<u64, Vec<Flight>> {
             let (lost, twice, delay) = *fates.next().unwrap();
             let at = next * 50 + delay;
             if !lost {
-                flights.entry(at).or_default().push(Flight { line, first, next });
+                flights.entry(at).or_default().push(PacketInFlight { line, first, next });
             }
             if twice {
-                flights.entry(at + delay).or_default().push(Flight { line, first, next });
+                flights.entry(at + delay).or_default().push(PacketInFlight { line, first, next });
             }
             first = next;
         }
@@ -119,17 +119,17 @@ fn flights(messages: u64, lines: &[LinePlan]) -> BTreeMap<u64, Vec<Flight>> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Sabotage {
     None,
-    Repeat,
-    Swallow,
+    DeliverTwice,
+    SkipDelivery,
     WidenGap,
     DeclareTooEarly,
     TrimWrongly,
 }
 
 /// Plays the lines into an arbiter until nothing is in flight, then ends the input.
-fn play(
+fn run_lines(
     config: ArbiterConfig,
-    mut flights: BTreeMap<u64, Vec<Flight>>,
+    mut flights: BTreeMap<u64, Vec<PacketInFlight>>,
     server: Option<&ServerPlan>,
     sabotage: Sabotage,
 ) -> Result<Checker, String> {
@@ -140,7 +140,7 @@ fn play(
     let mut requests = 0;
     let mut faults = Vec::new();
     let limits = arbiter.config().recovery;
-    let mut answer = |arbiter: &mut Arbiter, flights: &mut BTreeMap<u64, Vec<Flight>>, at: u64| {
+    let mut answer = |arbiter: &mut Arbiter, flights: &mut BTreeMap<u64, Vec<PacketInFlight>>, at: u64| {
         while let Some(request) = arbiter.poll_request() {
             let (Some(server), Some(limits)) = (server, limits) else { return Err("asked without a server") };
             if request.next.0 - request.first.0 > limits.messages_per_request_max {
@@ -150,7 +150,7 @@ fn play(
             requests += 1;
             if answered {
                 let next = request.next.0.min(request.first.0 + server.messages_per_answer);
-                let answer = Flight { line: Line::RECOVERY, first: request.first.0, next };
+                let answer = PacketInFlight { line: Line::RECOVERY, first: request.first.0, next };
                 flights.entry(at + 700).or_default().push(answer);
             }
         }
@@ -194,7 +194,7 @@ fn play(
     if arbiter.memory_bytes() != memory_bytes {
         return Err("memory grew".to_owned());
     }
-    let under_way = arbiter.recovery_statistics().map_or(0, |recovery| recovery.under_way_max);
+    let under_way = arbiter.recovery_statistics().map_or(0, |recovery| recovery.in_flight_max);
     if limits.is_some_and(|limits| under_way > usize::from(limits.requests_under_way_max)) {
         return Err(format!("{under_way} requests under way"));
     }
@@ -215,10 +215,10 @@ fn play(
 fn tell(checker: &mut Checker, delivery: &Delivery<'_>, sabotage: Sabotage) -> Option<String> {
     let is_fifth = checker.delivered.len() >= 5;
     let broken = match (sabotage, delivery) {
-        (Sabotage::Repeat, Delivery::Packet { .. }) if is_fifth => {
+        (Sabotage::DeliverTwice, Delivery::Packet { .. }) if is_fifth => {
             checker.accept(delivery).and_then(|()| checker.accept(delivery))
         }
-        (Sabotage::Swallow, Delivery::Packet { .. }) if is_fifth => Ok(()),
+        (Sabotage::SkipDelivery, Delivery::Packet { .. }) if is_fifth => Ok(()),
         (Sabotage::WidenGap, Delivery::Gap(gap)) => {
             checker.accept(&Delivery::Gap(Gap::new(gap.first(), gap.next().plus(1)).unwrap()))
         }
@@ -238,7 +238,7 @@ fn tell(checker: &mut Checker, delivery: &Delivery<'_>, sabotage: Sabotage) -> O
     broken.err()
 }
 
-fn all_arrivals(flights: &BTreeMap<u64, Vec<Flight>>) -> BTreeSet<u64> {
+fn all_arrivals(flights: &BTreeMap<u64, Vec<PacketInFlight>>) -> BTreeSet<u64> {
     flights.values().flatten().flat_map(|flight| flight.first..flight.next).collect()
 }
 
@@ -247,7 +247,7 @@ proptest! {
 
     /// With time enough: exactly what "sort, drop duplicates, missing = gap" gives.
     #[test]
-    fn patient_arbiter_yields_the_union_of_all_lines(
+    fn without_timeouts_the_arbiter_delivers_the_union_of_all_lines(
         messages in 1..300_u64,
         lines in prop::collection::vec(line_plan(), 1..4),
     ) {
@@ -256,7 +256,7 @@ proptest! {
         };
         let flights = flights(messages, &lines);
         let arrivals = all_arrivals(&flights);
-        let checker = play(config, flights, None, Sabotage::None).map_err(TestCaseError::fail)?;
+        let checker = run_lines(config, flights, None, Sabotage::None).map_err(TestCaseError::fail)?;
         prop_assert_eq!(&checker.delivered, &arrivals);
         let end = arrivals.last().copied().unwrap_or(0);
         let missing = (1..=end).filter(|sequence| !arrivals.contains(sequence)).collect::<BTreeSet<_>>();
@@ -278,12 +278,12 @@ proptest! {
         let config = ArbiterConfig {
             lines: lines.len() as u8, window_packets, gap_timeout_ns: gap_timeout_us * 1_000, recovery, ..config()
         };
-        play(config, flights(messages, &lines), server.as_ref(), Sabotage::None).map_err(TestCaseError::fail)?;
+        run_lines(config, flights(messages, &lines), server.as_ref(), Sabotage::None).map_err(TestCaseError::fail)?;
     }
 
     /// A server that answers at last: nothing is missing, whatever the lines lose (the end is theirs to tell).
     #[test]
-    fn a_server_that_answers_at_last_leaves_no_gap(
+    fn an_eventually_answering_server_leaves_no_gap(
         messages in 1..400_u64,
         lines in prop::collection::vec(line_plan(), 1..4),
         answers in prop::collection::vec(any::<bool>(), 0..6),
@@ -298,7 +298,7 @@ proptest! {
         let config = ArbiterConfig { lines: lines.len() as u8, window_packets: 2_048, recovery, ..config() };
         let flights = flights(messages, &lines);
         let end = all_arrivals(&flights).last().copied().unwrap_or(0);
-        let checker = play(config, flights, Some(&server), Sabotage::None).map_err(TestCaseError::fail)?;
+        let checker = run_lines(config, flights, Some(&server), Sabotage::None).map_err(TestCaseError::fail)?;
         prop_assert_eq!(checker.missing.len(), 0);
         prop_assert_eq!(checker.delivered, (1..=end).collect::<BTreeSet<_>>());
     }
@@ -372,13 +372,17 @@ fn damaged_lines() -> Vec<LinePlan> {
 }
 
 #[test]
-fn the_checker_catches_every_broken_arbiter() {
+fn the_checker_detects_every_faulty_arbiter() {
     let config = || ArbiterConfig { gap_timeout_ns: 100_000, ..config() };
-    let run = |sabotage| play(config(), flights(200, &damaged_lines()), None, sabotage).map(|_| ());
+    let run = |sabotage| run_lines(config(), flights(200, &damaged_lines()), None, sabotage).map(|_| ());
     assert_eq!(run(Sabotage::None), Ok(()));
-    for sabotage in
-        [Sabotage::Repeat, Sabotage::Swallow, Sabotage::WidenGap, Sabotage::DeclareTooEarly, Sabotage::TrimWrongly]
-    {
+    for sabotage in [
+        Sabotage::DeliverTwice,
+        Sabotage::SkipDelivery,
+        Sabotage::WidenGap,
+        Sabotage::DeclareTooEarly,
+        Sabotage::TrimWrongly,
+    ] {
         assert!(run(sabotage).is_err(), "{sabotage:?} was not caught");
     }
 }

@@ -14,18 +14,18 @@ fn check(story: &str, expected: Expect) {
 }
 
 fn check_with(config: ArbiterConfig, story: &str, expected: Expect) {
-    let mut world = World::new(config);
-    story.split_whitespace().for_each(|word| world.step(word));
-    expected.assert_eq(world.said.trim_start());
+    let mut harness = ArbiterHarness::new(config);
+    story.split_whitespace().for_each(|word| harness.step(word));
+    expected.assert_eq(harness.said.trim_start());
 }
 
-struct World {
+struct ArbiterHarness {
     arbiter: Arbiter,
     now: MonoNs,
     said: String,
 }
 
-impl World {
+impl ArbiterHarness {
     fn new(config: ArbiterConfig) -> Self {
         Self { arbiter: Arbiter::new(config), now: MonoNs(1_000), said: String::new() }
     }
@@ -52,7 +52,7 @@ impl World {
         } else if let Some(first) = word.strip_prefix("session=") {
             self.arbiter.begin_session(first.parse().ok().map(Sequence));
         } else if let Some(asked) = word.strip_prefix('P') {
-            self.arbiter.peer_answered(Sequence(asked.parse().unwrap()), self.now);
+            self.arbiter.peer_answer_ended(Sequence(asked.parse().unwrap()), self.now);
         } else if let Some((line, next)) = word.split_once('=') {
             let next = Sequence(next.parse().unwrap());
             if let Err(reason) = self.arbiter.announce(line_of(line), next, self.now) {
@@ -80,7 +80,7 @@ impl World {
             }
         }
         while let Some(request) = self.arbiter.poll_request() {
-            let whom = if request.of == Asked::Peer { "peer" } else { "ask" };
+            let whom = if request.of == RequestTarget::Peer { "peer" } else { "ask" };
             write!(self.said, " {whom}:{}..{}", request.first.0, request.next.0).unwrap();
         }
     }
@@ -107,7 +107,7 @@ fn the_other_line_fills_a_gap() {
 }
 
 #[test]
-fn a_gap_is_declared_with_exact_bounds_when_its_time_is_up() {
+fn a_gap_is_declared_with_exact_bounds_after_its_timeout() {
     check("A1 A5..7 +19ms B1 +1ms B3 A7", expect!["A1..2 !duplicate gap:2..5 A5..7 !late_after_gap A7..8"]);
 }
 
@@ -117,14 +117,14 @@ fn differently_cut_packets_shrink_a_gap_from_both_sides_and_the_middle() {
 }
 
 #[test]
-fn a_packet_around_held_ones_fills_every_hole_and_what_was_held_wins() {
+fn a_packet_spanning_held_ones_fills_every_gap_and_held_copies_win() {
     check("A1 A4..6 A8..10 B3..12 B2", expect!["A1..2 B2..3 B3..4 A4..6 B6..8 A8..10 B10..12"]);
     check("A1 A4..6 A8..10 B2..12", expect!["A1..2 B2..4 A4..6 B6..8 A8..10 B10..12"]);
     check("A1 A4..6 A8..10 B2..9 B9..11", expect!["A1..2 B2..4 A4..6 B6..8 A8..10 B10..11"]);
 }
 
 #[test]
-fn filling_begins_the_wait_anew_and_later_gaps_have_their_own_time() {
+fn a_partial_fill_restarts_the_gap_timer_and_later_gaps_have_their_own() {
     check("A1 A5 +15ms B2 +15ms A9 +5ms +15ms", expect!["A1..2 B2..3 gap:3..5 A5..6 gap:6..9 A9..10"]);
     check(
         "A1 A5 +15ms A9 +5ms B6 +19ms B7 +1ms +18ms +1ms",
@@ -133,31 +133,31 @@ fn filling_begins_the_wait_anew_and_later_gaps_have_their_own_time() {
 }
 
 #[test]
-fn a_late_starter_begins_where_it_comes_in_unless_it_is_told() {
+fn a_late_starter_begins_at_its_first_packet_unless_given_a_sequence() {
     check("A100 A101 B99", expect!["A100..101 A101..102 !duplicate"]);
     check("session=1 A3 B1 +20ms", expect!["B1..2 gap:2..3 A3..4"]);
     check("A=7 A7 A6", expect!["A7..8 !duplicate"]);
 }
 
 #[test]
-fn an_announcement_reveals_a_gap_at_the_end() {
+fn an_announcement_reveals_a_trailing_gap() {
     check("A1 A=4 +19ms B2 +20ms B=4", expect!["A1..2 B2..3 gap:3..4"]);
     check("A1 A3 A=6 +20ms", expect!["A1..2 gap:2..3 A3..4 gap:4..6"]);
     check("A1..9 B=4", expect!["A1..9"]);
 }
 
 #[test]
-fn the_end_declares_what_is_missing_and_delivers_what_is_held() {
+fn finish_declares_missing_and_delivers_held_messages() {
     check("A1 A3 A6 B=9 end end A9", expect!["A1..2 gap:2..3 A3..4 gap:4..6 A6..7 gap:7..9 A9..10"]);
 }
 
 #[test]
-fn a_new_session_starts_from_nothing() {
+fn a_new_session_resets_the_arbiter() {
     check("A1..5 A9 end session=1 B1 B3 A2", expect!["A1..5 gap:5..9 A9..10 B1..2 A2..3 B3..4"]);
 }
 
 #[test]
-fn a_gap_is_asked_for_then_asked_again_then_declared() {
+fn a_gap_is_requested_then_retried_then_declared() {
     let config = ArbiterConfig { recovery: Some(recovery()), ..config() };
     check_with(config.clone(), "A1 A5 +20ms +9ms +1ms +10ms", expect!["A1..2 ask:2..5 ask:2..5 gap:2..5 A5..6"]);
     check_with(config.clone(), "A1 A5 +20ms R2..5 A6 +50ms", expect!["A1..2 ask:2..5 R2..5 A5..6 A6..7"]);
@@ -170,7 +170,7 @@ fn a_gap_is_asked_for_then_asked_again_then_declared() {
 }
 
 #[test]
-fn requests_keep_to_their_limits() {
+fn requests_respect_their_limits() {
     let limited = |recovery| ArbiterConfig { recovery: Some(recovery), ..config() };
     let pieces = RecoveryConfig { messages_per_request_max: 2, ..recovery() };
     check_with(limited(pieces), "A1 A6 +20ms R2..4 R4..6", expect!["A1..2 ask:2..4 ask:4..6 R2..4 R4..6 A6..7"]);
@@ -181,7 +181,7 @@ fn requests_keep_to_their_limits() {
 }
 
 #[test]
-fn each_hole_is_asked_for_when_its_time_is_up_and_not_when_the_one_before_it_is_filled() {
+fn each_gap_is_requested_after_its_own_timeout() {
     let config = ArbiterConfig { recovery: Some(recovery()), ..config() };
     check_with(config.clone(), "A1 A3 A5 +20ms R4 R2", expect!["A1..2 ask:2..3 ask:4..5 R2..3 A3..4 R4..5 A5..6"]);
     // A lost answer holds up its own hole alone.
@@ -195,7 +195,7 @@ fn each_hole_is_asked_for_when_its_time_is_up_and_not_when_the_one_before_it_is_
 }
 
 #[test]
-fn no_more_requests_are_under_way_than_configured() {
+fn requests_in_flight_stay_within_the_limit() {
     let recovery = RecoveryConfig { requests_under_way_max: 2, messages_per_request_max: 3, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
     check_with(
@@ -212,7 +212,7 @@ fn no_more_requests_are_under_way_than_configured() {
 }
 
 #[test]
-fn holes_given_up_are_declared_in_their_order() {
+fn abandoned_gaps_are_declared_in_order() {
     let config = ArbiterConfig { recovery: Some(recovery()), ..config() };
     check_with(
         config.clone(),
@@ -228,7 +228,7 @@ fn holes_given_up_are_declared_in_their_order() {
 }
 
 #[test]
-fn a_piece_that_nobody_has_is_declared_and_what_is_still_asked_for_is_not() {
+fn an_unavailable_range_is_declared_while_pending_ranges_wait() {
     let recovery = RecoveryConfig { messages_per_request_max: 3, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
     check_with(
@@ -239,7 +239,7 @@ fn a_piece_that_nobody_has_is_declared_and_what_is_still_asked_for_is_not() {
 }
 
 #[test]
-fn a_large_hole_is_given_up_as_soon_as_a_small_one_where_nobody_answers() {
+fn without_answers_a_large_gap_is_abandoned_as_soon_as_a_small_one() {
     let recovery =
         RecoveryConfig { messages_per_request_max: 3, requests_under_way_max: 2, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
@@ -247,7 +247,7 @@ fn a_large_hole_is_given_up_as_soon_as_a_small_one_where_nobody_answers() {
 }
 
 #[test]
-fn who_has_the_end_of_a_hole_alone_is_asked_for_all_of_that() {
+fn a_server_that_has_only_the_end_of_a_gap_is_asked_for_all_of_it() {
     let recovery = RecoveryConfig { messages_per_request_max: 6, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
     // Of the first piece, 5 comes: 2 to 4 nobody has, of 6 and 7 the answer was lost, and the second piece is another matter.
@@ -259,7 +259,7 @@ fn who_has_the_end_of_a_hole_alone_is_asked_for_all_of_that() {
 }
 
 #[test]
-fn the_peer_is_asked_before_the_server_and_each_alone_where_the_other_is_not() {
+fn the_peer_is_asked_first_and_each_source_works_alone() {
     let of = |peer_attempts_max, attempts_max| {
         let recovery = RecoveryConfig { peer_timeout_ns: 1_000_000, peer_attempts_max, attempts_max, ..recovery() };
         ArbiterConfig { recovery: Some(recovery), ..config() }
@@ -271,7 +271,7 @@ fn the_peer_is_asked_before_the_server_and_each_alone_where_the_other_is_not() {
 }
 
 #[test]
-fn more_patience_is_for_catching_up_alone() {
+fn catch_up_limits_apply_only_during_catch_up() {
     let of = |peer_attempts_max| RecoveryConfig {
         peer_timeout_ns: 1_000_000,
         peer_attempts_max,
@@ -296,20 +296,20 @@ fn more_patience_is_for_catching_up_alone() {
     );
     // A packet that has no room then doesn't cost the gap; afterwards it does.
     let held = (0..64).map(|packet| format!("A{}", 5 + 2 * packet)).collect::<Vec<_>>().join(" ");
-    let mut world = World::new(config);
-    format!("session=1 {held} A200").split_whitespace().for_each(|word| world.step(word));
-    assert_eq!(world.arbiter.statistics().gaps_for_room, 0);
-    assert_eq!(world.arbiter.drops().get(DropReason::WindowFull), 1);
+    let mut harness = ArbiterHarness::new(config);
+    format!("session=1 {held} A200").split_whitespace().for_each(|word| harness.step(word));
+    assert_eq!(harness.arbiter.statistics().gaps_window_full, 0);
+    assert_eq!(harness.arbiter.drops().get(DropReason::WindowFull), 1);
     let rest = (0..64).map(|packet| format!("R{}", 6 + 2 * packet)).collect::<Vec<_>>().join(" ");
-    format!("R1..5 {rest} R133..167 R167..201").split_whitespace().for_each(|word| world.step(word));
-    assert_eq!(world.arbiter.expected(), Some(Sequence(201)), "{}", world.said);
+    format!("R1..5 {rest} R133..167 R167..201").split_whitespace().for_each(|word| harness.step(word));
+    assert_eq!(harness.arbiter.expected(), Some(Sequence(201)), "{}", harness.said);
     let held = (0..66).map(|packet| format!("A{}", 203 + 2 * packet)).collect::<Vec<_>>().join(" ");
-    held.split_whitespace().for_each(|word| world.step(word));
-    assert!(world.arbiter.statistics().gaps_for_room > 0);
+    held.split_whitespace().for_each(|word| harness.step(word));
+    assert!(harness.arbiter.statistics().gaps_window_full > 0);
 }
 
 #[test]
-fn a_peer_that_has_none_of_it_is_not_waited_for() {
+fn an_empty_peer_answer_moves_on_to_the_server() {
     let recovery = RecoveryConfig { peer_timeout_ns: 5_000_000, peer_attempts_max: 2, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
     // What it says of the first hole is nothing about the second; said again, it is about nothing.
@@ -321,7 +321,7 @@ fn a_peer_that_has_none_of_it_is_not_waited_for() {
 }
 
 #[test]
-fn a_peer_that_has_some_of_it_is_asked_for_the_rest() {
+fn a_partial_peer_answer_requests_the_rest_from_the_peer() {
     let recovery = RecoveryConfig { peer_timeout_ns: 5_000_000, peer_attempts_max: 1, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
     // The first question's answer may come twice.
@@ -329,7 +329,7 @@ fn a_peer_that_has_some_of_it_is_asked_for_the_rest() {
 }
 
 #[test]
-fn the_peer_is_asked_for_no_more_at_a_time_than_one_request_may_hold() {
+fn peer_requests_in_flight_total_at_most_one_request() {
     let recovery =
         RecoveryConfig { peer_timeout_ns: 5_000_000, peer_attempts_max: 1, messages_per_request_max: 4, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
@@ -341,14 +341,14 @@ fn the_peer_is_asked_for_no_more_at_a_time_than_one_request_may_hold() {
 }
 
 #[test]
-fn an_answer_whose_end_is_announced_is_not_asked_again_before() {
+fn an_announced_answer_is_not_retried_before_its_end() {
     let recovery = RecoveryConfig { answer_end: AnswerEnd::Announced, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
     check_with(config, "A1 A9 +20ms R2 R3 R=9 R4..9", expect!["A1..2 ask:2..9 R2..3 R3..4 ask:4..9 R4..9 A9..10"]);
 }
 
 #[test]
-fn a_forged_number_is_refused_and_a_row_of_packets_is_believed() {
+fn a_single_jump_is_refused_and_consecutive_packets_confirm_it() {
     check(
         "A1 A100000 A2 A100001 A100002 A3 B100000 A4",
         expect!["A1..2 !sequence_jump A2..3 !sequence_jump !sequence_jump A3..4 !sequence_jump A4..5"],
@@ -364,14 +364,14 @@ fn a_forged_number_is_refused_and_a_row_of_packets_is_believed() {
 }
 
 #[test]
-fn a_row_of_packets_far_below_is_not_followed() {
-    let mut world = World::new(config());
-    ["A90000", "A1", "A2", "A3", "A4"].into_iter().for_each(|word| world.step(word));
-    assert_eq!(world.arbiter.expected(), Some(Sequence(90_001)));
+fn consecutive_packets_far_below_are_not_accepted() {
+    let mut harness = ArbiterHarness::new(config());
+    ["A90000", "A1", "A2", "A3", "A4"].into_iter().for_each(|word| harness.step(word));
+    assert_eq!(harness.arbiter.expected(), Some(Sequence(90_001)));
 }
 
 #[test]
-fn ranges_that_cannot_be_are_refused() {
+fn invalid_ranges_are_refused() {
     check("A1 A0..1 A5..5 A9..7 A2", expect!["A1..2 !sequence_invalid !sequence_invalid !sequence_invalid A2..3"]);
     check("D1 A0 A=0", expect!["!source_unexpected !sequence_invalid !sequence_invalid"]);
     let mut arbiter = Arbiter::new(config());
@@ -387,40 +387,40 @@ fn ranges_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_full_window_declares_the_first_gap_and_goes_on() {
+fn a_full_window_declares_the_first_gap_and_continues() {
     let config = ArbiterConfig { window_packets: 64, ..config() };
-    let mut world = World::new(config);
-    world.step("A1");
-    (0..64).for_each(|index| world.step(&format!("A{}", 3 + index)));
-    assert_eq!(world.said, " A1..2");
-    world.step("A67");
-    assert!(world.said.starts_with(" A1..2 gap:2..3 A3..4 "), "{}", world.said);
-    assert!(world.said.ends_with(" A66..67 A67..68"), "{}", world.said);
-    assert_eq!(world.arbiter.statistics().gaps_for_room, 1);
-    assert_eq!(world.arbiter.drops().get(DropReason::WindowFull), 0);
+    let mut harness = ArbiterHarness::new(config);
+    harness.step("A1");
+    (0..64).for_each(|index| harness.step(&format!("A{}", 3 + index)));
+    assert_eq!(harness.said, " A1..2");
+    harness.step("A67");
+    assert!(harness.said.starts_with(" A1..2 gap:2..3 A3..4 "), "{}", harness.said);
+    assert!(harness.said.ends_with(" A66..67 A67..68"), "{}", harness.said);
+    assert_eq!(harness.arbiter.statistics().gaps_window_full, 1);
+    assert_eq!(harness.arbiter.drops().get(DropReason::WindowFull), 0);
 }
 
 #[test]
-fn a_full_window_may_refuse_instead_and_asks_later() {
+fn a_full_window_may_refuse_packets_and_request_them_later() {
     let recovery = RecoveryConfig { attempts_max: 100, ..recovery() };
     let config =
         ArbiterConfig { window_packets: 64, when_full: WhenFull::RefusePacket, recovery: Some(recovery), ..config() };
-    let mut world = World::new(config);
-    world.step("A1");
-    (0..64).for_each(|index| world.step(&format!("A{}", 3 + index)));
-    world.said.clear();
-    ["A67", "A68", "A66", "+20ms", "R2", "+20ms", "R67..69"].into_iter().for_each(|word| world.step(word));
-    let (head, tail) = world.said.split_at(world.said.find("R2").unwrap());
+    let mut harness = ArbiterHarness::new(config);
+    harness.step("A1");
+    (0..64).for_each(|index| harness.step(&format!("A{}", 3 + index)));
+    harness.said.clear();
+    ["A67", "A68", "A66", "+20ms", "R2", "+20ms", "R67..69"].into_iter().for_each(|word| harness.step(word));
+    let (head, tail) = harness.said.split_at(harness.said.find("R2").unwrap());
     expect![" !window_full !window_full !duplicate ask:2..3 "].assert_eq(head);
     assert!(tail.ends_with(" A66..67 ask:67..69 R67..69"), "{tail}");
 }
 
 #[test]
-fn who_was_first_is_judged_by_stamps_and_not_by_draining() {
-    let mut world = World::new(config());
+fn the_first_line_is_decided_by_receive_timestamps_not_drain_order() {
+    let mut harness = ArbiterHarness::new(config());
     // A had 1 before B, although B was drained first; B had 2..4 before A, in other packets.
-    ["B1@500", "A1@400", "B2@600", "B3@610", "A2..4@700"].into_iter().for_each(|word| world.step(word));
-    let (a, b) = (world.arbiter.line_statistics(Line::A), world.arbiter.line_statistics(Line::B));
+    ["B1@500", "A1@400", "B2@600", "B3@610", "A2..4@700"].into_iter().for_each(|word| harness.step(word));
+    let (a, b) = (harness.arbiter.line_statistics(Line::A), harness.arbiter.line_statistics(Line::B));
     assert_eq!((a.won_messages, a.duplicate_messages), (1, 2));
     assert_eq!((b.won_messages, b.duplicate_messages), (2, 1));
     assert_eq!((a.lead_ns.len(), a.lead_ns.max()), (1, 100));
@@ -429,71 +429,71 @@ fn who_was_first_is_judged_by_stamps_and_not_by_draining() {
 }
 
 #[test]
-fn leads_are_found_far_back_and_against_what_is_held() {
-    let mut world = World::new(config());
-    (1..=300).for_each(|sequence| world.step(&format!("A{sequence}@{sequence}")));
-    (1..=300).for_each(|sequence| world.step(&format!("B{sequence}@{}", sequence + 50)));
-    world.step("B7@3000");
-    world.step("A400@9000");
-    world.step("B400@9050");
-    let a = world.arbiter.line_statistics(Line::A);
+fn leads_are_measured_against_old_deliveries_and_held_packets() {
+    let mut harness = ArbiterHarness::new(config());
+    (1..=300).for_each(|sequence| harness.step(&format!("A{sequence}@{sequence}")));
+    (1..=300).for_each(|sequence| harness.step(&format!("B{sequence}@{}", sequence + 50)));
+    harness.step("B7@3000");
+    harness.step("A400@9000");
+    harness.step("B400@9050");
+    let a = harness.arbiter.line_statistics(Line::A);
     assert_eq!((a.lead_ns.len(), a.lead_ns.min()), (302, 50));
-    assert_eq!(world.arbiter.line_statistics(Line::B).lead_unknown_messages, 0);
+    assert_eq!(harness.arbiter.line_statistics(Line::B).lead_unknown_messages, 0);
 }
 
 #[test]
-fn a_duplicate_too_old_to_compare_is_counted() {
-    let mut world = World::new(config());
-    (1..=1_000).for_each(|sequence| world.step(&format!("A{sequence}")));
-    world.step("B1");
-    let b = world.arbiter.line_statistics(Line::B);
+fn a_duplicate_beyond_the_lead_history_is_counted() {
+    let mut harness = ArbiterHarness::new(config());
+    (1..=1_000).for_each(|sequence| harness.step(&format!("A{sequence}")));
+    harness.step("B1");
+    let b = harness.arbiter.line_statistics(Line::B);
     assert_eq!((b.duplicate_messages, b.lead_unknown_messages), (1, 1));
 }
 
 #[test]
 fn a_silent_line_raises_its_alarm_once_and_its_next_packet_clears_it() {
     let config = ArbiterConfig { line_silence_ns: Some(50_000_000), ..config() };
-    let mut world = World::new(config);
-    let silent = |world: &World| {
-        let line = |line| world.arbiter.line_statistics(line);
+    let mut harness = ArbiterHarness::new(config);
+    let silent = |harness: &ArbiterHarness| {
+        let line = |line| harness.arbiter.line_statistics(line);
         (line(Line::A).silent, line(Line::B).silent, line(Line::A).silences, line(Line::B).silences)
     };
     // The clock of a line that never spoke runs from the start.
-    world.arbiter.watch(world.now);
-    ["A1", "+40ms", "A2"].into_iter().for_each(|word| world.step(word));
-    assert_eq!(silent(&world), (false, false, 0, 0));
-    world.step("+40ms");
-    assert_eq!(silent(&world), (false, true, 0, 1));
-    world.step("+100ms");
-    assert_eq!(silent(&world), (true, true, 1, 1));
-    assert_eq!(world.arbiter.next_deadline(), None);
-    world.step("B=3");
-    assert_eq!(silent(&world), (true, false, 1, 1));
+    harness.arbiter.watch(harness.now);
+    ["A1", "+40ms", "A2"].into_iter().for_each(|word| harness.step(word));
+    assert_eq!(silent(&harness), (false, false, 0, 0));
+    harness.step("+40ms");
+    assert_eq!(silent(&harness), (false, true, 0, 1));
+    harness.step("+100ms");
+    assert_eq!(silent(&harness), (true, true, 1, 1));
+    assert_eq!(harness.arbiter.next_deadline(), None);
+    harness.step("B=3");
+    assert_eq!(silent(&harness), (true, false, 1, 1));
 }
 
 #[test]
-fn states_follow_the_drawing() {
-    let mut world = World::new(ArbiterConfig { recovery: Some(recovery()), ..config() });
-    let mut states = vec![world.arbiter.state()];
+fn states_follow_the_module_diagram() {
+    let mut harness = ArbiterHarness::new(ArbiterConfig { recovery: Some(recovery()), ..config() });
+    let mut states = vec![harness.arbiter.state()];
     for word in ["A1", "A3", "+20ms", "B2", "A9", "+60ms"] {
-        world.step(word);
-        states.push(world.arbiter.state());
+        harness.step(word);
+        states.push(harness.arbiter.state());
     }
     use ChannelState::{Gap, Live, Recovering, Waiting};
     assert_eq!(states, [Waiting, Live, Gap, Recovering, Live, Gap, Live]);
 }
 
 #[test]
-fn what_is_known_not_to_come_is_given_up_at_once() {
-    let mut arbiter = World::new(config());
+fn declare_missing_before_declares_at_once() {
+    let mut arbiter = ArbiterHarness::new(config());
     ["session=1", "A10", "A20"].into_iter().for_each(|word| arbiter.step(word));
     let mut said = Vec::new();
     let mut tell = |delivery: Delivery<'_>| match delivery {
         Delivery::Gap(gap) => said.push((gap.first().0, gap.next().0)),
         Delivery::Packet { .. } => {}
     };
-    arbiter.arbiter.give_up_before(Sequence(15), MonoNs(0), &mut tell);
-    arbiter.arbiter.give_up_before(Sequence(12), MonoNs(0), &mut tell);
+    arbiter.arbiter.declare_missing_before(Sequence(15), MonoNs(0), &mut tell);
+    arbiter.arbiter.declare_missing_before(Sequence(12), MonoNs(0), &mut tell);
     assert_eq!(said, [(1, 10), (11, 15)]);
     assert_eq!(arbiter.arbiter.expected(), Some(Sequence(15)));
 }

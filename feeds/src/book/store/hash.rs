@@ -21,7 +21,7 @@
 
 use super::{
     super::{BookFault, BookLimits, memory, prefetch},
-    Order, OrderStore, PASSED_BITS, Slot,
+    OVERFLOW_BITS, Order, OrderSlot, OrderStore,
 };
 
 /// Longest search. 512 places are 16 KB in a row: a few microseconds at worst.
@@ -45,7 +45,7 @@ pub struct HashStore {
 }
 
 /// So many additions ahead, where ids come in order, the memory of one is asked for.
-const IDS_AHEAD: u64 = 8;
+const PREFETCH_AHEAD: u64 = 8;
 
 const PLACES_PER_LINE: usize = 64 / size_of::<Order>();
 
@@ -59,7 +59,7 @@ const PART_BITS: u32 = 2;
 /// Where the search for multipliers begins: odd numbers near 2^64 times an irrational number.
 const MULTIPLIERS: [u64; 2] = [0xd1b5_4a32_d192_ed03, 0x9e37_79b9_7f4a_7c15];
 
-/// How near a multiplier may come to a fraction: see [`is_far_from_fractions`].
+/// How near a multiplier may come to a fraction: see [`has_small_quotients`].
 const QUOTIENT_MAX: u64 = 8;
 /// Where ids come in steps: each is nearly a group of its own, so fewer orders crowd at a place.
 const STRIDE_QUOTIENT_MAX: u64 = 256;
@@ -107,17 +107,17 @@ impl HashStore {
             if vacant.is_some() && place.passed() == 0 {
                 break;
             }
-            index = self.following(index);
+            index = self.next_index(index);
         }
         if self.len >= self.len_max {
             return Err(BookFault::OrdersFull);
         }
         let index = vacant.ok_or(BookFault::OrderProbesExceeded)?;
         if let Some(place) = self.places.get_mut(index) {
-            *place = Order { priority_passed: order.priority_passed | place.passed(), ..order };
+            *place = Order { priority_overflow: order.priority_overflow | place.passed(), ..order };
         }
         if index != home {
-            self.change_passed(home, index, |passed| passed + 1);
+            self.change_overflow(home, index, |passed| passed + 1);
         }
         self.len += 1;
         Ok(())
@@ -125,19 +125,19 @@ impl HashStore {
 
     /// Places in the order of a search: from `first` to the end, then from the start.
     #[inline(always)]
-    fn following(&self, index: usize) -> usize {
+    fn next_index(&self, index: usize) -> usize {
         if index + 1 == self.places.len() { 0 } else { index + 1 }
     }
 
     /// Adds to or takes from the counts of the places from `home` on, up to `end`.
     #[inline(never)]
-    fn change_passed(&mut self, home: usize, end: usize, change: impl Fn(u64) -> u64) {
+    fn change_overflow(&mut self, home: usize, end: usize, change: impl Fn(u64) -> u64) {
         let mut index = home;
         while index != end {
             if let Some(place) = self.places.get_mut(index) {
-                place.priority_passed = change(place.priority_passed);
+                place.priority_overflow = change(place.priority_overflow);
             }
-            index = self.following(index);
+            index = self.next_index(index);
         }
     }
 }
@@ -153,49 +153,49 @@ impl OrderStore for HashStore {
     }
 
     #[inline(always)]
-    fn find(&self, order_id: u64) -> Option<Slot> {
+    fn find(&self, order_id: u64) -> Option<OrderSlot> {
         let mut index = self.home(order_id);
         for _ in 0..PROBES_MAX {
             let place = self.places.get(index)?;
             if place.id == order_id && place.size != 0 {
-                return Some(Slot(index));
+                return Some(OrderSlot(index));
             }
             if place.passed() == 0 {
                 return None;
             }
-            index = self.following(index);
+            index = self.next_index(index);
         }
         None
     }
 
     #[inline(always)]
-    fn get(&self, slot: Slot) -> Option<&Order> {
+    fn get(&self, slot: OrderSlot) -> Option<&Order> {
         self.places.get(slot.0)
     }
 
     #[inline(always)]
-    fn get_mut(&mut self, slot: Slot) -> Option<&mut Order> {
+    fn get_mut(&mut self, slot: OrderSlot) -> Option<&mut Order> {
         self.places.get_mut(slot.0)
     }
 
     #[inline(always)]
     fn insert(&mut self, order: Order) -> Result<(), BookFault> {
-        if order.id.wrapping_sub(self.id_last) <= IDS_AHEAD {
-            self.prefetch(order.id.wrapping_add(IDS_AHEAD));
+        if order.id.wrapping_sub(self.id_last) <= PREFETCH_AHEAD {
+            self.prefetch(order.id.wrapping_add(PREFETCH_AHEAD));
         }
         self.id_last = order.id;
         self.put(order)
     }
 
     #[inline(always)]
-    fn remove(&mut self, slot: Slot) {
+    fn remove(&mut self, slot: OrderSlot) {
         let Some(place) = self.places.get_mut(slot.0) else { return };
         let id = place.id;
         place.size = 0;
         self.len -= 1;
         let home = self.home(id);
         if home != slot.0 {
-            self.change_passed(home, slot.0, |passed| passed - 1);
+            self.change_overflow(home, slot.0, |passed| passed - 1);
         }
     }
 
@@ -230,17 +230,17 @@ impl OrderStore for HashStore {
 }
 
 impl Order {
-    const VACANT: Self = Self { id: 0, price_e9: 0, size: 0, instrument_side: 0, priority_passed: 0 };
+    const VACANT: Self = Self { id: 0, price_e9: 0, size: 0, instrument_side: 0, priority_overflow: 0 };
 
     #[inline(always)]
     fn passed(&self) -> u64 {
-        self.priority_passed & ((1 << PASSED_BITS) - 1)
+        self.priority_overflow & ((1 << OVERFLOW_BITS) - 1)
     }
 
     /// As it was inserted.
     #[cfg(test)]
-    fn without_passed(self) -> Self {
-        Self { priority_passed: self.priority_passed - self.passed(), ..self }
+    fn without_overflow(self) -> Self {
+        Self { priority_overflow: self.priority_overflow - self.passed(), ..self }
     }
 }
 
@@ -251,8 +251,8 @@ fn multiplier(odd: u64, seed: u64) -> u64 {
         // Ids in steps of ten to the p are in groups of 32 some progressions whose steps have fewer twos.
         let of_ten = (1..=6).map(|power| 10_u64.pow(power)).flat_map(|ten| [ten, ten >> ten.trailing_zeros().min(5)]);
         let mut strides = (1..=20).map(|power| 1 << power).chain(of_ten);
-        is_far_from_fractions(*multiplier, QUOTIENT_MAX)
-            && strides.all(|stride| is_far_from_fractions(multiplier.wrapping_mul(stride), STRIDE_QUOTIENT_MAX))
+        has_small_quotients(*multiplier, QUOTIENT_MAX)
+            && strides.all(|stride| has_small_quotients(multiplier.wrapping_mul(stride), STRIDE_QUOTIENT_MAX))
     };
     let mut candidates = (0..=u64::MAX).map(|step| odd.wrapping_mul(seed.wrapping_add(step) << 1 | 1));
     candidates.find(spreads).unwrap_or(odd)
@@ -263,7 +263,7 @@ fn multiplier(odd: u64, seed: u64) -> u64 {
 ///
 /// The places of the numbers 0 to N are then nowhere closer to each other than about 1 / (`quotient_max` N) of the table. A large
 /// quotient is a fraction p/q very close by: the places of all numbers lie in q small crowds.
-fn is_far_from_fractions(multiplier: u64, quotient_max: u64) -> bool {
+fn has_small_quotients(multiplier: u64, quotient_max: u64) -> bool {
     // 2^64 is divided without being held.
     let first = u64::MAX / multiplier.max(1);
     let (mut divisor, mut remainder) = (multiplier, 0_u64.wrapping_sub(first.wrapping_mul(multiplier)));
@@ -314,7 +314,7 @@ mod tests {
     proptest! {
         /// A small, full table, ids from one home or from anywhere: every search wraps, every removal shifts.
         #[test]
-        fn a_store_is_a_map(steps in prop::collection::vec((any::<bool>(), 0_usize..40), 1..400)) {
+        fn the_hash_store_matches_a_map(steps in prop::collection::vec((any::<bool>(), 0_usize..40), 1..400)) {
             let mut store = HashStore::with_len_max(16, 3);
             let mut ids = colliding(&store, 20);
             ids.extend((0..20).map(|id| id * 3));
@@ -340,7 +340,7 @@ mod tests {
                 }
                 prop_assert_eq!(store.len(), model.len());
                 for id in &ids {
-                    let found = store.find(*id).and_then(|slot| store.get(slot)).map(|order| order.without_passed());
+                    let found = store.find(*id).and_then(|slot| store.get(slot)).map(|order| order.without_overflow());
                     prop_assert_eq!(found, model.get(id).copied());
                 }
             }
@@ -349,7 +349,7 @@ mod tests {
 
     /// The configured number of orders, dense or scattered ids, and a day's coming and going: nothing is refused.
     #[test]
-    fn a_table_at_its_limit_takes_whatever_ids_come_by_chance() {
+    fn a_full_table_accepts_dense_and_random_ids() {
         let scatter = |number: u64| (number ^ number >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31);
         for id_of in [|number| number, |number| number * 64, scatter] {
             let len_max = 100_000;
@@ -369,7 +369,7 @@ mod tests {
     }
 
     /// Seeds whose first multiplier is very near a fraction: 2/5 and the like.
-    const CROWDING_SEEDS: [u64; 5] = [
+    const CLUSTERING_SEEDS: [u64; 5] = [
         0x544f_d007_fdcf_9873,
         0x2626_04da_56b1_7b8e,
         0x1ba9_a989_ab9c_94e7,
@@ -378,25 +378,25 @@ mod tests {
     ];
 
     #[test]
-    fn no_seed_makes_ids_crowd() {
+    fn no_seed_clusters_sequential_ids() {
         let golden = MULTIPLIERS[1];
-        assert!(is_far_from_fractions(golden, 1), "all its quotients are 1");
+        assert!(has_small_quotients(golden, 1), "all its quotients are 1");
         let third = u64::MAX / 3;
-        assert!(!is_far_from_fractions(third, STRIDE_QUOTIENT_MAX));
+        assert!(!has_small_quotients(third, STRIDE_QUOTIENT_MAX));
         for (number, is_far) in [(0, false), (1, false), (1 << 63, false), (u64::MAX, false), (golden ^ 1 << 55, true)]
         {
-            assert_eq!(is_far_from_fractions(number, STRIDE_QUOTIENT_MAX), is_far, "{number:#x}");
+            assert_eq!(has_small_quotients(number, STRIDE_QUOTIENT_MAX), is_far, "{number:#x}");
         }
-        for seed in CROWDING_SEEDS.into_iter().chain(1..20) {
+        for seed in CLUSTERING_SEEDS.into_iter().chain(1..20) {
             for stride in [10, 100, 1_000, 10_000, 100_000] {
                 let mut store = HashStore::with_len_max(20_000, seed);
                 let refused = (0..20_000).filter(|number| store.insert(order(number * stride)).is_err()).count();
                 assert_eq!(refused, 0, "{seed:#x}, in steps of {stride}");
             }
         }
-        for seed in CROWDING_SEEDS {
+        for seed in CLUSTERING_SEEDS {
             let plain = MULTIPLIERS[0].wrapping_mul(seed << 1 | 1);
-            assert!(!is_far_from_fractions(plain, STRIDE_QUOTIENT_MAX));
+            assert!(!has_small_quotients(plain, STRIDE_QUOTIENT_MAX));
             for stride in [1, 3, 64, 1_000] {
                 let mut store = HashStore::with_len_max(100_000, seed);
                 for number in 0..100_000 {
@@ -404,15 +404,15 @@ mod tests {
                 }
             }
             // Negative control: with the first multiplier that the seed leads to many are refused.
-            let mut crowded = HashStore::with_len_max(100_000, 0);
-            crowded.multipliers[0] = plain;
-            let taken = (0..100_000).filter(|number| crowded.insert(order(*number)).is_ok()).count();
+            let mut clustered = HashStore::with_len_max(100_000, 0);
+            clustered.multipliers[0] = plain;
+            let taken = (0..100_000).filter(|number| clustered.insert(order(*number)).is_ok()).count();
             assert!(taken < 99_000, "{seed:#x}: {taken}");
         }
     }
 
     #[test]
-    fn ids_chosen_to_collide_are_refused_at_the_bound_and_cost_no_more() {
+    fn colliding_ids_are_refused_at_the_probe_limit() {
         let mut store = HashStore::with_len_max(10_000, 0);
         let ids = colliding(&store, 2 * PROBES_MAX);
         let inserted = ids.iter().filter(|id| store.insert(order(**id)).is_ok()).count();
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_goes_takes_its_counts_back() {
+    fn removing_an_order_restores_the_overflow_counts() {
         let mut store = HashStore::with_len_max(1_000, 0);
         let ids = colliding(&store, 100);
         for id in &ids {

@@ -10,7 +10,7 @@
 
 use super::{
     super::{BookFault, BookLimits, memory, prefetch},
-    HashStore, Order, OrderStore, Slot,
+    HashStore, Order, OrderSlot, OrderStore,
 };
 
 /// The array option.
@@ -20,7 +20,7 @@ pub struct WindowStore {
     window: Vec<Order>,
     mask: u64,
     window_len: usize,
-    elders: HashStore,
+    displaced: HashStore,
     len_max: usize,
     /// The highest id so far: what is above it can't be in the hash store, and needs no look there.
     id_max: Option<u64>,
@@ -30,7 +30,7 @@ pub struct WindowStore {
 const DISPLACED_AHEAD: u64 = 8;
 
 /// Slots from here on are those of the hash store.
-const ELDERS: usize = 1 << 32;
+const DISPLACED_SLOTS: usize = 1 << 32;
 
 impl WindowStore {
     #[expect(clippy::cast_possible_truncation, reason = "masked by a `usize`")]
@@ -41,7 +41,7 @@ impl WindowStore {
 
     /// Whether the order, if it rests at all, is one that has lost its place by now, where ids are dense.
     #[inline(always)]
-    fn is_elder(&self, order_id: u64) -> bool {
+    fn is_displaced(&self, order_id: u64) -> bool {
         self.id_max.is_some_and(|id_max| order_id.saturating_add(self.mask) < id_max)
     }
 
@@ -52,20 +52,20 @@ impl WindowStore {
         if let Some(place) = self.window.get(self.place(order_id.wrapping_add(DISPLACED_AHEAD)))
             && place.size != 0
         {
-            self.elders.prefetch(place.id);
+            self.displaced.prefetch(place.id);
         }
     }
 
     #[inline(always)]
-    fn find_in_window(&self, order_id: u64) -> Option<Slot> {
+    fn find_in_window(&self, order_id: u64) -> Option<OrderSlot> {
         let index = self.place(order_id);
         let order = self.window.get(index)?;
-        (order.id == order_id && order.size != 0).then_some(Slot(index))
+        (order.id == order_id && order.size != 0).then_some(OrderSlot(index))
     }
 
     #[inline(always)]
-    fn find_elder(&self, order_id: u64) -> Option<Slot> {
-        self.elders.find(order_id).map(|slot| Slot(slot.0 + ELDERS))
+    fn find_displaced(&self, order_id: u64) -> Option<OrderSlot> {
+        self.displaced.find(order_id).map(|slot| OrderSlot(slot.0 + DISPLACED_SLOTS))
     }
 }
 
@@ -77,7 +77,7 @@ impl OrderStore for WindowStore {
             window: memory::touched(Order::default(), places),
             mask: places as u64 - 1,
             window_len: 0,
-            elders: HashStore::new(limits),
+            displaced: HashStore::new(limits),
             len_max: limits.orders_max as usize,
             id_max: None,
         }
@@ -86,33 +86,33 @@ impl OrderStore for WindowStore {
     fn clear(&mut self) {
         self.window.fill(Order::default());
         self.window_len = 0;
-        self.elders.clear();
+        self.displaced.clear();
         self.id_max = None;
     }
 
     #[inline(always)]
-    fn find(&self, order_id: u64) -> Option<Slot> {
+    fn find(&self, order_id: u64) -> Option<OrderSlot> {
         // Each look may have to wait for memory: the likelier one comes first.
-        if self.is_elder(order_id) {
-            self.find_elder(order_id).or_else(|| self.find_in_window(order_id))
+        if self.is_displaced(order_id) {
+            self.find_displaced(order_id).or_else(|| self.find_in_window(order_id))
         } else {
-            self.find_in_window(order_id).or_else(|| self.find_elder(order_id))
+            self.find_in_window(order_id).or_else(|| self.find_displaced(order_id))
         }
     }
 
     #[inline(always)]
-    fn get(&self, slot: Slot) -> Option<&Order> {
-        match slot.0.checked_sub(ELDERS) {
+    fn get(&self, slot: OrderSlot) -> Option<&Order> {
+        match slot.0.checked_sub(DISPLACED_SLOTS) {
             None => self.window.get(slot.0),
-            Some(elder) => self.elders.get(Slot(elder)),
+            Some(displaced_slot) => self.displaced.get(OrderSlot(displaced_slot)),
         }
     }
 
     #[inline(always)]
-    fn get_mut(&mut self, slot: Slot) -> Option<&mut Order> {
-        match slot.0.checked_sub(ELDERS) {
+    fn get_mut(&mut self, slot: OrderSlot) -> Option<&mut Order> {
+        match slot.0.checked_sub(DISPLACED_SLOTS) {
             None => self.window.get_mut(slot.0),
-            Some(elder) => self.elders.get_mut(Slot(elder)),
+            Some(displaced_slot) => self.displaced.get_mut(OrderSlot(displaced_slot)),
         }
     }
 
@@ -124,16 +124,16 @@ impl OrderStore for WindowStore {
             return Err(BookFault::DuplicateOrder);
         }
         let is_latest = self.id_max.is_none_or(|id_max| order.id > id_max);
-        if !is_latest && self.elders.find(order.id).is_some() {
+        if !is_latest && self.displaced.find(order.id).is_some() {
             return Err(BookFault::DuplicateOrder);
         }
-        if self.window_len + self.elders.len() >= self.len_max {
+        if self.window_len + self.displaced.len() >= self.len_max {
             return Err(BookFault::OrdersFull);
         }
         if place.size == 0 {
             self.window_len += 1;
         } else {
-            self.elders.put(*place)?;
+            self.displaced.put(*place)?;
         }
         *place = order;
         if is_latest {
@@ -144,15 +144,15 @@ impl OrderStore for WindowStore {
     }
 
     #[inline(always)]
-    fn remove(&mut self, slot: Slot) {
-        match slot.0.checked_sub(ELDERS) {
+    fn remove(&mut self, slot: OrderSlot) {
+        match slot.0.checked_sub(DISPLACED_SLOTS) {
             None => {
                 if let Some(place) = self.window.get_mut(slot.0) {
                     place.size = 0;
                     self.window_len -= 1;
                 }
             }
-            Some(elder) => self.elders.remove(Slot(elder)),
+            Some(displaced_slot) => self.displaced.remove(OrderSlot(displaced_slot)),
         }
     }
 
@@ -160,33 +160,33 @@ impl OrderStore for WindowStore {
     fn prefetch(&self, order_id: u64) {
         // Where ids are not dense, the window has old orders too.
         prefetch::element(&self.window, self.place(order_id));
-        if self.is_elder(order_id) {
-            self.elders.prefetch(order_id);
+        if self.is_displaced(order_id) {
+            self.displaced.prefetch(order_id);
         }
     }
 
     fn len(&self) -> usize {
-        self.window_len + self.elders.len()
+        self.window_len + self.displaced.len()
     }
 
     fn memory_bytes(&self) -> usize {
-        self.window.capacity() * size_of::<Order>() + self.elders.memory_bytes()
+        self.window.capacity() * size_of::<Order>() + self.displaced.memory_bytes()
     }
 
     fn iter(&self) -> impl Iterator<Item = &Order> {
-        self.window.iter().filter(|place| place.size != 0).chain(self.elders.iter())
+        self.window.iter().filter(|place| place.size != 0).chain(self.displaced.iter())
     }
 
     /// What moves goes from the window to the hash store, which comes behind it. Who moves within the walk over the hash store
     /// has been met in the window.
     fn places(&self) -> usize {
-        self.window.len() + self.elders.places()
+        self.window.len() + self.displaced.places()
     }
 
     fn at(&self, place: usize) -> Option<&Order> {
         match place.checked_sub(self.window.len()) {
             None => self.window.get(place).filter(|place| place.size != 0),
-            Some(elder) => self.elders.at(elder),
+            Some(displaced_slot) => self.displaced.at(displaced_slot),
         }
     }
 }
@@ -201,12 +201,12 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_loses_its_place_is_still_found_and_still_unique() {
+    fn a_displaced_order_is_still_found_and_unique() {
         let mut store = WindowStore::new(&BookLimits { orders_max: 8, ..BookLimits::default() });
         for id in [3, 11, 19] {
             store.insert(order(id)).expect("room");
         }
-        assert_eq!((store.window_len, store.elders.len()), (1, 2));
+        assert_eq!((store.window_len, store.displaced.len()), (1, 2));
         for id in [3, 11, 19] {
             assert_eq!(store.insert(order(id)), Err(BookFault::DuplicateOrder));
             assert_eq!(store.find(id).and_then(|slot| store.get(slot)).map(|order| order.id), Some(id));

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{BOOK, CopyFault, CoreCounts, END, GONE, HEAD, ITEM_BYTES_MAX, MAGIC, ORDER, TOUCHED_MAX, VERSION};
+use super::{
+    BOOK, CopyFault, CoreCounts, END, HEAD, ITEM_BYTES_MAX, MAGIC, ORDER, ORDER_REMOVED, TOUCHED_MAX, VERSION,
+};
 use crate::{
     book::{InstrumentIndex, OrderView, Side},
     channel::{Channel, ChannelConfig},
@@ -14,7 +16,7 @@ use crate::{
 /// Takes slices in their order, then makes a channel of them. On a cold thread: it allocates as much as comes, within what the
 /// channel's limits allow.
 #[derive(Debug)]
-pub struct CopyTaker {
+pub struct CopyRestorer {
     config: ChannelConfig,
     has_head: bool,
     taken: Taken,
@@ -27,7 +29,7 @@ pub struct CopyTaker {
 #[derive(Debug, Default)]
 pub(in crate::channel) struct Taken {
     /// In the order of their coming; of those with one id the last one holds.
-    pub(in crate::channel) orders: Vec<TakenOrder>,
+    pub(in crate::channel) orders: Vec<ReceivedOrder>,
     /// By index; the last one that came.
     pub(in crate::channel) books: BTreeMap<u32, Vec<u8>>,
     pub(in crate::channel) counts: CoreCounts,
@@ -35,7 +37,7 @@ pub(in crate::channel) struct Taken {
 
 /// An order, or that it is gone.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::channel) struct TakenOrder {
+pub(in crate::channel) struct ReceivedOrder {
     pub(in crate::channel) order_id: u64,
     pub(in crate::channel) resting: Option<OrderView>,
 }
@@ -45,7 +47,7 @@ const BOOK_BYTES: usize = 512;
 /// A level as an item of a book holds it.
 const LEVEL_BYTES: usize = 12;
 
-impl CopyTaker {
+impl CopyRestorer {
     /// For a channel of that configuration.
     #[must_use]
     pub fn new(config: ChannelConfig) -> Self {
@@ -57,7 +59,7 @@ impl CopyTaker {
     /// # Errors
     /// [`CopyFault`]: all of it is worth nothing then.
     pub fn take(&mut self, slice: &[u8]) -> Result<bool, CopyFault> {
-        let mut rest = Fields(slice);
+        let mut rest = FieldReader(slice);
         while !rest.0.is_empty() {
             let kind = rest.u8()?;
             if self.end.is_some() || self.has_head == (kind == HEAD) {
@@ -67,11 +69,11 @@ impl CopyTaker {
                 HEAD => self.head(&mut rest)?,
                 ORDER => {
                     let order = rest.order()?;
-                    self.put(TakenOrder { order_id: order.order_id, resting: Some(order) })?;
+                    self.put(ReceivedOrder { order_id: order.order_id, resting: Some(order) })?;
                 }
-                GONE => {
+                ORDER_REMOVED => {
                     let order_id = rest.u64()?;
-                    self.put(TakenOrder { order_id, resting: None })?;
+                    self.put(ReceivedOrder { order_id, resting: None })?;
                 }
                 BOOK => {
                     let index = rest.u32()?;
@@ -117,7 +119,7 @@ impl CopyTaker {
         Ok(channel)
     }
 
-    fn head(&mut self, rest: &mut Fields<'_>) -> Result<(), CopyFault> {
+    fn head(&mut self, rest: &mut FieldReader<'_>) -> Result<(), CopyFault> {
         let (magic, numbers) = (rest.array::<8>()?, [rest.u16()?, rest.u16()?, rest.u16()?]);
         if magic != MAGIC {
             return Err(CopyFault::Malformed);
@@ -129,7 +131,7 @@ impl CopyTaker {
         Ok(())
     }
 
-    fn put(&mut self, order: TakenOrder) -> Result<(), CopyFault> {
+    fn put(&mut self, order: ReceivedOrder) -> Result<(), CopyFault> {
         // Orders that were touched are told twice, or are gone again.
         let orders_max = (self.config.books.orders_max as usize).saturating_add(TOUCHED_MAX);
         if self.taken.orders.len() >= orders_max {
@@ -157,7 +159,7 @@ impl CopyTaker {
 
 impl Taken {
     /// Resting orders, in the order in which they came to the books.
-    pub(in crate::channel) fn by_priority(&self) -> Vec<OrderView> {
+    pub(in crate::channel) fn orders_by_priority(&self) -> Vec<OrderView> {
         let mut orders: Vec<OrderView> = self.orders.iter().filter_map(|order| order.resting).collect();
         orders.sort_unstable_by_key(|order| order.priority);
         orders
@@ -166,9 +168,9 @@ impl Taken {
 
 /// Bytes that are read from the front; each read checks that they are there.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::channel) struct Fields<'a>(pub(in crate::channel) &'a [u8]);
+pub(in crate::channel) struct FieldReader<'a>(pub(in crate::channel) &'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> FieldReader<'a> {
     pub(in crate::channel) fn bytes(&mut self, count: usize) -> Result<&'a [u8], CopyFault> {
         let (bytes, rest) = self.0.split_at_checked(count).ok_or(CopyFault::Malformed)?;
         self.0 = rest;
@@ -243,7 +245,7 @@ impl<'a> Fields<'a> {
             levels: self.u64()?,
             instruments: self.u32()?,
             priority_next: self.u64()?,
-            is_new_suspect: self.flag()?,
+            is_new_book_suspect: self.flag()?,
         })
     }
 }

@@ -5,7 +5,7 @@ use proptest::{prelude::*, sample::Index};
 use super::{
     input::*,
     properties::{SCHEMAS, any_day, cut_of},
-    shown::Frame,
+    recorded_output::Frame,
     *,
 };
 use crate::{
@@ -16,38 +16,38 @@ use crate::{
 
 /// What is done to a day before it is cut into packets, so that books contradict it.
 #[derive(Clone, Debug)]
-enum Harm {
+enum InputFault {
     /// The message is missing, and its number too.
-    Left(Index),
+    Dropped(Index),
     /// It is about another instrument.
-    Moved(Index),
+    OtherInstrument(Index),
     /// It can't be understood.
-    Cut(Index),
+    Truncated(Index),
 }
 
-fn harm() -> impl Strategy<Value = Harm> {
+fn input_fault() -> impl Strategy<Value = InputFault> {
     let at = any::<Index>;
     prop_oneof![
-        3 => at().prop_map(Harm::Left),
-        2 => at().prop_map(Harm::Moved),
-        1 => at().prop_map(Harm::Cut),
+        3 => at().prop_map(InputFault::Dropped),
+        2 => at().prop_map(InputFault::OtherInstrument),
+        1 => at().prop_map(InputFault::Truncated),
     ]
 }
 
-fn harm_all(messages: &mut Vec<Vec<u8>>, harms: &[Harm]) {
-    for harm in harms {
+fn apply_input_faults(messages: &mut Vec<Vec<u8>>, input_faults: &[InputFault]) {
+    for input_fault in input_faults {
         if messages.len() < 2 {
             return;
         }
-        match harm {
-            Harm::Left(at) => drop(messages.remove(at.index(messages.len()))),
-            Harm::Moved(at) => {
+        match input_fault {
+            InputFault::Dropped(at) => drop(messages.remove(at.index(messages.len()))),
+            InputFault::OtherInstrument(at) => {
                 let at = at.index(messages.len());
                 if let Some(low) = messages[at].get_mut(2) {
                     *low = low.wrapping_add(1) % 4;
                 }
             }
-            Harm::Cut(at) => {
+            InputFault::Truncated(at) => {
                 let at = at.index(messages.len());
                 messages[at].truncate(12);
             }
@@ -57,18 +57,18 @@ fn harm_all(messages: &mut Vec<Vec<u8>>, harms: &[Harm]) {
 
 /// When packets come between the slices of a copy: how many slices pass before the first one, and between two.
 #[derive(Clone, Copy, Debug)]
-struct Between {
+struct Interleaving {
     first: usize,
     every: usize,
 }
 
-fn between() -> impl Strategy<Value = Between> {
+fn between() -> impl Strategy<Value = Interleaving> {
     // So many small slices take all books of a feed by order; the orders follow.
-    (prop::sample::select(&[0, 8_190][..]), 1_usize..12).prop_map(|(first, every)| Between { first, every })
+    (prop::sample::select(&[0, 8_190][..]), 1_usize..12).prop_map(|(first, every)| Interleaving { first, every })
 }
 
 fn config(feed: Feed, store: OrderStoreKind) -> ChannelConfig {
-    let config = World::config(feed, SCHEMAS);
+    let config = ChannelHarness::config(feed, SCHEMAS);
     // So few that orders move out of the window.
     let books = BookLimits { orders_max: if store == OrderStoreKind::Window { 32 } else { 2_000 }, ..config.books };
     ChannelConfig { order_store: store, books, ..config }
@@ -78,46 +78,51 @@ fn config(feed: Feed, store: OrderStoreKind) -> ChannelConfig {
 #[derive(Clone, Copy)]
 struct Input<'a> {
     packets: &'a [Vec<u8>],
-    patience: usize,
+    packets_per_timeout: usize,
 }
 
 impl Input<'_> {
-    fn one(self, world: &mut World, number: usize) {
-        world.datagram(Line::A, &self.packets[number]);
-        if (number + 1).is_multiple_of(self.patience) || number + 1 == self.packets.len() {
-            world.wait();
+    fn one(self, harness: &mut ChannelHarness, number: usize) {
+        harness.datagram(Line::A, &self.packets[number]);
+        if (number + 1).is_multiple_of(self.packets_per_timeout) || number + 1 == self.packets.len() {
+            harness.wait();
         }
     }
 
-    fn some(self, world: &mut World, numbers: std::ops::Range<usize>) {
-        numbers.for_each(|number| self.one(world, number));
+    fn some(self, harness: &mut ChannelHarness, numbers: std::ops::Range<usize>) {
+        numbers.for_each(|number| self.one(harness, number));
     }
 
-    fn all(self, world: &mut World) {
-        self.some(world, 0..self.packets.len());
+    fn all(self, harness: &mut ChannelHarness) {
+        self.some(harness, 0..self.packets.len());
     }
 }
 
 /// All slices of a copy, and where it ends. Packets from `begin` on come meanwhile; what spoils a copy begins another one.
-fn copied(world: &mut World, input: Input<'_>, begin: usize, between: Between) -> (Vec<Vec<u8>>, Sequence) {
+fn copied(
+    harness: &mut ChannelHarness,
+    input: Input<'_>,
+    begin: usize,
+    between: Interleaving,
+) -> (Vec<Vec<u8>>, Sequence) {
     let mut numbers = begin..input.packets.len();
     'copies: loop {
-        let _earlier = world.channel.begin_copy(CopyBuffer::in_small_slices());
+        let _earlier = harness.channel.begin_copy(CopyBuffer::in_small_slices());
         let mut slices = Vec::new();
         for count in 0.. {
             let mut slice = Vec::with_capacity(SLICE_BYTES_MAX);
-            let step = world.channel.copy_slice(&mut slice);
+            let step = harness.channel.copy_slice(&mut slice);
             assert!(slice.capacity() == SLICE_BYTES_MAX, "a slice never allocates");
             slices.push(slice);
             match step {
                 CopyStep::More => {}
                 CopyStep::Done { next } => {
-                    assert!(world.channel.end_copy().is_some() && world.channel.end_copy().is_none());
-                    input.some(world, numbers);
+                    assert!(harness.channel.end_copy().is_some() && harness.channel.end_copy().is_none());
+                    input.some(harness, numbers);
                     return (slices, next);
                 }
                 CopyStep::Failed(fault) => {
-                    assert_eq!(fault, CopyFault::Spoiled);
+                    assert_eq!(fault, CopyFault::Invalidated);
                     continue 'copies;
                 }
             }
@@ -125,24 +130,24 @@ fn copied(world: &mut World, input: Input<'_>, begin: usize, between: Between) -
                 && count % between.every == 0
                 && let Some(number) = numbers.next()
             {
-                input.one(world, number);
+                input.one(harness, number);
             }
         }
     }
 }
 
-const NOTHING: Input<'_> = Input { packets: &[], patience: 1 };
+const NO_INPUT: Input<'_> = Input { packets: &[], packets_per_timeout: 1 };
 
-fn taken(config: &ChannelConfig, slices: &[Vec<u8>]) -> Result<World, CopyFault> {
-    let mut taker = CopyTaker::new(config.clone());
+fn taken(config: &ChannelConfig, slices: &[Vec<u8>]) -> Result<ChannelHarness, CopyFault> {
+    let mut taker = CopyRestorer::new(config.clone());
     for (number, slice) in slices.iter().enumerate() {
         assert_eq!(taker.take(slice)?, number + 1 == slices.len());
     }
-    let mut world = World::new(config.clone());
-    world.channel = taker.into_channel()?;
-    let (session, next) = world.channel.position().expect("a copy has a position");
-    world.seen.session(session, next);
-    Ok(world)
+    let mut harness = ChannelHarness::new(config.clone());
+    harness.channel = taker.into_channel()?;
+    let (session, next) = harness.channel.position().expect("a copy has a position");
+    harness.seen.session(session, next);
+    Ok(harness)
 }
 
 fn behind(frames: Vec<Frame>, next: Sequence) -> Vec<Frame> {
@@ -152,16 +157,16 @@ fn behind(frames: Vec<Frame>, next: Sequence) -> Vec<Frame> {
 proptest! {
     /// Whatever came before, wherever the copy begins, whatever comes while it is made.
     #[test]
-    fn a_copied_channel_goes_on_as_the_other_one_does(
+    fn a_restored_channel_continues_like_the_copied_one(
         (feed, mut messages) in any_day(),
-        harms in prop::collection::vec(harm(), 0..6),
+        input_faults in prop::collection::vec(input_fault(), 0..6),
         lengths in prop::collection::vec(1_usize..8, 1..8),
         missing in prop::option::of(any::<Index>()),
         is_late in prop::bool::weighted(0.2),
-        (begin, between, patience) in (any::<Index>(), between(), 1_usize..5),
+        (begin, between, packets_per_timeout) in (any::<Index>(), between(), 1_usize..5),
         store in prop::sample::select(&[OrderStoreKind::Hash, OrderStoreKind::Window][..]),
     ) {
-        harm_all(&mut messages, &harms);
+        apply_input_faults(&mut messages, &input_faults);
         prop_assume!(!messages.is_empty());
         let mut packets = cut_of(feed, &messages, &lengths);
         if let Some(missing) = missing.filter(|_| packets.len() > 1) {
@@ -171,12 +176,12 @@ proptest! {
             packets.remove(0);
         }
         let config = config(feed, store);
-        let mut whole = World::new(config.clone());
-        let input = Input { packets: &packets, patience };
+        let mut whole = ChannelHarness::new(config.clone());
+        let input = Input { packets: &packets, packets_per_timeout };
         input.all(&mut whole);
 
         let begin = begin.index(packets.len()) + 1;
-        let mut giver = World::new(config.clone());
+        let mut giver = ChannelHarness::new(config.clone());
         input.some(&mut giver, 0..begin);
         let (slices, next) = copied(&mut giver, input, begin, between);
         prop_assert_eq!(&giver.seen.messages(), &whole.seen.messages(), "to be copied changes nothing");
@@ -187,7 +192,7 @@ proptest! {
         input.all(&mut taker);
         prop_assert_eq!(taker.seen.messages(), behind(whole.seen.messages(), next), "{:?} from {}", feed, next.0);
         prop_assert_eq!(taker.channel.position(), whole.channel.position());
-        prop_assert_eq!(taker.channel.has_missed(), whole.channel.has_missed());
+        prop_assert_eq!(taker.channel.has_missed_input(), whole.channel.has_missed_input());
         let by_name = |name: &str| InstrumentId::from_symbol(name.as_bytes());
         for instrument in (0..5).map(InstrumentId).chain(["ZIEXT", "ZEXIT", "ZXIET"].map(by_name)) {
             prop_assert_eq!(taker.channel.book(instrument, 99), whole.channel.book(instrument, 99));
@@ -195,7 +200,7 @@ proptest! {
         prop_assert_eq!(taker.channel.orders(&|_| true), whole.channel.orders(&|_| true));
 
         // A copy of the copy is as good.
-        let (again, next) = copied(&mut taker, NOTHING, 0, between);
+        let (again, next) = copied(&mut taker, NO_INPUT, 0, between);
         let third = taken(&config, &again).unwrap();
         prop_assert_eq!(third.channel.position().map(|(_, next)| next), Some(next));
         prop_assert_eq!(third.channel.orders(&|_| true), whole.channel.orders(&|_| true));
@@ -203,7 +208,7 @@ proptest! {
 
     /// Bytes changed, left out, doubled or added anywhere: no panic, and what is taken has the counts that it was told.
     #[test]
-    fn whatever_comes_as_a_copy_is_refused_or_whole(
+    fn a_damaged_copy_is_refused_or_complete(
         (feed, messages) in any_day(),
         changes in prop::collection::vec((any::<Index>(), any::<Index>(), any::<u8>()), 0..4),
         (cut, doubled) in (prop::option::of(any::<Index>()), prop::option::of(any::<Index>())),
@@ -211,9 +216,9 @@ proptest! {
         prop_assume!(!messages.is_empty());
         let config = config(feed, OrderStoreKind::Hash);
         let packets = cut_of(feed, &messages, &[5]);
-        let mut giver = World::new(config.clone());
+        let mut giver = ChannelHarness::new(config.clone());
         giver.datagrams(&packets);
-        let (mut slices, _) = copied(&mut giver, NOTHING, 0, Between { first: 0, every: 1 });
+        let (mut slices, _) = copied(&mut giver, NO_INPUT, 0, Interleaving { first: 0, every: 1 });
         slices.retain(|slice| !slice.is_empty());
         for (slice, at, byte) in changes {
             let slice = slice.index(slices.len());
@@ -228,11 +233,11 @@ proptest! {
             let last = slices.last_mut().unwrap();
             last.truncate(cut.index(last.len()));
         }
-        let mut taker = CopyTaker::new(config.clone());
+        let mut taker = CopyRestorer::new(config.clone());
         let outcome = slices.iter().try_for_each(|slice| taker.take(slice).map(drop));
         if let Ok(channel) = outcome.and_then(|()| taker.into_channel()) {
-            let mut world = World { channel, ..World::new(config) };
-            world.datagrams(&packets).wait();
+            let mut harness = ChannelHarness { channel, ..ChannelHarness::new(config) };
+            harness.datagrams(&packets).wait();
         }
     }
 }
@@ -243,9 +248,9 @@ fn itch_day() -> Vec<Vec<u8>> {
 
 fn slices_of(feed: Feed, messages: &[Vec<u8>]) -> (ChannelConfig, Vec<Vec<u8>>) {
     let config = config(feed, OrderStoreKind::Hash);
-    let mut giver = World::new(config.clone());
+    let mut giver = ChannelHarness::new(config.clone());
     giver.datagrams(&cut_of(feed, messages, &[2]));
-    let (slices, _) = copied(&mut giver, NOTHING, 0, Between { first: 0, every: 1 });
+    let (slices, _) = copied(&mut giver, NO_INPUT, 0, Interleaving { first: 0, every: 1 });
     (config, slices.into_iter().filter(|slice| !slice.is_empty()).collect())
 }
 
@@ -267,22 +272,22 @@ fn a_copy_of_another_version_feed_day_or_set_of_schemas_is_refused() {
 }
 
 #[test]
-fn a_copy_that_lacks_something_or_does_not_fit_is_refused() {
+fn an_incomplete_or_too_large_copy_is_refused() {
     let (config, slices) = slices_of(Feed::NasdaqItch, &itch_day());
     let all: Vec<u8> = slices.concat();
-    let mut taker = CopyTaker::new(config.clone());
+    let mut taker = CopyRestorer::new(config.clone());
     assert_eq!(taker.take(&all), Ok(true));
     // An order is 33 bytes, behind the head and two books of 8 bytes.
     let (head, order) = (15 + 2 * 8, 33);
     assert_eq!(all[head], 1, "an order comes next");
     let lacking = [&all[..head], &all[head + order..]].concat();
-    let mut taker = CopyTaker::new(config.clone());
+    let mut taker = CopyRestorer::new(config.clone());
     assert_eq!(taker.take(&lacking), Ok(true));
     assert_eq!(taker.into_channel().err(), Some(CopyFault::Incomplete));
-    let mut taker = CopyTaker::new(config.clone());
+    let mut taker = CopyRestorer::new(config.clone());
     assert_eq!(taker.take(&all[..head]), Ok(false));
     assert_eq!(taker.into_channel().err(), Some(CopyFault::Incomplete));
-    assert_eq!(CopyTaker::new(config.clone()).take(&all[15..]), Err(CopyFault::Malformed), "without its head");
+    assert_eq!(CopyRestorer::new(config.clone()).take(&all[15..]), Err(CopyFault::Malformed), "without its head");
     let small = BookLimits { orders_max: 1, ..config.books };
     assert_eq!(
         taken(&ChannelConfig { books: small, ..config.clone() }, std::slice::from_ref(&all)).err(),
@@ -294,11 +299,11 @@ fn a_copy_that_lacks_something_or_does_not_fit_is_refused() {
 
 /// Negative control: what the property above compares goes wrong where a change that came while copying isn't told again.
 #[test]
-fn without_what_was_touched_meanwhile_a_copy_is_another_state() {
+fn a_copy_without_entries_touched_meanwhile_differs() {
     let messages = [add(1, 1, BUY, 10, 100_000), cancel(1, 1, 3)];
     let config = config(Feed::NasdaqItch, OrderStoreKind::Hash);
     let packets = cut_of(Feed::NasdaqItch, &messages, &[1]);
-    let mut giver = World::new(config.clone());
+    let mut giver = ChannelHarness::new(config.clone());
     giver.datagrams(&packets[..1]);
     let _earlier = giver.channel.begin_copy(CopyBuffer::in_small_slices());
     let (mut bytes, mut step) = (Vec::new(), CopyStep::More);
@@ -321,42 +326,43 @@ fn without_what_was_touched_meanwhile_a_copy_is_another_state() {
 }
 
 #[test]
-fn what_touches_every_book_spoils_a_copy() {
+fn gaps_and_session_changes_invalidate_a_copy() {
     let config = config(Feed::NasdaqItch, OrderStoreKind::Hash);
     let packets = cut_of(Feed::NasdaqItch, &itch_day(), &[1]);
-    let copy_across = |between: &dyn Fn(&mut World)| {
-        let mut world = World::new(config.clone());
-        world.datagrams(&packets[..1]);
-        let _earlier = world.channel.begin_copy(CopyBuffer::in_small_slices());
+    let copy_across = |between: &dyn Fn(&mut ChannelHarness)| {
+        let mut harness = ChannelHarness::new(config.clone());
+        harness.datagrams(&packets[..1]);
+        let _earlier = harness.channel.begin_copy(CopyBuffer::in_small_slices());
         let mut slice = Vec::with_capacity(SLICE_BYTES_MAX);
-        assert_eq!(world.channel.copy_slice(&mut slice), CopyStep::More);
-        between(&mut world);
+        assert_eq!(harness.channel.copy_slice(&mut slice), CopyStep::More);
+        between(&mut harness);
         loop {
             slice.clear();
-            match world.channel.copy_slice(&mut slice) {
+            match harness.channel.copy_slice(&mut slice) {
                 CopyStep::More => {}
                 step => return step,
             }
         }
     };
-    let spoiled = CopyStep::Failed(CopyFault::Spoiled);
+    let spoiled = CopyStep::Failed(CopyFault::Invalidated);
     assert_eq!(copy_across(&|_| {}), CopyStep::Done { next: Sequence(2) });
-    assert_eq!(copy_across(&|world| _ = world.datagrams(&packets[1..])), CopyStep::Done { next: Sequence(5) });
-    assert_eq!(copy_across(&|world| _ = world.datagrams(&packets[2..]).wait()), spoiled, "a gap");
-    let session = World::new(config.clone()).datagrams(&packets[..1]).channel.position().map(|(session, _)| session);
-    assert_eq!(copy_across(&|world| world.channel.peer_declared_gap(session.unwrap())), spoiled, "the peer's gap");
+    assert_eq!(copy_across(&|harness| _ = harness.datagrams(&packets[1..])), CopyStep::Done { next: Sequence(5) });
+    assert_eq!(copy_across(&|harness| _ = harness.datagrams(&packets[2..]).wait()), spoiled, "a gap");
+    let session =
+        ChannelHarness::new(config.clone()).datagrams(&packets[..1]).channel.position().map(|(session, _)| session);
+    assert_eq!(copy_across(&|harness| harness.channel.peer_declared_gap(session.unwrap())), spoiled, "the peer's gap");
     let mut begun_again = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
     let begun_again = begun_again.packets(&itch_day(), 1);
-    assert_eq!(copy_across(&|world| _ = world.datagrams(&begun_again)), spoiled, "another session");
-    assert_eq!(copy_across(&|world| world.channel.fail()), CopyStep::Failed(CopyFault::NoState));
-    let mut idle = World::new(config.clone());
+    assert_eq!(copy_across(&|harness| _ = harness.datagrams(&begun_again)), spoiled, "another session");
+    assert_eq!(copy_across(&|harness| harness.channel.fail()), CopyStep::Failed(CopyFault::NoState));
+    let mut idle = ChannelHarness::new(config.clone());
     assert!(idle.channel.begin_copy(CopyBuffer::new()).is_none());
     let step = idle.channel.copy_slice(&mut Vec::with_capacity(SLICE_BYTES_MAX));
     assert_eq!(step, CopyStep::Failed(CopyFault::NoState), "nothing has come yet");
 }
 
 #[test]
-fn a_deep_book_is_copied_in_the_midst_of_an_event() {
+fn a_deep_book_is_copied_during_an_incomplete_event() {
     let messages = [
         level(b'8', "ZIEXT", 5, 3, 1),
         level(b'5', "ZIEXT", 5, 9, 1),
@@ -368,11 +374,11 @@ fn a_deep_book_is_copied_in_the_midst_of_an_event() {
     ];
     let config = config(Feed::IexDeep, OrderStoreKind::Hash);
     let packets = cut_of(Feed::IexDeep, &messages, &[1]);
-    let mut whole = World::new(config.clone());
+    let mut whole = ChannelHarness::new(config.clone());
     whole.datagrams(&packets);
-    let mut giver = World::new(config.clone());
+    let mut giver = ChannelHarness::new(config.clone());
     giver.datagrams(&packets[..4]);
-    let (slices, next) = copied(&mut giver, NOTHING, 0, Between { first: 0, every: 1 });
+    let (slices, next) = copied(&mut giver, NO_INPUT, 0, Interleaving { first: 0, every: 1 });
     let mut taker = taken(&config, &slices).unwrap();
     taker.datagrams(&packets[4..]);
     let expected = behind(whole.seen.messages(), next);

@@ -12,7 +12,7 @@ const ALL: SchemaSet = SchemaSet(0xff);
 const BID: u8 = b'8';
 const ASK: u8 = b'5';
 
-fn rows(schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> World {
+fn rows(schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> ChannelHarness {
     check(Feed::IexDeep, schemas, messages, expected)
 }
 
@@ -49,7 +49,7 @@ fn a_level_is_added_modified_and_removed() {
 }
 
 #[test]
-fn an_event_is_shown_at_its_end_and_named_by_its_last_message() {
+fn an_event_is_published_under_its_last_message() {
     let messages = [
         level(BID, "ZIEXT", 100, 990_500, 1),
         level(BID, "ZIEXT", 0, 990_500, 0),
@@ -87,7 +87,7 @@ fn an_event_is_shown_at_its_end_and_named_by_its_last_message() {
 }
 
 #[test]
-fn a_feed_without_orders_gives_no_records_by_order() {
+fn deep_publishes_no_mbo_records() {
     let messages = [level(BID, "ZIEXT", 100, 990_500, 1), trade("ZIEXT", 1, 990_500)];
     rows(
         SchemaSet::MBO,
@@ -100,16 +100,16 @@ fn a_feed_without_orders_gives_no_records_by_order() {
 }
 
 #[test]
-fn a_gap_clears_open_events() {
-    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+fn a_gap_discards_incomplete_events() {
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
     let mut stream = Stream::new(Feed::IexDeep);
-    world.datagram(Line::A, &stream.packet(&[level(BID, "ZIEXT", 100, 990_500, 1)]));
-    world.datagram(Line::A, &stream.packet(&[level(BID, "ZIEXT", 30, 990_500, 0)]));
+    harness.datagram(Line::A, &stream.packet(&[level(BID, "ZIEXT", 100, 990_500, 1)]));
+    harness.datagram(Line::A, &stream.packet(&[level(BID, "ZIEXT", 30, 990_500, 0)]));
     drop(stream.packet(&[level(BID, "ZIEXT", 20, 990_500, 1)]));
-    world.seen.take_text();
-    world.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 990_500), level(ASK, "ZIEXT", 9, 991_000, 1)]));
+    harness.seen.take_text();
+    harness.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 990_500), level(ASK, "ZIEXT", 9, 991_000, 1)]));
     // The trade shows the book as far as it is known, not the one before the event that was cut off.
-    world.wait().shows(&expect![[r#"
+    harness.wait().shows(&expect![[r#"
         gap [3, 4)
         4 delta 5000 suspect
           mbp1 T N 99.05 x1 L d0 [99.05x30(0) | -]
@@ -119,7 +119,7 @@ fn a_gap_clears_open_events() {
 }
 
 #[test]
-fn a_damaged_message_is_a_gap_to_every_book() {
+fn a_damaged_message_marks_every_book_suspect() {
     let early = iex!(b'8', "ZIEXT", PriceLevelUpdate { timestamp_ns: -1_i64, event_flags: 1, size: 1_u32 });
     let negative = level(BID, "ZIEXT", 1, -1, 1);
     let short = level(BID, "ZIEXT", 1, 10_000, 1)[..29].to_vec();
@@ -129,22 +129,22 @@ fn a_damaged_message_is_a_gap_to_every_book() {
         (short, DropReason::MessageLength, true),
         (b"?new".to_vec(), DropReason::MessageTypeUnknown, false),
     ] {
-        let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+        let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
         let messages = [level(BID, "OTHER", 1, 10_000, 1), message, level(BID, "OTHER", 2, 10_000, 1)];
-        world.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
-        let frames: Vec<_> = world.seen.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
+        harness.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
+        let frames: Vec<_> = harness.seen.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
         let refused = (reason != DropReason::MessageTypeUnknown).then_some((2, true));
         let expected: Vec<_> = [Some((1, false)), refused, Some((3, is_suspect))].into_iter().flatten().collect();
         assert_eq!(frames, expected);
-        assert_eq!(world.channel.drops().iter().collect::<Vec<_>>(), [(reason, 1)]);
-        assert_eq!(world.channel.evidence().count(), 1);
+        assert_eq!(harness.channel.drops().iter().collect::<Vec<_>>(), [(reason, 1)]);
+        assert_eq!(harness.channel.evidence().count(), 1);
     }
 }
 
 #[test]
-fn the_removal_of_an_unknown_level_is_a_fault_and_no_record() {
+fn removing_an_unknown_level_is_a_fault_without_record() {
     let messages = [level(BID, "ZIEXT", 0, 990_500, 1), level(BID, "ZIEXT", 5, 990_500, 1)];
-    let world = rows(
+    let harness = rows(
         SchemaSet::MBP_1,
         &messages,
         &expect![[r#"
@@ -154,11 +154,11 @@ fn the_removal_of_an_unknown_level_is_a_fault_and_no_record() {
           mbp1 A B 99.05 x5 LM d0 [99.05x5(0) | -]
     "#]],
     );
-    assert_eq!(world.channel.book_faults().iter().collect::<Vec<_>>(), [(BookFault::UnknownLevel, 1)]);
+    assert_eq!(harness.channel.book_faults().iter().collect::<Vec<_>>(), [(BookFault::UnknownLevel, 1)]);
 }
 
 #[test]
-fn an_event_whose_last_message_is_refused_still_shows_what_it_changed() {
+fn an_event_with_a_refused_last_message_still_publishes_its_changes() {
     let messages = [level(BID, "ZIEXT", 5, 990_500, 0), level(BID, "ZIEXT", 0, 990_400, 1)];
     rows(
         SchemaSet::MBP_1,
@@ -173,20 +173,20 @@ fn an_event_whose_last_message_is_refused_still_shows_what_it_changed() {
 }
 
 #[test]
-fn a_book_is_crossed_only_at_the_end_of_an_event() {
+fn crossing_is_checked_only_at_the_end_of_an_event() {
     let crossed = |last: u32| {
         [level(ASK, "ZIEXT", 5, 991_000, 1), level(BID, "ZIEXT", 5, 991_500, 0), level(ASK, "ZIEXT", last, 991_000, 1)]
     };
     for (last, faults) in [(0, 0), (4, 1)] {
-        let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
-        world.datagrams(&Stream::new(Feed::IexDeep).packets(&crossed(last), usize::MAX));
-        assert_eq!(world.channel.book_faults().get(BookFault::Crossed), faults);
-        assert_eq!(world.seen.messages().last().map(|frame| frame.is_suspect), Some(faults > 0));
+        let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
+        harness.datagrams(&Stream::new(Feed::IexDeep).packets(&crossed(last), usize::MAX));
+        assert_eq!(harness.channel.book_faults().get(BookFault::Crossed), faults);
+        assert_eq!(harness.seen.messages().last().map(|frame| frame.is_suspect), Some(faults > 0));
     }
 }
 
 #[test]
-fn a_crossed_book_is_in_doubt_while_it_is_crossed_and_counted_once() {
+fn a_crossed_book_is_suspect_while_crossed_and_counted_once() {
     let messages = [
         level(ASK, "ZIEXT", 5, 991_000, 1),
         level(BID, "ZIEXT", 5, 991_500, 1),
@@ -202,38 +202,38 @@ fn a_crossed_book_is_in_doubt_while_it_is_crossed_and_counted_once() {
         trade("ZIEXT", 1, 991_000),
         level(BID, "ZIEXT", 0, 992_000, 1),
     ];
-    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_10));
-    world.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_10));
+    harness.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
     let suspects: Vec<u64> =
-        world.seen.messages().iter().filter(|frame| frame.is_suspect).map(|frame| frame.sequence.0).collect();
+        harness.seen.messages().iter().filter(|frame| frame.is_suspect).map(|frame| frame.sequence.0).collect();
     assert_eq!(suspects, [2, 3, 4, 6]);
-    assert_eq!(world.channel.book_faults().iter().collect::<Vec<_>>(), [(BookFault::Crossed, 1)]);
-    assert_eq!(world.channel.evidence().count(), 1);
+    assert_eq!(harness.channel.book_faults().iter().collect::<Vec<_>>(), [(BookFault::Crossed, 1)]);
+    assert_eq!(harness.channel.evidence().count(), 1);
 }
 
 #[test]
-fn a_gap_outlasts_a_crossing() {
-    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_10));
+fn a_book_suspect_after_a_gap_stays_suspect_after_uncrossing() {
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_10));
     let mut stream = Stream { first: 500, ..Stream::new(Feed::IexDeep) };
     let messages =
         [level(ASK, "ZIEXT", 5, 991_000, 1), level(BID, "ZIEXT", 5, 991_500, 1), level(BID, "ZIEXT", 0, 991_500, 1)];
-    world.datagrams(&stream.packets(&messages, 1));
-    assert!(world.seen.messages().iter().all(|frame| frame.is_suspect), "joined late: every book is suspect");
+    harness.datagrams(&stream.packets(&messages, 1));
+    assert!(harness.seen.messages().iter().all(|frame| frame.is_suspect), "joined late: every book is suspect");
 }
 
 #[test]
-fn more_events_at_once_than_there_is_room_for_are_no_fault() {
+fn events_beyond_the_open_event_limit_are_no_fault() {
     let mut messages: Vec<_> = (0..60).map(|number| level(BID, &format!("A{number}"), 1, 10_000, 0)).collect();
     messages.extend((0..60).map(|number| level(BID, &format!("A{number}"), 2, 10_000, 1)));
-    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
-    world.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
-    assert_eq!(world.channel.book_faults().total(), 0);
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
+    harness.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
+    assert_eq!(harness.channel.book_faults().total(), 0);
     // A name for the first message of each, a record for the second.
-    assert_eq!(world.seen.messages().len(), 120);
+    assert_eq!(harness.seen.messages().len(), 120);
 }
 
 #[test]
-fn security_events_name_their_instrument() {
+fn security_events_publish_the_symbol_mapping() {
     rows(
         ALL,
         &[iex!(b'E', "ZIEXT", SecurityEvent { security_event: b'O' })],

@@ -12,12 +12,12 @@ fn by_price() -> SchemaSet {
     SchemaSet::MBP_1.with(SchemaSet::MBP_10).with(SchemaSet::TRADES)
 }
 
-fn rows(schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> World {
+fn rows(schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> ChannelHarness {
     check(Feed::NasdaqItch, schemas, messages, expected)
 }
 
 #[test]
-fn adds_name_and_clear_an_instrument_once_and_drop_the_attribution() {
+fn adds_publish_symbol_mapping_and_clear_once_without_attribution() {
     rows(
         MBO,
         &[add(7, 1, BUY, 100, 100_000), add_mpid(7, 2, SELL, 50, 101_234)],
@@ -55,7 +55,7 @@ fn an_execution_is_trade_fill_and_cancel_under_one_sequence() {
 }
 
 #[test]
-fn an_execution_at_another_price_cancels_at_the_orders_own() {
+fn an_execution_at_another_price_cancels_at_the_order_price() {
     let messages =
         [add(7, 1, SELL, 100, 100_000), execute_at(7, 1, 30, b'Y', 99_000), execute_at(7, 1, 30, b'N', 99_000)];
     rows(
@@ -97,7 +97,7 @@ fn an_execution_at_another_price_cancels_at_the_orders_own() {
 }
 
 #[test]
-fn cancels_tell_what_went_and_deletes_all_that_was_left() {
+fn cancels_carry_the_cancelled_size_and_deletes_the_remaining_size() {
     rows(
         MBO,
         &[add(7, 1, BUY, 100, 100_000), cancel(7, 1, 30), delete(7, 1)],
@@ -132,7 +132,7 @@ fn a_replacement_is_cancel_and_add() {
 }
 
 #[test]
-fn hidden_executions_tell_the_aggressor_only_when_the_venue_does() {
+fn hidden_executions_carry_the_aggressor_side_only_if_the_venue_gives_it() {
     rows(
         MBO,
         &[hidden(7, BUY, 10, 100_000), hidden(7, SELL, 10, 100_000), hidden(7, BUY, 0, 100_000)],
@@ -148,7 +148,7 @@ fn hidden_executions_tell_the_aggressor_only_when_the_venue_does() {
 }
 
 #[test]
-fn crosses_are_trades_without_a_side_and_their_kind_is_a_statistic() {
+fn crosses_are_trades_without_side_plus_a_statistic() {
     let messages = [
         cross(7, 5_000, 100_000, b'O'),
         cross(7, 0, 0, b'H'),
@@ -178,7 +178,7 @@ fn crosses_are_trades_without_a_side_and_their_kind_is_a_statistic() {
 }
 
 #[test]
-fn trades_show_the_book_before_and_changes_the_book_after() {
+fn trade_records_carry_the_book_before_and_change_records_the_book_after() {
     let messages = [
         add(7, 1, BUY, 100, 100_000),
         add(7, 2, SELL, 50, 101_000),
@@ -251,20 +251,20 @@ fn a_replacement_is_one_market_by_price_record() {
 }
 
 #[test]
-fn what_lies_beyond_the_shown_levels_is_not_shown() {
+fn changes_beyond_ten_levels_give_no_mbp_record() {
     let mut messages: Vec<_> = (0..11).map(|level| add(7, level + 1, BUY, 10, 100_000 - level as u32 * 100)).collect();
     messages.extend([cancel(7, 11, 5), delete(7, 2)]);
-    let mut world = World::new(World::config(Feed::NasdaqItch, SchemaSet::MBP_10));
-    world.datagrams(&Stream::new(Feed::NasdaqItch).packets(&messages, usize::MAX));
-    let frames: Vec<u64> = world.seen.messages().iter().map(|frame| frame.sequence.0).collect();
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::NasdaqItch, SchemaSet::MBP_10));
+    harness.datagrams(&Stream::new(Feed::NasdaqItch).packets(&messages, usize::MAX));
+    let frames: Vec<u64> = harness.seen.messages().iter().map(|frame| frame.sequence.0).collect();
     // Neither the eleventh level nor its change; but it moves up when one goes.
     assert_eq!(frames, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13]);
-    let last = world.seen.messages().pop().unwrap();
-    assert_eq!(shown::pairs(last.records()[0], 10)[9].bid_sz, 5);
+    let last = harness.seen.messages().pop().unwrap();
+    assert_eq!(recorded_output::pairs(last.records()[0], 10)[9].bid_sz, 5);
 }
 
 #[test]
-fn all_schemas_of_one_message_stand_in_one_frame_each_with_its_own_last() {
+fn one_frame_carries_all_schemas_each_with_its_last_flag() {
     rows(
         ALL,
         &[add(7, 1, BUY, 100, 100_000), execute(7, 1, 40)],
@@ -290,7 +290,7 @@ fn all_schemas_of_one_message_stand_in_one_frame_each_with_its_own_last() {
 
 /// What the book refuses gives no record, is counted, marks the book, and the packet is kept.
 #[test]
-fn contradictions_mark_the_book_and_are_kept() {
+fn contradicting_messages_mark_the_book_suspect_and_are_sampled() {
     for (message, fault) in [
         (execute(7, 9, 1), BookFault::UnknownOrder),
         (cancel(7, 9, 1), BookFault::UnknownOrder),
@@ -300,29 +300,29 @@ fn contradictions_mark_the_book_and_are_kept() {
         (delete(8, 1), BookFault::InstrumentMismatch),
         (add(7, 2, BUY, 0, 100_000), BookFault::ZeroSize),
     ] {
-        let mut world = World::new(World::config(Feed::NasdaqItch, MBO));
+        let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::NasdaqItch, MBO));
         let mut stream = Stream::new(Feed::NasdaqItch);
-        world.datagram(Line::A, &stream.packet(&[add(7, 1, BUY, 100, 100_000)]));
-        assert!(world.seen.messages().iter().all(|frame| !frame.is_suspect), "negative control");
+        harness.datagram(Line::A, &stream.packet(&[add(7, 1, BUY, 100, 100_000)]));
+        assert!(harness.seen.messages().iter().all(|frame| !frame.is_suspect), "negative control");
         let broken = stream.packet(&[message]);
-        world.datagram(Line::A, &broken);
-        let told = world.seen.messages().last().map(|frame| (frame.sequence.0, frame.body.len(), frame.is_suspect));
+        harness.datagram(Line::A, &broken);
+        let told = harness.seen.messages().last().map(|frame| (frame.sequence.0, frame.body.len(), frame.is_suspect));
         assert_eq!(told, Some((2, 0, true)), "{fault:?} gives no record, and is told");
-        assert_eq!(world.channel.book_faults().iter().collect::<Vec<_>>(), [(fault, 1)]);
-        let evidence: Vec<_> = world.channel.evidence().collect();
+        assert_eq!(harness.channel.book_faults().iter().collect::<Vec<_>>(), [(fault, 1)]);
+        let evidence: Vec<_> = harness.channel.evidence().collect();
         let [evidence] = evidence[..] else { panic!("{} kept", evidence.len()) };
         assert!(matches!(evidence.broken.why, Why::Contradicted(found) if found.kind == fault));
         assert_eq!((evidence.broken.sequence, evidence.bytes()), (Sequence(2), &broken[20..]));
-        world.datagram(Line::A, &stream.packet(&[cancel(7, 1, 1), add(9, 3, BUY, 1, 100_000)]));
-        let suspects: Vec<bool> = world.seen.messages()[2..].iter().map(|frame| frame.is_suspect).collect();
+        harness.datagram(Line::A, &stream.packet(&[cancel(7, 1, 1), add(9, 3, BUY, 1, 100_000)]));
+        let suspects: Vec<bool> = harness.seen.messages()[2..].iter().map(|frame| frame.is_suspect).collect();
         assert_eq!(suspects, [true, false], "{fault:?} is the instrument's alone");
     }
 }
 
 /// It has no book that could be marked: all that is told of it is in doubt.
 #[test]
-fn an_instrument_beyond_the_books_is_told_as_suspect() {
-    let world = rows(
+fn an_instrument_beyond_the_limit_is_published_as_suspect() {
+    let harness = rows(
         MBO,
         &[add(63, 1, BUY, 100, 100_000), add(64, 2, BUY, 100, 100_000), delete(64, 2)],
         &expect![[r#"
@@ -335,13 +335,13 @@ fn an_instrument_beyond_the_books_is_told_as_suspect() {
         3 delta 7000 suspect
     "#]],
     );
-    assert_eq!(world.channel.book_faults().get(BookFault::InstrumentUnknown), 1);
+    assert_eq!(harness.channel.book_faults().get(BookFault::InstrumentUnknown), 1);
 }
 
 #[test]
-fn what_is_applied_in_spite_of_a_fault_is_told_as_applied() {
+fn changes_applied_despite_a_fault_are_published() {
     let messages = [add(7, 1, BUY, 100, 100_000), add(7, 2, SELL, 100, 99_000), execute(7, 1, 150), cancel(7, 2, 101)];
-    let world = rows(
+    let harness = rows(
         MBO,
         &messages,
         &expect![[r#"
@@ -359,14 +359,14 @@ fn what_is_applied_in_spite_of_a_fault_is_told_as_applied() {
           mbo C A 9.9 x100 #2 L
     "#]],
     );
-    let faults: Vec<_> = world.channel.book_faults().iter().collect();
+    let faults: Vec<_> = harness.channel.book_faults().iter().collect();
     assert_eq!(faults, [(BookFault::OverExecution, 1), (BookFault::OverCancel, 1), (BookFault::Crossed, 1)]);
 }
 
 #[test]
-fn orders_may_cross_while_trading_is_halted() {
+fn crossed_orders_during_a_halt_are_no_fault() {
     let messages = [halt(7, b'H', *b"T1  "), add(7, 1, BUY, 100, 100_000), add(7, 2, SELL, 100, 99_000)];
-    let world = rows(
+    let harness = rows(
         MBO,
         &messages,
         &expect![[r#"
@@ -379,11 +379,11 @@ fn orders_may_cross_while_trading_is_halted() {
           mbo A A 9.9 x100 #2 L
     "#]],
     );
-    assert_eq!(world.channel.book_faults().total(), 0);
+    assert_eq!(harness.channel.book_faults().total(), 0);
 }
 
 #[test]
-fn damaged_messages_are_counted_kept_and_leave_every_book_in_doubt() {
+fn damaged_messages_are_counted_sampled_and_mark_every_book_suspect() {
     let mut short = delete(7, 1);
     short.pop();
     let mut late = add(7, 4, BUY, 1, 100_000);
@@ -399,25 +399,25 @@ fn damaged_messages_are_counted_kept_and_leave_every_book_in_doubt() {
         (halt(7, b'?', *b"    "), DropReason::FieldInvalid, false),
         (reg_sho(7, b'?'), DropReason::FieldInvalid, false),
     ] {
-        let mut world = World::new(World::config(Feed::NasdaqItch, ALL));
+        let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::NasdaqItch, ALL));
         let mut stream = Stream::new(Feed::NasdaqItch);
         let packet = stream.packet(&[add(8, 1, BUY, 100, 100_000), message, cancel(8, 1, 1)]);
-        world.datagram(Line::A, &packet);
-        let frames: Vec<_> = world.seen.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
+        harness.datagram(Line::A, &packet);
+        let frames: Vec<_> = harness.seen.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
         let refused = (reason != DropReason::MessageTypeUnknown).then_some((2, true));
         let expected: Vec<_> = [Some((1, false)), refused, Some((3, is_suspect))].into_iter().flatten().collect();
         assert_eq!(frames, expected);
-        assert_eq!(world.channel.drops().iter().collect::<Vec<_>>(), [(reason, 1)]);
-        assert_eq!(world.channel.counters().messages_refused, 1);
-        let kept: Vec<_> = world.channel.evidence().map(|kept| (kept.broken.why, kept.bytes().to_vec())).collect();
+        assert_eq!(harness.channel.drops().iter().collect::<Vec<_>>(), [(reason, 1)]);
+        assert_eq!(harness.channel.counters().messages_refused, 1);
+        let kept: Vec<_> = harness.channel.evidence().map(|kept| (kept.broken.why, kept.bytes().to_vec())).collect();
         assert_eq!(kept, [(Why::Refused(reason), packet[20..].to_vec())]);
     }
 }
 
 #[test]
-fn times_are_of_the_trading_date_in_new_york() {
-    let mut world = World::new(World::config(Feed::NasdaqItch, MBO));
-    world.datagram(Line::A, &Stream::new(Feed::NasdaqItch).packet(&[add(7, 1, BUY, 1, 1)]));
-    let frame = world.seen.messages().remove(0);
-    assert!(frame.records().iter().all(|record| shown::u64_at(record, 8) == OPEN.0));
+fn event_times_use_the_new_york_trading_date() {
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::NasdaqItch, MBO));
+    harness.datagram(Line::A, &Stream::new(Feed::NasdaqItch).packet(&[add(7, 1, BUY, 1, 1)]));
+    let frame = harness.seen.messages().remove(0);
+    assert!(frame.records().iter().all(|record| recorded_output::u64_at(record, 8) == OPEN.0));
 }

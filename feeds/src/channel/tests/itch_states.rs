@@ -7,19 +7,19 @@ use crate::venue::nasdaq::itch50::*;
 
 const ALL: SchemaSet = SchemaSet(0xff);
 
-fn rows(schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> World {
+fn rows(schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> ChannelHarness {
     check(Feed::NasdaqItch, schemas, messages, expected)
 }
 
 #[test]
 fn broken_trades_are_counted() {
     let broken = itch!(b'B', 7, BrokenTrade { match_number: 5_u64 });
-    let world = rows(ALL, &[broken], &expect![[r#""#]]);
-    assert_eq!(world.channel.counters().trades_broken, 1);
+    let harness = rows(ALL, &[broken], &expect![[r#""#]]);
+    assert_eq!(harness.channel.counters().trades_broken, 1);
 }
 
 #[test]
-fn trading_actions_are_states_with_their_reasons() {
+fn trading_actions_give_status_records_with_reasons() {
     let messages = [halt(7, b'H', *b"T1  "), halt(7, b'Q', *b"T3  "), halt(7, b'T', *b"    "), halt(7, b'P', *b"LUDP")];
     rows(
         ALL,
@@ -39,7 +39,7 @@ fn trading_actions_are_states_with_their_reasons() {
 }
 
 #[test]
-fn restrictions_and_operational_halts_are_states() {
+fn short_sale_restrictions_and_operational_halts_give_status_records() {
     let operational = |market: u8, action: u8| {
         itch!(b'h', 7, OperationalHalt { stock: stock(7), market_code: market, operational_halt_action: action })
     };
@@ -71,7 +71,7 @@ fn restrictions_and_operational_halts_are_states() {
 }
 
 #[test]
-fn circuit_breakers_are_states_and_statistics_of_the_market() {
+fn circuit_breakers_give_status_and_statistics_records() {
     let levels = itch!(
         b'V',
         0,
@@ -96,7 +96,7 @@ fn circuit_breakers_are_states_and_statistics_of_the_market() {
 }
 
 #[test]
-fn auction_collars_are_statistics() {
+fn auction_collars_give_statistics_records() {
     let collar = itch!(
         b'J',
         7,
@@ -121,7 +121,7 @@ fn auction_collars_are_statistics() {
 }
 
 #[test]
-fn order_imbalances_leave_undefined_what_the_venue_doesnt_tell() {
+fn imbalance_records_leave_missing_fields_undefined() {
     let full = itch!(
         b'I',
         7,
@@ -161,7 +161,7 @@ fn order_imbalances_leave_undefined_what_the_venue_doesnt_tell() {
 }
 
 #[test]
-fn a_directory_entry_is_a_definition() {
+fn a_directory_message_gives_a_definition_record() {
     let directory = itch!(b'R', 7, StockDirectory { stock: stock(7), round_lot_size: 100_u32 });
     rows(
         ALL,
@@ -185,13 +185,13 @@ fn messages_without_a_record_give_no_frame() {
         itch!(b'N', 7, RetailPriceImprovementIndicator { stock: stock(7) }),
         itch!(b'O', 7, DirectListingWithCapitalRaise { stock: stock(7) }),
     ];
-    let world = rows(ALL, &messages, &expect![[r#""#]]);
-    assert_eq!((world.channel.counters().messages, world.channel.counters().messages_refused), (5, 0));
-    assert_eq!(world.seen.settled, Some(Sequence(6)));
+    let harness = rows(ALL, &messages, &expect![[r#""#]]);
+    assert_eq!((harness.channel.counters().messages, harness.channel.counters().messages_refused), (5, 0));
+    assert_eq!(harness.seen.settled, Some(Sequence(6)));
 }
 
 #[test]
-fn a_refused_message_does_not_use_up_the_name() {
+fn a_refused_message_does_not_consume_the_symbol_mapping() {
     rows(
         ALL,
         &[reg_sho(7, b'?'), reg_sho(7, b'1')],
@@ -209,12 +209,12 @@ fn sister_markets_have_their_own_publisher_and_exchange() {
     for (feed, publisher, exchange) in
         [(Feed::NasdaqItch, 2_u16, "XNAS"), (Feed::BxItch, 3, "XBOS"), (Feed::PsxItch, 4, "XPSX")]
     {
-        let mut world = World::new(World::config(feed, ALL));
+        let mut harness = ChannelHarness::new(ChannelHarness::config(feed, ALL));
         let directory = itch!(b'R', 7, StockDirectory { stock: stock(7) });
-        world.datagram(Line::A, &Stream::new(feed).packet(&[directory]));
-        let frame = world.seen.messages().remove(0);
+        harness.datagram(Line::A, &Stream::new(feed).packet(&[directory]));
+        let frame = harness.seen.messages().remove(0);
         let definition = frame.records()[1];
         assert_eq!(definition[2..4], publisher.to_le_bytes());
-        assert!(shown::shown(definition).contains(exchange));
+        assert!(recorded_output::shown(definition).contains(exchange));
     }
 }

@@ -7,7 +7,7 @@ use proptest::{prelude::*, sample::Index};
 
 use super::{
     input::*,
-    shown::{Frame, pairs, u32_at, u64_at},
+    recorded_output::{Frame, pairs, u32_at, u64_at},
     *,
 };
 use crate::venue::iex::admin::TradingStatus;
@@ -165,21 +165,21 @@ pub(super) fn any_day() -> impl Strategy<Value = (Feed, Vec<Vec<u8>>)> {
 }
 
 /// Frames without their local times, after everything on the lines came as it is.
-fn frames(arrivals: &[(Line, Vec<u8>)]) -> (Vec<Frame>, World) {
+fn frames(arrivals: &[(Line, Vec<u8>)]) -> (Vec<Frame>, ChannelHarness) {
     frames_of(Feed::NasdaqItch, arrivals)
 }
 
-fn frames_of(feed: Feed, arrivals: &[(Line, Vec<u8>)]) -> (Vec<Frame>, World) {
-    let mut world = World::new(World::config(feed, SCHEMAS));
+fn frames_of(feed: Feed, arrivals: &[(Line, Vec<u8>)]) -> (Vec<Frame>, ChannelHarness) {
+    let mut harness = ChannelHarness::new(ChannelHarness::config(feed, SCHEMAS));
     for (line, packet) in arrivals {
-        world.datagram(*line, packet);
+        harness.datagram(*line, packet);
     }
-    world.channel.finish(&mut world.seen);
-    let frames = world.seen.messages();
-    (frames, world)
+    harness.channel.finish(&mut harness.seen);
+    let frames = harness.seen.messages();
+    (frames, harness)
 }
 
-fn single_line(messages: &[Vec<u8>]) -> (Vec<Frame>, World) {
+fn single_line(messages: &[Vec<u8>]) -> (Vec<Frame>, ChannelHarness) {
     let packets = Stream::new(Feed::NasdaqItch).packets(messages, 5);
     frames(&packets.into_iter().map(|packet| (Line::A, packet)).collect::<Vec<_>>())
 }
@@ -204,22 +204,22 @@ fn damaged(packets: &[Vec<u8>], fates: &[Fate]) -> Vec<(Line, Vec<u8>)> {
 
 proptest! {
     #[test]
-    fn damaged_lines_give_the_frames_of_a_whole_one(
+    fn two_lossy_lines_give_the_frames_of_a_complete_line(
         steps in prop::collection::vec(step(), 1..200),
         lengths in prop::collection::vec(1_usize..8, 1..8),
         fates in prop::collection::vec(fate(), 1..40),
     ) {
         let messages = day(&steps);
         let (whole, _) = single_line(&messages);
-        let (mended, world) = frames(&damaged(&cut(&messages, &lengths), &fates));
-        prop_assert_eq!(world.channel.counters().gaps, 0);
-        prop_assert_eq!(world.channel.book_faults().total(), 0, "a day without faults");
+        let (mended, harness) = frames(&damaged(&cut(&messages, &lengths), &fates));
+        prop_assert_eq!(harness.channel.counters().gaps, 0);
+        prop_assert_eq!(harness.channel.book_faults().total(), 0, "a day without faults");
         prop_assert_eq!(&whole, &mended);
     }
 
     /// Of the beginning or in the middle.
     #[test]
-    fn whatever_is_missed_what_then_differs_is_in_doubt(
+    fn output_that_differs_after_missed_input_is_suspect(
         (feed, messages) in any_day(),
         lengths in prop::collection::vec(1_usize..8, 1..8),
         (from, until) in (any::<Index>(), any::<Index>()),
@@ -239,7 +239,7 @@ proptest! {
     }
 
     #[test]
-    fn packets_cut_elsewhere_on_each_line_give_the_same_frames(
+    fn differently_cut_packets_give_the_same_frames(
         steps in prop::collection::vec(step(), 1..150),
         cuts in prop::array::uniform2(prop::collection::vec(1_usize..9, 1..6)),
     ) {
@@ -257,13 +257,13 @@ proptest! {
     /// A consumer who knows nothing but A, C, M and R has at each event the levels that mbp-10 shows, and the trades
     /// show those before it.
     #[test]
-    fn the_stream_by_order_rebuilds_the_books_that_are_shown(steps in prop::collection::vec(step(), 1..250)) {
+    fn mbo_records_rebuild_the_published_mbp_levels(steps in prop::collection::vec(step(), 1..250)) {
         let (frames, _) = single_line(&day(&steps));
         prop_assert!(Consumer::default().follow(&frames).is_ok());
     }
 
     #[test]
-    fn every_instrument_is_named_once_before_its_first_record(steps in prop::collection::vec(step(), 1..100)) {
+    fn each_symbol_mapping_is_published_once_before_the_first_record(steps in prop::collection::vec(step(), 1..100)) {
         let (frames, _) = single_line(&day(&steps));
         let mut named = Vec::new();
         for record in frames.iter().flat_map(Frame::records) {
@@ -278,24 +278,24 @@ proptest! {
 
     /// Any bytes behind any header, on any line, at any time: no panic, and frames of messages strictly ascend.
     #[test]
-    fn any_input_leaves_the_frames_in_order(
+    fn frames_ascend_for_any_input(
         feed in prop::sample::select(&Feed::ALL[..]),
         datagrams in prop::collection::vec((0_u8..3, hostile(), any::<bool>()), 1..60),
     ) {
-        let mut config = World::config(feed, SCHEMAS);
+        let mut config = ChannelHarness::config(feed, SCHEMAS);
         config.accept_unsequenced = datagrams.len() % 2 == 0;
-        let mut world = World::new(config);
+        let mut harness = ChannelHarness::new(config);
         let mut whole = Stream::new(feed);
         for (line, hostile, is_late) in &datagrams {
-            world.datagram(Line(*line), &hostile.bytes(feed, &mut whole));
+            harness.datagram(Line(*line), &hostile.bytes(feed, &mut whole));
             if *is_late {
-                world.wait();
+                harness.wait();
             }
         }
-        world.channel.finish(&mut world.seen);
-        let frames = world.seen.messages();
+        harness.channel.finish(&mut harness.seen);
+        let frames = harness.seen.messages();
         prop_assert!(frames.is_sorted_by(|one, other| (one.session, one.sequence) < (other.session, other.sequence)));
-        let settling = world.seen.frames.iter().filter(|frame| matches!(frame.kind, FrameKind::Message | FrameKind::Gap));
+        let settling = harness.seen.frames.iter().filter(|frame| matches!(frame.kind, FrameKind::Message | FrameKind::Gap));
         for (one, other) in settling.clone().zip(settling.skip(1)) {
             prop_assert!(one.session < other.session || one.next <= other.sequence);
         }
@@ -415,7 +415,7 @@ impl Consumer {
 
 // negative control: the checkers above find what they are there for.
 #[test]
-fn the_checkers_can_fail() {
+fn the_checkers_detect_faults() {
     let messages = [add(1, 1, BUY, 10, 100_000), add(1, 2, BUY, 10, 99_000), delete(1, 1), add(1, 3, SELL, 5, 101_000)];
     let (frames, _) = single_line(&messages);
     assert_eq!(Consumer::default().follow(&frames), Ok(4));
@@ -424,7 +424,7 @@ fn the_checkers_can_fail() {
     // Lost on both lines.
     let packets = Stream::new(Feed::NasdaqItch).packets(&messages, 1);
     let lost: Vec<_> = [0, 2, 3].into_iter().map(|at: usize| (Line::A, packets[at].clone())).collect();
-    let (damaged, world) = self::frames(&lost);
+    let (damaged, harness) = self::frames(&lost);
     assert_ne!(frames, damaged);
-    assert_eq!(world.channel.counters().gaps, 1);
+    assert_eq!(harness.channel.counters().gaps, 1);
 }

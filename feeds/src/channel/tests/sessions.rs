@@ -12,16 +12,16 @@ fn order(id: u64) -> Vec<u8> {
     add(7, id, BUY, 100, 100_000)
 }
 
-fn itch() -> (World, Stream) {
-    (World::new(World::config(Feed::NasdaqItch, MBO)), Stream::new(Feed::NasdaqItch))
+fn itch() -> (ChannelHarness, Stream) {
+    (ChannelHarness::new(ChannelHarness::config(Feed::NasdaqItch, MBO)), Stream::new(Feed::NasdaqItch))
 }
 
 #[test]
 fn a_gap_is_declared_with_its_bounds_and_every_book_is_suspect() {
-    let (mut world, mut stream) = itch();
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    let (mut harness, mut stream) = itch();
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
     drop(stream.packet(&[order(2), order(3)]));
-    world.datagram(Line::A, &stream.packet(&[order(4)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &stream.packet(&[order(4)])).shows(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         1 delta 7000
           mapping 7 S7
@@ -29,24 +29,24 @@ fn a_gap_is_declared_with_its_bounds_and_every_book_is_suspect() {
           mbo A B 10 x100 #1 L
         state Live
     "#]]);
-    world.wait().shows(&expect![[r#"
+    harness.wait().shows(&expect![[r#"
         gap [2, 4)
         4 delta 7000 suspect
           mbo A B 10 x100 #4 L
     "#]]);
     let late = Stream { first: 2, ..Stream::new(Feed::NasdaqItch) }.packet(&[order(2), order(3)]);
-    world.datagram(Line::B, &late).shows(&expect![[r#""#]]);
-    assert_eq!(world.channel.arbiter_drops().get(DropReason::LateAfterGap), 2);
-    assert_eq!((world.channel.counters().gaps, world.channel.counters().gap_messages), (1, 2));
-    assert_eq!(world.seen.settled, Some(Sequence(5)));
+    harness.datagram(Line::B, &late).shows(&expect![[r#""#]]);
+    assert_eq!(harness.channel.arbiter_drops().get(DropReason::LateAfterGap), 2);
+    assert_eq!((harness.channel.counters().gaps, harness.channel.counters().gap_messages), (1, 2));
+    assert_eq!(harness.seen.settled, Some(Sequence(5)));
 }
 
 #[test]
-fn a_gap_that_the_other_line_fills_leaves_no_trace() {
-    let (mut world, mut stream) = itch();
+fn a_gap_filled_by_the_other_line_changes_no_output() {
+    let (mut harness, mut stream) = itch();
     let packets = stream.packets(&[order(1), order(2), order(3)], 1);
-    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]).datagram(Line::B, &packets[1]);
-    world.wait().shows(&expect![[r#"
+    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]).datagram(Line::B, &packets[1]);
+    harness.wait().shows(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         1 delta 7000
           mapping 7 S7
@@ -61,23 +61,23 @@ fn a_gap_that_the_other_line_fills_leaves_no_trace() {
 }
 
 #[test]
-fn a_heartbeat_that_is_ahead_shows_a_gap() {
-    let (mut world, mut stream) = itch();
-    world.datagram(Line::A, &stream.heartbeat());
+fn a_heartbeat_with_a_later_sequence_reveals_a_gap() {
+    let (mut harness, mut stream) = itch();
+    harness.datagram(Line::A, &stream.heartbeat());
     drop(stream.packet(&[order(1)]));
-    world.datagram(Line::A, &stream.heartbeat()).wait().shows(&expect![[r#"
+    harness.datagram(Line::A, &stream.heartbeat()).wait().shows(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         state Live
         gap [1, 2)
     "#]]);
-    assert_eq!(world.channel.counters().heartbeats, 2);
+    assert_eq!(harness.channel.counters().heartbeats, 2);
 }
 
 #[test]
-fn a_late_start_begins_where_it_is_and_every_book_is_suspect() {
-    let (mut world, mut stream) = itch();
+fn a_late_start_begins_at_the_first_received_sequence_with_suspect_books() {
+    let (mut harness, mut stream) = itch();
     stream.first = 500;
-    world.datagram(Line::A, &stream.packet(&[order(1)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &stream.packet(&[order(1)])).shows(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 500
         500 delta 7000 suspect
           mapping 7 S7
@@ -85,9 +85,9 @@ fn a_late_start_begins_where_it_is_and_every_book_is_suspect() {
           mbo A B 10 x100 #1 L
         state Live
     "#]]);
-    assert_eq!(world.channel.counters().late_starts, 1);
+    assert_eq!(harness.channel.counters().late_starts, 1);
     // TOPS: what was never quoted here is in doubt too, until it is.
-    let mut tops = World::new(World::config(Feed::IexTops, SchemaSet::MBP_1));
+    let mut tops = ChannelHarness::new(ChannelHarness::config(Feed::IexTops, SchemaSet::MBP_1));
     let mut stream = Stream { first: 500, ..Stream::new(Feed::IexTops) };
     tops.datagram(
         Line::A,
@@ -98,24 +98,24 @@ fn a_late_start_begins_where_it_is_and_every_book_is_suspect() {
 }
 
 #[test]
-fn a_gap_that_the_other_gateway_published_counts_in_its_session_whenever_it_is_told() {
+fn a_gap_published_by_the_peer_marks_books_suspect_in_its_session() {
     let (mut before, mut stream) = itch();
     let first = stream.packet(&[order(1)]);
     before.datagram(Line::A, &first);
     let (session, _) = before.seen.sessions[0];
     for (told, is_suspect) in [(session, true), (Session { restart: session.restart + 1, ..session }, false)] {
-        let (mut world, _) = itch();
-        world.channel.peer_declared_gap(told);
-        world.datagram(Line::A, &first);
-        assert_eq!(world.seen.messages()[0].is_suspect, is_suspect, "{told}, before {session} began here");
+        let (mut harness, _) = itch();
+        harness.channel.peer_declared_gap(told);
+        harness.datagram(Line::A, &first);
+        assert_eq!(harness.seen.messages()[0].is_suspect, is_suspect, "{told}, before {session} began here");
     }
 }
 
 #[test]
-fn a_session_ends_once_all_of_it_has_come() {
-    let (mut world, mut stream) = itch();
+fn a_session_ends_after_its_last_message() {
+    let (mut harness, mut stream) = itch();
     let packets = stream.packets(&[order(1), order(2)], 1);
-    world.datagram(Line::A, &packets[0]).datagram(Line::A, &stream.end_of_session()).shows(&expect![[r#"
+    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &stream.end_of_session()).shows(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         1 delta 7000
           mapping 7 S7
@@ -123,34 +123,34 @@ fn a_session_ends_once_all_of_it_has_come() {
           mbo A B 10 x100 #1 L
         state Live
     "#]]);
-    world.datagram(Line::B, &packets[1]).shows(&expect![[r#"
+    harness.datagram(Line::B, &packets[1]).shows(&expect![[r#"
         2 delta 7000
           mbo A B 10 x100 #2 L
         state Ended
         end of session
     "#]]);
-    world.datagram(Line::B, &stream.end_of_session()).shows(&expect![[""]]);
-    assert_eq!(world.channel.state(), ChannelState::Ended);
+    harness.datagram(Line::B, &stream.end_of_session()).shows(&expect![[""]]);
+    assert_eq!(harness.channel.state(), ChannelState::Ended);
 }
 
 #[test]
-fn an_end_before_what_was_delivered_is_refused() {
-    let (mut world, mut stream) = itch();
+fn an_end_of_session_before_delivered_messages_is_refused() {
+    let (mut harness, mut stream) = itch();
     let early = stream.end_of_session();
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
-    world.seen.take_text();
-    world.datagram(Line::A, &early).shows(&expect![[""]]);
-    assert_eq!(world.channel.drops().get(DropReason::SequenceInvalid), 1);
-    assert_eq!(world.channel.state(), ChannelState::Live);
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    harness.seen.take_text();
+    harness.datagram(Line::A, &early).shows(&expect![[""]]);
+    assert_eq!(harness.channel.drops().get(DropReason::SequenceInvalid), 1);
+    assert_eq!(harness.channel.state(), ChannelState::Live);
 }
 
 #[test]
-fn an_end_that_the_venue_goes_beyond_was_none() {
-    let (mut world, mut stream) = itch();
-    world.datagram(Line::A, &stream.packet(&[order(1)])).datagram(Line::A, &stream.end_of_session());
-    assert_eq!(world.channel.state(), ChannelState::Ended);
-    world.seen.take_text();
-    world.datagram(Line::A, &stream.packet(&[order(2)])).shows(&expect![[r#"
+fn messages_after_an_end_of_session_reopen_the_session() {
+    let (mut harness, mut stream) = itch();
+    harness.datagram(Line::A, &stream.packet(&[order(1)])).datagram(Line::A, &stream.end_of_session());
+    assert_eq!(harness.channel.state(), ChannelState::Ended);
+    harness.seen.take_text();
+    harness.datagram(Line::A, &stream.packet(&[order(2)])).shows(&expect![[r#"
         2 delta 7000
           mbo A B 10 x100 #2 L
         state Live
@@ -158,16 +158,16 @@ fn an_end_that_the_venue_goes_beyond_was_none() {
 }
 
 #[test]
-fn iex_ends_its_session_in_the_messages() {
+fn an_iex_end_of_messages_event_ends_the_session() {
     let mut end = <SystemEvent as zerocopy::FromZeros>::new_zeroed();
     (end.message_type, end.system_event) = (b'S', b'C');
     let end = end.as_bytes().to_vec();
     for feed in [Feed::IexTops, Feed::IexDeep] {
-        let mut world = World::new(World::config(feed, SchemaSet::TRADES));
+        let mut harness = ChannelHarness::new(ChannelHarness::config(feed, SchemaSet::TRADES));
         let mut stream = Stream::new(feed);
-        world.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 10_000)]));
-        world.seen.take_text();
-        world.datagram(Line::A, &stream.packet(std::slice::from_ref(&end))).shows(&expect![[r#"
+        harness.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 10_000)]));
+        harness.seen.take_text();
+        harness.datagram(Line::A, &stream.packet(std::slice::from_ref(&end))).shows(&expect![[r#"
             state Ended
             end of session
         "#]]);
@@ -175,20 +175,20 @@ fn iex_ends_its_session_in_the_messages() {
 }
 
 #[test]
-fn a_new_session_begins_with_empty_books_and_names_everything_again() {
-    let (mut world, mut stream) = itch();
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
+fn a_new_session_starts_with_empty_books_and_maps_symbols_again() {
+    let (mut harness, mut stream) = itch();
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
     let held = Stream { first: 3, ..Stream::new(Feed::NasdaqItch) }.packet(&[order(3)]);
-    world.datagram(Line::A, &held);
-    world.seen.take_text();
+    harness.datagram(Line::A, &held);
+    harness.seen.take_text();
     let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
     // Line A begins the new session while the old one still misses a message.
-    world.datagram(Line::A, &second.packet(&[order(1), execute(7, 1, 100)])).shows(&expect![""]);
-    assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), 1, "one packet may be a forgery");
-    world.datagram(Line::A, &second.packet(&[order(2)])).shows(&expect![""]);
-    assert_eq!(world.channel.book_faults().total(), 0, "order 1 is not of the old session");
+    harness.datagram(Line::A, &second.packet(&[order(1), execute(7, 1, 100)])).shows(&expect![""]);
+    assert_eq!(harness.channel.drops().get(DropReason::SessionUnconfirmed), 1, "one packet may be a forgery");
+    harness.datagram(Line::A, &second.packet(&[order(2)])).shows(&expect![""]);
+    assert_eq!(harness.channel.book_faults().total(), 0, "order 1 is not of the old session");
     // The slower line brings it: all of the old session comes out first, under its own name.
-    world.datagram(Line::B, &stream.packet(&[order(2)])).shows(&expect![[r#"
+    harness.datagram(Line::B, &stream.packet(&[order(2)])).shows(&expect![[r#"
         2 delta 7000
           mbo A B 10 x100 #2 L
         3 delta 7000
@@ -208,25 +208,25 @@ fn a_new_session_begins_with_empty_books_and_names_everything_again() {
           mbo A B 10 x100 #2 L
         state Live
     "#]]);
-    world.datagram(Line::B, &stream.packet(&[order(3)])).shows(&expect![[""]]);
-    assert_eq!(world.channel.drops().get(DropReason::SessionStale), 1);
+    harness.datagram(Line::B, &stream.packet(&[order(3)])).shows(&expect![[""]]);
+    assert_eq!(harness.channel.drops().get(DropReason::SessionStale), 1);
 }
 
 #[test]
-fn a_single_packet_that_begins_another_session_costs_nothing() {
-    let (mut world, mut stream) = itch();
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
-    world.seen.take_text();
+fn a_single_packet_of_another_session_does_not_end_the_current_one() {
+    let (mut harness, mut stream) = itch();
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    harness.seen.take_text();
     let forged = Stream { name: b'9', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
-    world.datagram(Line::A, &forged).datagram(Line::A, &stream.packet(&[order(2)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &forged).datagram(Line::A, &stream.packet(&[order(2)])).shows(&expect![[r#"
         2 delta 7000
           mbo A B 10 x100 #2 L
     "#]]);
-    assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), 1);
+    assert_eq!(harness.channel.drops().get(DropReason::SessionUnconfirmed), 1);
     // The true next one begins with its first message, though the first packet of it is not believed alone.
     let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
-    world.datagram(Line::A, &second.packet(&[order(1)])).shows(&expect![[""]]);
-    world.datagram(Line::A, &second.packet(&[order(2)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &second.packet(&[order(1)])).shows(&expect![[""]]);
+    harness.datagram(Line::A, &second.packet(&[order(2)])).shows(&expect![[r#"
         state Ended
         end of session
         session nasdaq-itch-5.0 2019-01-30 #1 from 1
@@ -238,20 +238,20 @@ fn a_single_packet_that_begins_another_session_costs_nothing() {
           mbo A B 10 x100 #2 L
         state Live
     "#]]);
-    assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), 1, "the forged one");
-    assert_eq!((world.channel.counters().sessions, world.channel.counters().gaps), (2, 0));
+    assert_eq!(harness.channel.drops().get(DropReason::SessionUnconfirmed), 1, "the forged one");
+    assert_eq!((harness.channel.counters().sessions, harness.channel.counters().gaps), (2, 0));
 }
 
 #[test]
-fn another_iex_session_begins_with_its_first_message_though_its_first_packet_is_not_believed_alone() {
-    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+fn an_iex_session_confirmed_by_its_second_packet_starts_with_its_first_message() {
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
     let first = Stream::new(Feed::IexDeep).packet(&[level(b'8', "ZIEXT", 100, 990_500, 1)]);
-    world.datagram(Line::A, &first);
-    world.seen.take_text();
+    harness.datagram(Line::A, &first);
+    harness.seen.take_text();
     let mut second = Stream { name: b'2', sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
-    world.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[""]]);
+    harness.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[""]]);
     second.sent_ns += 1_000;
-    world.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 80, 990_500, 1)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 80, 990_500, 1)])).shows(&expect![[r#"
         state Ended
         end of session
         session iex-deep-1.0 2019-01-30 #1 from 1
@@ -265,31 +265,31 @@ fn another_iex_session_begins_with_its_first_message_though_its_first_packet_is_
 }
 
 #[test]
-fn the_last_packet_of_a_capture_is_believed_to_begin_a_session() {
+fn a_session_start_in_the_last_packet_of_a_capture_is_confirmed() {
     for is_last in [true, false] {
-        let (mut world, mut stream) = itch();
-        world.datagram(Line::A, &stream.packet(&[order(1)]));
+        let (mut harness, mut stream) = itch();
+        harness.datagram(Line::A, &stream.packet(&[order(1)]));
         let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
-        world.datagram(Line::A, &second.packet(&[order(1)]));
+        harness.datagram(Line::A, &second.packet(&[order(1)]));
         if !is_last {
-            world.datagram(Line::A, &stream.packet(&[order(2)]));
+            harness.datagram(Line::A, &stream.packet(&[order(2)]));
         }
-        world.channel.finish(&mut world.seen);
-        assert_eq!(world.channel.counters().sessions, 1 + u64::from(is_last));
-        assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), u64::from(!is_last));
+        harness.channel.finish(&mut harness.seen);
+        assert_eq!(harness.channel.counters().sessions, 1 + u64::from(is_last));
+        assert_eq!(harness.channel.drops().get(DropReason::SessionUnconfirmed), u64::from(!is_last));
     }
 }
 
 #[test]
-fn a_session_joined_in_its_middle_begins_with_a_gap_where_we_listened_before() {
-    let (mut world, mut stream) = itch();
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
-    world.seen.take_text();
+fn a_session_first_received_in_its_middle_starts_with_a_gap_when_the_channel_was_already_listening() {
+    let (mut harness, mut stream) = itch();
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    harness.seen.take_text();
     let mut second = Stream { name: b'2', first: 40, ..Stream::new(Feed::NasdaqItch) };
     let packets = second.packets(&[order(1), order(2), order(3), order(4)], 1);
-    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[1]).shows(&expect![[""]]);
-    assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), 2);
-    world.datagram(Line::A, &packets[2]).datagram(Line::A, &packets[3]).wait().shows(&expect![[r#"
+    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[1]).shows(&expect![[""]]);
+    assert_eq!(harness.channel.drops().get(DropReason::SessionUnconfirmed), 2);
+    harness.datagram(Line::A, &packets[2]).datagram(Line::A, &packets[3]).wait().shows(&expect![[r#"
         state Ended
         end of session
         session nasdaq-itch-5.0 2019-01-30 #1 from 1
@@ -306,41 +306,41 @@ fn a_session_joined_in_its_middle_begins_with_a_gap_where_we_listened_before() {
 
 #[test]
 fn iex_restarts_within_one_session_id() {
-    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
     let mut stream = Stream::new(Feed::IexDeep);
     let first = stream.packet(&[level(b'8', "ZIEXT", 100, 990_500, 1), level(b'8', "ZIEXT", 90, 990_500, 1)]);
-    world.datagram(Line::A, &first).datagram(Line::B, &first);
-    world.seen.take_text();
+    harness.datagram(Line::A, &first).datagram(Line::B, &first);
+    harness.seen.take_text();
     let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
-    world.datagram(Line::A, &again.heartbeat()).shows(&expect![[r#"
+    harness.datagram(Line::A, &again.heartbeat()).shows(&expect![[r#"
         state Ended
         end of session
         session iex-deep-1.0 2019-01-30 #1 from 1
         state Live
     "#]]);
-    world.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[r#"
         1 delta -2147483648
           mapping 1190146663 ZIEXT
           mbp1 A B 99.05 x70 LM d0 [99.05x70(0) | -]
     "#]]);
     // The other line's copy of the old numbering.
-    world.datagram(Line::B, &first).shows(&expect![[""]]);
-    assert_eq!(world.channel.drops().get(DropReason::SessionStale), 1);
-    assert_eq!(world.channel.counters().sessions, 2);
+    harness.datagram(Line::B, &first).shows(&expect![[""]]);
+    assert_eq!(harness.channel.drops().get(DropReason::SessionStale), 1);
+    assert_eq!(harness.channel.counters().sessions, 2);
 }
 
 #[test]
-fn what_the_slower_line_still_has_comes_before_the_next_numbering() {
-    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+fn messages_of_the_slower_line_are_delivered_before_the_next_session() {
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
     let mut stream = Stream::new(Feed::IexDeep);
     let packets = [100, 200, 300].map(|size| stream.packet(&[level(b'8', "ZIEXT", size, 990_500, 1)]));
-    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
-    world.seen.take_text();
+    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
+    harness.seen.take_text();
     // Line A has lost the second packet and begins anew; line B is a moment behind.
     let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
-    world.datagram(Line::A, &again.heartbeat()).shows(&expect![[""]]);
-    world.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[""]]);
-    world.datagram(Line::B, &packets[1]).shows(&expect![[r#"
+    harness.datagram(Line::A, &again.heartbeat()).shows(&expect![[""]]);
+    harness.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[""]]);
+    harness.datagram(Line::B, &packets[1]).shows(&expect![[r#"
         2 delta 5000
           mbp1 M B 99.05 x200 LM d0 [99.05x200(0) | -]
         3 delta 5000
@@ -353,33 +353,33 @@ fn what_the_slower_line_still_has_comes_before_the_next_numbering() {
           mbp1 A B 99.05 x70 LM d0 [99.05x70(0) | -]
         state Live
     "#]]);
-    assert_eq!(world.channel.counters().gaps, 0);
-    assert_eq!(world.channel.counters().sessions, 2);
+    assert_eq!(harness.channel.counters().gaps, 0);
+    assert_eq!(harness.channel.counters().sessions, 2);
 }
 
 #[test]
-fn the_next_numbering_waits_no_longer_than_the_gap_timer() {
-    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+fn the_next_session_waits_at_most_the_gap_timeout() {
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
     let mut stream = Stream::new(Feed::IexDeep);
     let packets = [100, 200, 300].map(|size| stream.packet(&[level(b'8', "ZIEXT", size, 990_500, 1)]));
-    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
+    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
     let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
-    world.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)]));
-    assert_eq!((world.channel.counters().gaps, world.channel.counters().sessions), (0, 1));
-    let deadline = world.channel.next_deadline().expect("the gap's");
-    world.channel.on_deadline(deadline, &mut world.seen);
-    assert_eq!((world.channel.counters().gaps, world.channel.counters().sessions), (1, 2));
-    assert_eq!(world.channel.position().map(|(_, expected)| expected.0), Some(2));
+    harness.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)]));
+    assert_eq!((harness.channel.counters().gaps, harness.channel.counters().sessions), (0, 1));
+    let deadline = harness.channel.next_deadline().expect("the gap's");
+    harness.channel.on_deadline(deadline, &mut harness.seen);
+    assert_eq!((harness.channel.counters().gaps, harness.channel.counters().sessions), (1, 2));
+    assert_eq!(harness.channel.position().map(|(_, expected)| expected.0), Some(2));
 }
 
 #[test]
-fn a_numbering_that_outgrows_its_waiting_room_declares_the_gap_and_loses_none_of_its_own() {
-    let config = World::config(Feed::IexDeep, SchemaSet::MBP_1);
+fn a_next_session_that_fills_its_buffer_declares_the_old_gap_and_loses_no_message() {
+    let config = ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1);
     let room = config.arbiter.window_packets as u64;
-    let mut world = World::new(config);
+    let mut harness = ChannelHarness::new(config);
     let mut stream = Stream::new(Feed::IexDeep);
     let packets = [100, 200, 300].map(|size| stream.packet(&[level(b'8', "ZIEXT", size, 990_500, 1)]));
-    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
+    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
     let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
     let mut next_size = 0;
     let mut packet = || {
@@ -387,126 +387,126 @@ fn a_numbering_that_outgrows_its_waiting_room_declares_the_gap_and_loses_none_of
         again.packet(&[level(b'8', "ZIEXT", next_size, 990_500, 1)])
     };
     for _ in 0..room {
-        world.datagram(Line::A, &packet());
+        harness.datagram(Line::A, &packet());
     }
-    assert_eq!((world.channel.counters().gaps, world.channel.counters().sessions), (0, 1));
-    world.datagram(Line::A, &packet());
-    assert_eq!((world.channel.counters().gaps, world.channel.counters().gap_messages), (1, 1));
-    assert_eq!(world.channel.counters().sessions, 2);
-    assert_eq!(world.channel.position().map(|(_, expected)| expected.0), Some(room + 2));
+    assert_eq!((harness.channel.counters().gaps, harness.channel.counters().sessions), (0, 1));
+    harness.datagram(Line::A, &packet());
+    assert_eq!((harness.channel.counters().gaps, harness.channel.counters().gap_messages), (1, 1));
+    assert_eq!(harness.channel.counters().sessions, 2);
+    assert_eq!(harness.channel.position().map(|(_, expected)| expected.0), Some(room + 2));
 }
 
 #[test]
-fn a_gateway_that_comes_back_declares_what_it_missed_since_its_log_ended() {
+fn a_restarted_gateway_declares_the_gap_since_its_log_position() {
     let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
     let session = Session { feed: Feed::NasdaqItch, date, restart: 0 };
     let logged = Some((session, Sequence(490)));
-    let mut world = World::new(ChannelConfig { logged, ..World::config(Feed::NasdaqItch, MBO) });
+    let mut harness = ChannelHarness::new(ChannelConfig { logged, ..ChannelHarness::config(Feed::NasdaqItch, MBO) });
     let mut stream = Stream { first: 500, ..Stream::new(Feed::NasdaqItch) };
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
-    assert_eq!(world.channel.position().map(|(_, expected)| expected), Some(Sequence(490)));
-    let deadline = world.channel.next_deadline().expect("the gap's");
-    world.channel.on_deadline(deadline, &mut world.seen);
-    let counters = world.channel.counters();
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    assert_eq!(harness.channel.position().map(|(_, expected)| expected), Some(Sequence(490)));
+    let deadline = harness.channel.next_deadline().expect("the gap's");
+    harness.channel.on_deadline(deadline, &mut harness.seen);
+    let counters = harness.channel.counters();
     assert_eq!((counters.gaps, counters.gap_messages, counters.messages), (1, 10, 1));
     // The log of another session says nothing about this one.
     let logged = Some((Session { restart: 1, ..session }, Sequence(490)));
-    let mut world = World::new(ChannelConfig { logged, ..World::config(Feed::NasdaqItch, MBO) });
+    let mut harness = ChannelHarness::new(ChannelConfig { logged, ..ChannelHarness::config(Feed::NasdaqItch, MBO) });
     let mut stream = Stream { first: 500, ..Stream::new(Feed::NasdaqItch) };
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
-    assert_eq!(world.channel.position().map(|(_, expected)| expected), Some(Sequence(501)));
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    assert_eq!(harness.channel.position().map(|(_, expected)| expected), Some(Sequence(501)));
 }
 
 #[test]
-fn a_far_packet_is_believed_at_the_end_unless_something_spoke_against_it() {
-    let (mut world, mut stream) = itch();
+fn an_unconfirmed_jump_is_accepted_at_the_end_unless_contradicted() {
+    let (mut harness, mut stream) = itch();
     let first = stream.packet(&[order(1)]);
     let mut far = Stream { first: 5_000_000, ..Stream::new(Feed::NasdaqItch) };
     let far = far.packet(&[order(9)]);
-    world.datagram(Line::A, &first).datagram(Line::A, &far);
-    assert_eq!(world.channel.counters().messages, 1);
-    world.channel.finish(&mut world.seen);
-    let counters = world.channel.counters();
+    harness.datagram(Line::A, &first).datagram(Line::A, &far);
+    assert_eq!(harness.channel.counters().messages, 1);
+    harness.channel.finish(&mut harness.seen);
+    let counters = harness.channel.counters();
     assert_eq!((counters.messages, counters.gaps, counters.gap_messages), (2, 1, 4_999_998));
-    assert_eq!(world.channel.arbiter_drops().get(DropReason::SequenceJump), 0, "it was not dropped");
+    assert_eq!(harness.channel.arbiter_drops().get(DropReason::SequenceJump), 0, "it was not dropped");
 
-    let (mut world, mut stream) = itch();
+    let (mut harness, mut stream) = itch();
     let packets = [1, 2].map(|id| stream.packet(&[order(id)]));
-    world.datagram(Line::A, &packets[0]).datagram(Line::A, &far).datagram(Line::A, &packets[1]);
-    world.channel.finish(&mut world.seen);
-    let counters = world.channel.counters();
+    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &far).datagram(Line::A, &packets[1]);
+    harness.channel.finish(&mut harness.seen);
+    let counters = harness.channel.counters();
     assert_eq!((counters.messages, counters.gaps), (2, 0));
-    assert_eq!(world.channel.arbiter_drops().get(DropReason::SequenceJump), 1);
+    assert_eq!(harness.channel.arbiter_drops().get(DropReason::SequenceJump), 1);
 }
 
 #[test]
-fn packets_that_made_a_jump_credible_are_delivered_with_the_one_that_confirms_it() {
+fn packets_of_a_jump_are_delivered_once_it_is_confirmed() {
     for (lines, with_heartbeats) in [(1, false), (2, false), (1, true)] {
-        let (mut world, mut stream) = itch();
-        world.datagram(Line::A, &stream.packet(&[order(1)]));
+        let (mut harness, mut stream) = itch();
+        harness.datagram(Line::A, &stream.packet(&[order(1)]));
         let mut far = Stream { first: 5_000_000, ..Stream::new(Feed::NasdaqItch) };
         let packets = [2, 3, 4].map(|id| far.packet(&[order(id)]));
         if with_heartbeats {
             let at = Stream { first: 5_000_001, ..Stream::new(Feed::NasdaqItch) };
             let heartbeat = at.heartbeat();
-            world.datagrams([&packets[0], &heartbeat, &heartbeat, &packets[1], &packets[2]]);
+            harness.datagrams([&packets[0], &heartbeat, &heartbeat, &packets[1], &packets[2]]);
         } else {
             for packet in &packets {
-                (0..lines).for_each(|line| _ = world.datagram(Line(line), packet));
+                (0..lines).for_each(|line| _ = harness.datagram(Line(line), packet));
             }
         }
-        world.wait();
-        let counters = world.channel.counters();
+        harness.wait();
+        let counters = harness.channel.counters();
         assert_eq!((counters.messages, counters.gaps, counters.gap_messages), (4, 1, 4_999_998), "{lines} lines");
-        let drops = world.channel.arbiter_drops();
+        let drops = harness.channel.arbiter_drops();
         assert_eq!(drops.get(DropReason::SequenceJump), u64::from(with_heartbeats), "the heartbeat that was in doubt");
         assert_eq!(drops.get(DropReason::Duplicate), if lines == 2 { 3 } else { 0 });
     }
 }
 
 #[test]
-fn what_came_last_is_believed_after_a_silence_as_at_the_end_of_the_input() {
-    let (mut world, mut stream) = itch();
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
+fn an_unconfirmed_jump_is_accepted_after_silence() {
+    let (mut harness, mut stream) = itch();
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
     let far = Stream { first: 5_000_000, ..Stream::new(Feed::NasdaqItch) }.packet(&[order(9)]);
-    world.datagram(Line::A, &far);
-    let since = world.now;
-    assert_eq!(world.channel.next_deadline(), Some(since.plus(DOUBT_NS)));
-    while let Some(deadline) = world.channel.next_deadline() {
-        world.channel.on_deadline(deadline, &mut world.seen);
-        assert_ne!(world.channel.next_deadline(), Some(deadline));
+    harness.datagram(Line::A, &far);
+    let since = harness.now;
+    assert_eq!(harness.channel.next_deadline(), Some(since.plus(CONFIRMATION_SILENCE_NS)));
+    while let Some(deadline) = harness.channel.next_deadline() {
+        harness.channel.on_deadline(deadline, &mut harness.seen);
+        assert_ne!(harness.channel.next_deadline(), Some(deadline));
     }
     let mut offline = itch().0;
     offline.datagram(Line::A, &Stream::new(Feed::NasdaqItch).packet(&[order(1)])).datagram(Line::A, &far);
     offline.channel.finish(&mut offline.seen);
-    assert_eq!(world.seen.take_text(), offline.seen.take_text());
-    assert_eq!((world.channel.counters().messages, world.channel.counters().gaps), (2, 1));
+    assert_eq!(harness.seen.take_text(), offline.seen.take_text());
+    assert_eq!((harness.channel.counters().messages, harness.channel.counters().gaps), (2, 1));
 
     // A session whose first packet was the last of all.
-    let (mut world, mut stream) = itch();
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    let (mut harness, mut stream) = itch();
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
     let second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
-    world.datagram(Line::A, &second);
-    assert_eq!(world.channel.counters().sessions, 1);
-    let deadline = world.channel.next_deadline().expect("the doubt's");
-    world.channel.on_deadline(deadline, &mut world.seen);
-    assert_eq!((world.channel.counters().sessions, world.channel.next_deadline()), (2, None));
+    harness.datagram(Line::A, &second);
+    assert_eq!(harness.channel.counters().sessions, 1);
+    let deadline = harness.channel.next_deadline().expect("the doubt's");
+    harness.channel.on_deadline(deadline, &mut harness.seen);
+    assert_eq!((harness.channel.counters().sessions, harness.channel.next_deadline()), (2, None));
 }
 
 #[test]
-fn answers_of_the_retransmission_server_begin_no_session() {
-    let (mut world, mut stream) = itch();
-    world.datagram(Line::RECOVERY, &stream.packet(&[order(1)])).shows(&expect![[""]]);
+fn retransmitted_packets_do_not_start_a_session() {
+    let (mut harness, mut stream) = itch();
+    harness.datagram(Line::RECOVERY, &stream.packet(&[order(1)])).shows(&expect![[""]]);
     let mut stream = Stream::new(Feed::NasdaqItch);
-    world.datagram(Line::A, &stream.packet(&[order(1)]));
-    world.seen.take_text();
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    harness.seen.take_text();
     let other = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
-    world.datagram(Line::RECOVERY, &other).shows(&expect![[""]]);
-    assert_eq!(world.channel.drops().get(DropReason::SessionStale), 2);
+    harness.datagram(Line::RECOVERY, &other).shows(&expect![[""]]);
+    assert_eq!(harness.channel.drops().get(DropReason::SessionStale), 2);
 }
 
 #[test]
-fn unsequenced_packets_are_taken_in_the_order_they_come_where_that_is_allowed() {
+fn unsequenced_packets_are_accepted_in_arrival_order_if_configured() {
     let unnumbered = |id| {
         let mut packet = Stream { name: b' ', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(id)]);
         packet[10..18].fill(0);
@@ -515,9 +515,9 @@ fn unsequenced_packets_are_taken_in_the_order_they_come_where_that_is_allowed() 
     let (mut refusing, _) = itch();
     refusing.datagram(Line::A, &unnumbered(1)).shows(&expect![[""]]);
     assert_eq!(refusing.channel.drops().get(DropReason::SequenceInvalid), 1);
-    let config = World::config(Feed::NasdaqItch, MBO);
-    let mut world = World::new(ChannelConfig { accept_unsequenced: true, ..config });
-    world.datagram(Line::A, &unnumbered(1)).datagram(Line::A, &unnumbered(2)).shows(&expect![[r#"
+    let config = ChannelHarness::config(Feed::NasdaqItch, MBO);
+    let mut harness = ChannelHarness::new(ChannelConfig { accept_unsequenced: true, ..config });
+    harness.datagram(Line::A, &unnumbered(1)).datagram(Line::A, &unnumbered(2)).shows(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         1 delta 7000
           mapping 7 S7
@@ -527,80 +527,81 @@ fn unsequenced_packets_are_taken_in_the_order_they_come_where_that_is_allowed() 
         2 delta 7000
           mbo A B 10 x100 #2 L
     "#]]);
-    assert_eq!(world.channel.counters().unsequenced, 2);
+    assert_eq!(harness.channel.counters().unsequenced, 2);
 }
 
 #[test]
-fn silence_on_every_line_is_told_as_a_state() {
-    let mut config = World::config(Feed::NasdaqItch, MBO);
+fn silence_on_every_line_publishes_the_stale_state() {
+    let mut config = ChannelHarness::config(Feed::NasdaqItch, MBO);
     config.arbiter.line_silence_ns = Some(5_000_000);
-    let mut world = World::new(config);
+    let mut harness = ChannelHarness::new(config);
     let stream = Stream::new(Feed::NasdaqItch);
-    world.datagram(Line::A, &stream.heartbeat());
-    world.seen.take_text();
-    world.wait().shows(&expect![[r#"
+    harness.datagram(Line::A, &stream.heartbeat());
+    harness.seen.take_text();
+    harness.wait().shows(&expect![[r#"
         state Stale
     "#]]);
-    world.datagram(Line::B, &stream.heartbeat()).shows(&expect![[r#"
+    harness.datagram(Line::B, &stream.heartbeat()).shows(&expect![[r#"
         state Live
     "#]]);
 }
 
 #[test]
-fn a_venue_that_has_ended_its_session_may_be_silent() {
-    let mut config = World::config(Feed::NasdaqItch, MBO);
+fn silence_after_the_end_of_session_is_not_stale() {
+    let mut config = ChannelHarness::config(Feed::NasdaqItch, MBO);
     config.arbiter.line_silence_ns = Some(5_000_000);
-    let mut world = World::new(config);
+    let mut harness = ChannelHarness::new(config);
     let mut stream = Stream::new(Feed::NasdaqItch);
-    world.datagram(Line::A, &stream.packet(&[order(1)])).datagram(Line::B, &stream.heartbeat());
-    world.datagram(Line::A, &stream.end_of_session()).datagram(Line::B, &stream.end_of_session());
-    assert_eq!(world.channel.next_deadline(), None, "nothing is waited for");
-    world.wait();
-    let silent = |world: &World| [Line::A, Line::B].map(|line| world.channel.line_statistics(line).silences);
-    assert_eq!((silent(&world), world.channel.state()), ([0, 0], ChannelState::Ended));
+    harness.datagram(Line::A, &stream.packet(&[order(1)])).datagram(Line::B, &stream.heartbeat());
+    harness.datagram(Line::A, &stream.end_of_session()).datagram(Line::B, &stream.end_of_session());
+    assert_eq!(harness.channel.next_deadline(), None, "nothing is waited for");
+    harness.wait();
+    let silent =
+        |harness: &ChannelHarness| [Line::A, Line::B].map(|line| harness.channel.line_statistics(line).silences);
+    assert_eq!((silent(&harness), harness.channel.state()), ([0, 0], ChannelState::Ended));
     // The next morning both have their time again.
-    world.now = world.now.plus(50_000_000_000_000);
+    harness.now = harness.now.plus(50_000_000_000_000);
     let mut next = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
-    world.datagram(Line::A, &next.packet(&[order(1)])).datagram(Line::A, &next.packet(&[order(2)]));
-    assert_eq!(silent(&world), [0, 0]);
-    assert_eq!(world.channel.next_deadline(), Some(world.now.plus(5_000_000)));
-    world.wait();
-    assert_eq!(silent(&world), [1, 1]);
+    harness.datagram(Line::A, &next.packet(&[order(1)])).datagram(Line::A, &next.packet(&[order(2)]));
+    assert_eq!(silent(&harness), [0, 0]);
+    assert_eq!(harness.channel.next_deadline(), Some(harness.now.plus(5_000_000)));
+    harness.wait();
+    assert_eq!(silent(&harness), [1, 1]);
 }
 
 #[test]
-fn times_are_told_from_the_venues_sending_clamped() {
-    let mut world = World::new(World::config(Feed::IexTops, SchemaSet::TRADES));
+fn ts_in_delta_is_clamped_receive_time_minus_send_time() {
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexTops, SchemaSet::TRADES));
     for (sent_ns, delta) in [(0, "7000"), (7_001, "-1"), (10_000_000_000, "-2147483648")] {
-        let mut stream = Stream { sent_ns, first: world.seen.frames.len() as u64 + 1, ..Stream::new(Feed::IexTops) };
+        let mut stream = Stream { sent_ns, first: harness.seen.frames.len() as u64 + 1, ..Stream::new(Feed::IexTops) };
         let packet = stream.packet(&[trade("ZIEXT", 1, 1)]);
-        world.datagram(Line::A, &packet);
-        let text = world.seen.take_text();
+        harness.datagram(Line::A, &packet);
+        let text = harness.seen.take_text();
         assert!(text.contains(&format!(" delta {delta}\n")), "{text}");
         // The state's frame makes the first sequence one too many.
-        world.seen.frames.retain(|frame| frame.kind == FrameKind::Message);
+        harness.seen.frames.retain(|frame| frame.kind == FrameKind::Message);
     }
 }
 
 #[test]
-fn refused_datagrams_are_counted_and_kept() {
-    let (mut world, mut stream) = itch();
+fn refused_datagrams_are_counted_and_sampled() {
+    let (mut harness, mut stream) = itch();
     let mut cut = stream.packet(&[order(1)]);
     cut.pop();
-    world.datagram(Line::A, &cut).datagram(Line::A, &[]).shows(&expect![[""]]);
-    assert_eq!(world.channel.drops().get(DropReason::MessageTruncated), 1);
-    assert_eq!(world.channel.drops().get(DropReason::HeaderTruncated), 1);
-    let kept: Vec<_> = world.channel.evidence().map(|kept| kept.bytes().to_vec()).collect();
+    harness.datagram(Line::A, &cut).datagram(Line::A, &[]).shows(&expect![[""]]);
+    assert_eq!(harness.channel.drops().get(DropReason::MessageTruncated), 1);
+    assert_eq!(harness.channel.drops().get(DropReason::HeaderTruncated), 1);
+    let kept: Vec<_> = harness.channel.evidence().map(|kept| kept.bytes().to_vec()).collect();
     assert_eq!(kept, [cut, vec![]]);
 }
 
 #[test]
-fn one_kind_of_trouble_leaves_room_for_others() {
-    let (mut world, mut stream) = itch();
+fn rejected_packet_samples_are_limited_per_kind() {
+    let (mut harness, mut stream) = itch();
     for _ in 0..50 {
-        world.datagram(Line::A, &stream.packet(&[b"?".to_vec()]));
+        harness.datagram(Line::A, &stream.packet(&[b"?".to_vec()]));
     }
-    world.datagram(Line::A, &stream.packet(&[delete(7, 1)]));
-    assert_eq!(world.channel.evidence().count(), 5);
-    assert_eq!(world.channel.drops().get(DropReason::MessageTypeUnknown), 50);
+    harness.datagram(Line::A, &stream.packet(&[delete(7, 1)]));
+    assert_eq!(harness.channel.evidence().count(), 5);
+    assert_eq!(harness.channel.drops().get(DropReason::MessageTypeUnknown), 50);
 }

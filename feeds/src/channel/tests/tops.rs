@@ -11,12 +11,12 @@ use crate::{
 
 const ALL: SchemaSet = SchemaSet(0xff);
 
-fn rows(schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> World {
+fn rows(schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> ChannelHarness {
     check(Feed::IexTops, schemas, messages, expected)
 }
 
 #[test]
-fn a_quote_is_a_pair_by_order_and_one_record_by_price() {
+fn a_quote_gives_two_mbo_records_and_one_mbp_record() {
     let messages = [
         quote("ZIEXT", (100, 990_500), (200, 991_000)),
         quote("ZIEXT", (0, 0), (200, 991_000)),
@@ -60,7 +60,7 @@ fn a_quote_is_a_pair_by_order_and_one_record_by_price() {
 }
 
 #[test]
-fn a_trade_shows_the_quote_that_stands_and_no_side() {
+fn a_trade_carries_the_current_quote_and_no_side() {
     let messages = [
         trade("ZIEXT", 10, 990_700),
         quote("ZIEXT", (100, 990_500), (200, 991_000)),
@@ -102,33 +102,33 @@ fn a_crossed_quote_is_suspect_until_the_next_one() {
         quote("ZIEXT", (100, 990_500), (200, 991_000)),
         trade("ZIEXT", 1, 991_000),
     ];
-    let mut world = World::new(World::config(Feed::IexTops, SchemaSet::MBP_1));
-    world.datagrams(&Stream::new(Feed::IexTops).packets(&messages, usize::MAX));
-    let suspects: Vec<bool> = world.seen.messages().iter().map(|frame| frame.is_suspect).collect();
+    let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexTops, SchemaSet::MBP_1));
+    harness.datagrams(&Stream::new(Feed::IexTops).packets(&messages, usize::MAX));
+    let suspects: Vec<bool> = harness.seen.messages().iter().map(|frame| frame.is_suspect).collect();
     // A locked quote is none.
     assert_eq!(suspects, [false, true, true, false, false]);
-    assert_eq!(world.channel.book_faults().iter().collect::<Vec<_>>(), [(BookFault::Crossed, 1)]);
-    assert_eq!(world.channel.evidence().count(), 1);
+    assert_eq!(harness.channel.book_faults().iter().collect::<Vec<_>>(), [(BookFault::Crossed, 1)]);
+    assert_eq!(harness.channel.evidence().count(), 1);
 }
 
 /// Also after a message that could not be understood, which may have been a quote.
 #[test]
-fn after_a_gap_no_quote_is_shown_before_the_next_one() {
+fn after_a_gap_quotes_are_empty_until_the_next_quote() {
     let damaged = quote("ZIEXT", (1, 1), (1, 2))[..20].to_vec();
     for missing in [None, Some(damaged)] {
-        let mut world = World::new(World::config(Feed::IexTops, SchemaSet::MBP_1));
+        let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexTops, SchemaSet::MBP_1));
         let mut stream = Stream::new(Feed::IexTops);
-        world.datagram(Line::A, &stream.packet(&[quote("ZIEXT", (100, 990_500), (200, 991_000))]));
+        harness.datagram(Line::A, &stream.packet(&[quote("ZIEXT", (100, 990_500), (200, 991_000))]));
         let is_lost = missing.is_none();
         let packet = stream.packet(&[missing.unwrap_or_default()]);
         if !is_lost {
-            world.datagram(Line::A, &packet);
+            harness.datagram(Line::A, &packet);
         }
-        world.seen.take_text();
-        world.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 991_000)])).wait();
-        world.datagram(Line::A, &stream.packet(&[quote("ZIEXT", (100, 990_500), (200, 991_000))]));
-        world.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 991_000)]));
-        let text = world.seen.take_text();
+        harness.seen.take_text();
+        harness.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 991_000)])).wait();
+        harness.datagram(Line::A, &stream.packet(&[quote("ZIEXT", (100, 990_500), (200, 991_000))]));
+        harness.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 991_000)]));
+        let text = harness.seen.take_text();
         expect![[r#"
             3 delta 5000 suspect
               mbp1 T N 99.1 x1 L d0 []
@@ -142,9 +142,9 @@ fn after_a_gap_no_quote_is_shown_before_the_next_one() {
 }
 
 #[test]
-fn a_message_of_a_refused_type_leaves_no_doubt() {
+fn an_unknown_message_type_does_not_mark_books_suspect() {
     let messages = [quote("ZIEXT", (1, 10_000), (1, 10_100)), b"?new".to_vec(), trade("ZIEXT", 1, 10_000)];
-    let world = rows(
+    let harness = rows(
         SchemaSet::MBP_1,
         &messages,
         &expect![[r#"
@@ -155,7 +155,7 @@ fn a_message_of_a_refused_type_leaves_no_doubt() {
           mbp1 T N 1 x1 L d0 [1x1(0) | 1.01x1(0)]
     "#]],
     );
-    assert_eq!(world.channel.drops().get(DropReason::MessageTypeUnknown), 1);
+    assert_eq!(harness.channel.drops().get(DropReason::MessageTypeUnknown), 1);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn trading_status_and_halts_are_states() {
 }
 
 #[test]
-fn prices_auctions_and_directories_have_their_schemas() {
+fn official_prices_auctions_and_directories_map_to_their_schemas() {
     let auction = iex!(
         b'A',
         "ZIEXT",
@@ -238,7 +238,7 @@ fn prices_auctions_and_directories_have_their_schemas() {
 }
 
 #[test]
-fn messages_without_a_record_name_their_instrument_at_the_most() {
+fn messages_without_a_record_publish_at_most_a_symbol_mapping() {
     let system = {
         let mut message = <SystemEvent as zerocopy::FromZeros>::new_zeroed();
         (message.message_type, message.system_event) = (b'S', b'O');
@@ -249,7 +249,7 @@ fn messages_without_a_record_name_their_instrument_at_the_most() {
         iex!(b'I', "ZIEXT", RetailLiquidityIndicator { retail_liquidity_indicator: b'A' }),
         iex!(b'B', "ZIEXT", TradeReport { size: 5_u32, price_e4: 10_000_i64 }),
     ];
-    let world = rows(
+    let harness = rows(
         ALL,
         &messages,
         &expect![[r#"
@@ -257,14 +257,14 @@ fn messages_without_a_record_name_their_instrument_at_the_most() {
           mapping 1190146663 ZIEXT
     "#]],
     );
-    assert_eq!(world.channel.counters().trades_broken, 1);
+    assert_eq!(harness.channel.counters().trades_broken, 1);
 }
 
 #[test]
-fn a_refused_message_does_not_use_up_the_name() {
+fn a_refused_message_does_not_consume_the_symbol_mapping() {
     let broken = iex!(b'H', "ZIEXT", TradingStatus { trading_status: b'?' });
     let early = iex!(b'Q', "ZIEXT", QuoteUpdate { timestamp_ns: -1_i64 });
-    let world = rows(
+    let harness = rows(
         ALL,
         &[broken, early, trade("ZIEXT", 1, 10_000)],
         &expect![[r#"
@@ -277,5 +277,5 @@ fn a_refused_message_does_not_use_up_the_name() {
               mbp1 T N 1 x1 L d0 []
         "#]],
     );
-    assert_eq!(world.channel.drops().get(DropReason::FieldInvalid), 2);
+    assert_eq!(harness.channel.drops().get(DropReason::FieldInvalid), 2);
 }

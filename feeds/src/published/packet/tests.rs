@@ -58,7 +58,7 @@ fn reason(bytes: &[u8]) -> DropReason {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn packets_round_trip() {
     let gap = [4_u64.to_le_bytes(), 7_u64.to_le_bytes()].concat();
     let frames =
         [message(1), message(3), frame(4, FrameKind::Gap, 0, 3, &gap), frame(7, FrameKind::State, 0, 3, &[0; 8])];
@@ -135,7 +135,7 @@ fn frames_that_leave_the_range_or_do_not_ascend_are_refused() {
 }
 
 #[test]
-fn a_part_is_alone_and_settles_its_message_only_at_the_end() {
+fn a_part_is_alone_in_its_packet_and_only_the_last_covers_the_message() {
     let part = |number, flags| frame(5, FrameKind::Message, number, flags, &record());
     let first = packet(&meta(3, 5), &[part(0, 1)]);
     assert_eq!(parse_packet(&first).unwrap().part, Some(Part { sequence: Sequence(5), part: 0, is_last: false }));
@@ -148,7 +148,7 @@ fn a_part_is_alone_and_settles_its_message_only_at_the_end() {
 }
 
 #[test]
-fn bodies_that_do_not_fit_their_kind_are_refused() {
+fn bodies_not_matching_their_kind_are_refused() {
     let with = |kind, body: &[u8]| reason(&packet(&meta(1, 9), &[frame(1, kind, 0, 3, body)]));
     assert_eq!(with(FrameKind::Message, &[6; 20]), DropReason::MessageLength);
     assert_eq!(with(FrameKind::Message, &[0; 24]), DropReason::MessageLength);
@@ -161,7 +161,7 @@ fn bodies_that_do_not_fit_their_kind_are_refused() {
 }
 
 #[test]
-fn header_fields_that_cannot_be_are_refused() {
+fn invalid_header_fields_are_refused() {
     let bytes = packet(&meta(1, 2), &[message(1)]);
     let with = |index: usize, value: u8| {
         let mut bytes = bytes.clone();
@@ -180,7 +180,7 @@ fn header_fields_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn there_is_no_packet_without_room() {
+fn a_packet_larger_than_the_buffer_is_not_written() {
     let body = message(1);
     let mut datagram = [0; PACKET_HEADER_BYTES + 40];
     assert_eq!(write_packet(&meta(1, 2), &body, &mut datagram), None);
@@ -191,7 +191,7 @@ fn there_is_no_packet_without_room() {
 proptest! {
     /// Whatever passes the check is walked to its end, frame by frame, without anything left over.
     #[test]
-    fn checked_packets_are_walked_to_their_end(
+    fn frames_of_a_checked_packet_fill_its_body(
         damage in prop::collection::vec((0..300_usize, any::<u8>()), 0..6),
         frame_count in 0..5_u64,
     ) {

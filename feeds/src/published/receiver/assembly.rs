@@ -18,7 +18,7 @@ pub(super) struct Assembly {
 
 /// What a part came to.
 #[derive(Debug)]
-pub(super) enum Joined<'a> {
+pub(super) enum JoinOutcome<'a> {
     /// More parts are to come.
     Incomplete,
     /// The message, whole.
@@ -42,7 +42,7 @@ impl Assembly {
         self.header.map(|header| Sequence(header.sequence.get()))
     }
 
-    pub(super) fn join(&mut self, header: &FrameHeader, body: &[u8]) -> Joined<'_> {
+    pub(super) fn join(&mut self, header: &FrameHeader, body: &[u8]) -> JoinOutcome<'_> {
         let part = header.part.get();
         if part == 0 {
             self.header = Some(*header);
@@ -69,15 +69,15 @@ impl Assembly {
             _ => self.is_broken = true,
         }
         if !is_last {
-            return Joined::Incomplete;
+            return JoinOutcome::Incomplete;
         }
         match self.header.take() {
             Some(mut whole) if !self.is_broken => {
                 whole.flags |= FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART).0;
                 whole.body_bytes = U16::new(u16::try_from(self.bytes.len()).unwrap_or(u16::MAX));
-                Joined::Whole(whole, &self.bytes)
+                JoinOutcome::Whole(whole, &self.bytes)
             }
-            _ => Joined::Broken,
+            _ => JoinOutcome::Broken,
         }
     }
 }

@@ -27,10 +27,10 @@ use crate::{
 
 use super::{
     Item, Output, PublishedDatagram, ReceiverConfig, ReceiverStatistics, ServiceConfig, Start,
-    ask::Ask,
-    holdings::Holdings,
-    positions::{FIRST, PART_BITS, message_after, message_of, part_of, position_of, positions_of},
-    stream::Stream,
+    item_stream::ItemStream,
+    log_extents::LogExtents,
+    positions::{FIRST_SEQUENCE, PART_BITS, message_after, message_of, part_number, position_of, positions_of},
+    service_query::ServiceQuery,
 };
 
 #[derive(Debug)]
@@ -39,14 +39,14 @@ pub(super) struct ReceiverChannel {
     start: Start,
     phase: Phase,
     /// What the services' logs hold of the present session; while sessions are asked for, of the oldest of them.
-    holdings: Holdings,
+    holdings: LogExtents,
     /// The session that was followed before the present one, which is therefore wanted from its beginning.
-    previous: Option<Session>,
+    previous_session: Option<Session>,
     /// What was heard of the present session while its start was being asked for.
-    passed_over: Option<(Sequence, Sequence)>,
+    skipped: Option<(Sequence, Sequence)>,
     /// Over positions: `sequence << 16 | part`.
     arbiter: Arbiter,
-    stream: Stream,
+    stream: ItemStream,
 }
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ enum Phase {
     /// Services are asked for the oldest session that their logs hold from `from` on: `oldest`, by what they have said so far.
     /// `newer` is under way.
     Sessions {
-        ask: Ask,
+        ask: ServiceQuery,
         from: Session,
         oldest: Option<Session>,
         newer: Session,
@@ -64,18 +64,18 @@ enum Phase {
     Definitions {
         number: Sequence,
         asked: Sequence,
-        ask: Ask,
+        ask: ServiceQuery,
         newer: Option<Session>,
     },
     /// What the logs hold is asked for. `newer` may have begun.
-    Extent {
-        ask: Ask,
+    QueryingExtent {
+        ask: ServiceQuery,
         newer: Option<Session>,
     },
     Running,
     /// `newer` has begun. Whether all that there is of the present session has been announced to the arbiter.
-    Closing {
-        ask: Ask,
+    ClosingSession {
+        ask: ServiceQuery,
         is_end_known: bool,
         newer: Session,
     },
@@ -113,11 +113,11 @@ impl ReceiverChannel {
             service: config.service,
             start: config.start,
             phase: Phase::Idle,
-            holdings: Holdings::new(config.service.map_or(0, |service| service.services)),
-            previous: None,
-            passed_over: None,
+            holdings: LogExtents::new(config.service.map_or(0, |service| service.services)),
+            previous_session: None,
+            skipped: None,
             arbiter: Arbiter::new(arbiter),
-            stream: Stream::new(id, config.message_bytes_max),
+            stream: ItemStream::new(id, config.message_bytes_max),
         }
     }
 
@@ -148,10 +148,10 @@ impl ReceiverChannel {
         let is_answer = datagram.line == Line::RECOVERY;
         if let Phase::Sessions { newer, .. } = &mut self.phase {
             if is_answer {
-                self.accept_sessions(packet, datagram.service, now, deliver);
+                self.accept_session_answer(packet, datagram.service, now, deliver);
             } else {
                 *newer = packet.meta.session.max(*newer);
-                self.stream.statistics.packets_before_start += 1;
+                self.stream.statistics.packets_before_start_position += 1;
             }
             return Ok(());
         }
@@ -163,8 +163,8 @@ impl ReceiverChannel {
             }
             let is_uncut = packet.part.is_none_or(|part| part.part == 0);
             let first = Some(packet.meta.first).filter(|_| is_uncut);
-            if !self.hear_newer(packet.meta.session, first, now, deliver) {
-                self.stream.statistics.packets_before_start += 1;
+            if !self.on_newer_session(packet.meta.session, first, now, deliver) {
+                self.stream.statistics.packets_before_start_position += 1;
                 return Ok(());
             }
         }
@@ -172,20 +172,20 @@ impl ReceiverChannel {
             self.stream.end = Some(position_of(packet.meta.next));
         }
         match &self.phase {
-            Phase::Definitions { .. } | Phase::Extent { .. } if is_answer => {
-                self.accept_start(packet, datagram.service, now, deliver);
+            Phase::Definitions { .. } | Phase::QueryingExtent { .. } if is_answer => {
+                self.accept_start_answer(packet, datagram.service, now, deliver);
                 Ok(())
             }
-            Phase::Idle | Phase::Sessions { .. } | Phase::Definitions { .. } | Phase::Extent { .. } => {
-                self.pass_over(packet);
+            Phase::Idle | Phase::Sessions { .. } | Phase::Definitions { .. } | Phase::QueryingExtent { .. } => {
+                self.skip_before_start(packet);
                 Ok(())
             }
-            Phase::Running | Phase::Closing { .. } => self.accept_running(packet, datagram, now, deliver),
+            Phase::Running | Phase::ClosingSession { .. } => self.accept_running(packet, datagram, now, deliver),
         }
     }
 
     pub(super) fn next_deadline(&self) -> Option<MonoNs> {
-        let ask = self.ask().map(Ask::deadline);
+        let ask = self.ask().map(ServiceQuery::deadline);
         match (ask, self.arbiter.next_deadline()) {
             (Some(ask), Some(gap)) => Some(ask.min(gap)),
             (ask, gap) => ask.or(gap),
@@ -195,10 +195,10 @@ impl ReceiverChannel {
     pub(super) fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         let Self { arbiter, stream, .. } = self;
         arbiter.on_deadline(now, &mut |delivery| stream.take(delivery, deliver));
-        stream.check_end(arbiter.expected(), deliver);
+        stream.report_end_if_reached(arbiter.expected(), deliver);
         let is_given_up = self.ask_mut().is_some_and(|ask| !ask.on_deadline(now));
-        if is_given_up || self.is_settled() {
-            self.conclude(now, deliver);
+        if is_given_up || self.is_query_satisfied() {
+            self.finish_query(now, deliver);
         }
         self.close_when_complete(now, deliver);
     }
@@ -212,23 +212,23 @@ impl ReceiverChannel {
         let start = self.arbiter.expected().map_or(Sequence(0), message_of);
         match &mut self.phase {
             Phase::Sessions { ask, from, .. } => {
-                if ask.poll() {
+                if ask.take_due() {
                     let request = request(RequestKind::Sessions, Sequence(0), Sequence(0));
                     return Some(ServiceRequest { session: Some(*from), ..request });
                 }
             }
             Phase::Definitions { number, asked, ask, .. } => {
-                if ask.poll() {
+                if ask.take_due() {
                     *asked = *number;
                     return Some(request(RequestKind::Definitions, *number, *number));
                 }
             }
-            Phase::Extent { ask, .. } | Phase::Closing { ask, is_end_known: false, .. } => {
-                if ask.poll() {
+            Phase::QueryingExtent { ask, .. } | Phase::ClosingSession { ask, is_end_known: false, .. } => {
+                if ask.take_due() {
                     return Some(request(RequestKind::Range, start, start));
                 }
             }
-            Phase::Idle | Phase::Running | Phase::Closing { .. } => {}
+            Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => {}
         }
         let wanted = self.arbiter.poll_request()?;
         Some(request(RequestKind::Range, message_of(wanted.first), message_after(wanted.next)))
@@ -237,66 +237,68 @@ impl ReceiverChannel {
     pub(super) fn finish(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
         let Self { arbiter, stream, .. } = self;
         arbiter.finish(&mut |delivery| stream.take(delivery, deliver));
-        stream.give_up_open_message(deliver);
-        stream.check_end(arbiter.expected(), deliver);
+        stream.abandon_incomplete_message(deliver);
+        stream.report_end_if_reached(arbiter.expected(), deliver);
     }
 
     /// What is being asked for but for gaps.
-    fn ask(&self) -> Option<&Ask> {
+    fn ask(&self) -> Option<&ServiceQuery> {
         match &self.phase {
             Phase::Sessions { ask, .. }
             | Phase::Definitions { ask, .. }
-            | Phase::Extent { ask, .. }
-            | Phase::Closing { ask, is_end_known: false, .. } => Some(ask),
-            Phase::Idle | Phase::Running | Phase::Closing { .. } => None,
+            | Phase::QueryingExtent { ask, .. }
+            | Phase::ClosingSession { ask, is_end_known: false, .. } => Some(ask),
+            Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => None,
         }
     }
 
-    fn ask_mut(&mut self) -> Option<&mut Ask> {
+    fn ask_mut(&mut self) -> Option<&mut ServiceQuery> {
         match &mut self.phase {
             Phase::Sessions { ask, .. }
             | Phase::Definitions { ask, .. }
-            | Phase::Extent { ask, .. }
-            | Phase::Closing { ask, is_end_known: false, .. } => Some(ask),
-            Phase::Idle | Phase::Running | Phase::Closing { .. } => None,
+            | Phase::QueryingExtent { ask, .. }
+            | Phase::ClosingSession { ask, is_end_known: false, .. } => Some(ask),
+            Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => None,
         }
     }
 
     /// Whether enough services have said what their logs hold, where that is being asked.
-    fn is_settled(&self) -> bool {
-        let is_asked_of_all = !matches!(self.phase, Phase::Definitions { .. });
-        is_asked_of_all && self.ask().is_some_and(|ask| ask.is_settled_by(&self.holdings))
+    fn is_query_satisfied(&self) -> bool {
+        let asks_every_service = !matches!(self.phase, Phase::Definitions { .. });
+        asks_every_service && self.ask().is_some_and(|ask| ask.is_satisfied_by(&self.holdings))
     }
 
     /// A service has said what its log holds. Others are asked the same, until it is enough: at once, unless that was no news, as
     /// with each answer about a gap.
-    fn heard_holding(&mut self, is_news: bool, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        if self.is_settled() {
-            self.conclude(now, deliver);
-        } else if let Some(ask) = self.ask_mut().filter(|_| is_news) {
-            ask.ask_next(now);
+    fn on_extent_reported(&mut self, is_first_report: bool, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        if self.is_query_satisfied() {
+            self.finish_query(now, deliver);
+        } else if let Some(ask) = self.ask_mut().filter(|_| is_first_report) {
+            ask.query_next_service(now);
         }
     }
 
     /// Goes on with what has been answered; perhaps nothing.
-    fn conclude(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        let is_answered = self.holdings.has_any() && !matches!(self.phase, Phase::Definitions { .. });
+    fn finish_query(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        let is_answered = self.holdings.any_reported() && !matches!(self.phase, Phase::Definitions { .. });
         self.stream.statistics.starts_unanswered += u64::from(!is_answered);
         match self.phase {
             Phase::Sessions { oldest: None, newer, .. } => self.begin_session(newer, None, now, deliver),
             Phase::Sessions { ask, oldest: Some(oldest), newer, .. } => {
-                let (first, next) = self.holdings.range().unwrap_or((FIRST, FIRST));
-                self.enter(oldest, deliver);
-                self.begin_at(if self.is_numbered_anew() { FIRST } else { first });
-                self.phase = Phase::Closing { ask, is_end_known: true, newer };
+                let (first, next) = self.holdings.range().unwrap_or((FIRST_SEQUENCE, FIRST_SEQUENCE));
+                self.switch_to(oldest, deliver);
+                self.start_at(if self.is_same_day_restart() { FIRST_SEQUENCE } else { first });
+                self.phase = Phase::ClosingSession { ask, is_end_known: true, newer };
                 // What it could refuse is counted, and shows as a loss when the session is left.
                 let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
             }
             Phase::Definitions { newer, .. } => self.after_definitions(newer, now, deliver),
-            Phase::Extent { newer, .. } => {
+            Phase::QueryingExtent { newer, .. } => {
                 let held = self.holdings.range();
-                if let Some(first) = if self.is_numbered_anew() { Some(FIRST) } else { held.map(|(first, _)| first) } {
-                    self.begin_at(first);
+                if let Some(first) =
+                    if self.is_same_day_restart() { Some(FIRST_SEQUENCE) } else { held.map(|(first, _)| first) }
+                {
+                    self.start_at(first);
                 }
                 if let Some((_, next)) = held {
                     // Whatever is refused here is counted by the arbiter, and live packets tell the same.
@@ -304,40 +306,45 @@ impl ReceiverChannel {
                 }
                 self.run(newer, now, deliver);
             }
-            Phase::Closing { ask, newer, .. } => self.phase = Phase::Closing { ask, is_end_known: true, newer },
+            Phase::ClosingSession { ask, newer, .. } => {
+                self.phase = Phase::ClosingSession { ask, is_end_known: true, newer }
+            }
             Phase::Idle | Phase::Running => {}
         }
         self.close_when_complete(now, deliver);
     }
 
     /// A newer session was heard, if at a message's beginning then at `first`. Whether it has begun here.
-    fn hear_newer(
+    fn on_newer_session(
         &mut self,
         session: Session,
         first: Option<Sequence>,
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) -> bool {
-        let has_more = self.arbiter.expected().is_some() && !self.stream.is_ended;
+        let has_more = self.arbiter.expected().is_some() && !self.stream.has_reported_end;
         match (&mut self.phase, self.service) {
-            (Phase::Definitions { newer, .. } | Phase::Extent { newer, .. }, _) => *newer = Some(session).max(*newer),
-            (Phase::Closing { newer, .. }, _) => {
+            (Phase::Definitions { newer, .. } | Phase::QueryingExtent { newer, .. }, _) => {
+                *newer = Some(session).max(*newer)
+            }
+            (Phase::ClosingSession { newer, .. }, _) => {
                 *newer = session.max(*newer);
                 self.close_when_complete(now, deliver);
             }
             (Phase::Running, Some(service)) if has_more => {
-                self.holdings.forget();
+                self.holdings.clear();
                 // Where the end was heard, only what is missing before it is asked for.
                 let is_end_known = self.stream.end.is_some();
-                self.phase = Phase::Closing { ask: Ask::new(service, now), is_end_known, newer: session };
+                self.phase =
+                    Phase::ClosingSession { ask: ServiceQuery::new(service, now), is_end_known, newer: session };
             }
-            _ => self.go_on_to(session, first, now, deliver),
+            _ => self.advance_to(session, first, now, deliver),
         }
         self.stream.session == Some(session)
     }
 
     /// A session was heard for the first time. Those that the logs hold and that come before it are told before it.
-    fn go_on_to(
+    fn advance_to(
         &mut self,
         session: Session,
         first: Option<Sequence>,
@@ -350,31 +357,38 @@ impl ReceiverChannel {
         };
         match (self.service, from.filter(|from| *from < session)) {
             (Some(service), Some(from)) => {
-                self.holdings.forget();
-                self.phase = Phase::Sessions { ask: Ask::new(service, now), from, oldest: None, newer: session };
+                self.holdings.clear();
+                self.phase =
+                    Phase::Sessions { ask: ServiceQuery::new(service, now), from, oldest: None, newer: session };
             }
             _ => self.begin_session(session, first, now, deliver),
         }
     }
 
     /// An answer while sessions are being asked for: the oldest that is over and comes before the one under way is told first.
-    fn accept_sessions(&mut self, packet: &Packet<'_>, service: u8, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+    fn accept_session_answer(
+        &mut self,
+        packet: &Packet<'_>,
+        service: u8,
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) {
         let Phase::Sessions { from, oldest, newer, .. } = &mut self.phase else { return };
         let meta = &packet.meta;
         // Else the answer to an earlier question.
         if !is_end_of_answer(packet) || meta.session < *from {
             return;
         }
-        let is_held = meta.session < *newer && meta.next >= FIRST;
+        let is_held = meta.session < *newer && meta.next >= FIRST_SEQUENCE;
         if is_held && oldest.is_none_or(|oldest| meta.session < oldest) {
             // Who has named a later one, or none, holds nothing of this one.
-            self.holdings.hold_nothing();
+            self.holdings.mark_empty();
             *oldest = Some(meta.session);
         }
         let is_oldest = is_held && *oldest == Some(meta.session);
         let (first, next) = if is_oldest { (meta.first, meta.next) } else { (Sequence(0), Sequence(0)) };
-        let is_news = self.holdings.say(service, first, next);
-        self.heard_holding(is_news, now, deliver);
+        let is_first_report = self.holdings.say(service, first, next);
+        self.on_extent_reported(is_first_report, now, deliver);
     }
 
     /// A session begins, with what was heard if that was its first message, else with what the logs hold of it.
@@ -385,17 +399,17 @@ impl ReceiverChannel {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) {
-        self.enter(session, deliver);
+        self.switch_to(session, deliver);
         self.arbiter.begin_session(None);
-        let is_heard_from_first = first.is_some_and(|first| first <= FIRST);
-        match self.service.filter(|_| !is_heard_from_first) {
+        let is_received_from_start = first.is_some_and(|first| first <= FIRST_SEQUENCE);
+        match self.service.filter(|_| !is_received_from_start) {
             Some(service) => {
-                let (number, ask) = (Sequence(0), Ask::new(service, now));
+                let (number, ask) = (Sequence(0), ServiceQuery::new(service, now));
                 self.phase = Phase::Definitions { number, asked: number, ask, newer: None };
             }
             None => {
-                if is_heard_from_first || self.is_numbered_anew() {
-                    self.begin_at(FIRST);
+                if is_received_from_start || self.is_same_day_restart() {
+                    self.start_at(FIRST_SEQUENCE);
                 }
                 self.phase = Phase::Running;
             }
@@ -403,66 +417,72 @@ impl ReceiverChannel {
     }
 
     /// The present session is over, that one begins.
-    fn enter(&mut self, session: Session, deliver: &mut impl FnMut(Output<'_>)) {
+    fn switch_to(&mut self, session: Session, deliver: &mut impl FnMut(Output<'_>)) {
         self.finish(deliver);
-        let passed_over = self.passed_over.take().filter(|_| self.arbiter.expected().is_none());
-        if let Some((first, next)) = passed_over {
-            self.stream.lose(first, next, deliver);
+        let skipped = self.skipped.take().filter(|_| self.arbiter.expected().is_none());
+        if let Some((first, next)) = skipped {
+            self.stream.report_lost(first, next, deliver);
         }
-        self.holdings.forget();
-        self.previous = self.stream.session;
+        self.holdings.clear();
+        self.previous_session = self.stream.session;
         self.stream.begin(session, deliver);
     }
 
     /// The venue began to number again within the trading date that is followed, so the present session has a first message.
-    fn is_numbered_anew(&self) -> bool {
+    fn is_same_day_restart(&self) -> bool {
         let date_of = |session: Session| (session.feed, session.date);
-        self.previous.is_some() && self.previous.map(date_of) == self.stream.session.map(date_of)
+        self.previous_session.is_some() && self.previous_session.map(date_of) == self.stream.session.map(date_of)
     }
 
     /// While the start is being asked for: what the packet holds will be, too.
-    fn pass_over(&mut self, packet: &Packet<'_>) {
-        self.stream.statistics.packets_before_start += 1;
-        let (first, next) = self.passed_over.unwrap_or((packet.meta.first, packet.meta.next));
-        self.passed_over = Some((first.min(packet.meta.first), next.max(packet.meta.next)));
+    fn skip_before_start(&mut self, packet: &Packet<'_>) {
+        self.stream.statistics.packets_before_start_position += 1;
+        let (first, next) = self.skipped.unwrap_or((packet.meta.first, packet.meta.next));
+        self.skipped = Some((first.min(packet.meta.first), next.max(packet.meta.next)));
     }
 
-    fn begin_at(&mut self, first: Sequence) {
-        self.arbiter.begin_session(Some(position_of(first.max(FIRST))));
-        self.stream.told = first.max(FIRST);
+    fn start_at(&mut self, first: Sequence) {
+        self.arbiter.begin_session(Some(position_of(first.max(FIRST_SEQUENCE))));
+        self.stream.told = first.max(FIRST_SEQUENCE);
     }
 
     /// The start has been asked for. A newer session that was heard meanwhile is next.
     fn run(&mut self, newer: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         self.phase = Phase::Running;
         if let Some(newer) = newer {
-            self.hear_newer(newer, None, now, deliver);
+            self.on_newer_session(newer, None, now, deliver);
         }
     }
 
     /// Goes on to the newer session once everything of the present one has come or been given up.
     fn close_when_complete(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        let Phase::Closing { is_end_known: true, newer, .. } = self.phase else { return };
+        let Phase::ClosingSession { is_end_known: true, newer, .. } = self.phase else { return };
         if self.arbiter.expected() == self.arbiter.frontier() {
-            self.go_on_to(newer, None, now, deliver);
+            self.advance_to(newer, None, now, deliver);
         }
     }
 
     fn after_definitions(&mut self, newer: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        match self.service.filter(|_| self.previous.is_some() || self.start != Start::Now) {
+        match self.service.filter(|_| self.previous_session.is_some() || self.start != Start::Now) {
             Some(service) => {
-                self.holdings.forget();
-                self.phase = Phase::Extent { ask: Ask::new(service, now), newer };
+                self.holdings.clear();
+                self.phase = Phase::QueryingExtent { ask: ServiceQuery::new(service, now), newer };
             }
             None => {
-                self.passed_over = None;
+                self.skipped = None;
                 self.run(newer, now, deliver);
             }
         }
     }
 
     /// An answer while the start is being asked for.
-    fn accept_start(&mut self, packet: &Packet<'_>, service: u8, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+    fn accept_start_answer(
+        &mut self,
+        packet: &Packet<'_>,
+        service: u8,
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) {
         let is_end = packet.meta.flags.contains(PacketFlags::HEARTBEAT);
         let is_snapshot = packet.meta.flags.contains(PacketFlags::SNAPSHOT);
         let (first, next) = (packet.meta.first, packet.meta.next);
@@ -474,7 +494,7 @@ impl ReceiverChannel {
                 } else if *number > *asked {
                     // A limit cut the answer short, or a part of it was lost: the next piece. Without any progress
                     // the deadline decides.
-                    *ask = Ask::new(self.service.unwrap_or_default(), now);
+                    *ask = ServiceQuery::new(self.service.unwrap_or_default(), now);
                 }
             }
             // Out of order or twice: the number asked for next time settles it.
@@ -482,15 +502,15 @@ impl ReceiverChannel {
                 if is_snapshot && first == *number && next.0 - first.0 == u64::from(packet.frame_count) =>
             {
                 *number = next;
-                ask.progressed(now);
+                ask.on_progress(now);
                 for (header, body) in packet.frames() {
                     self.stream.statistics.definitions += 1;
                     self.stream.tell(Item::Definition { header, body }, deliver);
                 }
             }
-            Phase::Extent { .. } if is_end_of_answer(packet) => {
-                let is_news = self.holdings.say(service, first, next);
-                self.heard_holding(is_news, now, deliver);
+            Phase::QueryingExtent { .. } if is_end_of_answer(packet) => {
+                let is_first_report = self.holdings.say(service, first, next);
+                self.on_extent_reported(is_first_report, now, deliver);
             }
             _ => {}
         }
@@ -514,19 +534,19 @@ impl ReceiverChannel {
         if flags.contains(PacketFlags::SNAPSHOT) && first != next {
             return Err(DropReason::SequenceInvalid);
         }
-        let is_answers_end = is_answer && is_end_of_answer(packet);
-        let is_news = is_answers_end && holdings.say(datagram.service, packet.meta.first, packet.meta.next);
-        if let Some(gone) = holdings.gone_before().filter(|_| is_answers_end) {
-            arbiter.give_up_before(position_of(gone), now, &mut |delivery| stream.take(delivery, deliver));
+        let is_answer_end = is_answer && is_end_of_answer(packet);
+        let is_first_report = is_answer_end && holdings.say(datagram.service, packet.meta.first, packet.meta.next);
+        if let Some(gone) = holdings.unavailable_before().filter(|_| is_answer_end) {
+            arbiter.declare_missing_before(position_of(gone), now, &mut |delivery| stream.take(delivery, deliver));
         }
         // A late starter can't begin inside of a message.
         if arbiter.expected().is_none() {
-            let begin = if part_of(first) == 0 { first } else { position_of(message_of(first).plus(1)) };
+            let begin = if part_number(first) == 0 { first } else { position_of(message_of(first).plus(1)) };
             arbiter.begin_session(Some(begin));
             stream.told = message_of(begin);
         }
         // The range of a live heartbeat was silent and is settled; that of an answer's end is the log's extent.
-        let outcome = if first < next && !is_answers_end {
+        let outcome = if first < next && !is_answer_end {
             let arrival = Arrival {
                 line: datagram.line,
                 first,
@@ -540,13 +560,13 @@ impl ReceiverChannel {
         } else {
             let outcome = arbiter.announce(datagram.line, next, now);
             if outcome.is_ok() && arbiter.expected().is_some_and(|expected| expected <= next) {
-                stream.take_unsettling(packet.body, deliver);
+                stream.on_out_of_sequence_frames(packet.body, deliver);
             }
             outcome
         };
-        stream.check_end(arbiter.expected(), deliver);
-        if is_answers_end {
-            self.heard_holding(is_news, now, deliver);
+        stream.report_end_if_reached(arbiter.expected(), deliver);
+        if is_answer_end {
+            self.on_extent_reported(is_first_report, now, deliver);
         }
         self.close_when_complete(now, deliver);
         outcome

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn epochs_only_rise_and_only_within_the_bound() {
+    fn epochs_only_increase_within_the_jump_limit() {
         let mut filter = EpochFilter::new(1_000);
         let mut accept = |count, node| filter.accept(Epoch::new(count, node));
         assert_eq!(accept(70_000, 1), Ok(()));

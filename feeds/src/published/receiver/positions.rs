@@ -3,7 +3,7 @@
 use crate::{identity::Sequence, published::packet::Packet};
 
 /// The first message of every venue.
-pub(super) const FIRST: Sequence = Sequence(1);
+pub(super) const FIRST_SEQUENCE: Sequence = Sequence(1);
 
 /// Bits of a position that number the part.
 pub(super) const PART_BITS: u32 = 16;
@@ -24,7 +24,7 @@ pub(super) fn message_after(position: Sequence) -> Sequence {
     Sequence(position.0.div_ceil(1 << PART_BITS))
 }
 
-pub(super) fn part_of(position: Sequence) -> u64 {
+pub(super) fn part_number(position: Sequence) -> u64 {
     position.0 & ((1 << PART_BITS) - 1)
 }
 

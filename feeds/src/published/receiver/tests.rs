@@ -147,7 +147,7 @@ fn datagram(flags: PacketFlags, session: Session, epoch: Epoch, (first, next): (
 }
 
 /// Gateways, lines, service and receiver in one place, with virtual time in µs.
-struct World {
+struct ReceiverHarness {
     inputs: Vec<Vec<Input>>,
     /// Per session, per gateway.
     logs: Vec<Vec<Vec<Entry>>>,
@@ -158,12 +158,12 @@ struct World {
     requests: usize,
     flights: BTreeMap<u64, Vec<(Line, u8, Vec<u8>)>>,
     receiver: Receiver,
-    said: Vec<Said>,
+    said: Vec<ReceiverEvent>,
     late: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Said {
+enum ReceiverEvent {
     Session(u32),
     Message(u32, u64),
     Definition(u64),
@@ -172,13 +172,13 @@ enum Said {
     End,
 }
 
-impl World {
+impl ReceiverHarness {
     fn new(inputs: Vec<Vec<Input>>, cuts: [&[u64]; 2], config: ReceiverConfig) -> Self {
         let logs = inputs.iter().map(|inputs| cuts.map(|cuts| log_of(inputs, cuts)).to_vec()).collect();
         Self {
             inputs,
             logs,
-            held: vec![EVERYTHING],
+            held: vec![WHOLE_LOG],
             packets_per_answer: 5,
             answers: vec![true],
             requests: 0,
@@ -191,7 +191,7 @@ impl World {
 
     /// Publishes all sessions on the lines: fates are (lost, twice, delay) per packet, repeated. The second gateway
     /// takes over, under a higher epoch, after `take_over_after` packets of each session.
-    fn publish(&mut self, lines: &[Vec<(bool, bool, u64)>], take_over_after: usize, heard_from: u64) {
+    fn publish(&mut self, lines: &[Vec<(bool, bool, u64)>], take_over_after: usize, received_from_us: u64) {
         let mut at = 0;
         for (number, gateways) in self.logs.iter().enumerate() {
             let session = session(number as u32);
@@ -218,7 +218,7 @@ impl World {
                     // The last heartbeat always comes.
                     let lost = lost && index + 1 < packets.len();
                     let leaves = at + 100 * index as u64;
-                    if leaves < heard_from {
+                    if leaves < received_from_us {
                         continue;
                     }
                     if !lost {
@@ -243,7 +243,7 @@ impl World {
                 }
                 let datagram = PublishedDatagram { line, service, bytes: &bytes, ts_recv: UnixNs(now.0) };
                 let said = &mut self.said;
-                let _counted = self.receiver.accept(datagram, now, &mut |output| tell(said, &output));
+                let _counted = self.receiver.accept(datagram, now, &mut |output| record_event(said, &output));
             }
             self.answer(at);
             let until = self.flights.keys().next().copied();
@@ -252,7 +252,7 @@ impl World {
                     break;
                 }
                 let said = &mut self.said;
-                self.receiver.on_deadline(deadline, &mut |output| tell(said, &output));
+                self.receiver.on_deadline(deadline, &mut |output| record_event(said, &output));
                 self.answer(deadline.0 / 1_000);
                 if self.flights.keys().next().copied() != until {
                     break;
@@ -260,7 +260,7 @@ impl World {
             }
         }
         let said = &mut self.said;
-        self.receiver.finish(&mut |output| tell(said, &output));
+        self.receiver.finish(&mut |output| record_event(said, &output));
     }
 
     /// The services, standing on the second gateway's log.
@@ -328,27 +328,27 @@ impl World {
         let mut is_ended = false;
         for said in &self.said {
             let (first, next) = match said {
-                Said::Session(number) => {
+                ReceiverEvent::Session(number) => {
                     if current.is_some_and(|current| *number <= current) {
                         return Err(format!("session {number} after {current:?}"));
                     }
                     if let Some(current) = current {
-                        self.all_told(current, told)?;
+                        self.check_all_reported(current, told)?;
                     }
                     // Only who has followed none before may begin anywhere.
                     (is_ended, told) = (false, u64::from(current.is_some()));
                     current = Some(*number);
                     continue;
                 }
-                Said::End if is_ended => return Err("two ends".to_owned()),
-                Said::End => {
+                ReceiverEvent::End if is_ended => return Err("two ends".to_owned()),
+                ReceiverEvent::End => {
                     is_ended = true;
                     continue;
                 }
-                Said::Definition(_) => continue,
-                Said::Message(number, sequence) if Some(*number) == current => (*sequence, *sequence + 1),
-                Said::Message(..) => return Err(format!("{said:?} in session {current:?}")),
-                Said::Gap(first, next) | Said::Lost(first, next) => (*first, *next),
+                ReceiverEvent::Definition(_) => continue,
+                ReceiverEvent::Message(number, sequence) if Some(*number) == current => (*sequence, *sequence + 1),
+                ReceiverEvent::Message(..) => return Err(format!("{said:?} in session {current:?}")),
+                ReceiverEvent::Gap(first, next) | ReceiverEvent::Lost(first, next) => (*first, *next),
             };
             if is_ended || first < told {
                 return Err(format!("{said:?} after {told}, ended: {is_ended}"));
@@ -362,23 +362,23 @@ impl World {
                 return Err(format!("{skipped} was skipped silently before {said:?}"));
             }
             match said {
-                Said::Gap(..) if (first..next).any(|sequence| at(sequence) != Some(Input::Missing)) => {
+                ReceiverEvent::Gap(..) if (first..next).any(|sequence| at(sequence) != Some(Input::Missing)) => {
                     return Err(format!("{said:?} is not what the gateway declared"));
                 }
-                Said::Lost(..) => lost.extend((first..next).map(|sequence| (number, sequence))),
+                ReceiverEvent::Lost(..) => lost.extend((first..next).map(|sequence| (number, sequence))),
                 _ => {}
             }
             told = next;
         }
-        self.all_told(current.unwrap_or(0), told)?;
+        self.check_all_reported(current.unwrap_or(0), told)?;
         Ok(lost)
     }
 
-    fn all_told(&self, number: u32, told: u64) -> Result<(), String> {
+    fn check_all_reported(&self, number: u32, told: u64) -> Result<(), String> {
         let inputs = &self.inputs[number as usize];
         let rest = inputs.get(told.saturating_sub(1) as usize..).unwrap_or_default();
-        let untold = rest.iter().position(|input| *input != Input::Silent);
-        match untold {
+        let unreported = rest.iter().position(|input| *input != Input::Silent);
+        match unreported {
             Some(index) if !self.late => Err(format!("{} of session {number} was never told", told + index as u64)),
             _ => Ok(()),
         }
@@ -388,23 +388,23 @@ impl World {
 const DEFINITIONS: u64 = 3;
 
 /// Of a log.
-const EVERYTHING: Range<usize> = 0..usize::MAX;
+const WHOLE_LOG: Range<usize> = 0..usize::MAX;
 
-fn tell(said: &mut Vec<Said>, output: &Output<'_>) {
+fn record_event(said: &mut Vec<ReceiverEvent>, output: &Output<'_>) {
     assert_eq!(output.channel, CHANNEL);
     let restart = output.session.restart;
     said.push(match output.item {
-        Item::Session => Said::Session(restart),
+        Item::Session => ReceiverEvent::Session(restart),
         Item::Message { header, body } => {
             let sequence = header.sequence.get();
             assert_eq!(body, records(sequence, header.record_count.get()), "records of {sequence}");
             assert_eq!(usize::from(header.body_bytes.get()), body.len());
-            Said::Message(restart, sequence)
+            ReceiverEvent::Message(restart, sequence)
         }
-        Item::Definition { header, .. } => Said::Definition(header.sequence.get()),
-        Item::Gap(gap) => Said::Gap(gap.first().0, gap.next().0),
-        Item::Lost(gap) => Said::Lost(gap.first().0, gap.next().0),
-        Item::EndOfSession => Said::End,
+        Item::Definition { header, .. } => ReceiverEvent::Definition(header.sequence.get()),
+        Item::Gap(gap) => ReceiverEvent::Gap(gap.first().0, gap.next().0),
+        Item::Lost(gap) => ReceiverEvent::Lost(gap.first().0, gap.next().0),
+        Item::EndOfSession => ReceiverEvent::End,
         Item::State(_) | Item::Snapshot { .. } => return,
     });
 }
@@ -430,7 +430,7 @@ fn config(service: Option<ServiceConfig>) -> ReceiverConfig {
     }
 }
 
-const KIND: Fate = (false, false, 0);
+const NO_FAULTS: Fate = (false, false, 0);
 type Fate = (bool, bool, u64);
 
 fn inputs() -> impl Strategy<Value = Vec<Input>> {
@@ -458,69 +458,69 @@ proptest! {
 
     /// With a service that answers: nothing is lost, whatever the lines do, over a take-over and a new session.
     #[test]
-    fn a_service_that_answers_leaves_nothing_lost(
+    fn an_answering_service_leaves_no_loss(
         sessions in prop::collection::vec(inputs(), 1..3),
         lines in prop::collection::vec(fates(), 1..3),
         (left, right) in (cuts(), cuts()),
         take_over_after in 0..60_usize,
         packets_per_answer in 4..9_usize,
     ) {
-        let mut world = World::new(sessions, [&left, &right], config(Some(service())));
-        world.packets_per_answer = packets_per_answer;
-        world.publish(&lines, take_over_after, 0);
-        world.run();
-        let lost = world.check().map_err(TestCaseError::fail)?;
+        let mut harness = ReceiverHarness::new(sessions, [&left, &right], config(Some(service())));
+        harness.packets_per_answer = packets_per_answer;
+        harness.publish(&lines, take_over_after, 0);
+        harness.run();
+        let lost = harness.check().map_err(TestCaseError::fail)?;
         prop_assert_eq!(lost.len(), 0);
-        let ends = world.said.iter().filter(|said| **said == Said::End).count();
-        prop_assert_eq!(ends, world.inputs.len());
+        let ends = harness.said.iter().filter(|said| **said == ReceiverEvent::End).count();
+        prop_assert_eq!(ends, harness.inputs.len());
     }
 
     /// Without a service, or with one that answers now and then: each message once and in order, or told as lost.
     #[test]
-    fn what_is_missing_is_told(
+    fn missing_messages_are_reported(
         sessions in prop::collection::vec(inputs(), 1..3),
         lines in prop::collection::vec(fates(), 1..3),
         (left, right) in (cuts(), cuts()),
         take_over_after in 0..60_usize,
         answers in prop::option::of(prop::collection::vec(any::<bool>(), 1..8)),
     ) {
-        let mut world = World::new(sessions, [&left, &right], config(answers.as_ref().map(|_| service())));
+        let mut harness = ReceiverHarness::new(sessions, [&left, &right], config(answers.as_ref().map(|_| service())));
         // A lost first packet without an answering service is a late start.
-        world.late = true;
-        world.answers = answers.unwrap_or_else(|| vec![false]);
-        world.publish(&lines, take_over_after, 0);
-        world.run();
-        world.check().map_err(TestCaseError::fail)?;
+        harness.late = true;
+        harness.answers = answers.unwrap_or_else(|| vec![false]);
+        harness.publish(&lines, take_over_after, 0);
+        harness.run();
+        harness.check().map_err(TestCaseError::fail)?;
     }
 
     /// A late starter gets the definitions first and then everything that the log still holds.
     #[test]
-    fn a_late_starter_gets_what_the_log_still_holds(
+    fn a_late_starter_receives_everything_the_log_holds(
         session in inputs(),
         lines in prop::collection::vec(fates(), 1..3),
         (left, right) in (cuts(), cuts()),
-        heard_from in 1..4_000_u64,
+        received_from_us in 1..4_000_u64,
         oldest_entry in 0..4_usize,
     ) {
-        let mut world = World::new(vec![session], [&left, &right], config(Some(service())));
+        let mut harness = ReceiverHarness::new(vec![session], [&left, &right], config(Some(service())));
         // A log that begins inside of a message has lost that message.
-        let log = &world.logs[0][1];
+        let log = &harness.logs[0][1];
         let begins = |index: &usize| log.get(*index).is_none_or(|entry| *index == 0 || log[index - 1].next == entry.first && log[index - 1].first < entry.first);
         let oldest_entry = (oldest_entry..).find(begins).unwrap();
-        world.held = vec![Range { start: oldest_entry, ..EVERYTHING }];
-        world.publish(&lines, usize::MAX, heard_from);
-        world.run();
-        world.late = !world.said.iter().any(|said| matches!(said, Said::Message(..) | Said::Gap(..)));
-        let lost = world.check();
-        let oldest = world.logs[0][1].get(oldest_entry).map(|entry| entry.first);
-        if let (Some(Said::Definition(1)), Some(oldest)) = (world.said.get(1), oldest) {
+        harness.held = vec![Range { start: oldest_entry, ..WHOLE_LOG }];
+        harness.publish(&lines, usize::MAX, received_from_us);
+        harness.run();
+        harness.late = !harness.said.iter().any(|said| matches!(said, ReceiverEvent::Message(..) | ReceiverEvent::Gap(..)));
+        let lost = harness.check();
+        let oldest = harness.logs[0][1].get(oldest_entry).map(|entry| entry.first);
+        if let (Some(ReceiverEvent::Definition(1)), Some(oldest)) = (harness.said.get(1), oldest) {
             prop_assert_eq!(lost.map_err(TestCaseError::fail)?.len(), 0);
-            prop_assert_eq!(&world.said[1..4], &[Said::Definition(1), Said::Definition(2), Said::Definition(3)]);
-            let first = world.said.iter().find_map(|said| match said {
-                Said::Message(_, sequence) => Some(*sequence),
+            prop_assert_eq!(&harness.said[1..4], &[ReceiverEvent::Definition(1), ReceiverEvent::Definition(2), ReceiverEvent::Definition(3)]);
+            let first = harness.said.iter().find_map(|said| match said {
+                ReceiverEvent::Message(_, sequence) => Some(*sequence),
                 _ => None,
             });
-            let at_oldest = (oldest..).zip(&world.inputs[0][oldest as usize - 1..]);
+            let at_oldest = (oldest..).zip(&harness.inputs[0][oldest as usize - 1..]);
             let expected = at_oldest.filter(|(_, input)| matches!(input, Input::Records(_))).map(|(sequence, _)| sequence);
             prop_assert_eq!(first, expected.clone().next().filter(|_| first.is_some()).or(first));
             prop_assert!(first.is_some() || expected.count() == 0);
@@ -532,9 +532,9 @@ proptest! {
     fn damaged_datagrams_never_panic(
         damage in prop::collection::vec((0..30_usize, 0..500_usize, any::<u8>()), 1..300),
     ) {
-        let mut world = World::new(vec![vec![Input::Records(2); 40]], [&[3], &[2]], config(Some(service())));
-        world.publish(&[vec![KIND], vec![KIND]], 5, 0);
-        let mut packets: Vec<_> = world.flights.values().flatten().cloned().collect();
+        let mut harness = ReceiverHarness::new(vec![vec![Input::Records(2); 40]], [&[3], &[2]], config(Some(service())));
+        harness.publish(&[vec![NO_FAULTS], vec![NO_FAULTS]], 5, 0);
+        let mut packets: Vec<_> = harness.flights.values().flatten().cloned().collect();
         for (packet, byte, value) in damage {
             let index = packet % packets.len();
             let bytes = &mut packets[index].2;
@@ -544,81 +544,85 @@ proptest! {
         for (at, (line, _, bytes)) in (0..).zip(packets) {
             let datagram = PublishedDatagram { line, service: 0, bytes: &bytes, ts_recv: UnixNs(at) };
             let now = MonoNs(at * 1_000_000);
-            let _counted = world.receiver.accept(datagram, now, &mut |_| {});
-            world.receiver.on_deadline(now, &mut |_| {});
-            while world.receiver.poll_request().is_some() {}
+            let _counted = harness.receiver.accept(datagram, now, &mut |_| {});
+            harness.receiver.on_deadline(now, &mut |_| {});
+            while harness.receiver.poll_request().is_some() {}
         }
-        world.receiver.finish(&mut |_| {});
+        harness.receiver.finish(&mut |_| {});
     }
 }
 
 #[test]
-fn a_message_larger_than_a_packet_comes_whole() {
+fn a_message_larger_than_a_packet_is_reassembled() {
     let inputs = vec![Input::Records(1), Input::Records(20), Input::Silent, Input::Records(2)];
-    let mut world = World::new(vec![inputs], [&[9], &[1]], config(None));
-    world.publish(&[vec![KIND]], usize::MAX, 0);
-    world.run();
-    let message = |sequence| Said::Message(0, sequence);
-    assert_eq!(world.said, [Said::Session(0), message(1), message(2), message(4), Said::End]);
-    assert_eq!(world.receiver.channels().next().unwrap().statistics().messages, 3);
+    let mut harness = ReceiverHarness::new(vec![inputs], [&[9], &[1]], config(None));
+    harness.publish(&[vec![NO_FAULTS]], usize::MAX, 0);
+    harness.run();
+    let message = |sequence| ReceiverEvent::Message(0, sequence);
+    assert_eq!(harness.said, [ReceiverEvent::Session(0), message(1), message(2), message(4), ReceiverEvent::End]);
+    assert_eq!(harness.receiver.channels().next().unwrap().statistics().messages, 3);
 }
 
 #[test]
-fn a_message_with_a_lost_part_is_lost_whole_and_once() {
+fn a_message_with_a_lost_part_is_reported_lost_once() {
     let inputs = vec![Input::Records(1), Input::Records(20), Input::Records(2)];
     for lost in 1..5 {
-        let mut world = World::new(vec![inputs.clone()], [&[9], &[1]], config(None));
-        let mut fates = vec![KIND; 20];
+        let mut harness = ReceiverHarness::new(vec![inputs.clone()], [&[9], &[1]], config(None));
+        let mut fates = vec![NO_FAULTS; 20];
         fates[lost].0 = true;
-        world.publish(&[fates], usize::MAX, 0);
-        world.run();
-        assert_eq!(world.said[2], Said::Lost(2, 3), "part {lost}: {:?}", world.said);
-        assert_eq!(world.said[3], Said::Message(0, 3));
+        harness.publish(&[fates], usize::MAX, 0);
+        harness.run();
+        assert_eq!(harness.said[2], ReceiverEvent::Lost(2, 3), "part {lost}: {:?}", harness.said);
+        assert_eq!(harness.said[3], ReceiverEvent::Message(0, 3));
     }
 }
 
 #[test]
-fn a_gateway_that_no_longer_leads_is_not_heard() {
-    let mut world = World::new(vec![vec![Input::Records(1); 4]], [&[1], &[1]], config(None));
+fn packets_of_a_former_leader_are_refused() {
+    let mut harness = ReceiverHarness::new(vec![vec![Input::Records(1); 4]], [&[1], &[1]], config(None));
     let mut accept = |epoch, sequence: u64| {
         let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
         let bytes = datagram(PacketFlags::default(), session(0), epoch, (sequence, sequence + 1), &body);
         let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &bytes, ts_recv: UnixNs(0) };
-        world.receiver.accept(datagram, MonoNs(0), &mut |_| {})
+        harness.receiver.accept(datagram, MonoNs(0), &mut |_| {})
     };
     assert_eq!(accept(Epoch::new(5, 1), 1), Ok(()));
     assert_eq!(accept(Epoch::new(6, 2), 2), Ok(()));
     assert_eq!(accept(Epoch::new(5, 1), 3), Err(DropReason::EpochStale));
     assert_eq!(accept(Epoch::new(2_000, 1), 3), Err(DropReason::EpochJump));
     assert_eq!(accept(Epoch::new(6, 2), 3), Ok(()));
-    assert_eq!(world.receiver.drops().get(DropReason::EpochStale), 1);
-    assert_eq!(world.receiver.drops().get(DropReason::EpochJump), 1);
+    assert_eq!(harness.receiver.drops().get(DropReason::EpochStale), 1);
+    assert_eq!(harness.receiver.drops().get(DropReason::EpochJump), 1);
 }
 
 #[test]
-fn what_a_new_leader_says_again_counts_like_what_is_said_first() {
-    let mut world = World::new(vec![vec![Input::Records(1); 4]], [&[1], &[1]], config(None));
+fn catch_up_packets_of_a_new_leader_are_accepted_like_first_transmissions() {
+    let mut harness = ReceiverHarness::new(vec![vec![Input::Records(1); 4]], [&[1], &[1]], config(None));
     let mut accept = |flags, epoch, sequence: u64| {
         let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
         let bytes = datagram(flags, session(0), epoch, (sequence, sequence + 1), &body);
         let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &bytes, ts_recv: UnixNs(0) };
-        let said = &mut world.said;
-        world.receiver.accept(datagram, MonoNs(0), &mut |output| tell(said, &output))
+        let said = &mut harness.said;
+        harness.receiver.accept(datagram, MonoNs(0), &mut |output| record_event(said, &output))
     };
     let (old, new) = (Epoch::new(5, 1), Epoch::new(6, 2));
     assert_eq!(accept(PacketFlags::default(), old, 1), Ok(()));
     assert_eq!(accept(PacketFlags::RETRANSMISSION, new, 1), Err(DropReason::Duplicate));
     assert_eq!(accept(PacketFlags::RETRANSMISSION, new, 2), Ok(()));
     assert_eq!(accept(PacketFlags::default(), new, 3), Ok(()));
-    let told: Vec<_> = world.said.iter().filter(|said| matches!(said, Said::Message(..))).cloned().collect();
-    assert_eq!(told, [Said::Message(0, 1), Said::Message(0, 2), Said::Message(0, 3)]);
+    let told: Vec<_> = harness.said.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).cloned().collect();
+    assert_eq!(told, [ReceiverEvent::Message(0, 1), ReceiverEvent::Message(0, 2), ReceiverEvent::Message(0, 3)]);
 }
 
 #[test]
-fn what_is_not_for_us_is_refused_by_name() {
-    let mut world = World::new(vec![Vec::new()], [&[1], &[1]], config(None));
+fn foreign_datagrams_are_refused_with_a_reason() {
+    let mut harness = ReceiverHarness::new(vec![Vec::new()], [&[1], &[1]], config(None));
     let mut accept = |line, bytes: &[u8]| {
-        world.receiver.accept(PublishedDatagram { line, service: 0, bytes, ts_recv: UnixNs(0) }, MonoNs(0), &mut |_| {})
+        harness.receiver.accept(
+            PublishedDatagram { line, service: 0, bytes, ts_recv: UnixNs(0) },
+            MonoNs(0),
+            &mut |_| {},
+        )
     };
     let sound = datagram(PacketFlags::HEARTBEAT, session(1), Epoch::new(1, 1), (5, 5), &[]);
     let with = |index: usize, value: u8| {
@@ -636,68 +640,72 @@ fn what_is_not_for_us_is_refused_by_name() {
 }
 
 #[test]
-fn a_new_session_waits_until_the_old_one_is_at_its_end() {
+fn a_new_session_waits_until_the_previous_one_is_complete() {
     let sessions = vec![vec![Input::Records(1); 10], vec![Input::Records(1); 10]];
-    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service())));
+    let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service())));
     // The last message of the first session is lost on both lines, and so is every heartbeat after it.
-    let mut fates = vec![KIND; 14];
+    let mut fates = vec![NO_FAULTS; 14];
     fates[9..].fill((true, false, 0));
-    world.publish(&[fates.clone(), fates], usize::MAX, 0);
-    let last_heartbeat = *world.flights.range(..400_000).next_back().unwrap().0;
-    world.flights.remove(&last_heartbeat);
-    world.run();
-    let place = |said: Said| world.said.iter().position(|known| *known == said);
-    assert!(place(Said::Message(0, 10)).unwrap() < place(Said::Session(1)).unwrap(), "{:?}", world.said);
-    assert_eq!(world.check().unwrap().len(), 0);
+    harness.publish(&[fates.clone(), fates], usize::MAX, 0);
+    let last_heartbeat = *harness.flights.range(..400_000).next_back().unwrap().0;
+    harness.flights.remove(&last_heartbeat);
+    harness.run();
+    let place = |said: ReceiverEvent| harness.said.iter().position(|known| *known == said);
+    assert!(
+        place(ReceiverEvent::Message(0, 10)).unwrap() < place(ReceiverEvent::Session(1)).unwrap(),
+        "{:?}",
+        harness.said
+    );
+    assert_eq!(harness.check().unwrap().len(), 0);
 }
 
 /// Ten messages each, the second gateway's log with one in each entry; nothing heard of the first session's messages from
 /// `heard` on, nor of its end.
-fn broken_off(heard: usize, service: ServiceConfig) -> World {
+fn with_truncated_session(heard: usize, service: ServiceConfig) -> ReceiverHarness {
     let sessions = vec![vec![Input::Records(1); 10], vec![Input::Records(1); 10]];
-    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service)));
-    let mut fates = vec![KIND; 14];
+    let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service)));
+    let mut fates = vec![NO_FAULTS; 14];
     fates[heard..].fill((true, false, 0));
-    world.publish(&[fates], usize::MAX, 0);
-    let last_heartbeat = *world.flights.range(..400_000).next_back().unwrap().0;
-    world.flights.remove(&last_heartbeat);
-    world
+    harness.publish(&[fates], usize::MAX, 0);
+    let last_heartbeat = *harness.flights.range(..400_000).next_back().unwrap().0;
+    harness.flights.remove(&last_heartbeat);
+    harness
 }
 
 #[test]
-fn what_one_services_log_lacks_comes_from_another() {
+fn ranges_missing_in_one_log_are_fetched_from_another() {
     let service = ServiceConfig { services: 2, ..service() };
     for held in [[0..4, 0..10], [6..10, 0..10], [0..5, 5..10], [0..0, 0..10]] {
         for turned in [held.clone(), [held[1].clone(), held[0].clone()]] {
-            let mut world = broken_off(2, service);
-            world.held = turned.to_vec();
-            world.run();
-            assert_eq!(world.check().unwrap().len(), 0, "{held:?}: {:?}", world.said);
+            let mut harness = with_truncated_session(2, service);
+            harness.held = turned.to_vec();
+            harness.run();
+            assert_eq!(harness.check().unwrap().len(), 0, "{held:?}: {:?}", harness.said);
         }
     }
     // Nobody has the third and the fourth: no need to ask for them often. Of the second session the first two were heard, but
     // passed over for the first one's end.
-    let mut world = broken_off(2, ServiceConfig { attempts_max: 1_000, ..service });
-    world.held = vec![4..10, 5..10];
-    world.run();
-    assert_eq!(world.check().unwrap(), BTreeSet::from([(0, 3), (0, 4), (1, 1), (1, 2), (1, 3), (1, 4)]));
+    let mut harness = with_truncated_session(2, ServiceConfig { attempts_max: 1_000, ..service });
+    harness.held = vec![4..10, 5..10];
+    harness.run();
+    assert_eq!(harness.check().unwrap(), BTreeSet::from([(0, 3), (0, 4), (1, 1), (1, 2), (1, 3), (1, 4)]));
 }
 
 #[test]
-fn a_service_that_is_silent_is_left_out_where_another_one_answers() {
-    let service = ServiceConfig { services: 2, attempts_max: 1_000, rounds_max: 2, ..service() };
+fn a_silent_service_is_skipped_if_another_answers() {
+    let service = ServiceConfig { services: 2, attempts_max: 1_000, unanswered_rounds_max: 2, ..service() };
     for silent in 0..2 {
-        let mut world = broken_off(8, service);
-        world.held = vec![0..10, 0..10];
-        world.answers = vec![silent != 0, silent != 1];
-        world.run();
-        assert_eq!(world.check().unwrap().len(), 0, "{:?}", world.said);
-        assert!(world.requests < 40, "{} requests", world.requests);
+        let mut harness = with_truncated_session(8, service);
+        harness.held = vec![0..10, 0..10];
+        harness.answers = vec![silent != 0, silent != 1];
+        harness.run();
+        assert_eq!(harness.check().unwrap().len(), 0, "{:?}", harness.said);
+        assert!(harness.requests < 40, "{} requests", harness.requests);
     }
 }
 
 #[test]
-fn a_session_whose_start_is_still_asked_for_is_told_before_a_newer_one() {
+fn a_session_with_a_pending_start_query_is_reported_before_a_newer_one() {
     // The second session is heard from its third message on, and the third one while it is asked where that one begins.
     let sessions = vec![vec![Input::Records(1); 10]; 3];
     let message = |number: u32, sequence: u64| {
@@ -705,93 +713,95 @@ fn a_session_whose_start_is_still_asked_for_is_told_before_a_newer_one() {
         datagram(PacketFlags::default(), session(number), Epoch::new(9, 1), (sequence, sequence + 1), &body)
     };
     let heard = [(0, message(0, 1)), (1, message(0, 2)), (40_000, message(1, 3)), (40_001, message(2, 1))];
-    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service())));
-    world.flights = heard.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
-    world.flights.insert(90_000, vec![(Line::A, 0, message(2, 10))]);
-    world.run();
-    let told = world.said.iter().filter(|said| matches!(said, Said::Message(1, _))).count();
-    assert_eq!((told, world.check().unwrap().len()), (10, 0), "{:?}", world.said);
+    let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service())));
+    harness.flights = heard.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
+    harness.flights.insert(90_000, vec![(Line::A, 0, message(2, 10))]);
+    harness.run();
+    let told = harness.said.iter().filter(|said| matches!(said, ReceiverEvent::Message(1, _))).count();
+    assert_eq!((told, harness.check().unwrap().len()), (10, 0), "{:?}", harness.said);
 
     // Nobody answers: what was heard of it is lost, and told so.
     let sessions = vec![vec![Input::Records(1); 10]; 3];
-    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service())));
-    world.answers = vec![false];
+    let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service())));
+    harness.answers = vec![false];
     let heard = [(0, message(1, 3)), (1, message(1, 4)), (2, message(2, 1)), (400_000, message(2, 2))];
-    world.flights = heard.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
-    world.run();
-    assert_eq!(world.said[..2], [Said::Session(1), Said::Lost(3, 5)], "{:?}", world.said);
+    harness.flights = heard.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
+    harness.run();
+    assert_eq!(harness.said[..2], [ReceiverEvent::Session(1), ReceiverEvent::Lost(3, 5)], "{:?}", harness.said);
 }
 
 #[test]
-fn a_numbering_that_begins_again_begins_with_its_first_message() {
+fn a_restarted_session_starts_with_its_first_message() {
     // Its first three packets are lost, and there is nobody to ask.
     let sessions = vec![vec![Input::Records(1); 10], vec![Input::Records(1); 10]];
-    let mut world = World::new(sessions, [&[1], &[1]], config(None));
-    world.publish(&[vec![KIND]], usize::MAX, 0);
-    let second = *world.flights.range(500_000..).next().unwrap().0;
-    world.flights.retain(|at, _| !(second..second + 300).contains(at));
-    world.run();
-    assert_eq!(world.check().unwrap(), BTreeSet::from([(1, 1), (1, 2), (1, 3)]));
+    let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(None));
+    harness.publish(&[vec![NO_FAULTS]], usize::MAX, 0);
+    let second = *harness.flights.range(500_000..).next().unwrap().0;
+    harness.flights.retain(|at, _| !(second..second + 300).contains(at));
+    harness.run();
+    assert_eq!(harness.check().unwrap(), BTreeSet::from([(1, 1), (1, 2), (1, 3)]));
 }
 
 #[test]
-fn sessions_that_were_over_before_one_was_heard_are_told_first() {
+fn completed_sessions_are_reported_before_the_first_received_one() {
     let sessions = vec![vec![Input::Records(1); 10]; 3];
     for (start, told) in [(Start::Day, vec![0, 1, 2]), (Start::Oldest, vec![2])] {
-        let mut world = World::new(sessions.clone(), [&[1], &[1]], ReceiverConfig { start, ..config(Some(service())) });
+        let mut harness =
+            ReceiverHarness::new(sessions.clone(), [&[1], &[1]], ReceiverConfig { start, ..config(Some(service())) });
         // From the third one's third packet on.
-        world.publish(&[vec![KIND]], usize::MAX, 1_003_000);
-        world.run();
-        assert_eq!(world.check().unwrap().len(), 0);
-        let begun = world.said.iter().filter_map(|said| match said {
-            Said::Session(number) => Some(*number),
+        harness.publish(&[vec![NO_FAULTS]], usize::MAX, 1_003_000);
+        harness.run();
+        assert_eq!(harness.check().unwrap().len(), 0);
+        let begun = harness.said.iter().filter_map(|said| match said {
+            ReceiverEvent::Session(number) => Some(*number),
             _ => None,
         });
         assert_eq!(begun.collect::<Vec<_>>(), told);
-        let messages = world.said.iter().filter(|said| matches!(said, Said::Message(..))).count();
+        let messages = harness.said.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).count();
         assert_eq!(messages, 10 * told.len());
     }
 }
 
 #[test]
-fn a_session_that_was_not_heard_at_all_is_told_in_its_place() {
+fn a_session_received_only_from_the_log_is_reported_in_order() {
     let sessions = vec![vec![Input::Records(1); 10]; 3];
-    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service())));
-    world.publish(&[vec![KIND]], usize::MAX, 0);
-    world.flights.retain(|at, _| !(500_000..1_000_000).contains(at));
-    world.run();
-    assert_eq!(world.check().unwrap().len(), 0);
-    let messages: Vec<_> = world.said.iter().filter(|said| matches!(said, Said::Message(..))).cloned().collect();
-    let expected = (0..3).flat_map(|number| (1..=10).map(move |sequence| Said::Message(number, sequence)));
+    let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service())));
+    harness.publish(&[vec![NO_FAULTS]], usize::MAX, 0);
+    harness.flights.retain(|at, _| !(500_000..1_000_000).contains(at));
+    harness.run();
+    assert_eq!(harness.check().unwrap().len(), 0);
+    let messages: Vec<_> =
+        harness.said.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).cloned().collect();
+    let expected = (0..3).flat_map(|number| (1..=10).map(move |sequence| ReceiverEvent::Message(number, sequence)));
     assert_eq!(messages, expected.collect::<Vec<_>>());
 }
 
 #[test]
-fn a_service_that_knows_no_sessions_does_not_keep_the_one_under_way_from_beginning() {
+fn a_service_without_sessions_does_not_delay_the_current_session() {
     let sessions = vec![vec![Input::Records(1); 10]; 3];
     let config = ReceiverConfig { start: Start::Day, ..config(Some(service())) };
-    let mut world = World::new(sessions, [&[1], &[1]], config);
-    (world.late, world.answers) = (true, vec![false]);
-    world.publish(&[vec![KIND]], usize::MAX, 1_002_900);
-    world.run();
-    assert_eq!(world.said.first(), Some(&Said::Session(2)));
-    assert_eq!(world.receiver.channels().next().unwrap().statistics().starts_unanswered, 3);
+    let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config);
+    (harness.late, harness.answers) = (true, vec![false]);
+    harness.publish(&[vec![NO_FAULTS]], usize::MAX, 1_002_900);
+    harness.run();
+    assert_eq!(harness.said.first(), Some(&ReceiverEvent::Session(2)));
+    assert_eq!(harness.receiver.channels().next().unwrap().statistics().starts_unanswered, 3);
 }
 
 #[test]
-fn the_checker_catches_a_broken_receiver() {
-    let run = |spoil: fn(&mut Vec<Said>)| {
-        let mut world = World::new(vec![vec![Input::Records(1); 9]], [&[2], &[3]], config(None));
-        world.publish(&[vec![KIND]], 2, 0);
-        world.run();
-        spoil(&mut world.said);
-        world.check().map(|_| ())
+fn the_checker_detects_a_faulty_receiver() {
+    let run = |spoil: fn(&mut Vec<ReceiverEvent>)| {
+        let mut harness = ReceiverHarness::new(vec![vec![Input::Records(1); 9]], [&[2], &[3]], config(None));
+        harness.publish(&[vec![NO_FAULTS]], 2, 0);
+        harness.run();
+        spoil(&mut harness.said);
+        harness.check().map(|_| ())
     };
     assert_eq!(run(|_| {}), Ok(()));
     assert!(run(|said| said.swap(3, 4)).is_err());
     assert!(run(|said| _ = said.remove(3)).is_err());
     assert!(run(|said| said.insert(3, said[3].clone())).is_err());
     assert!(run(|said| said.truncate(4)).is_err());
-    assert!(run(|said| said.push(Said::Session(0))).is_err());
-    assert!(run(|said| said[3] = Said::Gap(3, 4)).is_err());
+    assert!(run(|said| said.push(ReceiverEvent::Session(0))).is_err());
+    assert!(run(|said| said[3] = ReceiverEvent::Gap(3, 4)).is_err());
 }

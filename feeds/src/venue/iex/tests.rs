@@ -28,14 +28,14 @@ fn deep(bytes: &[u8]) -> Result<String, DropReason> {
 
 /// Both feeds decode the message to these fields; `TIME` and `SYMBOL` are written `@` and `$`.
 #[track_caller]
-fn check_both(parts: &[&[u8]], wanted: &str) {
-    let wanted = spelled_out(wanted);
-    assert_eq!(tops(&parts.concat()), Ok(wanted.clone()));
-    assert_eq!(deep(&parts.concat()), Ok(wanted));
+fn check_both(parts: &[&[u8]], expected: &str) {
+    let expected = spelled_out(expected);
+    assert_eq!(tops(&parts.concat()), Ok(expected.clone()));
+    assert_eq!(deep(&parts.concat()), Ok(expected));
 }
 
-fn spelled_out(wanted: &str) -> String {
-    wanted.replace('@', "timestamp=1471980632572716000").replace('$', "symbol=\"ZIEXT\"")
+fn spelled_out(expected: &str) -> String {
+    expected.replace('@', "timestamp=1471980632572716000").replace('$', "symbol=\"ZIEXT\"")
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn trades_decode_in_both_feeds() {
 }
 
 #[test]
-fn quotes_are_of_tops_alone() {
+fn only_tops_decodes_quotes() {
     let quote = [
         &b"Q\x40"[..],
         &TIME,
@@ -98,13 +98,13 @@ fn quotes_are_of_tops_alone() {
         &1_000_u32.to_le_bytes(),
     ]
     .concat();
-    let wanted = "QuoteUpdate flags=0x40 @ $ bid_size=9700 bid_price=990500 ask_price=990700 ask_size=1000";
-    assert_eq!(tops(&quote), Ok(spelled_out(wanted)));
+    let expected = "QuoteUpdate flags=0x40 @ $ bid_size=9700 bid_price=990500 ask_price=990700 ask_size=1000";
+    assert_eq!(tops(&quote), Ok(spelled_out(expected)));
     assert_eq!(deep(&quote), Err(DropReason::MessageTypeUnknown));
 }
 
 #[test]
-fn price_levels_and_security_events_are_of_deep_alone() {
+fn only_deep_decodes_price_levels_and_security_events() {
     let level = [&[1][..], &TIME, SYMBOL, &9_700_u32.to_le_bytes(), &PRICE].concat();
     let fields = "event_flags=0x01 @ $ size=9700 price=990500";
     for (code, name) in [(b"8", "PriceLevelUpdateBuy"), (b"5", "PriceLevelUpdateSell")] {
@@ -135,12 +135,12 @@ fn messages_may_grow_but_not_shrink() {
                 (tops::Message::parse(&bytes).map(|message| message.as_bytes().len()), &tops_types),
                 (deep::Message::parse(&bytes).map(|message| message.as_bytes().len()), &deep_types),
             ] {
-                let wanted = match known.iter().find(|(known, _, _)| *known == code) {
+                let expected = match known.iter().find(|(known, _, _)| *known == code) {
                     None => Err(DropReason::MessageTypeUnknown),
                     Some((_, _, bytes)) if length < *bytes => Err(DropReason::MessageLength),
                     Some((_, _, bytes)) => Ok(*bytes),
                 };
-                assert_eq!(parsed, wanted);
+                assert_eq!(parsed, expected);
             }
         }
     }
@@ -149,7 +149,7 @@ fn messages_may_grow_but_not_shrink() {
 }
 
 #[test]
-fn a_price_that_no_book_could_hold_is_refused() {
+fn a_price_outside_the_book_range_is_refused() {
     let mut level = deep::PriceLevelUpdate::new_zeroed();
     level.message_type = b'8';
     let mut quote = tops::QuoteUpdate::new_zeroed();
@@ -158,23 +158,23 @@ fn a_price_that_no_book_could_hold_is_refused() {
     trade.message_type = b'T';
     let largest = i64::MAX / 100_000;
     for (price_e4, fits) in [(0, true), (largest, true), (largest + 1, false), (-1, false), (i64::MIN, false)] {
-        let wanted = (!fits).then_some(DropReason::FieldInvalid);
+        let expected = (!fits).then_some(DropReason::FieldInvalid);
         level.price_e4.set(price_e4);
-        assert_eq!(deep(level.as_bytes()).err(), wanted);
+        assert_eq!(deep(level.as_bytes()).err(), expected);
         trade.price_e4.set(price_e4);
-        assert_eq!(tops(trade.as_bytes()).err(), wanted);
+        assert_eq!(tops(trade.as_bytes()).err(), expected);
         quote.bid_price_e4.set(price_e4);
         quote.ask_price_e4.set(0);
-        assert_eq!(tops(quote.as_bytes()).err(), wanted);
+        assert_eq!(tops(quote.as_bytes()).err(), expected);
         quote.bid_price_e4.set(0);
         quote.ask_price_e4.set(price_e4);
-        assert_eq!(tops(quote.as_bytes()).err(), wanted);
+        assert_eq!(tops(quote.as_bytes()).err(), expected);
     }
 }
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_message_from_their_start_or_refused(
+    fn any_bytes_parse_as_a_prefix_or_are_refused(
         content in proptest::collection::vec(any::<u8>(), 100),
         at in any::<proptest::sample::Index>(),
         more in 0_usize..4,

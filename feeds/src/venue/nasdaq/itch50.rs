@@ -43,7 +43,7 @@ wire_messages! {
         /// Order Executed Message.
         b'E' => OrderExecuted(OrderExecuted),
         /// Order Executed With Price Message.
-        b'C' => OrderExecutedWithPrice(OrderExecutedWithPrice) if OrderExecutedWithPrice::tells_printable,
+        b'C' => OrderExecutedWithPrice(OrderExecutedWithPrice) if OrderExecutedWithPrice::has_printable,
         /// Order Cancel Message.
         b'X' => OrderCancel(OrderCancel),
         /// Order Delete Message.
@@ -71,7 +71,7 @@ impl Message<'_> {
     #[must_use]
     pub fn prefix(&self) -> &Prefix {
         // Every struct is longer (asserted below), so there always is a prefix.
-        self.begins_with().unwrap_or(&Prefix::NONE)
+        self.prefix_as().unwrap_or(&Prefix::NONE)
     }
 
     /// When it happened: ns since midnight, New York.
@@ -111,7 +111,7 @@ impl Prefix {
 
 /// What a book will be asked for on account of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Touched {
+pub struct MessageTarget {
     /// Number of the stock.
     pub stock_locate: u16,
     /// The order that the message is about: added, executed, cancelled, deleted, or replaced.
@@ -122,13 +122,13 @@ pub struct Touched {
 /// advance. `None` for what is too short to be any message.
 #[inline]
 #[must_use]
-pub fn touches(message: &[u8]) -> Option<Touched> {
+pub fn touches(message: &[u8]) -> Option<MessageTarget> {
     let (prefix, rest) = Prefix::ref_from_prefix(message).ok()?;
     let order_reference_number = match prefix.message_type {
         b'A' | b'F' | b'E' | b'C' | b'X' | b'D' | b'U' => rest.first_chunk().copied().map(u64::from_be_bytes),
         _ => None,
     };
-    Some(Touched { stock_locate: prefix.stock_locate.get(), order_reference_number })
+    Some(MessageTarget { stock_locate: prefix.stock_locate.get(), order_reference_number })
 }
 
 /// The id of the order that takes another one's place by a replacement; `None` for any other message.
@@ -394,7 +394,7 @@ itch_message! {
 
 impl OrderExecutedWithPrice {
     #[inline]
-    fn tells_printable(&self) -> bool {
+    fn has_printable(&self) -> bool {
         matches!(self.printable, b'Y' | b'N')
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct ByteSource {
     /// Offset of `buffer[start]` in the (decompressed) stream.
     offset: u64,
     /// What the file is compressed with, and how many bytes of it have been decompressed.
-    packed: Option<(&'static str, Arc<AtomicU64>)>,
+    compression: Option<(&'static str, Arc<AtomicU64>)>,
     /// No further byte will come: end of file, or `failure`.
     ended: bool,
     failure: Option<io::Error>,
@@ -36,19 +36,19 @@ impl ByteSource {
     /// With `follow`, the end of the file is waited at for more, until that is set.
     pub(super) fn open(path: &Path, follow: Option<Arc<AtomicBool>>) -> io::Result<Self> {
         let file_bytes_read = Arc::new(AtomicU64::new(0));
-        let file = Counted { file: File::open(path)?, bytes: Arc::clone(&file_bytes_read), follow };
+        let file = CountingFile { file: File::open(path)?, bytes: Arc::clone(&file_bytes_read), follow };
         let mut file = BufReader::with_capacity(READ_BYTES, file);
-        let unpacked = Arc::new(AtomicU64::new(0));
+        let compressed_bytes_read = Arc::new(AtomicU64::new(0));
         let format = match file.fill_buf()? {
             [0x1f, 0x8b, ..] => Some("gzip"),
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some("zstd"),
             _ => None,
         };
-        let packed = Unpacked { file, bytes: Arc::clone(&unpacked) };
+        let compression = CompressedBytes { file, bytes: Arc::clone(&compressed_bytes_read) };
         let reader: Box<dyn Read + Send> = match format {
-            Some("gzip") => Box::new(flate2::bufread::MultiGzDecoder::new(packed)),
-            Some(_) => Box::new(zstd::Decoder::with_buffer(packed)?),
-            None => Box::new(packed.file),
+            Some("gzip") => Box::new(flate2::bufread::MultiGzDecoder::new(compression)),
+            Some(_) => Box::new(zstd::Decoder::with_buffer(compression)?),
+            None => Box::new(compression.file),
         };
         Ok(Self {
             reader,
@@ -56,7 +56,7 @@ impl ByteSource {
             start: 0,
             end: 0,
             offset: 0,
-            packed: format.map(|format| (format, unpacked)),
+            compression: format.map(|format| (format, compressed_bytes_read)),
             ended: false,
             failure: None,
             file_bytes_read,
@@ -117,10 +117,10 @@ impl ByteSource {
     /// Why the stream ended, if it was not its end.
     pub(super) fn take_failure(&mut self) -> Option<CaptureFault> {
         let failure = self.failure.take()?;
-        Some(match &self.packed {
+        Some(match &self.compression {
             // What the system said is no fault of the stream's.
             Some((format, bytes)) if failure.raw_os_error().is_none() => {
-                CaptureFault::Packed { format, packed_offset: bytes.load(Relaxed), reason: failure }
+                CaptureFault::Decompress { format, compressed_offset: bytes.load(Relaxed), reason: failure }
             }
             _ => CaptureFault::Read(failure),
         })
@@ -132,7 +132,7 @@ impl ByteSource {
     }
 
     pub(super) fn is_decompressed(&self) -> bool {
-        self.packed.is_some()
+        self.compression.is_some()
     }
 
     pub(super) fn file_bytes_read(&self) -> u64 {
@@ -167,21 +167,21 @@ impl fmt::Debug for ByteSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ByteSource")
             .field("offset", &self.offset)
-            .field("packed", &self.packed)
+            .field("packed", &self.compression)
             .field("ended", &self.ended)
             .finish_non_exhaustive()
     }
 }
 
 /// Counts what was read, for whoever shows progress.
-struct Counted {
+struct CountingFile {
     file: File,
     bytes: Arc<AtomicU64>,
     /// The file grows until this is set.
     follow: Option<Arc<AtomicBool>>,
 }
 
-impl Read for Counted {
+impl Read for CountingFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let count = self.file.read(buffer)?;
@@ -190,18 +190,18 @@ impl Read for Counted {
                 self.bytes.fetch_add(count as u64, Relaxed);
                 return Ok(count);
             }
-            thread::sleep(FOLLOW_EVERY);
+            thread::sleep(FOLLOW_POLL_INTERVAL);
         }
     }
 }
 
 /// Counts what a decompressor has taken.
-struct Unpacked {
-    file: BufReader<Counted>,
+struct CompressedBytes {
+    file: BufReader<CountingFile>,
     bytes: Arc<AtomicU64>,
 }
 
-impl Read for Unpacked {
+impl Read for CompressedBytes {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read(buffer)?;
         self.bytes.fetch_add(count as u64, Relaxed);
@@ -209,7 +209,7 @@ impl Read for Unpacked {
     }
 }
 
-impl BufRead for Unpacked {
+impl BufRead for CompressedBytes {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.file.fill_buf()
     }
@@ -223,6 +223,6 @@ impl BufRead for Unpacked {
 /// One read of the file. A larger read than this goes past the inner buffer straight to the file.
 const READ_BYTES: usize = 64 * 1024;
 /// How often a file that grows is looked at.
-const FOLLOW_EVERY: Duration = Duration::from_millis(20);
+const FOLLOW_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Holds the largest frame with what encloses it, and stays within the second-level cache.
 const BUFFER_BYTES: usize = 2 * FRAME_BYTES_MAX;

@@ -27,7 +27,7 @@ pub(super) struct DayFile {
     sequence: Sequence,
     ended: bool,
     /// Met after the packet's first message: told when the packet has gone out.
-    damage: Option<CaptureFault>,
+    deferred_fault: Option<CaptureFault>,
     time_ns: u64,
 }
 
@@ -55,7 +55,7 @@ impl DayFile {
             packet: Vec::with_capacity(PACKET_BYTES_MAX),
             sequence: Sequence(1),
             ended: false,
-            damage: None,
+            deferred_fault: None,
             time_ns: 0,
         })
     }
@@ -77,13 +77,13 @@ impl DayFile {
         let mut packet = PacketWriter::begin(&mut self.packet, self.session, self.sequence, PACKET_BYTES_MAX);
         let mut first_ns = None;
         loop {
-            let message_bytes = match self.damage.take().map_or_else(|| whole_message(source), Err) {
+            let message_bytes = match self.deferred_fault.take().map_or_else(|| whole_message(source), Err) {
                 Ok(Some(message_bytes)) => message_bytes,
                 Ok(None) => break,
                 Err(fault) if first_ns.is_none() => return Err(fault),
                 Err(fault) => {
                     // The messages before the damage still make a packet.
-                    self.damage = Some(fault);
+                    self.deferred_fault = Some(fault);
                     break;
                 }
             };

@@ -44,12 +44,12 @@ pub enum CaptureFault {
     #[error("cannot read on")]
     Read(#[source] io::Error),
     /// The decompressor could not go on.
-    #[error("the {format} stream can't be unpacked any further at byte {packed_offset} of the file: {reason}")]
-    Packed {
+    #[error("the {format} stream can't be unpacked any further at byte {compressed_offset} of the file: {reason}")]
+    Decompress {
         /// What the file is compressed with.
         format: &'static str,
         /// Bytes of the file that were decompressed before.
-        packed_offset: u64,
+        compressed_offset: u64,
         /// What the decompressor said.
         reason: io::Error,
     },

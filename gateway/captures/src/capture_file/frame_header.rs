@@ -53,7 +53,7 @@ pub(super) fn frame_header_v6(
     header[58..60].copy_from_slice(&udp_bytes.to_be_bytes());
     // Over the addresses, the length once more, the protocol, then header and payload.
     let fixed = u64::from(udp_bytes) + u64::from(PROTOCOL_UDP);
-    let checksum = match folded_complement(fixed + words(&header[22..62]) + words(payload)) {
+    let checksum = match folded_complement(fixed + word_sum(&header[22..62]) + word_sum(payload)) {
         // 0 would say that there is none.
         0 => u16::MAX,
         checksum => checksum,
@@ -76,11 +76,11 @@ fn ethernet_destination(dst: SocketAddrV4) -> [u8; 6] {
 
 /// RFC 1071 over a header whose checksum field is 0.
 fn ip_checksum(header: &[u8; 20]) -> u16 {
-    folded_complement(words(header))
+    folded_complement(word_sum(header))
 }
 
 /// Sum of the 16-bit words, a last byte taken for the upper half of one. Of a datagram it is far below what fits.
-fn words(bytes: &[u8]) -> u64 {
+fn word_sum(bytes: &[u8]) -> u64 {
     let (pairs, rest) = bytes.as_chunks::<2>();
     let last = rest.first().map_or(0, |byte| u64::from(*byte) << 8);
     pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum::<u64>() + last
@@ -111,20 +111,20 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_over_a_header_with_its_checksum_is_zero() {
+    fn the_ipv4_header_checksum_verifies_to_zero() {
         let header = frame_header("10.1.2.3:4".parse().unwrap(), "239.255.7.9:26477".parse().unwrap(), 99).unwrap();
         assert_eq!(ip_checksum(header[14..34].first_chunk().unwrap()), 0);
         assert_eq!(header[..6], [1, 0, 0x5e, 0x7f, 7, 9]);
     }
 
     #[test]
-    fn over_ipv6_the_sum_of_all_with_its_checksum_is_zero() {
+    fn the_ipv6_udp_checksum_verifies_to_zero() {
         let (src, dst) = ("[2001:db8::7]:4".parse().unwrap(), "[ff3e::1:2:3]:26477".parse().unwrap());
         for payload in [&b""[..], b"even", b"uneven!"] {
             let header = frame_header_v6(src, dst, payload).unwrap();
             let udp_bytes = u64::from(u16::from_be_bytes([header[58], header[59]]));
             assert_eq!(udp_bytes, 8 + payload.len() as u64);
-            let sum = udp_bytes + u64::from(PROTOCOL_UDP) + words(&header[22..62]) + words(payload);
+            let sum = udp_bytes + u64::from(PROTOCOL_UDP) + word_sum(&header[22..62]) + word_sum(payload);
             assert_eq!(folded_complement(sum), 0, "{payload:?}");
             assert_eq!(header[..6], [0x33, 0x33, 0, 2, 0, 3]);
         }

@@ -73,7 +73,7 @@ pub(super) struct Udp {
     /// Where its payload lies in the frame.
     pub(super) payload: Range<usize>,
     /// Some of the payload was not captured.
-    pub(super) is_cut: bool,
+    pub(super) is_truncated: bool,
 }
 
 /// Why a frame has no datagram for us.
@@ -201,7 +201,7 @@ fn find_payload(
         src: SocketAddr::new(src, u16::from_be_bytes([header[0], header[1]])),
         dst: SocketAddr::new(dst, u16::from_be_bytes([header[2], header[3]])),
         payload: at + 8..end.min(frame.len()),
-        is_cut: end > frame.len(),
+        is_truncated: end > frame.len(),
     })
 }
 

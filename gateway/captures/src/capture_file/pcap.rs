@@ -67,14 +67,14 @@ impl Pcap {
             Layout::Modified => parse_pcap_frame_modified(source.available()),
         };
         let (_, LegacyPcapBlock { ts_sec, ts_usec, origlen, .. }) = parsed.map_err(|_| CaptureFault::BlockMalformed)?;
-        let held_bytes = header_bytes + captured_len;
+        let unconsumed_bytes = header_bytes + captured_len;
         Ok(Some(Frame {
             time_ns: u64::from(ts_sec) * 1_000_000_000 + u64::from(ts_usec) * self.fraction_ns,
             is_untimed: false,
             frame_len: origlen,
             link: self.link,
-            data: header_bytes..held_bytes,
-            held_bytes,
+            data: header_bytes..unconsumed_bytes,
+            unconsumed_bytes,
         }))
     }
 }

@@ -170,7 +170,7 @@ impl PcapNg {
             frame_len,
             link: LinkLayer::from_number(interface.link_number)?,
             data,
-            held_bytes: block.len(),
+            unconsumed_bytes: block.len(),
         })
     }
 }

@@ -9,12 +9,12 @@
 /// Bytes of the whole blocks that these begin with.
 #[must_use]
 pub fn whole_blocks_bytes(blocks: &[u8]) -> usize {
-    const LEAST_BYTES: usize = 12;
+    const BLOCK_BYTES_MIN: usize = 12;
     let mut whole = 0;
     // Each begins with its type and its length.
     while let Some([_, _, _, _, length @ ..]) = blocks.get(whole..).and_then(<[u8]>::first_chunk::<8>) {
         let length = u32::from_le_bytes(*length) as usize;
-        if length < LEAST_BYTES || length > blocks.len() - whole {
+        if length < BLOCK_BYTES_MIN || length > blocks.len() - whole {
             break;
         }
         whole += length;
@@ -231,7 +231,7 @@ mod tests {
     use crate::capture_file::{CaptureFile, OpenOptions, frame_header};
 
     #[test]
-    fn whole_blocks_end_where_one_is_cut() {
+    fn whole_blocks_stop_at_a_truncated_block() {
         let mut blocks = Vec::new();
         Section { application: "mdgw", comment: "" }.append_to(&mut blocks);
         let first = blocks.len();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_to_the_nanosecond() {
+    fn written_packets_are_read_back_to_the_nanosecond() {
         let (src, dst) = ("10.0.0.1:1000".parse().unwrap(), "239.1.2.3:2000".parse().unwrap());
         let mut file = Vec::new();
         Section { application: "mdgw", comment: "a test" }.append_to(&mut file);

@@ -3,17 +3,17 @@
 use std::{fs, io::Write as _};
 
 use super::{
-    forge::{self, Order},
+    fixture::{self, Order},
     *,
 };
 
 /// Frame, time, VLANs, receiver, payload.
-type Seen = (u64, u64, Vec<u16>, String, Vec<u8>);
+type DatagramRow = (u64, u64, Vec<u16>, String, Vec<u8>);
 
 /// What reading a file gave: its datagrams, then how it ended.
 #[derive(Debug, PartialEq, Eq)]
 struct Reading {
-    datagrams: Vec<Seen>,
+    datagrams: Vec<DatagramRow>,
     counts: CaptureCounts,
     error: Option<String>,
     offset: Option<u64>,
@@ -73,21 +73,25 @@ fn read_path(path: &Path, options: &OpenOptions) -> Reading {
 
 const ETHERNET: u32 = 1;
 
-fn plain(payload: &[u8]) -> Vec<u8> {
-    forge::ethernet(&[], 0x0800, &forge::ipv4(payload))
+fn ethernet_ipv4(payload: &[u8]) -> Vec<u8> {
+    fixture::ethernet(&[], 0x0800, &fixture::ipv4(payload))
 }
 
 /// Three datagrams at 5 s and 1, 2, 3 units.
-fn three() -> Vec<(u32, u32, Vec<u8>)> {
-    [b"one".as_slice(), b"two", b"three"].iter().zip(1..).map(|(payload, unit)| (5, unit, plain(payload))).collect()
+fn three_datagrams() -> Vec<(u32, u32, Vec<u8>)> {
+    [b"one".as_slice(), b"two", b"three"]
+        .iter()
+        .zip(1..)
+        .map(|(payload, unit)| (5, unit, ethernet_ipv4(payload)))
+        .collect()
 }
 
 fn pcapng_of_three() -> Vec<u8> {
     let order = Order::Little;
-    let mut file = forge::section(order);
-    file.extend(forge::interface(order, 1, Some(9), None));
+    let mut file = fixture::section(order);
+    file.extend(fixture::interface(order, 1, Some(9), None));
     for (payload, ticks) in [b"one".as_slice(), b"two", b"three"].iter().zip(5_000_000_001_u64..) {
-        file.extend(forge::packet(order, 0, ticks, &plain(payload)));
+        file.extend(fixture::packet(order, 0, ticks, &ethernet_ipv4(payload)));
     }
     file
 }
@@ -95,8 +99,8 @@ fn pcapng_of_three() -> Vec<u8> {
 #[test]
 fn pcap_of_either_order_and_resolution_gives_the_same_datagrams() {
     for order in Order::BOTH {
-        for (magic, unit_ns) in [(forge::PCAP_MICROSECONDS, 1_000), (forge::PCAP_NANOSECONDS, 1)] {
-            let reading = read(&forge::pcap(order, magic, ETHERNET, &three()));
+        for (magic, unit_ns) in [(fixture::PCAP_MICROSECONDS, 1_000), (fixture::PCAP_NANOSECONDS, 1)] {
+            let reading = read(&fixture::pcap(order, magic, ETHERNET, &three_datagrams()));
             assert_eq!(reading.error, None);
             assert_eq!(reading.payloads(), [b"one".as_slice(), b"two", b"three"], "{order:?} {magic:x}");
             assert_eq!(reading.times(), [1, 2, 3].map(|unit| 5_000_000_000 + unit * unit_ns));
@@ -104,22 +108,22 @@ fn pcap_of_either_order_and_resolution_gives_the_same_datagrams() {
             assert_eq!(reading.datagrams[0].3, "239.1.2.3:2000");
         }
     }
-    let modified = read(&forge::pcap(Order::Little, forge::PCAP_MODIFIED, ETHERNET, &three()));
+    let modified = read(&fixture::pcap(Order::Little, fixture::PCAP_MODIFIED, ETHERNET, &three_datagrams()));
     assert_eq!(modified.payloads(), [b"one".as_slice(), b"two", b"three"]);
 }
 
 #[test]
 fn every_link_layer_gives_the_same_datagram() {
-    let ip = forge::ipv4(b"payload");
+    let ip = fixture::ipv4(b"payload");
     let null = |family: [u8; 4]| [family.as_slice(), &ip].concat();
-    let with_check_sequence = [plain(b"payload"), vec![0xde, 0xad, 0xbe, 0xef]].concat();
+    let with_check_sequence = [ethernet_ipv4(b"payload"), vec![0xde, 0xad, 0xbe, 0xef]].concat();
     let cases: [(u32, Vec<u8>, &[u16]); 12] = [
-        (1, plain(b"payload"), &[]),
-        (1, forge::ethernet(&[(0x8100, 7)], 0x0800, &ip), &[7]),
-        (1, forge::ethernet(&[(0x88a8, 4094), (0x8100, 1)], 0x0800, &ip), &[4094, 1]),
+        (1, ethernet_ipv4(b"payload"), &[]),
+        (1, fixture::ethernet(&[(0x8100, 7)], 0x0800, &ip), &[7]),
+        (1, fixture::ethernet(&[(0x88a8, 4094), (0x8100, 1)], 0x0800, &ip), &[4094, 1]),
         (0x4000_0001 | 4 << 28, with_check_sequence, &[]),
-        (113, forge::cooked(&ip), &[]),
-        (276, forge::cooked2(&ip), &[]),
+        (113, fixture::cooked(&ip), &[]),
+        (276, fixture::cooked2(&ip), &[]),
         (101, ip.clone(), &[]),
         (228, ip.clone(), &[]),
         (12, ip.clone(), &[]),
@@ -128,7 +132,7 @@ fn every_link_layer_gives_the_same_datagram() {
         (108, null([0, 0, 0, 2]), &[]),
     ];
     for (link, frame, vlan) in cases {
-        let reading = read(&forge::pcap(Order::Little, forge::PCAP_NANOSECONDS, link, &[(1, 0, frame)]));
+        let reading = read(&fixture::pcap(Order::Little, fixture::PCAP_NANOSECONDS, link, &[(1, 0, frame)]));
         let [(_, _, tags, dst, payload)] = reading.datagrams.as_slice() else {
             panic!("link type {link}: {reading:?}")
         };
@@ -137,8 +141,8 @@ fn every_link_layer_gives_the_same_datagram() {
             (vlan, "239.1.2.3:2000", b"payload".as_slice())
         );
     }
-    for (link, frame) in [(1, forge::ethernet(&[], 0x86dd, &forge::ipv6(b"six"))), (101, forge::ipv6(b"six"))] {
-        let reading = read(&forge::pcap(Order::Little, forge::PCAP_NANOSECONDS, link, &[(1, 0, frame)]));
+    for (link, frame) in [(1, fixture::ethernet(&[], 0x86dd, &fixture::ipv6(b"six"))), (101, fixture::ipv6(b"six"))] {
+        let reading = read(&fixture::pcap(Order::Little, fixture::PCAP_NANOSECONDS, link, &[(1, 0, frame)]));
         assert_eq!(reading.datagrams[0].3, "[ff05::1]:2000");
         assert_eq!(reading.payloads(), [b"six"]);
     }
@@ -146,45 +150,45 @@ fn every_link_layer_gives_the_same_datagram() {
 
 #[test]
 fn an_unknown_link_layer_is_named() {
-    let reading = read(&forge::pcap(Order::Little, forge::PCAP_NANOSECONDS, 105, &three()));
+    let reading = read(&fixture::pcap(Order::Little, fixture::PCAP_NANOSECONDS, 105, &three_datagrams()));
     assert!(reading.error.unwrap().starts_with("link type 105 is not supported"));
     let order = Order::Little;
-    let mut file = forge::section(order);
-    file.extend(forge::interface(order, 105, None, None));
-    file.extend(forge::interface(order, 1, None, None));
-    file.extend(forge::packet(order, 1, 0, &plain(b"good")));
-    file.extend(forge::packet(order, 0, 0, b"radio"));
+    let mut file = fixture::section(order);
+    file.extend(fixture::interface(order, 105, None, None));
+    file.extend(fixture::interface(order, 1, None, None));
+    file.extend(fixture::packet(order, 1, 0, &ethernet_ipv4(b"good")));
+    file.extend(fixture::packet(order, 0, 0, b"radio"));
     let reading = read(&file);
     assert_eq!(reading.payloads(), [b"good"], "an interface without packets does no harm");
     assert!(reading.error.unwrap().starts_with("link type 105 is not supported"));
 }
 
 #[test]
-fn frames_that_are_no_datagram_are_counted_by_what_they_are() {
-    let mut fragment = forge::ipv4(b"part");
+fn frames_that_are_no_datagram_are_counted_by_kind() {
+    let mut fragment = fixture::ipv4(b"part");
     fragment[6] |= 0x20;
-    let mut later_fragment = forge::ipv4(b"part");
+    let mut later_fragment = fixture::ipv4(b"part");
     later_fragment[7] = 1;
-    let mut tcp = forge::ipv4(b"tcp");
+    let mut tcp = fixture::ipv4(b"tcp");
     tcp[9] = 6;
-    let mut longer_than_ip = forge::ipv4(b"udp");
+    let mut longer_than_ip = fixture::ipv4(b"udp");
     longer_than_ip[25] = 200;
-    let mut longer_than_frame = plain(b"0123456789");
+    let mut longer_than_frame = ethernet_ipv4(b"0123456789");
     longer_than_frame.truncate(longer_than_frame.len() - 4);
-    let ethernet = |packet: &[u8]| forge::ethernet(&[], 0x0800, packet);
+    let ethernet = |packet: &[u8]| fixture::ethernet(&[], 0x0800, packet);
     let frames = [
         ethernet(&fragment),
         ethernet(&later_fragment),
         ethernet(&tcp),
-        forge::ethernet(&[], 0x0806, &[0; 28]),
+        fixture::ethernet(&[], 0x0806, &[0; 28]),
         ethernet(&longer_than_ip),
         vec![1, 2, 3],
         vec![],
         longer_than_frame,
-        [plain(b"padded"), vec![0; 20]].concat(),
+        [ethernet_ipv4(b"padded"), vec![0; 20]].concat(),
     ];
     let frames: Vec<_> = frames.into_iter().map(|frame| (1, 0, frame)).collect();
-    let reading = read(&forge::pcap(Order::Little, forge::PCAP_NANOSECONDS, ETHERNET, &frames));
+    let reading = read(&fixture::pcap(Order::Little, fixture::PCAP_NANOSECONDS, ETHERNET, &frames));
     assert_eq!(reading.error, None);
     let counts =
         CaptureCounts { frames: 9, datagrams: 1, not_udp: 2, fragments: 2, malformed: 4, ..Default::default() };
@@ -194,20 +198,20 @@ fn frames_that_are_no_datagram_are_counted_by_what_they_are() {
 }
 
 #[test]
-fn what_the_snap_length_cut_off_is_counted_as_that() {
-    let whole = plain(b"0123456789");
+fn frames_truncated_by_the_snap_length_are_counted() {
+    let whole = ethernet_ipv4(b"0123456789");
     for order in Order::BOTH {
         // Some of the payload, some of the headers.
         for (kept, payload) in [(whole.len() - 4, Some(b"012345")), (whole.len() - 12, None)] {
             let frames = [(1, 0, whole[..kept].to_vec())];
-            let mut file = forge::pcap(order, forge::PCAP_NANOSECONDS, ETHERNET, &frames);
+            let mut file = fixture::pcap(order, fixture::PCAP_NANOSECONDS, ETHERNET, &frames);
             let wire_bytes = u32::try_from(whole.len()).unwrap();
             file[24 + 12..24 + 16].copy_from_slice(&match order {
                 Order::Little => wire_bytes.to_le_bytes(),
                 Order::Big => wire_bytes.to_be_bytes(),
             });
             let reading = read(&file);
-            assert_eq!(reading.counts.cut, 1);
+            assert_eq!(reading.counts.truncated, 1);
             assert_eq!(reading.counts.malformed, 0);
             assert_eq!(reading.payloads(), payload.into_iter().collect::<Vec<_>>());
         }
@@ -215,10 +219,10 @@ fn what_the_snap_length_cut_off_is_counted_as_that() {
 }
 
 #[test]
-fn ipv6_extension_headers_are_skipped_as_many_as_there_may_be() {
+fn ipv6_extension_headers_are_skipped_up_to_the_limit() {
     // Kind of the first, the headers, kind of the last one's follower as the packet has it.
     let packet = |first: u8, headers: &[u8]| {
-        let mut packet = forge::ipv6(b"six");
+        let mut packet = fixture::ipv6(b"six");
         packet[6] = first;
         let length = u16::from_be_bytes([packet[4], packet[5]]) + headers.len() as u16;
         packet[4..6].copy_from_slice(&length.to_be_bytes());
@@ -242,8 +246,8 @@ fn ipv6_extension_headers_are_skipped_as_many_as_there_may_be() {
         (0, &[17, 255, 0, 0, 0, 0, 0, 0], Err("malformed")),
     ];
     for (first, headers, expected) in cases {
-        let frame = forge::ethernet(&[], 0x86dd, &packet(first, headers));
-        let reading = read(&forge::pcap(Order::Little, forge::PCAP_NANOSECONDS, ETHERNET, &[(1, 0, frame)]));
+        let frame = fixture::ethernet(&[], 0x86dd, &packet(first, headers));
+        let reading = read(&fixture::pcap(Order::Little, fixture::PCAP_NANOSECONDS, ETHERNET, &[(1, 0, frame)]));
         let CaptureCounts { not_udp, fragments, malformed, .. } = reading.counts;
         let counted = [("not UDP", not_udp), ("fragment", fragments), ("malformed", malformed)];
         match expected {
@@ -254,19 +258,19 @@ fn ipv6_extension_headers_are_skipped_as_many_as_there_may_be() {
 }
 
 #[test]
-fn pcapng_keeps_each_interface_s_own_clock() {
+fn pcapng_times_use_the_clock_of_each_interface() {
     for order in Order::BOTH {
-        let mut file = forge::section(order);
-        file.extend(forge::interface(order, 1, None, None));
-        file.extend(forge::interface(order, 1, Some(9), Some(100)));
-        file.extend(forge::interface(order, 101, Some(0x80 | 10), None));
-        file.extend(forge::interface(order, 1, Some(12), Some(-1)));
-        file.extend(forge::block(order, 0x0bad, &[1, 2, 3, 4]));
-        file.extend(forge::packet(order, 0, 1_500_000, &plain(b"us")));
-        file.extend(forge::packet(order, 1, 7, &plain(b"ns")));
-        file.extend(forge::packet(order, 2, 512, &forge::ipv4(b"bin")));
-        file.extend(forge::packet(order, 3, 3_000_000_000_000, &plain(b"ps")));
-        file.extend(forge::simple_packet(order, &plain(b"simple")));
+        let mut file = fixture::section(order);
+        file.extend(fixture::interface(order, 1, None, None));
+        file.extend(fixture::interface(order, 1, Some(9), Some(100)));
+        file.extend(fixture::interface(order, 101, Some(0x80 | 10), None));
+        file.extend(fixture::interface(order, 1, Some(12), Some(-1)));
+        file.extend(fixture::block(order, 0x0bad, &[1, 2, 3, 4]));
+        file.extend(fixture::packet(order, 0, 1_500_000, &ethernet_ipv4(b"us")));
+        file.extend(fixture::packet(order, 1, 7, &ethernet_ipv4(b"ns")));
+        file.extend(fixture::packet(order, 2, 512, &fixture::ipv4(b"bin")));
+        file.extend(fixture::packet(order, 3, 3_000_000_000_000, &ethernet_ipv4(b"ps")));
+        file.extend(fixture::simple_packet(order, &ethernet_ipv4(b"simple")));
         let reading = read(&file);
         assert_eq!(reading.error, None, "{order:?}");
         assert_eq!(reading.payloads(), [b"us".as_slice(), b"ns", b"bin", b"ps", b"simple"]);
@@ -278,26 +282,27 @@ fn pcapng_keeps_each_interface_s_own_clock() {
 
 #[test]
 fn a_new_section_has_its_own_order_and_interfaces() {
-    let mut file = forge::section(Order::Little);
-    file.extend(forge::interface(Order::Little, 1, Some(9), None));
-    file.extend(forge::packet(Order::Little, 0, 1, &plain(b"little")));
-    file.extend(forge::section(Order::Big));
-    file.extend(forge::interface(Order::Big, 101, Some(6), None));
-    file.extend(forge::packet(Order::Big, 0, 1, &forge::ipv4(b"big")));
+    let mut file = fixture::section(Order::Little);
+    file.extend(fixture::interface(Order::Little, 1, Some(9), None));
+    file.extend(fixture::packet(Order::Little, 0, 1, &ethernet_ipv4(b"little")));
+    file.extend(fixture::section(Order::Big));
+    file.extend(fixture::interface(Order::Big, 101, Some(6), None));
+    file.extend(fixture::packet(Order::Big, 0, 1, &fixture::ipv4(b"big")));
     let reading = read(&file);
     assert_eq!(reading.payloads(), [b"little".as_slice(), b"big"]);
     assert_eq!(reading.times(), [1, 1_000]);
 
-    file.extend(forge::section(Order::Little));
-    file.extend(forge::packet(Order::Little, 0, 1, &plain(b"of no interface")));
+    file.extend(fixture::section(Order::Little));
+    file.extend(fixture::packet(Order::Little, 0, 1, &ethernet_ipv4(b"of no interface")));
     let reading = read(&file);
     assert_eq!(reading.payloads().len(), 2);
     assert_eq!(reading.error.unwrap(), "damaged: packet of interface 0, which was not described");
 }
 
 #[test]
-fn compression_is_told_by_magic_and_changes_nothing() {
-    for file in [forge::pcap(Order::Big, forge::PCAP_NANOSECONDS, ETHERNET, &three()), pcapng_of_three()] {
+fn compression_is_detected_by_magic_and_does_not_change_the_datagrams() {
+    for file in [fixture::pcap(Order::Big, fixture::PCAP_NANOSECONDS, ETHERNET, &three_datagrams()), pcapng_of_three()]
+    {
         let whole = read(&file);
         assert_eq!(whole.payloads().len(), 3);
         let (first, second) = file.split_at(file.len() / 2);
@@ -309,8 +314,8 @@ fn compression_is_told_by_magic_and_changes_nothing() {
 }
 
 #[test]
-fn a_file_cut_anywhere_gives_its_prefix_and_the_offset() {
-    let pcap = forge::pcap(Order::Little, forge::PCAP_MICROSECONDS, ETHERNET, &three());
+fn a_truncated_file_yields_its_prefix_and_the_offset() {
+    let pcap = fixture::pcap(Order::Little, fixture::PCAP_MICROSECONDS, ETHERNET, &three_datagrams());
     let pcapng = pcapng_of_three();
     for file in [pcap, pcapng] {
         let whole = read(&file).datagrams;
@@ -329,9 +334,9 @@ fn a_file_cut_anywhere_gives_its_prefix_and_the_offset() {
 }
 
 #[test]
-fn the_offset_of_a_cut_is_where_the_unfinished_packet_begins() {
-    let file = forge::pcap(Order::Little, forge::PCAP_MICROSECONDS, ETHERNET, &three());
-    let last = plain(b"three").len();
+fn the_reported_offset_is_the_start_of_the_truncated_packet() {
+    let file = fixture::pcap(Order::Little, fixture::PCAP_MICROSECONDS, ETHERNET, &three_datagrams());
+    let last = ethernet_ipv4(b"three").len();
     let reading = read(&file[..file.len() - 1]);
     assert_eq!(reading.payloads().len(), 2);
     assert_eq!(reading.offset, Some((file.len() - last - 16) as u64));
@@ -340,9 +345,10 @@ fn the_offset_of_a_cut_is_where_the_unfinished_packet_begins() {
 }
 
 #[test]
-fn a_cut_or_damaged_compressed_file_gives_its_prefix() {
-    let frames: Vec<_> = (0..5_000_u32).map(|n| (n, n, plain(&n.wrapping_mul(0x9e37_79b9).to_be_bytes()))).collect();
-    let file = forge::pcap(Order::Little, forge::PCAP_NANOSECONDS, ETHERNET, &frames);
+fn a_truncated_or_damaged_compressed_file_yields_its_prefix() {
+    let frames: Vec<_> =
+        (0..5_000_u32).map(|n| (n, n, ethernet_ipv4(&n.wrapping_mul(0x9e37_79b9).to_be_bytes()))).collect();
+    let file = fixture::pcap(Order::Little, fixture::PCAP_NANOSECONDS, ETHERNET, &frames);
     let whole = read(&file).datagrams;
     for compressed in [gzip(&file), zstd_with_checksum(&file)] {
         for part in 1..8 {
@@ -359,8 +365,8 @@ fn a_cut_or_damaged_compressed_file_gives_its_prefix() {
 
 #[test]
 fn impossible_lengths_are_refused_without_reading_them() {
-    let mut pcap = forge::pcap(Order::Little, forge::PCAP_MICROSECONDS, ETHERNET, &three());
-    let second = 24 + 16 + plain(b"one").len();
+    let mut pcap = fixture::pcap(Order::Little, fixture::PCAP_MICROSECONDS, ETHERNET, &three_datagrams());
+    let second = 24 + 16 + ethernet_ipv4(b"one").len();
     pcap[second + 8..second + 12].copy_from_slice(&0xffff_fff0_u32.to_le_bytes());
     let reading = read(&pcap);
     assert_eq!(reading.payloads(), [b"one"]);
@@ -378,8 +384,9 @@ fn impossible_lengths_are_refused_without_reading_them() {
 }
 
 #[test]
-fn any_flipped_byte_is_survived() {
-    for file in [forge::pcap(Order::Big, forge::PCAP_MICROSECONDS, ETHERNET, &three()), pcapng_of_three()] {
+fn no_flipped_byte_causes_a_panic() {
+    for file in [fixture::pcap(Order::Big, fixture::PCAP_MICROSECONDS, ETHERNET, &three_datagrams()), pcapng_of_three()]
+    {
         for index in 0..file.len() {
             for flip in [0x01, 0x80, 0xff] {
                 let mut damaged = file.clone();
@@ -392,7 +399,7 @@ fn any_flipped_byte_is_survived() {
 }
 
 #[test]
-fn what_is_no_capture_is_told_so() {
+fn a_file_that_is_no_capture_is_refused() {
     assert_eq!(read(b"").error.unwrap(), "the file is empty");
     for text in [b"hello, world\n".as_slice(), b"x", b"{}", b"\0\0\0\0\0\0", &gzip(b"text")] {
         assert_eq!(read(text).error.unwrap(), "neither pcap nor pcapng nor a Nasdaq day file");
@@ -404,7 +411,7 @@ fn what_is_no_capture_is_told_so() {
 }
 
 #[test]
-fn what_the_writer_writes_the_reader_reads() {
+fn written_datagrams_are_read_back() {
     let mut writer = PcapWriter::new(Vec::new()).unwrap();
     let (src, dst) = ("10.0.0.1:1".parse().unwrap(), "239.1.2.3:2000".parse().unwrap());
     for (payload, time_ns) in [b"one".as_slice(), b"", b"three"].iter().zip(1_700_000_000_000_000_001_u64..) {
@@ -426,7 +433,7 @@ fn day_files_become_packets_by_time_and_size() {
     // Two within 10 us, one alone, 120 together: they need a second packet.
     let mut times = vec![1_000, 11_000, 50_000];
     times.extend([90_000; 120]);
-    let mut file: Vec<u8> = times.iter().flat_map(|ns| forge::day_message(*ns)).collect();
+    let mut file: Vec<u8> = times.iter().flat_map(|ns| fixture::day_message(*ns)).collect();
     let reading = read_named("any", &file, &options);
     assert_eq!(reading.error, None);
     let headers: Vec<(u64, u16)> = reading.datagrams.iter().map(|datagram| mold_header(&datagram.4)).collect();
@@ -447,28 +454,28 @@ fn day_files_become_packets_by_time_and_size() {
 }
 
 #[test]
-fn a_cut_day_file_gives_every_whole_message() {
+fn a_truncated_day_file_yields_every_whole_message() {
     let options = OpenOptions { date: TradingDate::from_yyyymmdd(20_190_130), ..OpenOptions::default() };
-    let file: Vec<u8> = (0..5).flat_map(|n| forge::day_message(n * 4_000)).collect();
+    let file: Vec<u8> = (0..5).flat_map(|n| fixture::day_message(n * 4_000)).collect();
     for length in 4..file.len() {
         let reading = read_named("any", &file[..length], &options);
         let messages: Vec<u8> = reading.payloads().iter().flat_map(|payload| payload[20..].to_vec()).collect();
         let whole = length / 14 * 14;
         assert_eq!(messages, file[..whole]);
-        let is_cut = length != whole;
-        assert_eq!(reading.offset, is_cut.then_some(whole as u64));
+        let is_truncated = length != whole;
+        assert_eq!(reading.offset, is_truncated.then_some(whole as u64));
     }
 }
 
 #[test]
-fn a_day_file_s_date_is_given_or_in_its_name() {
-    let file = forge::day_message(0);
+fn the_date_of_a_day_file_comes_from_the_option_or_its_name() {
+    let file = fixture::day_message(0);
     let midnight = |date: u32| TradingDate::from_yyyymmdd(date).unwrap().midnight_new_york().0;
     for name in ["S013019-v50.txt.gz", "01302019.NASDAQ_ITCH50", "nasdaq-20190130.itch"] {
         assert_eq!(read_named(name, &file, &OpenOptions::default()).times(), [midnight(20_190_130)], "{name}");
     }
-    let given = OpenOptions { date: TradingDate::from_yyyymmdd(20_200_102), ..OpenOptions::default() };
-    assert_eq!(read_named("S013019-v50", &file, &given).times(), [midnight(20_200_102)]);
+    let options = OpenOptions { date: TradingDate::from_yyyymmdd(20_200_102), ..OpenOptions::default() };
+    assert_eq!(read_named("S013019-v50", &file, &options).times(), [midnight(20_200_102)]);
     for name in ["sample.itch", "S133119-v50", "v50"] {
         let error = read_named(name, &file, &OpenOptions::default()).error.unwrap();
         assert!(error.contains("--date"), "{error}");
@@ -477,7 +484,7 @@ fn a_day_file_s_date_is_given_or_in_its_name() {
 
 /// The real captures are read whole: packet counts as their expected decodes say.
 #[test]
-fn real_captures_are_read_up_to_where_they_are_cut() {
+fn real_captures_are_read_up_to_their_truncation() {
     let Some(folder) = captures() else {
         let _ = writeln!(std::io::stderr(), "skipped: no captures (set MDGW_CAPTURES)");
         return;

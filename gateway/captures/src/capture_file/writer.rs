@@ -81,7 +81,7 @@ impl<W: Write> PcapWriter<W> {
 ///
 /// # Errors
 /// The file's.
-pub fn cut_to_whole_packets(file: &File) -> io::Result<()> {
+pub fn truncate_to_whole_packets(file: &File) -> io::Result<()> {
     let bytes = file.metadata()?.len();
     let mut reader = BufReader::with_capacity(READ_BYTES, file);
     let mut whole = reader.seek(SeekFrom::Start(FILE_HEADER_BYTES))?;
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_was_cut_ends_with_its_last_whole_packet() {
+    fn truncation_keeps_every_whole_packet() {
         let addresses = || ("10.0.0.1:1000".parse().unwrap(), "239.1.2.3:2000".parse().unwrap());
         let mut writer = PcapWriter::new(Vec::new()).unwrap();
         let mut ends = vec![writer.file.len()];
@@ -128,7 +128,7 @@ mod tests {
         let path = folder.path().join("a.pcap");
         for bytes in 0..=whole.len() {
             fs::write(&path, &whole[..bytes]).unwrap();
-            cut_to_whole_packets(&File::options().read(true).write(true).open(&path).unwrap()).unwrap();
+            truncate_to_whole_packets(&File::options().read(true).write(true).open(&path).unwrap()).unwrap();
             // Without a whole file header it is left alone.
             let kept = ends.iter().rev().find(|end| **end <= bytes).copied().unwrap_or(bytes);
             assert_eq!(fs::read(&path).unwrap(), whole[..kept], "{bytes} bytes");

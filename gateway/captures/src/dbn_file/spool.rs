@@ -11,7 +11,7 @@ use std::{
     os::unix::fs::FileExt as _,
 };
 
-use mdgw_feeds::edge::first_record;
+use mdgw_feeds::consumer_edge::first_record;
 use rustix::fs::{FallocateFlags, fallocate};
 
 /// Takes records; after a failure none any more.
@@ -42,58 +42,58 @@ impl Spool {
     }
 
     /// What it took, and why not all of it. What was still in memory when it failed is lost.
-    pub(super) fn into_spooled(mut self) -> io::Result<(Spooled, Option<io::Error>)> {
+    pub(super) fn into_reader(mut self) -> io::Result<(SpoolReader, Option<io::Error>)> {
         let failure = self.failure.take().or_else(|| self.file.flush().err());
         let (file, _) = self.file.into_parts();
         let end = file.metadata()?.len();
-        Ok((Spooled { file, taken: 0, end }, failure))
+        Ok((SpoolReader { file, read_bytes: 0, end }, failure))
     }
 }
 
 /// Records to be taken out.
 #[derive(Debug)]
-pub(super) struct Spooled {
+pub(super) struct SpoolReader {
     file: File,
     /// What lies before was taken.
-    taken: u64,
+    read_bytes: u64,
     /// Where a failure ended it a part of a record may stand before.
     end: u64,
 }
 
-impl Spooled {
+impl SpoolReader {
     /// The next whole records, in place of what `bytes` held; none at the end.
     fn take(&mut self, bytes: &mut Vec<u8>) -> io::Result<WholeRecords> {
-        let wanted = (self.end - self.taken).min(CHUNK_BYTES);
+        let wanted = (self.end - self.read_bytes).min(CHUNK_BYTES);
         bytes.resize(usize::try_from(wanted).unwrap_or_default(), 0);
-        self.file.read_exact_at(bytes, self.taken)?;
+        self.file.read_exact_at(bytes, self.read_bytes)?;
         let whole = WholeRecords::of(bytes);
         bytes.truncate(whole.bytes);
         // Of a block that was taken in part the rest is given back now.
-        let hole = self.taken / BLOCK_BYTES * BLOCK_BYTES;
-        self.taken += whole.bytes as u64;
-        if self.taken == self.end {
-            self.cut()?;
+        let hole = self.read_bytes / BLOCK_BYTES * BLOCK_BYTES;
+        self.read_bytes += whole.bytes as u64;
+        if self.read_bytes == self.end {
+            self.truncate()?;
         } else {
             // Where that can't be done, all is given back at the end.
             let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let _ = fallocate(&self.file, holes, hole, self.taken - hole);
+            let _ = fallocate(&self.file, holes, hole, self.read_bytes - hole);
         }
         Ok(whole)
     }
 
     /// Gives back what lies behind the end; all of it, when all was taken.
-    fn cut(&self) -> io::Result<()> {
-        self.file.set_len(if self.taken == self.end { 0 } else { self.end })
+    fn truncate(&self) -> io::Result<()> {
+        self.file.set_len(if self.read_bytes == self.end { 0 } else { self.end })
     }
 
     /// Gives up what stands at the end, to make room for so many bytes elsewhere; `false` when there is nothing left.
-    pub(super) fn give_up(&mut self, bytes: usize) -> io::Result<bool> {
+    pub(super) fn drop_last(&mut self, bytes: usize) -> io::Result<bool> {
         if self.file.metadata()?.len() == 0 {
             return Ok(false);
         }
         let bytes = (bytes as u64).next_multiple_of(BLOCK_BYTES);
-        self.end = self.end.saturating_sub(bytes).max(self.taken);
-        self.cut()?;
+        self.end = self.end.saturating_sub(bytes).max(self.read_bytes);
+        self.truncate()?;
         Ok(true)
     }
 }
@@ -116,40 +116,45 @@ impl WholeRecords {
     }
 }
 
-/// What came of [`pour`].
+/// What came of [`write_spooled`].
 #[derive(Debug, Default)]
-pub(super) struct Poured {
+pub(super) struct WriteOutcome {
     /// Whole records that went out.
     pub(super) record_count: u64,
     /// Bytes of the output as far as it is good: without compression, to the end of the last of these records.
     pub(super) bytes: u64,
     /// Why records at the end had to be given up. The output is good without them.
-    pub(super) refused: Option<io::Error>,
+    pub(super) out_of_space: Option<io::Error>,
     /// Why it ended before its end.
     pub(super) failure: Option<io::Error>,
 }
 
 /// `header` and the spooled records into `output`; compressed in one frame with a checksum, since not every reader goes on
 /// behind the first.
-pub(super) fn pour(header: Vec<u8>, spooled: Spooled, compression: Compression, output: &mut impl Write) -> Poured {
-    let spooled = RefCell::new(spooled);
-    let mut output = MakingRoom { output, spooled: &spooled, written: 0, refused: None };
-    let mut pouring = Pouring { chunk: header, ..Pouring::default() };
+pub(super) fn write_spooled(
+    header: Vec<u8>,
+    spool_reader: SpoolReader,
+    compression: Compression,
+    output: &mut impl Write,
+) -> WriteOutcome {
+    let spool_reader = RefCell::new(spool_reader);
+    let mut output = SpaceReclaimer { output, spool_reader: &spool_reader, written: 0, out_of_space: None };
+    let mut copy = SpoolCopy { chunk: header, ..SpoolCopy::default() };
     let outcome = match compression {
-        Compression::None => pouring.run(&spooled, &mut output),
-        Compression::Zstd => pouring.run_compressed(&spooled, &mut output),
+        Compression::None => copy.run(&spool_reader, &mut output),
+        Compression::Zstd => copy.run_compressed(&spool_reader, &mut output),
     };
     let outcome = outcome.and_then(|()| output.flush());
     if outcome.is_err() && compression == Compression::None {
-        pouring.count_part(output.written);
+        copy.count_part(output.written);
     }
-    Poured {
-        record_count: pouring.record_count,
+    WriteOutcome {
+        record_count: copy.record_count,
         bytes: match compression {
-            Compression::None => pouring.bytes,
+            Compression::None => copy.bytes,
             Compression::Zstd => output.written,
         },
-        refused: output.refused,
+        out_of_space: output.out_of_space,
         failure: outcome.err(),
     }
 }
@@ -162,7 +167,7 @@ pub(super) enum Compression {
 }
 
 #[derive(Debug, Default)]
-struct Pouring {
+struct SpoolCopy {
     /// What is being written: the header, then records.
     chunk: Vec<u8>,
     whole: WholeRecords,
@@ -171,23 +176,23 @@ struct Pouring {
     bytes: u64,
 }
 
-impl Pouring {
-    fn run(&mut self, spooled: &RefCell<Spooled>, output: &mut impl Write) -> io::Result<()> {
+impl SpoolCopy {
+    fn run(&mut self, spool_reader: &RefCell<SpoolReader>, output: &mut impl Write) -> io::Result<()> {
         loop {
             output.write_all(&self.chunk)?;
             self.record_count += self.whole.count;
             self.bytes += self.chunk.len() as u64;
-            self.whole = spooled.borrow_mut().take(&mut self.chunk)?;
+            self.whole = spool_reader.borrow_mut().take(&mut self.chunk)?;
             if self.whole.count == 0 {
                 return Ok(());
             }
         }
     }
 
-    fn run_compressed(&mut self, spooled: &RefCell<Spooled>, output: &mut impl Write) -> io::Result<()> {
+    fn run_compressed(&mut self, spool_reader: &RefCell<SpoolReader>, output: &mut impl Write) -> io::Result<()> {
         let mut encoder = zstd::Encoder::new(output, zstd::DEFAULT_COMPRESSION_LEVEL)?;
         encoder.include_checksum(true)?;
-        self.run(spooled, &mut encoder)?;
+        self.run(spool_reader, &mut encoder)?;
         encoder.finish().map(drop)
     }
 
@@ -203,14 +208,14 @@ impl Pouring {
 }
 
 /// Where there is no room, the spool makes some.
-struct MakingRoom<'a, W> {
+struct SpaceReclaimer<'a, W> {
     output: &'a mut W,
-    spooled: &'a RefCell<Spooled>,
+    spool_reader: &'a RefCell<SpoolReader>,
     written: u64,
-    refused: Option<io::Error>,
+    out_of_space: Option<io::Error>,
 }
 
-impl<W: Write> Write for MakingRoom<'_, W> {
+impl<W: Write> Write for SpaceReclaimer<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match self.output.write(bytes) {
@@ -218,8 +223,8 @@ impl<W: Write> Write for MakingRoom<'_, W> {
                     self.written += written as u64;
                     return Ok(written);
                 }
-                Err(error) if has_no_room(&error) && self.spooled.borrow_mut().give_up(bytes.len())? => {
-                    self.refused.get_or_insert(error);
+                Err(error) if is_out_of_space(&error) && self.spool_reader.borrow_mut().drop_last(bytes.len())? => {
+                    self.out_of_space.get_or_insert(error);
                 }
                 Err(error) => return Err(error),
             }
@@ -232,7 +237,7 @@ impl<W: Write> Write for MakingRoom<'_, W> {
 }
 
 /// Whether it is room that is missing, which may be made.
-pub(super) fn has_no_room(error: &io::Error) -> bool {
+pub(super) fn is_out_of_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 

@@ -71,19 +71,19 @@ fn the_official_decoder_reads_records_and_symbols() {
 }
 
 #[test]
-fn compression_is_one_frame_of_the_same_bytes() {
+fn compressed_output_is_one_frame_of_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
-    let (plain, packed) = (folder.path().join("a.dbn"), folder.path().join("a.dbn.zst"));
+    let (plain, compressed) = (folder.path().join("a.dbn"), folder.path().join("a.dbn.zst"));
     write_sample(&plain);
-    write_sample(&packed);
-    let packed = fs::read(&packed).unwrap();
-    let frame_bytes = zstd::zstd_safe::find_frame_compressed_size(&packed).unwrap();
-    assert_eq!(frame_bytes, packed.len(), "one frame");
-    assert_eq!(zstd::decode_all(packed.as_slice()).unwrap(), fs::read(&plain).unwrap());
+    write_sample(&compressed);
+    let compressed = fs::read(&compressed).unwrap();
+    let frame_bytes = zstd::zstd_safe::find_frame_compressed_size(&compressed).unwrap();
+    assert_eq!(frame_bytes, compressed.len(), "one frame");
+    assert_eq!(zstd::decode_all(compressed.as_slice()).unwrap(), fs::read(&plain).unwrap());
 }
 
 #[test]
-fn a_file_that_is_not_finished_leaves_nothing_and_one_that_is_replaces_whole() {
+fn an_unfinished_file_leaves_nothing_and_a_finished_one_replaces_atomically() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.dbn");
     let mut writer = DbnFileWriter::create(&path, options(None)).unwrap();
@@ -102,7 +102,7 @@ fn a_file_that_is_not_finished_leaves_nothing_and_one_that_is_replaces_whole() {
 }
 
 #[test]
-fn devices_links_and_folders_are_left_what_they_are() {
+fn devices_links_and_folders_are_not_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let (target, link) = (folder.path().join("target.dbn"), folder.path().join("link.dbn"));
     fs::write(&target, "old").unwrap();
@@ -118,7 +118,7 @@ fn devices_links_and_folders_are_left_what_they_are() {
 }
 
 #[test]
-fn mappings_hold_for_every_record_of_the_file() {
+fn mappings_cover_every_record_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.dbn");
     let mut writer = DbnFileWriter::create(&path, options(None)).unwrap();
@@ -147,7 +147,7 @@ fn mappings_hold_for_every_record_of_the_file() {
 }
 
 #[test]
-fn a_number_that_another_symbol_gets_the_next_day_has_one_name_on_each() {
+fn an_instrument_id_reused_the_next_day_maps_to_one_symbol_per_day() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.dbn");
     let mut writer = DbnFileWriter::create(&path, options(None)).unwrap();
@@ -174,7 +174,7 @@ fn a_number_that_another_symbol_gets_the_next_day_has_one_name_on_each() {
 }
 
 #[test]
-fn symbols_of_hostile_input_do_not_spoil_the_file() {
+fn hostile_symbols_do_not_corrupt_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.dbn");
     let mut writer = DbnFileWriter::create(&path, options(None)).unwrap();
@@ -188,7 +188,7 @@ fn symbols_of_hostile_input_do_not_spoil_the_file() {
 }
 
 #[test]
-fn what_is_no_record_ends_the_file_behind_those_before() {
+fn an_invalid_record_ends_the_file_after_the_records_before_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.dbn");
     let whole = mbo(7, NOON, NOON);

@@ -14,7 +14,7 @@ use crate::{
 
 /// What they are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum ListenerEvent {
     Gained(Epoch),
     Lost(Epoch, CloseReason),
     Connection(Epoch, ConnectionState),
@@ -28,12 +28,12 @@ pub(super) struct Listeners(Mutex<Inner>);
 struct Inner {
     listeners: Vec<(ListenerId, Arc<dyn Listener>)>,
     count: u64,
-    teller: Option<mpsc::Sender<Task>>,
+    notifier: Option<mpsc::Sender<Notification>>,
     has_ended: bool,
 }
 
-struct Task {
-    told: Told,
+struct Notification {
+    event: ListenerEvent,
     to: Vec<(ListenerId, Arc<dyn Listener>)>,
     /// Dropped when all have been told.
     done: Option<mpsc::Sender<()>>,
@@ -54,23 +54,23 @@ impl Listeners {
 
     /// Tells them in order, after all that was told before. With a limit: returns when all of them have returned, or
     /// after the limit, and they go on meanwhile.
-    pub(super) fn tell(&self, told: Told, limit: Option<Duration>) {
-        let (done, all_told) = mpsc::channel();
+    pub(super) fn notify(&self, event: ListenerEvent, limit: Option<Duration>) {
+        let (done, all_notified) = mpsc::channel();
         {
             let mut inner = self.inner();
             if inner.listeners.is_empty() || inner.has_ended {
                 return;
             }
             let to = inner.listeners.clone();
-            let task = Task { told, to, done: limit.is_some().then_some(done) };
-            let Some(teller) = inner.teller() else { return };
+            let task = Notification { event, to, done: limit.is_some().then_some(done) };
+            let Some(notifier) = inner.notifier() else { return };
             // Its thread lives as long as this sender.
-            let _told = teller.send(task);
+            let _told = notifier.send(task);
         }
         if let Some(limit) = limit
-            && all_told.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout)
+            && all_notified.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout)
         {
-            tracing::warn!(?told, limit_ms = limit.as_millis(), "listeners are slow; not waited for any longer");
+            tracing::warn!(?event, limit_ms = limit.as_millis(), "listeners are slow; not waited for any longer");
         }
     }
 
@@ -78,7 +78,7 @@ impl Listeners {
     pub(super) fn end(&self) {
         let mut inner = self.inner();
         inner.has_ended = true;
-        inner.teller = None;
+        inner.notifier = None;
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -87,30 +87,30 @@ impl Listeners {
 }
 
 impl Inner {
-    fn teller(&mut self) -> Option<&mpsc::Sender<Task>> {
-        if self.teller.is_none() {
-            let (sender, tasks) = mpsc::channel::<Task>();
+    fn notifier(&mut self) -> Option<&mpsc::Sender<Notification>> {
+        if self.notifier.is_none() {
+            let (sender, tasks) = mpsc::channel::<Notification>();
             let thread = std::thread::Builder::new().name("mdgw-listeners".to_owned());
             let run = move || tasks.into_iter().for_each(|task| task.run());
             match thread.spawn(run) {
-                Ok(_detached) => self.teller = Some(sender),
+                Ok(_detached) => self.notifier = Some(sender),
                 Err(error) => tracing::error!(%error, "listeners are not told: no thread"),
             }
         }
-        self.teller.as_ref()
+        self.notifier.as_ref()
     }
 }
 
-impl Task {
+impl Notification {
     fn run(self) {
         for (_, listener) in &self.to {
-            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| match self.told {
-                Told::Gained(epoch) => listener.gained(epoch),
-                Told::Lost(epoch, reason) => listener.lost(epoch, reason),
-                Told::Connection(epoch, state) => listener.connection(epoch, state),
+            let event = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| match self.event {
+                ListenerEvent::Gained(epoch) => listener.gained(epoch),
+                ListenerEvent::Lost(epoch, reason) => listener.lost(epoch, reason),
+                ListenerEvent::Connection(epoch, state) => listener.connection(epoch, state),
             }));
-            if told.is_err() {
-                tracing::error!(told = ?self.told, "a listener panicked");
+            if event.is_err() {
+                tracing::error!(event = ?self.event, "a listener panicked");
             }
         }
         drop(self.done);

@@ -8,13 +8,13 @@ use std::{
 use hdrhistogram::Histogram;
 
 use crate::{
-    register::{Outcome, Register, RegisterEvent, RegisterSender, Ticket},
+    register::{Outcome, Register, RegisterEvent, RegisterSender, RequestId},
     timing::LeaseTiming,
 };
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoreMeasure {
+pub struct StoreLatency {
     /// Reads that were answered.
     pub answered: u64,
     /// Reads that were not, or not by a record.
@@ -25,7 +25,7 @@ pub struct StoreMeasure {
     pub p999_ns: u64,
 }
 
-impl StoreMeasure {
+impl StoreLatency {
     /// What a person should know before relying on these times.
     #[must_use]
     pub fn warning(&self, timing: &LeaseTiming) -> Option<String> {
@@ -47,15 +47,15 @@ impl StoreMeasure {
     }
 }
 
-/// Reads from a store of its own connection, opened by `open`, one read after the other for `how_long`. Blocks: for
+/// Reads from a store of its own connection, opened by `open`, one read after the other for `duration`. Blocks: for
 /// the start, or a cold thread.
 ///
 /// # Errors
 /// Those of opening it.
 pub fn measure<E>(
     open: impl FnOnce(RegisterSender) -> Result<Box<dyn Register>, E>,
-    how_long: Duration,
-) -> Result<StoreMeasure, E> {
+    duration: Duration,
+) -> Result<StoreLatency, E> {
     let (sender, events) = mpsc::channel();
     let mut register = open(std::sync::Arc::new(move |event| {
         // Nobody waits for what comes after the end.
@@ -63,12 +63,12 @@ pub fn measure<E>(
     }))?;
     let mut times = Histogram::<u64>::new_with_max(60_000_000_000, 3).unwrap_or_else(|_| unreachable!("sound bounds"));
     let mut failed = 0;
-    let end = Instant::now() + how_long;
+    let end = Instant::now() + duration;
     for number in 1.. {
         let asked = Instant::now();
         let Some(left) = end.checked_duration_since(asked).filter(|left| !left.is_zero()) else { break };
-        register.read(Ticket(number));
-        match answer_to(&events, Ticket(number), left.max(PAUSE)) {
+        register.read(RequestId(number));
+        match answer_to(&events, RequestId(number), left.max(PAUSE)) {
             Some(Outcome::Read(_)) => {
                 times.saturating_record(u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX));
             }
@@ -76,7 +76,7 @@ pub fn measure<E>(
         }
         std::thread::sleep(PAUSE);
     }
-    Ok(StoreMeasure {
+    Ok(StoreLatency {
         answered: times.len(),
         failed,
         p50_ns: times.value_at_quantile(0.5),
@@ -84,13 +84,13 @@ pub fn measure<E>(
     })
 }
 
-fn answer_to(events: &mpsc::Receiver<RegisterEvent>, ticket: Ticket, limit: Duration) -> Option<Outcome> {
+fn answer_to(events: &mpsc::Receiver<RegisterEvent>, request_id: RequestId, limit: Duration) -> Option<Outcome> {
     let end = Instant::now() + limit;
     loop {
         let event = events.recv_timeout(end.saturating_duration_since(Instant::now())).ok()?;
         match event {
-            RegisterEvent::Answer { ticket: answered, outcome } if answered == ticket => return Some(outcome),
-            RegisterEvent::Answer { .. } | RegisterEvent::Changed(_) | RegisterEvent::Link(_) => {}
+            RegisterEvent::Answer { request_id: answered, outcome } if answered == request_id => return Some(outcome),
+            RegisterEvent::Answer { .. } | RegisterEvent::Changed(_) | RegisterEvent::StoreLink(_) => {}
         }
     }
 }
@@ -103,11 +103,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_too_slow_for_the_lease_is_warned_about_with_both_figures() {
-        let measure = |p999_ns| StoreMeasure { answered: 100, failed: 0, p50_ns: 1, p999_ns };
+    fn a_store_too_slow_for_the_lease_gives_a_warning_with_both_times() {
+        let measure = |p999_ns| StoreLatency { answered: 100, failed: 0, p50_ns: 1, p999_ns };
         assert_eq!(measure(20_000_000).warning(&LeaseTiming::DEFAULT), None);
         let warning = measure(20_100_000).warning(&LeaseTiming::DEFAULT).unwrap();
         assert!(warning.contains("20.10 ms is 80.40 ms") && warning.contains("80.00 ms"), "{warning}");
-        assert!(StoreMeasure { answered: 0, ..measure(0) }.warning(&LeaseTiming::CALM).is_some());
+        assert!(StoreLatency { answered: 0, ..measure(0) }.warning(&LeaseTiming::CALM).is_some());
     }
 }

@@ -13,50 +13,50 @@ use mdgw_feeds::time::MonoNs;
 
 use super::*;
 use crate::{
+    auto_move::AutoMoveConfig,
     core::ConnectionState,
     file::FileRegister,
     identity::Incarnation,
     latch::{LeaderLatch, Listener},
     lease::{Lease, LeaseConfig, OnSuspended},
-    moves::MovesConfig,
-    record::{ConfigurationMark, tests::member},
+    record::{ConfigVersion, tests::member},
 };
 
-const GENEROUS: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Hands messages to the other election of a pair.
 #[derive(Clone, Default)]
-struct Wires(Arc<Mutex<BTreeMap<NodeId, Election>>>);
+struct PeerNetwork(Arc<Mutex<BTreeMap<NodeId, Election>>>);
 
-struct Side {
+struct TestHooks {
     node: NodeId,
-    wires: Wires,
+    network: PeerNetwork,
     /// How long each round is held up.
-    held_up: Duration,
+    iteration_delay: Duration,
 }
 
-impl Surroundings for Side {
-    fn goes_round(&mut self) {
-        std::thread::sleep(self.held_up);
+impl ElectionHooks for TestHooks {
+    fn on_iteration(&mut self) {
+        std::thread::sleep(self.iteration_delay);
     }
 
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
-        if let Some(peer) = self.wires.0.lock().unwrap().get(&to) {
-            peer.heard_from_peer(self.node, message);
+        if let Some(peer) = self.network.0.lock().unwrap().get(&to) {
+            peer.receive_from_peer(self.node, message);
         }
     }
 }
 
-fn election(node: u8, incarnation: u64, directory: &Path, wires: &Wires) -> (Election, Arc<Fence>) {
-    election_held_up(node, incarnation, directory, wires, Duration::ZERO)
+fn election(node: u8, incarnation: u64, directory: &Path, network: &PeerNetwork) -> (Election, Arc<Fence>) {
+    election_with_delay(node, incarnation, directory, network, Duration::ZERO)
 }
 
-fn election_held_up(
+fn election_with_delay(
     node: u8,
     incarnation: u64,
     directory: &Path,
-    wires: &Wires,
-    held_up: Duration,
+    network: &PeerNetwork,
+    iteration_delay: Duration,
 ) -> (Election, Arc<Fence>) {
     let names = [1, 2].map(|node| (NodeId(node), member(node, 0).name));
     let timing = LeaseTiming::CALM;
@@ -64,16 +64,16 @@ fn election_held_up(
         member: Member { incarnation: Incarnation(incarnation), ..member(node, 0) },
         timing,
         candidates: names.into(),
-        configuration: ConfigurationMark::default(),
+        configuration: ConfigVersion::default(),
         on_suspended: OnSuspended::Hold,
         preferred: None,
         own_epoch: Epoch::default(),
-        moves: MovesConfig::default(),
+        moves: AutoMoveConfig::default(),
     });
     let (inbox, waiting) = inbox();
-    let register: Box<dyn Register> = Box::new(FileRegister::open(directory, inbox.of_register()).unwrap());
+    let register: Box<dyn Register> = Box::new(FileRegister::open(directory, inbox.register_sender()).unwrap());
     let fence = Arc::new(Fence::closed());
-    let surroundings = Box::new(Side { node: NodeId(node), wires: wires.clone(), held_up });
+    let hooks = Box::new(TestHooks { node: NodeId(node), network: network.clone(), iteration_delay });
     let options = ElectionOptions {
         name: node.to_string(),
         timing,
@@ -83,27 +83,27 @@ fn election_held_up(
         listeners_ns_max: timing.lease_ns / 20,
         peers: vec![NodeId(3 - node)],
     };
-    let election = Election::new(core, register, Arc::clone(&fence), waiting, &inbox, surroundings, options);
-    election.set_standing(Standing::Stands);
-    wires.0.lock().unwrap().insert(NodeId(node), election.clone());
+    let election = Election::new(core, register, Arc::clone(&fence), waiting, &inbox, hooks, options);
+    election.set_eligibility(Eligibility::Eligible);
+    network.0.lock().unwrap().insert(NodeId(node), election.clone());
     (election, fence)
 }
 
 #[test]
-fn closing_lets_the_other_lead_at_once_under_a_higher_epoch() {
+fn after_close_the_other_gateway_leads_at_once_with_a_higher_epoch() {
     let directory = tempfile::tempdir().unwrap();
-    let wires = Wires::default();
-    let (first, fence) = election(1, 1, directory.path(), &wires);
+    let network = PeerNetwork::default();
+    let (first, fence) = election(1, 1, directory.path(), &network);
     assert!(!first.has_leadership());
     first.start().unwrap();
     let epoch = first.await_leadership().unwrap();
     assert!(first.has_leadership());
 
-    let (second, _) = election(2, 1, directory.path(), &wires);
+    let (second, _) = election(2, 1, directory.path(), &network);
     second.start().unwrap();
     assert_eq!(second.await_leadership_for(Duration::from_millis(1)), Ok(None));
     first.close();
-    assert_eq!(fence.pass(MonoNs(0)), None);
+    assert_eq!(fence.epoch_if_open(MonoNs(0)), None);
     assert_eq!(first.await_leadership(), Err(Closed));
     assert_eq!(first.start(), Err(Closed));
     assert!(second.await_leadership().unwrap() > epoch);
@@ -112,13 +112,13 @@ fn closing_lets_the_other_lead_at_once_under_a_higher_epoch() {
 }
 
 #[test]
-fn an_election_thread_that_is_held_up_in_its_work_counts_as_late() {
+fn a_slow_iteration_of_the_election_thread_is_recorded_as_a_stall() {
     let directory = tempfile::tempdir().unwrap();
     let half = Duration::from_nanos(LeaseTiming::CALM.margin_ns / 2);
-    let held_up = half + Duration::from_millis(20);
-    let (slow, _) = election_held_up(1, 1, directory.path(), &Wires::default(), held_up);
+    let iteration_delay = half + Duration::from_millis(20);
+    let (slow, _) = election_with_delay(1, 1, directory.path(), &PeerNetwork::default(), iteration_delay);
     slow.start().unwrap();
-    let deadline = Instant::now() + GENEROUS;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     let (stalls, alarming) = loop {
         match slow.stalls() {
             Some((stalls, alarming)) if alarming > 1 => break (stalls, alarming),
@@ -132,13 +132,13 @@ fn an_election_thread_that_is_held_up_in_its_work_counts_as_late() {
 }
 
 #[test]
-fn handed_over_the_other_leads_and_this_one_knows() {
+fn after_a_hand_over_both_gateways_know_the_new_leader() {
     let directory = tempfile::tempdir().unwrap();
-    let wires = Wires::default();
-    let (first, _) = election(1, 1, directory.path(), &wires);
+    let network = PeerNetwork::default();
+    let (first, _) = election(1, 1, directory.path(), &network);
     first.start().unwrap();
     let before = first.await_leadership().unwrap();
-    let (second, _) = election(2, 1, directory.path(), &wires);
+    let (second, _) = election(2, 1, directory.path(), &network);
     assert_eq!(second.hand_over(None), Err(HandOverError::NotLeader));
     second.start().unwrap();
     // Refused until the first has heard of it.
@@ -158,13 +158,13 @@ fn handed_over_the_other_leads_and_this_one_knows() {
 }
 
 /// Notes what it was told, and what the fence was like then.
-struct Witness {
+struct RecordingListener {
     fence: Arc<Fence>,
     heard: Mutex<Vec<(&'static str, Epoch, bool)>>,
     blocks: AtomicBool,
 }
 
-impl Witness {
+impl RecordingListener {
     fn note(&self, what: &'static str, epoch: Epoch) {
         self.heard.lock().unwrap().push((what, epoch, self.fence.allows(mono_now())));
         while self.blocks.load(Ordering::Acquire) {
@@ -173,7 +173,7 @@ impl Witness {
     }
 }
 
-impl Listener for Witness {
+impl Listener for RecordingListener {
     fn gained(&self, epoch: Epoch) {
         self.note("gained", epoch);
     }
@@ -189,41 +189,44 @@ impl Listener for Witness {
 }
 
 #[test]
-fn listeners_hear_before_the_fence_opens_and_after_it_has_closed() {
+fn listeners_are_notified_before_the_fence_opens_and_after_it_closes() {
     let directory = tempfile::tempdir().unwrap();
-    let (election, fence) = election(1, 1, directory.path(), &Wires::default());
-    let witness = Arc::new(Witness { fence, heard: Mutex::default(), blocks: AtomicBool::new(false) });
-    let id = election.listen(Arc::clone(&witness) as Arc<dyn Listener>);
+    let (election, fence) = election(1, 1, directory.path(), &PeerNetwork::default());
+    let listener = Arc::new(RecordingListener { fence, heard: Mutex::default(), blocks: AtomicBool::new(false) });
+    let id = election.listen(Arc::clone(&listener) as Arc<dyn Listener>);
     election.start().unwrap();
-    let epoch = election.await_leadership_for(GENEROUS).unwrap().unwrap();
+    let epoch = election.await_leadership_for(TEST_TIMEOUT).unwrap().unwrap();
     election.close();
-    while witness.heard.lock().unwrap().len() < 3 {
+    while listener.heard.lock().unwrap().len() < 3 {
         std::thread::yield_now();
     }
-    let heard = witness.heard.lock().unwrap().clone();
+    let heard = listener.heard.lock().unwrap().clone();
     assert_eq!(heard, [("connected", Epoch::default(), false), ("gained", epoch, false), ("lost", epoch, false)]);
     election.unlisten(id);
 }
 
 #[test]
-fn a_listener_that_never_returns_keeps_nobody_from_leading_or_stopping() {
+fn a_blocked_listener_delays_neither_opening_nor_closing() {
     let directory = tempfile::tempdir().unwrap();
-    let (election, fence) = election(1, 1, directory.path(), &Wires::default());
-    let witness =
-        Arc::new(Witness { fence: Arc::clone(&fence), heard: Mutex::default(), blocks: AtomicBool::new(true) });
-    election.listen(Arc::clone(&witness) as Arc<dyn Listener>);
+    let (election, fence) = election(1, 1, directory.path(), &PeerNetwork::default());
+    let listener = Arc::new(RecordingListener {
+        fence: Arc::clone(&fence),
+        heard: Mutex::default(),
+        blocks: AtomicBool::new(true),
+    });
+    election.listen(Arc::clone(&listener) as Arc<dyn Listener>);
     election.start().unwrap();
-    election.await_leadership_for(GENEROUS).unwrap().unwrap();
+    election.await_leadership_for(TEST_TIMEOUT).unwrap().unwrap();
     election.close();
-    assert_eq!(fence.pass(MonoNs(0)), None);
-    witness.blocks.store(false, Ordering::Release);
+    assert_eq!(fence.epoch_if_open(MonoNs(0)), None);
+    listener.blocks.store(false, Ordering::Release);
 }
 
 #[test]
-fn closed_before_it_started_it_never_starts() {
+fn an_election_closed_before_start_never_starts() {
     let directory = tempfile::tempdir().unwrap();
-    let (election, fence) = election(1, 1, directory.path(), &Wires::default());
+    let (election, fence) = election(1, 1, directory.path(), &PeerNetwork::default());
     election.close();
     assert_eq!(election.start(), Err(Closed));
-    assert_eq!(fence.pass(MonoNs(0)), None);
+    assert_eq!(fence.epoch_if_open(MonoNs(0)), None);
 }

@@ -11,10 +11,10 @@ use mdgw_feeds::time::MonoNs;
 use mdgw_sys::{
     affinity::pin_to,
     clock::{self, mono_now},
-    scheduler::{set_fifo, wake_promptly},
+    scheduler::{request_short_slice, set_fifo},
 };
 
-use super::{Backend, ElectionOptions, Shared, Surroundings, Told};
+use super::{Backend, ElectionHooks, ElectionOptions, ListenerEvent, Shared};
 use crate::{
     core::{Core, Input, Notice, Output, Role},
     peer::PeerMessage,
@@ -24,12 +24,12 @@ pub(super) struct ElectionThread<C: Core, B> {
     core: C,
     backend: B,
     inbox: mpsc::Receiver<Input<C::Event>>,
-    surroundings: Box<dyn Surroundings>,
+    hooks: Box<dyn ElectionHooks>,
     shared: Arc<Shared>,
     options: ElectionOptions,
     /// Until when a send may still be outstanding, after the fence was closed for a hand-over.
     drain_until: Option<MonoNs>,
-    state_at: MonoNs,
+    next_state_at: MonoNs,
     stalls: Histogram<u64>,
     alarming_stalls: u64,
     is_closing: bool,
@@ -45,7 +45,7 @@ where
         core: C,
         backend: B,
         inbox: mpsc::Receiver<Input<C::Event>>,
-        surroundings: Box<dyn Surroundings>,
+        hooks: Box<dyn ElectionHooks>,
         shared: Arc<Shared>,
         options: ElectionOptions,
     ) -> Self {
@@ -54,11 +54,11 @@ where
             core,
             backend,
             inbox,
-            surroundings,
+            hooks,
             shared,
             options,
             drain_until: None,
-            state_at: MonoNs(0),
+            next_state_at: MonoNs(0),
             stalls,
             alarming_stalls: 0,
             is_closing: false,
@@ -78,31 +78,31 @@ where
     }
 
     fn run(&mut self) {
-        self.take_place();
+        self.set_affinity_and_priority();
         self.backend.begin();
         // What it was told before it began.
         while let Ok(input) = self.inbox.try_recv() {
-            self.take(input);
+            self.handle(input);
         }
         let mut woke_at = mono_now();
         loop {
-            self.surroundings.goes_round();
-            self.tell_time();
+            self.hooks.on_iteration();
+            self.advance_time();
             let now = mono_now();
-            self.note_round(now.since(woke_at));
+            self.record_busy_time(now.since(woke_at));
             if self.core.view().role == Role::Closed && self.is_closing {
                 return;
             }
             let wake_at = self.wake_at(now);
             let heard = self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now)));
             woke_at = mono_now();
-            self.note_stall(woke_at.since(wake_at));
+            self.record_stall(woke_at.since(wake_at));
             match heard {
                 Ok(input) => {
-                    self.take(input);
+                    self.handle(input);
                     // All that has come is known before anything is decided.
                     while let Ok(input) = self.inbox.try_recv() {
-                        self.take(input);
+                        self.handle(input);
                     }
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -112,13 +112,13 @@ where
     }
 
     /// Its core and its priority, where they can be had.
-    fn take_place(&self) {
+    fn set_affinity_and_priority(&self) {
         if let Some(core) = self.options.core
             && let Err(error) = pin_to(core)
         {
             tracing::warn!(%error, "the election thread is not pinned");
         }
-        wake_promptly();
+        request_short_slice();
         if let Some(priority) = self.options.fifo_priority
             && let Err(error) = set_fifo(priority)
         {
@@ -128,95 +128,95 @@ where
 
     fn wake_at(&self, now: MonoNs) -> MonoNs {
         let drain = self.drain_until.map(|until| until.min(now.plus(DRAIN_POLL_NS)));
-        let next = [self.core.next_deadline(), drain, Some(self.state_at)].into_iter().flatten().min();
+        let next = [self.core.next_deadline(), drain, Some(self.next_state_at)].into_iter().flatten().min();
         // A core that wants to be told at once has just been.
         let (earliest, latest) = (now.plus(STEP_NS_MIN), now.plus(IDLE_NS_MAX));
         next.map_or(latest, |next| next.clamp(earliest, latest))
     }
 
-    fn take(&mut self, input: Input<C::Event>) {
+    fn handle(&mut self, input: Input<C::Event>) {
         self.is_closing |= matches!(input, Input::Close);
         let outputs = self.core.step(mono_now(), input);
-        self.carry_out(outputs);
+        self.apply_outputs(outputs);
     }
 
-    fn tell_time(&mut self) {
+    fn advance_time(&mut self) {
         let now = mono_now();
         if let Some(until) = self.drain_until {
-            let positions = self.surroundings.drained();
-            let positions = positions.or_else(|| (now >= until).then(|| self.surroundings.positions()));
+            let positions = self.hooks.drained();
+            let positions = positions.or_else(|| (now >= until).then(|| self.hooks.positions()));
             if let Some(positions) = positions {
                 self.drain_until = None;
-                self.take(Input::Drained { positions });
+                self.handle(Input::Drained { positions });
             }
         }
-        if now >= self.state_at {
+        if now >= self.next_state_at {
             // Twice per renewal: an heir's lease counts from the stamp in it, so each millisecond of its age is lost.
-            self.state_at = now.plus(self.options.timing.renew_ns / 2);
-            self.take(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
-            if let Some(epoch) = self.surroundings.heard() {
-                self.take(Input::Heard(epoch));
+            self.next_state_at = now.plus(self.options.timing.renew_ns / 2);
+            self.handle(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
+            if let Some(epoch) = self.hooks.heard() {
+                self.handle(Input::ObservedEpoch(epoch));
             }
             let state = self.core.peer_state(now);
             for peer in &self.options.peers {
-                self.surroundings.to_peer(*peer, PeerMessage::State(state.clone()));
+                self.hooks.to_peer(*peer, PeerMessage::State(state.clone()));
             }
         }
         let outputs = self.core.step(mono_now(), Input::Time);
-        self.carry_out(outputs);
+        self.apply_outputs(outputs);
         let view = self.core.view();
         let has_changed = self.shared.state().view != view;
         if has_changed {
-            self.surroundings.known(view.epoch);
+            self.hooks.known(view.epoch);
             self.shared.change(|state| state.view = view);
         }
     }
 
-    fn carry_out(&mut self, outputs: Vec<Output<C::Request>>) {
+    fn apply_outputs(&mut self, outputs: Vec<Output<C::Request>>) {
         let fence = Arc::clone(&self.shared.fence);
         for output in outputs {
             match output {
                 Output::Renew { deadline } => {
-                    self.surroundings.guard(fence.epoch(), Some(deadline));
+                    self.hooks.update_second_fence(fence.epoch(), Some(deadline));
                     fence.renew(deadline);
                 }
                 Output::Close { epoch, reason } => {
                     fence.close();
-                    self.surroundings.guard(epoch, None);
-                    self.surroundings.fence_moved();
+                    self.hooks.update_second_fence(epoch, None);
+                    self.hooks.on_fence_change();
                     self.publish_view();
-                    self.shared.tell_listeners(Told::Lost(epoch, reason), None);
-                    self.surroundings.leadership(epoch, Some(reason));
+                    self.shared.notify_listeners(ListenerEvent::Lost(epoch, reason), None);
+                    self.hooks.leadership(epoch, Some(reason));
                     tracing::warn!(group = self.options.name, epoch = epoch.count(), ?reason, "leads no more");
                 }
                 Output::Open { epoch, deadline } => {
                     let limit = Duration::from_nanos(self.options.listeners_ns_max);
-                    self.shared.tell_listeners(Told::Gained(epoch), Some(limit));
-                    self.surroundings.guard(epoch, Some(deadline));
+                    self.shared.notify_listeners(ListenerEvent::Gained(epoch), Some(limit));
+                    self.hooks.update_second_fence(epoch, Some(deadline));
                     fence.open(epoch, deadline);
-                    self.surroundings.fence_moved();
+                    self.hooks.on_fence_change();
                     self.publish_view();
-                    self.surroundings.leadership(epoch, None);
+                    self.hooks.leadership(epoch, None);
                     tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
                 }
-                Output::OthersEnded { epoch, positions } => self.surroundings.others_ended(epoch, &positions),
+                Output::PeerOutputEnded { epoch, positions } => self.hooks.on_peer_output_ended(epoch, &positions),
                 Output::Drain => self.drain_until = Some(mono_now().plus(self.options.timing.send_ns_max)),
                 Output::Request(request) => self.backend.ask(request),
-                Output::Peer { to, message } => self.surroundings.to_peer(to, message),
+                Output::Peer { to, message } => self.hooks.to_peer(to, message),
                 Output::Connection(state) => {
                     let epoch = self.core.view().epoch;
                     tracing::info!(group = self.options.name, ?state, "connection of the election");
-                    self.shared.tell_listeners(Told::Connection(epoch, state), None);
+                    self.shared.notify_listeners(ListenerEvent::Connection(epoch, state), None);
                 }
-                Output::Notice(notice) => self.note(&notice),
+                Output::Notice(notice) => self.report(&notice),
             }
         }
     }
 
-    fn note(&mut self, notice: &Notice) {
+    fn report(&mut self, notice: &Notice) {
         match notice {
-            Notice::OnPromises => tracing::error!(alarm = "store-lost", group = self.options.name, "{notice}"),
-            Notice::Obstacle(obstacle) if !obstacle.passes() => {
+            Notice::RunsOnPromises => tracing::error!(alarm = "store-lost", group = self.options.name, "{notice}"),
+            Notice::Obstacle(obstacle) if !obstacle.is_temporary() => {
                 tracing::error!(alarm = "does-not-stand", group = self.options.name, "{notice}");
             }
             _ => tracing::warn!(group = self.options.name, "{notice}"),
@@ -224,7 +224,7 @@ where
         if let Notice::HandOverFailed { why, .. } = notice {
             self.shared.change(|state| state.hand_over_failed = Some((*why).to_owned()));
         }
-        self.surroundings.notice(notice);
+        self.hooks.notice(notice);
     }
 
     fn publish_view(&self) {
@@ -233,7 +233,7 @@ where
     }
 
     /// How late it woke, whatever woke it; 0: in time.
-    fn note_stall(&mut self, stall_ns: u64) {
+    fn record_stall(&mut self, stall_ns: u64) {
         if stall_ns == 0 {
             return;
         }
@@ -247,7 +247,7 @@ where
     }
 
     /// How long it was busy with what had come: later than that nothing else could be done in time.
-    fn note_round(&mut self, round_ns: u64) {
+    fn record_busy_time(&mut self, round_ns: u64) {
         if self.is_alarming(round_ns) {
             self.stalls.saturating_record(round_ns);
             let group = &self.options.name;

@@ -6,9 +6,9 @@ use mdgw_feeds::time::MonoNs;
 
 use super::{
     Emergent,
-    list::ListVersion,
-    membership::Heard,
-    message::{Message, Side},
+    member_list::ListVersion,
+    membership::MemberLiveness,
+    message::{Message, PartitionSide},
 };
 use crate::identity::{Member, NodeId};
 
@@ -27,7 +27,7 @@ impl Emergent {
     /// What a coordinator does as time passes.
     pub(super) fn coordinate(&mut self, now: MonoNs) {
         if self.is_coordinator() {
-            self.mark_silent(now);
+            self.mark_silent_failed(now);
             self.answer_joins(now);
             self.probe(now);
         }
@@ -54,36 +54,36 @@ impl Emergent {
         if membership.pending.iter().any(|join| join.member == from && join.nonce == nonce) {
             return;
         }
-        if membership.welcomed.get(&from.node) == Some(&nonce) && membership.list.live_member(&from).is_some() {
-            return self.welcome(address, &from, nonce);
+        if membership.answered_joins.get(&from.node) == Some(&nonce) && membership.list.find_live(&from).is_some() {
+            return self.accept_join(address, &from, nonce);
         }
         membership.pending.retain(|join| join.member.node != from.node);
-        membership.list.let_in(ours, from.clone(), address);
+        membership.list.admit(ours, from.clone(), address);
         let version = membership.list.version;
-        membership.heard.insert(from.node, Heard::nothing(from.node, version, now));
+        membership.liveness.insert(from.node, MemberLiveness::not_yet_received(from.node, version, now));
         membership.live_count_max = membership.live_count_max.max(membership.list.live_count());
         membership.acknowledged.remove(&from.node);
         membership.pending.push(PendingJoin { member: from, address, nonce, version, since: now });
-        self.tell_list(now);
+        self.publish_list(now);
     }
 
     pub(super) fn on_acknowledge(&mut self, from: &Member, version: ListVersion) {
         if let Some(membership) = self.membership_mut()
-            && membership.list.live_member(from).is_some()
+            && membership.list.find_live(from).is_some()
         {
             membership.acknowledged.insert(from.node, version);
         }
     }
 
     pub(super) fn on_leave(&mut self, now: MonoNs, from: &Member) {
-        let is_member = self.membership().is_some_and(|membership| membership.list.live_member(from).is_some());
+        let is_member = self.membership().is_some_and(|membership| membership.list.find_live(from).is_some());
         if is_member && self.is_coordinator() {
             let ours = self.config.member.node;
             if let Some(membership) = self.membership_mut() {
                 membership.list.remove(ours, from.node);
                 membership.forget_unlisted(now, ours);
             }
-            self.tell_list(now);
+            self.publish_list(now);
         }
     }
 
@@ -92,10 +92,10 @@ impl Emergent {
     }
 
     /// This side, as others are told.
-    pub(super) fn side(&self) -> Option<Side> {
+    pub(super) fn side(&self) -> Option<PartitionSide> {
         let list = &self.membership()?.list;
         let coordinator = list.coordinator()?;
-        Some(Side {
+        Some(PartitionSide {
             coordinator: coordinator.member.clone(),
             address: coordinator.address,
             age: coordinator.age,
@@ -104,7 +104,7 @@ impl Emergent {
         })
     }
 
-    fn mark_silent(&mut self, now: MonoNs) {
+    fn mark_silent_failed(&mut self, now: MonoNs) {
         let silence_ns = self.silence_ns();
         let Some(membership) = self.membership() else { return };
         let silent: Vec<NodeId> = membership
@@ -115,7 +115,7 @@ impl Emergent {
             .map(|listed| listed.member.node)
             .collect();
         if !silent.is_empty() {
-            self.fail(now, &silent);
+            self.mark_members_failed(now, &silent);
         }
     }
 
@@ -135,20 +135,22 @@ impl Emergent {
         let due: Vec<_> = membership.pending.iter().filter(|join| is_due(join)).cloned().collect();
         for join in &due {
             membership.pending.retain(|other| other.member != join.member);
-            membership.welcomed.insert(join.member.node, join.nonce);
+            membership.answered_joins.insert(join.member.node, join.nonce);
             let version = membership.list.version;
-            membership.heard.insert(join.member.node, Heard::nothing(join.member.node, version, now));
+            membership
+                .liveness
+                .insert(join.member.node, MemberLiveness::not_yet_received(join.member.node, version, now));
         }
         for PendingJoin { member, address, nonce, .. } in due {
-            self.welcome(address, &member, nonce);
+            self.accept_join(address, &member, nonce);
         }
     }
 
-    fn welcome(&mut self, address: SocketAddr, member: &Member, nonce: u64) {
+    fn accept_join(&mut self, address: SocketAddr, member: &Member, nonce: u64) {
         let Some(membership) = self.membership() else { return };
         let list = membership.list.clone();
         let epoch = self.known_epoch;
-        self.send(address, Some(member.incarnation), Message::Welcome { nonce, list, epoch });
+        self.send(address, Some(member.incarnation), Message::JoinAccepted { nonce, list, epoch });
     }
 
     /// Failed members may have come back, or live on the other side of a cut.

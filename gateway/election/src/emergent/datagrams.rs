@@ -21,10 +21,10 @@ use std::{
 };
 
 use mdgw_feeds::identity::GroupId;
-use mdgw_sys::scheduler::spawn_prompt;
+use mdgw_sys::scheduler::spawn_short_slice;
 use socket2::SockRef;
 
-use super::{Post, message::Letter};
+use super::{OutgoingMessage, message::Envelope};
 use crate::{
     announcement::Announcement,
     auth::{Purpose, SharedKey, TAG_BYTES},
@@ -35,7 +35,7 @@ use crate::{
 
 /// A gateway's socket for letters.
 #[derive(Debug)]
-pub struct Datagrams {
+pub struct MemberSocket {
     socket: UdpSocket,
     key: SharedKey,
     refused: AtomicU64,
@@ -45,12 +45,12 @@ pub struct Datagrams {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     /// A letter about that group.
-    Letter(GroupId, Box<Letter>),
+    Envelope(GroupId, Box<Envelope>),
     /// A sentinel's notice for that group.
     Died(GroupId, DeathNotice),
 }
 
-impl Datagrams {
+impl MemberSocket {
     /// Opens the socket.
     ///
     /// # Errors
@@ -72,12 +72,12 @@ impl Datagrams {
     ///
     /// # Errors
     /// As sendto(2).
-    pub fn send(&self, group: GroupId, post: &Post) -> io::Result<()> {
+    pub fn send(&self, group: GroupId, outgoing: &OutgoingMessage) -> io::Result<()> {
         let mut bytes = group.0.to_le_bytes().to_vec();
-        serde_json::to_writer(&mut bytes, &post.letter).map_err(io::Error::other)?;
+        serde_json::to_writer(&mut bytes, &outgoing.envelope).map_err(io::Error::other)?;
         let tag = self.key.tag(Purpose::Membership, &[&bytes]);
         bytes.extend_from_slice(&tag);
-        SockRef::from(&self.socket).send_to_with_flags(&bytes, &post.to.into(), libc::MSG_DONTWAIT).map(drop)
+        SockRef::from(&self.socket).send_to_with_flags(&bytes, &outgoing.to.into(), libc::MSG_DONTWAIT).map(drop)
     }
 
     /// Waits for the next that is worth anything, at most `limit`; `None`: nothing came, or nothing worth anything.
@@ -102,14 +102,14 @@ impl Datagrams {
         Ok(received)
     }
 
-    /// Datagrams that were not signed with the key, or are no letters.
+    /// MemberSocket that were not signed with the key, or are no letters.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
     fn read(&self, bytes: &[u8]) -> Option<Received> {
-        if Announcement::is_one(bytes) {
+        if Announcement::has_magic(bytes) {
             let Announcement { group, notice } = Announcement::open(bytes, &self.key)?;
             return Some(Received::Died(group, notice));
         }
@@ -118,51 +118,51 @@ impl Datagrams {
             return None;
         }
         let (group, text) = signed.split_first_chunk()?;
-        let letter = serde_json::from_slice(text).ok()?;
-        Some(Received::Letter(GroupId(u16::from_le_bytes(*group)), Box::new(letter)))
+        let envelope = serde_json::from_slice(text).ok()?;
+        Some(Received::Envelope(GroupId(u16::from_le_bytes(*group)), Box::new(envelope)))
     }
 }
 
 /// A gateway's socket for letters and the thread that hands on what comes.
 #[derive(Debug)]
-pub struct Memberships {
-    datagrams: Arc<Datagrams>,
+pub struct MembershipTransport {
+    datagrams: Arc<MemberSocket>,
     inboxes: Arc<Inboxes>,
     stop: Arc<AtomicBool>,
 }
 
-type Inboxes = Mutex<BTreeMap<GroupId, Inbox<Letter>>>;
+type Inboxes = Mutex<BTreeMap<GroupId, Inbox<Envelope>>>;
 
-impl Memberships {
+impl MembershipTransport {
     /// Begins to receive.
     ///
     /// # Errors
     /// When there is no thread.
-    pub fn start(datagrams: Datagrams) -> io::Result<Self> {
+    pub fn start(datagrams: MemberSocket) -> io::Result<Self> {
         let (datagrams, inboxes, stop) = (Arc::new(datagrams), Arc::<Inboxes>::default(), Arc::<AtomicBool>::default());
         let (from, to, stopped) = (Arc::clone(&datagrams), Arc::clone(&inboxes), Arc::clone(&stop));
-        spawn_prompt("mdgw-members", move || hand_on(&from, &to, &stopped))?;
+        spawn_short_slice("mdgw-members", move || dispatch(&from, &to, &stopped))?;
         Ok(Self { datagrams, inboxes, stop })
     }
 
     /// The backend of one group's election, which `inbox` belongs to.
     #[must_use]
-    pub fn backend(self: &Arc<Self>, group: GroupId, inbox: &Inbox<Letter>) -> MembershipBackend {
+    pub fn backend(self: &Arc<Self>, group: GroupId, inbox: &Inbox<Envelope>) -> MembershipBackend {
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).insert(group, inbox.clone());
-        MembershipBackend { all: Arc::clone(self), group }
+        MembershipBackend { transport: Arc::clone(self), group }
     }
 }
 
-impl Drop for Memberships {
+impl Drop for MembershipTransport {
     fn drop(&mut self) {
         self.stop.store(true, Release);
     }
 }
 
-fn hand_on(datagrams: &Datagrams, inboxes: &Inboxes, stop: &AtomicBool) {
+fn dispatch(datagrams: &MemberSocket, inboxes: &Inboxes, stop: &AtomicBool) {
     while !stop.load(Acquire) {
         let (group, input) = match datagrams.receive(STOP_INTERVAL) {
-            Ok(Some(Received::Letter(group, letter))) => (group, Input::Backend(*letter)),
+            Ok(Some(Received::Envelope(group, envelope))) => (group, Input::Backend(*envelope)),
             Ok(Some(Received::Died(group, notice))) => (group, Input::Died(notice)),
             Ok(None) => continue,
             Err(error) => {
@@ -182,11 +182,11 @@ fn hand_on(datagrams: &Datagrams, inboxes: &Inboxes, stop: &AtomicBool) {
 /// them is there.
 #[derive(Debug)]
 pub struct MembershipBackend {
-    all: Arc<Memberships>,
+    transport: Arc<MembershipTransport>,
     group: GroupId,
 }
 
-impl Backend<Post> for MembershipBackend {
+impl Backend<OutgoingMessage> for MembershipBackend {
     fn begin(&mut self) {
         tracing::warn!(
             group = self.group.0,
@@ -195,9 +195,9 @@ impl Backend<Post> for MembershipBackend {
         );
     }
 
-    fn ask(&mut self, post: Post) {
-        if let Err(error) = self.all.datagrams.send(self.group, &post) {
-            tracing::debug!(%error, to = %post.to, "election: a letter was not sent");
+    fn ask(&mut self, outgoing: OutgoingMessage) {
+        if let Err(error) = self.transport.datagrams.send(self.group, &outgoing) {
+            tracing::debug!(%error, to = %outgoing.to, "election: a letter was not sent");
         }
     }
 }
@@ -226,35 +226,35 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn socket(key: u8) -> Datagrams {
-        Datagrams::open((Ipv4Addr::LOCALHOST, 0).into(), SharedKey::new(&[key; KEY_BYTES])).unwrap()
+    fn socket(key: u8) -> MemberSocket {
+        MemberSocket::open((Ipv4Addr::LOCALHOST, 0).into(), SharedKey::new(&[key; KEY_BYTES])).unwrap()
     }
 
-    fn letter(address: SocketAddr) -> Box<Letter> {
+    fn envelope(address: SocketAddr) -> Box<Envelope> {
         let message = Message::Join { nonce: 7 };
-        Box::new(Letter { from: member(1, 2), address, to: None, number: 3, message })
+        Box::new(Envelope { from: member(1, 2), address, to: None, number: 3, message })
     }
 
     #[test]
-    fn letters_are_taken_with_the_key_alone_and_for_their_group() {
+    fn messages_are_accepted_only_with_the_key_and_for_their_group() {
         let reader = socket(1);
         let to = reader.address().unwrap();
         for (key, group, taken) in [(1, 5, true), (2, 5, false), (1, 6, true)] {
             let writer = socket(key);
-            let letter = letter(writer.address().unwrap());
-            writer.send(GroupId(group), &Post { to, letter: letter.clone() }).unwrap();
-            let expected = taken.then_some(Received::Letter(GroupId(group), letter));
+            let envelope = envelope(writer.address().unwrap());
+            writer.send(GroupId(group), &OutgoingMessage { to, envelope: envelope.clone() }).unwrap();
+            let expected = taken.then_some(Received::Envelope(GroupId(group), envelope));
             assert_eq!(reader.receive(PATIENCE).unwrap(), expected, "key {key}, group {group}");
         }
         assert_eq!(reader.refused(), 1);
     }
 
     #[test]
-    fn a_letter_moved_to_another_group_is_refused() {
+    fn a_message_moved_to_another_group_is_refused() {
         let (reader, writer) = (socket(1), socket(1));
         let forger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let to = forger.local_addr().unwrap();
-        writer.send(GroupId(5), &Post { to, letter: letter(to) }).unwrap();
+        writer.send(GroupId(5), &OutgoingMessage { to, envelope: envelope(to) }).unwrap();
         let mut bytes = [0; 2_000];
         let length = forger.recv(&mut bytes).unwrap();
         bytes[0] = 6;
@@ -264,17 +264,17 @@ mod tests {
     }
 
     #[test]
-    fn a_sentinels_notice_is_taken_for_its_group() {
+    fn a_death_notice_is_accepted_for_its_group() {
         let reader = socket(1);
         let notice = DeathNotice { holder: NodeId(2), incarnation: Incarnation(3), epoch: Epoch::new(4, 2) };
         let writer = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let sealed = Announcement { group: GroupId(5), notice }.sealed(&SharedKey::new(&[1; KEY_BYTES]));
-        writer.send_to(&sealed, reader.address().unwrap()).unwrap();
+        let to_datagram = Announcement { group: GroupId(5), notice }.to_datagram(&SharedKey::new(&[1; KEY_BYTES]));
+        writer.send_to(&to_datagram, reader.address().unwrap()).unwrap();
         assert_eq!(reader.receive(PATIENCE).unwrap(), Some(Received::Died(GroupId(5), notice)));
     }
 
     #[test]
-    fn rubbish_is_counted() {
+    fn malformed_datagrams_are_counted() {
         let reader = socket(1);
         let writer = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         for bytes in [&b""[..], b"{}", &[0; 200]] {
@@ -289,12 +289,14 @@ mod tests {
         let reader = socket(1);
         check(
             include_str!("../../../../tests/data/formats/emergent_datagram.hex"),
-            &[Received::Letter(GroupId(700), letter((Ipv4Addr::new(192, 0, 2, 1), 7_000).into()))],
+            &[Received::Envelope(GroupId(700), envelope((Ipv4Addr::new(192, 0, 2, 1), 7_000).into()))],
             |bytes| reader.read(bytes).unwrap(),
             |received| {
-                let Received::Letter(group, letter) = received else { unreachable!() };
+                let Received::Envelope(group, letter) = received else { unreachable!() };
                 let to = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-                reader.send(*group, &Post { to: to.local_addr().unwrap(), letter: letter.clone() }).unwrap();
+                reader
+                    .send(*group, &OutgoingMessage { to: to.local_addr().unwrap(), envelope: letter.clone() })
+                    .unwrap();
                 let mut bytes = vec![0; 2_000];
                 let length = to.recv(&mut bytes).unwrap();
                 bytes.truncate(length);

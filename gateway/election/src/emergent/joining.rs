@@ -7,7 +7,9 @@ use std::{
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
-use super::{Emergent, Founding, Membership, Phase, list::MemberList, membership::Heard, message::Message};
+use super::{
+    BootstrapMode, Emergent, Membership, Phase, member_list::MemberList, membership::MemberLiveness, message::Message,
+};
 use crate::core::{CloseReason, ConnectionState, Obstacle};
 
 /// An attempt to be let in.
@@ -45,24 +47,24 @@ impl Joining {
 }
 
 impl Emergent {
-    pub(super) fn go_on_joining(&mut self, now: MonoNs) {
+    pub(super) fn continue_joining(&mut self, now: MonoNs) {
         let Phase::Joining(joining) = &self.phase else { return };
         if now < joining.next_at {
             return;
         }
         let (attempts, named) = (joining.attempts, joining.named);
         if attempts >= self.config.join_attempts {
-            if self.config.founding == Founding::Founds {
-                let list = MemberList::founded(self.config.member.clone(), self.config.address);
+            if self.config.bootstrap == BootstrapMode::Bootstrap {
+                let list = MemberList::bootstrapped(self.config.member.clone(), self.config.address);
                 return self.become_member(now, list);
             }
             self.connect(ConnectionState::Lost);
-            self.obstruct(Some(Obstacle::NotAdmitted));
+            self.set_obstacle(Some(Obstacle::NotAdmitted));
         }
         let others = self.config.seeds.iter().filter(|seed| **seed != self.config.address);
         let asked: Vec<_> = named.into_iter().chain(others.copied()).collect();
         // Numbers of letters are never used twice, so one is as good as a nonce.
-        let nonce = self.letters + 1;
+        let nonce = self.sent_count + 1;
         let pause_ns = self.pause_ns(attempts, nonce);
         let next_at = now.plus(pause_ns);
         self.phase = Phase::Joining(Joining { attempts: attempts.saturating_add(1), nonce, named, next_at });
@@ -78,7 +80,7 @@ impl Emergent {
         let pause_ns = doubled_ns.min(timing.pause_ns_max);
         let member = &self.config.member;
         let seed = u64::from(member.node.0) << 56 ^ member.incarnation.0 << 24 ^ nonce;
-        pause_ns + scatter(seed) % (pause_ns / 2 + 1)
+        pause_ns + mix_bits(seed) % (pause_ns / 2 + 1)
     }
 
     pub(super) fn on_redirect(&mut self, now: MonoNs, nonce: u64, coordinator: SocketAddr) {
@@ -89,8 +91,8 @@ impl Emergent {
         }
     }
 
-    pub(super) fn on_welcome(&mut self, now: MonoNs, nonce: u64, list: MemberList, epoch: Epoch) {
-        if !list.is_sound() || list.live_member(&self.config.member).is_none() {
+    pub(super) fn on_join_accepted(&mut self, now: MonoNs, nonce: u64, list: MemberList, epoch: Epoch) {
+        if !list.is_consistent() || list.find_live(&self.config.member).is_none() {
             return;
         }
         let is_awaited = match &self.phase {
@@ -101,32 +103,32 @@ impl Emergent {
         if !is_awaited {
             return;
         }
-        self.know(epoch);
-        self.dissolve_own_side();
+        self.observe_epoch(epoch);
+        self.send_dissolve();
         self.become_member(now, list);
     }
 
     pub(super) fn become_member(&mut self, now: MonoNs, list: MemberList) {
-        let heard = list
+        let liveness = list
             .live()
             .filter(|listed| listed.member != self.config.member)
-            .map(|listed| (listed.member.node, Heard::nothing(listed.member.node, list.version, now)))
+            .map(|listed| (listed.member.node, MemberLiveness::not_yet_received(listed.member.node, list.version, now)))
             .collect();
         self.phase = Phase::Member(Box::new(Membership {
             live_count_max: list.live_count(),
             list,
-            heard,
-            beaten: VecDeque::new(),
+            liveness,
+            sent_heartbeats: VecDeque::new(),
             heartbeat_at: now,
             probe_at: now.plus(self.config.timing.probe_ns),
-            asked_by: BTreeSet::new(),
+            reply_requested_by: BTreeSet::new(),
             acknowledged: BTreeMap::new(),
             pending: Vec::new(),
-            welcomed: BTreeMap::new(),
+            answered_joins: BTreeMap::new(),
             yielding: None,
             is_leaving: false,
         }));
-        self.obstruct(None);
+        self.set_obstacle(None);
         let was_lost = matches!(self.connection, ConnectionState::Lost | ConnectionState::Reconnected);
         self.connect(if was_lost { ConnectionState::Reconnected } else { ConnectionState::Connected });
     }
@@ -139,7 +141,7 @@ impl Emergent {
     }
 
     /// Tells our followers where we have gone, when we have.
-    fn dissolve_own_side(&mut self) {
+    fn send_dissolve(&mut self) {
         let Some(Membership { list, yielding: Some(yielding), .. }) = self.membership() else { return };
         let winner = yielding.to;
         let followers: Vec<_> = list
@@ -154,7 +156,7 @@ impl Emergent {
 }
 
 /// Spreads a number over all of 64 bits (the finisher of SplitMix64).
-fn scatter(number: u64) -> u64 {
+fn mix_bits(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

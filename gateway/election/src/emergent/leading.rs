@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
-use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, membership::Heard, message::Message};
+use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, membership::MemberLiveness, message::Message};
 use crate::{
     core::{CloseReason, Notice, Obstacle, Output, Progress},
-    fitness::Standing,
+    fitness::Eligibility,
     identity::{NodeId, next_epoch},
     timing::drift_ns,
 };
@@ -24,21 +24,22 @@ pub(super) struct Leadership {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Outranked {
     /// So often, one soon after the other.
-    times: u32,
+    repeat_count: u32,
     last: MonoNs,
     /// It doesn't lead before.
     until: MonoNs,
 }
 
 impl Outranked {
-    fn again(&mut self, now: MonoNs, failure_ns: u64) {
+    fn record(&mut self, now: MonoNs, failure_ns: u64) {
         let longest_ns = failure_ns << DOUBLINGS_MAX;
         if now.since(self.last) > 4 * longest_ns {
-            self.times = 0;
+            self.repeat_count = 0;
         }
         // A single forged packet costs no wait.
-        let wait_ns = self.times.checked_sub(1).map_or(0, |times| failure_ns << times.min(DOUBLINGS_MAX));
-        *self = Self { times: self.times.saturating_add(1), last: now, until: now.plus(wait_ns) };
+        let wait_ns =
+            self.repeat_count.checked_sub(1).map_or(0, |repeat_count| failure_ns << repeat_count.min(DOUBLINGS_MAX));
+        *self = Self { repeat_count: self.repeat_count.saturating_add(1), last: now, until: now.plus(wait_ns) };
     }
 }
 
@@ -49,17 +50,17 @@ impl Emergent {
     /// Opens, renews or closes, as things stand.
     pub(super) fn lead(&mut self, now: MonoNs) {
         let deadline = self.fence_deadline(now);
-        if !self.is_coordinator() || self.is_without_side() {
+        if !self.is_coordinator() || self.cannot_lead() {
             return self.close_fence(CloseReason::Lost);
         }
-        let obstacle = self.what_stands_against();
+        let obstacle = self.find_obstacle();
         let is_clear = obstacle.is_none();
-        self.obstruct(obstacle);
+        self.set_obstacle(obstacle);
         match self.leadership {
             // Another side led above us meanwhile: receivers would drop what we say.
             Some(Leadership { epoch, .. }) if epoch < self.known_epoch => {
                 self.close_fence(CloseReason::Outranked);
-                self.outranked.again(now, self.config.timing.failure_ns);
+                self.outranked.record(now, self.config.timing.failure_ns);
             }
             Some(leadership) if is_clear && deadline > leadership.deadline => {
                 self.leadership = Some(Leadership { deadline, ..leadership });
@@ -69,7 +70,7 @@ impl Emergent {
         }
         if self.leadership.is_none() && is_clear && deadline > now && now >= self.outranked.until {
             let Some(epoch) = next_epoch(self.config.member.node, [self.known_epoch]) else {
-                return self.obstruct(Some(Obstacle::EpochsUsedUp));
+                return self.set_obstacle(Some(Obstacle::EpochsExhausted));
             };
             self.known_epoch = epoch;
             self.leadership = Some(Leadership { epoch, deadline });
@@ -78,7 +79,7 @@ impl Emergent {
     }
 
     /// Closes a fence whose time is over, before anything else is looked at.
-    pub(super) fn end_of_deadline(&mut self, now: MonoNs) {
+    pub(super) fn close_if_expired(&mut self, now: MonoNs) {
         if self.leadership.is_some_and(|leadership| now >= leadership.deadline) {
             self.close_fence(CloseReason::Expired);
         }
@@ -99,40 +100,41 @@ impl Emergent {
         let ring_drift_ns = 2 * drift_ns(ring_ns, timing.rate_error_ppm);
         let open_ns = (timing.failure_ns + ring_ns).saturating_sub(timing.margin_ns + ring_drift_ns);
         let others_needed = match self.config.minimum_size.saturating_sub(1) {
-            _ if self.lacks(Safeguard::MinimumSize) => 0,
-            _ if self.lacks(Safeguard::HeartbeatDeadline)
+            _ if self.is_disabled(Safeguard::MinimumSize) => 0,
+            _ if self.is_disabled(Safeguard::HeartbeatDeadline)
                 && membership.list.live_count() >= self.config.minimum_size =>
             {
                 0
             }
             needed => needed,
         };
-        let mut echoed: Vec<_> = membership.heard.values().filter_map(|heard| self.promised_at(heard)).collect();
+        let mut echoed: Vec<_> =
+            membership.liveness.values().filter_map(|liveness| self.promised_since(liveness)).collect();
         echoed.sort_unstable_by(|a, b| b.cmp(a));
-        let had = match others_needed.checked_sub(1) {
+        let echoed_at = match others_needed.checked_sub(1) {
             // Alone it renews with its own heartbeats, not at every step.
             None => Some(MonoNs(membership.heartbeat_at.0.saturating_sub(timing.heartbeat_ns))),
             // Its own promise is one of them.
-            Some(_) if self.is_sitting_out(now) => None,
+            Some(_) if self.is_in_startup_wait(now) => None,
             Some(last) => echoed.get(last).copied(),
         };
-        had.map_or(MonoNs(0), |had| had.plus(open_ns))
+        echoed_at.map_or(MonoNs(0), |echoed_at| echoed_at.plus(open_ns))
     }
 
-    fn promised_at(&self, heard: &Heard) -> Option<MonoNs> {
-        if self.lacks(Safeguard::Echo) {
-            return (heard.beat.count > 0).then_some(heard.at);
+    fn promised_since(&self, liveness: &MemberLiveness) -> Option<MonoNs> {
+        if self.is_disabled(Safeguard::RequireEcho) {
+            return (liveness.beat.count > 0).then_some(liveness.at);
         }
-        heard.echoes
+        liveness.echoes
     }
 
-    fn is_without_side(&self) -> bool {
+    fn cannot_lead(&self) -> bool {
         self.membership().is_none_or(|membership| membership.yielding.is_some() || membership.is_leaving)
     }
 
-    pub(super) fn what_stands_against(&self) -> Option<Obstacle> {
+    pub(super) fn find_obstacle(&self) -> Option<Obstacle> {
         let error_ppm_max = self.config.timing.rate_error_ppm;
-        if self.standing == Standing::Joins {
+        if self.eligibility == Eligibility::Joining {
             Some(Obstacle::Joining)
         } else if self.progress == Progress::Stuck {
             Some(Obstacle::NoProgress)
@@ -195,7 +197,7 @@ impl Emergent {
         if membership.list.live_count() > 1 {
             membership.list.remove(ours, ours);
             membership.forget_unlisted(now, ours);
-            self.tell_list(now);
+            self.publish_list(now);
         }
     }
 }

@@ -6,26 +6,26 @@ use mdgw_feeds::time::MonoNs;
 
 use super::{
     Emergent, Membership, Safeguard,
-    list::{ListVersion, Listed, MemberList},
-    message::{Beat, Heartbeat, Message},
+    member_list::{ListVersion, ListedMember, MemberList},
+    message::{BeatInfo, Heartbeat, Message},
 };
 use crate::identity::{Member, NodeId};
 
 /// The newest that is known of another member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Heard {
+pub(super) struct MemberLiveness {
     /// Its last heartbeat; of count 0 before the first.
-    pub(super) beat: Beat,
+    pub(super) beat: BeatInfo,
     /// When we learned of it.
     pub(super) at: MonoNs,
     /// When our own heartbeat was sent that it echoes, having our list: since then it promises us.
     pub(super) echoes: Option<MonoNs>,
 }
 
-impl Heard {
+impl MemberLiveness {
     /// Nothing yet, and not silent for any time.
-    pub(super) fn nothing(node: NodeId, version: ListVersion, now: MonoNs) -> Self {
-        Self { beat: Beat { node, count: 0, version, follows: node, echo: 0 }, at: now, echoes: None }
+    pub(super) fn not_yet_received(node: NodeId, version: ListVersion, now: MonoNs) -> Self {
+        Self { beat: BeatInfo { node, count: 0, version, follows: node, echo: 0 }, at: now, echoes: None }
     }
 }
 
@@ -40,13 +40,13 @@ impl Emergent {
         let is_coordinator = self.is_coordinator();
         // Whose promises are not yet enough doesn't wait for others' turns.
         let wants_promises = is_coordinator && self.leadership.is_none() && self.config.minimum_size > 1;
-        let is_sitting_out = self.is_sitting_out(now);
+        let is_in_startup_wait = self.is_in_startup_wait(now);
         let (heartbeat_ns, known_epoch) = (self.config.timing.heartbeat_ns, self.known_epoch);
         let doubt_ns = self.config.timing.failure_ns / 2;
         let ours = self.config.member.clone();
         let silence_ns = self.silence_ns();
         // Grows with each, also from one membership to the next of the same start.
-        let own_count = self.letters + 1;
+        let own_count = self.sent_count + 1;
         let Some(membership) = self.membership_mut() else { return };
         if now < membership.heartbeat_at {
             return;
@@ -55,35 +55,35 @@ impl Emergent {
         let is_ring = membership.list.live_count() > ALL_TO_ALL_MAX;
         let Some(coordinator) = membership.list.coordinator().map(|listed| listed.member.clone()) else { return };
         let version = membership.list.version;
-        let heard_of_coordinator = membership.heard.get(&coordinator.node).map_or(0, |heard| heard.beat.count);
-        let echo = if is_sitting_out { 0 } else { heard_of_coordinator };
-        let mut beats = vec![Beat { node: ours.node, count: own_count, version, follows: coordinator.node, echo }];
+        let heard_of_coordinator = membership.liveness.get(&coordinator.node).map_or(0, |liveness| liveness.beat.count);
+        let echo = if is_in_startup_wait { 0 } else { heard_of_coordinator };
+        let mut beats = vec![BeatInfo { node: ours.node, count: own_count, version, follows: coordinator.node, echo }];
         if is_ring {
-            beats.extend(membership.heard.values().map(|heard| heard.beat));
+            beats.extend(membership.liveness.values().map(|liveness| liveness.beat));
         }
         if is_coordinator {
             let oldest = now.0.saturating_sub(silence_ns);
-            membership.beaten.retain(|(_, sent)| sent.0 >= oldest);
-            membership.beaten.push_back((own_count, now));
+            membership.sent_heartbeats.retain(|(_, sent)| sent.0 >= oldest);
+            membership.sent_heartbeats.push_back((own_count, now));
         }
-        let asked_by = std::mem::take(&mut membership.asked_by);
+        let reply_requested_by = std::mem::take(&mut membership.reply_requested_by);
         let position = membership.list.live().position(|listed| listed.member == ours).unwrap_or(0);
         let live: Vec<_> = membership.list.live().cloned().collect();
         let mut sent = Vec::new();
         for (index, listed) in live.iter().enumerate().filter(|(_, listed)| listed.member != ours) {
             let steps = (index + live.len() - position) % live.len();
             // Whom we would have to call failed is asked directly first.
-            let age_ns = membership.heard.get(&listed.member.node).map_or(0, |heard| now.since(heard.at));
+            let age_ns = membership.liveness.get(&listed.member.node).map_or(0, |liveness| now.since(liveness.at));
             let is_doubted =
                 is_ring && age_ns > silence_ns.saturating_sub(doubt_ns) && (is_coordinator || index < position);
-            let asks = is_doubted || wants_promises;
-            if !is_ring || steps <= RING_SUCCESSORS || asks || asked_by.contains(&listed.member.node) {
-                sent.push((listed.address, listed.member.incarnation, asks));
+            let wants_reply = is_doubted || wants_promises;
+            if !is_ring || steps <= RING_SUCCESSORS || wants_reply || reply_requested_by.contains(&listed.member.node) {
+                sent.push((listed.address, listed.member.incarnation, wants_reply));
             }
         }
-        for (address, incarnation, asks) in sent {
+        for (address, incarnation, wants_reply) in sent {
             let (coordinator, beats) = (coordinator.clone(), beats.clone());
-            let heartbeat = Heartbeat { version, coordinator, beats, asks, epoch: known_epoch };
+            let heartbeat = Heartbeat { version, coordinator, beats, wants_reply, epoch: known_epoch };
             self.send(address, Some(incarnation), Message::Heartbeat(heartbeat));
         }
     }
@@ -91,7 +91,7 @@ impl Emergent {
     pub(super) fn on_heartbeat(&mut self, now: MonoNs, from: &Member, address: SocketAddr, heartbeat: &Heartbeat) {
         let ours = self.config.member.clone();
         let Some(membership) = self.membership_mut() else { return };
-        if membership.list.live_member(from).is_none() {
+        if membership.list.find_live(from).is_none() {
             // Excluded without knowing it: a member of ours that the list has as failed.
             if heartbeat.coordinator == ours {
                 let list = membership.list.clone();
@@ -102,24 +102,24 @@ impl Emergent {
         let is_coordinator = membership.list.coordinator().is_some_and(|listed| listed.member == ours);
         // It follows somebody else by now: no heartbeat of this side.
         if is_coordinator && heartbeat.version > membership.list.version {
-            return self.know(heartbeat.epoch);
+            return self.observe_epoch(heartbeat.epoch);
         }
         let mut behind = Vec::new();
         for beat in &heartbeat.beats {
-            if let Some(heard) = membership.heard.get_mut(&beat.node)
-                && beat.count > heard.beat.count
+            if let Some(liveness) = membership.liveness.get_mut(&beat.node)
+                && beat.count > liveness.beat.count
             {
                 let has_our_list = is_coordinator && beat.version == membership.list.version;
-                let echoed = membership.beaten.iter().find(|(count, _)| has_our_list && *count == beat.echo);
-                let echoes = heard.echoes.max(echoed.map(|(_, sent)| *sent));
-                *heard = Heard { beat: *beat, at: now, echoes };
+                let echoed = membership.sent_heartbeats.iter().find(|(count, _)| has_our_list && *count == beat.echo);
+                let echoes = liveness.echoes.max(echoed.map(|(_, sent)| *sent));
+                *liveness = MemberLiveness { beat: *beat, at: now, echoes };
                 if is_coordinator && beat.version < membership.list.version {
                     behind.push(beat.node);
                 }
             }
         }
-        if heartbeat.asks {
-            membership.asked_by.insert(from.node);
+        if heartbeat.wants_reply {
+            membership.reply_requested_by.insert(from.node);
             membership.heartbeat_at = now;
         }
         if heartbeat.version == membership.list.version {
@@ -129,50 +129,51 @@ impl Emergent {
         for listed in list.live().filter(|listed| behind.contains(&listed.member.node)) {
             self.send(listed.address, Some(listed.member.incarnation), Message::List(list.clone()));
         }
-        self.know(heartbeat.epoch);
+        self.observe_epoch(heartbeat.epoch);
     }
 
     pub(super) fn on_list(&mut self, now: MonoNs, from: &Member, address: SocketAddr, list: MemberList) {
         let ours = self.config.member.clone();
         let Some(membership) = self.membership() else { return };
-        let may_tell = list.version.by == from.node || list.coordinator().is_some_and(|listed| listed.member == *from);
-        if !list.is_sound() || !may_tell || list.version <= membership.list.version {
+        let is_authorised =
+            list.version.by == from.node || list.coordinator().is_some_and(|listed| listed.member == *from);
+        if !list.is_consistent() || !is_authorised || list.version <= membership.list.version {
             return;
         }
-        if !self.may_follow(membership, now, &list) {
+        if !self.may_adopt(membership, now, &list) {
             return;
         }
-        if list.live_member(&ours).is_none() {
+        if list.find_live(&ours).is_none() {
             return self.rejoin(address);
         }
         let Some(membership) = self.membership_mut() else { return };
         let version = list.version;
-        membership.follow(now, &ours, list);
+        membership.adopt_list(now, &ours, list);
         self.send(address, Some(from.incarnation), Message::Acknowledge(version));
     }
 
     /// Whether nothing that was promised, and no fence that is open, stands against a newer list. A list of our own
     /// coordinator is always followed. One of somebody else displaces older members: it is followed when those are silent here
     /// too, have ended, or follow somebody else themselves.
-    fn may_follow(&self, membership: &Membership, now: MonoNs, list: &MemberList) -> bool {
+    fn may_adopt(&self, membership: &Membership, now: MonoNs, list: &MemberList) -> bool {
         let (Some(present), Some(next)) = (membership.list.coordinator(), list.coordinator()) else { return true };
-        if self.lacks(Safeguard::SilentHereToo) || list.version.by == present.member.node {
+        if self.is_disabled(Safeguard::DisplaceOnlySilent) || list.version.by == present.member.node {
             return true;
         }
         if present.member == self.config.member {
             return self.leadership.is_none();
         }
         let maker = list.members.iter().find(|listed| listed.member.node == list.version.by);
-        let is_displaced = |listed: &Listed| {
+        let is_displaced = |listed: &ListedMember| {
             let is_older = maker.is_some_and(|maker| listed.age < maker.age);
-            listed.member != self.config.member && is_older && list.live_member(&listed.member).is_none()
+            listed.member != self.config.member && is_older && list.find_live(&listed.member).is_none()
         };
-        let is_replaced = |listed: &Listed| listed.member == present.member && next.member != present.member;
+        let is_replaced = |listed: &ListedMember| listed.member == present.member && next.member != present.member;
         let limit_ns = self.silence_ns();
         let mut displaced = membership.list.live().filter(|listed| is_displaced(listed) || is_replaced(listed));
         displaced.all(|listed| {
             let node = listed.member.node;
-            let follows = membership.heard.get(&node).map_or(node, |heard| heard.beat.follows);
+            let follows = membership.liveness.get(&node).map_or(node, |liveness| liveness.beat.follows);
             follows != node && follows != self.config.member.node || self.is_silent(membership, listed, now, limit_ns)
         })
     }
@@ -188,21 +189,21 @@ impl Emergent {
             return;
         }
         let nodes: Vec<_> = older.iter().map(|listed| listed.member.node).collect();
-        self.fail(now, &nodes);
+        self.mark_members_failed(now, &nodes);
     }
 
     /// Marks those as failed and tells the others.
-    pub(super) fn fail(&mut self, now: MonoNs, nodes: &[NodeId]) {
+    pub(super) fn mark_members_failed(&mut self, now: MonoNs, nodes: &[NodeId]) {
         let ours = self.config.member.node;
         if let Some(membership) = self.membership_mut() {
             membership.list.mark_failed(ours, nodes);
             membership.forget_unlisted(now, ours);
         }
-        self.tell_list(now);
+        self.publish_list(now);
     }
 
     /// To all live members but the one that is being let in, which gets it with its welcome.
-    pub(super) fn tell_list(&mut self, now: MonoNs) {
+    pub(super) fn publish_list(&mut self, now: MonoNs) {
         let leads = self.leadership.is_some();
         let Some(membership) = self.membership_mut() else { return };
         if !leads {
@@ -217,10 +218,10 @@ impl Emergent {
         }
     }
 
-    pub(super) fn is_silent(&self, membership: &Membership, listed: &Listed, now: MonoNs, limit_ns: u64) -> bool {
-        let heard = membership.heard.get(&listed.member.node);
-        self.dead.contains(&(listed.member.node, listed.member.incarnation))
-            || heard.is_none_or(|heard| now.since(heard.at) > limit_ns)
+    pub(super) fn is_silent(&self, membership: &Membership, listed: &ListedMember, now: MonoNs, limit_ns: u64) -> bool {
+        let liveness = membership.liveness.get(&listed.member.node);
+        self.dead_members.contains(&(listed.member.node, listed.member.incarnation))
+            || liveness.is_none_or(|liveness| now.since(liveness.at) > limit_ns)
     }
 
     /// Silent for so long: failed, in the eyes of the coordinator.
@@ -244,28 +245,30 @@ impl Emergent {
     }
 
     /// Whether an earlier start of this node may have promised something that still holds.
-    pub(super) fn is_sitting_out(&self, now: MonoNs) -> bool {
+    pub(super) fn is_in_startup_wait(&self, now: MonoNs) -> bool {
         let is_over = self.started_at.is_some_and(|started_at| now.since(started_at) > self.silence_ns());
-        !is_over && !self.lacks(Safeguard::SitsOut)
+        !is_over && !self.is_disabled(Safeguard::StartupWait)
     }
 
     /// When something is due though nothing comes.
-    pub(super) fn next_of_member(&self, membership: &Membership) -> MonoNs {
+    pub(super) fn next_member_deadline(&self, membership: &Membership) -> MonoNs {
         let timing = &self.config.timing;
-        let heard_at = |listed: &Listed| membership.heard.get(&listed.member.node).map(|heard| heard.at);
+        let received_at =
+            |listed: &ListedMember| membership.liveness.get(&listed.member.node).map(|liveness| liveness.at);
         let mut due = vec![membership.heartbeat_at];
         due.extend(membership.yielding.as_ref().map(|yielding| yielding.until));
         if self.is_coordinator() {
             let silence_ns = self.silence_ns() + 1;
             let watched = membership.list.live().filter(|listed| !self.is_pending(&listed.member));
-            due.extend(watched.filter_map(heard_at).map(|at| at.plus(silence_ns)));
+            due.extend(watched.filter_map(received_at).map(|at| at.plus(silence_ns)));
             due.extend(membership.pending.iter().map(|join| join.since.plus(timing.join_ns_max)));
             due.extend(membership.yielding.is_none().then_some(membership.probe_at));
         } else {
             let claim_ns = timing.claim_ns().saturating_add(self.ring_ns()) + 1;
             let older = membership.list.live().take_while(|listed| listed.member != self.config.member);
-            let living = older.filter(|listed| !self.dead.contains(&(listed.member.node, listed.member.incarnation)));
-            due.extend(living.filter_map(heard_at).max().map(|last| last.plus(claim_ns)));
+            let living =
+                older.filter(|listed| !self.dead_members.contains(&(listed.member.node, listed.member.incarnation)));
+            due.extend(living.filter_map(received_at).max().map(|last| last.plus(claim_ns)));
         }
         due.into_iter().min().unwrap_or(membership.heartbeat_at)
     }
@@ -273,12 +276,12 @@ impl Emergent {
 
 impl Membership {
     /// Takes a newer list over.
-    fn follow(&mut self, now: MonoNs, ours: &Member, list: MemberList) {
+    fn adopt_list(&mut self, now: MonoNs, ours: &Member, list: MemberList) {
         // Who has rejoined has another age: what was heard of it before counts no more.
         let was_listed =
-            |listed: &Listed| self.list.live().any(|old| old.member == listed.member && old.age == listed.age);
+            |listed: &ListedMember| self.list.live().any(|old| old.member == listed.member && old.age == listed.age);
         let same: Vec<_> = list.live().filter(|listed| was_listed(listed)).map(|listed| listed.member.node).collect();
-        self.heard.retain(|node, _| same.contains(node));
+        self.liveness.retain(|node, _| same.contains(node));
         self.list = list;
         self.forget_unlisted(now, ours.node);
         if self.list.coordinator().is_some_and(|coordinator| coordinator.member == *ours) {
@@ -286,9 +289,9 @@ impl Membership {
         } else {
             // A coordinator's business.
             self.pending.clear();
-            self.welcomed.clear();
-            self.beaten.clear();
-            self.heard.values_mut().for_each(|heard| heard.echoes = None);
+            self.answered_joins.clear();
+            self.sent_heartbeats.clear();
+            self.liveness.values_mut().for_each(|liveness| liveness.echoes = None);
             self.yielding = None;
         }
     }
@@ -296,11 +299,11 @@ impl Membership {
     /// Notes begin with the list: of who is new on it from now, of who is off it none.
     pub(super) fn forget_unlisted(&mut self, now: MonoNs, ours: NodeId) {
         let live: Vec<_> = self.list.live().map(|listed| listed.member.node).collect();
-        self.heard.retain(|node, _| live.contains(node));
+        self.liveness.retain(|node, _| live.contains(node));
         self.live_count_max = self.live_count_max.max(live.len());
         let version = self.list.version;
         for node in live.into_iter().filter(|node| *node != ours) {
-            self.heard.entry(node).or_insert_with(|| Heard::nothing(node, version, now));
+            self.liveness.entry(node).or_insert_with(|| MemberLiveness::not_yet_received(node, version, now));
         }
     }
 }

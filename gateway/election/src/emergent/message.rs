@@ -6,13 +6,13 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
 use serde::{Deserialize, Serialize};
 
-use super::list::{ListVersion, MemberList};
+use super::member_list::{ListVersion, MemberList};
 use crate::identity::{Incarnation, Member, NodeId, epoch_number, written_positions};
 
 /// One datagram.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Letter {
+pub struct Envelope {
     /// Who writes.
     pub from: Member,
     /// Where it is reached.
@@ -42,7 +42,8 @@ pub enum Message {
         coordinator: SocketAddr,
     },
     /// You are in.
-    Welcome {
+    #[serde(rename = "welcome")]
+    JoinAccepted {
         /// Of the request.
         nonce: u64,
         /// With you on it.
@@ -69,7 +70,7 @@ pub enum Message {
         positions: BTreeMap<u16, StreamPosition>,
     },
     /// Are you there? From a coordinator to members that its list says have failed.
-    Probe(Side),
+    Probe(PartitionSide),
     /// Our side has met a larger one: rejoin there. From a coordinator to its members.
     Dissolve {
         /// Where the other side's coordinator is reached.
@@ -86,9 +87,10 @@ pub struct Heartbeat {
     /// Who coordinates it.
     pub coordinator: Member,
     /// The writer's own first; along a ring also those that it knows of others.
-    pub beats: Vec<Beat>,
+    pub beats: Vec<BeatInfo>,
     /// Whether the writer wants one back at once.
-    pub asks: bool,
+    #[serde(rename = "asks")]
+    pub wants_reply: bool,
     /// The highest epoch known.
     #[serde(with = "epoch_number")]
     pub epoch: Epoch,
@@ -97,7 +99,7 @@ pub struct Heartbeat {
 /// What one member says of itself with each heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Beat {
+pub struct BeatInfo {
     /// Who.
     pub node: NodeId,
     /// Grows with each.
@@ -114,7 +116,7 @@ pub struct Beat {
 /// One side of a split, as its coordinator sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Side {
+pub struct PartitionSide {
     /// Its coordinator.
     pub coordinator: Member,
     /// Where that is reached.
@@ -128,11 +130,11 @@ pub struct Side {
     pub epoch: Epoch,
 }
 
-impl Side {
+impl PartitionSide {
     /// Whether this side stays when it meets `other`, which then yields: the larger one, else that of the older
     /// coordinator. Both sides come to the same end.
     #[must_use]
-    pub fn stays(&self, other: &Self) -> bool {
+    pub fn wins_over(&self, other: &Self) -> bool {
         let key = |side: &Self| (std::cmp::Reverse(side.live_count), side.age, side.coordinator.node);
         key(self) < key(other)
     }
@@ -147,7 +149,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        emergent::list::{Listed, MemberState},
+        emergent::member_list::{ListedMember, MemberState},
         formats::check,
         record::tests::member,
     };
@@ -158,19 +160,19 @@ mod tests {
         let other: SocketAddr = "[2001:db8::1]:7001".parse().unwrap();
         let (nonce, epoch) = (1, Epoch::new(2, 3));
         let version = ListVersion { count: 4, by: NodeId(5) };
-        let listed = |node, state| Listed { member: member(node, 6), address: other, age: node.into(), state };
+        let listed = |node, state| ListedMember { member: member(node, 6), address: other, age: node.into(), state };
         let members = vec![listed(7, MemberState::Live), listed(8, MemberState::Failed)];
         let list = MemberList { version, next_age: 9, members };
-        let beat = Beat { node: NodeId(10), count: 11, version, follows: NodeId(12), echo: 13 };
-        let heartbeat = Heartbeat { version, coordinator: member(5, 14), beats: vec![beat], asks: true, epoch };
+        let beat = BeatInfo { node: NodeId(10), count: 11, version, follows: NodeId(12), echo: 13 };
+        let heartbeat = Heartbeat { version, coordinator: member(5, 14), beats: vec![beat], wants_reply: true, epoch };
         let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
         let session = Session { feed: Feed::IexTops, date, restart: 15 };
         let position = StreamPosition { session, sequence: Sequence(16), part: 17 };
-        let side = Side { coordinator: member(5, 14), address: other, age: 18, live_count: 19, epoch };
+        let side = PartitionSide { coordinator: member(5, 14), address: other, age: 18, live_count: 19, epoch };
         let messages = [
             Message::Join { nonce },
             Message::Redirect { nonce, coordinator: other },
-            Message::Welcome { nonce, list: list.clone(), epoch },
+            Message::JoinAccepted { nonce, list: list.clone(), epoch },
             Message::Heartbeat(heartbeat),
             Message::List(list),
             Message::Acknowledge(version),
@@ -182,9 +184,9 @@ mod tests {
         let letter = |(number, message)| {
             // Only who asks to be let in does not know the reader.
             let to = (number > 0).then_some(Incarnation(21));
-            Letter { from: member(1, 22), address, to, number, message }
+            Envelope { from: member(1, 22), address, to, number, message }
         };
-        let letters: Vec<Letter> = (0..).zip(messages).map(letter).collect();
+        let letters: Vec<Envelope> = (0..).zip(messages).map(letter).collect();
         check(
             include_str!("../../../../tests/data/formats/emergent_letters.jsonl"),
             &letters,

@@ -6,12 +6,12 @@
 
 use stateright::{Checker as _, Model, Property};
 
-use super::{Safeguard, testing::World};
+use super::{Safeguard, test_cluster::SimulatedNetwork};
 
 /// A cluster of three, with two as its minimum size.
 #[derive(Clone, Debug)]
 struct Cluster {
-    without: Option<Safeguard>,
+    disabled: Option<Safeguard>,
     cuts: Cuts,
     choices_max: u8,
 }
@@ -27,7 +27,7 @@ enum Cuts {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
-    world: World,
+    world: SimulatedNetwork,
     choices: u8,
     /// Steps since the last choice.
     steps: u8,
@@ -63,7 +63,7 @@ impl Model for Cluster {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State { world: World::formed(3, 2, self.without), choices: 0, steps: 0, end: None }]
+        vec![State { world: SimulatedNetwork::formed(3, 2, self.disabled), choices: 0, steps: 0, end: None }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -111,7 +111,7 @@ impl Model for Cluster {
                     }
                 }
                 world.run_ms(QUIET_MS);
-                state.end = Some(world.is_together());
+                state.end = Some(world.is_reunited());
             }
             Action::Isolate(index) => world.isolate(&[index]),
             Action::Cut(from, to) => drop(world.cuts.insert((from, to))),
@@ -125,62 +125,62 @@ impl Model for Cluster {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(UNIQUE, |_: &Self, state: &State| state.world.epochs_are_unique()),
-            Property::always(TOGETHER, |_, state: &State| state.end != Some(false)),
+            Property::always(REUNITED, |_, state: &State| state.end != Some(false)),
             // Of three nodes only one side can have two.
-            Property::always(ONE_OWNER, |_, state: &State| state.world.owners_max <= 1),
+            Property::always(ONE_LEADER, |_, state: &State| state.world.leaders_max <= 1),
         ]
     }
 }
 
 const UNIQUE: &str = "no epoch is opened twice";
-const TOGETHER: &str = "after a quiet time all are one, with one leader";
-const ONE_OWNER: &str = "two never lead at once";
+const REUNITED: &str = "after a quiet time all are one, with one leader";
+const ONE_LEADER: &str = "two never lead at once";
 
 /// Searches all of it; the names of properties that don't hold.
-fn violated(without: Option<Safeguard>, cuts: Cuts, choices_max: u8) -> Vec<&'static str> {
-    let checker = Cluster { without, cuts, choices_max }.checker().spawn_dfs().join();
-    if without.is_none() {
+fn violated(disabled: Option<Safeguard>, cuts: Cuts, choices_max: u8) -> Vec<&'static str> {
+    let checker = Cluster { disabled, cuts, choices_max }.checker().spawn_dfs().join();
+    if disabled.is_none() {
         // It looked at what it should have.
         assert!(checker.unique_state_count() > 200, "only {} states", checker.unique_state_count());
     }
     let discoveries = checker.discoveries();
     let violated = discoveries.keys().copied().collect();
-    let ways: Vec<_> = discoveries.into_iter().map(|(name, path)| (name, path.into_actions())).collect();
-    assert!(without.is_some() || ways.is_empty(), "{ways:?}");
+    let counterexamples: Vec<_> = discoveries.into_iter().map(|(name, path)| (name, path.into_actions())).collect();
+    assert!(disabled.is_some() || counterexamples.is_empty(), "{counterexamples:?}");
     violated
 }
 
 #[test]
-fn splits_restarts_and_merges_leave_one_owner_and_come_together() {
+fn splits_restarts_and_merges_keep_one_leader_and_reunite() {
     assert_eq!(violated(None, Cuts::Clean, 2), [] as [&str; 0]);
 }
 
 #[test]
-fn one_way_cuts_leave_one_owner_and_come_together() {
+fn one_way_cuts_keep_one_leader_and_reunite() {
     assert_eq!(violated(None, Cuts::OneWay, 2), [] as [&str; 0]);
 }
 
 #[test]
-fn without_a_minimum_size_a_clean_cut_has_two_owners() {
-    assert!(violated(Some(Safeguard::MinimumSize), Cuts::Clean, 1).contains(&ONE_OWNER));
+fn without_a_minimum_size_a_clean_cut_has_two_leaders() {
+    assert!(violated(Some(Safeguard::MinimumSize), Cuts::Clean, 1).contains(&ONE_LEADER));
 }
 
 #[test]
-fn without_the_heartbeats_deadline_a_clean_cut_has_two_owners() {
-    assert!(violated(Some(Safeguard::HeartbeatDeadline), Cuts::Clean, 1).contains(&ONE_OWNER));
+fn without_the_heartbeat_deadline_a_clean_cut_has_two_leaders() {
+    assert!(violated(Some(Safeguard::HeartbeatDeadline), Cuts::Clean, 1).contains(&ONE_LEADER));
 }
 
 #[test]
-fn without_following_only_those_who_displace_the_silent_a_clean_cut_has_two_owners() {
-    assert!(violated(Some(Safeguard::SilentHereToo), Cuts::Clean, 2).contains(&ONE_OWNER));
+fn if_claims_may_displace_live_members_a_clean_cut_has_two_leaders() {
+    assert!(violated(Some(Safeguard::DisplaceOnlySilent), Cuts::Clean, 2).contains(&ONE_LEADER));
 }
 
 #[test]
-fn without_echoes_one_way_cuts_have_two_owners() {
-    assert!(violated(Some(Safeguard::Echo), Cuts::OneWay, 2).contains(&ONE_OWNER));
+fn without_echoes_one_way_cuts_have_two_leaders() {
+    assert!(violated(Some(Safeguard::RequireEcho), Cuts::OneWay, 2).contains(&ONE_LEADER));
 }
 
 #[test]
-fn without_yielding_sides_stay_apart() {
-    assert!(violated(Some(Safeguard::SmallerSideYields), Cuts::Clean, 2).contains(&TOGETHER));
+fn without_yielding_the_sides_of_a_split_do_not_reunite() {
+    assert!(violated(Some(Safeguard::SmallerSideYields), Cuts::Clean, 2).contains(&REUNITED));
 }

@@ -67,13 +67,13 @@ impl EmergentTiming {
     pub fn check(&self) -> Result<(), EmergentTimingError> {
         let Self { heartbeat_ns, failure_ns, margin_ns, send_ns_max, rate_error_ppm, .. } = *self;
         let drift_ns = 2 * drift_ns(failure_ns, rate_error_ppm);
-        let margin_needed_ns = drift_ns.saturating_add(send_ns_max).saturating_add(CLOCK_READ_ERROR_NS);
-        if margin_ns < margin_needed_ns {
-            return Err(EmergentTimingError::Margin { margin_ns, drift_ns, send_ns_max, margin_needed_ns });
+        let margin_ns_min = drift_ns.saturating_add(send_ns_max).saturating_add(CLOCK_READ_ERROR_NS);
+        if margin_ns < margin_ns_min {
+            return Err(EmergentTimingError::Margin { margin_ns, drift_ns, send_ns_max, margin_ns_min });
         }
-        let failure_needed_ns = heartbeat_ns.saturating_mul(3).saturating_add(margin_ns);
-        if heartbeat_ns == 0 || failure_ns < failure_needed_ns {
-            return Err(EmergentTimingError::Failure { failure_ns, heartbeat_ns, margin_ns, failure_needed_ns });
+        let failure_ns_min = heartbeat_ns.saturating_mul(3).saturating_add(margin_ns);
+        if heartbeat_ns == 0 || failure_ns < failure_ns_min {
+            return Err(EmergentTimingError::Failure { failure_ns, heartbeat_ns, margin_ns, failure_ns_min });
         }
         Ok(())
     }
@@ -85,7 +85,7 @@ pub enum EmergentTimingError {
     /// A leader could still send when the next one opens.
     #[error(
         "margin {margin_ns} ns must be at least clock drift {drift_ns} ns + longest send {send_ns_max} ns + clock read \
-         error {CLOCK_READ_ERROR_NS} ns = {margin_needed_ns} ns"
+         error {CLOCK_READ_ERROR_NS} ns = {margin_ns_min} ns"
     )]
     Margin {
         /// M.
@@ -95,12 +95,12 @@ pub enum EmergentTimingError {
         /// Longest send.
         send_ns_max: u64,
         /// The least margin.
-        margin_needed_ns: u64,
+        margin_ns_min: u64,
     },
     /// One lost heartbeat could be a failure.
     #[error(
         "failure time-out {failure_ns} ns must be at least 3 x heartbeat {heartbeat_ns} ns + margin {margin_ns} ns = \
-         {failure_needed_ns} ns, and heartbeats more than 0 apart"
+         {failure_ns_min} ns, and heartbeats more than 0 apart"
     )]
     Failure {
         /// F.
@@ -110,7 +110,7 @@ pub enum EmergentTimingError {
         /// M.
         margin_ns: u64,
         /// The least time-out.
-        failure_needed_ns: u64,
+        failure_ns_min: u64,
     },
 }
 
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_that_do_not_fit_are_refused_with_the_arithmetic() {
+    fn unsafe_times_are_refused_with_the_arithmetic() {
         let good = EmergentTiming::DEFAULT;
         assert_eq!(good.check(), Ok(()));
         let thin = EmergentTiming { margin_ns: 10_040_999, ..good };
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_times_of_each_profile_fit() {
+    fn every_lease_profile_gives_safe_times() {
         for (name, lease) in LeaseTiming::PROFILES {
             assert_eq!(EmergentTiming::of_lease(&lease).check(), Ok(()), "{name}");
         }

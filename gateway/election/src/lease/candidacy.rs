@@ -7,63 +7,63 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use super::{DEATHS_MAX, Leadership, Lease, Phase};
 use crate::{
     core::{CloseReason, Obstacle, Output, Progress},
-    fitness::{FitnessClass, Standing},
+    fitness::{Eligibility, FitnessClass},
     identity::{DeathNotice, NodeId, NodeName},
-    peer::{PeerMessage, Question},
-    record::{ConfigurationMark, DIFFERENCE_PATIENCE_LEASES, PeerStamp, Record},
+    peer::{LeaderRequest, PeerMessage},
+    record::{CONFIG_MISMATCH_WAIT_LEASES, ConfigVersion, PeerTimestamp, Record},
 };
 
 impl Lease {
     /// What stands in its way now; and nothing does for the heir of a leadership that has ended.
-    pub(super) fn candidate_turn(&mut self, now: MonoNs) {
+    pub(super) fn step_candidate(&mut self, now: MonoNs) {
         if matches!(self.phase, Phase::Candidate) {
             let obstacle = self.find_obstacle();
             self.set_obstacle(obstacle);
-            self.inherit(now);
+            self.try_succession(now);
         }
     }
 
     /// The record that makes this gateway the holder, if its time has come.
     pub(super) fn record_to_acquire(&mut self, now: MonoNs) -> Option<Record> {
-        if self.closing {
+        if self.is_closing {
             // Whoever sees it given back begins at once.
-            let record = self.record_to_give_back()?;
-            return (now >= self.sends_end).then(|| record.released());
+            let record = self.held_record()?;
+            return (now >= self.sends_end_at).then(|| record.released());
         }
         if self.acquire_at().is_none_or(|at| now < at) {
             return None;
         }
         let Some(epoch) = self.next_own_epoch() else {
-            self.set_obstacle(Some(Obstacle::EpochsUsedUp));
+            self.set_obstacle(Some(Obstacle::EpochsExhausted));
             return None;
         };
-        Some(self.record_of_own(now, epoch))
+        Some(self.own_record(now, epoch))
     }
 
     /// The record that a gateway which closes still holds: its leadership had run out, or an attempt took effect after all.
-    pub(super) fn record_to_give_back(&self) -> Option<&Record> {
-        self.knowledge.record().filter(|record| record.is_held_by(&self.config.member))
+    pub(super) fn held_record(&self) -> Option<&Record> {
+        self.known_record.record().filter(|record| record.is_held_by(&self.config.member))
     }
 
     /// The record under which this gateway leads with `epoch`.
-    pub(super) fn record_of_own(&self, now: MonoNs, epoch: Epoch) -> Record {
-        let before = self.knowledge.record();
+    pub(super) fn own_record(&self, now: MonoNs, epoch: Epoch) -> Record {
+        let before = self.known_record.record();
         Record {
             epoch,
             holder: Some(self.config.member.clone()),
             renewal: 0,
             lease_ns: self.config.timing.lease_ns,
             fitness: self.fitness,
-            candidates: self.candidates_after(before),
-            heir: self.named_heir(now),
-            moves: before.map_or(0, |before| before.moves),
+            candidates: self.next_candidates(before),
+            successor: self.current_successor(now),
+            automatic_moves: before.map_or(0, |before| before.automatic_moves),
             pinned: before.is_some_and(|before| before.pinned),
             configuration: self.config.configuration,
         }
     }
 
     /// Who may stand from now on. A newer configuration says it anew; else whoever was named stays named.
-    fn candidates_after(&self, before: Option<&Record>) -> BTreeMap<NodeId, NodeName> {
+    fn next_candidates(&self, before: Option<&Record>) -> BTreeMap<NodeId, NodeName> {
         let mut candidates = match before {
             Some(before) if before.configuration.revision >= self.config.configuration.revision => {
                 before.candidates.clone()
@@ -78,66 +78,68 @@ impl Lease {
 
     /// When this gateway may take over, if nothing changes before. `None`: not before something changes.
     pub(super) fn acquire_at(&self) -> Option<MonoNs> {
-        if self.closing || !self.knowledge.is_read() || self.hinders() {
+        if self.is_closing || !self.known_record.is_read() || self.has_lasting_obstacle() {
             return None;
         }
         let timing = &self.config.timing;
-        let (learned, settled) = (self.knowledge.learned(), self.knowledge.settled_from());
-        let due = match self.knowledge.record() {
-            None => learned.plus(timing.wait_ns()),
+        let (learned_at, settled) = (self.known_record.learned_at(), self.known_record.followed_since());
+        let due = match self.known_record.record() {
+            None => learned_at.plus(timing.wait_ns()),
             Some(record) => {
                 let wait_ns = timing.wait_for_ns(record.lease_ns);
                 // Of who knows that nobody holds it.
-                let at_once = || settled.plus(wait_ns).max(learned).max(self.heir_ends(record).unwrap_or_default());
-                if self.differs_from(record).is_some() {
-                    learned.plus(wait_ns.saturating_mul(DIFFERENCE_PATIENCE_LEASES))
+                let at_once = || {
+                    settled.plus(wait_ns).max(learned_at).max(self.successor_window_ends_at(record).unwrap_or_default())
+                };
+                if self.incompatible_config(record).is_some() {
+                    learned_at.plus(wait_ns.saturating_mul(CONFIG_MISMATCH_WAIT_LEASES))
                 } else if record.holder.is_none() {
                     at_once()
                 } else if self.is_dead(record) {
                     // Who tries first is reckoned from the news.
-                    at_once().max(self.death_heard)
+                    at_once().max(self.death_received_at)
                 } else {
-                    learned.plus(wait_ns)
+                    learned_at.plus(wait_ns)
                 }
             }
         };
         let due = due.plus(self.rank().saturating_mul(timing.renew_ns / 2));
-        Some(self.promised.as_ref().map_or(due, |promised| due.max(promised.until)))
+        Some(self.given_promise.as_ref().map_or(due, |given_promise| due.max(given_promise.until)))
     }
 
     /// Whether something stands in the way that time alone doesn't remove.
-    fn hinders(&self) -> bool {
+    fn has_lasting_obstacle(&self) -> bool {
         !matches!(self.find_obstacle(), None | Some(Obstacle::Promised | Obstacle::Configuration { .. }))
     }
 
     /// Whether it could take over, were its time there.
     pub(super) fn could_lead(&self) -> bool {
-        !self.closing && matches!(self.find_obstacle(), None | Some(Obstacle::Promised))
+        !self.is_closing && matches!(self.find_obstacle(), None | Some(Obstacle::Promised))
     }
 
     pub(super) fn find_obstacle(&self) -> Option<Obstacle> {
-        if let Some(why) = &self.foreign {
+        if let Some(why) = &self.foreign_record {
             return Some(Obstacle::ForeignRecord(why.clone()));
         }
-        if self.standing == Standing::Joins {
+        if self.eligibility == Eligibility::Joining {
             return Some(Obstacle::Joining);
         }
-        if let Some(obstacle) = self.own_obstacle() {
+        if let Some(obstacle) = self.local_obstacle() {
             return Some(obstacle);
         }
-        let record = self.knowledge.record()?;
+        let record = self.known_record.record()?;
         let node = self.node();
         if record.candidates.get(&node) != Some(&self.config.member.name) && !self.admitted.contains_key(&node) {
             return Some(Obstacle::NotAdmitted);
         }
-        if let Some(theirs) = self.differs_from(record) {
+        if let Some(theirs) = self.incompatible_config(record) {
             return Some(Obstacle::Configuration { theirs, ours: self.config.configuration });
         }
-        self.promised.as_ref().map(|_| Obstacle::Promised)
+        self.given_promise.as_ref().map(|_| Obstacle::Promised)
     }
 
     /// What keeps this gateway from standing and from renewing.
-    pub(super) fn own_obstacle(&self) -> Option<Obstacle> {
+    pub(super) fn local_obstacle(&self) -> Option<Obstacle> {
         let (error_ppm, error_ppm_max) = (self.clock_error_ppm, self.config.timing.rate_error_ppm);
         if error_ppm > error_ppm_max {
             return Some(Obstacle::ClockRate { error_ppm, error_ppm_max });
@@ -146,35 +148,37 @@ impl Lease {
     }
 
     /// The record's configuration, if this gateway would publish something else under the same or an older revision.
-    fn differs_from(&self, record: &Record) -> Option<ConfigurationMark> {
+    fn incompatible_config(&self, record: &Record) -> Option<ConfigVersion> {
         let theirs = record.configuration;
-        (!self.config.configuration.may_follow(&theirs)).then_some(theirs)
+        (!self.config.configuration.may_succeed(&theirs)).then_some(theirs)
     }
 
     /// How many of the others are to be let first: those known to stand that are fitter, or as fit and meant to follow or
     /// of a lower number. It decides who tries first, never who may.
     fn rank(&self) -> u64 {
-        let record = self.knowledge.record();
+        let record = self.known_record.record();
         let holder = record.and_then(|record| record.holder.as_ref()).map(|holder| holder.node);
         let named = |node: &NodeId| record.is_none_or(|record| record.candidates.contains_key(node));
-        let successor = self.place.successor.or(self.config.preferred);
-        let place = |node: NodeId, class: FitnessClass| (std::cmp::Reverse(class), successor != Some(node), node);
-        let own = place(self.node(), self.fitness.class());
+        let preferred_successor = self.placement.preferred_successor.or(self.config.preferred);
+        let placement =
+            |node: NodeId, class: FitnessClass| (std::cmp::Reverse(class), preferred_successor != Some(node), node);
+        let own = placement(self.node(), self.fitness.class());
         let before = self.peers.iter().filter(|(node, peer)| {
-            let is_recent = self.knowledge.learned() <= peer.heard_at.plus(self.config.timing.lease_ns);
-            let stands = peer.state.standing == Standing::Stands && is_recent && named(node) && Some(**node) != holder;
-            stands && place(**node, peer.state.fitness.class()) < own
+            let is_recent = self.known_record.learned_at() <= peer.received_at.plus(self.config.timing.lease_ns);
+            let stands =
+                peer.state.eligibility == Eligibility::Eligible && is_recent && named(node) && Some(**node) != holder;
+            stands && placement(**node, peer.state.fitness.class()) < own
         });
         u64::try_from(before.count()).unwrap_or(u64::MAX)
     }
 
     /// The fence opens.
     pub(super) fn open(&mut self, now: MonoNs, epoch: Epoch, deadline: MonoNs, named: BTreeMap<NodeId, NodeName>) {
-        self.opened = epoch;
-        self.promised = None;
+        self.highest_opened = epoch;
+        self.given_promise = None;
         self.set_obstacle(None);
         self.phase = Phase::Leading(Leadership::new(now, epoch, deadline, named));
-        self.say(Output::Open { epoch, deadline });
+        self.emit(Output::Open { epoch, deadline });
     }
 
     // ---- deaths ----
@@ -183,7 +187,7 @@ impl Lease {
         let own = &self.config.member;
         if (notice.holder, notice.incarnation) == (own.node, own.incarnation) {
             // Others act on it, whether it is true or not.
-            self.is_told_dead = true;
+            self.is_declared_dead = true;
             if matches!(self.phase, Phase::Leading(_)) && self.leading_epoch() == Some(notice.epoch) {
                 self.end_leadership(now, CloseReason::Lost);
             }
@@ -195,9 +199,9 @@ impl Lease {
                 self.deaths.remove(0);
             }
             self.deaths.push(notice);
-            self.death_heard = now;
+            self.death_received_at = now;
         }
-        self.promised.take_if(|promised| promised.question.is_of(&notice));
+        self.given_promise.take_if(|given_promise| given_promise.request.concerns(&notice));
     }
 
     pub(super) fn is_dead(&self, record: &Record) -> bool {
@@ -206,36 +210,36 @@ impl Lease {
 
     // ---- handed over to this gateway ----
 
-    pub(super) fn on_prepare(&mut self, now: MonoNs, from: NodeId, question: Question) {
-        if from != question.asker {
+    pub(super) fn on_prepare(&mut self, now: MonoNs, from: NodeId, request: LeaderRequest) {
+        if from != request.requester {
             return;
         }
-        let is_leaders =
-            self.knowledge.record().is_some_and(|record| record.leadership() == Some(question.leadership()));
-        let is_ready = is_leaders
-            && !self.closing
-            && !self.hinders()
+        let is_from_leader =
+            self.known_record.record().is_some_and(|record| record.leadership() == Some(request.leadership()));
+        let is_ready = is_from_leader
+            && !self.is_closing
+            && !self.has_lasting_obstacle()
             && matches!(self.phase, Phase::Candidate)
-            && self.asked.attempts.is_empty();
+            && self.pending.attempts.is_empty();
         let message = if is_ready {
-            PeerMessage::Prepared { question, stamp: PeerStamp(now.0) }
+            PeerMessage::Prepared { request, stamp: PeerTimestamp(now.0) }
         } else {
-            PeerMessage::PrepareRefused(question)
+            PeerMessage::PrepareRefused(request)
         };
-        self.say(Output::Peer { to: from, message });
+        self.emit(Output::Peer { to: from, message });
     }
 
     // ---- not named ----
 
     /// Asks the holder to be named, at each sign of life from it.
     pub(super) fn ask_to_be_admitted(&mut self) {
-        let Some(record) = self.knowledge.record() else { return };
+        let Some(record) = self.known_record.record() else { return };
         let Some(holder) = record.holder.as_ref().map(|holder| holder.node) else { return };
-        if record.candidates.contains_key(&self.node()) || self.closing {
+        if record.candidates.contains_key(&self.node()) || self.is_closing {
             return;
         }
         let message =
-            PeerMessage::AdmitAsk { member: self.config.member.clone(), configuration: self.config.configuration };
-        self.say(Output::Peer { to: holder, message });
+            PeerMessage::AdmitRequest { member: self.config.member.clone(), configuration: self.config.configuration };
+        self.emit(Output::Peer { to: holder, message });
     }
 }

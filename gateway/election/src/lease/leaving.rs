@@ -19,8 +19,8 @@ use super::{Lease, Phase};
 use crate::{
     core::{CloseReason, Notice, Output},
     identity::{Member, NodeId, next_epoch},
-    peer::{PeerMessage, Question},
-    record::{Heir, PeerStamp, Record},
+    peer::{LeaderRequest, PeerMessage},
+    record::{PeerTimestamp, Record, Successor},
     timing::LeaseTiming,
 };
 
@@ -31,16 +31,16 @@ pub(super) struct Leaving {
     pub(super) epoch: Epoch,
     /// Until when nobody else may have begun that waits for the lease.
     pub(super) deadline: MonoNs,
-    pub(super) way: Way,
+    pub(super) mode: LeaveMode,
     /// Where the output ended; `None`: a send may still be outstanding.
     pub(super) drained: Option<BTreeMap<u16, StreamPosition>>,
 }
 
 /// What becomes of the record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Way {
-    /// Its heir is to begin, and is told so at `tell_at` and again; from `release_at` on the record is to tell it.
-    HandOver { target: NodeId, question: Question, cause: OfferCause, tell_at: MonoNs, release_at: MonoNs },
+pub(super) enum LeaveMode {
+    /// Its heir is to begin, and is told so at `notify_at` and again; from `release_at` on the record is to tell it.
+    HandOver { target: NodeId, request: LeaderRequest, cause: OfferCause, notify_at: MonoNs, release_at: MonoNs },
     /// It is to have no holder.
     Release { cause: OfferCause },
     /// Its holder stays, under a new epoch.
@@ -51,11 +51,11 @@ pub(super) enum Way {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Offer {
     pub(super) target: Member,
-    pub(super) question: Question,
+    pub(super) request: LeaderRequest,
     pub(super) sent: MonoNs,
     pub(super) cause: OfferCause,
     /// The target is ready, since that moment of its clock: it is to be the heir.
-    pub(super) accepted: Option<PeerStamp>,
+    pub(super) accepted: Option<PeerTimestamp>,
 }
 
 /// Who wanted leadership to move.
@@ -70,13 +70,13 @@ pub(super) enum OfferCause {
 impl Leaving {
     /// Whether another is to go on from the record as it is.
     pub(super) fn is_handed_over(&self) -> bool {
-        matches!(self.way, Way::HandOver { .. })
+        matches!(self.mode, LeaveMode::HandOver { .. })
     }
 
     /// When the heir is to be told next.
-    pub(super) fn turn_at(&self) -> Option<MonoNs> {
-        let Way::HandOver { tell_at, .. } = &self.way else { return None };
-        self.drained.as_ref().map(|_| *tell_at)
+    pub(super) fn notify_due_at(&self) -> Option<MonoNs> {
+        let LeaveMode::HandOver { notify_at, .. } = &self.mode else { return None };
+        self.drained.as_ref().map(|_| *notify_at)
     }
 }
 
@@ -94,27 +94,27 @@ impl Lease {
             return self.hand_over_failed(Some(target), "it does not stand, is not heard or publishes something else");
         }
         let Some(member) = self.peers.get(&target).map(|peer| peer.state.member.clone()) else { return };
-        if self.doubtful_from.is_some() {
+        if self.in_doubt_since.is_some() {
             return self.hand_over_failed(Some(target), "the store does not answer");
         }
         let nonce = self.next_number();
-        let Some(question) = self.question(nonce) else { return };
+        let Some(request) = self.request(nonce) else { return };
         let Phase::Leading(leadership) = &mut self.phase else { return };
         if leadership.offer.is_some() {
             return self.hand_over_failed(Some(target), "another hand-over is under way");
         }
-        leadership.offer = Some(Offer { target: member, question, sent: now, cause, accepted: None });
-        self.say(Output::Peer { to: target, message: PeerMessage::Prepare(question) });
+        leadership.offer = Some(Offer { target: member, request, sent: now, cause, accepted: None });
+        self.emit(Output::Peer { to: target, message: PeerMessage::Prepare(request) });
     }
 
     /// A question about the present leadership.
-    pub(super) fn question(&self, nonce: u64) -> Option<Question> {
+    pub(super) fn request(&self, nonce: u64) -> Option<LeaderRequest> {
         let (node, incarnation) = (self.node(), self.config.member.incarnation);
         let epoch = self.leading_epoch()?;
-        Some(Question { asker: node, incarnation, epoch, nonce, lease_ns: self.config.timing.lease_ns })
+        Some(LeaderRequest { requester: node, incarnation, epoch, nonce, lease_ns: self.config.timing.lease_ns })
     }
 
-    pub(super) fn offer_ends(&self, offer: &Offer) -> MonoNs {
+    pub(super) fn offer_expires_at(&self, offer: &Offer) -> MonoNs {
         let LeaseTiming { renew_ns, .. } = self.config.timing;
         let answered_by = offer.sent.plus(2 * renew_ns);
         match offer.accepted {
@@ -124,17 +124,17 @@ impl Lease {
         }
     }
 
-    pub(super) fn offer_turn(&mut self, now: MonoNs) {
+    pub(super) fn step_offer(&mut self, now: MonoNs) {
         let Phase::Leading(leadership) = &self.phase else { return };
         let Some(offer) = leadership.offer.clone() else { return };
-        let Offer { target, question, cause, .. } = &offer;
+        let Offer { target, request, cause, .. } = &offer;
         if self.is_ready(&offer, now) {
-            let (target, question, cause) = (target.node, *question, *cause);
-            let way = Way::HandOver { target, question, cause, tell_at: now, release_at: now };
-            self.leave(now, CloseReason::HandedOver, way, leadership.deadline);
-        } else if now >= self.offer_ends(&offer) {
+            let (target, request, cause) = (target.node, *request, *cause);
+            let mode = LeaveMode::HandOver { target, request, cause, notify_at: now, release_at: now };
+            self.begin_leaving(now, CloseReason::HandedOver, mode, leadership.deadline);
+        } else if now >= self.offer_expires_at(&offer) {
             let why = if offer.accepted.is_some() { "the store did not take it" } else { "it did not answer in time" };
-            self.withdraw(now);
+            self.withdraw_offer(now);
             self.hand_over_failed(Some(target.node), why);
         }
     }
@@ -143,36 +143,36 @@ impl Lease {
     /// that time the target still can lead, and long enough.
     pub(super) fn is_ready(&self, offer: &Offer, at: MonoNs) -> bool {
         let Some(accepted) = offer.accepted else { return false };
-        let heir = self.knowledge.record().and_then(|record| record.heir);
-        self.asked.attempts.is_empty()
-            && self.asked.waiting.is_none()
-            && self.doubtful_from.is_none()
-            && heir.is_some_and(|heir: Heir| heir.is(&offer.target) && heir.stamp >= accepted)
+        let successor = self.known_record.record().and_then(|record| record.successor);
+        self.pending.attempts.is_empty()
+            && self.pending.awaited.is_none()
+            && self.in_doubt_since.is_none()
+            && successor.is_some_and(|successor: Successor| successor.is(&offer.target) && successor.stamp >= accepted)
             && self.is_freshly_named(at)
             && self.can_take_over(offer.target.node, at)
     }
 
     /// Takes the offer back, and leaves time before the next one.
-    fn withdraw(&mut self, now: MonoNs) {
+    fn withdraw_offer(&mut self, now: MonoNs) {
         let Phase::Leading(leadership) = &mut self.phase else { return };
         leadership.offer = None;
-        leadership.worse_from = leadership.worse_from.map(|_| now);
+        leadership.worse_since = leadership.worse_since.map(|_| now);
     }
 
-    pub(super) fn on_prepare_refused(&mut self, from: NodeId, question: Question) {
+    pub(super) fn on_prepare_refused(&mut self, from: NodeId, request: LeaderRequest) {
         let Phase::Leading(leadership) = &self.phase else { return };
         let is_answer =
-            leadership.offer.as_ref().is_some_and(|offer| offer.target.node == from && offer.question == question);
+            leadership.offer.as_ref().is_some_and(|offer| offer.target.node == from && offer.request == request);
         if is_answer {
-            self.withdraw(question_time(leadership));
+            self.withdraw_offer(offer_sent_at(leadership));
             self.hand_over_failed(Some(from), "it is not ready");
         }
     }
 
-    pub(super) fn on_prepared(&mut self, now: MonoNs, from: NodeId, question: Question, stamp: PeerStamp) {
+    pub(super) fn on_prepared(&mut self, now: MonoNs, from: NodeId, request: LeaderRequest, stamp: PeerTimestamp) {
         let Phase::Leading(leadership) = &self.phase else { return };
         let Some(offer) = &leadership.offer else { return };
-        if offer.target.node != from || offer.question != question || now >= self.offer_ends(offer) {
+        if offer.target.node != from || offer.request != request || now >= self.offer_expires_at(offer) {
             return;
         }
         let (target, offered) = (offer.target.node, offer.target.clone());
@@ -189,91 +189,99 @@ impl Lease {
     }
 
     /// Tells the heir that it is its turn, until the record shows it. Where it doesn't for long, the record says so too.
-    pub(super) fn leaving_turn(&mut self, now: MonoNs) {
-        let tell_again_at = now.plus(self.config.timing.renew_ns / TELLS_PER_RENEWAL);
-        let Phase::Leaving(Leaving { drained: Some(positions), way, .. }) = &mut self.phase else { return };
-        let Way::HandOver { target, question, cause, tell_at, release_at } = way else { return };
+    pub(super) fn step_leaving(&mut self, now: MonoNs) {
+        let notify_again_at = now.plus(self.config.timing.renew_ns / NOTIFICATIONS_PER_RENEWAL);
+        let Phase::Leaving(Leaving { drained: Some(positions), mode, .. }) = &mut self.phase else { return };
+        let LeaveMode::HandOver { target, request, cause, notify_at, release_at } = mode else { return };
         if now >= *release_at {
-            *way = Way::Release { cause: *cause };
-        } else if now >= *tell_at {
-            *tell_at = tell_again_at;
+            *mode = LeaveMode::Release { cause: *cause };
+        } else if now >= *notify_at {
+            *notify_at = notify_again_at;
             let is_automatic = *cause == OfferCause::Automatic;
             let positions =
                 positions.iter().take(POSITIONS_MAX).map(|(channel, position)| (*channel, *position)).collect();
-            let message = PeerMessage::Ended { question: *question, positions, is_automatic };
+            let message = PeerMessage::Ended { request: *request, positions, is_automatic };
             let to = *target;
-            self.say(Output::Peer { to, message });
+            self.emit(Output::Peer { to, message });
         }
     }
 
     pub(super) fn on_drained(&mut self, now: MonoNs, positions: BTreeMap<u16, StreamPosition>) {
         let Phase::Leaving(leaving) = &mut self.phase else { return };
         leaving.drained.get_or_insert(positions);
-        if let Way::HandOver { tell_at, release_at, .. } = &mut leaving.way {
-            (*tell_at, *release_at) = (now, now.plus(self.config.timing.renew_ns));
+        if let LeaveMode::HandOver { notify_at, release_at, .. } = &mut leaving.mode {
+            (*notify_at, *release_at) = (now, now.plus(self.config.timing.renew_ns));
         }
     }
 
     pub(super) fn on_close(&mut self, now: MonoNs) {
-        if std::mem::replace(&mut self.closing, true) {
+        if std::mem::replace(&mut self.is_closing, true) {
             return;
         }
         match &mut self.phase {
             Phase::Leading(leadership) => {
                 let deadline = leadership.deadline;
-                self.leave(now, CloseReason::Released, Way::Release { cause: OfferCause::Planned }, deadline);
+                self.begin_leaving(
+                    now,
+                    CloseReason::Released,
+                    LeaveMode::Release { cause: OfferCause::Planned },
+                    deadline,
+                );
             }
-            Phase::Leaving(leaving) if leaving.way == Way::Reopen => {
-                leaving.way = Way::Release { cause: OfferCause::Planned };
+            Phase::Leaving(leaving) if leaving.mode == LeaveMode::Reopen => {
+                leaving.mode = LeaveMode::Release { cause: OfferCause::Planned };
                 // To open again takes no drain; for others to open does.
                 leaving.drained = None;
-                self.say(Output::Drain);
+                self.emit(Output::Drain);
             }
-            Phase::Leaving(_) | Phase::Candidate => self.knowledge.wait_again(now),
+            Phase::Leaving(_) | Phase::Candidate => self.known_record.restart_wait(now),
         }
     }
 
     pub(super) fn record_to_leave(&mut self, now: MonoNs) -> Option<Record> {
         let Phase::Leaving(leaving) = &self.phase else { return None };
         leaving.drained.as_ref()?;
-        match leaving.way {
-            Way::HandOver { .. } => None,
-            Way::Release { cause } => {
-                let released = self.knowledge.record()?.released();
-                Some(Record { moves: released.moves + u32::from(cause == OfferCause::Automatic), ..released })
+        match leaving.mode {
+            LeaveMode::HandOver { .. } => None,
+            LeaveMode::Release { cause } => {
+                let released = self.known_record.record()?.released();
+                Some(Record {
+                    automatic_moves: released.automatic_moves + u32::from(cause == OfferCause::Automatic),
+                    ..released
+                })
             }
-            Way::Reopen if now >= leaving.deadline => {
+            LeaveMode::Reopen if now >= leaving.deadline => {
                 self.phase = Phase::Candidate;
-                self.knowledge.wait_again(now);
+                self.known_record.restart_wait(now);
                 None
             }
-            Way::Reopen => Some(self.record_of_own(now, self.next_own_epoch()?)),
+            LeaveMode::Reopen => Some(self.own_record(now, self.next_own_epoch()?)),
         }
     }
 
     /// Above all that is known.
     pub(super) fn next_own_epoch(&self) -> Option<Epoch> {
-        let record = self.knowledge.record();
+        let record = self.known_record.record();
         let of_record = record.map_or_else(Epoch::default, |record| record.epoch);
         // Its heir may have opened above it, and nobody have heard of that.
-        let of_heir = record.and_then(|record| record.heir).filter(|heir| !heir.is(&self.config.member));
-        let of_heir = of_heir.and_then(|heir| next_epoch(heir.node, [of_record]));
-        let own = [self.knowledge.highest_epoch(), self.config.own_epoch, self.opened, self.heard];
+        let of_heir = record.and_then(|record| record.successor).filter(|successor| !successor.is(&self.config.member));
+        let of_heir = of_heir.and_then(|successor| next_epoch(successor.node, [of_record]));
+        let own = [self.known_record.highest_epoch(), self.config.own_epoch, self.highest_opened, self.observed_epoch];
         let dead = self.deaths.iter().map(|notice| notice.epoch);
         next_epoch(self.node(), own.into_iter().chain([of_record]).chain(of_heir).chain(dead))
     }
 
     fn hand_over_failed(&mut self, target: Option<NodeId>, why: &'static str) {
-        self.say(Output::Notice(Notice::HandOverFailed { target, why }));
+        self.emit(Output::Notice(Notice::HandOverFailed { target, why }));
     }
 }
 
 /// When the offer that is refused was made: the wait for the next one counts from there.
-fn question_time(leadership: &super::Leadership) -> MonoNs {
+fn offer_sent_at(leadership: &super::Leadership) -> MonoNs {
     leadership.offer.as_ref().map_or(leadership.since, |offer| offer.sent)
 }
 
 /// How often an heir is told its turn.
-const TELLS_PER_RENEWAL: u64 = 4;
+const NOTIFICATIONS_PER_RENEWAL: u64 = 4;
 /// Channels whose positions fit a message, with room for the rest. Of more, what the heir has heard itself counts.
 const POSITIONS_MAX: usize = 400;

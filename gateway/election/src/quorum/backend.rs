@@ -10,13 +10,13 @@ use std::{
 };
 
 use mdgw_feeds::identity::GroupId;
-use mdgw_sys::scheduler::spawn_prompt;
+use mdgw_sys::scheduler::spawn_short_slice;
 
 use super::{
     candidate::{QuorumEvent, QuorumRequest},
     link::{Received, VoteLink},
-    store::{IsStored, VoteStore},
     vote_file::VoteFile,
+    vote_store::{VoteStore, WriteResult},
     wire::DATAGRAM_BYTES_MAX,
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
 
 /// A gateway's socket for votes and the thread that hands on what comes.
 #[derive(Debug)]
-pub struct QuorumBackends {
+pub struct QuorumTransport {
     link: Arc<VoteLink>,
     inboxes: Arc<Inboxes>,
     stop: Arc<AtomicBool>,
@@ -34,7 +34,7 @@ pub struct QuorumBackends {
 
 type Inboxes = Mutex<BTreeMap<GroupId, Inbox<QuorumEvent>>>;
 
-impl QuorumBackends {
+impl QuorumTransport {
     /// Begins to receive.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl QuorumBackends {
     pub fn start(link: VoteLink) -> io::Result<Self> {
         let (link, inboxes, stop) = (Arc::new(link), Arc::<Inboxes>::default(), Arc::new(AtomicBool::new(false)));
         let receiver = Receiver { link: Arc::clone(&link), inboxes: Arc::clone(&inboxes), stop: Arc::clone(&stop) };
-        spawn_prompt("mdgw-quorum", move || receiver.run())?;
+        spawn_short_slice("mdgw-quorum", move || receiver.run())?;
         Ok(Self { link, inboxes, stop })
     }
 
@@ -57,15 +57,15 @@ impl QuorumBackends {
         inbox: &Inbox<QuorumEvent>,
     ) -> io::Result<QuorumBackend> {
         let to_election = inbox.clone();
-        let store = VoteStore::start(file, move |ticket, is_stored| {
-            let event = match is_stored {
-                IsStored::Yes => QuorumEvent::Stored(ticket),
-                IsStored::No => QuorumEvent::NotStored(ticket),
+        let store = VoteStore::start(file, move |write_id, result| {
+            let event = match result {
+                WriteResult::Durable => QuorumEvent::Stored(write_id),
+                WriteResult::Failed => QuorumEvent::NotStored(write_id),
             };
             to_election.tell(Input::Backend(event));
         })?;
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).insert(group, inbox.clone());
-        Ok(QuorumBackend { all: Arc::clone(self), store })
+        Ok(QuorumBackend { transport: Arc::clone(self), store })
     }
 
     /// The socket.
@@ -75,7 +75,7 @@ impl QuorumBackends {
     }
 }
 
-impl Drop for QuorumBackends {
+impl Drop for QuorumTransport {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -84,15 +84,15 @@ impl Drop for QuorumBackends {
 /// What one election asks. The socket stays open as long as one of them is there.
 #[derive(Debug)]
 pub struct QuorumBackend {
-    all: Arc<QuorumBackends>,
+    transport: Arc<QuorumTransport>,
     store: VoteStore,
 }
 
 impl Backend<QuorumRequest> for QuorumBackend {
     fn ask(&mut self, request: QuorumRequest) {
         match request {
-            QuorumRequest::Send(message) => self.all.link.send(&message),
-            QuorumRequest::Store { ticket, kept } => self.store.store(ticket, kept),
+            QuorumRequest::Send(message) => self.transport.link.send(&message),
+            QuorumRequest::Store { ticket, durable } => self.store.store(ticket, durable),
         }
     }
 }
@@ -108,7 +108,7 @@ impl Receiver {
         let mut buffer = Box::new([0; DATAGRAM_BYTES_MAX]);
         while !self.stop.load(Ordering::Relaxed) {
             match self.link.receive(&mut buffer) {
-                Ok(Some(received)) => self.hand_on(received),
+                Ok(Some(received)) => self.dispatch(received),
                 Ok(None) => {}
                 Err(error) => {
                     // Without votes the lease ends by itself; nothing here could do better.
@@ -119,7 +119,7 @@ impl Receiver {
         }
     }
 
-    fn hand_on(&self, received: Received) {
+    fn dispatch(&self, received: Received) {
         let (group, input) = match received {
             Received::Message(message) => (message.group, Input::Backend(QuorumEvent::Received(message))),
             Received::Death(announcement) => (announcement.group, Input::Died(announcement.notice)),

@@ -1,9 +1,9 @@
 //! A gateway's part: it stands, leads, hands over; and votes, by the [`Voter`] that it has in itself.
 
+mod auto_move;
 mod hand_over;
-mod moves;
 mod phase;
-mod standing;
+mod voting;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,19 +14,21 @@ use mdgw_feeds::{
 };
 
 use self::{
-    moves::{Mobility, Tenure},
-    phase::{Bid, Lead, Move, Phase, Poll, Taking},
+    auto_move::{AutoMovePolicy, Tenure},
+    phase::{LeaderState, PendingTakeover, Phase, Poll, PromiseTransfer, VoteRound},
 };
 use super::{
-    message::{Body, Demand, Message, Refusal, Reply, Request, Ticket, Verdict, VoterSession},
-    voter::{Kept, Safeguards, StoreTicket, Voter, VoterInput, VoterOutput},
+    message::{Body, Message, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession},
+    voter::{DurableVote, QuorumSafeguards, VoteWriteId, Voter, VoterInput, VoterOutput},
 };
 use crate::{
-    core::{CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, Pin, Place, Progress, Role, View},
-    fitness::{Fitness, Standing},
+    core::{
+        CloseReason, ConnectionState, Core, GroupPlacement, Input, Notice, Obstacle, Output, Pin, Progress, Role, View,
+    },
+    fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, NodeName, next_epoch},
     peer::{PeerMessage, PeerState},
-    record::{ConfigurationMark, DIFFERENCE_PATIENCE_LEASES, PeerStamp},
+    record::{CONFIG_MISMATCH_WAIT_LEASES, ConfigVersion, PeerTimestamp},
     timing::LeaseTiming,
 };
 
@@ -44,7 +46,7 @@ pub struct CandidateConfig {
     /// Lease, renewal, margin.
     pub timing: LeaseTiming,
     /// What this gateway is configured to publish.
-    pub configuration: ConfigurationMark,
+    pub configuration: ConfigVersion,
     /// How long a vote may take before the candidate gives it up: a voter's disk may be slower than the lease. ns.
     pub vote_ns_max: u64,
     /// Drawn at this start: of this gateway's requests, and of its voter.
@@ -63,9 +65,9 @@ pub enum QuorumEvent {
     /// Authenticated, and for this gateway.
     Received(Message),
     /// That store of the vote is on disk.
-    Stored(StoreTicket),
+    Stored(VoteWriteId),
     /// That store failed.
-    NotStored(StoreTicket),
+    NotStored(VoteWriteId),
 }
 
 /// What is asked of the backend.
@@ -76,9 +78,9 @@ pub enum QuorumRequest {
     /// Put this on disk, synced, and say so.
     Store {
         /// Names it.
-        ticket: StoreTicket,
+        ticket: VoteWriteId,
         /// What to keep.
-        kept: Kept,
+        durable: DurableVote,
     },
 }
 
@@ -88,54 +90,54 @@ type Outputs = Vec<Output<QuorumRequest>>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Candidate {
     config: CandidateConfig,
-    safeguards: Safeguards,
+    safeguards: QuorumSafeguards,
     voter: Voter,
     phase: Phase,
     /// Being asked to take over: independent of the phase, since the answers may never come.
-    taking: Option<Taking>,
+    takeover: Option<PendingTakeover>,
     /// Requests to this gateway's own voter, not yet handed in.
-    to_own_voter: VecDeque<Request>,
+    own_voter_queue: VecDeque<Request>,
     /// Requests whose answer may still count, by number.
-    sent: BTreeMap<u64, Sent>,
+    sent: BTreeMap<u64, PendingRequest>,
     number: u64,
-    sessions: BTreeMap<NodeId, VoterSession>,
+    voter_sessions: BTreeMap<NodeId, VoterSession>,
     /// When each voter last answered.
-    answered: BTreeMap<NodeId, MonoNs>,
+    answered_at: BTreeMap<NodeId, MonoNs>,
     /// The highest epoch known, by voters, by the wire, by own use: the next one is above it.
-    known: Epoch,
+    highest_known: Epoch,
     /// Not before it does a candidate poll; voters' promises apart.
     retry_at: MonoNs,
     /// When voters are asked next only to see that they are there.
-    idle_at: MonoNs,
+    probe_at: MonoNs,
     connection: ConnectionState,
     fitness: Fitness,
-    standing: Standing,
+    eligibility: Eligibility,
     progress: Progress,
     clock_error_ppm: u32,
     pin: Pin,
-    place: Place,
+    placement: GroupPlacement,
     /// The two gateways make different records.
-    differs: bool,
+    has_output_mismatch: bool,
     /// What the others publish, and when they last said so.
-    configurations: BTreeMap<NodeId, (ConfigurationMark, MonoNs)>,
+    configurations: BTreeMap<NodeId, (ConfigVersion, MonoNs)>,
     /// How much longer it waits than another that is meant to follow, ns.
-    deference_ns: u64,
+    yield_ns: u64,
     /// `None`: a leader stays.
-    mobility: Option<Mobility>,
-    told_obstacle: Option<Obstacle>,
+    auto_move: Option<AutoMovePolicy>,
+    reported_obstacle: Option<Obstacle>,
 }
 
 /// A request under way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Sent {
+struct PendingRequest {
     /// `None`: whichever voter grants it.
     to: Option<NodeId>,
     at: MonoNs,
-    what: Asked,
+    kind: RequestKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Asked {
+enum RequestKind {
     Poll,
     Vote(Epoch),
     Renew(Epoch),
@@ -148,41 +150,41 @@ enum Asked {
 impl Candidate {
     /// Starts at `now` with what its voter had on disk, and an epoch that the gateway's own log is sure of.
     #[must_use]
-    pub fn new(now: MonoNs, config: CandidateConfig, kept: Kept, known: Epoch) -> Self {
+    pub fn new(now: MonoNs, config: CandidateConfig, durable: DurableVote, highest_known: Epoch) -> Self {
         assert!(config.voters.contains_key(&config.member.node), "each gateway is a voter");
-        let voter = Voter::new(now, kept, VoterSession(config.nonce), config.timing.rate_error_ppm);
+        let voter = Voter::new(now, durable, VoterSession(config.nonce), config.timing.rate_error_ppm);
         Self {
-            safeguards: Safeguards::ALL,
+            safeguards: QuorumSafeguards::ALL,
             voter,
             phase: Phase::Waiting,
-            taking: None,
-            to_own_voter: VecDeque::new(),
+            takeover: None,
+            own_voter_queue: VecDeque::new(),
             sent: BTreeMap::new(),
             number: 0,
-            sessions: BTreeMap::new(),
-            answered: BTreeMap::new(),
-            known: known.max(kept.epoch),
+            voter_sessions: BTreeMap::new(),
+            answered_at: BTreeMap::new(),
+            highest_known: highest_known.max(durable.epoch),
             retry_at: now,
-            idle_at: now,
+            probe_at: now,
             connection: ConnectionState::Starting,
             fitness: Fitness::default(),
-            standing: Standing::default(),
+            eligibility: Eligibility::default(),
             progress: Progress::default(),
             clock_error_ppm: 0,
             pin: Pin::default(),
-            place: Place::default(),
-            differs: false,
+            placement: GroupPlacement::default(),
+            has_output_mismatch: false,
             configurations: BTreeMap::new(),
-            deference_ns: 0,
-            mobility: None,
-            told_obstacle: None,
+            yield_ns: 0,
+            auto_move: None,
+            reported_obstacle: None,
             config,
         }
     }
 
     /// For checks that want to see what each safeguard is good for.
     #[must_use]
-    pub fn with_safeguards(self, safeguards: Safeguards) -> Self {
+    pub fn with_safeguards(self, safeguards: QuorumSafeguards) -> Self {
         Self { voter: self.voter.with_safeguards(safeguards), safeguards, ..self }
     }
 
@@ -206,37 +208,37 @@ impl Candidate {
                     && state.member.node == from
                 {
                     self.configurations.insert(from, (state.configuration, now));
-                    self.voter.hear(now, from, state.fitness, state.standing);
+                    self.voter.set_candidate_state(now, from, state.fitness, state.eligibility);
                 }
             }
             Input::Died(notice) => {
                 // Told on: the sentinel's own message to a voter may have been lost.
                 for voter in self.others() {
-                    self.send(now, voter, Demand::Died(notice), None, outputs);
+                    self.send(now, voter, Operation::Died(notice), None, outputs);
                 }
-                let request = self.request(Demand::Died(notice), self.voter.session());
-                self.to_own_voter.push_back(request);
+                let request = self.request(Operation::Died(notice), self.voter.session());
+                self.own_voter_queue.push_back(request);
                 self.retry_at = now;
             }
             Input::Fitness(fitness) => {
                 self.fitness = fitness;
-                self.voter.hear(now, self.node(), self.fitness, self.standing);
+                self.voter.set_candidate_state(now, self.node(), self.fitness, self.eligibility);
             }
-            Input::Standing(standing) => {
-                self.standing = standing;
-                self.voter.hear(now, self.node(), self.fitness, self.standing);
+            Input::Eligibility(eligibility) => {
+                self.eligibility = eligibility;
+                self.voter.set_candidate_state(now, self.node(), self.fitness, self.eligibility);
             }
             Input::ClockRate { error_ppm } => {
                 self.clock_error_ppm = error_ppm;
                 self.voter_step(now, VoterInput::ClockRate(error_ppm), outputs);
             }
             Input::Progress(progress) => self.progress = progress,
-            Input::Heard(epoch) => self.on_heard(now, epoch, outputs),
-            Input::HandOver(target) => self.begin_hand_over(now, target, self.moves_made(now), outputs),
+            Input::ObservedEpoch(epoch) => self.on_observed_epoch(now, epoch, outputs),
+            Input::HandOver(target) => self.begin_hand_over(now, target, self.recent_moves(now), outputs),
             Input::Drained { positions } => self.on_drained(now, positions, outputs),
             Input::Pin(pin) => self.pin = pin,
-            Input::Placed(place) => self.place = place,
-            Input::Differs(differs) => self.differs = differs,
+            Input::Placement(placement) => self.placement = placement,
+            Input::OutputMismatch(has_output_mismatch) => self.has_output_mismatch = has_output_mismatch,
             Input::Close => self.on_close(now, outputs),
         }
     }
@@ -249,14 +251,14 @@ impl Candidate {
         match body {
             Body::Reply(reply) => self.on_reply(now, from, reply, outputs),
             Body::Request(request) => {
-                if !self.config.candidates.contains_key(&from) && !matches!(request.demand, Demand::Died(_)) {
+                if !self.config.candidates.contains_key(&from) && !matches!(request.operation, Operation::Died(_)) {
                     return;
                 }
-                match &request.demand {
-                    Demand::Prepare { from: giver, to, moves } => {
-                        self.on_prepare(now, from, &request, (*giver, *to, *moves), outputs);
+                match &request.operation {
+                    Operation::Prepare { from: donor_epoch, to, moves } => {
+                        self.on_prepare(now, from, &request, (*donor_epoch, *to, *moves), outputs);
                     }
-                    Demand::HandOver(hand_over) => {
+                    Operation::HandOver(hand_over) => {
                         self.learn_positions(hand_over);
                         self.voter_step(now, VoterInput::Request { from, request }, outputs);
                     }
@@ -272,31 +274,31 @@ impl Candidate {
         if !self.config.voters.contains_key(&from) {
             return;
         }
-        let session = self.sessions.insert(from, reply.session);
-        self.answered.insert(from, now);
-        self.known = self.known.max(reply.highest);
+        let session = self.voter_sessions.insert(from, reply.session);
+        self.answered_at.insert(from, now);
+        self.highest_known = self.highest_known.max(reply.highest_epoch);
         if reply.verdict == Verdict::Refused(Refusal::Session) {
             // What was asked before it was known goes again; once, since now it is known.
             if session != Some(reply.session) {
-                self.ask_again(now, from, sent.what, outputs);
+                self.ask_again(now, from, sent.kind, outputs);
             }
             return;
         }
-        match sent.what {
-            Asked::Poll => self.on_polled(now, from, &reply, outputs),
-            Asked::Vote(epoch) | Asked::Renew(epoch) => {
+        match sent.kind {
+            RequestKind::Poll => self.on_polled(now, from, &reply, outputs),
+            RequestKind::Vote(epoch) | RequestKind::Renew(epoch) => {
                 self.on_promise(now, from, (epoch, sent.at), reply.verdict, outputs);
             }
-            Asked::Prepare(epoch) => self.on_prepared(now, epoch, reply.verdict, outputs),
-            Asked::HandOver(epoch) => self.on_moved(now, from, epoch, reply.verdict, outputs),
-            Asked::Taking(epoch) => self.on_given(now, from, epoch, reply.verdict, outputs),
+            RequestKind::Prepare(epoch) => self.on_prepared(now, epoch, reply.verdict, outputs),
+            RequestKind::HandOver(epoch) => self.on_transfer_reply(now, from, epoch, reply.verdict, outputs),
+            RequestKind::Taking(epoch) => self.on_promise_transferred(now, from, epoch, reply.verdict, outputs),
         }
     }
 
     /// The request that this answers. An answer to another one, of an earlier start or long ago, is worth nothing.
-    fn answered_request(&mut self, from: NodeId, ticket: Ticket) -> Option<Sent> {
+    fn answered_request(&mut self, from: NodeId, ticket: VoteRequestId) -> Option<PendingRequest> {
         if !self.safeguards.checks_tickets {
-            let to_it = |sent: &&Sent| sent.to == Some(from);
+            let to_it = |sent: &&PendingRequest| sent.to == Some(from);
             return self.sent.values().rev().find(to_it).cloned();
         }
         if ticket.nonce != self.config.nonce {
@@ -312,69 +314,77 @@ impl Candidate {
         Some(sent)
     }
 
-    fn ask_again(&mut self, now: MonoNs, voter: NodeId, what: Asked, outputs: &mut Outputs) {
-        let demand = match what {
-            Asked::Poll => Demand::Poll,
-            Asked::Vote(epoch) => Demand::Vote(epoch),
-            Asked::Renew(epoch) => Demand::Renew(epoch),
+    fn ask_again(&mut self, now: MonoNs, voter: NodeId, kind: RequestKind, outputs: &mut Outputs) {
+        let operation = match kind {
+            RequestKind::Poll => Operation::Poll,
+            RequestKind::Vote(epoch) => Operation::Vote(epoch),
+            RequestKind::Renew(epoch) => Operation::Renew(epoch),
             // Repeated on their own.
-            Asked::HandOver(_) | Asked::Prepare(_) | Asked::Taking(_) => return,
+            RequestKind::HandOver(_) | RequestKind::Prepare(_) | RequestKind::Taking(_) => return,
         };
-        self.send(now, voter, demand, Some(what), outputs);
+        self.send(now, voter, operation, Some(kind), outputs);
     }
 
     fn voter_step(&mut self, now: MonoNs, input: VoterInput, outputs: &mut Outputs) {
         for output in self.voter.step(now, input) {
             match output {
-                VoterOutput::Store { ticket, kept } => {
-                    outputs.push(Output::Request(QuorumRequest::Store { ticket, kept }));
+                VoterOutput::Store { ticket, durable } => {
+                    outputs.push(Output::Request(QuorumRequest::Store { ticket, durable }));
                 }
                 VoterOutput::Reply { to, reply } if to == self.node() => self.on_reply(now, to, reply, outputs),
-                VoterOutput::Reply { to, reply } => self.post(to, Body::Reply(reply), outputs),
+                VoterOutput::Reply { to, reply } => self.send_message(to, Body::Reply(reply), outputs),
             }
         }
     }
 
     fn ask_own_voter(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let from = self.node();
-        while let Some(request) = self.to_own_voter.pop_front() {
+        while let Some(request) = self.own_voter_queue.pop_front() {
             self.voter_step(now, VoterInput::Request { from, request }, outputs);
         }
     }
 
-    /// Asks one voter; `what`: how its answer counts.
-    fn send(&mut self, now: MonoNs, to: NodeId, demand: Demand, what: Option<Asked>, outputs: &mut Outputs) {
+    /// Asks one voter; `kind`: how its answer counts.
+    fn send(
+        &mut self,
+        now: MonoNs,
+        to: NodeId,
+        operation: Operation,
+        kind: Option<RequestKind>,
+        outputs: &mut Outputs,
+    ) {
         let is_own = to == self.node();
-        let session = if is_own { self.voter.session() } else { self.sessions.get(&to).copied().unwrap_or_default() };
-        let request = self.request(demand, session);
-        if let Some(what) = what {
-            self.sent.insert(request.ticket.number, Sent { to: Some(to), at: now, what });
+        let session =
+            if is_own { self.voter.session() } else { self.voter_sessions.get(&to).copied().unwrap_or_default() };
+        let request = self.request(operation, session);
+        if let Some(kind) = kind {
+            self.sent.insert(request.ticket.number, PendingRequest { to: Some(to), at: now, kind });
         }
         if is_own {
-            self.to_own_voter.push_back(request);
+            self.own_voter_queue.push_back(request);
         } else {
-            self.post(to, Body::Request(request), outputs);
+            self.send_message(to, Body::Request(request), outputs);
         }
     }
 
-    fn request(&mut self, demand: Demand, session: VoterSession) -> Request {
+    fn request(&mut self, operation: Operation, session: VoterSession) -> Request {
         Request {
             ticket: self.next_ticket(),
             incarnation: self.config.member.incarnation,
             session,
             lease_ns: self.config.timing.lease_ns,
             fitness: self.fitness,
-            standing: if matches!(self.phase, Phase::Closed) { Standing::Joins } else { self.standing },
-            demand,
+            eligibility: if matches!(self.phase, Phase::Closed) { Eligibility::Joining } else { self.eligibility },
+            operation,
         }
     }
 
-    fn next_ticket(&mut self) -> Ticket {
+    fn next_ticket(&mut self) -> VoteRequestId {
         self.number += 1;
-        Ticket { nonce: self.config.nonce, number: self.number }
+        VoteRequestId { nonce: self.config.nonce, number: self.number }
     }
 
-    fn post(&self, to: NodeId, body: Body, outputs: &mut Outputs) {
+    fn send_message(&self, to: NodeId, body: Body, outputs: &mut Outputs) {
         let message = Message { group: self.config.group, from: self.node(), to, body };
         outputs.push(Output::Request(QuorumRequest::Send(message)));
     }
@@ -399,7 +409,7 @@ impl Candidate {
     fn forget(&mut self, now: MonoNs) {
         let keep_ns = self.config.timing.lease_ns;
         self.sent.retain(|_, sent| now.since(sent.at) < keep_ns);
-        let patience_ns = self.config.timing.wait_ns().saturating_mul(DIFFERENCE_PATIENCE_LEASES);
+        let patience_ns = self.config.timing.wait_ns().saturating_mul(CONFIG_MISMATCH_WAIT_LEASES);
         self.configurations.retain(|_, (_, said)| now.since(*said) < patience_ns);
     }
 }
@@ -411,7 +421,7 @@ impl Core for Candidate {
     fn step(&mut self, now: MonoNs, input: Input<QuorumEvent>) -> Vec<Output<QuorumRequest>> {
         let mut outputs = Vec::new();
         self.forget(now);
-        self.deference_ns = self.deference_ns_at(now);
+        self.yield_ns = self.yield_ns_at(now);
         self.on_time(now, &mut outputs);
         self.ask_own_voter(now, &mut outputs);
         self.on_input(now, input, &mut outputs);
@@ -419,8 +429,8 @@ impl Core for Candidate {
         // What the input made possible is done now and not at the next one.
         self.on_time(now, &mut outputs);
         self.ask_own_voter(now, &mut outputs);
-        self.tell_connection(now, &mut outputs);
-        self.tell_obstacle(now, &mut outputs);
+        self.report_connection(now, &mut outputs);
+        self.report_obstacle(now, &mut outputs);
         outputs
     }
 
@@ -430,18 +440,18 @@ impl Core for Candidate {
             Phase::Closed => None,
             Phase::Waiting => {
                 let polls_at = self.polls_at();
-                Some(if self.obstacle_now().is_none() { polls_at.min(self.idle_at) } else { self.idle_at })
+                Some(if self.lasting_obstacle().is_none() { polls_at.min(self.probe_at) } else { self.probe_at })
             }
-            Phase::Polling(poll) => Some(poll.again_at),
-            Phase::Voting(bid) => Some(bid.again_at.min(bid.until)),
+            Phase::Polling(poll) => Some(poll.resend_at),
+            Phase::Voting(vote_round) => Some(vote_round.resend_at.min(vote_round.until)),
             Phase::Leading(lead) => {
-                let moving = lead.preparing.as_ref().map(|preparing| preparing.until);
+                let transfer = lead.preparing.as_ref().map(|preparing| preparing.until);
                 let renew_at = self.may_renew().then_some(lead.renew_at);
                 let deadline = Some(lead.deadline(timing, self.majority()));
-                [deadline, renew_at, moving, self.moves_turn_at(lead)].into_iter().flatten().min()
+                [deadline, renew_at, transfer, self.auto_move_due_at(lead)].into_iter().flatten().min()
             }
-            Phase::Moving(moving) => {
-                Some(if moving.positions.is_some() { moving.again_at.min(moving.until) } else { moving.until })
+            Phase::Transferring(transfer) => {
+                Some(if transfer.positions.is_some() { transfer.resend_at.min(transfer.until) } else { transfer.until })
             }
         }
     }
@@ -449,10 +459,10 @@ impl Core for Candidate {
     fn peer_state(&self, now: MonoNs) -> PeerState {
         PeerState {
             member: self.config.member.clone(),
-            standing: self.standing,
+            eligibility: self.eligibility,
             fitness: self.fitness,
             configuration: self.config.configuration,
-            stamp: PeerStamp(now.0),
+            stamp: PeerTimestamp(now.0),
         }
     }
 
@@ -460,7 +470,7 @@ impl Core for Candidate {
         let role = match &self.phase {
             Phase::Leading(_) => Role::Leader,
             Phase::Closed => Role::Closed,
-            _ if self.obstacle_now().is_some() => Role::Bystander,
+            _ if self.lasting_obstacle().is_some() => Role::Ineligible,
             _ => Role::Candidate,
         };
         let leader = self.leader();
@@ -468,16 +478,16 @@ impl Core for Candidate {
             role,
             epoch: match &self.phase {
                 Phase::Leading(lead) => lead.epoch,
-                _ => leader.as_ref().map_or(self.known, |(epoch, _)| *epoch),
+                _ => leader.as_ref().map_or(self.highest_known, |(epoch, _)| *epoch),
             },
             leader: leader.map(|(_, member)| member),
-            heir: None,
+            successor: None,
             participants: self.config.candidates.clone(),
             connection: self.connection,
             pin: self.pin,
-            obstacle: self.obstacle_now(),
+            obstacle: self.lasting_obstacle(),
             fitness: self.fitness,
-            can_lead: self.obstacle_now().is_none() && !matches!(self.phase, Phase::Closed),
+            can_lead: self.lasting_obstacle().is_none() && !matches!(self.phase, Phase::Closed),
             peers: self.peer_views(),
         }
     }
@@ -496,23 +506,23 @@ impl Candidate {
     }
 
     /// What the leader publishes, if this gateway would publish something else under the same or an older revision.
-    fn differs_from_leader(&self) -> Option<ConfigurationMark> {
+    fn leader_config_mismatch(&self) -> Option<ConfigVersion> {
         let (_, leader) = self.leader().filter(|(_, leader)| leader.node != self.node())?;
         let (theirs, _) = self.configurations.get(&leader.node)?;
-        (!self.config.configuration.may_follow(theirs)).then_some(*theirs)
+        (!self.config.configuration.may_succeed(theirs)).then_some(*theirs)
     }
 
     /// Whether that gateway may be handed the lead; one that has not said what it publishes may.
-    fn may_be_followed_by(&self, node: NodeId) -> bool {
-        self.configurations.get(&node).is_none_or(|(theirs, _)| theirs.may_follow(&self.config.configuration))
+    fn may_hand_over_to(&self, node: NodeId) -> bool {
+        self.configurations.get(&node).is_none_or(|(theirs, _)| theirs.may_succeed(&self.config.configuration))
     }
 
-    fn tell_connection(&mut self, now: MonoNs, outputs: &mut Outputs) {
+    fn report_connection(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let LeaseTiming { lease_ns, renew_ns, .. } = self.config.timing;
         let is_leading = matches!(self.phase, Phase::Leading(_));
         let (doubtful_ns, lost_ns) = if is_leading { (3 * renew_ns, lease_ns) } else { (lease_ns, 2 * lease_ns) };
         let within = |limit_ns: u64| {
-            let fresh = self.answered.values().filter(|at| now.since(**at) <= limit_ns).count();
+            let fresh = self.answered_at.values().filter(|at| now.since(**at) <= limit_ns).count();
             fresh >= self.majority()
         };
         let state = match self.connection {
@@ -531,10 +541,10 @@ impl Candidate {
         }
     }
 
-    fn tell_obstacle(&mut self, now: MonoNs, outputs: &mut Outputs) {
+    fn report_obstacle(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let obstacle = self.obstacle_at(now);
-        if obstacle != self.told_obstacle {
-            self.told_obstacle.clone_from(&obstacle);
+        if obstacle != self.reported_obstacle {
+            self.reported_obstacle.clone_from(&obstacle);
             outputs.extend(obstacle.map(|obstacle| Output::Notice(Notice::Obstacle(obstacle))));
         }
     }
@@ -542,18 +552,18 @@ impl Candidate {
     /// Closed by its owner: nobody is to wait for what this gateway held.
     fn on_close(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let held = match std::mem::replace(&mut self.phase, Phase::Closed) {
-            Phase::Leading(Lead { epoch, .. }) => {
+            Phase::Leading(LeaderState { epoch, .. }) => {
                 outputs.push(Output::Close { epoch, reason: CloseReason::Released });
                 Some(epoch)
             }
-            Phase::Voting(Bid { epoch, .. }) => Some(epoch),
+            Phase::Voting(VoteRound { epoch, .. }) => Some(epoch),
             // Given away: what becomes of it is the target's.
-            Phase::Moving(_) | Phase::Waiting | Phase::Polling(_) | Phase::Closed => None,
+            Phase::Transferring(_) | Phase::Waiting | Phase::Polling(_) | Phase::Closed => None,
         };
-        self.taking = None;
+        self.takeover = None;
         if let Some(epoch) = held {
             self.release(now, epoch, outputs);
         }
-        self.voter.hear(now, self.node(), self.fitness, Standing::Joins);
+        self.voter.set_candidate_state(now, self.node(), self.fitness, Eligibility::Joining);
     }
 }

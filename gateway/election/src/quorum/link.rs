@@ -38,7 +38,7 @@ pub struct LinkCounters {
     /// Written with another key, or changed on the way.
     pub forged: AtomicU64,
     /// Authentic, but from a node that the configuration doesn't have, or to another one.
-    pub strangers: AtomicU64,
+    pub unknown_nodes: AtomicU64,
     /// The system did not take it.
     pub unsent: AtomicU64,
 }
@@ -64,14 +64,14 @@ impl VoteLink {
         peers: BTreeMap<NodeId, SocketAddrV4>,
     ) -> io::Result<Self> {
         let socket = UdpSocket::bind(listen)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(RECEIVE_TIMEOUT))?;
         Ok(Self { socket, key, node, peers, counters: LinkCounters::default() })
     }
 
     /// Sends it to the node that it names. Never waits: what the system doesn't take is counted and asked again in time.
     pub fn send(&self, message: &Message) {
         let Some(address) = self.peers.get(&message.to) else {
-            self.counters.strangers.fetch_add(1, Ordering::Relaxed);
+            self.counters.unknown_nodes.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let datagram = wire::encode(message, &self.key);
@@ -89,11 +89,11 @@ impl VoteLink {
         let length = match self.socket.recv(buffer) {
             Ok(length) => length,
             // Also an error message of the network about something sent earlier.
-            Err(error) if is_passing(&error) => return Ok(None),
+            Err(error) if is_transient(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
         let datagram = &buffer[..length];
-        let (drop, what) = if Announcement::is_one(datagram) {
+        let (drop, what) = if Announcement::has_magic(datagram) {
             match Announcement::open(datagram, &self.key) {
                 Some(announcement) => return Ok(Some(Received::Death(announcement))),
                 None => (&self.counters.forged, "a notice of death not written with our key"),
@@ -103,9 +103,11 @@ impl VoteLink {
                 Ok(message) if message.to == self.node && self.peers.contains_key(&message.from) => {
                     return Ok(Some(Received::Message(message)));
                 }
-                Ok(_) => (&self.counters.strangers, "an authentic message that names nodes of another configuration"),
+                Ok(_) => {
+                    (&self.counters.unknown_nodes, "an authentic message that names nodes of another configuration")
+                }
                 Err(Refused::Forged) => (&self.counters.forged, "a message not written with our key"),
-                Err(Refused::Form) => (&self.counters.malformed, "no message of this protocol"),
+                Err(Refused::Malformed) => (&self.counters.malformed, "no message of this protocol"),
                 Err(Refused::Version) => (&self.counters.malformed, "a message of another version of this protocol"),
             }
         };
@@ -137,10 +139,10 @@ impl VoteLink {
     }
 }
 
-fn is_passing(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), WouldBlock | TimedOut | Interrupted | ConnectionRefused)
 }
 
 /// After it a receiver looks whether it is to end.
-const PATIENCE: Duration = Duration::from_millis(100);
+const RECEIVE_TIMEOUT: Duration = Duration::from_millis(100);

@@ -8,9 +8,9 @@ use mdgw_feeds::{
 };
 
 use crate::{
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{DeathNotice, Incarnation, NodeId},
-    record::PeerStamp,
+    record::PeerTimestamp,
 };
 
 /// One datagram: authenticated, from one node to another, about one group.
@@ -39,7 +39,7 @@ pub enum Body {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Who asks, and which request this is: the answer repeats it.
-    pub ticket: Ticket,
+    pub ticket: VoteRequestId,
     /// The asker's start.
     pub incarnation: Incarnation,
     /// The voter's start, as far as the asker knows it: what was recorded before it is worth nothing after it.
@@ -49,15 +49,15 @@ pub struct Request {
     /// How fit the asker is.
     pub fitness: Fitness,
     /// Whether it stands.
-    pub standing: Standing,
+    pub eligibility: Eligibility,
     /// What it wants.
-    pub demand: Demand,
+    pub operation: Operation,
 }
 
 /// Names a request for good: no start of a gateway draws the nonce of another, and none gives a number twice. Numbers
 /// grow, so a voter drops what comes again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket {
+pub struct VoteRequestId {
     /// Drawn at the asker's start.
     pub nonce: u64,
     /// Of the request within the start.
@@ -70,7 +70,7 @@ pub struct VoterSession(pub u64);
 
 /// What a request wants.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Demand {
+pub enum Operation {
     /// Would you vote for me? Changes nothing.
     Poll,
     /// Vote for me under this epoch, and promise L to me.
@@ -106,9 +106,9 @@ pub struct HandOver {
     /// L of who gets it, ns.
     pub lease_ns: u64,
     /// What the target drew for this: voters answer the target with it, as if it had asked.
-    pub ticket: Ticket,
+    pub ticket: VoteRequestId,
     /// When the target prepared, on its own clock: its lease counts from there.
-    pub stamp: PeerStamp,
+    pub stamp: PeerTimestamp,
     /// Where the giver's output ended, per channel. Only for the target's own voter; the others are told none.
     pub positions: BTreeMap<u16, StreamPosition>,
 }
@@ -117,11 +117,11 @@ pub struct HandOver {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// Of the request.
-    pub ticket: Ticket,
+    pub ticket: VoteRequestId,
     /// The voter's start.
     pub session: VoterSession,
     /// The highest epoch that the voter knows, by vote or promise.
-    pub highest: Epoch,
+    pub highest_epoch: Epoch,
     /// To whom it is bound, if to anybody.
     pub promise: Option<Bound>,
     /// Its answer.
@@ -136,7 +136,7 @@ pub struct Bound {
     /// Which start of that epoch's node.
     pub incarnation: Incarnation,
     /// For how much longer on the voter's clock, ns: a duration, so clocks need not agree.
-    pub rest_ns: u64,
+    pub remaining_ns: u64,
 }
 
 /// A voter's answer.
@@ -144,14 +144,14 @@ pub struct Bound {
 pub enum Verdict {
     /// Done; to a poll: I would.
     Granted,
-    /// The target's answer to [`Demand::Prepare`].
+    /// The target's answer to [`Operation::Prepare`].
     Prepared {
         /// Its start.
         incarnation: Incarnation,
         /// What voters are to answer it with.
-        ticket: Ticket,
+        ticket: VoteRequestId,
         /// When, on its own clock.
-        stamp: PeerStamp,
+        stamp: PeerTimestamp,
         /// L of it, ns.
         lease_ns: u64,
     },
@@ -166,21 +166,21 @@ pub enum Refusal {
     Session,
     /// It is bound to another: see [`Reply::promise`].
     Bound,
-    /// It has voted in that generation or a higher one: see [`Reply::highest`].
-    Outdated,
+    /// It has voted in that generation or a higher one: see [`Reply::highest_epoch`].
+    OldGeneration,
     /// It sits out the time after its start.
-    SittingOut,
+    StartupWait,
     /// That leadership or candidacy is over, or that process has ended.
     Ended,
     /// A fitter gateway stands.
-    Fitter,
+    FitterCandidate,
     /// A later start of the same gateway has spoken.
     OldIncarnation,
     /// A gateway that does not stand, or whose clock is off, takes over from nobody.
-    Unwilling,
+    NotEligible,
 }
 
-impl Demand {
+impl Operation {
     /// The epoch that is asked for, where one is.
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {

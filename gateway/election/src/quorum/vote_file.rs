@@ -18,7 +18,7 @@ use std::{
 use mdgw_feeds::identity::{Epoch, GroupId};
 use mdgw_sys::file_lock::try_lock;
 
-use super::voter::Kept;
+use super::voter::DurableVote;
 use crate::{identity::Incarnation, timing::LEASE_NS_MAX};
 
 /// The file of one voter and one group. Locked as long as this lives: two voters with one file would vote twice.
@@ -28,7 +28,7 @@ pub struct VoteFile {
     file: File,
     group: GroupId,
     writes: u64,
-    kept: Kept,
+    durable: DurableVote,
 }
 
 /// Why votes can't be kept.
@@ -94,37 +94,39 @@ impl VoteFile {
             file.read_exact_at(&mut bytes, slot * SLOT_STRIDE_BYTES).map_err(failed("read"))?;
             found = found.into_iter().chain(Slot::parse(&bytes)).max_by_key(|slot| slot.writes);
         }
-        let Some(Slot { writes, group: written, kept }) = found else { return Err(damaged("neither half is whole")) };
+        let Some(Slot { writes, group: written, durable }) = found else {
+            return Err(damaged("neither half is whole"));
+        };
         if written != group {
             return Err(damaged("it is another group's"));
         }
-        if kept.lease_ns_max > LEASE_NS_MAX {
+        if durable.lease_ns_max > LEASE_NS_MAX {
             return Err(damaged("no lease is that long"));
         }
-        Ok(Self { path, file, group, writes, kept })
+        Ok(Self { path, file, group, writes, durable })
     }
 
     /// What is on disk.
     #[must_use]
-    pub fn kept(&self) -> Kept {
-        self.kept
+    pub fn durable(&self) -> DurableVote {
+        self.durable
     }
 
     /// Puts it on disk: it is there when this returns.
     ///
     /// # Errors
     /// When it may not be there. What was there before is then still there, or this.
-    pub fn store(&mut self, kept: Kept) -> Result<(), VoteFileError> {
+    pub fn store(&mut self, durable: DurableVote) -> Result<(), VoteFileError> {
         let failed = |act| {
             let path = self.path.clone();
             move |source| VoteFileError::Io { act, path, source }
         };
         let writes = self.writes + 1;
-        let bytes = Slot { writes, group: self.group, kept }.to_bytes();
+        let bytes = Slot { writes, group: self.group, durable }.to_bytes();
         self.file.write_all_at(&bytes, (writes % 2) * SLOT_STRIDE_BYTES).map_err(failed("write"))?;
         self.file.sync_data().map_err(failed("sync"))?;
         // After a failure the same half is written again: the other one is what certainly is there.
-        (self.writes, self.kept) = (writes, kept);
+        (self.writes, self.durable) = (writes, durable);
         Ok(())
     }
 }
@@ -133,7 +135,7 @@ impl VoteFile {
 struct Slot {
     writes: u64,
     group: GroupId,
-    kept: Kept,
+    durable: DurableVote,
 }
 
 impl Slot {
@@ -145,16 +147,16 @@ impl Slot {
         let [low, high, 0, 0] = rest else { return None };
         let is_whole = magic == MAGIC && u32::from_le_bytes(*sum) == crc32c::crc32c(&bytes[..SLOT_BYTES - 4]);
         let number = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes);
-        let kept = Kept {
+        let durable = DurableVote {
             epoch: Epoch(number(epoch)),
             incarnation: Incarnation(number(incarnation)),
             lease_ns_max: number(lease_ns_max),
         };
-        is_whole.then(|| Self { writes: number(writes), group: GroupId(u16::from_le_bytes([*low, *high])), kept })
+        is_whole.then(|| Self { writes: number(writes), group: GroupId(u16::from_le_bytes([*low, *high])), durable })
     }
 
     fn to_bytes(self) -> [u8; SLOT_BYTES] {
-        let Kept { epoch, incarnation, lease_ns_max } = self.kept;
+        let DurableVote { epoch, incarnation, lease_ns_max } = self.durable;
         let mut bytes = MAGIC.to_vec();
         bytes
             .extend([self.writes, epoch.0, incarnation.0, lease_ns_max].iter().flat_map(|number| number.to_le_bytes()));
@@ -170,7 +172,7 @@ fn make(directory: &Path, path: &Path, group: GroupId) -> io::Result<()> {
     let new_path = path.with_extension("new");
     let mut file = File::create(&new_path)?;
     let mut bytes = vec![0; usize::try_from(FILE_BYTES).unwrap_or_else(|_| unreachable!("8 KiB"))];
-    bytes[..SLOT_BYTES].copy_from_slice(&Slot { writes: 0, group, kept: Kept::default() }.to_bytes());
+    bytes[..SLOT_BYTES].copy_from_slice(&Slot { writes: 0, group, durable: DurableVote::default() }.to_bytes());
     file.write_all(&bytes)?;
     file.sync_all()?;
     fs::rename(&new_path, path)?;
@@ -190,38 +192,38 @@ mod tests {
 
     const GROUP: GroupId = GroupId(7);
 
-    fn kept(count: u64) -> Kept {
-        Kept { epoch: Epoch::new(count, 2), incarnation: Incarnation(count + 1), lease_ns_max: 100_000_000 }
+    fn durable(count: u64) -> DurableVote {
+        DurableVote { epoch: Epoch::new(count, 2), incarnation: Incarnation(count + 1), lease_ns_max: 100_000_000 }
     }
 
     #[test]
-    fn votes_outlive_the_voter_and_a_torn_write_leaves_the_one_before() {
+    fn votes_survive_a_restart_and_a_torn_write_leaves_the_previous_one() {
         let directory = tempfile::tempdir().unwrap();
         let mut file = VoteFile::open(directory.path(), GROUP).unwrap();
-        assert_eq!(file.kept(), Kept::default());
+        assert_eq!(file.durable(), DurableVote::default());
         for count in 1..=5 {
-            file.store(kept(count)).unwrap();
+            file.store(durable(count)).unwrap();
         }
         drop(file);
         let mut file = VoteFile::open(directory.path(), GROUP).unwrap();
-        assert_eq!(file.kept(), kept(5));
-        file.store(kept(6)).unwrap();
+        assert_eq!(file.durable(), durable(5));
+        file.store(durable(6)).unwrap();
         let path = file.path.clone();
         drop(file);
         // Every way in which the last write, to the first half, can be torn: of its bytes, so many are the new ones.
         let whole = fs::read(&path).unwrap();
         for new_bytes in 0..SLOT_BYTES {
             let mut torn = whole.clone();
-            let old = Slot { writes: 4, group: GROUP, kept: kept(4) }.to_bytes();
+            let old = Slot { writes: 4, group: GROUP, durable: durable(4) }.to_bytes();
             torn[new_bytes..SLOT_BYTES].copy_from_slice(&old[new_bytes..]);
             fs::write(&path, &torn).unwrap();
-            let found = VoteFile::open(directory.path(), GROUP).unwrap().kept();
-            assert!(found == kept(5) || torn == whole, "{new_bytes} bytes: {found:?}");
+            let found = VoteFile::open(directory.path(), GROUP).unwrap().durable();
+            assert!(found == durable(5) || torn == whole, "{new_bytes} bytes: {found:?}");
         }
     }
 
     #[test]
-    fn a_second_voter_and_damage_are_refused() {
+    fn a_second_process_or_a_damaged_file_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = VoteFile::open(directory.path(), GROUP).unwrap();
         let path = file.path.clone();
@@ -241,24 +243,24 @@ mod tests {
             refused(&damaged);
         }
         let mut other = whole.clone();
-        other[..SLOT_BYTES].copy_from_slice(&Slot { writes: 9, group: GroupId(8), kept: kept(1) }.to_bytes());
+        other[..SLOT_BYTES].copy_from_slice(&Slot { writes: 9, group: GroupId(8), durable: durable(1) }.to_bytes());
         refused(&other);
     }
 
     #[test]
-    fn what_cannot_be_written_is_not_kept() {
+    fn a_failed_write_leaves_the_vote_unchanged() {
         let directory = tempfile::tempdir().unwrap();
         let mut file = VoteFile::open(directory.path(), GROUP).unwrap();
-        file.store(kept(1)).unwrap();
+        file.store(durable(1)).unwrap();
         // As good as a failing disk: a descriptor that can't be written.
         file.file = File::open(&file.path).unwrap();
-        assert!(matches!(file.store(kept(2)), Err(VoteFileError::Io { act: "write", .. })));
-        assert_eq!(file.kept(), kept(1));
+        assert!(matches!(file.store(durable(2)), Err(VoteFileError::Io { act: "write", .. })));
+        assert_eq!(file.durable(), durable(1));
     }
 
     #[test]
     fn a_vote_file_written_by_0_1_0_is_read() {
-        let slots = [2, 1].map(|writes| Slot { writes, group: GROUP, kept: kept(writes) });
+        let slots = [2, 1].map(|writes| Slot { writes, group: GROUP, durable: durable(writes) });
         check(
             include_str!("../../../../tests/data/formats/vote_file.hex"),
             &slots,
@@ -271,6 +273,6 @@ mod tests {
         bytes[4_096..4_096 + 48].copy_from_slice(&older);
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("group-7.vote"), bytes).unwrap();
-        assert_eq!(VoteFile::open(directory.path(), GROUP).unwrap().kept(), kept(2));
+        assert_eq!(VoteFile::open(directory.path(), GROUP).unwrap().durable(), durable(2));
     }
 }

@@ -1,7 +1,7 @@
 //! A voter: whom it promised what, and what of that it keeps over a restart. Pure: time comes in, what is to be sent
 //! and stored comes out.
 //!
-//! Kept on disk: generation and candidate of its last vote (one [`Epoch`]) with the candidate's start, and the longest
+//! DurableVote on disk: generation and candidate of its last vote (one [`Epoch`]) with the candidate's start, and the longest
 //! lease that it ever granted. A vote, and a longer lease than ever, are stored before they are answered; a renewal costs
 //! no sync. After its start a voter can't know whom it had promised what: so it votes for nobody new for as long as any
 //! promise can still run, but follows whoever has won a generation, and says again what it has voted.
@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
-use super::message::{Bound, Demand, HandOver, Refusal, Reply, Request, Ticket, Verdict, VoterSession};
+use super::message::{Bound, HandOver, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession};
 use crate::{
     core::PeerView,
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{DeathNotice, Incarnation, NodeId},
     timing::{LEASE_NS_MAX, drift_ns},
 };
@@ -28,20 +28,20 @@ pub struct Voter {
     clock_error_ppm: u32,
     started: MonoNs,
     /// What is on disk.
-    kept: Kept,
+    durable: DurableVote,
     /// What may be on disk soon. No second one is begun meanwhile.
-    writing: Option<Writing>,
+    pending_write: Option<PendingWrite>,
     store_count: u64,
     promise: Option<Promise>,
     /// A leadership or candidacy that is over for good, the last one told.
     ended: Option<(Epoch, Incarnation)>,
-    askers: BTreeMap<NodeId, Asker>,
-    safeguards: Safeguards,
+    candidates: BTreeMap<NodeId, KnownCandidate>,
+    safeguards: QuorumSafeguards,
 }
 
 /// What a voter keeps on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Kept {
+pub struct DurableVote {
     /// Its last vote: the generation, and for which node.
     pub epoch: Epoch,
     /// For which start of that node.
@@ -61,9 +61,9 @@ pub enum VoterInput {
         request: Request,
     },
     /// That store is on disk.
-    Stored(StoreTicket),
+    Stored(VoteWriteId),
     /// That store failed: whether it is on disk is not known.
-    NotStored(StoreTicket),
+    NotStored(VoteWriteId),
     /// That process has ended: authenticated knowledge.
     Died(DeathNotice),
     /// The rate of this clock is off by so much, parts per million.
@@ -83,15 +83,15 @@ pub enum VoterOutput {
     /// Put it on disk, synced, and say so.
     Store {
         /// Names it.
-        ticket: StoreTicket,
+        ticket: VoteWriteId,
         /// What to keep.
-        kept: Kept,
+        durable: DurableVote,
     },
 }
 
 /// How a leadership or candidacy ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
+pub enum EndCause {
     /// Its gateway said so.
     Released,
     /// Its process has ended.
@@ -100,22 +100,22 @@ pub enum Over {
 
 /// Names a store within a start of a voter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StoreTicket(pub u64);
+pub struct VoteWriteId(pub u64);
 
-/// Safeguards that a check may switch off, to show that it would notice. All are on in every product.
+/// QuorumSafeguards that a check may switch off, to show that it would notice. All are on in every product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Safeguards {
+pub struct QuorumSafeguards {
     /// A voter sits out the longest lease after its start.
-    pub sits_out: bool,
+    pub startup_wait: bool,
     /// A candidate polls before it spends a generation.
     pub polls: bool,
     /// An answer counts only for the request whose ticket it repeats.
     pub checks_tickets: bool,
 }
 
-impl Safeguards {
+impl QuorumSafeguards {
     /// As in every product.
-    pub const ALL: Self = Self { sits_out: true, polls: true, checks_tickets: true };
+    pub const ALL: Self = Self { startup_wait: true, polls: true, checks_tickets: true };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -126,63 +126,63 @@ struct Promise {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Writing {
-    ticket: StoreTicket,
-    kept: Kept,
-    claim: Claim,
+struct PendingWrite {
+    ticket: VoteWriteId,
+    durable: DurableVote,
+    claim: PromiseClaim,
 }
 
 /// A promise that is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Claim {
+struct PromiseClaim {
     epoch: Epoch,
     incarnation: Incarnation,
     lease_ns: u64,
     /// Who is to be told.
-    askers: Vec<(NodeId, Ticket)>,
+    candidates: Vec<(NodeId, VoteRequestId)>,
 }
 
 /// What is known of a candidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Asker {
+struct KnownCandidate {
     incarnation: Incarnation,
     /// Of its last request: numbers grow.
     number: u64,
     fitness: Fitness,
-    standing: Standing,
+    eligibility: Eligibility,
     heard: MonoNs,
     /// Its last start that is known to have ended.
     dead: Option<Incarnation>,
 }
 
-impl Asker {
-    fn stands(&self) -> bool {
-        self.standing == Standing::Stands && self.dead.is_none_or(|dead| self.incarnation > dead)
+impl KnownCandidate {
+    fn is_eligible(&self) -> bool {
+        self.eligibility == Eligibility::Eligible && self.dead.is_none_or(|dead| self.incarnation > dead)
     }
 }
 
 impl Voter {
     /// Starts at `now` with what was on disk.
     #[must_use]
-    pub fn new(now: MonoNs, kept: Kept, session: VoterSession, rate_error_ppm: u32) -> Self {
+    pub fn new(now: MonoNs, durable: DurableVote, session: VoterSession, rate_error_ppm: u32) -> Self {
         Self {
             session,
             rate_error_ppm,
             clock_error_ppm: 0,
             started: now,
-            kept,
-            writing: None,
+            durable,
+            pending_write: None,
             store_count: 0,
             promise: None,
             ended: None,
-            askers: BTreeMap::new(),
-            safeguards: Safeguards::ALL,
+            candidates: BTreeMap::new(),
+            safeguards: QuorumSafeguards::ALL,
         }
     }
 
     /// For checks that want to see what each safeguard is good for.
     #[must_use]
-    pub fn with_safeguards(self, safeguards: Safeguards) -> Self {
+    pub fn with_safeguards(self, safeguards: QuorumSafeguards) -> Self {
         Self { safeguards, ..self }
     }
 
@@ -193,7 +193,7 @@ impl Voter {
             VoterInput::Stored(ticket) => self.on_stored(now, ticket),
             VoterInput::NotStored(ticket) => {
                 // No answer was given, so nothing was promised. The candidate asks again.
-                self.writing.take_if(|writing| writing.ticket == ticket);
+                self.pending_write.take_if(|pending_write| pending_write.ticket == ticket);
                 Vec::new()
             }
             VoterInput::Died(notice) => {
@@ -209,20 +209,20 @@ impl Voter {
 
     /// Whom it is bound to at `now`.
     #[must_use]
-    pub fn bound(&self, now: MonoNs) -> Option<Bound> {
+    pub fn active_promise(&self, now: MonoNs) -> Option<Bound> {
         let Promise { epoch, incarnation, until } = self.promise.as_ref()?;
-        let rest_ns = until.since(now);
-        (rest_ns > 0).then_some(Bound { epoch: *epoch, incarnation: *incarnation, rest_ns })
+        let remaining_ns = until.since(now);
+        (remaining_ns > 0).then_some(Bound { epoch: *epoch, incarnation: *incarnation, remaining_ns })
     }
 
     /// Whether that leadership or candidacy is known to be over, and whether because its process has ended.
     #[must_use]
-    pub fn knows_over(&self, epoch: Epoch, incarnation: Incarnation) -> Option<Over> {
-        let dead = self.askers.get(&NodeId::of(epoch)).and_then(|asker| asker.dead);
+    pub fn end_cause(&self, epoch: Epoch, incarnation: Incarnation) -> Option<EndCause> {
+        let dead = self.candidates.get(&NodeId::of(epoch)).and_then(|candidate| candidate.dead);
         if dead.is_some_and(|dead| incarnation <= dead) {
-            Some(Over::Died)
+            Some(EndCause::Died)
         } else {
-            (self.ended == Some((epoch, incarnation))).then_some(Over::Released)
+            (self.ended == Some((epoch, incarnation))).then_some(EndCause::Released)
         }
     }
 
@@ -234,32 +234,33 @@ impl Voter {
 
     /// When its last promise ends or ended.
     #[must_use]
-    pub fn bound_until(&self) -> Option<MonoNs> {
+    pub fn promise_until(&self) -> Option<MonoNs> {
         self.promise.as_ref().map(|promise| promise.until)
     }
 
     /// Until when it votes for nobody new after its start, where candidates ask for `lease_ns`.
     #[must_use]
-    pub fn sits_out_until(&self, lease_ns: u64) -> MonoNs {
-        if !self.safeguards.sits_out {
+    pub fn startup_wait_until(&self, lease_ns: u64) -> MonoNs {
+        if !self.safeguards.startup_wait {
             return self.started;
         }
         // Without a file it may be a first start or a lost disk: at least one lease of the asker's.
-        self.started.plus(self.wait_ns(lease_ns.max(self.kept.lease_ns_max)))
+        self.started.plus(self.wait_ns(lease_ns.max(self.durable.lease_ns_max)))
     }
 
     /// The highest epoch that it knows, by vote or promise.
     #[must_use]
-    pub fn highest(&self) -> Epoch {
+    pub fn highest_epoch(&self) -> Epoch {
         let promised = self.promise.as_ref().map_or_else(Epoch::default, |promise| promise.epoch);
-        let writing = self.writing.as_ref().map_or_else(Epoch::default, |writing| writing.kept.epoch);
-        self.kept.epoch.max(promised).max(writing)
+        let pending_write =
+            self.pending_write.as_ref().map_or_else(Epoch::default, |pending_write| pending_write.durable.epoch);
+        self.durable.epoch.max(promised).max(pending_write)
     }
 
     /// What is on disk.
     #[must_use]
-    pub fn kept(&self) -> Kept {
-        self.kept
+    pub fn durable(&self) -> DurableVote {
+        self.durable
     }
 
     /// Its start.
@@ -269,9 +270,9 @@ impl Voter {
     }
 
     /// How fit that gateway is, as known at `now` without a message: the one that this voter belongs to.
-    pub fn hear(&mut self, now: MonoNs, node: NodeId, fitness: Fitness, standing: Standing) {
-        let asker = self.askers.entry(node).or_default();
-        *asker = Asker { fitness, standing, heard: now, ..*asker };
+    pub fn set_candidate_state(&mut self, now: MonoNs, node: NodeId, fitness: Fitness, eligibility: Eligibility) {
+        let candidate = self.candidates.entry(node).or_default();
+        *candidate = KnownCandidate { fitness, eligibility, heard: now, ..*candidate };
     }
 
     fn on_request(&mut self, now: MonoNs, from: NodeId, request: &Request) -> Vec<VoterOutput> {
@@ -279,12 +280,12 @@ impl Voter {
             return Vec::new();
         }
         // True for good, whoever repeats it: needs no proof of being new.
-        match &request.demand {
-            Demand::Died(notice) => {
+        match &request.operation {
+            Operation::Died(notice) => {
                 self.on_death(notice.holder, notice.incarnation);
                 return self.reply(now, from, request.ticket, Verdict::Granted);
             }
-            Demand::Release(epoch) => {
+            Operation::Release(epoch) => {
                 if NodeId::of(*epoch) != from {
                     return Vec::new();
                 }
@@ -293,35 +294,36 @@ impl Voter {
             }
             _ => {}
         }
-        let asker = self.askers.entry(from).or_default();
-        if request.incarnation < asker.incarnation {
+        let candidate = self.candidates.entry(from).or_default();
+        if request.incarnation < candidate.incarnation {
             return self.refuse(now, from, request, Refusal::OldIncarnation);
         }
         if request.session != self.session {
             return self.refuse(now, from, request, Refusal::Session);
         }
-        if request.incarnation > asker.incarnation {
-            *asker = Asker { incarnation: request.incarnation, number: 0, ..*asker };
+        if request.incarnation > candidate.incarnation {
+            *candidate = KnownCandidate { incarnation: request.incarnation, number: 0, ..*candidate };
         }
-        if request.ticket.number <= asker.number {
+        if request.ticket.number <= candidate.number {
             return Vec::new();
         }
-        let Request { fitness, standing, incarnation, lease_ns, .. } = *request;
-        *asker = Asker { number: request.ticket.number, fitness, standing, heard: now, ..*asker };
-        if asker.dead.is_some_and(|dead| incarnation <= dead) {
+        let Request { fitness, eligibility, incarnation, lease_ns, .. } = *request;
+        *candidate = KnownCandidate { number: request.ticket.number, fitness, eligibility, heard: now, ..*candidate };
+        if candidate.dead.is_some_and(|dead| incarnation <= dead) {
             return self.refuse(now, from, request, Refusal::Ended);
         }
-        match &request.demand {
-            Demand::Poll => {
-                let verdict = self.would(now, from, request).map_or(Verdict::Granted, Verdict::Refused);
+        match &request.operation {
+            Operation::Poll => {
+                let verdict = self.vote_refusal(now, from, request).map_or(Verdict::Granted, Verdict::Refused);
                 self.reply(now, from, request.ticket, verdict)
             }
-            Demand::Vote(epoch) if NodeId::of(*epoch) == from => {
-                let claim = Claim { epoch: *epoch, incarnation, lease_ns, askers: vec![(from, request.ticket)] };
+            Operation::Vote(epoch) if NodeId::of(*epoch) == from => {
+                let claim =
+                    PromiseClaim { epoch: *epoch, incarnation, lease_ns, candidates: vec![(from, request.ticket)] };
                 self.claim(now, claim, (from, incarnation))
             }
-            Demand::Renew(epoch) if NodeId::of(*epoch) == from => self.renew(now, from, request, *epoch),
-            Demand::HandOver(hand_over) if NodeId::of(hand_over.from) == from => {
+            Operation::Renew(epoch) if NodeId::of(*epoch) == from => self.renew(now, from, request, *epoch),
+            Operation::HandOver(hand_over) if NodeId::of(hand_over.from) == from => {
                 self.hand_over(now, from, request, hand_over)
             }
             // An epoch of another node, or what is not for voters.
@@ -330,71 +332,83 @@ impl Voter {
     }
 
     /// What stands against a vote for that candidate under a new generation.
-    fn would(&self, now: MonoNs, from: NodeId, request: &Request) -> Option<Refusal> {
-        let bound_to = |bound: Bound| (NodeId::of(bound.epoch), bound.incarnation);
-        if self.bound(now).is_some_and(|bound| bound_to(bound) != (from, request.incarnation)) {
+    fn vote_refusal(&self, now: MonoNs, from: NodeId, request: &Request) -> Option<Refusal> {
+        let bound_to = |active_promise: Bound| (NodeId::of(active_promise.epoch), active_promise.incarnation);
+        if self
+            .active_promise(now)
+            .is_some_and(|active_promise| bound_to(active_promise) != (from, request.incarnation))
+        {
             return Some(Refusal::Bound);
         }
-        if self.writing.as_ref().is_some_and(|writing| NodeId::of(writing.kept.epoch) != from) {
+        if self.pending_write.as_ref().is_some_and(|pending_write| NodeId::of(pending_write.durable.epoch) != from) {
             return Some(Refusal::Bound);
         }
-        if now < self.sits_out_until(request.lease_ns) {
-            return Some(Refusal::SittingOut);
+        if now < self.startup_wait_until(request.lease_ns) {
+            return Some(Refusal::StartupWait);
         }
-        let fresh_ns = self.wait_ns(request.lease_ns);
-        let is_fitter = |(node, asker): (&NodeId, &Asker)| {
+        let peer_timeout_ns = self.wait_ns(request.lease_ns);
+        let is_fitter = |(node, candidate): (&NodeId, &KnownCandidate)| {
             *node != from
-                && asker.stands()
-                && now.since(asker.heard) < fresh_ns
-                && request.fitness.is_worse_than(&asker.fitness)
+                && candidate.is_eligible()
+                && now.since(candidate.heard) < peer_timeout_ns
+                && request.fitness.is_worse_than(&candidate.fitness)
         };
-        self.askers.iter().any(is_fitter).then_some(Refusal::Fitter)
+        self.candidates.iter().any(is_fitter).then_some(Refusal::FitterCandidate)
     }
 
     /// Votes, or moves a promise: both need the disk. `mover`: whose promise may be moved.
-    fn claim(&mut self, now: MonoNs, claim: Claim, mover: (NodeId, Incarnation)) -> Vec<VoterOutput> {
-        let Claim { epoch, incarnation, lease_ns, .. } = claim;
-        if let Err(refusal) = self.check(now, &claim, mover) {
+    fn claim(&mut self, now: MonoNs, claim: PromiseClaim, mover: (NodeId, Incarnation)) -> Vec<VoterOutput> {
+        let PromiseClaim { epoch, incarnation, lease_ns, .. } = claim;
+        if let Err(refusal) = self.check_claim(now, &claim, mover) {
             return self.answer(now, &claim, Verdict::Refused(refusal));
         }
-        let is_on_record = (self.kept.epoch, self.kept.incarnation) == (epoch, incarnation);
-        if is_on_record && lease_ns <= self.kept.lease_ns_max {
-            self.bind(now, epoch, incarnation, lease_ns);
+        let is_on_record = (self.durable.epoch, self.durable.incarnation) == (epoch, incarnation);
+        if is_on_record && lease_ns <= self.durable.lease_ns_max {
+            self.give_promise(now, epoch, incarnation, lease_ns);
             return self.answer(now, &claim, Verdict::Granted);
         }
-        self.store(Kept { epoch, incarnation, lease_ns_max: lease_ns.max(self.kept.lease_ns_max) }, claim)
+        self.store(DurableVote { epoch, incarnation, lease_ns_max: lease_ns.max(self.durable.lease_ns_max) }, claim)
     }
 
-    fn check(&self, now: MonoNs, claim: &Claim, mover: (NodeId, Incarnation)) -> Result<(), Refusal> {
+    fn check_claim(&self, now: MonoNs, claim: &PromiseClaim, mover: (NodeId, Incarnation)) -> Result<(), Refusal> {
         let claimed = (claim.epoch, claim.incarnation);
         let target = (NodeId::of(claim.epoch), claim.incarnation);
         if self.ended == Some(claimed) {
             return Err(Refusal::Ended);
         }
-        if self.askers.get(&target.0).and_then(|asker| asker.dead).is_some_and(|dead| claim.incarnation <= dead) {
+        if self
+            .candidates
+            .get(&target.0)
+            .and_then(|candidate| candidate.dead)
+            .is_some_and(|dead| claim.incarnation <= dead)
+        {
             return Err(Refusal::Ended);
         }
         // One vote per generation, for one start of one node.
-        let is_on_record = (self.kept.epoch, self.kept.incarnation) == claimed;
-        if claim.epoch.count() < self.highest().count()
-            || (claim.epoch.count() == self.kept.epoch.count() && !is_on_record)
+        let is_on_record = (self.durable.epoch, self.durable.incarnation) == claimed;
+        if claim.epoch.count() < self.highest_epoch().count()
+            || (claim.epoch.count() == self.durable.epoch.count() && !is_on_record)
             || self.promise.as_ref().is_some_and(|promise| {
                 promise.epoch.count() == claim.epoch.count() && (promise.epoch, promise.incarnation) != claimed
             })
         {
-            return Err(Refusal::Outdated);
+            return Err(Refusal::OldGeneration);
         }
-        if let Some(bound) = self.bound(now) {
-            let holder = (NodeId::of(bound.epoch), bound.incarnation);
+        if let Some(active_promise) = self.active_promise(now) {
+            let holder = (NodeId::of(active_promise.epoch), active_promise.incarnation);
             if holder != mover && holder != target {
                 return Err(Refusal::Bound);
             }
         }
-        if self.writing.as_ref().is_some_and(|writing| (writing.kept.epoch, writing.kept.incarnation) != claimed) {
+        if self
+            .pending_write
+            .as_ref()
+            .is_some_and(|pending_write| (pending_write.durable.epoch, pending_write.durable.incarnation) != claimed)
+        {
             return Err(Refusal::Bound);
         }
-        if now < self.sits_out_until(claim.lease_ns) && !is_on_record {
-            return Err(Refusal::SittingOut);
+        if now < self.startup_wait_until(claim.lease_ns) && !is_on_record {
+            return Err(Refusal::StartupWait);
         }
         Ok(())
     }
@@ -405,36 +419,37 @@ impl Voter {
         if self.ended == Some((epoch, incarnation)) {
             return self.refuse(now, from, request, Refusal::Ended);
         }
-        if self.overrules(now, epoch, incarnation, lease_ns) {
-            return self.refuse(now, from, request, Refusal::Outdated);
+        if self.blocks_renewal(now, epoch, incarnation, lease_ns) {
+            return self.refuse(now, from, request, Refusal::OldGeneration);
         }
-        let claim = Claim { epoch, incarnation, lease_ns, askers: vec![(from, ticket)] };
-        if lease_ns > self.kept.lease_ns_max {
+        let claim = PromiseClaim { epoch, incarnation, lease_ns, candidates: vec![(from, ticket)] };
+        if lease_ns > self.durable.lease_ns_max {
             // What it sits out after a restart must be on disk first. The vote on record stays what it was.
-            return self.store(Kept { lease_ns_max: lease_ns, ..self.kept }, claim);
+            return self.store(DurableVote { lease_ns_max: lease_ns, ..self.durable }, claim);
         }
-        self.bind(now, epoch, incarnation, lease_ns);
+        self.give_promise(now, epoch, incarnation, lease_ns);
         self.answer(now, &claim, Verdict::Granted)
     }
 
     /// Whether what it voted or promised stands against following the winner of that epoch.
-    fn overrules(&self, now: MonoNs, epoch: Epoch, incarnation: Incarnation, lease_ns: u64) -> bool {
-        if self.writing.as_ref().is_some_and(|writing| writing.kept.epoch.count() > epoch.count()) {
+    fn blocks_renewal(&self, now: MonoNs, epoch: Epoch, incarnation: Incarnation, lease_ns: u64) -> bool {
+        if self.pending_write.as_ref().is_some_and(|pending_write| pending_write.durable.epoch.count() > epoch.count())
+        {
             return true;
         }
         let is_other = |promise: &&Promise| (promise.epoch, promise.incarnation) != (epoch, incarnation);
         if let Some(promise) = self.promise.as_ref().filter(is_other) {
             if promise.epoch.count() == epoch.count() {
                 // A vote for a candidate that lost is overruled by who won; a winner is overruled by nobody.
-                return promise.epoch != self.kept.epoch;
+                return promise.epoch != self.durable.epoch;
             }
-            if promise.epoch.count() > epoch.count() && self.bound(now).is_some() {
+            if promise.epoch.count() > epoch.count() && self.active_promise(now).is_some() {
                 return true;
             }
         }
         // A vote for a higher generation counts for its candidate as long as it binds. That is over, or else it may
         // have bound before the start: then nobody knows.
-        self.kept.epoch.count() > epoch.count() && now < self.sits_out_until(lease_ns)
+        self.durable.epoch.count() > epoch.count() && now < self.startup_wait_until(lease_ns)
     }
 
     fn hand_over(&mut self, now: MonoNs, from: NodeId, request: &Request, hand_over: &HandOver) -> Vec<VoterOutput> {
@@ -442,9 +457,15 @@ impl Voter {
         if to.count() <= hand_over.from.count() || !(1..=LEASE_NS_MAX).contains(&lease_ns) {
             return Vec::new();
         }
-        let claim =
-            Claim { epoch: to, incarnation, lease_ns, askers: vec![(from, request.ticket), (NodeId::of(to), ticket)] };
-        let has_moved = self.bound(now).is_some_and(|bound| (bound.epoch, bound.incarnation) == (to, incarnation));
+        let claim = PromiseClaim {
+            epoch: to,
+            incarnation,
+            lease_ns,
+            candidates: vec![(from, request.ticket), (NodeId::of(to), ticket)],
+        };
+        let has_moved = self
+            .active_promise(now)
+            .is_some_and(|active_promise| (active_promise.epoch, active_promise.incarnation) == (to, incarnation));
         if has_moved {
             // Asked again: the promise runs since the first time and is not made longer in another's name.
             return self.answer(now, &claim, Verdict::Granted);
@@ -454,31 +475,38 @@ impl Voter {
                 && promise.epoch != hand_over.from
         }) {
             // What it holds by now is another leadership than the one that it gives away.
-            return self.refuse(now, from, request, Refusal::Outdated);
+            return self.refuse(now, from, request, Refusal::OldGeneration);
         }
         self.claim(now, claim, (from, request.incarnation))
     }
 
     /// The fittest of those that [`Self::standing`] names.
     #[must_use]
-    pub fn fittest(&self, now: MonoNs, own: NodeId, fresh_ns: u64) -> Option<NodeId> {
+    pub fn fittest(&self, now: MonoNs, own: NodeId, peer_timeout_ns: u64) -> Option<NodeId> {
         // Among equals the lowest number, so that the choice can be repeated.
-        let others = self.standing(now, own, fresh_ns);
+        let others = self.standing(now, own, peer_timeout_ns);
         others.max_by_key(|(node, fitness)| (fitness.class(), std::cmp::Reverse(*node))).map(|(node, _)| node)
     }
 
-    /// Whoever stands and was heard within `fresh_ns`, but for `own`, and how fit it is.
-    pub fn standing(&self, now: MonoNs, own: NodeId, fresh_ns: u64) -> impl Iterator<Item = (NodeId, Fitness)> {
-        let stands = move |(node, asker): &(&NodeId, &Asker)| {
-            **node != own && asker.stands() && now.since(asker.heard) < fresh_ns
+    /// Whoever stands and was heard within `peer_timeout_ns`, but for `own`, and how fit it is.
+    pub fn standing(&self, now: MonoNs, own: NodeId, peer_timeout_ns: u64) -> impl Iterator<Item = (NodeId, Fitness)> {
+        let is_eligible = move |(node, candidate): &(&NodeId, &KnownCandidate)| {
+            **node != own && candidate.is_eligible() && now.since(candidate.heard) < peer_timeout_ns
         };
-        self.askers.iter().filter(stands).map(|(node, asker)| (*node, asker.fitness))
+        self.candidates.iter().filter(is_eligible).map(|(node, candidate)| (*node, candidate.fitness))
     }
 
     /// What each has said of itself.
     pub fn heard(&self) -> impl Iterator<Item = (NodeId, PeerView)> {
-        self.askers.iter().map(|(node, asker)| {
-            (*node, PeerView { heard_at: asker.heard, fitness: asker.fitness, can_lead: asker.stands() })
+        self.candidates.iter().map(|(node, candidate)| {
+            (
+                *node,
+                PeerView {
+                    received_at: candidate.heard,
+                    fitness: candidate.fitness,
+                    can_lead: candidate.is_eligible(),
+                },
+            )
         })
     }
 
@@ -486,51 +514,58 @@ impl Voter {
         let incarnation = request.incarnation;
         self.ended = Some((epoch, incarnation));
         self.promise.take_if(|promise| (promise.epoch, promise.incarnation) == (epoch, incarnation));
-        if let Some(asker) = self.askers.get_mut(&node).filter(|asker| asker.incarnation <= incarnation) {
+        if let Some(candidate) = self.candidates.get_mut(&node).filter(|candidate| candidate.incarnation <= incarnation)
+        {
             // Whether it will stand again: nobody is to be refused for its sake if it won't.
-            asker.standing = request.standing;
+            candidate.eligibility = request.eligibility;
         }
     }
 
     fn on_death(&mut self, node: NodeId, incarnation: Incarnation) {
-        let asker = self.askers.entry(node).or_default();
-        asker.dead = asker.dead.max(Some(incarnation));
+        let candidate = self.candidates.entry(node).or_default();
+        candidate.dead = candidate.dead.max(Some(incarnation));
         self.promise.take_if(|promise| NodeId::of(promise.epoch) == node && promise.incarnation == incarnation);
     }
 
-    fn on_stored(&mut self, now: MonoNs, ticket: StoreTicket) -> Vec<VoterOutput> {
-        let Some(writing) = self.writing.take_if(|writing| writing.ticket == ticket) else { return Vec::new() };
-        self.kept = writing.kept;
-        let Claim { epoch, incarnation, lease_ns, .. } = writing.claim;
+    fn on_stored(&mut self, now: MonoNs, ticket: VoteWriteId) -> Vec<VoterOutput> {
+        let Some(pending_write) = self.pending_write.take_if(|pending_write| pending_write.ticket == ticket) else {
+            return Vec::new();
+        };
+        self.durable = pending_write.durable;
+        let PromiseClaim { epoch, incarnation, lease_ns, .. } = pending_write.claim;
         // Meanwhile somebody may have won a higher generation, or the asker may have ended.
         let is_over = self.ended == Some((epoch, incarnation))
-            || self.bound(now).is_some_and(|bound| bound.epoch.count() > epoch.count())
+            || self.active_promise(now).is_some_and(|active_promise| active_promise.epoch.count() > epoch.count())
             || self.promise.as_ref().is_some_and(|promise| {
                 promise.epoch.count() == epoch.count() && (promise.epoch, promise.incarnation) != (epoch, incarnation)
             })
-            || self.askers.get(&NodeId::of(epoch)).and_then(|asker| asker.dead).is_some_and(|dead| incarnation <= dead);
+            || self
+                .candidates
+                .get(&NodeId::of(epoch))
+                .and_then(|candidate| candidate.dead)
+                .is_some_and(|dead| incarnation <= dead);
         if is_over {
             return Vec::new();
         }
-        self.bind(now, epoch, incarnation, lease_ns);
-        self.answer(now, &writing.claim, Verdict::Granted)
+        self.give_promise(now, epoch, incarnation, lease_ns);
+        self.answer(now, &pending_write.claim, Verdict::Granted)
     }
 
-    fn store(&mut self, kept: Kept, claim: Claim) -> Vec<VoterOutput> {
-        if let Some(writing) = &mut self.writing {
-            if writing.kept == kept {
+    fn store(&mut self, durable: DurableVote, claim: PromiseClaim) -> Vec<VoterOutput> {
+        if let Some(pending_write) = &mut self.pending_write {
+            if pending_write.durable == durable {
                 // Asked again before it was answered: the newer question is answered.
-                writing.claim = claim;
+                pending_write.claim = claim;
             }
             return Vec::new();
         }
         self.store_count += 1;
-        let ticket = StoreTicket(self.store_count);
-        self.writing = Some(Writing { ticket, kept, claim });
-        vec![VoterOutput::Store { ticket, kept }]
+        let ticket = VoteWriteId(self.store_count);
+        self.pending_write = Some(PendingWrite { ticket, durable, claim });
+        vec![VoterOutput::Store { ticket, durable }]
     }
 
-    fn bind(&mut self, now: MonoNs, epoch: Epoch, incarnation: Incarnation, lease_ns: u64) {
+    fn give_promise(&mut self, now: MonoNs, epoch: Epoch, incarnation: Incarnation, lease_ns: u64) {
         let mut until = now.plus(self.wait_ns(lease_ns));
         if let Some(promise) = &self.promise
             && (NodeId::of(promise.epoch), promise.incarnation) == (NodeId::of(epoch), incarnation)
@@ -545,18 +580,18 @@ impl Voter {
         lease_ns.saturating_add(drift_ns(lease_ns, self.rate_error_ppm.max(self.clock_error_ppm)))
     }
 
-    fn answer(&self, now: MonoNs, claim: &Claim, verdict: Verdict) -> Vec<VoterOutput> {
-        claim.askers.iter().flat_map(|(to, ticket)| self.reply(now, *to, *ticket, verdict)).collect()
+    fn answer(&self, now: MonoNs, claim: &PromiseClaim, verdict: Verdict) -> Vec<VoterOutput> {
+        claim.candidates.iter().flat_map(|(to, ticket)| self.reply(now, *to, *ticket, verdict)).collect()
     }
 
     fn refuse(&self, now: MonoNs, to: NodeId, request: &Request, refusal: Refusal) -> Vec<VoterOutput> {
         self.reply(now, to, request.ticket, Verdict::Refused(refusal))
     }
 
-    fn reply(&self, now: MonoNs, to: NodeId, ticket: Ticket, verdict: Verdict) -> Vec<VoterOutput> {
+    fn reply(&self, now: MonoNs, to: NodeId, ticket: VoteRequestId, verdict: Verdict) -> Vec<VoterOutput> {
         // Also a generation that was spent in vain is spent.
-        let highest = self.highest().max(self.ended.map_or_else(Epoch::default, |(epoch, _)| epoch));
-        let reply = Reply { ticket, session: self.session, highest, promise: self.bound(now), verdict };
+        let highest_epoch = self.highest_epoch().max(self.ended.map_or_else(Epoch::default, |(epoch, _)| epoch));
+        let reply = Reply { ticket, session: self.session, highest_epoch, promise: self.active_promise(now), verdict };
         vec![VoterOutput::Reply { to, reply }]
     }
 }

@@ -16,12 +16,14 @@ use mdgw_feeds::{
     published::position::StreamPosition,
 };
 
-use super::message::{Body, Bound, Demand, HandOver, Message, Refusal, Reply, Request, Ticket, Verdict, VoterSession};
+use super::message::{
+    Body, Bound, HandOver, Message, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession,
+};
 use crate::{
     auth::{Purpose, SharedKey, TAG_BYTES, Tag},
-    fitness::{Fitness, Standing},
+    fitness::{Eligibility, Fitness},
     identity::{DeathNotice, Incarnation, NodeId},
-    record::PeerStamp,
+    record::PeerTimestamp,
 };
 
 /// The datagram, with its tag.
@@ -45,21 +47,21 @@ pub fn encode(message: &Message, key: &SharedKey) -> Vec<u8> {
 /// # Errors
 /// Why it is dropped.
 pub fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, Refused> {
-    let (bytes, tag) = datagram.split_last_chunk::<TAG_BYTES>().ok_or(Refused::Form)?;
+    let (bytes, tag) = datagram.split_last_chunk::<TAG_BYTES>().ok_or(Refused::Malformed)?;
     let tag: &Tag = tag;
     if !bytes.starts_with(&MAGIC) {
-        return Err(Refused::Form);
+        return Err(Refused::Malformed);
     }
     if !key.is_tag(Purpose::Vote, &[bytes], tag) {
         return Err(Refused::Forged);
     }
     let mut reader = Reader(bytes);
-    reader.take::<4>().ok_or(Refused::Form)?;
-    if reader.u8().ok_or(Refused::Form)? != VERSION {
+    reader.take::<4>().ok_or(Refused::Malformed)?;
+    if reader.u8().ok_or(Refused::Malformed)? != VERSION {
         return Err(Refused::Version);
     }
-    let message = read(&mut reader).ok_or(Refused::Form)?;
-    if reader.0.is_empty() { Ok(message) } else { Err(Refused::Form) }
+    let message = read(&mut reader).ok_or(Refused::Malformed)?;
+    if reader.0.is_empty() { Ok(message) } else { Err(Refused::Malformed) }
 }
 
 /// Why a datagram is dropped.
@@ -67,7 +69,7 @@ pub fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, Refused> {
 pub enum Refused {
     /// Not one of ours.
     #[error("not a message of this protocol")]
-    Form,
+    Malformed,
     /// Its tag is not over these bytes under our key.
     #[error("not written with our key")]
     Forged,
@@ -103,44 +105,47 @@ const REFUSED: u8 = 2;
 const REFUSALS: [Refusal; 8] = [
     Refusal::Session,
     Refusal::Bound,
-    Refusal::Outdated,
-    Refusal::SittingOut,
+    Refusal::OldGeneration,
+    Refusal::StartupWait,
     Refusal::Ended,
-    Refusal::Fitter,
+    Refusal::FitterCandidate,
     Refusal::OldIncarnation,
-    Refusal::Unwilling,
+    Refusal::NotEligible,
 ];
 
 fn kind_of(body: &Body) -> u8 {
     match body {
         Body::Reply(_) => REPLY,
-        Body::Request(request) => match &request.demand {
-            Demand::Poll => POLL,
-            Demand::Vote(_) => VOTE,
-            Demand::Renew(_) => RENEW,
-            Demand::Release(_) => RELEASE,
-            Demand::Prepare { .. } => PREPARE,
-            Demand::HandOver(_) => HAND_OVER,
-            Demand::Died(_) => DIED,
+        Body::Request(request) => match &request.operation {
+            Operation::Poll => POLL,
+            Operation::Vote(_) => VOTE,
+            Operation::Renew(_) => RENEW,
+            Operation::Release(_) => RELEASE,
+            Operation::Prepare { .. } => PREPARE,
+            Operation::HandOver(_) => HAND_OVER,
+            Operation::Died(_) => DIED,
         },
     }
 }
 
 fn write_request(bytes: &mut Vec<u8>, request: &Request) {
-    let Request { ticket, incarnation, session, lease_ns, fitness, standing, demand } = request;
+    let Request { ticket, incarnation, session, lease_ns, fitness, eligibility, operation } = request;
     write_numbers(bytes, &[ticket.nonce, ticket.number, incarnation.0, session.0, *lease_ns]);
-    let flags = [fitness.output_unheard, fitness.log_failing, fitness.stalled, *standing == Standing::Stands];
+    let flags =
+        [fitness.output_not_received, fitness.log_failing, fitness.stalled, *eligibility == Eligibility::Eligible];
     bytes.push(flags.iter().enumerate().map(|(bit, flag)| u8::from(*flag) << bit).sum());
     bytes.extend(fitness.channels_failed.to_le_bytes());
     bytes.extend(fitness.channels_behind.to_le_bytes());
-    match demand {
-        Demand::Poll => {}
-        Demand::Vote(epoch) | Demand::Renew(epoch) | Demand::Release(epoch) => write_numbers(bytes, &[epoch.0]),
-        Demand::Prepare { from, to, moves } => write_numbers(bytes, &[from.0, to.0, u64::from(*moves)]),
-        Demand::Died(DeathNotice { holder, incarnation, epoch }) => {
+    match operation {
+        Operation::Poll => {}
+        Operation::Vote(epoch) | Operation::Renew(epoch) | Operation::Release(epoch) => {
+            write_numbers(bytes, &[epoch.0])
+        }
+        Operation::Prepare { from, to, moves } => write_numbers(bytes, &[from.0, to.0, u64::from(*moves)]),
+        Operation::Died(DeathNotice { holder, incarnation, epoch }) => {
             write_numbers(bytes, &[u64::from(holder.0), incarnation.0, epoch.0]);
         }
-        Demand::HandOver(hand_over) => write_hand_over(bytes, hand_over),
+        Operation::HandOver(hand_over) => write_hand_over(bytes, hand_over),
     }
 }
 
@@ -157,12 +162,13 @@ fn write_hand_over(bytes: &mut Vec<u8>, hand_over: &HandOver) {
 }
 
 fn write_reply(bytes: &mut Vec<u8>, reply: &Reply) {
-    let Reply { ticket, session, highest, promise, verdict } = reply;
-    write_numbers(bytes, &[ticket.nonce, ticket.number, session.0, highest.0]);
+    let Reply { ticket, session, highest_epoch, promise, verdict } = reply;
+    write_numbers(bytes, &[ticket.nonce, ticket.number, session.0, highest_epoch.0]);
     // No epoch is 0 that was ever voted for.
-    let (epoch, incarnation, rest_ns) =
-        promise.map_or((0, 0, 0), |bound| (bound.epoch.0, bound.incarnation.0, bound.rest_ns));
-    write_numbers(bytes, &[epoch, incarnation, rest_ns]);
+    let (epoch, incarnation, remaining_ns) = promise.map_or((0, 0, 0), |active_promise| {
+        (active_promise.epoch.0, active_promise.incarnation.0, active_promise.remaining_ns)
+    });
+    write_numbers(bytes, &[epoch, incarnation, remaining_ns]);
     match verdict {
         Verdict::Granted => bytes.push(GRANTED),
         Verdict::Prepared { incarnation, ticket, stamp, lease_ns } => {
@@ -190,45 +196,45 @@ fn read(reader: &mut Reader<'_>) -> Option<Message> {
 }
 
 fn read_request(kind: u8, reader: &mut Reader<'_>) -> Option<Request> {
-    let ticket = Ticket { nonce: reader.u64()?, number: reader.u64()? };
+    let ticket = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
     let incarnation = Incarnation(reader.u64()?);
     let session = VoterSession(reader.u64()?);
     let lease_ns = reader.u64()?;
     let flags = reader.u8().filter(|flags| *flags < 1 << 4)?;
     let flag = |bit: u8| flags >> bit & 1 == 1;
     let fitness = Fitness {
-        output_unheard: flag(0),
+        output_not_received: flag(0),
         log_failing: flag(1),
         stalled: flag(2),
         channels_failed: reader.u16()?,
         channels_behind: reader.u16()?,
     };
-    let standing = if flag(3) { Standing::Stands } else { Standing::Joins };
-    let demand = match kind {
-        POLL => Demand::Poll,
-        VOTE => Demand::Vote(reader.epoch()?),
-        RENEW => Demand::Renew(reader.epoch()?),
-        RELEASE => Demand::Release(reader.epoch()?),
+    let eligibility = if flag(3) { Eligibility::Eligible } else { Eligibility::Joining };
+    let operation = match kind {
+        POLL => Operation::Poll,
+        VOTE => Operation::Vote(reader.epoch()?),
+        RENEW => Operation::Renew(reader.epoch()?),
+        RELEASE => Operation::Release(reader.epoch()?),
         PREPARE => {
-            Demand::Prepare { from: reader.epoch()?, to: reader.epoch()?, moves: u32::try_from(reader.u64()?).ok()? }
+            Operation::Prepare { from: reader.epoch()?, to: reader.epoch()?, moves: u32::try_from(reader.u64()?).ok()? }
         }
-        HAND_OVER => Demand::HandOver(read_hand_over(reader)?),
-        DIED => Demand::Died(DeathNotice {
+        HAND_OVER => Operation::HandOver(read_hand_over(reader)?),
+        DIED => Operation::Died(DeathNotice {
             holder: NodeId(u8::try_from(reader.u64()?).ok()?),
             incarnation: Incarnation(reader.u64()?),
             epoch: Epoch(reader.u64()?),
         }),
         _ => return None,
     };
-    Some(Request { ticket, incarnation, session, lease_ns, fitness, standing, demand })
+    Some(Request { ticket, incarnation, session, lease_ns, fitness, eligibility, operation })
 }
 
 fn read_hand_over(reader: &mut Reader<'_>) -> Option<HandOver> {
     let (from, to) = (reader.epoch()?, reader.epoch()?);
     let incarnation = Incarnation(reader.u64()?);
     let lease_ns = reader.u64()?;
-    let ticket = Ticket { nonce: reader.u64()?, number: reader.u64()? };
-    let stamp = PeerStamp(reader.u64()?);
+    let ticket = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
+    let stamp = PeerTimestamp(reader.u64()?);
     let mut positions = BTreeMap::new();
     while !reader.0.is_empty() {
         let channel = reader.u16()?;
@@ -244,23 +250,24 @@ fn read_hand_over(reader: &mut Reader<'_>) -> Option<HandOver> {
 }
 
 fn read_reply(reader: &mut Reader<'_>) -> Option<Reply> {
-    let ticket = Ticket { nonce: reader.u64()?, number: reader.u64()? };
+    let ticket = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
     let session = VoterSession(reader.u64()?);
-    let highest = Epoch(reader.u64()?);
-    let bound = Bound { epoch: Epoch(reader.u64()?), incarnation: Incarnation(reader.u64()?), rest_ns: reader.u64()? };
-    let nobody = Bound { epoch: Epoch(0), incarnation: Incarnation(0), rest_ns: 0 };
-    let promise = (bound != nobody).then_some(bound);
+    let highest_epoch = Epoch(reader.u64()?);
+    let active_promise =
+        Bound { epoch: Epoch(reader.u64()?), incarnation: Incarnation(reader.u64()?), remaining_ns: reader.u64()? };
+    let nobody = Bound { epoch: Epoch(0), incarnation: Incarnation(0), remaining_ns: 0 };
+    let promise = (active_promise != nobody).then_some(active_promise);
     let verdict = match reader.u8()? {
         GRANTED => Verdict::Granted,
         PREPARED => Verdict::Prepared {
             incarnation: Incarnation(reader.u64()?),
-            ticket: Ticket { nonce: reader.u64()?, number: reader.u64()? },
-            stamp: PeerStamp(reader.u64()?),
+            ticket: VoteRequestId { nonce: reader.u64()?, number: reader.u64()? },
+            stamp: PeerTimestamp(reader.u64()?),
             lease_ns: reader.u64()?,
         },
         code => Verdict::Refused(*REFUSALS.get(usize::from(code.checked_sub(REFUSED)?))?),
     };
-    Some(Reply { ticket, session, highest, promise, verdict })
+    Some(Reply { ticket, session, highest_epoch, promise, verdict })
 }
 
 /// What is left to read.
@@ -303,7 +310,7 @@ mod tests {
         SharedKey::new(&[7; 32])
     }
 
-    fn demands() -> Vec<Demand> {
+    fn demands() -> Vec<Operation> {
         let (from, to) = (Epoch::new(4, 1), Epoch::new(5, 2));
         let session =
             Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart: 1 };
@@ -313,70 +320,70 @@ mod tests {
             to,
             incarnation: Incarnation(6),
             lease_ns: 7,
-            ticket: Ticket { nonce: 8, number: 9 },
-            stamp: PeerStamp(10),
+            ticket: VoteRequestId { nonce: 8, number: 9 },
+            stamp: PeerTimestamp(10),
             positions: BTreeMap::from([(1, position), (2, position)]),
         };
         vec![
-            Demand::Poll,
-            Demand::Vote(from),
-            Demand::Renew(from),
-            Demand::Release(from),
-            Demand::Prepare { from, to, moves: 3 },
-            Demand::HandOver(hand_over),
-            Demand::Died(DeathNotice { holder: NodeId(1), incarnation: Incarnation(2), epoch: from }),
+            Operation::Poll,
+            Operation::Vote(from),
+            Operation::Renew(from),
+            Operation::Release(from),
+            Operation::Prepare { from, to, moves: 3 },
+            Operation::HandOver(hand_over),
+            Operation::Died(DeathNotice { holder: NodeId(1), incarnation: Incarnation(2), epoch: from }),
         ]
     }
 
     fn messages() -> Vec<Message> {
-        let ticket = Ticket { nonce: 1, number: 2 };
-        let request = |demand| {
+        let ticket = VoteRequestId { nonce: 1, number: 2 };
+        let request = |operation| {
             Body::Request(Request {
                 ticket,
                 incarnation: Incarnation(3),
                 session: VoterSession(4),
                 lease_ns: 5,
                 fitness: Fitness { log_failing: true, channels_behind: 300, ..Fitness::default() },
-                standing: Standing::Stands,
-                demand,
+                eligibility: Eligibility::Eligible,
+                operation,
             })
         };
-        let bound = Bound { epoch: Epoch::new(3, 2), incarnation: Incarnation(1), rest_ns: 9 };
+        let active_promise = Bound { epoch: Epoch::new(3, 2), incarnation: Incarnation(1), remaining_ns: 9 };
         let reply = |promise, verdict| {
-            Body::Reply(Reply { ticket, session: VoterSession(4), highest: Epoch::new(3, 2), promise, verdict })
+            Body::Reply(Reply { ticket, session: VoterSession(4), highest_epoch: Epoch::new(3, 2), promise, verdict })
         };
-        let prepared = Verdict::Prepared { incarnation: Incarnation(1), ticket, stamp: PeerStamp(8), lease_ns: 9 };
+        let prepared = Verdict::Prepared { incarnation: Incarnation(1), ticket, stamp: PeerTimestamp(8), lease_ns: 9 };
         let mut bodies: Vec<Body> = demands().into_iter().map(request).collect();
-        bodies.extend([reply(None, Verdict::Granted), reply(Some(bound), prepared)]);
-        bodies.extend(REFUSALS.map(|refusal| reply(Some(bound), Verdict::Refused(refusal))));
+        bodies.extend([reply(None, Verdict::Granted), reply(Some(active_promise), prepared)]);
+        bodies.extend(REFUSALS.map(|refusal| reply(Some(active_promise), Verdict::Refused(refusal))));
         let (group, from, to) = (GroupId(300), NodeId(1), NodeId(3));
         bodies.into_iter().map(|body| Message { group, from, to, body }).collect()
     }
 
     #[test]
-    fn messages_survive_the_wire() {
+    fn messages_round_trip_through_datagrams() {
         for message in messages() {
             assert_eq!(decode(&encode(&message, &key()), &key()), Ok(message.clone()), "{message:?}");
         }
     }
 
     #[test]
-    fn whoever_has_another_key_is_not_understood() {
+    fn messages_under_another_key_are_refused() {
         for message in messages() {
             assert_eq!(decode(&encode(&message, &SharedKey::new(&[8; 32])), &key()), Err(Refused::Forged));
         }
     }
 
     #[test]
-    fn positions_beyond_one_datagram_are_left_out() {
-        let Demand::HandOver(mut hand_over) = demands().remove(5) else { unreachable!() };
+    fn positions_beyond_one_datagram_are_omitted() {
+        let Operation::HandOver(mut hand_over) = demands().remove(5) else { unreachable!() };
         let position = hand_over.positions[&1];
         hand_over.positions = (0..3_000).map(|channel| (channel, position)).collect();
         let Body::Request(request) = messages().remove(5).body else { unreachable!() };
-        let body = Body::Request(Request { demand: Demand::HandOver(hand_over), ..request });
+        let body = Body::Request(Request { operation: Operation::HandOver(hand_over), ..request });
         let datagram = encode(&Message { body, ..messages().remove(5) }, &key());
         assert!(datagram.len() <= DATAGRAM_BYTES_MAX);
-        let Ok(Message { body: Body::Request(Request { demand: Demand::HandOver(read), .. }), .. }) =
+        let Ok(Message { body: Body::Request(Request { operation: Operation::HandOver(read), .. }), .. }) =
             decode(&datagram, &key())
         else {
             panic!("it is a hand-over")
@@ -385,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_stand_in_the_order_of_their_channels() {
+    fn positions_out_of_channel_order_are_refused() {
         let datagram = encode(&messages()[5], &key());
         let mut bytes = datagram[..datagram.len() - TAG_BYTES].to_vec();
         let second = bytes.len() - POSITION_BYTES;
@@ -393,7 +400,7 @@ mod tests {
         earlier[second - POSITION_BYTES..].swap_with_slice(later);
         let tag = key().tag(Purpose::Vote, &[&bytes]);
         bytes.extend(tag);
-        assert_eq!(decode(&bytes, &key()), Err(Refused::Form));
+        assert_eq!(decode(&bytes, &key()), Err(Refused::Malformed));
     }
 
     #[test]
@@ -402,12 +409,12 @@ mod tests {
         let Message { group, from, to, body: Body::Request(poll) } = messages[0].clone() else { unreachable!() };
         let fit = Fitness::default();
         let fitness = [
-            Fitness { output_unheard: true, ..fit },
+            Fitness { output_not_received: true, ..fit },
             Fitness { stalled: true, ..fit },
             Fitness { channels_failed: 400, ..fit },
         ];
         messages.extend(fitness.map(|fitness| {
-            let body = Body::Request(Request { fitness, standing: Standing::Joins, ..poll.clone() });
+            let body = Body::Request(Request { fitness, eligibility: Eligibility::Joining, ..poll.clone() });
             Message { group, from, to, body }
         }));
         check(
@@ -420,7 +427,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_damage_is_found(which in 0_usize..17, bit in 0_usize..8_000, cut in 0_usize..300) {
+        fn a_damaged_datagram_is_refused(which in 0_usize..17, bit in 0_usize..8_000, cut in 0_usize..300) {
             let datagram = encode(&messages()[which], &key());
             let mut damaged = datagram.clone();
             let bit = bit % (8 * damaged.len());
@@ -433,7 +440,7 @@ mod tests {
 
         /// Even who has the key makes nobody panic, and what is understood says what it was.
         #[test]
-        fn signed_nonsense_is_refused_or_means_one_thing(which in 0_usize..17, index in 4_usize..400, byte: u8) {
+        fn a_signed_datagram_is_refused_or_has_one_encoding(which in 0_usize..17, index in 4_usize..400, byte: u8) {
             let datagram = encode(&messages()[which], &key());
             let mut bytes = datagram[..datagram.len() - TAG_BYTES].to_vec();
             let index = index.min(bytes.len() - 1);

@@ -13,14 +13,14 @@ use std::{
 use mdgw_feeds::identity::GroupId;
 use mdgw_sys::{
     clock::{mono_now, rate_correction_ppm},
-    scheduler::wake_promptly,
+    scheduler::request_short_slice,
 };
 
 use super::{
     link::{Received, VoteLink},
     message::{Body, Message, VoterSession},
-    store::{IsStored, VoteStore},
     vote_file::{VoteFile, VoteFileError},
+    vote_store::{VoteStore, WriteResult},
     voter::{Voter, VoterInput, VoterOutput},
     wire::DATAGRAM_BYTES_MAX,
 };
@@ -44,19 +44,19 @@ pub struct WitnessOptions {
 pub struct Witness {
     link: VoteLink,
     options: WitnessOptions,
-    groups: Mutex<BTreeMap<GroupId, Seat>>,
+    groups: Mutex<BTreeMap<GroupId, GroupVoter>>,
 }
 
 /// Its part in one group.
 #[derive(Debug)]
-struct Seat {
+struct GroupVoter {
     voter: Voter,
     store: VoteStore,
 }
 
 /// Why a witness can't vote for a group.
 #[derive(Debug, thiserror::Error)]
-enum SeatError {
+enum GroupVoterError {
     #[error(transparent)]
     File(#[from] VoteFileError),
     #[error("{0}")]
@@ -75,7 +75,7 @@ impl Witness {
         let known = known_groups(&witness.options.vote_directory)
             .map_err(|error| format!("read vote directory {}: {error}", witness.options.vote_directory.display()))?;
         for group in known {
-            witness.take_seat(&mut witness.groups(), group).map_err(|error| error.to_string())?;
+            witness.add_group(&mut witness.groups(), group).map_err(|error| error.to_string())?;
         }
         Ok(witness)
     }
@@ -85,7 +85,7 @@ impl Witness {
     /// # Errors
     /// When the socket fails.
     pub fn run(self: &Arc<Self>, stop: &AtomicBool) -> io::Result<()> {
-        wake_promptly();
+        request_short_slice();
         let mut buffer = Box::new([0; DATAGRAM_BYTES_MAX]);
         let mut clock_error_ppm = 0;
         while !stop.load(Ordering::Relaxed) {
@@ -98,9 +98,9 @@ impl Witness {
                 if error_ppm > self.options.rate_error_ppm {
                     tracing::warn!(error_ppm, "witness: the clock is being slewed; promises last longer in proportion");
                 }
-                for seat in self.groups().values_mut() {
+                for group_voter in self.groups().values_mut() {
                     // Nothing is to be sent for that.
-                    let _none = seat.voter.step(mono_now(), VoterInput::ClockRate(error_ppm));
+                    let _none = group_voter.voter.step(mono_now(), VoterInput::ClockRate(error_ppm));
                 }
             }
         }
@@ -130,7 +130,7 @@ impl Witness {
         };
         let mut groups = self.groups();
         if !groups.contains_key(&group)
-            && let Err(error) = self.take_seat(&mut groups, group)
+            && let Err(error) = self.add_group(&mut groups, group)
         {
             tracing::error!(group = group.0, "witness: does not vote: {error}");
             return;
@@ -138,47 +138,51 @@ impl Witness {
         self.step(&mut groups, group, input);
     }
 
-    fn step(&self, groups: &mut BTreeMap<GroupId, Seat>, group: GroupId, input: VoterInput) {
-        let Some(seat) = groups.get_mut(&group) else { return };
-        for output in seat.voter.step(mono_now(), input) {
+    fn step(&self, groups: &mut BTreeMap<GroupId, GroupVoter>, group: GroupId, input: VoterInput) {
+        let Some(group_voter) = groups.get_mut(&group) else { return };
+        for output in group_voter.voter.step(mono_now(), input) {
             match output {
                 VoterOutput::Reply { to, reply } => {
                     self.link.send(&Message { group, from: self.options.node, to, body: Body::Reply(reply) });
                 }
-                VoterOutput::Store { ticket, kept } => {
+                VoterOutput::Store { ticket, durable } => {
                     tracing::info!(
                         group = group.0,
-                        generation = kept.epoch.count(),
-                        node = kept.epoch.0 & 0xff,
+                        generation = durable.epoch.count(),
+                        node = durable.epoch.0 & 0xff,
                         "votes"
                     );
-                    seat.store.store(ticket, kept);
+                    group_voter.store.store(ticket, durable);
                 }
             }
         }
     }
 
-    fn take_seat(self: &Arc<Self>, groups: &mut BTreeMap<GroupId, Seat>, group: GroupId) -> Result<(), SeatError> {
+    fn add_group(
+        self: &Arc<Self>,
+        groups: &mut BTreeMap<GroupId, GroupVoter>,
+        group: GroupId,
+    ) -> Result<(), GroupVoterError> {
         if groups.len() >= self.options.groups_max {
-            return Err(SeatError::Groups(groups.len()));
+            return Err(GroupVoterError::Groups(groups.len()));
         }
         let file = VoteFile::open(&self.options.vote_directory, group)?;
         let session = VoterSession(Nonce::random()?.number());
-        let voter = Voter::new(mono_now(), file.kept(), session, self.options.rate_error_ppm);
+        let voter = Voter::new(mono_now(), file.durable(), session, self.options.rate_error_ppm);
         let witness = Arc::downgrade(self);
-        let store = VoteStore::start(file, move |ticket, is_stored| {
+        let store = VoteStore::start(file, move |write_id, result| {
             let Some(witness) = witness.upgrade() else { return };
-            let input = match is_stored {
-                IsStored::Yes => VoterInput::Stored(ticket),
-                IsStored::No => VoterInput::NotStored(ticket),
+            let input = match result {
+                WriteResult::Durable => VoterInput::Stored(write_id),
+                WriteResult::Failed => VoterInput::NotStored(write_id),
             };
             witness.step(&mut witness.groups(), group, input);
         })?;
-        groups.insert(group, Seat { voter, store });
+        groups.insert(group, GroupVoter { voter, store });
         Ok(())
     }
 
-    fn groups(&self) -> MutexGuard<'_, BTreeMap<GroupId, Seat>> {
+    fn groups(&self) -> MutexGuard<'_, BTreeMap<GroupId, GroupVoter>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

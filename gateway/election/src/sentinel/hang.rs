@@ -8,39 +8,39 @@ use std::time::Duration;
 
 /// Counts as they were seen.
 #[derive(Clone, Debug, Default)]
-pub struct HangWatch {
-    seen: Vec<Seen>,
+pub struct HangDetector {
+    seen: Vec<CounterSample>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct CounterSample {
     count: u64,
     /// Looks in a row at which it was this count.
-    looks: u32,
+    unchanged_checks: u32,
 }
 
-impl HangWatch {
-    /// How long to wait between looks, so that [`LOOKS`] of them take the limit.
+impl HangDetector {
+    /// How long to wait between looks, so that [`CHECKS_UNTIL_HANG`] of them take the limit.
     #[must_use]
     pub fn interval(limit: Duration) -> Duration {
-        limit / LOOKS
+        limit / CHECKS_UNTIL_HANG
     }
 
     /// One look at all threads' counts, in the same order each time. The index of a thread that hangs.
-    pub fn look(&mut self, fence: FenceSeen, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
+    pub fn check(&mut self, fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
         let mut hung = None;
         for (index, count) in counts.into_iter().enumerate() {
             if self.seen.len() <= index {
-                self.seen.push(Seen::default());
+                self.seen.push(CounterSample::default());
             }
             let has_work = count % 2 == 1;
             let seen = &mut self.seen[index];
-            if fence == FenceSeen::Open && has_work && seen.count == count {
-                seen.looks += 1;
+            if fence == FenceState::Open && has_work && seen.count == count {
+                seen.unchanged_checks += 1;
             } else {
-                *seen = Seen { count, looks: 0 };
+                *seen = CounterSample { count, unchanged_checks: 0 };
             }
-            if seen.looks >= LOOKS {
+            if seen.unchanged_checks >= CHECKS_UNTIL_HANG {
                 hung = hung.or(Some(index));
             }
         }
@@ -50,7 +50,7 @@ impl HangWatch {
 
 /// Whether any group's fence is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FenceSeen {
+pub enum FenceState {
     /// A hang matters.
     Open,
     /// The gateway publishes nothing: nobody waits for it.
@@ -58,38 +58,38 @@ pub enum FenceSeen {
 }
 
 /// Looks without progress that make a hang; the first sight of a count is none of them.
-pub const LOOKS: u32 = 5;
+pub const CHECKS_UNTIL_HANG: u32 = 5;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// At which look, from 1, a thread with these counts is found hung.
-    fn found(fence: FenceSeen, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
-        let mut watch = HangWatch::default();
-        counts.into_iter().position(|count| watch.look(fence, [0, count]) == Some(1)).map(|look| look + 1)
+    fn found(fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
+        let mut watch = HangDetector::default();
+        counts.into_iter().position(|count| watch.check(fence, [0, count]) == Some(1)).map(|check| check + 1)
     }
 
     #[test]
-    fn work_in_hand_without_progress_is_a_hang_after_all_looks() {
-        assert_eq!(found(FenceSeen::Open, [7; 20]), Some(6));
-        assert_eq!(found(FenceSeen::Open, [3, 5, 7, 7, 7, 7, 9, 9, 9, 9, 9, 9]), Some(12));
+    fn pending_work_without_progress_is_a_hang_after_all_checks() {
+        assert_eq!(found(FenceState::Open, [7; 20]), Some(6));
+        assert_eq!(found(FenceState::Open, [3, 5, 7, 7, 7, 7, 9, 9, 9, 9, 9, 9]), Some(12));
     }
 
     #[test]
-    fn rest_progress_and_a_closed_fence_are_no_hang() {
-        assert_eq!(found(FenceSeen::Open, [8; 20]), None, "nothing to do");
-        assert_eq!(found(FenceSeen::Open, (0..20).map(|look| look / 4 * 2 + 1)), None, "slow, but getting on");
-        assert_eq!(found(FenceSeen::Closed, [7; 20]), None);
+    fn idle_threads_progress_and_a_closed_fence_are_no_hang() {
+        assert_eq!(found(FenceState::Open, [8; 20]), None, "nothing to do");
+        assert_eq!(found(FenceState::Open, (0..20).map(|check| check / 4 * 2 + 1)), None, "slow, but getting on");
+        assert_eq!(found(FenceState::Closed, [7; 20]), None);
     }
 
     #[test]
-    fn looks_before_the_fence_opened_do_not_count() {
-        let mut watch = HangWatch::default();
+    fn checks_before_the_fence_opened_do_not_count() {
+        let mut watch = HangDetector::default();
         for _ in 0..20 {
-            assert_eq!(watch.look(FenceSeen::Closed, [7]), None);
+            assert_eq!(watch.check(FenceState::Closed, [7]), None);
         }
-        let open = (1..20).find(|_| watch.look(FenceSeen::Open, [7]).is_some());
+        let open = (1..20).find(|_| watch.check(FenceState::Open, [7]).is_some());
         assert_eq!(open, Some(5));
     }
 }

@@ -16,7 +16,7 @@ use mdgw_feeds::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };
-use mdgw_sys::{clock::mono_now, scheduler::spawn_prompt};
+use mdgw_sys::{clock::mono_now, scheduler::spawn_short_slice};
 use tokio::{
     select,
     sync::mpsc,
@@ -31,8 +31,8 @@ use crate::{
     core::Input,
     driver::{Backend, Inbox},
     identity::Member,
-    register::{Link, Ticket, Version},
-    session_latch::{Place, SessionAnswer, SessionEvent, SessionRequest},
+    register::{RequestId, StoreLink, Version},
+    session_latch::{QueueEntry, SessionAnswer, SessionEvent, SessionRequest},
 };
 
 /// One gateway's session for one group.
@@ -40,7 +40,7 @@ use crate::{
 /// Dropped, it waits for what was asked, no longer than the request's time-out, and ends the session.
 #[derive(Debug)]
 pub struct ZooKeeperSession {
-    orders: Option<mpsc::UnboundedSender<SessionRequest>>,
+    commands: Option<mpsc::UnboundedSender<SessionRequest>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -55,37 +55,37 @@ pub fn open(
     member: &Member,
     inbox: Inbox<SessionEvent>,
 ) -> Result<ZooKeeperSession, AccessError> {
-    let keeper = Keeper {
+    let worker = SessionWorker {
         endpoints: config.access.endpoints.join(","),
         request_timeout: config.access.request_timeout,
         login: config.login()?,
         folder: config.path.clone(),
-        line: format!("{}/line-{}", config.path, group.0),
+        queue: format!("{}/line-{}", config.path, group.0),
         epoch: format!("{}/epoch-{}", config.path, group.0),
         session,
         member: serde_json::to_vec(member).unwrap_or_else(|_| unreachable!("numbers and text")),
         inbox,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (orders, of_thread) = mpsc::unbounded_channel();
-    let thread = spawn_prompt("mdgw-session", move || {
-        LocalSet::new().block_on(&runtime, Rc::new(keeper).run(of_thread));
+    let (commands, receiver) = mpsc::unbounded_channel();
+    let thread = spawn_short_slice("mdgw-session", move || {
+        LocalSet::new().block_on(&runtime, Rc::new(worker).run(receiver));
     })?;
-    Ok(ZooKeeperSession { orders: Some(orders), thread: Some(thread) })
+    Ok(ZooKeeperSession { commands: Some(commands), thread: Some(thread) })
 }
 
 impl Backend<SessionRequest> for ZooKeeperSession {
     fn ask(&mut self, request: SessionRequest) {
         // The thread ends only after this does.
-        if let Some(orders) = &self.orders {
-            let _ = orders.send(request);
+        if let Some(commands) = &self.commands {
+            let _ = commands.send(request);
         }
     }
 }
 
 impl Drop for ZooKeeperSession {
     fn drop(&mut self) {
-        self.orders = None;
+        self.commands = None;
         if let Some(thread) = self.thread.take() {
             // A panic of it has been reported by the panic hook.
             let _ = thread.join();
@@ -94,13 +94,13 @@ impl Drop for ZooKeeperSession {
 }
 
 /// What the thread knows for good.
-struct Keeper {
+struct SessionWorker {
     endpoints: String,
     request_timeout: Duration,
     /// `user:password`.
     login: Option<String>,
     folder: String,
-    line: String,
+    queue: String,
     epoch: String,
     session: Duration,
     member: Vec<u8>,
@@ -111,20 +111,20 @@ struct Keeper {
 struct Session {
     client: Client,
     /// Path of our place, as far as is known.
-    place: RefCell<Option<String>>,
+    entry: RefCell<Option<String>>,
     /// The watch on the one before us.
     watch: RefCell<Option<AbortHandle>>,
 }
 
-type Orders = mpsc::UnboundedReceiver<SessionRequest>;
+type Commands = mpsc::UnboundedReceiver<SessionRequest>;
 
-impl Keeper {
-    async fn run(self: Rc<Self>, mut orders: Orders) {
+impl SessionWorker {
+    async fn run(self: Rc<Self>, mut commands: Commands) {
         let mut told = String::new();
         loop {
             select! {
                 connected = timeout(CONNECT_TIMEOUT, self.connect()) => match connected.unwrap_or(Err(Error::Timeout)) {
-                    Ok((client, asked)) => if self.serve(client, asked, &mut orders).await.is_break() { return },
+                    Ok((client, asked)) => if self.serve(client, asked, &mut commands).await.is_break() { return },
                     Err(error) => {
                         if told != error.to_string() {
                             told = error.to_string();
@@ -134,7 +134,7 @@ impl Keeper {
                     }
                 },
                 // Nothing is asked before a session has begun.
-                order = orders.recv() => if order.is_none() { return },
+                command = commands.recv() => if command.is_none() { return },
             }
         }
     }
@@ -148,7 +148,7 @@ impl Keeper {
         }
         let client = connector.connect(&self.endpoints).await?;
         let options = CreateMode::Persistent.with_acls(self.acls());
-        for folder in [&self.folder, &self.line] {
+        for folder in [&self.folder, &self.queue] {
             client.mkdir(folder, &options).await?;
         }
         match client.create(&self.epoch, b"0", &options).await {
@@ -162,27 +162,32 @@ impl Keeper {
     }
 
     /// Until the session ends; breaks when nobody asks any more.
-    async fn serve(self: &Rc<Self>, client: Client, asked: MonoNs, orders: &mut Orders) -> std::ops::ControlFlow<()> {
+    async fn serve(
+        self: &Rc<Self>,
+        client: Client,
+        asked: MonoNs,
+        commands: &mut Commands,
+    ) -> std::ops::ControlFlow<()> {
         let mut states = client.state_watcher();
         let timeout_ns = u64::try_from(client.session_timeout().as_nanos()).unwrap_or(u64::MAX);
-        self.tell(SessionEvent::Began { timeout_ns, asked });
-        let session = Rc::new(Session { client, place: RefCell::default(), watch: RefCell::default() });
+        self.tell(SessionEvent::Started { timeout_ns, asked });
+        let session = Rc::new(Session { client, entry: RefCell::default(), watch: RefCell::default() });
         let mut requests = JoinSet::new();
         loop {
             select! {
                 biased;
                 state = states.changed() => match state {
-                    SessionState::SyncConnected => self.tell(SessionEvent::Link(Link::Up)),
+                    SessionState::SyncConnected => self.tell(SessionEvent::StoreLink(StoreLink::Up)),
                     state if state.is_terminated() => {
                         tracing::warn!(%state, "the session with the election's store has ended");
                         requests.shutdown().await;
                         session.forget_watch();
-                        self.tell(SessionEvent::Link(Link::Ended));
+                        self.tell(SessionEvent::StoreLink(StoreLink::Ended));
                         return std::ops::ControlFlow::Continue(());
                     }
-                    _ => self.tell(SessionEvent::Link(Link::Doubtful)),
+                    _ => self.tell(SessionEvent::StoreLink(StoreLink::InDoubt)),
                 },
-                order = orders.recv() => match order {
+                command = commands.recv() => match command {
                     Some(request) => drop(requests.spawn_local(Rc::clone(self).carry_out(Rc::clone(&session), request))),
                     None => break,
                 },
@@ -200,28 +205,28 @@ impl Keeper {
     }
 
     async fn carry_out(self: Rc<Self>, session: Rc<Session>, request: SessionRequest) {
-        let (ticket, answer) = match request {
-            SessionRequest::Join(ticket) => (ticket, self.limited(self.join(&session)).await),
-            SessionRequest::Look(ticket) => (ticket, self.limited(self.look(&session)).await),
-            SessionRequest::Touch(ticket) => (ticket, self.limited(self.touch(&session)).await),
-            SessionRequest::Renew(ticket) => (ticket, self.limited(self.renew(&session)).await),
-            SessionRequest::TakeEpoch { ticket, expected, epoch } => {
-                (ticket, self.limited(self.take_epoch(&session, expected, epoch)).await)
+        let (request_id, answer) = match request {
+            SessionRequest::Join(request_id) => (request_id, self.with_timeout(self.join(&session)).await),
+            SessionRequest::ReadQueue(request_id) => (request_id, self.with_timeout(self.read_queue(&session)).await),
+            SessionRequest::KeepAlive(request_id) => (request_id, self.with_timeout(self.keep_alive(&session)).await),
+            SessionRequest::Renew(request_id) => (request_id, self.with_timeout(self.renew(&session)).await),
+            SessionRequest::TakeEpoch { request_id, expected, epoch } => {
+                (request_id, self.with_timeout(self.take_epoch(&session, expected, epoch)).await)
             }
-            SessionRequest::Leave(ticket) => (ticket, self.limited(self.leave(&session)).await),
-            SessionRequest::Remove(ticket, name) => {
-                let path = format!("{}/{name}", self.line);
+            SessionRequest::Leave(request_id) => (request_id, self.with_timeout(self.leave(&session)).await),
+            SessionRequest::Remove(request_id, name) => {
+                let path = format!("{}/{name}", self.queue);
                 (
-                    ticket,
-                    self.limited(async { session.client.delete(&path, None).await.map(|()| SessionAnswer::Done) })
+                    request_id,
+                    self.with_timeout(async { session.client.delete(&path, None).await.map(|()| SessionAnswer::Done) })
                         .await,
                 )
             }
         };
-        self.answer(ticket, answer);
+        self.answer(request_id, answer);
     }
 
-    async fn limited(&self, answer: impl Future<Output = Result<SessionAnswer, Error>>) -> SessionAnswer {
+    async fn with_timeout(&self, answer: impl Future<Output = Result<SessionAnswer, Error>>) -> SessionAnswer {
         match timeout(self.request_timeout, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(Error::NoNode)) => SessionAnswer::Gone,
@@ -232,32 +237,32 @@ impl Keeper {
     }
 
     async fn join(&self, session: &Session) -> Result<SessionAnswer, Error> {
-        let prefix = format!("{}/{}", self.line, session.place_prefix());
+        let prefix = format!("{}/{}", self.queue, session.entry_prefix());
         let options = CreateMode::EphemeralSequential.with_acls(self.acls());
         let (_, sequence) = session.client.create(&prefix, &self.member, &options).await?;
-        session.place.replace(Some(format!("{prefix}{sequence}")));
+        session.entry.replace(Some(format!("{prefix}{sequence}")));
         Ok(SessionAnswer::Done)
     }
 
-    async fn look(self: &Rc<Self>, session: &Rc<Session>) -> Result<SessionAnswer, Error> {
-        session.client.sync(&self.line).await?;
+    async fn read_queue(self: &Rc<Self>, session: &Rc<Session>) -> Result<SessionAnswer, Error> {
+        session.client.sync(&self.queue).await?;
         loop {
-            let mut names = session.client.list_children(&self.line).await?;
+            let mut names = session.client.list_children(&self.queue).await?;
             names.sort_by_key(|name| sequence_of(name));
-            let own = names.iter().position(|name| name.starts_with(&session.place_prefix()));
-            session.place.replace(own.map(|own| format!("{}/{}", self.line, names[own])));
+            let own = names.iter().position(|name| name.starts_with(&session.entry_prefix()));
+            session.entry.replace(own.map(|own| format!("{}/{}", self.queue, names[own])));
             if let Some(before) = own.and_then(|own| own.checked_sub(1)) {
-                let path = format!("{}/{}", self.line, names[before]);
+                let path = format!("{}/{}", self.queue, names[before]);
                 if !self.watch(session, path).await? {
                     // Gone meanwhile.
                     continue;
                 }
             }
-            let mut places = Vec::with_capacity(names.len());
+            let mut entries = Vec::with_capacity(names.len());
             for name in names {
-                match session.client.get_data(&format!("{}/{name}", self.line)).await {
-                    Ok((data, _)) => places.push(Place { member: serde_json::from_slice(&data).ok(), name }),
-                    Err(Error::NoNode) => places.push(Place { member: None, name }),
+                match session.client.get_data(&format!("{}/{name}", self.queue)).await {
+                    Ok((data, _)) => entries.push(QueueEntry { member: serde_json::from_slice(&data).ok(), name }),
+                    Err(Error::NoNode) => entries.push(QueueEntry { member: None, name }),
                     Err(error) => return Err(error),
                 }
             }
@@ -266,7 +271,7 @@ impl Keeper {
             else {
                 return Ok(SessionAnswer::Failed(format!("{} holds no epoch", self.epoch)));
             };
-            return Ok(SessionAnswer::Line { places, own, epoch, version: to_version(stat.version) });
+            return Ok(SessionAnswer::Queue { entries, own, epoch, version: to_version(stat.version) });
         }
     }
 
@@ -276,10 +281,10 @@ impl Keeper {
         if stat.is_none() {
             return Ok(false);
         }
-        let keeper = Rc::clone(self);
+        let worker = Rc::clone(self);
         let watch = tokio::task::spawn_local(async move {
             watcher.changed().await;
-            keeper.tell(SessionEvent::Stirred);
+            worker.tell(SessionEvent::QueueChanged);
         });
         if let Some(earlier) = session.watch.replace(Some(watch.abort_handle())) {
             earlier.abort();
@@ -288,21 +293,21 @@ impl Keeper {
     }
 
     /// Through the ensemble's leader, without a write.
-    async fn touch(&self, session: &Session) -> Result<SessionAnswer, Error> {
-        session.client.sync(&self.line).await.map(|()| SessionAnswer::Done)
+    async fn keep_alive(&self, session: &Session) -> Result<SessionAnswer, Error> {
+        session.client.sync(&self.queue).await.map(|()| SessionAnswer::Done)
     }
 
     async fn renew(&self, session: &Session) -> Result<SessionAnswer, Error> {
-        let Some(place) = session.place() else { return Ok(SessionAnswer::Gone) };
-        session.client.set_data(&place, &self.member, None).await.map(|_| SessionAnswer::Done)
+        let Some(entry) = session.entry() else { return Ok(SessionAnswer::Gone) };
+        session.client.set_data(&entry, &self.member, None).await.map(|_| SessionAnswer::Done)
     }
 
     async fn take_epoch(&self, session: &Session, expected: Version, epoch: Epoch) -> Result<SessionAnswer, Error> {
-        let (Some(place), Some(version)) = (session.place(), from_version(expected)) else {
+        let (Some(entry), Some(version)) = (session.entry(), from_version(expected)) else {
             return Ok(SessionAnswer::Gone);
         };
         let mut write = session.client.new_multi_writer();
-        write.add_check_version(&place, ANY)?;
+        write.add_check_version(&entry, ANY)?;
         write.add_set_data(&self.epoch, epoch.0.to_string().as_bytes(), Some(version))?;
         match write.commit().await {
             Ok(_) => Ok(SessionAnswer::Done),
@@ -313,25 +318,25 @@ impl Keeper {
     }
 
     async fn leave(&self, session: &Session) -> Result<SessionAnswer, Error> {
-        let Some(place) = session.place() else { return Ok(SessionAnswer::Gone) };
-        session.client.delete(&place, None).await.map(|()| SessionAnswer::Done)
+        let Some(entry) = session.entry() else { return Ok(SessionAnswer::Gone) };
+        session.client.delete(&entry, None).await.map(|()| SessionAnswer::Done)
     }
 
     fn tell(&self, event: SessionEvent) {
         self.inbox.tell(Input::Backend(event));
     }
 
-    fn answer(&self, ticket: Ticket, answer: SessionAnswer) {
-        self.tell(SessionEvent::Answer(ticket, answer));
+    fn answer(&self, request_id: RequestId, answer: SessionAnswer) {
+        self.tell(SessionEvent::Answer(request_id, answer));
     }
 }
 
 impl Session {
-    fn place(&self) -> Option<String> {
-        self.place.borrow().clone()
+    fn entry(&self) -> Option<String> {
+        self.entry.borrow().clone()
     }
 
-    fn place_prefix(&self) -> String {
+    fn entry_prefix(&self) -> String {
         format!("place-{:016x}-", self.client.session_id().0)
     }
 

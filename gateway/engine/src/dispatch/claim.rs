@@ -11,7 +11,7 @@
 //!   release: pending -= seen                     was seen: free     else: hold on
 //! ```
 //! A mark is set before its count, and the count is read before the marks are taken: so whatever count the holder takes
-//! off, the marks that go with it have been processed. A claim can be laid by with work left over ([`Held::lay_by`]) and
+//! off, the marks that go with it have been processed. A claim can be laid by with work left over ([`Held::defer`]) and
 //! taken up by another thread; in between nobody else can take it.
 
 #![allow(unsafe_code, reason = "the cell that a claim guards")]
@@ -25,34 +25,34 @@ use super::sync::{AtomicU32, AtomicU64, UnsafeCell};
 /// A value that one thread at a time may touch, and the work that waits for it.
 #[derive(Debug)]
 pub(super) struct Claim<T> {
-    pending: AtomicU64,
-    marks: AtomicU32,
+    post_count: AtomicU64,
+    events: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through `Held` alone. A `Held` exists for the thread that raised `pending` from zero, or
-// that was given the ticket of a claim laid by, until `pending` is back at zero: never two at a time. The value moves
+// SAFETY: the value is reached through `Held` alone. A `Held` exists for the thread that raised `post_count` from zero, or
+// that was given the ticket of a claim laid by, until `post_count` is back at zero: never two at a time. The value moves
 // between threads that way, hence `T: Send`; it is never shared, so it need not be `Sync`.
 unsafe impl<T: Send> Sync for Claim<T> {}
 
 impl<T> Claim<T> {
     pub(super) fn new(value: T) -> Self {
-        Self { pending: AtomicU64::new(0), marks: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self { post_count: AtomicU64::new(0), events: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Leaves marks; the claim, if nobody holds it. Otherwise its holder sees the marks before it lets go.
-    pub(super) fn bring(&self, marks: Marks) -> Option<Held<'_, T>> {
+    pub(super) fn post(&self, events: PendingEvents) -> Option<Held<'_, T>> {
         // Ordered before the count by the Release in it.
-        self.marks.fetch_or(marks.0, Relaxed);
+        self.events.fetch_or(events.0, Relaxed);
         // Acquire pairs with the Release of the last `release`: we see the value as its last holder left it.
-        let before = self.pending.fetch_add(1, AcqRel);
-        (before == 0).then_some(Held { claim: self, seen: 0 })
+        let before = self.post_count.fetch_add(1, AcqRel);
+        (before == 0).then_some(Held { claim: self, observed_count: 0 })
     }
 
     /// Takes up a claim that was laid by.
-    pub(super) fn take_up(&self, ticket: Ticket) -> Held<'_, T> {
-        assert_eq!(ticket.claim, std::ptr::from_ref(self).addr(), "a ticket is good for the claim that issued it");
-        Held { claim: self, seen: 0 }
+    pub(super) fn resume(&self, deferred: DeferredClaim) -> Held<'_, T> {
+        assert_eq!(deferred.claim, std::ptr::from_ref(self).addr(), "a ticket is good for the claim that issued it");
+        Held { claim: self, observed_count: 0 }
     }
 
     /// The value, when all threads are gone.
@@ -67,15 +67,15 @@ impl<T> Claim<T> {
 pub(super) struct Held<'a, T> {
     claim: &'a Claim<T>,
     /// The count when the marks were last taken.
-    seen: u64,
+    observed_count: u64,
 }
 
 impl<'a, T> Held<'a, T> {
     /// Takes what there is to do. The count is read first: what it counts, the marks contain.
-    pub(super) fn take_marks(&mut self) -> Marks {
-        // Acquire pairs with the Release of each `bring` and of `lay_by`.
-        self.seen = self.claim.pending.load(Acquire);
-        Marks(self.claim.marks.swap(0, AcqRel))
+    pub(super) fn take_events(&mut self) -> PendingEvents {
+        // Acquire pairs with the Release of each `post` and of `defer`.
+        self.observed_count = self.claim.post_count.load(Acquire);
+        PendingEvents(self.claim.events.swap(0, AcqRel))
     }
 
     /// Touches the value.
@@ -88,35 +88,35 @@ impl<'a, T> Held<'a, T> {
         })
     }
 
-    /// Lets go, unless somebody brought work since [`Self::take_marks`]: then the claim comes back.
+    /// Lets go, unless somebody brought work since [`Self::take_events`]: then the claim comes back.
     pub(super) fn release(self) -> Result<(), Self> {
         // Release publishes the value to the next holder; Acquire, when the claim comes back, the marks left meanwhile.
-        let before = self.claim.pending.fetch_sub(self.seen, AcqRel);
-        if before == self.seen { Ok(()) } else { Err(Self { claim: self.claim, seen: 0 }) }
+        let before = self.claim.post_count.fetch_sub(self.observed_count, AcqRel);
+        if before == self.observed_count { Ok(()) } else { Err(Self { claim: self.claim, observed_count: 0 }) }
     }
 
     /// Leaves the rest of the work to whoever takes up the ticket. The claim stays taken meanwhile.
-    pub(super) fn lay_by(self, rest: Marks) -> Ticket {
-        self.claim.marks.fetch_or(rest.0, Relaxed);
+    pub(super) fn defer(self, remaining: PendingEvents) -> DeferredClaim {
+        self.claim.events.fetch_or(remaining.0, Relaxed);
         // Release publishes the value and the rest to the thread that takes the claim up and reads the count. The count
         // was above zero and stays there.
-        self.claim.pending.fetch_add(1, Release);
-        Ticket { claim: std::ptr::from_ref(self.claim).addr() }
+        self.claim.post_count.fetch_add(1, Release);
+        DeferredClaim { claim: std::ptr::from_ref(self.claim).addr() }
     }
 }
 
 /// A claim laid by: whoever has this, and nobody else, may take it up.
 #[derive(Debug)]
 #[must_use = "a claim that is laid by and not taken up is never free again"]
-pub(super) struct Ticket {
+pub(super) struct DeferredClaim {
     claim: usize,
 }
 
 /// What there is to do on a channel: lines that are ready, lines whose datagrams are here, a deadline, messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Marks(u32);
+pub(super) struct PendingEvents(u32);
 
-impl Marks {
+impl PendingEvents {
     pub(super) const NONE: Self = Self(0);
     pub(super) const DEADLINE: Self = Self(1 << 8);
     pub(super) const MESSAGE: Self = Self(1 << 9);
@@ -125,8 +125,8 @@ impl Marks {
         Self(u32::from(lines.0))
     }
 
-    pub(super) fn lent(lines: LineSet) -> Self {
-        Self(u32::from(lines.0) << LENT_SHIFT)
+    pub(super) fn provided(lines: LineSet) -> Self {
+        Self(u32::from(lines.0) << PROVIDED_SHIFT)
     }
 
     pub(super) fn with(self, other: Self) -> Self {
@@ -142,13 +142,13 @@ impl Marks {
         LineSet(ready)
     }
 
-    pub(super) fn lent_lines(self) -> LineSet {
-        let [_, _, lent, _] = self.0.to_le_bytes();
-        LineSet(lent)
+    pub(super) fn provided_lines(self) -> LineSet {
+        let [_, _, provided, _] = self.0.to_le_bytes();
+        LineSet(provided)
     }
 }
 
-const LENT_SHIFT: u32 = 16;
+const PROVIDED_SHIFT: u32 = 16;
 
 #[cfg(all(test, feature = "loom"))]
 mod models {
@@ -165,7 +165,7 @@ mod models {
         steps: Steps,
         claim: Claim<Processed>,
         sockets: [AtomicU32; 2],
-        run_queue: Mutex<Option<Ticket>>,
+        run_queue: Mutex<Option<DeferredClaim>>,
     }
 
     #[derive(Debug, Default, PartialEq, Eq)]
@@ -177,11 +177,11 @@ mod models {
     /// The holder's two steps: the real ones, or broken ones that the checker must see through.
     #[derive(Clone, Copy)]
     struct Steps {
-        take_marks: fn(&mut Held<'_, Processed>) -> Marks,
+        take_events: fn(&mut Held<'_, Processed>) -> PendingEvents,
         release: for<'a> fn(Held<'a, Processed>) -> Result<(), Held<'a, Processed>>,
     }
 
-    const REAL: Steps = Steps { take_marks: |held| held.take_marks(), release: |held| held.release() };
+    const REAL: Steps = Steps { take_events: |held| held.take_events(), release: |held| held.release() };
 
     impl World {
         fn new(steps: Steps) -> Arc<Self> {
@@ -200,39 +200,39 @@ mod models {
         }
 
         fn edge(&self, line: u8) {
-            if let Some(held) = self.claim.bring(Marks::ready(LineSet::default().with(Line(line)))) {
+            if let Some(held) = self.claim.post(PendingEvents::ready(LineSet::default().with(Line(line)))) {
                 self.process(held);
             }
         }
 
         fn process(&self, mut held: Held<'_, Processed>) {
             loop {
-                let marks = (self.steps.take_marks)(&mut held);
-                self.drain(&mut held, marks);
+                let events = (self.steps.take_events)(&mut held);
+                self.drain(&mut held, events);
                 match (self.steps.release)(held) {
                     Ok(()) => return,
-                    Err(again) => held = again,
+                    Err(reclaimed) => held = reclaimed,
                 }
             }
         }
 
-        fn drain(&self, held: &mut Held<'_, Processed>, marks: Marks) {
+        fn drain(&self, held: &mut Held<'_, Processed>, events: PendingEvents) {
             for (line, socket) in (0..).map(Line).zip(&self.sockets) {
-                if marks.ready_lines().contains(line) || marks.contains(Marks::DEADLINE) {
+                if events.ready_lines().contains(line) || events.contains(PendingEvents::DEADLINE) {
                     let packets = socket.swap(0, Relaxed);
                     held.with(|processed| processed.packets += packets);
                 }
             }
-            if marks.contains(Marks::DEADLINE) {
+            if events.contains(PendingEvents::DEADLINE) {
                 held.with(|processed| processed.deadlines += 1);
             }
         }
 
         /// Takes up what was laid by, as a thread does that comes back to the pool.
-        fn work_off(&self) {
-            let ticket = self.run_queue.lock().unwrap().take();
-            if let Some(ticket) = ticket {
-                self.process(self.claim.take_up(ticket));
+        fn run_deferred(&self) {
+            let deferred = self.run_queue.lock().unwrap().take();
+            if let Some(deferred) = deferred {
+                self.process(self.claim.resume(deferred));
             }
         }
 
@@ -259,16 +259,16 @@ mod models {
     }
 
     #[test]
-    fn one_thread_at_a_time_and_no_edge_lost() {
+    fn claims_are_exclusive_and_lose_no_edge() {
         explore(3, || no_packet_is_lost(REAL));
     }
 
     #[test]
     #[should_panic(expected = "left lying")]
-    fn a_release_without_looking_again_loses_an_edge() {
+    fn a_release_that_ignores_new_posts_loses_an_edge() {
         explore(3, || {
             let release = |held: Held<'_, Processed>| {
-                held.claim.pending.store(0, Release);
+                held.claim.post_count.store(0, Release);
                 Ok(())
             };
             no_packet_is_lost(Steps { release, ..REAL });
@@ -277,25 +277,25 @@ mod models {
 
     #[test]
     #[should_panic(expected = "left lying")]
-    fn marks_taken_before_the_count_lose_an_edge() {
+    fn events_taken_before_the_count_lose_an_edge() {
         explore(3, || {
-            let take_marks = |held: &mut Held<'_, Processed>| {
-                let marks = Marks(held.claim.marks.swap(0, AcqRel));
-                held.seen = held.claim.pending.load(Acquire);
-                marks
+            let take_events = |held: &mut Held<'_, Processed>| {
+                let events = PendingEvents(held.claim.events.swap(0, AcqRel));
+                held.observed_count = held.claim.post_count.load(Acquire);
+                events
             };
-            no_packet_is_lost(Steps { take_marks, ..REAL });
+            no_packet_is_lost(Steps { take_events, ..REAL });
         });
     }
 
     #[test]
     #[should_panic(expected = "Causality violation")]
-    fn without_a_claim_two_threads_touch_the_channel() {
+    fn without_a_claim_two_threads_access_the_channel() {
         explore(3, || {
             let world = World::new(REAL);
             let other = world.clone();
             let touch = |world: &World| {
-                Held { claim: &world.claim, seen: 0 }.with(|processed| processed.packets += 1);
+                Held { claim: &world.claim, observed_count: 0 }.with(|processed| processed.packets += 1);
             };
             let thread = thread::spawn(move || touch(&other));
             touch(&world);
@@ -304,12 +304,12 @@ mod models {
     }
 
     #[test]
-    fn a_deadline_and_a_packet_both_get_through() {
+    fn a_concurrent_deadline_and_packet_are_both_processed() {
         explore(3, || {
             let world = World::new(REAL);
             let other = world.clone();
             let thread = thread::spawn(move || other.packet(1));
-            if let Some(held) = world.claim.bring(Marks::DEADLINE) {
+            if let Some(held) = world.claim.post(PendingEvents::DEADLINE) {
                 world.process(held);
             }
             thread.join().unwrap();
@@ -319,31 +319,31 @@ mod models {
 
     /// A holder out of quota lays by what it took; packets come meanwhile; any thread takes it up.
     #[test]
-    fn a_claim_laid_by_is_taken_up_once_with_all_its_work() {
+    fn a_deferred_claim_is_resumed_once_with_all_its_events() {
         explore(3, || {
             let world = World::new(REAL);
-            let (holder, bringer) = (world.clone(), world.clone());
+            let (holder, poster) = (world.clone(), world.clone());
             let holder = thread::spawn(move || {
                 holder.sockets[0].fetch_add(1, Relaxed);
-                let ready = Marks::ready(LineSet(1));
-                if let Some(mut held) = holder.claim.bring(ready) {
-                    let rest = held.take_marks();
+                let ready = PendingEvents::ready(LineSet(1));
+                if let Some(mut held) = holder.claim.post(ready) {
+                    let remaining = held.take_events();
                     held.with(|processed| processed.packets += 10);
-                    *holder.run_queue.lock().unwrap() = Some(held.lay_by(rest));
-                    holder.work_off();
+                    *holder.run_queue.lock().unwrap() = Some(held.defer(remaining));
+                    holder.run_deferred();
                 } else {
                     // The other one holds it. Ten packets more, so that the sum is the same either way.
                     holder.sockets[1].fetch_add(10, Relaxed);
                     holder.edge(1);
                 }
             });
-            let bringer = thread::spawn(move || {
-                bringer.packet(1);
-                bringer.work_off();
+            let poster = thread::spawn(move || {
+                poster.packet(1);
+                poster.run_deferred();
             });
             holder.join().unwrap();
-            bringer.join().unwrap();
-            world.work_off();
+            poster.join().unwrap();
+            world.run_deferred();
             assert_eq!(world.into_processed(), Processed { packets: 12, deadlines: 0 });
         });
     }

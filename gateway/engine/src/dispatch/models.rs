@@ -10,8 +10,8 @@ use loom::{
 use mdgw_sys::handle::LineSet;
 
 use super::{
-    claim::{Claim, Held, Marks},
-    token::{Take, Token, Waiting},
+    claim::{Claim, Held, PendingEvents},
+    token::{FollowOptions, TakeOutcome, Token},
 };
 
 /// Runs `model` in every way that has at most `preemptions` switches away from a thread that could have gone on.
@@ -58,12 +58,12 @@ impl World {
     /// The life of a thread, strict promotion.
     fn run(&self) {
         loop {
-            let waiting = Waiting { may_spin: false, keep_spinning: || false };
+            let waiting = FollowOptions { may_spin: false, keep_spinning: || false };
             let take = match self.token.try_take() {
-                Take::Held => self.token.follow(waiting, |_| (), || ()),
+                TakeOutcome::Held => self.token.follow(waiting, |_| (), || ()),
                 take => take,
             };
-            if take == Take::Stopping || !self.lead() {
+            if take == TakeOutcome::Stopping || !self.lead() {
                 return;
             }
         }
@@ -72,7 +72,7 @@ impl World {
     fn lead(&self) -> bool {
         while !self.token.is_stopping() {
             let Event::Ready = self.wait() else { continue };
-            let Some(held) = self.claim.bring(Marks::ready(LineSet(1))) else { continue };
+            let Some(held) = self.claim.post(PendingEvents::ready(LineSet(1))) else { continue };
             self.token.release();
             self.process(held);
             return true;
@@ -95,7 +95,7 @@ impl World {
 
     fn process(&self, mut held: Held<'_, u32>) {
         loop {
-            if held.take_marks() != Marks::NONE {
+            if held.take_events() != PendingEvents::NONE {
                 let packets = std::mem::take(&mut self.set.lock().unwrap().socket);
                 held.with(|count| *count += packets);
                 *self.processed.lock().unwrap() += packets;
@@ -103,7 +103,7 @@ impl World {
             }
             match held.release() {
                 Ok(()) => return,
-                Err(again) => held = again,
+                Err(reclaimed) => held = reclaimed,
             }
         }
     }
@@ -124,7 +124,7 @@ impl World {
     }
 }
 
-fn works_and_stops(packets: u32, wakes: bool) {
+fn run_and_stop(packets: u32, wakes: bool) {
     let world = World::new();
     let threads = [(); 2].map(|()| {
         let world = world.clone();
@@ -144,17 +144,17 @@ fn works_and_stops(packets: u32, wakes: bool) {
 }
 
 #[test]
-fn packets_are_processed_while_threads_take_turns_and_the_pool_stops() {
-    explore(2, || works_and_stops(2, true));
+fn packets_are_processed_while_leadership_rotates_and_the_pool_stops() {
+    explore(2, || run_and_stop(2, true));
 }
 
 #[test]
-fn a_pool_stops_while_its_threads_are_still_arriving() {
-    explore(3, || works_and_stops(0, true));
+fn a_pool_stops_while_its_threads_are_still_starting() {
+    explore(3, || run_and_stop(0, true));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_shutdown_that_does_not_wake_the_leader_is_noticed() {
-    explore(2, || works_and_stops(0, false));
+fn a_shutdown_that_does_not_wake_the_leader_is_caught() {
+    explore(2, || run_and_stop(0, false));
 }

@@ -1,7 +1,7 @@
 //! Leader/Followers: T threads, one handle set, one token.
 //!
 //! With T = 1 it is a reactor: the one thread leads for ever, nothing is promoted, and the handle set may lend datagrams
-//! ([`Event::Lent`](crate::handle_set::Event::Lent)).
+//! ([`Event::Provided`](crate::handle_set::Event::Provided)).
 
 use std::{
     io,
@@ -40,7 +40,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
         channels: Vec<H>,
         local: impl Fn(usize) -> H::Local + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
-        let settings = Settings::check(config, set.lends())?;
+        let settings = Settings::check(config, set.delivers_data())?;
         let shared = Arc::new(Shared::new(config, settings, set, channels));
         shared.arm_first_deadlines();
         let local = Arc::new(local);
@@ -50,12 +50,13 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
         // after the pool, the gates are closed before it joins its threads.
         let mut gates = Vec::new();
         for (index, thread) in config.threads.iter().copied().enumerate() {
-            let (gate, opened) = mpsc::channel();
+            let (gate, start_signal) = mpsc::channel();
             gates.push(gate);
             let (shared, local, report) = (pool.shared.clone(), local.clone(), report.clone());
-            let body = move || run(&shared, index, thread, &*local, &report, &opened);
+            let body = move || run(&shared, index, thread, &*local, &report, &start_signal);
             let spawned = thread::Builder::new().name(format!("{}-{index}", config.name)).spawn(body);
-            let joined = spawned.map_err(|source| StartError::Thread { thread: index, act: "be started", source })?;
+            let joined =
+                spawned.map_err(|source| StartError::Thread { thread: index, action: "be started", source })?;
             pool.threads.push(joined);
         }
         // Each thread reports once, and this end keeps a sender too: the receiver can't run dry.
@@ -64,7 +65,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
         }
         for gate in gates {
             // A thread that is gone already has stopped the pool and says why in its fault.
-            let _gone = gate.send(());
+            let _disconnected = gate.send(());
         }
         Ok(pool)
     }
@@ -80,7 +81,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
         self.shared.set.remove(socket)
     }
 
-    fn tell(&self, channel: ChannelIndex, message: H::Message) -> Result<(), H::Message> {
+    fn send(&self, channel: ChannelIndex, message: H::Message) -> Result<(), H::Message> {
         let Some(slot) = self.shared.slot(channel) else { return Err(message) };
         if slot.failed.get().is_some() {
             return Err(message);
@@ -142,25 +143,25 @@ fn run<S: HandleSet, H: ChannelHandler>(
     config: ThreadConfig,
     local: &impl Fn(usize) -> H::Local,
     report: &mpsc::Sender<Result<(), StartError>>,
-    opened: &mpsc::Receiver<()>,
+    start_signal: &mpsc::Receiver<()>,
 ) {
-    let lived = catch_unwind(AssertUnwindSafe(|| {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
         let mut worker = match set_up(shared, index, config, local) {
             Ok(worker) => worker,
             Err(error) => return drop(report.send(Err(error))),
         };
         // Whoever started us waits for all reports or is gone; a closed gate says which.
-        let _gone = report.send(Ok(()));
-        if opened.recv().is_ok() {
+        let _disconnected = report.send(Ok(()));
+        if start_signal.recv().is_ok() {
             worker.run();
         }
     }));
     shared.gauges[index].set_role(Role::Absent);
-    shared.gauges[index].rests();
-    if let Err(panic) = lived {
+    shared.gauges[index].mark_idle();
+    if let Err(panic) = outcome {
         shared.stop_with(format!("thread {index} of the pool panicked: {}", panic_text(&*panic)));
         let failed = io::Error::other("it panicked");
-        let _gone = report.send(Err(StartError::Thread { thread: index, act: "be set up", source: failed }));
+        let _disconnected = report.send(Err(StartError::Thread { thread: index, action: "be set up", source: failed }));
     }
 }
 
@@ -176,7 +177,10 @@ fn set_up<'p, S: HandleSet, H: ChannelHandler>(
     if let Some(priority) = config.fifo_priority {
         scheduler::set_fifo(priority).map_err(|source| StartError::Priority { thread: index, priority, source })?;
     }
-    let io =
-        shared.set.thread_io().map_err(|source| StartError::Thread { thread: index, act: "set up its I/O", source })?;
+    let io = shared.set.thread_io().map_err(|source| StartError::Thread {
+        thread: index,
+        action: "set up its I/O",
+        source,
+    })?;
     Ok(Worker::new(shared, index, io, local(index)))
 }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-use mdgw_sys::progress::ThreadWord;
+use mdgw_sys::progress::ProgressCounter;
 
 /// What a thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,12 +35,12 @@ pub struct Gauges {
     /// All counters.
     pub counts: Counts,
     /// Thread by thread, in the order of their numbers.
-    pub threads: Vec<ThreadReading>,
+    pub threads: Vec<ThreadActivity>,
 }
 
 /// What one thread shows of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThreadReading {
+pub struct ThreadActivity {
     /// What it is doing.
     pub role: Role,
     /// All its processing together, ns.
@@ -67,17 +67,17 @@ macro_rules! counters {
         #[repr(align(128))]
         pub(super) struct ThreadGauges {
             role: AtomicU8,
-            word: Option<ThreadWord>,
+            progress: Option<ProgressCounter>,
             $(pub(super) $name: Counter,)*
             pub(super) batch_events: Distribution,
             pub(super) handler_ns: Distribution,
         }
 
         impl ThreadGauges {
-            pub(super) fn new(word: Option<ThreadWord>) -> Self {
+            pub(super) fn new(progress: Option<ProgressCounter>) -> Self {
                 Self {
                     role: AtomicU8::new(Role::Absent as u8),
-                    word,
+                    progress,
                     $($name: Counter::default(),)*
                     batch_events: Distribution::default(),
                     handler_ns: Distribution::default(),
@@ -110,25 +110,25 @@ counters! {
     /// Packets that the handlers took.
     packets,
     /// Events whose channel another thread held: it was left a mark.
-    deferrals,
+    busy_channel_posts,
     /// Claims that were laid by in the run queue because their quota was used up.
     quota_hits,
     /// Promotions before processing.
     promotions,
     /// Those of them that found no follower.
-    promotions_unanswered,
+    promotions_without_follower,
     /// Turns whose work was processed without giving up the lead (`lazy`).
-    leads_kept,
+    leads_retained,
     /// Leads given up in the midst of processing, because it took longer than was expected (`lazy`).
-    leads_given_up_late,
+    late_promotions,
     /// Time without a leader after a promotion that found no follower.
     saturation_ns,
     /// Blocking waits that brought nothing.
-    waits_in_vain,
+    empty_waits,
     /// Times a follower went to sleep.
     sleeps,
     /// Followers that were woken and found another thread leading.
-    wakes_in_vain,
+    spurious_wakes,
     /// Times the timer went off.
     timer_expiries,
     /// Times somebody woke the leader.
@@ -136,7 +136,7 @@ counters! {
     /// Deadlines that were acted on.
     deadlines,
     /// Events of channels that are out of service, or do not exist.
-    strays,
+    orphan_events,
     /// Channels put out of service.
     failures,
     /// Longest processing of one turn.
@@ -158,7 +158,7 @@ impl Gauges {
                 Role::Parked => gauges.parked += 1,
                 Role::Processing => gauges.processing += 1,
             }
-            gauges.threads.push(ThreadReading { role, handler_ns_sum: thread.handler_ns_sum.get() });
+            gauges.threads.push(ThreadActivity { role, handler_ns_sum: thread.handler_ns_sum.get() });
             handler_ns_max = handler_ns_max.max(thread.handler_ns_max.get());
             thread.add_to(&mut gauges.counts);
         }
@@ -192,16 +192,16 @@ impl ThreadGauges {
     }
 
     /// It takes up work, or has got on with it: for whoever looks from outside.
-    pub(super) fn works(&self) {
-        if let Some(word) = &self.word {
-            word.works();
+    pub(super) fn mark_busy(&self) {
+        if let Some(progress) = &self.progress {
+            progress.mark_busy();
         }
     }
 
     /// It waits for work.
-    pub(super) fn rests(&self) {
-        if let Some(word) = &self.word {
-            word.rests();
+    pub(super) fn mark_idle(&self) {
+        if let Some(progress) = &self.progress {
+            progress.mark_idle();
         }
     }
 
@@ -216,7 +216,7 @@ impl ThreadGauges {
     pub(super) fn record_processing(&self, ns: u64) {
         self.handler_ns.record(ns);
         self.handler_ns_sum.add(ns);
-        self.handler_ns_max.raise_to(ns);
+        self.handler_ns_max.record_max(ns);
     }
 }
 
@@ -229,7 +229,7 @@ impl Counter {
         self.0.store(self.0.load(Relaxed).wrapping_add(count), Relaxed);
     }
 
-    pub(super) fn raise_to(&self, value: u64) {
+    pub(super) fn record_max(&self, value: u64) {
         if value > self.0.load(Relaxed) {
             self.0.store(value, Relaxed);
         }
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_added_up_but_the_longest_time_is_the_longest_of_all() {
+    fn counters_are_summed_over_threads_and_maxima_are_taken() {
         let threads = [ThreadGauges::new(None), ThreadGauges::new(None)];
         threads[0].set_role(Role::Leader);
         threads[1].set_role(Role::Parked);

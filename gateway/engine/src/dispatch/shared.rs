@@ -9,8 +9,8 @@ use crossbeam_queue::ArrayQueue;
 use mdgw_sys::{affinity, handle::ChannelIndex};
 
 use super::{
-    alarm::{Alarm, Deadline},
-    claim::{Claim, Marks, Ticket},
+    claim::{Claim, DeferredClaim, PendingEvents},
+    deadline_timer::{Deadline, DeadlineTimer},
     roles::ThreadGauges,
     token::Token,
 };
@@ -22,10 +22,10 @@ use crate::{
 /// What the threads of a pool share.
 pub(super) struct Shared<S, H: ChannelHandler> {
     pub(super) token: Token,
-    pub(super) alarm: Alarm,
-    pub(super) slots: Box<[Slot<H>]>,
+    pub(super) deadline_timer: DeadlineTimer,
+    pub(super) slots: Box<[ChannelSlot<H>]>,
     /// Claims laid by: their channels have work left for which no event will come. Room for every channel.
-    pub(super) run_queue: ArrayQueue<LaidBy>,
+    pub(super) run_queue: ArrayQueue<RunQueueEntry>,
     pub(super) set: Arc<S>,
     pub(super) gauges: Box<[ThreadGauges]>,
     pub(super) settings: Settings,
@@ -36,20 +36,20 @@ pub(super) struct Shared<S, H: ChannelHandler> {
 
 impl<S: HandleSet, H: ChannelHandler> Shared<S, H> {
     pub(super) fn new(config: &DispatchConfig, settings: Settings, set: Arc<S>, channels: Vec<H>) -> Self {
-        let slot = |handler| Slot {
+        let slot = |handler| ChannelSlot {
             claim: Claim::new(handler),
             deadline: Deadline::new(),
             failed: OnceLock::new(),
-            is_silenced: atomic::AtomicBool::new(false),
+            is_muted: atomic::AtomicBool::new(false),
             inbox: ArrayQueue::new(config.inbox_messages_max),
         };
         Self {
             token: Token::new(),
-            alarm: Alarm::new(),
+            deadline_timer: DeadlineTimer::new(),
             run_queue: ArrayQueue::new(channels.len().max(1)),
             slots: channels.into_iter().map(slot).collect(),
             set,
-            gauges: config.threads.iter().map(|thread| ThreadGauges::new(thread.word)).collect(),
+            gauges: config.threads.iter().map(|thread| ThreadGauges::new(thread.progress)).collect(),
             settings,
             saturated_since: atomic::AtomicU64::new(0),
             fault: OnceLock::new(),
@@ -60,15 +60,15 @@ impl<S: HandleSet, H: ChannelHandler> Shared<S, H> {
     pub(super) fn arm_first_deadlines(&self) {
         for slot in &self.slots {
             // The claim is free, nobody knows the slot yet.
-            let Some(mut held) = slot.claim.bring(Marks::NONE) else { continue };
+            let Some(mut held) = slot.claim.post(PendingEvents::NONE) else { continue };
             let deadline = held.with(|handler| handler.next_deadline());
-            self.alarm.publish(&slot.deadline, deadline, |at| self.set.set_timer(Some(at)));
-            held.take_marks();
+            self.deadline_timer.publish(&slot.deadline, deadline, |at| self.set.set_timer(Some(at)));
+            held.take_events();
             let _free = held.release();
         }
     }
 
-    pub(super) fn slot(&self, channel: ChannelIndex) -> Option<&Slot<H>> {
+    pub(super) fn slot(&self, channel: ChannelIndex) -> Option<&ChannelSlot<H>> {
         self.slots.get(usize::try_from(channel.0).ok()?)
     }
 
@@ -87,19 +87,19 @@ impl<S: HandleSet, H: ChannelHandler> Shared<S, H> {
 
 /// One channel in its pool. On cache lines of its own.
 #[repr(align(128))]
-pub(super) struct Slot<H: ChannelHandler> {
+pub(super) struct ChannelSlot<H: ChannelHandler> {
     pub(super) claim: Claim<H>,
     pub(super) deadline: Deadline,
     pub(super) failed: OnceLock<FailReason>,
     /// It panicked once more while it was told that it had failed. Written and read by the holder of the claim.
-    pub(super) is_silenced: atomic::AtomicBool,
+    pub(super) is_muted: atomic::AtomicBool,
     pub(super) inbox: ArrayQueue<H::Message>,
 }
 
 /// A channel in the run queue.
-pub(super) struct LaidBy {
+pub(super) struct RunQueueEntry {
     pub(super) index: usize,
-    pub(super) ticket: Ticket,
+    pub(super) deferred: DeferredClaim,
 }
 
 /// A checked configuration, as the turn needs it.
@@ -107,8 +107,8 @@ pub(super) struct LaidBy {
 pub(super) struct Settings {
     pub(super) wait: WaitPolicy,
     pub(super) promotion: PromotionPolicy,
-    pub(super) several_threads: bool,
-    pub(super) lends: bool,
+    pub(super) is_multi_threaded: bool,
+    pub(super) delivers_data: bool,
     pub(super) follower_may_spin: bool,
     pub(super) batch_events_max: usize,
     pub(super) quota_packets: usize,
@@ -117,36 +117,36 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    pub(super) fn check(config: &DispatchConfig, lends: bool) -> Result<Self, StartError> {
+    pub(super) fn check(config: &DispatchConfig, delivers_data: bool) -> Result<Self, StartError> {
         let threads = &config.threads;
         if threads.is_empty() {
-            return Err(StartError::Setting("a pool needs at least one thread"));
+            return Err(StartError::InvalidSetting("a pool needs at least one thread"));
         }
         if !(1..=BATCH_EVENTS_MAX).contains(&config.batch_events_max) {
-            return Err(StartError::Setting("batch_events_max must be in 1..=1024"));
+            return Err(StartError::InvalidSetting("batch_events_max must be in 1..=1024"));
         }
         if config.quota_packets == 0 || config.inbox_messages_max == 0 {
-            return Err(StartError::Setting("quota_packets and inbox_messages_max must be at least 1"));
+            return Err(StartError::InvalidSetting("quota_packets and inbox_messages_max must be at least 1"));
         }
-        if lends && threads.len() > 1 {
-            return Err(StartError::Setting("a handle set that lends datagrams serves a pool of one thread"));
+        if delivers_data && threads.len() > 1 {
+            return Err(StartError::InvalidSetting("a handle set that lends datagrams serves a pool of one thread"));
         }
         let mut cores: Vec<usize> = threads.iter().filter_map(|thread| thread.core).collect();
         cores.sort_unstable();
         if let Some(pair) = cores.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(StartError::SharedCore(pair[0]));
+            return Err(StartError::DuplicateCore(pair[0]));
         }
-        let floats_with_priority = |thread: &ThreadConfig| thread.core.is_none() && thread.fifo_priority.is_some();
-        if config.wait != WaitPolicy::Park && threads.iter().any(floats_with_priority) {
-            return Err(StartError::Setting("a real-time thread that spins needs a core of its own"));
+        let is_unpinned_realtime = |thread: &ThreadConfig| thread.core.is_none() && thread.fifo_priority.is_some();
+        if config.wait != WaitPolicy::Park && threads.iter().any(is_unpinned_realtime) {
+            return Err(StartError::InvalidSetting("a real-time thread that spins needs a core of its own"));
         }
         // Leader and follower spin at the same time, so they need a core each.
         let core_count = if cores.len() == threads.len() { cores.len() } else { affinity::usable_cores().len() };
         Ok(Self {
             wait: config.wait,
             promotion: config.promotion.unwrap_or_else(|| PromotionPolicy::default_for(config.wait)),
-            several_threads: threads.len() > 1,
-            lends,
+            is_multi_threaded: threads.len() > 1,
+            delivers_data,
             follower_may_spin: config.wait != WaitPolicy::Park && core_count >= 2,
             batch_events_max: config.batch_events_max,
             quota_packets: config.quota_packets,

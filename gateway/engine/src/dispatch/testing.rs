@@ -31,11 +31,11 @@ pub(super) struct MemorySet {
     changed: Condvar,
     waiting: AtomicUsize,
     /// Waits that found another thread waiting.
-    pub(super) second_waiters: AtomicUsize,
+    pub(super) concurrent_waits: AtomicUsize,
     /// Waits that are about to fail.
-    pub(super) broken: AtomicBool,
+    pub(super) fail_waits: AtomicBool,
     /// Blocking waits that have begun.
-    pub(super) blocks: AtomicUsize,
+    pub(super) blocking_waits: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -96,11 +96,11 @@ impl ThreadIo for MemoryIo {
     fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()> {
         let set = &*self.0;
         if set.waiting.fetch_add(1, SeqCst) > 0 {
-            set.second_waiters.fetch_add(1, SeqCst);
+            set.concurrent_waits.fetch_add(1, SeqCst);
         }
         let mut state = set.state.lock().unwrap();
         if wait == Wait::Block {
-            set.blocks.fetch_add(1, SeqCst);
+            set.blocking_waits.fetch_add(1, SeqCst);
         }
         loop {
             let now = mono_now();
@@ -112,11 +112,11 @@ impl ThreadIo for MemoryIo {
             if !events.is_empty() || wait == Wait::Poll {
                 break;
             }
-            let until_ns = state.timer.map_or(u64::MAX, |at| at.since(now));
-            state = set.changed.wait_timeout(state, Duration::from_nanos(until_ns)).unwrap().0;
+            let wait_ns_max = state.timer.map_or(u64::MAX, |at| at.since(now));
+            state = set.changed.wait_timeout(state, Duration::from_nanos(wait_ns_max)).unwrap().0;
         }
         set.waiting.fetch_sub(1, SeqCst);
-        if set.broken.load(SeqCst) { Err(io::Error::other("broken")) } else { Ok(()) }
+        if set.fail_waits.load(SeqCst) { Err(io::Error::other("broken")) } else { Ok(()) }
     }
 
     fn release_wait(&mut self) -> io::Result<()> {
@@ -127,7 +127,7 @@ impl ThreadIo for MemoryIo {
         Ok(LineSet::default())
     }
 
-    fn lent(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
+    fn take_provided(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
 
     fn send(&mut self, _packets: &SendBatch<'_>) -> io::Result<usize> {
         Ok(0)
@@ -135,7 +135,7 @@ impl ThreadIo for MemoryIo {
 }
 
 /// A channel seen from outside: what feeds it, and what it found.
-pub(super) struct Outside {
+pub(super) struct ChannelProbe {
     set: Arc<MemorySet>,
     channel: ChannelIndex,
     lines: [Mutex<VecDeque<u64>>; LINES],
@@ -143,7 +143,7 @@ pub(super) struct Outside {
     /// Packets processed.
     pub(super) processed: AtomicU64,
     /// Packets that came out of their order.
-    pub(super) disordered: AtomicU64,
+    pub(super) out_of_order: AtomicU64,
     /// Calls while another thread was in the handler.
     pub(super) overlaps: AtomicU64,
     /// Deadlines acted on while a line still held packets.
@@ -153,23 +153,23 @@ pub(super) struct Outside {
     /// Messages heard.
     pub(super) messages: AtomicU64,
     /// Most packets that one call took.
-    pub(super) most: AtomicUsize,
+    pub(super) packets_per_call_max: AtomicUsize,
     /// Why it failed.
     pub(super) failed: Mutex<Option<FailReason>>,
     /// Calls since it failed.
-    pub(super) calls_since: AtomicU64,
+    pub(super) calls_after_failure: AtomicU64,
     /// At which of these calls it panics once more.
-    pub(super) panics_since: AtomicU64,
+    pub(super) panic_at_call_after_failure: AtomicU64,
 }
 
 /// Every test channel has two.
 pub(super) const LINES: usize = 2;
 
 /// Packets with special effects.
-pub(super) const PANICS: u64 = u64::MAX;
-pub(super) const FAILS: u64 = u64::MAX - 1;
+pub(super) const PANIC_PACKET: u64 = u64::MAX;
+pub(super) const FAILURE_PACKET: u64 = u64::MAX - 1;
 
-impl Outside {
+impl ChannelProbe {
     pub(super) fn new(set: &Arc<MemorySet>, channel: u32) -> Arc<Self> {
         Arc::new(Self {
             set: set.clone(),
@@ -177,26 +177,26 @@ impl Outside {
             lines: Default::default(),
             busy: AtomicBool::new(false),
             processed: AtomicU64::new(0),
-            disordered: AtomicU64::new(0),
+            out_of_order: AtomicU64::new(0),
             overlaps: AtomicU64::new(0),
             early_deadlines: AtomicU64::new(0),
             deadlines: AtomicU64::new(0),
             messages: AtomicU64::new(0),
-            most: AtomicUsize::new(0),
+            packets_per_call_max: AtomicUsize::new(0),
             failed: Mutex::new(None),
-            calls_since: AtomicU64::new(0),
-            panics_since: AtomicU64::new(u64::MAX),
+            calls_after_failure: AtomicU64::new(0),
+            panic_at_call_after_failure: AtomicU64::new(u64::MAX),
         })
     }
 
     /// A packet lies in the socket, and nobody has been told yet.
-    pub(super) fn arrive(&self, line: usize, packet: u64) {
+    pub(super) fn queue_without_event(&self, line: usize, packet: u64) {
         self.lines[line].lock().unwrap().push_back(packet);
     }
 
     /// A packet comes in.
     pub(super) fn send(&self, line: usize, packet: u64) {
-        self.arrive(line, packet);
+        self.queue_without_event(line, packet);
         self.set.post(Event::Ready(self.handle(line)));
     }
 
@@ -221,7 +221,7 @@ impl Outside {
 
 /// The inside: which packet comes next on each line.
 pub(super) struct TestChannel {
-    pub(super) outside: Arc<Outside>,
+    pub(super) probe: Arc<ChannelProbe>,
     /// The number that each line brings next.
     pub(super) next: [u64; LINES],
     /// When its next deadline is.
@@ -231,45 +231,45 @@ pub(super) struct TestChannel {
 }
 
 impl TestChannel {
-    pub(super) fn new(outside: &Arc<Outside>) -> Self {
-        Self { outside: outside.clone(), next: [0; LINES], deadline: None, period_ns: None }
+    pub(super) fn new(probe: &Arc<ChannelProbe>) -> Self {
+        Self { probe: probe.clone(), next: [0; LINES], deadline: None, period_ns: None }
     }
 
     /// Reads lines until short or out of quota, and checks.
     pub(super) fn drain(&mut self, lines: LineSet, quota: usize) -> Result<Progress, Failure> {
-        let outside = self.outside.clone();
-        outside.enter();
+        let probe = self.probe.clone();
+        probe.enter();
         let mut progress = Progress::default();
-        for index in (0..LINES).filter(|index| lines.contains(outside.handle(*index).line)) {
+        for index in (0..LINES).filter(|index| lines.contains(probe.handle(*index).line)) {
             loop {
                 if progress.packets == quota {
-                    progress.more = progress.more.with(outside.handle(index).line);
+                    progress.unfinished_lines = progress.unfinished_lines.with(probe.handle(index).line);
                     break;
                 }
-                let Some(packet) = outside.lines[index].lock().unwrap().pop_front() else { break };
+                let Some(packet) = probe.lines[index].lock().unwrap().pop_front() else { break };
                 progress.packets += 1;
                 match packet {
-                    PANICS => {
-                        outside.leave();
+                    PANIC_PACKET => {
+                        probe.leave();
                         panic!("a packet that panics");
                     }
-                    FAILS => {
-                        outside.leave();
+                    FAILURE_PACKET => {
+                        probe.leave();
                         return Err(Failure("a packet that fails"));
                     }
                     _ => {}
                 }
                 if packet != self.next[index] {
-                    outside.disordered.fetch_add(1, SeqCst);
+                    probe.out_of_order.fetch_add(1, SeqCst);
                 }
                 // Gives a second thread the chance to overtake between taking a packet and remembering it.
                 std::thread::yield_now();
                 self.next[index] = packet + 1;
-                outside.processed.fetch_add(1, SeqCst);
+                probe.processed.fetch_add(1, SeqCst);
             }
         }
-        outside.most.fetch_max(progress.packets, SeqCst);
-        outside.leave();
+        probe.packets_per_call_max.fetch_max(progress.packets, SeqCst);
+        probe.leave();
         Ok(progress)
     }
 }
@@ -288,7 +288,7 @@ impl ChannelHandler for TestChannel {
         self.drain(lines, quota)
     }
 
-    fn on_lent<I: ThreadIo>(
+    fn on_provided<I: ThreadIo>(
         &mut self,
         handle: Handle,
         _context: &mut TurnContext<'_, I, usize>,
@@ -301,13 +301,13 @@ impl ChannelHandler for TestChannel {
         now: MonoNs,
         _context: &mut TurnContext<'_, I, usize>,
     ) -> Result<(), Failure> {
-        self.outside.enter();
-        if !self.outside.is_empty() {
-            self.outside.early_deadlines.fetch_add(1, SeqCst);
+        self.probe.enter();
+        if !self.probe.is_empty() {
+            self.probe.early_deadlines.fetch_add(1, SeqCst);
         }
         self.deadline = self.period_ns.map(|period_ns| now.plus(period_ns));
-        self.outside.deadlines.fetch_add(1, SeqCst);
-        self.outside.leave();
+        self.probe.deadlines.fetch_add(1, SeqCst);
+        self.probe.leave();
         Ok(())
     }
 
@@ -316,9 +316,9 @@ impl ChannelHandler for TestChannel {
         _message: u64,
         _context: &mut TurnContext<'_, I, usize>,
     ) -> Result<(), Failure> {
-        self.outside.enter();
-        self.outside.messages.fetch_add(1, SeqCst);
-        self.outside.leave();
+        self.probe.enter();
+        self.probe.messages.fetch_add(1, SeqCst);
+        self.probe.leave();
         Ok(())
     }
 
@@ -331,14 +331,14 @@ impl ChannelHandler for TestChannel {
     }
 
     fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, _context: &mut TurnContext<'_, I, usize>) {
-        *self.outside.failed.lock().unwrap() = Some(reason.clone());
+        *self.probe.failed.lock().unwrap() = Some(reason.clone());
         self.deadline = self.period_ns.map(|period_ns| mono_now().plus(period_ns));
     }
 
-    fn while_failed<I: ThreadIo>(&mut self, now: MonoNs, _context: &mut TurnContext<'_, I, usize>) {
-        let calls = self.outside.calls_since.fetch_add(1, SeqCst) + 1;
+    fn on_failed_deadline<I: ThreadIo>(&mut self, now: MonoNs, _context: &mut TurnContext<'_, I, usize>) {
+        let calls = self.probe.calls_after_failure.fetch_add(1, SeqCst) + 1;
         self.deadline = self.period_ns.map(|period_ns| now.plus(period_ns));
-        assert!(calls < self.outside.panics_since.load(SeqCst), "a panic after the failure");
+        assert!(calls < self.probe.panic_at_call_after_failure.load(SeqCst), "a panic after the failure");
     }
 }
 

@@ -13,7 +13,7 @@ use mdgw_sys::{
 
 use super::{
     pool::Pool,
-    testing::{FAILS, LINES, MemorySet, Outside, PANICS, SharedSet, TestChannel, wait_until},
+    testing::{ChannelProbe, FAILURE_PACKET, LINES, MemorySet, PANIC_PACKET, SharedSet, TestChannel, wait_until},
 };
 use crate::{
     dispatch::{Dispatch, DispatchConfig, FailReason, PromotionPolicy, StartError, ThreadConfig, WaitPolicy},
@@ -32,7 +32,7 @@ const POLICIES: [(WaitPolicy, PromotionPolicy); 6] = [
 /// A pool and its channels.
 struct World {
     set: Arc<MemorySet>,
-    channels: Vec<Arc<Outside>>,
+    channels: Vec<Arc<ChannelProbe>>,
     pool: Pool<SharedSet, TestChannel>,
 }
 
@@ -47,8 +47,8 @@ impl World {
         change: impl Fn(usize, TestChannel) -> TestChannel,
     ) -> Self {
         let set = Arc::new(MemorySet::default());
-        let channels: Vec<_> = (0..channel_count).map(|index| Outside::new(&set, index)).collect();
-        let handlers = channels.iter().enumerate().map(|(index, outside)| change(index, TestChannel::new(outside)));
+        let channels: Vec<_> = (0..channel_count).map(|index| ChannelProbe::new(&set, index)).collect();
+        let handlers = channels.iter().enumerate().map(|(index, probe)| change(index, TestChannel::new(probe)));
         let handlers = handlers.collect();
         let pool = Pool::start(config, Arc::new(SharedSet(set.clone())), handlers, |thread| thread).unwrap();
         Self { set, channels, pool }
@@ -75,10 +75,10 @@ impl World {
 
     fn check_order(&self) {
         for channel in &self.channels {
-            assert_eq!(channel.disordered.load(SeqCst), 0, "disorder");
+            assert_eq!(channel.out_of_order.load(SeqCst), 0, "disorder");
             assert_eq!(channel.overlaps.load(SeqCst), 0, "overlap");
         }
-        assert_eq!(self.set.second_waiters.load(SeqCst), 0, "two threads waited at once");
+        assert_eq!(self.set.concurrent_waits.load(SeqCst), 0, "two threads waited at once");
     }
 }
 
@@ -109,7 +109,7 @@ fn every_packet_of_a_channel_is_processed_once_and_in_order() {
                 assert_eq!(counts.promotions, 0, "one thread has nobody to promote");
             } else if policy.1 == PromotionPolicy::Strict {
                 assert!(counts.promotions > 0);
-                assert_eq!(counts.leads_kept, 0, "strict always promotes before processing");
+                assert_eq!(counts.leads_retained, 0, "strict always promotes before processing");
             }
             assert_eq!(world.pool.shutdown().len(), 16);
         }
@@ -117,22 +117,22 @@ fn every_packet_of_a_channel_is_processed_once_and_in_order() {
 }
 
 #[test]
-fn without_the_claim_the_same_check_reports_disorder() {
+fn without_the_claim_the_order_check_fails() {
     let set = Arc::new(MemorySet::default());
-    let outside = Outside::new(&set, 0);
-    let seen = || outside.disordered.load(SeqCst) + outside.overlaps.load(SeqCst) > 0;
+    let probe = ChannelProbe::new(&set, 0);
+    let is_disorder_seen = || probe.out_of_order.load(SeqCst) + probe.overlaps.load(SeqCst) > 0;
     let sent = Mutex::new(0);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 // Each thread with a channel of its own over the same packets: what two threads without a claim see.
-                let mut channel = TestChannel::new(&outside);
+                let mut channel = TestChannel::new(&probe);
                 let mut rounds = 0;
-                while !seen() {
+                while !is_disorder_seen() {
                     rounds += 1;
                     assert!(rounds < 10_000_000, "two threads in one channel went unnoticed");
                     let mut packet = sent.lock().unwrap();
-                    outside.send(0, *packet);
+                    probe.send(0, *packet);
                     *packet += 1;
                     drop(packet);
                     channel.drain(LineSet(1), 4).unwrap();
@@ -140,11 +140,11 @@ fn without_the_claim_the_same_check_reports_disorder() {
             });
         }
     });
-    assert!(seen());
+    assert!(is_disorder_seen());
 }
 
 #[test]
-fn a_hot_channel_gives_way_after_its_quota_and_loses_nothing() {
+fn a_busy_channel_yields_after_its_quota_and_loses_no_packet() {
     for policy in POLICIES {
         for thread_count in [1, 3] {
             let world = World::new(&DispatchConfig { quota_packets: 10, ..config(thread_count, policy) }, 3);
@@ -154,24 +154,24 @@ fn a_hot_channel_gives_way_after_its_quota_and_loses_nothing() {
             world.channels[2].send(1, 0);
             wait_until("all packets processed", || world.processed() == 1_001);
             world.check_order();
-            assert!(world.channels[1].most.load(SeqCst) <= 10);
+            assert!(world.channels[1].packets_per_call_max.load(SeqCst) <= 10);
             world.pool.shutdown();
         }
     }
 }
 
 #[test]
-fn a_full_quota_goes_through_the_run_queue_without_a_new_edge() {
+fn a_channel_over_its_quota_is_resumed_from_the_run_queue_without_a_new_edge() {
     let set = Arc::new(MemorySet::default());
-    let outside = Outside::new(&set, 0);
+    let probe = ChannelProbe::new(&set, 0);
     for packet in 0..100 {
-        outside.send(0, packet);
+        probe.send(0, packet);
     }
     let settings = config(1, POLICIES[2]);
     let settings = DispatchConfig { quota_packets: 10, ..settings };
-    let handlers = vec![TestChannel::new(&outside)];
+    let handlers = vec![TestChannel::new(&probe)];
     let pool = Pool::start(&settings, Arc::new(SharedSet(set.clone())), handlers, |thread| thread).unwrap();
-    wait_until("all packets processed", || outside.processed.load(SeqCst) == 100);
+    wait_until("all packets processed", || probe.processed.load(SeqCst) == 100);
     wait_until("gauges settled", || pool.gauges().counts.quota_hits == 10);
     assert_eq!(pool.gauges().counts.events, 1, "one edge was all there was");
 }
@@ -179,15 +179,15 @@ fn a_full_quota_goes_through_the_run_queue_without_a_new_edge() {
 #[test]
 fn a_failing_handler_is_contained() {
     for (packet, reason) in [
-        (PANICS, FailReason::Panicked("a packet that panics".to_owned())),
-        (FAILS, FailReason::Failed("a packet that fails")),
+        (PANIC_PACKET, FailReason::Panicked("a packet that panics".to_owned())),
+        (FAILURE_PACKET, FailReason::Failed("a packet that fails")),
     ] {
         let world = World::new(&config(3, POLICIES[2]), 4);
         world.channels[2].send(0, packet);
         wait_until("channel failed", || world.pool.failed(ChannelIndex(2)).is_some());
         assert_eq!(world.pool.failed(ChannelIndex(2)), Some(reason.clone()));
         assert_eq!(*world.channels[2].failed.lock().unwrap(), Some(reason), "the handler was told");
-        assert_eq!(world.pool.tell(ChannelIndex(2), 7), Err(7));
+        assert_eq!(world.pool.send(ChannelIndex(2), 7), Err(7));
         // Its packets go nowhere, the others' all arrive.
         world.feed(100);
         wait_until("other channels processed", || world.processed() == 600);
@@ -200,17 +200,17 @@ fn a_failing_handler_is_contained() {
 }
 
 #[test]
-fn a_failed_channel_may_say_so_again_until_it_panics_once_more() {
+fn a_failed_channel_repeats_its_state_until_it_panics_again() {
     let period_ns = Some(1_000_000);
     let world = World::with_channels(&config(2, POLICIES[2]), 2, |_, channel| TestChannel { period_ns, ..channel });
-    world.channels[1].panics_since.store(5, SeqCst);
+    world.channels[1].panic_at_call_after_failure.store(5, SeqCst);
     for channel in &world.channels {
-        channel.send(0, FAILS);
+        channel.send(0, FAILURE_PACKET);
     }
-    let calls = |index: usize| world.channels[index].calls_since.load(SeqCst);
+    let calls = |index: usize| world.channels[index].calls_after_failure.load(SeqCst);
     wait_until("both have spoken", || calls(0) >= 20 && calls(1) == 5);
-    let spoken = calls(0);
-    wait_until("the silenced one would have spoken again", || calls(0) >= spoken + 20);
+    let calls_before = calls(0);
+    wait_until("the silenced one would have spoken again", || calls(0) >= calls_before + 20);
     assert_eq!(calls(1), 5, "it panicked and is not called again");
     assert_eq!((world.pool.fault(), world.pool.gauges().counts.failures), (None, 2));
     assert_eq!(world.channels[0].processed.load(SeqCst), 0);
@@ -248,7 +248,7 @@ fn an_idle_pool_sleeps_and_can_be_shut_down() {
         let world = World::new(&config(4, policy), 1);
         wait_until("leader blocked, followers asleep", || {
             let gauges = world.pool.gauges();
-            world.set.blocks.load(SeqCst) > 0 && (gauges.leading, gauges.parked) == (1, 3)
+            world.set.blocking_waits.load(SeqCst) > 0 && (gauges.leading, gauges.parked) == (1, 3)
         });
         world.pool.shutdown();
     }
@@ -268,7 +268,7 @@ fn at_most_one_follower_spins() {
 }
 
 #[test]
-fn deadlines_are_acted_on_when_all_lines_are_drained() {
+fn deadlines_are_handled_after_all_lines_are_drained() {
     for policy in POLICIES {
         for thread_count in [1, 3] {
             let period_ns = 200_000;
@@ -286,37 +286,37 @@ fn deadlines_are_acted_on_when_all_lines_are_drained() {
 }
 
 #[test]
-fn a_deadline_finds_packets_that_came_without_an_edge_yet() {
+fn a_deadline_drains_packets_whose_edge_has_not_arrived() {
     let set = Arc::new(MemorySet::default());
-    let outside = Outside::new(&set, 0);
-    let channel = TestChannel { deadline: Some(mono_now().plus(1_000_000)), ..TestChannel::new(&outside) };
-    outside.arrive(0, 0);
-    outside.arrive(1, 0);
+    let probe = ChannelProbe::new(&set, 0);
+    let channel = TestChannel { deadline: Some(mono_now().plus(1_000_000)), ..TestChannel::new(&probe) };
+    probe.queue_without_event(0, 0);
+    probe.queue_without_event(1, 0);
     let pool = Pool::start(&config(2, POLICIES[2]), Arc::new(SharedSet(set.clone())), vec![channel], |t| t).unwrap();
-    wait_until("deadline", || outside.deadlines.load(SeqCst) == 1);
-    assert_eq!(outside.early_deadlines.load(SeqCst), 0);
-    assert_eq!(outside.processed.load(SeqCst), 2);
+    wait_until("deadline", || probe.deadlines.load(SeqCst) == 1);
+    assert_eq!(probe.early_deadlines.load(SeqCst), 0);
+    assert_eq!(probe.processed.load(SeqCst), 2);
     pool.shutdown();
 }
 
 #[test]
-fn messages_reach_a_sleeping_pool_and_a_full_inbox_says_so() {
+fn messages_wake_a_sleeping_pool_and_a_full_inbox_refuses_them() {
     let world = World::new(&DispatchConfig { inbox_messages_max: 4, ..config(3, POLICIES[2]) }, 2);
-    let mut told = 0;
-    while told < 1_000 {
-        if world.pool.tell(ChannelIndex(1), told).is_ok() {
-            told += 1;
+    let mut accepted = 0;
+    while accepted < 1_000 {
+        if world.pool.send(ChannelIndex(1), accepted).is_ok() {
+            accepted += 1;
         }
     }
     wait_until("all messages heard", || world.channels[1].messages.load(SeqCst) == 1_000);
     assert_eq!(world.channels[1].overlaps.load(SeqCst), 0);
-    assert_eq!(world.pool.tell(ChannelIndex(2), 5), Err(5), "no such channel");
+    assert_eq!(world.pool.send(ChannelIndex(2), 5), Err(5), "no such channel");
 }
 
 #[test]
 fn a_handle_added_while_the_leader_sleeps_is_served() {
     let world = World::new(&config(2, POLICIES[2]), 1);
-    wait_until("leader blocked", || world.set.blocks.load(SeqCst) > 0);
+    wait_until("leader blocked", || world.set.blocking_waits.load(SeqCst) > 0);
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let socket = std::os::fd::AsFd::as_fd(&socket);
     world.pool.add(socket, world.channels[0].handle(1)).unwrap();
@@ -327,21 +327,21 @@ fn a_handle_added_while_the_leader_sleeps_is_served() {
 }
 
 #[test]
-fn lent_datagrams_are_processed_before_the_next_wait() {
+fn provided_datagrams_are_processed_before_the_next_wait() {
     let world = World::new(&DispatchConfig { quota_packets: 5, ..config(1, POLICIES[2]) }, 2);
     for packet in 0..100 {
         world.channels[0].send(0, packet);
         world.channels[0].send(1, packet);
-        world.set.post(Event::Lent(world.channels[0].handle(1)));
+        world.set.post(Event::Provided(world.channels[0].handle(1)));
     }
     wait_until("all packets processed", || world.processed() == 200);
     world.check_order();
 }
 
 #[test]
-fn a_broken_wait_stops_the_pool_and_says_why() {
+fn a_failing_wait_stops_the_pool_and_reports_the_cause() {
     let world = World::new(&config(3, POLICIES[2]), 1);
-    world.set.broken.store(true, SeqCst);
+    world.set.fail_waits.store(true, SeqCst);
     SharedSet(world.set.clone()).wake();
     wait_until("fault", || world.pool.fault().is_some());
     let fault = world.pool.fault().unwrap();
@@ -354,30 +354,31 @@ fn a_broken_wait_stops_the_pool_and_says_why() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_before_any_thread_works() {
+fn an_impossible_configuration_is_refused_before_any_thread_runs() {
     let start = |config: &DispatchConfig| {
         let set = Arc::new(MemorySet::default());
-        let outside = Outside::new(&set, 0);
-        outside.send(0, 0);
-        let handlers = vec![TestChannel::new(&outside)];
+        let probe = ChannelProbe::new(&set, 0);
+        probe.send(0, 0);
+        let handlers = vec![TestChannel::new(&probe)];
         let result = Pool::start(config, Arc::new(SharedSet(set.clone())), handlers, |thread| thread).map(drop);
         assert!(result.is_ok() || !set.is_drained(), "a refused pool touched a packet");
         result
     };
-    let pinned = |core| ThreadConfig { core: Some(core), fifo_priority: None, word: None };
+    let pinned = |core| ThreadConfig { core: Some(core), fifo_priority: None, progress: None };
     let threads = |threads: Vec<ThreadConfig>| DispatchConfig { threads, ..DispatchConfig::default() };
-    assert!(matches!(start(&threads(vec![])), Err(StartError::Setting(_))));
-    assert!(matches!(start(&threads(vec![pinned(0), pinned(0)])), Err(StartError::SharedCore(0))));
+    assert!(matches!(start(&threads(vec![])), Err(StartError::InvalidSetting(_))));
+    assert!(matches!(start(&threads(vec![pinned(0), pinned(0)])), Err(StartError::DuplicateCore(0))));
     let refused = start(&threads(vec![ThreadConfig::default(), pinned(1_000)]));
     assert!(matches!(refused, Err(StartError::Pin { thread: 1, .. })), "{refused:?}");
-    let floating = ThreadConfig { core: None, fifo_priority: Some(1), word: None };
-    assert!(matches!(start(&threads(vec![floating])), Err(StartError::Setting(_))));
-    let bad_priority = ThreadConfig { core: Some(affinity::usable_cores()[0]), fifo_priority: Some(100), word: None };
+    let floating = ThreadConfig { core: None, fifo_priority: Some(1), progress: None };
+    assert!(matches!(start(&threads(vec![floating])), Err(StartError::InvalidSetting(_))));
+    let bad_priority =
+        ThreadConfig { core: Some(affinity::usable_cores()[0]), fifo_priority: Some(100), progress: None };
     assert!(matches!(start(&threads(vec![bad_priority])), Err(StartError::Priority { thread: 0, priority: 100, .. })));
     for (batch_events_max, quota_packets, inbox_messages_max) in [(0, 1, 1), (1_025, 1, 1), (1, 0, 1), (1, 1, 0)] {
         let config =
             DispatchConfig { batch_events_max, quota_packets, inbox_messages_max, ..DispatchConfig::default() };
-        assert!(matches!(start(&config), Err(StartError::Setting(_))));
+        assert!(matches!(start(&config), Err(StartError::InvalidSetting(_))));
     }
     assert!(start(&DispatchConfig::default()).is_ok());
 }

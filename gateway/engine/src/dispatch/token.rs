@@ -21,25 +21,25 @@ use super::{park::Permits, roles::Role, sync::AtomicU32};
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Token {
-    word: AtomicU32,
-    sleep: Sleep,
+    state: AtomicU32,
+    sleep: Sleepers,
 }
 
 /// On a line of its own: sleepers and their wakers must not disturb the word that a spinner reads.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Sleep {
+struct Sleepers {
     permits: Permits,
 }
 
 /// What came of trying to lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Take {
+pub(super) enum TakeOutcome {
     /// The caller leads.
-    Leads,
+    Acquired,
     /// Another thread does.
-    Held,
-    /// Nobody shall any more.
+    AlreadyHeld,
+    /// NoFollower shall any more.
     Stopping,
 }
 
@@ -51,11 +51,11 @@ pub(super) enum Promoted {
     /// One that slept.
     Sleeper,
     /// There was no follower: the next thread that comes back will lead.
-    Nobody,
+    NoFollower,
 }
 
 /// How a follower waits.
-pub(super) struct Waiting<F> {
+pub(super) struct FollowOptions<F> {
     /// Whether it may spin, if no other does.
     pub(super) may_spin: bool,
     /// Asked while it spins; false sends it to sleep.
@@ -64,90 +64,90 @@ pub(super) struct Waiting<F> {
 
 impl Token {
     pub(super) fn new() -> Self {
-        Self { word: AtomicU32::new(0), sleep: Sleep { permits: Permits::new() } }
+        Self { state: AtomicU32::new(0), sleep: Sleepers { permits: Permits::new() } }
     }
 
-    /// Leads if nobody does.
-    pub(super) fn try_take(&self) -> Take {
-        let mut word = self.word.load(Relaxed);
+    /// Acquired if nobody does.
+    pub(super) fn try_take(&self) -> TakeOutcome {
+        let mut state = self.state.load(Relaxed);
         loop {
-            if word & STOPPING != 0 {
-                return Take::Stopping;
+            if state & STOPPING != 0 {
+                return TakeOutcome::Stopping;
             }
-            if word & HELD != 0 {
-                return Take::Held;
+            if state & HELD != 0 {
+                return TakeOutcome::AlreadyHeld;
             }
-            match self.exchange(word, word | HELD) {
-                Ok(()) => return Take::Leads,
-                Err(now) => word = now,
+            match self.exchange(state, state | HELD) {
+                Ok(()) => return TakeOutcome::Acquired,
+                Err(now) => state = now,
             }
         }
     }
 
     /// Gives up the lead and promotes exactly one follower, if there is any.
     pub(super) fn release(&self) -> Promoted {
-        let mut word = self.word.load(Relaxed);
+        let mut state = self.state.load(Relaxed);
         loop {
-            debug_assert!(word & HELD != 0, "only the leader releases");
-            let (next, promoted) = if word & SPINNING != 0 {
-                (word & !HELD, Promoted::Spinner)
-            } else if word >= SLEEPER {
-                ((word & !HELD) - SLEEPER, Promoted::Sleeper)
+            debug_assert!(state & HELD != 0, "only the leader releases");
+            let (next, promoted) = if state & SPINNING != 0 {
+                (state & !HELD, Promoted::Spinner)
+            } else if state >= SLEEPER {
+                ((state & !HELD) - SLEEPER, Promoted::Sleeper)
             } else {
-                (word & !HELD, Promoted::Nobody)
+                (state & !HELD, Promoted::NoFollower)
             };
-            match self.exchange(word, next) {
+            match self.exchange(state, next) {
                 Ok(()) => {
                     if promoted == Promoted::Sleeper {
                         self.sleep.permits.grant(1);
                     }
                     return promoted;
                 }
-                Err(now) => word = now,
+                Err(now) => state = now,
             }
         }
     }
 
-    /// Waits as a follower until the caller leads or the pool stops. `on_role` hears what it does meanwhile, `in_vain`
+    /// Waits as a follower until the caller leads or the pool stops. `on_role` hears what it does meanwhile, `on_spurious_wake`
     /// of each promotion that another thread was quicker to take.
     pub(super) fn follow<F: FnMut() -> bool>(
         &self,
-        mut waiting: Waiting<F>,
+        mut options: FollowOptions<F>,
         on_role: impl Fn(Role),
-        in_vain: impl Fn(),
-    ) -> Take {
+        on_spurious_wake: impl Fn(),
+    ) -> TakeOutcome {
         loop {
-            match self.enter(waiting.may_spin) {
-                Entered::Done(take) => return take,
-                Entered::Spins => {
+            match self.become_follower(options.may_spin) {
+                FollowerEntry::Decided(take) => return take,
+                FollowerEntry::Spinning => {
                     on_role(Role::Spinning);
-                    if let Some(take) = self.spin(&mut waiting.keep_spinning) {
+                    if let Some(take) = self.spin(&mut options.keep_spinning) {
                         return take;
                     }
                     // One spell of spinning per wait: who was woken in vain after it sleeps again at once.
-                    waiting.may_spin = false;
+                    options.may_spin = false;
                 }
-                Entered::Sleeps => {}
+                FollowerEntry::Sleeping => {}
             }
             self.sleep.permits.take(|| on_role(Role::Parked));
             match self.try_take() {
-                Take::Held => in_vain(),
+                TakeOutcome::AlreadyHeld => on_spurious_wake(),
                 done => return done,
             }
         }
     }
 
-    /// Nobody leads from now on. Wakes all who sleep; who spins sees it; who leads or processes sees it when it next
+    /// NoFollower leads from now on. Wakes all who sleep; who spins sees it; who leads or processes sees it when it next
     /// asks.
     pub(super) fn stop(&self) {
-        let mut word = self.word.load(Relaxed);
+        let mut state = self.state.load(Relaxed);
         loop {
-            match self.exchange(word, (word % SLEEPER) | STOPPING) {
+            match self.exchange(state, (state % SLEEPER) | STOPPING) {
                 Ok(()) => break,
-                Err(now) => word = now,
+                Err(now) => state = now,
             }
         }
-        let sleeping = word / SLEEPER;
+        let sleeping = state / SLEEPER;
         if sleeping > 0 {
             self.sleep.permits.grant(sleeping);
         }
@@ -155,52 +155,52 @@ impl Token {
 
     /// Whether the pool stops.
     pub(super) fn is_stopping(&self) -> bool {
-        self.word.load(Relaxed) & STOPPING != 0
+        self.state.load(Relaxed) & STOPPING != 0
     }
 
     /// Whether a follower spins, ready to lead in no time.
     pub(super) fn has_spinner(&self) -> bool {
-        self.word.load(Relaxed) & SPINNING != 0
+        self.state.load(Relaxed) & SPINNING != 0
     }
 
     /// Whether any follower is there to be promoted.
     pub(super) fn has_follower(&self) -> bool {
-        self.word.load(Relaxed) & !(HELD | STOPPING) != 0
+        self.state.load(Relaxed) & !(HELD | STOPPING) != 0
     }
 
     /// Becomes a follower, unless the token is free at that very moment.
-    fn enter(&self, may_spin: bool) -> Entered {
-        let mut word = self.word.load(Relaxed);
+    fn become_follower(&self, may_spin: bool) -> FollowerEntry {
+        let mut state = self.state.load(Relaxed);
         loop {
-            if word & STOPPING != 0 {
-                return Entered::Done(Take::Stopping);
+            if state & STOPPING != 0 {
+                return FollowerEntry::Decided(TakeOutcome::Stopping);
             }
-            let (next, entered) = if word & HELD == 0 {
-                (word | HELD, Entered::Done(Take::Leads))
-            } else if may_spin && word & SPINNING == 0 {
-                (word | SPINNING, Entered::Spins)
+            let (next, entered) = if state & HELD == 0 {
+                (state | HELD, FollowerEntry::Decided(TakeOutcome::Acquired))
+            } else if may_spin && state & SPINNING == 0 {
+                (state | SPINNING, FollowerEntry::Spinning)
             } else {
-                (word + SLEEPER, Entered::Sleeps)
+                (state + SLEEPER, FollowerEntry::Sleeping)
             };
-            match self.exchange(word, next) {
+            match self.exchange(state, next) {
                 Ok(()) => return entered,
-                Err(now) => word = now,
+                Err(now) => state = now,
             }
         }
     }
 
-    /// Spins; `None` when it went to sleep instead, and is counted as a sleeper.
-    fn spin(&self, keep_spinning: &mut impl FnMut() -> bool) -> Option<Take> {
+    /// Spinning; `None` when it went to sleep instead, and is counted as a sleeper.
+    fn spin(&self, keep_spinning: &mut impl FnMut() -> bool) -> Option<TakeOutcome> {
         loop {
-            let word = self.word.load(Relaxed);
-            if word & STOPPING != 0 {
-                return Some(Take::Stopping);
+            let state = self.state.load(Relaxed);
+            if state & STOPPING != 0 {
+                return Some(TakeOutcome::Stopping);
             }
-            if word & HELD == 0 {
-                if self.exchange(word, word & !SPINNING | HELD).is_ok() {
-                    return Some(Take::Leads);
+            if state & HELD == 0 {
+                if self.exchange(state, state & !SPINNING | HELD).is_ok() {
+                    return Some(TakeOutcome::Acquired);
                 }
-            } else if !keep_spinning() && self.exchange(word, (word & !SPINNING) + SLEEPER).is_ok() {
+            } else if !keep_spinning() && self.exchange(state, (state & !SPINNING) + SLEEPER).is_ok() {
                 return None;
             }
             spin_hint();
@@ -208,15 +208,15 @@ impl Token {
     }
 
     /// Acquire and Release pair with each other from holder to holder: what the last leader did, the next one sees.
-    fn exchange(&self, word: u32, next: u32) -> Result<(), u32> {
-        self.word.compare_exchange(word, next, AcqRel, Acquire).map(drop)
+    fn exchange(&self, state: u32, next: u32) -> Result<(), u32> {
+        self.state.compare_exchange(state, next, AcqRel, Acquire).map(drop)
     }
 }
 
-enum Entered {
-    Done(Take),
-    Spins,
-    Sleeps,
+enum FollowerEntry {
+    Decided(TakeOutcome),
+    Spinning,
+    Sleeping,
 }
 
 const HELD: u32 = 1;
@@ -244,18 +244,18 @@ mod models {
     /// What only the leader touches: the checker reports two threads that do so at once.
     struct Pool {
         token: Token,
-        leads: Cell<u32>,
+        lead_count: Cell<u32>,
     }
 
     impl Pool {
         #[expect(clippy::arc_with_non_send_sync, reason = "the checker watches over the cell, and asks for neither")]
         fn new() -> Arc<Self> {
-            Arc::new(Self { token: Token::new(), leads: Cell::new(0) })
+            Arc::new(Self { token: Token::new(), lead_count: Cell::new(0) })
         }
 
         fn lead_once(&self, may_spin: bool, release: impl Fn(&Token) -> Promoted) {
-            assert_eq!(follow(&self.token, may_spin), Take::Leads);
-            self.leads.set(self.leads.get() + 1);
+            assert_eq!(follow(&self.token, may_spin), TakeOutcome::Acquired);
+            self.lead_count.set(self.lead_count.get() + 1);
             release(&self.token);
         }
 
@@ -270,28 +270,28 @@ mod models {
             for thread in threads {
                 thread.join().unwrap();
             }
-            assert_eq!(pool.leads.get(), 3);
-            assert_eq!(pool.token.word.load(Relaxed), 0, "nobody is counted who is gone");
+            assert_eq!(pool.lead_count.get(), 3);
+            assert_eq!(pool.token.state.load(Relaxed), 0, "nobody is counted who is gone");
         }
     }
 
     /// One look, then to sleep.
-    fn follow(token: &Token, may_spin: bool) -> Take {
-        let mut looks = 0;
+    fn follow(token: &Token, may_spin: bool) -> TakeOutcome {
+        let mut polls = 0;
         let keep_spinning = || {
-            looks += 1;
-            looks < 2
+            polls += 1;
+            polls < 2
         };
-        token.follow(Waiting { may_spin, keep_spinning }, |_| (), || ())
+        token.follow(FollowOptions { may_spin, keep_spinning }, |_| (), || ())
     }
 
     #[test]
-    fn sleeping_followers_all_come_to_lead_one_at_a_time() {
+    fn each_sleeping_follower_leads_once_and_alone() {
         explore(3, || Pool::all_lead([false; 3], Token::release));
     }
 
     #[test]
-    fn spinning_followers_all_come_to_lead_one_at_a_time() {
+    fn each_spinning_follower_leads_once_and_alone() {
         explore(2, || Pool::all_lead([true, true, false], Token::release));
     }
 
@@ -300,13 +300,13 @@ mod models {
     fn a_release_that_counts_sleepers_beforehand_loses_a_promotion() {
         explore(3, || {
             Pool::all_lead([false; 3], |token| {
-                let sleeping = token.word.load(Acquire) / SLEEPER;
-                token.word.fetch_and(!HELD, AcqRel);
+                let sleeping = token.state.load(Acquire) / SLEEPER;
+                token.state.fetch_and(!HELD, AcqRel);
                 if sleeping > 0 {
-                    token.word.fetch_sub(SLEEPER, AcqRel);
+                    token.state.fetch_sub(SLEEPER, AcqRel);
                     token.sleep.permits.grant(1);
                 }
-                Promoted::Nobody
+                Promoted::NoFollower
             });
         });
     }
@@ -317,9 +317,9 @@ mod models {
         explore(3, || {
             let pool = Pool::new();
             let take = |pool: &Pool| {
-                if pool.token.word.load(Acquire) & HELD == 0 {
-                    pool.token.word.store(HELD, std::sync::atomic::Ordering::Release);
-                    pool.leads.set(pool.leads.get() + 1);
+                if pool.token.state.load(Acquire) & HELD == 0 {
+                    pool.token.state.store(HELD, std::sync::atomic::Ordering::Release);
+                    pool.lead_count.set(pool.lead_count.get() + 1);
                 }
             };
             let other = pool.clone();
@@ -333,7 +333,7 @@ mod models {
     fn one_release_promotes_one_follower() {
         explore(3, || {
             let pool = Pool::new();
-            assert_eq!(pool.token.try_take(), Take::Leads);
+            assert_eq!(pool.token.try_take(), TakeOutcome::Acquired);
             let followers = [(); 2].map(|()| {
                 let pool = pool.clone();
                 thread::spawn(move || follow(&pool.token, false))
@@ -342,21 +342,21 @@ mod models {
             pool.token.release();
             pool.token.stop();
             let takes = followers.map(|follower| follower.join().unwrap());
-            assert!(takes.iter().filter(|take| **take == Take::Leads).count() <= 1, "{takes:?}");
+            assert!(takes.iter().filter(|take| **take == TakeOutcome::Acquired).count() <= 1, "{takes:?}");
         });
     }
 
     /// Stopping while somebody leads, against followers on their way to sleep or spinning.
     fn stops(may_spin: bool, stop: impl Fn(&Token)) {
         let token = Arc::new(Token::new());
-        assert_eq!(token.try_take(), Take::Leads);
+        assert_eq!(token.try_take(), TakeOutcome::Acquired);
         let followers = [may_spin, false].map(|may_spin| {
             let token = token.clone();
             thread::spawn(move || follow(&token, may_spin))
         });
         stop(&token);
         for follower in followers {
-            assert_eq!(follower.join().unwrap(), Take::Stopping);
+            assert_eq!(follower.join().unwrap(), TakeOutcome::Stopping);
         }
     }
 
@@ -368,10 +368,10 @@ mod models {
 
     #[test]
     #[should_panic(expected = "deadlock")]
-    fn a_stop_that_wakes_nobody_is_noticed() {
+    fn a_stop_that_wakes_no_follower_is_caught() {
         explore(2, || {
             stops(false, |token| {
-                token.word.fetch_or(STOPPING, AcqRel);
+                token.state.fetch_or(STOPPING, AcqRel);
             });
         });
     }

@@ -15,10 +15,10 @@ use mdgw_sys::{
 };
 
 use super::{
-    claim::{Held, Marks},
+    claim::{Held, PendingEvents},
     roles::{Role, ThreadGauges},
-    shared::{LaidBy, Shared, Slot, panic_text},
-    token::{Promoted, Take, Waiting},
+    shared::{ChannelSlot, RunQueueEntry, Shared, panic_text},
+    token::{FollowOptions, Promoted, TakeOutcome},
 };
 use crate::{
     dispatch::{ChannelHandler, FailReason, Failure, PromotionPolicy, TurnContext, WaitPolicy},
@@ -40,9 +40,9 @@ pub(super) struct Worker<'p, S: HandleSet, H: ChannelHandler> {
     /// Since when the leader looks in vain.
     idle_since: Option<MonoNs>,
     /// The timer went off, and the datagrams that came before are not all here yet (sets that lend).
-    timer_waits: bool,
-    /// Lent datagrams belong to a channel in the run queue; they must be processed before the next wait.
-    lent_waits: bool,
+    is_timer_pending: bool,
+    /// Provided datagrams belong to a channel in the run queue; they must be processed before the next wait.
+    is_provided_pending: bool,
     /// Running mean of what one claimed channel costs.
     claim_ns_mean: u64,
 }
@@ -66,8 +66,8 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             // No channel is claimed twice.
             claimed: VecDeque::with_capacity(shared.slots.len()),
             idle_since: None,
-            timer_waits: false,
-            lent_waits: false,
+            is_timer_pending: false,
+            is_provided_pending: false,
             claim_ns_mean: 0,
         }
     }
@@ -76,16 +76,16 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     pub(super) fn run(&mut self) {
         loop {
             let take = match self.shared.token.try_take() {
-                Take::Held => match self.shared.run_queue.pop() {
-                    Some(laid_by) => {
-                        self.work_off(laid_by);
+                TakeOutcome::AlreadyHeld => match self.shared.run_queue.pop() {
+                    Some(entry) => {
+                        self.run_deferred(entry);
                         continue;
                     }
                     None => self.follow(),
                 },
                 take => take,
             };
-            if take == Take::Stopping || self.lead().is_break() {
+            if take == TakeOutcome::Stopping || self.lead().is_break() {
                 return;
             }
         }
@@ -99,17 +99,17 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         while !self.shared.token.is_stopping() {
             match self.wait() {
                 Ok(()) => self.claim(),
-                Err(error) => return self.give_up("wait on its handle set", &error),
+                Err(error) => return self.fail_pool("wait on its handle set", &error),
             }
             if self.claimed.is_empty() {
                 continue;
             }
-            if self.promotes_first() {
+            if self.should_promote_first() {
                 self.promote()?;
                 self.process_claimed();
                 return ControlFlow::Continue(());
             }
-            if self.process_while_leading()? == Lead::GivenUp {
+            if self.process_while_leading()? == LeadState::Released {
                 return ControlFlow::Continue(());
             }
         }
@@ -118,9 +118,9 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
 
     /// Waits for events; the clock is read when they have come.
     fn wait(&mut self) -> io::Result<()> {
-        let wait = if self.looks_only() { Wait::Poll } else { Wait::Block };
+        let wait = if self.must_poll() { Wait::Poll } else { Wait::Block };
         self.events.clear();
-        self.gauges.rests();
+        self.gauges.mark_idle();
         self.io.wait(wait, self.shared.settings.batch_events_max, &mut self.events)?;
         if !self.events.is_empty() {
             self.gauges.turns.add(1);
@@ -129,7 +129,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             self.idle_since = None;
             self.now = mono_now();
         } else if wait == Wait::Block {
-            self.gauges.waits_in_vain.add(1);
+            self.gauges.empty_waits.add(1);
         } else if self.shared.settings.wait == WaitPolicy::SpinThenPark {
             self.now = mono_now();
             self.idle_since.get_or_insert(self.now);
@@ -138,7 +138,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     }
 
     /// Whether the leader must not sleep: there is work that no event announces, or it still spins.
-    fn looks_only(&self) -> bool {
+    fn must_poll(&self) -> bool {
         let spins = match self.shared.settings.wait {
             WaitPolicy::Spin => true,
             WaitPolicy::Park => false,
@@ -146,98 +146,99 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
                 self.idle_since.is_none_or(|since| self.now.since(since) < self.shared.settings.spin_ns)
             }
         };
-        spins || self.timer_waits || !self.shared.run_queue.is_empty()
+        spins || self.is_timer_pending || !self.shared.run_queue.is_empty()
     }
 
     /// Claims the channels that the events speak of, and one from the run queue.
     fn claim(&mut self) {
-        let brought = self.events.len();
-        for position in 0..brought {
+        let event_count = self.events.len();
+        for position in 0..event_count {
             match self.events[position] {
                 Event::Ready(handle) => {
-                    self.bring(handle.channel, Marks::ready(LineSet::default().with(handle.line)));
+                    self.post(handle.channel, PendingEvents::ready(LineSet::default().with(handle.line)));
                 }
-                Event::Lent(handle) => {
-                    let claimed = self.bring(handle.channel, Marks::lent(LineSet::default().with(handle.line)));
-                    self.lent_waits |= !claimed;
+                Event::Provided(handle) => {
+                    let claimed =
+                        self.post(handle.channel, PendingEvents::provided(LineSet::default().with(handle.line)));
+                    self.is_provided_pending |= !claimed;
                 }
                 Event::Timer => {
                     self.gauges.timer_expiries.add(1);
-                    self.timer_waits = true;
+                    self.is_timer_pending = true;
                 }
                 Event::Wake => {
                     self.gauges.wakes.add(1);
-                    self.claim_told();
+                    self.claim_with_messages();
                 }
             }
         }
         // What a set lends comes by the wait alone, so nothing is drained before a deadline until a wait came back short.
         // Sockets can be read at any time.
-        let all_here = !self.shared.settings.lends || brought < self.shared.settings.batch_events_max;
-        if self.timer_waits && all_here {
-            self.timer_waits = false;
-            self.claim_due();
+        let all_received = !self.shared.settings.delivers_data || event_count < self.shared.settings.batch_events_max;
+        if self.is_timer_pending && all_received {
+            self.is_timer_pending = false;
+            self.claim_expired();
         }
-        if let Some(LaidBy { index, ticket }) = self.shared.run_queue.pop() {
-            if brought == 0 {
+        if let Some(RunQueueEntry { index, deferred }) = self.shared.run_queue.pop() {
+            if event_count == 0 {
                 self.now = mono_now();
             }
-            let held = self.shared.slots[index].claim.take_up(ticket);
+            let held = self.shared.slots[index].claim.resume(deferred);
             self.claimed.push_back(Claimed { index, held });
         }
     }
 
     /// Claims a channel, or leaves the marks with its holder. Whether this thread holds it.
-    fn bring(&mut self, channel: ChannelIndex, marks: Marks) -> bool {
+    fn post(&mut self, channel: ChannelIndex, pending: PendingEvents) -> bool {
         let (Ok(index), Some(slot)) = (usize::try_from(channel.0), self.shared.slot(channel)) else {
-            self.gauges.strays.add(1);
+            self.gauges.orphan_events.add(1);
             return true;
         };
-        if slot.failed.get().is_some() && marks != Marks::DEADLINE {
-            self.gauges.strays.add(1);
+        if slot.failed.get().is_some() && pending != PendingEvents::DEADLINE {
+            self.gauges.orphan_events.add(1);
             return true;
         }
-        if let Some(held) = slot.claim.bring(marks) {
+        if let Some(held) = slot.claim.post(pending) {
             self.claimed.push_back(Claimed { index, held });
             return true;
         }
-        let ours = self.claimed.iter().any(|claimed| claimed.index == index);
-        if !ours {
-            self.gauges.deferrals.add(1);
+        let is_own_claim = self.claimed.iter().any(|claimed| claimed.index == index);
+        if !is_own_claim {
+            self.gauges.busy_channel_posts.add(1);
         }
-        ours
+        is_own_claim
     }
 
-    fn claim_told(&mut self) {
+    fn claim_with_messages(&mut self) {
         let shared = self.shared;
         for (channel, slot) in (0_u32..).zip(&shared.slots) {
             if !slot.inbox.is_empty() {
-                self.bring(ChannelIndex(channel), Marks::MESSAGE);
+                self.post(ChannelIndex(channel), PendingEvents::MESSAGE);
             }
         }
     }
 
-    fn claim_due(&mut self) {
+    fn claim_expired(&mut self) {
         let shared = self.shared;
         let deadlines = shared.slots.iter().map(|slot| &slot.deadline).enumerate();
         let now = self.now;
         let due = |index| {
             // The pool has far fewer channels than that.
             let channel = u32::try_from(index).unwrap_or(u32::MAX);
-            self.bring(ChannelIndex(channel), Marks::DEADLINE);
+            self.post(ChannelIndex(channel), PendingEvents::DEADLINE);
         };
-        shared.alarm.go_off(now, deadlines, due, |at| shared.set.set_timer(Some(at)));
+        shared.deadline_timer.expire(now, deadlines, due, |at| shared.set.set_timer(Some(at)));
     }
 
     /// Whether the lead is given up before the claimed channels are processed.
-    fn promotes_first(&self) -> bool {
+    fn should_promote_first(&self) -> bool {
         let settings = &self.shared.settings;
-        settings.several_threads
+        settings.is_multi_threaded
             && match settings.promotion {
                 PromotionPolicy::Strict => true,
                 PromotionPolicy::Lazy => {
-                    let worth_ns = if self.shared.token.has_spinner() { SPINNER_WAKE_NS } else { SLEEPER_WAKE_NS };
-                    self.claim_ns_mean * count(self.claimed.len()) > worth_ns
+                    let wake_cost_ns = if self.shared.token.has_spinner() { SPINNER_WAKE_NS } else { SLEEPER_WAKE_NS };
+                    self.claim_ns_mean * count(self.claimed.len()) > wake_cost_ns
                 }
             }
     }
@@ -245,7 +246,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     /// Gives up the lead to one follower.
     fn promote(&mut self) -> ControlFlow<()> {
         if let Err(error) = self.io.release_wait() {
-            return self.give_up("give up its wait", &error);
+            return self.fail_pool("give up its wait", &error);
         }
         if !self.shared.token.has_follower() {
             // Before the release: the next leader reads it. Should a follower come in between, it ends at once.
@@ -253,35 +254,35 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         }
         let promoted = self.shared.token.release();
         self.gauges.promotions.add(1);
-        if promoted == Promoted::Nobody {
-            self.gauges.promotions_unanswered.add(1);
+        if promoted == Promoted::NoFollower {
+            self.gauges.promotions_without_follower.add(1);
         }
         self.gauges.set_role(Role::Processing);
         ControlFlow::Continue(())
     }
 
     /// Processes without having promoted, but gives up the lead when that takes longer than was expected.
-    fn process_while_leading(&mut self) -> ControlFlow<(), Lead> {
+    fn process_while_leading(&mut self) -> ControlFlow<(), LeadState> {
         let claimed_count = self.claimed.len();
-        let mut lead = Lead::Kept;
+        let mut lead = LeadState::Retained;
         while let Some(claimed) = self.claimed.pop_front() {
             self.process(claimed);
-            if lead == Lead::Kept && self.shared.settings.several_threads && !self.claimed.is_empty() {
+            if lead == LeadState::Retained && self.shared.settings.is_multi_threaded && !self.claimed.is_empty() {
                 let elapsed_ns = mono_now().since(self.now);
                 if elapsed_ns > self.shared.settings.stall_ns_max {
                     self.promote()?;
-                    self.gauges.leads_given_up_late.add(1);
-                    lead = Lead::GivenUp;
+                    self.gauges.late_promotions.add(1);
+                    lead = LeadState::Released;
                 }
             }
         }
-        if std::mem::take(&mut self.lent_waits) {
+        if std::mem::take(&mut self.is_provided_pending) {
             for _ in 0..self.shared.run_queue.len() {
-                self.shared.run_queue.pop().into_iter().for_each(|laid_by| self.take_up(laid_by));
+                self.shared.run_queue.pop().into_iter().for_each(|entry| self.resume(entry));
             }
         }
-        if lead == Lead::Kept {
-            self.gauges.leads_kept.add(1);
+        if lead == LeadState::Retained {
+            self.gauges.leads_retained.add(1);
         }
         self.record_processing(claimed_count);
         ControlFlow::Continue(lead)
@@ -296,89 +297,96 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     }
 
     /// Takes a channel from the run queue while another thread leads.
-    fn work_off(&mut self, laid_by: LaidBy) {
+    fn run_deferred(&mut self, entry: RunQueueEntry) {
         self.gauges.set_role(Role::Processing);
         self.now = mono_now();
-        self.take_up(laid_by);
+        self.resume(entry);
         self.record_processing(1);
     }
 
-    fn take_up(&mut self, LaidBy { index, ticket }: LaidBy) {
-        let held = self.shared.slots[index].claim.take_up(ticket);
+    fn resume(&mut self, RunQueueEntry { index, deferred }: RunQueueEntry) {
+        let held = self.shared.slots[index].claim.resume(deferred);
         self.process(Claimed { index, held });
     }
 
     fn record_processing(&mut self, claimed_count: usize) {
         let ns = mono_now().since(self.now);
         self.gauges.record_processing(ns);
-        let each_ns = ns / count(claimed_count).max(1);
-        self.claim_ns_mean = (self.claim_ns_mean * (MEAN_WEIGHT - 1) + each_ns) / MEAN_WEIGHT;
+        let per_claim_ns = ns / count(claimed_count).max(1);
+        self.claim_ns_mean = (self.claim_ns_mean * (MEAN_WEIGHT - 1) + per_claim_ns) / MEAN_WEIGHT;
     }
 
     /// Processes a channel until nothing is left of what was brought to it, or its quota is used up.
     fn process(&mut self, Claimed { index, mut held }: Claimed<'p, H>) {
         let slot = &self.shared.slots[index];
-        self.gauges.works();
+        self.gauges.mark_busy();
         self.gauges.claims.add(1);
         let mut quota = self.shared.settings.quota_packets;
         loop {
-            let marks = held.take_marks();
-            let rest = self.serve(index, &mut held, marks, &mut quota);
-            if rest != Marks::NONE {
-                return self.lay_by(index, held, rest);
+            let pending = held.take_events();
+            let remaining = self.handle_events(index, &mut held, pending, &mut quota);
+            if remaining != PendingEvents::NONE {
+                return self.defer(index, held, remaining);
             }
             // Relaxed: the claim orders what its holders write.
             let deadline =
-                if slot.is_silenced.load(Relaxed) { None } else { held.with(|handler| handler.next_deadline()) };
+                if slot.is_muted.load(Relaxed) { None } else { held.with(|handler| handler.next_deadline()) };
             let set = &self.shared.set;
-            self.shared.alarm.publish(&slot.deadline, deadline, |at| set.set_timer(Some(at)));
+            self.shared.deadline_timer.publish(&slot.deadline, deadline, |at| set.set_timer(Some(at)));
             match held.release() {
                 Ok(()) => return,
-                Err(again) if quota == 0 => return self.lay_by(index, again, Marks::NONE),
-                Err(again) => held = again,
+                Err(reclaimed) if quota == 0 => return self.defer(index, reclaimed, PendingEvents::NONE),
+                Err(reclaimed) => held = reclaimed,
             }
         }
     }
 
     /// No event will come for what is left: some thread takes it up from the run queue, this one at the latest.
-    fn lay_by(&mut self, index: usize, held: Held<'p, H>, rest: Marks) {
+    fn defer(&mut self, index: usize, held: Held<'p, H>, remaining: PendingEvents) {
         self.gauges.quota_hits.add(1);
-        let ticket = held.lay_by(rest);
-        let pushed = self.shared.run_queue.push(LaidBy { index, ticket });
+        let deferred = held.defer(remaining);
+        let pushed = self.shared.run_queue.push(RunQueueEntry { index, deferred });
         debug_assert!(pushed.is_ok(), "a claimed channel is laid by once, and there is room for all");
     }
 
     /// Calls the handler for all that the marks say; what the quota left over.
-    fn serve(&mut self, index: usize, held: &mut Held<'p, H>, marks: Marks, quota: &mut usize) -> Marks {
+    fn handle_events(
+        &mut self,
+        index: usize,
+        held: &mut Held<'p, H>,
+        pending: PendingEvents,
+        quota: &mut usize,
+    ) -> PendingEvents {
         let slot = &self.shared.slots[index];
         if slot.failed.get().is_some() {
-            if marks.contains(Marks::DEADLINE) {
+            if pending.contains(PendingEvents::DEADLINE) {
                 self.call_failed(index, held, |handler, context| {
                     let now = mono_now();
                     if handler.next_deadline().is_some_and(|deadline| deadline <= now) {
-                        handler.while_failed(now, context);
+                        handler.on_failed_deadline(now, context);
                     }
                 });
             }
-            return Marks::NONE;
+            return PendingEvents::NONE;
         }
         let woken_at = self.wall.at(self.now);
         let context =
             TurnContext { io: &mut self.io, local: &mut self.local, now: self.now, woken_at, thread: self.thread };
-        let mut service = Service { slot, index, context, gauges: self.gauges, quota };
+        let mut handler_call = HandlerCall { slot, index, context, gauges: self.gauges, quota };
         // Contained: no lock is open across a handler, and a failed channel's state is never used again.
-        let served = catch_unwind(AssertUnwindSafe(|| held.with(|handler| service.serve(handler, marks))));
-        let reason = match served {
-            Ok(Ok(rest)) => return rest,
+        let outcome =
+            catch_unwind(AssertUnwindSafe(|| held.with(|handler| handler_call.handle_events(handler, pending))));
+        let reason = match outcome {
+            Ok(Ok(remaining)) => return remaining,
             Ok(Err(Failure(reason))) => FailReason::Failed(reason),
             Err(panic) => FailReason::Panicked(panic_text(&*panic)),
         };
         self.gauges.failures.add(1);
         self.call_failed(index, held, |handler, context| handler.on_failed(&reason, context));
         // It is set once: only a holder sets it, and only after having found it unset.
-        let _already = slot.failed.set(reason);
+        let _was_set = slot.failed.set(reason);
         while slot.inbox.pop().is_some() {}
-        Marks::NONE
+        PendingEvents::NONE
     }
 
     /// Lets a channel that is out of service speak. One that panics even here has no more to say.
@@ -392,24 +400,24 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         let mut context =
             TurnContext { io: &mut self.io, local: &mut self.local, now: self.now, woken_at, thread: self.thread };
         if catch_unwind(AssertUnwindSafe(|| held.with(|handler| call(handler, &mut context)))).is_err() {
-            self.shared.slots[index].is_silenced.store(true, Relaxed);
+            self.shared.slots[index].is_muted.store(true, Relaxed);
         }
     }
 
-    fn follow(&mut self) -> Take {
+    fn follow(&mut self) -> TakeOutcome {
         let settings = &self.shared.settings;
-        let mut looked = 0_u32;
+        let mut poll_count = 0_u32;
         let mut since = None;
         let keep_spinning = || {
-            looked = looked.wrapping_add(1);
-            if settings.wait == WaitPolicy::Spin || !looked.is_multiple_of(LOOKS_PER_CLOCK) {
+            poll_count = poll_count.wrapping_add(1);
+            if settings.wait == WaitPolicy::Spin || !poll_count.is_multiple_of(POLLS_PER_CLOCK_READ) {
                 return true;
             }
             let now = mono_now();
             now.since(*since.get_or_insert(now)) < settings.spin_ns
         };
-        self.gauges.rests();
-        let waiting = Waiting { may_spin: settings.follower_may_spin, keep_spinning };
+        self.gauges.mark_idle();
+        let waiting = FollowOptions { may_spin: settings.follower_may_spin, keep_spinning };
         let gauges = self.gauges;
         let on_role = |role| {
             gauges.set_role(role);
@@ -417,7 +425,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
                 gauges.sleeps.add(1);
             }
         };
-        self.shared.token.follow(waiting, on_role, || gauges.wakes_in_vain.add(1))
+        self.shared.token.follow(waiting, on_role, || gauges.spurious_wakes.add(1))
     }
 
     fn end_saturation(&mut self) {
@@ -428,40 +436,40 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         }
     }
 
-    fn give_up<T>(&self, act: &str, error: &io::Error) -> ControlFlow<(), T> {
-        self.shared.stop_with(format!("thread {} cannot {act}: {error}", self.thread));
+    fn fail_pool<T>(&self, action: &str, error: &io::Error) -> ControlFlow<(), T> {
+        self.shared.stop_with(format!("thread {} cannot {action}: {error}", self.thread));
         ControlFlow::Break(())
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lead {
-    Kept,
-    GivenUp,
+enum LeadState {
+    Retained,
+    Released,
 }
 
 /// What it takes to call one handler.
-struct Service<'s, 'p, I, H: ChannelHandler> {
-    slot: &'p Slot<H>,
+struct HandlerCall<'s, 'p, I, H: ChannelHandler> {
+    slot: &'p ChannelSlot<H>,
     index: usize,
     context: TurnContext<'s, I, H::Local>,
     gauges: &'p ThreadGauges,
     quota: &'s mut usize,
 }
 
-impl<I: ThreadIo, H: ChannelHandler> Service<'_, '_, I, H> {
-    fn serve(&mut self, handler: &mut H, marks: Marks) -> Result<Marks, Failure> {
+impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
+    fn handle_events(&mut self, handler: &mut H, pending: PendingEvents) -> Result<PendingEvents, Failure> {
         // Read before draining: what came in before that moment is drained before the deadline is acted on.
-        let due_at = marks.contains(Marks::DEADLINE).then(mono_now);
-        if marks.contains(Marks::MESSAGE) {
+        let due_at = pending.contains(PendingEvents::DEADLINE).then(mono_now);
+        if pending.contains(PendingEvents::MESSAGE) {
             self.read_inbox(handler)?;
         }
-        self.take_lent(handler, marks.lent_lines())?;
-        let lines = if due_at.is_some() { marks.ready_lines().union(handler.lines()) } else { marks.ready_lines() };
-        let left = self.drain(handler, lines)?;
-        if !left.is_empty() {
-            let deadline = if due_at.is_some() { Marks::DEADLINE } else { Marks::NONE };
-            return Ok(Marks::ready(left).with(deadline));
+        self.process_provided(handler, pending.provided_lines())?;
+        let lines = if due_at.is_some() { pending.ready_lines().union(handler.lines()) } else { pending.ready_lines() };
+        let unread_lines = self.drain(handler, lines)?;
+        if !unread_lines.is_empty() {
+            let deadline = if due_at.is_some() { PendingEvents::DEADLINE } else { PendingEvents::NONE };
+            return Ok(PendingEvents::ready(unread_lines).with(deadline));
         }
         if let Some(now) = due_at
             && handler.next_deadline().is_some_and(|deadline| deadline <= now)
@@ -469,7 +477,7 @@ impl<I: ThreadIo, H: ChannelHandler> Service<'_, '_, I, H> {
             self.gauges.deadlines.add(1);
             handler.on_deadline(now, &mut self.context)?;
         }
-        Ok(Marks::NONE)
+        Ok(PendingEvents::NONE)
     }
 
     /// What was told after the mark was set comes with the next mark.
@@ -481,12 +489,12 @@ impl<I: ThreadIo, H: ChannelHandler> Service<'_, '_, I, H> {
         Ok(())
     }
 
-    /// Lent datagrams are in memory already and go back with the next wait: the quota counts but does not stop them.
-    fn take_lent(&mut self, handler: &mut H, lines: LineSet) -> Result<(), Failure> {
+    /// Provided datagrams are in memory already and go back with the next wait: the quota counts but does not stop them.
+    fn process_provided(&mut self, handler: &mut H, lines: LineSet) -> Result<(), Failure> {
         let channel = ChannelIndex(u32::try_from(self.index).unwrap_or(u32::MAX));
         for line in (0..8).map(Line).filter(|line| lines.contains(*line)) {
-            let progress = handler.on_lent(Handle { channel, line }, &mut self.context)?;
-            self.spend(progress.packets);
+            let progress = handler.on_provided(Handle { channel, line }, &mut self.context)?;
+            self.charge_quota(progress.packets);
         }
         Ok(())
     }
@@ -495,15 +503,15 @@ impl<I: ThreadIo, H: ChannelHandler> Service<'_, '_, I, H> {
     fn drain(&mut self, handler: &mut H, mut lines: LineSet) -> Result<LineSet, Failure> {
         while !lines.is_empty() && *self.quota > 0 {
             let progress = handler.on_ready(lines, *self.quota, &mut self.context)?;
-            self.spend(progress.packets);
-            lines = progress.more;
+            self.charge_quota(progress.packets);
+            lines = progress.unfinished_lines;
         }
         Ok(lines)
     }
 
     /// A call that took nothing costs one, so that a handler which never finds its lines short can't keep the thread.
-    fn spend(&mut self, packets: usize) {
-        self.gauges.works();
+    fn charge_quota(&mut self, packets: usize) {
+        self.gauges.mark_busy();
         self.gauges.packets.add(count(packets));
         *self.quota = self.quota.saturating_sub(packets.max(1));
     }
@@ -515,7 +523,7 @@ const SLEEPER_WAKE_NS: u64 = 10_000;
 /// The running mean forgets at this rate.
 const MEAN_WEIGHT: u64 = 8;
 /// How often a spinning follower looks at the token for each look at the clock.
-const LOOKS_PER_CLOCK: u32 = 64;
+const POLLS_PER_CLOCK_READ: u32 = 64;
 
 fn count(number: usize) -> u64 {
     // No 128-bit platforms.

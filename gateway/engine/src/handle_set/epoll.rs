@@ -14,11 +14,11 @@ use std::{
 
 use mdgw_feeds::{identity::Line, time::MonoNs};
 use mdgw_sys::{
-    batch::{ReceiveBatch, SendBatch, receive_in_turn},
+    batch::{ReceiveBatch, SendBatch, receive_round_robin},
     handle::{Handle, LineSet},
 };
 
-pub(in crate::handle_set) use self::ready::{EVENTS_MAX, ReadySet, Signals, event_of, no_events};
+pub(in crate::handle_set) use self::ready::{EVENTS_MAX, ReadySet, Signals, event_buffer, to_event};
 use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
 
 /// The shared part.
@@ -41,7 +41,7 @@ impl HandleSet for EpollSet {
     type Io = EpollIo;
 
     fn thread_io(&self) -> io::Result<EpollIo> {
-        Ok(EpollIo { ready: Arc::clone(&self.ready), events: no_events() })
+        Ok(EpollIo { ready: Arc::clone(&self.ready), events: event_buffer() })
     }
 
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
@@ -71,7 +71,7 @@ pub struct EpollIo {
 impl ThreadIo for EpollIo {
     fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()> {
         let seen = self.ready.wait(wait, room, &mut self.events)?;
-        events.extend(seen.iter().map(event_of));
+        events.extend(seen.iter().map(to_event));
         Ok(())
     }
 
@@ -80,10 +80,10 @@ impl ThreadIo for EpollIo {
     }
 
     fn receive(&mut self, sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
-        receive_in_turn(sockets, batch)
+        receive_round_robin(sockets, batch)
     }
 
-    fn lent(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
+    fn take_provided(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
 
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
         packets.send_many()
@@ -98,10 +98,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::handle_set::suite;
+    use crate::handle_set::backend_tests;
 
     #[test]
-    fn a_burst_on_one_line_leaves_room_for_the_other() {
+    fn a_burst_on_one_line_leaves_room_for_the_other_line() {
         let receivers = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
         let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         for receiver in &receivers {
@@ -111,11 +111,11 @@ mod tests {
         }
         let sockets = [(Line::A, receivers[0].as_raw_fd()), (Line::B, receivers[1].as_raw_fd())];
         let mut batch = ReceiveBatch::new(16, 64);
-        let more = receive_in_turn(&sockets, &mut batch).unwrap();
+        let more = receive_round_robin(&sockets, &mut batch).unwrap();
         assert_eq!(batch.iter().filter(|datagram| datagram.line == Line::A).count(), 8);
         assert_eq!(batch.iter().filter(|datagram| datagram.line == Line::B).count(), 8);
         assert_eq!(more, LineSet::default().with(Line::A).with(Line::B));
     }
 
-    suite::for_each_promise!(several threads: || EpollSet::new().unwrap());
+    backend_tests::for_each_backend_test!(several threads: || EpollSet::new().unwrap());
 }

@@ -5,14 +5,14 @@
 //! the one that armed it. So no ring is shared and no request outlives its turn: the leading thread waits *in its own
 //! ring* for the epoll set, and takes that wait back before it gives up the lead; receives and sends are submitted and
 //! completed within one call. What a wait brought that was being taken back is left to the next leader in
-//! [`Handed`], or its edges would be lost.
+//! [`LeftoverEvents`], or its edges would be lost.
 
 #![allow(unsafe_code, reason = "requests whose memory the kernel holds")]
 
 mod buffers;
 mod multishot;
 #[cfg(all(test, not(feature = "loom")))]
-mod shared;
+mod shared_ring;
 mod submission;
 
 use std::{
@@ -25,20 +25,20 @@ use crossbeam_queue::ArrayQueue;
 use io_uring::{opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 use mdgw_sys::{
-    batch::{PACKETS_MAX, ReceiveBatch, SendBatch, is_report, memory::Fixed},
+    batch::{PACKETS_MAX, ReceiveBatch, SendBatch, is_past_send_error, pinned_array::Fixed},
     handle::{Handle, LineSet},
 };
 
 pub use self::multishot::{MultishotIo, MultishotSet};
 #[cfg(all(test, not(feature = "loom")))]
-pub(crate) use self::shared::SharedRingSet;
+pub(crate) use self::shared_ring::SharedRingSet;
 use self::submission::{Request, Ring};
-use super::epoll::{EVENTS_MAX, ReadySet, event_of};
+use super::epoll::{EVENTS_MAX, ReadySet, to_event};
 use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
 
 /// How a ring waits for the epoll set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SetWait {
+pub enum EpollWaitMethod {
     /// The request brings the events itself (`IORING_OP_EPOLL_WAIT`, from kernel 6.15).
     Events,
     /// A one-shot poll on the set's descriptor, then `epoll_wait` without blocking.
@@ -49,21 +49,21 @@ pub enum SetWait {
 #[derive(Clone, Debug)]
 pub struct RingSet {
     ready: Arc<ReadySet>,
-    handed: Arc<Handed>,
-    wait: SetWait,
+    leftover: Arc<LeftoverEvents>,
+    wait: EpollWaitMethod,
 }
 
 /// Events from one leader to the next.
-type Handed = ArrayQueue<Event>;
+type LeftoverEvents = ArrayQueue<Event>;
 
 impl RingSet {
-    /// An empty set. Whether the kernel has what `wait` needs is told by [`probe`](super::probe).
+    /// An empty set. Whether the kernel has what `wait` needs is told by [`probe`](super::backend_choice).
     ///
     /// # Errors
     /// When the kernel gives no descriptors.
-    pub fn new(wait: SetWait) -> io::Result<Self> {
+    pub fn new(wait: EpollWaitMethod) -> io::Result<Self> {
         // One wait's events at most are on the way: the next leader takes them before it waits itself.
-        Ok(Self { ready: Arc::new(ReadySet::new()?), handed: Arc::new(ArrayQueue::new(2 * EVENTS_MAX)), wait })
+        Ok(Self { ready: Arc::new(ReadySet::new()?), leftover: Arc::new(ArrayQueue::new(2 * EVENTS_MAX)), wait })
     }
 }
 
@@ -74,12 +74,12 @@ impl HandleSet for RingSet {
         Ok(RingIo {
             ring: Ring::new(SUBMISSIONS, COMPLETIONS)?,
             ready: Arc::clone(&self.ready),
-            handed: Arc::clone(&self.handed),
-            how: self.wait,
+            leftover: Arc::clone(&self.leftover),
+            wait_method: self.wait,
             armed: false,
-            arriving: Fixed::new(EVENTS_MAX, |_| libc::epoll_event { events: 0, u64: 0 }),
-            polled: Box::new([libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX]),
-            arrived: Vec::with_capacity(EVENTS_MAX),
+            wait_buffer: Fixed::new(EVENTS_MAX, |_| libc::epoll_event { events: 0, u64: 0 }),
+            poll_buffer: Box::new([libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX]),
+            undelivered: Vec::with_capacity(EVENTS_MAX),
             fault: None,
         })
     }
@@ -106,16 +106,16 @@ impl HandleSet for RingSet {
 pub struct RingIo {
     ring: Ring,
     ready: Arc<ReadySet>,
-    handed: Arc<Handed>,
-    how: SetWait,
+    leftover: Arc<LeftoverEvents>,
+    wait_method: EpollWaitMethod,
     /// Whether a request waits for the set.
     armed: bool,
     /// Where the kernel puts events while a request waits.
-    arriving: Fixed<libc::epoll_event>,
+    wait_buffer: Fixed<libc::epoll_event>,
     /// Where `epoll_wait` puts them.
-    polled: Box<[libc::epoll_event; EVENTS_MAX]>,
+    poll_buffer: Box<[libc::epoll_event; EVENTS_MAX]>,
     /// Events that have come and were not passed on yet, the last first.
-    arrived: Vec<Event>,
+    undelivered: Vec<Event>,
     /// Why a wait ended without events; the next wait returns it, whatever was going on when it ended.
     fault: Option<io::Error>,
 }
@@ -123,59 +123,59 @@ pub struct RingIo {
 impl RingIo {
     fn arm(&mut self) -> io::Result<()> {
         let set = types::Fd(self.ready.epoll());
-        let request = match self.how {
-            SetWait::Events => {
+        let request = match self.wait_method {
+            EpollWaitMethod::Events => {
                 let count = u32::try_from(EVENTS_MAX).unwrap_or(1);
-                opcode::EpollWait::new(set, self.arriving.at(0).cast(), count).build()
+                opcode::EpollWait::new(set, self.wait_buffer.at(0).cast(), count).build()
             }
-            SetWait::Readiness => opcode::PollAdd::new(set, u32::from(libc::POLLIN.unsigned_abs())).build(),
+            EpollWaitMethod::Readiness => opcode::PollAdd::new(set, u32::from(libc::POLLIN.unsigned_abs())).build(),
         };
-        // SAFETY: the kernel writes at most `EVENTS_MAX` events to `arriving`, which has that many, is read only when
+        // SAFETY: the kernel writes at most `EVENTS_MAX` events to `wait_buffer`, which has that many, is read only when
         // the request has been completed, and is given up only after it was taken back (`drop`).
         unsafe { self.ring.push(request, Request::Wait)? };
         self.armed = true;
         Ok(())
     }
 
-    /// Hands what has been completed to `other`, but for the wait.
-    fn reap(&mut self, mut other: impl FnMut(Request, i32)) {
+    /// Hands what has been completed to `on_other`, but for the wait.
+    fn reap(&mut self, mut on_other: impl FnMut(Request, i32)) {
         let mut ended = None;
         self.ring.completions(|request, result, _flags| match request {
             Request::Wait => ended = Some(result),
-            _ => other(request, result),
+            _ => on_other(request, result),
         });
         if let Some(result) = ended {
             self.armed = false;
-            self.fault = self.wait_ended(result).err();
+            self.fault = self.on_wait_completion(result).err();
         }
     }
 
-    fn wait_ended(&mut self, result: i32) -> io::Result<()> {
+    fn on_wait_completion(&mut self, result: i32) -> io::Result<()> {
         let count = match usize::try_from(result) {
             Ok(count) => count,
             Err(_) if matches!(-result, libc::ECANCELED | libc::EINTR | libc::EAGAIN) => return Ok(()),
             Err(_) => return Err(io::Error::from_raw_os_error(-result)),
         };
-        match self.how {
-            SetWait::Events => {
+        match self.wait_method {
+            EpollWaitMethod::Events => {
                 for index in (0..count.min(EVENTS_MAX)).rev() {
-                    // SAFETY: the request has been completed and wrote `count` events from `arriving[0]` on.
-                    let event = unsafe { self.arriving.at(index).read() };
-                    self.arrived.push(event_of(&event));
+                    // SAFETY: the request has been completed and wrote `count` events from `wait_buffer[0]` on.
+                    let event = unsafe { self.wait_buffer.at(index).read() };
+                    self.undelivered.push(to_event(&event));
                 }
             }
-            SetWait::Readiness => {
-                let seen = self.ready.wait(Wait::Poll, EVENTS_MAX, &mut self.polled)?;
-                self.arrived.extend(seen.iter().rev().map(event_of));
+            EpollWaitMethod::Readiness => {
+                let seen = self.ready.wait(Wait::Poll, EVENTS_MAX, &mut self.poll_buffer)?;
+                self.undelivered.extend(seen.iter().rev().map(to_event));
             }
         }
         Ok(())
     }
 
-    fn pass_on(&mut self, room: usize, events: &mut Vec<Event>) {
+    fn deliver_events(&mut self, room: usize, events: &mut Vec<Event>) {
         let before = events.len();
         while events.len() - before < room {
-            let Some(event) = self.handed.pop().or_else(|| self.arrived.pop()) else { return };
+            let Some(event) = self.leftover.pop().or_else(|| self.undelivered.pop()) else { return };
             events.push(event);
         }
     }
@@ -183,7 +183,7 @@ impl RingIo {
 
 impl ThreadIo for RingIo {
     fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()> {
-        if self.arrived.is_empty() && self.handed.is_empty() {
+        if self.undelivered.is_empty() && self.leftover.is_empty() {
             if !self.armed {
                 self.arm()?;
             }
@@ -198,7 +198,7 @@ impl ThreadIo for RingIo {
                 return Err(fault);
             }
         }
-        self.pass_on(room, events);
+        self.deliver_events(room, events);
         Ok(())
     }
 
@@ -214,73 +214,75 @@ impl ThreadIo for RingIo {
             self.ring.enter(1)?;
             self.reap(|request, _| cancelled |= request == Request::Cancel);
         }
-        while let Some(event) = self.arrived.pop() {
+        while let Some(event) = self.undelivered.pop() {
             // There is room: see `new`.
-            let handed = self.handed.push(event);
-            debug_assert!(handed.is_ok());
+            let leftover = self.leftover.push(event);
+            debug_assert!(leftover.is_ok());
         }
         Ok(())
     }
 
     fn receive(&mut self, sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
-        let mut open = sockets.iter().fold(LineSet::default(), |all, (line, _)| all.with(*line));
-        let mut share = FIRST_SHARE;
+        let mut open_lines = sockets.iter().fold(LineSet::default(), |all, (line, _)| all.with(*line));
+        let mut requests_per_socket = FIRST_REQUESTS_PER_SOCKET;
         let mut fault = None;
         for _ in 0..ROUNDS_MAX {
-            if open.is_empty() || batch.room() == 0 {
+            if open_lines.is_empty() || batch.room() == 0 {
                 break;
             }
-            let mut plan = Plan::default();
-            for &(line, socket) in sockets.iter().filter(|(line, _)| open.contains(*line)) {
-                for _ in 0..share {
-                    let Some(slot) = plan.slots.get_mut(plan.count) else { break };
-                    let Some(header) = batch.free_header(plan.count) else { break };
+            let mut receives = ReceiveSubmission::default();
+            for &(line, socket) in sockets.iter().filter(|(line, _)| open_lines.contains(*line)) {
+                for _ in 0..requests_per_socket {
+                    let Some(slot) = receives.slots.get_mut(receives.count) else { break };
+                    let Some(header) = batch.free_header(receives.count) else { break };
                     let request = opcode::RecvMsg::new(types::Fd(socket), header).flags(DONT_WAIT).build();
                     // SAFETY: the header and what it leads to are a free row of `batch`, which is borrowed until
                     // every request has been completed below: with MSG_DONTWAIT none waits.
-                    unsafe { self.ring.push(request, Request::Receive(plan.count))? };
+                    unsafe { self.ring.push(request, Request::Receive(receives.count))? };
                     *slot = (line, -libc::ECANCELED);
-                    plan.count += 1;
+                    receives.count += 1;
                 }
             }
-            let mut outstanding = plan.count;
+            let mut outstanding = receives.count;
             while outstanding > 0 {
                 self.ring.enter(outstanding)?;
                 self.reap(|request, result| {
                     if let Request::Receive(index) = request {
-                        plan.slots[index].1 = result;
+                        receives.slots[index].1 = result;
                         outstanding -= 1;
                     }
                 });
             }
-            let slots = &plan.slots[..plan.count];
+            let slots = &receives.slots[..receives.count];
             for &(line, result) in slots.iter().filter(|(_, result)| *result < 0) {
                 let error = io::Error::from_raw_os_error(-result);
                 match error.kind() {
-                    io::ErrorKind::WouldBlock => open = without(open, line),
-                    _ if is_report(&error) => {}
+                    io::ErrorKind::WouldBlock => open_lines = without(open_lines, line),
+                    _ if is_past_send_error(&error) => {}
                     _ => {
-                        open = without(open, line);
+                        open_lines = without(open_lines, line);
                         fault = fault.or(Some(error));
                     }
                 }
             }
             // SAFETY: the loop above ended with every request completed; results are the kernel's.
-            unsafe { batch.settle(slots.iter().map(|(line, result)| (*line, usize::try_from(*result).ok()))) };
-            share *= 4;
+            unsafe {
+                batch.accept_completions(slots.iter().map(|(line, result)| (*line, usize::try_from(*result).ok())))
+            };
+            requests_per_socket *= 4;
         }
-        fault.map_or(Ok(open), Err)
+        fault.map_or(Ok(open_lines), Err)
     }
 
-    fn lent(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
+    fn take_provided(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
 
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
-        let mut sending = self.ring.begin_send(packets)?;
-        while sending.outstanding > 0 {
-            self.ring.enter(sending.outstanding)?;
-            self.reap(|request, result| sending.completed(request, result));
+        let mut sends = self.ring.begin_send(packets)?;
+        while sends.outstanding > 0 {
+            self.ring.enter(sends.outstanding)?;
+            self.reap(|request, result| sends.on_completion(request, result));
         }
-        sending.taken()
+        sends.sent_count()
     }
 }
 
@@ -288,18 +290,18 @@ impl Drop for RingIo {
     fn drop(&mut self) {
         if self.release_wait().is_err() {
             // The kernel may still write there: better lost than given to somebody else.
-            std::mem::forget(std::mem::replace(&mut self.arriving, Fixed::new(0, |_| unreachable!())));
+            std::mem::forget(std::mem::replace(&mut self.wait_buffer, Fixed::new(0, |_| unreachable!())));
         }
     }
 }
 
 /// The requests of one submission: line and result of each.
-struct Plan {
+struct ReceiveSubmission {
     slots: [(Line, i32); PACKETS_MAX],
     count: usize,
 }
 
-impl Default for Plan {
+impl Default for ReceiveSubmission {
     fn default() -> Self {
         Self { slots: [(Line::A, 0); PACKETS_MAX], count: 0 }
     }
@@ -311,7 +313,7 @@ fn without(set: LineSet, line: Line) -> LineSet {
 
 /// Requests for each socket in the first submission: usually one datagram has come, and the second request finds that
 /// it was the last. Each later submission asks for four times as many.
-const FIRST_SHARE: usize = 2;
+const FIRST_REQUESTS_PER_SOCKET: usize = 2;
 /// Submissions for one call; what is left then is told as unfinished.
 const ROUNDS_MAX: usize = 8;
 /// Room for a full batch, the wait and its cancellation.
@@ -323,17 +325,17 @@ const DONT_WAIT: u32 = libc::MSG_DONTWAIT.unsigned_abs();
 mod tests {
     mod events {
         use crate::handle_set::{
-            ring::{RingSet, SetWait},
-            suite,
+            backend_tests,
+            ring::{EpollWaitMethod, RingSet},
         };
-        suite::for_each_promise!(several threads: || RingSet::new(SetWait::Events).unwrap());
+        backend_tests::for_each_backend_test!(several threads: || RingSet::new(EpollWaitMethod::Events).unwrap());
     }
 
     mod readiness {
         use crate::handle_set::{
-            ring::{RingSet, SetWait},
-            suite,
+            backend_tests,
+            ring::{EpollWaitMethod, RingSet},
         };
-        suite::for_each_promise!(several threads: || RingSet::new(SetWait::Readiness).unwrap());
+        backend_tests::for_each_backend_test!(several threads: || RingSet::new(EpollWaitMethod::Readiness).unwrap());
     }
 }

@@ -22,11 +22,11 @@ pub fn packet_header(
 ) -> [u8; HEADER_BYTES] {
     let [committed_flags, _] = entry.flags.to_le_bytes();
     let all = flags.0 | committed_flags;
-    let is_again = flags.contains(PacketFlags::RETRANSMISSION) && !flags.contains(PacketFlags::HEARTBEAT);
+    let is_retransmission = flags.contains(PacketFlags::RETRANSMISSION) && !flags.contains(PacketFlags::HEARTBEAT);
     transmute!(PacketHeader {
         magic: PACKET_MAGIC.into(),
         version: PACKET_VERSION,
-        flags: if is_again { all & !PacketFlags::HEARTBEAT.0 } else { all },
+        flags: if is_retransmission { all & !PacketFlags::HEARTBEAT.0 } else { all },
         group: group.0.into(),
         channel: channel.0.into(),
         frame_count: entry.frame_count.into(),

@@ -14,11 +14,11 @@ use zerocopy::IntoBytes;
 ///
 /// Frames that fit are packed together until [`Self::flush`], which ends what one datagram brought: nothing ever waits
 /// to be filled. The ranges of entries follow each other without a hole within a session. Messages that produced no
-/// frame extend the range of the next entry, or of the one that [`Self::settle`] makes.
+/// frame extend the range of the next entry, or of the one that [`Self::commit_covered`] makes.
 #[derive(Debug)]
 pub struct LogSink {
     writer: Writer,
-    numbering: Option<Numbering>,
+    session_progress: Option<SessionProgress>,
     /// What comes before it is in the log already, and comes again for the sake of the books.
     replayed_until: Option<Sequence>,
     /// Frames in the open entry.
@@ -29,13 +29,13 @@ pub struct LogSink {
 
 /// Where the stream stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Numbering {
+pub struct SessionProgress {
     /// The present session, as in packets.
     pub session: SessionBytes,
     /// First sequence that no committed entry settles.
     pub committed: Sequence,
     /// First sequence that has not been handled.
-    pub settled: Sequence,
+    pub covered_through: Sequence,
     /// Whether the venue has ended the session.
     pub has_ended: bool,
     /// Whether the channel is out of service.
@@ -50,9 +50,9 @@ pub struct SinkCounts {
     /// Records in them.
     pub records: u64,
     /// Messages that were cut into parts.
-    pub cut: u64,
+    pub split_messages: u64,
     /// Entries without a frame: ranges in which nothing was produced.
-    pub empty: u64,
+    pub empty_entries: u64,
     /// Frames that could not be written: no session had begun, or a body that neither fits nor can be cut. In place of a message a
     /// gap is told.
     pub refused: u64,
@@ -63,23 +63,23 @@ impl LogSink {
     #[must_use]
     pub fn new(writer: Writer) -> Self {
         let counts = SinkCounts::default();
-        Self { writer, numbering: None, replayed_until: None, frame_count: 0, now: UnixNs(0), counts }
+        Self { writer, session_progress: None, replayed_until: None, frame_count: 0, now: UnixNs(0), counts }
     }
 
     /// Goes on where the run before had got: what it committed ended at `next` of `session`, which the venue may have
     /// ended there. Until the venue is heard again, heartbeats say so.
     pub fn resume(&mut self, session: Session, next: Sequence, has_ended: bool) {
-        self.numbering = Some(Numbering { has_ended, ..Numbering::beginning(session, next) });
+        self.session_progress = Some(SessionProgress { has_ended, ..SessionProgress::starting_at(session, next) });
     }
 
     /// The channel is out of service: what was not committed is dropped, and readers hear of it.
     pub fn fail(&mut self) {
         self.writer.abandon();
         self.frame_count = 0;
-        let Some(numbering) = self.numbering.as_mut() else { return };
-        numbering.has_failed = true;
-        numbering.settled = numbering.committed;
-        let meta = FrameMeta::state(numbering.committed);
+        let Some(session_progress) = self.session_progress.as_mut() else { return };
+        session_progress.has_failed = true;
+        session_progress.covered_through = session_progress.committed;
+        let meta = FrameMeta::state(session_progress.committed);
         self.frame(&meta, 0, StateBody::of(ChannelState::Failed).as_bytes());
         self.flush();
     }
@@ -93,20 +93,20 @@ impl LogSink {
     /// Commits what has been written: readers and the publisher see it.
     #[inline]
     pub fn flush(&mut self) {
-        if let Some(numbering) = self.numbering
+        if let Some(session_progress) = self.session_progress
             && self.frame_count > 0
         {
-            self.commit(numbering.settled, PacketFlags::default());
+            self.commit(session_progress.covered_through, PacketFlags::default());
         }
     }
 
     /// Commits what has been written, and an entry without frames if there are settled sequences that no entry covers:
     /// what a heartbeat is due for. Whether there was anything.
-    pub fn settle(&mut self) -> bool {
+    pub fn commit_covered(&mut self) -> bool {
         self.flush();
-        match self.numbering {
-            Some(numbering) if numbering.settled > numbering.committed => {
-                self.commit_empty(numbering.settled, PacketFlags::HEARTBEAT);
+        match self.session_progress {
+            Some(session_progress) if session_progress.covered_through > session_progress.committed => {
+                self.commit_empty(session_progress.covered_through, PacketFlags::HEARTBEAT);
                 true
             }
             _ => false,
@@ -115,15 +115,15 @@ impl LogSink {
 
     /// Where the stream stands, once a session has begun.
     #[must_use]
-    pub fn numbering(&self) -> Option<&Numbering> {
-        self.numbering.as_ref()
+    pub fn session_progress(&self) -> Option<&SessionProgress> {
+        self.session_progress.as_ref()
     }
 
     /// How far the committed entries have come.
     #[must_use]
-    pub fn ready(&self) -> Option<StreamPosition> {
-        let numbering = self.numbering?;
-        Some(StreamPosition::at(Session::from_bytes(numbering.session)?, numbering.committed))
+    pub fn committed_through(&self) -> Option<StreamPosition> {
+        let session_progress = self.session_progress?;
+        Some(StreamPosition::at(Session::from_bytes(session_progress.session)?, session_progress.committed))
     }
 
     /// The log.
@@ -145,15 +145,16 @@ impl LogSink {
 
     /// Appends one whole frame, in a new entry if the open one has no room. `false` if no entry has room.
     fn append(&mut self, header: &FrameHeader, body: &[u8]) -> bool {
-        let Some(numbering) = self.numbering else { return false };
+        let Some(session_progress) = self.session_progress else { return false };
         let frame_bytes = FRAME_HEADER_BYTES + body.len();
         if self.writer.room() < frame_bytes {
             self.flush();
         }
-        if !self.writer.is_begun() {
+        if !self.writer.has_open_entry() {
             // `flush` may have moved it.
-            let first = self.numbering.map_or(numbering.committed, |numbering| numbering.committed);
-            self.writer.begin(numbering.session, first.0);
+            let first =
+                self.session_progress.map_or(session_progress.committed, |session_progress| session_progress.committed);
+            self.writer.begin(session_progress.session, first.0);
         }
         if self.writer.room() < frame_bytes {
             return false;
@@ -170,8 +171,8 @@ impl LogSink {
         let part_bytes_max = self.part_bytes_max();
         let mut rest = body;
         let mut part = 0_u16;
-        while let Some((cut, record_count)) = records_up_to(rest, part_bytes_max) {
-            let (this, behind) = rest.split_at(cut);
+        while let Some((split_messages, record_count)) = records_up_to(rest, part_bytes_max) {
+            let (part_body, behind) = rest.split_at(split_messages);
             let is_last = behind.is_empty();
             let mut flags = meta.flags;
             if part == 0 {
@@ -180,12 +181,12 @@ impl LogSink {
             if is_last {
                 flags = flags.with(FrameFlags::LAST_PART);
             }
-            if !self.append(&header(meta, record_count, this.len(), flags, part), this) {
+            if !self.append(&header(meta, record_count, part_body.len(), flags, part), part_body) {
                 return false;
             }
             self.commit(if is_last { meta.next } else { meta.sequence }, PacketFlags::default());
             if is_last {
-                self.counts.cut += 1;
+                self.counts.split_messages += 1;
                 return true;
             }
             part = part.saturating_add(1);
@@ -202,7 +203,7 @@ impl LogSink {
     #[cold]
     fn refuse(&mut self, meta: &FrameMeta) {
         self.counts.refused += 1;
-        if meta.kind == FrameKind::Message && self.numbering.is_some() {
+        if meta.kind == FrameKind::Message && self.session_progress.is_some() {
             let body = GapBody { first: meta.sequence.0.into(), next: meta.next.0.into() };
             self.frame(&FrameMeta::own(FrameKind::Gap, meta.sequence, meta.next), 0, body.as_bytes());
         }
@@ -210,7 +211,7 @@ impl LogSink {
 
     /// A frame of what is in the log already. Of a gap the rest is new, where the log ends inside it.
     #[cold]
-    fn replayed(&mut self, meta: &FrameMeta, until: Sequence) {
+    fn skip_replayed(&mut self, meta: &FrameMeta, until: Sequence) {
         if meta.kind == FrameKind::Gap && meta.next > until {
             let body = GapBody { first: until.0.into(), next: meta.next.0.into() };
             self.frame(&FrameMeta::own(FrameKind::Gap, until, meta.next), 0, body.as_bytes());
@@ -219,18 +220,18 @@ impl LogSink {
 
     #[inline]
     fn commit(&mut self, next: Sequence, flags: PacketFlags) {
-        let Some(numbering) = self.numbering.as_mut() else { return };
-        numbering.settled = numbering.settled.max(next);
-        numbering.committed = numbering.committed.max(next);
-        self.writer.commit(numbering.committed.0, self.frame_count, flags.0.into(), self.now.0);
+        let Some(session_progress) = self.session_progress.as_mut() else { return };
+        session_progress.covered_through = session_progress.covered_through.max(next);
+        session_progress.committed = session_progress.committed.max(next);
+        self.writer.commit(session_progress.committed.0, self.frame_count, flags.0.into(), self.now.0);
         self.frame_count = 0;
     }
 
     fn commit_empty(&mut self, next: Sequence, flags: PacketFlags) {
-        if let Some(numbering) = self.numbering {
-            self.writer.begin(numbering.session, numbering.committed.0);
+        if let Some(session_progress) = self.session_progress {
+            self.writer.begin(session_progress.session, session_progress.committed.0);
             self.commit(next, flags);
-            self.counts.empty += 1;
+            self.counts.empty_entries += 1;
         }
     }
 }
@@ -240,7 +241,7 @@ impl FrameSink for LogSink {
     fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]) {
         if let Some(until) = self.replayed_until {
             if meta.sequence < until {
-                return self.replayed(meta, until);
+                return self.skip_replayed(meta, until);
             }
             self.replayed_until = None;
         }
@@ -255,38 +256,41 @@ impl FrameSink for LogSink {
         if !written {
             self.refuse(meta);
         }
-        self.settled(meta.next);
+        self.covered_through(meta.next);
     }
 
     #[inline]
-    fn settled(&mut self, next: Sequence) {
-        if let Some(numbering) = self.numbering.as_mut() {
-            numbering.settled = numbering.settled.max(next);
+    fn covered_through(&mut self, next: Sequence) {
+        if let Some(session_progress) = self.session_progress.as_mut() {
+            session_progress.covered_through = session_progress.covered_through.max(next);
         }
     }
 
     fn session(&mut self, session: Session, next: Sequence) {
-        self.settle();
-        let begins = Numbering::beginning(session, next);
-        let of_log = self.numbering.filter(|of_log| of_log.session == begins.session && of_log.committed > next);
-        self.replayed_until = of_log.map(|of_log| of_log.committed);
-        self.numbering = of_log.or(Some(begins));
+        self.commit_covered();
+        let new_session = SessionProgress::starting_at(session, next);
+        let logged =
+            self.session_progress.filter(|logged| logged.session == new_session.session && logged.committed > next);
+        self.replayed_until = logged.map(|logged| logged.committed);
+        self.session_progress = logged.or(Some(new_session));
     }
 
     fn end_of_session(&mut self) {
         self.flush();
-        if let Some(numbering) = self.numbering.as_mut().filter(|numbering| !numbering.has_ended) {
-            numbering.has_ended = true;
-            let settled = numbering.settled;
-            self.commit_empty(settled, PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION));
+        if let Some(session_progress) =
+            self.session_progress.as_mut().filter(|session_progress| !session_progress.has_ended)
+        {
+            session_progress.has_ended = true;
+            let covered_through = session_progress.covered_through;
+            self.commit_empty(covered_through, PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION));
         }
     }
 }
 
-impl Numbering {
-    fn beginning(session: Session, next: Sequence) -> Self {
+impl SessionProgress {
+    fn starting_at(session: Session, next: Sequence) -> Self {
         let session = session.to_bytes();
-        Self { session, committed: next, settled: next, has_ended: false, has_failed: false }
+        Self { session, committed: next, covered_through: next, has_ended: false, has_failed: false }
     }
 }
 
@@ -322,21 +326,21 @@ fn header(meta: &FrameMeta, record_count: u16, body_bytes: usize, flags: FrameFl
 ///
 /// The first byte of a DBN record is its length in units of four bytes.
 fn records_up_to(body: &[u8], bytes_max: usize) -> Option<(usize, u16)> {
-    let (mut cut, mut count) = (0, 0);
-    while let Some(length) = body.get(cut) {
-        let end = cut + 4 * usize::from(*length);
-        if end == cut || end > bytes_max || end > body.len() {
+    let (mut split_messages, mut count) = (0, 0);
+    while let Some(length) = body.get(split_messages) {
+        let end = split_messages + 4 * usize::from(*length);
+        if end == split_messages || end > bytes_max || end > body.len() {
             break;
         }
-        (cut, count) = (end, count + 1);
+        (split_messages, count) = (end, count + 1);
     }
-    (count > 0).then_some((cut, count))
+    (count > 0).then_some((split_messages, count))
 }
 
 #[cfg(test)]
 mod tests {
     use mdgw_feeds::{identity::Feed, time::TradingDate};
-    use mdgw_publog::{LogOptions, Opened, Reader};
+    use mdgw_publog::{LogOptions, OpenedLog, Reader};
     use zerocopy::{FromBytes, little_endian::U64};
 
     use super::*;
@@ -356,7 +360,7 @@ mod tests {
                 private_bytes: 64 << 10,
                 ..LogOptions::new(directory.path(), 1)
             };
-            let Opened { writer, .. } = mdgw_publog::open(options, NOW.0).unwrap();
+            let OpenedLog { writer, .. } = mdgw_publog::open(options, NOW.0).unwrap();
             let mut sink = LogSink::new(writer);
             sink.begin(NOW);
             Self { directory, sink }
@@ -417,16 +421,16 @@ mod tests {
     }
 
     #[test]
-    fn what_one_datagram_brought_is_one_entry_and_silent_messages_extend_the_next() {
+    fn one_datagram_makes_one_entry_and_messages_without_output_extend_the_next() {
         let mut world = World::new();
         let sink = &mut world.sink;
         sink.session(session(0), Sequence(1));
-        sink.settled(Sequence(3));
+        sink.covered_through(Sequence(3));
         sink.frame(&message(3), 1, &records(1, 80));
-        sink.settled(Sequence(5));
+        sink.covered_through(Sequence(5));
         sink.frame(&message(5), 2, &records(2, 80));
         sink.flush();
-        sink.settled(Sequence(9));
+        sink.covered_through(Sequence(9));
         sink.flush();
         sink.frame(&message(9), 1, &records(1, 80));
         sink.flush();
@@ -451,12 +455,12 @@ mod tests {
     }
 
     #[test]
-    fn a_message_larger_than_a_packet_is_cut_at_record_borders_and_settled_by_its_last_part() {
+    fn a_message_larger_than_a_packet_is_split_at_records_and_covered_by_its_last_part() {
         let mut world = World::new();
         let sink = &mut world.sink;
         sink.session(session(0), Sequence(1));
         sink.frame(&message(1), 1, &records(1, 80));
-        sink.settled(Sequence(4));
+        sink.covered_through(Sequence(4));
         // Three of 368 bytes to a part.
         sink.frame(&message(4), 8, &records(8, 368));
         sink.frame(&message(5), 1, &records(1, 80));
@@ -471,21 +475,21 @@ mod tests {
                 "#0 [5,6) 0: (5.0+1)"
             ]
         );
-        assert_eq!(world.sink.counts().cut, 1);
+        assert_eq!(world.sink.counts().split_messages, 1);
     }
 
     #[test]
-    fn silent_messages_before_a_cut_one_are_settled_by_its_first_part() {
+    fn messages_without_output_before_a_split_one_are_covered_by_its_first_part() {
         let mut world = World::new();
         let sink = &mut world.sink;
         sink.session(session(0), Sequence(1));
-        sink.settled(Sequence(7));
+        sink.covered_through(Sequence(7));
         sink.frame(&message(7), 4, &records(4, 368));
         assert_eq!(world.entries(), ["#0 [1,7) 0: (7.0+3", "#0 [7,8) 0: 7.1+1)"]);
     }
 
     #[test]
-    fn gaps_settle_their_range_and_state_frames_nothing() {
+    fn gaps_cover_their_range_and_state_frames_cover_nothing() {
         let mut world = World::new();
         let sink = &mut world.sink;
         sink.session(session(0), Sequence(10));
@@ -500,38 +504,38 @@ mod tests {
     }
 
     #[test]
-    fn heartbeats_settle_what_nothing_else_did() {
+    fn heartbeats_cover_messages_without_output() {
         let mut world = World::new();
         let sink = &mut world.sink;
-        assert!(!sink.settle());
+        assert!(!sink.commit_covered());
         sink.session(session(0), Sequence(1));
-        assert!(!sink.settle());
-        sink.settled(Sequence(40));
-        assert!(sink.settle());
-        assert!(!sink.settle());
+        assert!(!sink.commit_covered());
+        sink.covered_through(Sequence(40));
+        assert!(sink.commit_covered());
+        assert!(!sink.commit_covered());
         assert_eq!(world.entries(), ["#0 [1,40) 1:"]);
     }
 
     #[test]
-    fn a_session_is_settled_before_the_next_begins_and_ends_once() {
+    fn a_session_is_covered_before_the_next_begins_and_ends_once() {
         let mut world = World::new();
         let sink = &mut world.sink;
         sink.session(session(0), Sequence(1));
         sink.frame(&message(1), 1, &records(1, 80));
-        sink.settled(Sequence(4));
+        sink.covered_through(Sequence(4));
         sink.session(session(1), Sequence(1));
         sink.frame(&message(1), 1, &records(1, 80));
-        sink.settled(Sequence(3));
+        sink.covered_through(Sequence(3));
         sink.end_of_session();
         sink.end_of_session();
         sink.session(session(2), Sequence(1));
-        sink.settled(Sequence(2));
+        sink.covered_through(Sequence(2));
         sink.end_of_session();
         assert_eq!(world.entries(), ["#0 [1,4) 0: (1.0+1)", "#1 [1,3) 0: (1.0+1)", "#1 [3,3) 9:", "#2 [1,2) 9:"]);
     }
 
     #[test]
-    fn what_is_in_the_log_already_is_not_logged_again_when_it_is_played_again() {
+    fn replayed_messages_already_in_the_log_are_not_logged_again() {
         let mut world = World::new();
         let sink = &mut world.sink;
         sink.resume(session(0), Sequence(4), false);
@@ -548,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_gap_that_is_declared_again_the_log_gets_what_it_lacks() {
+    fn a_gap_declared_again_adds_only_the_missing_range() {
         let mut world = World::new();
         let sink = &mut world.sink;
         sink.resume(session(0), Sequence(4), false);
@@ -565,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_neither_fitted_nor_cut_is_declared_missing_and_leaves_the_stream_whole() {
+    fn a_message_that_fits_no_packet_is_declared_as_a_gap() {
         let mut world = World::new();
         let sink = &mut world.sink;
         sink.frame(&message(1), 1, &records(1, 80));

@@ -16,7 +16,7 @@ use mdgw_feeds::{
     },
     time::{MonoNs, TradingDate, UnixNs},
 };
-use mdgw_publog::{Keeper, LogOptions, Opened};
+use mdgw_publog::{LogOptions, OpenedLog, SegmentMaintenance};
 use mdgw_sys::{
     batch::{self, OutputIndex, Outputs, ReceiveBatch, SendBatch, SendBuffers},
     clock::mono_now,
@@ -52,8 +52,8 @@ impl ThreadIo for TestIo {
         self.inner.receive(sockets, batch)
     }
 
-    fn lent(&mut self, handle: Handle, batch: &mut ReceiveBatch) {
-        self.inner.lent(handle, batch);
+    fn take_provided(&mut self, handle: Handle, batch: &mut ReceiveBatch) {
+        self.inner.take_provided(handle, batch);
     }
 
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
@@ -72,8 +72,8 @@ impl ThreadIo for TestIo {
 struct World {
     directory: tempfile::TempDir,
     log: LogSink,
-    keeper: Keeper,
-    words: Arc<TakeoverWords>,
+    maintenance: SegmentMaintenance,
+    takeover: Arc<TakeoverShared>,
     publisher: Publisher,
     buffers: SendBuffers,
     io: TestIo,
@@ -84,12 +84,12 @@ struct World {
 struct Setup {
     lines: usize,
     broken_line: Option<usize>,
-    tail_packets_per_s: u64,
+    catch_up_packets_per_s: u64,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { lines: 1, broken_line: None, tail_packets_per_s: 1_000_000_000_000 }
+        Self { lines: 1, broken_line: None, catch_up_packets_per_s: 1_000_000_000_000 }
     }
 }
 
@@ -98,7 +98,7 @@ impl World {
         let directory = tempfile::tempdir().unwrap();
         let options =
             LogOptions { segment_bytes: 64 << 10, private_bytes: 64 << 10, ..LogOptions::new(directory.path(), 3) };
-        let Opened { writer, keeper, .. } = mdgw_publog::open(options, NOW.0).unwrap();
+        let OpenedLog { writer, maintenance, .. } = mdgw_publog::open(options, NOW.0).unwrap();
         let mut log = LogSink::new(writer);
         log.begin(NOW);
         let mut receivers = Vec::new();
@@ -109,10 +109,10 @@ impl World {
             let SocketAddr::V4(address) = receiver.local_addr().unwrap() else { unreachable!() };
             receivers.push(receiver);
             // Broadcast without SO_BROADCAST is refused.
-            let nowhere = "255.255.255.255:9".parse().unwrap();
+            let unreachable_address = "255.255.255.255:9".parse().unwrap();
             outputs.push(batch::Output {
                 socket: Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap().into()),
-                destination: Some(if setup.broken_line == Some(line) { nowhere } else { address }),
+                destination: Some(if setup.broken_line == Some(line) { unreachable_address } else { address }),
             });
         }
         let config = PublisherConfig {
@@ -120,21 +120,21 @@ impl World {
             channel: ChannelId(3),
             outputs: (0..setup.lines).map(|line| OutputIndex(u16::try_from(line).unwrap())).collect(),
             heartbeat_ns: 1_000_000_000,
-            tail_packets_per_s: setup.tail_packets_per_s,
+            catch_up_packets_per_s: setup.catch_up_packets_per_s,
             send_ns_max: 10_000_000,
             log_directory: directory.path().to_owned(),
         };
-        let words = Arc::new(TakeoverWords::default());
-        let publisher = Publisher::new(config, &log, Arc::clone(&words));
+        let takeover = Arc::new(TakeoverShared::default());
+        let publisher = Publisher::new(config, &log, Arc::clone(&takeover));
         let io = TestIo { inner: EpollSet::new().unwrap().thread_io().unwrap(), refuse: 0, after: None };
         let buffers = SendBuffers::new(Outputs::new(outputs));
-        Self { directory, log, keeper, words, publisher, buffers, io, receivers }
+        Self { directory, log, maintenance, takeover, publisher, buffers, io, receivers }
     }
 
     /// Messages `[first, next)` as one datagram each.
     fn messages(&mut self, first: u64, next: u64) {
         for sequence in first..next {
-            self.keeper.turn(NOW.0);
+            self.maintenance.run_once(NOW.0);
             self.log.frame(&message(sequence), 1, &RECORD);
             self.log.flush();
         }
@@ -157,9 +157,13 @@ impl World {
     }
 
     /// Another gateway has been heard to publish what is before that place.
-    fn hear(&self, epoch: u64, restart: u32, sequence: u64, part: u16) {
+    fn set_watermark(&self, epoch: u64, restart: u32, sequence: u64, part: u16) {
         let position = StreamPosition { session: Session { restart, ..session() }, sequence: Sequence(sequence), part };
-        self.words.heard.set(Heard { on_wire: Some(position), epoch: Epoch(epoch), confirmed: None });
+        self.takeover.received_through.set(Heard {
+            received_through: Some(position),
+            epoch: Epoch(epoch),
+            reported_through: None,
+        });
     }
 
     fn send(&mut self, fence: &Fence) {
@@ -223,14 +227,14 @@ fn live(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
 }
 
 /// The same as a takeover's tail.
-fn again(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
+fn retransmitted(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
     live(epoch, range).iter().map(|text| text.replace(") 1", ") r1")).collect()
 }
 
 #[test]
-fn what_is_committed_goes_out_once_on_each_line_in_order() {
+fn each_committed_entry_is_sent_once_per_line_in_order() {
     let mut world = World::new(&Setup { lines: 2, ..Setup::default() });
-    let fence = Fence::stand_alone(Epoch(5));
+    let fence = Fence::standalone(Epoch(5));
     world.log.session(session(), Sequence(1));
     world.send(&fence);
     for line in 0..2 {
@@ -248,11 +252,11 @@ fn what_is_committed_goes_out_once_on_each_line_in_order() {
     }
     assert!(world.log.writer().counts().segments > 1);
     assert_eq!(world.publisher.counts().packets, 2 * 801);
-    assert_eq!(world.publisher.counts().overruns, 0);
+    assert_eq!(world.publisher.counts().memory_overruns, 0);
 }
 
 #[test]
-fn an_earlier_run_is_not_published_again() {
+fn entries_of_an_earlier_run_are_not_published_again() {
     let mut world = World::new(&Setup::default());
     world.log.session(session(), Sequence(1));
     world.messages(1, 4);
@@ -262,20 +266,20 @@ fn an_earlier_run_is_not_published_again() {
             channel: ChannelId(3),
             outputs: vec![OutputIndex(0)],
             heartbeat_ns: 1,
-            tail_packets_per_s: 1,
+            catch_up_packets_per_s: 1,
             send_ns_max: 1,
             log_directory: "/nowhere".into(),
         },
         &world.log,
         Arc::default(),
     );
-    world.send(&Fence::stand_alone(Epoch(1)));
+    world.send(&Fence::standalone(Epoch(1)));
     assert_eq!(world.received(0), ["1 [4,4) h0"]);
     assert_eq!(world.publisher.mode(), PublishMode::Live);
 }
 
 #[test]
-fn nothing_passes_a_closed_fence_and_every_opening_starts_with_the_tail() {
+fn a_closed_fence_sends_nothing_and_every_opening_starts_with_catch_up() {
     let mut world = World::new(&Setup::default());
     let fence = Fence::closed();
     world.log.session(session(), Sequence(1));
@@ -288,14 +292,14 @@ fn nothing_passes_a_closed_fence_and_every_opening_starts_with_the_tail() {
     world.send(&fence);
     world.messages(4, 5);
     world.send(&fence);
-    let tail = ["7 [1,1) h0", "7 [1,2) r1", "7 [2,3) r1", "7 [3,4) r1", "7 [4,5) 1"];
-    assert_eq!(world.received(0), tail);
+    let caught_up_packets = ["7 [1,1) h0", "7 [1,2) r1", "7 [2,3) r1", "7 [3,4) r1", "7 [4,5) 1"];
+    assert_eq!(world.received(0), caught_up_packets);
 
     fence.close();
     world.messages(5, 7);
     world.send(&fence);
     assert_eq!(world.received(0), [""; 0]);
-    assert_eq!(world.publisher.counts().fenced, 1);
+    assert_eq!(world.publisher.counts().fence_closures, 1);
 
     // Lapsed and back between two looks: still a takeover.
     fence.open(Epoch(8), MonoNs(u64::MAX));
@@ -309,76 +313,76 @@ fn nothing_passes_a_closed_fence_and_every_opening_starts_with_the_tail() {
 }
 
 #[test]
-fn a_takeover_begins_where_the_old_leader_was_heard_last() {
+fn a_takeover_starts_at_the_receive_watermark() {
     let mut world = World::new(&Setup::default());
     world.log.session(session(), Sequence(1));
     // Several segments: the place is no longer in the writer's memory.
     world.messages(1, 3_000);
-    world.hear(1, 0, 2_900, 0);
-    world.send(&Fence::stand_alone(Epoch(2)));
-    while world.publisher.mode() == PublishMode::Tail {
-        world.send(&Fence::stand_alone(Epoch(2)));
+    world.set_watermark(1, 0, 2_900, 0);
+    world.send(&Fence::standalone(Epoch(2)));
+    while world.publisher.mode() == PublishMode::CatchUp {
+        world.send(&Fence::standalone(Epoch(2)));
     }
     let mut expected = vec!["2 [2900,2900) h0".to_owned()];
-    expected.extend(again(2, 2_900..3_000));
+    expected.extend(retransmitted(2, 2_900..3_000));
     assert_eq!(world.received(0), expected);
-    assert!(world.words.sent.get().unwrap() <= world.log.writer().end());
+    assert!(world.takeover.sent.get().unwrap() <= world.log.writer().end());
     world.messages(3_000, 3_002);
-    assert!(world.words.sent.get().unwrap() < world.log.writer().end(), "committed isn't sent");
-    world.send(&Fence::stand_alone(Epoch(2)));
+    assert!(world.takeover.sent.get().unwrap() < world.log.writer().end(), "committed isn't sent");
+    world.send(&Fence::standalone(Epoch(2)));
     assert_eq!(world.received(0), live(2, 3_000..3_002));
-    assert_eq!(world.words.sent.get(), Some(world.log.writer().end()));
+    assert_eq!(world.takeover.sent.get(), Some(world.log.writer().end()));
 }
 
 #[test]
-fn a_takeover_needs_no_files_for_what_memory_has() {
+fn a_takeover_reads_no_files_for_entries_in_memory() {
     let mut world = World::new(&Setup::default());
     world.log.session(session(), Sequence(1));
     // The place stands a segment before the last.
     world.messages(1, 1_000);
-    world.hear(1, 0, 800, 0);
+    world.set_watermark(1, 0, 800, 0);
     std::fs::remove_dir_all(world.directory.path()).unwrap();
-    world.send(&Fence::stand_alone(Epoch(2)));
+    world.send(&Fence::standalone(Epoch(2)));
     assert!(world.log.writer().counts().segments > 2, "{:?}", world.log.writer().counts());
     let mut expected = vec!["2 [800,800) h0".to_owned()];
-    expected.extend(again(2, 800..1_000));
+    expected.extend(retransmitted(2, 800..1_000));
     assert_eq!(world.received(0), expected);
     let counts = world.publisher.counts();
-    assert_eq!((counts.log_failures, counts.overruns), (0, 0));
+    assert_eq!((counts.log_failures, counts.memory_overruns), (0, 0));
 }
 
 #[test]
-fn what_memory_gives_up_during_a_tail_comes_from_the_files() {
-    let mut world = World::new(&Setup { tail_packets_per_s: 2_000, ..Setup::default() });
-    let fence = Fence::stand_alone(Epoch(2));
+fn entries_evicted_during_catch_up_are_read_from_the_files() {
+    let mut world = World::new(&Setup { catch_up_packets_per_s: 2_000, ..Setup::default() });
+    let fence = Fence::standalone(Epoch(2));
     world.log.session(session(), Sequence(1));
     world.messages(1, 40);
-    world.hear(1, 0, 5, 0);
+    world.set_watermark(1, 0, 5, 0);
     // Heard after each hand-over: what is due at once on a machine that came late is more than a socket holds.
-    let (hear, heard) = std::sync::mpsc::channel();
+    let (set_watermark, heard) = std::sync::mpsc::channel();
     let receiver = world.receivers[0].try_clone().unwrap();
     world.io.after = Some(Box::new(move || {
         let mut datagram = [0; 2_048];
         while let Ok(length) = receiver.recv(&mut datagram) {
-            hear.send(text_of(&datagram[..length])).unwrap();
+            set_watermark.send(text_of(&datagram[..length])).unwrap();
         }
     }));
     world.send(&fence);
-    let begun_at = world.words.sent.get().unwrap();
+    let begun_at = world.takeover.sent.get().unwrap();
     world.messages(40, 3_000);
     assert!(world.log.writer().pending(begun_at).is_none(), "memory still has it");
-    while world.publisher.mode() == PublishMode::Tail {
+    while world.publisher.mode() == PublishMode::CatchUp {
         world.deadline(mono_now(), &fence);
     }
     world.send(&fence);
-    let mut said: Vec<String> = heard.try_iter().collect();
-    said.retain(|text| !text.contains('h'));
-    assert_eq!(said, [again(2, 5..40), live(2, 40..3_000)].concat());
-    assert_eq!(world.publisher.counts().overruns, 0);
+    let mut sent_packets: Vec<String> = heard.try_iter().collect();
+    sent_packets.retain(|text| !text.contains('h'));
+    assert_eq!(sent_packets, [retransmitted(2, 5..40), live(2, 40..3_000)].concat());
+    assert_eq!(world.publisher.counts().memory_overruns, 0);
 }
 
 #[test]
-fn a_takeover_inside_a_message_goes_on_with_its_next_part() {
+fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
     // Silent messages before the long one are settled by its first part.
     for (part, expected) in [
         (0, &["2 [4,4) h0", "2 [2,4).0 r1", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"][..]),
@@ -388,35 +392,35 @@ fn a_takeover_inside_a_message_goes_on_with_its_next_part() {
         let mut world = World::new(&Setup::default());
         world.log.session(session(), Sequence(1));
         world.messages(1, 2);
-        world.log.settled(Sequence(4));
+        world.log.covered_through(Sequence(4));
         world.long_message(4);
         world.messages(5, 6);
-        world.hear(1, 0, 4, part);
-        world.send(&Fence::stand_alone(Epoch(2)));
+        world.set_watermark(1, 0, 4, part);
+        world.send(&Fence::standalone(Epoch(2)));
         assert_eq!(world.received(0), expected, "{part} parts were heard");
     }
 }
 
 #[test]
-fn a_takeover_across_a_new_numbering_says_the_rest_of_the_old_one_first() {
+fn a_takeover_across_sessions_publishes_the_rest_of_the_old_session_first() {
     let mut world = World::new(&Setup::default());
     world.log.session(session(), Sequence(1));
     world.messages(1, 4);
     world.log.session(Session { restart: 1, ..session() }, Sequence(1));
     world.messages(1, 3);
-    world.hear(1, 0, 3, 0);
-    world.send(&Fence::stand_alone(Epoch(2)));
+    world.set_watermark(1, 0, 3, 0);
+    world.send(&Fence::standalone(Epoch(2)));
     assert_eq!(world.received(0), ["2 [3,3) h0", "2 [3,4) r1", "2 #1 [1,2) r1", "2 #1 [2,3) r1"]);
 }
 
 #[test]
-fn whoever_is_behind_says_nothing_new_until_it_has_caught_up() {
+fn a_leader_behind_its_predecessor_publishes_nothing_new_until_caught_up() {
     let mut world = World::new(&Setup::default());
-    let fence = Fence::stand_alone(Epoch(2));
+    let fence = Fence::standalone(Epoch(2));
     world.log.session(session(), Sequence(1));
     world.messages(1, 4);
-    let confirmed = Some(StreamPosition::at(session(), Sequence(6)));
-    world.words.heard.set(Heard { on_wire: None, epoch: Epoch(1), confirmed });
+    let reported_through = Some(StreamPosition::at(session(), Sequence(6)));
+    world.takeover.received_through.set(Heard { received_through: None, epoch: Epoch(1), reported_through });
     world.send(&fence);
     assert_eq!(world.received(0), ["2 [6,6) h0"]);
     world.messages(4, 5);
@@ -429,29 +433,29 @@ fn whoever_is_behind_says_nothing_new_until_it_has_caught_up() {
     world.messages(5, 8);
     world.send(&fence);
     assert_eq!(world.received(0), ["2 [6,7) 1", "2 [7,8) 1"]);
-    assert_eq!(world.publisher.counts().passed_over, 2);
+    assert_eq!(world.publisher.counts().skipped_entries, 2);
 }
 
 #[test]
-fn what_was_heard_beyond_the_own_input_is_not_believed() {
+fn a_received_watermark_beyond_own_input_is_not_trusted() {
     let mut world = World::new(&Setup::default());
     world.log.session(session(), Sequence(1));
     world.messages(1, 4);
     // Forged: neither the input nor the peer has it.
-    world.hear(1, 0, 1 << 40, 0);
-    world.send(&Fence::stand_alone(Epoch(2)));
+    world.set_watermark(1, 0, 1 << 40, 0);
+    world.send(&Fence::standalone(Epoch(2)));
     world.messages(4, 5);
-    world.send(&Fence::stand_alone(Epoch(2)));
+    world.send(&Fence::standalone(Epoch(2)));
     assert_eq!(world.received(0), ["2 [4,4) h0", "2 [4,5) 1"]);
 }
 
 #[test]
-fn a_gateway_that_comes_back_goes_on_from_whoever_was_later() {
+fn a_returning_leader_continues_at_the_furthest_published_position() {
     let mut world = World::new(&Setup::default());
     let fence = Fence::closed();
     world.log.session(session(), Sequence(1));
     world.messages(1, 3);
-    world.hear(1, 0, 2, 0);
+    world.set_watermark(1, 0, 2, 0);
     fence.open(Epoch(2), MonoNs(u64::MAX));
     world.send(&fence);
     assert_eq!(world.received(0), ["2 [2,2) h0", "2 [2,3) r1"]);
@@ -466,24 +470,24 @@ fn a_gateway_that_comes_back_goes_on_from_whoever_was_later() {
     fence.close();
     world.send(&fence);
     world.messages(6, 10);
-    world.hear(4, 0, 8, 0);
+    world.set_watermark(4, 0, 8, 0);
     fence.open(Epoch(5), MonoNs(u64::MAX));
     world.send(&fence);
     assert_eq!(world.received(0), ["5 [8,8) h0", "5 [8,9) r1", "5 [9,10) r1"]);
 }
 
 #[test]
-fn what_comes_while_the_tail_is_worked_off_does_not_go_out_in_a_burst() {
-    let mut world = World::new(&Setup { tail_packets_per_s: 2_000, ..Setup::default() });
-    let fence = Fence::stand_alone(Epoch(2));
+fn entries_committed_during_catch_up_are_not_sent_in_a_burst() {
+    let mut world = World::new(&Setup { catch_up_packets_per_s: 2_000, ..Setup::default() });
+    let fence = Fence::standalone(Epoch(2));
     world.log.session(session(), Sequence(1));
     world.messages(1, 40);
-    world.hear(1, 0, 1, 0);
+    world.set_watermark(1, 0, 1, 0);
     world.send(&fence);
-    let mut said = world.received(0);
-    assert_eq!(said.len(), 1 + 32);
+    let mut sent_packets = world.received(0);
+    assert_eq!(sent_packets.len(), 1 + 32);
     world.messages(40, 400);
-    while world.publisher.mode() == PublishMode::Tail {
+    while world.publisher.mode() == PublishMode::CatchUp {
         let due = world.publisher.next_deadline().unwrap();
         while mono_now() < due {
             std::hint::spin_loop();
@@ -492,16 +496,16 @@ fn what_comes_while_the_tail_is_worked_off_does_not_go_out_in_a_burst() {
         let more = world.received(0);
         // One portion, and what a late timer has let pile up.
         assert!(more.len() <= 4 * 32 + 1, "{} at once", more.len());
-        said.extend(more);
+        sent_packets.extend(more);
     }
-    said.retain(|text| !text.contains('h'));
-    assert_eq!(said, [again(2, 1..40), live(2, 40..400)].concat());
+    sent_packets.retain(|text| !text.contains('h'));
+    assert_eq!(sent_packets, [retransmitted(2, 1..40), live(2, 40..400)].concat());
 }
 
 #[test]
-fn the_tail_is_paced_and_live_packets_wait_behind_it() {
-    let mut world = World::new(&Setup { tail_packets_per_s: 1, ..Setup::default() });
-    let fence = Fence::stand_alone(Epoch(1));
+fn catch_up_is_paced_and_live_packets_wait_behind_it() {
+    let mut world = World::new(&Setup { catch_up_packets_per_s: 1, ..Setup::default() });
+    let fence = Fence::standalone(Epoch(1));
     world.log.session(session(), Sequence(1));
     world.messages(1, 101);
     world.send(&fence);
@@ -512,11 +516,11 @@ fn the_tail_is_paced_and_live_packets_wait_behind_it() {
     assert_eq!(world.received(0), [""; 0]);
     let deadline = world.publisher.next_deadline().unwrap();
     assert!(deadline <= mono_now().plus(1_000_000_000), "the heartbeat comes first");
-    assert_eq!(world.publisher.counts().tail_packets, 32);
+    assert_eq!(world.publisher.counts().catch_up_packets, 32);
 }
 
 #[test]
-fn the_fence_is_asked_at_each_hand_over() {
+fn the_fence_is_checked_before_each_send_call() {
     let mut world = World::new(&Setup::default());
     let fence = Arc::new(Fence::closed());
     fence.open(Epoch(1), MonoNs(u64::MAX));
@@ -532,9 +536,9 @@ fn the_fence_is_asked_at_each_hand_over() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_tried_again_from_the_cursor() {
+fn a_refused_send_is_retried_from_the_cursor() {
     let mut world = World::new(&Setup::default());
-    let fence = Fence::stand_alone(Epoch(1));
+    let fence = Fence::standalone(Epoch(1));
     world.log.session(session(), Sequence(1));
     world.send(&fence);
     world.received(0);
@@ -552,10 +556,10 @@ fn what_the_kernel_refuses_is_tried_again_from_the_cursor() {
 }
 
 #[test]
-fn a_broken_line_does_not_hold_the_other() {
+fn a_failing_line_does_not_delay_the_other_line() {
     for broken_line in 0..2 {
         let mut world = World::new(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() });
-        let fence = Fence::stand_alone(Epoch(1));
+        let fence = Fence::standalone(Epoch(1));
         world.log.session(session(), Sequence(1));
         world.send(&fence);
         // Far more than the writer keeps for a line that doesn't get on.
@@ -568,17 +572,17 @@ fn a_broken_line_does_not_hold_the_other() {
         expected.retain(|text| !text.contains('h'));
         assert_eq!(expected, live(1, 1..2_001));
         let counts = world.publisher.counts();
-        assert!(counts.errors + counts.refused >= 40 && counts.overruns > 0, "{counts:?}");
+        assert!(counts.errors + counts.refused >= 40 && counts.memory_overruns > 0, "{counts:?}");
     }
 }
 
 #[test]
-fn a_broken_line_keeps_no_takeover_from_its_end() {
+fn a_failing_line_does_not_keep_a_takeover_from_completing() {
     for broken_line in 0..2 {
         let mut world = World::new(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() });
         world.log.session(session(), Sequence(1));
         world.messages(1, 201);
-        let fence = Fence::stand_alone(Epoch(7));
+        let fence = Fence::standalone(Epoch(7));
         world.send(&fence);
         for _ in 0..1_000 {
             if world.publisher.mode() == PublishMode::Live {
@@ -589,19 +593,19 @@ fn a_broken_line_keeps_no_takeover_from_its_end() {
             world.deadline(due, &fence);
         }
         assert_eq!(world.publisher.mode(), PublishMode::Live, "line {broken_line} is broken");
-        let mut told = world.received(1 - broken_line);
-        told.retain(|text| !text.contains('h'));
-        assert_eq!(told.len(), 200, "each once: {told:?}");
+        let mut sent_packets = world.received(1 - broken_line);
+        sent_packets.retain(|text| !text.contains('h'));
+        assert_eq!(sent_packets.len(), 200, "each once: {sent_packets:?}");
     }
 }
 
 #[test]
-fn a_tail_that_nobody_takes_is_tried_again_soon_and_counts_for_nothing() {
+fn a_refused_catch_up_is_retried_soon_and_is_not_counted() {
     let mut world = World::new(&Setup::default());
     world.log.session(session(), Sequence(1));
     world.messages(1, 11);
     world.io.refuse = 2;
-    let fence = Fence::stand_alone(Epoch(7));
+    let fence = Fence::standalone(Epoch(7));
     // The first refusal is the opening's heartbeat.
     world.send(&fence);
     assert_eq!((world.received(0).len(), world.publisher.counts().refused), (0, 2));
@@ -612,9 +616,9 @@ fn a_tail_that_nobody_takes_is_tried_again_soon_and_counts_for_nothing() {
 }
 
 #[test]
-fn idle_channels_say_where_they_stand() {
+fn an_idle_channel_publishes_its_position_in_heartbeats() {
     let mut world = World::new(&Setup::default());
-    let fence = Fence::stand_alone(Epoch(1));
+    let fence = Fence::standalone(Epoch(1));
     let due = world.publisher.next_deadline().unwrap();
     world.deadline(due, &fence);
     assert_eq!(world.received(0), [""; 0], "no session yet");
@@ -628,7 +632,7 @@ fn idle_channels_say_where_they_stand() {
     world.deadline(due, &fence);
     assert_eq!(world.received(0), ["1 [3,3) h0"]);
     // Messages that produced nothing.
-    world.log.settled(Sequence(9));
+    world.log.covered_through(Sequence(9));
     world.deadline(due.plus(2_000_000_000), &fence);
     assert_eq!(world.received(0), ["1 [3,9) h0"]);
     world.log.end_of_session();
@@ -640,47 +644,47 @@ fn idle_channels_say_where_they_stand() {
 }
 
 #[test]
-fn a_restarted_gateway_says_at_once_where_the_run_before_had_got() {
+fn a_restarted_gateway_publishes_its_recovered_position_at_once() {
     for (has_ended, expected) in [(false, "9 [4,4) h0"), (true, "9 [4,4) he0")] {
         let mut world = World::new(&Setup::default());
         let start = world.publisher.next_deadline().unwrap();
         assert!(start <= mono_now(), "the first heartbeat is due at the start");
         world.log.resume(session(), Sequence(4), has_ended);
-        world.deadline(mono_now(), &Fence::stand_alone(Epoch(9)));
+        world.deadline(mono_now(), &Fence::standalone(Epoch(9)));
         assert_eq!(world.received(0), [expected]);
         // The venue is heard again.
         world.log.session(session(), Sequence(4));
         world.messages(4, 5);
-        world.send(&Fence::stand_alone(Epoch(9)));
+        world.send(&Fence::standalone(Epoch(9)));
         assert_eq!(world.received(0), live(9, 4..5));
     }
 }
 
 #[test]
-fn a_channel_out_of_service_is_told_at_once_and_to_who_comes_later() {
+fn a_failed_channel_is_published_at_once_and_in_every_heartbeat() {
     let mut world = World::new(&Setup::default());
-    let fence = Fence::stand_alone(Epoch(1));
+    let fence = Fence::standalone(Epoch(1));
     world.log.session(session(), Sequence(1));
     world.messages(1, 3);
     world.send(&fence);
     let mut early = Subscriber::new();
-    early.hear(&world);
+    early.set_watermark(&world);
     // The third message was on its way into the log, and the fourth had been found to produce nothing.
     world.log.frame(&message(3), 1, &RECORD);
-    world.log.settled(Sequence(5));
+    world.log.covered_through(Sequence(5));
     world.log.fail();
     world.send(&fence);
-    early.hear(&world);
+    early.set_watermark(&world);
     assert_eq!(early.heard, ["session", "message 1", "message 2", "state Failed"]);
     let mut late = Subscriber::new();
     for _ in 0..2 {
         let due = world.publisher.next_deadline().unwrap();
         world.deadline(due, &fence);
-        late.hear(&world);
+        late.set_watermark(&world);
     }
     assert_eq!(late.heard, ["session", "state Failed"]);
     assert_eq!(world.publisher.counts().heartbeats, 3);
-    assert_eq!(world.log.numbering().unwrap().committed, Sequence(3));
+    assert_eq!(world.log.session_progress().unwrap().committed, Sequence(3));
 }
 
 /// What a consumer hears.
@@ -695,7 +699,7 @@ impl Subscriber {
         Self { receiver: Receiver::new(config), heard: Vec::new() }
     }
 
-    fn hear(&mut self, world: &World) {
+    fn set_watermark(&mut self, world: &World) {
         let Self { receiver, heard } = self;
         let mut datagram = [0; 2_048];
         while let Ok(length) = world.receivers[0].recv(&mut datagram) {
@@ -714,9 +718,9 @@ impl Subscriber {
 }
 
 #[test]
-fn a_closed_fence_stops_heartbeats_too() {
+fn a_closed_fence_stops_heartbeats() {
     let mut world = World::new(&Setup::default());
-    let fence = Fence::stand_alone(Epoch(1));
+    let fence = Fence::standalone(Epoch(1));
     world.log.session(session(), Sequence(1));
     world.send(&fence);
     world.received(0);

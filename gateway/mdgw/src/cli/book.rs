@@ -12,15 +12,15 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 use mdgw_tools::{
-    book_view::{self, BookOptions, InstrumentBook, Snapshot, When},
+    book_view::{self, BookOptions, BookSnapshot, BookTime, InstrumentBook},
     replay::{
-        feed_guess::GuessedBy,
-        merge::Moment,
-        offline::{Event, SessionAsked, Stop},
+        capture_merge::Moment,
+        feed_guess::GuessBasis,
+        offline::{Event, SessionSelector, StopPoint},
     },
 };
 
-use super::{Outcome, WRITE, replay, warn};
+use super::{Outcome, WRITE_STDOUT, replay, warn};
 
 /// Which books to show, and when.
 ///
@@ -57,13 +57,13 @@ pub(super) struct Args {
     /// The session that numbers it: N or YYYY-MM-DD#N, N counting how often the venue began again on that day. Default:
     /// the first that gets so far.
     #[arg(long, value_name = "SESSION", requires = "sequence")]
-    session: Option<SessionAsked>,
+    session: Option<SessionSelector>,
     /// Levels of each side.
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
     /// Price levels, or every order.
-    #[arg(long, value_enum, default_value_t = By::Price)]
-    by: By,
+    #[arg(long, value_enum, default_value_t = GroupBy::Price)]
+    by: GroupBy,
     /// One JSON object for each instrument, or for each change, on a line of its own.
     #[arg(long)]
     json: bool,
@@ -76,7 +76,7 @@ pub(super) struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum By {
+enum GroupBy {
     Price,
     Order,
 }
@@ -89,7 +89,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             Event::Progress { file_bytes, .. } => bar.set_position(file_bytes),
             Event::Found { lane, by: Some(by) } => {
                 let feed = lane.channel().config().feed;
-                let guessed = if by == GuessedBy::Packets { "" } else { " (--feed says otherwise)" };
+                let guessed = if by == GuessBasis::Packets { "" } else { " (--feed says otherwise)" };
                 let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
                 bar.suspend(|| warn(&format!("{}: {feed}{guessed}", source.unwrap_or_default())));
             }
@@ -110,7 +110,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     } else {
         let snapshot = book_view::snapshot(&options, &mut watch)?;
         bar.finish_and_clear();
-        show(&snapshot, args, &mut out).context(WRITE)?;
+        show(&snapshot, args, &mut out).context(WRITE_STDOUT)?;
         if snapshot.books.is_empty() && args.symbol.is_empty() && snapshot.damages.is_empty() {
             warn("book: no instrument up to then");
             is_complete = false;
@@ -124,7 +124,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         snapshot.damages
     };
     bar.finish_and_clear();
-    out.flush().context(WRITE)?;
+    out.flush().context(WRITE_STDOUT)?;
     if !damages.is_empty() {
         bail!("{} (everything before is in the books)", damages.join("; "));
     }
@@ -132,7 +132,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 /// Writes the books. Of a market's instruments most may rest: where none were named, those that have something to show.
-fn show(snapshot: &Snapshot, args: &Args, out: &mut impl Write) -> io::Result<()> {
+fn show(snapshot: &BookSnapshot, args: &Args, out: &mut impl Write) -> io::Result<()> {
     let are_named = args.all || !args.symbol.is_empty();
     let has_something = |book: &InstrumentBook| !book.bids.is_empty() || !book.asks.is_empty() || book.trades > 0;
     let mut separator = "";
@@ -161,9 +161,11 @@ fn write_json(out: &mut impl Write, value: &impl serde::Serialize) -> io::Result
 impl Args {
     fn options(&self) -> BookOptions {
         let when = match (self.at, self.sequence) {
-            (Some(moment), _) => When::At(moment),
-            (None, Some(sequence)) => When::Behind(Stop { session: self.session, sequence: Sequence(sequence) }),
-            (None, None) => When::End,
+            (Some(moment), _) => BookTime::At(moment),
+            (None, Some(sequence)) => {
+                BookTime::AfterMessage(StopPoint { session: self.session, sequence: Sequence(sequence) })
+            }
+            (None, None) => BookTime::End,
         };
         BookOptions {
             files: self.files.clone(),
@@ -172,7 +174,7 @@ impl Args {
             symbols: self.symbol.clone(),
             when,
             depth: self.depth,
-            by_order: self.by == By::Order,
+            by_order: self.by == GroupBy::Order,
         }
     }
 }

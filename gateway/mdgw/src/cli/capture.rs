@@ -20,8 +20,8 @@ use mdgw_runtime::config::Resolved;
 use mdgw_sys::sockets::{Interface, Stamps};
 use mdgw_tools::{
     capture::{
-        Capture, CaptureLine, CaptureOptions, CaptureProgress, OutputFiles, Tap, TriggerOptions, Triggers, Watched,
-        is_standard_output,
+        Capture, CaptureLine, CaptureOptions, CaptureProgress, OutputFiles, Tap, TriggerOptions, Triggers,
+        WatchedChannel, is_standard_output,
     },
     replay::summary::grouped,
 };
@@ -31,7 +31,7 @@ use signal_hook::{
 };
 
 use super::{
-    Outcome, in_full, is_closed_pipe, print,
+    Outcome, error_chain, is_closed_pipe, print,
     quantity::{parse_bytes, parse_duration_ns},
     replay::parse_feed,
     warn,
@@ -166,9 +166,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
     let capture = Capture::open(&options)?;
-    for (line, asked, got) in capture.capped_buffers() {
+    for (line, requested, granted) in capture.capped_buffers() {
         warn(&format!(
-            "line {line}: the kernel gives a buffer of {got} bytes, not {asked}; raise net.core.rmem_max or give \
+            "line {line}: the kernel gives a buffer of {granted} bytes, not {requested}; raise net.core.rmem_max or give \
              CAP_NET_ADMIN"
         ));
     }
@@ -177,7 +177,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let captured = capture.run(&mut |progress| {
         if shown.elapsed() >= SHOW_INTERVAL {
             shown = Instant::now();
-            bar.set_message(line_of(progress));
+            bar.set_message(progress_line(progress));
             bar.tick();
         }
         if stop.load(Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -186,7 +186,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let summary = match captured.map_err(anyhow::Error::from) {
         Ok(summary) => summary,
         Err(error) if is_closed_pipe(&error) => return Err(error),
-        Err(error) => bail!("{} (everything before was kept)", in_full(&error)),
+        Err(error) => bail!("{} (everything before was kept)", error_chain(&error)),
     };
     let text = if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() };
     // Where packets go to standard output, the summary must not.
@@ -201,7 +201,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 /// How often a terminal is told how it goes.
 const SHOW_INTERVAL: Duration = Duration::from_millis(250);
 
-fn line_of(progress: CaptureProgress) -> String {
+fn progress_line(progress: CaptureProgress) -> String {
     let CaptureProgress { packets, dropped, files } = progress;
     format!("{} packets, {} dropped, {} files", grouped(packets), grouped(dropped), grouped(files))
 }
@@ -221,7 +221,7 @@ impl Args {
             path: self.out.clone(),
             bytes_max: self.rotate_size,
             span_ns_max: self.rotate_time,
-            keep: self.files.map(usize::from),
+            files_max: self.files.map(usize::from),
         };
         files.check(has_trigger).context("capture")?;
         Ok(CaptureOptions {
@@ -241,7 +241,7 @@ impl Args {
     }
 
     /// The lines of a configuration, or of those of its channels that were named.
-    fn configured(&self, config: &Resolved) -> anyhow::Result<(Vec<CaptureLine>, Vec<Watched>)> {
+    fn configured(&self, config: &Resolved) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
         let names: Vec<&str> = config.channels.iter().map(|channel| channel.name.as_str()).collect();
         if let Some(unknown) = self.channel.iter().find(|name| !names.contains(&name.as_str())) {
             bail!(
@@ -266,13 +266,13 @@ impl Args {
                 stamps: line.stamps,
             }));
             let of_channel = (first..lines.len()).collect();
-            channels.push(Watched::configured(channel.name.clone(), channel.channel_config(), of_channel));
+            channels.push(WatchedChannel::configured(channel.name.clone(), channel.channel_config(), of_channel));
         }
         Ok((lines, channels))
     }
 
     /// The groups of the command line; where something is looked for in them, the lines of one channel.
-    fn grouped(&self) -> anyhow::Result<(Vec<CaptureLine>, Vec<Watched>)> {
+    fn grouped(&self) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
         let mut lines: Vec<CaptureLine> = Vec::new();
         for group in &self.group {
             let name = group.name.clone().unwrap_or_else(|| group.address.to_string());
@@ -297,7 +297,7 @@ impl Args {
              names several channels"
         );
         let name = "of the groups".to_owned();
-        let channel = Watched { name, config: None, feed: self.trigger.feed, lines: (0..lines.len()).collect() };
+        let channel = WatchedChannel { name, config: None, feed: self.trigger.feed, lines: (0..lines.len()).collect() };
         Ok((lines, vec![channel]))
     }
 

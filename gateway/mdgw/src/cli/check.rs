@@ -5,7 +5,7 @@ use std::{fmt::Write as _, path::PathBuf};
 
 use mdgw_runtime::config::{
     Resolved,
-    explain::{explain, headline},
+    explain::{explain, verdict_line},
     host::{Findings, Host},
 };
 
@@ -27,7 +27,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Resolved::load(&args.config)?;
     let findings = Host::this(&config).findings(&config);
-    let mut text = headline(&args.config, &findings);
+    let mut text = verdict_line(&args.config, &findings);
     text.push('\n');
     explain(&config, &mut text)?;
     if args.all {

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use anyhow::Context as _;
 use clap_complete::Shell;
 
-use super::{Outcome, WRITE};
+use super::{Outcome, WRITE_STDOUT};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -20,7 +20,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(&script(args.shell, command)).and_then(|()| stdout.flush()).context(WRITE)?;
+    stdout.write_all(&script(args.shell, command)).and_then(|()| stdout.flush()).context(WRITE_STDOUT)?;
     Ok(Outcome::Done)
 }
 

@@ -14,7 +14,7 @@ use mdgw_tools::{
 
 use super::{
     Outcome,
-    replay::{bar, catch_signals, go_on_unless},
+    replay::{bar, catch_signals, continue_unless},
 };
 
 #[derive(Debug, clap::Args)]
@@ -80,17 +80,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let bar = bar(std::slice::from_ref(&args.file));
     let converted = convert::run(&options, &mut |file_bytes| {
         bar.set_position(file_bytes);
-        go_on_unless(&stop)
+        continue_unless(&stop)
     });
     bar.finish_and_clear();
     let converted = converted?;
     // Standard output may be the table's.
-    let left_out = match converted.left_out {
+    let skipped = match converted.skipped {
         0 => String::new(),
         count => format!(", {} of other schemas left out", grouped(count)),
     };
     let (records, out) = (grouped(converted.records), args.out.display());
-    writeln!(io::stderr(), "{out}: {records} records{left_out}")?;
+    writeln!(io::stderr(), "{out}: {records} records{skipped}")?;
     Ok(Outcome::Done)
 }
 

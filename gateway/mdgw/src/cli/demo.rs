@@ -114,7 +114,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     })?;
     bar.finish_and_clear();
     print(&if args.json { json(&report) } else { table(&report)? })?;
-    Ok(if report.is_right() { Outcome::Done } else { Outcome::No })
+    Ok(if report.is_correct() { Outcome::Done } else { Outcome::No })
 }
 
 /// The percentiles that are shown.
@@ -153,7 +153,7 @@ fn table(report: &DemoReport) -> anyhow::Result<String> {
     if let Some([p50, p99, p999, max]) = wire_to_wire(report).map(|all| all.map(Latency)) {
         row("wire to wire", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max}"))?;
     }
-    let verdict = match (report.is_right(), report.was_stopped) {
+    let verdict = match (report.is_correct(), report.was_interrupted) {
         (true, _) => "nothing lost, nothing doubled, every record as it must be",
         (false, true) => "interrupted before everything had come",
         (false, false) => "NOT what it must be",
@@ -167,8 +167,8 @@ fn json(report: &DemoReport) -> String {
     let channel = report.gateway.channels.first();
     let percentiles = wire_to_wire(report);
     let value = serde_json::json!({
-        "ok": report.is_right(),
-        "interrupted": report.was_stopped,
+        "ok": report.is_correct(),
+        "interrupted": report.was_interrupted,
         "feed": report.feed.name(),
         "packets": report.played.0,
         "messages": report.played.1,

@@ -8,7 +8,7 @@ use mdgw_tools::diff::{self, DiffOptions};
 
 use super::{
     Outcome, print,
-    replay::{bar, catch_signals, go_on_unless, parse_feed},
+    replay::{bar, catch_signals, continue_unless, parse_feed},
 };
 
 #[derive(Debug, clap::Args)]
@@ -53,11 +53,12 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let stop = catch_signals()?;
-    let options = DiffOptions { told_max: args.limit, names_max: args.names.max(1), feed: args.feed, date: args.date };
+    let options =
+        DiffOptions { listed_max: args.limit, names_max: args.names.max(1), feed: args.feed, date: args.date };
     let bar = bar(&[args.a.clone(), args.b.clone()]);
     let compared = diff::run([&args.a, &args.b], &options, &mut |file_bytes| {
         bar.set_position(file_bytes);
-        go_on_unless(&stop)
+        continue_unless(&stop)
     });
     bar.finish_and_clear();
     let difference = compared?;

@@ -15,7 +15,7 @@ use indicatif::ProgressBar;
 use mdgw_captures::capture_file::{
     CaptureError, CaptureFault, CaptureFile, CaptureKind, CapturedDatagram, OpenOptions,
 };
-use mdgw_feeds::{identity::Feed, time::TradingDate, transport::Recognised};
+use mdgw_feeds::{identity::Feed, time::TradingDate, transport::DetectedProtocol};
 use mdgw_tools::{
     inspect::{
         dissect::{Dissector, Framing, PacketView},
@@ -24,12 +24,12 @@ use mdgw_tools::{
         text::Text,
     },
     replay::{
-        feed_guess::{GuessedBy, guess},
-        merge::{Moment, Window},
+        capture_merge::{Moment, Window},
+        feed_guess::{GuessBasis, guess},
     },
 };
 
-use super::{Outcome, WRITE, replay, warn};
+use super::{Outcome, WRITE_STDOUT, replay, warn};
 
 /// What to take apart, and what of it to show.
 ///
@@ -109,14 +109,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut inspection = Inspection {
         args,
         stop,
-        show: Show::new(args),
+        printer: PacketPrinter::new(args),
         out: BufWriter::with_capacity(OUT_BYTES, io::stdout().lock()),
         bar: if args.stats { replay::bar(&args.files) } else { ProgressBar::hidden() },
         bytes_before: 0,
         datagrams: 0,
         recognised: 0,
-        left: 0,
-        is_cut_short: false,
+        matched: 0,
+        stopped_early: false,
     };
     let mut damages = Vec::new();
     for path in &args.files {
@@ -125,14 +125,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         }
     }
     inspection.bar.finish_and_clear();
-    inspection.out.flush().context(WRITE)?;
+    inspection.out.flush().context(WRITE_STDOUT)?;
     if !damages.is_empty() {
         let kept = if inspection.datagrams > 0 { " (everything before was shown)" } else { "" };
         bail!("{}{kept}", damages.join("; "));
     }
     inspection.check_totals()?;
     // Where nothing came, no filter has taken it away.
-    if inspection.left > 0 || inspection.datagrams == 0 {
+    if inspection.matched > 0 || inspection.datagrams == 0 {
         return Ok(Outcome::Done);
     }
     warn("inspect: the filters leave nothing");
@@ -143,7 +143,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 struct Inspection<'a> {
     args: &'a Args,
     stop: Arc<AtomicBool>,
-    show: Show,
+    printer: PacketPrinter,
     out: BufWriter<StdoutLock<'static>>,
     bar: ProgressBar,
     /// Bytes of the files that are through.
@@ -151,9 +151,9 @@ struct Inspection<'a> {
     datagrams: u64,
     recognised: u64,
     /// Packets that the filters left.
-    left: u64,
+    matched: u64,
     /// A file was left before its end, since no filter wants the rest.
-    is_cut_short: bool,
+    stopped_early: bool,
 }
 
 impl Inspection<'_> {
@@ -173,7 +173,7 @@ impl Inspection<'_> {
         let mut filter = self.args.filter();
         let feed = self.args.feed.or_else(|| feed_in_name(path));
         let mut statistics = self.args.stats.then(|| Statistics::new(feed));
-        let mut told = 0;
+        let mut reported = 0;
         let damage = loop {
             let datagram = match file.next_datagram() {
                 Ok(Some(datagram)) => datagram,
@@ -181,33 +181,33 @@ impl Inspection<'_> {
                 Err(error) => break self.damage(error),
             };
             self.datagrams += 1;
-            let place = filter.place(&datagram);
-            if place == Place::Beyond {
-                self.is_cut_short = true;
+            let check = filter.check(&datagram);
+            if check == Place::Beyond {
+                self.stopped_early = true;
                 break None;
             }
             let is_recognised = match &mut statistics {
-                Some(statistics) if place == Place::In => {
+                Some(statistics) if check == Place::In => {
                     let (is_recognised, is_wanted) = count(statistics, &mut dissector, &filter, datagram);
-                    self.left += u64::from(is_wanted);
+                    self.matched += u64::from(is_wanted);
                     is_recognised
                 }
                 // Taken apart even when it isn't wanted: later messages may need the symbols that this one names.
                 _ => {
                     let mut packet = dissector.packet(datagram);
-                    if place == Place::In && filter.keep(&mut packet) && statistics.is_none() {
-                        self.show.packet(&packet, &mut self.out).context(WRITE)?;
-                        self.left += 1;
+                    if check == Place::In && filter.retain_matching(&mut packet) && statistics.is_none() {
+                        self.printer.packet(&packet, &mut self.out).context(WRITE_STDOUT)?;
+                        self.matched += 1;
                         if self.args.follow {
-                            self.out.flush().context(WRITE)?;
+                            self.out.flush().context(WRITE_STDOUT)?;
                         }
                     }
-                    !matches!(packet.framing, Framing::Foreign)
+                    !matches!(packet.framing, Framing::Unrecognised)
                 }
             };
             self.recognised += u64::from(is_recognised);
-            if let (None, Some((dst, protocol))) = (self.args.feed, dissector.known().get(told)) {
-                told += 1;
+            if let (None, Some((dst, protocol))) = (self.args.feed, dissector.known().get(reported)) {
+                reported += 1;
                 let path = path.display();
                 let line = match file.kind() {
                     CaptureKind::Packets => format!("{path}: {dst} is {protocol}, by its packets"),
@@ -215,14 +215,14 @@ impl Inspection<'_> {
                 };
                 self.bar.suspend(|| warn(&line));
             }
-            if self.datagrams.is_multiple_of(DATAGRAMS_PER_LOOK) {
+            if self.datagrams.is_multiple_of(DATAGRAMS_PER_UPDATE) {
                 self.bar.set_position(self.bytes_before + file.file_bytes_read());
             }
         };
         self.bytes_before += file.file_bytes_read();
         if let Some(statistics) = statistics {
             let summary = statistics.summary(&path.display().to_string(), file.counts());
-            self.show.statistics(&summary, &mut self.out).context(WRITE)?;
+            self.printer.statistics(&summary, &mut self.out).context(WRITE_STDOUT)?;
         }
         Ok(damage)
     }
@@ -231,7 +231,7 @@ impl Inspection<'_> {
     fn damage(&self, error: CaptureError) -> Option<String> {
         let is_end = self.stop.load(Relaxed)
             && matches!(error.fault, CaptureFault::Truncated { .. } | CaptureFault::Empty | CaptureFault::NotACapture);
-        (!is_end).then(|| super::in_full(&anyhow::Error::from(error)))
+        (!is_end).then(|| super::error_chain(&anyhow::Error::from(error)))
     }
 
     /// Whether there was anything to inspect.
@@ -239,7 +239,7 @@ impl Inspection<'_> {
         let files = || self.args.files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
         match (self.datagrams, self.recognised) {
             // What wasn't looked at may be anything.
-            _ if self.args.follow || self.is_cut_short => Ok(()),
+            _ if self.args.follow || self.stopped_early => Ok(()),
             (0, _) => bail!("inspect: no UDP datagrams in {}", files()),
             (datagrams, 0) => {
                 bail!("inspect: no known feed in {}, among {datagrams} datagrams; --feed names the feed", files())
@@ -257,24 +257,24 @@ fn count(
     filter: &Filter,
     datagram: CapturedDatagram<'_>,
 ) -> (bool, bool) {
-    if !filter.looks_inside() {
+    if !filter.needs_contents() {
         let framing = dissector.framing(&datagram);
         statistics.datagram(&datagram, framing);
-        return (!matches!(framing, Framing::Foreign), true);
+        return (!matches!(framing, Framing::Unrecognised), true);
     }
     let mut packet = dissector.packet(datagram);
-    let is_wanted = filter.keep(&mut packet);
-    statistics.filtered(&packet, is_wanted);
-    (!matches!(packet.framing, Framing::Foreign), is_wanted)
+    let is_wanted = filter.retain_matching(&mut packet);
+    statistics.count_filtered(&packet, is_wanted);
+    (!matches!(packet.framing, Framing::Unrecognised), is_wanted)
 }
 
 /// How packets are shown.
-enum Show {
+enum PacketPrinter {
     Json,
     Text { text: Text, buffer: String },
 }
 
-impl Show {
+impl PacketPrinter {
     fn new(args: &Args) -> Self {
         if args.json {
             return Self::Json;
@@ -323,20 +323,20 @@ impl Args {
     }
 }
 
-fn protocol(feed: Feed) -> Recognised {
+fn protocol(feed: Feed) -> DetectedProtocol {
     match feed {
-        Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch => Recognised::Itch50,
-        Feed::IexTops => Recognised::IexTops,
-        Feed::IexDeep => Recognised::IexDeep,
+        Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch => DetectedProtocol::Itch50,
+        Feed::IexTops => DetectedProtocol::IexTops,
+        Feed::IexDeep => DetectedProtocol::IexDeep,
     }
 }
 
 /// What a path says about whose ITCH it is; sessions are named after it.
 fn feed_in_name(path: &Path) -> Option<Feed> {
-    let guess = guess(Recognised::Itch50, path);
-    (guess.by == GuessedBy::Path).then_some(guess.feed)
+    let guess = guess(DetectedProtocol::Itch50, path);
+    (guess.by == GuessBasis::Path).then_some(guess.feed)
 }
 
 const OUT_BYTES: usize = 256 * 1024;
 /// Datagrams between two looks at the progress bar.
-const DATAGRAMS_PER_LOOK: u64 = 65_536;
+const DATAGRAMS_PER_UPDATE: u64 = 65_536;

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use clap_mangen::Man;
 
-use super::{Outcome, WRITE};
+use super::{Outcome, WRITE_STDOUT};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome
         None => {
             let mut stdout = io::stdout().lock();
             let page = pages.first().map_or(&[][..], |(_, page)| page);
-            stdout.write_all(page).and_then(|()| stdout.flush()).context(WRITE)?;
+            stdout.write_all(page).and_then(|()| stdout.flush()).context(WRITE_STDOUT)?;
         }
         Some(folder) => {
             fs::create_dir_all(folder).with_context(|| format!("make the folder {}", folder.display()))?;
@@ -54,7 +54,7 @@ fn add_pages(name: String, command: &clap::Command, pages: &mut Vec<(String, Vec
     // Writing to memory cannot fail.
     let _ = Man::new(command.clone()).title(name.to_uppercase()).render(&mut page);
     pages.push((format!("{name}.1"), page));
-    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
-        add_pages(format!("{name}-{}", below.get_name()), below, pages);
+    for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {
+        add_pages(format!("{name}-{}", subcommand.get_name()), subcommand, pages);
     }
 }

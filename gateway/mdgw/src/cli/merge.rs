@@ -11,7 +11,7 @@ use mdgw_tools::merge::{self, MergeOptions};
 
 use super::{
     Outcome, print,
-    replay::{bar, catch_signals, go_on_unless, parse_feed},
+    replay::{bar, catch_signals, continue_unless, parse_feed},
 };
 
 #[derive(Debug, clap::Args)]
@@ -56,12 +56,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         output: args.out.clone(),
         feed: args.feed,
         date: args.date,
-        named_max: args.gaps,
+        listed_max: args.gaps,
     };
     let bar = bar(&args.files);
     let merged = merge::run(&options, &mut |file_bytes| {
         bar.set_position(file_bytes);
-        go_on_unless(&stop)
+        continue_unless(&stop)
     });
     bar.finish_and_clear();
     let summary = merged?;

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_and_sizes_are_read_with_their_units() {
+    fn durations_and_sizes_are_parsed_with_their_units() {
         for (text, ns) in [("10", 10_000_000_000), ("1.5s", 1_500_000_000), ("500ms", 500_000_000), ("1ns", 1)] {
             assert_eq!(parse_duration_ns(text), Ok(ns), "{text}");
         }

@@ -1,7 +1,7 @@
 //! `mdgw replay`: plays captures and day files, to the wire or straight into the pipeline.
 
-mod rehearse;
-mod watched;
+mod monitor;
+mod rehearsal;
 
 use std::{
     io::{self, IsTerminal as _},
@@ -17,17 +17,17 @@ use std::{
 use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use mdgw_captures::{capture_file::OpenOptions, pacer::Pace};
-use mdgw_feeds::{channel::SchemaSet, edge::TsRecv, identity::Feed, time::TradingDate};
+use mdgw_feeds::{channel::SchemaSet, consumer_edge::TsRecvMode, identity::Feed, time::TradingDate};
 use mdgw_sys::sockets::Interface;
 use mdgw_tools::replay::{
-    feed_guess::GuessedBy,
-    merge::{Merge, Moment, Window},
+    capture_merge::{CaptureMerge, Moment, Window},
+    feed_guess::GuessBasis,
     offline::{self, Event, OfflineOptions},
     until_loss,
-    wire::{self, AddressRewrite, Addresses, WireOptions},
+    wire::{self, AddressMap, AddressRewrite, WireOptions},
 };
 
-use self::{rehearse::RehearsalArgs, watched::Watched};
+use self::{monitor::ReplayMonitor, rehearsal::RehearsalArgs};
 use super::{Outcome, print, warn};
 
 /// What to play and where to.
@@ -145,23 +145,23 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
         date: args.date,
         schemas: asked.schema.iter().copied().reduce(SchemaSet::with),
         ts_recv: match asked.ts_recv {
-            TsRecvArg::Capture => TsRecv::Capture,
-            TsRecvArg::None => TsRecv::None,
+            TsRecvArg::Capture => TsRecvMode::Capture,
+            TsRecvArg::None => TsRecvMode::None,
         },
         output: asked.out.clone(),
         window: args.window(),
     };
-    let mut watched = asked.control.as_deref().map(|socket| Watched::start(socket, &args.files)).transpose()?;
+    let mut watched = asked.control.as_deref().map(|socket| ReplayMonitor::start(socket, &args.files)).transpose()?;
     let bar = bar(&args.files);
     let summary = offline::run(&options, &mut |event| {
         match event {
-            Event::Progress { file_bytes, drive } => {
+            Event::Progress { file_bytes, driver } => {
                 bar.set_position(file_bytes);
                 if let Some(watched) = &mut watched {
-                    watched.show(drive, file_bytes);
+                    watched.show(driver, file_bytes);
                 }
             }
-            Event::Found { lane, by: Some(GuessedBy::Path | GuessedBy::Default) } => {
+            Event::Found { lane, by: Some(GuessBasis::Path | GuessBasis::Default) } => {
                 let feed = lane.channel().config().feed;
                 let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
                 let path = source.unwrap_or_default();
@@ -169,7 +169,7 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
             }
             Event::Found { .. } => {}
         }
-        go_on_unless(stop)
+        continue_unless(stop)
     });
     bar.finish_and_clear();
     let summary = summary?;
@@ -201,7 +201,7 @@ fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
             (_, Some(rate), _) => Pace::Rate(rate),
             (speed, _, _) => Pace::Original(speed.unwrap_or(1.0)),
         },
-        addresses: Addresses { to: asked.to.clone(), map: asked.map.clone() },
+        addresses: AddressMap { to: asked.to.clone(), map: asked.map.clone() },
         interface: asked.interface.clone(),
         ttl: asked.ttl,
         rounds: asked.rounds,
@@ -218,9 +218,9 @@ fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
         return run_until_loss(args, &options, &open, stop);
     }
     let bar = bar(&args.files);
-    let sent = wire::run(|| Merge::open(&args.files, &open, args.window()), &options, &mut |progress| {
+    let sent = wire::run(|| CaptureMerge::open(&args.files, &open, args.window()), &options, &mut |progress| {
         bar.set_position(progress.file_bytes);
-        go_on_unless(stop)
+        continue_unless(stop)
     });
     bar.finish_and_clear();
     let summary = sent?;
@@ -241,9 +241,9 @@ fn run_until_loss(
     let (asked, rehearsal) = (&args.wire_args, &args.rehearsal_args);
     let (receiver, destinations) = rehearsal.receiver(&asked.to, asked.interface.as_ref())?;
     let found = until_loss::run(
-        || Merge::open(&args.files, open, args.window()),
+        || CaptureMerge::open(&args.files, open, args.window()),
         options,
-        rehearsal.rising(asked.rate),
+        rehearsal.ramp(asked.rate),
         &receiver,
         &destinations,
         &mut || stop.load(Relaxed),
@@ -267,7 +267,7 @@ pub(super) fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-pub(super) fn go_on_unless(stop: &AtomicBool) -> ControlFlow<()> {
+pub(super) fn continue_unless(stop: &AtomicBool) -> ControlFlow<()> {
     if stop.load(Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use mdgw_feeds::{identity::ChannelId, time::UnixNs};
 use mdgw_tools::report::{
     Comparison, Group, Report, csv,
-    grouping::{self, Asked, CompareBy},
+    grouping::{self, CompareBy, LogArgument},
     hgrm, html, json, table,
 };
 
@@ -24,7 +24,7 @@ use super::{Outcome, print, warn};
 pub(super) struct Args {
     /// Interval logs (`*.hlog`), or directories of them; NAME=LOG puts them into a group.
     #[arg(required = true, value_name = "[NAME=]LOG")]
-    logs: Vec<Asked>,
+    logs: Vec<LogArgument>,
     /// Make groups of the logs and hold them against the first.
     #[arg(long, value_enum, value_name = "WHAT")]
     compare: Option<Compare>,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use mdgw_feeds::{edge::TsRecv, time::TradingDate};
+use mdgw_feeds::{consumer_edge::TsRecvMode, time::TradingDate};
 use mdgw_runtime::{
     config::Resolved,
     gateway::{self, Gateway, GatewayReport, Overrides},
@@ -49,7 +49,7 @@ pub(super) enum TsRecvArg {
     None,
 }
 
-impl From<TsRecvArg> for TsRecv {
+impl From<TsRecvArg> for TsRecvMode {
     fn from(arg: TsRecvArg) -> Self {
         match arg {
             TsRecvArg::Capture => Self::Capture,
@@ -73,13 +73,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         date: args.date,
         ts_recv: args.ts_recv.into(),
         beginning: gateway::beginning(&config),
-        takes_copies: true,
+        copy_peer_state: true,
         ..Overrides::default()
     };
     let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
     gateway.link_as_configured(&config).with_context(|| format!("start {}", args.config.display()))?;
     gateway.serve_control(&config).with_context(|| format!("start {}", args.config.display()))?;
-    let mut looked = Instant::now();
+    let mut alarms_checked = Instant::now();
     let fault = 'running: loop {
         for signal in signals.pending() {
             if signal != SIGHUP {
@@ -87,13 +87,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             }
             reload(args, &mut config, &gateway, &level);
         }
-        gateway.tell_condition();
+        gateway.update_health();
         if let Some(fault) = gateway.fault() {
             break Some(fault);
         }
-        if looked.elapsed() >= ALARM_INTERVAL {
+        if alarms_checked.elapsed() >= ALARM_INTERVAL {
             gateway.log_alarms();
-            looked = Instant::now();
+            alarms_checked = Instant::now();
         }
         std::thread::sleep(SIGNAL_INTERVAL);
     };
@@ -166,7 +166,7 @@ fn summary(report: &GatewayReport) -> anyhow::Result<String> {
             writeln!(text, "  book faults: {}", channel.book_faults)?;
         }
         if channel.log.entries_private > 0 {
-            let (entries, times) = (channel.log.entries_private, channel.log.segments_missed);
+            let (entries, times) = (channel.log.entries_private, channel.log.segments_not_ready);
             writeln!(
                 text,
                 "  published, but missing in the log: {entries} entries (no segment was ready {times} times)"

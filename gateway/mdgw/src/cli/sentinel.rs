@@ -15,21 +15,21 @@ use std::{
 
 use anyhow::Context as _;
 use mdgw_election::sentinel::{
-    settle::settle,
-    watch::{self, Watch},
+    process_setup::prepare_process,
+    watch::{self, GatewayWatch},
 };
 use mdgw_runtime::config::resolved::LogLevel;
-use mdgw_sys::cgroup::enter_beside;
+use mdgw_sys::cgroup::enter_sibling;
 
 use super::{Outcome, logging};
 
 #[derive(Debug, clap::Args)]
 #[group(id = "source", required = true, multiple = false)]
 pub(super) struct From {
-    /// Watch whoever connects to this Unix socket: for the service manager.
+    /// GatewayWatch whoever connects to this Unix socket: for the service manager.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Watch the one gateway at the other end of standard input: how a gateway starts it.
+    /// GatewayWatch the one gateway at the other end of standard input: how a gateway starts it.
     #[arg(long)]
     inherited: bool,
 }
@@ -49,13 +49,13 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     logging::start(LogLevel::Info);
-    for refused in settle(args.priority) {
+    for refused in prepare_process(args.priority) {
         tracing::warn!("sentinel: not permitted to {refused}");
     }
     match &args.from.socket {
         None => {
             // The service manager has seen to it for its own.
-            if let Err(error) = enter_beside() {
+            if let Err(error) = enter_sibling() {
                 tracing::info!(%error, "sentinel: no cgroup of its own: what kills the gateway's kills it too");
             }
             let stream = std::io::stdin().as_fd().try_clone_to_owned().context("take the gateway's stream")?;
@@ -93,15 +93,15 @@ fn serve(path: &Path) -> anyhow::Result<Outcome> {
 
 /// Watches one gateway to its end.
 fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
-    stream.set_read_timeout(Some(PATIENCE)).context("set a time limit")?;
-    let watch = Watch::take_over(&mut stream).context("take over a gateway")?;
-    let member = watch.charge().member.clone();
-    tracing::info!(gateway = %member, told = watch.charge().told.len(), "sentinel: watching");
+    stream.set_read_timeout(Some(REGISTRATION_TIMEOUT)).context("set a time limit")?;
+    let watch = GatewayWatch::take_over(&mut stream).context("take over a gateway")?;
+    let member = watch.registration().member.clone();
+    tracing::info!(gateway = %member, told = watch.registration().recipients.len(), "sentinel: watching");
     let outcome = watch.run().with_context(|| format!("watch {member}"))?;
     // Held until here: its end tells the gateway that nobody watches.
     drop(stream);
     match outcome {
-        watch::Outcome::InOrder => tracing::info!(gateway = %member, "sentinel: ended in order"),
+        watch::Outcome::Clean => tracing::info!(gateway = %member, "sentinel: ended in order"),
         watch::Outcome::Announced { cause, noticed_at, took_ns, refused, records } => {
             let noticed_ns = noticed_at.0;
             tracing::warn!(
@@ -119,4 +119,4 @@ fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
 }
 
 /// A gateway that connects has its charge ready.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);

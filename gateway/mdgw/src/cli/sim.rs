@@ -4,14 +4,14 @@ use std::{fmt::Write as _, net::SocketAddrV4, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use mdgw_captures::{
-    damage::{LineDamage, Losses},
+    impairment::{LineImpairment, LossPolicy},
     pacer::Pace,
 };
 use mdgw_feeds::{time::TradingDate, transport::moldudp64::MoldSession};
 use mdgw_simulator::{
     exchange::{Exchange, ExchangeConfig, ExchangeLine},
     itch_generator::ItchDay,
-    source::Played,
+    source::FeedSource,
 };
 use mdgw_sys::sockets::Interface;
 use signal_hook::{
@@ -136,8 +136,8 @@ const POLL: Duration = Duration::from_millis(20);
 
 fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
     let feed = match &args.capture {
-        Some(path) => Played::Capture { path: path.clone(), date: args.date },
-        None => Played::Itch(ItchDay {
+        Some(path) => FeedSource::Capture { path: path.clone(), date: args.date },
+        None => FeedSource::Itch(ItchDay {
             seed: args.seed,
             message_count: args.messages,
             stock_count: args.stocks,
@@ -146,13 +146,13 @@ fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
         }),
     };
     let lines = args.lines.iter().enumerate().map(|(number, destination)| {
-        let damage = LineDamage {
+        let impairment = LineImpairment {
             loss: chance("--loss", &args.loss, number, args.lines.len())?,
             duplicate: chance("--duplicate", &args.duplicate, number, args.lines.len())?,
             reorder: chance("--reorder", &args.reorder, number, args.lines.len())?,
-            skew_ns: of_line("--skew-us", &args.skew_us, number, args.lines.len())?.saturating_mul(1_000),
+            skew_ns: value_of_line("--skew-us", &args.skew_us, number, args.lines.len())?.saturating_mul(1_000),
         };
-        Ok(ExchangeLine { destination: *destination, damage })
+        Ok(ExchangeLine { destination: *destination, impairment })
     });
     let pace = match (args.speed, args.rate, args.max) {
         (_, _, true) => Pace::Max,
@@ -165,7 +165,7 @@ fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
     Ok(ExchangeConfig {
         feed,
         lines: lines.collect::<anyhow::Result<_>>()?,
-        losses: if args.never_on_all { Losses::NeverOnAllLines } else { Losses::Independent },
+        loss_policy: if args.never_on_all { LossPolicy::NeverOnAllLines } else { LossPolicy::Independent },
         seed: args.seed,
         pace,
         interface: args.interface.clone(),
@@ -187,13 +187,13 @@ fn session(name: &str) -> Result<MoldSession, String> {
 
 /// The chance of one line, where one was given for all or one for each.
 pub(super) fn chance(option: &str, values: &[f64], line: usize, lines: usize) -> anyhow::Result<f64> {
-    let chance = of_line(option, values, line, lines)?;
+    let chance = value_of_line(option, values, line, lines)?;
     ensure!((0.0..=1.0).contains(&chance), "{option} {chance}: a chance is between 0 and 1");
     Ok(chance)
 }
 
 /// The value of one line, where one was given for all or one for each.
-pub(super) fn of_line<T: Copy>(option: &str, values: &[T], line: usize, lines: usize) -> anyhow::Result<T> {
+pub(super) fn value_of_line<T: Copy>(option: &str, values: &[T], line: usize, lines: usize) -> anyhow::Result<T> {
     ensure!(values.len() == 1 || values.len() == lines, "{option}: give one value, or one for each of {lines} lines");
     values.get(line).or_else(|| values.first()).copied().with_context(|| format!("{option}: no value"))
 }

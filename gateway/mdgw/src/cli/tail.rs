@@ -21,11 +21,11 @@ use dbn::{
 use mdgw_captures::dbn_file::{DbnFileOptions, DbnFileWriter};
 use mdgw_feeds::{
     channel::SchemaSet,
-    edge::Handed,
+    consumer_edge::EdgeOutput,
     identity::{ChannelId, GroupId, Sequence},
     time::TradingDate,
 };
-use mdgw_subscriber::{Item, LineAddress, Output, ReceiverConfig, RecordEdges, Start, Subscriber, SubscriberConfig};
+use mdgw_subscriber::{ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, Start, Subscriber, SubscriberConfig};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -54,10 +54,10 @@ pub(super) struct Args {
     /// Channels to receive; all by default.
     #[arg(long, value_delimiter = ',', value_name = "N")]
     channel: Vec<u16>,
-    /// Only these schemas: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics.
+    /// TestCli these schemas: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics.
     #[arg(long, value_delimiter = ',', value_parser = parse_schema, value_name = "SCHEMA")]
     schema: Vec<SchemaSet>,
-    /// Only sessions of this trading date (YYYY-MM-DD).
+    /// TestCli sessions of this trading date (YYYY-MM-DD).
     #[arg(long, value_name = "DATE")]
     date: Option<TradingDate>,
     /// Receive time of the records: the gateway's, or none, which makes the output a function of the feed alone.
@@ -139,7 +139,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Where records go.
 #[derive(Debug)]
 struct Tail {
-    edges: RecordEdges,
+    edges: ConsumerEdges,
     schemas: Option<SchemaSet>,
     date: Option<TradingDate>,
     /// Most records wanted.
@@ -156,7 +156,7 @@ struct Tail {
     gaps: u64,
     lost: u64,
     /// Sessions under way and ended, by channel.
-    under_way: Vec<(ChannelId, bool)>,
+    open_sessions: Vec<(ChannelId, bool)>,
     failure: Option<anyhow::Error>,
 }
 
@@ -176,7 +176,7 @@ impl Tail {
             })
             .transpose()?;
         Ok(Self {
-            edges: RecordEdges::new(args.ts_recv.into()),
+            edges: ConsumerEdges::new(args.ts_recv.into()),
             schemas,
             date: args.date,
             count: args.count,
@@ -188,7 +188,7 @@ impl Tail {
             records: 0,
             gaps: 0,
             lost: 0,
-            under_way: Vec::new(),
+            open_sessions: Vec::new(),
             failure: None,
         })
     }
@@ -196,19 +196,19 @@ impl Tail {
     fn take(&mut self, output: &Output<'_>) {
         self.items += 1;
         if self.failure.is_none()
-            && let Err(error) = self.try_take(output)
+            && let Err(error) = self.try_accept(output)
         {
             self.failure = Some(error);
         }
     }
 
-    fn try_take(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
+    fn try_accept(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
         if self.is_full() || self.date.is_some_and(|date| date != output.session.date) {
             return Ok(());
         }
         match output.item {
             Item::Session => {
-                self.set_under_way(output.channel, true);
+                self.set_session_open(output.channel, true);
                 if let Some(writer) = &mut self.writer {
                     let dataset = output.session.feed.dataset();
                     if *self.dataset.get_or_insert(dataset) != dataset {
@@ -219,30 +219,30 @@ impl Tail {
                     }
                     writer.set_dataset(dataset);
                 }
-                self.note(&format!("channel {}: session {}", output.channel.0, output.session))
+                self.report(&format!("channel {}: session {}", output.channel.0, output.session))
             }
             Item::EndOfSession => {
-                self.set_under_way(output.channel, false);
-                self.note(&format!("channel {}: session {} has ended", output.channel.0, output.session))
+                self.set_session_open(output.channel, false);
+                self.report(&format!("channel {}: session {} has ended", output.channel.0, output.session))
             }
             Item::Gap(gap) => {
                 self.gaps += gap.count();
                 let text = format!("gap [{}, {}): the venue's lines did not bring it", gap.first().0, gap.next().0);
-                self.note(&format!("channel {}: {text}", output.channel.0))
+                self.report(&format!("channel {}: {text}", output.channel.0))
             }
             Item::Lost(gap) => {
                 self.lost += gap.count();
                 let text = format!("lost [{}, {}) on the way from the gateway", gap.first().0, gap.next().0);
-                self.note(&format!("channel {}: {text}", output.channel.0))
+                self.report(&format!("channel {}: {text}", output.channel.0))
             }
-            Item::State(state) => self.note(&format!("channel {}: {state:?}", output.channel.0)),
+            Item::State(state) => self.report(&format!("channel {}: {state:?}", output.channel.0)),
             Item::Message { .. } | Item::Definition { .. } | Item::Snapshot { .. } => self.records_of(output),
         }
     }
 
     fn records_of(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
         // Definitions told again at a late start name instruments; as records they stand at their own place.
-        let is_again = matches!(output.item, Item::Definition { .. });
+        let is_repeated_definition = matches!(output.item, Item::Definition { .. });
         let Self { edges, writer, schemas, count, records, is_json, symbols, .. } = self;
         let mut outcome = Ok(());
         let mut index = 0;
@@ -251,18 +251,18 @@ impl Tail {
                 return;
             }
             match handed {
-                Handed::Mapping { id, symbol } => {
+                EdgeOutput::Mapping { id, symbol } => {
                     symbols.insert((output.channel, id.0), String::from_utf8_lossy(symbol).into_owned());
                     if let Some(writer) = writer {
                         writer.mapping(symbol, id, output.session.date);
                     }
                 }
-                Handed::Record { rtype, bytes } => {
+                EdgeOutput::Record { rtype, bytes } => {
                     let position = index;
                     index += 1;
                     let schema = SchemaSet::of_rtype(rtype);
                     let is_wanted = schema.is_some_and(|schema| schemas.is_none_or(|wanted| wanted.contains(schema)));
-                    if !is_wanted || is_again || count.is_some_and(|count| *records >= count) {
+                    if !is_wanted || is_repeated_definition || count.is_some_and(|count| *records >= count) {
                         return;
                     }
                     *records += 1;
@@ -280,22 +280,23 @@ impl Tail {
         outcome
     }
 
-    fn set_under_way(&mut self, channel: ChannelId, is_under_way: bool) {
-        match self.under_way.iter_mut().find(|(known, _)| *known == channel) {
+    fn set_session_open(&mut self, channel: ChannelId, is_under_way: bool) {
+        match self.open_sessions.iter_mut().find(|(known, _)| *known == channel) {
             Some((_, state)) => *state = is_under_way,
-            None => self.under_way.push((channel, is_under_way)),
+            None => self.open_sessions.push((channel, is_under_way)),
         }
     }
 
     /// What isn't a record goes where it can't get between them.
     #[allow(clippy::unnecessary_wraps, reason = "one arm among others that can fail")]
-    fn note(&self, text: &str) -> anyhow::Result<()> {
+    fn report(&self, text: &str) -> anyhow::Result<()> {
         warn(text);
         Ok(())
     }
 
     fn is_complete(&self, args: &Args) -> bool {
-        let has_ended = !self.under_way.is_empty() && self.under_way.iter().all(|(_, is_under_way)| !is_under_way);
+        let has_ended =
+            !self.open_sessions.is_empty() && self.open_sessions.iter().all(|(_, is_under_way)| !is_under_way);
         (args.until_ended && has_ended) || self.is_full()
     }
 
@@ -336,7 +337,7 @@ fn show(
     let Some(record) = decoder.decode_record_ref().context("read a record")? else { return Ok(()) };
     let symbol = symbols.get(&(output.channel, record.header().instrument_id)).map(String::as_str);
     let Output { channel, session, .. } = *output;
-    let name = row::Name { channel, session, sequence: sequence(output), index, symbol };
+    let name = row::RowName { channel, session, sequence: sequence(output), index, symbol };
     let mut text = if is_first { row::HEADING.to_owned() } else { String::new() };
     row::write(&name, record, &mut text)?;
     print(&text)
@@ -377,27 +378,27 @@ mod tests {
     use super::*;
 
     #[derive(clap::Parser)]
-    struct Only {
+    struct TestCli {
         #[command(flatten)]
         args: Args,
     }
 
     #[test]
-    fn a_file_holds_one_dataset_and_a_table_any() {
+    fn a_dbn_file_holds_one_dataset_and_the_table_any() {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out.dbn");
         for (more, is_refused) in [(vec!["-o", out.to_str().unwrap()], true), (vec![], false)] {
             let line = ["tail", "--line", "239.1.1.1:5000"];
-            let mut tail = Tail::new(&Only::parse_from(line.into_iter().chain(more)).args).unwrap();
+            let mut tail = Tail::new(&TestCli::parse_from(line.into_iter().chain(more)).args).unwrap();
             for (channel, feed) in [(1, Feed::NasdaqItch), (2, Feed::NasdaqItch), (3, Feed::IexTops)] {
                 let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
                 let session = Session { feed, date, restart: 0 };
                 assert!(tail.failure.is_none());
                 tail.take(&Output { channel: ChannelId(channel), session, item: Item::Session });
             }
-            let told = tail.check().map_err(|error| error.to_string());
-            assert_eq!(told.is_err(), is_refused, "{told:?}");
-            assert!(told.err().is_none_or(|text| text.contains("channel 3 is of IEXG.TOPS")));
+            let outcome = tail.check().map_err(|error| error.to_string());
+            assert_eq!(outcome.is_err(), is_refused, "{outcome:?}");
+            assert!(outcome.err().is_none_or(|text| text.contains("channel 3 is of IEXG.TOPS")));
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use mdgw_status::{
-    control::{Request, ask},
+    control::{Request, send_request},
     snapshot::Snapshot,
 };
 
@@ -63,9 +63,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     if !args.once && !args.json && args.svg.is_none() && io::stdout().is_terminal() {
         return screen::run(args, top);
     }
-    top.take(look(&args.socket)?);
+    top.take(read_snapshot(&args.socket)?);
     std::thread::sleep(args.interval());
-    top.take(look(&args.socket)?);
+    top.take(read_snapshot(&args.socket)?);
     if let Some(path) = &args.svg {
         let Size { columns, rows } = args.size;
         fs::write(path, top::svg(&top, columns, rows)).with_context(|| format!("write {}", path.display()))?;
@@ -84,8 +84,8 @@ impl Args {
 }
 
 /// How it stands now.
-fn look(socket: &Path) -> anyhow::Result<Snapshot> {
-    let value = ask(socket, &Request::Snapshot {})?;
+fn read_snapshot(socket: &Path) -> anyhow::Result<Snapshot> {
+    let value = send_request(socket, &Request::Snapshot {})?;
     serde_json::from_value(value).map_err(|error| anyhow!("what {} tells is no snapshot: {error}", socket.display()))
 }
 

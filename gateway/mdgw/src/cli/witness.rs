@@ -19,7 +19,7 @@ use mdgw_election::{
     },
     timing::{RATE_ERROR_PPM, RATE_ERROR_PPM_MAX},
 };
-use mdgw_runtime::config::{host::try_writing, resolved::LogLevel};
+use mdgw_runtime::config::{host::check_writable, resolved::LogLevel};
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -61,12 +61,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         // Any port: the witness may be running.
         UdpSocket::bind(SocketAddrV4::new(*config.listen.ip(), 0))
             .with_context(|| format!("listen on {}", config.listen))?;
-        if let Err((place, error)) = try_writing(&config.vote_directory) {
+        if let Err((place, error)) = check_writable(&config.vote_directory) {
             let directory = config.vote_directory.display();
             return Err(error)
                 .with_context(|| format!("directory {directory} of the votes: write in {}", place.display()));
         }
-        print(&config.explained())?;
+        print(&config.explanation())?;
         return Ok(Outcome::Done);
     }
     logging::start(LogLevel::Info);
@@ -153,7 +153,7 @@ impl Config {
         self.peer.iter().map(|peer| (NodeId(peer.node), peer.address)).collect()
     }
 
-    fn explained(&self) -> String {
+    fn explanation(&self) -> String {
         let Self { node, listen, key_file, vote_directory, rate_error_ppm, groups_max, peer } = self;
         let mut text = format!(
             "witness      node {node} on {listen}, key {}\nvotes        {}, for up to {groups_max} groups\n\
@@ -190,7 +190,7 @@ address = "10.0.0.2:27500"
 "#;
 
     #[test]
-    fn a_sound_configuration_is_explained() {
+    fn a_valid_configuration_is_explained() {
         expect![[r"
             witness      node 3 on 127.0.0.1:27500, key key
             votes        votes, for up to 256 groups
@@ -198,11 +198,11 @@ address = "10.0.0.2:27500"
             peer         node 1 at 10.0.0.1:27500
             peer         node 2 at 10.0.0.2:27500
         "]]
-        .assert_eq(&Config::parse(GOOD).unwrap().explained());
+        .assert_eq(&Config::parse(GOOD).unwrap().explanation());
     }
 
     #[test]
-    fn the_shipped_witness_fits_the_shipped_gateway() {
+    fn the_shipped_witness_and_gateway_configurations_match() {
         let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops");
         let witness = Config::load(&ops.join("witness/witness.toml")).unwrap();
         let gateway = Resolved::load(&ops.join("config/votes.toml")).unwrap();
@@ -216,7 +216,7 @@ address = "10.0.0.2:27500"
     }
 
     #[test]
-    fn mistakes_are_told_by_key_and_value() {
+    fn invalid_settings_are_reported_with_key_and_value() {
         let check = |from: &str, to: &str, expected: &str| {
             assert!(GOOD.contains(from));
             let error = format!("{:#}", Config::parse(&GOOD.replacen(from, to, 1)).unwrap_err());

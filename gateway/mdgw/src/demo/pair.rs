@@ -8,8 +8,8 @@
 //! Gateways and exchange are processes of their own, as in earnest: a signal that leaves no time is what they get. The
 //! subscriber and the witness live here, where the signals come from.
 
+mod output_monitor;
 mod process;
-mod witness;
 
 use std::{
     fs,
@@ -28,17 +28,17 @@ use mdgw_runtime::config::Resolved;
 use mdgw_simulator::{
     itch_generator::ItchDay,
     reference::{self, StreamDigest},
-    source::Played,
+    source::FeedSource,
 };
-use mdgw_status::control::{ControlError, Request, ask};
+use mdgw_status::control::{ControlError, Request, send_request};
 use mdgw_sys::clock::unix_now;
 use mdgw_tools::verify::Verdict;
 
 use self::{
-    process::{Process, program},
-    witness::Witness,
+    output_monitor::OutputMonitor,
+    process::{Process, this_program},
 };
-use super::{Places, Received, Subscription, reference_config, toml_text};
+use super::{DemoAddresses, Received, Subscription, reference_config, toml_text};
 
 /// What is shown.
 #[derive(Clone, Debug)]
@@ -74,11 +74,11 @@ pub(crate) enum PairEvent {
         leader: Option<Leader>,
     },
     /// Something was done to the leading gateway.
-    Struck {
+    FaultInjected {
         /// It.
         leader: Leader,
         /// How.
-        blow: Blow,
+        fault: Fault,
         /// Since the beginning.
         after: Duration,
     },
@@ -90,7 +90,7 @@ pub(crate) enum PairEvent {
         blackout: Duration,
     },
     /// The gateway that was stopped or killed stands for election again.
-    Stands {
+    EligibleAgain {
         /// Its node.
         node: u8,
         /// Since it went on, or was started anew.
@@ -100,7 +100,7 @@ pub(crate) enum PairEvent {
 
 /// What is done to a leading gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Blow {
+pub(crate) enum Fault {
     /// Asked to hand over (`mdgw ha hand-over`).
     HandedOver,
     /// Stopped (SIGSTOP) until the other one leads.
@@ -113,13 +113,13 @@ pub(crate) enum Blow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PairChange {
     /// What was done to the gateway that led.
-    pub blow: Blow,
+    pub fault: Fault,
     /// Who leads now.
     pub leader: Leader,
     /// From the last packet of the old leader to the first new content.
     pub blackout: Duration,
     /// From when the old one went on, or was started anew, until it stood for election again.
-    pub stood_after: Duration,
+    pub eligible_after: Duration,
 }
 
 /// Who publishes, as its packets say.
@@ -153,88 +153,88 @@ pub(crate) struct PairReport {
     /// From the first packet to the last record.
     pub elapsed: Duration,
     /// It was interrupted.
-    pub was_stopped: bool,
+    pub was_interrupted: bool,
 }
 
 impl PairReport {
     /// Whether nothing was lost, doubled or fenced wrongly.
     #[must_use]
-    pub(crate) fn is_right(&self) -> bool {
-        self.is_whole() && (self.was_stopped || !self.changes.is_empty())
+    pub(crate) fn is_correct(&self) -> bool {
+        self.is_lossless() && (self.was_interrupted || !self.changes.is_empty())
     }
 
     /// Whether that shows nothing: the day was over before a leader was struck.
     #[must_use]
     pub(crate) fn is_too_short(&self) -> bool {
-        self.is_whole() && !self.was_stopped && self.changes.is_empty()
+        self.is_lossless() && !self.was_interrupted && self.changes.is_empty()
     }
 
-    fn is_whole(&self) -> bool {
+    fn is_lossless(&self) -> bool {
         let all_came = self.expected == self.received && self.gap_messages == 0 && self.lost_messages == 0;
         all_came && self.verdict.is_kept()
     }
 }
 
-/// Runs the demonstration; `watch` is told how it goes, and `stop` ends it early.
+/// Runs the demonstration; `on_event` is told how it goes, and `stop` ends it early.
 ///
 /// # Errors
 /// When a part can't be started, or nobody takes over.
 pub(crate) fn run(
     options: &PairOptions,
     stop: &AtomicBool,
-    watch: &mut dyn FnMut(PairEvent),
+    on_event: &mut dyn FnMut(PairEvent),
 ) -> anyhow::Result<PairReport> {
     fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
     let scratch = tempfile::tempdir().context("make a scratch directory")?;
-    let places = Places::free().context("find free ports on loopback")?;
-    let other = Places::free().context("find free ports on loopback")?;
+    let addresses = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
+    let other = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
     let date = options.date.unwrap_or_else(|| TradingDate::in_new_york(unix_now()));
-    let link = free_ends().context("find free ports on loopback")?;
-    let stage = Stage { options, places, other, link, date, scratch: scratch.path() };
-    make_key(&stage.key()).context("make the key of the link")?;
+    let link = free_link_addresses().context("find free ports on loopback")?;
+    let setup = DemoSetup { options, addresses, other, link, date, scratch: scratch.path() };
+    make_key(&setup.key()).context("make the key of the link")?;
 
-    let played = Played::Itch(ItchDay {
+    let played = FeedSource::Itch(ItchDay {
         seed: options.seed,
         message_count: options.messages,
         stock_count: STOCKS,
         ..ItchDay::default()
     });
-    let (expected, packets, messages) = reference::digest(&played, stage.reference()?)?;
+    let (expected, packets, messages) = reference::digest(&played, setup.reference()?)?;
     let capture = options.directory.join("published.pcap");
-    let witness = Witness::start(places.output, &capture)?;
-    let subscription = Subscription::start(&places)?;
-    let mut gateways = [stage.gateway(1)?, stage.gateway(2)?];
+    let witness = OutputMonitor::start(addresses.output, &capture)?;
+    let subscription = Subscription::start(&addresses)?;
+    let mut gateways = [setup.gateway(1)?, setup.gateway(2)?];
     for (node, gateway) in (1..).zip(&mut gateways) {
-        gateway.wait_until_it_stands(&stage.control_socket(node), PATIENCE)?;
+        gateway.wait_until_eligible(&setup.control_socket(node), STEP_TIMEOUT)?;
     }
 
-    let begun = Instant::now();
-    let mut exchange = stage.exchange()?;
+    let started = Instant::now();
+    let mut exchange = setup.exchange()?;
     let mut changes = Vec::new();
     let mut led_since = Instant::now();
     let mut last = (0, Instant::now());
-    let was_stopped = loop {
+    let was_interrupted = loop {
         let received = subscription.messages();
-        watch(PairEvent::Progress { received, expected: expected.messages, leader: witness.leader() });
+        on_event(PairEvent::Progress { received, expected: expected.messages, leader: witness.leader() });
         if received != last.0 {
             last = (received, Instant::now());
         }
-        let is_over = received >= expected.messages || last.1.elapsed() > SILENCE;
+        let is_over = received >= expected.messages || last.1.elapsed() > IDLE_TIMEOUT;
         if is_over || stop.load(Ordering::Relaxed) {
             break stop.load(Ordering::Relaxed);
         }
-        exchange.must_run()?;
+        exchange.ensure_running()?;
         // The exchange must still have something new to say afterwards.
         let is_time = led_since.elapsed() >= options.tenure && received < expected.messages / 8 * 7;
         if is_time && received > 0 {
-            let blow = BLOWS[changes.len() % BLOWS.len()];
+            let fault = FAULTS[changes.len() % FAULTS.len()];
             let leader = witness.leader().context("nobody leads")?;
             let gateway = gateways.get_mut(usize::from(leader.node).wrapping_sub(1));
             let gateway = gateway.with_context(|| format!("node {} is none of ours", leader.node))?;
-            let control = stage.control_socket(leader.node);
-            let after = begun.elapsed();
-            match blow {
-                Blow::HandedOver => match ask(&control, &Request::HandOver { group: None, target: None }) {
+            let control = setup.control_socket(leader.node);
+            let after = started.elapsed();
+            match fault {
+                Fault::HandedOver => match send_request(&control, &Request::HandOver { group: None, target: None }) {
                     Ok(_) => {}
                     // On a machine that stalls it may have lost leadership just now: the next one is asked.
                     Err(ControlError::Refused(_)) => {
@@ -243,32 +243,32 @@ pub(crate) fn run(
                     }
                     Err(error) => return Err(error).context("hand over"),
                 },
-                Blow::Stopped => gateway.stop()?,
-                Blow::Killed => gateway.kill()?,
+                Fault::Stopped => gateway.stop()?,
+                Fault::Killed => gateway.kill()?,
             }
-            watch(PairEvent::Struck { leader, blow, after });
-            let (successor, blackout) = witness.wait_for_content_after(leader, PATIENCE)?;
-            watch(PairEvent::TookOver { leader: successor, blackout });
-            let revived = Instant::now();
-            match blow {
-                Blow::HandedOver => {}
-                Blow::Stopped => gateway.go_on()?,
-                Blow::Killed => *gateway = stage.gateway(leader.node)?,
+            on_event(PairEvent::FaultInjected { leader, fault, after });
+            let (successor, blackout) = witness.wait_for_content_after(leader, STEP_TIMEOUT)?;
+            on_event(PairEvent::TookOver { leader: successor, blackout });
+            let resumed_at = Instant::now();
+            match fault {
+                Fault::HandedOver => {}
+                Fault::Stopped => gateway.resume()?,
+                Fault::Killed => *gateway = setup.gateway(leader.node)?,
             }
-            gateway.wait_until_it_stands(&control, PATIENCE)?;
-            let stood_after = revived.elapsed();
-            if blow != Blow::HandedOver {
-                watch(PairEvent::Stands { node: leader.node, after: stood_after });
+            gateway.wait_until_eligible(&control, STEP_TIMEOUT)?;
+            let eligible_after = resumed_at.elapsed();
+            if fault != Fault::HandedOver {
+                on_event(PairEvent::EligibleAgain { node: leader.node, after: eligible_after });
             }
-            changes.push(PairChange { blow, leader: successor, blackout, stood_after });
+            changes.push(PairChange { fault, leader: successor, blackout, eligible_after });
             led_since = Instant::now();
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     };
-    let elapsed = begun.elapsed();
-    exchange.end(PATIENCE)?;
+    let elapsed = started.elapsed();
+    exchange.end(STEP_TIMEOUT)?;
     for gateway in gateways {
-        gateway.end(PATIENCE)?;
+        gateway.end(STEP_TIMEOUT)?;
     }
     let Received { digest, gap_messages, lost_messages } = subscription.stop()?;
     let verdict = witness.stop()?;
@@ -282,37 +282,37 @@ pub(crate) fn run(
         verdict,
         capture,
         elapsed,
-        was_stopped,
+        was_interrupted,
     })
 }
 
 /// Everything that the parts have in common.
 #[derive(Clone, Copy, Debug)]
-struct Stage<'a> {
+struct DemoSetup<'a> {
     options: &'a PairOptions,
-    places: Places,
+    addresses: DemoAddresses,
     /// Ports of the second gateway.
-    other: Places,
+    other: DemoAddresses,
     /// Ends of the link between the two.
     link: [SocketAddrV4; 2],
     date: TradingDate,
     scratch: &'a Path,
 }
 
-impl Stage<'_> {
+impl DemoSetup<'_> {
     fn gateway(&self, node: u8) -> anyhow::Result<Process> {
         let config = self.scratch.join(format!("gw{node}.toml"));
         fs::write(&config, self.config_text(node)).with_context(|| format!("write {}", config.display()))?;
         let date = self.date.to_string();
-        let mut command = program()?;
+        let mut command = this_program()?;
         command.arg("run").arg(&config).args(["--date", &date]);
         Process::start(command, &format!("gw{node}"), &self.options.directory)
     }
 
     fn exchange(&self) -> anyhow::Result<Process> {
-        let Places { line_a, line_b, requests, .. } = self.places;
+        let DemoAddresses { line_a, line_b, requests, .. } = self.addresses;
         let PairOptions { messages, seed, rate, loss, .. } = self.options;
-        let mut command = program()?;
+        let mut command = this_program()?;
         command.args(["sim", "--interface", "127.0.0.1", "--linger-s", "600", "--json"]);
         for (key, value) in [
             ("--line", line_a.to_string()),
@@ -348,8 +348,8 @@ impl Stage<'_> {
     }
 
     fn config_text(&self, node: u8) -> String {
-        let Places { line_a, line_b, output, requests, .. } = self.places;
-        let retransmission = if node == 1 { self.places.retransmission } else { self.other.retransmission };
+        let DemoAddresses { line_a, line_b, output, requests, .. } = self.addresses;
+        let retransmission = if node == 1 { self.addresses.retransmission } else { self.other.retransmission };
         let (peer, profile, feed) = (3 - node, &self.options.profile, Feed::NasdaqItch);
         let at = |name: &str| toml_text(&self.scratch.join(format!("gw{node}.{name}")));
         let [state, log, audit] = ["state", "log", "audit"].map(at);
@@ -380,13 +380,13 @@ impl Stage<'_> {
 }
 
 /// Ports that nobody has just now.
-fn free_ends() -> io::Result<[SocketAddrV4; 2]> {
+fn free_link_addresses() -> io::Result<[SocketAddrV4; 2]> {
     let probes = [UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?, UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?];
-    let mut ends = [SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0); 2];
-    for (end, probe) in ends.iter_mut().zip(&probes) {
+    let mut endpoints = [SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0); 2];
+    for (end, probe) in endpoints.iter_mut().zip(&probes) {
         end.set_port(probe.local_addr()?.port());
     }
-    Ok(ends)
+    Ok(endpoints)
 }
 
 /// A key of this demonstration alone.
@@ -400,12 +400,12 @@ fn make_key(path: &Path) -> anyhow::Result<()> {
 
 /// What is done to whoever leads, in turn. A gateway that was stopped knows that it stalled, so the one that is asked to
 /// lead is another.
-const BLOWS: [Blow; 3] = [Blow::HandedOver, Blow::Stopped, Blow::Killed];
+const FAULTS: [Fault; 3] = [Fault::HandedOver, Fault::Stopped, Fault::Killed];
 /// Stocks of the made-up day.
 const STOCKS: u16 = 1_000;
 /// Nothing takes as long on any machine; whatever takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Nothing new for so long after the exchange has said everything: nothing more will come.
-const SILENCE: Duration = Duration::from_secs(3);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Between two looks at who leads.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);

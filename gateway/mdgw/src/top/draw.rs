@@ -36,7 +36,7 @@ pub(crate) fn draw(top: &Top, area: Rect, buffer: &mut Buffer) {
     Paragraph::new(failures).style(ALARM).render(of_failures, buffer);
     channels(top, of_channels, buffer);
     Paragraph::new(footer(top)).render(foot, buffer);
-    if top.mode() == Mode::Helping {
+    if top.mode() == Mode::Help {
         help(area, buffer);
     }
 }
@@ -50,7 +50,7 @@ fn header(top: &Top, width: u16) -> Vec<Line<'static>> {
     let title = format!("mdgw top  {}", snapshot.source);
     let time = format!("{} UTC", Timestamp(UnixNs(snapshot.time_ns)));
     let room = usize::from(width).saturating_sub(time.chars().count() + 1);
-    let first = Line::from(vec![Span::styled(format!("{:<room$} ", cut(&title, room)), BOLD), Span::raw(time)]);
+    let first = Line::from(vec![Span::styled(format!("{:<room$} ", truncate(&title, room)), BOLD), Span::raw(time)]);
     if let Some(problem) = top.problem() {
         let frozen = if top.is_frozen() { "frozen  " } else { "" };
         return vec![first, Line::from(format!("{frozen}{problem}")).style(ALARM)];
@@ -81,12 +81,12 @@ fn pool_lines(pool: &PoolRow, width: u16) -> Vec<Line<'static>> {
     let mut lines = vec![Line::from(vec![
         Span::raw(sums),
         alarming(percent(pool.saturated), pool.saturated >= SATURATED),
-        Span::raw(format!("  {} turns/s", short(pool.turns_per_s))),
+        Span::raw(format!("  {} turns/s", short_rate(pool.turns_per_s))),
     ])];
     let per_line = (usize::from(width) / THREAD_WIDTH).max(1);
     for threads in pool.threads.chunks(per_line) {
         let spans = threads.iter().map(|thread| {
-            let text = format!("  {} {} {}", cut(&thread.name, 10), thread.role, percent(thread.busy));
+            let text = format!("  {} {} {}", truncate(&thread.name, 10), thread.role, percent(thread.busy));
             Span::styled(format!("{text:<THREAD_WIDTH$}"), role_style(&thread.role))
         });
         lines.push(Line::from(spans.collect::<Vec<_>>()));
@@ -149,7 +149,7 @@ enum Align {
 impl Column {
     fn aligned(&self, text: &str) -> String {
         let width = usize::from(self.width);
-        let text = cut(text, width);
+        let text = truncate(text, width);
         match self.align {
             Align::Left => format!("{text:<width$}"),
             Align::Right => format!("{text:>width$}"),
@@ -165,9 +165,9 @@ fn columns(width: u16) -> Vec<Column> {
     let all = [
         column("name", NAME_WIDTH, Align::Left, 0, |row| row.channel.name.clone(), |_| BOLD),
         column("state", 10, Align::Left, 0, |row| row.channel.state.clone(), |row| state_style(&row.channel.state)),
-        number("rate", 5, 0, |row| short(row.messages_per_s), plain),
-        number("pkt/s", 6, 87, |row| short(row.datagrams_per_s), plain),
-        number("sent/s", 6, 94, |row| short(row.sent_per_s), plain),
+        number("rate", 5, 0, |row| short_rate(row.messages_per_s), plain),
+        number("pkt/s", 6, 87, |row| short_rate(row.datagrams_per_s), plain),
+        number("sent/s", 6, 94, |row| short_rate(row.sent_per_s), plain),
         number("gaps", 5, 0, |row| count(row.channel.gaps), |row| alarm_if(row.channel.gaps)),
         number("lost", 5, 0, |row| count(row.channel.gap_messages), |row| alarm_if(row.channel.gap_messages)),
         number("drops", 5, 0, |row| count(row.channel.drops), |row| alarm_if(row.channel.drops)),
@@ -205,13 +205,13 @@ fn lead(row: &ChannelRow) -> String {
 fn footer(top: &Top) -> Line<'static> {
     let (sort, _) = top.order();
     match top.mode() {
-        Mode::Filtering => Line::from(vec![
+        Mode::EditingFilter => Line::from(vec![
             Span::styled("filter: ", BOLD),
             Span::raw(top.filter().to_owned()),
             Span::styled(" ", Style::new().add_modifier(Modifier::REVERSED)),
             Span::raw("  enter keeps it, esc ends it"),
         ]),
-        Mode::Watching | Mode::Helping => {
+        Mode::Normal | Mode::Help => {
             let shown = top.channels().len();
             let all = top.snapshot().map_or(0, |snapshot| snapshot.channels.len());
             let filter = if top.filter().is_empty() { String::new() } else { format!(" with \"{}\"", top.filter()) };
@@ -228,7 +228,7 @@ fn help(area: Rect, buffer: &mut Buffer) {
     let lines: Vec<Line<'_>> = KEYS
         .iter()
         .map(|(key, does)| Line::from(vec![Span::styled(format!(" {key:<18}"), BOLD), Span::raw(*does)]))
-        .chain(MEANINGS.iter().map(|meaning| Line::from(*meaning)))
+        .chain(COLUMN_HELP.iter().map(|meaning| Line::from(*meaning)))
         .collect();
     let width = area.width.min(76);
     let height = area.height.min(u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2));
@@ -241,7 +241,7 @@ fn help(area: Rect, buffer: &mut Buffer) {
 }
 
 /// What the columns say, below the keys.
-const MEANINGS: [&str; 6] = [
+const COLUMN_HELP: [&str; 6] = [
     "",
     " rate: messages a second    gaps: declared    lost: messages in them",
     " drops: refused, and should not have come    faults: contradict a book",
@@ -282,7 +282,7 @@ pub(super) fn percent(share: f64) -> String {
 }
 
 /// A rate in at most five characters.
-pub(super) fn short(rate: f64) -> String {
+pub(super) fn short_rate(rate: f64) -> String {
     match rate {
         ..0.05 => "0".to_owned(),
         ..10.0 => format!("{rate:.1}"),
@@ -303,7 +303,7 @@ pub(super) fn count(count: u64) -> String {
 }
 
 /// The first characters, as many as fit.
-fn cut(text: &str, width: usize) -> String {
+fn truncate(text: &str, width: usize) -> String {
     text.chars().take(width).collect()
 }
 

@@ -127,14 +127,14 @@ impl ChannelRow {
 #[must_use]
 pub(super) fn channel_rows(now: &Snapshot, before: Option<&Snapshot>, sort: SortBy, filter: &str) -> Vec<ChannelRow> {
     let wanted = filter.to_lowercase();
-    let fits = |channel: &&ChannelSnapshot| {
+    let matches_filter = |channel: &&ChannelSnapshot| {
         let number = channel.id.to_string();
         [&channel.name.to_lowercase(), &channel.state, &number].into_iter().any(|text| text.contains(&wanted))
     };
     let mut rows: Vec<ChannelRow> = now
         .channels
         .iter()
-        .filter(fits)
+        .filter(matches_filter)
         .map(|channel| {
             let last = before.and_then(|before| before.channels.iter().find(|last| last.id == channel.id));
             let rate = |count: fn(&ChannelSnapshot) -> u64| {
@@ -209,26 +209,26 @@ const NS_PER_SECOND: f64 = 1e9;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::testing::{second, third};
+    use crate::top::testing::{earlier_snapshot, later_snapshot};
 
     #[test]
-    fn rates_are_growth_over_the_time_between() {
-        let rows = channel_rows(&third(), Some(&second()), SortBy::Number, "");
+    fn rates_are_count_growth_over_elapsed_time() {
+        let rows = channel_rows(&later_snapshot(), Some(&earlier_snapshot()), SortBy::Number, "");
         assert_eq!(rows[0].channel.name, "nasdaq");
         assert_eq!((rows[0].messages_per_s, rows[0].datagrams_per_s), (123_456.0, 41_000.0));
         let (line, share) = rows[0].lead.as_ref().unwrap();
         assert_eq!((line.line.as_str(), *share), ("A", 0.75));
-        let first = channel_rows(&second(), None, SortBy::Number, "");
+        let first = channel_rows(&earlier_snapshot(), None, SortBy::Number, "");
         assert_eq!(first[0].messages_per_s, 0.0, "nothing to compare with");
-        let pools = pool_rows(&third(), Some(&second()));
+        let pools = pool_rows(&later_snapshot(), Some(&earlier_snapshot()));
         assert_eq!(pools[0].threads[1].busy, 0.25);
         assert!((pools[0].saturated - 0.001).abs() < 1e-9);
     }
 
     #[test]
-    fn rows_come_in_the_order_and_the_choice_that_was_asked_for() {
+    fn rows_follow_the_sort_order_and_the_filter() {
         let names = |sort, filter| -> Vec<String> {
-            let rows = channel_rows(&third(), Some(&second()), sort, filter);
+            let rows = channel_rows(&later_snapshot(), Some(&earlier_snapshot()), sort, filter);
             rows.into_iter().map(|row| row.channel.name).collect()
         };
         assert_eq!(names(SortBy::Number, ""), ["nasdaq", "bx", "iex-deep", "iex-tops"]);

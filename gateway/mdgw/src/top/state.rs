@@ -25,11 +25,11 @@ pub(crate) struct Top {
 pub(crate) enum Mode {
     /// Commands.
     #[default]
-    Watching,
+    Normal,
     /// They are the filter's text.
-    Filtering,
+    EditingFilter,
     /// Any ends the help.
-    Helping,
+    Help,
 }
 
 /// A key.
@@ -63,7 +63,7 @@ pub(crate) enum Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     /// On.
-    Go,
+    Continue,
     /// The end.
     Quit,
 }
@@ -104,41 +104,41 @@ impl Top {
     }
 
     /// There is no news, and why. What was shown stays.
-    pub(crate) fn fail(&mut self, problem: String) {
+    pub(crate) fn set_problem(&mut self, problem: String) {
         self.problem = Some(problem);
     }
 
     /// A key was pressed.
     pub(crate) fn key(&mut self, key: Key) -> Flow {
         match (self.mode, key) {
-            (_, Key::Interrupt) | (Mode::Watching, Key::Char('q')) => return Flow::Quit,
-            (Mode::Helping, _) => self.mode = Mode::Watching,
-            (Mode::Filtering, key) => self.edit(key),
-            (Mode::Watching, Key::Char('/')) => self.mode = Mode::Filtering,
-            (Mode::Watching, Key::Char('h' | '?')) => self.mode = Mode::Helping,
-            (Mode::Watching, Key::Char(' ' | 'f')) => self.freeze(),
-            (Mode::Watching, Key::Char('s')) => self.sort = self.sort.next(),
-            (Mode::Watching, Key::Char('r')) => self.is_reversed = !self.is_reversed,
-            (Mode::Watching, Key::Escape) => self.filter.clear(),
-            (Mode::Watching, Key::Up) => self.offset = self.offset.saturating_sub(1),
-            (Mode::Watching, Key::Down) => self.offset = self.offset.saturating_add(1),
-            (Mode::Watching, Key::PageUp) => self.offset = self.offset.saturating_sub(PAGE_ROWS),
-            (Mode::Watching, Key::PageDown) => self.offset = self.offset.saturating_add(PAGE_ROWS),
-            (Mode::Watching, Key::Home) => self.offset = 0,
-            (Mode::Watching, Key::End) => self.offset = usize::MAX,
-            (Mode::Watching, _) => {}
+            (_, Key::Interrupt) | (Mode::Normal, Key::Char('q')) => return Flow::Quit,
+            (Mode::Help, _) => self.mode = Mode::Normal,
+            (Mode::EditingFilter, key) => self.edit(key),
+            (Mode::Normal, Key::Char('/')) => self.mode = Mode::EditingFilter,
+            (Mode::Normal, Key::Char('h' | '?')) => self.mode = Mode::Help,
+            (Mode::Normal, Key::Char(' ' | 'f')) => self.freeze(),
+            (Mode::Normal, Key::Char('s')) => self.sort = self.sort.next(),
+            (Mode::Normal, Key::Char('r')) => self.is_reversed = !self.is_reversed,
+            (Mode::Normal, Key::Escape) => self.filter.clear(),
+            (Mode::Normal, Key::Up) => self.offset = self.offset.saturating_sub(1),
+            (Mode::Normal, Key::Down) => self.offset = self.offset.saturating_add(1),
+            (Mode::Normal, Key::PageUp) => self.offset = self.offset.saturating_sub(PAGE_ROWS),
+            (Mode::Normal, Key::PageDown) => self.offset = self.offset.saturating_add(PAGE_ROWS),
+            (Mode::Normal, Key::Home) => self.offset = 0,
+            (Mode::Normal, Key::End) => self.offset = usize::MAX,
+            (Mode::Normal, _) => {}
         }
         // Never beyond the last row, so that the way back is as long as the way there.
         self.offset = self.offset.min(self.channels().len().saturating_sub(1));
-        Flow::Go
+        Flow::Continue
     }
 
     fn edit(&mut self, key: Key) {
         match key {
-            Key::Enter => self.mode = Mode::Watching,
+            Key::Enter => self.mode = Mode::Normal,
             Key::Escape => {
                 self.filter.clear();
-                self.mode = Mode::Watching;
+                self.mode = Mode::Normal;
             }
             Key::Backspace => drop(self.filter.pop()),
             Key::Char(character) if self.filter.chars().count() < FILTER_CHARS_MAX => self.filter.push(character),
@@ -226,12 +226,12 @@ impl Top {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::testing::{second, third};
+    use crate::top::testing::{earlier_snapshot, later_snapshot};
 
-    fn watching() -> Top {
+    fn top_with_two_snapshots() -> Top {
         let mut top = Top::default();
-        top.take(second());
-        top.take(third());
+        top.take(earlier_snapshot());
+        top.take(later_snapshot());
         top
     }
 
@@ -241,14 +241,14 @@ mod tests {
 
     #[test]
     fn keys_sort_reverse_filter_and_quit() {
-        let mut top = watching();
+        let mut top = top_with_two_snapshots();
         assert_eq!(top.span_ns(), Some(1_000_000_000));
-        assert_eq!(top.key(Key::Char('s')), Flow::Go);
+        assert_eq!(top.key(Key::Char('s')), Flow::Continue);
         assert_eq!(names(&top)[0], "bx");
         top.key(Key::Char('r'));
         assert_eq!(names(&top)[0], "nasdaq");
         for key in [Key::Char('/'), Key::Char('q'), Key::Backspace, Key::Char('i'), Key::Char('e'), Key::Enter] {
-            assert_eq!(top.key(key), Flow::Go, "in the filter q is a letter");
+            assert_eq!(top.key(key), Flow::Continue, "in the filter q is a letter");
         }
         assert_eq!((top.filter(), names(&top)), ("ie", vec!["iex-tops".to_owned(), "iex-deep".to_owned()]));
         top.key(Key::Escape);
@@ -259,14 +259,14 @@ mod tests {
     }
 
     #[test]
-    fn a_frozen_view_stands_still_and_goes_on_with_the_latest() {
-        let mut top = watching();
+    fn a_frozen_view_keeps_its_snapshot_and_resumes_with_the_latest() {
+        let mut top = top_with_two_snapshots();
         top.key(Key::Char(' '));
-        let mut newer = third();
+        let mut newer = later_snapshot();
         newer.clock_ns += 1_000_000_000;
         newer.channels[0].messages += 7;
         top.take(newer.clone());
-        assert_eq!(top.snapshot(), Some(&third()));
+        assert_eq!(top.snapshot(), Some(&later_snapshot()));
         top.key(Key::Char(' '));
         assert_eq!(top.snapshot(), Some(&newer));
         assert_eq!(top.channels()[0].messages_per_s, 7.0);
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn scrolling_ends_at_the_last_row() {
-        let mut top = watching();
+        let mut top = top_with_two_snapshots();
         for key in [Key::Down, Key::PageDown, Key::End] {
             top.key(key);
         }
@@ -286,21 +286,21 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_that_began_anew_has_no_rates_yet_and_one_that_is_gone_keeps_its_last_figures() {
-        let mut top = watching();
-        top.fail("gone".to_owned());
+    fn a_restarted_gateway_has_no_rates_and_an_unreachable_one_keeps_its_last_snapshot() {
+        let mut top = top_with_two_snapshots();
+        top.set_problem("gone".to_owned());
         assert_eq!((top.problem(), names(&top).len()), (Some("gone"), 4));
-        top.take(Snapshot { source: "gateway 1, epoch 8".to_owned(), ..second() });
+        top.take(Snapshot { source: "gateway 1, epoch 8".to_owned(), ..earlier_snapshot() });
         assert_eq!((top.problem(), top.span_ns()), (None, None));
         assert_eq!(top.channels()[0].messages_per_s, 0.0);
     }
 
     #[test]
     fn any_key_ends_the_help() {
-        let mut top = watching();
+        let mut top = top_with_two_snapshots();
         top.key(Key::Char('?'));
-        assert_eq!(top.mode(), Mode::Helping);
+        assert_eq!(top.mode(), Mode::Help);
         top.key(Key::Char('x'));
-        assert_eq!(top.mode(), Mode::Watching);
+        assert_eq!(top.mode(), Mode::Normal);
     }
 }

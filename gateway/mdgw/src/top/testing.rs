@@ -3,7 +3,7 @@
 use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, PoolSnapshot, Snapshot, StageSnapshot, ThreadSnapshot};
 
 /// The earlier moment.
-pub(super) fn second() -> Snapshot {
+pub(super) fn earlier_snapshot() -> Snapshot {
     let thread = |number: usize, role: &str, busy_ns| ThreadSnapshot {
         name: format!("main-{number}"),
         role: role.to_owned(),
@@ -18,7 +18,7 @@ pub(super) fn second() -> Snapshot {
             thread(3, "parked", 0),
         ],
         turns: 700_000,
-        deferrals: 12,
+        busy_channel_posts: 12,
         saturation_ns: 9_000_000,
     };
     Snapshot {
@@ -38,8 +38,8 @@ pub(super) fn second() -> Snapshot {
 }
 
 /// The later one.
-pub(super) fn third() -> Snapshot {
-    let mut snapshot = second();
+pub(super) fn later_snapshot() -> Snapshot {
+    let mut snapshot = earlier_snapshot();
     snapshot.time_ns += 1_000_000_000;
     snapshot.clock_ns += 1_000_000_000;
     let pool = &mut snapshot.pools[0];
@@ -52,7 +52,7 @@ pub(super) fn third() -> Snapshot {
         channel.datagrams += messages / 3 - messages / 900;
         channel.packets_sent += messages / 2;
     }
-    snapshot.channels[0].datagrams = second().channels[0].datagrams + 41_000;
+    snapshot.channels[0].datagrams = earlier_snapshot().channels[0].datagrams + 41_000;
     snapshot
 }
 

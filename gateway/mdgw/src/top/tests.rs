@@ -2,14 +2,14 @@ use expect_test::{Expect, expect};
 use ratatui::{Terminal, backend::TestBackend};
 
 use super::{
-    testing::{second, third},
+    testing::{earlier_snapshot, later_snapshot},
     *,
 };
 
-fn watching() -> Top {
+fn top_with_two_snapshots() -> Top {
     let mut top = Top::default();
-    top.take(second());
-    top.take(third());
+    top.take(earlier_snapshot());
+    top.take(later_snapshot());
     top
 }
 
@@ -26,7 +26,7 @@ fn check(top: &Top, (columns, rows): (u16, u16), expected: &Expect) {
 #[test]
 fn a_screen_of_80_columns_shows_threads_and_channels() {
     check(
-        &watching(),
+        &top_with_two_snapshots(),
         (80, 24),
         &expect![[r#"
             mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
@@ -60,7 +60,7 @@ fn a_screen_of_80_columns_shows_threads_and_channels() {
 #[test]
 fn a_wider_screen_shows_more_columns() {
     check(
-        &watching(),
+        &top_with_two_snapshots(),
         (120, 40),
         &expect![[r#"
             mdgw top  gateway 1, epoch 7                                                                     2019-01-30 14:30:06 UTC
@@ -109,7 +109,7 @@ fn a_wider_screen_shows_more_columns() {
 
 #[test]
 fn help_sort_and_filter_are_shown() {
-    let mut top = watching();
+    let mut top = top_with_two_snapshots();
     for key in [Key::Char('s'), Key::Char('r'), Key::Char('/'), Key::Char('i')] {
         top.key(key);
     }
@@ -166,10 +166,10 @@ fn help_sort_and_filter_are_shown() {
 }
 
 #[test]
-fn what_is_frozen_or_gone_is_said() {
-    let mut top = watching();
+fn a_frozen_view_or_an_unreachable_gateway_is_shown() {
+    let mut top = top_with_two_snapshots();
     top.key(Key::Char(' '));
-    top.fail("cannot reach a gateway at x".to_owned());
+    top.set_problem("cannot reach a gateway at x".to_owned());
     check(
         &top,
         (80, 5),
@@ -191,7 +191,7 @@ fn what_is_frozen_or_gone_is_said() {
             q quit  h help  s sort  / filter  space freeze   0 of 0 channels, by number
         "#]],
     );
-    nothing.fail("cannot reach a gateway at x".to_owned());
+    nothing.set_problem("cannot reach a gateway at x".to_owned());
     check(
         &nothing,
         (80, 3),
@@ -205,15 +205,15 @@ fn what_is_frozen_or_gone_is_said() {
 
 #[test]
 fn screens_of_any_size_and_any_text_are_drawn() {
-    let mut top = watching();
-    let mut odd = third();
-    odd.clock_ns += 1;
-    odd.source = "\u{1b}[2J\u{202e}日本 <&>\"".repeat(9);
-    odd.channels[0].name = "日本語\u{0}日本語日本語".to_owned();
-    odd.channels[1].messages = u64::MAX;
-    odd.channels[1].stages[0].p99_ns = u64::MAX;
-    odd.pools[0].threads.clear();
-    top.take(odd);
+    let mut top = top_with_two_snapshots();
+    let mut unusual = later_snapshot();
+    unusual.clock_ns += 1;
+    unusual.source = "\u{1b}[2J\u{202e}日本 <&>\"".repeat(9);
+    unusual.channels[0].name = "日本語\u{0}日本語日本語".to_owned();
+    unusual.channels[1].messages = u64::MAX;
+    unusual.channels[1].stages[0].p99_ns = u64::MAX;
+    unusual.pools[0].threads.clear();
+    top.take(unusual);
     top.key(Key::Char('?'));
     for (columns, rows) in [(1, 1), (0, 0), (3, 2), (20, 5), (80, 1), (400, 200)] {
         let area = ratatui::layout::Rect::new(0, 0, columns, rows);
@@ -226,7 +226,7 @@ fn screens_of_any_size_and_any_text_are_drawn() {
 }
 
 #[test]
-fn text_and_json_say_the_same() {
+fn text_and_json_show_the_same_values() {
     expect![[r#"
         gateway 1, epoch 7, 2019-01-30 14:30:06 UTC, rates over 1.00 s, 0 datagrams dropped by the kernel
         pool main: busy 9 %, without leader 0 %, 41500 turns/s
@@ -240,8 +240,8 @@ fn text_and_json_say_the_same() {
         iex-deep             live              950        315      0        0        0 A 75 % by 12.3 us     2.32 us  13.6 us   180 us
         iex-tops             failed              0          0      0        0        4 silent B                                       
           out of service: a line's socket can't be read
-    "#]].assert_eq(&text(&watching()));
-    let value = json(&watching());
+    "#]].assert_eq(&text(&top_with_two_snapshots()));
+    let value = json(&top_with_two_snapshots());
     assert_eq!(value["channels"][0]["messages_per_s"], 123_456.0);
     assert_eq!(value["channels"][3]["failed"], "a line's socket can't be read");
     assert_eq!(value["pools"][0]["threads"][1]["busy"], 0.25);
@@ -249,8 +249,8 @@ fn text_and_json_say_the_same() {
 }
 
 #[test]
-fn a_picture_is_whole_and_holds_the_screens_text() {
-    let svg = svg(&watching(), 80, 12);
+fn the_svg_is_well_formed_and_contains_the_screen_text() {
+    let svg = svg(&top_with_two_snapshots(), 80, 12);
     for expected in ["<svg xmlns=", "nasdaq", "processing", "</svg>"] {
         assert!(svg.contains(expected), "{expected}");
     }

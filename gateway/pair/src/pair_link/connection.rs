@@ -24,9 +24,9 @@ pub(super) struct Connection {
     unsent: Vec<u8>,
     /// The peer that it was dialled for; `None`: somebody dialled us.
     pub(super) dialled: Option<usize>,
-    pub(super) has_greeted: bool,
+    pub(super) sent_first_message: bool,
     /// When something authentic came last, or the connection was made.
-    pub(super) heard_at: MonoNs,
+    pub(super) received_at: MonoNs,
 }
 
 impl Connection {
@@ -38,9 +38,9 @@ impl Connection {
     ) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        let stream = LinkStream::new(config.ends.key.clone(), config.node, Nonce::random()?);
+        let stream = LinkStream::new(config.endpoints.key.clone(), config.node, Nonce::random()?);
         let unsent = stream.hello().to_vec();
-        Ok(Self { socket, stream, unsent, dialled, has_greeted: false, heard_at: now })
+        Ok(Self { socket, stream, unsent, dialled, sent_first_message: false, received_at: now })
     }
 
     /// The other end's.
@@ -48,12 +48,12 @@ impl Connection {
         self.socket.peer_addr().ok().map(|address| address.ip())
     }
 
-    pub(super) fn tell(&mut self, message: &LinkMessage) -> Result<(), Over> {
+    pub(super) fn send(&mut self, message: &LinkMessage) -> Result<(), CloseCause> {
         if let Some(bytes) = self.stream.seal(message) {
             self.unsent.extend(bytes);
         }
         // A peer that doesn't read is as good as gone.
-        if self.unsent.len() > UNSENT_BYTES_MAX { Err(Over::Silent) } else { Ok(()) }
+        if self.unsent.len() > UNSENT_BYTES_MAX { Err(CloseCause::TimedOut) } else { Ok(()) }
     }
 
     /// What the kernel has not taken yet.
@@ -61,29 +61,29 @@ impl Connection {
         self.unsent.len()
     }
 
-    pub(super) fn flush(&mut self) -> Result<(), Over> {
+    pub(super) fn flush(&mut self) -> Result<(), CloseCause> {
         while !self.unsent.is_empty() {
             match self.socket.write(&self.unsent) {
-                Ok(0) => return Err(Over::Closed),
+                Ok(0) => return Err(CloseCause::Closed),
                 Ok(count) => _ = self.unsent.drain(..count),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Over::Closed),
+                Err(_) => return Err(CloseCause::Closed),
             }
         }
         Ok(())
     }
 
     /// Reads what is there, within a quota.
-    pub(super) fn fill(&mut self) -> Result<(), Over> {
+    pub(super) fn read_available(&mut self) -> Result<(), CloseCause> {
         let mut bytes = [0; 16 << 10];
         for _ in 0..READS_PER_TURN {
             match self.socket.read(&mut bytes) {
-                Ok(0) => return Err(Over::Closed),
+                Ok(0) => return Err(CloseCause::Closed),
                 Ok(count) => self.stream.push(&bytes[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Over::Closed),
+                Err(_) => return Err(CloseCause::Closed),
             }
         }
         Ok(())
@@ -92,9 +92,9 @@ impl Connection {
 
 /// Why a connection is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum CloseCause {
     Closed,
-    Silent,
+    TimedOut,
     Refused(LinkFault),
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use mdgw_election::auth::{Nonce, SharedKey};
-use mdgw_feeds::channel::{Channel, ChannelConfig, CopyFault, CopyTaker};
+use mdgw_feeds::channel::{Channel, ChannelConfig, CopyFault, CopyRestorer};
 
 use super::{
     framing::{LinkFault, LinkStream},
@@ -19,7 +19,7 @@ use super::{
 pub enum CopyError {
     /// Nobody is there, or nobody who says a word.
     #[error("{0}")]
-    Absent(io::Error),
+    Unreachable(io::Error),
     /// Who was there says nothing more.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -37,11 +37,11 @@ pub enum CopyError {
 impl CopyError {
     /// Whether another attempt may end otherwise.
     #[must_use]
-    pub fn passes(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Io(_) => true,
-            Self::Fault(fault) => fault.passes(),
-            Self::Absent(_) | Self::Link(_) | Self::Damaged => false,
+            Self::Fault(fault) => fault.is_transient(),
+            Self::Unreachable(_) | Self::Link(_) | Self::Damaged => false,
         }
     }
 }
@@ -50,38 +50,38 @@ impl CopyError {
 ///
 /// # Errors
 /// [`CopyError`]; nothing of it is used then.
-pub fn take_copy(
+pub fn fetch_copy(
     peer: SocketAddrV4,
     node: u8,
     key: SharedKey,
     config: ChannelConfig,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Channel, CopyError> {
     let channel = config.id;
-    let mut taker = CopyTaker::new(config);
-    let mut socket = TcpStream::connect_timeout(&peer.into(), patience).map_err(CopyError::Absent)?;
-    socket.set_read_timeout(Some(patience))?;
-    socket.set_write_timeout(Some(patience))?;
+    let mut receiver = CopyRestorer::new(config);
+    let mut socket = TcpStream::connect_timeout(&peer.into(), timeout).map_err(CopyError::Unreachable)?;
+    socket.set_read_timeout(Some(timeout))?;
+    socket.set_write_timeout(Some(timeout))?;
     let mut stream = LinkStream::new(key, node, Nonce::random()?);
-    socket.write_all(&stream.hello()).map_err(CopyError::Absent)?;
-    let (mut has_asked, mut slices, mut checksum) = (false, 0, 0);
+    socket.write_all(&stream.hello()).map_err(CopyError::Unreachable)?;
+    let (mut is_requested, mut slices, mut checksum) = (false, 0, 0);
     let mut bytes = vec![0; 64 << 10];
-    let (begun, mut told) = (Instant::now(), Instant::now());
+    let (begun, mut logged_at) = (Instant::now(), Instant::now());
     // Positions may come for ever; what counts is that the copy goes on.
-    let mut moved = Instant::now();
+    let mut progressed = Instant::now();
     loop {
         let message = stream.next_message()?;
-        if !has_asked && let Some(ask) = stream.seal(&LinkMessage::CopyAsk { channel }) {
+        if !is_requested && let Some(ask) = stream.seal(&LinkMessage::CopyRequest { channel }) {
             socket.write_all(&ask)?;
-            has_asked = true;
+            is_requested = true;
         }
         match message {
             None => {
                 let count = match socket.read(&mut bytes) {
-                    Ok(0) => return Err(silent(ErrorKind::UnexpectedEof.into(), has_asked)),
+                    Ok(0) => return Err(silent(ErrorKind::UnexpectedEof.into(), is_requested)),
                     Ok(count) => count,
                     Err(error) if error.kind() == ErrorKind::Interrupted => 0,
-                    Err(error) => return Err(silent(error, has_asked)),
+                    Err(error) => return Err(silent(error, is_requested)),
                 };
                 stream.push(bytes.get(..count).unwrap_or_default());
             }
@@ -91,12 +91,17 @@ pub fn take_copy(
                 }
                 slices += 1;
                 checksum = crc32c::crc32c_append(checksum, &bytes);
-                let _is_last = taker.take(&bytes)?;
-                moved = Instant::now();
-                if told.elapsed() >= TELL {
-                    told = Instant::now();
+                let _is_last = receiver.take(&bytes)?;
+                progressed = Instant::now();
+                if logged_at.elapsed() >= LOG_INTERVAL {
+                    logged_at = Instant::now();
                     let so_far = begun.elapsed().as_millis();
-                    tracing::info!(channel = channel.0, items = taker.items(), ms = so_far, "copying the peer's state");
+                    tracing::info!(
+                        channel = channel.0,
+                        items = receiver.items(),
+                        ms = so_far,
+                        "copying the peer's state"
+                    );
                 }
             }
             Some(LinkMessage::CopyEnd(CopyEnd { channel: of, fault: Some(fault), .. })) if of == channel => {
@@ -106,23 +111,23 @@ pub fn take_copy(
                 if (end.slices, end.checksum) != (slices, checksum) {
                     return Err(CopyError::Damaged);
                 }
-                return Ok(taker.into_channel()?);
+                return Ok(receiver.into_channel()?);
             }
             Some(_) => {}
         }
-        if moved.elapsed() >= patience {
-            return Err(silent(ErrorKind::TimedOut.into(), has_asked));
+        if progressed.elapsed() >= timeout {
+            return Err(silent(ErrorKind::TimedOut.into(), is_requested));
         }
     }
 }
 
 /// A host takes connections for a program that is stopped: who never answered isn't asked again.
-fn silent(error: io::Error, has_asked: bool) -> CopyError {
-    if has_asked { CopyError::Io(error) } else { CopyError::Absent(error) }
+fn silent(error: io::Error, is_requested: bool) -> CopyError {
+    if is_requested { CopyError::Io(error) } else { CopyError::Unreachable(error) }
 }
 
 /// Between two lines of the log.
-const TELL: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests;

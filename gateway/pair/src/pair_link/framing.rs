@@ -1,6 +1,6 @@
 //! Messages out of a stream of bytes, and into one. No sockets.
 
-use mdgw_election::auth::{Conversation, Nonce, Purpose, SharedKey, TAG_BYTES, Tag, Unauthentic};
+use mdgw_election::auth::{AuthError, AuthenticatedSession, Nonce, Purpose, SharedKey, TAG_BYTES, Tag};
 
 use super::message::{BODY_BYTES_MAX, HELLO_BYTES, Hello, LinkMessage, Malformed};
 
@@ -12,15 +12,15 @@ pub struct LinkStream {
     /// What came and has not been read yet.
     bytes: Vec<u8>,
     peer: Option<Peer>,
-    has_authentic: bool,
+    is_authenticated: bool,
 }
 
 #[derive(Debug)]
 struct Peer {
     node: u8,
-    stream: Conversation,
+    stream: AuthenticatedSession,
     /// Datagrams have numbers of their own: they may be lost, and overtake.
-    datagrams: Conversation,
+    datagrams: AuthenticatedSession,
 }
 
 /// Why a connection is given up, or a datagram dropped.
@@ -31,17 +31,17 @@ pub enum LinkFault {
     Malformed(#[from] Malformed),
     /// Bytes that the peer has not written.
     #[error("a message is {0}")]
-    Unauthentic(#[from] Unauthentic),
+    AuthError(#[from] AuthError),
     /// The other end has our number or our nonce: it is this gateway, or configured like it.
     #[error("the other end has this gateway's own number")]
-    Oneself,
+    OwnNode,
 }
 
 impl LinkStream {
     /// A connection has been made.
     #[must_use]
     pub fn new(key: SharedKey, node: u8, nonce: Nonce) -> Self {
-        Self { key, ours: Hello { node, nonce }, bytes: Vec::new(), peer: None, has_authentic: false }
+        Self { key, ours: Hello { node, nonce }, bytes: Vec::new(), peer: None, is_authenticated: false }
     }
 
     /// The first thing to send.
@@ -63,7 +63,7 @@ impl LinkStream {
         if self.peer.is_none() {
             let Some(hello) = self.bytes.first_chunk::<HELLO_BYTES>() else { return Ok(None) };
             let theirs = Hello::parse(hello)?;
-            self.meet(theirs)?;
+            self.accept_hello(theirs)?;
             self.bytes.drain(..HELLO_BYTES);
         }
         let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
@@ -77,8 +77,8 @@ impl LinkStream {
         }
         let Some(sealed) = rest.get(..length) else { return Ok(None) };
         let Some(peer) = self.peer.as_mut() else { return Ok(None) };
-        let message = open(&mut peer.stream, WAY_STREAM, sealed)?;
-        self.has_authentic = true;
+        let message = open(&mut peer.stream, CARRIER_STREAM, sealed)?;
+        self.is_authenticated = true;
         self.bytes.drain(..4 + length);
         Ok(Some(message))
     }
@@ -88,42 +88,43 @@ impl LinkStream {
     /// # Errors
     /// It isn't one of this conversation, or has come before: two of three have.
     pub fn open_datagram(&mut self, datagram: &[u8]) -> Result<LinkMessage, LinkFault> {
-        let Some(peer) = self.peer.as_mut().filter(|_| self.has_authentic) else {
-            return Err(Unauthentic::Forged.into());
+        let Some(peer) = self.peer.as_mut().filter(|_| self.is_authenticated) else {
+            return Err(AuthError::Forged.into());
         };
-        open(&mut peer.datagrams, WAY_DATAGRAM, datagram)
+        open(&mut peer.datagrams, CARRIER_DATAGRAM, datagram)
     }
 
     /// A message as it goes into the stream; `None` before the other end has said hello.
     pub fn seal(&mut self, message: &LinkMessage) -> Option<Vec<u8>> {
-        let sealed = seal(&mut self.peer.as_mut()?.stream, WAY_STREAM, message);
+        let sealed = seal(&mut self.peer.as_mut()?.stream, CARRIER_STREAM, message);
         let length = u32::try_from(sealed.len()).ok()?;
         Some([&length.to_le_bytes()[..], &sealed].concat())
     }
 
     /// A message as a datagram.
     pub fn seal_datagram(&mut self, message: &LinkMessage) -> Option<Vec<u8>> {
-        Some(seal(&mut self.peer.as_mut()?.datagrams, WAY_DATAGRAM, message))
+        Some(seal(&mut self.peer.as_mut()?.datagrams, CARRIER_DATAGRAM, message))
     }
 
     /// Whether the other end has said hello: messages can be sealed from then on.
     #[must_use]
-    pub fn has_met(&self) -> bool {
+    pub fn has_peer_hello(&self) -> bool {
         self.peer.is_some()
     }
 
     /// The other end's number, once it has proved that it has the key.
     #[must_use]
     pub fn peer_node(&self) -> Option<u8> {
-        self.peer.as_ref().filter(|_| self.has_authentic).map(|peer| peer.node)
+        self.peer.as_ref().filter(|_| self.is_authenticated).map(|peer| peer.node)
     }
 
-    fn meet(&mut self, theirs: Hello) -> Result<(), LinkFault> {
+    fn accept_hello(&mut self, theirs: Hello) -> Result<(), LinkFault> {
         if theirs.node == self.ours.node {
-            return Err(LinkFault::Oneself);
+            return Err(LinkFault::OwnNode);
         }
-        let conversation = || Conversation::new(self.key.clone(), Purpose::PairLink, self.ours.nonce, theirs.nonce);
-        let (Some(stream), Some(datagrams)) = (conversation(), conversation()) else { return Err(LinkFault::Oneself) };
+        let conversation =
+            || AuthenticatedSession::new(self.key.clone(), Purpose::PairLink, self.ours.nonce, theirs.nonce);
+        let (Some(stream), Some(datagrams)) = (conversation(), conversation()) else { return Err(LinkFault::OwnNode) };
         self.peer = Some(Peer { node: theirs.node, stream, datagrams });
         Ok(())
     }
@@ -132,20 +133,20 @@ impl LinkStream {
 /// Number and tag.
 const SEAL_BYTES: usize = 8 + TAG_BYTES;
 /// Stands in front of a body under its tag, so that a message of the stream is none as a datagram.
-const WAY_STREAM: u8 = 0;
-const WAY_DATAGRAM: u8 = 1;
+const CARRIER_STREAM: u8 = 0;
+const CARRIER_DATAGRAM: u8 = 1;
 
-fn seal(conversation: &mut Conversation, way: u8, message: &LinkMessage) -> Vec<u8> {
+fn seal(conversation: &mut AuthenticatedSession, carrier: u8, message: &LinkMessage) -> Vec<u8> {
     let body = message.to_bytes();
-    let (number, tag) = conversation.seal(&[&[way], &body[..]].concat());
+    let (number, tag) = conversation.seal(&[&[carrier], &body[..]].concat());
     [&number.to_le_bytes()[..], &tag, &body].concat()
 }
 
-fn open(conversation: &mut Conversation, way: u8, sealed: &[u8]) -> Result<LinkMessage, LinkFault> {
+fn open(conversation: &mut AuthenticatedSession, carrier: u8, sealed: &[u8]) -> Result<LinkMessage, LinkFault> {
     let (number, rest) = sealed.split_first_chunk::<8>().ok_or(Malformed::Truncated)?;
     let (tag, body) = rest.split_first_chunk::<TAG_BYTES>().ok_or(Malformed::Truncated)?;
     let tag: &Tag = tag;
-    conversation.open(u64::from_le_bytes(*number), &[&[way], body].concat(), tag)?;
+    conversation.open(u64::from_le_bytes(*number), &[&[carrier], body].concat(), tag)?;
     Ok(LinkMessage::parse(body)?)
 }
 
@@ -171,20 +172,20 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_whole_however_the_stream_is_cut() {
+    fn messages_are_reassembled_however_the_stream_is_split() {
         let [mut a, mut b] = ends();
         let bytes: Vec<u8> = (0..4).flat_map(|number| a.seal(&message(number)).unwrap()).collect();
         for piece in [1, 3, 50, 1_000] {
             let [mut a, mut b] = ends();
             let bytes: Vec<u8> = (0..4).flat_map(|number| a.seal(&message(number)).unwrap()).collect();
-            let mut came = Vec::new();
+            let mut received = Vec::new();
             for piece in bytes.chunks(piece) {
                 b.push(piece);
                 while let Some(message) = b.next_message().unwrap() {
-                    came.push(message);
+                    received.push(message);
                 }
             }
-            assert_eq!(came, [0, 1, 2, 3].map(message));
+            assert_eq!(received, [0, 1, 2, 3].map(message));
             assert_eq!(b.peer_node(), Some(1));
         }
         b.push(&bytes);
@@ -192,37 +193,37 @@ mod tests {
     }
 
     #[test]
-    fn whoever_lacks_the_key_is_found_with_the_first_message() {
+    fn a_peer_without_the_key_is_rejected_at_its_first_message() {
         let [mut honest, _] = ends();
         let mut forger = LinkStream::new(SharedKey::new(&[9; 32]), 2, Nonce([2; 16]));
         forger.push(&LinkStream::new(SharedKey::new(&[1; 32]), 1, Nonce([1; 16])).hello());
         assert_eq!(forger.next_message(), Ok(None));
         honest.push(&forger.seal(&message(1)).unwrap());
-        assert_eq!(honest.next_message(), Err(LinkFault::Unauthentic(Unauthentic::Forged)));
+        assert_eq!(honest.next_message(), Err(LinkFault::AuthError(AuthError::Forged)));
         assert_eq!(honest.peer_node(), None);
         let datagram = forger.seal_datagram(&message(1)).unwrap();
-        assert_eq!(honest.open_datagram(&datagram), Err(LinkFault::Unauthentic(Unauthentic::Forged)));
+        assert_eq!(honest.open_datagram(&datagram), Err(LinkFault::AuthError(AuthError::Forged)));
     }
 
     #[test]
-    fn a_message_of_the_stream_is_none_as_a_datagram_and_copies_come_once() {
+    fn a_stream_message_is_no_valid_datagram_and_replayed_copies_are_rejected() {
         let [mut a, mut b] = ends();
         let sealed = a.seal(&message(1)).unwrap();
         b.push(&sealed);
         assert!(b.next_message().unwrap().is_some());
-        assert_eq!(b.open_datagram(&sealed[4..]), Err(LinkFault::Unauthentic(Unauthentic::Forged)));
+        assert_eq!(b.open_datagram(&sealed[4..]), Err(LinkFault::AuthError(AuthError::Forged)));
         let datagram = a.seal_datagram(&message(2)).unwrap();
         assert_eq!(b.open_datagram(&datagram), Ok(message(2)));
-        assert_eq!(b.open_datagram(&datagram), Err(LinkFault::Unauthentic(Unauthentic::Replayed)));
+        assert_eq!(b.open_datagram(&datagram), Err(LinkFault::AuthError(AuthError::Replayed)));
         for length in 0..datagram.len() {
             assert!(b.open_datagram(&datagram[..length]).is_err());
         }
         b.push(&sealed);
-        assert_eq!(b.next_message(), Err(LinkFault::Unauthentic(Unauthentic::Replayed)));
+        assert_eq!(b.next_message(), Err(LinkFault::AuthError(AuthError::Replayed)));
     }
 
     #[test]
-    fn lengths_that_cannot_be_end_the_connection_at_once() {
+    fn invalid_lengths_end_the_connection_at_once() {
         for length in [0_u32, 40, u32::MAX, 70_000] {
             let [_, mut b] = ends();
             b.push(&length.to_le_bytes());
@@ -231,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_does_not_talk_to_itself() {
+    fn a_gateway_rejects_a_connection_to_itself() {
         let key = SharedKey::new(&[1; 32]);
         let mut end = LinkStream::new(key.clone(), 1, Nonce([1; 16]));
         end.push(&LinkStream::new(key.clone(), 1, Nonce([2; 16])).hello());
-        assert_eq!(end.next_message(), Err(LinkFault::Oneself));
+        assert_eq!(end.next_message(), Err(LinkFault::OwnNode));
         let mut end = LinkStream::new(key.clone(), 1, Nonce([1; 16]));
         end.push(&LinkStream::new(key, 2, Nonce([1; 16])).hello());
-        assert_eq!(end.next_message(), Err(LinkFault::Oneself));
+        assert_eq!(end.next_message(), Err(LinkFault::OwnNode));
     }
 
     /// A message, sealed for the connection or as a datagram.
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn messages_sealed_by_0_1_0_are_opened() {
-        let message = || LinkMessage::LeadAsk { group: mdgw_feeds::identity::GroupId(259) };
+        let message = || LinkMessage::LeadRequest { group: mdgw_feeds::identity::GroupId(259) };
         check(
             include_str!("../../../../tests/data/formats/pair_link_sealed.hex"),
             &[Sealed::Stream(message()), Sealed::Datagram(message())],

@@ -37,7 +37,7 @@ pub enum LinkMessage {
         bytes: Vec<u8>,
     },
     /// Input that neither line has brought: do you have it?
-    GapAsk(InputRange),
+    GapRequest(InputRange),
     /// A datagram of the venue's that holds some of what was asked for.
     GapPacket {
         /// The channel.
@@ -63,7 +63,7 @@ pub enum LinkMessage {
         records: Vec<u8>,
     },
     /// The state of that channel is wanted. First on a connection of its own.
-    CopyAsk {
+    CopyRequest {
         /// The channel.
         channel: ChannelId,
     },
@@ -79,7 +79,7 @@ pub enum LinkMessage {
     /// The copy's end.
     CopyEnd(CopyEnd),
     /// Hand leadership of that group over to me, if it is yours.
-    LeadAsk {
+    LeadRequest {
         /// The group.
         group: GroupId,
     },
@@ -104,24 +104,24 @@ pub struct ChannelPositions {
     /// The channel.
     pub channel: ChannelId,
     /// How far its own log has come.
-    pub ready: Option<StreamPosition>,
+    pub logged_through: Option<StreamPosition>,
     /// How far it has published, if it leads.
     pub published: Option<StreamPosition>,
     /// Where the last packet ended that it heard of the other's output: the echo.
-    pub heard: Option<StreamPosition>,
+    pub last_received: Option<StreamPosition>,
     /// It hears its own probes on the group: what it doesn't hear isn't there.
-    pub hears_probe: bool,
+    pub receives_probe: bool,
     /// Under which epoch; of `published`, if there is one.
     pub epoch: Epoch,
     /// Number of its [`ChannelState`](mdgw_feeds::channel::ChannelState).
     pub state: u8,
     /// What it can give of the input of the present numbering.
-    pub kept: Option<KeptInput>,
+    pub available_input: Option<AvailableInput>,
 }
 
 /// What a gateway has kept of a channel's input for the other one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KeptInput {
+pub struct AvailableInput {
     /// First sequence.
     pub from: Sequence,
     /// From there, the first sequence that is missing.
@@ -130,7 +130,7 @@ pub struct KeptInput {
     pub next: Sequence,
 }
 
-impl From<HistoryExtent> for KeptInput {
+impl From<HistoryExtent> for AvailableInput {
     fn from(extent: HistoryExtent) -> Self {
         Self { from: extent.from, until: extent.until, next: extent.next }
     }
@@ -197,8 +197,8 @@ const CHANNELS_MAX: usize = 256;
 /// Most messages in a [`WindowContent`].
 pub const WINDOW_MESSAGES_MAX: usize = 1_024;
 /// Longest thing that is handed on as it is.
-pub const CARRIED_BYTES_MAX: usize = 48 << 10;
-const _: () = assert!(mdgw_feeds::channel::copy::SLICE_BYTES_MAX <= CARRIED_BYTES_MAX);
+pub const OPAQUE_BYTES_MAX: usize = 48 << 10;
+const _: () = assert!(mdgw_feeds::channel::copy::SLICE_BYTES_MAX <= OPAQUE_BYTES_MAX);
 
 impl Hello {
     /// As bytes.
@@ -245,34 +245,34 @@ impl LinkMessage {
             }
             Self::Election { serial, bytes } | Self::Death { serial, bytes } => {
                 out.extend(serial.to_le_bytes());
-                out.extend_from_slice(carried(bytes));
+                out.extend_from_slice(opaque(bytes));
             }
-            Self::GapAsk(range) | Self::GapEnd(range) => range.write(&mut out),
+            Self::GapRequest(range) | Self::GapEnd(range) => range.write(&mut out),
             Self::GapPacket { channel, bytes } => {
                 out.extend(channel.0.to_le_bytes());
-                out.extend_from_slice(carried(bytes));
+                out.extend_from_slice(opaque(bytes));
             }
             Self::WindowHash(window) => {
-                write_name(&mut out, window.channel, window.session, window.first);
+                write_message_id(&mut out, window.channel, window.session, window.first);
                 out.extend(window.messages.to_le_bytes());
                 out.extend(window.hash);
             }
             Self::WindowContent(window) => {
-                write_name(&mut out, window.channel, window.session, window.first);
+                write_message_id(&mut out, window.channel, window.session, window.first);
                 for (sequence, hash) in window.messages.iter().take(WINDOW_MESSAGES_MAX) {
                     out.extend(sequence.0.to_le_bytes());
                     out.extend(hash.to_le_bytes());
                 }
             }
             Self::Record { channel, session, sequence, records } => {
-                write_name(&mut out, *channel, *session, *sequence);
-                out.extend_from_slice(carried(records));
+                write_message_id(&mut out, *channel, *session, *sequence);
+                out.extend_from_slice(opaque(records));
             }
-            Self::CopyAsk { channel } => out.extend(channel.0.to_le_bytes()),
+            Self::CopyRequest { channel } => out.extend(channel.0.to_le_bytes()),
             Self::CopySlice { channel, number, bytes } => {
                 out.extend(channel.0.to_le_bytes());
                 out.extend(number.to_le_bytes());
-                out.extend_from_slice(carried(bytes));
+                out.extend_from_slice(opaque(bytes));
             }
             Self::CopyEnd(CopyEnd { channel, fault, slices, checksum }) => {
                 out.extend(channel.0.to_le_bytes());
@@ -280,7 +280,7 @@ impl LinkMessage {
                 out.extend(slices.to_le_bytes());
                 out.extend(checksum.to_le_bytes());
             }
-            Self::LeadAsk { group } => out.extend(group.0.to_le_bytes()),
+            Self::LeadRequest { group } => out.extend(group.0.to_le_bytes()),
         }
         out
     }
@@ -299,10 +299,10 @@ impl LinkMessage {
                 }
                 Self::Positions((0..count).map(|_| ChannelPositions::read(&mut rest)).collect::<Result<_, _>>()?)
             }
-            1 => Self::Election { serial: rest.u64()?, bytes: rest.carried()? },
-            2 => Self::Death { serial: rest.u64()?, bytes: rest.carried()? },
-            3 => Self::GapAsk(InputRange::read(&mut rest)?),
-            4 => Self::GapPacket { channel: ChannelId(rest.u16()?), bytes: rest.carried()? },
+            1 => Self::Election { serial: rest.u64()?, bytes: rest.opaque()? },
+            2 => Self::Death { serial: rest.u64()?, bytes: rest.opaque()? },
+            3 => Self::GapRequest(InputRange::read(&mut rest)?),
+            4 => Self::GapPacket { channel: ChannelId(rest.u16()?), bytes: rest.opaque()? },
             5 => Self::GapEnd(InputRange::read(&mut rest)?),
             6 => {
                 let (channel, session, first) = rest.name()?;
@@ -323,10 +323,10 @@ impl LinkMessage {
             }
             8 => {
                 let (channel, session, sequence) = rest.name()?;
-                Self::Record { channel, session, sequence, records: rest.carried()? }
+                Self::Record { channel, session, sequence, records: rest.opaque()? }
             }
-            9 => Self::CopyAsk { channel: ChannelId(rest.u16()?) },
-            10 => Self::CopySlice { channel: ChannelId(rest.u16()?), number: rest.u32()?, bytes: rest.carried()? },
+            9 => Self::CopyRequest { channel: ChannelId(rest.u16()?) },
+            10 => Self::CopySlice { channel: ChannelId(rest.u16()?), number: rest.u32()?, bytes: rest.opaque()? },
             11 => {
                 let channel = ChannelId(rest.u16()?);
                 let fault = match usize::from(rest.u8()?).checked_sub(1) {
@@ -335,7 +335,7 @@ impl LinkMessage {
                 };
                 Self::CopyEnd(CopyEnd { channel, fault, slices: rest.u32()?, checksum: rest.u32()? })
             }
-            12 => Self::LeadAsk { group: GroupId(rest.u16()?) },
+            12 => Self::LeadRequest { group: GroupId(rest.u16()?) },
             _ => return Err(Malformed::Unknown),
         };
         if rest.0.is_empty() { Ok(message) } else { Err(Malformed::TooLong) }
@@ -346,16 +346,16 @@ impl LinkMessage {
             Self::Positions(_) => 0,
             Self::Election { .. } => 1,
             Self::Death { .. } => 2,
-            Self::GapAsk(_) => 3,
+            Self::GapRequest(_) => 3,
             Self::GapPacket { .. } => 4,
             Self::GapEnd(_) => 5,
             Self::WindowHash(_) => 6,
             Self::WindowContent(_) => 7,
             Self::Record { .. } => 8,
-            Self::CopyAsk { .. } => 9,
+            Self::CopyRequest { .. } => 9,
             Self::CopySlice { .. } => 10,
             Self::CopyEnd(_) => 11,
-            Self::LeadAsk { .. } => 12,
+            Self::LeadRequest { .. } => 12,
         }
     }
 }
@@ -363,15 +363,19 @@ impl LinkMessage {
 impl ChannelPositions {
     fn write(&self, out: &mut Vec<u8>) {
         out.extend(self.channel.0.to_le_bytes());
-        let positions = [self.ready, self.published, self.heard];
+        let positions = [self.logged_through, self.published, self.last_received];
         let present = positions.iter().rev().fold(0_u8, |bits, position| bits << 1 | u8::from(position.is_some()));
-        let present = present | u8::from(self.hears_probe) << 3 | u8::from(self.kept.is_some()) << 4;
+        let present = present | u8::from(self.receives_probe) << 3 | u8::from(self.available_input.is_some()) << 4;
         out.extend([present, self.state]);
         out.extend(self.epoch.0.to_le_bytes());
-        for word in positions.into_iter().flatten().flat_map(StreamPosition::to_words) {
+        for word in positions.into_iter().flatten().flat_map(StreamPosition::to_u64s) {
             out.extend(word.to_le_bytes());
         }
-        for sequence in self.kept.iter().flat_map(|kept| [kept.from, kept.until, kept.next]) {
+        for sequence in self
+            .available_input
+            .iter()
+            .flat_map(|available_input| [available_input.from, available_input.until, available_input.next])
+        {
             out.extend(sequence.0.to_le_bytes());
         }
     }
@@ -387,26 +391,27 @@ impl ChannelPositions {
                 return Ok(None);
             }
             let words = [rest.u64()?, rest.u64()?, rest.u64()?];
-            StreamPosition::from_words(words).map(Some).ok_or(Malformed::Field)
+            StreamPosition::from_u64s(words).map(Some).ok_or(Malformed::Field)
         };
-        let (ready, published, heard) = (position(0)?, position(1)?, position(2)?);
-        let hears_probe = present >> 3 & 1 == 1;
-        let kept = if present >> 4 & 1 == 1 {
-            let kept = KeptInput { from: rest.sequence()?, until: rest.sequence()?, next: rest.sequence()? };
-            if kept.from > kept.until || kept.until > kept.next {
+        let (logged_through, published, last_received) = (position(0)?, position(1)?, position(2)?);
+        let receives_probe = present >> 3 & 1 == 1;
+        let available_input = if present >> 4 & 1 == 1 {
+            let available_input =
+                AvailableInput { from: rest.sequence()?, until: rest.sequence()?, next: rest.sequence()? };
+            if available_input.from > available_input.until || available_input.until > available_input.next {
                 return Err(Malformed::Field);
             }
-            Some(kept)
+            Some(available_input)
         } else {
             None
         };
-        Ok(Self { channel, ready, published, heard, hears_probe, epoch, state, kept })
+        Ok(Self { channel, logged_through, published, last_received, receives_probe, epoch, state, available_input })
     }
 }
 
 impl InputRange {
     fn write(&self, out: &mut Vec<u8>) {
-        write_name(out, self.channel, self.session, self.first);
+        write_message_id(out, self.channel, self.session, self.first);
         out.extend(self.next.0.to_le_bytes());
     }
 
@@ -417,14 +422,14 @@ impl InputRange {
     }
 }
 
-fn write_name(out: &mut Vec<u8>, channel: ChannelId, session: Session, sequence: Sequence) {
+fn write_message_id(out: &mut Vec<u8>, channel: ChannelId, session: Session, sequence: Sequence) {
     out.extend(channel.0.to_le_bytes());
     out.extend(session.to_bytes());
     out.extend(sequence.0.to_le_bytes());
 }
 
-fn carried(bytes: &[u8]) -> &[u8] {
-    &bytes[..bytes.len().min(CARRIED_BYTES_MAX)]
+fn opaque(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.len().min(OPAQUE_BYTES_MAX)]
 }
 
 /// Bytes that are taken from the front.
@@ -464,9 +469,9 @@ impl Fields<'_> {
     }
 
     /// All that is left.
-    fn carried(&mut self) -> Result<Vec<u8>, Malformed> {
+    fn opaque(&mut self) -> Result<Vec<u8>, Malformed> {
         let bytes = std::mem::take(&mut self.0);
-        if bytes.len() > CARRIED_BYTES_MAX { Err(Malformed::Field) } else { Ok(bytes.to_vec()) }
+        if bytes.len() > OPAQUE_BYTES_MAX { Err(Malformed::Field) } else { Ok(bytes.to_vec()) }
     }
 }
 
@@ -488,15 +493,20 @@ mod tests {
             ChannelPositions { channel: ChannelId(7), ..ChannelPositions::default() },
             ChannelPositions {
                 channel: ChannelId(8),
-                ready: at(9, 0),
+                logged_through: at(9, 0),
                 published: None,
-                heard: at(8, 2),
-                hears_probe: true,
+                last_received: at(8, 2),
+                receives_probe: true,
                 epoch: Epoch(77),
                 state: 1,
-                kept: Some(KeptInput { from: Sequence(1), until: Sequence(8), next: Sequence(9) }),
+                available_input: Some(AvailableInput { from: Sequence(1), until: Sequence(8), next: Sequence(9) }),
             },
-            ChannelPositions { channel: ChannelId(9), ready: at(1, 0), published: at(1, 0), ..Default::default() },
+            ChannelPositions {
+                channel: ChannelId(9),
+                logged_through: at(1, 0),
+                published: at(1, 0),
+                ..Default::default()
+            },
         ];
         let (channel, session, first) = (ChannelId(3), session(), Sequence(5));
         let range = InputRange { channel, session, first, next: Sequence(6) };
@@ -504,8 +514,8 @@ mod tests {
             LinkMessage::Positions(positions.to_vec()),
             LinkMessage::Positions(Vec::new()),
             LinkMessage::Election { serial: 5, bytes: b"{}".to_vec() },
-            LinkMessage::Death { serial: 6, bytes: vec![0; CARRIED_BYTES_MAX] },
-            LinkMessage::GapAsk(range),
+            LinkMessage::Death { serial: 6, bytes: vec![0; OPAQUE_BYTES_MAX] },
+            LinkMessage::GapRequest(range),
             LinkMessage::GapPacket { channel, bytes: vec![1; 1_400] },
             LinkMessage::GapEnd(range),
             LinkMessage::WindowHash(WindowHash { channel, session, first, messages: 3, hash: [7; 16] }),
@@ -516,16 +526,16 @@ mod tests {
                 messages: vec![(Sequence(5), 1), (Sequence(7), 2)],
             }),
             LinkMessage::Record { channel, session, sequence: first, records: vec![9; 80] },
-            LinkMessage::CopyAsk { channel },
+            LinkMessage::CopyRequest { channel },
             LinkMessage::CopySlice { channel, number: 7, bytes: vec![3; SLICE_BYTES_MAX] },
             LinkMessage::CopyEnd(CopyEnd { channel, fault: None, slices: 8, checksum: 9 }),
             LinkMessage::CopyEnd(CopyEnd { channel, fault: Some(CopyFault::Incomplete), slices: 0, checksum: 0 }),
-            LinkMessage::LeadAsk { group: GroupId(259) },
+            LinkMessage::LeadRequest { group: GroupId(259) },
         ]
     }
 
     #[test]
-    fn messages_survive_the_wire_within_the_longest_body() {
+    fn messages_round_trip_within_the_body_limit() {
         for message in samples() {
             let bytes = message.to_bytes();
             assert!(bytes.len() <= BODY_BYTES_MAX);
@@ -543,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_too_long_is_never_taken_for_the_same() {
+    fn truncated_or_extended_messages_never_parse_as_the_original() {
         for message in samples() {
             let bytes = message.to_bytes();
             for length in 0..bytes.len().min(300) {
@@ -555,9 +565,9 @@ mod tests {
     }
 
     #[test]
-    fn ranges_lists_and_kinds_that_cannot_be_are_refused() {
+    fn invalid_ranges_lists_and_kinds_are_refused() {
         let range = InputRange { channel: ChannelId(3), session: session(), first: Sequence(5), next: Sequence(6) };
-        let mut bytes = LinkMessage::GapAsk(range).to_bytes();
+        let mut bytes = LinkMessage::GapRequest(range).to_bytes();
         bytes[27] = 5;
         assert_eq!(LinkMessage::parse(&bytes), Err(Malformed::Field), "an empty range");
         bytes[3] = 99;
@@ -565,7 +575,7 @@ mod tests {
         assert_eq!(LinkMessage::parse(&[200]), Err(Malformed::Unknown));
         assert_eq!(LinkMessage::parse(&[]), Err(Malformed::Truncated));
         assert_eq!(LinkMessage::parse(&[0, 255, 255]), Err(Malformed::Field), "more channels than there are");
-        let bytes = [&[1][..], &vec![0; 8 + CARRIED_BYTES_MAX + 1]].concat();
+        let bytes = [&[1][..], &vec![0; 8 + OPAQUE_BYTES_MAX + 1]].concat();
         assert_eq!(LinkMessage::parse(&bytes), Err(Malformed::Field));
         let descending = WindowContent {
             channel: ChannelId(1),
@@ -603,13 +613,13 @@ mod tests {
         let (channel, epoch) = (ChannelId(10), Epoch::new(11, 12));
         messages.push(LinkMessage::Positions(vec![ChannelPositions {
             channel,
-            ready: at(13, 0),
+            logged_through: at(13, 0),
             published: at(14, 15),
-            heard: at(16, 17),
-            hears_probe: false,
+            last_received: at(16, 17),
+            receives_probe: false,
             epoch,
             state: 2,
-            kept: None,
+            available_input: None,
         }]));
         let ended =
             |fault| LinkMessage::CopyEnd(CopyEnd { channel, fault: Some(fault), slices: 18, checksum: 0xfffe_fdfc });
@@ -630,7 +640,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_refused_or_mean_exactly_what_is_written_again(
+        fn any_bytes_are_refused_or_round_trip(
             kind in 0_u8..14,
             bytes in prop::collection::vec(any::<u8>(), 0..200),
         ) {

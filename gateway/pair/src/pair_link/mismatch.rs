@@ -43,12 +43,12 @@ pub struct MismatchWatch {
     ours: VecDeque<WindowHash>,
     theirs: VecDeque<WindowHash>,
     /// Windows found to differ, so that each is followed up once.
-    asked: VecDeque<(ChannelId, Session, Sequence)>,
+    followed_up: VecDeque<(ChannelId, Session, Sequence)>,
 }
 
 /// What a window came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Compared {
+pub enum Comparison {
     /// The other half has not come yet.
     Waiting,
     /// Alike.
@@ -61,17 +61,17 @@ impl MismatchWatch {
     /// Of channels with their logs' directories.
     #[must_use]
     pub fn new(logs: BTreeMap<ChannelId, PathBuf>) -> Self {
-        Self { logs, ours: VecDeque::new(), theirs: VecDeque::new(), asked: VecDeque::new() }
+        Self { logs, ours: VecDeque::new(), theirs: VecDeque::new(), followed_up: VecDeque::new() }
     }
 
     /// A window of the own log is complete.
     ///
     /// # Errors
     /// When the log of a window that differs can't be read.
-    pub fn accept_ours(&mut self, window: WindowHash) -> Result<Compared, LogError> {
+    pub fn accept_ours(&mut self, window: WindowHash) -> Result<Comparison, LogError> {
         let other = take(&mut self.theirs, &window);
         if other.is_none() {
-            keep(&mut self.ours, window);
+            store(&mut self.ours, window);
         }
         self.compare(&window, other)
     }
@@ -80,10 +80,10 @@ impl MismatchWatch {
     ///
     /// # Errors
     /// When the log of a window that differs can't be read.
-    pub fn accept_theirs(&mut self, window: WindowHash) -> Result<Compared, LogError> {
+    pub fn accept_theirs(&mut self, window: WindowHash) -> Result<Comparison, LogError> {
         let other = take(&mut self.ours, &window);
         if other.is_none() {
-            keep(&mut self.theirs, window);
+            store(&mut self.theirs, window);
         }
         self.compare(&window, other)
     }
@@ -122,23 +122,23 @@ impl MismatchWatch {
         Ok((ours != theirs).then_some(Mismatch { channel, session, sequence, ours, theirs }))
     }
 
-    fn compare(&mut self, window: &WindowHash, other: Option<WindowHash>) -> Result<Compared, LogError> {
-        let Some(other) = other else { return Ok(Compared::Waiting) };
+    fn compare(&mut self, window: &WindowHash, other: Option<WindowHash>) -> Result<Comparison, LogError> {
+        let Some(other) = other else { return Ok(Comparison::Waiting) };
         if (window.messages, window.hash) == (other.messages, other.hash) {
-            return Ok(Compared::Equal);
+            return Ok(Comparison::Equal);
         }
         let WindowHash { channel, session, first, .. } = *window;
-        if self.asked.contains(&(channel, session, first)) {
-            return Ok(Compared::Waiting);
+        if self.followed_up.contains(&(channel, session, first)) {
+            return Ok(Comparison::Waiting);
         }
-        self.asked.push_back((channel, session, first));
-        if self.asked.len() > WINDOWS_MAX {
-            self.asked.pop_front();
+        self.followed_up.push_back((channel, session, first));
+        if self.followed_up.len() > WINDOWS_MAX {
+            self.followed_up.pop_front();
         }
         let content = self.content(channel, session, first)?;
         let messages = content.iter().map(|(sequence, records)| (*sequence, message_hash(records)));
         let messages = messages.take(WINDOW_MESSAGES_MAX).collect();
-        Ok(Compared::Different(LinkMessage::WindowContent(WindowContent { channel, session, first, messages })))
+        Ok(Comparison::Different(LinkMessage::WindowContent(WindowContent { channel, session, first, messages })))
     }
 
     /// The messages of a window with their records, as the own log has them; nothing for a channel that isn't ours.
@@ -180,7 +180,7 @@ fn take(windows: &mut VecDeque<WindowHash>, window: &WindowHash) -> Option<Windo
 }
 
 /// The oldest gives way: one gateway may have windows that the other leaves out.
-fn keep(windows: &mut VecDeque<WindowHash>, window: WindowHash) {
+fn store(windows: &mut VecDeque<WindowHash>, window: WindowHash) {
     if windows.len() == WINDOWS_MAX {
         windows.pop_front();
     }
@@ -198,10 +198,10 @@ mod tests {
         identity::Feed,
         time::{TradingDate, UnixNs},
     };
-    use mdgw_publog::{LogOptions, Opened};
+    use mdgw_publog::{LogOptions, OpenedLog};
 
     use super::*;
-    use crate::standby::windows::{Passed, WindowHasher};
+    use crate::standby::windows::{WindowHasher, WindowInput};
 
     const CHANNEL: ChannelId = ChannelId(3);
 
@@ -221,14 +221,14 @@ mod tests {
         fn new(changed: &[(u64, Option<u8>)]) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let options = LogOptions { segment_bytes: 1 << 20, ..LogOptions::new(directory.path(), CHANNEL.0) };
-            let Opened { writer, .. } = mdgw_publog::open(options, 1).unwrap();
+            let OpenedLog { writer, .. } = mdgw_publog::open(options, 1).unwrap();
             let mut log = LogSink::new(writer);
             log.begin(UnixNs(1));
             log.session(session(), Sequence(1));
             for sequence in 1..3_001 {
                 let change = changed.iter().find(|(changed, _)| *changed == sequence);
                 let Some(byte) = change.map_or(Some(0), |(_, byte)| *byte) else {
-                    log.settled(Sequence(sequence + 1));
+                    log.covered_through(Sequence(sequence + 1));
                     continue;
                 };
                 let meta = FrameMeta {
@@ -249,7 +249,7 @@ mod tests {
             let mut windows = Vec::new();
             while let Some(entry) = reader.next() {
                 for (header, body) in Frames::of_body(entry.payload) {
-                    hasher.pass(session(), Passed::Frame(header, body), &mut |window| windows.push(window));
+                    hasher.push(session(), WindowInput::Frame(header, body), &mut |window| windows.push(window));
                 }
             }
             let watch = MismatchWatch::new([(CHANNEL, directory.path().to_owned())].into());
@@ -258,16 +258,16 @@ mod tests {
     }
 
     /// Both tell each other everything; what either finds.
-    fn talk(mut a: Gateway, mut b: Gateway) -> (usize, Vec<Mismatch>) {
+    fn exchange_windows(mut a: Gateway, mut b: Gateway) -> (usize, Vec<Mismatch>) {
         let (mut equal, mut found) = (0, Vec::new());
         for (window_a, window_b) in a.windows.clone().into_iter().zip(b.windows.clone()) {
-            assert_eq!(a.watch.accept_ours(window_a).unwrap(), Compared::Waiting);
-            assert_eq!(b.watch.accept_theirs(window_a).unwrap(), Compared::Waiting);
-            let _told_the_other_way = b.watch.accept_ours(window_b).unwrap();
+            assert_eq!(a.watch.accept_ours(window_a).unwrap(), Comparison::Waiting);
+            assert_eq!(b.watch.accept_theirs(window_a).unwrap(), Comparison::Waiting);
+            let _compared_by_the_peer = b.watch.accept_ours(window_b).unwrap();
             match a.watch.accept_theirs(window_b).unwrap() {
-                Compared::Equal => equal += 1,
-                Compared::Waiting => panic!("both halves are there"),
-                Compared::Different(message) => {
+                Comparison::Equal => equal += 1,
+                Comparison::Waiting => panic!("both halves are there"),
+                Comparison::Different(message) => {
                     let LinkMessage::WindowContent(content) = LinkMessage::parse(&message.to_bytes()).unwrap() else {
                         panic!("{message:?}")
                     };
@@ -284,31 +284,31 @@ mod tests {
 
     #[test]
     fn equal_logs_have_equal_windows() {
-        assert_eq!(talk(Gateway::new(&[]), Gateway::new(&[])), (1, Vec::new()));
+        assert_eq!(exchange_windows(Gateway::new(&[]), Gateway::new(&[])), (1, Vec::new()));
     }
 
     #[test]
     fn the_first_message_that_differs_is_shown_with_both_records() {
         let changed = [(1_500, Some(9)), (1_600, Some(9))];
-        let (equal, found) = talk(Gateway::new(&[]), Gateway::new(&changed));
+        let (equal, found) = exchange_windows(Gateway::new(&[]), Gateway::new(&changed));
         assert_eq!((equal, found.len()), (0, 1));
         assert_eq!((found[0].sequence, found[0].ours[1], found[0].theirs[1]), (Sequence(1_500), 0, 9));
-        let (_, found) = talk(Gateway::new(&[]), Gateway::new(&[(1_100, None)]));
+        let (_, found) = exchange_windows(Gateway::new(&[]), Gateway::new(&[(1_100, None)]));
         assert_eq!((found[0].sequence, found[0].ours.len(), found[0].theirs.len()), (Sequence(1_100), 80, 0));
-        let (_, found) = talk(Gateway::new(&[(2_047, None)]), Gateway::new(&[]));
+        let (_, found) = exchange_windows(Gateway::new(&[(2_047, None)]), Gateway::new(&[]));
         assert_eq!((found[0].sequence, found[0].ours.len(), found[0].theirs.len()), (Sequence(2_047), 0, 80));
     }
 
     #[test]
-    fn what_the_peer_asks_of_strange_channels_finds_nothing() {
+    fn the_content_of_an_unknown_channel_is_empty() {
         let gateway = Gateway::new(&[]);
-        let strange = WindowContent {
+        let unknown = WindowContent {
             channel: ChannelId(99),
             session: session(),
             first: Sequence(u64::MAX),
             messages: vec![(Sequence(u64::MAX), 1)],
         };
-        let answer = gateway.watch.accept_content(&strange).unwrap();
+        let answer = gateway.watch.accept_content(&unknown).unwrap();
         assert!(matches!(answer, Some(LinkMessage::Record { records, .. }) if records.is_empty()));
     }
 }

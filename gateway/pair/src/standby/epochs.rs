@@ -12,9 +12,9 @@ use mdgw_feeds::{drop_reason::DropReason, identity::Epoch};
 /// Any thread may vouch, one listens, any reads. Each word stands for itself; nothing is ordered by them.
 #[derive(Debug)]
 pub struct KnownEpochs {
-    vouched: AtomicU64,
-    heard: AtomicU64,
-    incredible: AtomicU64,
+    authenticated: AtomicU64,
+    observed: AtomicU64,
+    rejected_jumps: AtomicU64,
     jump_max: u64,
 }
 
@@ -23,12 +23,12 @@ impl KnownEpochs {
     #[must_use]
     pub fn new(start: Epoch, jump_max: u64) -> Self {
         let word = AtomicU64::new;
-        Self { vouched: word(start.0), heard: word(0), incredible: word(0), jump_max }
+        Self { authenticated: word(start.0), observed: word(0), rejected_jumps: word(0), jump_max }
     }
 
     /// The election's record, its votes or the pair link name this epoch.
-    pub fn vouch(&self, epoch: Epoch) {
-        self.vouched.fetch_max(epoch.0, Relaxed);
+    pub fn record_authenticated(&self, epoch: Epoch) {
+        self.authenticated.fetch_max(epoch.0, Relaxed);
     }
 
     /// A packet of this epoch was heard.
@@ -36,35 +36,35 @@ impl KnownEpochs {
     /// # Errors
     /// - [`DropReason::EpochStale`]: a higher one was heard before.
     /// - [`DropReason::EpochJump`]: too far above what was heard and what anybody vouches for; counted.
-    pub fn hear(&self, epoch: Epoch) -> Result<(), DropReason> {
-        if epoch.0 < self.heard.load(Relaxed) {
+    pub fn observe(&self, epoch: Epoch) -> Result<(), DropReason> {
+        if epoch.0 < self.observed.load(Relaxed) {
             return Err(DropReason::EpochStale);
         }
         if epoch.count() > self.highest().count().saturating_add(self.jump_max) {
-            self.incredible.fetch_add(1, Relaxed);
+            self.rejected_jumps.fetch_add(1, Relaxed);
             return Err(DropReason::EpochJump);
         }
-        self.heard.fetch_max(epoch.0, Relaxed);
+        self.observed.fetch_max(epoch.0, Relaxed);
         Ok(())
     }
 
     /// The highest that was believed from the wire. A leader that finds it above its own is mute at receivers, and must be
     /// elected anew above it.
     #[must_use]
-    pub fn highest_heard(&self) -> Option<Epoch> {
-        Some(Epoch(self.heard.load(Relaxed))).filter(|epoch| epoch.0 > 0)
+    pub fn highest_observed(&self) -> Option<Epoch> {
+        Some(Epoch(self.observed.load(Relaxed))).filter(|epoch| epoch.0 > 0)
     }
 
     /// The highest known from anywhere: what a new epoch must be above.
     #[must_use]
     pub fn highest(&self) -> Epoch {
-        Epoch(self.heard.load(Relaxed).max(self.vouched.load(Relaxed)))
+        Epoch(self.observed.load(Relaxed).max(self.authenticated.load(Relaxed)))
     }
 
     /// Packets that were not believed.
     #[must_use]
-    pub fn incredible(&self) -> u64 {
-        self.incredible.load(Relaxed)
+    pub fn rejected_jumps(&self) -> u64 {
+        self.rejected_jumps.load(Relaxed)
     }
 }
 
@@ -73,36 +73,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forged_epoch_moves_nothing_however_often_it_comes() {
+    fn a_forged_epoch_jump_is_rejected_every_time() {
         let known = KnownEpochs::new(Epoch::new(5, 1), 1_000);
-        assert_eq!(known.hear(Epoch::new(6, 2)), Ok(()));
+        assert_eq!(known.observe(Epoch::new(6, 2)), Ok(()));
         for forged in [Epoch::new(1_007, 0), Epoch(u64::MAX)] {
-            assert_eq!(known.hear(forged), Err(DropReason::EpochJump));
+            assert_eq!(known.observe(forged), Err(DropReason::EpochJump));
         }
-        assert_eq!((known.highest(), known.incredible()), (Epoch::new(6, 2), 2));
-        assert_eq!(known.hear(Epoch::new(6, 2)), Ok(()), "the honest one is heard on");
+        assert_eq!((known.highest(), known.rejected_jumps()), (Epoch::new(6, 2), 2));
+        assert_eq!(known.observe(Epoch::new(6, 2)), Ok(()), "the honest one is heard on");
     }
 
     #[test]
-    fn a_gateway_follows_forgeries_as_far_as_they_take_a_receiver() {
+    fn a_gateway_accepts_the_same_epoch_jumps_as_a_receiver() {
         let known = KnownEpochs::new(Epoch::new(5, 1), 1_000);
         let jump = Err(DropReason::EpochJump);
         for (count, expected) in [(1_006, jump), (1_005, Ok(())), (2_005, Ok(())), (3_006, jump), (3_005, Ok(()))] {
-            assert_eq!(known.hear(Epoch::new(count, 9)), expected, "{count}");
+            assert_eq!(known.observe(Epoch::new(count, 9)), expected, "{count}");
         }
-        assert_eq!(known.highest_heard(), Some(Epoch::new(3_005, 9)), "a leader has to go above it");
+        assert_eq!(known.highest_observed(), Some(Epoch::new(3_005, 9)), "a leader has to go above it");
     }
 
     #[test]
-    fn lower_epochs_are_stale_and_vouching_widens_what_is_believed() {
+    fn lower_epochs_are_stale_and_authenticated_epochs_raise_the_jump_bound() {
         let known = KnownEpochs::new(Epoch::default(), 10);
-        assert_eq!(known.highest_heard(), None);
-        assert_eq!(known.hear(Epoch::new(4, 1)), Ok(()));
-        assert_eq!(known.hear(Epoch::new(3, 2)), Err(DropReason::EpochStale));
-        assert_eq!(known.hear(Epoch::new(70, 1)), Err(DropReason::EpochJump));
-        known.vouch(Epoch::new(65, 1));
-        assert_eq!(known.hear(Epoch::new(4, 1)), Ok(()), "vouched for isn't heard yet");
-        assert_eq!(known.hear(Epoch::new(70, 1)), Ok(()));
+        assert_eq!(known.highest_observed(), None);
+        assert_eq!(known.observe(Epoch::new(4, 1)), Ok(()));
+        assert_eq!(known.observe(Epoch::new(3, 2)), Err(DropReason::EpochStale));
+        assert_eq!(known.observe(Epoch::new(70, 1)), Err(DropReason::EpochJump));
+        known.record_authenticated(Epoch::new(65, 1));
+        assert_eq!(known.observe(Epoch::new(4, 1)), Ok(()), "vouched for isn't heard yet");
+        assert_eq!(known.observe(Epoch::new(70, 1)), Ok(()));
         assert_eq!(known.highest(), Epoch::new(70, 1));
     }
 }

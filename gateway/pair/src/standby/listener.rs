@@ -15,7 +15,7 @@ use std::{
 };
 
 use crossbeam_queue::ArrayQueue;
-use mdgw_engine::publish::{Heard, TakeoverWords};
+use mdgw_engine::publish::{Heard, TakeoverShared};
 use mdgw_feeds::{
     channel::ChannelState,
     drop_reason::{DropCounts, DropReason},
@@ -27,7 +27,7 @@ use mdgw_feeds::{
     },
     time::MonoNs,
 };
-use mdgw_publog::{KeepFrom, LogError};
+use mdgw_publog::{LogError, RetentionHold};
 use mdgw_sys::{
     clock::mono_now,
     fence::Fence,
@@ -39,10 +39,10 @@ use zerocopy::FromBytes as _;
 
 use super::{
     epochs::KnownEpochs,
-    follower::LogFollower,
     history::InputHistory,
-    probe::{self, Hearing, ProbeTimes, Prober},
-    tracker::HeardTracker,
+    log_follower::LogFollower,
+    probe::{self, ProbeTimes, Prober, ReceivePath},
+    tracker::ReceiveTracker,
 };
 use crate::standby::windows::WindowHash;
 
@@ -52,11 +52,11 @@ pub struct StandbyConfig {
     /// This gateway's number: its own packets may come back to it.
     pub node: u8,
     /// The lines that carry the groups.
-    pub outputs: Vec<ListenedOutput>,
+    pub outputs: Vec<MonitoredOutput>,
     /// The channels.
-    pub channels: Vec<ListenedChannel>,
+    pub channels: Vec<MonitoredChannel>,
     /// The venue's lines, to keep what comes on them for the peer.
-    pub inputs: Vec<ListenedInput>,
+    pub inputs: Vec<MonitoredInput>,
     /// Where it is kept.
     pub history: Arc<InputHistory>,
     /// How long a packet that was lost on the way to here holds a channel's position: what receivers need to ask for it
@@ -66,7 +66,7 @@ pub struct StandbyConfig {
 
 /// One output line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListenedOutput {
+pub struct MonitoredOutput {
     /// Its place among the lines of its output.
     pub line: Line,
     /// Group and port.
@@ -77,7 +77,7 @@ pub struct ListenedOutput {
 
 /// One line of the venue's.
 #[derive(Clone, Debug)]
-pub struct ListenedInput {
+pub struct MonitoredInput {
     /// The channel.
     pub channel: ChannelId,
     /// Group and port.
@@ -90,7 +90,7 @@ pub struct ListenedInput {
 
 /// One channel of it.
 #[derive(Debug)]
-pub struct ListenedChannel {
+pub struct MonitoredChannel {
     /// The group that it belongs to.
     pub group: GroupId,
     /// The channel.
@@ -98,15 +98,15 @@ pub struct ListenedChannel {
     /// Where its own log's segments lie.
     pub log_directory: PathBuf,
     /// How far the log had come when it was opened.
-    pub logged: Option<StreamPosition>,
+    pub logged_through: Option<StreamPosition>,
     /// Protects the log's segments.
-    pub keep_from: KeepFrom,
+    pub retention_hold: RetentionHold,
     /// Epochs of its group.
     pub epochs: Arc<KnownEpochs>,
     /// Of its group.
     pub fence: Arc<Fence>,
     /// Where the publisher finds what was heard, and tells what it has sent.
-    pub words: Arc<TakeoverWords>,
+    pub takeover: Arc<TakeoverShared>,
     /// What its pipeline counts.
     pub gauges: ChannelGauges,
 }
@@ -124,8 +124,8 @@ pub struct ChannelGauges {
 
 /// What cold threads know of the channels, for each other.
 #[derive(Debug)]
-pub struct Board {
-    channels: Mutex<BTreeMap<ChannelId, ChannelBoard>>,
+pub struct StatusTable {
+    channels: Mutex<BTreeMap<ChannelId, ChannelStatus>>,
     /// Windows of the own log that are complete.
     windows: ArrayQueue<WindowHash>,
     probes: Mutex<ProbeTimes>,
@@ -133,9 +133,9 @@ pub struct Board {
     gaps: Mutex<BTreeMap<ChannelId, Session>>,
 }
 
-/// One channel on the [`Board`].
+/// One channel on the [`StatusTable`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ChannelBoard {
+pub struct ChannelStatus {
     /// Its group.
     pub group: GroupId,
     /// Where the channel stands.
@@ -143,73 +143,73 @@ pub struct ChannelBoard {
     /// Entries of the own log that outputs or readers have missed so far.
     pub log_entries_lost: u64,
     /// How far the own log has come.
-    pub ready: Option<StreamPosition>,
+    pub logged_through: Option<StreamPosition>,
     /// How far this gateway has published, while it leads and has worked off the tail.
     pub published: Option<StreamPosition>,
     /// What was heard of the other gateway's output.
     pub heard: Heard,
     /// Where the last packet of the other gateway's output ended, whether or not the own input has come there: that it is
     /// heard at all.
-    pub echo: Option<StreamPosition>,
+    pub last_received: Option<StreamPosition>,
     /// Packets of the other gateway's output, on all lines.
     pub packets: u64,
     /// Own packets that came back, on all lines.
     pub own_packets: u64,
     /// When the last packet of a believed epoch came.
-    pub heard_at: MonoNs,
+    pub received_at: MonoNs,
     /// Where the own log was first read on.
     pub followed_from: Option<StreamPosition>,
 }
 
-impl ChannelBoard {
+impl ChannelStatus {
     /// Whether this gateway should have that window of a peer's: it has seen its log from before the window on.
     #[must_use]
-    pub fn has_seen(&self, window: &WindowHash) -> bool {
+    pub fn covers_window(&self, window: &WindowHash) -> bool {
         self.followed_from.is_some_and(|from| StreamPosition::at(window.session, window.first) > from)
     }
 }
 
-impl Board {
+impl StatusTable {
     /// What is known of a channel.
     #[must_use]
-    pub fn get(&self, channel: ChannelId) -> Option<ChannelBoard> {
+    pub fn get(&self, channel: ChannelId) -> Option<ChannelStatus> {
         self.lock().get(&channel).copied()
     }
 
     /// What is known of all.
     #[must_use]
-    pub fn all(&self) -> BTreeMap<ChannelId, ChannelBoard> {
+    pub fn all(&self) -> BTreeMap<ChannelId, ChannelStatus> {
         self.lock().clone()
     }
 
     /// The peer has told, authenticated, that everything before that place was published.
     pub fn confirm(&self, channel: ChannelId, position: StreamPosition) {
-        if let Some(board) = self.lock().get_mut(&channel) {
-            board.heard.confirmed = board.heard.confirmed.max(Some(position));
+        if let Some(status_table) = self.lock().get_mut(&channel) {
+            status_table.heard.reported_through = status_table.heard.reported_through.max(Some(position));
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ChannelId, ChannelBoard>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ChannelId, ChannelStatus>> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The gateway that leads has declared a gap in that numbering of a channel.
-    pub fn put_gap(&self, channel: ChannelId, session: Session) {
+    pub fn record_declared_gap(&self, channel: ChannelId, session: Session) {
         let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
         gaps.entry(channel).and_modify(|known| *known = (*known).max(session)).or_insert(session);
     }
 
-    /// Tells channels of gaps that the gateway that leads has declared. What `tell` could not say comes again: a book must
+    /// Tells channels of gaps that the gateway that leads has declared. What `forward` could not say comes again: a book must
     /// not pass for sound because an inbox was full.
-    pub fn tell_gaps(&self, mut tell: impl FnMut(ChannelId, Session) -> bool) {
+    pub fn forward_declared_gaps(&self, mut forward: impl FnMut(ChannelId, Session) -> bool) {
         let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
-        gaps.retain(|channel, session| !tell(*channel, *session));
+        gaps.retain(|channel, session| !forward(*channel, *session));
     }
 
     /// Whether this gateway hears what is sent on its groups.
     #[must_use]
-    pub fn hearing(&self, now: MonoNs) -> Hearing {
-        self.probe_times().hearing(now)
+    pub fn receive_path(&self, now: MonoNs) -> ReceivePath {
+        self.probe_times().receive_path(now)
     }
 
     fn probe_times(&self) -> std::sync::MutexGuard<'_, ProbeTimes> {
@@ -223,7 +223,7 @@ impl Board {
     }
 }
 
-impl Default for Board {
+impl Default for StatusTable {
     fn default() -> Self {
         let windows = ArrayQueue::new(WINDOWS_MAX);
         Self { channels: Mutex::default(), windows, probes: Mutex::default(), gaps: Mutex::default() }
@@ -238,7 +238,7 @@ pub struct ListenerCounts {
     /// What was not used, by reason.
     pub drops: DropCounts,
     /// Holes that nothing filled in time.
-    pub holes_given_up: u64,
+    pub holes_abandoned: u64,
 }
 
 /// The running listener. Stops when it is dropped.
@@ -246,7 +246,7 @@ pub struct ListenerCounts {
 pub struct Standby {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<ListenerCounts>>,
-    board: Arc<Board>,
+    status_table: Arc<StatusTable>,
     memberships: Vec<Membership>,
 }
 
@@ -261,12 +261,12 @@ impl Standby {
         for output in &config.outputs {
             let socket = open_receive(&ReceiveOptions::new(output.address, Some(output.interface.clone())))?;
             memberships.extend(socket.membership());
-            sockets.push(Listening::new(socket)?);
+            sockets.push(JoinedSocket::new(socket)?);
         }
         let lines = config.outputs.iter().map(|output| (output.address, &output.interface));
         let prober = Prober::open(config.node, lines)?;
         let mut inputs = Vec::with_capacity(config.inputs.len());
-        for ListenedInput { channel, address, interface, sources } in config.inputs {
+        for MonitoredInput { channel, address, interface, sources } in config.inputs {
             // A unicast line has one receiver, and that is the straight line.
             if !address.ip().is_multicast() {
                 continue;
@@ -278,31 +278,45 @@ impl Standby {
             };
             let socket = open_receive(&options)?;
             memberships.extend(socket.membership());
-            inputs.push(Input { channel, filter: SourceFilter::new(&sources), listening: Listening::new(socket)? });
+            inputs.push(InputSocket {
+                channel,
+                filter: SourceFilter::new(&sources),
+                joined_socket: JoinedSocket::new(socket)?,
+            });
         }
         let mut channels = Vec::with_capacity(config.channels.len());
-        for listened in config.channels {
-            let ListenedChannel { group, channel, log_directory, logged, keep_from, epochs, fence, words, gauges } =
-                listened;
-            let follower = LogFollower::new(&log_directory, channel, logged, keep_from, Arc::clone(&words))?;
-            let mut tracker = HeardTracker::new(config.hole_ns_max);
-            if let Some(logged) = logged {
-                tracker.set_ready(logged, mono_now());
+        for monitored in config.channels {
+            let MonitoredChannel {
+                group,
+                channel,
+                log_directory,
+                logged_through,
+                retention_hold,
+                epochs,
+                fence,
+                takeover,
+                gauges,
+            } = monitored;
+            let follower =
+                LogFollower::new(&log_directory, channel, logged_through, retention_hold, Arc::clone(&takeover))?;
+            let mut tracker = ReceiveTracker::new(config.hole_ns_max);
+            if let Some(logged_through) = logged_through {
+                tracker.set_logged_through(logged_through, mono_now());
             }
-            let board = ChannelBoard { group, ready: logged, ..ChannelBoard::default() };
+            let status_table = ChannelStatus { group, logged_through: logged_through, ..ChannelStatus::default() };
             channels.push(Channel {
                 id: channel,
                 follower,
                 tracker,
                 epochs,
                 fence,
-                words,
+                takeover,
                 gauges,
                 gap_until: None,
-                board,
+                status_table,
             });
         }
-        let board = Arc::new(Board::default());
+        let status_table = Arc::new(StatusTable::default());
         let listener = Listener {
             node: config.node,
             prober,
@@ -310,23 +324,23 @@ impl Standby {
             inputs,
             history: config.history,
             channels,
-            board: Arc::clone(&board),
+            status_table: Arc::clone(&status_table),
             counts: ListenerCounts::default(),
         };
-        listener.tell_board();
+        listener.publish_initial_status();
         let stop = Arc::new(AtomicBool::new(false));
-        let of_thread = Arc::clone(&stop);
+        let thread_stop = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name("mdgw-standby".to_owned())
-            .spawn(move || listener.run(&of_thread))
+            .spawn(move || listener.run(&thread_stop))
             .map_err(StandbyError::Thread)?;
-        Ok(Self { stop, thread: Some(thread), board, memberships })
+        Ok(Self { stop, thread: Some(thread), status_table, memberships })
     }
 
     /// What is known of the channels.
     #[must_use]
-    pub fn board(&self) -> &Arc<Board> {
-        &self.board
+    pub fn status_table(&self) -> &Arc<StatusTable> {
+        &self.status_table
     }
 
     /// The groups that were joined, for a [`MembershipWatch`](mdgw_sys::sockets::MembershipWatch).
@@ -372,48 +386,48 @@ pub enum StandbyError {
 
 /// One socket; the group is left when it goes.
 #[derive(Debug)]
-struct Listening {
+struct JoinedSocket {
     socket: UdpSocket,
-    _joined: ReceiveSocket,
+    _membership: ReceiveSocket,
 }
 
-impl Listening {
+impl JoinedSocket {
     fn new(joined: ReceiveSocket) -> io::Result<Self> {
-        Ok(Self { socket: joined.socket().try_clone()?.into(), _joined: joined })
+        Ok(Self { socket: joined.socket().try_clone()?.into(), _membership: joined })
     }
 }
 
 /// One of the venue's lines.
 #[derive(Debug)]
-struct Input {
+struct InputSocket {
     channel: ChannelId,
     filter: SourceFilter,
-    listening: Listening,
+    joined_socket: JoinedSocket,
 }
 
 #[derive(Debug)]
 struct Channel {
     id: ChannelId,
     follower: LogFollower,
-    tracker: HeardTracker,
+    tracker: ReceiveTracker,
     epochs: Arc<KnownEpochs>,
     fence: Arc<Fence>,
-    words: Arc<TakeoverWords>,
+    takeover: Arc<TakeoverShared>,
     gauges: ChannelGauges,
     /// Where the last gap ended that the other gateway has declared.
     gap_until: Option<StreamPosition>,
-    board: ChannelBoard,
+    status_table: ChannelStatus,
 }
 
 #[derive(Debug)]
 struct Listener {
     node: u8,
     prober: Prober,
-    sockets: Vec<Listening>,
-    inputs: Vec<Input>,
+    sockets: Vec<JoinedSocket>,
+    inputs: Vec<InputSocket>,
     history: Arc<InputHistory>,
     channels: Vec<Channel>,
-    board: Arc<Board>,
+    status_table: Arc<StatusTable>,
     counts: ListenerCounts,
 }
 
@@ -422,15 +436,16 @@ impl Listener {
         // Relaxed: the flag orders nothing, and a look a millisecond later is as good.
         while !stop.load(Relaxed) {
             if !self.turn() {
-                let inputs = self.inputs.iter().map(|input| &input.listening);
-                let sockets = self.sockets.iter().chain(inputs).map(|listening| listening.socket.as_fd());
+                let inputs = self.inputs.iter().map(|input| &input.joined_socket);
+                let sockets = self.sockets.iter().chain(inputs).map(|joined_socket| joined_socket.socket.as_fd());
                 if let Err(error) = poll::readable(sockets, FOLLOW_INTERVAL) {
                     tracing::error!(%error, "listening to the peer's output");
                     std::thread::sleep(FOLLOW_INTERVAL);
                 }
             }
         }
-        self.counts.holes_given_up = self.channels.iter().map(|channel| channel.tracker.counts().holes_given_up).sum();
+        self.counts.holes_abandoned =
+            self.channels.iter().map(|channel| channel.tracker.counts().holes_abandoned).sum();
         self.counts
     }
 
@@ -439,15 +454,15 @@ impl Listener {
         let now = mono_now();
         let mut more = false;
         if self.prober.turn(now) {
-            self.board.probe_times().begun.get_or_insert(now);
+            self.status_table.probe_times().first_sent_at.get_or_insert(now);
         }
         // The own log first: it says what may be believed.
         for channel in &mut self.channels {
-            more |= channel.follow(now, &self.board);
+            more |= channel.follow(now, &self.status_table);
         }
         let mut datagram = [0; PACKET_BYTES_MAX_OF_ANY];
         for index in 0..self.sockets.len() {
-            for _ in 0..QUOTA {
+            for _ in 0..DATAGRAMS_PER_SOCKET {
                 match self.sockets[index].socket.recv(&mut datagram) {
                     Ok(length) => self.datagram(&datagram[..length], now),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -457,18 +472,18 @@ impl Listener {
                 more = true;
             }
         }
-        for Input { channel, filter, listening } in &self.inputs {
-            for _ in 0..QUOTA {
-                let Ok((length, SocketAddr::V4(source))) = listening.socket.recv_from(&mut datagram) else { break };
+        for InputSocket { channel, filter, joined_socket } in &self.inputs {
+            for _ in 0..DATAGRAMS_PER_SOCKET {
+                let Ok((length, SocketAddr::V4(source))) = joined_socket.socket.recv_from(&mut datagram) else { break };
                 more = true;
                 if filter.check(source).is_ok() {
                     // What is none of the channel's is counted by the channel.
-                    let _refused = self.history.keep(*channel, &datagram[..length]);
+                    let _refused = self.history.store(*channel, &datagram[..length]);
                 }
             }
         }
         for channel in &mut self.channels {
-            channel.settle(now, &self.board);
+            channel.update_status(now, &self.status_table);
         }
         more
     }
@@ -476,7 +491,7 @@ impl Listener {
     fn datagram(&mut self, bytes: &[u8], now: MonoNs) {
         if let Some(node) = probe::node_of(bytes) {
             if node == self.node {
-                self.board.probe_times().heard = Some(now);
+                self.status_table.probe_times().last_received_at = Some(now);
             }
             return;
         }
@@ -495,45 +510,46 @@ impl Listener {
     fn hear(&mut self, bytes: &[u8], now: MonoNs) -> Result<(), DropReason> {
         let packet = parse_packet(bytes)?;
         let meta = packet.meta;
-        let is_of = |channel: &&mut Channel| (channel.board.group, channel.id) == (meta.group, meta.channel);
+        let is_of = |channel: &&mut Channel| (channel.status_table.group, channel.id) == (meta.group, meta.channel);
         let channel = self.channels.iter_mut().find(is_of).ok_or(DropReason::ChannelUnknown)?;
         // Above what this gateway has led under, its number is somebody else's: a leader has to go above that, too.
         if node_of(meta.epoch) == self.node && meta.epoch <= channel.fence.epoch() {
-            channel.board.own_packets += 1;
+            channel.status_table.own_packets += 1;
             return Ok(());
         }
-        channel.epochs.hear(meta.epoch)?;
-        channel.board.packets += 1;
-        channel.board.heard_at = now;
-        let span = StreamPosition::span_of(&packet);
-        channel.board.echo = Some(span.1);
+        channel.epochs.observe(meta.epoch)?;
+        channel.status_table.packets += 1;
+        channel.status_table.received_at = now;
+        let span = StreamPosition::range_of_packet(&packet);
+        channel.status_table.last_received = Some(span.1);
         // One that leads declares its own.
-        if !channel.fence.allows(now) && channel.hears_gap(&packet) {
+        if !channel.fence.allows(now) && channel.note_declared_gap(&packet) {
             let (id, session) = (channel.id, meta.session);
             tracing::warn!(alarm = "gap-declared", channel = id.0, %session, "the gateway that leads declared it: books are in doubt here too");
-            self.board.put_gap(id, session);
+            self.status_table.record_declared_gap(id, session);
         }
         channel.tracker.accept(span, meta.epoch, now);
         Ok(())
     }
 
-    fn tell_board(&self) {
-        self.board.lock().extend(self.channels.iter().map(|channel| (channel.id, channel.board)));
+    fn publish_initial_status(&self) {
+        self.status_table.lock().extend(self.channels.iter().map(|channel| (channel.id, channel.status_table)));
     }
 }
 
 impl Channel {
-    fn follow(&mut self, now: MonoNs, board: &Board) -> bool {
+    fn follow(&mut self, now: MonoNs, status_table: &StatusTable) -> bool {
         // One that nobody takes gives way: it is compared or it isn't.
-        let more = self.follower.follow(self.fence.allows(now), &mut |window| _ = board.windows.force_push(window));
-        if let Some(ready) = self.follower.ready() {
-            self.tracker.set_ready(ready, now);
+        let more =
+            self.follower.follow(self.fence.allows(now), &mut |window| _ = status_table.windows.force_push(window));
+        if let Some(logged_through) = self.follower.logged_through() {
+            self.tracker.set_logged_through(logged_through, now);
         }
         more
     }
 
     /// Whether a packet declares a gap beyond those that are known.
-    fn hears_gap(&mut self, packet: &Packet<'_>) -> bool {
+    fn note_declared_gap(&mut self, packet: &Packet<'_>) -> bool {
         let gaps = packet.frames().filter(|(header, _)| header.kind == FrameKind::Gap as u8);
         let ends = gaps.filter_map(|(_, body)| GapBody::ref_from_bytes(body).ok());
         let until = ends.map(|gap| StreamPosition::at(packet.meta.session, Sequence(gap.next.get()))).max();
@@ -543,29 +559,30 @@ impl Channel {
     }
 
     /// What has changed becomes known.
-    fn settle(&mut self, now: MonoNs, board: &Board) {
-        self.tracker.on_time(now);
+    fn update_status(&mut self, now: MonoNs, status_table: &StatusTable) {
+        self.tracker.on_timer(now);
         let ChannelGauges { state, log_entries_lost, log_entries_private } = &self.gauges;
-        self.board.state = u8::try_from(state.get()).ok().and_then(ChannelState::from_number).unwrap_or_default();
-        self.board.log_entries_lost = log_entries_lost.get() + log_entries_private.get();
-        self.board.ready = self.follower.ready();
-        self.board.published = self.follower.published();
-        self.board.followed_from = self.follower.from();
-        let mut all = board.lock();
-        let shared = all.entry(self.id).or_insert(self.board);
+        self.status_table.state =
+            u8::try_from(state.get()).ok().and_then(ChannelState::from_number).unwrap_or_default();
+        self.status_table.log_entries_lost = log_entries_lost.get() + log_entries_private.get();
+        self.status_table.logged_through = self.follower.logged_through();
+        self.status_table.published = self.follower.published();
+        self.status_table.followed_from = self.follower.from();
+        let mut all = status_table.lock();
+        let shared = all.entry(self.id).or_insert(self.status_table);
         let heard = Heard {
-            on_wire: self.tracker.position(),
+            received_through: self.tracker.position(),
             epoch: self.tracker.epoch(),
             // The pair link's part of it.
-            confirmed: shared.heard.confirmed,
+            reported_through: shared.heard.reported_through,
         };
-        if heard != self.board.heard {
-            self.board.heard = heard;
-            self.words.heard.set(heard);
+        if heard != self.status_table.heard {
+            self.status_table.heard = heard;
+            self.takeover.received_through.set(heard);
         }
         let is_leading = self.fence.allows(now);
-        self.follower.keep_from(heard.credible(self.board.ready).filter(|_| !is_leading));
-        *shared = self.board;
+        self.follower.hold_retention(heard.trusted_through(self.status_table.logged_through).filter(|_| !is_leading));
+        *shared = self.status_table;
     }
 }
 
@@ -576,7 +593,7 @@ fn node_of(epoch: Epoch) -> u8 {
 /// The own logs are followed so often while nothing is heard.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
 /// Datagrams of one socket, then the others have their turn.
-const QUOTA: usize = 256;
+const DATAGRAMS_PER_SOCKET: usize = 256;
 /// Complete windows that wait to be compared.
 const WINDOWS_MAX: usize = 1_024;
 /// Outputs of any configured size.
@@ -590,43 +607,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_from_before_the_log_was_followed_are_not_for_comparing() {
+    fn windows_before_following_began_are_not_compared() {
         let session = |restart| {
             let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
             Session { feed: Feed::IexDeep, date, restart }
         };
-        let has_seen = |followed_from, restart, first| {
+        let covers_window = |followed_from, restart, first| {
             let (session, first) = (session(restart), Sequence(first));
             let window = WindowHash { channel: ChannelId(1), session, first, messages: 1, hash: [0; 16] };
-            ChannelBoard { followed_from, ..ChannelBoard::default() }.has_seen(&window)
+            ChannelStatus { followed_from, ..ChannelStatus::default() }.covers_window(&window)
         };
-        assert!(!has_seen(None, 0, 0), "nothing has come");
+        assert!(!covers_window(None, 0, 0), "nothing has come");
         let from = Some(StreamPosition::at(session(1), Sequence(1_500)));
         let cases = [(0, 9_216, false), (1, 0, false), (1, 1_024, false), (1, 2_048, true), (2, 0, true)];
         for (restart, first, expected) in cases {
-            assert_eq!(has_seen(from, restart, first), expected, "{restart} {first}");
+            assert_eq!(covers_window(from, restart, first), expected, "{restart} {first}");
         }
     }
 
     #[test]
-    fn a_declared_gap_is_told_until_the_channel_has_taken_it() {
+    fn a_declared_gap_is_forwarded_until_the_channel_accepts_it() {
         let session = |restart| {
             let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
             Session { feed: Feed::IexDeep, date, restart }
         };
-        let board = Board::default();
+        let status_table = StatusTable::default();
         let told = |is_taken: bool| {
             let mut told = Vec::new();
-            board.tell_gaps(|channel, session| {
+            status_table.forward_declared_gaps(|channel, session| {
                 told.push((channel.0, session.restart));
                 is_taken
             });
             told
         };
-        board.put_gap(ChannelId(1), session(1));
-        board.put_gap(ChannelId(2), session(0));
+        status_table.record_declared_gap(ChannelId(1), session(1));
+        status_table.record_declared_gap(ChannelId(2), session(0));
         assert_eq!(told(false), [(1, 1), (2, 0)], "their inboxes are full");
-        board.put_gap(ChannelId(1), session(0));
+        status_table.record_declared_gap(ChannelId(1), session(0));
         assert_eq!(told(true), [(1, 1), (2, 0)], "the newest numbering of each");
         assert_eq!(told(true), [(0, 0); 0]);
     }

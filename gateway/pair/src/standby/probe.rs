@@ -48,9 +48,9 @@ impl Prober {
             self.due = now.plus(PROBE_NS);
             for (interface, socket) in &self.lines {
                 // Without a carrier nobody hears anybody, whatever comes back through the kernel.
-                if interface.now().is_ok_and(|interface| interface.running) {
+                if interface.lookup().is_ok_and(|interface| interface.running) {
                     // One that can't be sent isn't heard.
-                    let _unheard = socket.send(&to_bytes(self.node));
+                    let _send_failed = socket.send(&to_bytes(self.node));
                 }
             }
         }
@@ -59,35 +59,37 @@ impl Prober {
 }
 
 fn during(address: SocketAddrV4) -> impl FnOnce(std::io::Error) -> SocketError {
-    move |source| SocketError { address, act: "share the socket of probes".to_owned(), source }
+    move |source| SocketError { address, action: "share the socket of probes".to_owned(), source }
 }
 
 /// Whether a gateway hears what is sent on its groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Hearing {
+pub enum ReceivePath {
     /// Not known yet, or there is nothing to be heard.
     #[default]
     Unknown,
     /// It hears its own probes.
-    Hears,
+    Working,
     /// It doesn't.
-    Deaf,
+    Failed,
 }
 
 /// When probes were sent first, and heard last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ProbeTimes {
-    pub(super) begun: Option<MonoNs>,
-    pub(super) heard: Option<MonoNs>,
+    pub(super) first_sent_at: Option<MonoNs>,
+    pub(super) last_received_at: Option<MonoNs>,
 }
 
 impl ProbeTimes {
-    pub(super) fn hearing(self, now: MonoNs) -> Hearing {
+    pub(super) fn receive_path(self, now: MonoNs) -> ReceivePath {
         let is_recent = |at: MonoNs| now.since(at) < SILENCE_NS_MAX;
         match self {
-            Self { heard: Some(heard), .. } if is_recent(heard) => Hearing::Hears,
-            Self { begun: Some(begun), .. } if !is_recent(begun) => Hearing::Deaf,
-            _ => Hearing::Unknown,
+            Self { last_received_at: Some(last_received_at), .. } if is_recent(last_received_at) => {
+                ReceivePath::Working
+            }
+            Self { first_sent_at: Some(first_sent_at), .. } if !is_recent(first_sent_at) => ReceivePath::Failed,
+            _ => ReceivePath::Unknown,
         }
     }
 }
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_names_its_sender_and_nothing_else_does() {
+    fn only_a_probe_decodes_to_its_senders_node() {
         assert_eq!(node_of(&to_bytes(7)), Some(7));
         for other in [&b""[..], b"MDGP", b"MDGW\x07\0\0\0", b"MDGP\x07\0\0\x01", b"MDGP\x07\0\0\0\0"] {
             assert_eq!(node_of(other), None);
@@ -122,13 +124,16 @@ mod tests {
     }
 
     #[test]
-    fn it_is_deaf_when_no_probe_came_for_a_while_and_not_before() {
+    fn the_receive_path_counts_as_failed_after_one_second_without_a_probe() {
         let at = |ms: u64| MonoNs(5_000_000_000 + ms * 1_000_000);
-        let times = |begun: Option<u64>, heard: Option<u64>| ProbeTimes { begun: begun.map(at), heard: heard.map(at) };
-        assert_eq!(times(None, None).hearing(at(9_000)), Hearing::Unknown);
-        assert_eq!(times(Some(0), None).hearing(at(999)), Hearing::Unknown);
-        assert_eq!(times(Some(0), None).hearing(at(1_000)), Hearing::Deaf);
-        assert_eq!(times(Some(0), Some(1_500)).hearing(at(2_499)), Hearing::Hears);
-        assert_eq!(times(Some(0), Some(1_500)).hearing(at(2_500)), Hearing::Deaf);
+        let times = |first_sent_at: Option<u64>, last_received_at: Option<u64>| ProbeTimes {
+            first_sent_at: first_sent_at.map(at),
+            last_received_at: last_received_at.map(at),
+        };
+        assert_eq!(times(None, None).receive_path(at(9_000)), ReceivePath::Unknown);
+        assert_eq!(times(Some(0), None).receive_path(at(999)), ReceivePath::Unknown);
+        assert_eq!(times(Some(0), None).receive_path(at(1_000)), ReceivePath::Failed);
+        assert_eq!(times(Some(0), Some(1_500)).receive_path(at(2_499)), ReceivePath::Working);
+        assert_eq!(times(Some(0), Some(1_500)).receive_path(at(2_500)), ReceivePath::Failed);
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   said and heard ──────────────┤ hole ├── heard beyond ──┤      ├── not believed yet ──
 //!                                ▲                                ▲
-//!                             position                     own input: `ready`
+//!                             position                     own input: `logged_through`
 //! ```
 
 use std::collections::VecDeque;
@@ -19,24 +19,24 @@ use mdgw_feeds::{
 /// A hole (a packet that was lost on the way to here) holds the position for a while, so that a successor says again what
 /// perhaps nobody got; after that receivers have asked for it themselves.
 #[derive(Debug)]
-pub struct HeardTracker {
+pub struct ReceiveTracker {
     position: Option<StreamPosition>,
     epoch: Epoch,
     /// Heard behind a hole: disjoint, ascending, none of them touching the position.
-    beyond: Vec<Span>,
+    ahead: Vec<Span>,
     hole_since: MonoNs,
     hole_ns_max: u64,
     /// How far the own input has come.
-    ready: Option<StreamPosition>,
+    logged_through: Option<StreamPosition>,
     /// What goes beyond it, oldest first.
-    waiting: VecDeque<(Span, Epoch)>,
+    unconfirmed: VecDeque<(Span, Epoch)>,
     counts: TrackerCounts,
 }
 
 /// From where to where a packet says something; the same for a heartbeat.
 type Span = (StreamPosition, StreamPosition);
 
-/// What a [`HeardTracker`] counts.
+/// What a [`ReceiveTracker`] counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrackerCounts {
     /// Packets heard.
@@ -44,23 +44,23 @@ pub struct TrackerCounts {
     /// Holes found.
     pub holes: u64,
     /// Holes that nothing filled in time.
-    pub holes_given_up: u64,
+    pub holes_abandoned: u64,
     /// Packets so far beyond the own input, or so many of them, that they were forgotten.
-    pub forgotten: u64,
+    pub discarded: u64,
 }
 
-impl HeardTracker {
+impl ReceiveTracker {
     /// Nothing heard yet. `hole_ns_max`: how long a hole holds the position.
     #[must_use]
     pub fn new(hole_ns_max: u64) -> Self {
         Self {
             position: None,
             epoch: Epoch::default(),
-            beyond: Vec::with_capacity(SPANS_MAX),
+            ahead: Vec::with_capacity(SPANS_MAX),
             hole_since: MonoNs(0),
             hole_ns_max,
-            ready: None,
-            waiting: VecDeque::with_capacity(WAITING_MAX),
+            logged_through: None,
+            unconfirmed: VecDeque::with_capacity(UNCONFIRMED_MAX),
             counts: TrackerCounts::default(),
         }
     }
@@ -68,37 +68,37 @@ impl HeardTracker {
     /// A packet of a believed epoch that says `[from, until)`.
     pub fn accept(&mut self, span: Span, epoch: Epoch, now: MonoNs) {
         self.counts.packets += 1;
-        if self.ready.is_some_and(|ready| span.1 <= ready) {
-            self.hear(span, epoch, now);
+        if self.logged_through.is_some_and(|logged_through| span.1 <= logged_through) {
+            self.advance(span, epoch, now);
             return;
         }
-        if self.waiting.len() == WAITING_MAX {
-            self.counts.forgotten += 1;
-            self.waiting.pop_front();
+        if self.unconfirmed.len() == UNCONFIRMED_MAX {
+            self.counts.discarded += 1;
+            self.unconfirmed.pop_front();
         }
-        self.waiting.push_back((span, epoch));
+        self.unconfirmed.push_back((span, epoch));
     }
 
-    /// The own log has come to `ready`: what was heard up to there is believed.
-    pub fn set_ready(&mut self, ready: StreamPosition, now: MonoNs) {
-        if self.ready.is_some_and(|known| ready <= known) {
+    /// The own log has come to `logged_through`: what was heard up to there is believed.
+    pub fn set_logged_through(&mut self, logged_through: StreamPosition, now: MonoNs) {
+        if self.logged_through.is_some_and(|known| logged_through <= known) {
             return;
         }
-        self.ready = Some(ready);
-        for _ in 0..self.waiting.len() {
-            let Some((span, epoch)) = self.waiting.pop_front() else { break };
-            if span.1 <= ready {
-                self.hear(span, epoch, now);
+        self.logged_through = Some(logged_through);
+        for _ in 0..self.unconfirmed.len() {
+            let Some((span, epoch)) = self.unconfirmed.pop_front() else { break };
+            if span.1 <= logged_through {
+                self.advance(span, epoch, now);
             } else {
-                self.waiting.push_back((span, epoch));
+                self.unconfirmed.push_back((span, epoch));
             }
         }
     }
 
     /// Time has passed: a hole may have been open for long enough.
-    pub fn on_time(&mut self, now: MonoNs) {
-        if !self.beyond.is_empty() && now.since(self.hole_since) >= self.hole_ns_max {
-            self.give_up_hole(now);
+    pub fn on_timer(&mut self, now: MonoNs) {
+        if !self.ahead.is_empty() && now.since(self.hole_since) >= self.hole_ns_max {
+            self.abandon_hole(now);
         }
     }
 
@@ -120,7 +120,7 @@ impl HeardTracker {
         &self.counts
     }
 
-    fn hear(&mut self, (from, until): Span, epoch: Epoch, now: MonoNs) {
+    fn advance(&mut self, (from, until): Span, epoch: Epoch, now: MonoNs) {
         if epoch < self.epoch {
             return;
         }
@@ -132,7 +132,7 @@ impl HeardTracker {
         };
         if is_new_leader {
             // Where it begins it knows better: what the old one still said in the meantime receivers may have dropped.
-            self.beyond.clear();
+            self.ahead.clear();
             if from < position {
                 self.position = Some(until);
                 return;
@@ -143,7 +143,7 @@ impl HeardTracker {
         }
         if from.session > position.session {
             // A session is taken up at its beginning. The old one's end is behind us either way.
-            self.beyond.clear();
+            self.ahead.clear();
             self.position = Some(StreamPosition::at(from.session, Sequence(1)).min(from));
         }
         self.insert((from, until), now);
@@ -154,30 +154,30 @@ impl HeardTracker {
         if from <= position {
             if until > position {
                 self.position = Some(until);
-                self.close_up(now);
+                self.merge_reached(now);
             }
             return;
         }
-        if self.beyond.is_empty() {
+        if self.ahead.is_empty() {
             self.counts.holes += 1;
             self.hole_since = now;
         }
         // Everything that touches it becomes one span.
-        let first = self.beyond.partition_point(|span| span.1 < from);
-        let behind = self.beyond.partition_point(|span| span.0 <= until);
-        let merged = self.beyond[first..behind]
+        let first = self.ahead.partition_point(|span| span.1 < from);
+        let behind = self.ahead.partition_point(|span| span.0 <= until);
+        let merged = self.ahead[first..behind]
             .iter()
             .fold((from, until), |(from, until), span| (from.min(span.0), until.max(span.1)));
-        self.beyond.splice(first..behind, [merged]);
-        if self.beyond.len() == SPANS_MAX {
-            self.give_up_hole(now);
+        self.ahead.splice(first..behind, [merged]);
+        if self.ahead.len() == SPANS_MAX {
+            self.abandon_hole(now);
         }
     }
 
     /// The position has moved: spans that it has come to are part of it.
-    fn close_up(&mut self, now: MonoNs) {
+    fn merge_reached(&mut self, now: MonoNs) {
         let Some(mut position) = self.position else { return };
-        let reached = self.beyond.iter().take_while(|span| {
+        let reached = self.ahead.iter().take_while(|span| {
             let is_reached = span.0 <= position;
             if is_reached {
                 position = position.max(span.1);
@@ -185,18 +185,18 @@ impl HeardTracker {
             is_reached
         });
         let reached = reached.count();
-        self.beyond.drain(..reached);
+        self.ahead.drain(..reached);
         self.position = Some(position);
         if reached > 0 {
             self.hole_since = now;
         }
     }
 
-    fn give_up_hole(&mut self, now: MonoNs) {
-        if let Some((from, _)) = self.beyond.first() {
-            self.counts.holes_given_up += 1;
+    fn abandon_hole(&mut self, now: MonoNs) {
+        if let Some((from, _)) = self.ahead.first() {
+            self.counts.holes_abandoned += 1;
             self.position = Some(*from);
-            self.close_up(now);
+            self.merge_reached(now);
         }
     }
 }
@@ -204,7 +204,7 @@ impl HeardTracker {
 /// Holes at a time. More of them on one channel within a second: the line is as good as dead.
 const SPANS_MAX: usize = 256;
 /// Packets that may be ahead of the own input: some 40 ms at 100,000 packets/s.
-const WAITING_MAX: usize = 4_096;
+const UNCONFIRMED_MAX: usize = 4_096;
 
 #[cfg(test)]
 mod tests {
@@ -226,9 +226,9 @@ mod tests {
     }
 
     /// One whose own input is far ahead.
-    fn tracker() -> HeardTracker {
-        let mut tracker = HeardTracker::new(1_000);
-        tracker.set_ready(at(9, 0, 0), MonoNs(0));
+    fn tracker() -> ReceiveTracker {
+        let mut tracker = ReceiveTracker::new(1_000);
+        tracker.set_logged_through(at(9, 0, 0), MonoNs(0));
         tracker
     }
 
@@ -236,7 +236,7 @@ mod tests {
     const T: MonoNs = MonoNs(0);
 
     #[test]
-    fn the_position_is_what_was_heard_without_a_hole() {
+    fn the_position_is_the_contiguous_receive_watermark() {
         let mut tracker = tracker();
         assert_eq!(tracker.position(), None);
         for (span, position) in [
@@ -254,11 +254,11 @@ mod tests {
             tracker.accept(span, E, T);
             assert_eq!(tracker.position(), Some(at(0, position, 0)), "{span:?}");
         }
-        assert_eq!((tracker.counts().holes, tracker.counts().holes_given_up), (2, 0));
+        assert_eq!((tracker.counts().holes, tracker.counts().holes_abandoned), (2, 0));
     }
 
     #[test]
-    fn parts_are_followed_one_by_one() {
+    fn message_parts_advance_the_position_one_by_one() {
         let mut tracker = tracker();
         tracker.accept(of(5, 8), E, T);
         tracker.accept((at(0, 8, 0), at(0, 8, 1)), E, T);
@@ -271,45 +271,45 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_holds_the_position_for_its_time_and_no_longer() {
+    fn a_hole_holds_the_position_until_its_timeout() {
         let mut tracker = tracker();
         tracker.accept(of(1, 5), E, T);
         tracker.accept(of(6, 9), E, MonoNs(100));
         tracker.accept(of(10, 11), E, MonoNs(900));
-        tracker.on_time(MonoNs(1_099));
+        tracker.on_timer(MonoNs(1_099));
         assert_eq!(tracker.position(), Some(at(0, 5, 0)));
-        tracker.on_time(MonoNs(1_100));
+        tracker.on_timer(MonoNs(1_100));
         assert_eq!(tracker.position(), Some(at(0, 9, 0)), "the next hole has a time of its own");
-        tracker.on_time(MonoNs(2_099));
+        tracker.on_timer(MonoNs(2_099));
         assert_eq!(tracker.position(), Some(at(0, 9, 0)));
-        tracker.on_time(MonoNs(2_100));
+        tracker.on_timer(MonoNs(2_100));
         assert_eq!(tracker.position(), Some(at(0, 11, 0)));
     }
 
     #[test]
-    fn what_lies_beyond_the_own_input_is_not_believed_until_that_has_come_there() {
-        let mut tracker = HeardTracker::new(1_000);
+    fn output_ahead_of_the_own_log_counts_only_after_the_log_reaches_it() {
+        let mut tracker = ReceiveTracker::new(1_000);
         tracker.accept(of(1, 3), E, T);
         assert_eq!(tracker.position(), None);
-        tracker.set_ready(at(0, 5, 0), T);
+        tracker.set_logged_through(at(0, 5, 0), T);
         assert_eq!(tracker.position(), Some(at(0, 3, 0)));
         // A forged number, a forged session, then honest packets.
         tracker.accept(of(3, 1 << 40), E, T);
         tracker.accept((at(8, 1, 0), at(8, 2, 0)), E, T);
         for first in 3..20 {
             tracker.accept(of(first, first + 1), E, T);
-            tracker.set_ready(at(0, first + 2, 0), T);
+            tracker.set_logged_through(at(0, first + 2, 0), T);
             assert_eq!(tracker.position(), Some(at(0, first + 1, 0)));
         }
-        for _ in 0..WAITING_MAX {
+        for _ in 0..UNCONFIRMED_MAX {
             tracker.accept(of(20, 1 << 40), E, T);
         }
-        assert!(tracker.counts().forgotten > 0);
+        assert!(tracker.counts().discarded > 0);
         assert_eq!(tracker.position(), Some(at(0, 20, 0)));
     }
 
     #[test]
-    fn a_new_leader_says_where_it_begins() {
+    fn a_new_leaders_first_packet_sets_the_position() {
         let mut tracker = tracker();
         tracker.accept(of(1, 9), E, T);
         // It heard less of the old one than we did. Receivers that were told of it first dropped [6, 9).
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_session_begins_at_its_beginning() {
+    fn a_new_session_is_tracked_from_its_first_message() {
         let mut tracker = tracker();
         tracker.accept(of(1, 9), E, T);
         tracker.accept((at(1, 3, 0), at(1, 4, 0)), E, T);
@@ -338,18 +338,18 @@ mod tests {
     proptest! {
         /// Against a set of numbers.
         #[test]
-        fn any_order_gives_what_a_set_of_sequences_gives(
+        fn any_packet_order_gives_the_same_position_as_a_set_model(
             spans in prop::collection::vec((1_u64..60, 0_u64..6), 1..80),
         ) {
             let mut tracker = tracker();
-            let mut heard = std::collections::BTreeSet::new();
+            let mut received = std::collections::BTreeSet::new();
             tracker.accept(of(1, 1), E, T);
             for (first, count) in spans {
                 tracker.accept(of(first, first + count), E, T);
-                heard.extend(first..first + count);
-                let expected = (1..).find(|sequence| !heard.contains(sequence)).unwrap();
+                received.extend(first..first + count);
+                let expected = (1..).find(|sequence| !received.contains(sequence)).unwrap();
                 prop_assert_eq!(tracker.position(), Some(at(0, expected, 0)));
-                prop_assert!(tracker.beyond.windows(2).all(|pair| pair[0].1 < pair[1].0));
+                prop_assert!(tracker.ahead.windows(2).all(|pair| pair[0].1 < pair[1].0));
             }
         }
     }

@@ -41,16 +41,16 @@ struct Window {
     hash: Sha256,
     messages: u32,
     /// From its beginning, without a gap or a doubt.
-    is_sound: bool,
+    is_comparable: bool,
 }
 
 /// One frame of an entry, or the end of the entry's range.
 #[derive(Clone, Copy, Debug)]
-pub enum Passed<'a> {
+pub enum WindowInput<'a> {
     /// A frame.
     Frame(&'a FrameHeader, &'a [u8]),
     /// Everything before it is settled.
-    Settled(Sequence),
+    CoveredThrough(Sequence),
 }
 
 impl WindowHasher {
@@ -61,27 +61,27 @@ impl WindowHasher {
     }
 
     /// The stream goes on. The windows that are complete with it go to `done`.
-    pub fn pass(&mut self, session: Session, passed: Passed<'_>, done: &mut impl FnMut(WindowHash)) {
+    pub fn push(&mut self, session: Session, input: WindowInput<'_>, done: &mut impl FnMut(WindowHash)) {
         if self.window.as_ref().is_none_or(|window| window.session != session) {
             // A numbering begins; its first window is sound if it is seen from message 1 on.
-            let begins_at = match passed {
-                Passed::Frame(header, _) => Sequence(header.sequence.get()),
-                Passed::Settled(_) => Sequence(u64::MAX),
+            let begins_at = match input {
+                WindowInput::Frame(header, _) => Sequence(header.sequence.get()),
+                WindowInput::CoveredThrough(_) => Sequence(u64::MAX),
             };
-            let is_sound = self.window.is_some() && begins_at.0 <= 1;
+            let is_comparable = self.window.is_some() && begins_at.0 <= 1;
             // What lies before the first that is seen, somebody else has.
-            let first = match passed {
-                _ if is_sound => Sequence(0),
-                Passed::Frame(header, _) => window_of(Sequence(header.sequence.get())),
-                Passed::Settled(next) => window_of(next),
+            let first = match input {
+                _ if is_comparable => Sequence(0),
+                WindowInput::Frame(header, _) => window_of(Sequence(header.sequence.get())),
+                WindowInput::CoveredThrough(next) => window_of(next),
             };
-            self.window = Some(Window::begin(session, first, is_sound));
+            self.window = Some(Window::begin(session, first, is_comparable));
             self.gap_until = Sequence(0);
         }
-        match passed {
-            Passed::Frame(header, body) => {
+        match input {
+            WindowInput::Frame(header, body) => {
                 let sequence = Sequence(header.sequence.get());
-                self.go_to(sequence, done);
+                self.advance_to(sequence, done);
                 if let Ok(gap) = GapBody::ref_from_bytes(body)
                     && header.kind == FrameKind::Gap as u8
                 {
@@ -91,21 +91,21 @@ impl WindowHasher {
                     window.take(header, body);
                 }
             }
-            Passed::Settled(next) => self.go_to(next, done),
+            WindowInput::CoveredThrough(next) => self.advance_to(next, done),
         }
     }
 
     /// Ends the windows that lie before `next`.
-    fn go_to(&mut self, next: Sequence, done: &mut impl FnMut(WindowHash)) {
+    fn advance_to(&mut self, next: Sequence, done: &mut impl FnMut(WindowHash)) {
         let last = window_of(next);
         let Some(mut window) = self.window.take() else { return };
-        for _ in 0..SILENT_WINDOWS_MAX {
+        for _ in 0..EMPTY_WINDOWS_MAX {
             if window.first >= last {
                 break;
             }
             let (session, first) = (window.session, window.first.plus(WINDOW_SEQUENCES));
             let ended = std::mem::replace(&mut window, Window::begin(session, first, first >= self.gap_until));
-            if ended.is_sound {
+            if ended.is_comparable {
                 done(ended.finish(self.channel));
             }
         }
@@ -117,8 +117,8 @@ impl WindowHasher {
 }
 
 impl Window {
-    fn begin(session: Session, first: Sequence, is_sound: bool) -> Self {
-        Self { session, first, hash: Sha256::new(), messages: 0, is_sound }
+    fn begin(session: Session, first: Sequence, is_comparable: bool) -> Self {
+        Self { session, first, hash: Sha256::new(), messages: 0, is_comparable }
     }
 
     fn finish(self, channel: ChannelId) -> WindowHash {
@@ -131,7 +131,7 @@ impl Window {
         let flags = FrameFlags(header.flags);
         match FrameKind::from_number(header.kind) {
             Some(FrameKind::Message) => {
-                self.is_sound &= !flags.contains(FrameFlags::SUSPECT);
+                self.is_comparable &= !flags.contains(FrameFlags::SUSPECT);
                 // Each part by itself would hash a cut differently; the whole message is its name, then its records.
                 if flags.contains(FrameFlags::FIRST_PART) {
                     self.hash.update(header.sequence.get().to_le_bytes());
@@ -139,7 +139,7 @@ impl Window {
                 }
                 self.hash.update(body);
             }
-            Some(FrameKind::Gap) => self.is_sound = false,
+            Some(FrameKind::Gap) => self.is_comparable = false,
             Some(FrameKind::Snapshot | FrameKind::State) | None => {}
         }
     }
@@ -159,7 +159,7 @@ pub fn message_hash(records: &[u8]) -> u64 {
 /// Sequences of a window: the hashes of both gateways meet some twenty times a second on a busy channel.
 pub const WINDOW_SEQUENCES: u64 = 1_024;
 /// After a longer silence the windows begin anew.
-const SILENT_WINDOWS_MAX: usize = 64;
+const EMPTY_WINDOWS_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -174,19 +174,19 @@ mod tests {
 
     const WHOLE: FrameFlags = FrameFlags(3);
 
-    struct World {
+    struct HasherFixture {
         hasher: WindowHasher,
         done: Vec<(u32, u64, u32, [u8; 16])>,
         session: Session,
     }
 
-    impl World {
+    impl HasherFixture {
         fn new() -> Self {
-            let mut world = Self { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
+            let mut fixture = Self { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
             // A session before, so that the first one's beginning is seen.
-            world.frame(1, FrameKind::Message, WHOLE, &[]);
-            world.session = session(1);
-            world
+            fixture.frame(1, FrameKind::Message, WHOLE, &[]);
+            fixture.session = session(1);
+            fixture
         }
 
         fn frame(&mut self, sequence: u64, kind: FrameKind, flags: FrameFlags, body: &[u8]) {
@@ -203,14 +203,14 @@ mod tests {
                 reserved: U32::ZERO,
             };
             let done = &mut self.done;
-            self.hasher.pass(self.session, Passed::Frame(&header, body), &mut |window| {
+            self.hasher.push(self.session, WindowInput::Frame(&header, body), &mut |window| {
                 done.push((window.session.restart, window.first.0, window.messages, window.hash));
             });
         }
 
-        fn settled(&mut self, next: u64) {
+        fn cover(&mut self, next: u64) {
             let done = &mut self.done;
-            self.hasher.pass(self.session, Passed::Settled(Sequence(next)), &mut |window| {
+            self.hasher.push(self.session, WindowInput::CoveredThrough(Sequence(next)), &mut |window| {
                 done.push((window.session.restart, window.first.0, window.messages, window.hash));
             });
         }
@@ -227,18 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_the_same_however_messages_are_cut_and_whatever_is_silent() {
-        let mut whole = World::new();
+    fn window_hashes_do_not_depend_on_message_parts_or_idle_ranges() {
+        let mut whole = HasherFixture::new();
         whole.messages(1..1_000);
         whole.frame(1_000, FrameKind::Message, WHOLE, b"abcdef");
-        whole.settled(2_060);
-        let mut cut = World::new();
+        whole.cover(2_060);
+        let mut cut = HasherFixture::new();
         cut.messages(1..1_000);
-        cut.settled(900);
+        cut.cover(900);
         cut.frame(1_000, FrameKind::Message, FrameFlags::FIRST_PART, b"abc");
         cut.frame(1_000, FrameKind::State, WHOLE, b"local");
         cut.frame(1_000, FrameKind::Message, FrameFlags::LAST_PART, b"def");
-        cut.settled(1_500);
+        cut.cover(1_500);
         cut.messages(2_048..2_049);
         assert_eq!(whole.windows(), [(1, 0, 1_000), (1, 1_024, 0)]);
         assert_eq!(whole.done, cut.done);
@@ -246,53 +246,55 @@ mod tests {
 
     #[test]
     fn a_changed_missing_or_additional_message_changes_the_hash() {
-        let hash = |spoil: fn(&mut World)| {
-            let mut world = World::new();
-            world.messages(1..500);
-            spoil(&mut world);
-            world.settled(1_024);
-            assert_eq!(world.done.len(), 1);
-            world.done[0].3
+        let hash = |spoil: fn(&mut HasherFixture)| {
+            let mut fixture = HasherFixture::new();
+            fixture.messages(1..500);
+            spoil(&mut fixture);
+            fixture.cover(1_024);
+            assert_eq!(fixture.done.len(), 1);
+            fixture.done[0].3
         };
-        let right = hash(|world| world.messages(500..501));
+        let right = hash(|fixture| fixture.messages(500..501));
         assert_ne!(right, hash(|_| {}));
-        assert_ne!(right, hash(|world| world.messages(501..502)));
-        assert_ne!(right, hash(|world| world.frame(500, FrameKind::Message, WHOLE, b"other")));
+        assert_ne!(right, hash(|fixture| fixture.messages(501..502)));
+        assert_ne!(right, hash(|fixture| fixture.frame(500, FrameKind::Message, WHOLE, b"other")));
     }
 
     #[test]
-    fn windows_that_a_gap_or_a_doubt_touches_are_left_out() {
-        let mut world = World::new();
-        world.messages(1..100);
+    fn windows_with_a_gap_or_suspect_messages_are_left_out() {
+        let mut fixture = HasherFixture::new();
+        fixture.messages(1..100);
         let gap = GapBody { first: U64::new(100), next: U64::new(1_100) };
-        world.frame(100, FrameKind::Gap, WHOLE, zerocopy::IntoBytes::as_bytes(&gap));
+        fixture.frame(100, FrameKind::Gap, WHOLE, zerocopy::IntoBytes::as_bytes(&gap));
         // The gap reached into the second one; what comes after is sound again.
-        world.settled(1_100);
-        world.messages(2_048..2_050);
-        world.frame(3_072, FrameKind::Message, WHOLE.with(FrameFlags::SUSPECT), &[]);
-        world.messages(4_096..4_097);
-        world.messages(5_120..5_121);
-        assert_eq!(world.windows(), [(1, 2_048, 2), (1, 4_096, 1)]);
+        fixture.cover(1_100);
+        fixture.messages(2_048..2_050);
+        fixture.frame(3_072, FrameKind::Message, WHOLE.with(FrameFlags::SUSPECT), &[]);
+        fixture.messages(4_096..4_097);
+        fixture.messages(5_120..5_121);
+        assert_eq!(fixture.windows(), [(1, 2_048, 2), (1, 4_096, 1)]);
     }
 
     #[test]
-    fn whoever_begins_late_says_nothing_of_the_windows_before() {
-        let mut world = World { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
-        world.messages(30_000..30_722);
-        assert_eq!(world.windows(), [(0, 0, 0); 0]);
-        world.messages(30_722..31_800);
-        assert_eq!(world.windows(), [(0, 30_720, 1_024)]);
+    fn windows_before_the_first_entry_read_are_not_reported() {
+        let mut fixture =
+            HasherFixture { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
+        fixture.messages(30_000..30_722);
+        assert_eq!(fixture.windows(), [(0, 0, 0); 0]);
+        fixture.messages(30_722..31_800);
+        assert_eq!(fixture.windows(), [(0, 30_720, 1_024)]);
     }
 
     #[test]
-    fn whoever_begins_inside_of_a_window_leaves_it_out() {
-        let mut world = World { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
-        world.messages(700..1_030);
-        world.settled(2_048);
-        assert_eq!(world.windows(), [(0, 1_024, 6)]);
-        world.session = session(1);
-        world.messages(5..6);
-        world.settled(1_024);
-        assert_eq!(world.windows().len(), 1, "a numbering that was not seen from its beginning");
+    fn a_window_read_from_its_middle_is_left_out() {
+        let mut fixture =
+            HasherFixture { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
+        fixture.messages(700..1_030);
+        fixture.cover(2_048);
+        assert_eq!(fixture.windows(), [(0, 1_024, 6)]);
+        fixture.session = session(1);
+        fixture.messages(5..6);
+        fixture.cover(1_024);
+        assert_eq!(fixture.windows().len(), 1, "a numbering that was not seen from its beginning");
     }
 }

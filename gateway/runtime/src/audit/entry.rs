@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 /// What has happened, before it has a number in the file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Draft {
+pub struct PendingEntry {
     /// When.
     pub time: UnixNs,
     /// In which group.
@@ -25,7 +25,7 @@ pub struct Draft {
     /// Of the leadership that it concerns.
     pub epoch: Epoch,
     /// What.
-    pub change: Change,
+    pub change: AuditEvent,
 }
 
 /// As it stands in the file.
@@ -45,13 +45,13 @@ pub struct Entry {
     pub epoch_node: u8,
     /// What.
     #[serde(flatten)]
-    pub change: Change,
+    pub change: AuditEvent,
 }
 
 /// What can happen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Change {
+pub enum AuditEvent {
     /// The gateway runs.
     Started,
     /// It ends in order.
@@ -100,19 +100,22 @@ pub struct ChannelTakeover {
     /// The channel.
     pub channel: u16,
     /// Up to where the old leader was heard; `None`: not at all.
-    pub heard: Option<Reached>,
+    #[serde(rename = "heard")]
+    pub received_through: Option<AuditPosition>,
     /// Where this gateway went on.
-    pub ready: Option<Reached>,
+    #[serde(rename = "ready")]
+    pub resumed_at: Option<AuditPosition>,
     /// From the last packet heard of the old leader to the first new content, ns; `None`: nothing was heard, or nothing
     /// new came.
     pub blackout_ns: Option<u64>,
     /// Packets that were sent again.
-    pub sent_again_packets: u64,
+    #[serde(rename = "sent_again_packets")]
+    pub republished_packets: u64,
 }
 
 /// How far a channel's output had come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reached {
+pub struct AuditPosition {
     /// The numbering.
     pub session: String,
     /// The first message that has not been said whole.
@@ -121,7 +124,7 @@ pub struct Reached {
     pub part: u16,
 }
 
-impl From<StreamPosition> for Reached {
+impl From<StreamPosition> for AuditPosition {
     fn from(position: StreamPosition) -> Self {
         let StreamPosition { session, sequence, part } = position;
         Self { session: session.to_string(), sequence: sequence.0, part }
@@ -131,7 +134,7 @@ impl From<StreamPosition> for Reached {
 impl Entry {
     /// With its number.
     #[must_use]
-    pub fn of(draft: &Draft, number: u64) -> Self {
+    pub fn of(draft: &PendingEntry, number: u64) -> Self {
         Self {
             number,
             time_ns: draft.time.0,
@@ -182,25 +185,31 @@ mod tests {
     fn lines_written_by_0_1_0_are_read() {
         let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
         let session = Session { feed: Feed::IexDeep, date, restart: 1 };
-        let reached = |part| Some(Reached::from(StreamPosition { session, sequence: Sequence(2), part }));
+        let reached = |part| Some(AuditPosition::from(StreamPosition { session, sequence: Sequence(2), part }));
         let channels = vec![
             ChannelTakeover {
                 channel: 3,
-                heard: reached(4),
-                ready: reached(5),
+                received_through: reached(4),
+                resumed_at: reached(5),
                 blackout_ns: Some(6),
-                sent_again_packets: 7,
+                republished_packets: 7,
             },
-            ChannelTakeover { channel: 8, heard: None, ready: None, blackout_ns: None, sent_again_packets: 0 },
+            ChannelTakeover {
+                channel: 8,
+                received_through: None,
+                resumed_at: None,
+                blackout_ns: None,
+                republished_packets: 0,
+            },
         ];
         let mut changes = vec![
-            Change::Started,
-            Change::Stopped,
-            Change::Gained,
-            Change::TookOver { cause: "nobody led".into(), channels },
-            Change::Died { holder: 9, incarnation: 10 },
-            Change::Notice { text: "in words".to_owned() },
-            Change::Torn { bytes: 11 },
+            AuditEvent::Started,
+            AuditEvent::Stopped,
+            AuditEvent::Gained,
+            AuditEvent::TookOver { cause: "nobody led".into(), channels },
+            AuditEvent::Died { holder: 9, incarnation: 10 },
+            AuditEvent::Notice { text: "in words".to_owned() },
+            AuditEvent::Torn { bytes: 11 },
         ];
         let reasons = [
             CloseReason::Expired,
@@ -210,7 +219,7 @@ mod tests {
             CloseReason::Released,
             CloseReason::Outranked,
         ];
-        changes.extend(reasons.map(|reason| Change::Lost { reason: reason_name(reason).into() }));
+        changes.extend(reasons.map(|reason| AuditEvent::Lost { reason: reason_name(reason).into() }));
         let states = [
             ConnectionState::Starting,
             ConnectionState::Connected,
@@ -218,10 +227,10 @@ mod tests {
             ConnectionState::Lost,
             ConnectionState::Reconnected,
         ];
-        changes.extend(states.map(|state| Change::Connection { state: state_name(state).into() }));
+        changes.extend(states.map(|state| AuditEvent::Connection { state: state_name(state).into() }));
         let entry = |(number, change)| {
             let (time, group, node, epoch) = (UnixNs(12), GroupId(13), NodeId(14), Epoch::new(15, 16));
-            Entry::of(&Draft { time, group, node, epoch, change }, number)
+            Entry::of(&PendingEntry { time, group, node, epoch, change }, number)
         };
         let entries: Vec<Entry> = (1..).zip(changes).map(entry).collect();
         let fixture = include_str!("../../../../tests/data/formats/audit.jsonl");

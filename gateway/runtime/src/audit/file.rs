@@ -13,7 +13,7 @@ use mdgw_election::identity::NodeId;
 use mdgw_feeds::identity::{Epoch, GroupId};
 use mdgw_sys::{clock::unix_now, file_lock::try_lock};
 
-use super::entry::{Change, Draft, Entry};
+use super::entry::{AuditEvent, Entry, PendingEntry};
 
 /// An audit that can be added to. Locked against a second writer as long as it lives.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub enum AuditError {
     },
     /// A device, a directory, a pipe.
     #[error("audit {} is no regular file: nothing that is written there can be read again", path.display())]
-    NoFile {
+    NotARegularFile {
         /// What is there.
         path: PathBuf,
     },
@@ -80,22 +80,22 @@ impl AuditFile {
         }
         let file = File::options().read(true).append(true).create(true).open(&path).map_err(io("open", &path))?;
         if !file.metadata().map_err(io("look at", &path))?.is_file() {
-            return Err(AuditError::NoFile { path });
+            return Err(AuditError::NotARegularFile { path });
         }
         if !try_lock(&file).map_err(io("lock", &path))? {
             return Err(AuditError::Busy { path });
         }
-        let history = History::of(&file).map_err(io("read", &path))?;
+        let history = AuditHistory::of(&file).map_err(io("read", &path))?;
         let recovered = Recovered {
             entries: history.entries.len() as u64,
             damaged_lines: history.damaged_lines,
             torn_bytes: history.torn_bytes,
         };
         let number = history.entries.iter().map(|entry| entry.number).max().unwrap_or(0);
-        Ok((Self::on(file, path, number, history.torn_bytes), recovered))
+        Ok((Self::from_parts(file, path, number, history.torn_bytes), recovered))
     }
 
-    pub(super) fn on(file: File, path: PathBuf, number: u64, torn_bytes: u64) -> Self {
+    pub(super) fn from_parts(file: File, path: PathBuf, number: u64, torn_bytes: u64) -> Self {
         Self { path, file, number, torn_bytes }
     }
 
@@ -109,21 +109,21 @@ impl AuditFile {
     ///
     /// # Errors
     /// When it can't be written or synced. What was left of it is ended by the next line.
-    pub fn append(&mut self, draft: &Draft) -> Result<(), AuditError> {
+    pub fn append(&mut self, draft: &PendingEntry) -> Result<(), AuditError> {
         if self.torn_bytes > 0 {
-            let torn = Draft {
+            let torn = PendingEntry {
                 time: unix_now(),
                 group: GroupId(0),
                 node: NodeId(0),
                 epoch: Epoch::default(),
-                change: Change::Torn { bytes: self.torn_bytes },
+                change: AuditEvent::Torn { bytes: self.torn_bytes },
             };
             self.line("\n", &torn)?;
         }
         self.line("", draft)
     }
 
-    fn line(&mut self, before: &str, draft: &Draft) -> Result<(), AuditError> {
+    fn line(&mut self, before: &str, draft: &PendingEntry) -> Result<(), AuditError> {
         let number = self.number + 1;
         let entry =
             serde_json::to_string(&Entry::of(draft, number)).unwrap_or_else(|_| unreachable!("numbers and text"));
@@ -151,7 +151,7 @@ impl AuditFile {
 
 /// What an audit tells.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct History {
+pub struct AuditHistory {
     /// Its entries, in the file's order.
     pub entries: Vec<Entry>,
     /// Lines that are none.
@@ -160,7 +160,7 @@ pub struct History {
     pub torn_bytes: u64,
 }
 
-impl History {
+impl AuditHistory {
     /// Reads a file, which may be in use.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl History {
         let io = |act| move |source| AuditError::Io { act, path: path.to_owned(), source };
         // A pipe would be waited for.
         if !path.metadata().map_err(io("look at"))?.is_file() {
-            return Err(AuditError::NoFile { path: path.to_owned() });
+            return Err(AuditError::NotARegularFile { path: path.to_owned() });
         }
         Self::of(&File::open(path).map_err(io("open"))?).map_err(io("read"))
     }
@@ -227,18 +227,18 @@ mod tests {
 
     use super::*;
 
-    fn draft(count: u64) -> Draft {
-        Draft {
+    fn draft(count: u64) -> PendingEntry {
+        PendingEntry {
             time: UnixNs(count),
             group: GroupId(1),
             node: NodeId(2),
             epoch: Epoch::new(count, 2),
-            change: Change::Lost { reason: "expired".into() },
+            change: AuditEvent::Lost { reason: "expired".into() },
         }
     }
 
     #[test]
-    fn lines_survive_and_are_numbered_over_starts() {
+    fn entries_are_numbered_across_restarts() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/audit.jsonl");
         for start in 0..3 {
@@ -247,16 +247,19 @@ mod tests {
             file.append(&draft(2 * start + 1)).unwrap();
             file.append(&draft(2 * start + 2)).unwrap();
         }
-        let history = History::read(&path).unwrap();
+        let history = AuditHistory::read(&path).unwrap();
         assert_eq!(history.entries.len(), 6);
         assert!(history.entries.iter().all(|entry| entry.number == entry.epoch_count));
     }
 
     #[test]
-    fn what_is_no_file_of_lines_takes_no_memory() {
+    fn devices_and_endless_lines_take_no_memory() {
         for device in ["/dev/zero", "/dev/full"] {
-            assert!(matches!(AuditFile::open(device).unwrap_err(), AuditError::NoFile { .. }), "{device}");
-            assert!(matches!(History::read(Path::new(device)).unwrap_err(), AuditError::NoFile { .. }), "{device}");
+            assert!(matches!(AuditFile::open(device).unwrap_err(), AuditError::NotARegularFile { .. }), "{device}");
+            assert!(
+                matches!(AuditHistory::read(Path::new(device)).unwrap_err(), AuditError::NotARegularFile { .. }),
+                "{device}"
+            );
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
@@ -266,16 +269,16 @@ mod tests {
         let long = vec![b'x'; 3 * usize::try_from(LINE_BYTES_MAX).unwrap() / 2];
         text.extend([&long[..], b"\n"].concat());
         fs::write(&path, &text).unwrap();
-        let history = History::read(&path).unwrap();
+        let history = AuditHistory::read(&path).unwrap();
         assert_eq!((history.entries.len(), history.damaged_lines, history.torn_bytes), (1, 1, 0));
         text.extend(&long);
         fs::write(&path, &text).unwrap();
-        let history = History::read(&path).unwrap();
+        let history = AuditHistory::read(&path).unwrap();
         assert_eq!((history.damaged_lines, history.torn_bytes), (1, long.len() as u64));
     }
 
     #[test]
-    fn a_line_torn_at_any_byte_is_ended_and_told_and_nothing_before_it_is_lost() {
+    fn a_line_torn_at_any_byte_is_terminated_and_reported_and_earlier_lines_survive() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
         let (mut file, _) = AuditFile::open(&path).unwrap();
@@ -291,11 +294,11 @@ mod tests {
             assert_eq!(recovered, Recovered { entries: 1, damaged_lines: 0, torn_bytes });
             file.append(&draft(3)).unwrap();
             drop(file);
-            let history = History::read(&path).unwrap();
+            let history = AuditHistory::read(&path).unwrap();
             // Cut just before the newline, the line was whole but for that, and counts.
             let (entries, damaged_lines) = if cut == whole.len() - 1 { (4, 0) } else { (3, 1) };
             assert_eq!((history.entries.len(), history.damaged_lines), (entries, damaged_lines), "cut at {cut}");
-            assert_eq!(history.entries[entries - 2].change, Change::Torn { bytes: torn_bytes });
+            assert_eq!(history.entries[entries - 2].change, AuditEvent::Torn { bytes: torn_bytes });
             assert!(fs::read(&path).unwrap().starts_with(&whole[..cut]), "nothing was taken back");
         }
     }
@@ -316,13 +319,13 @@ mod tests {
         let (mut file, recovered) = AuditFile::open(&path).unwrap();
         assert_eq!(recovered, Recovered { entries: 0, damaged_lines: 4, torn_bytes: 0 });
         file.append(&draft(1)).unwrap();
-        assert_eq!(History::read(&path).unwrap().entries.len(), 1);
+        assert_eq!(AuditHistory::read(&path).unwrap().entries.len(), 1);
     }
 
     #[test]
-    fn what_the_disk_refuses_is_an_error_and_no_number_is_used_up() {
+    fn a_failed_write_is_an_error_and_uses_no_number() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let mut file = AuditFile::on(full, "/dev/full".into(), 4, 0);
+        let mut file = AuditFile::from_parts(full, "/dev/full".into(), 4, 0);
         let error = file.append(&draft(5)).unwrap_err().to_string();
         assert!(error.contains("write audit /dev/full"), "{error}");
         assert_eq!(file.number, 4);

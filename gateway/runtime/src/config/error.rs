@@ -15,7 +15,7 @@ pub enum ConfigError {
     },
     /// It was read; these are all the things wrong with it, in the file's order.
     #[error("{}", list(.0))]
-    Wrong(Vec<Problem>),
+    Invalid(Vec<Problem>),
 }
 
 /// One thing wrong.

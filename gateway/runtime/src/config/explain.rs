@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use mdgw_election::{access::ZooKeeperMode, emergent::Founding, lease::OnSuspended};
+use mdgw_election::{access::ZooKeeperMode, emergent::BootstrapMode, lease::OnSuspended};
 use mdgw_feeds::{channel::SchemaSet, identity::GroupId};
 use mdgw_sys::sockets::Stamps;
 
@@ -193,8 +193,8 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         Some(priority) => writeln!(out, ", SCHED_FIFO {priority}")?,
         None => writeln!(out)?,
     }
-    let mark = config.output_mark();
-    writeln!(out, "  revision   {}, output {:016x}", mark.revision, mark.hash)
+    let fingerprint = config.output_fingerprint();
+    writeln!(out, "  revision   {}, output {:016x}", fingerprint.revision, fingerprint.hash)
 }
 
 /// How long a leader may send, and when another follows.
@@ -245,7 +245,7 @@ fn explain_session(election: &ElectionConfig, session_ns: u64, out: &mut impl Wr
         out,
         "  deadline   sending of the last write that was answered + two thirds of the session - margin {}: about {} ms",
         Nanoseconds(timing.margin_ns),
-        timing.session_span_ns(session_ns) / 1_000_000
+        timing.session_usable_ns(session_ns) / 1_000_000
     )?;
     writeln!(
         out,
@@ -274,7 +274,7 @@ fn explain_groups(config: &Resolved, election: &ElectionConfig, out: &mut impl W
         )
     } else if election.preferred.is_some() {
         writeln!(out, "all on the preferred gateway where it is as fit")
-    } else if !election.backend.moves_groups() {
+    } else if !election.backend.can_move_groups() {
         writeln!(out, "each where it was taken first, until its leader is gone")
     } else {
         writeln!(out, "each where it was taken first, until its leader is gone or less fit")
@@ -297,9 +297,10 @@ fn explain_backend(backend: &Backend) -> String {
         }
         Backend::Emergent(membership) => {
             let seeds: Vec<String> = membership.seeds.iter().map(ToString::to_string).collect();
-            let founds = if membership.founding == Founding::Founds { ", founds where nobody answers" } else { "" };
+            let bootstraps =
+                if membership.bootstrap == BootstrapMode::Bootstrap { ", founds where nobody answers" } else { "" };
             return format!(
-                "by membership: this gateway on {}, seeds {}{founds}; the oldest of at least {} leads, ACROSS A SPLIT TWO CAN",
+                "by membership: this gateway on {}, seeds {}{bootstraps}; the oldest of at least {} leads, ACROSS A SPLIT TWO CAN",
                 membership.listen,
                 if seeds.is_empty() { "none".to_owned() } else { seeds.join(", ") },
                 membership.minimum_size
@@ -358,7 +359,7 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
 }
 
 /// Only gateways of a linked pair have it.
-const PEERS_ROW: &str = "input for the peer";
+const PEER_INPUT_ROW: &str = "input for the peer";
 
 fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let memory = config.memory();
@@ -368,18 +369,18 @@ fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         ("publication logs", memory.logs_bytes),
         ("latency histograms", memory.histograms_bytes as u64),
         ("socket buffers", memory.sockets_bytes as u64),
-        (PEERS_ROW, memory.history_bytes),
+        (PEER_INPUT_ROW, memory.history_bytes),
         ("together", memory.total_bytes()),
     ];
     let locked = if config.gateway.lock_memory { " (locked, as far as this process may)" } else { "" };
     writeln!(out, "\nmemory, about{locked}")?;
-    let mut rows = rows.into_iter().filter(|(name, bytes)| *bytes > 0 || *name != PEERS_ROW);
+    let mut rows = rows.into_iter().filter(|(name, bytes)| *bytes > 0 || *name != PEER_INPUT_ROW);
     rows.try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
 }
 
 /// The file as messages name it, with what stands in it.
 #[must_use]
-pub fn headline(path: &Path, findings: &Findings) -> String {
+pub fn verdict_line(path: &Path, findings: &Findings) -> String {
     let count = |count: usize, noun: &str| match count {
         0 => String::new(),
         1 => format!(", 1 {noun}"),
@@ -452,10 +453,10 @@ mod tests {
     }
 
     #[test]
-    fn the_headline_counts_faults_and_warnings() {
+    fn the_verdict_line_counts_faults_and_warnings() {
         let line = |faults: usize, warnings: usize| {
             let findings = Findings { faults: vec![String::new(); faults], warnings: vec![String::new(); warnings] };
-            headline(Path::new("x.toml"), &findings)
+            verdict_line(Path::new("x.toml"), &findings)
         };
         assert_eq!(line(0, 0), "x.toml: in order\n");
         assert_eq!(line(0, 1), "x.toml: in order, 1 warning\n");

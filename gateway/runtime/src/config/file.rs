@@ -7,7 +7,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 /// A value with its place.
-pub type Written<T> = Option<Spanned<T>>;
+pub type FileValue<T> = Option<Spanned<T>>;
 
 /// The whole file.
 #[derive(Debug, Deserialize)]
@@ -39,23 +39,23 @@ pub struct File {
 #[serde(deny_unknown_fields)]
 pub struct Gateway {
     /// Number of this gateway, part of every epoch.
-    pub node: Written<i64>,
+    pub node: FileValue<i64>,
     /// File of epochs and restart counts; must survive a reboot.
-    pub state_file: Written<String>,
+    pub state_file: FileValue<String>,
     /// Directory of the publication logs.
-    pub log_dir: Written<String>,
+    pub log_dir: FileValue<String>,
     /// File of changes of leadership.
-    pub audit_file: Written<String>,
+    pub audit_file: FileValue<String>,
     /// Socket for `mdgw ha`.
-    pub control_socket: Written<String>,
+    pub control_socket: FileValue<String>,
     /// Size of one segment.
-    pub segment_bytes: Written<i64>,
+    pub segment_bytes: FileValue<i64>,
     /// What one channel's log may take.
-    pub retention_bytes: Written<i64>,
+    pub retention_bytes: FileValue<i64>,
     /// How old an entry may become, 0 for no limit.
-    pub retention_seconds: Written<i64>,
+    pub retention_seconds: FileValue<i64>,
     /// Whether memory is locked where the host allows it.
-    pub lock_memory: Written<bool>,
+    pub lock_memory: FileValue<bool>,
 }
 
 /// `[[pool]]`
@@ -63,25 +63,25 @@ pub struct Gateway {
 #[serde(deny_unknown_fields)]
 pub struct Pool {
     /// Name for `channel.pool`.
-    pub name: Written<String>,
+    pub name: FileValue<String>,
     /// Cores, one pinned thread for each.
     pub cores: Option<Spanned<Vec<Spanned<i64>>>>,
     /// Number of unpinned threads instead.
-    pub threads: Written<i64>,
+    pub threads: FileValue<i64>,
     /// `auto`, `io_uring` or `epoll`.
-    pub io: Written<String>,
+    pub io: FileValue<String>,
     /// `spin`, `park` or `spin-then-park`.
-    pub wait: Written<String>,
+    pub wait: FileValue<String>,
     /// `strict` or `lazy`.
-    pub promotion: Written<String>,
+    pub promotion: FileValue<String>,
     /// How long `spin-then-park` spins.
-    pub spin_us: Written<i64>,
+    pub spin_us: FileValue<i64>,
     /// Packets per claim.
-    pub quota: Written<i64>,
+    pub quota: FileValue<i64>,
     /// Events per turn.
-    pub batch: Written<i64>,
+    pub batch: FileValue<i64>,
     /// SCHED_FIFO priority, 0 for none.
-    pub priority: Written<i64>,
+    pub priority: FileValue<i64>,
 }
 
 /// `[[channel]]`
@@ -89,33 +89,33 @@ pub struct Pool {
 #[serde(deny_unknown_fields)]
 pub struct Channel {
     /// Number.
-    pub id: Written<i64>,
+    pub id: FileValue<i64>,
     /// Name.
-    pub name: Written<String>,
+    pub name: FileValue<String>,
     /// Name of the feed.
-    pub feed: Written<String>,
+    pub feed: FileValue<String>,
     /// Number of the group.
-    pub group: Written<i64>,
+    pub group: FileValue<i64>,
     /// Name of the pool.
-    pub pool: Written<String>,
+    pub pool: FileValue<String>,
     /// Names of the schemas.
     pub schemas: Option<Spanned<Vec<Spanned<String>>>>,
     /// Trading date, `YYYY-MM-DD`, in quotes.
-    pub date: Written<String>,
+    pub date: FileValue<String>,
     /// Reorder window.
-    pub window_packets: Written<i64>,
+    pub window_packets: FileValue<i64>,
     /// Gap timer.
-    pub gap_timeout_us: Written<i64>,
+    pub gap_timeout_us: FileValue<i64>,
     /// Silence alarm.
-    pub line_silence_ms: Written<i64>,
+    pub line_silence_ms: FileValue<i64>,
     /// Live orders.
-    pub orders_max: Written<i64>,
+    pub orders_max: FileValue<i64>,
     /// Price levels.
-    pub levels_max: Written<i64>,
+    pub levels_max: FileValue<i64>,
     /// Instruments.
-    pub instruments_max: Written<i64>,
+    pub instruments_max: FileValue<i64>,
     /// `hash` or `window`.
-    pub order_store: Written<String>,
+    pub order_store: FileValue<String>,
     /// `[[channel.line]]`
     #[serde(default)]
     pub line: Vec<Spanned<Line>>,
@@ -128,19 +128,19 @@ pub struct Channel {
 #[serde(deny_unknown_fields)]
 pub struct Line {
     /// A letter from `A`.
-    pub name: Written<String>,
+    pub name: FileValue<String>,
     /// Group and port.
-    pub group: Written<String>,
+    pub group: FileValue<String>,
     /// Name or address of the interface.
-    pub interface: Written<String>,
+    pub interface: FileValue<String>,
     /// Addresses of the senders.
     pub source: Option<Spanned<Vec<Spanned<String>>>>,
     /// Socket buffer.
-    pub receive_buffer_bytes: Written<i64>,
+    pub receive_buffer_bytes: FileValue<i64>,
     /// Whose receive stamps.
-    pub stamps: Written<String>,
+    pub stamps: FileValue<String>,
     /// Busy polling, 0 for none.
-    pub busy_poll_us: Written<i64>,
+    pub busy_poll_us: FileValue<i64>,
 }
 
 /// `[channel.recovery]`
@@ -148,15 +148,15 @@ pub struct Line {
 #[serde(deny_unknown_fields)]
 pub struct Recovery {
     /// Address and port.
-    pub server: Written<String>,
+    pub server: FileValue<String>,
     /// How long an answer may take.
-    pub timeout_ms: Written<i64>,
+    pub timeout_ms: FileValue<i64>,
     /// How often one range is asked for.
-    pub attempts_max: Written<i64>,
+    pub attempts_max: FileValue<i64>,
     /// Messages per request.
-    pub messages_per_request_max: Written<i64>,
+    pub messages_per_request_max: FileValue<i64>,
     /// Requests that may wait for their answers at a time.
-    pub requests_under_way_max: Written<i64>,
+    pub requests_under_way_max: FileValue<i64>,
 }
 
 /// `[[output]]`
@@ -166,9 +166,9 @@ pub struct Output {
     /// Numbers of the groups.
     pub groups: Option<Spanned<Vec<Spanned<i64>>>>,
     /// Largest UDP payload.
-    pub payload_bytes_max: Written<i64>,
+    pub payload_bytes_max: FileValue<i64>,
     /// Heartbeat of idle channels.
-    pub heartbeat_ms: Written<i64>,
+    pub heartbeat_ms: FileValue<i64>,
     /// `[[output.line]]`
     #[serde(default)]
     pub line: Vec<Spanned<OutputLine>>,
@@ -179,13 +179,13 @@ pub struct Output {
 #[serde(deny_unknown_fields)]
 pub struct OutputLine {
     /// Address and port.
-    pub address: Written<String>,
+    pub address: FileValue<String>,
     /// Name or address of the interface.
-    pub interface: Written<String>,
+    pub interface: FileValue<String>,
     /// Hops.
-    pub ttl: Written<i64>,
+    pub ttl: FileValue<i64>,
     /// Whether this host hears it.
-    pub loopback: Written<bool>,
+    pub loopback: FileValue<bool>,
 }
 
 /// `[retransmission]`
@@ -193,17 +193,17 @@ pub struct OutputLine {
 #[serde(deny_unknown_fields)]
 pub struct Retransmission {
     /// Address and port.
-    pub listen: Written<String>,
+    pub listen: FileValue<String>,
     /// Networks that are answered.
     pub allowed: Option<Spanned<Vec<Spanned<String>>>>,
     /// Per requester.
-    pub requests_per_second: Written<i64>,
+    pub requests_per_second: FileValue<i64>,
     /// Per requester.
-    pub bytes_per_second: Written<i64>,
+    pub bytes_per_second: FileValue<i64>,
     /// Packets per answer.
-    pub packets_per_request_max: Written<i64>,
+    pub packets_per_request_max: FileValue<i64>,
     /// Requesters remembered.
-    pub requesters_max: Written<i64>,
+    pub requesters_max: FileValue<i64>,
 }
 
 /// `[election]`
@@ -211,39 +211,39 @@ pub struct Retransmission {
 #[serde(deny_unknown_fields)]
 pub struct Election {
     /// Who grants leadership.
-    pub backend: Written<String>,
+    pub backend: FileValue<String>,
     /// Name of this gateway.
-    pub name: Written<String>,
+    pub name: FileValue<String>,
     /// `default`, `fast` or `calm`.
-    pub profile: Written<String>,
+    pub profile: FileValue<String>,
     /// L, instead of the profile's.
-    pub lease_ms: Written<i64>,
+    pub lease_ms: FileValue<i64>,
     /// R, instead of the profile's.
-    pub renew_ms: Written<i64>,
+    pub renew_ms: FileValue<i64>,
     /// M, instead of the profile's.
-    pub margin_ms: Written<i64>,
+    pub margin_ms: FileValue<i64>,
     /// S, half of the margin unless given.
-    pub send_us_max: Written<i64>,
+    pub send_us_max: FileValue<i64>,
     /// Bound on the error of any clock's rate.
-    pub rate_error_ppm: Written<i64>,
+    pub rate_error_ppm: FileValue<i64>,
     /// `hold` or `stop`.
-    pub on_suspended: Written<String>,
+    pub on_suspended: FileValue<String>,
     /// Revision of this configuration.
-    pub revision: Written<i64>,
+    pub revision: FileValue<i64>,
     /// Number of the gateway that is to lead where it can.
-    pub preferred: Written<i64>,
+    pub preferred: FileValue<i64>,
     /// Whether groups are spread over the gateways.
-    pub spread: Written<bool>,
+    pub spread: FileValue<bool>,
     /// Least tenure before leadership moves by itself.
-    pub tenure_ms: Written<i64>,
+    pub tenure_ms: FileValue<i64>,
     /// Core of the election threads.
-    pub core: Written<i64>,
+    pub core: FileValue<i64>,
     /// SCHED_FIFO priority, 0 for none; of a sentinel that the gateway starts, too.
-    pub priority: Written<i64>,
+    pub priority: FileValue<i64>,
     /// How long listeners are waited for.
-    pub listeners_ms_max: Written<i64>,
+    pub listeners_ms_max: FileValue<i64>,
     /// Whether the kernel refuses what is sent past the deadline.
-    pub kernel_fence: Written<bool>,
+    pub kernel_fence: FileValue<bool>,
     /// `[election.file]`
     pub file: Option<Spanned<FileStore>>,
     /// `[election.etcd]`
@@ -266,7 +266,7 @@ pub struct Election {
 #[serde(deny_unknown_fields)]
 pub struct FileStore {
     /// Directory of the records.
-    pub directory: Written<String>,
+    pub directory: FileValue<String>,
 }
 
 /// `[election.link]`
@@ -274,18 +274,18 @@ pub struct FileStore {
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// Address and port of this gateway's end.
-    pub listen: Written<String>,
+    pub listen: FileValue<String>,
     /// Address and port of the other one's, where there is one.
-    pub peer: Written<String>,
+    pub peer: FileValue<String>,
     /// File of the key that all share.
-    pub key_file: Written<String>,
+    pub key_file: FileValue<String>,
     /// Who tells the other gateway of this one's death: `started`, `none`, or the socket of one that the service manager
     /// has started.
-    pub sentinel: Written<String>,
+    pub sentinel: FileValue<String>,
     /// After how long without progress the sentinel kills the gateway; 0 for never.
-    pub hang_limit_ms: Written<i64>,
+    pub hang_limit_ms: FileValue<i64>,
     /// How much of each channel's input is kept for the other gateway.
-    pub history_bytes: Written<i64>,
+    pub history_bytes: FileValue<i64>,
 }
 
 /// `[election.quorum]`
@@ -293,11 +293,11 @@ pub struct Link {
 #[serde(deny_unknown_fields)]
 pub struct Quorum {
     /// Address and port of this gateway's voter.
-    pub listen: Written<String>,
+    pub listen: FileValue<String>,
     /// File of the key that all voters share.
-    pub key_file: Written<String>,
+    pub key_file: FileValue<String>,
     /// Directory of the votes; must survive a reboot.
-    pub vote_directory: Written<String>,
+    pub vote_directory: FileValue<String>,
     /// `[[election.quorum.voter]]`
     #[serde(default)]
     pub voter: Vec<Spanned<QuorumVoter>>,
@@ -308,9 +308,9 @@ pub struct Quorum {
 #[serde(deny_unknown_fields)]
 pub struct QuorumVoter {
     /// Number of the other gateway or witness.
-    pub node: Written<i64>,
+    pub node: FileValue<i64>,
     /// Its address and port.
-    pub address: Written<String>,
+    pub address: FileValue<String>,
 }
 
 /// `[election.emergent]`
@@ -318,19 +318,19 @@ pub struct QuorumVoter {
 #[serde(deny_unknown_fields)]
 pub struct Emergent {
     /// Must be `true`.
-    pub allow_split: Written<bool>,
+    pub allow_split: FileValue<bool>,
     /// Address and port of this gateway, as the others reach it.
-    pub listen: Written<String>,
+    pub listen: FileValue<String>,
     /// File of the key that all members share.
-    pub key_file: Written<String>,
+    pub key_file: FileValue<String>,
     /// Whom it asks to be let in.
     pub seeds: Option<Spanned<Vec<Spanned<String>>>>,
     /// Whether it founds when nobody lets it in.
-    pub found: Written<bool>,
+    pub found: FileValue<bool>,
     /// Members without which nobody leads.
-    pub minimum_size: Written<i64>,
+    pub minimum_size: FileValue<i64>,
     /// How often it asks before it founds.
-    pub join_attempts: Written<i64>,
+    pub join_attempts: FileValue<i64>,
 }
 
 /// `[election.etcd]`
@@ -340,19 +340,19 @@ pub struct Etcd {
     /// Nodes, `host:port`.
     pub endpoints: Option<Spanned<Vec<Spanned<String>>>>,
     /// What all its keys begin with.
-    pub prefix: Written<String>,
+    pub prefix: FileValue<String>,
     /// Time-out of one request.
-    pub request_timeout_ms: Written<i64>,
+    pub request_timeout_ms: FileValue<i64>,
     /// Authority of the nodes' certificates.
-    pub ca_file: Written<String>,
+    pub ca_file: FileValue<String>,
     /// Our certificate.
-    pub certificate_file: Written<String>,
+    pub certificate_file: FileValue<String>,
     /// Its key.
-    pub key_file: Written<String>,
+    pub key_file: FileValue<String>,
     /// User.
-    pub user: Written<String>,
+    pub user: FileValue<String>,
     /// File that holds the password.
-    pub password_file: Written<String>,
+    pub password_file: FileValue<String>,
 }
 
 /// `[election.zookeeper]`
@@ -362,17 +362,17 @@ pub struct ZooKeeper {
     /// Nodes, `host:port`.
     pub endpoints: Option<Spanned<Vec<Spanned<String>>>>,
     /// Node below which ours stand.
-    pub path: Written<String>,
+    pub path: FileValue<String>,
     /// `lease` or `latch`.
-    pub mode: Written<String>,
+    pub mode: FileValue<String>,
     /// Session time-out of `latch`.
-    pub session_ms: Written<i64>,
+    pub session_ms: FileValue<i64>,
     /// Time-out of one request.
-    pub request_timeout_ms: Written<i64>,
+    pub request_timeout_ms: FileValue<i64>,
     /// User.
-    pub user: Written<String>,
+    pub user: FileValue<String>,
     /// File that holds the password.
-    pub password_file: Written<String>,
+    pub password_file: FileValue<String>,
 }
 
 /// `[[election.peer]]`
@@ -380,11 +380,11 @@ pub struct ZooKeeper {
 #[serde(deny_unknown_fields)]
 pub struct Peer {
     /// Its `gateway.node`.
-    pub node: Written<i64>,
+    pub node: FileValue<i64>,
     /// Its `election.name`.
-    pub name: Written<String>,
+    pub name: FileValue<String>,
     /// Address and port of its end of the link.
-    pub link: Written<String>,
+    pub link: FileValue<String>,
 }
 
 /// `[latency]`
@@ -392,11 +392,11 @@ pub struct Peer {
 #[serde(deny_unknown_fields)]
 pub struct Latency {
     /// Directory of the interval logs.
-    pub directory: Written<String>,
+    pub directory: FileValue<String>,
     /// Length of an interval.
-    pub interval_ms: Written<i64>,
+    pub interval_ms: FileValue<i64>,
     /// Precision.
-    pub significant_digits: Written<i64>,
+    pub significant_digits: FileValue<i64>,
 }
 
 /// `[log]`
@@ -404,5 +404,5 @@ pub struct Latency {
 #[serde(deny_unknown_fields)]
 pub struct Log {
     /// `error`, `warn`, `info`, `debug` or `trace`.
-    pub level: Written<String>,
+    pub level: FileValue<String>,
 }

@@ -11,8 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mdgw_election::sentinel::page::GROUPS_MAX;
-use mdgw_engine::handle_set::probe::{self, IoChoice};
+use mdgw_election::sentinel::shared_page::GROUPS_MAX;
+use mdgw_engine::handle_set::backend_choice::{self, IoChoice};
 use mdgw_feeds::identity::GroupId;
 use mdgw_sys::{affinity::usable_cores, kernel_fence::KernelFence, memory, scheduler::set_fifo};
 
@@ -35,7 +35,7 @@ pub struct Host {
     /// What it refused when it was tried: directories, addresses, keys, a backend, a priority.
     pub refused: Vec<String>,
     /// What is not there, and may be when the gateway starts.
-    pub absent: Vec<String>,
+    pub not_yet_present: Vec<String>,
 }
 
 /// What is to be said of a configuration that is in order by itself.
@@ -53,19 +53,19 @@ impl Host {
     pub fn this(config: &Resolved) -> Self {
         let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").ok();
         Self {
-            interfaces: interfaces(config).filter(|interface| interface.now().is_ok()).cloned().collect(),
+            interfaces: interfaces(config).filter(|interface| interface.lookup().is_ok()).cloned().collect(),
             cores: usable_cores(),
             receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
-            lock_refused: memory::may_lock().err().map(|error| error.to_string()),
+            lock_refused: memory::check_lockable().err().map(|error| error.to_string()),
             refused: refusals(config),
-            absent: config.election.as_ref().and_then(election::absence).into_iter().collect(),
+            not_yet_present: config.election.as_ref().and_then(election::missing_sentinel).into_iter().collect(),
         }
     }
 
     /// What keeps the configuration from running here, or from running well.
     #[must_use]
     pub fn findings(&self, config: &Resolved) -> Findings {
-        let warnings = config.warnings.iter().chain(&self.absent).cloned().collect();
+        let warnings = config.warnings.iter().chain(&self.not_yet_present).cloned().collect();
         let mut found = Findings { faults: self.refused.clone(), warnings };
         let mut missing: Vec<String> = interfaces(config)
             .filter(|interface| !self.interfaces.contains(interface))
@@ -87,7 +87,7 @@ impl Host {
             found.faults.push(format!("core {core} of the election is not usable here (usable: {:?})", self.cores));
         }
         let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
-        if groups.len() > GROUPS_MAX && config.election.as_ref().is_some_and(election::is_watched) {
+        if groups.len() > GROUPS_MAX && config.election.as_ref().is_some_and(election::has_group_slots) {
             found.faults.push(format!("{} groups: sentinel and kernel fence take at most {GROUPS_MAX}", groups.len()));
         }
         if let Some(why) = self.lock_refused.as_ref().filter(|_| config.gateway.lock_memory) {
@@ -137,11 +137,12 @@ fn refusals(config: &Resolved) -> Vec<String> {
         ("audit", audit_directory.as_deref()),
         ("control socket", control_directory.as_deref()),
     ];
-    let places = places.into_iter().filter_map(|(of, directory)| Some((of, directory?)));
-    for (of, directory) in places.chain(config.election.as_ref().and_then(|with| election::directory(&with.backend))) {
-        if let Err((place, error)) = try_writing(directory) {
+    let places = places.into_iter().filter_map(|(owner, directory)| Some((owner, directory?)));
+    for (owner, directory) in places.chain(config.election.as_ref().and_then(|with| election::directory(&with.backend)))
+    {
+        if let Err((place, error)) = check_writable(directory) {
             refused.push(format!(
-                "directory {} of the {of}: cannot write in {}: {error}",
+                "directory {} of the {owner}: cannot write in {}: {error}",
                 directory.display(),
                 place.display()
             ));
@@ -177,7 +178,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
     }
     for pool in &config.pools {
         if IoChoice::from(pool.io) == IoChoice::IoUring
-            && let Err(error) = probe::probe()
+            && let Err(error) = backend_choice::probe_io_uring()
         {
             refused.push(format!("pool {}: {error}", pool.name));
         }
@@ -194,13 +195,13 @@ fn refusals(config: &Resolved) -> Vec<String> {
 
 /// Whether files can be made in `directory`, or in the nearest one above it that exists: the rest would be made at
 /// start. The error comes with the place where it was tried.
-pub fn try_writing(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
+pub fn check_writable(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let existing = directory.ancestors().find(|place| place.as_os_str().is_empty() || place.symlink_metadata().is_ok());
     let place = existing.filter(|place| !place.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     // Permissions don't tell: a file system may be mounted read-only, and root may do what they forbid.
-    let probe = place.join(format!(".mdgw-check-{}", std::process::id()));
-    let made = File::create_new(&probe).and_then(|_| fs::remove_file(&probe));
+    let probe_io_uring = place.join(format!(".mdgw-check-{}", std::process::id()));
+    let made = File::create_new(&probe_io_uring).and_then(|_| fs::remove_file(&probe_io_uring));
     made.map_err(|error| (place.to_owned(), error))
 }
 
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stops_the_gateway_is_a_fault_and_what_harms_it_a_warning() {
+    fn a_missing_requirement_is_a_fault_and_a_degraded_one_a_warning() {
         let host = Host {
             interfaces: vec![Interface::Name("eth2".to_owned())],
             cores: vec![0, 1, 2],
@@ -249,9 +250,9 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_cannot_be_locked_is_told_where_it_would_be() {
+    fn unlockable_memory_is_a_warning_only_if_lock_memory_is_set() {
         let mut config = shipped();
-        let mut host = host_that_has_everything(&config);
+        let mut host = complete_host(&config);
         host.lock_refused = Some("a limit".to_owned());
         let warnings = host.findings(&config).warnings;
         assert!(warnings.len() == 1 && warnings[0].ends_with("when it runs short: a limit"), "{warnings:?}");
@@ -264,7 +265,7 @@ mod tests {
         let text = include_str!("../../../../ops/config/pair.toml");
         let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
         config.election.as_mut().unwrap().link = None;
-        let host = host_that_has_everything(&config);
+        let host = complete_host(&config);
         let channel = config.channels[0].clone();
         let of_group = |group| crate::config::resolved::ChannelSetup { group: GroupId(group), ..channel.clone() };
         config.channels = (1..=64).map(of_group).collect();
@@ -276,10 +277,10 @@ mod tests {
     }
 
     #[test]
-    fn an_election_on_a_core_that_is_not_there_is_a_fault() {
+    fn an_election_core_missing_on_this_host_is_a_fault() {
         let text = include_str!("../../../../ops/config/pair.toml");
         let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
-        let host = host_that_has_everything(&config);
+        let host = complete_host(&config);
         config.election.as_mut().unwrap().core = Some(999);
         let expected = "core 999 of the election is not usable here (usable: [2, 3])";
         assert_eq!(host.findings(&config).faults, [expected]);
@@ -287,7 +288,7 @@ mod tests {
         assert!(refusals(&config).contains(&"audit /dev/full is no regular file".to_owned()));
     }
 
-    fn host_that_has_everything(config: &Resolved) -> Host {
+    fn complete_host(config: &Resolved) -> Host {
         Host {
             interfaces: interfaces(config).cloned().collect(),
             cores: vec![2, 3],
@@ -297,21 +298,21 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_has_everything_gives_no_findings() {
+    fn a_complete_host_gives_no_findings() {
         let config = shipped();
-        assert_eq!(host_that_has_everything(&config).findings(&config), Findings::default());
+        assert_eq!(complete_host(&config).findings(&config), Findings::default());
     }
 
     #[test]
-    fn directories_that_would_be_made_are_tried_where_they_would_be_made() {
+    fn a_missing_directory_is_checked_at_its_nearest_existing_parent() {
         let folder = tempfile::tempdir().unwrap();
-        try_writing(folder.path()).unwrap();
-        try_writing(&folder.path().join("to/be/made")).unwrap();
+        check_writable(folder.path()).unwrap();
+        check_writable(&folder.path().join("to/be/made")).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        let (place, _) = try_writing(&file.join("below")).unwrap_err();
+        let (place, _) = check_writable(&file.join("below")).unwrap_err();
         assert_eq!(place, file);
-        assert!(try_writing(Path::new("/proc/mdgw")).is_err());
+        assert!(check_writable(Path::new("/proc/mdgw")).is_err());
     }
 }

@@ -68,7 +68,7 @@ pub const ATTEMPTS_MAX: Bound = bound(1, 100, 3, "attempts");
 /// Messages in one request; servers answer with what fits a packet and are asked again for the rest.
 pub const MESSAGES_PER_REQUEST_MAX: Bound = bound(1, 65_534, 1_000, "messages");
 /// Requests that wait for their answers: each hole has its own. More at a time only where a server takes them.
-pub const REQUESTS_UNDER_WAY_MAX: Bound = bound(1, 64, 16, "requests");
+pub const REQUESTS_IN_FLIGHT_MAX: Bound = bound(1, 64, 16, "requests");
 /// Multicast stays in the local network unless told otherwise.
 pub const TTL: Bound = bound(0, 255, 1, "hops");
 /// UDP payload of an unfragmented Ethernet packet. The least holds the largest single record with its headers.

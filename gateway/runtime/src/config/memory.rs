@@ -1,7 +1,7 @@
 //! How much memory a configuration takes, before any of it is taken.
 
 use mdgw_feeds::book::BookLimits;
-use mdgw_telemetry::{channels::ChannelCollector, stages::StageCollector};
+use mdgw_telemetry::{channel_metrics::ChannelCollector, stages::StageCollector};
 
 use super::resolved::{ChannelSetup, OrderStoreKind, Resolved};
 
@@ -45,7 +45,7 @@ impl Resolved {
             windows_bytes: self
                 .channels
                 .iter()
-                .map(|channel| channel.window_packets * (WINDOW_PACKET_BYTES + AHEAD_PACKET_BYTES))
+                .map(|channel| channel.window_packets * (WINDOW_PACKET_BYTES + NEXT_SESSION_PACKET_BYTES))
                 .sum(),
             logs_bytes: self.channels.len() as u64 * self.gateway.retention_bytes,
             histograms_bytes: pools.sum::<usize>() + leads.sum::<usize>(),
@@ -87,7 +87,7 @@ fn levels_bytes(instruments_max: usize, levels_max: usize) -> usize {
 }
 
 /// A place where the next numbering waits for the end of this one.
-const AHEAD_PACKET_BYTES: usize = 1_524;
+const NEXT_SESSION_PACKET_BYTES: usize = 1_524;
 /// Hash store, at the load factor that it is sized for.
 const HASH_ORDER_BYTES: usize = 48;
 /// A place in the window before it.
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    fn about(estimate: usize, actual: usize) {
+    fn assert_close(estimate: usize, actual: usize) {
         let ratio = estimate as f64 / actual as f64;
         assert!((0.75..=1.33).contains(&ratio), "estimated {estimate}, taken {actual}");
     }
@@ -134,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn estimates_are_near_what_is_taken() {
+    fn memory_estimates_are_close_to_actual_use() {
         let hash = channel("nasdaq-itch-5.0", "hash");
-        about(books_bytes(&hash), OrderBooks::<store::HashStore>::new(hash.book).memory_bytes());
+        assert_close(books_bytes(&hash), OrderBooks::<store::HashStore>::new(hash.book).memory_bytes());
         let window = channel("nasdaq-itch-5.0", "window");
-        about(books_bytes(&window), OrderBooks::<store::WindowStore>::new(window.book).memory_bytes());
+        assert_close(books_bytes(&window), OrderBooks::<store::WindowStore>::new(window.book).memory_bytes());
         let levels = channel("iex-deep-1.0", "");
-        about(books_bytes(&levels), LevelBooks::new(levels.book).memory_bytes());
+        assert_close(books_bytes(&levels), LevelBooks::new(levels.book).memory_bytes());
         let arbiter = Arbiter::new(ArbiterConfig { window_packets: 4_096, ..ArbiterConfig::default() });
-        about(4_096 * WINDOW_PACKET_BYTES, arbiter.memory_bytes());
+        assert_close(4_096 * WINDOW_PACKET_BYTES, arbiter.memory_bytes());
     }
 }

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_are_written_for_people() {
+    fn quantities_are_formatted_for_people() {
         let bytes = [1_023, 1_024, 1 << 20, 3 << 29, 212_992].map(|bytes| Bytes(bytes).to_string());
         assert_eq!(bytes, ["1023 B", "1 KiB", "1 MiB", "1.5 GiB", "208 KiB"]);
         let times = [0, 999, 2_000_000, 90_000_000_000].map(|ns| Nanoseconds(ns).to_string());

@@ -12,7 +12,7 @@ use toml::Spanned;
 
 use super::{
     error::{ConfigError, Problem},
-    file::{self, Written},
+    file::{self, FileValue},
     limits::{self, Bound},
     resolved::{GatewayConfig, Interface, LatencyConfig, LogConfig, LogLevel, Resolved},
     source::{Source, nearest},
@@ -34,7 +34,7 @@ impl Resolved {
     /// Everything that is wrong with it.
     pub fn from_text(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let source = Source { path, text };
-        let file = source.parse().map_err(|problem| ConfigError::Wrong(vec![problem]))?;
+        let file = source.parse().map_err(|problem| ConfigError::Invalid(vec![problem]))?;
         let mut resolver = Resolver { source, problems: Vec::new(), warnings: Vec::new() };
         let resolved = resolver.file(&file);
         let Resolver { mut problems, .. } = resolver;
@@ -42,7 +42,7 @@ impl Resolved {
             return Ok(resolved);
         }
         problems.sort_by_key(|problem| (problem.line, problem.column));
-        Err(ConfigError::Wrong(problems))
+        Err(ConfigError::Invalid(problems))
     }
 }
 
@@ -79,10 +79,10 @@ impl Resolver<'_> {
         let segment_bytes: u64 = self.number(&gateway.segment_bytes, limits::SEGMENT_BYTES);
         let retention_bytes: u64 = self.number(&gateway.retention_bytes, limits::RETENTION_BYTES);
         let retention_seconds: u64 = self.number(&gateway.retention_seconds, limits::RETENTION_SECONDS);
-        let place = first_place([&gateway.retention_bytes, &gateway.segment_bytes]).unwrap_or_else(|| written.span());
+        let span = first_span([&gateway.retention_bytes, &gateway.segment_bytes]).unwrap_or_else(|| written.span());
         if retention_bytes < 2 * segment_bytes || !retention_bytes.is_multiple_of(segment_bytes) {
-            self.wrong(
-                &place,
+            self.add_problem(
+                &span,
                 format!(
                     "retention_bytes = {retention_bytes}: must be at least 2 and a whole number of segments; \
                      it is {:.2} segments of {segment_bytes} bytes",
@@ -112,19 +112,19 @@ impl Resolver<'_> {
         }
     }
 
-    fn wrong(&mut self, place: &Range<usize>, message: impl AsRef<str>) {
-        self.problems.push(self.source.problem(place, message.as_ref()));
+    fn add_problem(&mut self, span: &Range<usize>, message: impl AsRef<str>) {
+        self.problems.push(self.source.problem(span, message.as_ref()));
     }
 
     /// A number within its bounds, or its default.
-    fn number<T: TryFrom<i64>>(&mut self, written: &Written<i64>, bound: Bound) -> T {
+    fn number<T: TryFrom<i64>>(&mut self, written: &FileValue<i64>, bound: Bound) -> T {
         let value = match written {
             None => bound.default,
             Some(value) if (bound.min..=bound.max).contains(value.get_ref()) => *value.get_ref(),
             Some(value) => {
                 let Bound { min, max, default, unit } = bound;
                 let message = format!("{}: must be {min} to {max} ({unit})", value.get_ref());
-                self.wrong(&value.span(), message);
+                self.add_problem(&value.span(), message);
                 default
             }
         };
@@ -134,7 +134,7 @@ impl Resolver<'_> {
     /// A number that has no default; `name` and `table` say what is missing where.
     fn required_number<T: TryFrom<i64>>(
         &mut self,
-        written: &Written<i64>,
+        written: &FileValue<i64>,
         bound: Bound,
         table: &Range<usize>,
         name: &str,
@@ -143,9 +143,9 @@ impl Resolver<'_> {
         self.number(written, bound)
     }
 
-    fn required<'w, T>(&mut self, written: &'w Written<T>, table: &Range<usize>, name: &str) -> Option<&'w T> {
+    fn required<'w, T>(&mut self, written: &'w FileValue<T>, table: &Range<usize>, name: &str) -> Option<&'w T> {
         if written.is_none() {
-            self.wrong(table, format!("`{name}` is missing"));
+            self.add_problem(table, format!("`{name}` is missing"));
         }
         written.as_ref().map(Spanned::get_ref)
     }
@@ -153,7 +153,7 @@ impl Resolver<'_> {
     /// A text that has no default; `name` and `table` say what is missing where.
     fn required_text<'w>(
         &mut self,
-        written: &'w Written<String>,
+        written: &'w FileValue<String>,
         table: &Range<usize>,
         name: &str,
     ) -> Option<&'w Spanned<String>> {
@@ -176,43 +176,49 @@ impl Resolver<'_> {
         let hint =
             nearest(written.get_ref(), known).map_or_else(String::new, |near| format!("did you mean {near:?}? "));
         let known = known.join(", ");
-        self.wrong(&written.span(), format!("{:?}: {hint}must be one of: {known}", written.get_ref()));
+        self.add_problem(&written.span(), format!("{:?}: {hint}must be one of: {known}", written.get_ref()));
     }
 
     fn parsed<T: FromStr>(&mut self, written: &Spanned<String>, expected: &str) -> Option<T> {
         let parsed = written.get_ref().parse().ok();
         if parsed.is_none() {
-            self.wrong(&written.span(), format!("{:?}: expected {expected}", written.get_ref()));
+            self.add_problem(&written.span(), format!("{:?}: expected {expected}", written.get_ref()));
         }
         parsed
     }
 
     /// Names stand in keys, tags and file names, so they are kept plain.
-    fn plain_name(&mut self, written: &Spanned<String>) {
+    fn check_plain_name(&mut self, written: &Spanned<String>) {
         let name = written.get_ref();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         if !(1..=NAME_BYTES_MAX).contains(&name.len()) || !name.chars().all(is_plain) {
-            self.wrong(&written.span(), format!("{name:?}: must be 1 to {NAME_BYTES_MAX} letters, digits, - or _"));
+            self.add_problem(
+                &written.span(),
+                format!("{name:?}: must be 1 to {NAME_BYTES_MAX} letters, digits, - or _"),
+            );
         }
     }
 
     /// An address with a port other than 0.
-    fn address(&mut self, written: &Written<String>, table: &Range<usize>, name: &str) -> SocketAddrV4 {
+    fn address(&mut self, written: &FileValue<String>, table: &Range<usize>, name: &str) -> SocketAddrV4 {
         self.required(written, table, name);
         let address = written
             .as_ref()
             .and_then(|text| self.parsed(text, "IPv4 address and port, such as 233.54.12.111:26477"))
-            .unwrap_or(NOWHERE);
+            .unwrap_or(UNREADABLE_ADDRESS);
         if let Some(text) = written
-            && address != NOWHERE
+            && address != UNREADABLE_ADDRESS
             && (address.port() == 0 || address.ip().is_broadcast())
         {
-            self.wrong(&text.span(), format!("{:?}: port must be 1 to 65535, no broadcast address", text.get_ref()));
+            self.add_problem(
+                &text.span(),
+                format!("{:?}: port must be 1 to 65535, no broadcast address", text.get_ref()),
+            );
         }
         address
     }
 
-    fn interface(&mut self, written: &Written<String>, table: &Range<usize>) -> Interface {
+    fn interface(&mut self, written: &FileValue<String>, table: &Range<usize>) -> Interface {
         let name = self.required(written, table, "interface").map_or("", String::as_str);
         if let Ok(address) = name.parse() {
             return Interface::Address(address);
@@ -222,7 +228,7 @@ impl Resolver<'_> {
         if let Some(written) = written
             && !fits
         {
-            self.wrong(
+            self.add_problem(
                 &written.span(),
                 format!("{name:?}: expected the name (1 to {INTERFACE_NAME_BYTES_MAX} bytes) or IPv4 address of an interface"),
             );
@@ -241,13 +247,13 @@ const NAME_BYTES_MAX: usize = 32;
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 
 /// Stands in for an address that could not be read.
-const NOWHERE: SocketAddrV4 = SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0);
+const UNREADABLE_ADDRESS: SocketAddrV4 = SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0);
 
-fn text(written: &Written<String>) -> Option<&str> {
+fn text(written: &FileValue<String>) -> Option<&str> {
     written.as_ref().map(|text| text.get_ref().as_str())
 }
 
-fn first_place<const N: usize>(written: [&Written<i64>; N]) -> Option<Range<usize>> {
+fn first_span<const N: usize>(written: [&FileValue<i64>; N]) -> Option<Range<usize>> {
     written.into_iter().flatten().next().map(Spanned::span)
 }
 

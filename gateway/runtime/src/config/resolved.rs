@@ -9,14 +9,14 @@ use std::{
 
 use mdgw_election::{
     access::{EtcdConfig, ZooKeeperConfig, ZooKeeperMode},
-    emergent::Founding,
+    emergent::BootstrapMode,
     identity::{NodeId, NodeName},
     lease::OnSuspended,
     timing::LeaseTiming,
 };
 use mdgw_engine::{
     dispatch::{DispatchConfig, PromotionPolicy, ThreadConfig, WaitPolicy},
-    handle_set::probe::IoChoice,
+    handle_set::backend_choice::IoChoice,
 };
 use mdgw_feeds::{
     arbiter,
@@ -25,7 +25,7 @@ use mdgw_feeds::{
     identity::{ChannelId, Feed, GroupId, Line},
     time::TradingDate,
 };
-use mdgw_pair::pair_link::PeerEnd;
+use mdgw_pair::pair_link::PeerEndpoint;
 use mdgw_sys::sockets::Stamps;
 
 pub use mdgw_sys::sockets::Interface;
@@ -106,7 +106,7 @@ impl PoolConfig {
     #[must_use]
     pub fn dispatch_config(&self) -> DispatchConfig {
         let thread =
-            |number| ThreadConfig { core: self.threads.core(number), fifo_priority: self.priority, word: None };
+            |number| ThreadConfig { core: self.threads.core(number), fifo_priority: self.priority, progress: None };
         DispatchConfig {
             name: self.name.clone(),
             threads: (0..self.threads.count()).map(thread).collect(),
@@ -420,7 +420,7 @@ pub struct LinkConfig {
     /// This gateway's.
     pub listen: SocketAddrV4,
     /// Those of the others.
-    pub peers: Vec<PeerEnd>,
+    pub peers: Vec<PeerEndpoint>,
     /// File of the shared key.
     pub key_file: PathBuf,
     /// Who tells the other gateways of this one's death.
@@ -484,7 +484,7 @@ pub enum Backend {
 impl Backend {
     /// Whether its leaders hand over by themselves, so that groups can be spread.
     #[must_use]
-    pub fn moves_groups(&self) -> bool {
+    pub fn can_move_groups(&self) -> bool {
         match self {
             Self::File(_) | Self::Etcd(_) | Self::Quorum(_) => true,
             Self::ZooKeeper(zookeeper) => zookeeper.mode == ZooKeeperMode::Lease,
@@ -520,7 +520,7 @@ pub struct MembershipConfig {
     /// Whom it asks to be let in.
     pub seeds: Vec<SocketAddrV4>,
     /// What it does when nobody lets it in.
-    pub founding: Founding,
+    pub bootstrap: BootstrapMode,
     /// Members without which nobody leads.
     pub minimum_size: usize,
     /// How often it asks before it founds.
@@ -618,7 +618,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_hold_their_hosts_and_no_others() {
+    fn a_network_contains_its_hosts_and_no_others() {
         let network: Network = "10.1.0.0/16".parse().unwrap();
         assert!(network.contains(Ipv4Addr::new(10, 1, 255, 255)));
         assert!(!network.contains(Ipv4Addr::new(10, 2, 0, 0)));

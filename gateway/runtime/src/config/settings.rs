@@ -5,11 +5,11 @@ use std::fmt::{Debug, Display};
 
 use mdgw_election::{
     access::{StoreAccess, ZooKeeperMode},
-    emergent::Founding,
-    record::ConfigurationMark,
+    emergent::BootstrapMode,
+    record::ConfigVersion,
 };
 use mdgw_feeds::published::packet::PACKET_VERSION;
-use mdgw_pair::pair_link::PeerEnd;
+use mdgw_pair::pair_link::PeerEndpoint;
 
 use super::resolved::{
     Backend, ChannelSetup, ElectionConfig, Interface, LineConfig, ON_SUSPENDED, OutputConfig, OutputLine,
@@ -24,7 +24,7 @@ impl Resolved {
     /// their groups, so that a key means the same after a reorder.
     #[must_use]
     pub fn settings(&self) -> Vec<Setting> {
-        let mut list = List::default();
+        let mut list = SettingList::default();
         let gateway = &self.gateway;
         list.push("gateway.node", gateway.node);
         list.push("gateway.state_file", quoted(gateway.state_file.display()));
@@ -68,8 +68,8 @@ impl Resolved {
     /// What this configuration makes of its input: two gateways with one hash give their output the same names and the
     /// same content, whatever their interfaces, cores and limits of services.
     #[must_use]
-    pub fn output_mark(&self) -> ConfigurationMark {
-        let shapes = |key: &str| {
+    pub fn output_fingerprint(&self) -> ConfigVersion {
+        let affects_output = |key: &str| {
             key.starts_with("channel.") && OUTPUT_KEYS.iter().any(|name| key.rsplit('.').next() == Some(*name))
                 // A line's own keys decide what arrives, not what becomes of it.
                 && !key.contains(".line.")
@@ -77,10 +77,10 @@ impl Resolved {
         let hash = self
             .settings()
             .iter()
-            .filter(|(key, _)| shapes(key))
+            .filter(|(key, _)| affects_output(key))
             .flat_map(|(key, value)| key.bytes().chain([0]).chain(value.bytes()).chain([0]))
             .fold(FNV_BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
-        ConfigurationMark {
+        ConfigVersion {
             hash,
             revision: self.election.as_ref().map_or(0, |election| election.revision),
             output_version: u32::from(PACKET_VERSION),
@@ -96,24 +96,24 @@ const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 #[derive(Default)]
-struct List {
+struct SettingList {
     prefix: String,
     settings: Vec<Setting>,
 }
 
-impl List {
+impl SettingList {
     fn push(&mut self, key: &str, value: impl Display) {
         self.settings.push((format!("{}{key}", self.prefix), value.to_string()));
     }
 
-    fn under(&mut self, prefix: String, fill: impl FnOnce(&mut Self)) {
+    fn with_prefix(&mut self, prefix: String, fill: impl FnOnce(&mut Self)) {
         let outer = std::mem::replace(&mut self.prefix, prefix);
         fill(self);
         self.prefix = outer;
     }
 
     fn pool(&mut self, pool: &PoolConfig) {
-        self.under(format!("pool.{}.", pool.name), |list| {
+        self.with_prefix(format!("pool.{}.", pool.name), |list| {
             match &pool.threads {
                 Threads::Pinned(cores) => list.push("cores", debug(cores)),
                 Threads::Unpinned(count) => list.push("threads", count),
@@ -129,7 +129,7 @@ impl List {
     }
 
     fn channel(&mut self, channel: &ChannelSetup, pool: &str) {
-        self.under(format!("channel.{}.", channel.name), |list| {
+        self.with_prefix(format!("channel.{}.", channel.name), |list| {
             list.push("id", channel.id.0);
             list.push("feed", quoted(channel.feed));
             list.push("group", channel.group.0);
@@ -163,7 +163,7 @@ impl List {
     }
 
     fn line(&mut self, line: &LineConfig, channel: &str) {
-        self.under(format!("channel.{channel}.line.{}.", line.line), |list| {
+        self.with_prefix(format!("channel.{channel}.line.{}.", line.line), |list| {
             list.push("group", quoted(line.group));
             list.interface(&line.interface);
             if !line.sources.is_empty() {
@@ -181,7 +181,7 @@ impl List {
     fn output(&mut self, output: &OutputConfig) {
         let groups: Vec<u16> = output.groups.iter().map(|group| group.0).collect();
         let name = groups.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
-        self.under(format!("output.{name}."), |list| {
+        self.with_prefix(format!("output.{name}."), |list| {
             list.push("groups", debug(&groups));
             list.push("payload_bytes_max", output.payload_bytes_max);
             list.push("heartbeat_ms", output.heartbeat_ns / 1_000_000);
@@ -192,7 +192,7 @@ impl List {
     }
 
     fn output_line(&mut self, line: &OutputLine, prefix: &str) {
-        self.under(prefix.to_owned(), |list| {
+        self.with_prefix(prefix.to_owned(), |list| {
             list.push("address", quoted(line.address));
             list.interface(&line.interface);
             list.push("ttl", line.ttl);
@@ -201,7 +201,7 @@ impl List {
     }
 
     fn retransmission(&mut self, service: &RetransmissionConfig) {
-        self.under("retransmission.".to_owned(), |list| {
+        self.with_prefix("retransmission.".to_owned(), |list| {
             let limits = &service.limits;
             list.push("listen", quoted(service.listen));
             list.push("allowed", debug(&limits.allowed.iter().map(ToString::to_string).collect::<Vec<_>>()));
@@ -215,7 +215,7 @@ impl List {
     fn election(&mut self, election: &ElectionConfig) {
         if let Some(link) = &election.link {
             self.push("election.link.listen", quoted(link.listen));
-            for PeerEnd { node, address } in &link.peers {
+            for PeerEndpoint { node, address } in &link.peers {
                 match node {
                     Some(node) => self.push(&format!("election.peer.{node}.link"), quoted(address)),
                     None => self.push("election.link.peer", quoted(address)),
@@ -233,7 +233,7 @@ impl List {
             }
             Backend::Quorum(quorum) => {
                 self.push("election.backend", quoted("quorum"));
-                self.under("election.quorum.".to_owned(), |list| {
+                self.with_prefix("election.quorum.".to_owned(), |list| {
                     list.push("listen", quoted(quorum.listen));
                     list.push("key_file", quoted(quorum.key_file.display()));
                     list.push("vote_directory", quoted(quorum.vote_directory.display()));
@@ -244,19 +244,19 @@ impl List {
             }
             Backend::Emergent(membership) => {
                 self.push("election.backend", quoted("emergent"));
-                self.under("election.emergent.".to_owned(), |list| {
+                self.with_prefix("election.emergent.".to_owned(), |list| {
                     list.push("allow_split", true);
                     list.push("listen", quoted(membership.listen));
                     list.push("key_file", quoted(membership.key_file.display()));
                     list.push("seeds", debug(&membership.seeds.iter().map(ToString::to_string).collect::<Vec<_>>()));
-                    list.push("found", membership.founding == Founding::Founds);
+                    list.push("found", membership.bootstrap == BootstrapMode::Bootstrap);
                     list.push("minimum_size", membership.minimum_size);
                     list.push("join_attempts", membership.join_attempts);
                 });
             }
             Backend::Etcd(etcd) => {
                 self.push("election.backend", quoted("etcd"));
-                self.under("election.etcd.".to_owned(), |list| {
+                self.with_prefix("election.etcd.".to_owned(), |list| {
                     list.store(&etcd.access);
                     list.push("prefix", quoted(&etcd.prefix));
                     let Some(tls) = &etcd.tls else { return };
@@ -269,7 +269,7 @@ impl List {
             }
             Backend::ZooKeeper(zookeeper) => {
                 self.push("election.backend", quoted("zookeeper"));
-                self.under("election.zookeeper.".to_owned(), |list| {
+                self.with_prefix("election.zookeeper.".to_owned(), |list| {
                     list.store(&zookeeper.access);
                     list.push("path", quoted(&zookeeper.path));
                     match zookeeper.mode {
@@ -282,7 +282,7 @@ impl List {
                 });
             }
         }
-        self.under("election.".to_owned(), |list| {
+        self.with_prefix("election.".to_owned(), |list| {
             list.push("name", quoted(&election.name));
             let timing = &election.timing;
             list.push("lease_ms", timing.lease_ns / 1_000_000);
@@ -296,7 +296,7 @@ impl List {
                 list.push("preferred", node);
             }
             list.push("spread", election.spread);
-            if election.backend.moves_groups() {
+            if election.backend.can_move_groups() {
                 list.push("tenure_ms", election.tenure_ns / 1_000_000);
             }
             if let Some(core) = election.core {

@@ -27,7 +27,7 @@ impl Source<'_> {
         toml::from_str(self.text).map_err(|error| {
             let span = error.span().unwrap_or(0..0);
             let key = self.key_at(&span);
-            self.problem(&span, &plain_words(error.message(), &key))
+            self.problem(&span, &readable_message(error.message(), &key))
         })
     }
 
@@ -47,7 +47,7 @@ impl Source<'_> {
     /// Text that is no TOML has no keys that could be relied on: the line is shown as it stands.
     fn not_toml(&self, error: &toml::de::Error) -> Problem {
         let span = error.span().unwrap_or(0..0);
-        let message = plain_words(error.message(), "");
+        let message = readable_message(error.message(), "");
         let line = self.line_of(&span).trim();
         Problem { key: String::new(), ..self.problem(&span, &format!("this is no TOML: {message}: {line}")) }
     }
@@ -113,7 +113,7 @@ fn covers(span: &Range<usize>, wanted: &Range<usize>) -> bool {
 }
 
 /// The deserializer's message in the words of someone who writes a configuration file.
-fn plain_words(message: &str, key: &str) -> String {
+fn readable_message(message: &str, key: &str) -> String {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     if message.starts_with("unknown field")
         && let [unknown, known @ ..] = quoted.as_slice()
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nearest_finds_slips_and_leaves_strangers_alone() {
+    fn nearest_suggests_for_typos_and_nothing_for_unrelated_words() {
         let known = ["window_packets", "gap_timeout_us", "line", "date"];
         assert_eq!(nearest("window_packet", &known), Some("window_packets"));
         assert_eq!(nearest("gap_tiemout_us", &known), Some("gap_timeout_us"));

@@ -14,11 +14,11 @@ pub(super) struct Alarms {
 
 impl Alarms {
     /// Compares with the last look and logs the differences.
-    pub(super) fn look(&mut self, readings: &[Reading], failed: &[(String, String)]) {
+    pub(super) fn check(&mut self, readings: &[Reading], failed: &[(String, String)]) {
         for Reading { scope, name, value } in readings {
             let last = self.last.insert((scope.clone(), name), *value).unwrap_or(0);
             if last != *value {
-                tell(scope, name, last, *value);
+                log_change(scope, name, last, *value);
             }
         }
         for (channel, reason) in failed {
@@ -31,7 +31,7 @@ impl Alarms {
 }
 
 /// Counters that only grow tell by how much; silent lines are named.
-fn tell(channel: &str, name: &str, last: u64, now: u64) {
+fn log_change(channel: &str, name: &str, last: u64, now: u64) {
     let more = now.saturating_sub(last);
     match name {
         "gaps" => tracing::warn!(alarm = "gap-declared", channel, more, "no line and no server had it"),

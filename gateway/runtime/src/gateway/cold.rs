@@ -19,26 +19,26 @@ use mdgw_pair::standby::KnownEpochs;
 use mdgw_sys::{
     clock::{mono_now, unix_now},
     drops::SocketDrops,
-    sockets::{MembershipWatch, Watched},
+    sockets::{InterfaceDependents, MembershipWatch},
 };
 
-use super::{GatewayError, log_keeping::KeptLog};
+use super::{GatewayError, log_maintenance::MaintainedLog};
 use crate::{
     config::{
         Resolved,
         resolved::{RetransmissionConfig, RetransmissionLimits},
     },
     retransmit::{RetransmissionService, ServedChannel},
-    state_file::{LeftAt, StateError, StateFile},
+    state_file::{ShutdownPosition, StateError, StateFile},
 };
 
 /// What the cold threads work on.
 pub(super) struct ColdParts<'c> {
     pub(super) config: &'c Resolved,
     pub(super) state: StateFile,
-    pub(super) numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
-    pub(super) keepers: Vec<KeptLog>,
-    pub(super) watched: Watched,
+    pub(super) sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    pub(super) logs: Vec<MaintainedLog>,
+    pub(super) watched: InterfaceDependents,
     pub(super) drops: SocketDrops,
     pub(super) served: Vec<ServedChannel>,
     pub(super) epochs: Vec<Arc<KnownEpochs>>,
@@ -56,7 +56,7 @@ pub(super) struct ColdThreads {
 
 impl ColdThreads {
     pub(super) fn start(parts: ColdParts<'_>) -> Result<Self, GatewayError> {
-        let ColdParts { config, state, numberings, keepers, watched, drops, served, epochs } = parts;
+        let ColdParts { config, state, sessions, logs, watched, drops, served, epochs } = parts;
         let stop = Arc::new(AtomicBool::new(false));
         let kernel_drops = KernelDrops::default();
         let memberships = if watched.memberships.is_empty() && watched.egresses.is_empty() {
@@ -65,11 +65,11 @@ impl ColdThreads {
             let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
             Some(watch.map_err(GatewayError::io("watch memberships"))?)
         };
-        let chores = Chores { state, numberings, keepers, drops, kernel_drops: kernel_drops.clone(), epochs };
-        let of_thread = Arc::clone(&stop);
+        let tasks = MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops.clone(), epochs };
+        let thread_stop = Arc::clone(&stop);
         let keeper = std::thread::Builder::new()
             .name("mdgw-keeper".to_owned())
-            .spawn(move || chores.run(&of_thread))
+            .spawn(move || tasks.run(&thread_stop))
             .map_err(GatewayError::io("start the keeper's thread"))?;
         let mut cold = Self { stop, keeper: Some(keeper), kernel_drops, memberships, retransmission: None };
         if let Some(retransmission) = &config.retransmission {
@@ -89,8 +89,8 @@ impl ColdThreads {
         }
     }
 
-    /// `left`: where the channels stand, for the next start.
-    pub(super) fn stop(mut self, left: Vec<(ChannelId, LeftAt)>) -> Result<(), GatewayError> {
+    /// `positions`: where the channels stand, for the next start.
+    pub(super) fn stop(mut self, positions: Vec<(ChannelId, ShutdownPosition)>) -> Result<(), GatewayError> {
         self.stop.store(true, Ordering::Release);
         drop(self.memberships.take());
         if let Some(retransmission) = self.retransmission.take() {
@@ -102,7 +102,7 @@ impl ColdThreads {
             act: "end the keeper's thread".to_owned(),
             source: std::io::Error::other("it panicked"),
         })??;
-        Ok(state.leave(left)?)
+        Ok(state.record_shutdown(positions)?)
     }
 }
 
@@ -143,16 +143,16 @@ impl Retransmission {
     ) -> Result<Self, GatewayError> {
         let mut service = RetransmissionService::new(config, served)?;
         let new_limits = Arc::new(Mutex::new(None));
-        let (of_thread, stop) = (Arc::clone(&new_limits), Arc::clone(stop));
+        let (thread_stop, stop) = (Arc::clone(&new_limits), Arc::clone(stop));
         let thread = std::thread::Builder::new()
             .name("mdgw-retransmit".to_owned())
             .spawn(move || {
                 while !stop.load(Ordering::Acquire) {
-                    if let Some(limits) = of_thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                    if let Some(limits) = thread_stop.lock().unwrap_or_else(PoisonError::into_inner).take() {
                         service.set_limits(limits);
                     }
-                    let turned = service.turn(mono_now()).and_then(|more| if more { Ok(()) } else { service.wait() });
-                    if let Err(error) = turned {
+                    let outcome = service.turn(mono_now()).and_then(|more| if more { Ok(()) } else { service.wait() });
+                    if let Err(error) = outcome {
                         tracing::error!(%error, "retransmission service");
                         std::thread::sleep(PAUSE_AFTER_ERROR);
                     }
@@ -166,10 +166,10 @@ impl Retransmission {
 /// A socket that fails once may fail at once again.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
-struct Chores {
+struct MaintenanceTasks {
     state: StateFile,
-    numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
-    keepers: Vec<KeptLog>,
+    sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    logs: Vec<MaintainedLog>,
     drops: SocketDrops,
     kernel_drops: KernelDrops,
     /// Of each group.
@@ -177,50 +177,50 @@ struct Chores {
 }
 
 /// A segment is filled in no less than tens of milliseconds, and one is ready ahead.
-const TURN: Duration = Duration::from_millis(2);
+const TASK_INTERVAL: Duration = Duration::from_millis(2);
 /// Drop counters are read once in so many turns.
 const TURNS_PER_DROP_READING: u32 = 50;
 
-impl Chores {
+impl MaintenanceTasks {
     /// Hands the state back when it ends.
     fn run(mut self, stop: &AtomicBool) -> Result<StateFile, StateError> {
         let mut turn = 0_u32;
         while !stop.load(Ordering::Acquire) {
             let now_ns = unix_now().0;
-            for keeper in &mut self.keepers {
+            for keeper in &mut self.logs {
                 keeper.turn(now_ns);
             }
-            if let Err(error) = self.keep_numberings() {
+            if let Err(error) = self.persist_sessions() {
                 // The stream goes on; a restarted gateway might count restarts from what is on disk.
                 tracing::error!(%error, "restart counts are not kept");
             }
             if turn.is_multiple_of(TURNS_PER_DROP_READING) {
                 self.read_drops();
-                self.keep_epochs();
+                self.persist_epochs();
             }
             turn = turn.wrapping_add(1);
-            std::thread::sleep(TURN);
+            std::thread::sleep(TASK_INTERVAL);
         }
         self.read_drops();
-        self.keep_epochs();
-        self.keep_numberings()?;
+        self.persist_epochs();
+        self.persist_sessions()?;
         Ok(self.state)
     }
 
     /// Epochs that others made are above this gateway's own count: after a restart it must not go back below them.
-    fn keep_epochs(&mut self) {
+    fn persist_epochs(&mut self) {
         let Some(highest) = self.epochs.iter().map(|epochs| epochs.highest()).max() else { return };
-        if let Err(error) = self.state.keep_epoch(highest) {
+        if let Err(error) = self.state.record_epoch(highest) {
             tracing::error!(%error, "the epoch is not kept");
         }
     }
 
-    fn keep_numberings(&mut self) -> Result<(), StateError> {
-        while let Some((channel, numbering)) = self.numberings.pop() {
-            if self.state.numbering(channel).is_none_or(|kept| kept.session != numbering.session) {
+    fn persist_sessions(&mut self) -> Result<(), StateError> {
+        while let Some((channel, numbering)) = self.sessions.pop() {
+            if self.state.numbering(channel).is_none_or(|stored| stored.session != numbering.session) {
                 tracing::info!(channel = channel.0, session = %numbering.session, "session");
             }
-            self.state.set_numbering(channel, numbering)?;
+            self.state.set_session(channel, numbering)?;
         }
         Ok(())
     }

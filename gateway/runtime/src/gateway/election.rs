@@ -15,32 +15,32 @@ use std::{
 #[cfg(feature = "zookeeper")]
 use mdgw_election::{
     access::ZooKeeperConfig,
-    place::PlaceError,
+    record_location::RecordLocationError,
     session_latch::{SessionLatch, SessionLatchConfig},
     zookeeper,
 };
 use mdgw_election::{
     access::ZooKeeperMode,
     auth::{Nonce, SharedKey},
+    auto_move::AutoMoveConfig,
     core::{CloseReason, Notice},
-    driver::{Election, ElectionOptions, Surroundings, inbox, measure},
+    driver::{Election, ElectionHooks, ElectionOptions, inbox, measure},
     emergent::{
         Emergent, EmergentConfig,
-        datagrams::{Datagrams, Memberships},
+        datagrams::{MemberSocket, MembershipTransport},
         timing::EmergentTiming,
     },
     identity::{DeathNotice, Incarnation, Member, NodeId, NodeName},
     latch::LeaderLatch,
     lease::{Lease, LeaseConfig},
-    moves::MovesConfig,
     peer::PeerMessage,
-    place::RecordPlace,
     quorum::{
-        backend::QuorumBackends,
+        backend::QuorumTransport,
         candidate::{Candidate, CandidateConfig, vote_ns_max},
         link::VoteLink,
         vote_file::VoteFile,
     },
+    record_location::RecordLocation,
     register::{Register, RegisterSender},
 };
 use mdgw_feeds::{
@@ -48,18 +48,20 @@ use mdgw_feeds::{
     published::position::StreamPosition,
     time::MonoNs,
 };
-use mdgw_pair::pair_link::PairDesk;
-use mdgw_sys::{clock::mono_now, kernel_fence::KernelFenceSlot, progress::ThreadWord, scheduler::spawn_prompt};
+use mdgw_pair::pair_link::LinkHandle;
+use mdgw_sys::{
+    clock::mono_now, kernel_fence::KernelFenceSlot, progress::ProgressCounter, scheduler::spawn_short_slice,
+};
 
 use super::{
-    GatewayError, GroupDesk,
-    condition::{PeerFitness, lock},
+    GatewayError, GroupHandle,
+    health::{PeerFitness, lock},
     kernel_guard::KernelGuard,
-    takeovers::AllOmens,
-    vigil::HeldPage,
+    sentinel_handle::HeldSharedPage,
+    takeovers::GroupTakeoverCauses,
 };
 use crate::{
-    audit::{AuditListener, AuditNotes, entry::Change},
+    audit::{AuditListener, AuditSender, entry::AuditEvent},
     config::{
         Resolved,
         resolved::{Backend, ElectionConfig, MembershipConfig, QuorumConfig},
@@ -75,27 +77,27 @@ pub(super) fn start(
     config: &Resolved,
     election: &ElectionConfig,
     this_start: Start,
-    desks: &BTreeMap<GroupId, GroupDesk>,
-    around: &Around<'_>,
+    desks: &BTreeMap<GroupId, GroupHandle>,
+    context: &ElectionContext<'_>,
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
     let mut elections: BTreeMap<GroupId, Election> = BTreeMap::new();
     let between = match &election.backend {
-        Backend::Quorum(quorum) => Between::Voters(Arc::new(open_voting(config, quorum)?)),
-        Backend::Emergent(membership) => Between::Members(Arc::new(open_membership(membership)?)),
-        _ => Between::Store,
+        Backend::Quorum(quorum) => SharedTransport::Voters(Arc::new(open_voting(config, quorum)?)),
+        Backend::Emergent(membership) => SharedTransport::Members(Arc::new(open_membership(membership)?)),
+        _ => SharedTransport::Store,
     };
-    for (index, (group, desk)) in desks.iter().enumerate() {
-        let surroundings = Desk {
+    for (index, (group, handle)) in desks.iter().enumerate() {
+        let hooks = GroupSurroundings {
             group: *group,
             node: NodeId(config.gateway.node),
-            desk: desk.clone(),
-            peer_way: Arc::clone(around.peer_way),
-            omens: Arc::clone(around.omens),
-            notes: around.audit.cloned(),
-            kernel: around.kernel.and_then(|kernel| kernel.slot(*group)),
-            word: around.page.and_then(|page| page.election_word(index)),
+            handle: handle.clone(),
+            link_slot: Arc::clone(context.link_slot),
+            causes: Arc::clone(context.causes),
+            sender: context.audit.cloned(),
+            kernel: context.kernel.and_then(|kernel| kernel.slot(*group)),
+            progress_counter: context.shared_page.and_then(|shared_page| shared_page.election_progress_counter(index)),
         };
-        let started = start_one(config, election, &between, this_start, surroundings, around.audit);
+        let started = start_one(config, election, &between, this_start, hooks, context.audit);
         match started {
             Ok(started) => {
                 elections.insert(*group, started);
@@ -106,7 +108,7 @@ pub(super) fn start(
             }
         }
     }
-    if let (Some(group), Between::Store) = (desks.keys().next(), &between) {
+    if let (Some(group), SharedTransport::Store) = (desks.keys().next(), &between) {
         measure_store(election, *group);
     }
     Ok(elections)
@@ -115,16 +117,16 @@ pub(super) fn start(
 fn start_one(
     config: &Resolved,
     election: &ElectionConfig,
-    between: &Between,
+    between: &SharedTransport,
     Start { epoch, incarnation }: Start,
-    desk: Desk,
-    audit: Option<&AuditNotes>,
+    handle: GroupSurroundings,
+    audit: Option<&AuditSender>,
 ) -> Result<Election, GatewayError> {
-    let group = desk.group;
+    let group = handle.group;
     let node = NodeId(config.gateway.node);
     let member = Member { node, name: election.name.clone(), incarnation };
-    let fence = Arc::clone(desk.desk.fence());
-    let surroundings = Box::new(desk);
+    let fence = Arc::clone(handle.handle.fence());
+    let hooks = Box::new(handle);
     let options = ElectionOptions {
         name: group.0.to_string(),
         timing: election.timing,
@@ -138,24 +140,24 @@ fn start_one(
         (Backend::ZooKeeper(zookeeper @ ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }), _) => {
             let (inbox, waiting) = inbox();
             let line = zookeeper::session::open(zookeeper, group, *session, &member, inbox.clone())
-                .map_err(PlaceError::from)?;
+                .map_err(RecordLocationError::from)?;
             let core = SessionLatch::new(SessionLatchConfig {
                 member,
                 timing: election.timing,
-                configuration: config.output_mark(),
+                configuration: config.output_fingerprint(),
                 on_suspended: election.on_suspended,
                 own_epoch: epoch,
             });
-            Election::new(core, line, fence, waiting, &inbox, surroundings, options)
+            Election::new(core, line, fence, waiting, &inbox, hooks, options)
         }
-        (Backend::Emergent(membership), Between::Members(members)) => {
+        (Backend::Emergent(membership), SharedTransport::Members(members)) => {
             let core = Emergent::new(emergent_config(config, election, membership, member, epoch))
                 .map_err(|error| membership_failed(error.to_string()))?;
             let (inbox, waiting) = inbox();
             let backend = members.backend(group, &inbox);
-            Election::new(core, backend, fence, waiting, &inbox, surroundings, options)
+            Election::new(core, backend, fence, waiting, &inbox, hooks, options)
         }
-        (Backend::Quorum(quorum), Between::Voters(voting)) => {
+        (Backend::Quorum(quorum), SharedTransport::Voters(voting)) => {
             let file =
                 VoteFile::open(&quorum.vote_directory, group).map_err(|error| voting_failed(error.to_string()))?;
             let (inbox, waiting) = inbox();
@@ -172,14 +174,15 @@ fn start_one(
                 voters: others.chain([own]).collect(),
                 candidates: candidates.clone(),
                 timing: election.timing,
-                configuration: config.output_mark(),
+                configuration: config.output_fingerprint(),
                 vote_ns_max: vote_ns_max(&election.timing),
                 nonce: nonce.number(),
             };
-            let moves = MovesConfig::with_tenure(election.tenure_ns);
-            let core = Candidate::new(mono_now(), candidate, file.kept(), epoch).moving_by(moves, election.preferred);
+            let moves = AutoMoveConfig::with_tenure(election.tenure_ns);
+            let core =
+                Candidate::new(mono_now(), candidate, file.durable(), epoch).with_auto_moves(moves, election.preferred);
             let backend = voting.backend(group, file, &inbox).map_err(GatewayError::io("start the thread of votes"))?;
-            Election::new(core, backend, fence, waiting, &inbox, surroundings, options)
+            Election::new(core, backend, fence, waiting, &inbox, hooks, options)
         }
         _ => {
             let own = (node, election.name.clone());
@@ -187,19 +190,19 @@ fn start_one(
                 member,
                 timing: election.timing,
                 candidates: election.peers.iter().map(|peer| (peer.node, peer.name.clone())).chain([own]).collect(),
-                configuration: config.output_mark(),
+                configuration: config.output_fingerprint(),
                 on_suspended: election.on_suspended,
                 preferred: election.preferred,
                 own_epoch: epoch,
-                moves: MovesConfig::with_tenure(election.tenure_ns),
+                moves: AutoMoveConfig::with_tenure(election.tenure_ns),
             });
             let (inbox, waiting) = inbox();
-            let register = open_register(election, group, inbox.of_register())?;
-            Election::new(core, register, fence, waiting, &inbox, surroundings, options)
+            let register = open_register(election, group, inbox.register_sender())?;
+            Election::new(core, register, fence, waiting, &inbox, hooks, options)
         }
     };
-    if let Some(notes) = audit {
-        latch.listen(Arc::new(AuditListener { notes: notes.clone(), group, node }));
+    if let Some(sender) = audit {
+        latch.listen(Arc::new(AuditListener { sender: sender.clone(), group, node }));
     }
     latch.start().map_err(|closed| GatewayError::Io {
         act: format!("start the election of group {}", group.0),
@@ -209,18 +212,18 @@ fn start_one(
 }
 
 /// What the elections of all groups share.
-enum Between {
+enum SharedTransport {
     /// Nothing: each has a connection of its own.
     Store,
-    Voters(Arc<QuorumBackends>),
-    Members(Arc<Memberships>),
+    Voters(Arc<QuorumTransport>),
+    Members(Arc<MembershipTransport>),
 }
 
-fn open_membership(membership: &MembershipConfig) -> Result<Memberships, GatewayError> {
+fn open_membership(membership: &MembershipConfig) -> Result<MembershipTransport, GatewayError> {
     let key = SharedKey::load(&membership.key_file).map_err(|error| membership_failed(error.to_string()))?;
     let act = format!("listen on {} for other members", membership.listen);
-    let datagrams = Datagrams::open(membership.listen.into(), key).map_err(GatewayError::io(act))?;
-    Memberships::start(datagrams).map_err(GatewayError::io("start the thread that hears other members"))
+    let datagrams = MemberSocket::open(membership.listen.into(), key).map_err(GatewayError::io(act))?;
+    MembershipTransport::start(datagrams).map_err(GatewayError::io("start the thread that hears other members"))
 }
 
 fn emergent_config(
@@ -234,14 +237,14 @@ fn emergent_config(
         member,
         address: membership.listen.into(),
         seeds: membership.seeds.iter().copied().map(SocketAddr::V4).collect(),
-        founding: membership.founding,
+        bootstrap: membership.bootstrap,
         join_attempts: membership.join_attempts,
         minimum_size: membership.minimum_size,
         timing: EmergentTiming::of_lease(&election.timing),
         // Below what this start has for itself: that is nobody's yet, and members tell each other what they know. One that
         // comes back would outrank whoever leads.
         own_epoch: Epoch::new(epoch.count().saturating_sub(1), 0),
-        configuration: config.output_mark(),
+        configuration: config.output_fingerprint(),
         // Without it the configuration was refused.
         allow_split: true,
     }
@@ -251,12 +254,12 @@ fn membership_failed(why: String) -> GatewayError {
     GatewayError::Io { act: "become a member".to_owned(), source: io::Error::other(why) }
 }
 
-fn open_voting(config: &Resolved, quorum: &QuorumConfig) -> Result<QuorumBackends, GatewayError> {
+fn open_voting(config: &Resolved, quorum: &QuorumConfig) -> Result<QuorumTransport, GatewayError> {
     let key = SharedKey::load(&quorum.key_file).map_err(|error| voting_failed(error.to_string()))?;
     let act = format!("listen on {} for votes", quorum.listen);
     let link = VoteLink::open(quorum.listen, NodeId(config.gateway.node), key, quorum.voters.clone())
         .map_err(GatewayError::io(act))?;
-    QuorumBackends::start(link).map_err(GatewayError::io("start the thread that receives votes"))
+    QuorumTransport::start(link).map_err(GatewayError::io("start the thread that receives votes"))
 }
 
 fn voting_failed(why: String) -> GatewayError {
@@ -264,13 +267,13 @@ fn voting_failed(why: String) -> GatewayError {
 }
 
 /// Where the records are; `None`: the backend has none.
-pub(super) fn record_place(backend: &Backend) -> Option<RecordPlace> {
+pub(super) fn record_place(backend: &Backend) -> Option<RecordLocation> {
     match backend {
-        Backend::File(directory) => Some(RecordPlace::File(directory.clone())),
-        Backend::Etcd(etcd) => Some(RecordPlace::Etcd(etcd.clone())),
+        Backend::File(directory) => Some(RecordLocation::File(directory.clone())),
+        Backend::Etcd(etcd) => Some(RecordLocation::Etcd(etcd.clone())),
         // A latch has a line of nodes instead.
         Backend::ZooKeeper(store) if store.mode != ZooKeeperMode::Lease => None,
-        Backend::ZooKeeper(store) => Some(RecordPlace::ZooKeeper(store.clone())),
+        Backend::ZooKeeper(store) => Some(RecordLocation::ZooKeeper(store.clone())),
         Backend::Quorum(_) | Backend::Emergent(_) => None,
     }
 }
@@ -304,61 +307,61 @@ fn measure_store(election: &ElectionConfig, group: GroupId) {
 }
 
 /// What surrounds the election of a group in this process.
-struct Desk {
+struct GroupSurroundings {
     group: GroupId,
     node: NodeId,
-    desk: GroupDesk,
-    peer_way: PeerWay,
-    omens: AllOmens,
-    notes: Option<AuditNotes>,
+    handle: GroupHandle,
+    link_slot: LinkSlot,
+    causes: GroupTakeoverCauses,
+    sender: Option<AuditSender>,
     /// The fence in the kernel, where there is one.
     kernel: Option<KernelFenceSlot>,
     /// Where the sentinel sees that the thread gets on.
-    word: Option<ThreadWord>,
+    progress_counter: Option<ProgressCounter>,
 }
 
 /// What the gateway has for its elections.
-pub(super) struct Around<'a> {
-    pub(super) audit: Option<&'a AuditNotes>,
-    pub(super) peer_way: &'a PeerWay,
-    pub(super) omens: &'a AllOmens,
+pub(super) struct ElectionContext<'a> {
+    pub(super) audit: Option<&'a AuditSender>,
+    pub(super) link_slot: &'a LinkSlot,
+    pub(super) causes: &'a GroupTakeoverCauses,
     pub(super) kernel: Option<&'a KernelGuard>,
-    pub(super) page: Option<&'a HeldPage>,
+    pub(super) shared_page: Option<&'a HeldSharedPage>,
 }
 
 /// To the other gateways; empty until there is a link.
-pub(super) type PeerWay = Arc<OnceLock<Arc<PairDesk>>>;
+pub(super) type LinkSlot = Arc<OnceLock<Arc<LinkHandle>>>;
 
 /// Brings what comes over the link to the elections. Ends when it is dropped.
 #[derive(Debug)]
-pub(super) struct PeerNews {
+pub(super) struct PeerForwarder {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl PeerNews {
+impl PeerForwarder {
     pub(super) fn start(
-        desk: Arc<PairDesk>,
+        handle: Arc<LinkHandle>,
         elections: BTreeMap<GroupId, Election>,
         fitness: PeerFitness,
-        omens: AllOmens,
-        deaths: Option<DeathNotes>,
+        causes: GroupTakeoverCauses,
+        deaths: Option<DeathRecorder>,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let mut news = News { desk, elections, fitness, omens, deaths, ended: BTreeSet::new() };
-        let thread = spawn_prompt("mdgw-peer-news", move || {
-            news.desk.wake_on_message(std::thread::current());
+        let mut forwarder = Forwarder { handle, elections, fitness, causes, deaths, ended: BTreeSet::new() };
+        let thread = spawn_short_slice("mdgw-peer-news", move || {
+            forwarder.handle.set_forwarder(std::thread::current());
             while !stopped.load(Relaxed) {
-                news.forward();
-                std::thread::park_timeout(LOOK_INTERVAL);
+                forwarder.forward();
+                std::thread::park_timeout(POLL_INTERVAL);
             }
         })?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
 
-impl Drop for PeerNews {
+impl Drop for PeerForwarder {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -371,51 +374,51 @@ impl Drop for PeerNews {
 
 /// Notes the deaths of other gateways.
 #[derive(Debug)]
-pub(super) struct DeathNotes {
+pub(super) struct DeathRecorder {
     node: NodeId,
-    notes: AuditNotes,
+    sender: AuditSender,
     /// Each is told several times.
-    noted: BTreeSet<(GroupId, NodeId, Incarnation)>,
+    recorded: BTreeSet<(GroupId, NodeId, Incarnation)>,
 }
 
-impl DeathNotes {
+impl DeathRecorder {
     /// As that gateway, there.
-    pub(super) fn new(node: NodeId, notes: AuditNotes) -> Self {
-        Self { node, notes, noted: BTreeSet::new() }
+    pub(super) fn new(node: NodeId, sender: AuditSender) -> Self {
+        Self { node, sender, recorded: BTreeSet::new() }
     }
 
-    fn note(&mut self, group: GroupId, notice: DeathNotice) {
+    fn record(&mut self, group: GroupId, notice: DeathNotice) {
         let DeathNotice { holder, incarnation, epoch } = notice;
-        if self.noted.insert((group, holder, incarnation)) {
-            let change = Change::Died { holder: holder.0, incarnation: incarnation.0 };
-            self.notes.note(group, self.node, epoch, change);
+        if self.recorded.insert((group, holder, incarnation)) {
+            let change = AuditEvent::Died { holder: holder.0, incarnation: incarnation.0 };
+            self.sender.record(group, self.node, epoch, change);
         }
     }
 }
 
 /// From the link's desk to the elections.
-struct News {
-    desk: Arc<PairDesk>,
+struct Forwarder {
+    handle: Arc<LinkHandle>,
     elections: BTreeMap<GroupId, Election>,
     fitness: PeerFitness,
-    omens: AllOmens,
-    deaths: Option<DeathNotes>,
+    causes: GroupTakeoverCauses,
+    deaths: Option<DeathRecorder>,
     /// Processes whose end has been logged: it is told of each group, and three times.
     ended: BTreeSet<(NodeId, Incarnation)>,
 }
 
-impl News {
+impl Forwarder {
     fn forward(&mut self) {
-        while let Some((of, notice)) = self.desk.take_death() {
+        while let Some((of, notice)) = self.handle.take_death() {
             for (group, election) in self.elections.iter().filter(|(group, _)| of.is_none_or(|of| of == **group)) {
                 // Groups that it never led, or gave away, go on without it.
                 let view = election.view();
                 if notice.epoch.count() > 0 && (view.leader.is_none() || notice.epoch >= view.epoch) {
-                    lock(&self.omens).entry(*group).or_default().death = Some(mono_now());
+                    lock(&self.causes).entry(*group).or_default().death = Some(mono_now());
                 }
                 // Before what comes of it is noted.
                 if let Some(deaths) = &mut self.deaths {
-                    deaths.note(*group, notice);
+                    deaths.record(*group, notice);
                 }
                 election.died(notice);
             }
@@ -424,15 +427,15 @@ impl News {
                 tracing::warn!(holder = %notice.holder, "another gateway's process has ended");
             }
         }
-        while let Some((from, group, message)) = self.desk.take_election() {
+        while let Some((from, group, message)) = self.handle.take_election() {
             if let PeerMessage::State(state) = &message {
                 lock(&self.fitness).insert((group, NodeId(from)), state.fitness);
             }
             if let Some(election) = self.elections.get(&group) {
-                election.heard_from_peer(NodeId(from), message);
+                election.receive_from_peer(NodeId(from), message);
             }
         }
-        while let Some((from, group)) = self.desk.take_lead_ask() {
+        while let Some((from, group)) = self.handle.take_lead_request() {
             if let Some(election) = self.elections.get(&group).filter(|election| election.has_leadership()) {
                 tracing::info!(node = from, group = group.0, "another gateway asks to lead");
                 election.begin_hand_over(NodeId(from));
@@ -442,28 +445,28 @@ impl News {
 }
 
 /// For messages that came before the thread was known.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-impl Surroundings for Desk {
+impl ElectionHooks for GroupSurroundings {
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
         if matches!(message, PeerMessage::Prepared { .. }) {
-            self.is_handed_over();
+            self.note_hand_over();
         }
-        if let Some(desk) = self.peer_way.get()
-            && desk.is_linked_to(to.0)
+        if let Some(handle) = self.link_slot.get()
+            && handle.is_linked_to(to.0)
         {
-            desk.send_election(to.0, self.group, &message);
+            handle.send_election(to.0, self.group, &message);
         }
     }
 
-    fn goes_round(&mut self) {
+    fn on_iteration(&mut self) {
         // It always has something to do: a thread that is at rest for long would be no leader's.
-        if let Some(word) = &self.word {
-            word.works();
+        if let Some(progress_counter) = &self.progress_counter {
+            progress_counter.mark_busy();
         }
     }
 
-    fn guard(&mut self, epoch: Epoch, deadline: Option<MonoNs>) {
+    fn update_second_fence(&mut self, epoch: Epoch, deadline: Option<MonoNs>) {
         match (&self.kernel, deadline) {
             (Some(slot), Some(deadline)) => slot.open(epoch, deadline),
             (Some(slot), None) => slot.close(),
@@ -471,50 +474,50 @@ impl Surroundings for Desk {
         }
     }
 
-    fn fence_moved(&mut self) {
-        self.desk.fence_moved();
+    fn on_fence_change(&mut self) {
+        self.handle.on_fence_change();
     }
 
     fn drained(&mut self) -> Option<BTreeMap<u16, StreamPosition>> {
-        self.desk.drained().map(by_number)
+        self.handle.drained().map(by_number)
     }
 
     fn positions(&mut self) -> BTreeMap<u16, StreamPosition> {
-        by_number(self.desk.positions())
+        by_number(self.handle.positions())
     }
 
-    fn others_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
-        self.is_handed_over();
-        self.desk.others_ended(epoch, positions);
+    fn on_peer_output_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
+        self.note_hand_over();
+        self.handle.on_peer_output_ended(epoch, positions);
     }
 
     fn known(&mut self, epoch: Epoch) {
-        self.desk.epochs().vouch(epoch);
+        self.handle.epochs().record_authenticated(epoch);
     }
 
     fn heard(&mut self) -> Option<Epoch> {
-        self.desk.epochs().highest_heard()
+        self.handle.epochs().highest_observed()
     }
 
     fn leadership(&mut self, epoch: Epoch, _lost: Option<CloseReason>) {
-        self.desk.epochs().vouch(epoch);
+        self.handle.epochs().record_authenticated(epoch);
     }
 
     fn notice(&mut self, notice: &Notice) {
-        if let Some(notes) = &self.notes {
+        if let Some(sender) = &self.sender {
             let text = notice.to_string();
-            notes.note(self.group, self.node, self.desk.epochs().highest(), Change::Notice { text });
+            sender.record(self.group, self.node, self.handle.epochs().highest(), AuditEvent::Notice { text });
         }
-        if let Notice::RecordWentBack { seen, now } = notice {
+        if let Notice::RecordRolledBack { highest_seen: seen, now } = notice {
             tracing::error!(alarm = "record-went-back", ?seen, ?now, "the election's record was restored or made anew");
         }
     }
 }
 
-impl Desk {
+impl GroupSurroundings {
     /// What follows soon has this reason.
-    fn is_handed_over(&self) {
-        lock(&self.omens).entry(self.group).or_default().handed_over = Some(mono_now());
+    fn note_hand_over(&self) {
+        lock(&self.causes).entry(self.group).or_default().handed_over = Some(mono_now());
     }
 }
 

@@ -36,8 +36,8 @@ impl KernelGuard {
         let destinations: Vec<SocketAddrV4> = destinations.into_iter().collect();
         let cgroup = FenceCgroup::enter().map_err(GatewayError::io(NO_CGROUP))?;
         let fence = KernelFence::attach(cgroup.path(), &groups, &destinations)?;
-        let around: Vec<SocketAddr> = destinations.into_iter().map(SocketAddr::V4).collect();
-        tracing::info!(cgroup = %cgroup.path().display(), ?around, "kernel_fence: the kernel refuses what is sent too late");
+        let fenced: Vec<SocketAddr> = destinations.into_iter().map(SocketAddr::V4).collect();
+        tracing::info!(cgroup = %cgroup.path().display(), ?fenced, "kernel_fence: the kernel refuses what is sent too late");
         Ok(Some(Self { fence, groups, _cgroup: cgroup }))
     }
 

@@ -19,49 +19,49 @@ pub(super) trait RunningPool: fmt::Debug + Send + Sync {
     fn fault(&self) -> Option<String>;
     fn failed(&self, index: usize) -> Option<FailReason>;
     /// The message comes back when the channel's inbox is full, or the pool is shut down.
-    fn tell(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage>;
+    fn send(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage>;
     /// Nothing, when it was shut down before.
     fn shutdown(&self) -> Vec<ChannelPipeline>;
 }
 
 /// A pool over one kind of handle set. The lock is taken by cold threads alone, and for writing once, at the end.
-pub(super) struct PoolOf<S: HandleSet + 'static>(RwLock<Option<Pool<S, ChannelPipeline>>>);
+pub(super) struct LockedPool<S: HandleSet + 'static>(RwLock<Option<Pool<S, ChannelPipeline>>>);
 
-impl<S: HandleSet + 'static> PoolOf<S> {
+impl<S: HandleSet + 'static> LockedPool<S> {
     pub(super) fn new(pool: Pool<S, ChannelPipeline>) -> Self {
         Self(RwLock::new(Some(pool)))
     }
 
-    fn ask<T>(&self, question: impl FnOnce(&Pool<S, ChannelPipeline>) -> T) -> Option<T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(question)
+    fn with_pool<T>(&self, query: impl FnOnce(&Pool<S, ChannelPipeline>) -> T) -> Option<T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(query)
     }
 }
 
-impl<S: HandleSet + 'static> fmt::Debug for PoolOf<S> {
+impl<S: HandleSet + 'static> fmt::Debug for LockedPool<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("PoolOf").finish_non_exhaustive()
     }
 }
 
-impl<S: HandleSet + 'static> RunningPool for PoolOf<S> {
+impl<S: HandleSet + 'static> RunningPool for LockedPool<S> {
     fn gauges(&self) -> Gauges {
-        self.ask(Pool::gauges).unwrap_or_default()
+        self.with_pool(Pool::gauges).unwrap_or_default()
     }
 
     fn fault(&self) -> Option<String> {
-        self.ask(Pool::fault).flatten()
+        self.with_pool(Pool::fault).flatten()
     }
 
     fn failed(&self, index: usize) -> Option<FailReason> {
         let index = ChannelIndex(u32::try_from(index).ok()?);
-        self.ask(|pool| pool.failed(index)).flatten()
+        self.with_pool(|pool| pool.failed(index)).flatten()
     }
 
-    fn tell(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage> {
+    fn send(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage> {
         let index = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
         let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
         match guard.as_ref() {
-            Some(pool) => pool.tell(index, message),
+            Some(pool) => pool.send(index, message),
             None => Err(message),
         }
     }

@@ -13,7 +13,7 @@ use mdgw_feeds::{
 use mdgw_pair::standby::ListenerCounts;
 use mdgw_publog::WriterCounts;
 
-use crate::latency_thread::Collected;
+use crate::latency_thread::LatencyResult;
 
 /// All of it.
 #[derive(Debug)]
@@ -27,9 +27,9 @@ pub struct GatewayReport {
     /// Datagrams that the kernel dropped for want of room.
     pub kernel_drops: u64,
     /// What was heard of the other gateway, if it listened.
-    pub heard: Option<ListenerCounts>,
+    pub listener_counts: Option<ListenerCounts>,
     /// Latencies.
-    pub latency: Collected,
+    pub latency: LatencyResult,
 }
 
 /// One channel.

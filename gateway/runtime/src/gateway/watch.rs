@@ -8,7 +8,7 @@ use mdgw_feeds::{
     identity::{ChannelId, Line},
 };
 use mdgw_status::{
-    recent::Recent,
+    recent::RecentIntervals,
     snapshot::{ChannelSnapshot, PoolSnapshot, Snapshot, ThreadSnapshot},
 };
 use mdgw_sys::clock::{mono_now, unix_now};
@@ -22,7 +22,7 @@ pub(super) struct Watch {
     pub(super) source: String,
     pub(super) pools: Vec<WatchedPool>,
     pub(super) registry: Arc<Registry>,
-    pub(super) recent: Arc<Recent>,
+    pub(super) recent: Arc<RecentIntervals>,
     pub(super) kernel_drops: KernelDrops,
 }
 
@@ -70,9 +70,9 @@ impl Watch {
     ) -> ChannelSnapshot {
         let value = |name: &str| counters.get(name).copied().unwrap_or(0);
         let failed = pool.pool.failed(index);
-        let told = u8::try_from(value("state")).ok().and_then(ChannelState::from_number).unwrap_or_default();
+        let reported = u8::try_from(value("state")).ok().and_then(ChannelState::from_number).unwrap_or_default();
         // What failed tells no state any more.
-        let state = if failed.is_some() { ChannelState::Failed } else { told };
+        let state = if failed.is_some() { ChannelState::Failed } else { reported };
         let silent = value("lines_silent");
         ChannelSnapshot {
             id: id.0,
@@ -105,7 +105,7 @@ fn pool_snapshot(name: &str, gauges: &Gauges) -> PoolSnapshot {
         name: name.to_owned(),
         threads: threads.collect(),
         turns: gauges.counts.turns,
-        deferrals: gauges.counts.deferrals,
+        busy_channel_posts: gauges.counts.busy_channel_posts,
         saturation_ns: gauges.counts.saturation_ns,
     }
 }

@@ -15,21 +15,21 @@ use mdgw_engine::{
     dispatch::{Dispatch, WaitPolicy, pool::Pool},
     handle_set::{
         HandleSet,
+        backend_choice::{self, Backend, Waiting},
         epoll::EpollSet,
-        probe::{self, Backend, Waiting},
         ring::{MultishotSet, RingSet},
     },
-    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGaps, PipelineLocal, PipelineParts, RecoverySocket},
-    publish::{LogSink, Publisher, PublisherConfig, TakeoverWords},
+    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGapRequests, PipelineLocal, PipelineParts, RecoverySocket},
+    publish::{LogSink, Publisher, PublisherConfig, TakeoverShared},
 };
 use mdgw_feeds::{
-    arbiter::{REQUESTS_UNDER_WAY_MAX, RecoveryConfig},
+    arbiter::{REQUESTS_IN_FLIGHT_MAX, RecoveryConfig},
     channel::{Channel, ChannelConfig, ChannelState, LateStart, Numbering},
     identity::{ChannelId, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
 };
 use mdgw_pair::standby::{
-    ChannelGauges, InputHistory, KnownEpochs, ListenedChannel, ListenedInput, ListenedOutput, Standby, StandbyConfig,
+    ChannelGauges, InputHistory, KnownEpochs, MonitoredChannel, MonitoredInput, MonitoredOutput, Standby, StandbyConfig,
 };
 use mdgw_publog::{LogOptions, Recovered, Retention};
 use mdgw_status::disclosure::Disclosure;
@@ -40,30 +40,31 @@ use mdgw_sys::{
     fence::Fence,
     handle::{ChannelIndex, Handle},
     hardware_stamps,
-    progress::ThreadWord,
+    progress::ProgressCounter,
     sockets::{
-        Egress, Interface, OutputOptions, ReceiveOptions, SourceFilter, Stamps, Watched, open_output, open_receive,
+        Egress, Interface, InterfaceDependents, OutputOptions, ReceiveOptions, SourceFilter, Stamps, open_output,
+        open_receive,
     },
 };
-use mdgw_telemetry::{channels::channel_exchange, counters::Registry, stages::stage_exchange};
+use mdgw_telemetry::{channel_metrics::channel_recorder_pair, counters::Registry, stages::stage_recorder_pair};
 use socket2::Socket;
 
 use super::{
-    Beginning, GatewayError, Leadership, Overrides, PoolOfChannels,
+    GatewayError, Leadership, Overrides, PoolChannels, StartMode,
     cold::{ColdParts, ColdThreads},
-    copied::Givers,
-    log_keeping::{KeptLog, LOG_COUNTERS},
-    pool::PoolOf,
-    replayed::Replay,
+    log_maintenance::{LOG_COUNTERS, MaintainedLog},
+    pool::LockedPool,
+    state_copy::Donors,
+    venue_replay::VenueReplay,
 };
 use crate::{
     config::{
         Resolved,
         resolved::{ChannelSetup, OutputConfig, PoolConfig},
     },
-    latency_thread::{ChannelFigures, LatencyThread, ThreadStages},
+    latency_thread::{ChannelMetricsCollector, LatencyThread, ThreadStageCollector},
     retransmit::ServedChannel,
-    state_file::{LeftAt, Start, StateFile},
+    state_file::{ShutdownPosition, Start, StateFile},
 };
 
 /// Makes the parts and remembers what the cold threads will want of them.
@@ -75,18 +76,18 @@ pub(super) struct Wiring<'c> {
     state: StateFile,
     start: Start,
     groups: BTreeMap<GroupId, GroupParts>,
-    peer_gaps: Arc<PeerGaps>,
+    peer_gap_requests: Arc<PeerGapRequests>,
     history: Arc<InputHistory>,
-    listened: Vec<ListenedChannel>,
-    words: BTreeMap<ChannelId, Arc<TakeoverWords>>,
+    monitored: Vec<MonitoredChannel>,
+    words: BTreeMap<ChannelId, Arc<TakeoverShared>>,
     outputs: Arc<Outputs>,
-    numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
-    givers: Givers,
-    keepers: Vec<KeptLog>,
-    watched: Watched,
+    sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    donors: Donors,
+    logs: Vec<MaintainedLog>,
+    watched: InterfaceDependents,
     drops: SocketDrops,
-    stages: Vec<ThreadStages>,
-    figures: Vec<ChannelFigures>,
+    stages: Vec<ThreadStageCollector>,
+    metrics: Vec<ChannelMetricsCollector>,
     served: Vec<ServedChannel>,
 }
 
@@ -104,8 +105,8 @@ impl<'c> Wiring<'c> {
         registry: &'c Registry,
     ) -> Result<Self, GatewayError> {
         let mut state = StateFile::open(&config.gateway.state_file)?;
-        let chance = Nonce::random().map_err(GatewayError::io("get a random number"))?.number();
-        let start = state.begin(config.gateway.node, unix_now(), chance)?;
+        let random_number = Nonce::random().map_err(GatewayError::io("get a random number"))?.number();
+        let start = state.begin(config.gateway.node, unix_now(), random_number)?;
         let outputs = config
             .outputs
             .iter()
@@ -120,7 +121,7 @@ impl<'c> Wiring<'c> {
         let (egresses, outputs): (Vec<_>, Vec<_>) = outputs.into_iter().unzip();
         let group = |group: GroupId| {
             let fence = match overrides.leadership {
-                Leadership::Alone => Fence::stand_alone(start.epoch),
+                Leadership::Standalone => Fence::standalone(start.epoch),
                 Leadership::Elected => Fence::closed(),
             };
             let epochs = KnownEpochs::new(start.epoch, EPOCH_JUMP_MAX);
@@ -135,22 +136,27 @@ impl<'c> Wiring<'c> {
             state,
             start,
             groups,
-            peer_gaps: Arc::new(PeerGaps::new(usize::from(REQUESTS_UNDER_WAY_MAX) * config.channels.len().max(1))),
+            peer_gap_requests: Arc::new(PeerGapRequests::new(
+                usize::from(REQUESTS_IN_FLIGHT_MAX) * config.channels.len().max(1),
+            )),
             history: Arc::new(InputHistory::new(
                 config.channels.iter().map(|setup| (setup.id, setup.feed)),
                 link.map_or(HISTORY_BYTES, |link| link.history_bytes),
             )),
-            listened: Vec::new(),
+            monitored: Vec::new(),
             words: BTreeMap::new(),
             outputs: Outputs::new(outputs),
             // A channel has one numbering at a time and the cold thread comes by every few milliseconds.
-            numberings: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
-            givers: Givers::of(config, overrides.takes_copies),
-            keepers: Vec::new(),
-            watched: Watched { memberships: Vec::new(), egresses: egresses.into_iter().flatten().collect() },
+            sessions: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
+            donors: Donors::of(config, overrides.copy_peer_state),
+            logs: Vec::new(),
+            watched: InterfaceDependents {
+                memberships: Vec::new(),
+                egresses: egresses.into_iter().flatten().collect(),
+            },
             drops: SocketDrops::default(),
             stages: Vec::new(),
-            figures: Vec::new(),
+            metrics: Vec::new(),
             served: Vec::new(),
         })
     }
@@ -163,15 +169,15 @@ impl<'c> Wiring<'c> {
         &self.groups
     }
 
-    pub(super) fn peer_gaps(&self) -> &Arc<PeerGaps> {
-        &self.peer_gaps
+    pub(super) fn peer_gap_requests(&self) -> &Arc<PeerGapRequests> {
+        &self.peer_gap_requests
     }
 
     pub(super) fn history(&self) -> &Arc<InputHistory> {
         &self.history
     }
 
-    pub(super) fn words(&self) -> &BTreeMap<ChannelId, Arc<TakeoverWords>> {
+    pub(super) fn words(&self) -> &BTreeMap<ChannelId, Arc<TakeoverShared>> {
         &self.words
     }
 
@@ -180,8 +186,8 @@ impl<'c> Wiring<'c> {
         &mut self,
         number: usize,
         pool: &PoolConfig,
-        words: &[ThreadWord],
-    ) -> Result<Option<PoolOfChannels>, GatewayError> {
+        words: &[ProgressCounter],
+    ) -> Result<Option<PoolChannels>, GatewayError> {
         let setups: Vec<_> = self.config.channels.iter().filter(|channel| channel.pool == number).collect();
         if setups.is_empty() {
             return Ok(None);
@@ -193,7 +199,7 @@ impl<'c> Wiring<'c> {
         }
         let waiting = if pool.wait == WaitPolicy::Spin { Waiting::Spinning } else { Waiting::Blocking };
         let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
-        let running = match probe::choose(pool.io.into(), pool.threads.count(), waiting)? {
+        let running = match backend_choice::choose(pool.io.into(), pool.threads.count(), waiting)? {
             Backend::Epoll => {
                 self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines, words)?
             }
@@ -206,7 +212,7 @@ impl<'c> Wiring<'c> {
             }
         };
         let channels = setups.iter().map(|setup| (setup.id, setup.name.clone())).collect();
-        Ok(Some(PoolOfChannels { name: pool.name.clone(), pool: running, channels }))
+        Ok(Some(PoolChannels { name: pool.name.clone(), pool: running, channels }))
     }
 
     /// Of a configured channel's group.
@@ -219,15 +225,15 @@ impl<'c> Wiring<'c> {
         set: S,
         pool: &PoolConfig,
         pipelines: Vec<ChannelPipeline>,
-        words: &[ThreadWord],
+        words: &[ProgressCounter],
     ) -> Result<Arc<dyn super::RunningPool>, GatewayError> {
         let digits = self.config.latency.significant_digits;
         let channels: Vec<_> = pipelines.iter().map(|pipeline| pipeline.channel().config().id).collect();
         let mut recorders = Vec::new();
         for thread in 0..pool.threads.count() {
-            let (recorder, collector) = stage_exchange(channels.len(), digits);
+            let (recorder, collector) = stage_recorder_pair(channels.len(), digits);
             let thread = pool.thread_name(thread);
-            self.stages.push(ThreadStages { thread, channels: channels.clone(), collector });
+            self.stages.push(ThreadStageCollector { thread, channels: channels.clone(), collector });
             recorders.push(Some(recorder));
         }
         let sockets: Vec<(Handle, Arc<Socket>)> = pipelines
@@ -254,7 +260,7 @@ impl<'c> Wiring<'c> {
         };
         let mut dispatch = pool.dispatch_config();
         for (thread, word) in dispatch.threads.iter_mut().zip(words) {
-            thread.word = Some(*word);
+            thread.progress = Some(*word);
         }
         let running = Pool::start(&dispatch, Arc::new(set), pipelines, local)
             .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })?;
@@ -262,7 +268,7 @@ impl<'c> Wiring<'c> {
             running.add(socket.as_fd(), handle).map_err(GatewayError::io("watch a line's socket"))?;
             self.drops.add(handle, socket);
         }
-        Ok(Arc::new(PoolOf::new(running)))
+        Ok(Arc::new(LockedPool::new(running)))
     }
 
     fn pipeline(&mut self, index: ChannelIndex, setup: &ChannelSetup) -> Result<ChannelPipeline, GatewayError> {
@@ -279,17 +285,17 @@ impl<'c> Wiring<'c> {
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
         let joining = joining(config.clone());
-        let mut replay = Replay::new(setup, self.numbering_to_replay(setup.id));
-        let mut is_given_whole = self.overrides.beginning == Beginning::WholeSession;
-        let has_input = &mut || is_given_whole || replay.can_be_had();
-        let copied = self.givers.channel(self.config, setup, &joining, has_input);
+        let mut replay = VenueReplay::new(setup, self.numbering_to_replay(setup.id));
+        let mut replays_whole_session = self.overrides.beginning == StartMode::WholeSession;
+        let can_replay_input = &mut || replays_whole_session || replay.is_available();
+        let copied = self.donors.channel(self.config, setup, &joining, can_replay_input);
         // Who was to give it may have died over the copy.
-        is_given_whole &= !self.givers.are_gone();
-        if self.overrides.leadership == Leadership::Elected && is_given_whole {
+        replays_whole_session &= !self.donors.are_all_unreachable();
+        if self.overrides.leadership == Leadership::Elected && replays_whole_session {
             config = joining;
         }
 
-        let words = Arc::new(TakeoverWords::default());
+        let words = Arc::new(TakeoverShared::default());
         self.words.insert(setup.id, Arc::clone(&words));
         let counters = self.registry.register(&setup.name, &COUNTERS);
         let gauges = ChannelGauges {
@@ -297,15 +303,15 @@ impl<'c> Wiring<'c> {
             log_entries_lost: counters.reader("log_entries_lost"),
             log_entries_private: counters.reader("log_entries_private"),
         };
-        let begins = copied.as_ref().and_then(left_by);
+        let start_position = copied.as_ref().and_then(copied_position);
         let OpenedLog { sink, directory: log_directory, resumed } =
-            self.open_log(setup, output, &words, gauges, begins, is_given_whole)?;
-        config.logged = resumed.map(|left| (left.session, left.next));
-        let is_amid = resumed.is_some_and(|left| !left.has_ended && left.next > Sequence(1));
-        if copied.is_none() && !is_given_whole && is_amid && replay.can_be_had() {
+            self.open_log(setup, output, &words, gauges, start_position, replays_whole_session)?;
+        config.logged = resumed.map(|shutdown| (shutdown.session, shutdown.next));
+        let is_mid_session = resumed.is_some_and(|shutdown| !shutdown.has_ended && shutdown.next > Sequence(1));
+        if copied.is_none() && !replays_whole_session && is_mid_session && replay.is_available() {
             tracing::info!(channel = setup.name, "the venue's server plays the session again, for the books");
-            config = replaying(config);
-        } else if copied.is_none() && !is_given_whole && is_amid {
+            config = replay_config(config);
+        } else if copied.is_none() && !replays_whole_session && is_mid_session {
             tracing::warn!(channel = setup.name, "begins amid the session, with its own log alone: books are in doubt");
         }
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
@@ -314,14 +320,14 @@ impl<'c> Wiring<'c> {
             channel: setup.id,
             outputs: self.output_indices(output),
             heartbeat_ns: output.map_or(HEARTBEAT_NS, |output| output.heartbeat_ns),
-            tail_packets_per_s: (TAIL_PACKETS_PER_S / of_group.max(1)).max(1),
+            catch_up_packets_per_s: (CATCH_UP_PACKETS_PER_S / of_group.max(1)).max(1),
             send_ns_max: self.config.election.as_ref().map_or(SEND_NS_MAX, |election| election.timing.send_ns_max),
             log_directory,
         };
         let publisher = Publisher::new(publisher, &sink, words);
         let lines: Vec<Line> = setup.lines.iter().map(|line| line.line).collect();
-        let (figures, collector) = channel_exchange(&lines);
-        self.figures.push(ChannelFigures { channel: setup.id, collector });
+        let (metrics, collector) = channel_recorder_pair(&lines);
+        self.metrics.push(ChannelMetricsCollector { channel: setup.id, collector });
         Ok(ChannelPipeline::new(PipelineParts {
             index,
             channel: copied.unwrap_or_else(|| Channel::new(config)),
@@ -330,10 +336,10 @@ impl<'c> Wiring<'c> {
             sink,
             publisher,
             fence: self.group_of(setup).fence,
-            peer_gaps: Arc::clone(&self.peer_gaps),
+            peer_gap_requests: Arc::clone(&self.peer_gap_requests),
             counters,
-            numberings: Arc::clone(&self.numberings),
-            figures,
+            sessions: Arc::clone(&self.sessions),
+            metrics,
         }))
     }
 
@@ -341,14 +347,14 @@ impl<'c> Wiring<'c> {
         &mut self,
         setup: &ChannelSetup,
         output: Option<&OutputConfig>,
-        words: &Arc<TakeoverWords>,
+        words: &Arc<TakeoverShared>,
         gauges: ChannelGauges,
-        begins: Option<LeftAt>,
-        is_given_whole: bool,
+        start_position: Option<ShutdownPosition>,
+        replays_whole_session: bool,
     ) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
         let directory = log_directory(self.config, setup.id);
-        if is_given_whole && begins.is_none() && directory.exists() {
+        if replays_whole_session && start_position.is_none() && directory.exists() {
             let act = format!("remove the log of channel {}, which begins anew", setup.name);
             std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
         }
@@ -367,21 +373,21 @@ impl<'c> Wiring<'c> {
         let GroupParts { fence, epochs } = self.group_of(setup);
         let Recovered { last, last_flags, .. } = opened.recovered;
         let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
-        self.listened.push(ListenedChannel {
+        self.monitored.push(MonitoredChannel {
             group: setup.group,
             channel: setup.id,
             log_directory: directory.clone(),
-            logged: begins
-                .map(|begins| (begins.session, begins.next))
+            logged_through: start_position
+                .map(|start_position| (start_position.session, start_position.next))
                 .or(logged)
                 .map(|(session, next)| StreamPosition::at(session, next)),
-            keep_from: opened.keeper.keep_from(),
+            retention_hold: opened.maintenance.retention_hold(),
             epochs: Arc::clone(&epochs),
             fence: Arc::clone(&fence),
-            words: Arc::clone(words),
+            takeover: Arc::clone(words),
             gauges,
         });
-        self.keepers.push(KeptLog::new(opened.keeper, self.registry.register(&setup.name, &LOG_COUNTERS)));
+        self.logs.push(MaintainedLog::new(opened.maintenance, self.registry.register(&setup.name, &LOG_COUNTERS)));
         self.served.push(ServedChannel {
             group: setup.group,
             channel: setup.id,
@@ -392,14 +398,14 @@ impl<'c> Wiring<'c> {
         });
         let [flags, _] = last_flags.to_le_bytes();
         let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
-        let of_log = logged.map(|(session, next)| LeftAt { session, next, has_ended });
+        let from_log = logged.map(|(session, next)| ShutdownPosition { session, next, has_ended });
         // Both are of the present session. A log may lack what was written to private memory, or be gone.
-        let of_log = of_log.filter(|left| self.is_current(setup.id, left.session));
-        let left_at = self.state.left_at(setup.id).filter(|_| !is_given_whole);
-        let resumed = of_log.into_iter().chain(left_at).max_by_key(|left| left.next);
-        let resumed = begins.or(resumed);
+        let from_log = from_log.filter(|shutdown| self.is_current(setup.id, shutdown.session));
+        let shutdown_position = self.state.shutdown_position(setup.id).filter(|_| !replays_whole_session);
+        let resumed = from_log.into_iter().chain(shutdown_position).max_by_key(|shutdown| shutdown.next);
+        let resumed = start_position.or(resumed);
         let mut sink = LogSink::new(opened.writer);
-        if let Some(LeftAt { session, next, has_ended }) = resumed {
+        if let Some(ShutdownPosition { session, next, has_ended }) = resumed {
             sink.resume(session, next, has_ended);
         }
         Ok(OpenedLog { sink, directory, resumed })
@@ -412,8 +418,8 @@ impl<'c> Wiring<'c> {
 
     /// What the books of a channel can be had from again, should no other gateway give them.
     fn numbering_to_replay(&self, channel: ChannelId) -> Option<Numbering> {
-        let Overrides { leadership, takes_copies, .. } = self.overrides;
-        let is_wanted = leadership == Leadership::Elected && takes_copies;
+        let Overrides { leadership, copy_peer_state, .. } = self.overrides;
+        let is_wanted = leadership == Leadership::Elected && copy_peer_state;
         self.state.numbering(channel).filter(|numbering| is_wanted && numbering.has_messages)
     }
 
@@ -461,17 +467,21 @@ impl<'c> Wiring<'c> {
 
     /// Listens to the other gateway, where there may be one.
     pub(super) fn start_standby(&mut self) -> Result<Option<Standby>, GatewayError> {
-        let channels = std::mem::take(&mut self.listened);
-        if self.overrides.leadership == Leadership::Alone {
+        let channels = std::mem::take(&mut self.monitored);
+        if self.overrides.leadership == Leadership::Standalone {
             return Ok(None);
         }
         let lines = self.config.outputs.iter().flat_map(|output| (0..).map(Line).zip(&output.lines));
         let outputs = lines
-            .map(|(line, output)| ListenedOutput { line, address: output.address, interface: output.interface.clone() })
+            .map(|(line, output)| MonitoredOutput {
+                line,
+                address: output.address,
+                interface: output.interface.clone(),
+            })
             .collect();
         let node = self.config.gateway.node;
         let inputs = self.config.channels.iter().flat_map(|setup| {
-            setup.lines.iter().map(|line| ListenedInput {
+            setup.lines.iter().map(|line| MonitoredInput {
                 channel: setup.id,
                 address: line.group,
                 interface: line.interface.clone(),
@@ -499,13 +509,13 @@ impl<'c> Wiring<'c> {
             "kernel software"
         };
         let disclosure = Disclosure::of_this_host(stamps).with_settings(self.config.settings());
-        let latency = LatencyThread::start(&self.config.latency, self.stages, self.figures, disclosure)
+        let latency = LatencyThread::start(&self.config.latency, self.stages, self.metrics, disclosure)
             .map_err(GatewayError::io("write latency logs"))?;
         let cold = ColdThreads::start(ColdParts {
             config: self.config,
             state: self.state,
-            numberings: self.numberings,
-            keepers: self.keepers,
+            sessions: self.sessions,
+            logs: self.logs,
             watched: self.watched,
             drops: self.drops,
             served: self.served,
@@ -517,16 +527,16 @@ impl<'c> Wiring<'c> {
 
 /// How a channel is set up that gets what is behind it from the peer.
 fn joining(config: ChannelConfig) -> ChannelConfig {
-    let mut config = replaying(config);
+    let mut config = replay_config(config);
     if let Some(catch_up) = &mut config.arbiter.catch_up {
         // The link to the peer has to come up first.
-        catch_up.peer_attempts_max = PEER_ATTEMPTS_TO_JOIN_MAX;
+        catch_up.peer_attempts_max = JOIN_PEER_ATTEMPTS_MAX;
     }
     config
 }
 
 /// How a channel is set up that has what is behind it played again by the venue, its log's end included.
-fn replaying(mut config: ChannelConfig) -> ChannelConfig {
+fn replay_config(mut config: ChannelConfig) -> ChannelConfig {
     // A day is longer than any gap.
     let (gap_messages_max, session_messages_max) = (u64::MAX, u64::MAX);
     config.arbiter.catch_up =
@@ -536,9 +546,9 @@ fn replaying(mut config: ChannelConfig) -> ChannelConfig {
 }
 
 /// Where a copied channel goes on.
-fn left_by(channel: &Channel) -> Option<LeftAt> {
+fn copied_position(channel: &Channel) -> Option<ShutdownPosition> {
     let (session, next) = channel.position()?;
-    Some(LeftAt { session, next, has_ended: channel.state() == ChannelState::Ended })
+    Some(ShutdownPosition { session, next, has_ended: channel.state() == ChannelState::Ended })
 }
 
 /// Where a channel's publication log lies.
@@ -551,13 +561,13 @@ struct OpenedLog {
     sink: LogSink,
     directory: PathBuf,
     /// How far the channel had got when the gateway last ran.
-    resumed: Option<LeftAt>,
+    resumed: Option<ShutdownPosition>,
 }
 
 /// A NIC without stamps, or a gateway without the right to switch them on, is no reason not to run: the summary tells
 /// whose stamps were used.
 fn enable_hardware_stamps(interface: &Interface) {
-    let enabled = match interface.now() {
+    let enabled = match interface.lookup() {
         Ok(now) => hardware_stamps::enable(&now.name).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
@@ -579,11 +589,11 @@ const HISTORY_BYTES: usize = 32 << 20;
 /// One more than a message lost on the link needs.
 const PEER_ATTEMPTS_MAX: u16 = 2;
 /// Three seconds for the link to come up; a peer that says it has no more isn't waited for.
-const PEER_ATTEMPTS_TO_JOIN_MAX: u16 = 300;
+const JOIN_PEER_ATTEMPTS_MAX: u16 = 300;
 /// Ten time-outs of a receiver's request.
 const HOLE_NS_MAX: u64 = 500_000_000;
 /// The floor of a takeover's tail for a whole group: see the publisher.
-const TAIL_PACKETS_PER_S: u64 = 20_000;
+const CATCH_UP_PACKETS_PER_S: u64 = 20_000;
 /// Of a gateway that stands alone: half of the fence's default margin.
 const SEND_NS_MAX: u64 = 10_000_000;
 

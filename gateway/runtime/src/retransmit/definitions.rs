@@ -15,10 +15,10 @@ pub(super) struct Definitions {
     session: Option<SessionBytes>,
     /// Whole frames back to back, and where each ends.
     bytes: Vec<u8>,
-    ends: Vec<usize>,
+    frame_ends: Vec<usize>,
     bytes_max: usize,
     /// Frames of this session for which there was no room.
-    left_out: u64,
+    dropped: u64,
     /// Where the log has come to in `session`.
     next: u64,
 }
@@ -26,7 +26,7 @@ pub(super) struct Definitions {
 impl Definitions {
     /// From the oldest entry that the log has.
     pub(super) fn new(reader: Reader, bytes_max: usize) -> Self {
-        Self { reader, session: None, bytes: Vec::new(), ends: Vec::new(), bytes_max, left_out: 0, next: 0 }
+        Self { reader, session: None, bytes: Vec::new(), frame_ends: Vec::new(), bytes_max, dropped: 0, next: 0 }
     }
 
     /// Reads at most that many entries. Whether there may be more.
@@ -35,9 +35,9 @@ impl Definitions {
             let Some(entry) = self.reader.next() else { return false };
             if self.session != Some(entry.session) {
                 self.session = Some(entry.session);
-                (self.left_out, self.next) = (0, 0);
+                (self.dropped, self.next) = (0, 0);
                 self.bytes.clear();
-                self.ends.clear();
+                self.frame_ends.clear();
             }
             self.next = entry.next;
             for (header, body) in Frames::of_body(entry.payload) {
@@ -47,12 +47,12 @@ impl Definitions {
                     continue;
                 }
                 if self.bytes.len() + FRAME_HEADER_BYTES + body.len() > self.bytes_max {
-                    self.left_out += 1;
+                    self.dropped += 1;
                     continue;
                 }
                 self.bytes.extend_from_slice(header.as_bytes());
                 self.bytes.extend_from_slice(body);
-                self.ends.push(self.bytes.len());
+                self.frame_ends.push(self.bytes.len());
             }
         }
         true
@@ -65,12 +65,12 @@ impl Definitions {
 
     /// How many frames there are; their numbers begin at 0.
     pub(super) fn count(&self) -> u64 {
-        self.ends.len() as u64
+        self.frame_ends.len() as u64
     }
 
     /// Frames for which there was no room.
-    pub(super) fn left_out(&self) -> u64 {
-        self.left_out
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// Where the log has come to in the session.
@@ -81,9 +81,9 @@ impl Definitions {
     /// As many frames from number `first` on as fit `bytes_max`: their bytes, and the number behind the last.
     pub(super) fn packet_from(&self, first: u64, bytes_max: usize) -> Option<(&[u8], u64)> {
         let first = usize::try_from(first).ok()?;
-        let begin = if first == 0 { 0 } else { *self.ends.get(first - 1)? };
-        let fitting = self.ends.get(first..)?.iter().take_while(|end| **end - begin <= bytes_max).count();
-        let end = *self.ends.get(first..first + fitting)?.last()?;
+        let begin = if first == 0 { 0 } else { *self.frame_ends.get(first - 1)? };
+        let fitting = self.frame_ends.get(first..)?.iter().take_while(|end| **end - begin <= bytes_max).count();
+        let end = *self.frame_ends.get(first..first + fitting)?.last()?;
         Some((self.bytes.get(begin..end)?, (first + fitting) as u64))
     }
 }
@@ -97,7 +97,7 @@ fn defines(body: &[u8]) -> bool {
             return true;
         }
         match rest.get(4 * usize::from(length)..) {
-            Some(behind) if length > 0 => rest = behind,
+            Some(rest_after) if length > 0 => rest = rest_after,
             _ => return false,
         }
     }

@@ -11,7 +11,7 @@ use crate::config::resolved::RetransmissionLimits;
 #[derive(Debug)]
 pub(super) struct Requesters {
     limits: RetransmissionLimits,
-    allowances: HashMap<Ipv4Addr, Allowance>,
+    buckets: HashMap<Ipv4Addr, TokenBucket>,
     /// When forgetting is worth a look again: it takes a walk over all of them.
     sweep_at: MonoNs,
 }
@@ -30,7 +30,7 @@ pub(super) enum Refusal {
 /// What one requester has saved up, as time: at most a second of it, which buys a second's worth of requests and of
 /// bytes.
 #[derive(Clone, Copy, Debug)]
-struct Allowance {
+struct TokenBucket {
     request_ps: u64,
     byte_ps: u64,
     at: MonoNs,
@@ -38,8 +38,8 @@ struct Allowance {
 
 impl Requesters {
     pub(super) fn new(limits: RetransmissionLimits) -> Self {
-        let allowances = HashMap::with_capacity(limits.requesters_max);
-        Self { limits, allowances, sweep_at: MonoNs(0) }
+        let buckets = HashMap::with_capacity(limits.requesters_max);
+        Self { limits, buckets, sweep_at: MonoNs(0) }
     }
 
     pub(super) fn limits(&self) -> &RetransmissionLimits {
@@ -55,28 +55,28 @@ impl Requesters {
         if !self.limits.allowed.iter().any(|network| network.contains(requester)) {
             return Err(Refusal::Network);
         }
-        if !self.allowances.contains_key(&requester) && self.allowances.len() >= self.limits.requesters_max {
+        if !self.buckets.contains_key(&requester) && self.buckets.len() >= self.limits.requesters_max {
             self.sweep(now);
-            if self.allowances.len() >= self.limits.requesters_max {
+            if self.buckets.len() >= self.limits.requesters_max {
                 return Err(Refusal::TooMany);
             }
         }
         let (request_cost, byte_cost) = self.costs();
-        let allowance = self.allowances.entry(requester).or_insert_with(|| Allowance::full(now));
-        allowance.grow(now);
-        let bytes = allowance.byte_ps / byte_cost;
-        if allowance.request_ps < request_cost || bytes < ANSWER_BYTES_MIN {
+        let bucket = self.buckets.entry(requester).or_insert_with(|| TokenBucket::full(now));
+        bucket.refill(now);
+        let bytes = bucket.byte_ps / byte_cost;
+        if bucket.request_ps < request_cost || bytes < ANSWER_BYTES_MIN {
             return Err(Refusal::Rate);
         }
-        allowance.request_ps -= request_cost;
+        bucket.request_ps -= request_cost;
         Ok(bytes)
     }
 
     /// Takes what an answer came to out of the requester's allowance.
-    pub(super) fn charge(&mut self, requester: Ipv4Addr, bytes: u64) {
+    pub(super) fn consume(&mut self, requester: Ipv4Addr, bytes: u64) {
         let (_, byte_cost) = self.costs();
-        if let Some(allowance) = self.allowances.get_mut(&requester) {
-            allowance.byte_ps = allowance.byte_ps.saturating_sub(bytes.saturating_mul(byte_cost));
+        if let Some(bucket) = self.buckets.get_mut(&requester) {
+            bucket.byte_ps = bucket.byte_ps.saturating_sub(bytes.saturating_mul(byte_cost));
         }
     }
 
@@ -91,22 +91,22 @@ impl Requesters {
             return;
         }
         self.sweep_at = now.plus(SWEEP_NS);
-        self.allowances.retain(|_, allowance| {
-            allowance.grow(now);
-            allowance.request_ps < PS_PER_S || allowance.byte_ps < PS_PER_S
+        self.buckets.retain(|_, bucket| {
+            bucket.refill(now);
+            bucket.request_ps < PS_PER_S || bucket.byte_ps < PS_PER_S
         });
     }
 }
 
-impl Allowance {
+impl TokenBucket {
     fn full(now: MonoNs) -> Self {
         Self { request_ps: PS_PER_S, byte_ps: PS_PER_S, at: now }
     }
 
-    fn grow(&mut self, now: MonoNs) {
-        let grown = now.since(self.at).saturating_mul(PS_PER_NS);
-        self.request_ps = self.request_ps.saturating_add(grown).min(PS_PER_S);
-        self.byte_ps = self.byte_ps.saturating_add(grown).min(PS_PER_S);
+    fn refill(&mut self, now: MonoNs) {
+        let refilled = now.since(self.at).saturating_mul(PS_PER_NS);
+        self.request_ps = self.request_ps.saturating_add(refilled).min(PS_PER_S);
+        self.byte_ps = self.byte_ps.saturating_add(refilled).min(PS_PER_S);
         self.at = now;
     }
 }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_requester_gets_its_rate_and_no_more_and_does_not_take_from_others() {
+    fn a_requester_is_limited_to_its_rate_independently_of_others() {
         let mut requesters = Requesters::new(limits());
         let (greedy, other) = (host("10.0.0.1"), host("10.0.0.2"));
         let mut admitted = 0;
@@ -164,20 +164,20 @@ mod tests {
     }
 
     #[test]
-    fn answers_use_up_bytes_and_time_gives_them_back() {
+    fn answers_consume_byte_tokens_which_refill_with_time() {
         let mut requesters = Requesters::new(limits());
         let requester = host("10.0.0.1");
         assert_eq!(requesters.admit(requester, MonoNs(0)), Ok(100_000));
-        requesters.charge(requester, 99_000);
+        requesters.consume(requester, 99_000);
         assert_eq!(requesters.admit(requester, MonoNs(1)), Err(Refusal::Rate));
         assert_eq!(requesters.admit(requester, MonoNs(SECOND / 2)), Ok(51_000));
-        requesters.charge(requester, 1_000_000);
+        requesters.consume(requester, 1_000_000);
         assert_eq!(requesters.admit(requester, MonoNs(SECOND / 2)), Err(Refusal::Rate));
         assert_eq!(requesters.admit(requester, MonoNs(60 * SECOND)), Ok(100_000), "a second's worth is all it saves");
     }
 
     #[test]
-    fn the_table_is_bounded_and_forgets_who_has_been_quiet() {
+    fn the_table_is_bounded_and_evicts_idle_requesters() {
         let mut requesters = Requesters::new(limits());
         for (address, now, answer) in [
             ("10.0.0.1", 0, Ok(100_000)),
@@ -188,7 +188,7 @@ mod tests {
             ("10.0.0.4", SECOND + 1, Err(Refusal::TooMany)),
         ] {
             assert_eq!(requesters.admit(host(address), MonoNs(now)), answer, "{address} at {now}");
-            assert!(requesters.allowances.len() <= 2);
+            assert!(requesters.buckets.len() <= 2);
         }
     }
 }

@@ -7,16 +7,16 @@ use mdgw_feeds::{
     published::packet::parse_packet,
     time::{TradingDate, UnixNs},
 };
-use mdgw_publog::{Keeper, LogOptions, Opened, Retention};
+use mdgw_publog::{LogOptions, OpenedLog, Retention, SegmentMaintenance};
 
 use super::*;
 
-struct World {
+struct ServiceFixture {
     directory: tempfile::TempDir,
     log: LogSink,
-    keeper: Keeper,
+    maintenance: SegmentMaintenance,
     service: RetransmissionService,
-    asker: UdpSocket,
+    client: UdpSocket,
     now: MonoNs,
 }
 
@@ -38,7 +38,7 @@ fn limits() -> RetransmissionLimits {
     }
 }
 
-impl World {
+impl ServiceFixture {
     fn new(limits: RetransmissionLimits) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let retention = Retention { bytes_max: 256 << 10, age_ns_max: None, protected_bytes_max: 256 << 10 };
@@ -48,7 +48,7 @@ impl World {
             retention,
             ..LogOptions::new(directory.path(), CHANNEL.0)
         };
-        let Opened { writer, keeper, .. } = mdgw_publog::open(options, NOW.0).unwrap();
+        let OpenedLog { writer, maintenance, .. } = mdgw_publog::open(options, NOW.0).unwrap();
         let mut log = LogSink::new(writer);
         log.begin(NOW);
         log.session(session(0), Sequence(1));
@@ -57,20 +57,20 @@ impl World {
             channel: CHANNEL,
             log_directory: directory.path().to_owned(),
             payload_bytes_max: 1_408,
-            fence: Arc::new(Fence::stand_alone(Epoch(9))),
+            fence: Arc::new(Fence::standalone(Epoch(9))),
             epochs: Arc::new(KnownEpochs::new(Epoch(9), 1)),
         };
         let config = RetransmissionConfig { listen: "127.0.0.1:0".parse().unwrap(), limits };
         let service = RetransmissionService::new(&config, vec![served]).unwrap();
-        let asker = UdpSocket::bind("127.0.0.1:0").unwrap();
-        asker.set_nonblocking(true).unwrap();
-        Self { directory, log, keeper, service, asker, now: MonoNs(1_000_000_000) }
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.set_nonblocking(true).unwrap();
+        Self { directory, log, maintenance, service, client, now: MonoNs(1_000_000_000) }
     }
 
     /// Messages `[first, next)`, one datagram each, all of one record of that type.
     fn messages(&mut self, range: std::ops::Range<u64>, record_type: u8) {
         for sequence in range {
-            self.keeper.turn(NOW.0);
+            self.maintenance.run_once(NOW.0);
             let mut record = [0; 520];
             (record[0], record[1]) = (130, record_type);
             self.frame(sequence, 1, &record);
@@ -90,7 +90,7 @@ impl World {
         self.log.frame(&meta, record_count, body);
     }
 
-    fn ask(&mut self, kind: RequestKind, session: Option<Session>, first: u64, next: u64) -> Vec<String> {
+    fn send_request(&mut self, kind: RequestKind, session: Option<Session>, first: u64, next: u64) -> Vec<String> {
         let request = ServiceRequest {
             kind,
             group: GROUP,
@@ -100,16 +100,16 @@ impl World {
             next: Sequence(next),
             nonce: 1,
         };
-        self.ask_raw(zerocopy::IntoBytes::as_bytes(&request.to_packet()))
+        self.send_raw(zerocopy::IntoBytes::as_bytes(&request.to_packet()))
     }
 
     /// The answer: `#restart [first,next) flags frames` of each packet.
-    fn ask_raw(&mut self, request: &[u8]) -> Vec<String> {
-        self.asker.send_to(request, self.service.local_address().unwrap()).unwrap();
+    fn send_raw(&mut self, request: &[u8]) -> Vec<String> {
+        self.client.send_to(request, self.service.local_address().unwrap()).unwrap();
         while self.service.turn(self.now).unwrap() {}
         let mut texts = Vec::new();
         let mut datagram = [0; 2_048];
-        while let Ok(length) = self.asker.recv(&mut datagram) {
+        while let Ok(length) = self.client.recv(&mut datagram) {
             let packet = parse_packet(&datagram[..length]).unwrap();
             let meta = packet.meta;
             assert_eq!((meta.group, meta.channel, meta.epoch), (GROUP, CHANNEL, Epoch(9)));
@@ -128,120 +128,130 @@ impl World {
 const TRADE: u8 = 0;
 
 #[test]
-fn a_range_is_answered_with_the_entries_that_settle_it_and_an_end() {
-    let mut world = World::new(limits());
-    world.messages(1..10, TRADE);
-    let answer = world.ask(RequestKind::Range, Some(session(0)), 4, 7);
+fn a_range_request_returns_the_entries_that_cover_it_and_an_end_packet() {
+    let mut fixture = ServiceFixture::new(limits());
+    fixture.messages(1..10, TRADE);
+    let answer = fixture.send_request(RequestKind::Range, Some(session(0)), 4, 7);
     assert_eq!(answer, ["#0 [4,5) 1", "#0 [5,6) 1", "#0 [6,7) 1", "#0 [1,10) h0"]);
-    let answer = world.ask(RequestKind::Range, None, 9, 50);
+    let answer = fixture.send_request(RequestKind::Range, None, 9, 50);
     assert_eq!(answer, ["#0 [9,10) 1", "#0 [1,10) h0"]);
     for (first, next) in [(10, 20), (3, 3)] {
-        assert_eq!(world.ask(RequestKind::Range, None, first, next), ["#0 [1,10) h0"], "[{first},{next})");
+        assert_eq!(fixture.send_request(RequestKind::Range, None, first, next), ["#0 [1,10) h0"], "[{first},{next})");
     }
 }
 
 #[test]
-fn all_parts_of_a_message_and_silent_ranges_come_again() {
-    let mut world = World::new(limits());
-    world.messages(1..2, TRADE);
+fn all_parts_of_a_message_and_empty_ranges_are_retransmitted() {
+    let mut fixture = ServiceFixture::new(limits());
+    fixture.messages(1..2, TRADE);
     let mut record = [0; 368];
     record[0] = 92;
-    world.frame(2, 5, &record.repeat(5));
-    world.log.settled(Sequence(8));
-    world.log.settle();
-    world.log.end_of_session();
-    let answer = world.ask(RequestKind::Range, None, 2, 8);
+    fixture.frame(2, 5, &record.repeat(5));
+    fixture.log.covered_through(Sequence(8));
+    fixture.log.commit_covered();
+    fixture.log.end_of_session();
+    let answer = fixture.send_request(RequestKind::Range, None, 2, 8);
     // The range without frames is no end of the answer.
     assert_eq!(answer, ["#0 [2,2) 1", "#0 [2,3) 1", "#0 [3,8) 0", "#0 [1,8) h0"]);
 }
 
 #[test]
-fn the_part_that_settles_only_what_came_before_its_message_comes_again() {
-    let mut world = World::new(limits());
-    world.messages(1..2, TRADE);
+fn a_first_part_in_an_entry_that_ends_before_its_message_is_retransmitted() {
+    let mut fixture = ServiceFixture::new(limits());
+    fixture.messages(1..2, TRADE);
     let mut record = [0; 368];
     record[0] = 92;
-    world.log.settled(Sequence(7));
-    world.frame(7, 5, &record.repeat(5));
-    world.messages(8..9, TRADE);
-    let answer = world.ask(RequestKind::Range, None, 7, 8);
+    fixture.log.covered_through(Sequence(7));
+    fixture.frame(7, 5, &record.repeat(5));
+    fixture.messages(8..9, TRADE);
+    let answer = fixture.send_request(RequestKind::Range, None, 7, 8);
     assert_eq!(answer, ["#0 [2,7) 1", "#0 [7,8) 1", "#0 [1,9) h0"]);
-    let answer = world.ask(RequestKind::Range, None, 8, 9);
+    let answer = fixture.send_request(RequestKind::Range, None, 8, 9);
     assert_eq!(answer, ["#0 [8,9) 1", "#0 [1,9) h0"], "no more than was asked for");
 }
 
 #[test]
-fn each_session_is_answered_for_itself() {
-    let mut world = World::new(limits());
-    world.messages(1..4, TRADE);
-    world.log.session(session(1), Sequence(1));
-    world.messages(1..3, TRADE);
-    assert_eq!(world.ask(RequestKind::Range, Some(session(0)), 2, 9), ["#0 [2,3) 1", "#0 [3,4) 1", "#0 [1,4) h0"]);
-    assert_eq!(world.ask(RequestKind::Range, None, 2, 9), ["#1 [2,3) 1", "#1 [1,3) h0"]);
-    assert_eq!(world.ask(RequestKind::Range, Some(session(7)), 2, 9), ["#7 [0,0) h0"], "nothing of that one");
+fn each_session_is_answered_separately() {
+    let mut fixture = ServiceFixture::new(limits());
+    fixture.messages(1..4, TRADE);
+    fixture.log.session(session(1), Sequence(1));
+    fixture.messages(1..3, TRADE);
+    assert_eq!(
+        fixture.send_request(RequestKind::Range, Some(session(0)), 2, 9),
+        ["#0 [2,3) 1", "#0 [3,4) 1", "#0 [1,4) h0"]
+    );
+    assert_eq!(fixture.send_request(RequestKind::Range, None, 2, 9), ["#1 [2,3) 1", "#1 [1,3) h0"]);
+    assert_eq!(
+        fixture.send_request(RequestKind::Range, Some(session(7)), 2, 9),
+        ["#7 [0,0) h0"],
+        "nothing of that one"
+    );
 }
 
 #[test]
-fn the_sessions_that_the_log_holds_are_told_one_after_the_other() {
-    let mut world = World::new(limits());
-    assert_eq!(world.ask(RequestKind::Sessions, None, 0, 0), [""; 0], "there is none to name");
-    assert_eq!(world.ask(RequestKind::Sessions, Some(session(0)), 0, 0), ["#0 [0,0) h0"]);
-    world.messages(1..4, TRADE);
-    world.log.session(session(1), Sequence(1));
-    world.messages(1..3, TRADE);
-    world.log.session(session(5), Sequence(1));
-    world.messages(1..9, TRADE);
-    let mut ask = |from: Option<u32>| world.ask(RequestKind::Sessions, from.map(session), 0, 0);
-    assert_eq!(ask(None), ["#0 [1,4) h0"]);
-    assert_eq!(ask(Some(0)), ["#0 [1,4) h0"]);
-    assert_eq!(ask(Some(1)), ["#1 [1,3) h0"]);
-    assert_eq!(ask(Some(2)), ["#5 [1,9) h0"]);
-    assert_eq!(ask(Some(6)), ["#6 [0,0) h0"], "none from there on");
+fn the_sessions_of_the_log_are_listed_one_by_one() {
+    let mut fixture = ServiceFixture::new(limits());
+    assert_eq!(fixture.send_request(RequestKind::Sessions, None, 0, 0), [""; 0], "there is none to name");
+    assert_eq!(fixture.send_request(RequestKind::Sessions, Some(session(0)), 0, 0), ["#0 [0,0) h0"]);
+    fixture.messages(1..4, TRADE);
+    fixture.log.session(session(1), Sequence(1));
+    fixture.messages(1..3, TRADE);
+    fixture.log.session(session(5), Sequence(1));
+    fixture.messages(1..9, TRADE);
+    let mut send_request = |from: Option<u32>| fixture.send_request(RequestKind::Sessions, from.map(session), 0, 0);
+    assert_eq!(send_request(None), ["#0 [1,4) h0"]);
+    assert_eq!(send_request(Some(0)), ["#0 [1,4) h0"]);
+    assert_eq!(send_request(Some(1)), ["#1 [1,3) h0"]);
+    assert_eq!(send_request(Some(2)), ["#5 [1,9) h0"]);
+    assert_eq!(send_request(Some(6)), ["#6 [0,0) h0"], "none from there on");
     // What is gone is not told.
-    world.messages(9..2_000, TRADE);
-    assert!(world.keeper.counts().unlinked > 5);
-    let told = world.ask(RequestKind::Sessions, Some(session(0)), 0, 0);
-    assert!(told[0].starts_with("#5 [1") && told[0].ends_with(",2000) h0"), "{told:?}");
+    fixture.messages(9..2_000, TRADE);
+    assert!(fixture.maintenance.counts().unlinked > 5);
+    let sessions = fixture.send_request(RequestKind::Sessions, Some(session(0)), 0, 0);
+    assert!(sessions[0].starts_with("#5 [1") && sessions[0].ends_with(",2000) h0"), "{sessions:?}");
 }
 
 #[test]
-fn what_is_gone_is_answered_with_the_oldest_there_is() {
-    let mut world = World::new(limits());
-    world.messages(1..2_000, TRADE);
-    assert!(world.keeper.counts().unlinked > 5);
-    let answer = world.ask(RequestKind::Range, None, 1, 1_999);
+fn an_expired_range_is_answered_from_the_oldest_entry() {
+    let mut fixture = ServiceFixture::new(limits());
+    fixture.messages(1..2_000, TRADE);
+    assert!(fixture.maintenance.counts().unlinked > 5);
+    let answer = fixture.send_request(RequestKind::Range, None, 1, 1_999);
     let end = answer.last().unwrap();
     let oldest: u64 = end.strip_prefix("#0 [").unwrap().split(',').next().unwrap().parse().unwrap();
     assert!(oldest > 1_000, "{oldest}");
     assert_eq!(end, &format!("#0 [{oldest},2000) h0"));
     assert_eq!(answer[0], format!("#0 [{oldest},{}) 1", oldest + 1));
-    assert_eq!(world.service.counts().gone, 1);
+    assert_eq!(fixture.service.counts().expired, 1);
 }
 
 #[test]
-fn limits_cut_answers_short_but_leave_them_their_end() {
-    let mut world = World::new(RetransmissionLimits { packets_per_request_max: 3, ..limits() });
-    world.messages(1..10, TRADE);
-    assert_eq!(world.ask(RequestKind::Range, None, 2, 9), ["#0 [2,3) 1", "#0 [3,4) 1", "#0 [4,5) 1", "#0 [1,10) h0"]);
+fn limits_truncate_answers_but_keep_the_end_packet() {
+    let mut fixture = ServiceFixture::new(RetransmissionLimits { packets_per_request_max: 3, ..limits() });
+    fixture.messages(1..10, TRADE);
+    assert_eq!(
+        fixture.send_request(RequestKind::Range, None, 2, 9),
+        ["#0 [2,3) 1", "#0 [3,4) 1", "#0 [4,5) 1", "#0 [1,10) h0"]
+    );
     // 616 bytes each; 64 for the end.
-    world.service.set_limits(RetransmissionLimits { bytes_per_second: 2_500, ..limits() });
-    let answer = world.ask(RequestKind::Range, None, 1, 9);
+    fixture.service.set_limits(RetransmissionLimits { bytes_per_second: 2_500, ..limits() });
+    let answer = fixture.send_request(RequestKind::Range, None, 1, 9);
     assert_eq!(answer, ["#0 [1,2) 1", "#0 [2,3) 1", "#0 [3,4) 1", "#0 [1,10) h0"]);
-    assert_eq!(world.ask(RequestKind::Range, None, 1, 9), [""; 0], "nothing left to give");
-    assert_eq!(world.service.counts().rate_refused, 1);
-    world.now = world.now.plus(1_000_000_000);
-    assert_eq!(world.ask(RequestKind::Range, None, 1, 9).len(), 4);
-    assert_eq!(world.service.counts().cut_short, 3);
+    assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 9), [""; 0], "nothing left to give");
+    assert_eq!(fixture.service.counts().rate_refused, 1);
+    fixture.now = fixture.now.plus(1_000_000_000);
+    assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 9).len(), 4);
+    assert_eq!(fixture.service.counts().truncated, 3);
 }
 
 #[test]
-fn strangers_and_nonsense_are_counted_and_not_answered() {
-    let mut world = World::new(limits());
-    world.messages(1..10, TRADE);
-    for nonsense in [&[0; 3][..], &[0; REQUEST_PACKET_BYTES], &[0; REQUEST_PACKET_BYTES + 20]] {
-        assert_eq!(world.ask_raw(nonsense), [""; 0]);
+fn foreign_and_malformed_requests_are_counted_and_not_answered() {
+    let mut fixture = ServiceFixture::new(limits());
+    fixture.messages(1..10, TRADE);
+    for invalid_request in [&[0; 3][..], &[0; REQUEST_PACKET_BYTES], &[0; REQUEST_PACKET_BYTES + 20]] {
+        assert_eq!(fixture.send_raw(invalid_request), [""; 0]);
     }
-    assert_eq!(world.service.counts().malformed.unexpected(), 3);
+    assert_eq!(fixture.service.counts().malformed.unexpected(), 3);
     let other = ServiceRequest {
         kind: RequestKind::Range,
         group: GROUP,
@@ -251,42 +261,42 @@ fn strangers_and_nonsense_are_counted_and_not_answered() {
         next: Sequence(2),
         nonce: 1,
     };
-    assert_eq!(world.ask_raw(zerocopy::IntoBytes::as_bytes(&other.to_packet())), [""; 0]);
-    assert_eq!(world.service.counts().unknown, 1);
-    world.service.set_limits(RetransmissionLimits { allowed: vec!["10.0.0.0/8".parse().unwrap()], ..limits() });
-    assert_eq!(world.ask(RequestKind::Range, None, 1, 9), [""; 0]);
-    assert_eq!(world.service.counts().network_refused, 1);
-    assert_eq!(world.service.counts().packets, 0);
+    assert_eq!(fixture.send_raw(zerocopy::IntoBytes::as_bytes(&other.to_packet())), [""; 0]);
+    assert_eq!(fixture.service.counts().unknown, 1);
+    fixture.service.set_limits(RetransmissionLimits { allowed: vec!["10.0.0.0/8".parse().unwrap()], ..limits() });
+    assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 9), [""; 0]);
+    assert_eq!(fixture.service.counts().network_refused, 1);
+    assert_eq!(fixture.service.counts().packets, 0);
 }
 
 #[test]
-fn definitions_outlive_their_segments_and_come_in_as_many_packets_as_they_need() {
-    let mut world = World::new(RetransmissionLimits { packets_per_request_max: 2, ..limits() });
-    world.messages(1..6, dbn::enums::rtype::INSTRUMENT_DEF);
-    world.messages(6..7, TRADE);
-    world.messages(7..8, dbn::enums::rtype::SYMBOL_MAPPING);
-    world.ask(RequestKind::Definitions, None, 0, 0);
-    world.messages(8..2_000, TRADE);
-    assert!(world.keeper.counts().unlinked > 5);
+fn definitions_outlive_their_segments_and_span_several_packets() {
+    let mut fixture = ServiceFixture::new(RetransmissionLimits { packets_per_request_max: 2, ..limits() });
+    fixture.messages(1..6, dbn::enums::rtype::INSTRUMENT_DEF);
+    fixture.messages(6..7, TRADE);
+    fixture.messages(7..8, dbn::enums::rtype::SYMBOL_MAPPING);
+    fixture.send_request(RequestKind::Definitions, None, 0, 0);
+    fixture.messages(8..2_000, TRADE);
+    assert!(fixture.maintenance.counts().unlinked > 5);
     // 552 bytes each: two to a packet.
-    let answer = world.ask(RequestKind::Definitions, None, 0, 0);
+    let answer = fixture.send_request(RequestKind::Definitions, None, 0, 0);
     assert_eq!(answer, ["#0 [0,2) s2", "#0 [2,4) s2", "#0 [4,6) hs0"]);
-    let answer = world.ask(RequestKind::Definitions, Some(session(0)), 4, 0x7fff);
+    let answer = fixture.send_request(RequestKind::Definitions, Some(session(0)), 4, 0x7fff);
     assert_eq!(answer, ["#0 [4,6) s2", "#0 [6,6) hs0"]);
-    assert_eq!(world.ask(RequestKind::Definitions, None, 77, 77), ["#0 [6,6) hs0"]);
+    assert_eq!(fixture.send_request(RequestKind::Definitions, None, 77, 77), ["#0 [6,6) hs0"]);
 
-    world.log.session(session(1), Sequence(1));
-    world.messages(1..2, dbn::enums::rtype::INSTRUMENT_DEF);
-    assert_eq!(world.ask(RequestKind::Definitions, None, 0, 0), ["#1 [0,1) s1", "#1 [1,1) hs0"]);
-    assert_eq!(world.ask(RequestKind::Definitions, Some(session(0)), 0, 0), ["#0 [0,0) hs0"]);
+    fixture.log.session(session(1), Sequence(1));
+    fixture.messages(1..2, dbn::enums::rtype::INSTRUMENT_DEF);
+    assert_eq!(fixture.send_request(RequestKind::Definitions, None, 0, 0), ["#1 [0,1) s1", "#1 [1,1) hs0"]);
+    assert_eq!(fixture.send_request(RequestKind::Definitions, Some(session(0)), 0, 0), ["#0 [0,0) hs0"]);
 }
 
 #[test]
-fn a_service_without_a_log_yet_answers_once_there_is_one() {
-    let mut world = World::new(limits());
-    assert_eq!(world.ask(RequestKind::Range, None, 1, 2), [""; 0]);
-    assert_eq!(world.service.counts().unknown, 1);
-    world.messages(1..2, TRADE);
-    assert_eq!(world.ask(RequestKind::Range, None, 1, 2), ["#0 [1,2) 1", "#0 [1,2) h0"]);
-    assert!(world.directory.path().exists());
+fn a_service_answers_as_soon_as_the_log_has_entries() {
+    let mut fixture = ServiceFixture::new(limits());
+    assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 2), [""; 0]);
+    assert_eq!(fixture.service.counts().unknown, 1);
+    fixture.messages(1..2, TRADE);
+    assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 2), ["#0 [1,2) 1", "#0 [1,2) h0"]);
+    assert!(fixture.directory.path().exists());
 }

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Answer, Request};
+use super::{Request, Response};
 
 /// Why there is no answer, or not the wanted one.
 #[derive(Debug, thiserror::Error)]
@@ -42,20 +42,20 @@ pub enum ControlError {
 ///
 /// # Errors
 /// See [`ControlError`].
-pub fn ask(path: &Path, request: &Request) -> Result<Value, ControlError> {
+pub fn send_request(path: &Path, request: &Request) -> Result<Value, ControlError> {
     let connection =
         UnixStream::connect(path).map_err(|source| ControlError::Connect { path: path.to_owned(), source })?;
     match exchange(connection, request).map_err(|source| ControlError::Io { path: path.to_owned(), source })? {
-        Answer::Ok(value) => Ok(value),
-        Answer::Refused(reason) => Err(ControlError::Refused(reason)),
+        Response::Ok(value) => Ok(value),
+        Response::Refused(reason) => Err(ControlError::Refused(reason)),
     }
 }
 
-fn exchange(mut connection: UnixStream, request: &Request) -> io::Result<Answer> {
-    connection.set_read_timeout(Some(PATIENCE))?;
-    let mut question = serde_json::to_string(request)?;
-    question.push('\n');
-    connection.write_all(question.as_bytes())?;
+fn exchange(mut connection: UnixStream, request: &Request) -> io::Result<Response> {
+    connection.set_read_timeout(Some(TIMEOUT))?;
+    let mut request_line = serde_json::to_string(request)?;
+    request_line.push('\n');
+    connection.write_all(request_line.as_bytes())?;
     let mut line = String::new();
     if BufReader::new(connection).read_line(&mut line)? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -64,4 +64,4 @@ fn exchange(mut connection: UnixStream, request: &Request) -> io::Result<Answer>
 }
 
 /// A hand-over is the longest question: it has a limit of its own, far below.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);

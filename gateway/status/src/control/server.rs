@@ -16,10 +16,10 @@ use std::{
     time::Duration,
 };
 
-use super::{Answer, REQUEST_BYTES_MAX, Request};
+use super::{REQUEST_BYTES_MAX, Request, Response};
 
 /// What answers.
-type Answering = dyn Fn(Request) -> Answer + Send + Sync;
+type RequestHandler = dyn Fn(Request) -> Response + Send + Sync;
 
 /// The running service. Ends, and takes its socket away, when it is dropped.
 pub struct ControlServer {
@@ -33,17 +33,17 @@ impl ControlServer {
     ///
     /// # Errors
     /// When the socket can't be made, or another process listens there.
-    pub fn start(path: &Path, answer: impl Fn(Request) -> Answer + Send + Sync + 'static) -> io::Result<Self> {
+    pub fn start(path: &Path, answer: impl Fn(Request) -> Response + Send + Sync + 'static) -> io::Result<Self> {
         if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
             fs::create_dir_all(directory)?;
         }
         let listener = listen(path)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let of_thread = Arc::clone(&stop);
-        let answer: Arc<Answering> = Arc::new(answer);
+        let thread_stop = Arc::clone(&stop);
+        let answer: Arc<RequestHandler> = Arc::new(answer);
         let thread = std::thread::Builder::new()
             .name("mdgw-control".to_owned())
-            .spawn(move || accept(&listener, &answer, &of_thread))?;
+            .spawn(move || accept(&listener, &answer, &thread_stop))?;
         Ok(Self { path: path.to_owned(), stop, thread: Some(thread) })
     }
 }
@@ -80,7 +80,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-fn accept(listener: &UnixListener, answer: &Arc<Answering>, stop: &Arc<AtomicBool>) {
+fn accept(listener: &UnixListener, answer: &Arc<RequestHandler>, stop: &Arc<AtomicBool>) {
     let open = Arc::new(AtomicUsize::new(0));
     for connection in listener.incoming() {
         if stop.load(Ordering::Acquire) {
@@ -92,7 +92,7 @@ fn accept(listener: &UnixListener, answer: &Arc<Answering>, stop: &Arc<AtomicBoo
         };
         if open.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
             open.fetch_sub(1, Ordering::AcqRel);
-            let _ = write(&mut connection, &Answer::Refused("too many connections".to_owned()));
+            let _ = write(&mut connection, &Response::Refused("too many connections".to_owned()));
             continue;
         }
         let (answer, stop, open_here) = (Arc::clone(answer), Arc::clone(stop), Arc::clone(&open));
@@ -107,9 +107,9 @@ fn accept(listener: &UnixListener, answer: &Arc<Answering>, stop: &Arc<AtomicBoo
     }
 }
 
-fn serve(connection: UnixStream, answer: &Answering, stop: &AtomicBool) -> io::Result<()> {
-    connection.set_read_timeout(Some(IDLE_MAX))?;
-    connection.set_write_timeout(Some(WRITE_MAX))?;
+fn serve(connection: UnixStream, answer: &RequestHandler, stop: &AtomicBool) -> io::Result<()> {
+    connection.set_read_timeout(Some(IDLE_TIMEOUT))?;
+    connection.set_write_timeout(Some(WRITE_TIMEOUT))?;
     let mut writer = connection.try_clone()?;
     let mut reader = BufReader::new(connection);
     let mut line = Vec::new();
@@ -122,18 +122,18 @@ fn serve(connection: UnixStream, answer: &Answering, stop: &AtomicBool) -> io::R
         if !line.ends_with(b"\n") {
             // What follows would be read as further questions.
             let text = if bytes == REQUEST_BYTES_MAX { "the question is too long" } else { "the question broke off" };
-            return write(&mut writer, &Answer::Refused(text.to_owned()));
+            return write(&mut writer, &Response::Refused(text.to_owned()));
         }
-        let answered = match serde_json::from_slice(&line) {
+        let response = match serde_json::from_slice(&line) {
             Ok(request) => answer(request),
-            Err(error) => Answer::Refused(format!("not understood: {error}")),
+            Err(error) => Response::Refused(format!("not understood: {error}")),
         };
-        write(&mut writer, &answered)?;
+        write(&mut writer, &response)?;
     }
     Ok(())
 }
 
-fn write(connection: &mut UnixStream, answer: &Answer) -> io::Result<()> {
+fn write(connection: &mut UnixStream, answer: &Response) -> io::Result<()> {
     let mut text = serde_json::to_string(answer)?;
     text.push('\n');
     connection.write_all(text.as_bytes())
@@ -142,9 +142,9 @@ fn write(connection: &mut UnixStream, answer: &Answer) -> io::Result<()> {
 /// People and their scripts.
 const CONNECTIONS_MAX: usize = 8;
 /// How long a connection may say nothing.
-const IDLE_MAX: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long it may not take its answer.
-const WRITE_MAX: Duration = Duration::from_secs(5);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Out of descriptors: there may be some soon.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
@@ -153,18 +153,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::control::{ControlError, ask};
+    use crate::control::{ControlError, send_request};
 
-    fn echo(request: Request) -> Answer {
+    fn echo(request: Request) -> Response {
         match request {
-            Request::Status {} => Answer::Ok(json!({ "role": "leader" })),
-            other => Answer::Refused(format!("{other:?}")),
+            Request::Status {} => Response::Ok(json!({ "role": "leader" })),
+            other => Response::Refused(format!("{other:?}")),
         }
     }
 
-    fn raw(path: &Path, question: &[u8]) -> String {
+    fn raw(path: &Path, request_bytes: &[u8]) -> String {
         let mut connection = UnixStream::connect(path).unwrap();
-        connection.write_all(question).unwrap();
+        connection.write_all(request_bytes).unwrap();
         connection.shutdown(std::net::Shutdown::Write).unwrap();
         let mut text = String::new();
         connection.read_to_string(&mut text).unwrap();
@@ -172,12 +172,12 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_answered_in_their_order() {
+    fn requests_are_answered_in_order() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/control");
         let server = ControlServer::start(&path, echo).unwrap();
-        assert_eq!(ask(&path, &Request::Status {}).unwrap(), json!({ "role": "leader" }));
-        let refused = ask(&path, &Request::Pin { group: None }).unwrap_err();
+        assert_eq!(send_request(&path, &Request::Status {}).unwrap(), json!({ "role": "leader" }));
+        let refused = send_request(&path, &Request::Pin { group: None }).unwrap_err();
         assert!(matches!(&refused, ControlError::Refused(reason) if reason == "Pin { group: None }"), "{refused}");
         let two = raw(&path, b"{\"command\":\"status\"}\n{\"command\":\"unpin\",\"group\":3}\n");
         assert_eq!(two, "{\"ok\":{\"role\":\"leader\"}}\n{\"refused\":\"Unpin { group: Some(3) }\"}\n");
@@ -185,39 +185,39 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         drop(server);
         assert!(!path.exists());
-        assert!(matches!(ask(&path, &Request::Status {}), Err(ControlError::Connect { .. })));
+        assert!(matches!(send_request(&path, &Request::Status {}), Err(ControlError::Connect { .. })));
     }
 
     #[test]
-    fn what_is_no_question_is_refused_and_the_service_goes_on() {
+    fn invalid_requests_are_refused_and_the_service_continues() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let _server = ControlServer::start(&path, echo).unwrap();
-        for (question, expected) in [
+        for (request_bytes, expected) in [
             (&b"{\"command\":\"fly\"}\n"[..], "not understood"),
             (b"{\"command\":\"status\",\"colour\":1}\n", "not understood"),
             (b"\xff\xfe\n", "not understood"),
             (b"{\"command\":\"sta", "broke off"),
             (&[b'x'; REQUEST_BYTES_MAX + 10], "too long"),
         ] {
-            let answer = raw(&path, question);
+            let answer = raw(&path, request_bytes);
             assert!(answer.contains("refused") && answer.contains(expected), "{answer}");
         }
-        assert!(ask(&path, &Request::Status {}).is_ok());
+        assert!(send_request(&path, &Request::Status {}).is_ok());
     }
 
     #[test]
-    fn a_socket_in_use_is_left_alone_and_one_that_a_crash_left_is_replaced() {
+    fn a_socket_in_use_is_kept_and_a_stale_one_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         drop(UnixListener::bind(&path).unwrap());
         let _server = ControlServer::start(&path, echo).unwrap();
         assert_eq!(ControlServer::start(&path, echo).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        assert!(ask(&path, &Request::Status {}).is_ok());
+        assert!(send_request(&path, &Request::Status {}).is_ok());
     }
 
     #[test]
-    fn more_connections_than_allowed_are_told_so() {
+    fn connections_beyond_the_limit_are_refused_with_a_reason() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let _server = ControlServer::start(&path, echo).unwrap();
@@ -225,7 +225,7 @@ mod tests {
         assert!(raw(&path, b"").contains("too many connections"));
         drop(held);
         // Their threads end in their own time.
-        while ask(&path, &Request::Status {}).is_err() {
+        while send_request(&path, &Request::Status {}).is_err() {
             std::thread::yield_now();
         }
     }

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nic_is_believed_before_the_kernel() {
+    fn nic_stamps_take_precedence_over_kernel_stamps() {
         assert_eq!(stamp(&stamps((5, 7), (0, 0))), (Some(UnixNs(5_000_000_007)), StampKind::Kernel));
         assert_eq!(stamp(&stamps((5, 7), (6, 8))), (Some(UnixNs(6_000_000_008)), StampKind::Hardware));
         assert_eq!(stamp(&stamps((0, 0), (0, 0))), (None, StampKind::None));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn other_control_data_in_front_is_passed_over() {
+    fn other_control_data_is_skipped() {
         let mut control = element(libc::SO_RXQ_OVFL, &3_u32.to_ne_bytes());
         control.extend(stamps((1, 2), (0, 0)));
         assert_eq!(stamp(&control), (Some(UnixNs(1_000_000_002)), StampKind::Kernel));
@@ -101,7 +101,7 @@ mod tests {
         }
 
         #[test]
-        fn control_data_cut_short_yields_the_stamp_or_none(cut in 0_usize..=64) {
+        fn truncated_control_data_yields_the_stamp_or_none(cut in 0_usize..=64) {
             let whole = stamps((9, 1), (0, 0));
             let (stamp, kind) = stamp(whole.get(..cut).unwrap_or(&whole));
             prop_assert!(stamp.is_none() == (kind == StampKind::None));

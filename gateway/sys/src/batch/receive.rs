@@ -13,8 +13,8 @@ use mdgw_feeds::{identity::Line, time::UnixNs};
 
 use super::{
     control::{self, CONTROL_BYTES, Control},
-    lent::{LentBuffers, LentDatagram},
-    memory::Fixed,
+    pinned_array::Fixed,
+    provided::{ProvidedBuffers, ProvidedDatagram},
 };
 
 /// Where a receive time comes from.
@@ -53,18 +53,18 @@ pub struct ReceivedDatagram<'a> {
 ///               ├─ names[i]       who sent it
 ///               └─ controls[i]    stamps
 /// ```
-/// `free[rows_filled..]` are the numbers of rows that hold nothing; row order and order of arrival differ where a submission
+/// `free[rows_used..]` are the numbers of rows that hold nothing; row order and order of arrival differ where a submission
 /// left holes.
 pub struct ReceiveBatch {
     rows: Rows,
     /// A permutation of the row numbers: those in front are in use, the others free.
     free: Box<[u16]>,
     /// Whether `free` still counts up, so that free rows lie side by side.
-    in_sequence: bool,
-    filled: Vec<Filled>,
-    /// Rows among `filled`; the others lie in buffers of `lender`.
-    rows_filled: usize,
-    lender: Option<Arc<LentBuffers>>,
+    is_free_sorted: bool,
+    entries: Vec<DatagramEntry>,
+    /// Rows among `entries`; the others lie in buffers of `provider`.
+    rows_used: usize,
+    provider: Option<Arc<ProvidedBuffers>>,
 }
 
 impl ReceiveBatch {
@@ -82,64 +82,71 @@ impl ReceiveBatch {
         assert!((1..=1_024).contains(&packets_max), "packets_max {packets_max}: 1 to 1,024");
         let rows = Rows::new(packets_max, datagram_bytes_max);
         let free = (0..=u16::MAX).take(packets_max).collect();
-        Self { rows, free, in_sequence: true, filled: Vec::with_capacity(packets_max), rows_filled: 0, lender: None }
+        Self {
+            rows,
+            free,
+            is_free_sorted: true,
+            entries: Vec::with_capacity(packets_max),
+            rows_used: 0,
+            provider: None,
+        }
     }
 
     /// Forgets its datagrams. Those that were lent go back to where they came from.
     pub fn clear(&mut self) {
-        for filled in &self.filled {
-            if let (Place::Lent { id, .. }, Some(lender)) = (filled.place, &self.lender) {
-                lender.give_back(id);
+        for entries in &self.entries {
+            if let (BufferLocation::Provided { id, .. }, Some(provider)) = (entries.location, &self.provider) {
+                provider.return_buffer(id);
             }
         }
-        self.filled.clear();
-        self.rows_filled = 0;
-        if !self.in_sequence {
+        self.entries.clear();
+        self.rows_used = 0;
+        if !self.is_free_sorted {
             self.free.sort_unstable();
-            self.in_sequence = true;
+            self.is_free_sorted = true;
         }
     }
 
     /// Datagrams in it.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.filled.len()
+        self.entries.len()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.filled.is_empty()
+        self.entries.is_empty()
     }
 
     /// How many more it can take.
     #[must_use]
     pub fn room(&self) -> usize {
-        self.free.len() - self.filled.len()
+        self.free.len() - self.entries.len()
     }
 
     /// One of its datagrams, in the order in which they were read.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<ReceivedDatagram<'_>> {
-        self.filled.get(index).map(|filled| self.view(filled))
+        self.entries.get(index).map(|entries| self.view(entries))
     }
 
     /// Its datagrams, in the order in which they were read.
     pub fn iter(&self) -> impl Iterator<Item = ReceivedDatagram<'_>> {
-        self.filled.iter().map(|filled| self.view(filled))
+        self.entries.iter().map(|entries| self.view(entries))
     }
 
     /// Copies a datagram in, for sources that are no socket. False when there is no room.
-    pub fn copy_in(&mut self, datagram: &ReceivedDatagram<'_>) -> bool {
+    pub fn push_copy(&mut self, datagram: &ReceivedDatagram<'_>) -> bool {
         let Some(row) = self.first_free_row() else { return false };
         let length = datagram.bytes.len().min(self.rows.datagram_bytes_max);
         let target = self.rows.bytes_of(row);
         // SAFETY: the row has `datagram_bytes_max` bytes at `target`, no more than that are written, and no reference
         // into a free row exists; `datagram.bytes` cannot lie in it, since it would borrow `self`.
         unsafe { target.copy_from_nonoverlapping(datagram.bytes.as_ptr(), length) };
-        self.rows_filled += 1;
-        self.filled.push(Filled {
-            place: Place::Row(row),
+        self.rows_used += 1;
+        self.entries.push(DatagramEntry {
+            location: BufferLocation::Row(row),
             length,
             line: datagram.line,
             ts_recv: datagram.ts_recv,
@@ -157,30 +164,30 @@ impl ReceiveBatch {
     /// As `recvmmsg`, other than "nothing there".
     pub fn receive_many(&mut self, line: Line, socket: RawFd, packets_max: usize) -> io::Result<bool> {
         let Some(row) = self.first_free_row() else { return Ok(true) };
-        let asked = self.rows_side_by_side().min(u16::try_from(packets_max).unwrap_or(u16::MAX));
+        let requested = self.contiguous_free_rows().min(u16::try_from(packets_max).unwrap_or(u16::MAX));
         let headers = self.rows.headers.at(usize::from(row));
-        // SAFETY: recvmmsg(2) reads and writes `asked` headers from `headers` on and, through them, the memory that
-        // `Rows` wired to them. They are rows `row..row + asked`, all of them free, so no reference into them exists.
+        // SAFETY: recvmmsg(2) reads and writes `requested` headers from `headers` on and, through them, the memory that
+        // `Rows` wired to them. They are rows `row..row + requested`, all of them free, so no reference into them exists.
         // `MSG_DONTWAIT`: the kernel keeps none of the pointers after the call.
         let received =
-            unsafe { libc::recvmmsg(socket, headers, u32::from(asked), libc::MSG_DONTWAIT, std::ptr::null_mut()) };
+            unsafe { libc::recvmmsg(socket, headers, u32::from(requested), libc::MSG_DONTWAIT, std::ptr::null_mut()) };
         let Ok(received) = u16::try_from(received) else {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) };
         };
         for row in row..row + received {
-            self.take_over(row, line, None);
+            self.record_row(row, line, None);
         }
-        Ok(received == asked)
+        Ok(received == requested)
     }
 
     /// Header of the `offset`th free row, for a request that fills it; `None` when there is no such row. The kernel may
-    /// write to the row until [`Self::settle`].
+    /// write to the row until [`Self::accept_completions`].
     pub fn free_header(&mut self, offset: usize) -> Option<*mut libc::msghdr> {
         if offset >= self.room() {
             return None;
         }
-        let &row = self.free.get(self.rows_filled + offset)?;
+        let &row = self.free.get(self.rows_used + offset)?;
         let header = self.rows.headers.at(usize::from(row));
         // SAFETY: `header` is a value of `headers`; only the address of its first field is taken.
         Some(unsafe { &raw mut (*header).msg_hdr })
@@ -191,58 +198,58 @@ impl ReceiveBatch {
     ///
     /// # Safety
     /// Every one of the requests has been completed, and wrote as many bytes to its row as is said here.
-    pub unsafe fn settle(&mut self, requests: impl Iterator<Item = (Line, Option<usize>)>) {
-        let first = self.rows_filled;
+    pub unsafe fn accept_completions(&mut self, requests: impl Iterator<Item = (Line, Option<usize>)>) {
+        let first = self.rows_used;
         for (offset, (line, received)) in requests.enumerate() {
             let Some(length) = received else { continue };
-            let (next, at) = (self.rows_filled, first + offset);
+            let (next, at) = (self.rows_used, first + offset);
             if next != at {
                 self.free.swap(next, at);
-                self.in_sequence = false;
+                self.is_free_sorted = false;
             }
-            self.take_over(self.free[next], line, Some(length));
+            self.record_row(self.free[next], line, Some(length));
         }
     }
 
-    fn view(&self, filled: &Filled) -> ReceivedDatagram<'_> {
-        // SAFETY: a row has been in use since its `length` bytes were written (`take_over` and `copy_in` cut it at the
-        // row's size); a lent buffer is ours since `hold`, and `length` bytes of it were written. Nobody writes to
+    fn view(&self, entries: &DatagramEntry) -> ReceivedDatagram<'_> {
+        // SAFETY: a row has been in use since its `length` bytes were written (`record_row` and `push_copy` cut it at the
+        // row's size); a lent buffer is ours since `record_provided`, and `length` bytes of it were written. Nobody writes to
         // either before `clear`, which needs `&mut self`.
-        let bytes = unsafe { std::slice::from_raw_parts(self.address(filled.place), filled.length) };
+        let bytes = unsafe { std::slice::from_raw_parts(self.address(entries.location), entries.length) };
         ReceivedDatagram {
-            line: filled.line,
+            line: entries.line,
             bytes,
-            ts_recv: filled.ts_recv,
-            stamp: filled.stamp,
-            source: filled.source,
-            truncated: filled.truncated,
+            ts_recv: entries.ts_recv,
+            stamp: entries.stamp,
+            source: entries.source,
+            truncated: entries.truncated,
         }
     }
 
-    fn address(&self, place: Place) -> *const u8 {
-        match (place, &self.lender) {
-            (Place::Row(row), _) => self.rows.bytes_of(row),
-            (Place::Lent { id, offset }, Some(lender)) => lender.at(id).wrapping_add(offset),
-            (Place::Lent { .. }, None) => unreachable!("`hold` comes after `take_from`"),
+    fn address(&self, location: BufferLocation) -> *const u8 {
+        match (location, &self.provider) {
+            (BufferLocation::Row(row), _) => self.rows.bytes_of(row),
+            (BufferLocation::Provided { id, offset }, Some(provider)) => provider.at(id).wrapping_add(offset),
+            (BufferLocation::Provided { .. }, None) => unreachable!("`hold` comes after `take_from`"),
         }
     }
 
     /// Makes these buffers the ones that the batch may hold.
-    pub(super) fn take_from(&mut self, buffers: &Arc<LentBuffers>) -> io::Result<()> {
-        if self.lender.as_ref().is_some_and(|lender| Arc::ptr_eq(lender, buffers)) {
+    pub(super) fn set_provider(&mut self, buffers: &Arc<ProvidedBuffers>) -> io::Result<()> {
+        if self.provider.as_ref().is_some_and(|provider| Arc::ptr_eq(provider, buffers)) {
             return Ok(());
         }
-        if self.filled.len() > self.rows_filled {
+        if self.entries.len() > self.rows_used {
             return Err(io::Error::other("the batch still holds buffers of another ring"));
         }
-        self.lender = Some(Arc::clone(buffers));
+        self.provider = Some(Arc::clone(buffers));
         Ok(())
     }
 
     /// Notes a datagram in a buffer that is the batch's from now on.
-    pub(super) fn hold(&mut self, id: u16, datagram: &LentDatagram, line: Line) {
-        self.filled.push(Filled {
-            place: Place::Lent { id, offset: datagram.offset },
+    pub(super) fn record_provided(&mut self, id: u16, datagram: &ProvidedDatagram, line: Line) {
+        self.entries.push(DatagramEntry {
+            location: BufferLocation::Provided { id, offset: datagram.offset },
             length: datagram.length,
             line,
             ts_recv: datagram.ts_recv,
@@ -253,13 +260,13 @@ impl ReceiveBatch {
     }
 
     fn first_free_row(&self) -> Option<u16> {
-        if self.room() == 0 { None } else { self.free.get(self.rows_filled).copied() }
+        if self.room() == 0 { None } else { self.free.get(self.rows_used).copied() }
     }
 
     /// How many free rows follow the first free one without a hole.
-    fn rows_side_by_side(&self) -> u16 {
-        let free = self.free.get(self.rows_filled..).unwrap_or(&[]);
-        let count = if self.in_sequence {
+    fn contiguous_free_rows(&self) -> u16 {
+        let free = self.free.get(self.rows_used..).unwrap_or(&[]);
+        let count = if self.is_free_sorted {
             free.len()
         } else {
             1 + free.windows(2).take_while(|pair| matches!(pair, [a, b] if a + 1 == *b)).count()
@@ -269,7 +276,7 @@ impl ReceiveBatch {
 
     /// Notes what the kernel wrote into the first free row, and makes its header ready for the next time. `length`
     /// where the header doesn't tell it (a single `recvmsg`).
-    fn take_over(&mut self, row: u16, line: Line, length: Option<usize>) {
+    fn record_row(&mut self, row: u16, line: Line, length: Option<usize>) {
         let header = self.rows.headers.at(usize::from(row));
         // SAFETY: the kernel is done with the row, and `&mut self` is the only access to it.
         let header = unsafe { &mut *header };
@@ -280,9 +287,9 @@ impl ReceiveBatch {
         let control = unsafe { &*self.rows.controls.at(usize::from(row)) };
         let control_bytes = header.msg_hdr.msg_controllen.min(CONTROL_BYTES);
         let (ts_recv, stamp) = control::stamp(control.0.get(..control_bytes).unwrap_or(&[]));
-        self.rows_filled += 1;
-        self.filled.push(Filled {
-            place: Place::Row(row),
+        self.rows_used += 1;
+        self.entries.push(DatagramEntry {
+            location: BufferLocation::Row(row),
             length,
             line,
             ts_recv,
@@ -312,8 +319,8 @@ impl fmt::Debug for ReceiveBatch {
 unsafe impl Send for ReceiveBatch {}
 
 /// What is known of a datagram.
-struct Filled {
-    place: Place,
+struct DatagramEntry {
+    location: BufferLocation,
     length: usize,
     line: Line,
     ts_recv: Option<UnixNs>,
@@ -324,9 +331,9 @@ struct Filled {
 
 /// Where a datagram's bytes lie.
 #[derive(Clone, Copy)]
-enum Place {
+enum BufferLocation {
     Row(u16),
-    Lent { id: u16, offset: usize },
+    Provided { id: u16, offset: usize },
 }
 
 /// The memory that the kernel fills.
@@ -394,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn one_call_brings_many_with_their_source_and_marks_what_was_cut() {
+    fn one_call_receives_many_datagrams_with_source_and_truncation_flag() {
         let (receiver, sender) = pair();
         let mut batch = ReceiveBatch::new(4, 8);
         for bytes in [&b"one"[..], b"", b"three is too long", b"four", b"five"] {
@@ -418,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_cut_at_the_limit_and_refused_when_full() {
+    fn copies_are_truncated_at_the_limit_and_refused_when_full() {
         let mut batch = ReceiveBatch::new(1, 4);
         let datagram = ReceivedDatagram {
             line: Line::A,
@@ -428,8 +435,8 @@ mod tests {
             source: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9),
             truncated: false,
         };
-        assert!(batch.copy_in(&datagram));
-        assert!(!batch.copy_in(&datagram));
+        assert!(batch.push_copy(&datagram));
+        assert!(!batch.push_copy(&datagram));
         let copy = batch.get(0).unwrap();
         assert_eq!((copy.bytes, copy.truncated, copy.ts_recv), (&b"1234"[..], true, Some(UnixNs(7))));
     }

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{memory::Fixed, receive::NAME_BYTES};
+use super::{pinned_array::Fixed, receive::NAME_BYTES};
 
 /// Bytes of a published packet's header.
 pub const HEADER_BYTES: usize = 64;
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_leave_in_order_to_connected_and_addressed_outputs() {
+    fn packets_are_sent_in_order_to_connected_and_unconnected_outputs() {
         let ((first, first_address), (second, second_address)) = (receiver(), receiver());
         let connected = UdpSocket::bind("127.0.0.1:0").unwrap();
         connected.connect(first_address).unwrap();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refuses_ends_the_batch_there() {
+    fn a_refused_packet_ends_the_batch() {
         let (first, address) = receiver();
         let socket = Arc::new(OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap()));
         let nowhere = SocketAddrV4::new("255.255.255.255".parse().unwrap(), 9);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_batch_says_so() {
+    fn a_full_batch_refuses_packets() {
         let (_, address) = receiver();
         let socket = Arc::new(OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap()));
         let mut buffers = SendBuffers::new(Outputs::new(vec![Output { socket, destination: Some(address) }]));

@@ -18,7 +18,7 @@ use super::program::Instruction;
 #[derive(Debug)]
 pub(super) struct Map {
     descriptor: OwnedFd,
-    words: &'static [AtomicU64],
+    atomics: &'static [AtomicU64],
 }
 
 impl Map {
@@ -27,7 +27,7 @@ impl Map {
         let request = MapCreate {
             map_type: MAP_TYPE_ARRAY,
             key_size: 4,
-            value_size: small(word_count * size_of::<AtomicU64>())?,
+            value_size: to_u32(word_count * size_of::<AtomicU64>())?,
             max_entries: 1,
             map_flags: MAP_MMAPABLE,
             inner_map_fd: 0,
@@ -46,12 +46,12 @@ impl Map {
         }?;
         // SAFETY: the mapping is page-aligned and never unmapped; the kernel refuses to map more than a map has, rounded
         // up to pages. Atomic words may be changed by others at any time and have no wrong content.
-        let words = unsafe { std::slice::from_raw_parts(address.cast::<AtomicU64>(), word_count) };
-        Ok(Self { descriptor, words })
+        let atomics = unsafe { std::slice::from_raw_parts(address.cast::<AtomicU64>(), word_count) };
+        Ok(Self { descriptor, atomics })
     }
 
-    pub(super) fn words(&self) -> &'static [AtomicU64] {
-        self.words
+    pub(super) fn atomics(&self) -> &'static [AtomicU64] {
+        self.atomics
     }
 
     pub(super) fn into_descriptor(self) -> OwnedFd {
@@ -70,7 +70,7 @@ pub(super) fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
     let mut log = vec![0_u8; LOG_BYTES];
     let mut request = ProgramLoad {
         prog_type: PROGRAM_CGROUP_SKB,
-        insn_cnt: small(program.len())?,
+        insn_cnt: to_u32(program.len())?,
         insns: program.as_ptr() as u64,
         license: LICENSE.as_ptr() as u64,
         log_level: 0,
@@ -87,7 +87,7 @@ pub(super) fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
         Err(refused) => refused,
     };
     // Once more, for the reason.
-    (request.log_level, request.log_size, request.log_buf) = (1, small(log.len())?, log.as_mut_ptr() as u64);
+    (request.log_level, request.log_size, request.log_buf) = (1, to_u32(log.len())?, log.as_mut_ptr() as u64);
     if call(PROGRAM_LOAD, &request).is_err()
         && let Ok(reason) = CStr::from_bytes_until_nul(&log)
         && !reason.is_empty()
@@ -121,7 +121,7 @@ fn call<T: Request>(command: libc::c_int, request: &T) -> io::Result<OwnedFd> {
     }
 }
 
-fn small(count: usize) -> io::Result<u32> {
+fn to_u32(count: usize) -> io::Result<u32> {
     u32::try_from(count).map_err(io::Error::other)
 }
 

@@ -19,7 +19,7 @@ use mdgw_feeds::{
     published::packet::{PACKET_MAGIC, PacketHeader},
 };
 
-use super::{PROBE_MAGIC, SLOT_WORDS, bpf::Map};
+use super::{PROBE_MAGIC, SLOT_ATOMICS, bpf::Map};
 
 /// One instruction, as `bpf_insn` of linux/bpf.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +54,12 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     let mut code = Assembler::default();
     code.push(MOV_REGISTER, R6, R1, 0, 0);
     code.push(LOAD_32, R0, R6, SKB_PROTOCOL, 0);
-    code.jump(JUMP_NOT_EQUAL, R0, i32::from(ETH_P_IP.to_be()), Target::Pass);
+    code.jump(JUMP_NOT_EQUAL, R0, i32::from(ETH_P_IP.to_be()), Label::Pass);
     // The IP header without options.
     code.push(MOV, R2, 0, 0, 0);
-    code.load_packet(IP_HEADER_BYTES, Target::Pass);
+    code.load_packet(IP_HEADER_BYTES, Label::Pass);
     code.push(LOAD_8, R1, R10, BUFFER + IP_PROTOCOL, 0);
-    code.jump(JUMP_NOT_EQUAL, R1, libc::IPPROTO_UDP, Target::Pass);
+    code.jump(JUMP_NOT_EQUAL, R1, libc::IPPROTO_UDP, Label::Pass);
     code.push(LOAD_8, R9, R10, BUFFER + IP_TTL, 0);
     code.push(LOAD_32, R7, R10, BUFFER + IP_DESTINATION, 0);
     code.push(SHIFT_LEFT, R7, 0, 0, 16);
@@ -69,56 +69,56 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     // The destination's port.
     code.push(MOV_REGISTER, R2, R8, 0, 0);
     code.push(ADD, R2, 0, 0, UDP_DESTINATION);
-    code.load_packet(2, Target::Pass);
+    code.load_packet(2, Label::Pass);
     code.push(LOAD_16, R1, R10, BUFFER, 0);
     code.push(OR_REGISTER, R7, R1, 0, 0);
     for key in &destinations.0 {
         code.load_64(R1, 0, *key);
-        code.jump_register(JUMP_EQUAL_REGISTER, R7, R1, Target::Fenced);
+        code.jump_register(JUMP_EQUAL_REGISTER, R7, R1, Label::FencedDestination);
     }
-    code.jump(JUMP, 0, 0, Target::Pass);
+    code.jump(JUMP, 0, 0, Label::Pass);
 
-    code.place(Target::Fenced);
+    code.bind(Label::FencedDestination);
     // A gateway's probe, whether it hears its group: no receiver takes it for a packet, nor does it come to another host.
-    code.jump(JUMP_NOT_EQUAL, R9, 0, Target::Published);
+    code.jump(JUMP_NOT_EQUAL, R9, 0, Label::PublishedPacket);
     code.push(MOV_REGISTER, R2, R8, 0, 0);
     code.push(ADD, R2, 0, 0, UDP_HEADER_BYTES);
-    code.load_packet(MAGIC_BYTES, Target::Refuse);
+    code.load_packet(MAGIC_BYTES, Label::Refuse);
     code.push(LOAD_32, R1, R10, BUFFER, 0);
-    code.jump(JUMP_NOT_EQUAL_32, R1, i32::from_ne_bytes(*PROBE_MAGIC), Target::Published);
-    code.jump(JUMP, 0, 0, Target::Pass);
+    code.jump(JUMP_NOT_EQUAL_32, R1, i32::from_ne_bytes(*PROBE_MAGIC), Label::PublishedPacket);
+    code.jump(JUMP, 0, 0, Label::Pass);
 
-    code.place(Target::Published);
+    code.bind(Label::PublishedPacket);
     code.push(MOV_REGISTER, R2, R8, 0, 0);
     code.push(ADD, R2, 0, 0, UDP_HEADER_BYTES);
-    code.load_packet(PUBLISHED_BYTES, Target::Refuse);
+    code.load_packet(PUBLISHED_BYTES, Label::Refuse);
     code.push(LOAD_32, R1, R10, BUFFER + PUBLISHED_MAGIC, 0);
     // Compared as 32 bits: an immediate of 64 would be extended by its sign.
-    code.jump(JUMP_NOT_EQUAL_32, R1, i32::from_ne_bytes(PACKET_MAGIC.to_le_bytes()), Target::Refuse);
+    code.jump(JUMP_NOT_EQUAL_32, R1, i32::from_ne_bytes(PACKET_MAGIC.to_le_bytes()), Label::Refuse);
     code.push(LOAD_16, R1, R10, BUFFER + PUBLISHED_GROUP, 0);
     for (index, group) in groups.iter().enumerate() {
         let on_wire = u16::from_ne_bytes(group.0.to_le_bytes());
         // The jump skips what follows: three instructions, the first of them twice as long.
         code.push(JUMP_NOT_EQUAL, R1, 0, 3, i32::from(on_wire));
         code.load_slot(R7, map, index);
-        code.jump(JUMP, 0, 0, Target::KnownGroup);
+        code.jump(JUMP, 0, 0, Label::KnownGroup);
     }
-    code.jump(JUMP, 0, 0, Target::Refuse);
+    code.jump(JUMP, 0, 0, Label::Refuse);
 
-    code.place(Target::KnownGroup);
+    code.bind(Label::KnownGroup);
     // Deadline before epoch, as they are written the other way round.
     code.push(LOAD_64, R9, R7, 0, 0);
     code.push(LOAD_64, R1, R7, 8, 0);
     code.push(LOAD_64, R2, R10, BUFFER + PUBLISHED_EPOCH, 0);
     code.push(TO_LITTLE_ENDIAN, R2, 0, 0, 64);
-    code.jump_register(JUMP_NOT_EQUAL_REGISTER, R1, R2, Target::Refuse);
+    code.jump_register(JUMP_NOT_EQUAL_REGISTER, R1, R2, Label::Refuse);
     code.push(CALL, 0, 0, 0, KTIME_GET_BOOT_NS);
-    code.jump_register(JUMP_GREATER_EQUAL_REGISTER, R0, R9, Target::Refuse);
+    code.jump_register(JUMP_GREATER_EQUAL_REGISTER, R0, R9, Label::Refuse);
 
-    code.place(Target::Pass);
+    code.bind(Label::Pass);
     code.push(MOV, R0, 0, 0, 1);
     code.push(EXIT, 0, 0, 0, 0);
-    code.place(Target::Refuse);
+    code.bind(Label::Refuse);
     code.push(MOV, R0, 0, 0, 0);
     code.push(EXIT, 0, 0, 0, 0);
     code.finished()
@@ -126,9 +126,9 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
 
 /// Places that are jumped to, all of them forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
-    Fenced,
-    Published,
+enum Label {
+    FencedDestination,
+    PublishedPacket,
     KnownGroup,
     Pass,
     Refuse,
@@ -138,7 +138,7 @@ enum Target {
 struct Assembler {
     code: Vec<Instruction>,
     /// Jumps whose distance is not known yet.
-    open: Vec<(usize, Target)>,
+    unresolved: Vec<(usize, Label)>,
 }
 
 impl Assembler {
@@ -146,20 +146,20 @@ impl Assembler {
         self.code.push(Instruction { code, registers: source << 4 | destination, offset, immediate });
     }
 
-    fn jump(&mut self, code: u8, register: u8, immediate: i32, target: Target) {
-        self.open.push((self.code.len(), target));
+    fn jump(&mut self, code: u8, register: u8, immediate: i32, target: Label) {
+        self.unresolved.push((self.code.len(), target));
         self.push(code, register, 0, 0, immediate);
     }
 
-    fn jump_register(&mut self, code: u8, left: u8, right: u8, target: Target) {
-        self.open.push((self.code.len(), target));
+    fn jump_register(&mut self, code: u8, left: u8, right: u8, target: Label) {
+        self.unresolved.push((self.code.len(), target));
         self.push(code, left, right, 0, 0);
     }
 
-    fn place(&mut self, target: Target) {
+    fn bind(&mut self, target: Label) {
         let here = self.code.len();
-        let (code, open) = (&mut self.code, &mut self.open);
-        open.retain(|(from, wanted)| {
+        let (code, unresolved) = (&mut self.code, &mut self.unresolved);
+        unresolved.retain(|(from, wanted)| {
             if *wanted == target {
                 let distance = here - from - 1;
                 code[*from].offset = i16::try_from(distance).unwrap_or_else(|_| unreachable!("the lists are bounded"));
@@ -178,12 +178,12 @@ impl Assembler {
     /// Address of the map's slot of that index.
     fn load_slot(&mut self, register: u8, map: &Map, index: usize) {
         let descriptor = u64::from(map.as_fd().as_raw_fd().cast_unsigned());
-        let offset_bytes = (index * SLOT_WORDS * size_of::<u64>()) as u64;
+        let offset_bytes = (index * SLOT_ATOMICS * size_of::<u64>()) as u64;
         self.load_64(register, PSEUDO_MAP_VALUE, offset_bytes << 32 | descriptor);
     }
 
     /// Copies bytes of the packet, from the offset in r2, to the buffer.
-    fn load_packet(&mut self, bytes: i32, otherwise: Target) {
+    fn load_packet(&mut self, bytes: i32, otherwise: Label) {
         self.push(MOV_REGISTER, R1, R6, 0, 0);
         self.push(MOV_REGISTER, R3, R10, 0, 0);
         self.push(ADD, R3, 0, 0, BUFFER.into());
@@ -193,7 +193,7 @@ impl Assembler {
     }
 
     fn finished(self) -> Vec<Instruction> {
-        assert!(self.open.is_empty(), "a jump to nowhere: {:?}", self.open);
+        assert!(self.unresolved.is_empty(), "a jump to nowhere: {:?}", self.unresolved);
         self.code
     }
 }

@@ -44,7 +44,7 @@ impl Gateway {
     /// In the calling thread's network namespace. `None`: fences are not permitted here, which has been said.
     fn start() -> Option<Self> {
         let program = std::env::current_exe().unwrap();
-        let part = "kernel_fence::tests::the_gateways_part";
+        let part = "kernel_fence::tests::gateway_process";
         let mut child = Command::new(program)
             .args([part, "--exact", "--ignored", "--nocapture"])
             .stdin(Stdio::piped())
@@ -65,13 +65,13 @@ impl Gateway {
         Some(gateway)
     }
 
-    fn tell(&mut self, order: &str) -> String {
-        self.order(order);
+    fn command(&mut self, send_command: &str) -> String {
+        self.send_command(send_command);
         self.answer()
     }
 
-    fn order(&mut self, order: &str) {
-        writeln!(self.to, "{order}").unwrap();
+    fn send_command(&mut self, send_command: &str) {
+        writeln!(self.to, "{send_command}").unwrap();
     }
 
     /// Its next line; what the test harness says in between is none.
@@ -106,23 +106,23 @@ impl Drop for Gateway {
 
 #[test]
 #[ignore = "the gateway's part of the other tests"]
-fn the_gateways_part() {
+fn gateway_process() {
     #[allow(clippy::print_stdout, reason = "the protocol of these tests")]
-    let say = |text: String| println!("> {text}");
+    let reply = |text: String| println!("> {text}");
     let cgroup = match FenceCgroup::enter() {
         Ok(cgroup) => cgroup,
-        Err(error) => return say(format!("not permitted: no cgroup: {error}")),
+        Err(error) => return reply(format!("not permitted: no cgroup: {error}")),
     };
     let fence = match KernelFence::attach(cgroup.path(), &GROUPS, &[OUTPUT, SECOND_OUTPUT]) {
         Ok(fence) => fence,
-        Err(error) if error.is_not_permitted() => return say(format!("not permitted: {error}")),
-        Err(error) => return say(error.to_string()),
+        Err(error) if error.is_not_permitted() => return reply(format!("not permitted: {error}")),
+        Err(error) => return reply(error.to_string()),
     };
-    say(format!("fenced in {}", cgroup.path().display()));
+    reply(format!("fenced in {}", cgroup.path().display()));
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let mut shutter = None;
-    for order in io::stdin().lines().map_while(Result::ok) {
-        let words: Vec<_> = order.split(' ').collect();
+    for send_command in io::stdin().lines().map_while(Result::ok) {
+        let words: Vec<_> = send_command.split(' ').collect();
         let number = |at: usize| words[at].parse::<u64>().unwrap();
         let index = |at: usize| words[at].parse::<usize>().unwrap();
         match words[0] {
@@ -131,7 +131,7 @@ fn the_gateways_part() {
             "close" => fence.group(index(1)).close(),
             "shut-by-copies" => {
                 let copies = fence.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap());
-                let opened = Shutter::open(copies, GROUPS.len()).unwrap();
+                let opened = FenceCloser::open(copies, GROUPS.len()).unwrap();
                 opened.shut();
                 shutter = Some(opened);
             }
@@ -149,46 +149,46 @@ fn the_gateways_part() {
                 assert!(mono_now() < deadline, "the check in the process passes");
                 // SAFETY: raise(3) takes no pointer. To this thread, so that it gets no further before it stops.
                 assert_eq!(unsafe { libc::raise(libc::SIGSTOP) }, 0);
-                say(send(&socket, words[1], GROUPS[index(2)], number(3)));
+                reply(send(&socket, words[1], GROUPS[index(2)], number(3)));
                 continue;
             }
             "send" => {
-                say(send(&socket, words[1], GROUPS[index(2)], number(3)));
+                reply(send(&socket, words[1], GROUPS[index(2)], number(3)));
                 continue;
             }
             "send-unknown-group" => {
-                say(send(&socket, words[1], GroupId(77), number(2)));
+                reply(send(&socket, words[1], GroupId(77), number(2)));
                 continue;
             }
             "send-plain" => {
                 let destination: SocketAddrV4 = words[1].parse().unwrap();
-                say(told(socket.send_to(b"no packet of ours", destination)));
+                reply(send_outcome(socket.send_to(b"no packet of ours", destination)));
                 continue;
             }
             // destination, time to live
             "send-probe" => {
                 let destination: SocketAddrV4 = words[1].parse().unwrap();
                 socket.set_multicast_ttl_v4(words[2].parse().unwrap()).unwrap();
-                say(told(socket.send_to(&[&PROBE_MAGIC[..], &[1, 0, 0, 0]].concat(), destination)));
+                reply(send_outcome(socket.send_to(&[&PROBE_MAGIC[..], &[1, 0, 0, 0]].concat(), destination)));
                 socket.set_multicast_ttl_v4(1).unwrap();
                 continue;
             }
             other => panic!("{other}"),
         }
-        say("done".to_owned());
+        reply("done".to_owned());
     }
     drop(shutter);
     drop(fence);
     drop(cgroup);
-    say("left".to_owned());
+    reply("left".to_owned());
 }
 
 fn send(socket: &UdpSocket, destination: &str, group: GroupId, epoch_count: u64) -> String {
     let destination: SocketAddrV4 = destination.parse().unwrap();
-    told(socket.send_to(&packet(group, Epoch::new(epoch_count, 1)), destination))
+    send_outcome(socket.send_to(&packet(group, Epoch::new(epoch_count, 1)), destination))
 }
 
-fn told(sent: io::Result<usize>) -> String {
+fn send_outcome(sent: io::Result<usize>) -> String {
     match sent {
         Ok(_) => "sent".to_owned(),
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => "refused".to_owned(),
@@ -228,38 +228,39 @@ fn arrived(listener: &UdpSocket) -> usize {
 }
 
 #[test]
-fn packets_leave_before_the_deadline_and_under_its_epoch_only() {
+fn packets_pass_only_before_the_deadline_and_under_its_epoch() {
     let Some(()) = namespace::enter() else { return };
     let listener = listener();
     let Some(mut gateway) = Gateway::start() else { return };
-    let send = |gateway: &mut Gateway, group: u64, epoch: u64| gateway.tell(&format!("send {OUTPUT} {group} {epoch}"));
+    let send =
+        |gateway: &mut Gateway, group: u64, epoch: u64| gateway.command(&format!("send {OUTPUT} {group} {epoch}"));
     assert_eq!(send(&mut gateway, 0, 5), "refused", "closed from the start");
-    gateway.tell(&format!("open 0 5 {FAR_NS}"));
+    gateway.command(&format!("open 0 5 {FAR_NS}"));
     assert_eq!(send(&mut gateway, 0, 5), "sent");
     assert_eq!(arrived(&listener), 1);
     assert_eq!(send(&mut gateway, 0, 4), "refused", "of an epoch that is over");
     assert_eq!(send(&mut gateway, 0, 6), "refused", "of an epoch that was not given");
     assert_eq!(send(&mut gateway, 1, 5), "refused", "the other group is closed");
-    gateway.tell(&format!("open 1 9 {FAR_NS}"));
+    gateway.command(&format!("open 1 9 {FAR_NS}"));
     assert_eq!(send(&mut gateway, 1, 9), "sent");
-    assert_eq!(gateway.tell(&format!("send {SECOND_OUTPUT} 1 9")), "sent", "the second line is fenced alike");
-    assert_eq!(gateway.tell(&format!("send {SECOND_OUTPUT} 1 8")), "refused");
-    gateway.tell("close 0");
+    assert_eq!(gateway.command(&format!("send {SECOND_OUTPUT} 1 9")), "sent", "the second line is fenced alike");
+    assert_eq!(gateway.command(&format!("send {SECOND_OUTPUT} 1 8")), "refused");
+    gateway.command("close 0");
     assert_eq!(send(&mut gateway, 0, 5), "refused");
     assert_eq!(send(&mut gateway, 1, 9), "sent", "closing one group leaves the other open");
-    gateway.tell("open 0 7 20000000");
-    gateway.tell("sleep-past-deadline 0");
+    gateway.command("open 0 7 20000000");
+    gateway.command("sleep-past-deadline 0");
     assert_eq!(send(&mut gateway, 0, 7), "refused", "the deadline passes by itself");
     assert_eq!(arrived(&listener), 2, "what was refused did not arrive");
 }
 
 #[test]
-fn a_process_that_slept_between_check_and_send_is_refused() {
+fn a_process_stopped_between_check_and_send_is_refused() {
     let Some(()) = namespace::enter() else { return };
     let listener = listener();
     let Some(mut gateway) = Gateway::start() else { return };
-    gateway.tell(&format!("open 0 5 {SHORT_NS}"));
-    gateway.order(&format!("check-stop-send {OUTPUT} 0 5"));
+    gateway.command(&format!("open 0 5 {SHORT_NS}"));
+    gateway.send_command(&format!("check-stop-send {OUTPUT} 0 5"));
     while gateway.state() != 'T' {
         std::thread::yield_now();
     }
@@ -272,8 +273,8 @@ fn a_process_that_slept_between_check_and_send_is_refused() {
     assert_eq!(gateway.answer(), "refused");
     assert_eq!(arrived(&listener), 0);
     // Control: stopped for as long, with a deadline that is still far off.
-    gateway.tell(&format!("open 0 6 {FAR_NS}"));
-    gateway.order(&format!("check-stop-send {OUTPUT} 0 6"));
+    gateway.command(&format!("open 0 6 {FAR_NS}"));
+    gateway.send_command(&format!("check-stop-send {OUTPUT} 0 6"));
     while gateway.state() != 'T' {
         std::thread::yield_now();
     }
@@ -283,48 +284,48 @@ fn a_process_that_slept_between_check_and_send_is_refused() {
 }
 
 #[test]
-fn nothing_else_is_touched() {
+fn unrelated_traffic_passes() {
     let Some(()) = namespace::enter() else { return };
     let listener = listener();
     let Some(mut gateway) = Gateway::start() else { return };
-    assert_eq!(gateway.tell(&format!("send-plain {OTHER}")), "sent", "another destination");
-    assert_eq!(gateway.tell(&format!("send {OTHER} 0 5")), "sent", "a packet of ours for somebody else: an answer");
+    assert_eq!(gateway.command(&format!("send-plain {OTHER}")), "sent", "another destination");
+    assert_eq!(gateway.command(&format!("send {OTHER} 0 5")), "sent", "a packet of ours for somebody else: an answer");
     let other_port = SocketAddrV4::new(*OUTPUT.ip(), OUTPUT.port() + 1);
-    assert_eq!(gateway.tell(&format!("send-plain {other_port}")), "sent", "another port of the group's address");
-    assert_eq!(gateway.tell(&format!("send-plain {OUTPUT}")), "refused", "no packet of ours, to the group");
-    assert_eq!(gateway.tell(&format!("send-unknown-group {OUTPUT} 5")), "refused");
+    assert_eq!(gateway.command(&format!("send-plain {other_port}")), "sent", "another port of the group's address");
+    assert_eq!(gateway.command(&format!("send-plain {OUTPUT}")), "refused", "no packet of ours, to the group");
+    assert_eq!(gateway.command(&format!("send-unknown-group {OUTPUT} 5")), "refused");
     // This process is not in the gateway's cgroup.
-    let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    stranger.send_to(&packet(GROUPS[0], Epoch::new(5, 1)), OUTPUT).unwrap();
+    let outside_socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    outside_socket.send_to(&packet(GROUPS[0], Epoch::new(5, 1)), OUTPUT).unwrap();
     assert_eq!(arrived(&listener), 1);
 }
 
 #[test]
-fn a_standby_finds_out_through_a_closed_fence_whether_it_hears_its_group() {
+fn a_closed_fence_lets_host_local_probes_pass() {
     let Some(()) = namespace::enter() else { return };
     let listener = listener();
     let Some(mut gateway) = Gateway::start() else { return };
-    assert_eq!(gateway.tell(&format!("send-probe {OUTPUT} 0")), "sent");
+    assert_eq!(gateway.command(&format!("send-probe {OUTPUT} 0")), "sent");
     assert_eq!(arrived(&listener), 1, "through the kernel, on this host alone");
-    assert_eq!(gateway.tell(&format!("send-probe {OUTPUT} 1")), "refused", "it would leave the host");
-    gateway.tell(&format!("open 0 5 {FAR_NS}"));
-    assert_eq!(gateway.tell(&format!("send-probe {OUTPUT} 0")), "sent");
+    assert_eq!(gateway.command(&format!("send-probe {OUTPUT} 1")), "refused", "it would leave the host");
+    gateway.command(&format!("open 0 5 {FAR_NS}"));
+    assert_eq!(gateway.command(&format!("send-probe {OUTPUT} 0")), "sent");
     assert_eq!(arrived(&listener), 1);
 }
 
 #[test]
-fn the_sentinels_copies_shut_it_and_keep_it_in_force() {
+fn the_sentinels_descriptors_close_the_fence_and_keep_it_attached() {
     let Some(()) = namespace::enter() else { return };
     let _listener = listener();
     let Some(mut gateway) = Gateway::start() else { return };
-    gateway.tell(&format!("open 0 5 {FAR_NS}"));
-    assert_eq!(gateway.tell(&format!("send {OUTPUT} 0 5")), "sent");
-    gateway.tell("shut-by-copies");
-    assert_eq!(gateway.tell(&format!("send {OUTPUT} 0 5")), "refused");
+    gateway.command(&format!("open 0 5 {FAR_NS}"));
+    assert_eq!(gateway.command(&format!("send {OUTPUT} 0 5")), "sent");
+    gateway.command("shut-by-copies");
+    assert_eq!(gateway.command(&format!("send {OUTPUT} 0 5")), "refused");
 }
 
 #[test]
-fn nothing_is_left_of_it_however_the_gateway_ends() {
+fn the_kernel_fence_is_removed_however_the_gateway_ends() {
     let Some(()) = namespace::enter() else { return };
     let listener = listener();
     for end in ["leave", "panic", "kill"] {
@@ -334,7 +335,7 @@ fn nothing_is_left_of_it_however_the_gateway_ends() {
         if end == "kill" {
             gateway.child.kill().unwrap();
         } else {
-            gateway.order(end);
+            gateway.send_command(end);
         }
         gateway.child.wait().unwrap();
         // After a kill nobody was left to remove the directory; the next start does.
@@ -343,14 +344,15 @@ fn nothing_is_left_of_it_however_the_gateway_ends() {
         assert!(!cgroup.exists(), "{end}");
         drop(next);
     }
-    let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    stranger.send_to(b"free", OUTPUT).unwrap();
+    let outside_socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    outside_socket.send_to(b"free", OUTPUT).unwrap();
     assert_eq!(arrived(&listener), 1);
 }
 
 #[test]
-fn a_fence_that_is_not_permitted_says_what_it_takes() {
-    let refused = |number| KernelFenceError { act: "load a BPF program", source: io::Error::from_raw_os_error(number) };
+fn a_missing_privilege_error_names_what_the_fence_requires() {
+    let refused =
+        |number| KernelFenceError { action: "load a BPF program", source: io::Error::from_raw_os_error(number) };
     let error = refused(libc::EPERM);
     assert!(error.is_not_permitted() && error.to_string().contains("CAP_BPF"), "{error}");
     assert!(refused(libc::EINVAL).to_string().contains("CONFIG_CGROUP_BPF"));

@@ -22,14 +22,14 @@ impl Interface {
     /// # Errors
     /// When there is no such interface; the text names those there are.
     pub fn index(&self) -> io::Result<u32> {
-        self.now().map(|entry| entry.index)
+        self.lookup().map(|entry| entry.index)
     }
 
     /// What the interface is now: with the address that was configured, else its first.
     ///
     /// # Errors
     /// As [`Self::index`].
-    pub fn now(&self) -> io::Result<InterfaceAddress> {
+    pub fn lookup(&self) -> io::Result<InterfaceAddress> {
         let all = interfaces()?;
         let mut candidates = all.iter().filter(|entry| match self {
             Self::Address(address) => entry.address == Some(*address),
@@ -38,7 +38,7 @@ impl Interface {
         let first = candidates.next();
         let found = first.filter(|entry| entry.address.is_some()).or_else(|| candidates.next()).or(first);
         found.cloned().ok_or_else(|| {
-            let text = format!("there is no interface {self}; there are {}", Listed(&all));
+            let text = format!("there is no interface {self}; there are {}", InterfaceList(&all));
             io::Error::new(io::ErrorKind::NotFound, text)
         })
     }
@@ -62,9 +62,9 @@ impl fmt::Display for Interface {
 }
 
 /// Names and addresses in one line.
-struct Listed<'a>(&'a [InterfaceAddress]);
+struct InterfaceList<'a>(&'a [InterfaceAddress]);
 
-impl fmt::Display for Listed<'_> {
+impl fmt::Display for InterfaceList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (position, entry) in self.0.iter().filter(|entry| entry.address.is_some()).enumerate() {
             let separator = if position == 0 { "" } else { ", " };
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_addresses_lead_to_the_same_interface() {
+    fn a_name_and_an_address_resolve_to_the_same_interface() {
         let by_address: Interface = "127.0.0.1".parse().unwrap();
         assert_eq!(by_address, Interface::LOOPBACK);
         let by_name: Interface = "lo".parse().unwrap();

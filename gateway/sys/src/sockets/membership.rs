@@ -55,27 +55,27 @@ impl Egress {
     }
 
     /// Directs the socket to the interface as it is now, if that is another one than the socket was told.
-    fn restore(&mut self) -> io::Result<Restored> {
-        let now = self.interface.now()?;
+    fn repair(&mut self) -> io::Result<RepairOutcome> {
+        let now = self.interface.lookup()?;
         if now.index == self.index {
-            return Ok(Restored::Nothing);
+            return Ok(RepairOutcome::NotNeeded);
         }
         socket_options::set_egress(&*self.socket, now.index, now.address)?;
         self.index = now.index;
-        Ok(Restored::Anew)
+        Ok(RepairOutcome::Repaired)
     }
 }
 
 /// What depends on interfaces.
 #[derive(Clone, Debug, Default)]
-pub struct Watched {
+pub struct InterfaceDependents {
     /// Groups that were joined.
     pub memberships: Vec<Membership>,
     /// Outputs to groups.
     pub egresses: Vec<Egress>,
 }
 
-impl From<Vec<Membership>> for Watched {
+impl From<Vec<Membership>> for InterfaceDependents {
     fn from(memberships: Vec<Membership>) -> Self {
         Self { memberships, egresses: Vec::new() }
     }
@@ -85,7 +85,7 @@ impl From<Vec<Membership>> for Watched {
 #[derive(Debug)]
 pub struct MembershipWatch {
     stop: Option<UnixStream>,
-    restored: Arc<AtomicU64>,
+    repair_count: Arc<AtomicU64>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -97,22 +97,22 @@ impl MembershipWatch {
     ///
     /// # Errors
     /// When the kernel gives no descriptors or no thread.
-    pub fn start(watched: impl Into<Watched>, interval: Duration) -> io::Result<Self> {
-        let watched = watched.into();
+    pub fn start(dependents: impl Into<InterfaceDependents>, interval: Duration) -> io::Result<Self> {
+        let dependents = dependents.into();
         let changes = interfaces::changes()?;
         let (stop, stopped) = UnixStream::pair()?;
-        let restored = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&restored);
+        let repair_count = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&repair_count);
         let thread = thread::Builder::new()
             .name("memberships".into())
-            .spawn(move || watch(watched, &changes, &stopped, interval, &counter))?;
-        Ok(Self { stop: Some(stop), restored, thread: Some(thread) })
+            .spawn(move || watch(dependents, &changes, &stopped, interval, &counter))?;
+        Ok(Self { stop: Some(stop), repair_count, thread: Some(thread) })
     }
 
     /// How often a group was joined or an output directed again.
     #[must_use]
-    pub fn restored(&self) -> u64 {
-        self.restored.load(Ordering::Relaxed)
+    pub fn repair_count(&self) -> u64 {
+        self.repair_count.load(Ordering::Relaxed)
     }
 }
 
@@ -125,8 +125,14 @@ impl Drop for MembershipWatch {
     }
 }
 
-fn watch(mut watched: Watched, changes: &OwnedFd, stopped: &UnixStream, interval: Duration, restored: &AtomicU64) {
-    let Watched { memberships, egresses } = &mut watched;
+fn watch(
+    mut dependents: InterfaceDependents,
+    changes: &OwnedFd,
+    stopped: &UnixStream,
+    interval: Duration,
+    repair_count: &AtomicU64,
+) {
+    let InterfaceDependents { memberships, egresses } = &mut dependents;
     let mut missing = vec![false; memberships.len() + egresses.len()];
     loop {
         if let Err(error) = poll::readable([changes.as_fd(), stopped.as_fd()], interval) {
@@ -137,20 +143,20 @@ fn watch(mut watched: Watched, changes: &OwnedFd, stopped: &UnixStream, interval
             return;
         }
         // What changed doesn't matter, only that it did; also when the kernel had no room to tell (ENOBUFS).
-        interfaces::forget_changes(changes);
-        let groups = memberships.iter_mut().map(|membership| (membership.group.to_string(), membership.restore()));
-        let outputs = egresses.iter_mut().map(|egress| (egress.interface.to_string(), egress.restore()));
-        for ((what, outcome), missing) in groups.chain(outputs).zip(&mut missing) {
+        interfaces::discard_changes(changes);
+        let groups = memberships.iter_mut().map(|membership| (membership.group.to_string(), membership.repair()));
+        let outputs = egresses.iter_mut().map(|egress| (egress.interface.to_string(), egress.repair()));
+        for ((subject, outcome), missing) in groups.chain(outputs).zip(&mut missing) {
             match outcome {
-                Ok(Restored::Nothing) => *missing = false,
-                Ok(Restored::Anew) => {
+                Ok(RepairOutcome::NotNeeded) => *missing = false,
+                Ok(RepairOutcome::Repaired) => {
                     *missing = false;
-                    restored.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(what, "joined or directed again: its interface came back");
+                    repair_count.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(subject, "joined or directed again: its interface came back");
                 }
                 Err(error) if !*missing => {
                     *missing = true;
-                    tracing::error!(what, %error, "its interface is gone");
+                    tracing::error!(subject, %error, "its interface is gone");
                 }
                 Err(_) => {}
             }
@@ -160,23 +166,23 @@ fn watch(mut watched: Watched, changes: &OwnedFd, stopped: &UnixStream, interval
 
 /// What had to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Restored {
-    Nothing,
-    Anew,
+enum RepairOutcome {
+    NotNeeded,
+    Repaired,
 }
 
 impl Membership {
     /// Joins again if the kernel no longer has what was joined. An error when the interface is not there (yet).
-    fn restore(&mut self) -> io::Result<Restored> {
+    fn repair(&mut self) -> io::Result<RepairOutcome> {
         let index = self.interface.as_ref().map_or(Ok(0), Interface::index)?;
         // The thread's own table: `/proc/net` would be that of the process's first thread.
         let table = fs::read_to_string("/proc/thread-self/net/igmp")?;
         if index == self.index && is_listed(&table, index, self.group) {
-            return Ok(Restored::Nothing);
+            return Ok(RepairOutcome::NotNeeded);
         }
         self.leave();
         self.join()?;
-        Ok(Restored::Anew)
+        Ok(RepairOutcome::Repaired)
     }
 }
 
@@ -213,7 +219,7 @@ mod tests {
     const ATTEMPTS: usize = 2_000;
 
     #[test]
-    fn groups_are_found_on_their_interface_alone() {
+    fn a_joined_group_is_found_only_on_its_interface() {
         let table = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
                      1\tlo        :     1      V3\n\
                      \t\t\t\t010000E0     1 0:00000000\t\t0\n\
@@ -230,7 +236,7 @@ mod tests {
     }
 
     /// Two ends of a cable in one namespace: what leaves `out0` arrives on `in0`.
-    fn cable() {
+    fn veth_pair() {
         namespace::ip("link add in0 type veth peer name out0");
         for (name, address) in [("in0", "10.71.0.1/24"), ("out0", "10.72.0.1/24")] {
             // Packets come from an address of this very host.
@@ -257,68 +263,68 @@ mod tests {
         while receiver.recv(&mut [std::mem::MaybeUninit::uninit(); 8]).is_ok() {}
     }
 
-    /// In a namespace of its own: `damage` is what befalls the interface.
-    fn check(source: Option<Ipv4Addr>, watched: bool, damage: fn()) -> Option<bool> {
+    /// In a namespace of its own: `fault` is what befalls the interface.
+    fn check(source: Option<Ipv4Addr>, dependents: bool, fault: fn()) -> Option<bool> {
         let in_namespace = move || {
             namespace::enter()?;
-            cable();
+            veth_pair();
             let mut options = ReceiveOptions::new(SocketAddrV4::new(GROUP, PORT), Some("in0".parse().unwrap()));
             options.source = source;
             let receiver = open_receive(&options).unwrap();
-            let memberships = receiver.membership().into_iter().filter(|_| watched).collect();
-            let watched_now = Watched { memberships, egresses: Vec::new() };
+            let memberships = receiver.membership().into_iter().filter(|_| dependents).collect();
+            let watched_now = InterfaceDependents { memberships, egresses: Vec::new() };
             let _watch = MembershipWatch::start(watched_now, MembershipWatch::INTERVAL).unwrap();
             assert!(arrives(receiver.socket(), ATTEMPTS), "before the damage");
-            damage();
+            fault();
             drain(receiver.socket());
-            Some(arrives(receiver.socket(), if watched { ATTEMPTS } else { 10 }))
+            Some(arrives(receiver.socket(), if dependents { ATTEMPTS } else { 10 }))
         };
         thread::spawn(in_namespace).join().unwrap()
     }
 
-    fn made_again() {
+    fn recreate_interface() {
         namespace::ip("link del in0");
-        cable();
+        veth_pair();
     }
 
-    fn address_lost() {
+    fn flush_address() {
         namespace::ip("addr flush dev in0");
         namespace::ip("addr add 10.71.0.1/24 dev in0");
     }
 
-    fn down_and_up() {
+    fn bounce_link() {
         namespace::ip("link set in0 down");
         namespace::ip("link set in0 up");
     }
 
     #[test]
-    fn groups_are_joined_again_when_their_interface_comes_back() {
-        for damage in [made_again, address_lost, down_and_up] {
-            assert_ne!(check(None, true, damage), Some(false));
+    fn groups_are_rejoined_when_their_interface_returns() {
+        for fault in [recreate_interface, flush_address, bounce_link] {
+            assert_ne!(check(None, true, fault), Some(false));
         }
     }
 
     #[test]
-    fn source_specific_joins_come_back_too() {
-        assert_ne!(check(Some(Ipv4Addr::new(10, 72, 0, 1)), true, made_again), Some(false));
+    fn source_specific_joins_are_repeated_when_their_interface_returns() {
+        assert_ne!(check(Some(Ipv4Addr::new(10, 72, 0, 1)), true, recreate_interface), Some(false));
     }
 
     #[test]
-    fn an_output_finds_its_interface_when_it_comes_back() {
+    fn an_output_is_bound_again_when_its_interface_returns() {
         let in_namespace = || {
             namespace::enter()?;
-            cable();
+            veth_pair();
             let options = OutputOptions::new(SocketAddrV4::new(GROUP, PORT), Some("out0".parse().unwrap()));
             let output = open_output(&options).unwrap();
             let sender = Socket::from(output.socket.try_clone().unwrap());
             sender.send(b"x").unwrap();
             let egresses = Egress::of(&options, &output).into_iter().collect();
-            let watched = Watched { memberships: Vec::new(), egresses };
+            let dependents = InterfaceDependents { memberships: Vec::new(), egresses };
             namespace::ip("link del in0");
             assert!(sender.send(b"x").is_err(), "its interface is gone");
-            let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL).unwrap();
-            cable();
-            while watch.restored() == 0 {
+            let watch = MembershipWatch::start(dependents, MembershipWatch::INTERVAL).unwrap();
+            veth_pair();
+            while watch.repair_count() == 0 {
                 thread::yield_now();
             }
             sender.send(b"x").unwrap();
@@ -328,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_watch_the_group_stays_lost() {
-        assert_ne!(check(None, false, made_again), Some(true));
+    fn without_the_membership_watch_the_group_is_not_rejoined() {
+        assert_ne!(check(None, false, recreate_interface), Some(true));
     }
 }

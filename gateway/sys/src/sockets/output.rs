@@ -4,7 +4,7 @@ use std::{net::SocketAddrV4, sync::Arc};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{During, Interface, SocketError};
+use super::{ErrorContext, Interface, SocketError};
 use crate::{batch::Output, socket_options};
 
 /// How packets leave.
@@ -38,21 +38,21 @@ impl OutputOptions {
 pub fn open_output(options: &OutputOptions) -> Result<Output, SocketError> {
     let destination = options.destination;
     let socket = Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), Some(Protocol::UDP))
-        .during(destination, "open a socket")?;
+        .with_action(destination, "open a socket")?;
     if let Some(bytes) = options.send_buffer_bytes {
-        let act = format!("ask for a send buffer of {bytes} bytes");
-        socket.set_send_buffer_size(bytes).during(destination, act)?;
+        let action = format!("ask for a send buffer of {bytes} bytes");
+        socket.set_send_buffer_size(bytes).with_action(destination, action)?;
     }
     if !destination.ip().is_multicast() {
         return Ok(Output { socket: Arc::new(socket.into()), destination: Some(destination) });
     }
     if let Some(interface) = &options.interface {
-        let egress = interface.now().and_then(|now| socket_options::set_egress(&socket, now.index, now.address));
-        egress.during(destination, format!("send by interface {interface} (IP_MULTICAST_IF)"))?;
+        let egress = interface.lookup().and_then(|now| socket_options::set_egress(&socket, now.index, now.address));
+        egress.with_action(destination, format!("send by interface {interface} (IP_MULTICAST_IF)"))?;
     }
-    socket.set_multicast_ttl_v4(options.ttl.into()).during(destination, "set the TTL (IP_MULTICAST_TTL)")?;
-    socket.set_multicast_loop_v4(options.loopback).during(destination, "set loopback (IP_MULTICAST_LOOP)")?;
-    socket.connect(&destination.into()).during(destination, "find a route")?;
+    socket.set_multicast_ttl_v4(options.ttl.into()).with_action(destination, "set the TTL (IP_MULTICAST_TTL)")?;
+    socket.set_multicast_loop_v4(options.loopback).with_action(destination, "set loopback (IP_MULTICAST_LOOP)")?;
+    socket.connect(&destination.into()).with_action(destination, "find a route")?;
     Ok(Output { socket: Arc::new(socket.into()), destination: None })
 }
 
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_in_force_on_the_socket() {
+    fn output_options_are_set_on_the_socket() {
         let destination = SocketAddrV4::new(Ipv4Addr::new(239, 255, 71, 20), 9_000);
         let mut options = OutputOptions::new(destination, Some("lo".parse().unwrap()));
         (options.ttl, options.loopback) = (7, false);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_that_is_not_there_is_named() {
+    fn a_missing_interface_is_named_in_the_error() {
         let destination = SocketAddrV4::new(Ipv4Addr::new(239, 255, 71, 21), 9_000);
         let text = open_output(&OutputOptions::new(destination, Some("no-such-one".parse().unwrap())))
             .unwrap_err()

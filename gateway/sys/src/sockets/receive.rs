@@ -8,7 +8,7 @@ use std::{
 
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 
-use super::{During, Interface, Membership, SocketError, Stamps, request_stamps};
+use super::{ErrorContext, Interface, Membership, SocketError, Stamps, request_stamps};
 use crate::socket_options;
 
 /// How a line is received.
@@ -48,16 +48,16 @@ impl ReceiveOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveBuffer {
     /// Bytes asked for.
-    pub asked_bytes: usize,
+    pub requested_bytes: usize,
     /// Bytes got.
-    pub got_bytes: usize,
+    pub granted_bytes: usize,
 }
 
 impl ReceiveBuffer {
     /// Whether the kernel gave less.
     #[must_use]
     pub fn is_capped(self) -> bool {
-        self.got_bytes < self.asked_bytes
+        self.granted_bytes < self.requested_bytes
     }
 }
 
@@ -79,7 +79,7 @@ impl ReceiveSocket {
 
     /// Descriptor, for [`ThreadIo::receive`](mdgw_engine::handle_set::ThreadIo::receive).
     #[must_use]
-    pub fn raw(&self) -> RawFd {
+    pub fn raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
 
@@ -111,19 +111,19 @@ impl AsFd for ReceiveSocket {
 /// Names the option or the join that was refused.
 pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketError> {
     let address = options.address;
-    let socket =
-        Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), Some(Protocol::UDP)).during(address, "open a socket")?;
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), Some(Protocol::UDP))
+        .with_action(address, "open a socket")?;
     if address.ip().is_multicast() {
-        socket.set_reuse_address(true).during(address, "share the port (SO_REUSEADDR)")?;
-        socket.set_multicast_all_v4(false).during(address, "keep out other groups (IP_MULTICAST_ALL)")?;
+        socket.set_reuse_address(true).with_action(address, "share the port (SO_REUSEADDR)")?;
+        socket.set_multicast_all_v4(false).with_action(address, "keep out other groups (IP_MULTICAST_ALL)")?;
     }
     let buffer = set_receive_buffer(&socket, options)?;
     if let Some(busy_poll_us) = options.busy_poll_us {
-        let act = format!("set busy polling to {busy_poll_us} us (SO_BUSY_POLL; raising it needs CAP_NET_ADMIN)");
-        socket.set_busy_poll(busy_poll_us).during(address, act)?;
+        let action = format!("set busy polling to {busy_poll_us} us (SO_BUSY_POLL; raising it needs CAP_NET_ADMIN)");
+        socket.set_busy_poll(busy_poll_us).with_action(address, action)?;
     }
-    request_stamps(&socket, options.stamps).during(address, "have datagrams stamped (SO_TIMESTAMPING)")?;
-    socket.bind(&address.into()).during(address, "bind a socket")?;
+    request_stamps(&socket, options.stamps).with_action(address, "have datagrams stamped (SO_TIMESTAMPING)")?;
+    socket.bind(&address.into()).with_action(address, "bind a socket")?;
     let socket = Arc::new(socket);
     let membership = address.ip().is_multicast().then(|| Membership {
         socket: Arc::clone(&socket),
@@ -135,7 +135,9 @@ pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketErr
     let membership = match membership {
         None => None,
         Some(mut membership) => {
-            membership.join().during(address, format!("join the group on {}", Chosen(&options.interface)))?;
+            membership
+                .join()
+                .with_action(address, format!("join the group on {}", InterfaceOrRoute(&options.interface)))?;
             Some(membership)
         }
     };
@@ -144,19 +146,19 @@ pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketErr
 
 /// Asks with privilege and without; the larger of what both gave is what counts.
 fn set_receive_buffer(socket: &Socket, options: &ReceiveOptions) -> Result<ReceiveBuffer, SocketError> {
-    let (address, asked_bytes) = (options.address, options.receive_buffer_bytes);
+    let (address, requested_bytes) = (options.address, options.receive_buffer_bytes);
     let forced =
-        i32::try_from(asked_bytes).is_ok_and(|bytes| socket_options::force_receive_buffer(socket, bytes).is_ok());
+        i32::try_from(requested_bytes).is_ok_and(|bytes| socket_options::force_receive_buffer(socket, bytes).is_ok());
     if !forced {
-        let act = format!("ask for a receive buffer of {asked_bytes} bytes");
-        socket.set_recv_buffer_size(asked_bytes).during(address, act)?;
+        let action = format!("ask for a receive buffer of {requested_bytes} bytes");
+        socket.set_recv_buffer_size(requested_bytes).with_action(address, action)?;
     }
     // The kernel doubles what was asked, for its own overhead, and reports the double.
-    let got_bytes = socket.recv_buffer_size().during(address, "read the receive buffer's size")? / 2;
-    let buffer = ReceiveBuffer { asked_bytes, got_bytes };
+    let granted_bytes = socket.recv_buffer_size().with_action(address, "read the receive buffer's size")? / 2;
+    let buffer = ReceiveBuffer { requested_bytes, granted_bytes };
     if buffer.is_capped() {
         tracing::warn!(
-            %address, asked_bytes, got_bytes,
+            %address, requested_bytes, granted_bytes,
             "the kernel capped the receive buffer; raise net.core.rmem_max or give CAP_NET_ADMIN"
         );
     }
@@ -183,9 +185,9 @@ impl Membership {
 }
 
 /// An interface, or the routing table's choice.
-struct Chosen<'a>(&'a Option<Interface>);
+struct InterfaceOrRoute<'a>(&'a Option<Interface>);
 
-impl std::fmt::Display for Chosen<'_> {
+impl std::fmt::Display for InterfaceOrRoute<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Some(interface) => interface.fmt(f),
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_received_on_its_interface_and_no_other_group_is() {
+    fn only_the_joined_group_is_received() {
         let socket = on_loopback(group(1));
         let port = socket.local_address().unwrap().port();
         // Another program on this host has joined the neighbour group on the same port.
@@ -249,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_specific_join_admits_that_source_alone() {
+    fn a_source_specific_join_admits_only_that_source() {
         for (source, admitted) in [(Ipv4Addr::LOCALHOST, true), (Ipv4Addr::new(10, 9, 8, 7), false)] {
             let address = SocketAddrV4::new(Ipv4Addr::new(232, 255, 71, 4), 0);
             let mut options = ReceiveOptions::new(address, Some(Interface::LOOPBACK));
@@ -271,11 +273,11 @@ mod tests {
     }
 
     #[test]
-    fn the_buffer_is_what_the_kernel_gave_and_not_what_was_asked() {
+    fn the_reported_buffer_size_is_what_the_kernel_granted() {
         let mut options = ReceiveOptions::new(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), None);
         options.receive_buffer_bytes = 64 << 10;
         let socket = open_receive(&options).unwrap();
-        assert_eq!(socket.buffer, ReceiveBuffer { asked_bytes: 64 << 10, got_bytes: 64 << 10 });
+        assert_eq!(socket.buffer, ReceiveBuffer { requested_bytes: 64 << 10, granted_bytes: 64 << 10 });
         assert!(!socket.buffer.is_capped());
         // No kernel gives this much: the count is of 32 bits, and half of it.
         options.receive_buffer_bytes = 2 << 30;
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_act_and_the_object() {
+    fn errors_name_the_action_and_the_address() {
         let address = SocketAddrV4::new(group(5), 0);
         let error = open_receive(&ReceiveOptions::new(address, Some("no-such-one".parse().unwrap()))).unwrap_err();
         let text = error.to_string();

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_expected_sources_pass_and_no_expectation_lets_all_pass() {
+    fn only_configured_sources_pass_and_an_empty_filter_passes_all() {
         let filter = SourceFilter::new(&[Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)]);
         let from = |last, port| SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, last), port);
         assert_eq!(filter.check(from(1, 9)), Ok(()));

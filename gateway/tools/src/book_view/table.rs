@@ -32,13 +32,13 @@ fn write_levels(f: &mut Formatter<'_>, bids: &[Entry], asks: &[Entry]) -> fmt::R
     for row in 0..bids.len().max(asks.len()) {
         match bids.get(row) {
             Some((price, size, orders)) => {
-                write!(f, "  {:>8}{:>12}{:>16} |", told(*orders), Count((*size).into()), Price(*price))?;
+                write!(f, "  {:>8}{:>12}{:>16} |", count_or_blank(*orders), Count((*size).into()), Price(*price))?;
             }
             None => write!(f, "  {:36} |", "")?,
         }
         match asks.get(row) {
             Some((price, size, orders)) => {
-                writeln!(f, " {:<16}{:>12}{:>8}", Price(*price), Count((*size).into()), told(*orders))?;
+                writeln!(f, " {:<16}{:>12}{:>8}", Price(*price), Count((*size).into()), count_or_blank(*orders))?;
             }
             None => writeln!(f)?,
         }
@@ -71,13 +71,13 @@ impl Display for TopChange<'_> {
         write!(f, "{date} {clock} {:>12}  {:<8}", self.sequence, self.symbol)?;
         match self.bid {
             Some((price, size, orders)) => {
-                write!(f, "{:>8}{:>10}{:>14} |", told(orders), Count(size.into()), Price(price))?;
+                write!(f, "{:>8}{:>10}{:>14} |", count_or_blank(orders), Count(size.into()), Price(price))?;
             }
             None => write!(f, "{:>32} |", "-")?,
         }
         match self.ask {
             Some((price, size, orders)) => {
-                write!(f, " {:<14}{:>10}{:>8}", Price(price), Count(size.into()), told(orders))?;
+                write!(f, " {:<14}{:>10}{:>8}", Price(price), Count(size.into()), count_or_blank(orders))?;
             }
             None => write!(f, " {:<32}", "-")?,
         }
@@ -86,7 +86,7 @@ impl Display for TopChange<'_> {
 }
 
 /// A number of orders; nothing where the feed tells none.
-fn told(orders: u32) -> String {
+fn count_or_blank(orders: u32) -> String {
     if orders == 0 { String::new() } else { Count(orders.into()).to_string() }
 }
 

@@ -10,17 +10,17 @@ use std::{
 use dbn::{BidAskPair, Mbp1Msg, UNDEF_PRICE, enums::rtype};
 use mdgw_feeds::{
     channel::{ChannelConfig, SchemaSet},
-    edge::{Edge, Handed, TsRecv},
+    consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
     frame::{FrameFlags, FrameKind, FrameMeta},
     identity::{InstrumentId, Sequence, Session},
 };
 use serde::Serialize;
 
 use super::{
-    BookError, BookOptions, Entry, check_found, damages, drive_options, open, output_error,
-    tally::{instrument_of, word},
+    BookError, BookOptions, Entry, check_not_empty, damages, drive_options, open, output_error,
+    trade_counts::{instrument_of, u32_at},
 };
-use crate::replay::offline::{Drive, Event, OfflineError, Outlet};
+use crate::replay::offline::{Event, OfflineError, ReplayDriver, ReplaySink};
 
 /// The best bid and offer of an instrument, as they are from a message on.
 #[derive(Clone, Debug, Serialize)]
@@ -43,21 +43,21 @@ pub struct TopChange<'a> {
     pub suspect: bool,
 }
 
-/// Tells `tell` every change, up to the moment that was asked for; what ended files before their end.
+/// Tells `on_change` every change, up to the moment that was asked for; what ended files before their end.
 ///
 /// # Errors
-/// See [`BookError`]; what `tell` says ends it.
+/// See [`BookError`]; what `on_change` says ends it.
 pub fn follow(
     options: &BookOptions,
-    tell: &mut dyn FnMut(&TopChange<'_>) -> io::Result<()>,
-    watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    on_change: &mut dyn FnMut(&TopChange<'_>) -> io::Result<()>,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Vec<String>, BookError> {
     let mut merge = open(options)?;
-    let mut drive = Drive::new(drive_options(options, SchemaSet::MBP_1));
+    let mut driver = ReplayDriver::new(drive_options(options, SchemaSet::MBP_1));
     let wanted = options.symbols.iter().cloned().collect();
-    let mut tops = Tops { lanes: Vec::new(), wanted, tell, failure: None };
-    drive.run(&mut merge, &mut tops, watch)?;
-    check_found(options, &drive, &merge)?;
+    let mut tops = Tops { lanes: Vec::new(), wanted, on_change, failure: None };
+    driver.run(&mut merge, &mut tops, on_event)?;
+    check_not_empty(options, &driver, &merge)?;
     Ok(damages(&merge))
 }
 
@@ -66,35 +66,39 @@ struct Tops<'a> {
     lanes: Vec<LaneTops>,
     /// Symbols; empty: all.
     wanted: BTreeSet<String>,
-    tell: &'a mut dyn FnMut(&TopChange<'_>) -> io::Result<()>,
+    on_change: &'a mut dyn FnMut(&TopChange<'_>) -> io::Result<()>,
     failure: Option<io::Error>,
 }
 
 #[derive(Debug, Default)]
 struct LaneTops {
-    edge: Edge,
+    edge: ConsumerEdge,
     channel: u16,
     instruments: BTreeMap<InstrumentId, (String, BidAskPair)>,
 }
 
-impl Outlet for Tops<'_> {
+impl ReplaySink for Tops<'_> {
     fn lane(&mut self, _lane: usize, config: &ChannelConfig) -> Result<(), OfflineError> {
-        self.lanes.push(LaneTops { edge: Edge::new(TsRecv::None), channel: config.id.0, ..LaneTops::default() });
+        self.lanes.push(LaneTops {
+            edge: ConsumerEdge::new(TsRecvMode::None),
+            channel: config.id.0,
+            ..LaneTops::default()
+        });
         Ok(())
     }
 
     fn frame(&mut self, lane: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
-        let Self { lanes, wanted, tell, failure } = self;
+        let Self { lanes, wanted, on_change, failure } = self;
         let Some(LaneTops { edge, channel, instruments }) = lanes.get_mut(lane) else { return };
         if meta.kind != FrameKind::Message || meta.flags.contains(FrameFlags::LATE_FILL) || failure.is_some() {
             return;
         }
         edge.deliver(&meta.header(record_count, body), body, |handed| match handed {
-            Handed::Mapping { id, symbol } => {
+            EdgeOutput::Mapping { id, symbol } => {
                 let symbol = String::from_utf8_lossy(symbol).into_owned();
                 instruments.entry(id).or_insert_with(|| (String::new(), BidAskPair::default())).0 = symbol;
             }
-            Handed::Record { rtype: rtype::MBP_1, bytes } => {
+            EdgeOutput::Record { rtype: rtype::MBP_1, bytes } => {
                 let (Some(id), Some(top)) = (instrument_of(bytes), top_of(bytes)) else { return };
                 let Some((symbol, last)) = instruments.get_mut(&id) else { return };
                 if *last == top || !(wanted.is_empty() || wanted.contains(symbol.as_str())) {
@@ -102,7 +106,7 @@ impl Outlet for Tops<'_> {
                 }
                 *last = top.clone();
                 let change = TopChange {
-                    time_ns: long(bytes, offset_of!(dbn::RecordHeader, ts_event)).unwrap_or_default(),
+                    time_ns: u64_at(bytes, offset_of!(dbn::RecordHeader, ts_event)).unwrap_or_default(),
                     channel: *channel,
                     sequence: meta.sequence.0,
                     symbol,
@@ -112,14 +116,14 @@ impl Outlet for Tops<'_> {
                     suspect: meta.flags.contains(FrameFlags::SUSPECT),
                 };
                 if failure.is_none() {
-                    *failure = tell(&change).err();
+                    *failure = on_change(&change).err();
                 }
             }
-            Handed::Record { .. } => {}
+            EdgeOutput::Record { .. } => {}
         });
     }
 
-    fn settled(&mut self, _lane: usize, _next: Sequence) {}
+    fn covered_through(&mut self, _lane: usize, _next: Sequence) {}
 
     fn session(&mut self, lane: usize, _session: Session, _next: Sequence) {
         if let Some(lane) = self.lanes.get_mut(lane) {
@@ -141,18 +145,18 @@ fn entry(price_e9: i64, size: u32, order_count: u32) -> Option<Entry> {
 /// The best level of both sides in a market-by-price record.
 fn top_of(record: &[u8]) -> Option<BidAskPair> {
     let at = |offset| offset_of!(Mbp1Msg, levels) + offset;
-    let price = |offset| long(record, at(offset)).map(u64::cast_signed);
+    let price = |offset| u64_at(record, at(offset)).map(u64::cast_signed);
     Some(BidAskPair {
         bid_px: price(offset_of!(BidAskPair, bid_px))?,
         ask_px: price(offset_of!(BidAskPair, ask_px))?,
-        bid_sz: word(record, at(offset_of!(BidAskPair, bid_sz)))?,
-        ask_sz: word(record, at(offset_of!(BidAskPair, ask_sz)))?,
-        bid_ct: word(record, at(offset_of!(BidAskPair, bid_ct)))?,
-        ask_ct: word(record, at(offset_of!(BidAskPair, ask_ct)))?,
+        bid_sz: u32_at(record, at(offset_of!(BidAskPair, bid_sz)))?,
+        ask_sz: u32_at(record, at(offset_of!(BidAskPair, ask_sz)))?,
+        bid_ct: u32_at(record, at(offset_of!(BidAskPair, bid_ct)))?,
+        ask_ct: u32_at(record, at(offset_of!(BidAskPair, ask_ct)))?,
     })
 }
 
 /// The 64-bit number there.
-fn long(record: &[u8], offset: usize) -> Option<u64> {
+fn u64_at(record: &[u8], offset: usize) -> Option<u64> {
     record.get(offset..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }

@@ -15,7 +15,7 @@ pub struct OutputFiles {
     /// A file is followed by the next when it has packets of so long, ns.
     pub span_ns_max: Option<u64>,
     /// Of the files of this capture, only the last so many stay.
-    pub keep: Option<usize>,
+    pub files_max: Option<usize>,
 }
 
 /// Files that can't be written as asked for.
@@ -26,7 +26,7 @@ pub enum InvalidOutput {
     StandardOutput,
     /// A ring needs files that end.
     #[error("--files says how many files stay: say with --rotate-size, --rotate-time or --trigger when one ends")]
-    KeepWithoutEnd,
+    FileLimitWithoutRotation,
 }
 
 impl OutputFiles {
@@ -39,8 +39,8 @@ impl OutputFiles {
         if is_series && super::is_standard_output(&self.path) {
             return Err(InvalidOutput::StandardOutput);
         }
-        if self.keep.is_some() && !is_series {
-            return Err(InvalidOutput::KeepWithoutEnd);
+        if self.files_max.is_some() && !is_series {
+            return Err(InvalidOutput::FileLimitWithoutRotation);
         }
         Ok(())
     }
@@ -55,12 +55,12 @@ impl OutputFiles {
 pub(super) struct Series {
     files: OutputFiles,
     is_series: bool,
-    begun: u64,
+    files_started: u64,
 }
 
 /// A file that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Current {
+pub(super) struct CurrentFile {
     pub(super) bytes: u64,
     /// Time of its first packet.
     pub(super) first_ns: Option<u64>,
@@ -68,22 +68,22 @@ pub(super) struct Current {
 
 impl Series {
     pub(super) fn new(files: &OutputFiles, has_trigger: bool) -> Self {
-        Self { files: files.clone(), is_series: files.is_series(has_trigger), begun: 0 }
+        Self { files: files.clone(), is_series: files.is_series(has_trigger), files_started: 0 }
     }
 
     /// Name of the file that begins now.
     pub(super) fn next(&mut self, now_ns: u64) -> PathBuf {
-        self.begun += 1;
-        if self.is_series { numbered(&self.files.path, self.begun, now_ns) } else { self.files.path.clone() }
+        self.files_started += 1;
+        if self.is_series { numbered(&self.files.path, self.files_started, now_ns) } else { self.files.path.clone() }
     }
 
     /// Files begun so far.
-    pub(super) fn begun(&self) -> u64 {
-        self.begun
+    pub(super) fn files_started(&self) -> u64 {
+        self.files_started
     }
 
     /// Whether a block of so many bytes at that time belongs to the next file.
-    pub(super) fn is_full(&self, current: Current, time_ns: u64, block_bytes: usize) -> bool {
+    pub(super) fn is_full(&self, current: CurrentFile, time_ns: u64, block_bytes: usize) -> bool {
         let Some(first_ns) = current.first_ns else { return false };
         let too_large = self.files.bytes_max.is_some_and(|max| current.bytes + block_bytes as u64 > max);
         let too_long = self.files.span_ns_max.is_some_and(|max| time_ns >= first_ns.saturating_add(max));
@@ -113,11 +113,11 @@ mod tests {
     const NOW_NS: u64 = 1_700_000_000_123_456_789;
 
     fn files(path: &str) -> OutputFiles {
-        OutputFiles { path: path.into(), bytes_max: Some(1_000), span_ns_max: Some(60), keep: None }
+        OutputFiles { path: path.into(), bytes_max: Some(1_000), span_ns_max: Some(60), files_max: None }
     }
 
     #[test]
-    fn names_say_number_and_time_and_keep_their_endings() {
+    fn file_names_contain_number_and_time_and_keep_the_extension() {
         let check = |path: &str, expected: &str| {
             let mut series = Series::new(&files(path), false);
             series.next(NOW_NS);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn one_file_keeps_its_name() {
+    fn a_capture_without_rotation_keeps_the_given_file_name() {
         let whole = OutputFiles { bytes_max: None, span_ns_max: None, ..files("day.pcapng") };
         assert_eq!(Series::new(&whole, false).next(NOW_NS), Path::new("day.pcapng"));
     }
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_file_is_full_by_size_or_by_time_but_never_without_a_packet() {
         let series = Series::new(&files("x"), false);
-        let current = |bytes, first_ns| Current { bytes, first_ns };
+        let current = |bytes, first_ns| CurrentFile { bytes, first_ns };
         assert!(!series.is_full(current(900, Some(5)), 64, 100));
         assert!(series.is_full(current(901, Some(5)), 64, 100));
         assert!(series.is_full(current(0, Some(5)), 65, 100));
@@ -146,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_refused() {
+    fn impossible_output_options_are_refused() {
         assert_eq!(files("-").check(false), Err(InvalidOutput::StandardOutput));
-        let endless = OutputFiles { bytes_max: None, span_ns_max: None, keep: Some(3), path: "-".into() };
-        assert_eq!(endless.check(false), Err(InvalidOutput::KeepWithoutEnd));
-        assert_eq!(OutputFiles { keep: None, ..endless }.check(false), Ok(()));
-        assert_eq!(OutputFiles { keep: Some(3), ..files("a") }.check(false), Ok(()));
+        let endless = OutputFiles { bytes_max: None, span_ns_max: None, files_max: Some(3), path: "-".into() };
+        assert_eq!(endless.check(false), Err(InvalidOutput::FileLimitWithoutRotation));
+        assert_eq!(OutputFiles { files_max: None, ..endless }.check(false), Ok(()));
+        assert_eq!(OutputFiles { files_max: Some(3), ..files("a") }.check(false), Ok(()));
     }
 }

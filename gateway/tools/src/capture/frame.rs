@@ -17,36 +17,36 @@ pub(super) struct Frame<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Content<'a> {
     /// A datagram from a socket, with the headers that are made up for it.
-    Datagram { header: [u8; FRAME_HEADER_BYTES], payload: &'a [u8], src: SocketAddr, is_cut: bool },
+    Datagram { header: [u8; FRAME_HEADER_BYTES], payload: &'a [u8], src: SocketAddr, is_truncated: bool },
     /// A frame as it came; the VLAN tag that the kernel took off.
-    Whole { bytes: &'a [u8], vlan: Option<[u8; 4]>, wire_bytes: u32 },
+    RawFrame { bytes: &'a [u8], vlan: Option<[u8; 4]>, wire_bytes: u32 },
 }
 
 impl Frame<'_> {
     /// Sender and payload, where it is a datagram that came whole.
     pub(super) fn datagram(&self) -> Option<(SocketAddr, &[u8])> {
         match &self.content {
-            Content::Datagram { is_cut: true, .. } => None,
+            Content::Datagram { is_truncated: true, .. } => None,
             Content::Datagram { payload, src, .. } => Some((*src, payload)),
-            Content::Whole { bytes, .. } => udp_payload(bytes),
+            Content::RawFrame { bytes, .. } => udp_payload(bytes),
         }
     }
 
     /// Bytes on the wire. Of a datagram that was cut it is only known that there was more.
     pub(super) fn wire_bytes(&self) -> u32 {
         match self.content {
-            Content::Datagram { header, payload, is_cut, .. } => {
-                u32::try_from(header.len() + payload.len()).unwrap_or(u32::MAX).saturating_add(is_cut.into())
+            Content::Datagram { header, payload, is_truncated, .. } => {
+                u32::try_from(header.len() + payload.len()).unwrap_or(u32::MAX).saturating_add(is_truncated.into())
             }
-            Content::Whole { wire_bytes, vlan, .. } => wire_bytes.saturating_add(if vlan.is_some() { 4 } else { 0 }),
+            Content::RawFrame { wire_bytes, vlan, .. } => wire_bytes.saturating_add(if vlan.is_some() { 4 } else { 0 }),
         }
     }
 
     /// Whether bytes are missing at its end.
-    pub(super) fn is_cut(&self) -> bool {
+    pub(super) fn is_truncated(&self) -> bool {
         match self.content {
-            Content::Datagram { is_cut, .. } => is_cut,
-            Content::Whole { bytes, wire_bytes, .. } => (bytes.len() as u64) < u64::from(wire_bytes),
+            Content::Datagram { is_truncated, .. } => is_truncated,
+            Content::RawFrame { bytes, wire_bytes, .. } => (bytes.len() as u64) < u64::from(wire_bytes),
         }
     }
 }

@@ -38,7 +38,7 @@ impl<R: LineReader> Lines<R> {
     }
 
     /// Whether frames were read that are younger than the horizon was.
-    pub(super) fn has_waiting(&self) -> bool {
+    pub(super) fn has_buffered(&self) -> bool {
         self.readers().any(|reader| reader.head_ns().is_some())
     }
 
@@ -97,13 +97,13 @@ mod tests {
     use crate::capture::frame::Content;
 
     /// Reads up to two frames at a time.
-    struct Played {
+    struct FakeLineReader {
         waiting: VecDeque<u64>,
         read: VecDeque<u64>,
         socket: UdpSocket,
     }
 
-    impl LineReader for Played {
+    impl LineReader for FakeLineReader {
         fn refill(&mut self, _now_ns: u64) -> io::Result<bool> {
             self.read.extend(self.waiting.drain(..self.waiting.len().min(2)));
             Ok(!self.waiting.is_empty())
@@ -112,7 +112,7 @@ mod tests {
             self.read.front().copied()
         }
         fn head(&self) -> Option<Frame<'_>> {
-            let content = Content::Whole { bytes: &[], vlan: None, wire_bytes: 0 };
+            let content = Content::RawFrame { bytes: &[], vlan: None, wire_bytes: 0 };
             self.head_ns().map(|time_ns| Frame { time_ns, stamp: StampKind::Kernel, content })
         }
         fn pop(&mut self) {
@@ -126,10 +126,10 @@ mod tests {
         }
     }
 
-    fn lines(times: [&[u64]; 2]) -> Lines<Played> {
+    fn lines(times: [&[u64]; 2]) -> Lines<FakeLineReader> {
         Lines::new(
             times
-                .map(|times| Played {
+                .map(|times| FakeLineReader {
                     waiting: times.iter().copied().collect(),
                     read: VecDeque::new(),
                     socket: UdpSocket::bind("127.0.0.1:0").unwrap(),
@@ -138,26 +138,26 @@ mod tests {
         )
     }
 
-    fn round(lines: &mut Lines<Played>, horizon_ns: u64, room: usize) -> Vec<(usize, u64)> {
-        let mut told = Vec::new();
-        let taken = lines.round(0, horizon_ns, room, |line, frame| told.push((line, frame.time_ns))).unwrap();
-        assert_eq!(taken, told.len());
-        told
+    fn round(lines: &mut Lines<FakeLineReader>, horizon_ns: u64, room: usize) -> Vec<(usize, u64)> {
+        let mut frames = Vec::new();
+        let taken = lines.round(0, horizon_ns, room, |line, frame| frames.push((line, frame.time_ns))).unwrap();
+        assert_eq!(taken, frames.len());
+        frames
     }
 
     #[test]
-    fn lines_come_in_order_of_time_however_much_each_has() {
+    fn frames_of_all_lines_are_delivered_in_time_order() {
         let mut lines = lines([&[1, 4, 5, 6, 7, 20], &[2, 3, 7, 21]]);
-        let told = round(&mut lines, 10, 100);
-        assert_eq!(told, [(0, 1), (1, 2), (1, 3), (0, 4), (0, 5), (0, 6), (0, 7), (1, 7)]);
-        assert!(lines.has_waiting(), "read, and too young to be told");
+        let frames = round(&mut lines, 10, 100);
+        assert_eq!(frames, [(0, 1), (1, 2), (1, 3), (0, 4), (0, 5), (0, 6), (0, 7), (1, 7)]);
+        assert!(lines.has_buffered(), "read, and too young to be told");
         lines.lines[1].reader.waiting.push_back(22);
         assert_eq!(round(&mut lines, 30, 100), [(0, 20), (1, 21), (1, 22)]);
-        assert!(!lines.has_waiting());
+        assert!(!lines.has_buffered());
     }
 
     #[test]
-    fn a_reading_ends_when_there_is_no_more_room() {
+    fn a_round_ends_at_the_frame_limit() {
         let mut lines = lines([&[1, 2, 3], &[]]);
         assert_eq!(round(&mut lines, 10, 2), [(0, 1), (0, 2)]);
         assert_eq!(round(&mut lines, 10, 2), [(0, 3)]);

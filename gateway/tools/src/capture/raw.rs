@@ -57,11 +57,11 @@ impl RawReader {
         let interface = LineInterface {
             name: line.name.clone(),
             address: line.address,
-            description: line.described(),
+            description: line.description_text(),
             comment: format!("stamps: {clock}; whole frames from a packet ring"),
             stamps: line.stamps,
             buffer_bytes: (line.buffer_bytes, line.buffer_bytes),
-            drops_from: "drops: the packet ring's count (PACKET_STATISTICS)",
+            drop_count_source: "drops: the packet ring's count (PACKET_STATISTICS)",
         };
         Ok(Self { interface, ring, _membership: membership, dropped: 0 })
     }
@@ -81,7 +81,7 @@ impl LineReader for RawReader {
         Some(Frame {
             time_ns: frame.time_ns,
             stamp: if frame.is_hardware { StampKind::Hardware } else { StampKind::Kernel },
-            content: Content::Whole { bytes: frame.bytes, vlan: frame.vlan, wire_bytes: frame.wire_bytes },
+            content: Content::RawFrame { bytes: frame.bytes, vlan: frame.vlan, wire_bytes: frame.wire_bytes },
         })
     }
 

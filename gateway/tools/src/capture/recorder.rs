@@ -5,28 +5,28 @@ use mdgw_sys::{batch::StampKind, sockets::Stamps};
 
 use super::{
     CaptureProgress, CaptureSummary, LineInterface, LineSummary, OutputFiles, RecordError, TriggerOptions,
-    files::{Current, Series},
+    files::{CurrentFile, Series},
     frame::{Content, Frame},
-    memory::Memory,
+    pre_trigger::PreTriggerBuffer,
     spool::{CHUNK_BYTES, Spool},
-    watch::Seen,
+    watch::TriggerEvent,
 };
 
 /// Writes a capture.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    lines: Vec<Recorded>,
+    lines: Vec<RecordedLine>,
     series: Series,
     spool: Spool,
-    /// Whole blocks on their way to the file.
+    /// RawFrame blocks on their way to the file.
     chunk: Vec<u8>,
     /// When the first of them was put there.
     chunk_since_ns: u64,
-    file: Option<Current>,
-    keep: Option<Keep>,
+    file: Option<CurrentFile>,
+    keep: Option<TriggerState>,
     /// The block that is being made for memory.
     block: Vec<u8>,
-    begun_ns: u64,
+    started_ns: u64,
     span_ns: Option<(u64, u64)>,
     reasons: Vec<String>,
     triggers: u64,
@@ -34,22 +34,22 @@ pub(super) struct Recorder {
 
 /// A line and what came of it.
 #[derive(Debug)]
-struct Recorded {
+struct RecordedLine {
     interface: LineInterface,
     counts: LineSummary,
     /// Drops that a statistics block has told.
-    dropped_told: u64,
+    dropped_reported: u64,
 }
 
 /// What is kept in memory until something is seen.
 #[derive(Debug)]
-pub(super) struct Keep {
-    memory: Memory,
+pub(super) struct TriggerState {
+    memory: PreTriggerBuffer,
     after_ns: u64,
     /// Something was seen, to be written up to there.
     until_ns: Option<u64>,
-    /// Seen, and nothing is written yet.
-    pending: Option<Seen>,
+    /// TriggerEvent, and nothing is written yet.
+    pending: Option<TriggerEvent>,
 }
 
 /// Blocks are handed to the system no later than this after they were made, ns: what a crash can cost.
@@ -57,10 +57,10 @@ pub const FLUSH_NS: u64 = 100_000_000;
 /// Reasons that the summary tells.
 const REASONS_MAX: usize = 10;
 
-impl Keep {
+impl TriggerState {
     pub(super) fn new(options: &TriggerOptions) -> Self {
         Self {
-            memory: Memory::new(options.before_ns, options.memory_bytes),
+            memory: PreTriggerBuffer::new(options.before_ns, options.memory_bytes),
             after_ns: options.after_ns,
             until_ns: None,
             pending: None,
@@ -72,16 +72,16 @@ impl Recorder {
     pub(super) fn start(
         interfaces: Vec<LineInterface>,
         files: &OutputFiles,
-        keep: Option<Keep>,
+        keep: Option<TriggerState>,
         now_ns: u64,
     ) -> Result<Self, RecordError> {
-        let mut spool = Spool::start(files.keep).map_err(RecordError::Thread)?;
+        let mut spool = Spool::start(files.files_max).map_err(RecordError::Thread)?;
         let chunk = spool.chunk()?;
         let lines = interfaces
             .into_iter()
             .map(|interface| {
                 let counts = LineSummary { line: interface.name.clone(), ..LineSummary::default() };
-                Recorded { interface, counts, dropped_told: 0 }
+                RecordedLine { interface, counts, dropped_reported: 0 }
             })
             .collect();
         Ok(Self {
@@ -93,7 +93,7 @@ impl Recorder {
             file: None,
             keep,
             block: Vec::new(),
-            begun_ns: now_ns,
+            started_ns: now_ns,
             span_ns: None,
             reasons: Vec::new(),
             triggers: 0,
@@ -103,8 +103,8 @@ impl Recorder {
     /// Begins the first file, unless something has to be seen first. It stands on disk with its header at once.
     pub(super) fn begin(&mut self) -> Result<(), RecordError> {
         if self.keep.is_none() {
-            let path = self.series.next(self.begun_ns);
-            self.spool.begin_now(path)?;
+            let path = self.series.next(self.started_ns);
+            self.spool.begin_and_wait(path)?;
             self.write_header("")?;
             self.hand_over()?;
         }
@@ -123,7 +123,7 @@ impl Recorder {
         CaptureProgress {
             packets: self.lines.iter().map(|line| line.counts.packets).sum(),
             dropped: self.lines.iter().map(|line| line.counts.dropped).sum(),
-            files: self.series.begun(),
+            files: self.series.files_started(),
         }
     }
 
@@ -138,21 +138,21 @@ impl Recorder {
 
         let pieces: [&[u8]; 3] = match &frame.content {
             Content::Datagram { header, payload, .. } => [header, payload, &[]],
-            Content::Whole { bytes, vlan: None, .. } => [bytes, &[], &[]],
+            Content::RawFrame { bytes, vlan: None, .. } => [bytes, &[], &[]],
             // The tag stands behind both MAC addresses.
-            Content::Whole { bytes, vlan: Some(tag), .. } => {
+            Content::RawFrame { bytes, vlan: Some(tag), .. } => {
                 let (addresses, rest) = bytes.split_at_checked(12).unwrap_or((bytes, &[]));
                 [addresses, tag, rest]
             }
         };
         let interface = u32::try_from(line).unwrap_or(u32::MAX);
         let block = PacketBlock { interface, time_ns, wire_bytes: frame.wire_bytes(), pieces, comment };
-        self.dump(time_ns)?;
+        self.write_pre_trigger(time_ns)?;
         match &mut self.keep {
             Some(keep) if self.file.is_none() => {
                 self.block.clear();
                 block.append_to(&mut self.block);
-                keep.memory.keep(time_ns, &self.block);
+                keep.memory.push(time_ns, &self.block);
                 Ok(())
             }
             _ => {
@@ -164,11 +164,11 @@ impl Recorder {
     }
 
     /// Something was seen: what is kept is written, and what follows.
-    pub(super) fn set_off(&mut self, seen: &Seen) {
+    pub(super) fn trigger(&mut self, seen: &TriggerEvent) {
         let Some(keep) = &mut self.keep else { return };
         self.triggers += 1;
         if self.reasons.len() < REASONS_MAX {
-            self.reasons.push(seen.what.clone());
+            self.reasons.push(seen.reason.clone());
         }
         keep.until_ns = Some(seen.time_ns.saturating_add(keep.after_ns));
         if self.file.is_none() {
@@ -182,16 +182,16 @@ impl Recorder {
         let new = dropped.saturating_sub(recorded.counts.dropped);
         recorded.counts.dropped = dropped;
         // Told at once, not only at the end: a crash must not hide them.
-        if recorded.dropped_told != dropped && self.file.is_some() {
+        if recorded.dropped_reported != dropped && self.file.is_some() {
             self.statistics(line, now_ns)?;
         }
         Ok(new)
     }
 
     /// What time brings: the end of a trigger, blocks that have waited long enough, a file that can't be written.
-    pub(super) fn tend(&mut self, now_ns: u64) -> Result<(), RecordError> {
+    pub(super) fn on_tick(&mut self, now_ns: u64) -> Result<(), RecordError> {
         self.spool.check()?;
-        self.dump(now_ns)?;
+        self.write_pre_trigger(now_ns)?;
         if let Some(keep) = &mut self.keep
             && keep.until_ns.is_some_and(|until_ns| now_ns > until_ns)
         {
@@ -207,9 +207,9 @@ impl Recorder {
 
     /// Ends the last file and waits until it is written.
     pub(super) fn finish(mut self, now_ns: u64) -> Result<CaptureSummary, RecordError> {
-        self.dump(now_ns)?;
+        self.write_pre_trigger(now_ns)?;
         self.end_file(now_ns)?;
-        let waited_ns = self.spool.waited_ns();
+        let disk_wait_ns = self.spool.disk_wait_ns();
         let written = self.spool.finish()?;
         let (first_ns, last_ns) = self.span_ns.unwrap_or_default();
         Ok(CaptureSummary {
@@ -220,17 +220,17 @@ impl Recorder {
             bytes: written.bytes,
             triggers: self.keep.is_some().then_some(self.triggers),
             trigger_reasons: self.reasons,
-            waited_ns,
+            disk_wait_ns,
         })
     }
 
     /// Writes what is kept, if something was seen since.
-    fn dump(&mut self, now_ns: u64) -> Result<(), RecordError> {
+    fn write_pre_trigger(&mut self, now_ns: u64) -> Result<(), RecordError> {
         let Some(seen) = self.keep.as_mut().and_then(|keep| keep.pending.take()) else { return Ok(()) };
         let oldest_ns = self.keep.as_ref().and_then(|keep| keep.memory.oldest_ns()).unwrap_or(seen.time_ns);
         let before_ms = seen.time_ns.saturating_sub(oldest_ns) / 1_000_000;
-        let told = format!("{}; from {before_ms} ms before", seen.what);
-        self.begin_file(&told, now_ns)?;
+        let description = format!("{}; from {before_ms} ms before", seen.reason);
+        self.begin_file(&description, now_ns)?;
         let mut block = Vec::new();
         while let Some(time_ns) = self.keep.as_mut().and_then(|keep| keep.memory.take_oldest(&mut block)) {
             self.make_room(time_ns, block.len())?;
@@ -260,7 +260,7 @@ impl Recorder {
     }
 
     fn write_header(&mut self, comment: &str) -> Result<(), RecordError> {
-        self.file = Some(Current { bytes: 0, first_ns: None });
+        self.file = Some(CurrentFile { bytes: 0, first_ns: None });
         let mut header = Vec::new();
         Section { application: concat!("mdgw ", env!("CARGO_PKG_VERSION")), comment }.append_to(&mut header);
         for LineInterface { name, description, comment, .. } in self.interfaces() {
@@ -283,13 +283,13 @@ impl Recorder {
 
     /// What a line has seen since the capture began.
     fn statistics(&mut self, line: usize, now_ns: u64) -> Result<(), RecordError> {
-        let start_ns = self.begun_ns;
+        let start_ns = self.started_ns;
         let Some(recorded) = self.lines.get_mut(line) else { return Ok(()) };
         let counts = &recorded.counts;
-        recorded.dropped_told = counts.dropped;
+        recorded.dropped_reported = counts.dropped;
         let comment = format!(
             "{}; stamps: {} of the NIC, {} of the kernel, {} without",
-            recorded.interface.drops_from, counts.stamps_hardware, counts.stamps_kernel, counts.stamps_none
+            recorded.interface.drop_count_source, counts.stamps_hardware, counts.stamps_kernel, counts.stamps_none
         );
         let mut block = Vec::new();
         let interface = u32::try_from(line).unwrap_or(u32::MAX);
@@ -299,7 +299,7 @@ impl Recorder {
         self.write(&block)
     }
 
-    /// Whole blocks to the file that is being written.
+    /// RawFrame blocks to the file that is being written.
     fn write(&mut self, blocks: &[u8]) -> Result<(), RecordError> {
         self.make_room_in_chunk(blocks.len())?;
         self.chunk.extend_from_slice(blocks);
@@ -330,7 +330,7 @@ impl LineSummary {
     fn count(&mut self, frame: &Frame<'_>) {
         self.packets += 1;
         self.bytes += u64::from(frame.wire_bytes());
-        self.cut += u64::from(frame.is_cut());
+        self.truncated += u64::from(frame.is_truncated());
         match frame.stamp {
             StampKind::Hardware => self.stamps_hardware += 1,
             StampKind::Kernel => self.stamps_kernel += 1,
@@ -340,13 +340,13 @@ impl LineSummary {
 }
 
 /// What distinguishes a packet from what the interface block says of all.
-fn comment(frame: &Frame<'_>, asked: Stamps) -> &'static str {
-    let stamp = match (frame.stamp, asked) {
+fn comment(frame: &Frame<'_>, requested: Stamps) -> &'static str {
+    let stamp = match (frame.stamp, requested) {
         (StampKind::None, _) => 2,
         (StampKind::Kernel, Stamps::Hardware) => 1,
         _ => 0,
     };
-    match (&frame.content, frame.is_cut(), stamp) {
+    match (&frame.content, frame.is_truncated(), stamp) {
         (Content::Datagram { .. }, true, _) => "longer than could be read; how much is not known",
         (_, _, 2) => "not stamped: the time is when it was read",
         (_, _, 1) => "stamped by the kernel",

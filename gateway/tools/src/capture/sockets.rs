@@ -13,7 +13,7 @@ use std::{
 use mdgw_captures::capture_file::{FRAME_HEADER_BYTES, frame_header};
 use mdgw_feeds::identity::Line;
 use mdgw_sys::{
-    batch::{ReceiveBatch, receive_in_turn},
+    batch::{ReceiveBatch, receive_round_robin},
     drops::SocketDrops,
     handle::{ChannelIndex, Handle},
     sockets::{ReceiveOptions, ReceiveSocket, SocketError, Stamps, open_receive},
@@ -56,14 +56,14 @@ impl SocketReader {
         let interface = LineInterface {
             name: line.name.clone(),
             address,
-            description: CaptureLine { address, ..line.clone() }.described(),
+            description: CaptureLine { address, ..line.clone() }.description_text(),
             comment: format!(
                 "stamps: {clock}; taken from a socket: Ethernet, IP and UDP headers are made up around the payload, \
                  addresses, ports and lengths are true"
             ),
             stamps: line.stamps,
-            buffer_bytes: (socket.buffer.asked_bytes, socket.buffer.got_bytes),
-            drops_from: "drops: the socket's count (SO_MEMINFO)",
+            buffer_bytes: (socket.buffer.requested_bytes, socket.buffer.granted_bytes),
+            drop_count_source: "drops: the socket's count (SO_MEMINFO)",
         };
         let batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, DATAGRAM_BYTES_MAX);
         Ok(Self { interface, socket, address, drops, dropped, batch, next: 0, read_ns: 0 })
@@ -75,7 +75,7 @@ impl LineReader for SocketReader {
         self.batch.clear();
         self.next = 0;
         self.read_ns = now_ns;
-        let unfinished = receive_in_turn(&[(Line::A, self.socket.raw())], &mut self.batch)?;
+        let unfinished = receive_round_robin(&[(Line::A, self.socket.raw_fd())], &mut self.batch)?;
         // The kernel begins to stamp a moment after it is asked to. What came before that came before what it stamped.
         if self.batch.get(0).is_some_and(|first| first.ts_recv.is_none()) {
             let stamps = self.batch.iter().filter_map(|datagram| datagram.ts_recv);
@@ -99,7 +99,7 @@ impl LineReader for SocketReader {
                 header: header.unwrap_or([0; FRAME_HEADER_BYTES]),
                 payload: datagram.bytes,
                 src: datagram.source.into(),
-                is_cut: datagram.truncated,
+                is_truncated: datagram.truncated,
             },
         })
     }

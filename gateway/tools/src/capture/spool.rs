@@ -15,7 +15,7 @@ use std::{
     time::Instant,
 };
 
-use mdgw_captures::{capture_file::pcapng_blocks::whole_blocks_bytes, output_file::EndedAt};
+use mdgw_captures::{capture_file::pcapng_blocks::whole_blocks_bytes, output_file::FailedAtByte};
 
 use super::RecordError;
 
@@ -28,7 +28,7 @@ pub struct SpoolError {
     /// The file.
     pub path: String,
     /// How far it has come, where it was written to.
-    pub at: EndedAt,
+    pub at: FailedAtByte,
     /// What the system said.
     #[source]
     pub source: io::Error,
@@ -37,20 +37,20 @@ pub struct SpoolError {
 /// The recorder's end.
 #[derive(Debug)]
 pub(super) struct Spool {
-    orders: Option<SyncSender<Order>>,
-    empty: Receiver<Vec<u8>>,
+    commands: Option<SyncSender<WriterCommand>>,
+    returned: Receiver<Vec<u8>>,
     /// Handed back, the latest last.
-    idle: Vec<Vec<u8>>,
+    free_chunks: Vec<Vec<u8>>,
     /// Chunks that there are.
-    made: usize,
-    thread: Option<JoinHandle<Result<Written, SpoolError>>>,
+    chunks_allocated: usize,
+    thread: Option<JoinHandle<Result<WrittenFiles, SpoolError>>>,
     /// How long the recorder has waited for chunks, ns.
-    waited_ns: u64,
+    disk_wait_ns: u64,
 }
 
 /// What was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Written {
+pub(super) struct WrittenFiles {
     /// The files that there are, the oldest first.
     pub(super) files: Vec<PathBuf>,
     /// Files that gave way to newer ones.
@@ -60,7 +60,7 @@ pub(super) struct Written {
 }
 
 #[derive(Debug)]
-enum Order {
+enum WriterCommand {
     /// A file begins. Whoever waits for that is told when it is there.
     Begin(PathBuf, Option<SyncSender<()>>),
     /// Whole blocks for it.
@@ -70,94 +70,95 @@ enum Order {
 }
 
 impl Spool {
-    /// Starts the thread. Of the files, the last `keep` stay.
-    pub(super) fn start(keep: Option<usize>) -> io::Result<Self> {
-        let (give_back, empty) = sync_channel(CHUNKS);
-        let (orders, to_do) = sync_channel(CHUNKS);
-        let writer = Writer { keep, give_back, current: None, finished: VecDeque::new(), removed: 0, bytes: 0 };
-        let thread = std::thread::Builder::new().name("mdgw-spool".to_owned()).spawn(move || writer.run(&to_do))?;
+    /// Starts the thread. Of the files, the last `files_max` stay.
+    pub(super) fn start(files_max: Option<usize>) -> io::Result<Self> {
+        let (return_chunk, returned) = sync_channel(CHUNKS);
+        let (commands, received_commands) = sync_channel(CHUNKS);
+        let writer = Writer { files_max, return_chunk, current: None, finished: VecDeque::new(), removed: 0, bytes: 0 };
+        let thread =
+            std::thread::Builder::new().name("mdgw-spool".to_owned()).spawn(move || writer.run(&received_commands))?;
         Ok(Self {
-            orders: Some(orders),
-            empty,
-            idle: Vec::with_capacity(CHUNKS),
-            made: 0,
+            commands: Some(commands),
+            returned,
+            free_chunks: Vec::with_capacity(CHUNKS),
+            chunks_allocated: 0,
             thread: Some(thread),
-            waited_ns: 0,
+            disk_wait_ns: 0,
         })
     }
 
     /// An empty chunk. Waits while all of them are being written.
     pub(super) fn chunk(&mut self) -> Result<Vec<u8>, RecordError> {
-        self.idle.extend(self.empty.try_iter());
-        if let Some(chunk) = self.idle.pop() {
+        self.free_chunks.extend(self.returned.try_iter());
+        if let Some(chunk) = self.free_chunks.pop() {
             return Ok(chunk);
         }
-        if self.made < CHUNKS {
-            self.made += 1;
+        if self.chunks_allocated < CHUNKS {
+            self.chunks_allocated += 1;
             return Ok(Vec::with_capacity(CHUNK_BYTES));
         }
         let since = Instant::now();
-        let chunk = self.empty.recv();
-        self.waited_ns += u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        chunk.map_err(|_| self.why())
+        let chunk = self.returned.recv();
+        self.disk_wait_ns += u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        chunk.map_err(|_| self.failure())
     }
 
     pub(super) fn begin(&mut self, path: PathBuf) -> Result<(), RecordError> {
-        self.order(Order::Begin(path, None))
+        self.order(WriterCommand::Begin(path, None))
     }
 
     /// The same, and waits until the file is there.
-    pub(super) fn begin_now(&mut self, path: PathBuf) -> Result<(), RecordError> {
-        let (tell, told) = sync_channel(1);
-        self.order(Order::Begin(path, Some(tell)))?;
-        told.recv().map_err(|_| self.why())
+    pub(super) fn begin_and_wait(&mut self, path: PathBuf) -> Result<(), RecordError> {
+        let (ready_sender, ready_receiver) = sync_channel(1);
+        self.order(WriterCommand::Begin(path, Some(ready_sender)))?;
+        ready_receiver.recv().map_err(|_| self.failure())
     }
 
     pub(super) fn write(&mut self, chunk: Vec<u8>) -> Result<(), RecordError> {
-        self.order(Order::Write(chunk))
+        self.order(WriterCommand::Write(chunk))
     }
 
     pub(super) fn end(&mut self) -> Result<(), RecordError> {
-        self.order(Order::End)
+        self.order(WriterCommand::End)
     }
 
     /// Tells of a failure before there is anything more to hand over.
     pub(super) fn check(&mut self) -> Result<(), RecordError> {
-        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) { Err(self.why()) } else { Ok(()) }
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) { Err(self.failure()) } else { Ok(()) }
     }
 
     /// How long the recorder has waited for chunks, ns.
-    pub(super) fn waited_ns(&self) -> u64 {
-        self.waited_ns
+    pub(super) fn disk_wait_ns(&self) -> u64 {
+        self.disk_wait_ns
     }
 
     /// Waits until everything is written.
-    pub(super) fn finish(mut self) -> Result<Written, RecordError> {
-        self.orders = None;
+    pub(super) fn finish(mut self) -> Result<WrittenFiles, RecordError> {
+        self.commands = None;
         Ok(self.join()?)
     }
 
-    fn order(&mut self, order: Order) -> Result<(), RecordError> {
-        match self.orders.as_ref().map(|orders| orders.send(order)) {
+    fn order(&mut self, order: WriterCommand) -> Result<(), RecordError> {
+        match self.commands.as_ref().map(|commands| commands.send(order)) {
             Some(Ok(())) => Ok(()),
-            _ => Err(self.why()),
+            _ => Err(self.failure()),
         }
     }
 
     /// Why the thread has ended.
-    fn why(&mut self) -> RecordError {
+    fn failure(&mut self) -> RecordError {
         match self.join() {
             Err(error) => error.into(),
             Ok(_) => RecordError::Thread(io::Error::other("the thread that writes has ended")),
         }
     }
 
-    fn join(&mut self) -> Result<Written, SpoolError> {
+    fn join(&mut self) -> Result<WrittenFiles, SpoolError> {
         let ended = self.thread.take().map(JoinHandle::join);
         let panicked = || SpoolError {
             act: "write",
             path: "the capture".to_owned(),
-            at: EndedAt::default(),
+            at: FailedAtByte::default(),
             source: io::Error::other("the thread that writes panicked"),
         };
         ended.and_then(Result::ok).unwrap_or_else(|| Err(panicked()))
@@ -171,8 +172,8 @@ const CHUNKS: usize = 64;
 
 /// The thread's end.
 struct Writer {
-    keep: Option<usize>,
-    give_back: SyncSender<Vec<u8>>,
+    files_max: Option<usize>,
+    return_chunk: SyncSender<Vec<u8>>,
     current: Option<OpenFile>,
     finished: VecDeque<PathBuf>,
     removed: u64,
@@ -193,39 +194,39 @@ enum Sink {
 }
 
 impl Writer {
-    fn run(mut self, to_do: &Receiver<Order>) -> Result<Written, SpoolError> {
-        for order in to_do {
+    fn run(mut self, commands: &Receiver<WriterCommand>) -> Result<WrittenFiles, SpoolError> {
+        for order in commands {
             match order {
-                Order::Begin(path, waiting) => {
+                WriterCommand::Begin(path, waiting) => {
                     self.begin(path)?;
                     // One message fits without anybody there.
                     waiting.map(|waiting| waiting.send(()));
                 }
-                Order::Write(mut chunk) => {
+                WriterCommand::Write(mut chunk) => {
                     if let Some(file) = &mut self.current {
                         file.write(&chunk)?;
                     }
                     chunk.clear();
                     // The recorder may be gone already, and its chunks with it.
-                    let _ = self.give_back.send(chunk);
+                    let _ = self.return_chunk.send(chunk);
                 }
-                Order::End => self.end()?,
+                WriterCommand::End => self.end()?,
             }
         }
         self.end()?;
-        Ok(Written { files: self.finished.into(), removed: self.removed, bytes: self.bytes })
+        Ok(WrittenFiles { files: self.finished.into(), removed: self.removed, bytes: self.bytes })
     }
 
     fn begin(&mut self, path: PathBuf) -> Result<(), SpoolError> {
         self.end()?;
-        while self.keep.is_some_and(|keep| self.finished.len() >= keep.max(1)) {
+        while self.files_max.is_some_and(|files_max| self.finished.len() >= files_max.max(1)) {
             let Some(oldest) = self.finished.pop_front() else { break };
             match fs::remove_file(&oldest) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
                     return Err(SpoolError {
                         act: "remove",
                         path: oldest.display().to_string(),
-                        at: EndedAt::default(),
+                        at: FailedAtByte::default(),
                         source,
                     });
                 }
@@ -266,7 +267,7 @@ impl OpenFile {
         sink.map(|sink| Self { path, sink, handed_over: 0 }).map_err(|source| SpoolError {
             act: "create",
             path: shown,
-            at: EndedAt::default(),
+            at: FailedAtByte::default(),
             source,
         })
     }
@@ -292,14 +293,14 @@ impl OpenFile {
             };
             // A reader bears with half a block; where it can be helped, it doesn't have to.
             if let Some((file, before)) = file.zip(before) {
-                let _ = file.set_len(before + self.whole_behind(before, blocks));
+                let _ = file.set_len(before + self.whole_blocks_after(before, blocks));
             }
             failed(&self.path, source)
         })
     }
 
     /// Bytes behind `before` that whole ones of the blocks take.
-    fn whole_behind(&self, before: u64, blocks: &[u8]) -> u64 {
+    fn whole_blocks_after(&self, before: u64, blocks: &[u8]) -> u64 {
         if !matches!(self.sink, Sink::Plain(_)) {
             return 0;
         }
@@ -328,7 +329,7 @@ impl OpenFile {
 }
 
 fn failed(path: &Path, source: io::Error) -> SpoolError {
-    SpoolError { act: "write", path: path.display().to_string(), at: EndedAt::of(path), source }
+    SpoolError { act: "write", path: path.display().to_string(), at: FailedAtByte::of(path), source }
 }
 
 fn is_stream(path: &Path) -> bool {
@@ -343,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_files_stay_and_the_others_go() {
+    fn only_the_last_files_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let mut spool = Spool::start(Some(2)).unwrap();
         for name in ["a", "b", "c", "d"] {
@@ -360,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_into_a_pipe_is_counted_too() {
+    fn bytes_written_to_a_pipe_are_counted() {
         let mut stream = OpenFile::create("/dev/null".into()).unwrap();
         stream.write(b"some").unwrap();
         stream.write(b"bytes").unwrap();
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_go_round_and_what_ends_in_zst_is_compressed() {
+    fn chunks_are_reused_and_zst_files_are_compressed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.pcapng.zst");
         let mut spool = Spool::start(None).unwrap();
@@ -386,13 +387,17 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_over_and_a_full_disk_is_told_with_the_file() {
+    fn existing_files_are_not_overwritten_and_a_full_disk_error_names_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("there");
         fs::write(&path, "before").unwrap();
         let mut spool = Spool::start(None).unwrap();
-        let error = spool.begin_now(path.clone()).unwrap_err();
-        assert!(in_full(&error).contains(&format!("create {}: File exists", path.display())), "{}", in_full(&error));
+        let error = spool.begin_and_wait(path.clone()).unwrap_err();
+        assert!(
+            error_chain(&error).contains(&format!("create {}: File exists", path.display())),
+            "{}",
+            error_chain(&error)
+        );
         assert_eq!(fs::read(&path).unwrap(), b"before");
 
         let mut spool = Spool::start(None).unwrap();
@@ -401,19 +406,19 @@ mod tests {
         chunk.push(1);
         spool.write(chunk).unwrap();
         let error = spool.finish().unwrap_err();
-        assert!(in_full(&error).contains("write /dev/full: No space left"), "{}", in_full(&error));
+        assert!(error_chain(&error).contains("write /dev/full: No space left"), "{}", error_chain(&error));
     }
 
     #[test]
-    fn whoever_hands_over_after_a_failure_is_told_of_it() {
+    fn a_write_after_a_failure_returns_the_failure() {
         let mut spool = Spool::start(None).unwrap();
         spool.begin("/nonexistent/folder/file".into()).unwrap();
         // The orders before the thread notices are lost with it; it must not take longer than there are chunks.
-        let told = (0..=2 * CHUNKS).find_map(|_| spool.chunk().and_then(|chunk| spool.write(chunk)).err());
-        assert!(in_full(&told.unwrap()).contains("create /nonexistent/folder/file: No such file"));
+        let ready_receiver = (0..=2 * CHUNKS).find_map(|_| spool.chunk().and_then(|chunk| spool.write(chunk)).err());
+        assert!(error_chain(&ready_receiver.unwrap()).contains("create /nonexistent/folder/file: No such file"));
     }
 
-    fn in_full(error: &dyn std::error::Error) -> String {
-        error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {}", in_full(source)))
+    fn error_chain(error: &dyn std::error::Error) -> String {
+        error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {}", error_chain(source)))
     }
 }

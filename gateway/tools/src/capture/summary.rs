@@ -24,7 +24,8 @@ pub struct CaptureSummary {
     /// What set it off, the first of them.
     pub trigger_reasons: Vec<String>,
     /// How long receiving has waited for the disk, ns.
-    pub waited_ns: u64,
+    #[serde(rename = "waited_ns")]
+    pub disk_wait_ns: u64,
 }
 
 /// One line.
@@ -45,7 +46,8 @@ pub struct LineSummary {
     /// Packets without a stamp: they have the time at which they were read.
     pub stamps_none: u64,
     /// Packets that lack their end.
-    pub cut: u64,
+    #[serde(rename = "cut")]
+    pub truncated: u64,
 }
 
 impl CaptureSummary {
@@ -82,8 +84,8 @@ impl CaptureSummary {
                 grouped(line.dropped),
                 grouped(line.bytes)
             );
-            if line.cut > 0 {
-                let _ = writeln!(text, "{:<width$}  {} packets lack their end", "", grouped(line.cut));
+            if line.truncated > 0 {
+                let _ = writeln!(text, "{:<width$}  {} packets lack their end", "", grouped(line.truncated));
             }
         }
         let mut row = |name: &str, value: String| {
@@ -106,8 +108,8 @@ impl CaptureSummary {
         if self.files_removed > 0 {
             row("removed", format!("{} older files", grouped(self.files_removed)));
         }
-        if self.waited_ns > 1_000_000 {
-            row("disk", format!("receiving waited {} ms for it", self.waited_ns / 1_000_000));
+        if self.disk_wait_ns > 1_000_000 {
+            row("disk", format!("receiving waited {} ms for it", self.disk_wait_ns / 1_000_000));
         }
         text
     }

@@ -22,7 +22,7 @@ fn options(path: PathBuf) -> CaptureOptions {
     CaptureOptions {
         lines: vec![line("A"), line("B")],
         tap: Tap::Sockets,
-        files: OutputFiles { path, bytes_max: None, span_ns_max: None, keep: None },
+        files: OutputFiles { path, bytes_max: None, span_ns_max: None, files_max: None },
         trigger: None,
         packets_max: None,
         duration_ns_max: None,
@@ -77,7 +77,7 @@ fn blocks(path: &Path, kind: u32) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn what_lines_bring_is_in_the_file_in_order_of_time_with_sender_and_receiver() {
+fn captured_packets_are_written_in_time_order_with_sender_and_receiver() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pcapng");
     let capture = Capture::open(&CaptureOptions { packets_max: Some(300), ..options(path.clone()) }).unwrap();
@@ -114,7 +114,7 @@ fn what_lines_bring_is_in_the_file_in_order_of_time_with_sender_and_receiver() {
 }
 
 #[test]
-fn what_the_kernel_dropped_stands_in_summary_and_statistics() {
+fn kernel_drops_are_reported_in_summary_and_statistics_block() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pcapng");
     let mut options = options(path.clone());
@@ -128,18 +128,18 @@ fn what_the_kernel_dropped_stands_in_summary_and_statistics() {
     let line = &summary.lines[0];
     assert!(line.dropped > 0);
     assert_eq!(line.packets + line.dropped, 200);
-    let told = blocks(&path, 5);
-    let last = told.iter().rfind(|block| block[..4] == [0; 4]).unwrap();
+    let statistics = blocks(&path, 5);
+    let last = statistics.iter().rfind(|block| block[..4] == [0; 4]).unwrap();
     let mut osdrop = vec![7, 0, 8, 0];
     osdrop.extend(line.dropped.to_le_bytes());
     assert!(last.windows(12).any(|bytes| bytes == osdrop), "{last:?}");
 }
 
 #[test]
-fn files_follow_each_other_by_size_and_only_the_last_stay() {
+fn files_rotate_by_size_and_only_the_last_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(folder.path().join("a.pcapng"));
-    options.files = OutputFiles { bytes_max: Some(8_000), keep: Some(3), ..options.files };
+    options.files = OutputFiles { bytes_max: Some(8_000), files_max: Some(3), ..options.files };
     let capture = Capture::open(&CaptureOptions { packets_max: Some(100), ..options }).unwrap();
     let sender = Sender::to(&capture);
     for number in 0..100 {
@@ -160,10 +160,10 @@ fn files_follow_each_other_by_size_and_only_the_last_stay() {
 }
 
 #[test]
-fn a_gap_has_the_packets_before_it_written_and_those_after() {
+fn a_gap_triggers_writing_of_the_packets_before_and_after() {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(folder.path().join("gap.pcapng"));
-    let channel = Watched { name: "nasdaq".to_owned(), config: None, feed: None, lines: vec![0, 1] };
+    let channel = WatchedChannel { name: "nasdaq".to_owned(), config: None, feed: None, lines: vec![0, 1] };
     options.trigger = Some(TriggerOptions {
         triggers: Triggers { gap: true, fault: false },
         channels: vec![channel],
@@ -216,10 +216,10 @@ fn without_a_gap_nothing_is_written() {
 }
 
 #[test]
-fn a_nap_is_no_longer_than_the_smallest_buffer_bears() {
+fn the_batch_sleep_fits_the_smallest_buffer() {
     // What a kernel gives to whoever may not ask for more; what a line of a configuration has; what is asked for by default.
     for (buffer_bytes, nap_us) in [(0, 100), (212_992, 106), (8 << 20, 4_194), (16 << 20, 8_388), (1 << 30, 10_000)] {
-        let Pause { nap, young, .. } = Pause::of_sockets(buffer_bytes);
-        assert_eq!((nap.as_micros(), young), (nap_us, nap), "{buffer_bytes}");
+        let PollPacing { batch_sleep, retry_sleep, .. } = PollPacing::of_sockets(buffer_bytes);
+        assert_eq!((batch_sleep.as_micros(), retry_sleep), (nap_us, batch_sleep), "{buffer_bytes}");
     }
 }

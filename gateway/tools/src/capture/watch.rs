@@ -12,7 +12,7 @@ use mdgw_feeds::{
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Feed, Line, Sequence, Session},
     time::{MonoNs, UnixNs},
-    transport::recognise,
+    transport::detect_protocol,
 };
 
 use super::frame::Frame;
@@ -29,7 +29,7 @@ pub struct Triggers {
 
 /// A channel whose lines are captured.
 #[derive(Clone, Debug)]
-pub struct Watched {
+pub struct WatchedChannel {
     /// Its name.
     pub name: String,
     /// As configured; `None`: as its feed has it by default.
@@ -42,34 +42,34 @@ pub struct Watched {
 
 /// Something that set the trigger off.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct TriggerEvent {
     /// What it was.
-    pub(super) what: String,
+    pub(super) reason: String,
     /// When.
     pub(super) time_ns: u64,
 }
 
 /// The channels, driven on the clock of the stamps.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct TriggerWatch {
     triggers: Triggers,
-    channels: Vec<State>,
+    channels: Vec<WatchedChannelState>,
     /// Channel and line of each captured line.
     routes: Vec<Option<(usize, Line)>>,
     now: MonoNs,
 }
 
 #[derive(Debug)]
-struct State {
-    watched: Watched,
+struct WatchedChannelState {
+    watched: WatchedChannel,
     /// `None` until its feed is known.
     channel: Option<Channel>,
     gap_messages: u64,
     faults: u64,
 }
 
-impl Watch {
-    pub(super) fn new(triggers: Triggers, channels: &[Watched]) -> Self {
+impl TriggerWatch {
+    pub(super) fn new(triggers: Triggers, channels: &[WatchedChannel]) -> Self {
         let mut routes = Vec::new();
         for (index, channel) in channels.iter().enumerate() {
             for (number, line) in channel.lines.iter().enumerate() {
@@ -80,7 +80,7 @@ impl Watch {
                 }
             }
         }
-        let channels = channels.iter().map(|watched| State::new(watched.clone())).collect();
+        let channels = channels.iter().map(|watched| WatchedChannelState::new(watched.clone())).collect();
         Self { triggers, channels, routes, now: MonoNs(0) }
     }
 
@@ -89,37 +89,37 @@ impl Watch {
     }
 
     /// A frame came; what it set off.
-    pub(super) fn accept(&mut self, line: usize, frame: &Frame<'_>) -> Option<Seen> {
+    pub(super) fn accept(&mut self, line: usize, frame: &Frame<'_>) -> Option<TriggerEvent> {
         let &(channel, line) = self.routes.get(line)?.as_ref()?;
         let (_, bytes) = frame.datagram()?;
         // What was due before this frame was stamped comes first, as in a live channel.
-        let overdue = self.pass_time(frame.time_ns.saturating_sub(1));
+        let overdue = self.advance_time(frame.time_ns.saturating_sub(1));
         let state = self.channels.get_mut(channel)?;
         let channel = state.channel_for(bytes)?;
-        channel.accept(Datagram { line, bytes, ts_recv: UnixNs(frame.time_ns) }, self.now, &mut Nowhere);
+        channel.accept(Datagram { line, bytes, ts_recv: UnixNs(frame.time_ns) }, self.now, &mut DiscardSink);
         // Asked in any case: what is news now is none later.
-        let news = state.news(self.triggers, frame.time_ns);
-        overdue.or(news)
+        let new_event = state.new_event(self.triggers, frame.time_ns);
+        overdue.or(new_event)
     }
 
     /// It is that late: gaps that had their time are declared.
-    pub(super) fn pass_time(&mut self, now_ns: u64) -> Option<Seen> {
+    pub(super) fn advance_time(&mut self, now_ns: u64) -> Option<TriggerEvent> {
         self.now = self.now.max(MonoNs(now_ns));
         let mut seen = None;
         for state in &mut self.channels {
             let Some(channel) = &mut state.channel else { continue };
             if channel.next_deadline().is_some_and(|deadline| deadline <= self.now) {
-                channel.on_deadline(self.now, &mut Nowhere);
-                let news = state.news(self.triggers, self.now.0);
-                seen = seen.or(news);
+                channel.on_deadline(self.now, &mut DiscardSink);
+                let new_event = state.new_event(self.triggers, self.now.0);
+                seen = seen.or(new_event);
             }
         }
         seen
     }
 }
 
-impl State {
-    fn new(watched: Watched) -> Self {
+impl WatchedChannelState {
+    fn new(watched: WatchedChannel) -> Self {
         let feed = watched.feed;
         let config = watched.config.clone().or_else(|| feed.map(|feed| ChannelConfig::new(ChannelId(0), feed)));
         let mut state = Self { watched, channel: None, gap_messages: 0, faults: 0 };
@@ -133,22 +133,22 @@ impl State {
         config.arbiter.lines = u8::try_from(self.watched.lines.len().max(1)).unwrap_or(u8::MAX).min(Line::RECOVERY.0);
         config.arbiter.recovery = None;
         // Books are not asked; they need not hold a day.
-        config.books.orders_max = config.books.orders_max.min(BOOKS_MAX);
-        config.books.levels_max = config.books.levels_max.min(BOOKS_MAX);
+        config.books.orders_max = config.books.orders_max.min(BOOK_ENTRIES_MAX);
+        config.books.levels_max = config.books.levels_max.min(BOOK_ENTRIES_MAX);
         self.channel = Some(Channel::new(config));
     }
 
     /// The channel, begun as soon as a packet tells its feed.
     fn channel_for(&mut self, bytes: &[u8]) -> Option<&mut Channel> {
         if self.channel.is_none() {
-            let feed = feed_guess::guess(recognise(bytes)?, Path::new(&self.watched.name)).feed;
+            let feed = feed_guess::guess(detect_protocol(bytes)?, Path::new(&self.watched.name)).feed;
             self.begin(ChannelConfig::new(ChannelId(0), feed));
         }
         self.channel.as_mut()
     }
 
     /// What is new since it was last asked.
-    fn news(&mut self, triggers: Triggers, time_ns: u64) -> Option<Seen> {
+    fn new_event(&mut self, triggers: Triggers, time_ns: u64) -> Option<TriggerEvent> {
         let channel = self.channel.as_ref()?;
         let refused = channel.drops().iter().chain(channel.arbiter_drops().iter());
         let refused = refused.filter(|(reason, _)| is_fault(*reason)).map(|(_, count)| count).sum::<u64>();
@@ -157,7 +157,7 @@ impl State {
         let missing = gap_messages - std::mem::replace(&mut self.gap_messages, gap_messages);
         let new_faults = faults - std::mem::replace(&mut self.faults, faults).min(faults);
         let name = &self.watched.name;
-        let what = if triggers.gap && missing > 0 {
+        let reason = if triggers.gap && missing > 0 {
             let (session, next) = channel.position()?;
             format!("channel {name}: a gap of {missing} messages in session {session}, now at {}", next.0)
         } else if triggers.fault && new_faults > 0 {
@@ -165,7 +165,7 @@ impl State {
         } else {
             return None;
         };
-        Some(Seen { what, time_ns })
+        Some(TriggerEvent { reason, time_ns })
     }
 }
 
@@ -176,14 +176,14 @@ fn is_fault(reason: DropReason) -> bool {
 }
 
 /// Orders and levels of a book that nobody looks at.
-const BOOKS_MAX: u32 = 4_096;
+const BOOK_ENTRIES_MAX: u32 = 4_096;
 
 /// Takes what channels make.
-struct Nowhere;
+struct DiscardSink;
 
-impl FrameSink for Nowhere {
+impl FrameSink for DiscardSink {
     fn frame(&mut self, _meta: &FrameMeta, _record_count: u16, _body: &[u8]) {}
-    fn settled(&mut self, _next: Sequence) {}
+    fn covered_through(&mut self, _next: Sequence) {}
     fn session(&mut self, _session: Session, _next: Sequence) {}
     fn end_of_session(&mut self) {}
 }
@@ -211,19 +211,19 @@ mod tests {
         packets
     }
 
-    fn watch(triggers: Triggers) -> Watch {
-        let both = Watched { name: "nasdaq".to_owned(), config: None, feed: None, lines: vec![0, 1] };
-        Watch::new(triggers, &[both])
+    fn watch(triggers: Triggers) -> TriggerWatch {
+        let both = WatchedChannel { name: "nasdaq".to_owned(), config: None, feed: None, lines: vec![0, 1] };
+        TriggerWatch::new(triggers, &[both])
     }
 
-    fn accept(watch: &mut Watch, line: usize, time_ns: u64, payload: &[u8]) -> Option<Seen> {
+    fn accept(watch: &mut TriggerWatch, line: usize, time_ns: u64, payload: &[u8]) -> Option<TriggerEvent> {
         let src = "10.0.0.1:1".parse().unwrap();
-        let content = Content::Datagram { header: [0; FRAME_HEADER_BYTES], payload, src, is_cut: false };
+        let content = Content::Datagram { header: [0; FRAME_HEADER_BYTES], payload, src, is_truncated: false };
         watch.accept(line, &Frame { time_ns, stamp: StampKind::Kernel, content })
     }
 
     #[test]
-    fn a_packet_that_one_line_lost_sets_nothing_off_and_one_that_both_lost_does() {
+    fn only_a_packet_lost_on_both_lines_triggers() {
         let packets = packets();
         let mut watch = watch(Triggers { gap: true, fault: true });
         for (number, packet) in packets[..10].iter().enumerate() {
@@ -234,13 +234,13 @@ mod tests {
             assert_eq!(accept(&mut watch, 1, time_ns + 1_000, packet), None);
         }
         assert_eq!(accept(&mut watch, 0, 12 * MS, &packets[11]), None, "it may still come");
-        let seen = watch.pass_time(30 * MS).expect("nobody brought it");
-        assert!(seen.what.contains("nasdaq: a gap of"), "{}", seen.what);
-        assert_eq!(watch.pass_time(60 * MS), None, "told once");
+        let seen = watch.advance_time(30 * MS).expect("nobody brought it");
+        assert!(seen.reason.contains("nasdaq: a gap of"), "{}", seen.reason);
+        assert_eq!(watch.advance_time(60 * MS), None, "told once");
     }
 
     #[test]
-    fn what_cannot_be_understood_is_a_fault_and_no_gap() {
+    fn an_undecodable_packet_is_a_fault_and_no_gap() {
         let packets = packets();
         let mut faults = watch(Triggers { gap: false, fault: true });
         let mut gaps = watch(Triggers { gap: true, fault: false });
@@ -250,12 +250,12 @@ mod tests {
         let cut = &packets[1][..packets[1].len() - 3];
         assert_eq!(accept(&mut gaps, 0, 2 * MS, cut), None);
         let seen = accept(&mut faults, 0, 2 * MS, cut).expect("a packet that is cut");
-        assert!(seen.what.contains("can't be understood"), "{}", seen.what);
+        assert!(seen.reason.contains("can't be understood"), "{}", seen.reason);
         assert_eq!(accept(&mut faults, 1, 2 * MS, &packets[1]), None, "the other line had it whole");
     }
 
     #[test]
-    fn packets_of_no_feed_begin_no_channel() {
+    fn unrecognised_packets_create_no_channel() {
         let mut watch = watch(Triggers { gap: true, fault: true });
         assert_eq!(accept(&mut watch, 0, MS, b"anything"), None);
         assert!(watch.channels[0].channel.is_none());

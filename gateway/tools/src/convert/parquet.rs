@@ -23,13 +23,13 @@ use super::{
 /// A Parquet file in the making.
 pub(super) struct Rows {
     /// Until the columns are known.
-    waiting: Option<Output>,
-    writing: Option<Writing>,
+    pending_output: Option<Output>,
+    writing: Option<ParquetFile>,
     pretty: bool,
     map_symbols: bool,
 }
 
-struct Writing {
+struct ParquetFile {
     file: SerializedFileWriter<Output>,
     columns: Vec<Column>,
     /// What the row group has so far; behind the columns the symbols, if they are wanted.
@@ -54,7 +54,7 @@ enum Data {
 impl Rows {
     /// Begins a file; its columns are those of `rtype`, or of the first record.
     pub(super) fn begin(output: Output, rtype: Option<RType>, pretty: bool, map_symbols: bool) -> io::Result<Self> {
-        let mut rows = Self { waiting: Some(output), writing: None, pretty, map_symbols };
+        let mut rows = Self { pending_output: Some(output), writing: None, pretty, map_symbols };
         if let Some(rtype) = rtype {
             rows.begin_writing(rtype)?;
         }
@@ -84,7 +84,7 @@ impl Rows {
             let reason = format!("records of {} have no table", rtype.as_str());
             io::Error::new(io::ErrorKind::Unsupported, reason)
         })?;
-        let Some(output) = self.waiting.take() else { return Ok(()) };
+        let Some(output) = self.pending_output.take() else { return Ok(()) };
         let pretty = self.pretty;
         let columns = columns.into_iter().map(|column| if pretty { column } else { column.into_integer() });
         let columns: Vec<Column> = columns.collect();
@@ -100,12 +100,12 @@ impl Rows {
         let schema = Type::group_type_builder("schema").with_fields(fields).build().map_err(io_error)?;
         let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
         let file = SerializedFileWriter::new(output, Arc::new(schema), Arc::new(properties)).map_err(io_error)?;
-        self.writing = Some(Writing { file, columns, values, rows: 0 });
+        self.writing = Some(ParquetFile { file, columns, values, rows: 0 });
         Ok(())
     }
 }
 
-impl Writing {
+impl ParquetFile {
     fn push(&mut self, record: &[u8], symbol: Option<&str>) {
         for (column, values) in self.columns.iter().zip(&mut self.values) {
             values.push(column, record.get(column.offset..).unwrap_or_default());
@@ -153,7 +153,7 @@ impl Values {
             PhysicalType::BYTE_ARRAY => Data::Text(Vec::new()),
             _ => Data::Int64(Vec::new()),
         };
-        Self { data, present: column.may_be_none().then(Vec::new) }
+        Self { data, present: column.is_nullable().then(Vec::new) }
     }
 
     fn push(&mut self, column: &Column, field: &[u8]) {
@@ -215,7 +215,7 @@ impl Column {
         Self { kind, ..self }
     }
 
-    fn may_be_none(&self) -> bool {
+    fn is_nullable(&self) -> bool {
         matches!(self.kind, Kind::Price | Kind::Time)
     }
 
@@ -229,7 +229,7 @@ impl Column {
     }
 
     fn field(&self) -> Result<Type, ParquetError> {
-        let repetition = if self.may_be_none() { Repetition::OPTIONAL } else { Repetition::REQUIRED };
+        let repetition = if self.is_nullable() { Repetition::OPTIONAL } else { Repetition::REQUIRED };
         let integer = |bit_width, is_signed| Some(LogicalType::integer(bit_width, is_signed));
         let logical = match self.kind {
             Kind::U8 => integer(8, false),

@@ -6,11 +6,11 @@ use std::{
     ops::ControlFlow,
 };
 
-use super::{DiffError, Difference, Told};
+use super::{DiffError, DiffReport, FoundDifference};
 
 /// The name of an item. Within one stream, order counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Name {
+pub(super) struct ItemName {
     /// A channel's session, an instrument, a feed's numbering.
     pub(super) stream: (u64, u128),
     pub(super) sequence: u64,
@@ -20,7 +20,7 @@ pub(super) struct Name {
 /// The smallest thing that can be the same or different.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
-    pub(super) name: Name,
+    pub(super) name: ItemName,
     /// All that counts.
     pub(super) content: Vec<u8>,
     /// What is local to the recording.
@@ -31,7 +31,7 @@ pub(super) struct Item {
 
 /// An item that waits for the other side's, and how many items of its side came before it.
 #[derive(Debug)]
-struct Waiting {
+struct UnmatchedItem {
     item: Item,
     ordinal: u64,
 }
@@ -40,11 +40,11 @@ struct Waiting {
 pub(super) trait Side {
     /// The next item; `None` at the end, also where damage ends it.
     fn next(&mut self) -> Result<Option<Item>, DiffError>;
-    fn name(&self, name: &Name) -> String;
-    fn stream(&self, name: &Name) -> String;
+    fn name(&self, name: &ItemName) -> String;
+    fn stream(&self, name: &ItemName) -> String;
     fn place(&self, place: u64) -> String;
     /// Whether it may bring the same item more than once.
-    fn repeats(&self) -> bool;
+    fn may_repeat(&self) -> bool;
     /// What differs between two contents.
     fn explain(&self, a: &[u8], b: &[u8]) -> Option<String>;
     fn damages(&self) -> Vec<String>;
@@ -55,44 +55,44 @@ pub(super) trait Side {
 #[derive(Debug)]
 pub(super) struct Comparison {
     /// Items that one side has and the other has not yet.
-    waiting: [HashMap<Name, Waiting>; 2],
-    seen: [Seen; 2],
+    unmatched: [HashMap<ItemName, UnmatchedItem>; 2],
+    recent_names: [RecentNames; 2],
     /// For each stream, the order of its items on either side.
-    orders: HashMap<(u64, u128), Orders>,
+    stream_orders: HashMap<(u64, u128), StreamOrder>,
     /// The first differences: by how many items of its side were there before, and in the order in which they were found.
-    told: BTreeMap<(u64, u64), Told>,
-    told_count: u64,
-    told_max: usize,
+    told: BTreeMap<(u64, u64), FoundDifference>,
+    listed_count: u64,
+    listed_max: usize,
     names_max: usize,
-    found: Difference,
+    report: DiffReport,
 }
 
 /// The latest names of one side, to know repetitions.
 #[derive(Debug, Default)]
-struct Seen {
-    names: HashSet<Name>,
-    order: VecDeque<Name>,
+struct RecentNames {
+    names: HashSet<ItemName>,
+    order: VecDeque<ItemName>,
 }
 
 /// A stream's names in their order, as a running hash, and whether the stream differs otherwise.
 #[derive(Debug)]
-struct Orders {
+struct StreamOrder {
     hashes: [u64; 2],
-    name: Name,
+    name: ItemName,
     differs: bool,
 }
 
 impl Comparison {
-    pub(super) fn new(told_max: usize, names_max: usize) -> Self {
+    pub(super) fn new(listed_max: usize, names_max: usize) -> Self {
         Self {
-            waiting: [HashMap::new(), HashMap::new()],
-            seen: [Seen::default(), Seen::default()],
-            orders: HashMap::new(),
+            unmatched: [HashMap::new(), HashMap::new()],
+            recent_names: [RecentNames::default(), RecentNames::default()],
+            stream_orders: HashMap::new(),
             told: BTreeMap::new(),
-            told_count: 0,
-            told_max,
+            listed_count: 0,
+            listed_max,
             names_max,
-            found: Difference::default(),
+            report: DiffReport::default(),
         }
     }
 
@@ -100,13 +100,13 @@ impl Comparison {
     pub(super) fn run(
         &mut self,
         sides: &mut [Box<dyn Side>; 2],
-        watch: &mut dyn FnMut(u64) -> ControlFlow<()>,
+        on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<(), DiffError> {
         let mut has_ended = [false, false];
         let mut steps = 0_u64;
         while has_ended != [true, true] {
             // The side that is behind is read on, so that few items wait.
-            let [waits_a, waits_b] = self.waiting.each_ref().map(HashMap::len);
+            let [waits_a, waits_b] = self.unmatched.each_ref().map(HashMap::len);
             let of = match has_ended {
                 [true, _] => 1,
                 [_, true] => 0,
@@ -118,11 +118,11 @@ impl Comparison {
                 Some(item) => self.take(of, item, has_ended[1 - of], sides),
                 None => has_ended[of] = true,
             }
-            if self.waiting.iter().any(|waiting| waiting.len() > self.names_max) {
+            if self.unmatched.iter().any(|unmatched| unmatched.len() > self.names_max) {
                 return Err(DiffError::TooFarApart { names_max: self.names_max });
             }
-            if steps.is_multiple_of(STEPS_PER_LOOK)
-                && watch(sides.iter().map(|side| side.file_bytes_read()).sum()).is_break()
+            if steps.is_multiple_of(STEPS_PER_CHECK)
+                && on_progress(sides.iter().map(|side| side.file_bytes_read()).sum()).is_break()
             {
                 return Err(DiffError::Interrupted);
             }
@@ -131,23 +131,23 @@ impl Comparison {
     }
 
     /// What came of it: what still waits is on one side only.
-    pub(super) fn finish(mut self, sides: &[Box<dyn Side>; 2]) -> Difference {
+    pub(super) fn finish(mut self, sides: &[Box<dyn Side>; 2]) -> DiffReport {
         let [side_a, _] = sides;
         for of in 0..2 {
-            let mut left: Vec<Waiting> = std::mem::take(&mut self.waiting[of]).into_values().collect();
-            left.sort_unstable_by_key(|waiting| waiting.ordinal);
-            left.iter().for_each(|waiting| self.only(of, waiting, sides));
+            let mut left: Vec<UnmatchedItem> = std::mem::take(&mut self.unmatched[of]).into_values().collect();
+            left.sort_unstable_by_key(|unmatched| unmatched.ordinal);
+            left.iter().for_each(|unmatched| self.only(of, unmatched, sides));
         }
-        let mut turned: Vec<Name> = self
-            .orders
+        let mut reordered: Vec<ItemName> = self
+            .stream_orders
             .values()
-            .filter(|orders| !orders.differs && orders.hashes[0] != orders.hashes[1])
-            .map(|orders| orders.name)
+            .filter(|stream_orders| !stream_orders.differs && stream_orders.hashes[0] != stream_orders.hashes[1])
+            .map(|stream_orders| stream_orders.name)
             .collect();
-        turned.sort_unstable();
-        self.found.order_differs = turned.len() as u64;
-        for name in turned {
-            self.tell(u64::MAX, || Told {
+        reordered.sort_unstable();
+        self.report.order_differs = reordered.len() as u64;
+        for name in reordered {
+            self.list_difference(u64::MAX, || FoundDifference {
                 kind: "order",
                 name: side_a.stream(&name),
                 at_a: None,
@@ -155,43 +155,48 @@ impl Comparison {
                 what: Some("the same items in another order".to_owned()),
             });
         }
-        let mut found = self.found;
-        found.differences = self.told.into_values().collect();
-        found.damages = sides.iter().flat_map(|side| side.damages()).collect();
-        found.same =
-            found.content_differs == 0 && found.only == [0, 0] && found.order_differs == 0 && found.damages.is_empty();
-        found
+        let mut report = self.report;
+        report.differences = self.told.into_values().collect();
+        report.damages = sides.iter().flat_map(|side| side.damages()).collect();
+        report.same = report.content_differs == 0
+            && report.only == [0, 0]
+            && report.order_differs == 0
+            && report.damages.is_empty();
+        report
     }
 
     fn take(&mut self, of: usize, item: Item, other_has_ended: bool, sides: &[Box<dyn Side>; 2]) {
-        if sides[of].repeats() && !self.seen[of].is_new(item.name, self.names_max) {
-            self.found.repeated[of] += 1;
+        if sides[of].may_repeat() && !self.recent_names[of].is_new(item.name, self.names_max) {
+            self.report.repeated[of] += 1;
             return;
         }
-        let ordinal = self.found.items[of];
-        self.found.items[of] += 1;
-        let orders =
-            self.orders.entry(item.name.stream).or_insert(Orders { hashes: [0, 0], name: item.name, differs: false });
+        let ordinal = self.report.items[of];
+        self.report.items[of] += 1;
+        let stream_orders = self.stream_orders.entry(item.name.stream).or_insert(StreamOrder {
+            hashes: [0, 0],
+            name: item.name,
+            differs: false,
+        });
         let mut hasher = DefaultHasher::new();
-        (orders.hashes[of], item.name).hash(&mut hasher);
-        orders.hashes[of] = hasher.finish();
-        let other = match self.waiting[1 - of].entry(item.name) {
+        (stream_orders.hashes[of], item.name).hash(&mut hasher);
+        stream_orders.hashes[of] = hasher.finish();
+        let other = match self.unmatched[1 - of].entry(item.name) {
             Entry::Occupied(other) => other.remove(),
-            Entry::Vacant(_) if other_has_ended => return self.only(of, &Waiting { item, ordinal }, sides),
+            Entry::Vacant(_) if other_has_ended => return self.only(of, &UnmatchedItem { item, ordinal }, sides),
             Entry::Vacant(_) => {
-                self.waiting[of].insert(item.name, Waiting { item, ordinal });
+                self.unmatched[of].insert(item.name, UnmatchedItem { item, ordinal });
                 return;
             }
         };
         let ordinal_a = if of == 0 { ordinal } else { other.ordinal };
         let other = other.item;
-        self.found.common += 1;
+        self.report.common += 1;
         let (a, b) = if of == 0 { (&item, &other) } else { (&other, &item) };
         if a.content != b.content {
-            self.found.content_differs += 1;
+            self.report.content_differs += 1;
             self.stream_differs(&a.name);
             let [side_a, side_b] = sides;
-            self.tell(ordinal_a, || Told {
+            self.list_difference(ordinal_a, || FoundDifference {
                 kind: "content",
                 name: side_a.name(&a.name),
                 at_a: Some(side_a.place(a.place)),
@@ -199,34 +204,40 @@ impl Comparison {
                 what: side_a.explain(&a.content, &b.content),
             });
         } else if a.local != b.local {
-            self.found.local_times_differ += 1;
+            self.report.local_times_differ += 1;
         }
     }
 
     /// The other side doesn't have it.
-    fn only(&mut self, of: usize, waiting: &Waiting, sides: &[Box<dyn Side>; 2]) {
-        let Waiting { item, ordinal } = waiting;
-        self.found.only[of] += 1;
+    fn only(&mut self, of: usize, unmatched: &UnmatchedItem, sides: &[Box<dyn Side>; 2]) {
+        let UnmatchedItem { item, ordinal } = unmatched;
+        self.report.only[of] += 1;
         self.stream_differs(&item.name);
         let side = &sides[of];
         let (kind, at_a, at_b) = match of {
             0 => ("only in A", Some(side.place(item.place)), None),
             _ => ("only in B", None, Some(side.place(item.place))),
         };
-        self.tell(*ordinal, || Told { kind, name: side.name(&item.name), at_a, at_b, what: None });
+        self.list_difference(*ordinal, || FoundDifference {
+            kind,
+            name: side.name(&item.name),
+            at_a,
+            at_b,
+            what: None,
+        });
     }
 
-    fn stream_differs(&mut self, name: &Name) {
-        if let Some(orders) = self.orders.get_mut(&name.stream) {
-            orders.differs = true;
+    fn stream_differs(&mut self, name: &ItemName) {
+        if let Some(stream_orders) = self.stream_orders.get_mut(&name.stream) {
+            stream_orders.differs = true;
         }
     }
 
     /// Keeps a difference if it is among the first ones. Its text is made only then.
-    fn tell(&mut self, ordinal: u64, told: impl FnOnce() -> Told) {
-        let place = (ordinal, self.told_count);
-        self.told_count += 1;
-        let is_full = self.told.len() >= self.told_max;
+    fn list_difference(&mut self, ordinal: u64, told: impl FnOnce() -> FoundDifference) {
+        let place = (ordinal, self.listed_count);
+        self.listed_count += 1;
+        let is_full = self.told.len() >= self.listed_max;
         if is_full && self.told.last_key_value().is_none_or(|(last, _)| *last < place) {
             return;
         }
@@ -237,8 +248,8 @@ impl Comparison {
     }
 }
 
-impl Seen {
-    fn is_new(&mut self, name: Name, names_max: usize) -> bool {
+impl RecentNames {
+    fn is_new(&mut self, name: ItemName, names_max: usize) -> bool {
         if !self.names.insert(name) {
             return false;
         }
@@ -253,7 +264,7 @@ impl Seen {
 }
 
 /// Items between two looks at the caller's wish to stop.
-const STEPS_PER_LOOK: u64 = 16_384;
+const STEPS_PER_CHECK: u64 = 16_384;
 
 #[cfg(test)]
 mod tests {
@@ -266,11 +277,11 @@ mod tests {
             Ok(self.0.pop_front())
         }
 
-        fn name(&self, name: &Name) -> String {
+        fn name(&self, name: &ItemName) -> String {
             format!("{}/{}", name.stream.0, name.sequence)
         }
 
-        fn stream(&self, name: &Name) -> String {
+        fn stream(&self, name: &ItemName) -> String {
             name.stream.0.to_string()
         }
 
@@ -278,7 +289,7 @@ mod tests {
             place.to_string()
         }
 
-        fn repeats(&self) -> bool {
+        fn may_repeat(&self) -> bool {
             true
         }
 
@@ -298,7 +309,7 @@ mod tests {
     /// Items by stream, sequence and content.
     fn row(items: &[(u64, u64, u8)]) -> Box<dyn Side> {
         let item = |(place, (stream, sequence, content)): (u64, &(u64, u64, u8))| Item {
-            name: Name { stream: (*stream, 0), sequence: *sequence, index: 0 },
+            name: ItemName { stream: (*stream, 0), sequence: *sequence, index: 0 },
             content: vec![*content],
             local: place,
             place,
@@ -306,7 +317,7 @@ mod tests {
         Box::new(Row((0..).zip(items).map(item).collect()))
     }
 
-    fn compare(a: &[(u64, u64, u8)], b: &[(u64, u64, u8)]) -> Difference {
+    fn compare(a: &[(u64, u64, u8)], b: &[(u64, u64, u8)]) -> DiffReport {
         let mut sides = [row(a), row(b)];
         let mut comparison = Comparison::new(10, 1_000);
         comparison.run(&mut sides, &mut |_| ControlFlow::Continue(())).unwrap();
@@ -314,43 +325,43 @@ mod tests {
     }
 
     #[test]
-    fn the_order_between_streams_makes_no_difference_and_within_one_it_does() {
-        let found = compare(&[(1, 1, 5), (1, 2, 6), (2, 1, 7)], &[(2, 1, 7), (1, 1, 5), (1, 2, 6)]);
-        assert!(found.same && found.common == 3 && found.local_times_differ == 3, "{found:?}");
-        let found = compare(&[(1, 1, 5), (1, 2, 6), (2, 1, 7)], &[(2, 1, 7), (1, 2, 6), (1, 1, 5)]);
-        assert!(!found.same && found.order_differs == 1 && found.content_differs == 0, "{found:?}");
-        assert_eq!(found.differences[0].name, "1");
+    fn order_matters_within_a_stream_and_not_between_streams() {
+        let report = compare(&[(1, 1, 5), (1, 2, 6), (2, 1, 7)], &[(2, 1, 7), (1, 1, 5), (1, 2, 6)]);
+        assert!(report.same && report.common == 3 && report.local_times_differ == 3, "{report:?}");
+        let report = compare(&[(1, 1, 5), (1, 2, 6), (2, 1, 7)], &[(2, 1, 7), (1, 2, 6), (1, 1, 5)]);
+        assert!(!report.same && report.order_differs == 1 && report.content_differs == 0, "{report:?}");
+        assert_eq!(report.differences[0].name, "1");
     }
 
     #[test]
-    fn contents_and_missing_items_are_told_by_name_and_place() {
-        let found = compare(&[(1, 1, 5), (1, 2, 6), (1, 3, 7)], &[(1, 1, 5), (1, 3, 8), (1, 4, 9)]);
-        assert!(!found.same);
-        assert_eq!((found.content_differs, found.only, found.common, found.order_differs), (1, [1, 1], 2, 0));
-        let told: Vec<_> = found.differences.iter().map(|told| (told.kind, told.name.as_str())).collect();
+    fn content_differences_and_missing_items_are_reported_by_name_and_position() {
+        let report = compare(&[(1, 1, 5), (1, 2, 6), (1, 3, 7)], &[(1, 1, 5), (1, 3, 8), (1, 4, 9)]);
+        assert!(!report.same);
+        assert_eq!((report.content_differs, report.only, report.common, report.order_differs), (1, [1, 1], 2, 0));
+        let told: Vec<_> = report.differences.iter().map(|told| (told.kind, told.name.as_str())).collect();
         // In the order in which they stand in the recordings.
         assert_eq!(told, [("only in A", "1/2"), ("content", "1/3"), ("only in B", "1/4")]);
-        assert_eq!(found.differences[1].at_b.as_deref(), Some("1"));
+        assert_eq!(report.differences[1].at_b.as_deref(), Some("1"));
     }
 
     #[test]
-    fn the_first_differences_are_told_and_the_others_counted() {
+    fn the_first_differences_are_listed_and_the_others_counted() {
         let a: Vec<_> = (0..100).map(|sequence| (1, sequence, 5)).collect();
         let b: Vec<_> = a.iter().copied().filter(|(_, sequence, _)| sequence % 3 != 1).collect();
-        let found = compare(&a, &b);
-        assert_eq!(found.only, [33, 0]);
-        let told: Vec<_> = found.differences.iter().map(|told| told.name.as_str()).collect();
+        let report = compare(&a, &b);
+        assert_eq!(report.only, [33, 0]);
+        let told: Vec<_> = report.differences.iter().map(|told| told.name.as_str()).collect();
         assert_eq!(told, ["1/1", "1/4", "1/7", "1/10", "1/13", "1/16", "1/19", "1/22", "1/25", "1/28"]);
     }
 
     #[test]
     fn repetitions_count_once() {
-        let found = compare(&[(1, 1, 5), (1, 1, 5), (1, 2, 6)], &[(1, 1, 5), (1, 2, 6), (1, 1, 5), (1, 2, 6)]);
-        assert!(found.same && found.repeated == [1, 2], "{found:?}");
+        let report = compare(&[(1, 1, 5), (1, 1, 5), (1, 2, 6)], &[(1, 1, 5), (1, 2, 6), (1, 1, 5), (1, 2, 6)]);
+        assert!(report.same && report.repeated == [1, 2], "{report:?}");
     }
 
     #[test]
-    fn sides_that_drift_too_far_apart_are_no_verdict() {
+    fn sides_too_far_apart_are_an_error() {
         let far: Vec<_> = (0..3_000).map(|sequence| (1, sequence, 0)).collect();
         let other: Vec<_> = (5_000..8_000).map(|sequence| (1, sequence, 0)).collect();
         let mut sides = [row(&far), row(&other)];

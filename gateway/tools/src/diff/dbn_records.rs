@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use super::{
     DiffError,
-    compare::{Item, Name, Side},
+    compare::{Item, ItemName, Side},
 };
 
 /// Records under publisher, instrument, type, `sequence` and order. Where a stream's numbering begins again (a lower
@@ -73,17 +73,17 @@ impl Side for DbnRecords {
             }
         };
         let index = u64::from(pass.number) << 32 | u64::from(pass.count);
-        Ok(Some(Item { name: Name { stream, sequence, index }, content, local, place }))
+        Ok(Some(Item { name: ItemName { stream, sequence, index }, content, local, place }))
     }
 
-    fn name(&self, name: &Name) -> String {
+    fn name(&self, name: &ItemName) -> String {
         let (pass, count) = (name.index >> 32, name.index & 0xffff_ffff);
         let pass = if pass > 0 { format!(" of numbering {}", pass + 1) } else { String::new() };
         let count = if count > 0 { format!(", record {}", count + 1) } else { String::new() };
         format!("{}, sequence {}{pass}{count}", self.stream(name), name.sequence)
     }
 
-    fn stream(&self, name: &Name) -> String {
+    fn stream(&self, name: &ItemName) -> String {
         let (publisher, instrument) = (name.stream.0 >> 32, name.stream.0 & 0xffff_ffff);
         let kind = u8::try_from(name.stream.1).ok().and_then(|rtype| dbn::RType::try_from(rtype).ok());
         let kind =
@@ -95,7 +95,7 @@ impl Side for DbnRecords {
         format!("at byte {place}")
     }
 
-    fn repeats(&self) -> bool {
+    fn may_repeat(&self) -> bool {
         false
     }
 

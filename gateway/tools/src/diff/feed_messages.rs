@@ -10,42 +10,42 @@ use mdgw_feeds::{
 
 use super::{
     DiffError, DiffOptions,
-    compare::{Item, Name, Side},
+    compare::{Item, ItemName, Side},
 };
 use crate::{
     inspect::text::ClockNs,
-    merge::{Addresses, Merging, PacketSink},
+    merge::{Merger, PacketAddresses, PacketSink},
     replay::routes,
 };
 
 /// The messages of all channels of a capture, each once and in order.
 #[derive(Debug)]
 pub(super) struct FeedMessages {
-    merging: Merging,
-    packets: Packets,
+    merger: Merger,
+    packets: StepPackets,
     /// For each lane: how far it has got.
-    reached: Vec<Reached>,
+    positions: Vec<LanePosition>,
     queue: VecDeque<Item>,
     has_ended: bool,
 }
 
 /// A lane's place. A numbering that begins again under its name is told by number alone.
 #[derive(Clone, Copy, Debug, Default)]
-struct Reached {
+struct LanePosition {
     session: VenueSession,
-    numbering: u32,
+    restart: u32,
     next: u64,
 }
 
 /// What came out in one step.
 #[derive(Debug, Default)]
-struct Packets {
+struct StepPackets {
     times_ns: Vec<(u64, usize)>,
     bytes: Vec<u8>,
 }
 
-impl PacketSink for Packets {
-    fn datagram(&mut self, time_ns: u64, _: &Addresses, payload: &[u8]) {
+impl PacketSink for StepPackets {
+    fn datagram(&mut self, time_ns: u64, _: &PacketAddresses, payload: &[u8]) {
         self.bytes.extend_from_slice(payload);
         self.times_ns.push((time_ns, self.bytes.len()));
     }
@@ -53,42 +53,48 @@ impl PacketSink for Packets {
 
 impl FeedMessages {
     pub(super) fn open(path: &Path, options: &DiffOptions) -> Result<Self, DiffError> {
-        let merging = Merging::open(&[path.to_owned()], options.feed, options.date, 0)?;
-        Ok(Self { merging, packets: Packets::default(), reached: Vec::new(), queue: VecDeque::new(), has_ended: false })
+        let merger = Merger::open(&[path.to_owned()], options.feed, options.date, 0)?;
+        Ok(Self {
+            merger,
+            packets: StepPackets::default(),
+            positions: Vec::new(),
+            queue: VecDeque::new(),
+            has_ended: false,
+        })
     }
 
     /// Turns what came out for a lane into items.
     fn enqueue(&mut self, lane: usize) {
-        let Some(feed) = self.merging.feed(lane) else { return };
-        if self.reached.len() <= lane {
-            self.reached.resize(lane + 1, Reached::default());
+        let Some(feed) = self.merger.feed(lane) else { return };
+        if self.positions.len() <= lane {
+            self.positions.resize(lane + 1, LanePosition::default());
         }
-        let Some(reached) = self.reached.get_mut(lane) else { return };
+        let Some(positions) = self.positions.get_mut(lane) else { return };
         let mut begin = 0;
         for (time_ns, end) in self.packets.times_ns.drain(..) {
             let bytes = self.packets.bytes.get(begin..end).unwrap_or_default();
             begin = end;
             let Ok(packet) = routes::parse(feed, bytes) else { continue };
             // What nobody numbered is numbered as it comes.
-            let first = if packet.unsequenced { reached.next } else { packet.first.0 };
+            let first = if packet.unsequenced { positions.next } else { packet.first.0 };
             if packet.count == 0 {
                 continue;
             }
-            if packet.session != reached.session {
-                *reached = Reached { session: packet.session, numbering: 0, next: first };
-            } else if first < reached.next {
-                reached.numbering += 1;
+            if packet.session != positions.session {
+                *positions = LanePosition { session: packet.session, restart: 0, next: first };
+            } else if first < positions.next {
+                positions.restart += 1;
             }
             let stream =
-                (u64::from(feed as u16) | u64::from(reached.numbering) << 16, u128::from_le_bytes(packet.session.0));
+                (u64::from(feed as u16) | u64::from(positions.restart) << 16, u128::from_le_bytes(packet.session.0));
             let mut rest = packet.messages;
             let mut sequence = first;
             while let Some(message) = next_message(feed, &mut rest) {
-                let name = Name { stream, sequence, index: 0 };
+                let name = ItemName { stream, sequence, index: 0 };
                 self.queue.push_back(Item { name, content: message.to_vec(), local: time_ns, place: time_ns });
                 sequence += 1;
             }
-            reached.next = sequence;
+            positions.next = sequence;
         }
         self.packets.bytes.clear();
     }
@@ -103,23 +109,23 @@ impl Side for FeedMessages {
             if self.has_ended {
                 return Ok(None);
             }
-            if let Some(lane) = self.merging.step(&mut self.packets)? {
+            if let Some(lane) = self.merger.step(&mut self.packets)? {
                 self.enqueue(lane);
                 continue;
             }
             self.has_ended = true;
-            for lane in 0..self.merging.lane_count() {
-                self.merging.finish_lane(lane, &mut self.packets);
+            for lane in 0..self.merger.lane_count() {
+                self.merger.finish_lane(lane, &mut self.packets);
                 self.enqueue(lane);
             }
         }
     }
 
-    fn name(&self, name: &Name) -> String {
+    fn name(&self, name: &ItemName) -> String {
         format!("{}, sequence {}", self.stream(name), name.sequence)
     }
 
-    fn stream(&self, name: &Name) -> String {
+    fn stream(&self, name: &ItemName) -> String {
         let feed = u16::try_from(name.stream.0 & 0xffff).ok().and_then(Feed::from_number);
         let session = name.stream.1.to_le_bytes();
         let session = match feed {
@@ -130,16 +136,16 @@ impl Side for FeedMessages {
             ),
         };
         let feed = feed.map_or("unknown", Feed::name);
-        let numbering = name.stream.0 >> 16;
-        let numbering = if numbering > 0 { format!(", numbering {}", numbering + 1) } else { String::new() };
-        format!("{feed} {}{numbering}", session.trim_end())
+        let restart = name.stream.0 >> 16;
+        let restart = if restart > 0 { format!(", numbering {}", restart + 1) } else { String::new() };
+        format!("{feed} {}{restart}", session.trim_end())
     }
 
     fn place(&self, place: u64) -> String {
         format!("at {} {}", TradingDate::in_utc(UnixNs(place)), ClockNs(place))
     }
 
-    fn repeats(&self) -> bool {
+    fn may_repeat(&self) -> bool {
         false
     }
 
@@ -155,11 +161,11 @@ impl Side for FeedMessages {
     }
 
     fn damages(&self) -> Vec<String> {
-        self.merging.damages().iter().map(|damage| format!("{damage}: {}", damage.fault)).collect()
+        self.merger.damages().iter().map(|damage| format!("{damage}: {}", damage.fault)).collect()
     }
 
     fn file_bytes_read(&self) -> u64 {
-        self.merging.file_bytes_read()
+        self.merger.file_bytes_read()
     }
 }
 

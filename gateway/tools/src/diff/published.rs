@@ -13,7 +13,7 @@ use mdgw_publog::Reader;
 
 use super::{
     DiffError,
-    compare::{Item, Name, Side},
+    compare::{Item, ItemName, Side},
     dbn_records::explain_records,
 };
 
@@ -67,11 +67,11 @@ impl Side for PublishedCapture {
         }
     }
 
-    fn name(&self, name: &Name) -> String {
+    fn name(&self, name: &ItemName) -> String {
         name_of(name)
     }
 
-    fn stream(&self, name: &Name) -> String {
+    fn stream(&self, name: &ItemName) -> String {
         stream_of(name)
     }
 
@@ -79,7 +79,7 @@ impl Side for PublishedCapture {
         format!("in frame {place}")
     }
 
-    fn repeats(&self) -> bool {
+    fn may_repeat(&self) -> bool {
         true
     }
 
@@ -118,11 +118,11 @@ impl Side for PublishedLog {
         }
     }
 
-    fn name(&self, name: &Name) -> String {
+    fn name(&self, name: &ItemName) -> String {
         name_of(name)
     }
 
-    fn stream(&self, name: &Name) -> String {
+    fn stream(&self, name: &ItemName) -> String {
         stream_of(name)
     }
 
@@ -130,7 +130,7 @@ impl Side for PublishedLog {
         format!("in entry {place}")
     }
 
-    fn repeats(&self) -> bool {
+    fn may_repeat(&self) -> bool {
         true
     }
 
@@ -139,7 +139,7 @@ impl Side for PublishedLog {
     }
 
     fn damages(&self) -> Vec<String> {
-        let lost = self.reader.lost();
+        let lost = self.reader.lost_entries();
         (lost > 0)
             .then(|| format!("log of channel {}: {lost} entries are missing in it", self.channel))
             .into_iter()
@@ -163,7 +163,7 @@ fn enqueue(queue: &mut VecDeque<Item>, channel: u16, session: [u8; Session::BYTE
         }
         let stream = (u64::from(channel), u128::from_le_bytes(session));
         let index = u64::from(header.kind) << 16 | u64::from(header.part.get());
-        let name = Name { stream, sequence: header.sequence.get(), index };
+        let name = ItemName { stream, sequence: header.sequence.get(), index };
         queue.push_back(Item { name, content: content_of(header, body), local: header.ts_recv.get(), place });
     }
 }
@@ -190,14 +190,14 @@ fn explain(a: &[u8], b: &[u8]) -> Option<String> {
     explain_records(body_a, body_b)
 }
 
-fn name_of(name: &Name) -> String {
+fn name_of(name: &ItemName) -> String {
     let (kind, part) = (name.index >> 16, name.index & 0xffff);
     let what = if kind == FrameKind::Gap as u64 { ", gap" } else { "" };
     let part = if part > 0 { format!(", part {part}") } else { String::new() };
     format!("{}, sequence {}{what}{part}", stream_of(name), name.sequence)
 }
 
-fn stream_of(name: &Name) -> String {
+fn stream_of(name: &ItemName) -> String {
     let session = Session::from_bytes(name.stream.1.to_le_bytes());
     let session = session.map_or_else(|| "a session that has no name".to_owned(), |session| session.to_string());
     format!("channel {}, {session}", name.stream.0)

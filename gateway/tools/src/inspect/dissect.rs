@@ -6,7 +6,7 @@ use mdgw_captures::capture_file::{CaptureKind, CapturedDatagram};
 use mdgw_feeds::{
     drop_reason::DropReason,
     identity::Sequence,
-    transport::{Packet, PacketKind, Recognised, Transport as _, moldudp64::MoldUdp64, recognise},
+    transport::{DetectedProtocol, Packet, PacketKind, Transport as _, detect_protocol, moldudp64::MoldUdp64},
     venue::wire::{FieldValue, Fields as _},
 };
 
@@ -16,11 +16,11 @@ use super::protocol::{self, AnyMessage};
 /// which symbols its venue's stock numbers stand for.
 #[derive(Debug)]
 pub struct Dissector {
-    wanted: Option<Recognised>,
+    protocol_filter: Option<DetectedProtocol>,
     kind: CaptureKind,
-    known: Vec<(SocketAddr, Recognised)>,
+    known: Vec<(SocketAddr, DetectedProtocol)>,
     /// Place in `known` that the last datagram took: most take the same.
-    known_last: usize,
+    protocol_last: usize,
     symbols: HashMap<(SocketAddr, u16), Symbol>,
     /// Where the next message of a day file stands in it.
     file_offset: u64,
@@ -50,13 +50,13 @@ pub struct PacketView<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Framing<'a> {
     /// A packet of a known protocol.
-    Packet(Recognised, Packet<'a>),
+    Packet(DetectedProtocol, Packet<'a>),
     /// MoldUDP64 without messages, before anything told whose it is.
-    Silent(Packet<'a>),
+    UnidentifiedMold(Packet<'a>),
     /// From an address that speaks this protocol, but its framing is broken.
-    Broken(Recognised, DropReason),
+    Broken(DetectedProtocol, DropReason),
     /// Of no feed that is known.
-    Foreign,
+    Unrecognised,
 }
 
 /// One message of a packet.
@@ -75,28 +75,28 @@ pub struct MessageView<'a> {
 }
 
 impl Dissector {
-    /// For a file of that kind. `wanted`: what datagrams that tell no protocol are taken for.
+    /// For a file of that kind. `protocol_filter`: what datagrams that tell no protocol are taken for.
     #[must_use]
-    pub fn new(kind: CaptureKind, wanted: Option<Recognised>) -> Self {
-        Self { wanted, kind, known: Vec::new(), known_last: 0, symbols: HashMap::new(), file_offset: 0 }
+    pub fn new(kind: CaptureKind, protocol_filter: Option<DetectedProtocol>) -> Self {
+        Self { protocol_filter, kind, known: Vec::new(), protocol_last: 0, symbols: HashMap::new(), file_offset: 0 }
     }
 
     /// Which protocols were met, and where.
     #[must_use]
-    pub fn known(&self) -> &[(SocketAddr, Recognised)] {
+    pub fn known(&self) -> &[(SocketAddr, DetectedProtocol)] {
         &self.known
     }
 
     /// What a datagram is, without a look at its messages.
     #[inline]
     pub fn framing<'a>(&mut self, datagram: &CapturedDatagram<'a>) -> Framing<'a> {
-        let Some(protocol) = self.protocol_of(datagram.dst) else { return self.first_of(datagram) };
+        let Some(protocol) = self.protocol_of(datagram.dst) else { return self.recognise_first(datagram) };
         match protocol::parse(protocol, datagram.payload) {
             Ok(packet) => Framing::Packet(protocol, packet),
             // Two feeds at one address: captures without addresses have that.
-            Err(reason) => match recognise(datagram.payload) {
-                Some(other) if other != protocol && self.takes(other) => packet_of(other, datagram.payload),
-                Some(other) if other != protocol => Framing::Foreign,
+            Err(reason) => match detect_protocol(datagram.payload) {
+                Some(other) if other != protocol && self.accepts(other) => packet_of(other, datagram.payload),
+                Some(other) if other != protocol => Framing::Unrecognised,
                 _ => Framing::Broken(protocol, reason),
             },
         }
@@ -126,40 +126,41 @@ impl Dissector {
     }
 
     #[inline]
-    fn protocol_of(&mut self, dst: SocketAddr) -> Option<Recognised> {
-        match self.known.get(self.known_last) {
+    fn protocol_of(&mut self, dst: SocketAddr) -> Option<DetectedProtocol> {
+        match self.known.get(self.protocol_last) {
             Some((known, protocol)) if *known == dst => Some(*protocol),
             _ => {
-                self.known_last = self.known.iter().position(|(known, _)| *known == dst)?;
-                self.known.get(self.known_last).map(|(_, protocol)| *protocol)
+                self.protocol_last = self.known.iter().position(|(known, _)| *known == dst)?;
+                self.known.get(self.protocol_last).map(|(_, protocol)| *protocol)
             }
         }
     }
 
     /// A datagram of an address that nothing is known of.
     #[cold]
-    fn first_of<'a>(&mut self, datagram: &CapturedDatagram<'a>) -> Framing<'a> {
+    fn recognise_first<'a>(&mut self, datagram: &CapturedDatagram<'a>) -> Framing<'a> {
         let payload = datagram.payload;
-        if let Some(protocol) = recognise(payload) {
-            if !self.takes(protocol) {
-                return Framing::Foreign;
+        if let Some(protocol) = detect_protocol(payload) {
+            if !self.accepts(protocol) {
+                return Framing::Unrecognised;
             }
-            if self.known.len() < KNOWN_MAX {
+            if self.known.len() < ADDRESSES_MAX {
                 self.known.push((datagram.dst, protocol));
             }
             return packet_of(protocol, payload);
         }
-        if let Some(wanted) = self.wanted {
-            return protocol::parse(wanted, payload).map_or(Framing::Foreign, |packet| Framing::Packet(wanted, packet));
+        if let Some(protocol_filter) = self.protocol_filter {
+            return protocol::parse(protocol_filter, payload)
+                .map_or(Framing::Unrecognised, |packet| Framing::Packet(protocol_filter, packet));
         }
         match MoldUdp64::parse(payload) {
-            Ok(packet) if packet.kind != PacketKind::Messages => Framing::Silent(packet),
-            _ => Framing::Foreign,
+            Ok(packet) if packet.kind != PacketKind::Messages => Framing::UnidentifiedMold(packet),
+            _ => Framing::Unrecognised,
         }
     }
 
-    fn takes(&self, protocol: Recognised) -> bool {
-        self.wanted.is_none_or(|wanted| wanted == protocol)
+    fn accepts(&self, protocol: DetectedProtocol) -> bool {
+        self.protocol_filter.is_none_or(|protocol_filter| protocol_filter == protocol)
     }
 
     /// Where a message stands: in its payload, or in the day file whose messages follow each other without a gap.
@@ -218,8 +219,8 @@ impl PacketView<'_> {
             Framing::Packet(protocol, _) | Framing::Broken(protocol, _) => {
                 protocol::header(protocol, self.datagram.payload, visit)
             }
-            Framing::Silent(_) => protocol::header(Recognised::Itch50, self.datagram.payload, visit),
-            Framing::Foreign => 0,
+            Framing::UnidentifiedMold(_) => protocol::header(DetectedProtocol::Itch50, self.datagram.payload, visit),
+            Framing::Unrecognised => 0,
         }
     }
 
@@ -227,8 +228,10 @@ impl PacketView<'_> {
     #[must_use]
     pub fn undecoded_bytes(&self) -> usize {
         match self.framing {
-            Framing::Packet(..) | Framing::Silent(_) => self.messages.iter().map(MessageView::undecoded_bytes).sum(),
-            Framing::Broken(..) | Framing::Foreign => self.datagram.payload.len() - self.header(&mut |_, _| {}),
+            Framing::Packet(..) | Framing::UnidentifiedMold(_) => {
+                self.messages.iter().map(MessageView::undecoded_bytes).sum()
+            }
+            Framing::Broken(..) | Framing::Unrecognised => self.datagram.payload.len() - self.header(&mut |_, _| {}),
         }
     }
 }
@@ -237,11 +240,11 @@ impl MessageView<'_> {
     /// Bytes of the message that no field covers.
     #[must_use]
     pub fn undecoded_bytes(&self) -> usize {
-        self.bytes.len() - self.message.map_or(0, |message| message.known_bytes())
+        self.bytes.len() - self.message.map_or(0, |message| message.covered_bytes())
     }
 }
 
-fn packet_of(protocol: Recognised, payload: &[u8]) -> Framing<'_> {
+fn packet_of(protocol: DetectedProtocol, payload: &[u8]) -> Framing<'_> {
     protocol::parse(protocol, payload)
         .map_or_else(|reason| Framing::Broken(protocol, reason), |packet| Framing::Packet(protocol, packet))
 }
@@ -249,4 +252,4 @@ fn packet_of(protocol: Recognised, payload: &[u8]) -> Framing<'_> {
 /// Bytes of a message's length, in all our protocols.
 pub(super) const LENGTH_BYTES: usize = 2;
 /// Addresses that are remembered. Those beyond are asked anew with each datagram.
-const KNOWN_MAX: usize = 4_096;
+const ADDRESSES_MAX: usize = 4_096;

@@ -10,7 +10,7 @@ use mdgw_captures::capture_file::CapturedDatagram;
 use mdgw_feeds::venue::wire::FieldValue;
 
 use super::dissect::{Framing, MessageView, PacketView};
-use crate::replay::merge::Window;
+use crate::replay::capture_merge::Window;
 
 /// What is wanted; an empty list wants everything.
 #[derive(Clone, Debug, Default)]
@@ -58,7 +58,7 @@ pub struct Destination {
 impl Filter {
     /// Whether a datagram is wanted, by frame, address and time.
     #[inline]
-    pub fn place(&mut self, datagram: &CapturedDatagram<'_>) -> Place {
+    pub fn check(&mut self, datagram: &CapturedDatagram<'_>) -> Place {
         let (from_ns, until_ns) = *self.bounds_ns.get_or_insert_with(|| self.window.bounds_ns(datagram.time_ns));
         let is_last = |range: &Range| *range.0.end() < datagram.frame;
         if !self.frames.is_empty() && self.frames.iter().all(is_last) {
@@ -66,35 +66,35 @@ impl Filter {
         }
         let is_in = (from_ns..until_ns).contains(&datagram.time_ns)
             && contains(&self.frames, datagram.frame)
-            && (self.channels.is_empty() || self.channels.iter().any(|channel| channel.takes(datagram.dst)));
+            && (self.channels.is_empty() || self.channels.iter().any(|channel| channel.matches(datagram.dst)));
         if is_in { Place::In } else { Place::Out }
     }
 
     /// Whether what a packet holds has to be looked at.
     #[must_use]
-    pub fn looks_inside(&self) -> bool {
-        !self.sessions.is_empty() || self.looks_at_messages()
+    pub fn needs_contents(&self) -> bool {
+        !self.sessions.is_empty() || self.filters_messages()
     }
 
     /// Leaves the wanted messages in the packet; whether the packet is wanted.
     #[must_use]
-    pub fn keep(&self, packet: &mut PacketView<'_>) -> bool {
-        if !self.sessions.is_empty() && !self.wants_session(packet) {
+    pub fn retain_matching(&self, packet: &mut PacketView<'_>) -> bool {
+        if !self.sessions.is_empty() && !self.matches_session(packet) {
             return false;
         }
-        if !self.looks_at_messages() {
+        if !self.filters_messages() {
             return true;
         }
-        packet.messages.retain(|message| self.wants(message));
+        packet.messages.retain(|message| self.matches_message(message));
         !packet.messages.is_empty()
     }
 
-    fn looks_at_messages(&self) -> bool {
+    fn filters_messages(&self) -> bool {
         !(self.symbols.is_empty() && self.types.is_empty() && self.sequences.is_empty())
     }
 
-    fn wants_session(&self, packet: &PacketView<'_>) -> bool {
-        if matches!(packet.framing, Framing::Foreign) {
+    fn matches_session(&self, packet: &PacketView<'_>) -> bool {
+        if matches!(packet.framing, Framing::Unrecognised) {
             return false;
         }
         let mut is_wanted = false;
@@ -109,7 +109,7 @@ impl Filter {
         is_wanted
     }
 
-    fn wants(&self, message: &MessageView<'_>) -> bool {
+    fn matches_message(&self, message: &MessageView<'_>) -> bool {
         let is_symbol = |wanted: &String| message.symbol.is_some_and(|symbol| symbol.as_bytes() == wanted.as_bytes());
         let is_type = |wanted: &String| {
             wanted.as_bytes() == message.bytes.get(..1).unwrap_or_default()
@@ -127,7 +127,7 @@ fn contains(ranges: &[Range], number: u64) -> bool {
 }
 
 impl Destination {
-    fn takes(self, dst: SocketAddr) -> bool {
+    fn matches(self, dst: SocketAddr) -> bool {
         self.address == dst.ip() && self.port.is_none_or(|port| port == dst.port())
     }
 }
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_read_strictly() {
+    fn ranges_are_parsed_strictly() {
         let parse = |text: &str| text.parse::<Range>().map(|range| range.0);
         assert_eq!(parse("7"), Ok(7..=7));
         assert_eq!(parse("7-9"), Ok(7..=9));
@@ -190,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_without_port_takes_them_all() {
-        let takes = |wanted: &str, dst: &str| wanted.parse::<Destination>().unwrap().takes(dst.parse().unwrap());
-        assert!(takes("239.0.0.1", "239.0.0.1:7"));
-        assert!(takes("239.0.0.1:7", "239.0.0.1:7"));
-        assert!(!takes("239.0.0.1:8", "239.0.0.1:7"));
-        assert!(!takes("239.0.0.2", "239.0.0.1:7"));
+    fn a_destination_without_port_matches_every_port() {
+        let matches = |wanted: &str, dst: &str| wanted.parse::<Destination>().unwrap().matches(dst.parse().unwrap());
+        assert!(matches("239.0.0.1", "239.0.0.1:7"));
+        assert!(matches("239.0.0.1:7", "239.0.0.1:7"));
+        assert!(!matches("239.0.0.1:8", "239.0.0.1:7"));
+        assert!(!matches("239.0.0.2", "239.0.0.1:7"));
         assert!("239.0.0".parse::<Destination>().is_err());
     }
 }

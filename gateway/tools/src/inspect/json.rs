@@ -27,14 +27,14 @@ impl Serialize for PacketView<'_> {
         object.serialize_entry("dst_port", &datagram.dst.port())?;
         object.serialize_entry("payload_len", &datagram.payload.len())?;
         match self.framing {
-            Framing::Foreign => object.serialize_entry("header", &())?,
-            _ => object.serialize_entry("header", &Members(|visit: Visit<'_>| _ = self.header(visit)))?,
+            Framing::Unrecognised => object.serialize_entry("header", &())?,
+            _ => object.serialize_entry("header", &FieldsObject(|visit: Visit<'_>| _ = self.header(visit)))?,
         }
         object.serialize_entry("messages", &self.messages)?;
         match self.framing {
             Framing::Broken(_, reason) => object.serialize_entry("refused", reason.name())?,
-            Framing::Foreign => object.serialize_entry("refused", "unrecognised")?,
-            Framing::Packet(..) | Framing::Silent(_) => {}
+            Framing::Unrecognised => object.serialize_entry("refused", "unrecognised")?,
+            Framing::Packet(..) | Framing::UnidentifiedMold(_) => {}
         }
         serialize_undecoded(&mut object, self.undecoded_bytes())?;
         object.end()
@@ -53,13 +53,13 @@ impl Serialize for MessageView<'_> {
                 visit("message_type", FieldValue::Code(*code));
             }
         };
-        object.serialize_entry("header", &Members(header))?;
+        object.serialize_entry("header", &FieldsObject(header))?;
         let fields = |visit: Visit<'_>| {
             if let Ok(message) = self.message {
                 message.fields(visit);
             }
         };
-        object.serialize_entry("fields", &Members(fields))?;
+        object.serialize_entry("fields", &FieldsObject(fields))?;
         if let Err(reason) = self.message {
             object.serialize_entry("refused", reason.name())?;
         }
@@ -76,15 +76,15 @@ fn serialize_undecoded<M: SerializeMap>(object: &mut M, bytes: usize) -> Result<
 type Visit<'a> = &'a mut dyn FnMut(&'static str, FieldValue<'_>);
 
 /// What hands out fields, as an object.
-struct Members<W>(W);
+struct FieldsObject<W>(W);
 
-impl<W: Fn(Visit<'_>)> Serialize for Members<W> {
+impl<W: Fn(Visit<'_>)> Serialize for FieldsObject<W> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut object = serializer.serialize_map(None)?;
         let mut outcome = Ok(());
         (self.0)(&mut |name, value| {
             if outcome.is_ok() {
-                outcome = object.serialize_entry(name, &Raw(value));
+                outcome = object.serialize_entry(name, &RawValue(value));
             }
         });
         outcome?;
@@ -93,9 +93,9 @@ impl<W: Fn(Visit<'_>)> Serialize for Members<W> {
 }
 
 /// A field's content: numbers and bits as a number, one character or more as text, each byte the character of that number.
-struct Raw<'a>(FieldValue<'a>);
+struct RawValue<'a>(FieldValue<'a>);
 
-impl Serialize for Raw<'_> {
+impl Serialize for RawValue<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let latin_1 = |text: &[u8]| text.iter().map(|byte| char::from(*byte)).collect::<String>();
         match self.0 {

@@ -2,7 +2,7 @@
 
 use mdgw_feeds::{
     drop_reason::DropReason,
-    transport::{Packet, Recognised, Transport as _, iextp, moldudp64},
+    transport::{DetectedProtocol, Packet, Transport as _, iextp, moldudp64},
     venue::{
         iex::{deep, tops},
         nasdaq::itch50,
@@ -28,11 +28,11 @@ impl<'a> AnyMessage<'a> {
     /// # Errors
     /// What the feed's own parser says.
     #[inline]
-    pub fn parse(protocol: Recognised, bytes: &'a [u8]) -> Result<Self, DropReason> {
+    pub fn parse(protocol: DetectedProtocol, bytes: &'a [u8]) -> Result<Self, DropReason> {
         match protocol {
-            Recognised::Itch50 => itch50::Message::parse(bytes).map(Self::Itch50),
-            Recognised::IexTops => tops::Message::parse(bytes).map(Self::Tops),
-            Recognised::IexDeep => deep::Message::parse(bytes).map(Self::Deep),
+            DetectedProtocol::Itch50 => itch50::Message::parse(bytes).map(Self::Itch50),
+            DetectedProtocol::IexTops => tops::Message::parse(bytes).map(Self::Tops),
+            DetectedProtocol::IexDeep => deep::Message::parse(bytes).map(Self::Deep),
         }
     }
 
@@ -48,7 +48,7 @@ impl<'a> AnyMessage<'a> {
 
     /// How many of its bytes the specification that we know covers. A later one may have put more behind them.
     #[must_use]
-    pub fn known_bytes(&self) -> usize {
+    pub fn covered_bytes(&self) -> usize {
         match self {
             Self::Itch50(message) => message.as_bytes().len(),
             Self::Tops(message) => message.as_bytes().len(),
@@ -69,36 +69,36 @@ impl Fields for AnyMessage<'_> {
 
 /// The framing of a datagram.
 #[inline]
-pub(super) fn parse(protocol: Recognised, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
+pub(super) fn parse(protocol: DetectedProtocol, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     match protocol {
-        Recognised::Itch50 => moldudp64::MoldUdp64::parse(datagram),
-        Recognised::IexTops => iextp::Tops::parse(datagram),
-        Recognised::IexDeep => iextp::Deep::parse(datagram),
+        DetectedProtocol::Itch50 => moldudp64::MoldUdp64::parse(datagram),
+        DetectedProtocol::IexTops => iextp::Tops::parse(datagram),
+        DetectedProtocol::IexDeep => iextp::Deep::parse(datagram),
     }
 }
 
 /// Takes the next message off a block whose framing is checked.
 #[inline]
-pub(super) fn next_message<'a>(protocol: Recognised, block: &mut &'a [u8]) -> Option<&'a [u8]> {
+pub(super) fn next_message<'a>(protocol: DetectedProtocol, block: &mut &'a [u8]) -> Option<&'a [u8]> {
     match protocol {
-        Recognised::Itch50 => moldudp64::MoldUdp64::next_message(block),
-        Recognised::IexTops => iextp::Tops::next_message(block),
-        Recognised::IexDeep => iextp::Deep::next_message(block),
+        DetectedProtocol::Itch50 => moldudp64::MoldUdp64::next_message(block),
+        DetectedProtocol::IexTops => iextp::Tops::next_message(block),
+        DetectedProtocol::IexDeep => iextp::Deep::next_message(block),
     }
 }
 
 /// The fields of a datagram's transport header; how many bytes they are, 0 where the datagram is too short for them.
 pub(super) fn header(
-    protocol: Recognised,
+    protocol: DetectedProtocol,
     datagram: &[u8],
     visit: &mut dyn FnMut(&'static str, FieldValue<'_>),
 ) -> usize {
     match protocol {
-        Recognised::Itch50 => moldudp64::Header::ref_from_prefix(datagram).map_or(0, |(header, _)| {
+        DetectedProtocol::Itch50 => moldudp64::Header::ref_from_prefix(datagram).map_or(0, |(header, _)| {
             header.fields(visit);
             moldudp64::HEADER_BYTES
         }),
-        Recognised::IexTops | Recognised::IexDeep => {
+        DetectedProtocol::IexTops | DetectedProtocol::IexDeep => {
             iextp::Header::ref_from_prefix(datagram).map_or(0, |(header, _)| {
                 header.fields(visit);
                 iextp::HEADER_BYTES

@@ -10,11 +10,11 @@ use std::{collections::BTreeMap, net::SocketAddr};
 
 use mdgw_captures::capture_file::{CaptureCounts, CapturedDatagram};
 use mdgw_feeds::{
-    channel::{Belongs, SessionTracker},
+    channel::{SessionMatch, SessionTracker},
     drop_reason::DropReason,
     identity::{Feed, Sequence, Session},
     time::UnixNs,
-    transport::{Packet, PacketKind, Recognised, Transport, iextp, moldudp64::MoldUdp64},
+    transport::{DetectedProtocol, Packet, PacketKind, Transport, iextp, moldudp64::MoldUdp64},
     venue::{
         iex::{admin, deep, tops},
         nasdaq::itch50,
@@ -35,13 +35,13 @@ pub struct Statistics {
     /// Datagrams of no known feed.
     unrecognised: u64,
     /// Packets of lines beyond [`LINES_MAX`].
-    beyond: u64,
+    over_limit: u64,
 }
 
 /// Counts one line.
 #[derive(Debug)]
 struct LineStatistics {
-    protocol: Recognised,
+    protocol: DetectedProtocol,
     dst: SocketAddr,
     /// Number of the stream where several share an address (IEX-TP).
     channel: Option<u32>,
@@ -94,7 +94,7 @@ impl Statistics {
     /// `feed`: what sessions are named after, where packets leave it open.
     #[must_use]
     pub fn new(feed: Option<Feed>) -> Self {
-        Self { feed, lines: Vec::new(), line_last: 0, unrecognised: 0, beyond: 0 }
+        Self { feed, lines: Vec::new(), line_last: 0, unrecognised: 0, over_limit: 0 }
     }
 
     /// Counts a datagram with all its messages.
@@ -102,21 +102,21 @@ impl Statistics {
     pub fn datagram(&mut self, datagram: &CapturedDatagram<'_>, framing: Framing<'_>) {
         let Some((line, packet)) = self.transport(datagram, framing) else { return };
         match line.protocol {
-            Recognised::Itch50 => {
-                line.walk::<MoldUdp64>(packet.messages, |message| itch50::Message::parse(message).err())
+            DetectedProtocol::Itch50 => {
+                line.count_messages::<MoldUdp64>(packet.messages, |message| itch50::Message::parse(message).err())
             }
-            Recognised::IexTops => {
-                line.walk::<iextp::Tops>(packet.messages, |message| tops::Message::parse(message).err())
+            DetectedProtocol::IexTops => {
+                line.count_messages::<iextp::Tops>(packet.messages, |message| tops::Message::parse(message).err())
             }
-            Recognised::IexDeep => {
-                line.walk::<iextp::Deep>(packet.messages, |message| deep::Message::parse(message).err())
+            DetectedProtocol::IexDeep => {
+                line.count_messages::<iextp::Deep>(packet.messages, |message| deep::Message::parse(message).err())
             }
         }
         line.count(datagram.time_ns, u64::from(packet.count));
     }
 
     /// Counts a datagram with those of its messages that a filter has left: `wanted`, of `packet` as it was.
-    pub fn filtered(&mut self, packet: &PacketView<'_>, is_wanted: bool) {
+    pub fn count_filtered(&mut self, packet: &PacketView<'_>, is_wanted: bool) {
         let Some((line, _)) = self.transport(&packet.datagram, packet.framing) else { return };
         if !is_wanted {
             return;
@@ -137,7 +137,7 @@ impl Statistics {
         let (protocol, packet) = match framing {
             Framing::Packet(protocol, packet) => (protocol, Ok(packet)),
             Framing::Broken(protocol, reason) => (protocol, Err(reason)),
-            Framing::Silent(_) | Framing::Foreign => {
+            Framing::UnidentifiedMold(_) | Framing::Unrecognised => {
                 self.unrecognised += 1;
                 return None;
             }
@@ -150,7 +150,7 @@ impl Statistics {
         line.span_ns.1 = line.span_ns.1.max(datagram.time_ns);
         match packet {
             Ok(packet) => {
-                line.follow(&packet, datagram.time_ns);
+                line.track_sequence(&packet, datagram.time_ns);
                 Some((line, packet))
             }
             Err(reason) => {
@@ -163,7 +163,7 @@ impl Statistics {
     #[inline]
     fn line(
         &mut self,
-        protocol: Recognised,
+        protocol: DetectedProtocol,
         datagram: &CapturedDatagram<'_>,
         channel: Option<u32>,
     ) -> Option<&mut LineStatistics> {
@@ -182,7 +182,7 @@ impl Statistics {
                     self.lines.len() - 1
                 }
                 None => {
-                    self.beyond += 1;
+                    self.over_limit += 1;
                     return None;
                 }
             };
@@ -200,17 +200,17 @@ impl Statistics {
             not_udp: counts.not_udp,
             fragments: counts.fragments,
             malformed: counts.malformed,
-            cut: counts.cut,
+            truncated: counts.truncated,
             untimed: counts.untimed,
             unrecognised: self.unrecognised,
-            beyond_lines_max: self.beyond,
+            lines_over_limit: self.over_limit,
             lines: self.lines.iter().map(LineStatistics::summary).collect(),
         }
     }
 }
 
 impl LineStatistics {
-    fn new(protocol: Recognised, dst: SocketAddr, channel: Option<u32>, feed: Feed, time_ns: u64) -> Self {
+    fn new(protocol: DetectedProtocol, dst: SocketAddr, channel: Option<u32>, feed: Feed, time_ns: u64) -> Self {
         Self {
             protocol,
             dst,
@@ -237,7 +237,7 @@ impl LineStatistics {
     }
 
     #[inline]
-    fn walk<T: Transport>(&mut self, mut block: &[u8], refusal: impl Fn(&[u8]) -> Option<DropReason>) {
+    fn count_messages<T: Transport>(&mut self, mut block: &[u8], refusal: impl Fn(&[u8]) -> Option<DropReason>) {
         while let Some(message) = T::next_message(&mut block) {
             self.message(message, refusal(message));
         }
@@ -264,15 +264,15 @@ impl LineStatistics {
 
     /// Follows the numbers of one line.
     #[inline]
-    fn follow(&mut self, packet: &Packet<'_>, time_ns: u64) {
+    fn track_sequence(&mut self, packet: &Packet<'_>, time_ns: u64) {
         self.heartbeats += u64::from(packet.kind == PacketKind::Heartbeat);
         if packet.unsequenced {
             return;
         }
         match self.tracker.classify(packet, UnixNs(time_ns), self.expected) {
-            Belongs::Current => {}
-            Belongs::New(session) => self.begin(session, packet, time_ns),
-            Belongs::Ended | Belongs::Unconfirmed => {
+            SessionMatch::Current => {}
+            SessionMatch::New(session) => self.begin_session(session, packet, time_ns),
+            SessionMatch::Ended | SessionMatch::Unconfirmed => {
                 self.stale_packets += 1;
                 return;
             }
@@ -292,7 +292,7 @@ impl LineStatistics {
     }
 
     #[cold]
-    fn begin(&mut self, session: Session, packet: &Packet<'_>, time_ns: u64) {
+    fn begin_session(&mut self, session: Session, packet: &Packet<'_>, time_ns: u64) {
         let first = packet.first.0;
         self.session_count += 1;
         self.expected = Some(packet.first);
@@ -330,7 +330,7 @@ impl LineStatistics {
             messages_per_second: per_second(self.messages, seconds),
             packets_per_second: per_second(self.packets, seconds),
             bursts: self.bursts.fullest().to_vec(),
-            types: self.mix(),
+            types: self.type_counts(),
             refused: self.refused.clone(),
             broken: self.broken.clone(),
             session_count: self.session_count,
@@ -344,8 +344,8 @@ impl LineStatistics {
     }
 
     /// Messages by type, the most frequent first.
-    fn mix(&self) -> Vec<TypeCount> {
-        let mut mix: Vec<TypeCount> = (0_u8..=255)
+    fn type_counts(&self) -> Vec<TypeCount> {
+        let mut type_counts: Vec<TypeCount> = (0_u8..=255)
             .zip(self.types.iter())
             .filter(|(_, count)| **count > 0)
             .map(|(code, messages)| TypeCount {
@@ -354,8 +354,8 @@ impl LineStatistics {
                 messages: *messages,
             })
             .collect();
-        mix.sort_by_key(|entry| std::cmp::Reverse(entry.messages));
-        mix
+        type_counts.sort_by_key(|entry| std::cmp::Reverse(entry.messages));
+        type_counts
     }
 }
 
@@ -369,10 +369,12 @@ pub struct FileStatistics {
     not_udp: u64,
     fragments: u64,
     malformed: u64,
-    cut: u64,
+    #[serde(rename = "cut")]
+    truncated: u64,
     untimed: u64,
     unrecognised: u64,
-    beyond_lines_max: u64,
+    #[serde(rename = "beyond_lines_max")]
+    lines_over_limit: u64,
     lines: Vec<LineSummary>,
 }
 
@@ -414,19 +416,19 @@ struct TypeCount {
 }
 
 /// Name of a message type.
-fn type_name(protocol: Recognised, code: u8) -> Option<&'static str> {
+fn type_name(protocol: DetectedProtocol, code: u8) -> Option<&'static str> {
     let tables: [&[(u8, &'static str, usize)]; 2] = match protocol {
-        Recognised::Itch50 => [itch50::Message::TYPES, &[]],
-        Recognised::IexTops => [tops::Message::TYPES, admin::Admin::TYPES],
-        Recognised::IexDeep => [deep::Message::TYPES, admin::Admin::TYPES],
+        DetectedProtocol::Itch50 => [itch50::Message::TYPES, &[]],
+        DetectedProtocol::IexTops => [tops::Message::TYPES, admin::Admin::TYPES],
+        DetectedProtocol::IexDeep => [deep::Message::TYPES, admin::Admin::TYPES],
     };
     tables.into_iter().flatten().find(|(known, ..)| *known == code).map(|(_, name, _)| *name)
 }
 
 /// The stream that a packet is of, where several share an address.
 #[inline]
-fn channel_of(protocol: Recognised, packet: &Packet<'_>) -> Option<u32> {
-    (protocol != Recognised::Itch50).then(|| iextp::channel_id(packet.session))
+fn channel_of(protocol: DetectedProtocol, packet: &Packet<'_>) -> Option<u32> {
+    (protocol != DetectedProtocol::Itch50).then(|| iextp::channel_id(packet.session))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a rate for people")]

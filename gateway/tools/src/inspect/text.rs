@@ -6,7 +6,7 @@ use mdgw_captures::capture_file::CaptureKind;
 use mdgw_feeds::{
     drop_reason::DropReason,
     time::{TradingDate, UnixNs},
-    transport::{PacketKind, Recognised},
+    transport::{DetectedProtocol, PacketKind},
     venue::wire::{FieldValue, Fields as _, TimeScale},
 };
 
@@ -35,11 +35,11 @@ impl Text {
         if self.date.replace(date) != Some(date) {
             writeln!(out, "{}", self.paint.dim(&format!("{date} UTC")))?;
         }
-        self.head(packet, out)?;
+        self.write_packet_line(packet, out)?;
         packet.messages.iter().try_for_each(|message| self.message(message, date, out))
     }
 
-    fn head(&self, packet: &PacketView<'_>, out: &mut impl Write) -> fmt::Result {
+    fn write_packet_line(&self, packet: &PacketView<'_>, out: &mut impl Write) -> fmt::Result {
         let Self { paint, .. } = self;
         let datagram = &packet.datagram;
         write!(out, "{}  {}", paint.bold(&format!("{:>8}", datagram.frame)), ClockNs(datagram.time_ns))?;
@@ -48,7 +48,7 @@ impl Text {
         }
         match packet.framing {
             Framing::Packet(protocol, transport) => {
-                write!(out, "  {:<9}  {}", short(protocol), Heading::of(packet))?;
+                write!(out, "  {:<9}  {}", protocol_label(protocol), SessionLabel::of(packet))?;
                 match transport.kind {
                     PacketKind::Heartbeat => write!(out, "  heartbeat, next {}", transport.first.0)?,
                     PacketKind::EndOfSession => write!(out, "  end of session, next {}", transport.first.0)?,
@@ -62,13 +62,24 @@ impl Text {
                     }
                 }
             }
-            Framing::Silent(transport) => {
-                write!(out, "  {:<9}  {}  no messages, next {}", "MoldUDP64", Heading::of(packet), transport.first.0)?;
+            Framing::UnidentifiedMold(transport) => {
+                write!(
+                    out,
+                    "  {:<9}  {}  no messages, next {}",
+                    "MoldUDP64",
+                    SessionLabel::of(packet),
+                    transport.first.0
+                )?;
             }
             Framing::Broken(protocol, reason) => {
-                write!(out, "  {:<9}  {}", short(protocol), paint.red(&format!("refused: {}", reason.name())))?;
+                write!(
+                    out,
+                    "  {:<9}  {}",
+                    protocol_label(protocol),
+                    paint.red(&format!("refused: {}", reason.name()))
+                )?;
             }
-            Framing::Foreign => write!(out, "  {}", paint.dim("not a known feed"))?,
+            Framing::Unrecognised => write!(out, "  {}", paint.dim("not a known feed"))?,
         }
         let undecoded = packet.undecoded_bytes();
         if undecoded > 0 {
@@ -96,9 +107,9 @@ impl Text {
         let mut outcome = Ok(());
         message.fields(&mut |name, value| {
             let step = match (name, value) {
-                ("timestamp", FieldValue::Time { .. }) => write!(out, "  {:<21}", Shown { value, date }),
+                ("timestamp", FieldValue::Time { .. }) => write!(out, "  {:<21}", DisplayValue { value, date }),
                 (_, FieldValue::Symbol(_)) => Ok(()),
-                _ => write!(rest, "  {}{}", paint.dim(&format!("{name}=")), Shown { value, date }),
+                _ => write!(rest, "  {}{}", paint.dim(&format!("{name}=")), DisplayValue { value, date }),
             };
             outcome = outcome.and(step);
         });
@@ -113,9 +124,9 @@ impl Text {
 }
 
 /// The venue's name of a packet's session.
-struct Heading(String);
+struct SessionLabel(String);
 
-impl Heading {
+impl SessionLabel {
     fn of(packet: &PacketView<'_>) -> Self {
         let mut heading = String::new();
         packet.header(&mut |name, value| match (name, value) {
@@ -128,19 +139,19 @@ impl Heading {
     }
 }
 
-impl fmt::Display for Heading {
+impl fmt::Display for SessionLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(if self.0.is_empty() { "(no session)" } else { &self.0 })
     }
 }
 
 /// A field's content as people read it. `date` is the day that needs no telling.
-struct Shown<'a> {
+struct DisplayValue<'a> {
     value: FieldValue<'a>,
     date: TradingDate,
 }
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for DisplayValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.value {
             FieldValue::Price { raw, decimals } => decimal(raw, decimals),
@@ -192,11 +203,11 @@ impl fmt::Display for ClockNs {
     }
 }
 
-fn short(protocol: Recognised) -> &'static str {
+fn protocol_label(protocol: DetectedProtocol) -> &'static str {
     match protocol {
-        Recognised::Itch50 => "ITCH 5.0",
-        Recognised::IexTops => "IEX TOPS",
-        Recognised::IexDeep => "IEX DEEP",
+        DetectedProtocol::Itch50 => "ITCH 5.0",
+        DetectedProtocol::IexTops => "IEX TOPS",
+        DetectedProtocol::IexDeep => "IEX DEEP",
     }
 }
 
@@ -251,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn times_name_their_day_where_it_is_another_and_new_york_where_it_is_that() {
+    fn times_show_the_day_where_it_differs_and_mark_new_york_time() {
         let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
         let at = 1_493_132_599_996_490_001;
         assert_eq!(time(at, TimeScale::UnixNs, date), "15:03:19.996490001");

@@ -14,7 +14,7 @@ use crate::replay::routes::LineSource;
 /// What tells of the clocks of two files: differences, and whether they are of the later file to the earlier (1) or the
 /// other way round (-1).
 #[derive(Default)]
-struct Evidence<'a> {
+struct ClockSamples<'a> {
     same_line: Vec<(&'a Differences, i64)>,
     other_lines: Vec<(&'a Differences, i64)>,
 }
@@ -24,22 +24,22 @@ pub(super) fn estimates<'a>(
     sources: &Sources,
     pairs: impl Iterator<Item = (&'a LineSource, &'a LineSource, &'a Differences)>,
 ) -> Vec<ClockSummary> {
-    let mut evidence: BTreeMap<(usize, usize), Evidence<'a>> = BTreeMap::new();
+    let mut samples: BTreeMap<(usize, usize), ClockSamples<'a>> = BTreeMap::new();
     for (first, second, differences) in pairs.filter(|(first, second, _)| first.file != second.file) {
         // Lines are numbered as they were found, so the file of the lower line may be the later one.
         let sign = if first.file < second.file { 1 } else { -1 };
         let files = (first.file.min(second.file), first.file.max(second.file));
-        let Evidence { same_line, other_lines } = evidence.entry(files).or_default();
+        let ClockSamples { same_line, other_lines } = samples.entry(files).or_default();
         let list = if first.dst == second.dst { same_line } else { other_lines };
         list.push((differences, sign));
     }
     let path =
         |file: usize| sources.files().nth(file).map(|file| file.path().display().to_string()).unwrap_or_default();
-    evidence.iter().map(|((against, file), evidence)| evidence.estimate(path(*file), path(*against))).collect()
+    samples.iter().map(|((reference, file), samples)| samples.estimate(path(*file), path(*reference))).collect()
 }
 
-impl Evidence<'_> {
-    fn estimate(&self, file: String, against: String) -> ClockSummary {
+impl ClockSamples<'_> {
+    fn estimate(&self, file: String, reference: String) -> ClockSummary {
         let is_same_line = !self.same_line.is_empty();
         let taken = if is_same_line { &self.same_line } else { &self.other_lines };
         let signed = |(differences, sign): &(&Differences, i64)| {
@@ -56,7 +56,7 @@ impl Evidence<'_> {
         });
         ClockSummary {
             file,
-            against,
+            reference,
             by: if is_same_line { SAME_LINE } else { "different lines" },
             messages: all.iter().map(|(_, count)| count).sum(),
             offset_ns: quantile(&all, 0.5),
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_count_what_stands_behind_each_value() {
+    fn quantiles_weight_values_by_their_counts() {
         let all = [(-5, 1), (0, 8), (9, 1)];
         assert_eq!([0.0, 0.1, 0.11, 0.5, 0.9, 0.91, 1.0].map(|part| quantile(&all, part)), [-5, -5, 0, 0, 0, 9, 9]);
         assert_eq!(quantile(&[], 0.5), 0);

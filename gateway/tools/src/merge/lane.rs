@@ -2,7 +2,7 @@
 
 use mdgw_feeds::{
     arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery, Gap},
-    channel::{Ahead, Belongs, ChannelState, Doubtful, SessionTracker},
+    channel::{ChannelState, HeldDatagrams, SessionMatch, SessionTracker, UnconfirmedJumps},
     drop_reason::{DropCounts, DropReason},
     identity::{Feed, Line, Sequence, Session},
     time::{MonoNs, TradingDate, UnixNs},
@@ -14,10 +14,10 @@ use mdgw_feeds::{
 };
 
 use super::{
-    Addresses, PacketSink,
+    PacketAddresses, PacketSink,
     leads::Leads,
-    losses::Losses,
-    sources::{Heads, Taken},
+    losses::LineLosses,
+    sources::{NextDatagram, SourceHeads},
 };
 use crate::replay::routes::{self, LINES_MAX, LineSource};
 
@@ -28,20 +28,20 @@ pub(super) struct Lane {
     sessions: SessionTracker,
     arbiter: Arbiter,
     /// The next numbering, while this one waits for its last messages.
-    ahead: Ahead,
+    ahead: HeldDatagrams,
     /// What lies so far ahead that only further packets would make it credible.
-    doubtful: Doubtful,
-    lines: Vec<LaneLine>,
+    unconfirmed_jump: UnconfirmedJumps,
+    lines: Vec<LineState>,
     /// Datagrams since a message is waited for without a break.
     waiting: usize,
     /// The venue's names of the numberings so far, the latest ones.
     begun: Vec<VenueSession>,
-    forming: Forming,
+    packet_output: PacketOutput,
     pub(super) leads: Leads,
     pub(super) counts: LaneCounts,
     /// Gaps that nobody could fill, the first ones.
     pub(super) gaps: Vec<(Session, Gap)>,
-    named_max: usize,
+    listed_max: usize,
 }
 
 /// What was met.
@@ -52,14 +52,14 @@ pub(super) struct LaneCounts {
     pub(super) packets: u64,
     pub(super) gaps: u64,
     pub(super) gap_messages: u64,
-    /// Taken as they came, since nobody had numbered them.
+    /// NextDatagram as they came, since nobody had numbered them.
     pub(super) unsequenced: u64,
     pub(super) drops: DropCounts,
 }
 
 /// What a line has brought, and what it can't bring any more.
 #[derive(Debug)]
-pub(super) struct LaneLine {
+pub(super) struct LineState {
     /// The capture.
     file: usize,
     /// Who reads it there.
@@ -67,14 +67,14 @@ pub(super) struct LaneLine {
     /// The furthest that the line had got with each of its latest packets, in a ring.
     furthest: [Sequence; REORDER_PACKETS_MAX],
     packets: usize,
-    pub(super) losses: Losses,
+    pub(super) losses: LineLosses,
 }
 
 /// Delivered packets on their way out.
 #[derive(Debug)]
-struct Forming {
+struct PacketOutput {
     feed: Feed,
-    addresses: Option<Addresses>,
+    addresses: Option<PacketAddresses>,
     part: Vec<u8>,
     last_time_ns: u64,
     /// The end of the session has been said.
@@ -82,7 +82,7 @@ struct Forming {
 }
 
 impl Lane {
-    pub(super) fn new(feed: Feed, date: Option<TradingDate>, named_max: usize) -> Self {
+    pub(super) fn new(feed: Feed, date: Option<TradingDate>, listed_max: usize) -> Self {
         let config = ArbiterConfig {
             lines: u8::try_from(LINES_MAX).unwrap_or(Line::RECOVERY.0),
             window_packets: WINDOW_PACKETS,
@@ -94,16 +94,16 @@ impl Lane {
             feed,
             sessions: SessionTracker::new(feed, date, None),
             arbiter: Arbiter::new(config),
-            ahead: Ahead::with_room(WINDOW_PACKETS),
-            doubtful: Doubtful::new(usize::from(u16::MAX)),
+            ahead: HeldDatagrams::with_capacity(WINDOW_PACKETS),
+            unconfirmed_jump: UnconfirmedJumps::new(usize::from(u16::MAX)),
             lines: Vec::new(),
             waiting: 0,
             begun: Vec::new(),
-            forming: Forming { feed, addresses: None, part: Vec::new(), last_time_ns: 0, has_ended: false },
+            packet_output: PacketOutput { feed, addresses: None, part: Vec::new(), last_time_ns: 0, has_ended: false },
             leads: Leads::default(),
             counts: LaneCounts::default(),
             gaps: Vec::new(),
-            named_max,
+            listed_max,
         }
     }
 
@@ -120,35 +120,35 @@ impl Lane {
         &self.arbiter
     }
 
-    pub(super) fn line(&self, line: Line) -> Option<&LaneLine> {
+    pub(super) fn line(&self, line: Line) -> Option<&LineState> {
         self.lines.get(usize::from(line.0))
     }
 
     /// Whether a message has come.
-    pub(super) fn has_begun(&self) -> bool {
+    pub(super) fn has_started(&self) -> bool {
         self.arbiter.expected().is_some()
     }
 
     /// Orders numberings by their beginnings; one that hasn't begun comes after all that have.
-    pub(super) fn rank(&self, session: VenueSession) -> usize {
+    pub(super) fn session_rank(&self, session: VenueSession) -> usize {
         self.begun.iter().rposition(|begun| *begun == session).unwrap_or(usize::MAX)
     }
 
     /// The lines that are known by now: what none of them has passed yet may still come.
-    pub(super) fn know_lines(&mut self, known: &[(Line, LineSource)]) {
+    pub(super) fn add_lines(&mut self, known: &[(Line, LineSource)]) {
         for (line, source) in known.iter().skip(self.lines.len()) {
             debug_assert!(usize::from(line.0) <= self.lines.len(), "lines are numbered as they are found");
-            self.lines.push(LaneLine::new(source.file, self.named_max));
+            self.lines.push(LineState::new(source.file, self.listed_max));
         }
     }
 
     /// The next datagram.
-    pub(super) fn accept(&mut self, taken: &Taken<'_>, heads: &Heads<'_>, output: &mut impl PacketSink) {
-        let Taken { line, packet, datagram, .. } = taken;
-        self.forming.addresses.get_or_insert(Addresses { src: datagram.src, dst: datagram.dst });
-        self.accept_one(*line, packet, UnixNs(datagram.time_ns), datagram.payload, output);
-        self.give_up_what_no_line_brings(heads, output);
-        self.go_ahead(output);
+    pub(super) fn accept(&mut self, taken: &NextDatagram<'_>, heads: &SourceHeads<'_>, output: &mut impl PacketSink) {
+        let NextDatagram { line, packet, datagram, .. } = taken;
+        self.packet_output.addresses.get_or_insert(PacketAddresses { src: datagram.src, dst: datagram.dst });
+        self.accept_packet(*line, packet, UnixNs(datagram.time_ns), datagram.payload, output);
+        self.declare_gaps_passed_by_all_lines(heads, output);
+        self.start_next_session(output);
         self.waiting = if self.arbiter.state() == ChannelState::Gap { self.waiting + 1 } else { 0 };
     }
 
@@ -164,12 +164,12 @@ impl Lane {
             .map(Line)
             .zip(&self.lines)
             .filter(|(_, line)| line.reader == reader)
-            .partition(|(_, line)| line.passed() <= expected);
+            .partition(|(_, line)| line.passed_through() <= expected);
         if ahead.is_empty() { Vec::new() } else { behind.into_iter().map(|(line, _)| line).collect() }
     }
 
     /// The line has a reader of its own from here on.
-    pub(super) fn read_apart(&mut self, line: Line, reader: usize) {
+    pub(super) fn assign_reader(&mut self, line: Line, reader: usize) {
         if let Some(line) = self.lines.get_mut(usize::from(line.0)) {
             line.reader = reader;
         }
@@ -182,10 +182,10 @@ impl Lane {
             if self.ahead.is_empty() {
                 break;
             }
-            self.go_ahead(output);
+            self.start_next_session(output);
         }
         // Nothing came after it that would speak against it: a capture may be a sample of a few packets.
-        if self.doubtful.take_last_word() {
+        if self.unconfirmed_jump.take_uncontradicted() {
             (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.believe(line, output));
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         }
@@ -197,20 +197,20 @@ impl Lane {
 
     /// A line's packets that were refused for their place are in theirs after all.
     fn believe(&mut self, line: Line, output: &mut impl PacketSink) {
-        let Some((first, row)) = self.doubtful.take(line) else { return };
+        let Some((first, row)) = self.unconfirmed_jump.take(line) else { return };
         self.arbiter.believe(first, NOW);
         let mut index = 0;
         while let Some((line, ts_recv, bytes)) = row.get(index) {
             if let Ok(packet) = routes::parse(self.feed, bytes) {
-                self.arbiter.take_back_jump(line);
-                self.accept_one(line, &packet, ts_recv, bytes, output);
+                self.arbiter.uncount_jump(line);
+                self.accept_packet(line, &packet, ts_recv, bytes, output);
             }
             index += 1;
         }
-        self.doubtful.put_back(line, row);
+        self.unconfirmed_jump.return_buffer(line, row);
     }
 
-    fn accept_one(
+    fn accept_packet(
         &mut self,
         line: Line,
         packet: &Packet<'_>,
@@ -222,24 +222,24 @@ impl Lane {
             self.counts.unsequenced += u64::from(packet.count);
             self.counts.messages += u64::from(packet.count);
             self.counts.packets += 1;
-            self.forming.write(ts_recv, bytes, output);
+            self.packet_output.write(ts_recv, bytes, output);
             return;
         }
-        if self.is_ahead(packet, ts_recv) {
+        if self.is_of_next_session(packet, ts_recv) {
             if self.ahead.hold(line, ts_recv, bytes) {
                 return;
             }
             // No room to wait any longer.
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
-            self.go_ahead(output);
+            self.start_next_session(output);
         }
         match self.sessions.classify(packet, ts_recv, self.arbiter.expected()) {
-            Belongs::Ended => return self.counts.drops.count(DropReason::SessionStale),
-            Belongs::Unconfirmed => return self.counts.drops.count(DropReason::SessionUnconfirmed),
-            Belongs::New(_) => self.begin_session(packet, output),
-            Belongs::Current => {}
+            SessionMatch::Ended => return self.counts.drops.count(DropReason::SessionStale),
+            SessionMatch::Unconfirmed => return self.counts.drops.count(DropReason::SessionUnconfirmed),
+            SessionMatch::New(_) => self.begin_session(packet, output),
+            SessionMatch::Current => {}
         }
-        if self.doubtful.is_continued(line, packet.first) && self.arbiter.would_believe(line, packet.first) {
+        if self.unconfirmed_jump.is_continued(line, packet.first) && self.arbiter.would_accept(line, packet.first) {
             self.believe(line, output);
         }
         let is_message = packet.kind == PacketKind::Messages;
@@ -262,24 +262,26 @@ impl Lane {
             };
         });
         match outcome {
-            Err(DropReason::SequenceJump) if is_message => self.doubtful.hold(line, packet, ts_recv, bytes, NOW),
+            Err(DropReason::SequenceJump) if is_message => {
+                self.unconfirmed_jump.hold(line, packet, ts_recv, bytes, NOW)
+            }
             Err(DropReason::SequenceJump) => {}
-            _ if self.doubtful.is_any() => self.doubtful.contradict(line),
+            _ if self.unconfirmed_jump.has_any() => self.unconfirmed_jump.contradict(line),
             _ => {}
         }
         if matches!(outcome, Ok(()) | Err(DropReason::Duplicate | DropReason::LateAfterGap)) {
-            self.note(line, packet, ts_recv);
+            self.record_arrival(line, packet, ts_recv);
         }
         if !is_message {
-            self.forming.heartbeat(packet, ts_recv, bytes, self.arbiter.expected(), output);
+            self.packet_output.heartbeat(packet, ts_recv, bytes, self.arbiter.expected(), output);
         }
     }
 
     /// The line has brought the packet: how far it is, what it has lost, whom it led.
-    fn note(&mut self, line: Line, packet: &Packet<'_>, ts_recv: UnixNs) {
+    fn record_arrival(&mut self, line: Line, packet: &Packet<'_>, ts_recv: UnixNs) {
         let Some(lane_line) = self.lines.get_mut(usize::from(line.0)) else { return };
         let (first, next) = (packet.first, packet.next());
-        lane_line.reach(next);
+        lane_line.advance_to(next);
         let is_new = lane_line.losses.saw(first, next);
         if is_new && packet.kind == PacketKind::Messages {
             self.leads.saw(line, lane_line.file, first, next, ts_recv);
@@ -287,11 +289,11 @@ impl Lane {
     }
 
     /// Whether a packet belongs to the next numbering while this one still waits for something.
-    fn is_ahead(&self, packet: &Packet<'_>, ts_recv: UnixNs) -> bool {
+    fn is_of_next_session(&self, packet: &Packet<'_>, ts_recv: UnixNs) -> bool {
         if self.arbiter.state() != ChannelState::Gap {
             return false;
         }
-        if self.sessions.would_begin(packet, ts_recv, self.arbiter.expected()) {
+        if self.sessions.would_begin_session(packet, ts_recv, self.arbiter.expected()) {
             return true;
         }
         let begun = self.ahead.get(0).and_then(|(_, _, bytes)| routes::parse(self.feed, bytes).ok());
@@ -302,15 +304,15 @@ impl Lane {
     }
 
     /// Lets the next numbering begin once nothing of the current one can come any more.
-    fn go_ahead(&mut self, output: &mut impl PacketSink) {
+    fn start_next_session(&mut self, output: &mut impl PacketSink) {
         if self.ahead.is_empty() || self.arbiter.state() == ChannelState::Gap {
             return;
         }
-        let mut ahead = std::mem::replace(&mut self.ahead, Ahead::with_room(0));
+        let mut ahead = std::mem::replace(&mut self.ahead, HeldDatagrams::with_capacity(0));
         let mut index = 0;
         while let Some((line, ts_recv, bytes)) = ahead.get(index) {
             if let Ok(packet) = routes::parse(self.feed, bytes) {
-                self.accept_one(line, &packet, ts_recv, bytes, output);
+                self.accept_packet(line, &packet, ts_recv, bytes, output);
             }
             index += 1;
         }
@@ -323,7 +325,7 @@ impl Lane {
         if !is_first {
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         }
-        self.doubtful.clear();
+        self.unconfirmed_jump.clear();
         let ended = self.arbiter.expected();
         for line in &mut self.lines {
             line.losses.begin_session(ended);
@@ -342,14 +344,18 @@ impl Lane {
     }
 
     /// Declares what every line has passed, or has ended before.
-    fn give_up_what_no_line_brings(&mut self, heads: &Heads<'_>, output: &mut impl PacketSink) {
+    fn declare_gaps_passed_by_all_lines(&mut self, heads: &SourceHeads<'_>, output: &mut impl PacketSink) {
         if self.arbiter.state() != ChannelState::Gap {
             return;
         }
-        let passed = self.lines.iter().filter(|line| heads.goes_on(line.reader)).map(LaneLine::passed).min();
-        if let Some(passed) = passed.filter(|passed| self.arbiter.expected().is_some_and(|expected| *passed > expected))
+        let passed_through =
+            self.lines.iter().filter(|line| heads.has_more(line.reader)).map(LineState::passed_through).min();
+        if let Some(passed_through) = passed_through
+            .filter(|passed_through| self.arbiter.expected().is_some_and(|expected| *passed_through > expected))
         {
-            self.arbitrate(output, |arbiter, mut deliver| arbiter.give_up_before(passed, NOW, &mut deliver));
+            self.arbitrate(output, |arbiter, mut deliver| {
+                arbiter.declare_missing_before(passed_through, NOW, &mut deliver)
+            });
         }
     }
 
@@ -359,22 +365,22 @@ impl Lane {
         output: &mut impl PacketSink,
         work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>)),
     ) {
-        let Self { arbiter, forming, counts, gaps, lines, sessions, named_max, .. } = self;
+        let Self { arbiter, packet_output, counts, gaps, lines, sessions, listed_max, .. } = self;
         let session = sessions.current().map(|current| current.session);
         work(arbiter, &mut |delivery| match delivery {
             Delivery::Packet { first, next, from, until, block, ts_recv, .. } => {
                 counts.messages += until.0 - from.0;
                 counts.packets += 1;
                 if (first, next) == (from, until) {
-                    forming.write(ts_recv, block, output);
+                    packet_output.write(ts_recv, block, output);
                 } else {
-                    forming.write_part(ts_recv, block, from, until, output);
+                    packet_output.write_part(ts_recv, block, from, until, output);
                 }
             }
             Delivery::Gap(gap) => {
                 counts.gaps += 1;
                 counts.gap_messages += gap.count();
-                if let Some(session) = session.filter(|_| gaps.len() < *named_max) {
+                if let Some(session) = session.filter(|_| gaps.len() < *listed_max) {
                     gaps.push((session, gap));
                 }
                 lines.iter_mut().for_each(|line| line.losses.lost_by_all(gap));
@@ -383,18 +389,18 @@ impl Lane {
     }
 }
 
-impl LaneLine {
-    fn new(file: usize, named_max: usize) -> Self {
+impl LineState {
+    fn new(file: usize, listed_max: usize) -> Self {
         Self {
             file,
             reader: file,
             furthest: [Sequence(0); REORDER_PACKETS_MAX],
             packets: 0,
-            losses: Losses::new(named_max),
+            losses: LineLosses::new(listed_max),
         }
     }
 
-    fn reach(&mut self, next: Sequence) {
+    fn advance_to(&mut self, next: Sequence) {
         let last = self.furthest.get(self.packets.wrapping_sub(1) % REORDER_PACKETS_MAX).copied().unwrap_or_default();
         if let Some(slot) = self.furthest.get_mut(self.packets % REORDER_PACKETS_MAX) {
             *slot = last.max(next);
@@ -403,12 +409,12 @@ impl LaneLine {
     }
 
     /// The line won't bring anything before this: it had got here so many packets ago as it may reorder.
-    fn passed(&self) -> Sequence {
+    fn passed_through(&self) -> Sequence {
         self.furthest.get(self.packets % REORDER_PACKETS_MAX).copied().unwrap_or_default()
     }
 }
 
-impl Forming {
+impl PacketOutput {
     fn write(&mut self, ts_recv: UnixNs, datagram: &[u8], output: &mut impl PacketSink) {
         self.last_time_ns = ts_recv.0;
         self.has_ended = false;

@@ -11,16 +11,16 @@ use mdgw_feeds::{
 /// Compares the stamps of each message on each pair of lines.
 #[derive(Debug, Default)]
 pub(super) struct Leads {
-    recent: Vec<Recent>,
+    recent: Vec<RecentPackets>,
     /// By the lower and the higher line.
     pairs: BTreeMap<(u8, u8), Differences>,
 }
 
 /// The latest packets of one line, in a ring.
 #[derive(Debug)]
-struct Recent {
+struct RecentPackets {
     file: usize,
-    ring: Box<[Brought]>,
+    ring: Box<[PacketArrival]>,
     count: u64,
     /// For each other line: where its latest packet was found, since copies come in order too.
     cursors: Vec<u64>,
@@ -28,7 +28,7 @@ struct Recent {
 
 /// Messages `[first, next)` came at `ts_recv`.
 #[derive(Clone, Copy, Debug, Default)]
-struct Brought {
+struct PacketArrival {
     first: Sequence,
     next: Sequence,
     ts_recv: UnixNs,
@@ -39,8 +39,8 @@ struct Brought {
 pub(super) struct Differences {
     /// Histograms count from here; `None` until enough is known.
     base_ns: Option<i64>,
-    first_some: Vec<(i64, u64)>,
-    last_some: Vec<i64>,
+    first_samples: Vec<(i64, u64)>,
+    last_samples: Vec<i64>,
     last_index: usize,
     /// Distances from the base, to either side.
     above: Histogram<u64>,
@@ -54,27 +54,27 @@ impl Leads {
     pub(super) fn saw(&mut self, line: Line, file: usize, first: Sequence, next: Sequence, ts_recv: UnixNs) {
         let index = usize::from(line.0);
         while self.recent.len() <= index {
-            self.recent.push(Recent::new(file));
+            self.recent.push(RecentPackets::new(file));
         }
-        let brought = Brought { first, next, ts_recv };
+        let arrival = PacketArrival { first, next, ts_recv };
         let Self { recent, pairs } = self;
         for (other, copies) in recent.iter_mut().enumerate().filter(|(other, _)| *other != index) {
             let other_number = u8::try_from(other).unwrap_or(u8::MAX);
-            let is_one_clock = copies.file == file;
-            copies.overlapping(index, &brought, |count, other_ts| {
+            let is_same_clock = copies.file == file;
+            copies.overlapping(index, &arrival, |count, other_ts| {
                 // Of the two stamps, that of the lower line is taken from the other.
                 let (pair, later, earlier) = if other < index {
                     ((other_number, line.0), ts_recv, other_ts)
                 } else {
                     ((line.0, other_number), other_ts, ts_recv)
                 };
-                let differences = pairs.entry(pair).or_insert_with(|| Differences::new(is_one_clock));
+                let differences = pairs.entry(pair).or_insert_with(|| Differences::new(is_same_clock));
                 differences.record(signed_difference(later.0, earlier.0), count, ts_recv.0);
             });
         }
         if let Some(own) = self.recent.get_mut(index) {
             own.file = file;
-            own.push(brought);
+            own.push(arrival);
         }
     }
 
@@ -92,47 +92,52 @@ impl Leads {
     }
 }
 
-impl Recent {
+impl RecentPackets {
     fn new(file: usize) -> Self {
-        Self { file, ring: vec![Brought::default(); RECENT_PACKETS].into_boxed_slice(), count: 0, cursors: Vec::new() }
+        Self {
+            file,
+            ring: vec![PacketArrival::default(); RECENT_PACKETS].into_boxed_slice(),
+            count: 0,
+            cursors: Vec::new(),
+        }
     }
 
-    fn push(&mut self, brought: Brought) {
+    fn push(&mut self, arrival: PacketArrival) {
         let index = index(self.count);
         if let Some(slot) = self.ring.get_mut(index) {
-            *slot = brought;
+            *slot = arrival;
         }
         self.count += 1;
     }
 
-    fn get(&self, position: u64) -> Brought {
+    fn get(&self, position: u64) -> PacketArrival {
         self.ring.get(index(position)).copied().unwrap_or_default()
     }
 
-    /// Tells of each remembered packet that shares messages with `wanted`, a packet of line `asker`.
-    fn overlapping(&mut self, asker: usize, wanted: &Brought, mut tell: impl FnMut(u64, UnixNs)) {
-        if self.cursors.len() <= asker {
-            self.cursors.resize(asker + 1, 0);
+    /// Tells of each remembered packet that shares messages with `wanted`, a packet of line `line`.
+    fn overlapping(&mut self, line: usize, wanted: &PacketArrival, mut report: impl FnMut(u64, UnixNs)) {
+        if self.cursors.len() <= line {
+            self.cursors.resize(line + 1, 0);
         }
         let oldest = self.count.saturating_sub(self.ring.len() as u64);
-        let mut position = self.cursors.get(asker).copied().unwrap_or(0).max(oldest);
+        let mut position = self.cursors.get(line).copied().unwrap_or(0).max(oldest);
         // Packets of a line may be a little out of order.
-        let back = position.saturating_sub(BACK_PACKETS).max(oldest);
+        let back = position.saturating_sub(REORDER_PACKETS_MAX).max(oldest);
         while position > back && self.get(position - 1).next > wanted.first {
             position -= 1;
         }
         while position < self.count && self.get(position).next <= wanted.first {
             position += 1;
         }
-        if let Some(cursor) = self.cursors.get_mut(asker) {
+        if let Some(cursor) = self.cursors.get_mut(line) {
             *cursor = position;
         }
         let mut beyond = 0;
-        while position < self.count && beyond < BEYOND_PACKETS {
+        while position < self.count && beyond < LOOKAHEAD_PACKETS {
             let copy = self.get(position);
             let common = copy.next.min(wanted.next).0.saturating_sub(copy.first.max(wanted.first).0);
             if common > 0 {
-                tell(common, copy.ts_recv);
+                report(common, copy.ts_recv);
             } else if copy.first >= wanted.next {
                 beyond += 1;
             }
@@ -142,14 +147,14 @@ impl Recent {
 }
 
 impl Differences {
-    fn new(is_one_clock: bool) -> Self {
+    fn new(is_same_clock: bool) -> Self {
         let histogram =
             || Histogram::new_with_bounds(1, DIFFERENCE_NS_MAX, 3).expect("bounds from 1 to 6 hours are legal");
         Self {
             // Stamps of one clock are compared as they are.
-            base_ns: is_one_clock.then_some(0),
-            first_some: Vec::new(),
-            last_some: Vec::new(),
+            base_ns: is_same_clock.then_some(0),
+            first_samples: Vec::new(),
+            last_samples: Vec::new(),
             last_index: 0,
             above: histogram(),
             below: histogram(),
@@ -158,29 +163,29 @@ impl Differences {
     }
 
     fn record(&mut self, difference_ns: i64, count: u64, at_ns: u64) {
-        if self.first_some.len() < SOME {
-            self.first_some.push((difference_ns, count));
+        if self.first_samples.len() < SAMPLES_MAX {
+            self.first_samples.push((difference_ns, count));
         }
-        if self.last_some.len() < SOME {
-            self.last_some.push(difference_ns);
-        } else if let Some(slot) = self.last_some.get_mut(self.last_index) {
+        if self.last_samples.len() < SAMPLES_MAX {
+            self.last_samples.push(difference_ns);
+        } else if let Some(slot) = self.last_samples.get_mut(self.last_index) {
             *slot = difference_ns;
-            self.last_index = (self.last_index + 1) % SOME;
+            self.last_index = (self.last_index + 1) % SAMPLES_MAX;
         }
         let (begin_ns, end_ns) = self.span_ns.unwrap_or((at_ns, at_ns));
         self.span_ns = Some((begin_ns.min(at_ns), end_ns.max(at_ns)));
         match self.base_ns {
             Some(base_ns) => self.count(base_ns, difference_ns, count),
-            None if self.first_some.len() == SOME => self.settle(),
+            None if self.first_samples.len() == SAMPLES_MAX => self.choose_base(),
             None => {}
         }
     }
 
     /// Clocks that differ by hours still differ by little from their usual difference.
-    fn settle(&mut self) {
-        let base_ns = median(self.first_some.iter().map(|(difference_ns, _)| *difference_ns).collect());
+    fn choose_base(&mut self) {
+        let base_ns = median(self.first_samples.iter().map(|(difference_ns, _)| *difference_ns).collect());
         self.base_ns = Some(base_ns);
-        for (difference_ns, count) in self.first_some.clone() {
+        for (difference_ns, count) in self.first_samples.clone() {
             self.count(base_ns, difference_ns, count);
         }
     }
@@ -193,7 +198,7 @@ impl Differences {
     /// Differences with how often each was met, ascending.
     pub(super) fn distribution(&self) -> Vec<(i64, u64)> {
         let Some(base_ns) = self.base_ns else {
-            let mut few = self.first_some.clone();
+            let mut few = self.first_samples.clone();
             few.sort_unstable();
             return few;
         };
@@ -214,9 +219,9 @@ impl Differences {
 
     /// The usual difference in the beginning and in the end, and how far apart these are, ns.
     pub(super) fn drift(&self) -> (i64, i64, u64) {
-        let begin = median(self.first_some.iter().map(|(difference_ns, _)| *difference_ns).collect());
+        let begin = median(self.first_samples.iter().map(|(difference_ns, _)| *difference_ns).collect());
         let span_ns = self.span_ns.map_or(0, |(begin_ns, end_ns)| end_ns - begin_ns);
-        (begin, median(self.last_some.clone()), span_ns)
+        (begin, median(self.last_samples.clone()), span_ns)
     }
 }
 
@@ -237,11 +242,11 @@ fn index(position: u64) -> usize {
 /// Packets of a line that are remembered for comparison: as far as files and lines may be apart.
 const RECENT_PACKETS: usize = 16_384;
 /// How far out of order packets of a line may be and still be compared.
-const BACK_PACKETS: u64 = 64;
+const REORDER_PACKETS_MAX: u64 = 64;
 /// Packets of a line beyond those wanted that are looked at: one that comes late stands among them.
-const BEYOND_PACKETS: u64 = 8;
+const LOOKAHEAD_PACKETS: u64 = 8;
 /// Differences from which the usual one is taken.
-const SOME: usize = 101;
+const SAMPLES_MAX: usize = 101;
 /// Longest distance from the usual difference that is told apart: six hours.
 const DIFFERENCE_NS_MAX: u64 = 6 * 3_600_000_000_000;
 
@@ -253,24 +258,24 @@ mod tests {
         leads.saw(Line(line), file, Sequence(first), Sequence(next), UnixNs(ts));
     }
 
-    fn of_pair(leads: &Leads) -> Vec<(i64, u64)> {
+    fn distribution_of_pair(leads: &Leads) -> Vec<(i64, u64)> {
         let all: Vec<_> = leads.pairs().collect();
         assert_eq!(all.len(), 1);
         all[0].2.distribution()
     }
 
     #[test]
-    fn each_common_message_is_compared_once_however_packets_are_cut() {
+    fn each_common_message_is_compared_once_regardless_of_packet_boundaries() {
         let mut leads = Leads::default();
         saw(&mut leads, 0, 0, 1, 4, 100);
         saw(&mut leads, 1, 0, 1, 2, 110);
         saw(&mut leads, 1, 0, 2, 7, 120);
         saw(&mut leads, 0, 0, 4, 7, 150);
-        assert_eq!(of_pair(&leads), [(-30, 3), (10, 1), (20, 2)]);
+        assert_eq!(distribution_of_pair(&leads), [(-30, 3), (10, 1), (20, 2)]);
     }
 
     #[test]
-    fn packets_out_of_order_find_their_copies() {
+    fn reordered_packets_are_matched_with_their_copies() {
         let mut leads = Leads::default();
         for number in [1, 3, 2, 4, 5] {
             saw(&mut leads, 0, 0, number, number + 1, 100 * number);
@@ -278,11 +283,11 @@ mod tests {
         for number in [2, 1, 3, 5, 4] {
             saw(&mut leads, 1, 0, number, number + 1, 100 * number + 7);
         }
-        assert_eq!(of_pair(&leads), [(7, 5)]);
+        assert_eq!(distribution_of_pair(&leads), [(7, 5)]);
     }
 
     #[test]
-    fn clocks_that_are_hours_apart_are_told_to_the_nanosecond() {
+    fn clock_offsets_of_hours_are_measured_to_the_nanosecond() {
         let hour_ns = 3_600_000_000_000;
         let mut leads = Leads::default();
         for number in 0..1_000 {
@@ -290,11 +295,11 @@ mod tests {
             saw(&mut leads, 1, 1, number + 1, number + 2, number * 10 + hour_ns + number % 3);
         }
         let hour_ns = i64::try_from(hour_ns).unwrap();
-        assert_eq!(of_pair(&leads), [(hour_ns, 334), (hour_ns + 1, 333), (hour_ns + 2, 333)]);
+        assert_eq!(distribution_of_pair(&leads), [(hour_ns, 334), (hour_ns + 1, 333), (hour_ns + 2, 333)]);
     }
 
     #[test]
-    fn a_new_numbering_is_not_compared_with_the_one_before() {
+    fn packets_of_different_sessions_are_not_compared() {
         let mut leads = Leads::default();
         saw(&mut leads, 0, 0, 1, 4, 100);
         leads.begin_session();

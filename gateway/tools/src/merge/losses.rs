@@ -6,15 +6,15 @@ use mdgw_feeds::{arbiter::Gap, identity::Sequence};
 
 /// Holes in what one line brought, numbering by numbering.
 #[derive(Debug)]
-pub(super) struct Losses {
+pub(super) struct LineLosses {
     /// What the line brings next if nothing is lost; `None` before its first packet.
     expected: Option<Sequence>,
     /// Holes that may still be filled, by their first message; disjoint.
     open: BTreeMap<Sequence, Sequence>,
-    named_max: usize,
+    listed_max: usize,
     pub(super) counts: LossCounts,
     /// The first holes of all.
-    pub(super) named: Vec<Gap>,
+    pub(super) listed: Vec<Gap>,
 }
 
 /// Messages that a line didn't bring.
@@ -36,9 +36,9 @@ pub(super) struct LossCounts {
     pub(super) missing_at_end: u64,
 }
 
-impl Losses {
-    pub(super) fn new(named_max: usize) -> Self {
-        Self { expected: None, open: BTreeMap::new(), named_max, counts: LossCounts::default(), named: Vec::new() }
+impl LineLosses {
+    pub(super) fn new(listed_max: usize) -> Self {
+        Self { expected: None, open: BTreeMap::new(), listed_max, counts: LossCounts::default(), listed: Vec::new() }
     }
 
     /// The line brought `[first, next)`, nothing for a heartbeat. Whether any of it was new from this line.
@@ -50,15 +50,15 @@ impl Losses {
             self.expected = Some(next);
             return true;
         }
-        self.saw_out_of_order(expected, first, next)
+        self.record_out_of_order(expected, first, next)
     }
 
     /// A numbering has ended before `ended`, and the next one begins at 1.
     pub(super) fn begin_session(&mut self, ended: Option<Sequence>) {
         if let (Some(expected), Some(ended)) = (self.expected, ended)
-            && let Some(tail) = Gap::new(expected, ended)
+            && let Some(missing) = Gap::new(expected, ended)
         {
-            self.open.insert(tail.first(), tail.next());
+            self.open.insert(missing.first(), missing.next());
         }
         self.close_all();
         // A line that is known is expected to bring all of it.
@@ -80,7 +80,7 @@ impl Losses {
     }
 
     #[cold]
-    fn saw_out_of_order(&mut self, expected: Sequence, first: Sequence, next: Sequence) -> bool {
+    fn record_out_of_order(&mut self, expected: Sequence, first: Sequence, next: Sequence) -> bool {
         if first > expected {
             self.open.insert(expected, first);
             if self.open.len() > OPEN_MAX
@@ -129,8 +129,8 @@ impl Losses {
         self.counts.holes += 1;
         self.counts.lost_messages += hole.count();
         self.counts.longest_hole = self.counts.longest_hole.max(hole.count());
-        if self.named.len() < self.named_max {
-            self.named.push(hole);
+        if self.listed.len() < self.listed_max {
+            self.listed.push(hole);
         }
     }
 }
@@ -142,28 +142,28 @@ const OPEN_MAX: usize = 1_024;
 mod tests {
     use super::*;
 
-    fn losses(packets: &[(u64, u64)]) -> Losses {
-        let mut losses = Losses::new(10);
+    fn losses(packets: &[(u64, u64)]) -> LineLosses {
+        let mut losses = LineLosses::new(10);
         for (first, next) in packets {
             losses.saw(Sequence(*first), Sequence(*next));
         }
         losses
     }
 
-    fn ended(mut losses: Losses, end: u64) -> LossCounts {
+    fn ended(mut losses: LineLosses, end: u64) -> LossCounts {
         losses.end_of_input(Some(Sequence(end)));
         losses.counts
     }
 
     #[test]
-    fn holes_are_what_never_came() {
+    fn holes_are_messages_never_received_on_the_line() {
         let counts = ended(losses(&[(5, 8), (10, 12), (20, 21)]), 25);
         assert_eq!((counts.messages, counts.lost_messages, counts.holes, counts.longest_hole), (6, 10, 2, 8));
         assert_eq!(counts.missing_at_end, 4);
     }
 
     #[test]
-    fn late_packets_fill_holes_wherever_they_are_cut() {
+    fn late_packets_fill_holes_regardless_of_packet_boundaries() {
         let counts = ended(losses(&[(1, 2), (10, 12), (4, 6), (2, 3), (5, 11)]), 12);
         assert_eq!((counts.messages, counts.lost_messages, counts.holes), (10, 1, 1));
         assert_eq!(counts.reordered, 7);
@@ -172,17 +172,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_line_repeats_counts_once() {
+    fn repeated_packets_count_once() {
         let counts = ended(losses(&[(1, 4), (1, 4), (2, 3), (4, 5)]), 5);
         assert_eq!((counts.messages, counts.repeated_packets), (4, 2));
     }
 
     #[test]
-    fn a_known_line_owes_the_whole_next_numbering() {
+    fn a_known_line_is_expected_to_deliver_the_whole_next_session() {
         let mut known = losses(&[(1, 4)]);
         known.begin_session(Some(Sequence(6)));
         known.saw(Sequence(3), Sequence(4));
-        assert_eq!(known.named.iter().map(|hole| hole.count()).collect::<Vec<_>>(), [2]);
+        assert_eq!(known.listed.iter().map(|hole| hole.count()).collect::<Vec<_>>(), [2]);
         assert_eq!(ended(known, 4).lost_messages, 4);
         // A line that had not appeared yet owes nothing.
         let mut unknown = losses(&[]);
@@ -193,11 +193,11 @@ mod tests {
 
     #[test]
     fn memory_stays_bounded() {
-        let mut many = Losses::new(10);
+        let mut many = LineLosses::new(10);
         for number in 1..10_000 {
             many.saw(Sequence(number * 2), Sequence(number * 2 + 1));
         }
-        assert!(many.open.len() <= OPEN_MAX && many.named.len() <= 10);
+        assert!(many.open.len() <= OPEN_MAX && many.listed.len() <= 10);
         assert_eq!(ended(many, 20_000).lost_messages, 9_998);
     }
 }

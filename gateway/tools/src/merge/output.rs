@@ -8,34 +8,34 @@ use std::{
 };
 
 use mdgw_captures::{
-    capture_file::{PcapWriter, cut_to_whole_packets},
-    output_file::{EndedAt, OutputFile},
+    capture_file::{PcapWriter, truncate_to_whole_packets},
+    output_file::{FailedAtByte, OutputFile},
 };
 
-use super::{Addresses, MergeError, PacketSink};
+use super::{MergeError, PacketAddresses, PacketSink};
 
 /// A capture in the making.
 #[derive(Debug)]
 pub(super) struct Output {
     path: PathBuf,
     writer: Option<PcapWriter<BufWriter<OutputFile>>>,
-    written: Written,
+    written: WrittenCounts,
     failure: Option<io::Error>,
 }
 
 /// What went out.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Written {
+pub(super) struct WrittenCounts {
     pub(super) packets: u64,
     pub(super) payload_bytes: u64,
 }
 
 impl Output {
     pub(super) fn create(path: &Path) -> Result<Self, MergeError> {
-        let mut output = Self { path: path.to_owned(), writer: None, written: Written::default(), failure: None };
-        let begun =
+        let mut output = Self { path: path.to_owned(), writer: None, written: WrittenCounts::default(), failure: None };
+        let started =
             OutputFile::create(path).and_then(|file| PcapWriter::new(BufWriter::with_capacity(BUFFER_BYTES, file)));
-        match begun {
+        match started {
             Ok(writer) => output.writer = Some(writer),
             Err(error) => return Err(output.error(error)),
         }
@@ -47,41 +47,41 @@ impl Output {
     pub(super) fn check(&mut self) -> Result<(), MergeError> {
         match self.failure.take() {
             None => Ok(()),
-            Some(failure) => Err(self.cut_short(failure)),
+            Some(failure) => Err(self.truncate_and_fail(failure)),
         }
     }
 
     /// Writes what is still held.
-    pub(super) fn finish(&mut self) -> Result<Written, MergeError> {
+    pub(super) fn finish(&mut self) -> Result<WrittenCounts, MergeError> {
         self.check()?;
         let Some(writer) = self.writer.take() else { return Ok(self.written) };
         let ended = writer
             .finish()
             .and_then(|buffered| buffered.into_inner().map_err(io::IntoInnerError::into_error))
             .and_then(OutputFile::finish);
-        ended.map_err(|error| self.cut_short(error))?;
+        ended.map_err(|error| self.truncate_and_fail(error))?;
         Ok(self.written)
     }
 
     /// The file ends with a whole packet then: a reader bears with half a one, but where it can be helped, it doesn't have to.
-    fn cut_short(&self, source: io::Error) -> MergeError {
+    fn truncate_and_fail(&self, source: io::Error) -> MergeError {
         if self.path.is_file() && self.path.extension().is_none_or(|end| end != "zst") {
             let file = File::options().read(true).write(true).open(&self.path);
             // The failure that is told is the one before.
-            let _ = file.and_then(|file| cut_to_whole_packets(&file));
+            let _ = file.and_then(|file| truncate_to_whole_packets(&file));
         }
         self.error(source)
     }
 
     fn error(&self, source: io::Error) -> MergeError {
-        MergeError::Output { path: self.path.clone(), at: EndedAt::of(&self.path), source }
+        MergeError::Output { path: self.path.clone(), at: FailedAtByte::of(&self.path), source }
     }
 }
 
 impl PacketSink for Output {
     /// What goes wrong is told by [`Self::check`].
     #[inline]
-    fn datagram(&mut self, time_ns: u64, addresses: &Addresses, payload: &[u8]) {
+    fn datagram(&mut self, time_ns: u64, addresses: &PacketAddresses, payload: &[u8]) {
         let Some(writer) = &mut self.writer else { return };
         let outcome = match (addresses.src, addresses.dst) {
             (SocketAddr::V4(src), SocketAddr::V4(dst)) => writer.datagram(time_ns, src, dst, payload),

@@ -14,7 +14,7 @@ use mdgw_feeds::{
 };
 
 use super::{MergeError, lane::Lane};
-use crate::replay::routes::{self, Routed, Routes};
+use crate::replay::routes::{self, RouteTarget, Routes};
 
 /// The files, each standing at a datagram of a channel.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Sources {
 
 /// A datagram to be merged.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Taken<'a> {
+pub(super) struct NextDatagram<'a> {
     pub(super) lane: usize,
     pub(super) line: Line,
     pub(super) packet: Packet<'a>,
@@ -39,11 +39,11 @@ pub(super) struct Taken<'a> {
 }
 
 /// Where the files stand.
-pub(super) struct Heads<'a>(&'a [Source]);
+pub(super) struct SourceHeads<'a>(&'a [Source]);
 
-impl Heads<'_> {
+impl SourceHeads<'_> {
     /// Whether a file goes on. What it may still bring is waited for, however long it has brought nothing.
-    pub(super) fn goes_on(&self, file: usize) -> bool {
+    pub(super) fn has_more(&self, file: usize) -> bool {
         self.0.get(file).is_some_and(|source| source.head.is_some())
     }
 }
@@ -56,20 +56,20 @@ struct Source {
     /// All that a further reader takes: a line of a lane.
     only: Option<(usize, Line)>,
     /// What further readers take instead of this one.
-    without: Vec<(usize, Line)>,
+    excluded_lines: Vec<(usize, Line)>,
     /// What the file stands at; `None` when it has ended.
-    head: Option<Head>,
+    head: Option<SourceHead>,
     /// How far it has got in each lane, its head included.
-    reached: Vec<Option<Reached>>,
+    positions: Vec<Option<SourcePosition>>,
 }
 
 /// A datagram of a lane, as far as choosing takes.
 #[derive(Clone, Copy, Debug)]
-struct Head {
+struct SourceHead {
     lane: usize,
     line: Line,
     time_ns: u64,
-    at: Reached,
+    at: SourcePosition,
     first: Sequence,
     restart_marker: bool,
     unsequenced: bool,
@@ -77,9 +77,9 @@ struct Head {
 
 /// A place in a lane's numbering.
 #[derive(Clone, Copy, Debug)]
-struct Reached {
+struct SourcePosition {
     session: VenueSession,
-    sent: Option<UnixNs>,
+    send_time: Option<UnixNs>,
     next: Sequence,
 }
 
@@ -106,7 +106,7 @@ impl Sources {
         for file in 0..self.files.len() {
             self.look_ahead(file)?;
         }
-        self.routes.forget_counts();
+        self.routes.reset_counts();
         (0..self.files.len()).try_for_each(|file| self.advance(file))
     }
 
@@ -123,13 +123,16 @@ impl Sources {
                 break;
             }
             let Some(datagram) = ahead.current() else { break };
-            let Some(Routed { lane, .. }) = self.routes.route(file, &datagram, &ahead)? else { continue };
+            let Some(RouteTarget { lane, .. }) = self.routes.route(file, &datagram, &ahead)? else { continue };
             let feed = self.routes.lanes().get(lane).map(|lane| lane.feed);
             let packet = feed.and_then(|feed| routes::parse(feed, datagram.payload).ok());
             if let Some(packet) = packet
-                && source.reached.get(lane).is_none_or(Option::is_none)
+                && source.positions.get(lane).is_none_or(Option::is_none)
             {
-                source.reach(lane, Reached { session: packet.session, sent: packet.send_time, next: packet.first });
+                source.advance_to(
+                    lane,
+                    SourcePosition { session: packet.session, send_time: packet.send_time, next: packet.first },
+                );
             }
         }
         Ok(())
@@ -146,19 +149,19 @@ impl Sources {
         if !self.is_ahead(earliest, lanes) {
             return Some(earliest);
         }
-        let free = heads().filter(|(_, file)| !self.is_ahead(*file, lanes)).min();
+        let not_ahead = heads().filter(|(_, file)| !self.is_ahead(*file, lanes)).min();
         // Each waits for another in some lane: time decides after all.
-        Some(free.map_or(earliest, |(_, file)| file))
+        Some(not_ahead.map_or(earliest, |(_, file)| file))
     }
 
     /// The datagram at which a file stands, and where all files stand.
     #[inline]
-    pub(super) fn current(&self, file: usize) -> Option<(Taken<'_>, Heads<'_>)> {
+    pub(super) fn current(&self, file: usize) -> Option<(NextDatagram<'_>, SourceHeads<'_>)> {
         let source = self.files.get(file)?;
         let head = source.head.as_ref()?;
         let datagram = source.file.current()?;
         let packet = routes::parse(self.routes.lanes().get(head.lane)?.feed, datagram.payload).ok()?;
-        Some((Taken { lane: head.lane, line: head.line, packet, datagram }, Heads(&self.files)))
+        Some((NextDatagram { lane: head.lane, line: head.line, packet, datagram }, SourceHeads(&self.files)))
     }
 
     /// Goes on to the file's next datagram of any lane.
@@ -179,12 +182,12 @@ impl Sources {
                 }
             }
             // What the snap length has cut says nothing; the file counts it.
-            let Some(datagram) = source.file.current().filter(|datagram| !datagram.is_cut) else { continue };
+            let Some(datagram) = source.file.current().filter(|datagram| !datagram.is_truncated) else { continue };
             let routed = match source.only {
                 None => self.routes.route(source.capture, &datagram, &source.file)?,
                 Some(_) => self.routes.known(source.capture, &datagram),
             };
-            let Some(Routed { lane, line, .. }) = routed.filter(|routed| source.takes(routed)) else { continue };
+            let Some(RouteTarget { lane, line, .. }) = routed.filter(|routed| source.takes(routed)) else { continue };
             let Some(feed) = self.routes.lanes().get(lane).map(|lane| lane.feed) else { continue };
             let packet = match routes::parse(feed, datagram.payload) {
                 Ok(packet) => packet,
@@ -193,8 +196,8 @@ impl Sources {
                     continue;
                 }
             };
-            let at = Reached { session: packet.session, sent: packet.send_time, next: packet.next() };
-            let head = Head {
+            let at = SourcePosition { session: packet.session, send_time: packet.send_time, next: packet.next() };
+            let head = SourceHead {
                 lane,
                 line,
                 time_ns: datagram.time_ns,
@@ -203,7 +206,7 @@ impl Sources {
                 restart_marker: packet.restart_marker,
                 unsequenced: packet.unsequenced,
             };
-            source.reach(lane, at);
+            source.advance_to(lane, at);
             source.head = Some(head);
             return Ok(());
         }
@@ -225,7 +228,7 @@ impl Sources {
                 return Ok(None);
             }
         }
-        source.without.push((lane, line));
+        source.excluded_lines.push((lane, line));
         let further = Source::new(again, source.capture, Some((lane, line)));
         let reader = self.files.len();
         self.files.push(further);
@@ -262,49 +265,49 @@ impl Sources {
         }
         let lane = lanes.get(head.lane);
         let others = self.files.iter().enumerate().filter(|(other, source)| *other != file && source.head.is_some());
-        let mut behind = others.filter_map(|(_, source)| *source.reached.get(head.lane)?);
-        behind.any(|reached| is_behind(&reached, &head, lane))
+        let mut behind = others.filter_map(|(_, source)| *source.positions.get(head.lane)?);
+        behind.any(|positions| is_behind(&positions, &head, lane))
     }
 }
 
 impl Source {
     fn new(file: CaptureFile, capture: usize, only: Option<(usize, Line)>) -> Self {
-        Self { file, capture, only, without: Vec::new(), head: None, reached: Vec::new() }
+        Self { file, capture, only, excluded_lines: Vec::new(), head: None, positions: Vec::new() }
     }
 
     #[inline]
-    fn takes(&self, routed: &Routed) -> bool {
+    fn takes(&self, routed: &RouteTarget) -> bool {
         let line = (routed.lane, routed.line);
-        self.only.is_none_or(|only| only == line) && !self.without.contains(&line)
+        self.only.is_none_or(|only| only == line) && !self.excluded_lines.contains(&line)
     }
 
     #[inline]
-    fn reach(&mut self, lane: usize, at: Reached) {
-        if self.reached.len() <= lane {
-            self.reached.resize(lane + 1, None);
+    fn advance_to(&mut self, lane: usize, at: SourcePosition) {
+        if self.positions.len() <= lane {
+            self.positions.resize(lane + 1, None);
         }
-        let Some(reached) = self.reached.get_mut(lane) else { return };
-        let is_newer = reached.is_none_or(|before| {
+        let Some(positions) = self.positions.get_mut(lane) else { return };
+        let is_newer = positions.is_none_or(|before| {
             before.session != at.session
-                || if at.sent.is_some() { at.sent >= before.sent } else { at.next >= before.next }
+                || if at.send_time.is_some() { at.send_time >= before.send_time } else { at.next >= before.next }
         });
         if is_newer {
-            *reached = Some(at);
+            *positions = Some(at);
         }
     }
 }
 
-/// Whether a file that has got to `reached` may still bring what comes before `head`, and more than may be held.
-fn is_behind(reached: &Reached, head: &Head, lane: Option<&Lane>) -> bool {
-    if reached.session != head.at.session {
-        return lane.is_some_and(|lane| lane.rank(reached.session) < lane.rank(head.at.session));
+/// Whether a file that has got to `positions` may still bring what comes before `head`, and more than may be held.
+fn is_behind(positions: &SourcePosition, head: &SourceHead, lane: Option<&Lane>) -> bool {
+    if positions.session != head.at.session {
+        return lane.is_some_and(|lane| lane.session_rank(positions.session) < lane.session_rank(head.at.session));
     }
     // Before anything was delivered, the lowest number begins.
-    let ahead_max = if lane.is_some_and(Lane::has_begun) { AHEAD_MESSAGES_MAX } else { 0 };
-    let is_far = head.first > reached.next.plus(ahead_max);
-    match (head.at.sent, reached.sent) {
-        (Some(sent), Some(reached_sent)) => {
-            let lead_ns = sent.0.saturating_sub(reached_sent.0);
+    let ahead_max = if lane.is_some_and(Lane::has_started) { AHEAD_MESSAGES_MAX } else { 0 };
+    let is_far = head.first > positions.next.plus(ahead_max);
+    match (head.at.send_time, positions.send_time) {
+        (Some(send_time), Some(reached_sent)) => {
+            let lead_ns = send_time.0.saturating_sub(reached_sent.0);
             lead_ns > 0 && (is_far || lead_ns > AHEAD_NS_MAX || (head.restart_marker && lead_ns > RESTART_LEAD_NS_MAX))
         }
         _ => is_far,

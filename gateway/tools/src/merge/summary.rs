@@ -12,13 +12,13 @@ use super::{
     clock::{self, SAME_LINE, quantile},
     lane::{Lane, WINDOW_PACKETS},
     leads::Differences,
-    output::Written,
+    output::WrittenCounts,
     sources::Sources,
 };
 use crate::{
     replay::{
         routes::{LaneRoutes, LineSource},
-        summary::{FileSummary, Table, grouped},
+        summary::{FileSummary, SummaryTable, grouped},
     },
     report::quantity::Latency,
 };
@@ -64,7 +64,8 @@ pub struct LaneSummary {
     /// Messages in them.
     pub gap_messages: u64,
     /// Of the gaps, those given up when no more packets could be held: a line may bring them later than that.
-    pub gaps_for_room: u64,
+    #[serde(rename = "gaps_for_room")]
+    pub gaps_window_full: u64,
     /// The first of these gaps.
     pub gaps: Vec<GapSummary>,
     /// Packets refused, by reason; copies are not among them.
@@ -127,7 +128,8 @@ pub struct LeadSummary {
     /// The line that was first.
     pub line: String,
     /// The line that came behind.
-    pub over: String,
+    #[serde(rename = "over")]
+    pub other_line: String,
     /// Messages that both brought.
     pub common_messages: u64,
     /// Of these, messages that `line` brought first.
@@ -151,7 +153,8 @@ pub struct ClockSummary {
     /// The capture.
     pub file: String,
     /// The other one.
-    pub against: String,
+    #[serde(rename = "against")]
+    pub reference: String,
     /// Which common messages were compared: those of the same line, else those of different lines.
     pub by: &'static str,
     /// Messages compared.
@@ -178,7 +181,13 @@ pub struct OutputSummary {
 }
 
 impl MergeSummary {
-    pub(super) fn of(sources: &Sources, lanes: &[Lane], written: Written, path: &Path, elapsed: Duration) -> Self {
+    pub(super) fn of(
+        sources: &Sources,
+        lanes: &[Lane],
+        written: WrittenCounts,
+        path: &Path,
+        elapsed: Duration,
+    ) -> Self {
         let routes = || lanes.iter().zip(sources.routes().lanes());
         let pairs = routes().flat_map(|(lane, routes)| {
             let source = |line: Line| source_of(routes, line);
@@ -213,7 +222,7 @@ impl MergeSummary {
     /// Tables for people.
     #[must_use]
     pub fn to_table(&self) -> String {
-        let mut table = Table::default();
+        let mut table = SummaryTable::default();
         self.files.iter().for_each(|file| file.rows(&mut table));
         for channel in &self.channels {
             table.gap();
@@ -260,7 +269,7 @@ impl LaneSummary {
             unsequenced: counts.unsequenced,
             gap_count: counts.gaps,
             gap_messages: counts.gap_messages,
-            gaps_for_room: lane.arbiter().statistics().gaps_for_room,
+            gaps_window_full: lane.arbiter().statistics().gaps_window_full,
             gaps: lane
                 .gaps
                 .iter()
@@ -280,7 +289,7 @@ impl LaneSummary {
         }
     }
 
-    fn rows(&self, table: &mut Table) {
+    fn rows(&self, table: &mut SummaryTable) {
         let name = self.session.as_deref().unwrap_or(self.feed);
         let sessions = if self.sessions > 1 { format!(", {} numberings", self.sessions) } else { String::new() };
         table.row("channel", format!("{name}{sessions}"));
@@ -301,10 +310,10 @@ impl LaneSummary {
             table.row("", format!("and {} more", grouped(self.gap_count - GAPS_SHOWN as u64)));
         }
         let late: u64 = self.lines.iter().map(|line| line.late_messages).sum();
-        if self.gaps_for_room > 0 {
+        if self.gaps_window_full > 0 {
             let why = format!(
                 "{} times, when {} packets waited for a message",
-                grouped(self.gaps_for_room),
+                grouped(self.gaps_window_full),
                 grouped(WINDOW_PACKETS as u64)
             );
             table.row("  given up early", format!("{why}; {} messages came later than that", grouped(late)));
@@ -350,13 +359,13 @@ impl LaneSummary {
                 line.path,
                 line.dst,
             );
-            let oddities = [
+            let anomalies = [
                 ("came out of order", line.reordered_messages),
                 ("came too late", line.late_messages),
                 ("packets came twice", line.repeated_packets),
                 ("not captured at the end", line.missing_at_end),
             ];
-            for (name, count) in oddities.into_iter().filter(|(_, count)| *count > 0) {
+            for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
                 let _ = writeln!(text, "        {} {name}", grouped(count));
             }
         }
@@ -373,12 +382,12 @@ impl LaneSummary {
             "first", "over", "common", "share", "p50", "p90", "p99", "max"
         );
         for lead in &self.leads {
-            let by = if lead.clocks == ONE_CLOCK { String::new() } else { format!("  {}", lead.clocks) };
+            let by = if lead.clocks == SAME_CLOCK { String::new() } else { format!("  {}", lead.clocks) };
             let _ = writeln!(
                 text,
                 "  {:<6}{:<6}{:>14}{:>8}{:>10}{:>10}{:>10}{:>10}{by}",
                 lead.line,
-                lead.over,
+                lead.other_line,
                 grouped(lead.common_messages),
                 share(lead.first_messages, lead.common_messages),
                 Latency(lead.p50_ns),
@@ -407,7 +416,7 @@ impl LineSummary {
             holes: counts.holes,
             longest_hole: counts.longest_hole,
             first_holes: losses
-                .map(|losses| losses.named.iter().map(|hole| (hole.first().0, hole.next().0)).collect())
+                .map(|losses| losses.listed.iter().map(|hole| (hole.first().0, hole.next().0)).collect())
                 .unwrap_or_default(),
             missing_at_end: counts.missing_at_end,
             reordered_messages: counts.reordered,
@@ -418,13 +427,13 @@ impl LineSummary {
 }
 
 impl ClockSummary {
-    fn rows(&self, table: &mut Table) {
-        let (file, against) = (&self.file, &self.against);
+    fn rows(&self, table: &mut SummaryTable) {
+        let (file, reference) = (&self.file, &self.reference);
         // To the nanosecond: it is there to be taken off.
         let offset_ns = self.offset_ns.unsigned_abs();
         let offset = format!("{}.{:09} s", offset_ns / 1_000_000_000, offset_ns % 1_000_000_000);
         let direction = if self.offset_ns < 0 { "behind" } else { "ahead of" };
-        table.row("clocks", format!("{file} is {offset} {direction} {against}"));
+        table.row("clocks", format!("{file} is {offset} {direction} {reference}"));
         let spread = Latency(self.p99_ns.abs_diff(self.p01_ns));
         let drift = self.drift_ppm.map_or_else(String::new, |ppm| format!(", drifting by {ppm:.3} ppm"));
         let messages = grouped(self.messages);
@@ -456,11 +465,11 @@ fn leads_of(
     let behind = all.iter().rev().filter(|(lead_ns, _)| *lead_ns < 0).map(|(lead_ns, count)| (-lead_ns, *count));
     [(first, second, ahead), (second, first, behind.collect())]
         .into_iter()
-        .map(|(line, over, leads)| {
+        .map(|(line, other_line, leads)| {
             let at = |part| quantile(&leads, part).unsigned_abs();
             LeadSummary {
                 line: line.to_string(),
-                over: over.to_string(),
+                other_line: other_line.to_string(),
                 common_messages,
                 first_messages: leads.iter().map(|(_, count)| count).sum(),
                 p50_ns: at(0.5),
@@ -476,11 +485,11 @@ fn leads_of(
 /// By how much the second line's clock is ahead, where the same line in both captures tells.
 fn correction(first: &LineSource, second: &LineSource, clocks: &[ClockSummary]) -> (i64, &'static str) {
     if first.file == second.file {
-        return (0, ONE_CLOCK);
+        return (0, SAME_CLOCK);
     }
     let (first, second) = (first.path.display().to_string(), second.path.display().to_string());
     let known = clocks.iter().filter(|clock| clock.by == SAME_LINE).find_map(|clock| {
-        match (clock.against == first && clock.file == second, clock.file == first && clock.against == second) {
+        match (clock.reference == first && clock.file == second, clock.file == first && clock.reference == second) {
             (true, _) => Some(clock.offset_ns),
             (_, true) => Some(-clock.offset_ns),
             _ => None,
@@ -498,6 +507,6 @@ fn share(part: u64, whole: u64) -> String {
     if whole == 0 { "-".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
 }
 
-const ONE_CLOCK: &str = "one clock";
+const SAME_CLOCK: &str = "one clock";
 /// Gaps in the table; the JSON has more.
 const GAPS_SHOWN: usize = 10;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mdgw_feeds::{identity::Feed, transport::Recognised};
+use mdgw_feeds::{identity::Feed, transport::DetectedProtocol};
 
 /// A feed and why it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,12 +10,12 @@ pub struct Guess {
     /// The feed.
     pub feed: Feed,
     /// What decided.
-    pub by: GuessedBy,
+    pub by: GuessBasis,
 }
 
 /// What decided on a feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuessedBy {
+pub enum GuessBasis {
     /// The packets themselves.
     Packets,
     /// A word in the file's path.
@@ -27,23 +27,23 @@ pub enum GuessedBy {
 /// The feed of packets that look like `recognised`, in a file of that path. Nasdaq, BX and PSX speak one protocol: a
 /// word of the path decides between them (the last one counts), else Nasdaq is taken.
 #[must_use]
-pub fn guess(recognised: Recognised, path: &Path) -> Guess {
+pub fn guess(recognised: DetectedProtocol, path: &Path) -> Guess {
     let Some(default) = recognised.feeds().first().copied() else {
-        return Guess { feed: Feed::NasdaqItch, by: GuessedBy::Default };
+        return Guess { feed: Feed::NasdaqItch, by: GuessBasis::Default };
     };
     if recognised.feeds().len() == 1 {
-        return Guess { feed: default, by: GuessedBy::Packets };
+        return Guess { feed: default, by: GuessBasis::Packets };
     }
     let path = path.to_string_lossy().to_lowercase();
-    let named = path.split(|letter: char| !letter.is_alphanumeric()).filter_map(market).next_back();
+    let named = path.split(|letter: char| !letter.is_alphanumeric()).filter_map(feed_of_word).next_back();
     match named {
-        Some(feed) if recognised.feeds().contains(&feed) => Guess { feed, by: GuessedBy::Path },
-        _ => Guess { feed: default, by: GuessedBy::Default },
+        Some(feed) if recognised.feeds().contains(&feed) => Guess { feed, by: GuessBasis::Path },
+        _ => Guess { feed: default, by: GuessBasis::Default },
     }
 }
 
 /// The feed that a word of a path stands for, also with digits behind it as in `BX_ITCH_50` or `psx2019`.
-fn market(word: &str) -> Option<Feed> {
+fn feed_of_word(word: &str) -> Option<Feed> {
     match word.trim_end_matches(|letter: char| letter.is_ascii_digit()) {
         "nasdaq" | "xnas" => Some(Feed::NasdaqItch),
         "bx" | "xbos" => Some(Feed::BxItch),
@@ -59,19 +59,19 @@ mod tests {
     #[test]
     fn the_path_decides_between_markets_of_one_protocol() {
         let check = |path: &str, feed, by| {
-            assert_eq!(guess(Recognised::Itch50, Path::new(path)), Guess { feed, by }, "{path}");
+            assert_eq!(guess(DetectedProtocol::Itch50, Path::new(path)), Guess { feed, by }, "{path}");
         };
-        check("nasdaq-bx/itch-5.0/a.pcap", Feed::BxItch, GuessedBy::Path);
-        check("/data/nasdaq/20190130.PSX_ITCH_50.gz", Feed::PsxItch, GuessedBy::Path);
-        check("20190130.BX_ITCH_50", Feed::BxItch, GuessedBy::Path);
-        check("S013019-v50.txt", Feed::NasdaqItch, GuessedBy::Default);
-        check("bx-captures/nasdaq.pcap", Feed::NasdaqItch, GuessedBy::Path);
-        check("/home/inbox/box.pcap", Feed::NasdaqItch, GuessedBy::Default);
+        check("nasdaq-bx/itch-5.0/a.pcap", Feed::BxItch, GuessBasis::Path);
+        check("/data/nasdaq/20190130.PSX_ITCH_50.gz", Feed::PsxItch, GuessBasis::Path);
+        check("20190130.BX_ITCH_50", Feed::BxItch, GuessBasis::Path);
+        check("S013019-v50.txt", Feed::NasdaqItch, GuessBasis::Default);
+        check("bx-captures/nasdaq.pcap", Feed::NasdaqItch, GuessBasis::Path);
+        check("/home/inbox/box.pcap", Feed::NasdaqItch, GuessBasis::Default);
     }
 
     #[test]
-    fn packets_that_tell_their_feed_are_believed() {
-        let guess = guess(Recognised::IexDeep, Path::new("psx/tops.pcap"));
-        assert_eq!(guess, Guess { feed: Feed::IexDeep, by: GuessedBy::Packets });
+    fn packets_that_identify_their_feed_override_the_path() {
+        let guess = guess(DetectedProtocol::IexDeep, Path::new("psx/tops.pcap"));
+        assert_eq!(guess, Guess { feed: Feed::IexDeep, by: GuessBasis::Packets });
     }
 }

@@ -10,8 +10,8 @@
 
 mod lanes;
 mod recorder;
-mod stop;
-mod watched;
+mod snapshot;
+mod stop_point;
 
 use std::{
     collections::BTreeMap,
@@ -28,21 +28,21 @@ use mdgw_captures::{
 };
 use mdgw_feeds::{
     channel::{ChannelConfig, SchemaSet},
+    consumer_edge::TsRecvMode,
     drop_reason::DropReason,
-    edge::TsRecv,
     identity::{Feed, Sequence, Session},
     time::TradingDate,
 };
 
 use self::recorder::{LaneRecords, Recorder};
 pub use self::{
-    lanes::{Drive, DriveEnd, DriveOptions, Lane, RouteCounts},
-    stop::{InvalidSession, SessionAsked, Stop},
+    lanes::{Lane, ReplayDriver, ReplayDriverOptions, ReplayEnd, RouteCounts},
+    stop_point::{InvalidSession, SessionSelector, StopPoint},
 };
 use super::{
-    feed_guess::GuessedBy,
-    merge::{Merge, Window},
-    routes::TooMany,
+    capture_merge::{CaptureMerge, Window},
+    feed_guess::GuessBasis,
+    routes::RoutingLimit,
     summary::{ChannelSummary, FileSummary, LineSummary, OutputSummary, Summary, Totals},
 };
 
@@ -58,7 +58,7 @@ pub struct OfflineOptions {
     /// Which records; `None`: what channels of the feed publish by default.
     pub schemas: Option<SchemaSet>,
     /// Which receive time the records get.
-    pub ts_recv: TsRecv,
+    pub ts_recv: TsRecvMode,
     /// DBN file to write, compressed if it ends in `.zst`; `-` is standard output. `None`: only the summary.
     pub output: Option<PathBuf>,
     /// Part of the time.
@@ -73,14 +73,14 @@ pub enum Event<'a> {
         /// Bytes as they are on disk.
         file_bytes: u64,
         /// The channels as they stand.
-        drive: &'a Drive,
+        driver: &'a ReplayDriver,
     },
     /// A channel was found.
     Found {
         /// Its lane.
         lane: Lane<'a>,
         /// How its feed was told; `None` where it was asked for.
-        by: Option<GuessedBy>,
+        by: Option<GuessBasis>,
     },
 }
 
@@ -111,10 +111,10 @@ pub enum OfflineError {
         datagrams: u64,
     },
     /// None was captured whole.
-    #[error("all of {cut} datagrams are cut by the capture's snap length; capture whole frames (tcpdump -s 0)")]
-    AllCut {
+    #[error("all of {truncated} datagrams are cut by the capture's snap length; capture whole frames (tcpdump -s 0)")]
+    AllTruncated {
         /// How many there were.
-        cut: u64,
+        truncated: u64,
     },
     /// There were no packets at all.
     #[error("no packets in {}", list(.files))]
@@ -124,17 +124,17 @@ pub enum OfflineError {
     },
     /// There were packets, but none in the part of the time that was asked for.
     #[error("replay: none of the packets in {} lies between --from and --until", list(.files))]
-    NothingThen {
+    NothingInWindow {
         /// Where they were looked for.
         files: Vec<PathBuf>,
     },
     /// A feed's messages don't tell enough for a schema.
-    #[error("replay: {feed} does not carry what schema {lacking} needs; it gives: {}", SchemaSet::of_feed(*.feed))]
+    #[error("replay: {feed} does not carry what schema {unsupported} needs; it gives: {}", SchemaSet::of_feed(*.feed))]
     SchemaNotOfFeed {
         /// The feed.
         feed: Feed,
         /// What it was asked for in vain.
-        lacking: SchemaSet,
+        unsupported: SchemaSet,
     },
     /// A DBN file is of one dataset.
     #[error("replay: the captures hold {first} and {second}, but a DBN file holds one dataset: choose with --feed")]
@@ -146,7 +146,7 @@ pub enum OfflineError {
     },
     /// More lines of a channel, or more channels, than are kept at once.
     #[error("replay: {0}")]
-    TooMany(#[from] TooMany),
+    RoutingLimit(#[from] RoutingLimit),
     /// The caller broke off.
     #[error("replay: interrupted")]
     Interrupted,
@@ -161,13 +161,13 @@ pub fn run(
     watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Summary, OfflineError> {
     if let Some(output) = &options.output
-        && let Some(input) = options.files.iter().find(|input| is_same_file(input, output))
+        && let Some(input) = options.files.iter().find(|input| refer_to_same_file(input, output))
     {
         let source = io::Error::other(format!("it is the input {} as well", input.display()));
         return Err(OfflineError::Output { path: output.clone(), source });
     }
     let open = OpenOptions { date: options.date, ..OpenOptions::default() };
-    let mut merge = Merge::open(&options.files, &open, options.window)?;
+    let mut merge = CaptureMerge::open(&options.files, &open, options.window)?;
     let output_error = |source| OfflineError::Output { path: options.output.clone().unwrap_or_default(), source };
     let writer = options
         .output
@@ -178,30 +178,34 @@ pub fn run(
         .transpose()
         .map_err(output_error)?;
     let mut recorder = Recorder::new(options.ts_recv, options.schemas, writer);
-    let drive_options =
-        DriveOptions { feed: options.feed, date: options.date, schemas: options.schemas, end: DriveEnd::Finished };
+    let drive_options = ReplayDriverOptions {
+        feed: options.feed,
+        date: options.date,
+        schemas: options.schemas,
+        end: ReplayEnd::Finished,
+    };
 
-    let begun = Instant::now();
-    let mut drive = Drive::new(drive_options);
-    drive.run(&mut merge, &mut recorder, watch)?;
-    let elapsed = begun.elapsed();
+    let started = Instant::now();
+    let mut driver = ReplayDriver::new(drive_options);
+    driver.run(&mut merge, &mut recorder, watch)?;
+    let elapsed = started.elapsed();
 
-    if drive.lanes().len() == 0 && merge.damages().is_empty() {
+    if driver.lanes().len() == 0 && merge.damages().is_empty() {
         if merge.files().all(|file| file.counts().frames == 0) {
             return Err(OfflineError::NoPackets { files: options.files.clone() });
         }
-        if drive.counts().datagrams == 0 && merge.cut() > 0 {
-            return Err(OfflineError::AllCut { cut: merge.cut() });
+        if driver.counts().datagrams == 0 && merge.truncated() > 0 {
+            return Err(OfflineError::AllTruncated { truncated: merge.truncated() });
         }
-        if drive.counts().datagrams == 0 && options.window != Window::default() {
-            return Err(OfflineError::NothingThen { files: options.files.clone() });
+        if driver.counts().datagrams == 0 && options.window != Window::default() {
+            return Err(OfflineError::NothingInWindow { files: options.files.clone() });
         }
         return Err(OfflineError::NothingRecognised {
             wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
-            datagrams: drive.counts().datagrams,
+            datagrams: driver.counts().datagrams,
         });
     }
-    Ok(summarise(&drive, &merge, recorder, elapsed, options.output.as_deref())?)
+    Ok(summarise(&driver, &merge, recorder, elapsed, options.output.as_deref())?)
 }
 
 fn list(files: &[PathBuf]) -> String {
@@ -210,13 +214,13 @@ fn list(files: &[PathBuf]) -> String {
 }
 
 /// Whether both names lead to one file, through whatever links.
-pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
+pub(crate) fn refer_to_same_file(left: &Path, other: &Path) -> bool {
     let identity = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
-    identity(one).is_some_and(|one| Some(one) == identity(other))
+    identity(left).is_some_and(|left| Some(left) == identity(other))
 }
 
 /// What takes the frames of all lanes.
-pub trait Outlet {
+pub trait ReplaySink {
     /// A lane begins: frames under this number are its.
     ///
     /// # Errors
@@ -226,8 +230,8 @@ pub trait Outlet {
     /// See [`FrameSink::frame`](mdgw_feeds::frame::FrameSink::frame).
     fn frame(&mut self, lane: usize, meta: &mdgw_feeds::frame::FrameMeta, record_count: u16, body: &[u8]);
 
-    /// See [`FrameSink::settled`](mdgw_feeds::frame::FrameSink::settled).
-    fn settled(&mut self, lane: usize, next: Sequence);
+    /// See [`FrameSink::covered_through`](mdgw_feeds::frame::FrameSink::covered_through).
+    fn covered_through(&mut self, lane: usize, next: Sequence);
 
     /// See [`FrameSink::session`](mdgw_feeds::frame::FrameSink::session).
     fn session(&mut self, lane: usize, session: Session, next: Sequence);
@@ -252,16 +256,16 @@ fn only(schemas: Option<SchemaSet>) -> Option<dbn::Schema> {
 }
 
 fn summarise(
-    drive: &Drive,
-    merge: &Merge,
+    driver: &ReplayDriver,
+    merge: &CaptureMerge,
     recorder: Recorder,
     elapsed: Duration,
     output: Option<&Path>,
 ) -> Result<Summary, DbnFileError> {
     let (lane_records, writer) = recorder.into_parts();
-    let counts = drive.counts();
+    let counts = driver.counts();
     let channels: Vec<ChannelSummary> =
-        drive.lanes().zip(&lane_records).map(|(lane, records)| summarise_lane(lane, records)).collect();
+        driver.lanes().zip(&lane_records).map(|(lane, records)| summarise_lane(lane, records)).collect();
     let mut total = Totals::default();
     for channel in &channels {
         total.add(&channel.counts);

@@ -10,20 +10,19 @@ use mdgw_feeds::{
     drop_reason::DropReason,
     identity::{Feed, Line},
     transport::{
-        Packet, Transport as _, VenueSession,
+        Packet, Transport as _, VenueSession, detect_protocol,
         iextp::{Deep, Tops},
         moldudp64::MoldUdp64,
-        recognise,
     },
 };
 
-use super::feed_guess::{self, Guess, GuessedBy};
+use super::feed_guess::{self, Guess, GuessBasis};
 
 /// Finds channels and lines as datagrams bring them.
 #[derive(Debug)]
 pub struct Routes {
     /// Take this feed and leave out all others.
-    wanted: Option<Feed>,
+    feed_filter: Option<Feed>,
     lanes: Vec<LaneRoutes>,
     routes: Vec<Route>,
     /// The route that the last datagram took: most datagrams take the same.
@@ -37,7 +36,7 @@ pub struct LaneRoutes {
     /// The channel's feed.
     pub feed: Feed,
     /// How the feed was told; `None` where it was asked for.
-    pub by: Option<GuessedBy>,
+    pub by: Option<GuessBasis>,
     /// Where its lines come from. More than one entry is of line A where packets carry no numbers.
     pub lines: Vec<(Line, LineSource)>,
     /// The venue's name of the numbering that its first route began with.
@@ -58,7 +57,7 @@ pub struct LineSource {
 
 /// Where a datagram belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Routed {
+pub struct RouteTarget {
     /// Index of the lane, in the order in which lanes were found.
     pub lane: usize,
     /// The line.
@@ -78,7 +77,7 @@ pub struct UnroutedCounts {
 
 /// More than is kept in memory at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TooMany {
+pub enum RoutingLimit {
     /// Copies of a channel.
     #[error(
         "{feed} comes from more than {max} addresses and files: these can't all be lines of one channel",
@@ -108,10 +107,10 @@ struct Route {
 }
 
 impl Routes {
-    /// None yet: the input brings them. With `wanted`, datagrams of other feeds are left out.
+    /// None yet: the input brings them. With `feed_filter`, datagrams of other feeds are left out.
     #[must_use]
-    pub fn new(wanted: Option<Feed>) -> Self {
-        Self { wanted, lanes: Vec::new(), routes: Vec::new(), route_last: 0, counts: UnroutedCounts::default() }
+    pub fn new(feed_filter: Option<Feed>) -> Self {
+        Self { feed_filter, lanes: Vec::new(), routes: Vec::new(), route_last: 0, counts: UnroutedCounts::default() }
     }
 
     /// Where the datagram belongs; `None`, and counted, where no feed tells.
@@ -124,7 +123,7 @@ impl Routes {
         file: usize,
         datagram: &CapturedDatagram<'_>,
         source: &CaptureFile,
-    ) -> Result<Option<Routed>, TooMany> {
+    ) -> Result<Option<RouteTarget>, RoutingLimit> {
         let Some(index) = self.position(file, datagram) else { return self.open(file, datagram, source) };
         self.route_last = index;
         Ok(self.routed(index))
@@ -132,7 +131,7 @@ impl Routes {
 
     /// Where the datagram belongs, where one of its kind was routed before. Nothing is opened, nothing counted.
     #[must_use]
-    pub fn known(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<Routed> {
+    pub fn known(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<RouteTarget> {
         self.routed(self.position(file, datagram)?)
     }
 
@@ -150,8 +149,8 @@ impl Routes {
     }
 
     #[inline]
-    fn routed(&self, index: usize) -> Option<Routed> {
-        self.routes.get(index).map(|route| Routed { lane: route.lane, line: route.line, is_new_lane: false })
+    fn routed(&self, index: usize) -> Option<RouteTarget> {
+        self.routes.get(index).map(|route| RouteTarget { lane: route.lane, line: route.line, is_new_lane: false })
     }
 
     /// The lanes, in the order in which they were found.
@@ -167,7 +166,7 @@ impl Routes {
     }
 
     /// Counts anew: what was routed so far was only looked at.
-    pub fn forget_counts(&mut self) {
+    pub fn reset_counts(&mut self) {
         self.counts = UnroutedCounts::default();
     }
 
@@ -178,19 +177,19 @@ impl Routes {
         file: usize,
         datagram: &CapturedDatagram<'_>,
         source: &CaptureFile,
-    ) -> Result<Option<Routed>, TooMany> {
-        let Some((feed, by)) = self.feed_of(datagram.payload, source) else { return Ok(None) };
+    ) -> Result<Option<RouteTarget>, RoutingLimit> {
+        let Some((feed, by)) = self.recognise_feed(datagram.payload, source) else { return Ok(None) };
         let Ok(packet) = parse(feed, datagram.payload) else {
             self.counts.unrecognised += 1;
             return Ok(None);
         };
-        let joined = self.lanes.iter().position(|lane| {
+        let existing_lane = self.lanes.iter().position(|lane| {
             lane.feed == feed && if packet.unsequenced { lane.has_unsequenced } else { lane.session == packet.session }
         });
-        let lane_index = joined.unwrap_or(self.lanes.len());
-        if joined.is_none() {
+        let lane_index = existing_lane.unwrap_or(self.lanes.len());
+        if existing_lane.is_none() {
             if self.lanes.len() >= LANES_MAX {
-                return Err(TooMany::Channels);
+                return Err(RoutingLimit::Channels);
             }
             let (session, has_unsequenced) = (packet.session, packet.unsequenced);
             self.lanes.push(LaneRoutes { feed, by, lines: Vec::new(), session, has_unsequenced });
@@ -199,7 +198,7 @@ impl Routes {
         // Packets without a number can only be taken as they come: as one line.
         let position = if packet.unsequenced { 0 } else { lane.lines.len() };
         if position >= LINES_MAX {
-            return Err(TooMany::Lines { feed });
+            return Err(RoutingLimit::Lines { feed });
         }
         let line = Line(u8::try_from(position).unwrap_or(u8::MAX));
         lane.lines.push((line, LineSource { path: source.path().to_owned(), file, dst: datagram.dst }));
@@ -211,13 +210,13 @@ impl Routes {
             line,
         });
         self.route_last = self.routes.len() - 1;
-        Ok(Some(Routed { lane: lane_index, line, is_new_lane: joined.is_none() }))
+        Ok(Some(RouteTarget { lane: lane_index, line, is_new_lane: existing_lane.is_none() }))
     }
 
     /// The feed of a datagram and what told it; counts those that have none.
-    fn feed_of(&mut self, payload: &[u8], source: &CaptureFile) -> Option<(Feed, Option<GuessedBy>)> {
-        let recognised = recognise(payload);
-        let Some(wanted) = self.wanted else {
+    fn recognise_feed(&mut self, payload: &[u8], source: &CaptureFile) -> Option<(Feed, Option<GuessBasis>)> {
+        let recognised = detect_protocol(payload);
+        let Some(feed_filter) = self.feed_filter else {
             let Some(recognised) = recognised else {
                 self.counts.unrecognised += 1;
                 return None;
@@ -226,11 +225,11 @@ impl Routes {
             return Some((feed, Some(by)));
         };
         // Where nothing contradicts it, a heartbeat is taken for what was asked for.
-        if recognised.is_some_and(|recognised| !recognised.feeds().contains(&wanted)) {
+        if recognised.is_some_and(|recognised| !recognised.feeds().contains(&feed_filter)) {
             self.counts.other_feed += 1;
             return None;
         }
-        Some((wanted, None))
+        Some((feed_filter, None))
     }
 }
 

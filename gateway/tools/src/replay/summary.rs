@@ -44,7 +44,8 @@ pub struct FileSummary {
     /// Frames whose headers do not fit, skipped.
     pub malformed: u64,
     /// Frames that were cut by the capture's snap length, left out.
-    pub cut: u64,
+    #[serde(rename = "cut")]
+    pub truncated: u64,
     /// Frames without a time of their own, taken at that of the one before.
     pub untimed: u64,
     /// What ended the file before its end.
@@ -165,7 +166,7 @@ impl Summary {
     /// A table for people.
     #[must_use]
     pub fn to_table(&self) -> String {
-        let mut table = Table::default();
+        let mut table = SummaryTable::default();
         self.files.iter().for_each(|file| file.rows(&mut table));
         for channel in &self.channels {
             table.gap();
@@ -204,7 +205,7 @@ impl Summary {
 }
 
 impl Totals {
-    fn rows(&self, table: &mut Table) {
+    fn rows(&self, table: &mut SummaryTable) {
         table.row("  packets", format!("{} ({} heartbeats)", grouped(self.packets), grouped(self.heartbeats)));
         table.row("  messages", grouped(self.messages));
         if self.messages_refused > 0 {
@@ -248,22 +249,22 @@ impl FileSummary {
             not_udp: counts.not_udp,
             fragments: counts.fragments,
             malformed: counts.malformed,
-            cut: counts.cut,
+            truncated: counts.truncated,
             untimed: counts.untimed,
             damage: damage.map(|damage| format!("{damage}: {}", damage.fault)),
         }
     }
 
-    pub(crate) fn rows(&self, table: &mut Table) {
+    pub(crate) fn rows(&self, table: &mut SummaryTable) {
         table.row(&self.path, format!("{} frames, {} UDP", grouped(self.frames), grouped(self.datagrams)));
-        let oddities = [
+        let anomalies = [
             ("other protocols", self.not_udp),
             ("IP fragments skipped", self.fragments),
             ("malformed frames skipped", self.malformed),
-            ("cut by the capture's snap length", self.cut),
+            ("cut by the capture's snap length", self.truncated),
             ("without a time of their own", self.untimed),
         ];
-        for (name, count) in oddities.into_iter().filter(|(_, count)| *count > 0) {
+        for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
             table.row(&format!("  {name}"), grouped(count));
         }
         if let Some(damage) = &self.damage {
@@ -274,11 +275,11 @@ impl FileSummary {
 
 /// Two columns.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct SummaryTable {
     pub(crate) text: String,
 }
 
-impl Table {
+impl SummaryTable {
     pub(crate) fn row(&mut self, name: &str, value: String) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "{}", format!("{name:<26} {value}").trim_end());
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_trades_are_told() {
+    fn broken_trades_are_reported() {
         let channel = |trades_broken| {
             let counts = Totals { trades_broken, ..Totals::default() };
             Summary { channels: vec![ChannelSummary { counts, ..ChannelSummary::default() }], ..Summary::default() }

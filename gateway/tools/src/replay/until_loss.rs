@@ -25,9 +25,9 @@ use mdgw_sys::{
 };
 use serde::Serialize;
 
-use self::{gateway::GatewayLosses, host::HostDrops, sink::Sink};
+use self::{gateway::GatewayLosses, host::HostDrops, sink::ReceiverSink};
 use super::{
-    merge::Merge,
+    capture_merge::CaptureMerge,
     summary::grouped,
     wire::{self, Lateness, WireError, WireOptions},
 };
@@ -53,16 +53,19 @@ pub struct UntilLoss {
     /// What ended it.
     pub ended_by: EndedBy,
     /// Packets that arrived nowhere and that no socket dropped; only a sink can tell.
-    pub lost_on_the_way: u64,
+    #[serde(rename = "lost_on_the_way")]
+    pub lost_in_transit: u64,
     /// Which counts say what is lost.
-    pub counts_read: &'static str,
+    #[serde(rename = "counts_read")]
+    pub counts_source: &'static str,
 }
 
 /// One step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Step {
     /// Packets in a second that were asked for.
-    pub rate_asked: f64,
+    #[serde(rename = "rate_asked")]
+    pub rate_requested: f64,
     /// Packets in a second that were sent.
     pub rate_sent: f64,
     /// Packets sent.
@@ -72,7 +75,8 @@ pub struct Step {
     /// Messages in gaps that the gateway declared; only where one is asked.
     pub gap_messages: Option<u64>,
     /// How late packets were handed to the kernel.
-    pub sent_late: Option<Lateness>,
+    #[serde(rename = "sent_late")]
+    pub send_lateness: Option<Lateness>,
     /// From a packet's intended time until the sink had it.
     pub latency: Option<Lateness>,
     /// Wire to wire in the gateway: of the intervals of its latency log that lie within the step, and of its channels, the one
@@ -115,7 +119,7 @@ pub enum UntilLossError {
     #[error(
         "replay: no program of this host listens to {0}: start it first, or leave out --receiver host and --gateway"
     )]
-    NobodyListens(String),
+    NoListener(String),
 }
 
 /// Plays the captures at rising rates to these destinations until something is lost. `is_over` may break off.
@@ -123,35 +127,35 @@ pub enum UntilLossError {
 /// # Errors
 /// See [`UntilLossError`].
 pub fn run(
-    open: impl Fn() -> Result<Merge, CaptureError>,
+    open: impl Fn() -> Result<CaptureMerge, CaptureError>,
     options: &WireOptions,
-    rising: Rising,
+    ramp: Rising,
     receiver: &Receiver,
     destinations: &BTreeSet<SocketAddrV4>,
     is_over: &mut dyn FnMut() -> bool,
 ) -> Result<UntilLoss, UntilLossError> {
     let io = |act| move |source| UntilLossError::Io { act, source };
-    let counts: Box<dyn Counts> = match receiver {
-        Receiver::Sink(interface) => Box::new(Sink::open(destinations, interface.as_ref())?),
+    let counts: Box<dyn LossCounter> = match receiver {
+        Receiver::Sink(interface) => Box::new(ReceiverSink::open(destinations, interface.as_ref())?),
         Receiver::Host => {
             let drops = HostDrops::of(destinations).map_err(io("read /proc/net/udp"))?;
-            if let Some(unheard) = drops.unheard() {
-                return Err(UntilLossError::NobodyListens(unheard.to_string()));
+            if let Some(destination_without_listener) = drops.destination_without_listener() {
+                return Err(UntilLossError::NoListener(destination_without_listener.to_string()));
             }
             Box::new(drops)
         }
         Receiver::Gateway(socket) => {
             let losses = GatewayLosses::of(socket, destinations).map_err(io("ask the gateway what it lost"))?;
-            if let Some(unheard) = losses.unheard() {
-                return Err(UntilLossError::NobodyListens(unheard.to_string()));
+            if let Some(destination_without_listener) = losses.destination_without_listener() {
+                return Err(UntilLossError::NoListener(destination_without_listener.to_string()));
             }
             Box::new(losses)
         }
     };
-    let options = WireOptions { pace: Pace::Rising(rising), ..options.clone() };
+    let options = WireOptions { pace: Pace::Rising(ramp), ..options.clone() };
     let search = RefCell::new(Search {
         counts,
-        rising,
+        ramp,
         origin: None,
         steps: Vec::new(),
         dropped: 0,
@@ -163,7 +167,7 @@ pub fn run(
         open,
         &options,
         &mut |_| {
-            let found = search.borrow_mut().look();
+            let found = search.borrow_mut().check_loss();
             ended_by = match found {
                 Some(found) => found,
                 None if is_over() => EndedBy::Interrupted,
@@ -174,39 +178,40 @@ pub fn run(
         &mut |destination, intended| search.borrow_mut().sent(destination, intended),
     )?;
     let mut search = search.into_inner();
-    let latencies = search.counts.settle(summary.packets).map_err(io("count what arrived"))?;
-    if search.look() == Some(EndedBy::Loss) {
+    let latencies = search.counts.finish_counting(summary.packets).map_err(io("count what arrived"))?;
+    if search.check_loss() == Some(EndedBy::Loss) {
         ended_by = EndedBy::Loss;
     }
     if let Some(source) = search.fault.take() {
         return Err(UntilLossError::Io { act: "count what was dropped", source });
     }
-    let lost_on_the_way = latencies
+    let lost_in_transit = latencies
         .as_ref()
         .map_or(0, |arrived| summary.packets.saturating_sub(arrived.packets).saturating_sub(search.dropped));
-    if lost_on_the_way > 0 {
+    if lost_in_transit > 0 {
         ended_by = EndedBy::Loss;
     }
-    let counts_read = search.counts.described();
-    let steps = search.told(latencies.as_ref());
+    let counts_source = search.counts.description();
+    let steps = search.step_results(latencies.as_ref());
     // The last step is the one that was broken off; it counts where nothing was wrong with it.
-    let sound = match ended_by {
+    let lossless_steps = match ended_by {
         EndedBy::Loss | EndedBy::Sender => steps.len().saturating_sub(1),
         EndedBy::EndOfCaptures | EndedBy::Interrupted => steps.len(),
     };
-    let sound = if lost_on_the_way > 0 { &[] } else { steps.get(..sound).unwrap_or_default() };
-    let highest = sound.iter().take_while(|step| step.dropped == 0 && step.gap_messages.unwrap_or(0) == 0).last();
+    let lossless_steps = if lost_in_transit > 0 { &[] } else { steps.get(..lossless_steps).unwrap_or_default() };
+    let highest =
+        lossless_steps.iter().take_while(|step| step.dropped == 0 && step.gap_messages.unwrap_or(0) == 0).last();
     Ok(UntilLoss {
         highest_rate_without_loss: highest.map(|step| step.rate_sent),
         ended_by,
-        lost_on_the_way,
-        counts_read,
+        lost_in_transit,
+        counts_source,
         steps,
     })
 }
 
 /// What a receiver tells.
-trait Counts {
+trait LossCounter {
     /// A packet was sent, meant to leave at `intended`, in that step.
     fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs, step: u32);
 
@@ -233,35 +238,35 @@ trait Counts {
     ///
     /// # Errors
     /// When the thread that counted is gone.
-    fn settle(&mut self, sent: u64) -> io::Result<Option<Arrived>>;
+    fn finish_counting(&mut self, sent: u64) -> io::Result<Option<SinkTotals>>;
 
     /// Which counts these are.
-    fn described(&self) -> &'static str;
+    fn description(&self) -> &'static str;
 }
 
 /// What a sink got.
 #[derive(Debug)]
-struct Arrived {
+struct SinkTotals {
     packets: u64,
     /// Latencies of each step, ns.
     steps: Vec<Histogram<u64>>,
 }
 
 struct Search {
-    counts: Box<dyn Counts>,
-    rising: Rising,
+    counts: Box<dyn LossCounter>,
+    ramp: Rising,
     /// When the first packet was meant to leave.
     origin: Option<MonoNs>,
-    steps: Vec<StepSoFar>,
+    steps: Vec<StepProgress>,
     dropped: u64,
     gap_messages: u64,
     fault: Option<io::Error>,
 }
 
-struct StepSoFar {
+struct StepProgress {
     sent: u64,
     /// When its latest packet was meant to leave, ns from the step's begin.
-    played_ns: u64,
+    schedule_ns: u64,
     dropped: u64,
     gap_messages: Option<u64>,
     late_ns: Histogram<u64>,
@@ -273,12 +278,12 @@ impl Search {
     fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs) {
         let now = mono_now();
         let origin = *self.origin.get_or_insert(intended);
-        let (step, played_ns) =
-            (intended.since(origin) / self.rising.step_ns, intended.since(origin) % self.rising.step_ns);
+        let (step, schedule_ns) =
+            (intended.since(origin) / self.ramp.step_ns, intended.since(origin) % self.ramp.step_ns);
         while self.steps.len() as u64 <= step {
-            self.steps.push(StepSoFar {
+            self.steps.push(StepProgress {
                 sent: 0,
-                played_ns: 0,
+                schedule_ns: 0,
                 dropped: 0,
                 gap_messages: None,
                 late_ns: histogram(),
@@ -288,7 +293,7 @@ impl Search {
         }
         if let Some(step) = self.steps.last_mut() {
             step.sent += 1;
-            step.played_ns = played_ns;
+            step.schedule_ns = schedule_ns;
             step.late_ns.saturating_record(now.since(intended));
             step.last = now;
         }
@@ -296,7 +301,7 @@ impl Search {
     }
 
     /// Whether it is over, and why.
-    fn look(&mut self) -> Option<EndedBy> {
+    fn check_loss(&mut self) -> Option<EndedBy> {
         let counted = self.counts.dropped().and_then(|dropped| Ok((dropped, self.counts.gap_messages()?)));
         match counted {
             Ok((dropped, gap_messages)) => {
@@ -319,28 +324,27 @@ impl Search {
         }
         // Not before half of the step has been played, or all of its time has gone: a host that was busy elsewhere for a
         // moment catches up.
-        let step_ns = self.rising.step_ns;
+        let step_ns = self.ramp.step_ns;
         let behind = self.steps.last().is_some_and(|step| {
-            step.sent >= PACKETS_TO_JUDGE
-                && (step.played_ns >= step_ns / 2 || step.last.since(step.first) >= step_ns)
+            step.sent >= PACKETS_BEFORE_JUDGING
+                && (step.schedule_ns >= step_ns / 2 || step.last.since(step.first) >= step_ns)
                 && step.late_ns.value_at_quantile(0.5) > step_ns / 20
         });
         behind.then_some(EndedBy::Sender)
     }
 
-    fn told(&self, arrived: Option<&Arrived>) -> Vec<Step> {
+    fn step_results(&self, arrived: Option<&SinkTotals>) -> Vec<Step> {
         let latencies = |step: usize| arrived.and_then(|arrived| arrived.steps.get(step)).and_then(lateness);
         let steps = (0..).zip(&self.steps).enumerate();
-        let begin =
-            |step: u32| self.origin.unwrap_or_default().plus(u64::from(step).saturating_mul(self.rising.step_ns));
+        let begin = |step: u32| self.origin.unwrap_or_default().plus(u64::from(step).saturating_mul(self.ramp.step_ns));
         steps
-            .map(|(index, (step, so_far))| Step {
-                rate_asked: self.rising.rate_of(step),
-                rate_sent: rate(so_far),
-                sent: so_far.sent,
-                dropped: so_far.dropped,
-                gap_messages: so_far.gap_messages,
-                sent_late: lateness(&so_far.late_ns),
+            .map(|(index, (step, progress))| Step {
+                rate_requested: self.ramp.rate_at_step(step),
+                rate_sent: rate(progress),
+                sent: progress.sent,
+                dropped: progress.dropped,
+                gap_messages: progress.gap_messages,
+                send_lateness: lateness(&progress.late_ns),
                 latency: latencies(index),
                 gateway_latency: self.counts.gateway_latency(begin(step), begin(step + 1)),
             })
@@ -349,13 +353,13 @@ impl Search {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
-fn rate(step: &StepSoFar) -> f64 {
+fn rate(step: &StepProgress) -> f64 {
     let elapsed_ns = step.last.since(step.first).max(1);
     step.sent.saturating_sub(1) as f64 * 1e9 / elapsed_ns as f64
 }
 
 /// Packets of a step before its sender is judged.
-const PACKETS_TO_JUDGE: u64 = 100;
+const PACKETS_BEFORE_JUDGING: u64 = 100;
 
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_max(60_000_000_000, 3)
@@ -389,7 +393,7 @@ impl UntilLoss {
         );
         for step in &self.steps {
             let us = |ns: u64| format!("{}.{}", ns / 1_000, ns % 1_000 / 100);
-            let late = step.sent_late.map_or_else(String::new, |late| us(late.p99_ns));
+            let late = step.send_lateness.map_or_else(String::new, |late| us(late.p99_ns));
             let in_gaps = step.gap_messages.map_or_else(|| "-".to_owned(), grouped);
             let latency = step.latency.or(step.gateway_latency).map_or_else(
                 || "-".to_owned(),
@@ -399,7 +403,7 @@ impl UntilLoss {
             let _ = writeln!(
                 text,
                 "{:>12.0}  {:>12.0}  {:>10}  {:>8}  {in_gaps:>8}  {late:>12}  {latency:>31}",
-                step.rate_asked,
+                step.rate_requested,
                 step.rate_sent,
                 grouped(step.sent),
                 grouped(step.dropped)
@@ -420,12 +424,12 @@ impl UntilLoss {
             ),
             (None, EndedBy::EndOfCaptures | EndedBy::Interrupted) => writeln!(text, "no step was played: {why}"),
         };
-        if self.lost_on_the_way > 0 {
+        if self.lost_in_transit > 0 {
             let _ =
-                writeln!(text, "{} packets never arrived and no socket dropped them", grouped(self.lost_on_the_way));
+                writeln!(text, "{} packets never arrived and no socket dropped them", grouped(self.lost_in_transit));
         }
         let _ = writeln!(text, "asked for are packets of the captures, sent are their copies on all lines");
-        let _ = writeln!(text, "counted as lost: {}", self.counts_read);
+        let _ = writeln!(text, "counted as lost: {}", self.counts_source);
         if of_gateway {
             let lacks = self.steps.iter().all(|step| step.gateway_latency.is_none());
             let _ = writeln!(

@@ -1,7 +1,7 @@
 //! Captures to the wire: each datagram at its time, to its address or another.
 
 mod address;
-mod journey;
+mod in_transit;
 mod report;
 
 use std::{
@@ -24,12 +24,12 @@ use mdgw_sys::{
 use socket2::Socket;
 
 pub use self::{
-    address::{AddressRewrite, Addresses, InvalidRewrite},
-    journey::{LineSent, Rehearsal},
+    address::{AddressMap, AddressRewrite, InvalidRewrite},
+    in_transit::{LineSendCounts, Rehearsal},
     report::{Lateness, WireSummary},
 };
-use self::{journey::Journey, report::Timing};
-use super::merge::Merge;
+use self::{in_transit::PacketsInTransit, report::Timing};
+use super::capture_merge::CaptureMerge;
 
 /// How to send.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub struct WireOptions {
     /// How fast.
     pub pace: Pace,
     /// Where to.
-    pub addresses: Addresses,
+    pub addresses: AddressMap,
     /// By which interface multicast leaves; `None` leaves the choice to the routing table.
     pub interface: Option<Interface>,
     /// Hops that multicast may take.
@@ -91,7 +91,7 @@ pub enum WireError {
 /// # Errors
 /// See [`WireError`].
 pub fn run(
-    open: impl Fn() -> Result<Merge, CaptureError>,
+    open: impl Fn() -> Result<CaptureMerge, CaptureError>,
     options: &WireOptions,
     watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
 ) -> Result<WireSummary, WireError> {
@@ -103,23 +103,23 @@ pub fn run(
 /// # Errors
 /// See [`WireError`].
 pub fn run_observed(
-    open: impl Fn() -> Result<Merge, CaptureError>,
+    open: impl Fn() -> Result<CaptureMerge, CaptureError>,
     options: &WireOptions,
     watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
     sent: &mut dyn FnMut(SocketAddrV4, MonoNs),
 ) -> Result<WireSummary, WireError> {
     let mut pacer = Pacer::new(options.pace, mono_now().0);
-    let begun = mono_now();
+    let started = mono_now();
     let mut player = Player {
         sender: Sender { options, sockets: HashMap::new() },
         timing: Timing::new(),
-        journey: options.rehearsal.as_ref().map(Journey::new),
-        until_look: PACKETS_PER_LOOK,
+        journey: options.rehearsal.as_ref().map(PacketsInTransit::new),
+        packets_until_check: PACKETS_PER_CHECK,
         watch,
         sent,
     };
     let mut round = 0;
-    let (damages, cut, is_interrupted) = loop {
+    let (damages, truncated, is_interrupted) = loop {
         let mut merge = open()?;
         let offered_before = player.timing.offered();
         let flow = player.play(&mut merge, &mut pacer)?;
@@ -134,40 +134,40 @@ pub fn run_observed(
             return Err(WireError::NoPackets(files.join(", ")));
         }
         if flow.is_break() || round == options.rounds || offered == 0 {
-            let flow = if flow.is_continue() { player.close(&merge)? } else { flow };
-            let cut = merge.cut();
-            break (merge.into_damages(), cut, flow.is_break());
+            let flow = if flow.is_continue() { player.send_remaining(&merge)? } else { flow };
+            let truncated = merge.truncated();
+            break (merge.into_damages(), truncated, flow.is_break());
         }
         pacer.begin_round(offered);
     };
-    let lines = player.journey.as_ref().map_or(&[][..], Journey::lines);
-    Ok(player.timing.summary(round, mono_now().since(begun), &damages, cut, is_interrupted, lines))
+    let lines = player.journey.as_ref().map_or(&[][..], PacketsInTransit::lines);
+    Ok(player.timing.summary(round, mono_now().since(started), &damages, truncated, is_interrupted, lines))
 }
 
 /// Sends one packet after the other, each at its time.
 struct Player<'a> {
     sender: Sender<'a>,
     timing: Timing,
-    journey: Option<Journey>,
-    until_look: u32,
+    journey: Option<PacketsInTransit>,
+    packets_until_check: u32,
     watch: &'a mut dyn FnMut(WireProgress) -> ControlFlow<()>,
     sent: &'a mut dyn FnMut(SocketAddrV4, MonoNs),
 }
 
 impl Player<'_> {
     /// One round.
-    fn play(&mut self, merge: &mut Merge, pacer: &mut Pacer) -> Result<ControlFlow<()>, WireError> {
+    fn play(&mut self, merge: &mut CaptureMerge, pacer: &mut Pacer) -> Result<ControlFlow<()>, WireError> {
         while merge.advance() {
             let Some((file, datagram)) = merge.current() else { break };
             let target = pacer.target_ns(datagram.time_ns).map(MonoNs);
-            self.timing.offered_one();
+            self.timing.count_offered();
             let flow = if let Some(journey) = &mut self.journey {
                 let due_ns = target.unwrap_or_else(mono_now).0;
-                journey.set_out(file, due_ns, datagram.payload);
+                journey.offer(file, due_ns, datagram.payload);
                 self.arrive(due_ns, target.is_some(), merge)?
             } else {
                 let destination = self.sender.destination(file, datagram.dst, merge)?;
-                self.put(destination, target, datagram.payload, merge)?
+                self.send_at(destination, target, datagram.payload, merge)?
             };
             if flow.is_break() {
                 return Ok(flow);
@@ -177,17 +177,17 @@ impl Player<'_> {
     }
 
     /// After the last round: what is still on its way arrives.
-    fn close(&mut self, merge: &Merge) -> Result<ControlFlow<()>, WireError> {
+    fn send_remaining(&mut self, merge: &CaptureMerge) -> Result<ControlFlow<()>, WireError> {
         let Some(journey) = &mut self.journey else { return Ok(ControlFlow::Continue(())) };
         journey.finish(mono_now().0);
         self.arrive(u64::MAX, true, merge)
     }
 
     /// Sends the copies that arrive up to then.
-    fn arrive(&mut self, until_ns: u64, is_paced: bool, merge: &Merge) -> Result<ControlFlow<()>, WireError> {
-        while let Some(copy) = self.journey.as_mut().and_then(|journey| journey.arrive(until_ns)) {
+    fn arrive(&mut self, until_ns: u64, is_paced: bool, merge: &CaptureMerge) -> Result<ControlFlow<()>, WireError> {
+        while let Some(copy) = self.journey.as_mut().and_then(|journey| journey.next_due(until_ns)) {
             let target = is_paced.then_some(MonoNs(copy.due_ns));
-            let flow = self.put(copy.destination, target, &copy.payload, merge)?;
+            let flow = self.send_at(copy.destination, target, &copy.payload, merge)?;
             if flow.is_break() {
                 return Ok(flow);
             }
@@ -196,23 +196,23 @@ impl Player<'_> {
     }
 
     /// Waits for the packet's time and sends it.
-    fn put(
+    fn send_at(
         &mut self,
         destination: SocketAddrV4,
         target: Option<MonoNs>,
         payload: &[u8],
-        merge: &Merge,
+        merge: &CaptureMerge,
     ) -> Result<ControlFlow<()>, WireError> {
-        let mut look = || (self.watch)(WireProgress { file_bytes: merge.file_bytes_read() });
-        self.until_look -= 1;
-        if self.until_look == 0 {
-            self.until_look = PACKETS_PER_LOOK;
-            if look().is_break() {
+        let mut check = || (self.watch)(WireProgress { file_bytes: merge.file_bytes_read() });
+        self.packets_until_check -= 1;
+        if self.packets_until_check == 0 {
+            self.packets_until_check = PACKETS_PER_CHECK;
+            if check().is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
         if let Some(target) = target
-            && wait_until(target, &mut look).is_break()
+            && wait_until(target, &mut check).is_break()
         {
             return Ok(ControlFlow::Break(()));
         }
@@ -228,7 +228,7 @@ impl Player<'_> {
 }
 
 /// Sleeps until shortly before the target and spins the rest: sleeping alone is late by the timer's slack.
-fn wait_until(target: MonoNs, look: &mut dyn FnMut() -> ControlFlow<()>) -> ControlFlow<()> {
+fn wait_until(target: MonoNs, check: &mut dyn FnMut() -> ControlFlow<()>) -> ControlFlow<()> {
     loop {
         let left_ns = target.since(mono_now());
         if left_ns == 0 {
@@ -238,10 +238,10 @@ fn wait_until(target: MonoNs, look: &mut dyn FnMut() -> ControlFlow<()>) -> Cont
             std::hint::spin_loop();
             continue;
         }
-        if left_ns > LOOK_NS {
-            look()?;
+        if left_ns > CHECK_INTERVAL_NS {
+            check()?;
         }
-        std::thread::sleep(Duration::from_nanos((left_ns - SPIN_NS).min(LOOK_NS)));
+        std::thread::sleep(Duration::from_nanos((left_ns - SPIN_NS).min(CHECK_INTERVAL_NS)));
     }
 }
 
@@ -252,7 +252,7 @@ struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    fn destination(&self, file: usize, dst: SocketAddr, merge: &Merge) -> Result<SocketAddrV4, WireError> {
+    fn destination(&self, file: usize, dst: SocketAddr, merge: &CaptureMerge) -> Result<SocketAddrV4, WireError> {
         match self.options.addresses.rewrite(file, dst) {
             SocketAddr::V4(address) if address.ip().is_unspecified() => Err(WireError::NoAddress {
                 path: merge.files().nth(file).map(|file| file.path().display().to_string()).unwrap_or_default(),
@@ -297,9 +297,9 @@ impl Sender<'_> {
 /// Longest spin before a packet. Covers the slack of the kernel's timers (50 us) and the way out of an idle state.
 const SPIN_NS: u64 = 200_000;
 /// Between two looks at progress and the caller's wish to stop.
-const LOOK_NS: u64 = 50_000_000;
+const CHECK_INTERVAL_NS: u64 = 50_000_000;
 /// The same while packets leave without waiting.
-const PACKETS_PER_LOOK: u32 = 1_024;
+const PACKETS_PER_CHECK: u32 = 1_024;
 
 #[cfg(test)]
 mod tests;

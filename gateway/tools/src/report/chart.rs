@@ -21,7 +21,7 @@ pub(super) struct Chart {
 pub(super) enum Size {
     Full,
     /// Beside another one.
-    Low,
+    Half,
 }
 
 /// A stretch of the x axis.
@@ -84,7 +84,7 @@ pub(super) struct Series {
     /// What pointing at a point shows; none, or one for each point.
     pub(super) notes: Vec<String>,
     /// Points farther apart on the x axis are not joined: nothing is known of what was between them.
-    pub(super) joins_within: f64,
+    pub(super) join_distance_max: f64,
 }
 
 /// Styles that the style sheet knows.
@@ -117,7 +117,7 @@ impl Chart {
     pub(super) fn svg(&self) -> String {
         let low = |frame: Frame| match self.size {
             Size::Full => frame,
-            Size::Low => Frame { height: frame.height * 0.5, ..frame },
+            Size::Half => Frame { height: frame.height * 0.5, ..frame },
         };
         [WIDE, NARROW].map(|frame| self.draw(low(frame))).concat()
     }
@@ -125,9 +125,9 @@ impl Chart {
     fn draw(&self, frame: Frame) -> String {
         let mut svg = String::new();
         let Frame { class, width, height, .. } = frame;
-        let place = Place { frame, x: &self.x, y: &self.y };
+        let place = Projection { frame, x: &self.x, y: &self.y };
         let label = escape(&self.label);
-        put(
+        push_formatted(
             &mut svg,
             format_args!(r#"<svg class="{class}" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">"#),
         );
@@ -142,38 +142,50 @@ impl Chart {
         svg
     }
 
-    fn grid(&self, place: &Place<'_>, svg: &mut String) {
+    fn grid(&self, place: &Projection<'_>, svg: &mut String) {
         let (left, right, top, bottom) = (LEFT, place.frame.width - RIGHT, TOP, place.frame.height - BOTTOM);
         for (position, text) in &self.y.ticks {
             let y = place.y_of(*position);
             let class = if text.is_empty() { "fine" } else { "grid" };
-            put(svg, format_args!(r#"<line class="{class}" x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}"/>"#));
+            push_formatted(
+                svg,
+                format_args!(r#"<line class="{class}" x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}"/>"#),
+            );
             if !text.is_empty() {
                 let (x, y) = (left - 6.0, y + 4.0);
-                put(svg, format_args!(r#"<text x="{x}" y="{y:.1}" text-anchor="end">{}</text>"#, escape(text)));
+                push_formatted(
+                    svg,
+                    format_args!(r#"<text x="{x}" y="{y:.1}" text-anchor="end">{}</text>"#, escape(text)),
+                );
             }
         }
         let labelled = self.x.ticks.iter().filter(|(_, text)| !text.is_empty());
         for (index, (position, text)) in labelled.enumerate() {
             let x = place.x_of(*position);
-            put(svg, format_args!(r#"<line class="grid" x1="{x:.1}" x2="{x:.1}" y1="{top}" y2="{bottom}"/>"#));
+            push_formatted(
+                svg,
+                format_args!(r#"<line class="grid" x1="{x:.1}" x2="{x:.1}" y1="{top}" y2="{bottom}"/>"#),
+            );
             if index.is_multiple_of(place.frame.x_label_every) {
                 // The outermost labels stay within the drawing.
                 let half = 3.6 * f64::from(u32::try_from(text.chars().count()).unwrap_or(0));
                 let x = x.clamp(half, place.frame.width - half);
                 let y = bottom + 18.0;
-                put(svg, format_args!(r#"<text x="{x:.1}" y="{y:.1}" text-anchor="middle">{}</text>"#, escape(text)));
+                push_formatted(
+                    svg,
+                    format_args!(r#"<text x="{x:.1}" y="{y:.1}" text-anchor="middle">{}</text>"#, escape(text)),
+                );
             }
         }
     }
 }
 
-fn draw_band(band: &Band, place: &Place<'_>, svg: &mut String) {
+fn draw_band(band: &Band, place: &Projection<'_>, svg: &mut String) {
     let (from, until) = (place.x_of(band.from), place.x_of(band.until));
     // One too narrow to be seen is still there.
     let (width, height) = ((until - from).max(2.0), place.frame.height - BOTTOM - TOP);
     let (class, note) = (band.kind.class(), escape(&band.note));
-    put(
+    push_formatted(
         svg,
         format_args!(
             r#"<rect class="{class}" x="{from:.1}" y="{TOP}" width="{width:.1}" height="{height:.1}"><title>{note}</title></rect>"#
@@ -181,16 +193,16 @@ fn draw_band(band: &Band, place: &Place<'_>, svg: &mut String) {
     );
 }
 
-fn draw_series(series: &Series, place: &Place<'_>, svg: &mut String) {
+fn draw_series(series: &Series, place: &Projection<'_>, svg: &mut String) {
     let style = series.style % STYLE_COUNT;
-    for piece in series.points.chunk_by(|(one, _), (next, _)| next - one <= series.joins_within) {
+    for piece in series.points.chunk_by(|(one, _), (next, _)| next - one <= series.join_distance_max) {
         let mut points: Vec<String> =
             piece.iter().map(|(x, y)| format!("{:.1},{:.1}", place.x_of(*x), place.y_of(*y))).collect();
         // A line of one point is not drawn; one from a point to itself is a dot.
         if let [alone] = points.as_slice() {
             points.push(alone.clone());
         }
-        put(svg, format_args!(r#"<polyline class="line s{style}" points="{}"/>"#, points.join(" ")));
+        push_formatted(svg, format_args!(r#"<polyline class="line s{style}" points="{}"/>"#, points.join(" ")));
     }
     if series.points.len() > DOTS_MAX {
         return;
@@ -198,7 +210,7 @@ fn draw_series(series: &Series, place: &Place<'_>, svg: &mut String) {
     for ((x, y), note) in series.points.iter().zip(&series.notes) {
         let (x, y) = (place.x_of(*x), place.y_of(*y));
         let note = escape(note);
-        put(
+        push_formatted(
             svg,
             format_args!(
                 r#"<circle class="dot s{style}" cx="{x:.1}" cy="{y:.1}" r="2.5"><title>{note}</title></circle>"#
@@ -208,13 +220,13 @@ fn draw_series(series: &Series, place: &Place<'_>, svg: &mut String) {
 }
 
 /// From the plane to the drawing.
-struct Place<'a> {
+struct Projection<'a> {
     frame: Frame,
     x: &'a Axis,
     y: &'a Axis,
 }
 
-impl Place<'_> {
+impl Projection<'_> {
     fn x_of(&self, x: f64) -> f64 {
         LEFT + self.x.share(x) * (self.frame.width - LEFT - RIGHT)
     }
@@ -267,7 +279,7 @@ impl Axis {
     }
 }
 
-fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
+fn push_formatted(text: &mut String, what: std::fmt::Arguments<'_>) {
     // Writing to a String cannot fail.
     let _ = text.write_fmt(what);
 }
@@ -305,7 +317,8 @@ mod tests {
     fn every_point_lies_within_the_drawing() {
         let axis = Axis { min: 0.0, max: 1.0, ticks: vec![(0.0, "0".to_owned()), (1.0, "1".to_owned())] };
         let points = vec![(0.0, 0.0), (1.0, 1.0), (9.0, -9.0)];
-        let series = Series { name: String::new(), style: 0, points, notes: Vec::new(), joins_within: f64::INFINITY };
+        let series =
+            Series { name: String::new(), style: 0, points, notes: Vec::new(), join_distance_max: f64::INFINITY };
         let band = Band { kind: BandKind::Burst, from: -1.0, until: 7.0, note: "<busy>".to_owned() };
         let chart = Chart {
             label: "a & b".to_owned(),
@@ -326,9 +339,9 @@ mod tests {
     fn points_far_apart_are_not_joined() {
         let axis = Axis { min: 0.0, max: 10.0, ticks: Vec::new() };
         let points = vec![(0.0, 0.0), (1.0, 0.0), (5.0, 0.0), (9.0, 0.0), (10.0, 0.0)];
-        let series = Series { name: String::new(), style: 0, points, notes: Vec::new(), joins_within: 2.0 };
+        let series = Series { name: String::new(), style: 0, points, notes: Vec::new(), join_distance_max: 2.0 };
         let mut svg = String::new();
-        draw_series(&series, &Place { frame: WIDE, x: &axis, y: &axis }, &mut svg);
+        draw_series(&series, &Projection { frame: WIDE, x: &axis, y: &axis }, &mut svg);
         let lines: Vec<usize> = svg.split("<polyline").skip(1).map(|line| line.matches(',').count()).collect();
         assert_eq!(lines, [2, 2, 2], "a point alone is joined to itself: {svg}");
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::{ChannelReport, Comparison, Counted, Report};
+use super::{ChannelCounts, ChannelReport, Comparison, Report};
 
 /// Columns. `item` is a stage, in the tables of lines a line. `from` and `until` are nanoseconds since 1970 in the tables
 /// `timeline`, `gaps` and `lead_by_time` (there since midnight UTC, where the report has several days), rates a second in the
@@ -18,36 +18,36 @@ pub fn write(group: &str, report: &Report, out: &mut impl Write) -> fmt::Result 
         counts(group, channel, out)?;
         for stage in &channel.stages {
             let name = channel.name.as_deref().unwrap_or_default();
-            let mut row = |table: &str, span: Option<(u64, u64)>, figure: &str, value: &dyn fmt::Display| {
+            let mut row = |table: &str, span: Option<(u64, u64)>, statistic: &str, value: &dyn fmt::Display| {
                 let cells = (field(group), channel.id.0, field(name), stage.stage.name());
                 write!(out, "{},{table},{},{},{},", cells.0, cells.1, cells.2, cells.3)?;
                 match span {
                     Some((from, until)) => write!(out, "{from},{until},")?,
                     None => write!(out, ",,")?,
                 }
-                writeln!(out, "{figure},{value}")
+                writeln!(out, "{statistic},{value}")
             };
-            let figures = super::Figures::of(&stage.histogram);
-            row("latency", None, "count", &figures.count)?;
-            for (figure, value_ns) in figures.named() {
-                row("latency", None, &format!("{figure}_ns"), &value_ns)?;
+            let statistics = super::LatencyStatistics::of(&stage.histogram);
+            row("latency", None, "count", &statistics.count)?;
+            for (statistic, value_ns) in statistics.named() {
+                row("latency", None, &format!("{statistic}_ns"), &value_ns)?;
             }
             row("latency", None, "negative_count", &stage.negative_count)?;
-            for moment in &stage.timeline {
-                let span = Some((moment.start.0, moment.end.0));
-                row("timeline", span, "count", &moment.count)?;
-                row("timeline", span, "p50_ns", &moment.p50_ns)?;
-                row("timeline", span, "p99_ns", &moment.p99_ns)?;
-                row("timeline", span, "max_ns", &moment.max_ns)?;
-                row("timeline", span, "per_s_max", &format_args!("{:.1}", moment.per_s_max))?;
-                row("timeline", span, "is_burst", &u8::from(moment.is_burst))?;
+            for point in &stage.timeline {
+                let span = Some((point.start.0, point.end.0));
+                row("timeline", span, "count", &point.count)?;
+                row("timeline", span, "p50_ns", &point.p50_ns)?;
+                row("timeline", span, "p99_ns", &point.p99_ns)?;
+                row("timeline", span, "max_ns", &point.max_ns)?;
+                row("timeline", span, "per_s_max", &format_args!("{:.1}", point.per_s_max))?;
+                row("timeline", span, "is_burst", &u8::from(point.is_burst))?;
             }
             for bucket in &stage.load {
                 let span = Some((bucket.from_per_s, bucket.until_per_s));
                 row("load", span, "intervals", &bucket.intervals)?;
-                row("load", span, "count", &bucket.figures.count)?;
-                for (figure, value_ns) in bucket.figures.named() {
-                    row("load", span, &format!("{figure}_ns"), &value_ns)?;
+                row("load", span, "count", &bucket.statistics.count)?;
+                for (statistic, value_ns) in bucket.statistics.named() {
+                    row("load", span, &format!("{statistic}_ns"), &value_ns)?;
                 }
             }
         }
@@ -57,41 +57,41 @@ pub fn write(group: &str, report: &Report, out: &mut impl Write) -> fmt::Result 
 
 /// What the channel and its lines counted (tables `channel` and `lines`), leads by time (`lead_by_time`), gaps (`gaps`).
 fn counts(group: &str, channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
-    let Counted { datagrams, messages, gaps, gap_messages, drops } = channel.counted;
+    let ChannelCounts { datagrams, messages, gaps, gap_messages, drops } = channel.counted;
     let begin = |table: &str| {
         let name = field(channel.name.as_deref().unwrap_or_default());
         format!("{},{table},{},{name}", field(group), channel.id.0)
     };
     let counted = [("datagrams", datagrams), ("messages", messages), ("gaps", gaps), ("gap_messages", gap_messages)];
     if messages > 0 || !channel.lines.is_empty() {
-        for (figure, value) in counted.into_iter().chain([("drops", drops)]) {
-            writeln!(out, "{},,,,{figure},{value}", begin("channel"))?;
+        for (statistic, value) in counted.into_iter().chain([("drops", drops)]) {
+            writeln!(out, "{},,,,{statistic},{value}", begin("channel"))?;
         }
     }
     for gap in &channel.gaps {
-        for (figure, value) in [("gaps", gap.gaps), ("messages", gap.messages)] {
-            writeln!(out, "{},,{},{},{figure},{value}", begin("gaps"), gap.start.0, gap.end.0)?;
+        for (statistic, value) in [("gaps", gap.gaps), ("messages", gap.messages)] {
+            writeln!(out, "{},,{},{},{statistic},{value}", begin("gaps"), gap.start.0, gap.end.0)?;
         }
     }
     for line in &channel.lines {
         let item = format!("{},{}", begin("lines"), line.line);
-        for (figure, value) in [
+        for (statistic, value) in [
             ("packets", line.packets),
             ("won_messages", line.won_messages),
             ("duplicate_messages", line.duplicate_messages),
             ("late_messages", line.late_messages),
             ("lead_count", line.lead.count),
         ] {
-            writeln!(out, "{item},,,{figure},{value}")?;
+            writeln!(out, "{item},,,{statistic},{value}")?;
         }
-        for (figure, value_ns) in line.lead.named() {
-            writeln!(out, "{item},,,lead_{figure}_ns,{value_ns}")?;
+        for (statistic, value_ns) in line.lead.named() {
+            writeln!(out, "{item},,,lead_{statistic}_ns,{value_ns}")?;
         }
         for slice in &line.slices {
             let item = format!("{},{},{},{}", begin("lead_by_time"), line.line, slice.start.0, slice.end.0);
             writeln!(out, "{item},lead_count,{}", slice.lead.count)?;
-            for (figure, value_ns) in slice.lead.named() {
-                writeln!(out, "{item},lead_{figure}_ns,{value_ns}")?;
+            for (statistic, value_ns) in slice.lead.named() {
+                writeln!(out, "{item},lead_{statistic}_ns,{value_ns}")?;
             }
         }
     }
@@ -120,13 +120,13 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
             if let Some(share) = change.share() {
                 writeln!(out, "{begin},{name}_change,{share:.6}")?;
             }
-            for (figure, value_ns) in [
+            for (statistic, value_ns) in [
                 ("base_low_ns", change.base_spread_ns.0),
                 ("base_high_ns", change.base_spread_ns.1),
                 ("low_ns", change.spread_ns.0),
                 ("high_ns", change.spread_ns.1),
             ] {
-                writeln!(out, "{begin},{name}_{figure},{value_ns}")?;
+                writeln!(out, "{begin},{name}_{statistic},{value_ns}")?;
             }
             writeln!(out, "{begin},{name}_verdict,{}", change.verdict.name())?;
         }
@@ -142,12 +142,11 @@ fn field(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Group, summary::tests::plausible_report};
+    use crate::report::{Group, summary::tests::sample_report};
 
     #[test]
-    fn every_row_has_all_columns_and_figures_stand_under_their_names() {
-        let groups =
-            ["old", "new, better"].map(|name| Group { name: name.to_owned(), report: plausible_report() }).into();
+    fn every_row_has_all_columns_and_named_statistics() {
+        let groups = ["old", "new, better"].map(|name| Group { name: name.to_owned(), report: sample_report() }).into();
         let comparison = Comparison::of(groups);
         let mut text = String::new();
         write_comparison(&comparison, &mut text).unwrap();

@@ -1,7 +1,7 @@
 //! Groups of logs held against each other: runs, hosts or days.
 //!
 //! **Spread.** Each run (one log) of a group has a percentile of its own; the group's spread is from the lowest to the
-//! highest of them. Where a group has one run only, the runs of both groups are cut into [`STRETCH_COUNT`] stretches of
+//! highest of them. Where a group has one run only, the runs of both groups are cut into [`BATCH_COUNT`] stretches of
 //! equally many intervals, which take the place of runs: what shifts from one run to the next can't be seen then.
 //!
 //! **A change exceeds the spread** when the two spreads don't overlap: when every run of one group was faster than every
@@ -12,7 +12,7 @@
 use mdgw_feeds::identity::ChannelId;
 use mdgw_telemetry::stages::Stage;
 
-use super::{Report, figures::Figures, quantity::QUANTILES, summary::StageReport};
+use super::{Report, quantity::QUANTILES, statistics::LatencyStatistics, summary::StageReport};
 
 /// Several groups; the first one is what the others are held against.
 #[derive(Debug)]
@@ -74,12 +74,12 @@ pub struct Change {
     /// Lowest and highest sample of the other group, ns.
     pub spread_ns: (u64, u64),
     /// Whether it is more than chance.
-    pub verdict: Verdict,
+    pub verdict: ChangeVerdict,
 }
 
 /// Whether a change exceeds the spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ChangeVerdict {
     /// Every sample of one group lies below every one of the other.
     Exceeds,
     /// The spreads overlap.
@@ -130,7 +130,7 @@ impl Change {
     }
 }
 
-impl Verdict {
+impl ChangeVerdict {
     /// In a few words.
     #[must_use]
     pub fn text(self) -> &'static str {
@@ -158,7 +158,7 @@ impl Samples {
     /// How often chance alone keeps the two sets of samples apart.
     #[must_use]
     pub fn chance(self) -> f64 {
-        2.0 / ways(self.base_count + self.count, self.base_count)
+        2.0 / combinations(self.base_count + self.count, self.base_count)
     }
 }
 
@@ -169,28 +169,28 @@ pub(super) const SPREAD_NOTE: &str = "Spread: from the lowest to the highest per
      hang on the number of values and are not judged.";
 
 /// Stretches that a run is cut into where there is only one.
-pub const STRETCH_COUNT: usize = 5;
+pub const BATCH_COUNT: usize = 5;
 /// More often than so, chance alone keeps samples apart: too often to call it a change.
 const CHANCE_MAX: f64 = 0.05;
 
 fn changes(base: &StageReport, other: &StageReport) -> (Samples, Vec<Change>) {
     let are_runs = base.runs.len() >= 2 && other.runs.len() >= 2;
-    let of = |stage: &StageReport| if are_runs { stage.runs.clone() } else { stage.stretches.clone() };
+    let of = |stage: &StageReport| if are_runs { stage.runs.clone() } else { stage.batches.clone() };
     let (base_samples, other_samples) = (of(base), of(other));
     let samples = Samples { are_runs, base_count: base_samples.len(), count: other_samples.len() };
-    let (base_all, other_all) = (Figures::of(&base.histogram), Figures::of(&other.histogram));
+    let (base_all, other_all) = (LatencyStatistics::of(&base.histogram), LatencyStatistics::of(&other.histogram));
     let figures = base_all.named().zip(other_all.named()).enumerate();
-    let changes = figures.map(|(place, ((name, base_ns), (_, value_ns)))| {
-        let (base_spread_ns, spread_ns) = (spread(&base_samples, place), spread(&other_samples, place));
-        let is_judged = QUANTILES.get(place).is_some_and(|(quantile, _)| {
-            base_samples.iter().chain(&other_samples).all(|sample| has_beyond(sample, *quantile))
+    let changes = figures.map(|(index, ((name, base_ns), (_, value_ns)))| {
+        let (base_spread_ns, spread_ns) = (spread(&base_samples, index), spread(&other_samples, index));
+        let is_judged = QUANTILES.get(index).is_some_and(|(quantile, _)| {
+            base_samples.iter().chain(&other_samples).all(|sample| has_value_beyond(sample, *quantile))
         });
-        let is_apart = base_spread_ns.1 < spread_ns.0 || spread_ns.1 < base_spread_ns.0;
-        let verdict = match (is_judged, is_apart, samples.chance() <= CHANCE_MAX) {
-            (false, ..) => Verdict::Unjudged,
-            (_, false, _) => Verdict::Within,
-            (_, true, true) => Verdict::Exceeds,
-            (_, true, false) => Verdict::FewSamples,
+        let is_disjoint = base_spread_ns.1 < spread_ns.0 || spread_ns.1 < base_spread_ns.0;
+        let verdict = match (is_judged, is_disjoint, samples.chance() <= CHANCE_MAX) {
+            (false, ..) => ChangeVerdict::Unjudged,
+            (_, false, _) => ChangeVerdict::Within,
+            (_, true, true) => ChangeVerdict::Exceeds,
+            (_, true, false) => ChangeVerdict::FewSamples,
         };
         Change { name, base_ns, value_ns, base_spread_ns, spread_ns, verdict }
     });
@@ -198,21 +198,21 @@ fn changes(base: &StageReport, other: &StageReport) -> (Samples, Vec<Change>) {
 }
 
 /// Lowest and highest.
-fn spread(samples: &[Figures], place: usize) -> (u64, u64) {
-    let values = || samples.iter().filter_map(|sample| sample.named().nth(place)).map(|(_, value)| value);
+fn spread(samples: &[LatencyStatistics], index: usize) -> (u64, u64) {
+    let values = || samples.iter().filter_map(|sample| sample.named().nth(index)).map(|(_, value)| value);
     (values().min().unwrap_or(0), values().max().unwrap_or(0))
 }
 
 /// Whether a percentile has at least one value beyond it.
 #[allow(clippy::cast_precision_loss, reason = "a comparison with 1")]
-fn has_beyond(sample: &Figures, quantile: f64) -> bool {
+fn has_value_beyond(sample: &LatencyStatistics, quantile: f64) -> bool {
     // A tenth of a value is left for what doubles can't hold of 0.9999.
     sample.count as f64 * (1.0 - quantile) >= 0.9
 }
 
 /// Ways to choose `chosen` of `all`.
 #[allow(clippy::cast_precision_loss, reason = "few runs")]
-fn ways(all: usize, chosen: usize) -> f64 {
+fn combinations(all: usize, chosen: usize) -> f64 {
     (0..chosen).map(|step| (all - step) as f64 / (step + 1) as f64).product()
 }
 
@@ -221,15 +221,17 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::report::summary::tests::log_of;
+    use crate::report::summary::tests::log_with_values;
 
     fn group(name: &str, logs: &[Vec<u64>]) -> Group {
-        let files: Vec<_> =
-            (0..).zip(logs).map(|(run, values)| (PathBuf::from(format!("{name}-{run}")), log_of(values))).collect();
+        let files: Vec<_> = (0..)
+            .zip(logs)
+            .map(|(run, values)| (PathBuf::from(format!("{name}-{run}")), log_with_values(values)))
+            .collect();
         Group { name: name.to_owned(), report: Report::of(&files, None) }
     }
 
-    fn verdicts(base: &[Vec<u64>], other: &[Vec<u64>]) -> (Samples, Vec<(&'static str, Verdict)>) {
+    fn verdicts(base: &[Vec<u64>], other: &[Vec<u64>]) -> (Samples, Vec<(&'static str, ChangeVerdict)>) {
         let comparison = Comparison::of(vec![group("base", base), group("other", other)]);
         let [difference] = comparison.differences.as_slice() else { panic!("{:?}", comparison.differences) };
         (difference.samples, difference.changes.iter().map(|change| (change.name, change.verdict)).collect())
@@ -241,32 +243,32 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_lie_apart_exceed_the_spread_and_those_that_mix_do_not() {
+    fn separated_runs_exceed_the_spread_and_overlapping_runs_do_not() {
         let (samples, apart) = verdicts(&runs(&[5_000, 5_100, 5_200, 5_300]), &runs(&[9_000, 9_100, 9_200, 9_300]));
         assert_eq!(samples, Samples { are_runs: true, base_count: 4, count: 4 });
-        assert_eq!(apart[0], ("p50", Verdict::Exceeds));
-        assert_eq!(apart[3], ("p99.9", Verdict::Exceeds));
-        assert_eq!(apart[4], ("p99.99", Verdict::Unjudged), "a tenth of a value lies beyond it");
-        assert_eq!(apart[5], ("max", Verdict::Unjudged));
+        assert_eq!(apart[0], ("p50", ChangeVerdict::Exceeds));
+        assert_eq!(apart[3], ("p99.9", ChangeVerdict::Exceeds));
+        assert_eq!(apart[4], ("p99.99", ChangeVerdict::Unjudged), "a tenth of a value lies beyond it");
+        assert_eq!(apart[5], ("max", ChangeVerdict::Unjudged));
         let (_, mixed) = verdicts(&runs(&[5_000, 5_100, 9_200, 5_300]), &runs(&[9_000, 9_100, 9_200, 9_300]));
-        assert_eq!(mixed[0], ("p50", Verdict::Within));
+        assert_eq!(mixed[0], ("p50", ChangeVerdict::Within));
     }
 
     #[test]
-    fn few_runs_that_lie_apart_tell_nothing() {
+    fn few_separated_runs_are_inconclusive() {
         let (samples, verdicts) = verdicts(&runs(&[5_000, 5_100]), &runs(&[9_000, 9_100]));
         assert!((samples.chance() - 1.0 / 3.0).abs() < 1e-9);
-        assert_eq!(verdicts[0], ("p50", Verdict::FewSamples));
+        assert_eq!(verdicts[0], ("p50", ChangeVerdict::FewSamples));
     }
 
     #[test]
-    fn a_single_run_is_cut_into_stretches() {
+    fn a_single_run_is_split_into_batches() {
         let (samples, same) = verdicts(&runs(&[5_000]), &runs(&[5_000, 5_000]));
-        assert_eq!(samples, Samples { are_runs: false, base_count: STRETCH_COUNT, count: STRETCH_COUNT });
+        assert_eq!(samples, Samples { are_runs: false, base_count: BATCH_COUNT, count: BATCH_COUNT });
         assert!((samples.chance() - 2.0 / 252.0).abs() < 1e-9);
-        assert_eq!(same[0], ("p50", Verdict::Within));
+        assert_eq!(same[0], ("p50", ChangeVerdict::Within));
         let (_, apart) = verdicts(&runs(&[5_000]), &runs(&[9_000]));
-        assert_eq!(apart[0], ("p50", Verdict::Exceeds));
+        assert_eq!(apart[0], ("p50", ChangeVerdict::Exceeds));
     }
 
     #[test]
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_one_group_has_is_no_difference() {
+    fn a_channel_in_only_one_group_is_no_difference() {
         let empty = Group { name: "empty".to_owned(), report: Report::of(&[], None) };
         assert!(Comparison::of(vec![group("a", &runs(&[4_000])), empty]).differences.is_empty());
         assert!(Comparison::of(Vec::new()).differences.is_empty());

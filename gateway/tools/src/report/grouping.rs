@@ -13,14 +13,14 @@ use super::log::Log;
 
 /// One argument: `PATH`, or `NAME=PATH`. A path is a log, a directory (all its `*.hlog`), or a name with `*` in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct LogArgument {
     /// The group, where one is named.
     pub group: Option<String>,
     /// Where its logs are.
     pub path: PathBuf,
 }
 
-impl FromStr for Asked {
+impl FromStr for LogArgument {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -73,7 +73,7 @@ pub enum GroupingError {
     },
     /// It would count twice.
     #[error("read {}: given twice", path.display())]
-    Twice {
+    DuplicateLog {
         /// The log.
         path: PathBuf,
     },
@@ -100,9 +100,9 @@ pub enum GroupingError {
 ///
 /// # Errors
 /// See [`GroupingError`].
-pub fn groups(asked: &[Asked], by: Option<CompareBy>) -> Result<Vec<NamedLogs>, GroupingError> {
-    let is_named = asked.iter().any(|asked| asked.group.is_some());
-    if let Some(unnamed) = asked.iter().find(|asked| is_named && asked.group.is_none()) {
+pub fn groups(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<NamedLogs>, GroupingError> {
+    let is_named = arguments.iter().any(|arguments| arguments.group.is_some());
+    if let Some(unnamed) = arguments.iter().find(|arguments| is_named && arguments.group.is_none()) {
         return Err(GroupingError::Unnamed { path: unnamed.path.clone() });
     }
     if is_named && by.is_some() {
@@ -110,11 +110,11 @@ pub fn groups(asked: &[Asked], by: Option<CompareBy>) -> Result<Vec<NamedLogs>, 
     }
     let mut groups: Vec<NamedLogs> = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
-    for Asked { group, path } in asked {
+    for LogArgument { group, path } in arguments {
         for log in logs_at(path)? {
             let real = log.canonicalize().map_err(|source| GroupingError::Read { path: log.clone(), source })?;
             if seen.contains(&real) {
-                return Err(GroupingError::Twice { path: log });
+                return Err(GroupingError::DuplicateLog { path: log });
             }
             seen.push(real);
             let name = match by {
@@ -150,7 +150,7 @@ impl CompareBy {
         if self == Self::Log {
             return Ok(path.file_stem().unwrap_or_default().to_string_lossy().into_owned());
         }
-        let head = head_of(path).map_err(|source| GroupingError::Read { path: path.to_owned(), source })?;
+        let head = read_header(path).map_err(|source| GroupingError::Read { path: path.to_owned(), source })?;
         let log = Log::read(path, &head);
         Ok(match self {
             Self::Day => log.base.map(|base: UnixNs| TradingDate::in_utc(base).to_string()),
@@ -173,7 +173,7 @@ fn logs_at(path: &Path) -> Result<Vec<PathBuf>, GroupingError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(place).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        if fits(pattern, &name.to_string_lossy()) {
+        if matches_pattern(pattern, &name.to_string_lossy()) {
             found.push(directory.join(name));
         }
     }
@@ -185,17 +185,17 @@ fn logs_at(path: &Path) -> Result<Vec<PathBuf>, GroupingError> {
 }
 
 /// Whether `name` is `pattern` with something, or nothing, for each `*`.
-fn fits(pattern: &str, name: &str) -> bool {
+fn matches_pattern(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
-        Some((before, after)) => name
-            .strip_prefix(before)
-            .is_some_and(|rest| (0..=rest.len()).any(|at| rest.get(at..).is_some_and(|rest| fits(after, rest)))),
+        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
+            (0..=rest.len()).any(|at| rest.get(at..).is_some_and(|rest| matches_pattern(after, rest)))
+        }),
     }
 }
 
 /// What a log says before its first interval.
-fn head_of(path: &Path) -> io::Result<Vec<u8>> {
+fn read_header(path: &Path) -> io::Result<Vec<u8>> {
     let mut reader = BufReader::new(File::open(path)?.take(HEAD_BYTES_MAX));
     let mut head = Vec::new();
     loop {
@@ -213,9 +213,9 @@ const HEAD_BYTES_MAX: u64 = 4 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::summary::tests::plausible_log;
+    use crate::report::summary::tests::sample_log;
 
-    fn asked(text: &str) -> Asked {
+    fn arguments(text: &str) -> LogArgument {
         text.parse().unwrap()
     }
 
@@ -225,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn names_paths_directories_and_patterns_are_told_apart() {
+    fn names_paths_directories_and_patterns_are_distinguished() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["a.hlog", "b.hlog", "c.hgrm", "odd=name.hlog"] {
-            fs::write(folder.path().join(name), plausible_log("main-0", 1, 1)).unwrap();
+            fs::write(folder.path().join(name), sample_log("main-0", 1, 1)).unwrap();
         }
         let at = folder.path().display();
-        let of = |texts: &[String]| groups(&texts.iter().map(|text| asked(text)).collect::<Vec<_>>(), None);
+        let of = |texts: &[String]| groups(&texts.iter().map(|text| arguments(text)).collect::<Vec<_>>(), None);
         let all = ["a.hlog", "b.hlog", "odd=name.hlog"].map(str::to_owned).to_vec();
         assert_eq!(names(&of(&[format!("{at}")]).unwrap()), [("", all.clone())]);
         assert_eq!(names(&of(&[format!("x={at}")]).unwrap()), [("x", all)]);
@@ -252,20 +252,20 @@ mod tests {
     }
 
     #[test]
-    fn logs_fall_into_groups_by_what_they_say() {
+    fn logs_are_grouped_by_log_host_or_day() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, log: &[u8]| fs::write(folder.path().join(name), log).unwrap();
-        let log = String::from_utf8(plausible_log("main-0", 1, 1)).unwrap();
+        let log = String::from_utf8(sample_log("main-0", 1, 1)).unwrap();
         write("1.hlog", log.as_bytes());
         write("0.hlog", log.replace(": 1548858600.000 (", ": 1548945000.000 (").as_bytes());
-        let paths = [asked(&folder.path().display().to_string())];
+        let paths = [arguments(&folder.path().display().to_string())];
         let by = |by| groups(&paths, Some(by));
         let one = |name: &str| vec![name.to_owned()];
         assert_eq!(names(&by(CompareBy::Day).unwrap()), [("2019-01-30", one("1.hlog")), ("2019-01-31", one("0.hlog"))]);
         assert_eq!(names(&by(CompareBy::Log).unwrap()), [("0", one("0.hlog")), ("1", one("1.hlog"))]);
         let error = by(CompareBy::Host).unwrap_err().to_string();
         assert!(error.contains("all logs are of one host"), "{error}");
-        let named = [asked(&format!("x={}", folder.path().display()))];
+        let named = [arguments(&format!("x={}", folder.path().display()))];
         assert!(matches!(groups(&named, Some(CompareBy::Day)), Err(GroupingError::NamedAndCompared)));
     }
 }

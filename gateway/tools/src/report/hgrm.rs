@@ -59,11 +59,11 @@ pub fn write(histogram: &Histogram<u64>, out: &mut impl Write) -> io::Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::summary::tests::plausible_report;
+    use crate::report::summary::tests::sample_report;
 
     #[test]
-    fn distributions_rise_to_all_values_and_the_maximum() {
-        let report = plausible_report();
+    fn distributions_are_cumulative_up_to_the_maximum() {
+        let report = sample_report();
         let histogram = &report.channels[0].stages[0].histogram;
         let mut text = Vec::new();
         write(histogram, &mut text).unwrap();
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn each_stage_of_each_channel_has_its_file() {
         let directory = tempfile::tempdir().unwrap();
-        let paths = write_all(&plausible_report(), directory.path()).unwrap();
+        let paths = write_all(&sample_report(), directory.path()).unwrap();
         assert_eq!(paths.len(), 12);
         assert!(paths.contains(&directory.path().join("channel-2-wire_to_wire.hgrm")));
     }

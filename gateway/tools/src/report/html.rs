@@ -25,7 +25,7 @@ use super::{
 pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     begin("Latency by stage", out)?;
     writeln!(out, "<p>{}</p>\n</header>", span(report))?;
-    builds([report], out)?;
+    debug_build_notices([report], out)?;
     notices(report, out)?;
     if report.channels.len() > 1 {
         channel::all_channels(report, out)?;
@@ -46,7 +46,7 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
     begin("Latency compared", out)?;
     compare::groups(comparison, out)?;
     writeln!(out, "</header>")?;
-    builds(comparison.groups.iter().map(|group| &group.report), out)?;
+    debug_build_notices(comparison.groups.iter().map(|group| &group.report), out)?;
     comparison.groups.iter().try_for_each(|group| notices(&group.report, out))?;
     compare::sections(comparison, out)?;
     for group in &comparison.groups {
@@ -81,13 +81,13 @@ fn span(report: &Report) -> String {
 }
 
 /// Builds whose figures say nothing, each told once.
-fn builds<'r>(reports: impl IntoIterator<Item = &'r Report>, out: &mut impl Write) -> fmt::Result {
+fn debug_build_notices<'r>(reports: impl IntoIterator<Item = &'r Report>, out: &mut impl Write) -> fmt::Result {
     let disclosed = reports.into_iter().flat_map(|report| &report.disclosures).flat_map(|disclosed| &disclosed.entries);
-    let builds: BTreeSet<&str> = disclosed
+    let debug_build_notices: BTreeSet<&str> = disclosed
         .filter(|(key, build)| key == "build" && build.starts_with("debug"))
         .map(|(_, build)| &**build)
         .collect();
-    builds.iter().try_for_each(|build| writeln!(out, "<p class=\"notice\">Build: {}</p>", escape(build)))
+    debug_build_notices.iter().try_for_each(|build| writeln!(out, "<p class=\"notice\">Build: {}</p>", escape(build)))
 }
 
 /// What a reader must know before any figure.
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
     use crate::report::{
         Group,
-        summary::tests::{plausible_report, report_of_days},
+        summary::tests::{sample_report, two_day_report},
     };
 
     fn page(report: &Report) -> String {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     fn comparison_page(names: &[&str]) -> String {
-        let groups = names.iter().map(|name| Group { name: (*name).to_owned(), report: plausible_report() });
+        let groups = names.iter().map(|name| Group { name: (*name).to_owned(), report: sample_report() });
         let mut text = String::new();
         write_comparison(&Comparison::of(groups.collect()), &mut text).unwrap();
         text
@@ -261,8 +261,8 @@ mod tests {
     }
 
     #[test]
-    fn pages_ask_for_nothing_run_nothing_and_parse() {
-        for page in [page(&plausible_report()), comparison_page(&["old", "new", "<b>newest</b>"])] {
+    fn pages_are_self_contained_script_free_and_well_formed() {
+        for page in [page(&sample_report()), comparison_page(&["old", "new", "<b>newest</b>"])] {
             assert_asks_for_nothing(&page);
             assert_parses(&page);
             assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "what a log says is text");
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn the_page_shows_curves_timeline_table_and_disclosure() {
-        let page = page(&plausible_report());
+        let page = page(&sample_report());
         for expected in [
             "All channels",
             "Channel 1 nasdaq",
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_a_comparison_shows_changes_overlays_and_what_was_different() {
+    fn a_comparison_page_shows_changes_overlays_and_differing_settings() {
         let page = comparison_page(&["yesterday", "today"]);
         for expected in [
             "yesterday</strong>: 2 logs",
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn many_groups_are_explained_once_and_what_is_not_drawn_is_said() {
+    fn the_reading_note_is_shown_once_and_omitted_groups_are_counted() {
         let page = comparison_page(&["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]);
         let channels = page.matches("<h2>Channel ").count();
         assert_eq!(page.matches("against 0</p>").count(), 9 * channels);
@@ -323,10 +323,10 @@ mod tests {
     }
 
     #[test]
-    fn days_are_drawn_over_each_other() {
-        let page = page(&report_of_days());
+    fn days_are_overlaid_in_charts() {
+        let page = page(&two_day_report());
         assert!(page.contains("of each day, by time of day (UTC)") && page.contains("</svg>2019-01-31</li>"), "{page}");
-        let groups = ["old", "new"].map(|name| Group { name: name.to_owned(), report: report_of_days() });
+        let groups = ["old", "new"].map(|name| Group { name: name.to_owned(), report: two_day_report() });
         let mut text = String::new();
         write_comparison(&Comparison::of(groups.into()), &mut text).unwrap();
         assert!(text.contains("99th percentile, by time of day (UTC)"));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_report_is_a_page_that_says_so() {
+    fn an_empty_report_page_says_that_nothing_was_recorded() {
         assert!(page(&Report::of(&[], None)).contains("Nothing was recorded"));
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Change, Comparison, Counted, Figures, LineReport, Report, StageReport};
+use super::{Change, ChannelCounts, Comparison, LatencyStatistics, LineReport, Report, StageReport};
 
 /// The whole report.
 #[must_use]
@@ -84,19 +84,19 @@ pub fn comparison(comparison: &Comparison) -> Value {
 fn stage_value(stage: &StageReport) -> Value {
     let mut fields = Map::new();
     fields.insert("stage".to_owned(), json!(stage.stage.name()));
-    insert_figures(&mut fields, &Figures::of(&stage.histogram));
+    insert_statistics(&mut fields, &LatencyStatistics::of(&stage.histogram));
     fields.insert("negative_count".to_owned(), json!(stage.negative_count));
     fields.insert("threads".to_owned(), json!(stage.threads));
-    let timeline = stage.timeline.iter().map(|moment| {
+    let timeline = stage.timeline.iter().map(|point| {
         json!({
-            "from_ns": moment.start.0,
-            "until_ns": moment.end.0,
-            "count": moment.count,
-            "p50_ns": moment.p50_ns,
-            "p99_ns": moment.p99_ns,
-            "max_ns": moment.max_ns,
-            "per_s_max": moment.per_s_max,
-            "is_burst": moment.is_burst,
+            "from_ns": point.start.0,
+            "until_ns": point.end.0,
+            "count": point.count,
+            "p50_ns": point.p50_ns,
+            "p99_ns": point.p99_ns,
+            "max_ns": point.max_ns,
+            "per_s_max": point.per_s_max,
+            "is_burst": point.is_burst,
         })
     });
     fields.insert("timeline".to_owned(), timeline.collect());
@@ -105,15 +105,15 @@ fn stage_value(stage: &StageReport) -> Value {
         fields.insert("from_per_s".to_owned(), json!(bucket.from_per_s));
         fields.insert("until_per_s".to_owned(), json!(bucket.until_per_s));
         fields.insert("intervals".to_owned(), json!(bucket.intervals));
-        insert_figures(&mut fields, &bucket.figures);
+        insert_statistics(&mut fields, &bucket.statistics);
         Value::Object(fields)
     });
     fields.insert("load".to_owned(), load.collect());
     Value::Object(fields)
 }
 
-fn counted_value(counted: &Counted) -> Value {
-    let Counted { datagrams, messages, gaps, gap_messages, drops } = *counted;
+fn counted_value(counted: &ChannelCounts) -> Value {
+    let ChannelCounts { datagrams, messages, gaps, gap_messages, drops } = *counted;
     json!({
         "datagrams": datagrams,
         "messages": messages,
@@ -124,9 +124,9 @@ fn counted_value(counted: &Counted) -> Value {
 }
 
 fn line_value(line: &LineReport) -> Value {
-    let lead = |figures: &Figures| {
+    let lead = |statistics: &LatencyStatistics| {
         let mut fields = Map::new();
-        insert_figures(&mut fields, figures);
+        insert_statistics(&mut fields, statistics);
         Value::Object(fields)
     };
     let slices: Vec<Value> = line
@@ -145,9 +145,9 @@ fn line_value(line: &LineReport) -> Value {
     })
 }
 
-fn insert_figures(fields: &mut Map<String, Value>, figures: &Figures) {
-    fields.insert("count".to_owned(), json!(figures.count));
-    fields.extend(figures.named().map(|(name, value_ns)| (format!("{name}_ns"), json!(value_ns))));
+fn insert_statistics(fields: &mut Map<String, Value>, statistics: &LatencyStatistics) {
+    fields.insert("count".to_owned(), json!(statistics.count));
+    fields.extend(statistics.named().map(|(name, value_ns)| (format!("{name}_ns"), json!(value_ns))));
 }
 
 fn change_value(change: &Change) -> Value {
@@ -164,11 +164,11 @@ fn change_value(change: &Change) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Group, summary::tests::plausible_report};
+    use crate::report::{Group, summary::tests::sample_report};
 
     #[test]
-    fn figures_stand_under_their_names() {
-        let value = value(&plausible_report());
+    fn statistics_are_keyed_by_their_names() {
+        let value = value(&sample_report());
         let stage = &value["channels"][1]["stages"][5];
         assert_eq!(stage["stage"], "wire_to_wire");
         assert_eq!(stage["count"], 20_000);
@@ -179,8 +179,8 @@ mod tests {
     }
 
     #[test]
-    fn groups_and_changes_stand_under_their_names() {
-        let groups = ["old", "new"].map(|name| Group { name: name.to_owned(), report: plausible_report() });
+    fn groups_and_changes_are_keyed_by_their_names() {
+        let groups = ["old", "new"].map(|name| Group { name: name.to_owned(), report: sample_report() });
         let value = comparison(&Comparison::of(groups.into()));
         assert_eq!((&value["base"], &value["groups"][1]["name"]), (&json!("old"), &json!("new")));
         let difference = &value["differences"][5];

@@ -7,8 +7,8 @@ use mdgw_feeds::{identity::Line, time::UnixNs};
 use mdgw_status::interval_log::LeadTag;
 
 use super::{
-    figures::{Figures, add, empty_histogram},
-    log::{Counts, Damage, Interval, Place},
+    log::{Counts, Interval, LinePosition, LogDamage},
+    statistics::{LatencyStatistics, add, empty_histogram},
     timeline::NS_PER_DAY,
 };
 
@@ -26,7 +26,7 @@ pub struct LineReport {
     /// Messages that came after their gap had been declared.
     pub late_messages: u64,
     /// Of the messages that it and another line brought, those that it brought first: how much earlier, ns.
-    pub lead: Figures,
+    pub lead: LatencyStatistics,
     /// The same by time of day, several days together; the slices of all lines of a channel are the same.
     pub slices: Vec<LeadSlice>,
 }
@@ -39,12 +39,12 @@ pub struct LeadSlice {
     /// End.
     pub end: UnixNs,
     /// Leads within it.
-    pub lead: Figures,
+    pub lead: LatencyStatistics,
 }
 
 /// Gaps that were declared within an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GapMark {
+pub struct DeclaredGaps {
     /// Begin of the interval.
     pub start: UnixNs,
     /// End of the interval.
@@ -57,7 +57,7 @@ pub struct GapMark {
 
 /// What a channel counted over the whole report. All 0 where the log has no counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct ChannelCounts {
     /// Datagrams of all lines.
     pub datagrams: u64,
     /// Messages, each once.
@@ -72,16 +72,16 @@ pub struct Counted {
 
 /// What logs say of one channel besides its stages.
 #[derive(Debug, Default)]
-pub(super) struct ChannelCell<'a> {
+pub(super) struct ChannelInputs<'a> {
     pub(super) counts: Vec<(&'a Path, Counts<'a>)>,
     pub(super) leads: Vec<(&'a Path, Interval<'a, LeadTag>)>,
 }
 
-impl ChannelCell<'_> {
+impl ChannelInputs<'_> {
     /// Sums of the channel's own counts.
-    pub(super) fn counted(&self) -> Counted {
+    pub(super) fn counted(&self) -> ChannelCounts {
         let sum = |name| self.of_channel().map(|counts| counts.value(name)).fold(0, u64::saturating_add);
-        Counted {
+        ChannelCounts {
             datagrams: sum("datagrams"),
             messages: sum("messages"),
             gaps: sum("gaps"),
@@ -91,10 +91,10 @@ impl ChannelCell<'_> {
     }
 
     /// When gaps were declared, in the order of time.
-    pub(super) fn gaps(&self) -> Vec<GapMark> {
+    pub(super) fn gaps(&self) -> Vec<DeclaredGaps> {
         let with_gaps = self.of_channel().filter(|counts| counts.value("gaps") > 0);
-        let mut gaps: Vec<GapMark> = with_gaps
-            .map(|counts| GapMark {
+        let mut gaps: Vec<DeclaredGaps> = with_gaps
+            .map(|counts| DeclaredGaps {
                 start: counts.start,
                 end: UnixNs(counts.start.0.saturating_add(counts.length_ns)),
                 gaps: counts.value("gaps"),
@@ -115,7 +115,7 @@ impl ChannelCell<'_> {
     }
 
     /// Line by line. `begin` and `end`: of the whole report.
-    pub(super) fn lines(&self, begin: UnixNs, end: UnixNs, damage: &mut Vec<Damage>) -> Vec<LineReport> {
+    pub(super) fn lines(&self, begin: UnixNs, end: UnixNs, damage: &mut Vec<LogDamage>) -> Vec<LineReport> {
         let span_ns = end.0.saturating_sub(begin.0);
         // Several days are laid over each other: a line that is slower at the open is so every day.
         let folds = span_ns > NS_PER_DAY;
@@ -154,8 +154,8 @@ impl ChannelCell<'_> {
                     add(slice, &histogram);
                 }
                 Err(reason) => {
-                    let Place { line, offset_bytes } = interval.place;
-                    damage.push(Damage { path: (*path).to_owned(), line, offset_bytes, reason });
+                    let LinePosition { line, offset_bytes } = interval.place;
+                    damage.push(LogDamage { path: (*path).to_owned(), line, offset_bytes, reason });
                 }
             }
         }
@@ -165,11 +165,11 @@ impl ChannelCell<'_> {
             let report = lines.entry(*line).or_insert_with(|| LineReport::new(*line));
             let start = UnixNs(index.saturating_mul(slice_ns));
             let end = UnixNs(start.0.saturating_add(slice_ns));
-            report.slices.push(LeadSlice { start, end, lead: Figures::of(slice) });
+            report.slices.push(LeadSlice { start, end, lead: LatencyStatistics::of(slice) });
         }
         for (line, total) in &totals {
             if let Some(report) = lines.get_mut(line) {
-                report.lead = Figures::of(total);
+                report.lead = LatencyStatistics::of(total);
             }
         }
         lines.into_values().collect()
@@ -184,7 +184,7 @@ impl LineReport {
             won_messages: 0,
             duplicate_messages: 0,
             late_messages: 0,
-            lead: Figures::default(),
+            lead: LatencyStatistics::default(),
             slices: Vec::new(),
         }
     }
@@ -197,13 +197,16 @@ impl LineReport {
 
     /// Its leads in the slice that begins at `start`.
     #[must_use]
-    pub fn lead_at(&self, start: UnixNs) -> Figures {
-        self.slices.iter().find(|slice| slice.start == start).map_or_else(Figures::default, |slice| slice.lead)
+    pub fn lead_at(&self, start: UnixNs) -> LatencyStatistics {
+        self.slices
+            .iter()
+            .find(|slice| slice.start == start)
+            .map_or_else(LatencyStatistics::default, |slice| slice.lead)
     }
 }
 
 /// Leads of all lines together.
-pub(super) fn lead_count(leads: impl Iterator<Item = Figures>) -> u64 {
+pub(super) fn lead_count(leads: impl Iterator<Item = LatencyStatistics>) -> u64 {
     leads.map(|lead| lead.count).fold(0, u64::saturating_add)
 }
 
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_told_with_their_leads_by_time_of_day() {
+    fn lines_are_reported_with_their_leads_by_time_of_day() {
         let report = Report::of(&[(PathBuf::from("a"), log())], None);
         assert_eq!(report.damage, []);
         let channel = &report.channels[0];
@@ -286,12 +289,12 @@ mod tests {
         assert_eq!((a.slices.len(), b.slices.len()), (4, 1));
         let last = UnixNs(BEGIN.0 + 240 * NS_PER_SECOND);
         assert_eq!((a.lead_at(last).count, b.lead_at(last).count), (0, 400));
-        let gap = GapMark { start: last, end: UnixNs(last.0 + 60 * NS_PER_SECOND), gaps: 1, messages: 7 };
+        let gap = DeclaredGaps { start: last, end: UnixNs(last.0 + 60 * NS_PER_SECOND), gaps: 1, messages: 7 };
         assert_eq!(channel.gaps, [gap]);
     }
 
     #[test]
-    fn days_are_laid_over_each_other() {
+    fn leads_of_several_days_are_overlaid() {
         let text = String::from_utf8(log()).unwrap();
         let next_day = text.replace(": 1548858600.000 (", ": 1548945000.000 (");
         let files = [(PathBuf::from("a"), text.into_bytes()), (PathBuf::from("b"), next_day.into_bytes())];
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_beyond_all_measure_are_no_panic() {
+    fn counts_at_the_numeric_limit_do_not_panic() {
         let text = String::from_utf8(log()).unwrap();
         let text = ["=500", "=600", "=400", "=100"]
             .iter()

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use hdrhistogram::Histogram;
 use mdgw_feeds::time::UnixNs;
 
-use super::figures::{Figures, add};
+use super::statistics::{LatencyStatistics, add};
 
 /// What was measured under some load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,17 +20,17 @@ pub struct LoadBucket {
     /// Intervals in it, each thread's counted for itself.
     pub intervals: u64,
     /// Their values.
-    pub figures: Figures,
+    pub statistics: LatencyStatistics,
 }
 
 /// How many came over some stretches of time, thread by thread.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
-    tracks: BTreeMap<String, Vec<Stretch>>,
+    tracks: BTreeMap<String, Vec<RateInterval>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Stretch {
+struct RateInterval {
     start: UnixNs,
     end: UnixNs,
     per_s: f64,
@@ -44,10 +44,10 @@ impl Rates {
             return;
         }
         let end = UnixNs(start.0.saturating_add(length_ns));
-        let stretch = Stretch { start, end, per_s: count as f64 * 1e9 / length_ns as f64 };
+        let interval = RateInterval { start, end, per_s: count as f64 * 1e9 / length_ns as f64 };
         match self.tracks.get_mut(track) {
-            Some(stretches) => stretches.push(stretch),
-            None => drop(self.tracks.insert(track.to_owned(), vec![stretch])),
+            Some(intervals) => intervals.push(interval),
+            None => drop(self.tracks.insert(track.to_owned(), vec![interval])),
         }
     }
 
@@ -57,16 +57,16 @@ impl Rates {
 
     /// To be called once everything is in.
     pub(super) fn sort(&mut self) {
-        self.tracks.values_mut().for_each(|stretches| stretches.sort_by_key(|stretch| stretch.start));
+        self.tracks.values_mut().for_each(|intervals| intervals.sort_by_key(|interval| interval.start));
     }
 
     /// How many came a second in the middle of that interval, all tracks together.
-    pub(super) fn over(&self, start: UnixNs, length_ns: u64) -> f64 {
+    pub(super) fn rate_at(&self, start: UnixNs, length_ns: u64) -> f64 {
         let middle = UnixNs(start.0.saturating_add(length_ns / 2));
-        let at = |stretches: &Vec<Stretch>| {
-            let after = stretches.partition_point(|stretch| stretch.start <= middle);
-            let stretch = stretches.get(after.checked_sub(1)?)?;
-            (stretch.end > middle).then_some(stretch.per_s)
+        let at = |intervals: &Vec<RateInterval>| {
+            let after = intervals.partition_point(|interval| interval.start <= middle);
+            let interval = intervals.get(after.checked_sub(1)?)?;
+            (interval.end > middle).then_some(interval.per_s)
         };
         self.tracks.values().filter_map(at).sum()
     }
@@ -74,9 +74,9 @@ impl Rates {
     /// The middle one of the rates of all stretches in which anything came; 0 where there are none. A channel that is silent
     /// most of the time would otherwise be in a burst whenever it speaks.
     pub(super) fn median(&self) -> f64 {
-        let stretches = self.tracks.values().flatten();
-        let mut rates: Vec<f64> = stretches
-            .map(|stretch| self.over(stretch.start, stretch.end.0 - stretch.start.0))
+        let intervals = self.tracks.values().flatten();
+        let mut rates: Vec<f64> = intervals
+            .map(|interval| self.rate_at(interval.start, interval.end.0 - interval.start.0))
             .filter(|rate| *rate > 0.0)
             .collect();
         rates.sort_by(f64::total_cmp);
@@ -106,7 +106,7 @@ impl ByLoad {
             from_per_s: *from,
             until_per_s: *until,
             intervals: *intervals,
-            figures: Figures::of(histogram),
+            statistics: LatencyStatistics::of(histogram),
         };
         self.0.iter().map(bucket).collect()
     }
@@ -130,10 +130,10 @@ fn bucket(per_s: f64) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::figures::empty_histogram;
+    use crate::report::statistics::empty_histogram;
 
     #[test]
-    fn buckets_enclose_their_rates_and_join() {
+    fn load_buckets_enclose_their_rates_and_are_contiguous() {
         for (rate, expected) in [
             (0.0, (0, 1)),
             (0.9, (0, 1)),
@@ -149,23 +149,24 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_what_all_threads_took_at_that_time() {
+    fn a_rate_is_the_sum_over_all_threads_at_that_time() {
         let mut rates = Rates::default();
         rates.add("a", UnixNs(2_000_000_000), 1_000_000_000, 500);
         rates.add("a", UnixNs(1_000_000_000), 1_000_000_000, 100);
         rates.add("b", UnixNs(1_500_000_000), 2_000_000_000, 600);
         rates.add("b", UnixNs(9_000_000_000), 0, 600);
         rates.sort();
-        let over = |start_ms: u64, length_ms: u64| rates.over(UnixNs(start_ms * 1_000_000), length_ms * 1_000_000);
-        assert_eq!(over(1_000, 200), 100.0, "thread b had not begun");
-        assert_eq!(over(1_800, 100), 400.0);
-        assert_eq!(over(2_000, 1_000), 800.0);
-        assert_eq!(over(4_000, 1_000), 0.0, "nothing was recorded then");
+        let rate_at =
+            |start_ms: u64, length_ms: u64| rates.rate_at(UnixNs(start_ms * 1_000_000), length_ms * 1_000_000);
+        assert_eq!(rate_at(1_000, 200), 100.0, "thread b had not begun");
+        assert_eq!(rate_at(1_800, 100), 400.0);
+        assert_eq!(rate_at(2_000, 1_000), 800.0);
+        assert_eq!(rate_at(4_000, 1_000), 0.0, "nothing was recorded then");
         assert_eq!(rates.median(), 800.0);
     }
 
     #[test]
-    fn silence_is_not_what_a_burst_is_measured_by() {
+    fn silent_intervals_do_not_lower_the_burst_baseline() {
         let mut rates = Rates::default();
         for (second, count) in (0..20).zip([30, 100, 110, 120].into_iter().chain(std::iter::repeat(0))) {
             rates.add("a", UnixNs(second * 1_000_000_000), 1_000_000_000, count);
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn values_stand_in_the_bucket_of_their_load() {
+    fn values_are_counted_in_the_bucket_of_their_load() {
         let mut by_load = ByLoad::default();
         let one = |value: u64| {
             let mut histogram = empty_histogram();
@@ -188,8 +189,8 @@ mod tests {
         by_load.add(900.0, &one(5_000));
         let buckets = by_load.buckets();
         let seen: Vec<_> =
-            buckets.iter().map(|b| (b.from_per_s, b.until_per_s, b.intervals, b.figures.max_ns)).collect();
-        assert_eq!(seen, [(10, 20, 2, 300), (500, 1_000, 1, buckets[1].figures.max_ns)]);
-        assert!(buckets[1].figures.max_ns >= 5_000);
+            buckets.iter().map(|b| (b.from_per_s, b.until_per_s, b.intervals, b.statistics.max_ns)).collect();
+        assert_eq!(seen, [(10, 20, 2, 300), (500, 1_000, 1, buckets[1].statistics.max_ns)]);
+        assert!(buckets[1].statistics.max_ns >= 5_000);
     }
 }

@@ -31,13 +31,13 @@ pub(super) struct Log<'a> {
     /// Values that came out negative.
     pub(super) negatives: Vec<(IntervalTag, u64)>,
     /// Lines that could not be read.
-    pub(super) damage: Vec<Damage>,
+    pub(super) damage: Vec<LogDamage>,
 }
 
 /// One line with a histogram.
 #[derive(Debug)]
 pub(super) struct Interval<'a, Tag = IntervalTag> {
-    pub(super) place: Place,
+    pub(super) place: LinePosition,
     pub(super) tag: Tag,
     pub(super) start: UnixNs,
     pub(super) length_ns: u64,
@@ -55,7 +55,7 @@ pub(super) struct Counts<'a> {
 
 /// A line of a log.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct LinePosition {
     /// From 1.
     pub(super) line: usize,
     /// Where it begins, bytes from the file's begin.
@@ -64,7 +64,7 @@ pub(super) struct Place {
 
 /// A line that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Damage {
+pub struct LogDamage {
     /// The log.
     pub path: PathBuf,
     /// The line in it, from 1.
@@ -75,7 +75,7 @@ pub struct Damage {
     pub reason: String,
 }
 
-impl fmt::Display for Damage {
+impl fmt::Display for LogDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {} (line at byte {})", self.path.display(), self.line, self.reason, self.offset_bytes)
     }
@@ -87,28 +87,28 @@ impl<'a> Log<'a> {
         let mut log = Self::default();
         if !bytes.starts_with(FORMAT_LINE.as_bytes()) {
             let reason = format!("this is no latency log: it does not begin with {FORMAT_LINE}");
-            log.damage.push(Damage { path: path.to_owned(), line: 1, offset_bytes: 0, reason });
+            log.damage.push(LogDamage { path: path.to_owned(), line: 1, offset_bytes: 0, reason });
             return log;
         }
         let mut offset_bytes = 0;
         let lines = bytes.split_inclusive(|byte| *byte == b'\n');
         for (number, line) in (1..).zip(lines) {
             let is_whole = line.ends_with(b"\n");
-            let place = Place { line: number, offset_bytes };
+            let place = LinePosition { line: number, offset_bytes };
             let outcome = match std::str::from_utf8(line) {
                 Ok(_) if !is_whole => Err("the log ends within this line".to_owned()),
                 Ok(text) => log.line(place, text.trim_end()),
                 Err(_) => Err("is not text".to_owned()),
             };
             if let Err(reason) = outcome {
-                log.damage.push(Damage { path: path.to_owned(), line: number, offset_bytes, reason });
+                log.damage.push(LogDamage { path: path.to_owned(), line: number, offset_bytes, reason });
             }
             offset_bytes += line.len();
         }
         log
     }
 
-    fn line(&mut self, place: Place, text: &'a str) -> Result<(), String> {
+    fn line(&mut self, place: LinePosition, text: &'a str) -> Result<(), String> {
         let entry = |prefix| text.strip_prefix(prefix).map(|rest| rest.strip_suffix(']').unwrap_or(rest));
         if let Some(entry) = entry(DISCLOSURE_PREFIX) {
             let (key, value) = entry.split_once(" = ").ok_or("a disclosure without value")?;
@@ -119,13 +119,13 @@ impl<'a> Log<'a> {
             let count = count.parse().map_err(|_| format!("{count:?} is no count"))?;
             self.negatives.push((tag, count));
         } else if let Some(entry) = entry(COUNTS_PREFIX) {
-            let base = self.base.ok_or(WITHOUT_BASE)?;
+            let base = self.base.ok_or(NO_BASE_TIME)?;
             self.counts.push(Counts::read(entry, base)?);
         } else if let Some(rest) = text.strip_prefix("#[BaseTime: ") {
             let seconds = rest.split(' ').next().unwrap_or_default();
             self.base = Some(UnixNs(nanoseconds(seconds)?));
         } else if !(text.is_empty() || text.starts_with('#') || text.starts_with("\"StartTimestamp\"")) {
-            let base = self.base.ok_or(WITHOUT_BASE)?;
+            let base = self.base.ok_or(NO_BASE_TIME)?;
             let tag = text.split(',').next().unwrap_or_default();
             if tag.contains(";lead=") {
                 self.leads.push(Interval::read(place, text, base)?);
@@ -137,7 +137,7 @@ impl<'a> Log<'a> {
     }
 }
 
-const WITHOUT_BASE: &str = "an interval before the log's base time: nothing tells when it was";
+const NO_BASE_TIME: &str = "an interval before the log's base time: nothing tells when it was";
 
 impl<'a> Counts<'a> {
     fn read(entry: &'a str, base: UnixNs) -> Result<Self, String> {
@@ -164,7 +164,7 @@ impl<'a> Counts<'a> {
 }
 
 impl<'a, Tag: FromStr<Err = InvalidTag>> Interval<'a, Tag> {
-    fn read(place: Place, text: &'a str, base: UnixNs) -> Result<Self, String> {
+    fn read(place: LinePosition, text: &'a str, base: UnixNs) -> Result<Self, String> {
         let fields: Vec<&str> = text.split(',').collect();
         let [tag, start, length, _max, encoded] = fields.as_slice() else {
             return Err(format!("{} fields, expected tag, start, length, maximum and histogram", fields.len()));
@@ -202,12 +202,12 @@ fn uncompressed(encoded: Vec<u8>) -> io::Result<Vec<u8>> {
 /// The deserializer makes room for as many bytes as the header claims, and takes the run of 2^63 empty values for a number
 /// that it can negate. No histogram has either.
 fn check_payload(plain: &[u8]) -> Result<(), String> {
-    let there = plain.get(HEADER_BYTES..).ok_or("it is shorter than a header")?;
+    let present = plain.get(HEADER_BYTES..).ok_or("it is shorter than a header")?;
     let claimed = plain.get(COOKIE_BYTES..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes));
-    if there.len() < claimed as usize {
-        return Err(format!("it claims {claimed} bytes, {} are there", there.len()));
+    if present.len() < claimed as usize {
+        return Err(format!("it claims {claimed} bytes, {} are there", present.len()));
     }
-    if there.windows(VARINT_BYTES_MAX).any(|varint| varint.iter().all(|byte| *byte == 0xff)) {
+    if present.windows(VARINT_BYTES_MAX).any(|varint| varint.iter().all(|byte| *byte == 0xff)) {
         return Err("a run of empty values is longer than any histogram".to_owned());
     }
     Ok(())
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_are_read_exactly() {
+    fn seconds_are_parsed_exactly() {
         assert_eq!(nanoseconds("1548856800.123"), Ok(1_548_856_800_123_000_000));
         assert_eq!(nanoseconds("0.000000001"), Ok(1));
         assert_eq!(nanoseconds("7"), Ok(7_000_000_000));
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_log_is_read_no_further() {
+    fn a_file_that_is_no_log_is_refused() {
         for text in [&b""[..], b"1\n2\n3\n", &[0; 4096], b"#[Histogram"] {
             let log = Log::read(Path::new("x.hlog"), text);
             assert_eq!(log.damage.len(), 1);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_without_a_base_time_has_no_date() {
+    fn an_interval_without_a_base_time_is_damage() {
         let text =
             b"#[Histogram log format version 1.3]\nTag=channel=1;stage=publish;thread=m-0,1.000,2.000,3.000,xyz\n";
         let log = Log::read(Path::new("x.hlog"), text);

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_have_their_sign_and_spans_their_ends() {
+    fn changes_show_a_sign_and_spans_show_both_ends() {
         for (share, text) in [(0.1, "+10.0 %"), (-0.25, "-25.0 %"), (-0.0004, "+0.0 %"), (12.0, "+1200 %")] {
             assert_eq!(Share(share).to_string(), text);
         }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_utc() {
+    fn timestamps_are_shown_in_utc() {
         assert_eq!(Timestamp(UnixNs(1_548_858_600_999_999_999)).to_string(), "2019-01-30 14:30:00");
         assert_eq!(Count(1_234_567).to_string(), "1,234,567");
     }

@@ -10,12 +10,12 @@ use mdgw_feeds::{identity::ChannelId, time::UnixNs};
 use mdgw_telemetry::stages::Stage;
 
 use super::{
-    difference::STRETCH_COUNT,
-    figures::{Figures, add, empty_histogram},
-    lines::{ChannelCell, Counted, GapMark, LineReport},
+    difference::BATCH_COUNT,
+    lines::{ChannelCounts, ChannelInputs, DeclaredGaps, LineReport},
     load::{ByLoad, LoadBucket, Rates},
-    log::{Damage, Interval, Log, Place},
-    timeline::{Moment, NS_PER_DAY, Timeline},
+    log::{Interval, LinePosition, Log, LogDamage},
+    statistics::{LatencyStatistics, add, empty_histogram},
+    timeline::{NS_PER_DAY, Timeline, TimelinePoint},
 };
 
 /// A whole report.
@@ -24,7 +24,7 @@ pub struct Report {
     /// The logs that it was made of.
     pub logs: Vec<PathBuf>,
     /// What their writers said of themselves; those that said the same stand together.
-    pub disclosures: Vec<Disclosed>,
+    pub disclosures: Vec<LogDisclosure>,
     /// Begin of the first interval.
     pub begin: UnixNs,
     /// End of the last one.
@@ -32,12 +32,12 @@ pub struct Report {
     /// Channels by number.
     pub channels: Vec<ChannelReport>,
     /// What could not be read.
-    pub damage: Vec<Damage>,
+    pub damage: Vec<LogDamage>,
 }
 
 /// A disclosure and the logs that carry it.
 #[derive(Debug)]
-pub struct Disclosed {
+pub struct LogDisclosure {
     /// The logs.
     pub logs: Vec<PathBuf>,
     /// Keys and values in the writer's order.
@@ -56,9 +56,9 @@ pub struct ChannelReport {
     /// What its rates count.
     pub rate_unit: RateUnit,
     /// What it counted.
-    pub counted: Counted,
+    pub counted: ChannelCounts,
     /// When gaps were declared.
-    pub gaps: Vec<GapMark>,
+    pub gaps: Vec<DeclaredGaps>,
     /// Its lines.
     pub lines: Vec<LineReport>,
     /// When nothing was recorded of it for long: from, until.
@@ -115,17 +115,17 @@ pub struct StageReport {
     /// Threads that recorded.
     pub threads: BTreeSet<String>,
     /// How it went over time.
-    pub timeline: Vec<Moment>,
+    pub timeline: Vec<TimelinePoint>,
     /// Each day (UTC) for itself, by its begin, where the report has several; moments are told since midnight.
-    pub days: Vec<(UnixNs, Vec<Moment>)>,
+    pub days: Vec<(UnixNs, Vec<TimelinePoint>)>,
     /// Those days together.
-    pub time_of_day: Vec<Moment>,
+    pub time_of_day: Vec<TimelinePoint>,
     /// How it went under load, from idle to busy.
     pub load: Vec<LoadBucket>,
     /// Each run (log) for itself, in the order in which they begin.
-    pub runs: Vec<Figures>,
+    pub runs: Vec<LatencyStatistics>,
     /// Stretches of equally many intervals, in the order of time.
-    pub stretches: Vec<Figures>,
+    pub batches: Vec<LatencyStatistics>,
 }
 
 impl Report {
@@ -147,8 +147,8 @@ impl Report {
             channels: Vec::new(),
             damage: Vec::new(),
         };
-        let mut cells: BTreeMap<(ChannelId, Stage), Cell<'_>> = BTreeMap::new();
-        let mut channels: BTreeMap<ChannelId, ChannelCell<'_>> = BTreeMap::new();
+        let mut cells: BTreeMap<(ChannelId, Stage), StageInputs<'_>> = BTreeMap::new();
+        let mut channels: BTreeMap<ChannelId, ChannelInputs<'_>> = BTreeMap::new();
         for (path, bytes) in files {
             let mut log = Log::read(path, bytes);
             report.disclose(path, std::mem::take(&mut log.disclosure));
@@ -195,12 +195,12 @@ impl Report {
     fn disclose(&mut self, path: &Path, entries: Vec<(String, String)>) {
         match self.disclosures.iter_mut().find(|known| known.entries == entries) {
             Some(known) => known.logs.push(path.to_owned()),
-            None => self.disclosures.push(Disclosed { logs: vec![path.to_owned()], entries }),
+            None => self.disclosures.push(LogDisclosure { logs: vec![path.to_owned()], entries }),
         }
     }
 
     /// What the counts and leads of a channel say.
-    fn describe(&mut self, id: ChannelId, cell: &ChannelCell<'_>) {
+    fn describe(&mut self, id: ChannelId, cell: &ChannelInputs<'_>) {
         let mut damage = Vec::new();
         let lines = cell.lines(self.begin, self.end, &mut damage);
         self.damage.append(&mut damage);
@@ -212,9 +212,9 @@ impl Report {
     }
 
     /// How much came when, and when nothing did: from the channel's own counts, or else from the first of its stages.
-    fn begin_channel(&mut self, id: ChannelId, first: &Cell<'_>, cell: Option<&ChannelCell<'_>>) -> Rates {
+    fn begin_channel(&mut self, id: ChannelId, first: &StageInputs<'_>, cell: Option<&ChannelInputs<'_>>) -> Rates {
         let mut rates = Rates::default();
-        for (path, counts) in cell.into_iter().flat_map(ChannelCell::intervals) {
+        for (path, counts) in cell.into_iter().flat_map(ChannelInputs::intervals) {
             rates.add(&path.display().to_string(), counts.start, counts.length_ns, counts.value("messages"));
         }
         if rates.is_empty() {
@@ -227,41 +227,41 @@ impl Report {
 
     fn channel(&mut self, id: ChannelId) -> &mut ChannelReport {
         let known = self.channels.iter().position(|channel| channel.id == id);
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             let name = self.disclosures.iter().find_map(|disclosed| channel_name(&disclosed.entries, id));
             self.channels.push(ChannelReport { id, name, ..ChannelReport::default() });
             self.channels.len() - 1
         });
-        &mut self.channels[place]
+        &mut self.channels[index]
     }
 
-    fn merge(&mut self, stage: Stage, mut cell: Cell<'_>, rates: &Rates) -> StageReport {
+    fn merge(&mut self, stage: Stage, mut cell: StageInputs<'_>, rates: &Rates) -> StageReport {
         cell.sort();
         let (days, time_of_day) =
             if self.has_days() { (cell.days(rates), cell.time_of_day(rates)) } else { (Vec::new(), Vec::new()) };
         let mut timeline = Timeline::new(self.begin, self.end.0 - self.begin.0, cell.interval_ns_max(), rates.median());
         let mut by_load = ByLoad::default();
         let mut runs: Vec<(&Path, Histogram<u64>)> = Vec::new();
-        let mut stretches: Vec<(usize, Histogram<u64>)> = Vec::new();
+        let mut batches: Vec<(usize, Histogram<u64>)> = Vec::new();
         let mut threads = BTreeSet::new();
         let mut deserializer = Deserializer::new();
         let interval_count = cell.intervals.len();
-        for (place, (path, interval)) in cell.intervals.into_iter().enumerate() {
+        for (index, (path, interval)) in cell.intervals.into_iter().enumerate() {
             let histogram = match interval.histogram(&mut deserializer) {
                 Ok(histogram) => histogram,
                 Err(reason) => {
-                    let Place { line, offset_bytes } = interval.place;
-                    self.damage.push(Damage { path: path.to_owned(), line, offset_bytes, reason });
+                    let LinePosition { line, offset_bytes } = interval.place;
+                    self.damage.push(LogDamage { path: path.to_owned(), line, offset_bytes, reason });
                     continue;
                 }
             };
-            let per_s = rates.over(interval.start, interval.length_ns);
+            let per_s = rates.rate_at(interval.start, interval.length_ns);
             timeline.add(interval.start, per_s, &histogram);
             by_load.add(per_s, &histogram);
-            let stretch = place * STRETCH_COUNT / interval_count;
-            match stretches.last_mut().filter(|(last, _)| *last == stretch) {
+            let stretch = index * BATCH_COUNT / interval_count;
+            match batches.last_mut().filter(|(last, _)| *last == stretch) {
                 Some((_, merged)) => add(merged, &histogram),
-                None => stretches.push((stretch, histogram.clone())),
+                None => batches.push((stretch, histogram.clone())),
             }
             match runs.iter_mut().find(|(run, _)| *run == path) {
                 Some((_, run)) => add(run, &histogram),
@@ -276,23 +276,23 @@ impl Report {
             histogram: total,
             negative_count: cell.negative_count,
             threads,
-            timeline: timeline.into_moments(),
+            timeline: timeline.into_points(),
             days,
             time_of_day,
             load: by_load.buckets(),
-            runs: runs.iter().map(|(_, run)| Figures::of(run)).collect(),
-            stretches: stretches.iter().map(|(_, stretch)| Figures::of(stretch)).collect(),
+            runs: runs.iter().map(|(_, run)| LatencyStatistics::of(run)).collect(),
+            batches: batches.iter().map(|(_, stretch)| LatencyStatistics::of(stretch)).collect(),
         }
     }
 }
 
 #[derive(Default)]
-struct Cell<'a> {
+struct StageInputs<'a> {
     intervals: Vec<(&'a Path, Interval<'a>)>,
     negative_count: u64,
 }
 
-impl Cell<'_> {
+impl StageInputs<'_> {
     fn sort(&mut self) {
         self.intervals.sort_by_key(|(_, interval)| interval.start);
     }
@@ -306,7 +306,7 @@ impl Cell<'_> {
         let mut rates = Rates::default();
         let mut deserializer = Deserializer::new();
         for (path, interval) in &self.intervals {
-            // Damage is told when the histogram's values are wanted.
+            // LogDamage is told when the histogram's values are wanted.
             if let Ok(histogram) = interval.histogram(&mut deserializer) {
                 let track = format!("{} {}", path.display(), interval.tag.thread);
                 rates.add(&track, interval.start, interval.length_ns, histogram.len());
@@ -316,7 +316,7 @@ impl Cell<'_> {
     }
 
     /// Each day for itself, by its begin.
-    fn days(&self, rates: &Rates) -> Vec<(UnixNs, Vec<Moment>)> {
+    fn days(&self, rates: &Rates) -> Vec<(UnixNs, Vec<TimelinePoint>)> {
         let day = |interval: &Interval<'_>| interval.start.0 / NS_PER_DAY;
         let days = self.intervals.chunk_by(|(_, one), (_, next)| day(one) == day(next));
         let of_day = |intervals: &[(&Path, Interval<'_>)]| {
@@ -327,7 +327,7 @@ impl Cell<'_> {
     }
 
     /// All days together.
-    fn time_of_day(&self, rates: &Rates) -> Vec<Moment> {
+    fn time_of_day(&self, rates: &Rates) -> Vec<TimelinePoint> {
         let mut intervals: Vec<_> = self.intervals.iter().collect();
         intervals.sort_by_key(|(_, interval)| interval.start.0 % NS_PER_DAY);
         self.since_midnight(intervals.into_iter(), rates)
@@ -337,17 +337,17 @@ impl Cell<'_> {
         &self,
         intervals: impl Iterator<Item = &'i (&'l Path, Interval<'l>)>,
         rates: &Rates,
-    ) -> Vec<Moment> {
+    ) -> Vec<TimelinePoint> {
         let mut timeline = Timeline::of_day(self.interval_ns_max(), rates.median());
         let mut deserializer = Deserializer::new();
         for (_, interval) in intervals {
-            // Damage is told where all of them are put together.
+            // LogDamage is told where all of them are put together.
             if let Ok(histogram) = interval.histogram(&mut deserializer) {
                 let since = UnixNs(interval.start.0 % NS_PER_DAY);
-                timeline.add(since, rates.over(interval.start, interval.length_ns), &histogram);
+                timeline.add(since, rates.rate_at(interval.start, interval.length_ns), &histogram);
             }
         }
-        timeline.into_moments()
+        timeline.into_points()
     }
 
     /// When no thread recorded for longer than [`PAUSE_INTERVALS`] of the usual intervals.
@@ -393,13 +393,13 @@ pub(super) mod tests {
         interval_log::{IntervalLogWriter, IntervalTag},
     };
     use mdgw_sys::handle::ChannelIndex;
-    use mdgw_telemetry::stages::StageSet;
+    use mdgw_telemetry::stages::StageHistograms;
 
     use super::*;
 
     /// A log of `seconds` intervals of one thread, with `per_second` values each, from a fixed pattern: most values
     /// near 5 us, a tail, and a slow stretch in the middle.
-    pub(in crate::report) fn plausible_log(thread: &str, seconds: u64, per_second: u64) -> Vec<u8> {
+    pub(in crate::report) fn sample_log(thread: &str, seconds: u64, per_second: u64) -> Vec<u8> {
         let mut disclosure = Disclosure::of_this_host("kernel software");
         disclosure.push("config.channel.nasdaq.id", "1");
         disclosure.push("config.channel.iex-deep.id", "2");
@@ -415,7 +415,7 @@ pub(super) mod tests {
         };
         let medians = [1_900.0, 90.0, 180.0, 650.0, 1_300.0, 4_600.0];
         for second in 0..seconds {
-            let mut set = StageSet::new(2, 2);
+            let mut set = StageHistograms::new(2, 2);
             let slow = if (seconds / 2..seconds / 2 + 3).contains(&second) { 4.0 } else { 1.0 };
             for _ in 0..per_second {
                 for channel in 0..2 {
@@ -440,12 +440,12 @@ pub(super) mod tests {
     }
 
     /// A log of ten intervals of one stage: each has every tenth of `values`.
-    pub(in crate::report) fn log_of(values: &[u64]) -> Vec<u8> {
+    pub(in crate::report) fn log_with_values(values: &[u64]) -> Vec<u8> {
         let base = UnixNs(1_548_858_600_000_000_000);
         let mut log = IntervalLogWriter::begin(Vec::new(), base, &Disclosure::default()).unwrap();
         let tag = IntervalTag { channel: ChannelId(1), stage: Stage::WireToWire, thread: "main-0".to_owned() };
         for interval in 0..10 {
-            let mut set = StageSet::new(1, 3);
+            let mut set = StageHistograms::new(1, 3);
             for value in values.iter().skip(interval).step_by(10) {
                 set.record(ChannelIndex(0), Stage::WireToWire, *value);
             }
@@ -455,15 +455,15 @@ pub(super) mod tests {
         log.into_inner().unwrap()
     }
 
-    pub(in crate::report) fn plausible_report() -> Report {
-        let files = ["main-0", "main-1"]
-            .map(|thread| (PathBuf::from(format!("{thread}.hlog")), plausible_log(thread, 20, 500)));
+    pub(in crate::report) fn sample_report() -> Report {
+        let files =
+            ["main-0", "main-1"].map(|thread| (PathBuf::from(format!("{thread}.hlog")), sample_log(thread, 20, 500)));
         Report::of(&files, None)
     }
 
     /// Some minutes of two days, at the same time of day.
-    pub(in crate::report) fn report_of_days() -> Report {
-        let text = String::from_utf8(plausible_log("main-0", 400, 3)).unwrap();
+    pub(in crate::report) fn two_day_report() -> Report {
+        let text = String::from_utf8(sample_log("main-0", 400, 3)).unwrap();
         let next_day = text.replace(": 1548858600.000 (", ": 1548945000.000 (");
         assert_ne!(text, next_day);
         Report::of(&[(PathBuf::from("a"), text.into_bytes()), (PathBuf::from("b"), next_day.into_bytes())], None)
@@ -471,7 +471,7 @@ pub(super) mod tests {
 
     #[test]
     fn threads_and_logs_are_merged_by_channel_and_stage() {
-        let report = plausible_report();
+        let report = sample_report();
         assert_eq!(report.damage, []);
         let titles: Vec<String> = report.channels.iter().map(ChannelReport::title).collect();
         assert_eq!(titles, ["channel 1 nasdaq", "channel 2 iex-deep"]);
@@ -479,14 +479,14 @@ pub(super) mod tests {
         assert_eq!(whole.histogram.len(), 2 * 20 * 500);
         assert_eq!(whole.threads.iter().map(String::as_str).collect::<Vec<_>>(), ["main-0", "main-1"]);
         assert_eq!(whole.timeline.len(), 20);
-        assert!(whole.timeline.iter().all(|moment| moment.count == 1_000));
+        assert!(whole.timeline.iter().all(|point| point.count == 1_000));
         assert_eq!(report.channels[0].stage(Stage::WireToUser).unwrap().negative_count, 6);
         assert_eq!(report.end.0 - report.begin.0, 20_000_000_000);
         assert_eq!(report.disclosures.len(), 1, "both logs disclose the same");
     }
 
     #[test]
-    fn bursts_and_pauses_stand_out_and_values_under_load_stand_apart() {
+    fn bursts_and_pauses_are_marked_and_values_are_grouped_by_load() {
         let tag = IntervalTag { channel: ChannelId(1), stage: Stage::WireToUser, thread: "main-0".to_owned() };
         let base = UnixNs(1_548_858_600_000_000_000);
         let mut log = IntervalLogWriter::begin(Vec::new(), base, &Disclosure::default()).unwrap();
@@ -494,7 +494,7 @@ pub(super) mod tests {
         for (second, count, latency_ns) in
             (0..5).map(|second| (second, 30, 100)).chain([(15, 300, 9_000), (16, 30, 100)])
         {
-            let mut set = StageSet::new(1, 2);
+            let mut set = StageHistograms::new(1, 2);
             set.record_n(ChannelIndex(0), Stage::WireToUser, latency_ns, count);
             let start = UnixNs(base.0 + second * 1_000_000_000);
             set.recorded().for_each(|recorded| log.write(&tag, start, 1_000_000_000, recorded.histogram).unwrap());
@@ -506,51 +506,51 @@ pub(super) mod tests {
         assert_eq!(pauses, [(5, 15)]);
         let stage = &channel.stages[0];
         let bursts: Vec<u64> =
-            stage.timeline.iter().filter(|moment| moment.is_burst).map(|moment| seconds(moment.start)).collect();
+            stage.timeline.iter().filter(|point| point.is_burst).map(|point| seconds(point.start)).collect();
         assert_eq!(bursts, [15]);
         let load: Vec<_> = stage.load.iter().map(|bucket| (bucket.from_per_s, bucket.intervals)).collect();
         assert_eq!(load, [(20, 6), (200, 1)]);
-        assert!(stage.load[0].figures.max_ns < 200 && stage.load[1].figures.max_ns >= 9_000);
+        assert!(stage.load[0].statistics.max_ns < 200 && stage.load[1].statistics.max_ns >= 9_000);
     }
 
     #[test]
-    fn runs_and_stretches_hold_each_value_once() {
-        let files = ["a", "b"].map(|name| (PathBuf::from(name), plausible_log("main-0", 7, 50)));
+    fn runs_and_batches_hold_each_value_once() {
+        let files = ["a", "b"].map(|name| (PathBuf::from(name), sample_log("main-0", 7, 50)));
         for channel in &Report::of(&files, None).channels {
             for stage in &channel.stages {
                 let counts: Vec<u64> = stage.runs.iter().map(|run| run.count).collect();
                 assert_eq!(counts, [350, 350]);
-                assert_eq!(stage.stretches.iter().map(|stretch| stretch.count).sum::<u64>(), 700);
+                assert_eq!(stage.batches.iter().map(|stretch| stretch.count).sum::<u64>(), 700);
             }
         }
     }
 
     #[test]
-    fn days_are_told_each_for_itself_and_over_each_other() {
-        let report = report_of_days();
+    fn several_days_are_reported_separately_and_overlaid() {
+        let report = two_day_report();
         for stage in report.channels.iter().flat_map(|channel| &channel.stages) {
             let days: Vec<String> = stage.days.iter().map(|(day, _)| TradingDate::in_utc(*day).to_string()).collect();
             assert_eq!(days, ["2019-01-30", "2019-01-31"]);
-            let count = |moments: &[Moment]| moments.iter().map(|moment| moment.count).sum::<u64>();
-            assert_eq!(stage.days.iter().map(|(_, moments)| count(moments)).collect::<Vec<_>>(), [1_200, 1_200]);
+            let count = |points: &[TimelinePoint]| points.iter().map(|point| point.count).sum::<u64>();
+            assert_eq!(stage.days.iter().map(|(_, points)| count(points)).collect::<Vec<_>>(), [1_200, 1_200]);
             assert_eq!(count(&stage.time_of_day), 2_400);
-            assert!(stage.time_of_day.iter().all(|moment| moment.end.0 < NS_PER_DAY));
+            assert!(stage.time_of_day.iter().all(|point| point.end.0 < NS_PER_DAY));
         }
-        let one = Report::of(&[(PathBuf::from("a"), plausible_log("main-0", 7, 50))], None);
+        let one = Report::of(&[(PathBuf::from("a"), sample_log("main-0", 7, 50))], None);
         assert!(one.channels[0].stages[0].days.is_empty(), "a day alone is the timeline");
     }
 
     #[test]
-    fn one_channel_can_be_picked() {
-        let files = [(PathBuf::from("a"), plausible_log("main-0", 2, 10))];
+    fn one_channel_can_be_selected() {
+        let files = [(PathBuf::from("a"), sample_log("main-0", 2, 10))];
         let report = Report::of(&files, Some(ChannelId(2)));
         assert_eq!(report.channels.iter().map(|channel| channel.id.0).collect::<Vec<_>>(), [2]);
         assert!(Report::of(&files, Some(ChannelId(9))).channels.is_empty());
     }
 
     #[test]
-    fn a_log_cut_at_any_byte_gives_what_was_whole() {
-        let bytes = plausible_log("main-0", 2, 10);
+    fn a_truncated_log_yields_its_whole_lines() {
+        let bytes = sample_log("main-0", 2, 10);
         let whole = Report::of(&[(PathBuf::from("a"), bytes.clone())], None);
         let count = |report: &Report| -> u64 {
             report.channels.iter().flat_map(|channel| &channel.stages).map(|stage| stage.histogram.len()).sum()
@@ -565,11 +565,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_flipped_byte_is_damage_or_harmless_and_never_a_panic() {
-        let bytes = plausible_log("main-0", 1, 5);
-        for place in (0..bytes.len()).step_by(11) {
+    fn a_flipped_byte_never_causes_a_panic() {
+        let bytes = sample_log("main-0", 1, 5);
+        for index in (0..bytes.len()).step_by(11) {
             let mut damaged = bytes.clone();
-            damaged[place] ^= 0x15;
+            damaged[index] ^= 0x15;
             let _ = Report::of(&[(PathBuf::from("a"), damaged)], None);
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use super::{
-    ChannelReport, Comparison, Counted, Group, Report,
+    ChannelCounts, ChannelReport, Comparison, Group, Report,
     difference::SPREAD_NOTE,
     lines::{lead_count, percent},
     quantity::{Count, Latency, QUANTILES, Share, Span, Timestamp},
@@ -46,7 +46,7 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
 
 /// Which line brought what, and by how much it was ahead.
 fn lines(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
-    let Counted { messages, gaps, gap_messages, drops, .. } = channel.counted;
+    let ChannelCounts { messages, gaps, gap_messages, drops, .. } = channel.counted;
     if channel.lines.is_empty() {
         return Ok(());
     }
@@ -108,8 +108,8 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
             )?;
             title = this;
         }
-        for (place, change) in difference.changes.iter().enumerate() {
-            let stage = if place == 0 { difference.stage.name() } else { "" };
+        for (index, change) in difference.changes.iter().enumerate() {
+            let stage = if index == 0 { difference.stage.name() } else { "" };
             writeln!(
                 out,
                 "  {stage:<26}{:>9}{:>10}{:>10}{:>10}  {:<19}  {:<19}  {}",
@@ -132,12 +132,12 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::summary::tests::plausible_report;
+    use crate::report::summary::tests::sample_report;
 
     #[test]
     fn every_stage_of_every_channel_has_a_row_of_one_width() {
         let mut text = String::new();
-        write(&plausible_report(), &mut text).unwrap();
+        write(&sample_report(), &mut text).unwrap();
         let rows: Vec<&str> =
             text.lines().filter(|line| line.starts_with("  ") || line.starts_with("channel")).collect();
         assert_eq!(rows.len(), 2 * 7, "{text}");
@@ -147,15 +147,15 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_report_says_so() {
+    fn an_empty_report_table_says_that_nothing_was_recorded() {
         let mut text = String::new();
         write(&Report::of(&[], None), &mut text).unwrap();
         assert!(text.contains("nothing was recorded"));
     }
 
     #[test]
-    fn a_comparison_has_a_row_for_each_percentile_and_says_how_spread_is_computed() {
-        let groups = ["yesterday", "today"].map(|name| Group { name: name.to_owned(), report: plausible_report() });
+    fn a_comparison_has_a_row_for_each_percentile_and_explains_the_spread() {
+        let groups = ["yesterday", "today"].map(|name| Group { name: name.to_owned(), report: sample_report() });
         let mut text = String::new();
         write_comparison(&Comparison::of(groups.into()), &mut text).unwrap();
         let rows = text.lines().filter(|line| line.contains(" +0.0 % ")).count();

@@ -3,11 +3,11 @@
 use hdrhistogram::Histogram;
 use mdgw_feeds::time::UnixNs;
 
-use super::figures::{add, empty_histogram};
+use super::statistics::{add, empty_histogram};
 
 /// What one stretch of time saw.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Moment {
+pub struct TimelinePoint {
     /// Begin of the stretch.
     pub start: UnixNs,
     /// End of it.
@@ -30,9 +30,9 @@ pub struct Moment {
 pub const BURST_FACTOR: f64 = 4.0;
 
 /// Points of a timeline: more are not to be told apart in a picture.
-const MOMENTS_MAX: u64 = 240;
+const POINTS_MAX: u64 = 240;
 /// Stretches of a day, 5 minutes: a trading day has some tens of them.
-const OF_DAY_NS: u64 = 300_000_000_000;
+const DAY_POINT_NS: u64 = 300_000_000_000;
 pub(super) const NS_PER_DAY: u64 = 86_400_000_000_000;
 
 /// Puts intervals of all threads into stretches of one width, in the order of time.
@@ -40,30 +40,30 @@ pub(super) const NS_PER_DAY: u64 = 86_400_000_000_000;
 pub(super) struct Timeline {
     begin: UnixNs,
     width_ns: u64,
-    per_s_usual: f64,
-    current: Option<Stretch>,
-    moments: Vec<Moment>,
+    per_s_median: f64,
+    current: Option<OpenPoint>,
+    points: Vec<TimelinePoint>,
 }
 
 #[derive(Debug)]
-struct Stretch {
+struct OpenPoint {
     index: u64,
     merged: Histogram<u64>,
     per_s_max: f64,
 }
 
 impl Timeline {
-    /// Over a span that begins at `begin`, of intervals that are no longer than `interval_ns_max`. `per_s_usual`: the
+    /// Over a span that begins at `begin`, of intervals that are no longer than `interval_ns_max`. `per_s_median`: the
     /// rate that bursts are measured by.
-    pub(super) fn new(begin: UnixNs, span_ns: u64, interval_ns_max: u64, per_s_usual: f64) -> Self {
-        let width_ns = (span_ns / MOMENTS_MAX + 1).max(interval_ns_max).max(1);
-        Self { begin, width_ns, per_s_usual, current: None, moments: Vec::new() }
+    pub(super) fn new(begin: UnixNs, span_ns: u64, interval_ns_max: u64, per_s_median: f64) -> Self {
+        let width_ns = (span_ns / POINTS_MAX + 1).max(interval_ns_max).max(1);
+        Self { begin, width_ns, per_s_median, current: None, points: Vec::new() }
     }
 
     /// Over the time since midnight (UTC), whatever the day.
-    pub(super) fn of_day(interval_ns_max: u64, per_s_usual: f64) -> Self {
-        let width_ns = OF_DAY_NS.max(interval_ns_max);
-        Self { begin: UnixNs(0), width_ns, per_s_usual, current: None, moments: Vec::new() }
+    pub(super) fn of_day(interval_ns_max: u64, per_s_median: f64) -> Self {
+        let width_ns = DAY_POINT_NS.max(interval_ns_max);
+        Self { begin: UnixNs(0), width_ns, per_s_median, current: None, points: Vec::new() }
     }
 
     /// Intervals come sorted by their start.
@@ -71,7 +71,7 @@ impl Timeline {
         let index = start.0.saturating_sub(self.begin.0) / self.width_ns;
         if self.current.as_ref().is_none_or(|current| current.index != index) {
             self.close();
-            self.current = Some(Stretch { index, merged: empty_histogram(), per_s_max: 0.0 });
+            self.current = Some(OpenPoint { index, merged: empty_histogram(), per_s_max: 0.0 });
         }
         if let Some(current) = &mut self.current {
             add(&mut current.merged, histogram);
@@ -79,16 +79,16 @@ impl Timeline {
         }
     }
 
-    pub(super) fn into_moments(mut self) -> Vec<Moment> {
+    pub(super) fn into_points(mut self) -> Vec<TimelinePoint> {
         self.close();
-        self.moments
+        self.points
     }
 
     fn close(&mut self) {
-        let Some(Stretch { index, merged, per_s_max }) = self.current.take() else { return };
+        let Some(OpenPoint { index, merged, per_s_max }) = self.current.take() else { return };
         if !merged.is_empty() {
             let start = UnixNs(self.begin.0.saturating_add(index * self.width_ns));
-            self.moments.push(Moment {
+            self.points.push(TimelinePoint {
                 start,
                 end: UnixNs(start.0.saturating_add(self.width_ns)),
                 count: merged.len(),
@@ -96,7 +96,7 @@ impl Timeline {
                 p99_ns: merged.value_at_quantile(0.99),
                 max_ns: merged.max(),
                 per_s_max,
-                is_burst: self.per_s_usual > 0.0 && per_s_max >= BURST_FACTOR * self.per_s_usual,
+                is_burst: self.per_s_median > 0.0 && per_s_max >= BURST_FACTOR * self.per_s_median,
             });
         }
     }

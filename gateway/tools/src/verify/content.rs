@@ -15,99 +15,110 @@ use zerocopy::FromBytes as _;
 use super::{
     coverage::{PartPosition, position, sequence},
     epochs::epoch_text,
-    finding::{Findings, Place, Promise},
+    finding::{Findings, Location, Promise},
 };
 
 /// Contents of one channel.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    sessions: BTreeMap<Session, Names>,
+    sessions: BTreeMap<Session, SessionContents>,
     /// Different names.
     pub(super) names: u64,
-    /// Names said again with the same content.
-    pub(super) said_again: u64,
-    /// Names whose content is forgotten.
-    pub(super) forgotten: u64,
+    /// SessionContents said again with the same content.
+    pub(super) republished: u64,
+    /// SessionContents whose content is forgotten.
+    pub(super) evicted: u64,
 }
 
 /// Of one session.
 #[derive(Debug, Default)]
-struct Names {
-    said: BTreeMap<PartPosition, Said>,
+struct SessionContents {
+    published: BTreeMap<PartPosition, FirstPublished>,
     /// Sequences that were passed over without a word, by the first of them: disjoint, not touching.
-    silent: BTreeMap<u64, Silence>,
+    empty_ranges: BTreeMap<u64, EmptyRange>,
 }
 
 /// Up to where nothing was said, and who said nothing first.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Silence {
+pub(super) struct EmptyRange {
     pub(super) next: u64,
     pub(super) epoch: Epoch,
-    pub(super) place: Place,
+    pub(super) location: Location,
 }
 
 /// What was said under a name, and who said it first.
 #[derive(Clone, Copy, Debug)]
-struct Said {
+struct FirstPublished {
     hash: u64,
     epoch: Epoch,
-    place: Place,
+    location: Location,
 }
 
 impl Contents {
     /// Compares each message of the packet with what was said under its name before.
-    pub(super) fn compare(&mut self, packet: &Packet<'_>, place: Place, names_max: usize, findings: &mut Findings) {
+    pub(super) fn compare(
+        &mut self,
+        packet: &Packet<'_>,
+        location: Location,
+        names_max: usize,
+        findings: &mut Findings,
+    ) {
         let meta = &packet.meta;
-        let Names { said: names, silent } = self.sessions.entry(meta.session).or_default();
-        for_each_silence(packet, |first, next| {
+        let SessionContents { published: names, empty_ranges } = self.sessions.entry(meta.session).or_default();
+        for_each_empty_range(packet, |first, next| {
             let of_range = position(Sequence(first))..position(Sequence(next));
             match names.range(of_range).next() {
-                None => pass_over(silent, first, Silence { next, epoch: meta.epoch, place }),
-                Some((name, said)) => {
-                    findings.note(Promise::OneContent, place, || {
-                        Self::contradiction(packet, *name, ["nothing", "records"], (said.epoch, said.place))
+                None => add_empty_range(empty_ranges, first, EmptyRange { next, epoch: meta.epoch, location }),
+                Some((name, published)) => {
+                    findings.record(Promise::ConsistentContent, location, || {
+                        Self::contradiction(
+                            packet,
+                            *name,
+                            ["nothing", "records"],
+                            (published.epoch, published.location),
+                        )
                     });
                 }
             }
         });
-        for (header, body) in packet.frames().filter(|(header, _)| says_something(header)) {
+        for (header, body) in packet.frames().filter(|(header, _)| has_records(header)) {
             let name = position(Sequence(header.sequence.get())) + u64::from(header.part.get());
-            let passed_over = silent.range(..=header.sequence.get()).next_back();
+            let passed_over = empty_ranges.range(..=header.sequence.get()).next_back();
             if let Some((_, silence)) = passed_over.filter(|(_, silence)| silence.next > header.sequence.get()) {
-                findings.note(Promise::OneContent, place, || {
-                    Self::contradiction(packet, name, ["records", "nothing"], (silence.epoch, silence.place))
+                findings.record(Promise::ConsistentContent, location, || {
+                    Self::contradiction(packet, name, ["records", "nothing"], (silence.epoch, silence.location))
                 });
             }
-            let said = Said { hash: content_hash(header, body), epoch: meta.epoch, place };
+            let published = FirstPublished { hash: content_hash(header, body), epoch: meta.epoch, location };
             match names.entry(name) {
                 Entry::Vacant(vacant) => {
-                    vacant.insert(said);
+                    vacant.insert(published);
                     self.names += 1;
                 }
-                Entry::Occupied(first) if first.get().hash == said.hash => self.said_again += 1,
+                Entry::Occupied(first) if first.get().hash == published.hash => self.republished += 1,
                 Entry::Occupied(first) => {
                     let first = *first.get();
-                    findings.note(Promise::OneContent, place, || {
-                        Self::contradiction(packet, name, ["other records", "records"], (first.epoch, first.place))
+                    findings.record(Promise::ConsistentContent, location, || {
+                        Self::contradiction(packet, name, ["other records", "records"], (first.epoch, first.location))
                     });
                 }
             }
         }
         while names.len() > names_max {
             names.pop_first();
-            self.forgotten += 1;
+            self.evicted += 1;
         }
-        while silent.len() > names_max {
-            silent.pop_first();
+        while empty_ranges.len() > names_max {
+            empty_ranges.pop_first();
         }
     }
 
     /// A packet says something else of a name than was said before, in that epoch at that place.
-    fn contradiction(packet: &Packet<'_>, name: PartPosition, what: [&str; 2], before: (Epoch, Place)) -> String {
-        let [says, said] = what;
+    fn contradiction(packet: &Packet<'_>, name: PartPosition, what: [&str; 2], before: (Epoch, Location)) -> String {
+        let [says, published] = what;
         let meta = &packet.meta;
         format!(
-            "channel {} {}, sequence {} part {}: {} says {says}, {} said {said} at {}",
+            "channel {} {}, sequence {} part {}: {} says {says}, {} said {published} at {}",
             meta.channel.0,
             meta.session,
             sequence(name),
@@ -120,20 +131,20 @@ impl Contents {
 }
 
 /// A doubt without records says no more than silence does: whose books are sound may have nothing to tell there.
-fn says_something(header: &FrameHeader) -> bool {
-    let is_doubt_alone = header.record_count.get() == 0 && FrameFlags(header.flags).contains(FrameFlags::SUSPECT);
-    header.kind == FrameKind::Message as u8 && !is_doubt_alone
+fn has_records(header: &FrameHeader) -> bool {
+    let is_suspect_mark_only = header.record_count.get() == 0 && FrameFlags(header.flags).contains(FrameFlags::SUSPECT);
+    header.kind == FrameKind::Message as u8 && !is_suspect_mark_only
 }
 
 /// Sequences that the packet settles without a frame: `[first, next)`.
-fn for_each_silence(packet: &Packet<'_>, mut is_silent: impl FnMut(u64, u64)) {
+fn for_each_empty_range(packet: &Packet<'_>, mut is_silent: impl FnMut(u64, u64)) {
     let meta = &packet.meta;
     let has = |flag| meta.flags.contains(flag);
     // The range of definitions, and of an answer's end, is none of messages.
     if has(PacketFlags::SNAPSHOT) || has(PacketFlags::RETRANSMISSION) && has(PacketFlags::HEARTBEAT) {
         return;
     }
-    let mut settled = meta.first.0;
+    let mut covered_through = meta.first.0;
     for (header, body) in packet.frames() {
         let first = header.sequence.get();
         let next = match FrameKind::from_number(header.kind) {
@@ -142,34 +153,36 @@ fn for_each_silence(packet: &Packet<'_>, mut is_silent: impl FnMut(u64, u64)) {
             _ => continue,
         };
         let behind = first.min(meta.next.0);
-        if behind > settled {
-            is_silent(settled, behind);
+        if behind > covered_through {
+            is_silent(covered_through, behind);
         }
-        settled = settled.max(next);
+        covered_through = covered_through.max(next);
     }
-    if meta.next.0 > settled {
-        is_silent(settled, meta.next.0);
+    if meta.next.0 > covered_through {
+        is_silent(covered_through, meta.next.0);
     }
 }
 
 /// Adds a silence to what is known of them.
-pub(super) fn pass_over(silent: &mut BTreeMap<u64, Silence>, first: u64, silence: Silence) {
+pub(super) fn add_empty_range(empty_ranges: &mut BTreeMap<u64, EmptyRange>, first: u64, silence: EmptyRange) {
     let (mut first, mut silence) = (first, silence);
-    while let Some((other, known)) = silent.range(..=silence.next).next_back().map(|(other, known)| (*other, *known)) {
+    while let Some((other, known)) =
+        empty_ranges.range(..=silence.next).next_back().map(|(other, known)| (*other, *known))
+    {
         if known.next < first {
             break;
         }
-        silent.remove(&other);
+        empty_ranges.remove(&other);
         first = first.min(other);
-        silence = Silence { next: silence.next.max(known.next), ..known };
+        silence = EmptyRange { next: silence.next.max(known.next), ..known };
     }
-    silent.insert(first, silence);
+    empty_ranges.insert(first, silence);
 }
 
 /// Of records and cut. Times of receipt are local, and whether the book is in doubt may differ between gateways.
 fn content_hash(header: &FrameHeader, body: &[u8]) -> u64 {
-    let cut = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
+    let part_flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
     let mut hasher = DefaultHasher::new();
-    (header.record_count.get(), header.flags & cut.0, body).hash(&mut hasher);
+    (header.record_count.get(), header.flags & part_flags.0, body).hash(&mut hasher);
     hasher.finish()
 }

@@ -37,7 +37,7 @@ impl Coverage {
     }
 
     /// Whether any of the range is in here.
-    pub(super) fn touches(&self, range: &Range<PartPosition>) -> bool {
+    pub(super) fn overlaps(&self, range: &Range<PartPosition>) -> bool {
         !range.is_empty() && self.0.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start)
     }
 
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_join_and_holes_remain() {
+    fn adjacent_ranges_merge_and_holes_remain() {
         let mut coverage = Coverage::default();
         assert!(coverage.covers(&(5..5)) && !coverage.covers(&(5..6)) && coverage.bounds().is_none());
         for range in [10..20, 30..40, 20..25, 38..50, 0..1] {
@@ -93,14 +93,14 @@ mod tests {
         assert_eq!(missing(5..28), [5..10, 25..28]);
         assert_eq!((missing(10..25), missing(7..7)), (vec![], vec![]));
         assert_eq!(Coverage::default().missing_of(&(3..5)).next(), Some(3..5));
-        assert!(coverage.covers(&(12..25)) && !coverage.covers(&(12..26)) && coverage.touches(&(24..30)));
-        assert!(!coverage.touches(&(25..30)) && !coverage.touches(&(50..60)));
+        assert!(coverage.covers(&(12..25)) && !coverage.covers(&(12..26)) && coverage.overlaps(&(24..30)));
+        assert!(!coverage.overlaps(&(25..30)) && !coverage.overlaps(&(50..60)));
         coverage.add(&(0..60));
         assert_eq!((coverage.missing_of(&(0..60)).count(), coverage.bounds()), (0, Some(0..60)));
     }
 
     #[test]
-    fn it_is_a_set() {
+    fn coverage_matches_a_bit_set_model() {
         let mut coverage = Coverage::default();
         let mut model = [false; 64];
         let mut state = 7_u64;
@@ -110,7 +110,7 @@ mod tests {
             let range = start..(start + (state >> 33) % 5).min(64);
             let inside = |at: u64| model[usize::try_from(at).unwrap()];
             assert_eq!(coverage.covers(&range), range.clone().all(inside), "{range:?} {coverage:?}");
-            assert_eq!(coverage.touches(&range), range.clone().any(inside), "{range:?} {coverage:?}");
+            assert_eq!(coverage.overlaps(&range), range.clone().any(inside), "{range:?} {coverage:?}");
             if state & 1 << 20 == 0 {
                 coverage.add(&range);
                 range.for_each(|at| model[usize::try_from(at).unwrap()] = true);

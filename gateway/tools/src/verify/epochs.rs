@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::identity::{Epoch, GroupId};
 
-use super::finding::{Findings, Place, Promise};
+use super::finding::{Findings, Location, Promise};
 
 /// Publish intervals by clock, group and epoch.
 #[derive(Debug, Default)]
@@ -16,34 +16,35 @@ pub(super) struct Interval {
     pub(super) first_ns: u64,
     pub(super) last_ns: u64,
     pub(super) packets: u64,
-    first_place: Place,
-    last_place: Place,
+    first_place: Location,
+    last_place: Location,
 }
 
 type EpochInterval = (Epoch, Interval);
 
 impl Intervals {
     /// A packet of that epoch was published.
-    pub(super) fn published(&mut self, clock: usize, group: GroupId, epoch: Epoch, time_ns: u64, place: Place) {
-        let new = Interval { first_ns: time_ns, last_ns: time_ns, packets: 0, first_place: place, last_place: place };
+    pub(super) fn published(&mut self, clock: usize, group: GroupId, epoch: Epoch, time_ns: u64, location: Location) {
+        let new =
+            Interval { first_ns: time_ns, last_ns: time_ns, packets: 0, first_place: location, last_place: location };
         let interval = self.0.entry((clock, group)).or_default().entry(epoch).or_insert(new);
         interval.packets += 1;
         if time_ns < interval.first_ns {
-            (interval.first_ns, interval.first_place) = (time_ns, place);
+            (interval.first_ns, interval.first_place) = (time_ns, location);
         }
         if time_ns > interval.last_ns {
-            (interval.last_ns, interval.last_place) = (time_ns, place);
+            (interval.last_ns, interval.last_place) = (time_ns, location);
         }
     }
 
     /// Counts that two nodes used, epochs that were published at a time, and such as were published when a higher one
     /// had begun.
-    pub(super) fn tell_overlaps(&self, clock_error_ns: u64, findings: &mut Findings) {
+    pub(super) fn report_overlaps(&self, clock_error_ns: u64, findings: &mut Findings) {
         for ((_, group), epochs) in &self.0 {
             let by_epoch: Vec<EpochInterval> = epochs.iter().map(|(epoch, interval)| (*epoch, *interval)).collect();
             for ((below, _), (epoch, interval)) in by_epoch.iter().zip(by_epoch.iter().skip(1)) {
                 if below.count() == epoch.count() {
-                    findings.note(Promise::OnePublisher, interval.first_place, || {
+                    findings.record(Promise::SinglePublisher, interval.first_place, || {
                         format!("group {}: two nodes published under count {}", group.0, epoch.count())
                     });
                 }
@@ -51,7 +52,7 @@ impl Intervals {
             let mut by_time = by_epoch.clone();
             by_time.sort_by_key(|(_, interval)| interval.first_ns);
             for ((before, longest), (epoch, interval), overlap_ns) in overruns(&by_time, clock_error_ns) {
-                findings.note(Promise::OnePublisher, interval.first_place, || {
+                findings.record(Promise::SinglePublisher, interval.first_place, || {
                     format!(
                         "group {}: {} began {} us before the end of {} (frame {})",
                         group.0,
@@ -63,7 +64,7 @@ impl Intervals {
                 });
             }
             for ((lower, longest), (epoch, interval), back_ns) in overruns(&by_epoch, clock_error_ns) {
-                findings.note(Promise::EpochsForward, longest.last_place, || {
+                findings.record(Promise::MonotonicEpochs, longest.last_place, || {
                     format!(
                         "group {}: {} was published until {} us after {} had begun (frame {})",
                         group.0,

@@ -6,47 +6,53 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Promise {
     /// No name comes twice within one epoch and line, or at a receiver.
-    Once,
+    NoDuplicates,
     /// Sequences and sessions only go forward.
     InOrder,
     /// Nothing is missing of a session between the first that was heard and the last that is known to have been
     /// published, but for declared gaps.
-    Complete,
+    NoLoss,
     /// A name has one content, whoever said it; a declared gap stays one.
-    OneContent,
+    ConsistentContent,
     /// No two gateways publish under one count, nor two epochs at a time.
-    OnePublisher,
+    SinglePublisher,
     /// No epoch is published after a higher one has begun.
-    EpochsForward,
+    MonotonicEpochs,
 }
 
 impl Promise {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Once, Self::InOrder, Self::Complete, Self::OneContent, Self::OnePublisher, Self::EpochsForward];
+    pub const ALL: [Self; 6] = [
+        Self::NoDuplicates,
+        Self::InOrder,
+        Self::NoLoss,
+        Self::ConsistentContent,
+        Self::SinglePublisher,
+        Self::MonotonicEpochs,
+    ];
 
     /// As reports call it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Once => "each name once",
+            Self::NoDuplicates => "each name once",
             Self::InOrder => "in order",
-            Self::Complete => "nothing missing",
-            Self::OneContent => "one content for a name",
-            Self::OnePublisher => "one publisher at a time",
-            Self::EpochsForward => "epochs never went back",
+            Self::NoLoss => "nothing missing",
+            Self::ConsistentContent => "one content for a name",
+            Self::SinglePublisher => "one publisher at a time",
+            Self::MonotonicEpochs => "epochs never went back",
         }
     }
 
     /// Whether receivers' outputs tell it: who published what they delivered, they don't say.
-    pub(super) fn is_told_by_rows(self) -> bool {
-        !matches!(self, Self::OnePublisher | Self::EpochsForward)
+    pub(super) fn is_visible_in_rows(self) -> bool {
+        !matches!(self, Self::SinglePublisher | Self::MonotonicEpochs)
     }
 }
 
 /// A datagram or a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Location {
     /// Which of the files, from 0.
     pub file: usize,
     /// Frame of a capture or line of an output, from 1; 0 for the file as a whole.
@@ -59,7 +65,7 @@ pub struct Finding {
     /// Which.
     pub promise: Promise,
     /// Where it was seen.
-    pub place: Place,
+    pub location: Location,
     /// What was seen, and what it disagrees with.
     pub text: String,
 }
@@ -67,21 +73,21 @@ pub struct Finding {
 /// The first findings of all promises, and how many there were.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
-    told_max: usize,
-    pub(super) told: Vec<Finding>,
+    listed_max: usize,
+    pub(super) listed: Vec<Finding>,
     pub(super) counts: [u64; Promise::ALL.len()],
 }
 
 impl Findings {
-    pub(super) fn new(told_max: usize) -> Self {
-        Self { told_max, ..Self::default() }
+    pub(super) fn new(listed_max: usize) -> Self {
+        Self { listed_max, ..Self::default() }
     }
 
     /// Notes one. Its text is made only while there is room to tell it.
-    pub(super) fn note(&mut self, promise: Promise, place: Place, text: impl FnOnce() -> String) {
+    pub(super) fn record(&mut self, promise: Promise, location: Location, text: impl FnOnce() -> String) {
         self.counts[promise as usize] += 1;
-        if self.told.len() < self.told_max {
-            self.told.push(Finding { promise, place, text: text() });
+        if self.listed.len() < self.listed_max {
+            self.listed.push(Finding { promise, location, text: text() });
         }
     }
 }

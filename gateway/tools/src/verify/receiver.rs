@@ -12,10 +12,10 @@ use mdgw_feeds::{
 use zerocopy::FromBytes as _;
 
 use super::{
-    Seen,
+    CapturedPacket,
     coverage::{Coverage, PartPosition, position, range_of, sequence},
     epochs::epoch_text,
-    finding::{Findings, Place, Promise},
+    finding::{Findings, Location, Promise},
 };
 
 /// What one capture's receiver believes and has.
@@ -32,7 +32,7 @@ struct LineView {
     epoch: Epoch,
     session: Session,
     /// Of this epoch and session.
-    said: Coverage,
+    covered: Coverage,
     end: PartPosition,
     /// Send time and range of the last packet.
     last: (u64, Range<PartPosition>),
@@ -47,30 +47,30 @@ pub(super) struct ChannelView {
     packet_ns: u64,
     content_ns: u64,
     /// A newer epoch speaks but has said nothing new yet: when the ones before it were last heard.
-    waits_since: Option<(u64, u64)>,
-    pub(super) changes: u64,
+    blackout_since: Option<(u64, u64)>,
+    pub(super) leadership_changes: u64,
     /// From the last packet of the old epoch to the first new content.
     pub(super) blackout_ns: Histogram<u64>,
     /// From the last content of the old epoch to the first new content.
-    pub(super) silence_ns: Histogram<u64>,
+    pub(super) content_blackout_ns: Histogram<u64>,
 }
 
 /// One numbering.
 #[derive(Debug, Default)]
 pub(super) struct SessionView {
-    pub(super) settled: Coverage,
+    pub(super) covered: Coverage,
     /// Ranges that were declared missing.
     pub(super) gaps: Coverage,
     pub(super) gap_count: u64,
     /// Where the first packet began that this receiver heard published.
     begin: Option<PartPosition>,
     /// Everything before it has been published, by what was heard.
-    published: PartPosition,
+    published_through: PartPosition,
 }
 
 impl ReceiverView {
     /// The receivers' rule: the highest epoch of the group, within a bounded jump.
-    pub(super) fn believe(&mut self, group: GroupId, epoch: Epoch, jump_max: u64) -> Result<(), DropReason> {
+    pub(super) fn accept_epoch(&mut self, group: GroupId, epoch: Epoch, jump_max: u64) -> Result<(), DropReason> {
         let highest = self.highest.entry(group).or_insert(epoch);
         if epoch < *highest {
             return Err(DropReason::EpochStale);
@@ -83,30 +83,30 @@ impl ReceiverView {
     }
 
     /// An answer to a question: it may fill what is missing.
-    pub(super) fn answered(&mut self, packet: &Packet<'_>) {
+    pub(super) fn accept_reply(&mut self, packet: &Packet<'_>) {
         let meta = &packet.meta;
         if let Some(channel) = self.channels.get_mut(&(meta.group, meta.channel))
             && !meta.flags.contains(PacketFlags::SNAPSHOT)
         {
-            channel.sessions.entry(meta.session).or_default().settled.add(&range_of(packet));
+            channel.sessions.entry(meta.session).or_default().covered.add(&range_of(packet));
         }
     }
 
     /// A published packet that is believed. False where it is a sending that was captured before.
-    pub(super) fn accept(&mut self, seen: &Seen<'_>, packet: &Packet<'_>, findings: &mut Findings) -> bool {
+    pub(super) fn accept(&mut self, seen: &CapturedPacket<'_>, packet: &Packet<'_>, findings: &mut Findings) -> bool {
         let meta = &packet.meta;
         let channel = self
             .channels
             .entry((meta.group, meta.channel))
             .or_insert_with(|| ChannelView::new(meta.epoch, seen.time_ns));
-        channel.hear(seen.time_ns, meta.epoch);
+        channel.observe(seen.time_ns, meta.epoch);
         if meta.flags.contains(PacketFlags::SNAPSHOT) {
             return true;
         }
         let range = range_of(packet);
         let key = (seen.dst, meta.group, meta.channel);
         let is_new = match self.lines.get_mut(&key) {
-            Some(line) => line.accept(seen.place, packet, &range, findings),
+            Some(line) => line.accept(seen.location, packet, &range, findings),
             None => {
                 self.lines.insert(key, LineView::begin(packet, &range));
                 true
@@ -117,11 +117,11 @@ impl ReceiverView {
     }
 
     /// What this receiver never had of what was published while it listened.
-    pub(super) fn tell_missing(&self, file: usize, findings: &mut Findings) {
+    pub(super) fn report_missing(&self, file: usize, findings: &mut Findings) {
         for ((_, channel), view) in &self.channels {
             for (session, view) in &view.sessions {
-                for hole in view.settled.missing_of(&view.extent()) {
-                    findings.note(Promise::Complete, Place { file, number: 0 }, || {
+                for hole in view.covered.missing_of(&view.expected_range()) {
+                    findings.record(Promise::NoLoss, Location { file, number: 0 }, || {
                         let (first, last) = (sequence(hole.start), sequence(hole.end - 1));
                         format!("channel {} {session}: sequences {first} to {last} never came", channel.0)
                     });
@@ -133,29 +133,29 @@ impl ReceiverView {
 
 impl SessionView {
     /// From the first that was heard of it to what is known to have been published. Who came late has missed nothing.
-    fn extent(&self) -> Range<PartPosition> {
-        let settled = self.settled.bounds();
-        let starts = [self.begin, settled.as_ref().map(|settled| settled.start)];
-        let start = starts.into_iter().flatten().min().unwrap_or(self.published);
-        start..settled.map_or(self.published, |settled| settled.end.max(self.published))
+    fn expected_range(&self) -> Range<PartPosition> {
+        let covered = self.covered.bounds();
+        let starts = [self.begin, covered.as_ref().map(|covered| covered.start)];
+        let start = starts.into_iter().flatten().min().unwrap_or(self.published_through);
+        start..covered.map_or(self.published_through, |covered| covered.end.max(self.published_through))
     }
 }
 
 impl LineView {
     fn begin(packet: &Packet<'_>, range: &Range<PartPosition>) -> Self {
-        let mut said = Coverage::default();
+        let mut covered = Coverage::default();
         if packet.frame_count > 0 {
-            said.add(range);
+            covered.add(range);
         }
         let meta = &packet.meta;
         let end = if packet.frame_count > 0 { range.end } else { range.start };
-        Self { epoch: meta.epoch, session: meta.session, said, end, last: (meta.send_time_ns, range.clone()) }
+        Self { epoch: meta.epoch, session: meta.session, covered, end, last: (meta.send_time_ns, range.clone()) }
     }
 
     /// Within one epoch a line says each name once and in order.
     fn accept(
         &mut self,
-        place: Place,
+        location: Location,
         packet: &Packet<'_>,
         range: &Range<PartPosition>,
         findings: &mut Findings,
@@ -171,30 +171,30 @@ impl LineView {
             return true;
         }
         if meta.session < self.session {
-            findings.note(Promise::InOrder, place, || of(format!("after session {}", self.session)));
+            findings.record(Promise::InOrder, location, || of(format!("after session {}", self.session)));
             return true;
         }
         self.last = (meta.send_time_ns, range.clone());
         // Heartbeats reach beyond what was said, and say the same again until content covers it.
         if packet.frame_count == 0 {
             if range.start < self.end {
-                findings.note(Promise::InOrder, place, || {
+                findings.record(Promise::InOrder, location, || {
                     of(format!("heartbeat at {}, after {}", sequence(range.start), sequence(self.end)))
                 });
             }
             return true;
         }
         // The first packet behind an opening's heartbeat may begin before it: the gateways cut packets differently.
-        let is_first = self.said.bounds().is_none() && range.end > self.end;
+        let is_first = self.covered.bounds().is_none() && range.end > self.end;
         if range.start < self.end && !is_first {
             let (first, end) = (sequence(range.start), sequence(self.end));
-            if self.said.touches(range) {
-                findings.note(Promise::Once, place, || of(format!("sequence {first} a second time")));
+            if self.covered.overlaps(range) {
+                findings.record(Promise::NoDuplicates, location, || of(format!("sequence {first} a second time")));
             } else {
-                findings.note(Promise::InOrder, place, || of(format!("sequence {first} after {end} was reached")));
+                findings.record(Promise::InOrder, location, || of(format!("sequence {first} after {end} was reached")));
             }
         }
-        self.said.add(range);
+        self.covered.add(range);
         self.end = self.end.max(range.end);
         true
     }
@@ -208,29 +208,35 @@ impl ChannelView {
             epoch,
             packet_ns: now_ns,
             content_ns: now_ns,
-            waits_since: None,
-            changes: 0,
+            blackout_since: None,
+            leadership_changes: 0,
             blackout_ns: histogram(),
-            silence_ns: histogram(),
+            content_blackout_ns: histogram(),
         }
     }
 
     /// Any packet: a new epoch ends what was heard of the old one.
-    fn hear(&mut self, now_ns: u64, epoch: Epoch) {
+    fn observe(&mut self, now_ns: u64, epoch: Epoch) {
         if epoch > self.epoch {
             self.epoch = epoch;
-            self.changes += 1;
+            self.leadership_changes += 1;
             // Two changes without content between them are one blackout.
-            self.waits_since.get_or_insert((self.packet_ns, self.content_ns));
+            self.blackout_since.get_or_insert((self.packet_ns, self.content_ns));
         }
         self.packet_ns = now_ns;
     }
 
-    fn take(&mut self, seen: &Seen<'_>, packet: &Packet<'_>, range: &Range<PartPosition>, findings: &mut Findings) {
+    fn take(
+        &mut self,
+        seen: &CapturedPacket<'_>,
+        packet: &Packet<'_>,
+        range: &Range<PartPosition>,
+        findings: &mut Findings,
+    ) {
         let meta = &packet.meta;
         let newest = self.sessions.keys().next_back().is_none_or(|newest| meta.session >= *newest);
         let session = self.sessions.entry(meta.session).or_default();
-        let is_new = newest && packet.frame_count > 0 && !session.settled.covers(range);
+        let is_new = newest && packet.frame_count > 0 && !session.covered.covers(range);
         for (header, body) in packet.frames() {
             let frame = position(Sequence(header.sequence.get()));
             if header.kind == FrameKind::Gap as u8 {
@@ -243,9 +249,9 @@ impl ChannelView {
                 && !FrameFlags(header.flags).contains(FrameFlags::LATE_FILL)
                 // A new leader that didn't hear the gap says again what receivers then drop.
                 && !meta.flags.contains(PacketFlags::RETRANSMISSION)
-                && session.gaps.touches(&(frame..frame + 1))
+                && session.gaps.overlaps(&(frame..frame + 1))
             {
-                findings.note(Promise::OneContent, seen.place, || {
+                findings.record(Promise::ConsistentContent, seen.location, || {
                     let number = header.sequence.get();
                     format!(
                         "channel {} {}: sequence {number} came after it had been declared a gap",
@@ -254,19 +260,19 @@ impl ChannelView {
                 });
             }
         }
-        session.settled.add(range);
+        session.covered.add(range);
         session.begin.get_or_insert(range.start);
         // A line says all in order, and a heartbeat comes when nothing is left to be sent: what lies before it has been
         // published. That of a new leader may stand lower than what was heard.
         let is_end = meta.flags.contains(PacketFlags::END_OF_SESSION);
-        let published = if is_end { position(meta.next) } else { range.start };
-        session.published = session.published.max(published);
+        let published_through = if is_end { position(meta.next) } else { range.start };
+        session.published_through = session.published_through.max(published_through);
         if packet.frame_count > 0 {
             self.content_ns = seen.time_ns;
         }
-        if is_new && let Some((packet_ns, content_ns)) = self.waits_since.take() {
+        if is_new && let Some((packet_ns, content_ns)) = self.blackout_since.take() {
             self.blackout_ns.saturating_record(seen.time_ns.saturating_sub(packet_ns));
-            self.silence_ns.saturating_record(seen.time_ns.saturating_sub(content_ns));
+            self.content_blackout_ns.saturating_record(seen.time_ns.saturating_sub(content_ns));
         }
     }
 }

@@ -11,15 +11,15 @@ use serde_json::{Map, Value};
 
 use super::{
     Verdict, VerifyOptions,
-    finding::{Findings, Place, Promise},
-    verdict::{Lacking, Shortfall},
+    finding::{Findings, Location, Promise},
+    verdict::{Shortfall, ShortfallKind},
 };
 
 /// Judges outputs of receivers, one after the other.
 #[derive(Debug)]
 pub struct RowsVerifier {
     options: VerifyOptions,
-    names: BTreeMap<Name, Delivered>,
+    names: BTreeMap<Name, DeliveredRecord>,
     /// First and last name of each receiver and channel.
     bounds: BTreeMap<(usize, u64), (Name, Name)>,
     rows: BTreeMap<usize, u64>,
@@ -39,7 +39,7 @@ pub enum RowError {
     },
     /// It is no record under a name.
     #[error("line {line} (at byte {offset_bytes}): {reason}")]
-    NoRow {
+    InvalidRow {
         /// The line, from 1.
         line: u64,
         /// Where it begins.
@@ -49,7 +49,7 @@ pub enum RowError {
     },
     /// More names than are remembered.
     #[error("line {line}: more than {names_max} names; raise --names")]
-    TooMany {
+    TooManyNames {
         /// The line, from 1.
         line: u64,
         /// The bound.
@@ -63,11 +63,11 @@ type Name = (u64, SessionOrder, u64, u64);
 type SessionOrder = (String, u64);
 
 #[derive(Clone, Copy, Debug)]
-struct Delivered {
+struct DeliveredRecord {
     hash: u64,
-    place: Place,
+    location: Location,
     /// Where it was met last: receivers are read one after the other.
-    last: Place,
+    last: Location,
     /// Receivers that have it, a bit set; those beyond 64 are only compared.
     receivers: u64,
 }
@@ -96,17 +96,17 @@ impl RowsVerifier {
             if bytes == 0 {
                 return Ok(());
             }
-            let no_row = |reason| RowError::NoRow { line, offset_bytes, reason };
+            let invalid_row = |reason| RowError::InvalidRow { line, offset_bytes, reason };
             let row: Map<String, Value> =
-                serde_json::from_slice(&text).map_err(|error| no_row(format!("no JSON object: {error}")))?;
+                serde_json::from_slice(&text).map_err(|error| invalid_row(format!("no JSON object: {error}")))?;
             let name = name_of(&row).ok_or_else(|| {
-                no_row("no channel, session, input_sequence and index, as mdgw tail --json prints them".to_owned())
+                invalid_row("no channel, session, input_sequence and index, as mdgw tail --json prints them".to_owned())
             })?;
-            let place = Place { file, number: line };
-            self.order(&last, &name, place);
-            self.compare(&name, content_hash(&row), place);
+            let location = Location { file, number: line };
+            self.check_order(&last, &name, location);
+            self.compare(&name, content_hash(&row), location);
             if self.names.len() > self.options.names_max {
-                return Err(RowError::TooMany { line, names_max: self.options.names_max });
+                return Err(RowError::TooManyNames { line, names_max: self.options.names_max });
             }
             let bounds = self.bounds.entry((file, name.0)).or_insert_with(|| (name.clone(), name.clone()));
             if name < bounds.0 {
@@ -128,8 +128,9 @@ impl RowsVerifier {
             let Some(bit) = bit(*file) else { continue };
             for (name, delivered) in self.names.range(first..=last) {
                 if name.0 == *channel && delivered.receivers & bit == 0 {
-                    let place = Place { file: *file, number: 0 };
-                    self.findings.note(Promise::Complete, place, || format!("{} was not delivered here", say(name)));
+                    let location = Location { file: *file, number: 0 };
+                    self.findings
+                        .record(Promise::NoLoss, location, || format!("{} was not delivered here", name_text(name)));
                 }
             }
         }
@@ -147,17 +148,17 @@ impl RowsVerifier {
         let mut shortfalls = Vec::new();
         for &file in self.rows.keys() {
             for (&channel, &(from, until)) in &channels {
-                let mut lacks = |lacking, from: Bound<&Name>, until: Bound<&Name>| {
+                let mut add_shortfall = |kind, from: Bound<&Name>, until: Bound<&Name>| {
                     let records = self.names.range::<Name, _>((from, until)).count() as u64;
                     if records > 0 {
-                        shortfalls.push(Shortfall { file, channel, lacking, records });
+                        shortfalls.push(Shortfall { file, channel, kind, records });
                     }
                 };
                 match self.bounds.get(&(file, channel)) {
-                    None => lacks(Lacking::All, Included(from), Included(until)),
+                    None => add_shortfall(ShortfallKind::All, Included(from), Included(until)),
                     Some((first, last)) => {
-                        lacks(Lacking::First, Included(from), Excluded(first));
-                        lacks(Lacking::Last, Excluded(last), Included(until));
+                        add_shortfall(ShortfallKind::First, Included(from), Excluded(first));
+                        add_shortfall(ShortfallKind::Last, Excluded(last), Included(until));
                     }
                 }
             }
@@ -165,32 +166,39 @@ impl RowsVerifier {
         shortfalls
     }
 
-    fn order(&mut self, last: &BTreeMap<u64, Name>, name: &Name, place: Place) {
+    fn check_order(&mut self, last: &BTreeMap<u64, Name>, name: &Name, location: Location) {
         let Some(last) = last.get(&name.0) else { return };
         if name < last {
-            self.findings.note(Promise::InOrder, place, || format!("{} after {}", say(name), say(last)));
+            self.findings
+                .record(Promise::InOrder, location, || format!("{} after {}", name_text(name), name_text(last)));
         }
     }
 
-    fn compare(&mut self, name: &Name, hash: u64, place: Place) {
-        let receivers = bit(place.file).unwrap_or(0);
+    fn compare(&mut self, name: &Name, hash: u64, location: Location) {
+        let receivers = bit(location.file).unwrap_or(0);
         match self.names.entry(name.clone()) {
             Entry::Vacant(vacant) => {
-                vacant.insert(Delivered { hash, place, last: place, receivers });
+                vacant.insert(DeliveredRecord { hash, location, last: location, receivers });
             }
             Entry::Occupied(mut known) => {
                 let known = known.get_mut();
                 known.receivers |= receivers;
-                let before = std::mem::replace(&mut known.last, place);
-                if before.file == place.file {
+                let before = std::mem::replace(&mut known.last, location);
+                if before.file == location.file {
                     let line = before.number;
-                    self.findings
-                        .note(Promise::Once, place, || format!("{} a second time, after line {line}", say(name)));
+                    self.findings.record(Promise::NoDuplicates, location, || {
+                        format!("{} a second time, after line {line}", name_text(name))
+                    });
                 }
                 if known.hash != hash {
-                    let first = known.place;
-                    self.findings.note(Promise::OneContent, place, || {
-                        format!("{}: another record than file {} line {}", say(name), first.file + 1, first.number)
+                    let first = known.location;
+                    self.findings.record(Promise::ConsistentContent, location, || {
+                        format!(
+                            "{}: another record than file {} line {}",
+                            name_text(name),
+                            first.file + 1,
+                            first.number
+                        )
                     });
                 }
             }
@@ -202,7 +210,7 @@ fn bit(file: usize) -> Option<u64> {
     1_u64.checked_shl(u32::try_from(file).ok()?)
 }
 
-fn say((channel, (date, restart), sequence, index): &Name) -> String {
+fn name_text((channel, (date, restart), sequence, index): &Name) -> String {
     format!("channel {channel} {date} #{restart}, sequence {sequence} index {index}")
 }
 
@@ -217,14 +225,14 @@ fn name_of(row: &Map<String, Value>) -> Option<Name> {
 /// Of all that does not depend on the gateway that said it or on when it was received.
 fn content_hash(row: &Map<String, Value>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    for (key, value) in row.iter().filter(|(key, _)| !LOCAL.contains(&key.as_str())) {
+    for (key, value) in row.iter().filter(|(key, _)| !LOCAL_FIELDS.contains(&key.as_str())) {
         (key, value.to_string()).hash(&mut hasher);
     }
     hasher.finish()
 }
 
 /// Receive times, and flags that say whether the book was in doubt.
-const LOCAL: [&str; 3] = ["ts_recv", "ts_in_delta", "flags"];
+const LOCAL_FIELDS: [&str; 3] = ["ts_recv", "ts_in_delta", "flags"];
 
 #[cfg(test)]
 mod tests {
@@ -250,49 +258,49 @@ mod tests {
     }
 
     #[test]
-    fn outputs_that_agree_are_in_order() {
+    fn outputs_that_agree_keep_all_promises() {
         let output = |ts_recv| [row(1, 0, 5, ts_recv), row(1, 1, 5, ts_recv), row(3, 0, 6, ts_recv)].concat();
         let verdict = judge(&[output(7), output(8)]);
         assert!(verdict.is_kept(), "{:?}", verdict.findings);
-        assert_eq!((verdict.names, verdict.said_again), (3, 3));
+        assert_eq!((verdict.names, verdict.republished), (3, 3));
     }
 
     #[test]
-    fn each_way_to_be_wrong_is_found() {
+    fn every_kind_of_violation_is_found() {
         let whole = [row(1, 0, 5, 0), row(2, 0, 5, 0), row(3, 0, 6, 0)].concat();
         let doubled = [row(1, 0, 5, 0), row(1, 0, 5, 0)].concat();
-        assert_eq!(broken(&[doubled]), [Promise::Once]);
+        assert_eq!(broken(&[doubled]), [Promise::NoDuplicates]);
         let reversed = [row(2, 0, 5, 0), row(1, 0, 5, 0)].concat();
         assert_eq!(broken(&[reversed]), [Promise::InOrder]);
-        let lacking = [row(1, 0, 5, 0), row(3, 0, 6, 0)].concat();
-        assert_eq!(broken(&[whole.clone(), lacking]), [Promise::Complete]);
+        let kind = [row(1, 0, 5, 0), row(3, 0, 6, 0)].concat();
+        assert_eq!(broken(&[whole.clone(), kind]), [Promise::NoLoss]);
         let other = [row(1, 0, 5, 0), row(2, 0, 9, 0), row(3, 0, 6, 0)].concat();
-        assert_eq!(broken(&[whole.clone(), other]), [Promise::OneContent]);
+        assert_eq!(broken(&[whole.clone(), other]), [Promise::ConsistentContent]);
         // Who came late or left early has missed nothing.
         assert_eq!(broken(&[whole, row(2, 0, 5, 0)]), []);
     }
 
     #[test]
-    fn a_name_that_comes_back_later_is_twice_there() {
+    fn a_name_delivered_again_later_is_a_duplicate() {
         let rows = [1, 2, 3, 1].map(|sequence| row(sequence, 0, 5, 0)).concat();
-        assert_eq!(broken(std::slice::from_ref(&rows)), [Promise::InOrder, Promise::Once]);
+        assert_eq!(broken(std::slice::from_ref(&rows)), [Promise::InOrder, Promise::NoDuplicates]);
         let told = &judge(&[String::new(), rows]).findings[1];
-        assert!(told.place.number == 4 && told.text.ends_with("a second time, after line 1"), "{told:?}");
+        assert!(told.location.number == 4 && told.text.ends_with("a second time, after line 1"), "{told:?}");
     }
 
     #[test]
-    fn what_one_lacks_at_either_end_is_told_and_breaks_nothing() {
+    fn records_missing_at_either_end_are_reported_and_break_no_promise() {
         let rows = |from: u64, until| (from..until).map(|sequence| row(sequence, 0, 5, 0)).collect::<String>();
         let other_channel = row(7, 0, 5, 0).replace("\"channel\":1", "\"channel\":2");
         let verdict = judge(&[rows(1, 10), rows(3, 6) + &other_channel, String::new()]);
         assert!(verdict.is_kept(), "{:?}", verdict.findings);
-        let told: Vec<_> = verdict.shortfalls.iter().map(|of| (of.file, of.channel, of.lacking, of.records)).collect();
+        let told: Vec<_> = verdict.shortfalls.iter().map(|of| (of.file, of.channel, of.kind, of.records)).collect();
         let expected = [
-            (0, 2, Lacking::All, 1),
-            (1, 1, Lacking::First, 2),
-            (1, 1, Lacking::Last, 4),
-            (2, 1, Lacking::All, 9),
-            (2, 2, Lacking::All, 1),
+            (0, 2, ShortfallKind::All, 1),
+            (1, 1, ShortfallKind::First, 2),
+            (1, 1, ShortfallKind::Last, 4),
+            (2, 1, ShortfallKind::All, 9),
+            (2, 2, ShortfallKind::All, 1),
         ];
         assert_eq!(told, expected);
         let files = ["a", "b", "c"].map(str::to_owned);
@@ -306,10 +314,10 @@ mod tests {
     }
 
     #[test]
-    fn rows_do_not_tell_who_published() {
+    fn publisher_promises_are_not_judged_from_rows() {
         let verdict = judge(&[row(1, 0, 5, 0)]);
-        assert_eq!(verdict.times_broken(Promise::Once), Some(0));
-        for promise in [Promise::OnePublisher, Promise::EpochsForward] {
+        assert_eq!(verdict.times_broken(Promise::NoDuplicates), Some(0));
+        for promise in [Promise::SinglePublisher, Promise::MonotonicEpochs] {
             assert_eq!(verdict.times_broken(promise), None);
             let line = format!("{:<26} not judged: rows do not tell\n", promise.name());
             assert!(verdict.to_table(&[]).contains(&line), "{}", verdict.to_table(&[]));
@@ -318,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_row_is_told_with_its_place() {
+    fn an_invalid_row_is_refused_with_its_location() {
         let first = row(1, 0, 5, 0);
         for junk in ["{\"a\":", "[]\n", "{}\n", "\u{0}\n"] {
             let mut verifier = RowsVerifier::new(VerifyOptions::default());

@@ -4,17 +4,17 @@ use mdgw_feeds::{frame::FrameFlags, identity::Epoch, published::packet::PacketFl
 
 use super::{
     PublishClock, VerifyOptions,
-    finding::Promise::{self, Complete, EpochsForward, InOrder, Once, OneContent, OnePublisher},
-    forge::{Forged, World},
+    finding::Promise::{self, ConsistentContent, InOrder, MonotonicEpochs, NoDuplicates, NoLoss, SinglePublisher},
+    fixture::{CaptureBuilder, PacketFixture},
 };
 
-fn world() -> World {
-    World::default()
+fn capture() -> CaptureBuilder {
+    CaptureBuilder::default()
 }
 
 /// Which promises were broken, each as often as it was.
-fn broken(world: &World) -> Vec<Promise> {
-    let verdict = world.verdict(VerifyOptions::default());
+fn broken(capture: &CaptureBuilder) -> Vec<Promise> {
+    let verdict = capture.verdict(VerifyOptions::default());
     let found: Vec<_> = verdict.findings.iter().map(|finding| finding.promise).collect();
     assert_eq!(found.len() as u64, verdict.broken.iter().sum::<u64>());
     assert_eq!(found.is_empty(), verdict.is_kept());
@@ -22,26 +22,30 @@ fn broken(world: &World) -> Vec<Promise> {
 }
 
 #[test]
-fn a_takeover_that_says_a_tail_again_keeps_all_promises() {
-    let mut world = world();
-    world.live(5, 0, 1, 100).wait(20).take_over(6, 1, 90, 105).live(6, 1, 105, 200);
-    assert_eq!(broken(&world), []);
-    let verdict = world.verdict(VerifyOptions::default());
-    assert_eq!((verdict.names, verdict.said_again), (199, 10));
+fn a_takeover_with_catch_up_keeps_all_promises() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 100).wait(20).take_over(6, 1, 90, 105).publish_range(6, 1, 105, 200);
+    assert_eq!(broken(&capture), []);
+    let verdict = capture.verdict(VerifyOptions::default());
+    assert_eq!((verdict.names, verdict.republished), (199, 10));
     assert_eq!(verdict.epochs.iter().map(|epoch| (epoch.count, epoch.node)).collect::<Vec<_>>(), [(5, 0), (6, 1)]);
     let channel = &verdict.channels[0];
-    assert_eq!((channel.changes, channel.blackout.count), (1, 1));
+    assert_eq!((channel.leadership_changes, channel.blackout.count), (1, 1));
     // 20 ms of nothing, the heartbeat, ten messages that were known, the first new one.
     let expected_ns = 32_000_000;
     assert!(channel.blackout.max_ns.abs_diff(expected_ns) < expected_ns / 500, "{}", channel.blackout.max_ns);
 }
 
 #[test]
-fn a_name_that_one_passes_over_and_another_says_is_found() {
-    let passes_over = |count, node, first, next| Forged { next, ..Forged::message(count, node, first) };
-    let mut silent_later = world();
-    silent_later.live(5, 0, 1, 10).say(Forged::heartbeat(6, 1, 7)).say(passes_over(6, 1, 7, 9)).live(6, 1, 9, 12);
-    assert_eq!(broken(&silent_later), [OneContent]);
+fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
+    let passes_over = |count, node, first, next| PacketFixture { next, ..PacketFixture::message(count, node, first) };
+    let mut silent_later = capture();
+    silent_later
+        .publish_range(5, 0, 1, 10)
+        .publish(PacketFixture::heartbeat(6, 1, 7))
+        .publish(passes_over(6, 1, 7, 9))
+        .publish_range(6, 1, 9, 12);
+    assert_eq!(broken(&silent_later), [ConsistentContent]);
     let text = &silent_later.verdict(VerifyOptions::default()).findings[0].text;
     assert!(
         text.contains("sequence 8 part 0")
@@ -49,45 +53,54 @@ fn a_name_that_one_passes_over_and_another_says_is_found() {
         "{text}"
     );
 
-    let mut silent_first = world();
-    silent_first.live(5, 0, 1, 7).say(passes_over(5, 0, 7, 9)).live(5, 0, 9, 10);
+    let mut silent_first = capture();
+    silent_first.publish_range(5, 0, 1, 7).publish(passes_over(5, 0, 7, 9)).publish_range(5, 0, 9, 10);
     assert_eq!(broken(&silent_first), [], "a message may say nothing");
-    let answer = Forged { dst: "10.0.0.9:4000", flags: PacketFlags::RETRANSMISSION, ..Forged::message(5, 1, 8) };
-    silent_first.say(answer);
-    assert_eq!(broken(&silent_first), [OneContent]);
+    let answer =
+        PacketFixture { dst: "10.0.0.9:4000", flags: PacketFlags::RETRANSMISSION, ..PacketFixture::message(5, 1, 8) };
+    silent_first.publish(answer);
+    assert_eq!(broken(&silent_first), [ConsistentContent]);
 
     // A heartbeat that settles, and the end of an answer, which does not.
-    let mut heartbeats = world();
-    heartbeats.live(5, 0, 1, 7).say(Forged { first: 7, ..Forged::heartbeat(5, 0, 9) });
+    let mut heartbeats = capture();
+    heartbeats.publish_range(5, 0, 1, 7).publish(PacketFixture { first: 7, ..PacketFixture::heartbeat(5, 0, 9) });
     let flags = PacketFlags::RETRANSMISSION.with(PacketFlags::HEARTBEAT);
-    heartbeats.say(Forged { dst: "10.0.0.9:4000", first: 1, flags, ..Forged::heartbeat(5, 1, 9) });
+    heartbeats.publish(PacketFixture { dst: "10.0.0.9:4000", first: 1, flags, ..PacketFixture::heartbeat(5, 1, 9) });
     assert_eq!(broken(&heartbeats), []);
-    heartbeats.say(Forged { flags: PacketFlags::RETRANSMISSION, ..Forged::message(6, 1, 7) });
-    assert!(broken(&heartbeats).contains(&OneContent));
+    heartbeats.publish(PacketFixture { flags: PacketFlags::RETRANSMISSION, ..PacketFixture::message(6, 1, 7) });
+    assert!(broken(&heartbeats).contains(&ConsistentContent));
 
     // Whose book is in doubt says so where another has nothing to say, or has records.
     for is_first in [true, false] {
-        let mut doubtful = world();
-        let doubt = |count, node| Forged { is_doubt: true, ..Forged::message(count, node, 7) };
-        doubtful.live(5, 0, 1, 7);
-        doubtful.say(if is_first { doubt(5, 0) } else { passes_over(5, 0, 7, 8) });
-        doubtful.say(Forged::heartbeat(6, 1, 7));
-        doubtful.say(if is_first { passes_over(6, 1, 7, 8) } else { doubt(6, 1) }).live(6, 1, 8, 12);
+        let mut doubtful = capture();
+        let doubt = |count, node| PacketFixture { is_suspect_mark: true, ..PacketFixture::message(count, node, 7) };
+        doubtful.publish_range(5, 0, 1, 7);
+        doubtful.publish(if is_first { doubt(5, 0) } else { passes_over(5, 0, 7, 8) });
+        doubtful.publish(PacketFixture::heartbeat(6, 1, 7));
+        doubtful.publish(if is_first { passes_over(6, 1, 7, 8) } else { doubt(6, 1) }).publish_range(6, 1, 8, 12);
         assert_eq!(broken(&doubtful), [], "the doubt first: {is_first}");
     }
 
     // What one has declared missing another may have.
-    let mut declared = world();
-    declared.live(5, 0, 1, 7).say(Forged { is_gap: true, next: 9, ..Forged::message(5, 0, 7) });
-    declared.say(Forged { dst: "10.0.0.9:4000", flags: PacketFlags::RETRANSMISSION, ..Forged::message(5, 1, 8) });
+    let mut declared = capture();
+    declared.publish_range(5, 0, 1, 7).publish(PacketFixture {
+        is_gap: true,
+        next: 9,
+        ..PacketFixture::message(5, 0, 7)
+    });
+    declared.publish(PacketFixture {
+        dst: "10.0.0.9:4000",
+        flags: PacketFlags::RETRANSMISSION,
+        ..PacketFixture::message(5, 1, 8)
+    });
     assert_eq!(broken(&declared), []);
 }
 
 #[test]
-fn silences_that_touch_are_one() {
+fn adjacent_empty_ranges_merge() {
     let mut silent = std::collections::BTreeMap::new();
-    let place = super::Place { file: 0, number: 1 };
-    let known = |silent: &std::collections::BTreeMap<u64, super::content::Silence>| {
+    let location = super::Location { file: 0, number: 1 };
+    let known = |silent: &std::collections::BTreeMap<u64, super::content::EmptyRange>| {
         silent.iter().map(|(first, silence)| (*first, silence.next)).collect::<Vec<_>>()
     };
     for ((first, next), expected) in [
@@ -97,19 +110,23 @@ fn silences_that_touch_are_one() {
         ((5, 8), vec![(5, 8), (10, 20), (30, 40)]),
         ((8, 31), vec![(5, 40)]),
     ] {
-        super::content::pass_over(&mut silent, first, super::content::Silence { next, epoch: Epoch::new(1, 1), place });
+        super::content::add_empty_range(
+            &mut silent,
+            first,
+            super::content::EmptyRange { next, epoch: Epoch::new(1, 1), location },
+        );
         assert_eq!(known(&silent), expected);
     }
 }
 
 #[test]
-fn blackouts_are_told_by_powers_of_two() {
-    let mut world = world();
-    world.live(5, 0, 1, 5);
+fn blackouts_are_bucketed_by_powers_of_two() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 5);
     for (count, wait_ms) in [(6, 5), (7, 6), (8, 40)] {
-        world.wait(wait_ms).live(count, 1, 5 + count, 6 + count);
+        capture.wait(wait_ms).publish_range(count, 1, 5 + count, 6 + count);
     }
-    let verdict = world.verdict(VerifyOptions::default());
+    let verdict = capture.verdict(VerifyOptions::default());
     let buckets = &verdict.channels[0].blackout.buckets;
     let told: Vec<_> = buckets.iter().map(|bucket| (bucket.from_ms, bucket.below_ms, bucket.count)).collect();
     assert_eq!(told, [(4, 8, 2), (8, 16, 0), (16, 32, 0), (32, 64, 1)]);
@@ -122,239 +139,275 @@ fn blackouts_are_told_by_powers_of_two() {
 }
 
 #[test]
-fn the_first_packet_of_an_epoch_may_begin_before_what_was_heard_and_must_go_beyond_it() {
-    let mut straddled = world();
-    straddled.live(5, 0, 1, 88).say(Forged { next: 93, ..Forged::message(5, 0, 88) }).say(Forged::heartbeat(6, 1, 90));
-    straddled.say(Forged { next: 93, ..Forged::message(6, 1, 88) }).live(6, 1, 93, 99);
+fn the_first_packet_of_an_epoch_may_overlap_the_received_range_and_must_extend_it() {
+    let mut straddled = capture();
+    straddled
+        .publish_range(5, 0, 1, 88)
+        .publish(PacketFixture { next: 93, ..PacketFixture::message(5, 0, 88) })
+        .publish(PacketFixture::heartbeat(6, 1, 90));
+    straddled.publish(PacketFixture { next: 93, ..PacketFixture::message(6, 1, 88) }).publish_range(6, 1, 93, 99);
     assert_eq!(broken(&straddled), []);
-    let mut before = world();
-    before.live(5, 0, 1, 93).say(Forged::heartbeat(6, 1, 90)).say(Forged::message(6, 1, 88));
+    let mut before = capture();
+    before
+        .publish_range(5, 0, 1, 93)
+        .publish(PacketFixture::heartbeat(6, 1, 90))
+        .publish(PacketFixture::message(6, 1, 88));
     assert_eq!(broken(&before), [InOrder]);
 }
 
 #[test]
-fn a_name_said_twice_in_one_epoch_is_found_and_a_packet_captured_twice_is_not() {
-    let mut world = world();
-    world.live(5, 0, 1, 10).again();
-    assert_eq!(broken(&world), []);
-    assert_eq!(world.verdict(VerifyOptions::default()).counts.captured_twice, 1);
-    world.say(Forged::message(5, 0, 9));
-    assert_eq!(broken(&world), [Once]);
+fn a_duplicate_within_an_epoch_is_found_and_a_duplicate_capture_is_not() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 10).duplicate_last();
+    assert_eq!(broken(&capture), []);
+    assert_eq!(capture.verdict(VerifyOptions::default()).counts.duplicate_captures, 1);
+    capture.publish(PacketFixture::message(5, 0, 9));
+    assert_eq!(broken(&capture), [NoDuplicates]);
 }
 
 #[test]
-fn disorder_is_found() {
-    let mut world = world();
-    world.live(5, 0, 1, 5).say(Forged::message(5, 0, 6)).say(Forged::message(5, 0, 5)).live(5, 0, 7, 9);
-    assert_eq!(broken(&world), [InOrder]);
+fn out_of_order_publication_is_found() {
+    let mut capture = capture();
+    capture
+        .publish_range(5, 0, 1, 5)
+        .publish(PacketFixture::message(5, 0, 6))
+        .publish(PacketFixture::message(5, 0, 5))
+        .publish_range(5, 0, 7, 9);
+    assert_eq!(broken(&capture), [InOrder]);
 }
 
 #[test]
-fn a_session_that_goes_back_is_found() {
-    let mut world = world();
-    let of_second = |sequence| Forged { restart: 1, ..Forged::message(5, 0, sequence) };
-    world.live(5, 0, 1, 5).say(of_second(1)).say(of_second(2));
-    assert_eq!(broken(&world), []);
-    world.say(Forged::message(5, 0, 5));
-    assert_eq!(broken(&world), [InOrder]);
+fn a_return_to_an_earlier_session_is_found() {
+    let mut capture = capture();
+    let of_second = |sequence| PacketFixture { restart: 1, ..PacketFixture::message(5, 0, sequence) };
+    capture.publish_range(5, 0, 1, 5).publish(of_second(1)).publish(of_second(2));
+    assert_eq!(broken(&capture), []);
+    capture.publish(PacketFixture::message(5, 0, 5));
+    assert_eq!(broken(&capture), [InOrder]);
 }
 
 #[test]
-fn what_never_came_is_found_and_what_an_answer_brought_or_a_gap_declared_is_not() {
-    let mut lost = world();
-    lost.live(5, 0, 1, 5).live(5, 0, 7, 9);
-    assert_eq!(broken(&lost), [Complete]);
+fn loss_is_found_unless_a_reply_or_a_declared_gap_covers_it() {
+    let mut lost = capture();
+    lost.publish_range(5, 0, 1, 5).publish_range(5, 0, 7, 9);
+    assert_eq!(broken(&lost), [NoLoss]);
     let text = &lost.verdict(VerifyOptions::default()).findings[0].text;
     assert!(text.ends_with("sequences 5 to 6 never came"), "{text}");
 
-    let mut answered = world();
-    answered.live(5, 0, 1, 5).live(5, 0, 7, 9);
+    let mut answered = capture();
+    answered.publish_range(5, 0, 1, 5).publish_range(5, 0, 7, 9);
     for sequence in 5..7 {
         let flags = PacketFlags::RETRANSMISSION;
-        answered.say(Forged { dst: "10.0.0.9:4000", flags, ..Forged::message(5, 1, sequence) });
+        answered.publish(PacketFixture { dst: "10.0.0.9:4000", flags, ..PacketFixture::message(5, 1, sequence) });
     }
     assert_eq!(broken(&answered), []);
 
-    let mut declared = world();
-    declared.live(5, 0, 1, 5).say(Forged { next: 7, is_gap: true, ..Forged::message(5, 0, 5) }).live(5, 0, 7, 9);
+    let mut declared = capture();
+    declared
+        .publish_range(5, 0, 1, 5)
+        .publish(PacketFixture { next: 7, is_gap: true, ..PacketFixture::message(5, 0, 5) })
+        .publish_range(5, 0, 7, 9);
     assert_eq!(broken(&declared), []);
     assert_eq!(declared.verdict(VerifyOptions::default()).channels[0].gaps, 1);
 
-    let mut ended = world();
-    ended.live(5, 0, 1, 5);
+    let mut ended = capture();
+    ended.publish_range(5, 0, 1, 5);
     let flags = PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION);
-    ended.say(Forged { flags, ..Forged::heartbeat(5, 0, 9) });
-    assert_eq!(broken(&ended), [Complete], "the end of the session is known");
+    ended.publish(PacketFixture { flags, ..PacketFixture::heartbeat(5, 0, 9) });
+    assert_eq!(broken(&ended), [NoLoss], "the end of the session is known");
 }
 
 #[test]
-fn what_lies_before_a_heartbeat_has_been_published() {
-    let mut lost = world();
-    lost.live(5, 0, 1, 6).say(Forged::heartbeat(5, 0, 10));
-    assert_eq!(broken(&lost), [Complete]);
+fn sequences_before_a_heartbeat_count_as_published() {
+    let mut lost = capture();
+    lost.publish_range(5, 0, 1, 6).publish(PacketFixture::heartbeat(5, 0, 10));
+    assert_eq!(broken(&lost), [NoLoss]);
     let text = &lost.verdict(VerifyOptions::default()).findings[0].text;
     assert!(text.ends_with("sequences 6 to 9 never came"), "{text}");
     // Heartbeats alone tell it too, behind the first of them.
-    let mut silent = world();
-    silent.say(Forged::heartbeat(5, 0, 6)).say(Forged::heartbeat(5, 0, 10));
-    assert_eq!(broken(&silent), [Complete]);
-    let mut begun = world();
-    begun.say(Forged::heartbeat(5, 0, 6)).live(5, 0, 8, 10);
-    assert_eq!(broken(&begun), [Complete]);
+    let mut silent = capture();
+    silent.publish(PacketFixture::heartbeat(5, 0, 6)).publish(PacketFixture::heartbeat(5, 0, 10));
+    assert_eq!(broken(&silent), [NoLoss]);
+    let mut begun = capture();
+    begun.publish(PacketFixture::heartbeat(5, 0, 6)).publish_range(5, 0, 8, 10);
+    assert_eq!(broken(&begun), [NoLoss]);
 
     // Whoever comes late has missed nothing, be it after the end.
-    let mut late = world();
-    late.say(Forged::heartbeat(5, 0, 10)).live(5, 0, 10, 12).say(Forged::heartbeat(5, 0, 12));
+    let mut late = capture();
+    late.publish(PacketFixture::heartbeat(5, 0, 10))
+        .publish_range(5, 0, 10, 12)
+        .publish(PacketFixture::heartbeat(5, 0, 12));
     assert_eq!(broken(&late), []);
-    let mut over = world();
+    let mut over = capture();
     let flags = PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION);
-    over.say(Forged { flags, ..Forged::heartbeat(5, 0, 10) });
+    over.publish(PacketFixture { flags, ..PacketFixture::heartbeat(5, 0, 10) });
     assert_eq!(broken(&over), []);
     // A new leader has heard less than was published, and says the rest again.
-    let mut taken_over = world();
-    taken_over.live(5, 0, 1, 10).say(Forged::heartbeat(6, 1, 7));
+    let mut taken_over = capture();
+    taken_over.publish_range(5, 0, 1, 10).publish(PacketFixture::heartbeat(6, 1, 7));
     assert_eq!(broken(&taken_over), []);
     // One that receivers don't believe tells them nothing.
-    let mut fenced = world();
-    fenced.live(6, 1, 1, 6).say(Forged { send_time_ns: Some(0), ..Forged::heartbeat(5, 0, 10) });
+    let mut fenced = capture();
+    fenced
+        .publish_range(6, 1, 1, 6)
+        .publish(PacketFixture { send_time_ns: Some(0), ..PacketFixture::heartbeat(5, 0, 10) });
     assert_eq!(broken(&fenced), []);
 }
 
 #[test]
-fn what_only_a_fenced_packet_said_is_missing() {
-    let mut world = world();
-    world.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 6));
+fn content_of_a_fenced_packet_counts_as_missing() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 6));
     // Stopped between check and send, it wakes up after the other has begun: what it says is dropped.
-    world.say(Forged { send_time_ns: Some(4_500_000), ..Forged::message(5, 0, 5) }).live(6, 1, 6, 9);
-    assert_eq!(broken(&world), [Complete]);
-    assert_eq!(world.verdict(VerifyOptions::default()).counts.fenced, 1);
+    capture
+        .publish(PacketFixture { send_time_ns: Some(4_500_000), ..PacketFixture::message(5, 0, 5) })
+        .publish_range(6, 1, 6, 9);
+    assert_eq!(broken(&capture), [NoLoss]);
+    assert_eq!(capture.verdict(VerifyOptions::default()).counts.fenced, 1);
 }
 
 #[test]
-fn another_content_under_the_same_name_is_found() {
-    let mut world = world();
-    world.live(5, 0, 1, 5).take_over(6, 1, 5, 5);
-    world.say(Forged { fill: 99, flags: PacketFlags::RETRANSMISSION, ..Forged::message(6, 1, 4) });
-    assert!(broken(&world).contains(&OneContent));
+fn different_content_under_one_name_is_found() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 5).take_over(6, 1, 5, 5);
+    capture.publish(PacketFixture {
+        record_byte: 99,
+        flags: PacketFlags::RETRANSMISSION,
+        ..PacketFixture::message(6, 1, 4)
+    });
+    assert!(broken(&capture).contains(&ConsistentContent));
 
     // Whether the book is in doubt is the gateway's own.
-    let mut doubted = self::world();
+    let mut doubted = self::capture();
     let frame_flags = FrameFlags::SUSPECT;
-    doubted.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 4));
-    doubted.say(Forged { frame_flags, flags: PacketFlags::RETRANSMISSION, ..Forged::message(6, 1, 4) });
+    doubted.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 4));
+    doubted.publish(PacketFixture {
+        frame_flags,
+        flags: PacketFlags::RETRANSMISSION,
+        ..PacketFixture::message(6, 1, 4)
+    });
     assert_eq!(broken(&doubted), []);
 }
 
 #[test]
-fn a_gap_that_is_filled_in_sequence_is_found_and_a_late_fill_is_not() {
-    let gap = Forged { next: 7, is_gap: true, ..Forged::message(5, 0, 5) };
-    let mut filled = world();
-    filled.live(5, 0, 1, 5).say(gap).say(Forged::heartbeat(6, 1, 5)).live(6, 1, 5, 8);
-    assert_eq!(broken(&filled), [OneContent, OneContent]);
-    let mut late = world();
-    late.live(5, 0, 1, 5).say(gap).take_over(6, 1, 7, 7);
-    late.say(Forged { first: 7, next: 8, ..Forged::message(6, 1, 7) });
+fn a_declared_gap_filled_in_sequence_is_found_and_a_late_fill_is_not() {
+    let gap = PacketFixture { next: 7, is_gap: true, ..PacketFixture::message(5, 0, 5) };
+    let mut filled = capture();
+    filled.publish_range(5, 0, 1, 5).publish(gap).publish(PacketFixture::heartbeat(6, 1, 5)).publish_range(6, 1, 5, 8);
+    assert_eq!(broken(&filled), [ConsistentContent, ConsistentContent]);
+    let mut late = capture();
+    late.publish_range(5, 0, 1, 5).publish(gap).take_over(6, 1, 7, 7);
+    late.publish(PacketFixture { first: 7, next: 8, ..PacketFixture::message(6, 1, 7) });
     assert_eq!(broken(&late), []);
 }
 
 #[test]
-fn parts_of_a_message_are_names_of_their_own() {
-    let part = |count, node, number, is_last| Forged {
+fn each_part_of_a_message_has_its_own_name() {
+    let part = |count, node, number, is_last| PacketFixture {
         part: Some((number, is_last)),
-        fill: 7,
-        ..Forged::message(count, node, 5)
+        record_byte: 7,
+        ..PacketFixture::message(count, node, 5)
     };
-    let mut whole = world();
-    whole.live(5, 0, 1, 5).say(part(5, 0, 0, false)).say(part(5, 0, 1, false));
+    let mut whole = capture();
+    whole.publish_range(5, 0, 1, 5).publish(part(5, 0, 0, false)).publish(part(5, 0, 1, false));
     // Killed inside the message: the next one says it again, whole.
-    whole.say(Forged::heartbeat(6, 1, 5));
+    whole.publish(PacketFixture::heartbeat(6, 1, 5));
     for (number, is_last) in [(0, false), (1, false), (2, true)] {
-        whole.say(Forged { flags: PacketFlags::RETRANSMISSION, ..part(6, 1, number, is_last) });
+        whole.publish(PacketFixture { flags: PacketFlags::RETRANSMISSION, ..part(6, 1, number, is_last) });
     }
-    whole.live(6, 1, 6, 9);
+    whole.publish_range(6, 1, 6, 9);
     assert_eq!(broken(&whole), []);
-    let mut lacking = world();
-    lacking.live(5, 0, 1, 5).say(part(5, 0, 0, false)).say(part(5, 0, 2, true)).live(5, 0, 6, 9);
-    assert_eq!(broken(&lacking), [Complete]);
+    let mut lacking = capture();
+    lacking
+        .publish_range(5, 0, 1, 5)
+        .publish(part(5, 0, 0, false))
+        .publish(part(5, 0, 2, true))
+        .publish_range(5, 0, 6, 9);
+    assert_eq!(broken(&lacking), [NoLoss]);
 }
 
 #[test]
-fn an_old_epoch_that_goes_on_is_found_by_either_clock() {
-    let mut world = world();
-    world.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 5)).live(6, 1, 5, 8);
+fn an_old_epoch_that_continues_is_found_by_either_clock() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 5)).publish_range(6, 1, 5, 8);
     // Said after the new one had begun.
-    world.say(Forged::message(5, 0, 5));
-    assert_eq!(broken(&world), [OnePublisher, EpochsForward]);
-    let verdict = world.verdict(VerifyOptions::default());
+    capture.publish(PacketFixture::message(5, 0, 5));
+    assert_eq!(broken(&capture), [SinglePublisher, MonotonicEpochs]);
+    let verdict = capture.verdict(VerifyOptions::default());
     let [overlap, back] = verdict.findings.as_slice() else { panic!("{verdict:?}") };
     assert_eq!(overlap.text, "group 1: epoch 6 (node 1) began 4000 us before the end of epoch 5 (node 0) (frame 9)");
     assert!(back.text.contains("epoch 5 (node 0) was published until 4000 us after epoch 6 (node 1) had begun"));
     let tolerant = VerifyOptions { clock_error_ns: 5_000_000, ..VerifyOptions::default() };
-    assert!(world.verdict(tolerant).is_kept());
+    assert!(capture.verdict(tolerant).is_kept());
 
     // Said before, by its own clock, but on the wire after: the receivers' rule closes that hole, the wire shows it.
-    let mut paused = self::world();
-    paused.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 5)).live(6, 1, 5, 8);
-    paused.say(Forged { send_time_ns: Some(4_200_000), ..Forged::message(5, 0, 5) });
+    let mut paused = self::capture();
+    paused.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 5)).publish_range(6, 1, 5, 8);
+    paused.publish(PacketFixture { send_time_ns: Some(4_200_000), ..PacketFixture::message(5, 0, 5) });
     assert_eq!(broken(&paused), []);
     let by_wire = VerifyOptions { clock: PublishClock::Capture, ..VerifyOptions::default() };
-    assert_eq!(paused.verdict(by_wire).findings[0].promise, OnePublisher);
+    assert_eq!(paused.verdict(by_wire).findings[0].promise, SinglePublisher);
 }
 
 #[test]
-fn an_old_epoch_that_comes_back_alone_is_found() {
-    let mut world = world();
+fn an_old_epoch_that_returns_is_found() {
+    let mut capture = capture();
     // The clock of its publisher is what tells; the capture has it in order.
-    let late = |sequence, ms: u64| Forged { send_time_ns: Some(ms * 1_000_000), ..Forged::message(5, 0, sequence) };
-    world.say(late(1, 50)).say(late(2, 51)).live(6, 1, 3, 9);
-    assert_eq!(broken(&world), [EpochsForward]);
+    let late = |sequence, ms: u64| PacketFixture {
+        send_time_ns: Some(ms * 1_000_000),
+        ..PacketFixture::message(5, 0, sequence)
+    };
+    capture.publish(late(1, 50)).publish(late(2, 51)).publish_range(6, 1, 3, 9);
+    assert_eq!(broken(&capture), [MonotonicEpochs]);
     // Within another one's time it is a second publisher too, be it for a moment.
-    let mut amid = self::world();
-    amid.say(late(1, 6)).live(6, 1, 2, 20);
-    assert_eq!(broken(&amid), [OnePublisher, EpochsForward]);
+    let mut amid = self::capture();
+    amid.publish(late(1, 6)).publish_range(6, 1, 2, 20);
+    assert_eq!(broken(&amid), [SinglePublisher, MonotonicEpochs]);
 }
 
 #[test]
-fn two_nodes_under_one_count_are_found() {
-    let mut world = world();
-    world.live(5, 0, 1, 5).say(Forged::heartbeat(5, 1, 5)).live(5, 1, 5, 8);
-    assert_eq!(broken(&world), [OnePublisher]);
+fn two_nodes_with_the_same_epoch_count_are_found() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(5, 1, 5)).publish_range(5, 1, 5, 8);
+    assert_eq!(broken(&capture), [SinglePublisher]);
 }
 
 #[test]
-fn an_epoch_that_nobody_can_believe_is_left_out() {
-    let mut world = world();
-    world.live(5, 0, 1, 5);
-    world.say(Forged { epoch: Epoch::new(5_000_000, 9), fill: 9, ..Forged::message(5, 0, 3) }).live(5, 0, 5, 9);
-    assert_eq!(broken(&world), []);
-    assert_eq!(world.verdict(VerifyOptions::default()).counts.incredible, 1);
+fn an_epoch_beyond_the_jump_limit_is_ignored() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 5);
+    capture
+        .publish(PacketFixture { epoch: Epoch::new(5_000_000, 9), record_byte: 9, ..PacketFixture::message(5, 0, 3) })
+        .publish_range(5, 0, 5, 9);
+    assert_eq!(broken(&capture), []);
+    assert_eq!(capture.verdict(VerifyOptions::default()).counts.epoch_jumps, 1);
 }
 
 #[test]
-fn each_capture_is_a_receiver_of_its_own() {
-    let mut world = world();
-    world.live(5, 0, 1, 9);
+fn each_capture_is_judged_as_a_separate_receiver() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 9);
     for sequence in [1, 2, 3, 6, 7] {
-        world.say(Forged { file: 1, ..Forged::message(5, 0, sequence) });
+        capture.publish(PacketFixture { file: 1, ..PacketFixture::message(5, 0, sequence) });
     }
-    assert_eq!(broken(&world), [Complete], "the second receiver lacks two");
-    assert_eq!(world.verdict(VerifyOptions::default()).findings[0].place.file, 1);
+    assert_eq!(broken(&capture), [NoLoss], "the second receiver lacks two");
+    assert_eq!(capture.verdict(VerifyOptions::default()).findings[0].location.file, 1);
 }
 
 #[test]
-fn findings_are_bounded_and_all_counted() {
-    let mut world = world();
-    world.live(5, 0, 1, 100);
+fn findings_listed_are_bounded_and_all_are_counted() {
+    let mut capture = capture();
+    capture.publish_range(5, 0, 1, 100);
     for sequence in 1..100 {
-        world.say(Forged { fill: 255, ..Forged::message(5, 0, sequence) });
+        capture.publish(PacketFixture { record_byte: 255, ..PacketFixture::message(5, 0, sequence) });
     }
-    let verdict = world.verdict(VerifyOptions { findings_max: 3, ..VerifyOptions::default() });
+    let verdict = capture.verdict(VerifyOptions { findings_max: 3, ..VerifyOptions::default() });
     assert_eq!(verdict.findings.len(), 3);
-    assert_eq!((verdict.broken[Once as usize], verdict.broken[OneContent as usize]), (99, 99));
+    assert_eq!((verdict.broken[NoDuplicates as usize], verdict.broken[ConsistentContent as usize]), (99, 99));
 }
 
 #[test]
-fn junk_is_counted_and_never_a_panic() {
+fn malformed_packets_are_counted_and_never_panic() {
     let mut verifier = super::Verifier::new(VerifyOptions::default());
     let mut state = 1_u64;
     let mut good = Vec::new();
@@ -371,9 +424,17 @@ fn junk_is_counted_and_never_a_panic() {
         good.push(bytes);
     }
     for (number, payload) in (1..).zip(&good) {
-        let place = super::Place { file: 0, number };
-        verifier.accept(&super::Seen { place, time_ns: number, dst: "239.1.1.1:1".parse().unwrap(), payload });
+        let location = super::Location { file: 0, number };
+        verifier.accept(&super::CapturedPacket {
+            location,
+            time_ns: number,
+            dst: "239.1.1.1:1".parse().unwrap(),
+            payload,
+        });
     }
     let verdict = verifier.finish();
-    assert_eq!(verdict.counts.foreign + verdict.counts.damaged.values().sum::<u64>() + verdict.counts.packets, 2_000);
+    assert_eq!(
+        verdict.counts.unrecognised + verdict.counts.damaged.values().sum::<u64>() + verdict.counts.packets,
+        2_000
+    );
 }

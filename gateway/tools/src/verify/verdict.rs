@@ -7,11 +7,11 @@ use mdgw_feeds::identity::{ChannelId, GroupId};
 use serde_json::{Value, json};
 
 use super::{
-    Counts,
+    VerifyCounts,
     content::Contents,
     coverage::sequence,
     epochs::Intervals,
-    finding::{Finding, Findings, Place, Promise},
+    finding::{Finding, Findings, Location, Promise},
     receiver::ReceiverView,
 };
 use crate::replay::summary::grouped;
@@ -20,15 +20,15 @@ use crate::replay::summary::grouped;
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
     /// What was read.
-    pub counts: Counts,
+    pub counts: VerifyCounts,
     /// Rows of receivers' outputs.
     pub rows: u64,
     /// Different names.
     pub names: u64,
     /// Names that were said again, with the same content.
-    pub said_again: u64,
+    pub republished: u64,
     /// Names whose content was forgotten before the end.
-    pub forgotten: u64,
+    pub evicted: u64,
     /// Epochs with their publish intervals.
     pub epochs: Vec<EpochVerdict>,
     /// Channels as each receiver saw them.
@@ -72,11 +72,11 @@ pub struct ChannelVerdict {
     /// Gaps that were declared.
     pub gaps: u64,
     /// Changes of leadership.
-    pub changes: u64,
+    pub leadership_changes: u64,
     /// From the last packet of an epoch to the first new content of the next.
-    pub blackout: Times,
+    pub blackout: DurationSummary,
     /// The same, from the last content.
-    pub silence: Times,
+    pub content_blackout: DurationSummary,
 }
 
 /// What a receiver's output lacks of a channel that another one delivered. No broken promise: receivers are started and
@@ -88,14 +88,14 @@ pub struct Shortfall {
     /// The channel's number, as the rows have it.
     pub channel: u64,
     /// Where.
-    pub lacking: Lacking,
+    pub kind: ShortfallKind,
     /// How many records.
     pub records: u64,
 }
 
 /// Which records a receiver's output lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lacking {
+pub enum ShortfallKind {
     /// Those before its own first one.
     First,
     /// Those after its own last one.
@@ -106,7 +106,7 @@ pub enum Lacking {
 
 /// A distribution of times, ns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Times {
+pub struct DurationSummary {
     /// How many.
     pub count: u64,
     /// Median.
@@ -132,7 +132,7 @@ pub struct Bucket {
 
 impl Verdict {
     pub(super) fn of_captures(
-        counts: Counts,
+        counts: VerifyCounts,
         contents: &BTreeMap<(GroupId, ChannelId), Contents>,
         intervals: &Intervals,
         receivers: &BTreeMap<usize, ReceiverView>,
@@ -158,24 +158,24 @@ impl Verdict {
                     .sessions
                     .iter()
                     .filter_map(|(session, view)| {
-                        let bounds = view.settled.bounds()?;
+                        let bounds = view.covered.bounds()?;
                         Some((session.to_string(), sequence(bounds.start), sequence(bounds.end - 1)))
                     })
                     .collect(),
                 gaps: view.sessions.values().map(|session| session.gap_count).sum(),
-                changes: view.changes,
-                blackout: Times::of(&view.blackout_ns),
-                silence: Times::of(&view.silence_ns),
+                leadership_changes: view.leadership_changes,
+                blackout: DurationSummary::of(&view.blackout_ns),
+                content_blackout: DurationSummary::of(&view.content_blackout_ns),
             })
         });
         Self {
             counts,
             names: sum(|contents| contents.names),
-            said_again: sum(|contents| contents.said_again),
-            forgotten: sum(|contents| contents.forgotten),
+            republished: sum(|contents| contents.republished),
+            evicted: sum(|contents| contents.evicted),
             epochs: epochs.collect(),
             channels: channels.collect(),
-            findings: findings.told,
+            findings: findings.listed,
             broken: findings.counts,
             ..Self::default()
         }
@@ -188,9 +188,9 @@ impl Verdict {
         findings: Findings,
     ) -> Self {
         let rows = rows.values().sum();
-        let said_again = u64::saturating_sub(rows, names);
-        let (findings, broken) = (findings.told, findings.counts);
-        Self { rows, names, said_again, shortfalls, findings, broken, ..Self::default() }
+        let republished = u64::saturating_sub(rows, names);
+        let (findings, broken) = (findings.listed, findings.counts);
+        Self { rows, names, republished, shortfalls, findings, broken, ..Self::default() }
     }
 
     /// Both together: captures and receivers' outputs.
@@ -198,7 +198,7 @@ impl Verdict {
     pub fn with(mut self, mut other: Self) -> Self {
         self.rows += other.rows;
         self.names += other.names;
-        self.said_again += other.said_again;
+        self.republished += other.republished;
         self.shortfalls.append(&mut other.shortfalls);
         self.findings.append(&mut other.findings);
         for (mine, others) in self.broken.iter_mut().zip(other.broken) {
@@ -210,7 +210,7 @@ impl Verdict {
     /// How often a promise was broken; `None` where nothing that was read tells.
     #[must_use]
     pub fn times_broken(&self, promise: Promise) -> Option<u64> {
-        let is_judged = self.counts.packets > 0 || (self.rows > 0 && promise.is_told_by_rows());
+        let is_judged = self.counts.packets > 0 || (self.rows > 0 && promise.is_visible_in_rows());
         is_judged.then(|| self.broken[promise as usize])
     }
 
@@ -229,25 +229,33 @@ impl Verdict {
     /// One line of JSON. `files` are the names of the files by their numbers.
     #[must_use]
     pub fn to_json(&self, files: &[String]) -> Value {
-        let Counts { packets, answers, captured_twice, fenced, incredible, other_groups, foreign, damaged } =
-            &self.counts;
+        let VerifyCounts {
+            packets,
+            unicast_replies,
+            duplicate_captures,
+            fenced,
+            epoch_jumps,
+            other_groups,
+            unrecognised,
+            damaged,
+        } = &self.counts;
         let promises: BTreeMap<&str, Option<u64>> =
             Promise::ALL.into_iter().map(|promise| (promise.name(), self.times_broken(promise))).collect();
         json!({
             "kept": self.is_kept(),
             "files": files,
             "packets": packets,
-            "answers": answers,
-            "captured_twice": captured_twice,
+            "answers": unicast_replies,
+            "captured_twice": duplicate_captures,
             "fenced": fenced,
-            "incredible_epochs": incredible,
+            "incredible_epochs": epoch_jumps,
             "other_groups": other_groups,
-            "foreign": foreign,
+            "foreign": unrecognised,
             "damaged": damaged,
             "rows": self.rows,
             "names": self.names,
-            "said_again": self.said_again,
-            "forgotten": self.forgotten,
+            "said_again": self.republished,
+            "forgotten": self.evicted,
             "broken": promises,
             "epochs": self.epochs.iter().map(|epoch| json!({
                 "group": epoch.group, "count": epoch.count, "node": epoch.node,
@@ -258,16 +266,16 @@ impl Verdict {
                 "sessions": channel.sessions.iter().map(|(session, first, last)| json!({
                     "session": session, "first": first, "last": last,
                 })).collect::<Vec<_>>(),
-                "gaps": channel.gaps, "changes": channel.changes,
-                "blackout": channel.blackout.to_json(), "silence": channel.silence.to_json(),
+                "gaps": channel.gaps, "changes": channel.leadership_changes,
+                "blackout": channel.blackout.to_json(), "silence": channel.content_blackout.to_json(),
             })).collect::<Vec<_>>(),
             "shortfalls": self.shortfalls.iter().map(|shortfall| json!({
                 "file": files.get(shortfall.file), "channel": shortfall.channel,
-                "lacking": shortfall.lacking.name(), "records": shortfall.records,
+                "lacking": shortfall.kind.name(), "records": shortfall.records,
             })).collect::<Vec<_>>(),
             "findings": self.findings.iter().map(|finding| json!({
-                "promise": finding.promise.name(), "file": files.get(finding.place.file),
-                "number": finding.place.number, "text": finding.text,
+                "promise": finding.promise.name(), "file": files.get(finding.location.file),
+                "number": finding.location.number, "text": finding.text,
             })).collect::<Vec<_>>(),
         })
     }
@@ -282,25 +290,25 @@ impl Verdict {
         };
         let counts = &self.counts;
         if counts.packets > 0 {
-            let answers = grouped(counts.answers);
-            row("published packets", format!("{} ({answers} answers to questions)", grouped(counts.packets)));
+            let unicast_replies = grouped(counts.unicast_replies);
+            row("published packets", format!("{} ({unicast_replies} answers to questions)", grouped(counts.packets)));
         }
-        let oddities = [
+        let anomalies = [
             ("receivers' rows", self.rows),
-            ("captured twice", counts.captured_twice),
+            ("captured twice", counts.duplicate_captures),
             ("of old epochs, dropped", counts.fenced),
-            ("of incredible epochs", counts.incredible),
+            ("of incredible epochs", counts.epoch_jumps),
             ("of other groups", counts.other_groups),
-            ("other datagrams", counts.foreign),
-            ("names forgotten", self.forgotten),
+            ("other datagrams", counts.unrecognised),
+            ("names forgotten", self.evicted),
         ];
-        for (name, count) in oddities.into_iter().filter(|(_, count)| *count > 0) {
+        for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
             row(name, grouped(count));
         }
         for (reason, count) in &counts.damaged {
             row(&format!("damaged: {reason}"), grouped(*count));
         }
-        row("names", format!("{}, {} of them said again", grouped(self.names), grouped(self.said_again)));
+        row("names", format!("{}, {} of them said again", grouped(self.names), grouped(self.republished)));
         for epoch in &self.epochs {
             let length_s = Seconds(epoch.last_ns - epoch.first_ns);
             let value = format!(
@@ -319,8 +327,8 @@ impl Verdict {
                 row("  session", format!("{session}, {} to {}", grouped(*first), grouped(*last)));
             }
             row("  gaps declared", grouped(channel.gaps));
-            row("  changes of leadership", grouped(channel.changes));
-            for (name, times) in [("  blackout", &channel.blackout), ("  silence", &channel.silence)] {
+            row("  changes of leadership", grouped(channel.leadership_changes));
+            for (name, times) in [("  blackout", &channel.blackout), ("  silence", &channel.content_blackout)] {
                 if times.count > 0 {
                     let [p50, p99, max] = [times.p50_ns, times.p99_ns, times.max_ns].map(Milliseconds);
                     row(name, format!("p50 {p50} ms  p99 {p99} ms  max {max} ms  of {}", times.count));
@@ -331,12 +339,12 @@ impl Verdict {
                 }
             }
         }
-        for Shortfall { file, channel, lacking, records } in &self.shortfalls {
+        for Shortfall { file, channel, kind, records } in &self.shortfalls {
             let (file, records) = (files.get(*file).map_or("", String::as_str), grouped(*records));
-            let value = match lacking {
-                Lacking::First => format!("{file} begins {records} records after others"),
-                Lacking::Last => format!("{file} ends {records} records before others"),
-                Lacking::All => format!("{file} has nothing of it, others have {records} records"),
+            let value = match kind {
+                ShortfallKind::First => format!("{file} begins {records} records after others"),
+                ShortfallKind::Last => format!("{file} ends {records} records before others"),
+                ShortfallKind::All => format!("{file} has nothing of it, others have {records} records"),
             };
             row(&format!("channel {channel}"), value);
         }
@@ -351,18 +359,18 @@ impl Verdict {
             row(promise.name(), value);
         }
         for finding in &self.findings {
-            row("", format!("{}: {}", place(finding.place, files), finding.text));
+            row("", format!("{}: {}", location(finding.location, files), finding.text));
         }
         text
     }
 }
 
-fn place(place: Place, files: &[String]) -> String {
-    let file = files.get(place.file).map_or("", String::as_str);
-    if place.number == 0 { file.to_owned() } else { format!("{file}:{}", place.number) }
+fn location(location: Location, files: &[String]) -> String {
+    let file = files.get(location.file).map_or("", String::as_str);
+    if location.number == 0 { file.to_owned() } else { format!("{file}:{}", location.number) }
 }
 
-impl Times {
+impl DurationSummary {
     fn of(histogram: &Histogram<u64>) -> Self {
         Self {
             count: histogram.len(),
@@ -412,7 +420,7 @@ fn bar(count: u64, of: u64) -> String {
 
 const BAR_MARKS: u64 = 40;
 
-impl Lacking {
+impl ShortfallKind {
     fn name(self) -> &'static str {
         match self {
             Self::First => "first",

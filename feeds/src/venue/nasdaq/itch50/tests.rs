@@ -19,12 +19,12 @@ fn message(code: u8, body: &[&[u8]]) -> Vec<u8> {
 
 /// The message parses, lists these fields behind the common ones, and is viewed, not copied.
 #[track_caller]
-fn check(code: u8, body: &[&[u8]], wanted: &str) {
+fn check(code: u8, body: &[&[u8]], expected: &str) {
     let bytes = message(code, body);
     let message = Message::parse(&bytes).unwrap();
     let mut listed = message.name().to_owned();
     message.fields(&mut |name, value| listed.push_str(&format!(" {name}={value}")));
-    let (name, fields) = wanted.split_once(' ').unwrap();
+    let (name, fields) = expected.split_once(' ').unwrap();
     let common = "stock_locate=13 tracking_number=2 timestamp=34200000000001";
     assert_eq!(listed, format!("{name} {common} {fields}"));
     assert_eq!(message.as_bytes().as_ptr_range(), bytes.as_slice().as_ptr_range());
@@ -184,7 +184,7 @@ fn messages_about_trades_and_auctions_decode() {
 }
 
 #[test]
-fn a_struct_that_was_filled_in_is_the_message() {
+fn a_struct_has_the_bytes_of_its_message() {
     let order = AddOrder {
         message_type: b'A',
         stock_locate: 13.into(),
@@ -202,7 +202,7 @@ fn a_struct_that_was_filled_in_is_the_message() {
 }
 
 #[test]
-fn each_type_has_one_length_and_other_types_do_not_exist() {
+fn each_type_has_one_length_and_unknown_types_are_refused() {
     assert_eq!(Message::TYPES.len(), 23);
     for code in 0..=u8::MAX {
         let known = Message::TYPES.iter().find(|(known, _, _)| *known == code);
@@ -223,7 +223,7 @@ fn each_type_has_one_length_and_other_types_do_not_exist() {
 }
 
 #[test]
-fn a_side_that_is_none_is_refused() {
+fn an_invalid_side_is_refused() {
     let mut order = AddOrderMpid::new_zeroed();
     for code in 0..=u8::MAX {
         order.order.message_type = b'F';
@@ -242,9 +242,9 @@ fn a_side_that_is_none_is_refused() {
 }
 
 #[test]
-fn what_a_message_touches_is_known_before_it_is_parsed() {
+fn prefetch_targets_match_the_parsed_message() {
     let touched = |code, body: &[&[u8]]| touches(&message(code, body));
-    let order = |number| Some(Touched { stock_locate: 13, order_reference_number: number });
+    let order = |number| Some(MessageTarget { stock_locate: 13, order_reference_number: number });
     for code in [b'A', b'F', b'E', b'C', b'X', b'D', b'U'] {
         assert_eq!(touched(code, &[&77_u64.to_be_bytes(), &[0; 8]]), order(Some(77)));
         assert_eq!(touched(code, &[&[0; 7]]), order(None), "cut short");
@@ -257,7 +257,7 @@ fn what_a_message_touches_is_known_before_it_is_parsed() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_message_as_a_whole_or_refused(
+    fn any_bytes_parse_completely_or_are_refused(
         content in proptest::collection::vec(any::<u8>(), 64),
         at in any::<proptest::sample::Index>(),
         more in 0_usize..3,
@@ -284,7 +284,7 @@ proptest! {
     }
 
     #[test]
-    fn forty_eight_bits_survive(number in 0..1_u64 << 48) {
+    fn u48_round_trips(number in 0..1_u64 << 48) {
         prop_assert_eq!(u48_be(u48_be_bytes(number)), number);
     }
 }

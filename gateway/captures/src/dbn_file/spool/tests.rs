@@ -13,12 +13,12 @@ fn records() -> Vec<Vec<u8>> {
     (0..RECORDS as u64).map(record).collect()
 }
 
-fn spooled(records: &[Vec<u8>]) -> Spooled {
+fn spool_reader(records: &[Vec<u8>]) -> SpoolReader {
     let mut spool = Spool::new(tempfile::tempfile().unwrap());
     records.iter().for_each(|record| spool.push(record));
-    let (spooled, failure) = spool.into_spooled().unwrap();
+    let (spool_reader, failure) = spool.into_reader().unwrap();
     assert!(failure.is_none());
-    spooled
+    spool_reader
 }
 
 /// A disk that holds the spool and what is made of it, and knows no holes: what is cut off alone makes room.
@@ -29,8 +29,8 @@ struct Disk {
 }
 
 impl Disk {
-    fn new(spooled: &Spooled, more_room: u64) -> Self {
-        Self { spool: spooled.file.try_clone().unwrap(), room: spooled.end + more_room, content: Vec::new() }
+    fn new(spool_reader: &SpoolReader, more_room: u64) -> Self {
+        Self { spool: spool_reader.file.try_clone().unwrap(), room: spool_reader.end + more_room, content: Vec::new() }
     }
 }
 
@@ -55,16 +55,16 @@ fn header_and(records: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn a_full_disk_without_holes_keeps_the_first_half() {
+fn a_full_disk_without_hole_punching_keeps_the_first_records() {
     let all = records();
     for (compression, least) in [(Compression::None, RECORDS * 4 / 10), (Compression::Zstd, RECORDS * 7 / 10)] {
-        let spooled = spooled(&all);
-        let mut disk = Disk::new(&spooled, 0);
-        let poured = pour(HEADER.to_vec(), spooled, compression, &mut disk);
-        assert!(poured.failure.is_none());
-        assert!(poured.refused.is_some_and(|error| error.kind() == io::ErrorKind::StorageFull));
-        assert_eq!(poured.bytes, disk.content.len() as u64);
-        let kept = usize::try_from(poured.record_count).unwrap();
+        let spool_reader = spool_reader(&all);
+        let mut disk = Disk::new(&spool_reader, 0);
+        let outcome = write_spooled(HEADER.to_vec(), spool_reader, compression, &mut disk);
+        assert!(outcome.failure.is_none());
+        assert!(outcome.out_of_space.is_some_and(|error| error.kind() == io::ErrorKind::StorageFull));
+        assert_eq!(outcome.bytes, disk.content.len() as u64);
+        let kept = usize::try_from(outcome.record_count).unwrap();
         assert!((least..RECORDS).contains(&kept), "{compression:?}: {kept} of {RECORDS}");
         let content = match compression {
             Compression::None => disk.content,
@@ -75,24 +75,24 @@ fn a_full_disk_without_holes_keeps_the_first_half() {
 }
 
 #[test]
-fn with_room_for_both_nothing_is_given_up() {
+fn with_enough_space_no_record_is_dropped() {
     let all = records();
-    let spooled = spooled(&all);
-    let mut disk = Disk::new(&spooled, spooled.end + HEADER.len() as u64);
-    let poured = pour(HEADER.to_vec(), spooled, Compression::None, &mut disk);
-    assert!(poured.failure.is_none() && poured.refused.is_none());
-    assert_eq!(poured.record_count, RECORDS as u64);
+    let spool_reader = spool_reader(&all);
+    let mut disk = Disk::new(&spool_reader, spool_reader.end + HEADER.len() as u64);
+    let outcome = write_spooled(HEADER.to_vec(), spool_reader, Compression::None, &mut disk);
+    assert!(outcome.failure.is_none() && outcome.out_of_space.is_none());
+    assert_eq!(outcome.record_count, RECORDS as u64);
     assert!(disk.content == header_and(&all));
 }
 
 #[test]
-fn without_room_for_the_header_there_is_nothing() {
+fn without_space_for_the_header_nothing_is_written() {
     let all = records();
-    let spooled = spooled(&all);
-    let mut disk = Disk { room: HEADER.len() as u64 - 1, ..Disk::new(&spooled, 0) };
-    let poured = pour(HEADER.to_vec(), spooled, Compression::None, &mut disk);
-    assert_eq!((poured.record_count, poured.bytes), (0, 0));
-    assert!(poured.failure.is_some());
+    let spool_reader = spool_reader(&all);
+    let mut disk = Disk { room: HEADER.len() as u64 - 1, ..Disk::new(&spool_reader, 0) };
+    let outcome = write_spooled(HEADER.to_vec(), spool_reader, Compression::None, &mut disk);
+    assert_eq!((outcome.record_count, outcome.bytes), (0, 0));
+    assert!(outcome.failure.is_some());
 }
 
 /// A disk that breaks: no room can be made.
@@ -117,7 +117,7 @@ impl Write for Breaking {
 }
 
 #[test]
-fn what_was_written_before_a_failure_counts_to_the_last_whole_record() {
+fn after_a_failure_whole_records_are_counted() {
     let all = records();
     let ends: Vec<usize> = all
         .iter()
@@ -129,11 +129,11 @@ fn what_was_written_before_a_failure_counts_to_the_last_whole_record() {
     for after in [0, HEADER.len() - 1, HEADER.len(), 100, ends[0], ends[0] + 1, 1 << 20, ends[40_000] - 1, ends[40_000]]
     {
         let mut output = Breaking { after, content: Vec::new() };
-        let poured = pour(HEADER.to_vec(), spooled(&all), Compression::None, &mut output);
+        let outcome = write_spooled(HEADER.to_vec(), spool_reader(&all), Compression::None, &mut output);
         let whole = ends.iter().filter(|end| **end <= after).count();
         let bytes =
             if after < HEADER.len() { 0 } else { HEADER.len().max(whole.checked_sub(1).map_or(0, |last| ends[last])) };
-        assert_eq!((poured.record_count, poured.bytes), (whole as u64, bytes as u64), "{after}");
-        assert_eq!(poured.failure.unwrap().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!((outcome.record_count, outcome.bytes), (whole as u64, bytes as u64), "{after}");
+        assert_eq!(outcome.failure.unwrap().kind(), io::ErrorKind::FileTooLarge);
     }
 }

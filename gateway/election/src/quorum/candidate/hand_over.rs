@@ -9,21 +9,21 @@ use super::{
     phase::{Preparing, promised_until},
     *,
 };
-use crate::{quorum::message::HandOver, record::PeerStamp};
+use crate::{quorum::message::HandOver, record::PeerTimestamp};
 
 impl Candidate {
     /// `moves`: of those that leaders have made by themselves, how many count, this one included.
     pub(super) fn begin_hand_over(&mut self, now: MonoNs, target: Option<NodeId>, moves: u32, outputs: &mut Outputs) {
         let is_other = |node: &NodeId| *node != self.node() && self.config.candidates.contains_key(node);
-        let chosen = target.or_else(|| self.voter.fittest(now, self.node(), self.fresh_ns())).filter(is_other);
+        let chosen = target.or_else(|| self.voter.fittest(now, self.node(), self.peer_timeout_ns())).filter(is_other);
         let failed = |target, why| Output::Notice(Notice::HandOverFailed { target, why });
         let Some(chosen) = chosen else {
             return outputs.push(failed(target, "no other gateway that stands is known"));
         };
-        if !self.may_be_followed_by(chosen) {
+        if !self.may_hand_over_to(chosen) {
             return outputs.push(failed(Some(chosen), "it publishes something else"));
         }
-        let Some(to) = next_epoch(chosen, [self.known]) else {
+        let Some(to) = next_epoch(chosen, [self.highest_known]) else {
             return outputs.push(failed(Some(chosen), "all epochs are used up"));
         };
         let Phase::Leading(lead) = &mut self.phase else {
@@ -35,8 +35,8 @@ impl Candidate {
         let from = lead.epoch;
         lead.preparing = Some(Preparing { target: chosen, to, moves, until: now.plus(self.config.timing.lease_ns) });
         // Never used by this gateway for itself, whatever comes of it.
-        self.known = to;
-        self.send(now, chosen, Demand::Prepare { from, to, moves }, Some(Asked::Prepare(to)), outputs);
+        self.highest_known = to;
+        self.send(now, chosen, Operation::Prepare { from, to, moves }, Some(RequestKind::Prepare(to)), outputs);
     }
 
     /// This gateway is asked to take over.
@@ -45,38 +45,38 @@ impl Candidate {
         now: MonoNs,
         from: NodeId,
         request: &Request,
-        (giver, to, moves): (Epoch, Epoch, u32),
+        (donor_epoch, to, moves): (Epoch, Epoch, u32),
         outputs: &mut Outputs,
     ) {
-        let is_new = to.count() > giver.count() && to.count() > self.known.count();
+        let is_new = to.count() > donor_epoch.count() && to.count() > self.highest_known.count();
         let is_fit = self.obstacle_at(now).is_none() && matches!(self.phase, Phase::Waiting | Phase::Polling(_));
-        let is_ours = NodeId::of(giver) == from && NodeId::of(to) == self.node();
+        let is_ours = NodeId::of(donor_epoch) == from && NodeId::of(to) == self.node();
         let verdict = if is_new && is_fit && is_ours {
             let ticket = self.next_ticket();
-            self.sent.insert(ticket.number, Sent { to: None, at: now, what: Asked::Taking(to) });
+            self.sent.insert(ticket.number, PendingRequest { to: None, at: now, kind: RequestKind::Taking(to) });
             // Never its own candidacy's.
-            self.known = to;
-            self.taking = Some(Taking { to, stamp: now, given: [].into(), moves, ended: None });
+            self.highest_known = to;
+            self.takeover = Some(PendingTakeover { to, stamp: now, granted_by: [].into(), moves, ended: None });
             // Its own candidacy would only be in the way.
             self.phase = Phase::Waiting;
             self.retry_at = self.retry_at.max(now.plus(self.config.timing.renew_ns));
             Verdict::Prepared {
                 incarnation: self.config.member.incarnation,
                 ticket,
-                stamp: PeerStamp(now.0),
+                stamp: PeerTimestamp(now.0),
                 lease_ns: self.config.timing.lease_ns,
             }
         } else {
-            Verdict::Refused(Refusal::Unwilling)
+            Verdict::Refused(Refusal::NotEligible)
         };
         let reply = Reply {
             ticket: request.ticket,
             session: self.voter.session(),
-            highest: self.known.max(self.voter.highest()),
-            promise: self.voter.bound(now),
+            highest_epoch: self.highest_known.max(self.voter.highest_epoch()),
+            promise: self.voter.active_promise(now),
             verdict,
         };
-        self.post(from, Body::Reply(reply), outputs);
+        self.send_message(from, Body::Reply(reply), outputs);
     }
 
     /// The target's answer.
@@ -85,7 +85,7 @@ impl Candidate {
         let Phase::Leading(lead) = &mut self.phase else { return };
         let Some(preparing) = lead.preparing.take_if(|preparing| preparing.to == to) else { return };
         let Verdict::Prepared { incarnation, ticket, stamp, lease_ns: target_lease_ns } = verdict else {
-            if self.known.count() > to.count() {
+            if self.highest_known.count() > to.count() {
                 // It knew of generations that were spent without this gateway, which now knows them too.
                 return self.begin_hand_over(now, Some(preparing.target), preparing.moves, outputs);
             }
@@ -96,7 +96,7 @@ impl Candidate {
         // What was said of this leadership holds for no later one.
         self.pin = Pin::Free;
         outputs.extend([Output::Close { epoch: from, reason: CloseReason::HandedOver }, Output::Drain]);
-        self.phase = Phase::Moving(Move {
+        self.phase = Phase::Transferring(PromiseTransfer {
             from,
             to,
             incarnation,
@@ -104,85 +104,101 @@ impl Candidate {
             ticket,
             stamp,
             positions: None,
-            moved: [].into(),
+            transferred: [].into(),
             refused: [].into(),
-            again_at: now,
+            resend_at: now,
             until: now.plus(lease_ns),
         });
     }
 
     /// The last send has ended.
     pub(super) fn on_drained(&mut self, now: MonoNs, positions: BTreeMap<u16, StreamPosition>, outputs: &mut Outputs) {
-        let Phase::Moving(moving) = &mut self.phase else { return };
-        moving.positions = Some(positions);
-        moving.again_at = now;
-        self.move_on(now, outputs);
+        let Phase::Transferring(transfer) = &mut self.phase else { return };
+        transfer.positions = Some(positions);
+        transfer.resend_at = now;
+        self.step_transfer(now, outputs);
     }
 
-    pub(super) fn move_on(&mut self, now: MonoNs, outputs: &mut Outputs) {
+    pub(super) fn step_transfer(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let half_ns = self.config.timing.renew_ns / 2;
-        let Phase::Moving(moving) = &mut self.phase else { return };
-        let target = NodeId::of(moving.to);
-        if now >= moving.until {
-            return self.end_move(now, "voters did not answer in time", outputs);
+        let Phase::Transferring(transfer) = &mut self.phase else { return };
+        let target = NodeId::of(transfer.to);
+        if now >= transfer.until {
+            return self.abort_transfer(now, "voters did not answer in time", outputs);
         }
-        let Some(positions) = moving.positions.clone().filter(|_| now >= moving.again_at) else { return };
-        moving.again_at = now.plus(half_ns);
-        let Move { from, to, incarnation, lease_ns, ticket, stamp, .. } = *moving;
-        let done: Vec<NodeId> = moving.moved.union(&moving.refused).copied().collect();
+        let Some(positions) = transfer.positions.clone().filter(|_| now >= transfer.resend_at) else { return };
+        transfer.resend_at = now.plus(half_ns);
+        let PromiseTransfer { from, to, incarnation, lease_ns, ticket, stamp, .. } = *transfer;
+        let done: Vec<NodeId> = transfer.transferred.union(&transfer.refused).copied().collect();
         for voter in self.voters().into_iter().filter(|voter| !done.contains(voter)) {
             let positions = if voter == target { positions.clone() } else { BTreeMap::new() };
             let hand_over = HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions };
-            self.send(now, voter, Demand::HandOver(hand_over), Some(Asked::HandOver(to)), outputs);
+            self.send(now, voter, Operation::HandOver(hand_over), Some(RequestKind::HandOver(to)), outputs);
         }
     }
 
     /// A voter's answer to the giver.
-    pub(super) fn on_moved(&mut self, now: MonoNs, from: NodeId, to: Epoch, verdict: Verdict, outputs: &mut Outputs) {
+    pub(super) fn on_transfer_reply(
+        &mut self,
+        now: MonoNs,
+        from: NodeId,
+        to: Epoch,
+        verdict: Verdict,
+        outputs: &mut Outputs,
+    ) {
         let (majority, voter_count) = (self.majority(), self.config.voters.len());
-        let Phase::Moving(moving) = &mut self.phase else { return };
-        if moving.to != to {
+        let Phase::Transferring(transfer) = &mut self.phase else { return };
+        if transfer.to != to {
             return;
         }
         if verdict == Verdict::Granted {
-            moving.moved.insert(from);
+            transfer.transferred.insert(from);
         } else {
-            moving.refused.insert(from);
+            transfer.refused.insert(from);
         }
-        if moving.moved.len() >= majority {
+        if transfer.transferred.len() >= majority {
             // The target has been told by the same voters.
             self.phase = Phase::Waiting;
             self.retry_at = now.plus(self.config.timing.renew_ns);
-        } else if moving.refused.len() > voter_count - majority {
-            self.end_move(now, "voters refused", outputs);
+        } else if transfer.refused.len() > voter_count - majority {
+            self.abort_transfer(now, "voters refused", outputs);
         }
     }
 
-    fn end_move(&mut self, now: MonoNs, why: &'static str, outputs: &mut Outputs) {
-        let Phase::Moving(moving) = &self.phase else { return };
-        outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(NodeId::of(moving.to)), why }));
+    fn abort_transfer(&mut self, now: MonoNs, why: &'static str, outputs: &mut Outputs) {
+        let Phase::Transferring(transfer) = &self.phase else { return };
+        outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(NodeId::of(transfer.to)), why }));
         self.phase = Phase::Waiting;
         self.retry_at = now;
     }
 
     pub(super) fn learn_positions(&mut self, hand_over: &HandOver) {
-        if let Some(taking) = self.taking.as_mut().filter(|taking| taking.to == hand_over.to) {
-            taking.ended = Some((hand_over.from, hand_over.positions.clone()));
+        if let Some(takeover) = self.takeover.as_mut().filter(|takeover| takeover.to == hand_over.to) {
+            takeover.ended = Some((hand_over.from, hand_over.positions.clone()));
         }
     }
 
     /// A voter has moved its promise to this gateway.
-    pub(super) fn on_given(&mut self, now: MonoNs, from: NodeId, to: Epoch, verdict: Verdict, outputs: &mut Outputs) {
+    pub(super) fn on_promise_transferred(
+        &mut self,
+        now: MonoNs,
+        from: NodeId,
+        to: Epoch,
+        verdict: Verdict,
+        outputs: &mut Outputs,
+    ) {
         let (timing, majority) = (self.config.timing, self.majority());
         let is_free = matches!(self.phase, Phase::Waiting | Phase::Polling(_)) && self.obstacle_at(now).is_none();
-        let Some(taking) = self.taking.as_mut().filter(|taking| taking.to == to && verdict == Verdict::Granted) else {
+        let Some(takeover) = self.takeover.as_mut().filter(|takeover| takeover.to == to && verdict == Verdict::Granted)
+        else {
             return;
         };
-        taking.given.insert(from);
-        let promises: BTreeMap<NodeId, MonoNs> = taking.given.iter().map(|node| (*node, taking.stamp)).collect();
+        takeover.granted_by.insert(from);
+        let promises: BTreeMap<NodeId, MonoNs> =
+            takeover.granted_by.iter().map(|node| (*node, takeover.stamp)).collect();
         let deadline = promised_until(&promises, &timing, majority).filter(|deadline| now < *deadline);
         if let Some(deadline) = deadline.filter(|_| is_free) {
-            let ended = taking.ended.take();
+            let ended = takeover.ended.take();
             self.open(now, (to, deadline), promises, ended, outputs);
         }
     }

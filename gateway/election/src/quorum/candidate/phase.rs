@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
-use super::moves::Tenure;
+use super::auto_move::Tenure;
 use crate::{
     identity::{Incarnation, NodeId},
-    quorum::message::Ticket,
-    record::PeerStamp,
+    quorum::message::VoteRequestId,
+    record::PeerTimestamp,
     timing::LeaseTiming,
 };
 
@@ -19,36 +19,36 @@ pub(super) enum Phase {
     /// Asks who would vote for it.
     Polling(Poll),
     /// Asks for votes.
-    Voting(Bid),
+    Voting(VoteRound),
     /// Publishes.
-    Leading(Lead),
+    Leading(LeaderState),
     /// Has closed its fence to hand over, and leads under that epoch no more, whatever comes of it.
-    Moving(Move),
+    Transferring(PromiseTransfer),
     /// Will not stand again.
     Closed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Poll {
-    pub(super) would: BTreeSet<NodeId>,
+    pub(super) granted: BTreeSet<NodeId>,
     pub(super) refused: BTreeSet<NodeId>,
     /// When all are asked again.
-    pub(super) again_at: MonoNs,
+    pub(super) resend_at: MonoNs,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Bid {
+pub(super) struct VoteRound {
     pub(super) epoch: Epoch,
     /// Who promised, and when the request was sent that it answered.
     pub(super) promises: BTreeMap<NodeId, MonoNs>,
     pub(super) refused: BTreeSet<NodeId>,
     /// When voters are asked again.
-    pub(super) again_at: MonoNs,
+    pub(super) resend_at: MonoNs,
     pub(super) until: MonoNs,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Lead {
+pub(super) struct LeaderState {
     pub(super) epoch: Epoch,
     /// Who promised, and when the last request was sent that it granted.
     pub(super) promises: BTreeMap<NodeId, MonoNs>,
@@ -70,35 +70,35 @@ pub(super) struct Preparing {
 
 /// The leader moves its promises.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Move {
+pub(super) struct PromiseTransfer {
     pub(super) from: Epoch,
     pub(super) to: Epoch,
     pub(super) incarnation: Incarnation,
     pub(super) lease_ns: u64,
-    pub(super) ticket: Ticket,
-    pub(super) stamp: PeerStamp,
+    pub(super) ticket: VoteRequestId,
+    pub(super) stamp: PeerTimestamp,
     /// Not before the last send has ended.
     pub(super) positions: Option<BTreeMap<u16, StreamPosition>>,
-    pub(super) moved: BTreeSet<NodeId>,
+    pub(super) transferred: BTreeSet<NodeId>,
     pub(super) refused: BTreeSet<NodeId>,
-    pub(super) again_at: MonoNs,
+    pub(super) resend_at: MonoNs,
     pub(super) until: MonoNs,
 }
 
 /// This gateway has said that it is ready to take over.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Taking {
+pub(super) struct PendingTakeover {
     pub(super) to: Epoch,
     /// When it said so: its lease counts from there.
     pub(super) stamp: MonoNs,
-    pub(super) given: BTreeSet<NodeId>,
+    pub(super) granted_by: BTreeSet<NodeId>,
     /// Moves by themselves that bring the lead here, this one included.
     pub(super) moves: u32,
     /// Where the giver's output ended, and under which epoch.
     pub(super) ended: Option<(Epoch, BTreeMap<u16, StreamPosition>)>,
 }
 
-impl Lead {
+impl LeaderState {
     /// Until when this leadership may send.
     pub(super) fn deadline(&self, timing: &LeaseTiming, majority: usize) -> MonoNs {
         promised_until(&self.promises, timing, majority).unwrap_or_default()

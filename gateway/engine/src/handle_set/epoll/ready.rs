@@ -16,7 +16,7 @@ use crate::handle_set::{Event, Wait};
 pub(in crate::handle_set) const EVENTS_MAX: usize = 64;
 
 /// Room for the events of one wait.
-pub(in crate::handle_set) fn no_events() -> Box<[libc::epoll_event; EVENTS_MAX]> {
+pub(in crate::handle_set) fn event_buffer() -> Box<[libc::epoll_event; EVENTS_MAX]> {
     Box::new([libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX])
 }
 
@@ -32,8 +32,8 @@ impl ReadySet {
         // SAFETY: epoll_create1(2) takes no pointer.
         let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         let set = Self { epoll, signals: Signals::new()? };
-        set.control(libc::EPOLL_CTL_ADD, set.signals.timer(), TIMER)?;
-        set.control(libc::EPOLL_CTL_ADD, set.signals.wake_up(), WAKE)?;
+        set.control(libc::EPOLL_CTL_ADD, set.signals.timer_fd(), TIMER)?;
+        set.control(libc::EPOLL_CTL_ADD, set.signals.wake_fd(), WAKE)?;
         Ok(set)
     }
 
@@ -85,41 +85,41 @@ impl ReadySet {
     fn control(&self, operation: i32, descriptor: RawFd, user_data: u64) -> io::Result<()> {
         let mut event = libc::epoll_event { events: EDGE, u64: user_data };
         // SAFETY: epoll_ctl(2) reads `event`.
-        let refused = unsafe { libc::epoll_ctl(self.epoll(), operation, descriptor, &raw mut event) };
-        if refused == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        let result = unsafe { libc::epoll_ctl(self.epoll(), operation, descriptor, &raw mut event) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
 /// One timer and one wake-up as descriptors to be watched. Edges are what counts: neither needs to be read.
 #[derive(Debug)]
 pub(in crate::handle_set) struct Signals {
-    timer: OwnedFd,
+    timer_fd: OwnedFd,
     wake: OwnedFd,
 }
 
 impl Signals {
     pub(in crate::handle_set) fn new() -> io::Result<Self> {
         // SAFETY: timerfd_create(2) takes no pointer.
-        let timer =
+        let timer_fd =
             owned(unsafe { libc::timerfd_create(libc::CLOCK_BOOTTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) })?;
         // SAFETY: eventfd(2) takes no pointer.
         let wake = owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
-        Ok(Self { timer, wake })
+        Ok(Self { timer_fd, wake })
     }
 
-    pub(in crate::handle_set) fn timer(&self) -> RawFd {
-        self.timer.as_raw_fd()
+    pub(in crate::handle_set) fn timer_fd(&self) -> RawFd {
+        self.timer_fd.as_raw_fd()
     }
 
     /// Whether the timer has gone off since it was set or since this was asked.
     pub(in crate::handle_set) fn take_expiry(&self) -> bool {
         let mut expiries = 0_u64;
         // SAFETY: read(2) writes at most 8 bytes to `expiries`.
-        let read = unsafe { libc::read(self.timer.as_raw_fd(), (&raw mut expiries).cast(), size_of::<u64>()) };
+        let read = unsafe { libc::read(self.timer_fd.as_raw_fd(), (&raw mut expiries).cast(), size_of::<u64>()) };
         read > 0 && expiries > 0
     }
 
-    pub(in crate::handle_set) fn wake_up(&self) -> RawFd {
+    pub(in crate::handle_set) fn wake_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }
 
@@ -138,23 +138,23 @@ impl Signals {
                 tv_nsec: libc::c_long::try_from(ns % NS_PER_S).unwrap_or(0),
             }
         });
-        let timer = libc::itimerspec { it_interval: NEVER, it_value: value };
-        // SAFETY: timerfd_settime(2) reads `timer` and, given no place, returns no old value.
-        let refused = unsafe {
+        let timer_fd = libc::itimerspec { it_interval: NEVER, it_value: value };
+        // SAFETY: timerfd_settime(2) reads `timer_fd` and, given no place, returns no old value.
+        let result = unsafe {
             libc::timerfd_settime(
-                self.timer.as_raw_fd(),
+                self.timer_fd.as_raw_fd(),
                 libc::TFD_TIMER_ABSTIME,
-                &raw const timer,
+                &raw const timer_fd,
                 std::ptr::null_mut(),
             )
         };
         // The descriptor is a timer of ours and the time is in range: no other error is possible.
-        debug_assert_eq!(refused, 0);
+        debug_assert_eq!(result, 0);
     }
 }
 
 /// What an event of the set means.
-pub(in crate::handle_set) fn event_of(event: &libc::epoll_event) -> Event {
+pub(in crate::handle_set) fn to_event(event: &libc::epoll_event) -> Event {
     match event.u64 {
         TIMER => Event::Timer,
         WAKE => Event::Wake,
@@ -188,12 +188,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_survive_the_way_through_the_kernel() {
+    fn handles_round_trip_through_user_data() {
         for channel in [0, 1, u32::MAX] {
             for line in [Line::A, Line::RECOVERY, Line(255)] {
                 let handle = Handle { channel: ChannelIndex(channel), line };
                 let event = libc::epoll_event { events: 0, u64: user_data(handle) };
-                assert_eq!(event_of(&event), Event::Ready(handle));
+                assert_eq!(to_event(&event), Event::Ready(handle));
             }
         }
     }

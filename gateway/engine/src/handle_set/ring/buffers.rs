@@ -12,8 +12,8 @@ use std::{
 
 use io_uring::types::BufRingEntry;
 use mdgw_sys::batch::{
-    lent::{LentBuffers, STRIDE},
-    memory::Fixed,
+    pinned_array::Fixed,
+    provided::{ProvidedBuffers, STRIDE},
 };
 
 use super::submission::Ring;
@@ -24,8 +24,8 @@ pub(super) const GROUP: u16 = 0;
 /// Buffers in the order in which the kernel takes them. Its one writer is the thread of the ring it is registered with.
 #[derive(Debug)]
 pub(super) struct BufferRing {
-    pub(super) buffers: Arc<LentBuffers>,
-    entries: Fixed<Page>,
+    pub(super) buffers: Arc<ProvidedBuffers>,
+    entries: Fixed<RingPage>,
     count: u16,
     tail: u16,
     /// Buffers that the kernel has and did not fill yet.
@@ -34,7 +34,7 @@ pub(super) struct BufferRing {
 
 /// Rings of buffers begin at a page.
 #[repr(C, align(4096))]
-struct Page([u8; 4_096]);
+struct RingPage([u8; 4_096]);
 
 const ENTRIES_PER_PAGE: usize = 4_096 / size_of::<BufRingEntry>();
 
@@ -42,10 +42,11 @@ impl BufferRing {
     /// Allocates `count` buffers and registers them, all in the kernel's hands.
     pub(super) fn new(ring: &Ring, count: u16) -> io::Result<Self> {
         let pages = usize::from(count).div_ceil(ENTRIES_PER_PAGE);
-        let entries = Fixed::new(pages, |_| Page([0; 4_096]));
-        let mut buffers = Self { buffers: Arc::new(LentBuffers::new(count)), entries, count, tail: 0, available: 0 };
+        let entries = Fixed::new(pages, |_| RingPage([0; 4_096]));
+        let mut buffers =
+            Self { buffers: Arc::new(ProvidedBuffers::new(count)), entries, count, tail: 0, available: 0 };
         // SAFETY: `entries` has room for `count` entries, begins at a page, and is given up only after it was
-        // unregistered (`give_up`).
+        // unregistered (`unregister`).
         unsafe { ring.register_buffers(buffers.entries.at(0) as u64, count, GROUP)? };
         (0..count).for_each(|id| buffers.provide(id));
         Ok(buffers)
@@ -78,7 +79,7 @@ impl BufferRing {
     }
 
     /// The kernel has filled one.
-    pub(super) fn taken(&mut self) {
+    pub(super) fn on_buffer_used(&mut self) {
         self.available = self.available.saturating_sub(1);
     }
 
@@ -87,7 +88,7 @@ impl BufferRing {
     }
 
     /// Takes everything back from the kernel. If it doesn't let go, the memory is lost rather than freed under it.
-    pub(super) fn give_up(&mut self, ring: &Ring) {
+    pub(super) fn unregister(&mut self, ring: &Ring) {
         if ring.unregister_buffers(GROUP).is_err() {
             mem::forget(Arc::clone(&self.buffers));
             mem::forget(mem::replace(&mut self.entries, Fixed::new(0, |_| unreachable!())));

@@ -2,7 +2,7 @@
 //! provided buffers.
 //!
 //! One thread waits, so the rule that a request belongs to the thread that armed it costs nothing. Datagrams come
-//! without a request for each: the wait yields [`Event::Lent`], the batch borrows the filled buffers, and clearing the
+//! without a request for each: the wait yields [`Event::Provided`], the batch borrows the filled buffers, and clearing the
 //! batch gives them back. A socket whose receive ended (the buffers ran out, which is counted, or the kernel said so)
 //! is armed again by the next wait; meanwhile its datagrams wait in the socket. What was announced and not fetched is
 //! announced again.
@@ -22,7 +22,7 @@ use std::{
 use io_uring::{cqueue, opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 use mdgw_sys::{
-    batch::{ReceiveBatch, SendBatch, is_report, lent, memory::Fixed, receive_in_turn},
+    batch::{ReceiveBatch, SendBatch, is_past_send_error, pinned_array::Fixed, provided, receive_round_robin},
     handle::{Handle, LineSet},
 };
 
@@ -57,18 +57,18 @@ impl MultishotSet {
         }
         let shared = Shared {
             signals: Signals::new()?,
-            members: Mutex::default(),
+            sockets_watched: Mutex::default(),
             changed: AtomicBool::new(false),
-            taken: AtomicBool::new(false),
-            exhausted: AtomicU64::new(0),
+            has_owner: AtomicBool::new(false),
+            buffer_exhaustions: AtomicU64::new(0),
         };
         Ok(Self { shared: Arc::new(shared), buffer_count })
     }
 
     /// How often a socket found no buffer to receive into.
     #[must_use]
-    pub fn exhausted(&self) -> u64 {
-        self.shared.exhausted.load(Ordering::Relaxed)
+    pub fn buffer_exhaustions(&self) -> u64 {
+        self.shared.buffer_exhaustions.load(Ordering::Relaxed)
     }
 }
 
@@ -77,38 +77,38 @@ impl HandleSet for MultishotSet {
 
     /// The part of the one thread. A second one is refused while the first lives.
     fn thread_io(&self) -> io::Result<MultishotIo> {
-        if self.shared.taken.swap(true, Ordering::AcqRel) {
+        if self.shared.has_owner.swap(true, Ordering::AcqRel) {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the set serves one thread"));
         }
-        let made = MultishotIo::new(Arc::clone(&self.shared), self.buffer_count);
-        if made.is_err() {
-            self.shared.taken.store(false, Ordering::Release);
+        let created_io = MultishotIo::new(Arc::clone(&self.shared), self.buffer_count);
+        if created_io.is_err() {
+            self.shared.has_owner.store(false, Ordering::Release);
         }
-        made
+        created_io
     }
 
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
-        let raw = socket.as_raw_fd();
+        let raw_fd = socket.as_raw_fd();
         // A descriptor of our own: the caller's number may mean something else when the thread comes to it.
         let socket = Arc::new(socket.try_clone_to_owned()?);
-        self.shared.change(|members| {
-            if members.sockets.len() >= Self::SOCKETS_MAX {
+        self.shared.change(|sockets_watched| {
+            if sockets_watched.sockets.len() >= Self::SOCKETS_MAX {
                 return Err(io::Error::other("the set is full"));
             }
-            if members.sockets.contains_key(&raw) {
+            if sockets_watched.sockets.contains_key(&raw_fd) {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
-            members.sockets.insert(raw, (handle, Arc::clone(&socket)));
-            members.changes.push(Change::Add { raw, handle, socket });
+            sockets_watched.sockets.insert(raw_fd, (handle, Arc::clone(&socket)));
+            sockets_watched.changes.push(Change::Add { raw_fd, handle, socket });
             Ok(())
         })
     }
 
     fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let raw = socket.as_raw_fd();
-        self.shared.change(|members| {
-            members.sockets.remove(&raw).ok_or(io::ErrorKind::NotFound)?;
-            members.changes.push(Change::Remove { raw });
+        let raw_fd = socket.as_raw_fd();
+        self.shared.change(|sockets_watched| {
+            sockets_watched.sockets.remove(&raw_fd).ok_or(io::ErrorKind::NotFound)?;
+            sockets_watched.changes.push(Change::Remove { raw_fd });
             Ok(())
         })
     }
@@ -121,7 +121,7 @@ impl HandleSet for MultishotSet {
         self.shared.signals.set_timer(at);
     }
 
-    fn lends(&self) -> bool {
+    fn delivers_data(&self) -> bool {
         true
     }
 }
@@ -130,27 +130,27 @@ impl HandleSet for MultishotSet {
 struct Shared {
     signals: Signals,
     /// Written by whoever adds or removes, read by the thread when `changed` says so.
-    members: Mutex<Members>,
+    sockets_watched: Mutex<WatchedSockets>,
     changed: AtomicBool,
-    taken: AtomicBool,
-    exhausted: AtomicU64,
+    has_owner: AtomicBool,
+    buffer_exhaustions: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Members {
+struct WatchedSockets {
     sockets: HashMap<RawFd, (Handle, Arc<OwnedFd>)>,
     changes: Vec<Change>,
 }
 
 #[derive(Debug)]
 enum Change {
-    Add { raw: RawFd, handle: Handle, socket: Arc<OwnedFd> },
-    Remove { raw: RawFd },
+    Add { raw_fd: RawFd, handle: Handle, socket: Arc<OwnedFd> },
+    Remove { raw_fd: RawFd },
 }
 
 impl Shared {
-    fn change(&self, change: impl FnOnce(&mut Members) -> io::Result<()>) -> io::Result<()> {
-        change(&mut self.members.lock().unwrap_or_else(PoisonError::into_inner))?;
+    fn change(&self, change: impl FnOnce(&mut WatchedSockets) -> io::Result<()>) -> io::Result<()> {
+        change(&mut self.sockets_watched.lock().unwrap_or_else(PoisonError::into_inner))?;
         // Release pairs with the Acquire in `apply_changes`.
         self.changed.store(true, Ordering::Release);
         self.signals.wake();
@@ -165,17 +165,17 @@ pub struct MultishotIo {
     shared: Arc<Shared>,
     buffers: BufferRing,
     /// Tells the kernel how to lay out a buffer; read whenever a receive is armed.
-    template: Fixed<libc::msghdr>,
-    slots: Vec<Slot>,
+    message_template: Fixed<libc::msghdr>,
+    slots: Vec<SocketSlot>,
     /// Filled buffers of a slot form a chain: the one behind each, and the bytes in each.
     chain: Box<[(u16, u32)]>,
     /// Slots with filled buffers, each once; the first `announced` of them were told by the last wait.
-    filled: VecDeque<u16>,
+    ready_slots: VecDeque<u16>,
     announced: usize,
     /// Slots to be armed.
     idle: Vec<u16>,
     /// Slots to be freed.
-    closed: Vec<u16>,
+    closing_done: Vec<u16>,
     timer: Signal,
     wake: Signal,
     fault: Option<io::Error>,
@@ -183,8 +183,8 @@ pub struct MultishotIo {
 
 /// One socket.
 #[derive(Debug)]
-struct Slot {
-    raw: RawFd,
+struct SocketSlot {
+    raw_fd: RawFd,
     handle: Handle,
     state: SlotState,
     first: u16,
@@ -198,7 +198,7 @@ enum SlotState {
     /// In `idle`.
     Idle,
     /// Its receive is armed.
-    Armed,
+    Receiving,
     /// Removed, but its receive has not ended yet.
     Closing,
     /// The kernel refused to receive; out of service until it is removed.
@@ -210,7 +210,7 @@ enum SlotState {
 struct Signal {
     armed: bool,
     /// Went off and was not told yet.
-    due: bool,
+    fired: bool,
 }
 
 impl MultishotIo {
@@ -221,11 +221,11 @@ impl MultishotIo {
         ring.reserve_sockets(sockets_max)?;
         let buffers = BufferRing::new(&ring, buffer_count)?;
         {
-            let mut members = shared.members.lock().unwrap_or_else(PoisonError::into_inner);
-            let Members { sockets, changes } = &mut *members;
+            let mut sockets_watched = shared.sockets_watched.lock().unwrap_or_else(PoisonError::into_inner);
+            let WatchedSockets { sockets, changes } = &mut *sockets_watched;
             changes.clear();
-            changes.extend(sockets.iter().map(|(raw, (handle, socket))| Change::Add {
-                raw: *raw,
+            changes.extend(sockets.iter().map(|(raw_fd, (handle, socket))| Change::Add {
+                raw_fd: *raw_fd,
                 handle: *handle,
                 socket: Arc::clone(socket),
             }));
@@ -235,13 +235,13 @@ impl MultishotIo {
             ring,
             shared,
             buffers,
-            template: Fixed::new(1, |_| lent::template()),
+            message_template: Fixed::new(1, |_| provided::message_template()),
             slots: Vec::with_capacity(MultishotSet::SOCKETS_MAX),
             chain: vec![(NONE, 0); usize::from(buffer_count)].into(),
-            filled: VecDeque::with_capacity(MultishotSet::SOCKETS_MAX),
+            ready_slots: VecDeque::with_capacity(MultishotSet::SOCKETS_MAX),
             announced: 0,
             idle: Vec::with_capacity(MultishotSet::SOCKETS_MAX),
-            closed: Vec::with_capacity(MultishotSet::SOCKETS_MAX),
+            closing_done: Vec::with_capacity(MultishotSet::SOCKETS_MAX),
             timer: Signal::default(),
             wake: Signal::default(),
             fault: None,
@@ -250,7 +250,7 @@ impl MultishotIo {
 
     /// Everything that must be in place before the thread waits.
     fn prepare(&mut self) -> io::Result<()> {
-        self.close_announced();
+        self.retire_announced();
         // Acquire pairs with the Release in `Shared::change`. A plain look first: it changes once in a blue moon.
         if self.shared.changed.load(Ordering::Relaxed) && self.shared.changed.swap(false, Ordering::Acquire) {
             self.apply_changes()?;
@@ -262,8 +262,8 @@ impl MultishotIo {
             self.arm(slot)?;
         }
         for (request, armed, descriptor) in [
-            (Request::Timer, &mut self.timer.armed, self.shared.signals.timer()),
-            (Request::Wake, &mut self.wake.armed, self.shared.signals.wake_up()),
+            (Request::Timer, &mut self.timer.armed, self.shared.signals.timer_fd()),
+            (Request::Wake, &mut self.wake.armed, self.shared.signals.wake_fd()),
         ] {
             if !*armed {
                 let readable = u32::from(libc::POLLIN.unsigned_abs());
@@ -277,31 +277,31 @@ impl MultishotIo {
     }
 
     /// Slots that were announced and fetched leave the queue; the others go behind those that were not announced.
-    fn close_announced(&mut self) {
+    fn retire_announced(&mut self) {
         for _ in 0..std::mem::take(&mut self.announced) {
-            let Some(slot) = self.filled.pop_front() else { break };
+            let Some(slot) = self.ready_slots.pop_front() else { break };
             if self.slots[usize::from(slot)].first != NONE {
-                self.filled.push_back(slot);
+                self.ready_slots.push_back(slot);
             }
         }
     }
 
     fn apply_changes(&mut self) -> io::Result<()> {
         let changes = {
-            let mut members = self.shared.members.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut members.changes)
+            let mut sockets_watched = self.shared.sockets_watched.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut sockets_watched.changes)
         };
         for change in changes {
             match change {
-                Change::Add { raw, handle, socket } => self.open(raw, handle, &socket)?,
-                Change::Remove { raw } => self.close(raw)?,
+                Change::Add { raw_fd, handle, socket } => self.open(raw_fd, handle, &socket)?,
+                Change::Remove { raw_fd } => self.close(raw_fd)?,
             }
         }
         Ok(())
     }
 
-    fn open(&mut self, raw: RawFd, handle: Handle, socket: &OwnedFd) -> io::Result<()> {
-        let opened = Slot { raw, handle, state: SlotState::Idle, first: NONE, last: NONE };
+    fn open(&mut self, raw_fd: RawFd, handle: Handle, socket: &OwnedFd) -> io::Result<()> {
+        let opened = SocketSlot { raw_fd, handle, state: SlotState::Idle, first: NONE, last: NONE };
         let free = self.slots.iter().position(|slot| slot.state == SlotState::Free);
         let number = free.unwrap_or(self.slots.len());
         let slot = u16::try_from(number).map_err(io::Error::other)?;
@@ -314,22 +314,23 @@ impl MultishotIo {
         Ok(())
     }
 
-    fn close(&mut self, raw: RawFd) -> io::Result<()> {
-        let in_use = |slot: &Slot| slot.raw == raw && !matches!(slot.state, SlotState::Free | SlotState::Closing);
+    fn close(&mut self, raw_fd: RawFd) -> io::Result<()> {
+        let in_use =
+            |slot: &SocketSlot| slot.raw_fd == raw_fd && !matches!(slot.state, SlotState::Free | SlotState::Closing);
         let Some(number) = self.slots.iter().position(in_use) else { return Ok(()) };
         let Ok(slot) = u16::try_from(number) else { return Ok(()) };
-        while let Some((id, _)) = self.next_filled(slot) {
+        while let Some((id, _)) = self.next_filled_buffer(slot) {
             self.buffers.provide(id);
         }
-        self.filled.retain(|other| *other != slot);
+        self.ready_slots.retain(|on_other| *on_other != slot);
         let state = self.slots[number].state;
         self.slots[number].state = SlotState::Closing;
-        if state == SlotState::Armed {
+        if state == SlotState::Receiving {
             let cancel = opcode::AsyncCancel::new(Request::Multishot(slot).user_data()).build();
             // SAFETY: the request holds no pointer.
             return unsafe { self.ring.push(cancel, Request::Cancel) };
         }
-        self.idle.retain(|other| *other != slot);
+        self.idle.retain(|on_other| *on_other != slot);
         self.free(slot)
     }
 
@@ -339,33 +340,34 @@ impl MultishotIo {
     }
 
     fn arm(&mut self, slot: u16) -> io::Result<()> {
-        let template = self.template.at(0);
-        let receive = opcode::RecvMsgMulti::new(types::Fixed(slot.into()), template, GROUP).build();
-        // SAFETY: the kernel reads `template`, which lives as long as `self`; it writes to buffers of the group, which
+        let message_template = self.message_template.at(0);
+        let receive = opcode::RecvMsgMulti::new(types::Fixed(slot.into()), message_template, GROUP).build();
+        // SAFETY: the kernel reads `message_template`, which lives as long as `self`; it writes to buffers of the group, which
         // are its own until it has filled them and are taken back from it before they are freed (`drop`).
         unsafe { self.ring.push(receive, Request::Multishot(slot))? };
-        self.slots[usize::from(slot)].state = SlotState::Armed;
+        self.slots[usize::from(slot)].state = SlotState::Receiving;
         Ok(())
     }
 
-    /// Looks through what has been completed; `other` gets the rest.
-    fn reap(&mut self, mut other: impl FnMut(Request, i32)) {
-        let Self { ring, slots, chain, filled, buffers, idle, closed, timer, wake, fault, shared, .. } = self;
+    /// Looks through what has been completed; `on_other` gets the rest.
+    fn reap(&mut self, mut on_other: impl FnMut(Request, i32)) {
+        let Self { ring, slots, chain, ready_slots, buffers, idle, closing_done, timer, wake, fault, shared, .. } =
+            self;
         ring.completions(|request, result, flags| {
             let more = cqueue::more(flags);
             match request {
-                Request::Timer => *timer = Signal { armed: more, due: true },
-                Request::Wake => *wake = Signal { armed: more, due: true },
+                Request::Timer => *timer = Signal { armed: more, fired: true },
+                Request::Wake => *wake = Signal { armed: more, fired: true },
                 Request::Multishot(number) => {
                     let slot = &mut slots[usize::from(number)];
                     if let Some(id) = cqueue::buffer_select(flags) {
-                        buffers.taken();
+                        buffers.on_buffer_used();
                         match u32::try_from(result) {
-                            Ok(bytes) if slot.state == SlotState::Armed => {
+                            Ok(bytes) if slot.state == SlotState::Receiving => {
                                 chain[usize::from(id)] = (NONE, bytes);
                                 if slot.first == NONE {
                                     slot.first = id;
-                                    filled.push_back(number);
+                                    ready_slots.push_back(number);
                                 } else {
                                     chain[usize::from(slot.last)].0 = id;
                                 }
@@ -375,14 +377,14 @@ impl MultishotIo {
                         }
                     }
                     if !more && slot.state == SlotState::Closing {
-                        closed.push(number);
+                        closing_done.push(number);
                     } else if !more {
-                        match receive_ended(result) {
-                            Ended::Again => {}
-                            Ended::Exhausted => {
-                                shared.exhausted.fetch_add(1, Ordering::Relaxed);
+                        match classify_receive_end(result) {
+                            ReceiveEnd::Rearm => {}
+                            ReceiveEnd::NoBuffer => {
+                                shared.buffer_exhaustions.fetch_add(1, Ordering::Relaxed);
                             }
-                            Ended::Failed(error) => {
+                            ReceiveEnd::Failed(error) => {
                                 slot.state = SlotState::Failed;
                                 *fault = fault.take().or(Some(error));
                                 return;
@@ -392,17 +394,17 @@ impl MultishotIo {
                         idle.push(number);
                     }
                 }
-                _ => other(request, result),
+                _ => on_other(request, result),
             }
         });
-        while let Some(slot) = self.closed.pop() {
+        while let Some(slot) = self.closing_done.pop() {
             let freed = self.free(slot);
             self.fault = self.fault.take().or_else(|| freed.err());
         }
     }
 
     /// Takes the first filled buffer from a slot's chain: its number and the bytes in it.
-    fn next_filled(&mut self, slot: u16) -> Option<(u16, u32)> {
+    fn next_filled_buffer(&mut self, slot: u16) -> Option<(u16, u32)> {
         let slot = self.slots.get_mut(usize::from(slot))?;
         let id = slot.first;
         let &(next, bytes) = self.chain.get(usize::from(id))?;
@@ -414,7 +416,7 @@ impl MultishotIo {
 impl ThreadIo for MultishotIo {
     fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()> {
         self.prepare()?;
-        let nothing = self.filled.is_empty() && !self.timer.due && !self.wake.due;
+        let nothing = self.ready_slots.is_empty() && !self.timer.fired && !self.wake.fired;
         match wait {
             Wait::Block if nothing => {
                 self.ring.enter(1)?;
@@ -430,18 +432,18 @@ impl ThreadIo for MultishotIo {
             return Err(fault);
         }
         // A poll tells of an expiry even when the timer was set anew since.
-        self.timer.due = self.timer.due && self.shared.signals.take_expiry();
+        self.timer.fired = self.timer.fired && self.shared.signals.take_expiry();
         let mut room = room;
         for (signal, event) in [(&mut self.wake, Event::Wake), (&mut self.timer, Event::Timer)] {
-            if signal.due && room > 0 {
-                signal.due = false;
+            if signal.fired && room > 0 {
+                signal.fired = false;
                 room -= 1;
                 events.push(event);
             }
         }
-        self.announced = room.min(self.filled.len());
-        let announced = self.filled.iter().take(self.announced);
-        events.extend(announced.map(|slot| Event::Lent(self.slots[usize::from(*slot)].handle)));
+        self.announced = room.min(self.ready_slots.len());
+        let announced = self.ready_slots.iter().take(self.announced);
+        events.extend(announced.map(|slot| Event::Provided(self.slots[usize::from(*slot)].handle)));
         Ok(())
     }
 
@@ -451,20 +453,20 @@ impl ThreadIo for MultishotIo {
 
     /// Reads the sockets themselves, past the ring: for handles that are not in the set.
     fn receive(&mut self, sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
-        receive_in_turn(sockets, batch)
+        receive_round_robin(sockets, batch)
     }
 
-    fn lent(&mut self, handle: Handle, batch: &mut ReceiveBatch) {
-        let mut announced = self.filled.iter().take(self.announced);
+    fn take_provided(&mut self, handle: Handle, batch: &mut ReceiveBatch) {
+        let mut announced = self.ready_slots.iter().take(self.announced);
         let of_handle = |slot: &&u16| self.slots.get(usize::from(**slot)).is_some_and(|slot| slot.handle == handle);
         let Some(&slot) = announced.find(of_handle) else { return };
         while batch.room() > 0
-            && let Some((id, bytes)) = self.next_filled(slot)
+            && let Some((id, bytes)) = self.next_filled_buffer(slot)
         {
             // SAFETY: the kernel filled the buffer with so many bytes and gave it up with its completion; it left the
             // chain, so the batch alone holds it.
-            let lent = unsafe { batch.lend(&self.buffers.buffers, id, bytes as usize, handle.line) };
-            if !matches!(lent, Ok(true)) {
+            let take_provided = unsafe { batch.push_provided(&self.buffers.buffers, id, bytes as usize, handle.line) };
+            if !matches!(take_provided, Ok(true)) {
                 // The batch holds another ring's buffers, which is its caller's mistake: the datagram is lost.
                 self.buffers.provide(id);
             }
@@ -472,42 +474,42 @@ impl ThreadIo for MultishotIo {
     }
 
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
-        let mut sending = self.ring.begin_send(packets)?;
-        while sending.outstanding > 0 {
-            self.ring.enter(sending.outstanding)?;
-            self.reap(|request, result| sending.completed(request, result));
+        let mut sends = self.ring.begin_send(packets)?;
+        while sends.outstanding > 0 {
+            self.ring.enter(sends.outstanding)?;
+            self.reap(|request, result| sends.on_completion(request, result));
         }
-        sending.taken()
+        sends.sent_count()
     }
 }
 
 impl Drop for MultishotIo {
     fn drop(&mut self) {
-        self.buffers.give_up(&self.ring);
-        self.shared.taken.store(false, Ordering::Release);
+        self.buffers.unregister(&self.ring);
+        self.shared.has_owner.store(false, Ordering::Release);
     }
 }
 
 /// Why a receive ended that was armed for good.
-enum Ended {
+enum ReceiveEnd {
     /// No fault: it is armed again.
-    Again,
+    Rearm,
     /// No buffer was left.
-    Exhausted,
+    NoBuffer,
     /// The kernel refuses.
     Failed(io::Error),
 }
 
-fn receive_ended(result: i32) -> Ended {
+fn classify_receive_end(result: i32) -> ReceiveEnd {
     if result >= 0 {
-        return Ended::Again;
+        return ReceiveEnd::Rearm;
     }
     let error = io::Error::from_raw_os_error(-result);
     match -result {
-        libc::ENOBUFS => Ended::Exhausted,
-        libc::ECANCELED | libc::EAGAIN => Ended::Again,
-        _ if is_report(&error) => Ended::Again,
-        _ => Ended::Failed(error),
+        libc::ENOBUFS => ReceiveEnd::NoBuffer,
+        libc::ECANCELED | libc::EAGAIN => ReceiveEnd::Rearm,
+        _ if is_past_send_error(&error) => ReceiveEnd::Rearm,
+        _ => ReceiveEnd::Failed(error),
     }
 }
 
@@ -519,14 +521,14 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::handle_set::suite::{self, Feed};
+    use crate::handle_set::backend_tests::{self, SocketPair};
 
-    suite::for_each_promise!(|| MultishotSet::new(MultishotSet::BUFFERS).unwrap());
+    backend_tests::for_each_backend_test!(|| MultishotSet::new(MultishotSet::BUFFERS).unwrap());
 
     #[test]
     fn datagrams_wait_in_the_socket_while_no_buffer_is_free() {
         let set = MultishotSet::new(16).unwrap();
-        let feeds = [Feed::new(0, Line::A), Feed::new(0, Line::B)];
+        let feeds = [SocketPair::new(0, Line::A), SocketPair::new(0, Line::B)];
         let mut io = set.thread_io().unwrap();
         for feed in &feeds {
             set.add(feed.receiver.as_fd(), feed.handle).unwrap();
@@ -542,10 +544,10 @@ mod tests {
             events.clear();
             io.wait(Wait::Poll, 8, &mut events).unwrap();
             for event in &events {
-                let Event::Lent(handle) = *event else { continue };
+                let Event::Provided(handle) = *event else { continue };
                 let batch = &mut batches[(turn * 2) % 3];
                 batch.clear();
-                io.lent(handle, batch);
+                io.take_provided(handle, batch);
                 for datagram in batch.iter() {
                     let next = &mut next[usize::from(handle.line.0)];
                     assert_eq!(datagram.bytes, [*next]);
@@ -554,13 +556,13 @@ mod tests {
             }
             batches[turn % 3].clear();
         }
-        assert!(set.exhausted() > 0, "200 datagrams found 16 buffers");
+        assert!(set.buffer_exhaustions() > 0, "200 datagrams found 16 buffers");
     }
 
     #[test]
-    fn lent_bytes_outlive_the_ring_that_filled_them() {
+    fn provided_buffers_outlive_the_ring_that_filled_them() {
         let set = MultishotSet::new(16).unwrap();
-        let feed = Feed::new(0, Line::A);
+        let feed = SocketPair::new(0, Line::A);
         set.add(feed.receiver.as_fd(), feed.handle).unwrap();
         let mut io = set.thread_io().unwrap();
         let mut batch = ReceiveBatch::new(8, 64);
@@ -569,7 +571,7 @@ mod tests {
         while batch.is_empty() {
             events.clear();
             io.wait(Wait::Block, 8, &mut events).unwrap();
-            io.lent(feed.handle, &mut batch);
+            io.take_provided(feed.handle, &mut batch);
         }
         drop(io);
         feed.sender.send(b"later").unwrap();
@@ -581,7 +583,7 @@ mod tests {
         while batch.is_empty() {
             events.clear();
             io.wait(Wait::Block, 8, &mut events).unwrap();
-            io.lent(feed.handle, &mut batch);
+            io.take_provided(feed.handle, &mut batch);
         }
         assert_eq!(batch.get(0).unwrap().bytes, b"later");
     }
@@ -596,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_numbers_of_buffers_are_refused() {
+    fn invalid_buffer_counts_are_refused() {
         for count in [0, 8, 1_000, 8_192] {
             assert_eq!(MultishotSet::new(count).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         }

@@ -38,9 +38,9 @@ pub(super) enum Request {
 
 /// How an enter ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entered {
+pub(super) enum EnterOutcome {
     /// As asked.
-    Done,
+    Completed,
     /// By a signal, or because the kernel was short of something for the moment.
     Interrupted,
 }
@@ -98,7 +98,7 @@ impl Ring {
     /// or the ring is broken.
     pub(super) unsafe fn push(&mut self, entry: squeue::Entry, request: Request) -> io::Result<()> {
         let entry = entry.user_data(request.user_data());
-        self.check()?;
+        self.check_usable()?;
         loop {
             // SAFETY: as demanded of our caller.
             let pushed = unsafe { self.ring.submission().push(&entry) };
@@ -121,13 +121,14 @@ impl Ring {
     ///
     /// # Errors
     /// What cannot pass by trying again; the ring is broken then.
-    pub(super) fn enter(&mut self, wanted: usize) -> io::Result<Entered> {
-        self.check()?;
-        let entered = if wanted == 0 { self.submit_and_run() } else { self.ring.submit_and_wait(wanted) };
+    pub(super) fn enter(&mut self, completions_min: usize) -> io::Result<EnterOutcome> {
+        self.check_usable()?;
+        let entered =
+            if completions_min == 0 { self.submit_and_run() } else { self.ring.submit_and_wait(completions_min) };
         match entered {
-            Ok(_) => Ok(Entered::Done),
+            Ok(_) => Ok(EnterOutcome::Completed),
             Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => Ok(Entered::Interrupted),
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => Ok(EnterOutcome::Interrupted),
                 _ => {
                     self.broken = true;
                     Err(error)
@@ -176,8 +177,8 @@ impl Ring {
     }
 
     /// Queues a batch's packets, in order.
-    pub(super) fn begin_send(&mut self, packets: &SendBatch<'_>) -> io::Result<Sending> {
-        let mut sending = Sending { results: [0; PACKETS_MAX], count: 0, outstanding: 0 };
+    pub(super) fn begin_send(&mut self, packets: &SendBatch<'_>) -> io::Result<SendSubmission> {
+        let mut sending = SendSubmission { results: [0; PACKETS_MAX], count: 0, outstanding: 0 };
         for (socket, message) in packets.messages() {
             let request = opcode::SendMsg::new(types::Fd(socket), message).flags(DONT_WAIT).build();
             // SAFETY: the message and what it leads to are set by the batch, which our callers borrow until every
@@ -189,7 +190,7 @@ impl Ring {
         Ok(sending)
     }
 
-    fn check(&self) -> io::Result<()> {
+    fn check_usable(&self) -> io::Result<()> {
         if self.broken { Err(io::Error::other("the ring failed before")) } else { Ok(()) }
     }
 }
@@ -201,15 +202,15 @@ impl fmt::Debug for Ring {
 }
 
 /// The packets of one submission.
-pub(super) struct Sending {
+pub(super) struct SendSubmission {
     results: [i32; PACKETS_MAX],
     count: usize,
     /// Those whose result is not known yet.
     pub(super) outstanding: usize,
 }
 
-impl Sending {
-    pub(super) fn completed(&mut self, request: Request, result: i32) {
+impl SendSubmission {
+    pub(super) fn on_completion(&mut self, request: Request, result: i32) {
         if let Request::Send(index) = request {
             self.results[index] = result;
             self.outstanding -= 1;
@@ -218,12 +219,12 @@ impl Sending {
 
     /// How many were taken, from the front. Behind a refused one others may have been taken too: they are sent again
     /// with it, and receivers drop the copies.
-    pub(super) fn taken(&self) -> io::Result<usize> {
+    pub(super) fn sent_count(&self) -> io::Result<usize> {
         let results = &self.results[..self.count];
-        let taken = results.iter().take_while(|result| **result >= 0).count();
-        match results.get(taken) {
-            Some(&result) if taken == 0 && -result != libc::EAGAIN => Err(io::Error::from_raw_os_error(-result)),
-            _ => Ok(taken),
+        let sent_count = results.iter().take_while(|result| **result >= 0).count();
+        match results.get(sent_count) {
+            Some(&result) if sent_count == 0 && -result != libc::EAGAIN => Err(io::Error::from_raw_os_error(-result)),
+            _ => Ok(sent_count),
         }
     }
 }
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_survive_the_way_through_the_kernel() {
+    fn requests_round_trip_through_user_data() {
         for request in [
             Request::Wait,
             Request::Cancel,

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::Args;
 use crate::{
     cli::{Outcome, print, warn},
-    demo::pair::{self, Blow, Leader, PairChange, PairEvent, PairOptions, PairReport},
+    demo::pair::{self, Fault, Leader, PairChange, PairEvent, PairOptions, PairReport},
 };
 
 pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<Outcome> {
@@ -38,26 +38,26 @@ pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<O
             bar.set_position(received);
             bar.set_message(leader.map_or_else(|| "nobody leads".to_owned(), name));
         }
-        PairEvent::Struck { leader, blow, after } => {
-            bar.suspend(|| warn(&format!("{:.1} s: {} {}", after.as_secs_f64(), verb(blow), name(leader))));
+        PairEvent::FaultInjected { leader, fault, after } => {
+            bar.suspend(|| warn(&format!("{:.1} s: {} {}", after.as_secs_f64(), verb(fault), name(leader))));
         }
         PairEvent::TookOver { leader, blackout } => {
             bar.suspend(|| warn(&format!("       {} leads, blackout {} ms", name(leader), Milliseconds(blackout))));
         }
-        PairEvent::Stands { node, after } => {
+        PairEvent::EligibleAgain { node, after } => {
             bar.suspend(|| warn(&format!("       gw{node} stands again after {:.1} s", after.as_secs_f64())));
         }
     })?;
     bar.finish_and_clear();
     print(&if args.json { json(&report) } else { table(&report)? })?;
-    Ok(if report.is_right() { Outcome::Done } else { Outcome::No })
+    Ok(if report.is_correct() { Outcome::Done } else { Outcome::No })
 }
 
-fn verb(blow: Blow) -> &'static str {
-    match blow {
-        Blow::HandedOver => "handed over",
-        Blow::Stopped => "stopped",
-        Blow::Killed => "killed",
+fn verb(fault: Fault) -> &'static str {
+    match fault {
+        Fault::HandedOver => "handed over",
+        Fault::Stopped => "stopped",
+        Fault::Killed => "killed",
     }
 }
 
@@ -74,23 +74,23 @@ fn table(report: &PairReport) -> anyhow::Result<String> {
         let led = Duration::from_nanos(epoch.last_ns - epoch.first_ns);
         let mut line = format!("gw{}, {} packets in {:.3} s", epoch.node, epoch.packets, led.as_secs_f64());
         if let Some(change) = report.changes.iter().find(|change| change.leader.epoch == epoch.count) {
-            let PairChange { blow, blackout, stood_after, .. } = change;
-            write!(line, ", blackout {} ms: the leader was {}", Milliseconds(*blackout), verb(*blow))?;
-            match blow {
-                Blow::HandedOver => line.push_str(", as asked"),
-                _ => write!(line, ", stood again after {:.1} s", stood_after.as_secs_f64())?,
+            let PairChange { fault, blackout, eligible_after, .. } = change;
+            write!(line, ", blackout {} ms: the leader was {}", Milliseconds(*blackout), verb(*fault))?;
+            match fault {
+                Fault::HandedOver => line.push_str(", as asked"),
+                _ => write!(line, ", stood again after {:.1} s", eligible_after.as_secs_f64())?,
             }
         }
         row(&format!("epoch {}", epoch.count), line)?;
     }
-    for blow in [Blow::HandedOver, Blow::Stopped, Blow::Killed] {
-        let count = report.changes.iter().filter(|change| change.blow == blow).count();
-        if let Some([median, worst]) = blackout(report, |change| change == blow) {
+    for fault in [Fault::HandedOver, Fault::Stopped, Fault::Killed] {
+        let count = report.changes.iter().filter(|change| change.fault == fault).count();
+        if let Some([median, worst]) = blackout(report, |change| change == fault) {
             let text = format!("{count}: median {} ms  worst {} ms", Milliseconds(median), Milliseconds(worst));
-            row(&format!("blackout, {}", verb(blow)), text)?;
+            row(&format!("blackout, {}", verb(fault)), text)?;
         }
     }
-    row("said again", format!("{} of {} names", report.verdict.said_again, report.verdict.names))?;
+    row("said again", format!("{} of {} names", report.verdict.republished, report.verdict.names))?;
     row("received", format!("{} records of {} messages", report.received.records, report.received.messages))?;
     row("expected", format!("{} records of {} messages", report.expected.records, report.expected.messages))?;
     row("lost on the way", report.lost_messages.to_string())?;
@@ -104,7 +104,7 @@ fn table(report: &PairReport) -> anyhow::Result<String> {
 }
 
 fn result(report: &PairReport) -> &'static str {
-    match (report.is_right(), report.was_stopped) {
+    match (report.is_correct(), report.was_interrupted) {
         (true, _) => "nothing lost, nothing doubled, one publisher at a time",
         (false, true) => "interrupted before everything had come",
         (false, false) if report.is_too_short() => {
@@ -118,18 +118,18 @@ fn json(report: &PairReport) -> String {
     let ms = |time: &Duration| time.as_secs_f64() * 1e3;
     let [median, worst] = blackout(report, |_| true).map_or([None; 2], |both| both.map(|time| Some(ms(&time))));
     let value = serde_json::json!({
-        "ok": report.is_right(),
-        "interrupted": report.was_stopped,
+        "ok": report.is_correct(),
+        "interrupted": report.was_interrupted,
         "too_short": report.is_too_short(),
         "packets": report.played.0,
         "messages": report.played.1,
         "elapsed_s": report.elapsed.as_secs_f64(),
         "changes": report.changes.iter().map(|change| serde_json::json!({
-            "old_leader": verb(change.blow),
+            "old_leader": verb(change.fault),
             "leader": change.leader.node,
             "epoch": change.leader.epoch,
             "blackout_ms": ms(&change.blackout),
-            "stood_again_after_s": change.stood_after.as_secs_f64(),
+            "stood_again_after_s": change.eligible_after.as_secs_f64(),
         })).collect::<Vec<_>>(),
         "blackout_median_ms": median,
         "blackout_worst_ms": worst,
@@ -143,8 +143,8 @@ fn json(report: &PairReport) -> String {
 }
 
 /// Median and worst of these changes.
-fn blackout(report: &PairReport, is_meant: impl Fn(Blow) -> bool) -> Option<[Duration; 2]> {
-    let changes = report.changes.iter().filter(|change| is_meant(change.blow));
+fn blackout(report: &PairReport, is_meant: impl Fn(Fault) -> bool) -> Option<[Duration; 2]> {
+    let changes = report.changes.iter().filter(|change| is_meant(change.fault));
     let mut sorted: Vec<Duration> = changes.map(|change| change.blackout).collect();
     sorted.sort_unstable();
     Some([*sorted.get(sorted.len() / 2)?, *sorted.last()?])
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_day_that_is_over_before_anybody_is_struck_is_called_that() {
+    fn a_demo_that_ends_before_any_fault_is_reported_as_too_short() {
         let mut report = PairReport {
             played: (10, 100),
             changes: Vec::new(),
@@ -178,7 +178,7 @@ mod tests {
             verdict: Verdict::default(),
             capture: "published.pcap".into(),
             elapsed: Duration::from_millis(80),
-            was_stopped: false,
+            was_interrupted: false,
         };
         let told = |report: &PairReport| {
             let json: serde_json::Value = serde_json::from_str(&json(report)).unwrap();
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(told(&report), ("NOT what it must be", false, false));
         let leader = Leader { node: 2, epoch: 3 };
         let blackout = Duration::from_millis(3);
-        report.changes.push(PairChange { blow: Blow::HandedOver, leader, blackout, stood_after: Duration::ZERO });
+        report.changes.push(PairChange { fault: Fault::HandedOver, leader, blackout, eligible_after: Duration::ZERO });
         assert_eq!(told(&report), ("NOT what it must be", false, false));
         report.lost_messages = 0;
         assert_eq!(told(&report), ("nothing lost, nothing doubled, one publisher at a time", true, false));

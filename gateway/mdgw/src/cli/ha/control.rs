@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
 
-use mdgw_status::control::{ControlError, Request, ask};
+use mdgw_status::control::{ControlError, Request, send_request};
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -59,7 +59,7 @@ pub(super) struct AdmitArgs {
 }
 
 pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
-    answer(args, &Request::Status {}, |value, text| {
+    print_answer(args, &Request::Status {}, |value, text| {
         if value["groups"].as_array().is_none_or(Vec::is_empty) {
             writeln!(text, "node {} stands alone: there is no election", value["node"])?;
             return Ok(());
@@ -79,10 +79,10 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
         writeln!(
             text,
             "{:<6} {leader:<24} {:>7} {channels:>8}  {:<10} {}{}",
-            plain(&group["group"]),
-            plain(&group["epoch"]["count"]),
-            plain(&group["role"]),
-            plain(&group["connection"]),
+            plain_text(&group["group"]),
+            plain_text(&group["epoch"]["count"]),
+            plain_text(&group["role"]),
+            plain_text(&group["connection"]),
             if group["pinned"] == true { ", pinned" } else { "" }
         )?;
         if let Some(obstacle) = group["obstacle"].as_str() {
@@ -129,7 +129,7 @@ fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
     }
     for channel in details["channels"].as_array().into_iter().flatten() {
         if !matches!(channel["state"].as_str(), Some("live" | "ended" | "waiting")) {
-            writeln!(text, "       channel {}: {}", channel["channel"], plain(&channel["state"]))?;
+            writeln!(text, "       channel {}: {}", channel["channel"], plain_text(&channel["state"]))?;
         }
         if channel["kept"]["is_cut"] == true {
             writeln!(
@@ -143,15 +143,15 @@ fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
 }
 
 pub(super) fn history(args: &HistoryArgs) -> anyhow::Result<Outcome> {
-    answer(&args.socket, &Request::History { count: args.count }, |value, text| {
+    print_answer(&args.socket, &Request::History { count: args.count }, |value, text| {
         for entry in value["entries"].as_array().into_iter().flatten() {
             let Some(fields) = entry.as_object() else { continue };
             let epoch = format!("{}.{}", entry["epoch_count"], entry["epoch_node"]);
             let (number, time, group) = (&entry["number"], time_text(&entry["time_ns"]), &entry["group"]);
-            let event = plain(&entry["event"]).replace('_', " ");
+            let event = plain_text(&entry["event"]).replace('_', " ");
             write!(text, "{number:>6} {time} group {group} epoch {epoch:<8} {event:<12}")?;
-            for (key, value) in fields.iter().filter(|(key, _)| !KNOWN.contains(&key.as_str())) {
-                write!(text, " {key}: {}", plain(value))?;
+            for (key, value) in fields.iter().filter(|(key, _)| !COLUMN_KEYS.contains(&key.as_str())) {
+                write!(text, " {key}: {}", plain_text(value))?;
             }
             writeln!(text)?;
             for channel in entry["channels"].as_array().into_iter().flatten() {
@@ -164,9 +164,9 @@ pub(super) fn history(args: &HistoryArgs) -> anyhow::Result<Outcome> {
 
 /// What a takeover meant for one channel.
 fn channel_text(channel: &Value) -> String {
-    let place = |reached: &Value| match reached {
+    let position_text = |position: &Value| match position {
         Value::Null => "nothing".to_owned(),
-        _ => format!("{} of {}", reached["sequence"], plain(&reached["session"])),
+        _ => format!("{} of {}", position["sequence"], plain_text(&position["session"])),
     };
     let blackout = match channel["blackout_ns"].as_u64() {
         Some(ns) => format!("blackout {}.{:03} ms", ns / 1_000_000, ns / 1_000 % 1_000),
@@ -175,8 +175,8 @@ fn channel_text(channel: &Value) -> String {
     format!(
         "channel {}: {blackout}, heard up to {}, own input up to {}, {} packets sent again",
         channel["channel"],
-        place(&channel["heard"]),
-        place(&channel["ready"]),
+        position_text(&channel["heard"]),
+        position_text(&channel["ready"]),
         channel["sent_again_packets"]
     )
 }
@@ -191,7 +191,7 @@ fn time_text(time_ns: &Value) -> String {
 }
 
 pub(super) fn hand_over(args: &HandOverArgs) -> anyhow::Result<Outcome> {
-    answer(&args.of.socket, &Request::HandOver { group: args.of.group, target: args.to }, |value, text| {
+    print_answer(&args.of.socket, &Request::HandOver { group: args.of.group, target: args.to }, |value, text| {
         Ok(writeln!(text, "group {} is led by {}", value["group"], leader(&value["leader"]))?)
     })
 }
@@ -199,7 +199,7 @@ pub(super) fn hand_over(args: &HandOverArgs) -> anyhow::Result<Outcome> {
 pub(super) fn set_pin(args: &GroupArgs, is_pinned: bool) -> anyhow::Result<Outcome> {
     let group = args.group;
     let request = if is_pinned { Request::Pin { group } } else { Request::Unpin { group } };
-    answer(&args.socket, &request, |value, text| {
+    print_answer(&args.socket, &request, |value, text| {
         let state = if is_pinned { "moves no more by itself" } else { "may move by itself" };
         Ok(writeln!(text, "leadership of groups {} {state}", value["groups"])?)
     })
@@ -208,16 +208,18 @@ pub(super) fn set_pin(args: &GroupArgs, is_pinned: bool) -> anyhow::Result<Outco
 pub(super) fn admit(args: &AdmitArgs) -> anyhow::Result<Outcome> {
     warn("whoever is admitted may lead: make sure that this name and number belong to one gateway alone");
     let request = Request::Admit { group: args.of.group, node: args.node, name: args.name.clone() };
-    answer(&args.of.socket, &request, |_, text| Ok(writeln!(text, "node {} {} is admitted", args.node, args.name)?))
+    print_answer(&args.of.socket, &request, |_, text| {
+        Ok(writeln!(text, "node {} {} is admitted", args.node, args.name)?)
+    })
 }
 
 /// Asks, and prints what came back; a refusal is the answer no.
-fn answer(
+fn print_answer(
     args: &Socket,
     request: &Request,
     table: impl FnOnce(&Value, &mut String) -> anyhow::Result<()>,
 ) -> anyhow::Result<Outcome> {
-    let value = match ask(&args.socket, request) {
+    let value = match send_request(&args.socket, request) {
         Ok(value) => value,
         Err(ControlError::Refused(reason)) => {
             warn(&reason);
@@ -238,12 +240,12 @@ fn answer(
 pub(super) fn leader(value: &Value) -> String {
     match value {
         Value::Null => "nobody".to_owned(),
-        member => format!("{} (node {})", plain(&member["name"]), member["node"]),
+        member => format!("{} (node {})", plain_text(&member["name"]), member["node"]),
     }
 }
 
 /// Text without its quotes, nothing for nothing.
-fn plain(value: &Value) -> String {
+fn plain_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
@@ -254,7 +256,7 @@ fn plain(value: &Value) -> String {
 }
 
 /// Keys of an audit's line that have columns of their own.
-const KNOWN: [&str; 8] = ["number", "time_ns", "group", "node", "epoch_count", "epoch_node", "event", "channels"];
+const COLUMN_KEYS: [&str; 8] = ["number", "time_ns", "group", "node", "epoch_count", "epoch_node", "event", "channels"];
 
 #[cfg(test)]
 mod tests {
@@ -263,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_groups_are_told_with_their_leaders_and_loads_within_80_columns() {
+    fn many_groups_are_listed_with_leaders_and_loads_within_80_columns() {
         let group = |group: u16, node: u8, role: &str, channels: usize| {
             json!({
                 "group": group, "role": role, "epoch": { "count": 1_234 + u64::from(group), "node": node },
@@ -292,10 +294,10 @@ mod tests {
     }
 
     #[test]
-    fn a_takeover_is_told_in_words() {
-        let reached = json!({ "session": "nasdaq-itch-5.0 2019-01-30 #0", "sequence": 17, "part": 0 });
+    fn a_takeover_entry_is_printed_as_text() {
+        let position = json!({ "session": "nasdaq-itch-5.0 2019-01-30 #0", "sequence": 17, "part": 0 });
         let channel = json!({
-            "channel": 3, "heard": reached, "ready": reached, "blackout_ns": 84_893_530, "sent_again_packets": 2,
+            "channel": 3, "heard": position, "ready": position, "blackout_ns": 84_893_530, "sent_again_packets": 2,
         });
         assert_eq!(
             channel_text(&channel),
@@ -307,13 +309,13 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_what_is_not_as_it_should_be() {
+    fn a_status_lists_abnormal_conditions() {
         let told = |details: &Value| {
             let mut text = String::new();
             write_condition(details, &mut text).unwrap();
             text
         };
-        let channel = |is_cut: bool| json!({ "channel": 3, "state": "live", "kept": { "is_cut": is_cut } });
+        let channel = |is_truncated: bool| json!({ "channel": 3, "state": "live", "kept": { "is_cut": is_truncated } });
         let well = json!({ "fitness": "fit", "may_split": false, "channels": [channel(false)] });
         assert_eq!(told(&well), "");
         assert!(told(&json!({ "may_split": true })).contains("splits are allowed (emergent)"));
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_as_utc() {
+    fn times_are_printed_in_utc() {
         assert_eq!(time_text(&json!(1_548_835_200_123_456_789_i64)), "2019-01-30 08:00:00.123Z");
         assert_eq!(time_text(&json!("?")), "\"?\"");
     }

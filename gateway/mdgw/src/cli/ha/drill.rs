@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::bail;
-use mdgw_status::control::{ControlError, Request, ask};
+use mdgw_status::control::{ControlError, Request, send_request};
 use serde_json::{Value, json};
 
 use super::control::{GroupArgs, leader};
@@ -28,10 +28,10 @@ pub(super) struct Args {
 /// There and back: each way as the gateway that is asked sees it.
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let GroupArgs { socket, group } = &args.of;
-    let mut ways = Vec::new();
-    let times = Times { hold: Duration::from_secs(args.hold_s), patience: PATIENCE };
-    if let Err(error) = there_and_back(&socket.socket, *group, args.to, times, &mut ways) {
-        let failed = format!("drill: {} of 2 hand-overs done, then {error}", ways.len());
+    let mut results = Vec::new();
+    let times = DrillTiming { hold: Duration::from_secs(args.hold_s), retry_timeout: RETRY_TIMEOUT };
+    if let Err(error) = hand_over_and_take_back(&socket.socket, *group, args.to, times, &mut results) {
+        let failed = format!("drill: {} of 2 hand-overs done, then {error}", results.len());
         if matches!(error, ControlError::Refused(_)) {
             warn(&failed);
             return Ok(Outcome::No);
@@ -40,11 +40,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     let mut text = String::new();
     if socket.json {
-        let ways: Vec<Value> =
-            ways.iter().map(|Way { answer, took_us }| json!({ "to": answer, "took_us": took_us })).collect();
-        writeln!(text, "{}", json!({ "hand_overs": ways }))?;
+        let results: Vec<Value> = results
+            .iter()
+            .map(|HandOverResult { answer, took_us }| json!({ "to": answer, "took_us": took_us }))
+            .collect();
+        writeln!(text, "{}", json!({ "hand_overs": results }))?;
     } else {
-        for Way { answer, took_us } in &ways {
+        for HandOverResult { answer, took_us } in &results {
             let (ms, us) = (took_us / 1_000, took_us % 1_000);
             writeln!(text, "to {:<24} {ms:>5}.{us:03} ms", leader(&answer["leader"]))?;
         }
@@ -55,7 +57,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 
 /// A hand-over that was done.
 #[derive(Debug)]
-struct Way {
+struct HandOverResult {
     answer: Value,
     /// From the question that was granted to the answer.
     took_us: u64,
@@ -63,33 +65,33 @@ struct Way {
 
 /// How long the other gateway leads, and how long what is refused is tried again.
 #[derive(Clone, Copy, Debug)]
-struct Times {
+struct DrillTiming {
     hold: Duration,
-    patience: Duration,
+    retry_timeout: Duration,
 }
 
 /// The gateway at the socket leads, and leads again at the end: it asks the other one itself, over the pair link. What was
-/// done is in `ways`, whatever comes of the rest.
-fn there_and_back(
+/// done is in `results`, whatever comes of the rest.
+fn hand_over_and_take_back(
     socket: &Path,
     group: Option<u16>,
     to: Option<u8>,
-    times: Times,
-    ways: &mut Vec<Way>,
+    times: DrillTiming,
+    results: &mut Vec<HandOverResult>,
 ) -> Result<(), ControlError> {
-    let group = led_here(socket, group)?;
-    ways.push(hand_over(socket, group, to, times.patience)?);
+    let group = led_group(socket, group)?;
+    results.push(hand_over(socket, group, to, times.retry_timeout)?);
     std::thread::sleep(times.hold);
-    let mut answer = ask(socket, &Request::TakeBack { group: Some(group) })?;
+    let mut answer = send_request(socket, &Request::TakeBack { group: Some(group) })?;
     let took_us = answer.as_object_mut().and_then(|fields| fields.remove("took_us"));
     let took_us = took_us.and_then(|took| took.as_u64()).unwrap_or_default();
-    ways.push(Way { answer, took_us });
+    results.push(HandOverResult { answer, took_us });
     Ok(())
 }
 
 /// The group that is meant, if the gateway at the socket leads it; where none is named, the only one.
-fn led_here(socket: &Path, group: Option<u16>) -> Result<u16, ControlError> {
-    let status = ask(socket, &Request::Status {})?;
+fn led_group(socket: &Path, group: Option<u16>) -> Result<u16, ControlError> {
+    let status = send_request(socket, &Request::Status {})?;
     let refused = |why: String| Err(ControlError::Refused(why));
     let groups = status["groups"].as_array().map_or(&[] as &[Value], Vec::as_slice);
     let found = match group {
@@ -115,42 +117,50 @@ fn led_here(socket: &Path, group: Option<u16>) -> Result<u16, ControlError> {
 }
 
 /// Whoever is to follow has to be heard first: what is refused is tried again for a while.
-fn hand_over(socket: &Path, group: u16, to: Option<u8>, patience: Duration) -> Result<Way, ControlError> {
+fn hand_over(
+    socket: &Path,
+    group: u16,
+    to: Option<u8>,
+    retry_timeout: Duration,
+) -> Result<HandOverResult, ControlError> {
     let request = Request::HandOver { group: Some(group), target: to };
-    let begun = Instant::now();
-    let mut is_told = false;
+    let started = Instant::now();
+    let mut is_warned = false;
     loop {
         let asked = Instant::now();
-        match ask(socket, &request) {
+        match send_request(socket, &request) {
             Ok(answer) => {
-                return Ok(Way { answer, took_us: u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX) });
+                return Ok(HandOverResult {
+                    answer,
+                    took_us: u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX),
+                });
             }
             Err(ControlError::Refused(reason)) => {
-                let limit_s = patience.as_secs();
-                if begun.elapsed() >= patience {
+                let limit_s = retry_timeout.as_secs();
+                if started.elapsed() >= retry_timeout {
                     let why = format!("group {group} was not handed over within {limit_s} s: {reason}");
                     return Err(ControlError::Refused(why));
                 }
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut is_warned, true) {
                     warn(&format!("drill: {reason}; tried again for up to {limit_s} s"));
                 }
             }
             Err(error) => return Err(error),
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_INTERVAL);
     }
 }
 
 /// Longer than a gateway takes that has handed over to stand again.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use mdgw_status::control::{Answer, ControlServer};
+    use mdgw_status::control::{ControlServer, Response};
 
     use super::*;
 
@@ -167,17 +177,17 @@ mod tests {
         json!({ "name": format!("gw{node}"), "node": node })
     }
 
-    fn answer(group: &Mutex<Group>, request: &Request) -> Answer {
+    fn answer(group: &Mutex<Group>, request: &Request) -> Response {
         let mut group = group.lock().unwrap();
         match request {
             Request::Status {} => {
                 let role = if group.leader == 1 { "leader" } else { "candidate" };
                 let of_group = json!({ "group": 7, "role": role, "leader": member(group.leader) });
-                Answer::Ok(json!({ "node": 1, "groups": [of_group] }))
+                Response::Ok(json!({ "node": 1, "groups": [of_group] }))
             }
             _ if group.refusals > 0 => {
                 group.refusals -= 1;
-                Answer::Refused("leadership was not handed over: it is not ready".to_owned())
+                Response::Refused("leadership was not handed over: it is not ready".to_owned())
             }
             request => {
                 group.asked.push(request.clone());
@@ -186,7 +196,7 @@ mod tests {
                     Request::HandOver { target, .. } => target.unwrap_or(3),
                     _ => 1,
                 };
-                Answer::Ok(json!({ "group": 7, "leader": member(group.leader), "took_us": 1_234 }))
+                Response::Ok(json!({ "group": 7, "leader": member(group.leader), "took_us": 1_234 }))
             }
         }
     }
@@ -208,32 +218,37 @@ mod tests {
         }
 
         /// The leaders one after the other, or what failed behind how many of them.
-        fn drill(&self, group: Option<u16>, to: Option<u8>, patience: Duration) -> Result<Vec<u64>, (usize, String)> {
-            let mut ways = Vec::new();
-            let times = Times { hold: Duration::ZERO, patience };
-            let done = there_and_back(&self.folder.path().join("control"), group, to, times, &mut ways);
-            let leaders = ways.iter().filter_map(|way| way.answer["leader"]["node"].as_u64()).collect();
-            done.map(|()| leaders).map_err(|error| (ways.len(), error.to_string()))
+        fn drill(
+            &self,
+            group: Option<u16>,
+            to: Option<u8>,
+            retry_timeout: Duration,
+        ) -> Result<Vec<u64>, (usize, String)> {
+            let mut results = Vec::new();
+            let times = DrillTiming { hold: Duration::ZERO, retry_timeout };
+            let done = hand_over_and_take_back(&self.folder.path().join("control"), group, to, times, &mut results);
+            let leaders = results.iter().filter_map(|way| way.answer["leader"]["node"].as_u64()).collect();
+            done.map(|()| leaders).map_err(|error| (results.len(), error.to_string()))
         }
     }
 
     #[test]
-    fn leadership_goes_where_it_is_told_waits_until_that_one_is_ready_and_comes_back() {
+    fn a_drill_waits_for_the_target_hands_over_and_takes_leadership_back() {
         let gateway = Gateway::start(1, 3);
-        assert_eq!(gateway.drill(None, Some(2), PATIENCE), Ok(vec![2, 1]));
+        assert_eq!(gateway.drill(None, Some(2), RETRY_TIMEOUT), Ok(vec![2, 1]));
         let [there, back] =
             [Request::HandOver { group: Some(7), target: Some(2) }, Request::TakeBack { group: Some(7) }];
         assert_eq!(gateway.group.lock().unwrap().asked, [there, back]);
-        assert_eq!(gateway.drill(Some(7), None, PATIENCE), Ok(vec![3, 1]), "the fittest");
+        assert_eq!(gateway.drill(Some(7), None, RETRY_TIMEOUT), Ok(vec![3, 1]), "the fittest");
     }
 
     #[test]
-    fn what_failed_is_said() {
+    fn a_failed_drill_reports_the_reason() {
         let (done, why) = Gateway::start(1, u32::MAX).drill(Some(7), None, Duration::ZERO).unwrap_err();
         assert_eq!(done, 0);
         assert!(why.starts_with("group 7 was not handed over within 0 s: "), "{why}");
         assert!(why.ends_with("it is not ready"), "{why}");
-        let failed = |leader, group| Gateway::start(leader, 0).drill(group, None, PATIENCE).unwrap_err().1;
+        let failed = |leader, group| Gateway::start(leader, 0).drill(group, None, RETRY_TIMEOUT).unwrap_err().1;
         assert_eq!(failed(3, None), "node 1 does not lead group 7, which is led by gw3 (node 3): begin there");
         assert_eq!(failed(1, Some(8)), "no such group: there are 7");
     }

@@ -10,8 +10,8 @@ use anyhow::{Context as _, bail};
 use mdgw_captures::capture_file::OpenOptions;
 use mdgw_feeds::identity::GroupId;
 use mdgw_tools::{
-    replay::merge::{Merge, Window},
-    verify::{Place, PublishClock, RowsVerifier, Seen, Verdict, Verifier, VerifyOptions},
+    replay::capture_merge::{CaptureMerge, Window},
+    verify::{CapturedPacket, Location, PublishClock, RowsVerifier, Verdict, Verifier, VerifyOptions},
 };
 
 use crate::cli::{Outcome, print, warn};
@@ -36,9 +36,9 @@ pub(crate) struct Args {
     group: Option<u16>,
     /// Whose clock tells when an epoch was published: the publishers' own, or the capture's, which also shows what a
     /// stopped process sent late.
-    #[arg(long, value_enum, default_value_t = By::Send)]
-    by: By,
-    /// By how much the clocks of two publishers may differ.
+    #[arg(long, value_enum, default_value_t = ClockArg::Send)]
+    by: ClockArg,
+    /// ClockArg how much the clocks of two publishers may differ.
     #[arg(long, value_name = "US", default_value_t = 0)]
     clock_error_us: u64,
     /// Names remembered of each channel's session; older ones are not compared any more.
@@ -53,7 +53,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum By {
+enum ClockArg {
     Send,
     Capture,
 }
@@ -62,8 +62,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let options = VerifyOptions {
         group: args.group.map(GroupId),
         clock: match args.by {
-            By::Send => PublishClock::Sender,
-            By::Capture => PublishClock::Capture,
+            ClockArg::Send => PublishClock::Sender,
+            ClockArg::Capture => PublishClock::Capture,
         },
         clock_error_ns: args.clock_error_us.saturating_mul(1_000),
         names_max: args.names,
@@ -73,7 +73,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut captures = Vec::new();
     let mut outputs = Vec::new();
     for path in &args.files {
-        let is_output = begins_like_rows(path).with_context(|| format!("read {}", path.display()))?;
+        let is_output = looks_like_rows(path).with_context(|| format!("read {}", path.display()))?;
         if is_output { &mut outputs } else { &mut captures }.push(path.clone());
     }
     if let Some(output) = outputs.first().filter(|_| args.group.is_some()) {
@@ -97,14 +97,19 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 
 fn judge_captures(paths: &[PathBuf], options: &VerifyOptions, damages: &mut Vec<String>) -> anyhow::Result<Verdict> {
     let mut verifier = Verifier::new(options.clone());
-    let mut merge = Merge::open(paths, &OpenOptions::default(), Window::default())?;
+    let mut merge = CaptureMerge::open(paths, &OpenOptions::default(), Window::default())?;
     while merge.advance() {
         let Some((file, datagram)) = merge.current() else { break };
-        let place = Place { file, number: datagram.frame };
-        verifier.accept(&Seen { place, time_ns: datagram.time_ns, dst: datagram.dst, payload: datagram.payload });
+        let location = Location { file, number: datagram.frame };
+        verifier.accept(&CapturedPacket {
+            location,
+            time_ns: datagram.time_ns,
+            dst: datagram.dst,
+            payload: datagram.payload,
+        });
     }
-    if merge.cut() > 0 {
-        warn(&format!("{} packets are cut by the captures' snap length and were not judged", merge.cut()));
+    if merge.truncated() > 0 {
+        warn(&format!("{} packets are cut by the captures' snap length and were not judged", merge.truncated()));
     }
     damages.extend(merge.damages().iter().map(|damage| format!("{damage}: {}", damage.fault)));
     Ok(verifier.finish())
@@ -127,6 +132,6 @@ fn judge_outputs(
 }
 
 /// Receivers' outputs are objects; no capture begins with a brace.
-fn begins_like_rows(path: &Path) -> std::io::Result<bool> {
+fn looks_like_rows(path: &Path) -> std::io::Result<bool> {
     Ok(BufReader::new(File::open(path)?).fill_buf()?.first() == Some(&b'{'))
 }

@@ -19,7 +19,7 @@ pub(super) const HEADING: &str = concat!(
 
 /// Under which name a record was published, and what its instrument is called.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Name<'a> {
+pub(super) struct RowName<'a> {
     pub(super) channel: ChannelId,
     pub(super) session: Session,
     /// Of the input message.
@@ -34,8 +34,8 @@ pub(super) struct Name<'a> {
 ///
 /// # Errors
 /// What `out` says.
-pub(super) fn write(name: &Name<'_>, record: RecordRef<'_>, out: &mut impl Write) -> fmt::Result {
-    let Name { channel, session, sequence, index, symbol } = *name;
+pub(super) fn write(name: &RowName<'_>, record: RecordRef<'_>, out: &mut impl Write) -> fmt::Result {
+    let RowName { channel, session, sequence, index, symbol } = *name;
     let row = Row::of(record);
     let id = record.header().instrument_id;
     let symbol = symbol.map_or_else(|| format!("#{id}"), str::to_owned);
@@ -199,14 +199,14 @@ mod tests {
 
     use super::*;
 
-    fn name(index: u64, symbol: Option<&str>) -> Name<'_> {
+    fn name(index: u64, symbol: Option<&str>) -> RowName<'_> {
         let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
         let session = Session { feed: Feed::NasdaqItch, date, restart: 0 };
-        Name { channel: ChannelId(1), session, sequence: Sequence(1_234_567), index, symbol }
+        RowName { channel: ChannelId(1), session, sequence: Sequence(1_234_567), index, symbol }
     }
 
     #[test]
-    fn rows_stand_under_their_heading() {
+    fn rows_align_with_their_heading() {
         let ts_event = 1_548_858_600_000_000_007;
         let (price, order_id) = (189_250_000_000, 42);
         let mbo = MboMsg {

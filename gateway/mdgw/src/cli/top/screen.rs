@@ -22,7 +22,7 @@ use signal_hook::{
     flag,
 };
 
-use super::{Args, look};
+use super::{Args, read_snapshot};
 use crate::{
     cli::Outcome,
     top::{self, Flow, Key, Top},
@@ -34,20 +34,24 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
-    let news = watch(args.socket.clone(), args.interval()).context("start the thread that asks")?;
+    let updates = start_polling(args.socket.clone(), args.interval()).context("start the thread that asks")?;
     let mut screen = Screen::open().context("take over the terminal")?;
-    let silence_max = SILENCE_MAX.max(3 * args.interval());
-    let mut heard = Instant::now();
+    let silence_max = ANSWER_TIMEOUT.max(3 * args.interval());
+    let mut last_update = Instant::now();
     while !stop.load(Relaxed) {
-        for news in news.try_iter() {
-            heard = Instant::now();
-            match news {
+        for updates in updates.try_iter() {
+            last_update = Instant::now();
+            match updates {
                 Ok(snapshot) => top.take(snapshot),
-                Err(error) => top.fail(format!("{error:#}; trying again")),
+                Err(error) => top.set_problem(format!("{error:#}; trying again")),
             }
         }
-        if heard.elapsed() > silence_max {
-            top.fail(format!("no answer from {} for {} s", args.socket.display(), heard.elapsed().as_secs()));
+        if last_update.elapsed() > silence_max {
+            top.set_problem(format!(
+                "no answer from {} for {} s",
+                args.socket.display(),
+                last_update.elapsed().as_secs()
+            ));
         }
         screen.0.draw(|frame| top::draw(&top, frame.area(), frame.buffer_mut())).context("draw")?;
         // Keys that are there already are all taken before the next picture.
@@ -69,31 +73,31 @@ struct Screen(DefaultTerminal);
 
 impl Screen {
     fn open() -> io::Result<Self> {
-        ratatui::try_init().map(Self).inspect_err(|_| leave())
+        ratatui::try_init().map(Self).inspect_err(|_| restore_terminal())
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
         let _ = self.0.show_cursor();
-        leave();
+        restore_terminal();
     }
 }
 
-fn leave() {
+fn restore_terminal() {
     // A terminal that is gone needs nothing.
     let _ = ratatui::try_restore();
 }
 
 /// Looks again and again, on a thread of its own: a gateway that hangs doesn't keep keys from being heard.
-fn watch(socket: PathBuf, interval: Duration) -> io::Result<Receiver<anyhow::Result<Snapshot>>> {
-    let (news, heard) = sync_channel(1);
-    std::thread::Builder::new().name("mdgw-top".to_owned()).spawn(move || tell(&socket, interval, &news))?;
-    Ok(heard)
+fn start_polling(socket: PathBuf, interval: Duration) -> io::Result<Receiver<anyhow::Result<Snapshot>>> {
+    let (updates, last_update) = sync_channel(1);
+    std::thread::Builder::new().name("mdgw-top".to_owned()).spawn(move || poll_forever(&socket, interval, &updates))?;
+    Ok(last_update)
 }
 
-fn tell(socket: &std::path::Path, interval: Duration, news: &SyncSender<anyhow::Result<Snapshot>>) {
-    while news.send(look(socket)).is_ok() {
+fn poll_forever(socket: &std::path::Path, interval: Duration, updates: &SyncSender<anyhow::Result<Snapshot>>) {
+    while updates.send(read_snapshot(socket)).is_ok() {
         std::thread::sleep(interval);
     }
 }
@@ -124,4 +128,4 @@ fn key(event: &Event) -> Option<Key> {
 /// How long a key is waited for before news are looked at, and a signal is obeyed.
 const KEY_WAIT: Duration = Duration::from_millis(100);
 /// A gateway that answers at all does so sooner.
-const SILENCE_MAX: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);

@@ -9,11 +9,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use mdgw_status::control::{Request, ask};
+use mdgw_status::control::{Request, send_request};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// This program, to be given a subcommand.
-pub(super) fn program() -> anyhow::Result<Command> {
+pub(super) fn this_program() -> anyhow::Result<Command> {
     Ok(Command::new(env::current_exe().context("find this program")?))
 }
 
@@ -43,51 +43,51 @@ impl Process {
         Ok(())
     }
 
-    /// Lets it do nothing any more, until [`Self::go_on`].
+    /// Lets it do nothing any more, until [`Self::resume`].
     pub(super) fn stop(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)
     }
 
     /// Lets it go on where it was stopped.
-    pub(super) fn go_on(&self) -> anyhow::Result<()> {
+    pub(super) fn resume(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
 
     /// Ends it in order, or at last anyhow.
-    pub(super) fn end(mut self, patience: Duration) -> anyhow::Result<()> {
+    pub(super) fn end(mut self, timeout: Duration) -> anyhow::Result<()> {
         if self.has_ended()? {
             return Ok(());
         }
         self.signal(Signal::TERM)?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while !self.has_ended()? {
             if Instant::now() >= deadline {
                 return self.kill();
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
     /// Waits until the gateway that listens at `control` stands for election, or leads.
-    pub(super) fn wait_until_it_stands(&mut self, control: &Path, patience: Duration) -> anyhow::Result<()> {
-        let deadline = Instant::now() + patience;
+    pub(super) fn wait_until_eligible(&mut self, control: &Path, timeout: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + timeout;
         loop {
-            let status = ask(control, &Request::Status {});
+            let status = send_request(control, &Request::Status {});
             let role = status.as_ref().ok().and_then(|status| status["groups"][0]["role"].as_str());
             if matches!(role, Some("candidate" | "leader")) {
                 return Ok(());
             }
-            self.must_run()?;
+            self.ensure_running()?;
             if Instant::now() >= deadline {
                 bail!("{} does not stand for election: see {}", self.name, self.log.display());
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Nothing but this demonstration ends its parts.
-    pub(super) fn must_run(&mut self) -> anyhow::Result<()> {
+    pub(super) fn ensure_running(&mut self) -> anyhow::Result<()> {
         if self.has_ended()? {
             bail!("{} has ended by itself: see {}", self.name, self.log.display());
         }
@@ -112,4 +112,4 @@ impl Drop for Process {
 }
 
 /// Between two looks at a process.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);

@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use mdgw_engine::pipeline::{ChannelMessage, PeerGaps};
+use mdgw_engine::pipeline::{ChannelMessage, PeerGapRequests};
 use mdgw_feeds::{
     book::BookLimits,
     channel::Datagram,
@@ -20,18 +20,18 @@ use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator};
 
 use super::*;
 use crate::{
-    pair_link::{Channels, PairEnds, PairLink, PairLinkConfig, PairParts, PeerEnd},
+    pair_link::{ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairParts, PeerEndpoint},
     standby::InputHistory,
 };
 
 const CHANNEL: ChannelId = ChannelId(5);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-struct Nowhere;
+struct DiscardSink;
 
-impl FrameSink for Nowhere {
+impl FrameSink for DiscardSink {
     fn frame(&mut self, _: &FrameMeta, _: u16, _: &[u8]) {}
-    fn settled(&mut self, _: Sequence) {}
+    fn covered_through(&mut self, _: Sequence) {}
     fn session(&mut self, _: Session, _: Sequence) {}
     fn end_of_session(&mut self) {}
 }
@@ -45,14 +45,14 @@ fn config() -> ChannelConfig {
 fn feed(channel: &mut Channel, generator: &mut ItchGenerator, count: u64) {
     let (mut message, mut packet) = (Vec::new(), Vec::new());
     for _ in 0..count {
-        let first = Sequence(generator.made() + 1);
+        let first = Sequence(generator.generated() + 1);
         assert!(generator.next_message(&mut message).is_some());
         packet.clear();
         let mut writer = PacketWriter::begin(&mut packet, [b'1'; 10], first, usize::MAX);
         assert!(writer.push(&message));
         writer.finish();
         let datagram = Datagram { line: Line::A, bytes: &packet, ts_recv: UnixNs(1_548_858_600_000_000_000) };
-        channel.accept(datagram, MonoNs(1), &mut Nowhere);
+        channel.accept(datagram, MonoNs(1), &mut DiscardSink);
     }
 }
 
@@ -67,9 +67,9 @@ fn key() -> SharedKey {
 }
 
 /// A gateway's link, with that channel behind it; more is fed to it with each slice.
-fn giver(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)>>) -> PairLink {
+fn donor_link(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)>>) -> PairLink {
     let channel = Arc::clone(channel);
-    let channels = Channels::new(move |id, message| {
+    let channels = ChannelSender::new(move |id, message| {
         let ChannelMessage::Copy(turn) = message else { return false };
         let (channel, generator) = &mut *channel.lock().unwrap();
         if id != CHANNEL {
@@ -79,21 +79,21 @@ fn giver(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)>>) -
         feed(channel, generator, 3);
         true
     });
-    let peers = vec![PeerEnd { node: None, address: free_address() }];
-    let ends = PairEnds { listen, peers, key: key(), period_ns: 5_000_000 };
+    let peers = vec![PeerEndpoint { node: None, address: free_address() }];
+    let endpoints = PairEndpoints { listen, peers, key: key(), period_ns: 5_000_000 };
     let parts = PairParts {
-        board: Arc::default(),
+        status_table: Arc::default(),
         epochs: BTreeMap::new(),
         logs: BTreeMap::new(),
-        peer_gaps: Arc::new(PeerGaps::new(1)),
+        peer_gap_requests: Arc::new(PeerGapRequests::new(1)),
         history: Arc::new(InputHistory::new([], 0)),
         channels,
     };
-    PairLink::start(PairLinkConfig { node: 2, ends }, parts).unwrap()
+    PairLink::start(PairLinkConfig { node: 2, endpoints }, parts).unwrap()
 }
 
 #[test]
-fn a_channel_that_goes_on_is_copied_over_a_link_again_and_again() {
+fn a_live_channel_is_copied_over_a_link_repeatedly() {
     let day = || {
         ItchGenerator::new(ItchDay {
             stock_count: 200,
@@ -107,13 +107,13 @@ fn a_channel_that_goes_on_is_copied_over_a_link_again_and_again() {
     feed(&mut channel, &mut generator, 20_000);
     let channel = Arc::new(Mutex::new((channel, generator)));
     let listen = free_address();
-    let _link = giver(listen, &channel);
+    let _link = donor_link(listen, &channel);
 
     // One that has another key gets nothing, nor who asks for a channel that isn't there.
-    let refused = take_copy(listen, 1, SharedKey::new(&[8; 32]), config(), PATIENCE);
+    let refused = fetch_copy(listen, 1, SharedKey::new(&[8; 32]), config(), TIMEOUT);
     assert!(matches!(refused, Err(CopyError::Io(_) | CopyError::Link(_))), "{refused:?}");
     for _ in 0..2 {
-        let copied = take_copy(listen, 1, key(), config(), PATIENCE).unwrap();
+        let copied = fetch_copy(listen, 1, key(), config(), TIMEOUT).unwrap();
         let (_, next) = copied.position().unwrap();
         assert!(next > Sequence(20_000));
         let (mut oracle, mut generator) = (Channel::new(config()), day());
@@ -123,7 +123,7 @@ fn a_channel_that_goes_on_is_copied_over_a_link_again_and_again() {
 }
 
 /// Plays a gateway that is asked for a copy; whoever listens there hears what it says.
-fn impostor(says: Vec<LinkMessage>) -> SocketAddrV4 {
+fn scripted_donor(messages: Vec<LinkMessage>) -> SocketAddrV4 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
     thread::spawn(move || {
@@ -131,11 +131,11 @@ fn impostor(says: Vec<LinkMessage>) -> SocketAddrV4 {
         let mut stream = LinkStream::new(key(), 2, Nonce([9; 16]));
         socket.write_all(&stream.hello()).unwrap();
         let mut bytes = [0; 1_024];
-        while !matches!(stream.next_message(), Ok(Some(LinkMessage::CopyAsk { channel: CHANNEL }))) {
+        while !matches!(stream.next_message(), Ok(Some(LinkMessage::CopyRequest { channel: CHANNEL }))) {
             let count = socket.read(&mut bytes).unwrap();
             stream.push(&bytes[..count]);
         }
-        for message in says {
+        for message in messages {
             socket.write_all(&stream.seal(&message).unwrap()).unwrap();
         }
         // Then it is gone, but not before it has been heard.
@@ -146,7 +146,7 @@ fn impostor(says: Vec<LinkMessage>) -> SocketAddrV4 {
 }
 
 #[test]
-fn a_giver_that_dies_damages_or_refuses_leaves_nothing_that_would_be_used() {
+fn a_donor_that_dies_damages_or_refuses_yields_no_copy() {
     let mut channel = Channel::new(config());
     let mut generator = ItchGenerator::new(ItchDay { stock_count: 50, live_orders: 500, ..ItchDay::default() });
     feed(&mut channel, &mut generator, 3_000);
@@ -160,7 +160,7 @@ fn a_giver_that_dies_damages_or_refuses_leaves_nothing_that_would_be_used() {
             slices.push(slice);
         }
     }
-    let told = |slices: &[Vec<u8>]| -> Vec<LinkMessage> {
+    let slice_messages = |slices: &[Vec<u8>]| -> Vec<LinkMessage> {
         let numbered = (0..).zip(slices);
         numbered
             .map(|(number, bytes)| LinkMessage::CopySlice { channel: CHANNEL, number, bytes: bytes.clone() })
@@ -170,8 +170,8 @@ fn a_giver_that_dies_damages_or_refuses_leaves_nothing_that_would_be_used() {
         LinkMessage::CopyEnd(CopyEnd { channel: CHANNEL, fault, slices: u32::try_from(slices).unwrap(), checksum })
     };
     let all = slices.iter().fold(0, |checksum, slice| crc32c::crc32c_append(checksum, slice));
-    let whole = [told(&slices), vec![end(slices.len(), all, None)]].concat();
-    let take = |says| take_copy(impostor(says), 1, key(), config(), PATIENCE);
+    let whole = [slice_messages(&slices), vec![end(slices.len(), all, None)]].concat();
+    let take = |messages| fetch_copy(scripted_donor(messages), 1, key(), config(), TIMEOUT);
     let copied = take(whole.clone()).unwrap();
     assert_eq!(copied.orders(&|_| true), channel.orders(&|_| true), "the control");
 
@@ -179,16 +179,16 @@ fn a_giver_that_dies_damages_or_refuses_leaves_nothing_that_would_be_used() {
     assert!(matches!(&half, Err(CopyError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof), "{half:?}");
     let without_one = take([&whole[..1], &whole[2..]].concat());
     assert!(matches!(without_one, Err(CopyError::Damaged)));
-    let changed = take([told(&slices), vec![end(slices.len(), all ^ 1, None)]].concat());
+    let changed = take([slice_messages(&slices), vec![end(slices.len(), all ^ 1, None)]].concat());
     assert!(matches!(changed, Err(CopyError::Damaged)));
     let refused = take(vec![end(0, 0, Some(CopyFault::BookTooDeep))]);
     assert!(matches!(refused, Err(CopyError::Fault(CopyFault::BookTooDeep))));
     // A stopped program's host still takes connections.
     let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = stopped.local_addr().unwrap() else { unreachable!() };
-    let silent = take_copy(address, 1, key(), config(), Duration::from_millis(50));
-    assert!(matches!(&silent, Err(error @ CopyError::Absent(_)) if !error.passes()), "{silent:?}");
-    assert!(half.is_err_and(|error| error.passes()) && changed.is_err_and(|error| !error.passes()));
+    let silent = fetch_copy(address, 1, key(), config(), Duration::from_millis(50));
+    assert!(matches!(&silent, Err(error @ CopyError::Unreachable(_)) if !error.is_transient()), "{silent:?}");
+    assert!(half.is_err_and(|error| error.is_transient()) && changed.is_err_and(|error| !error.is_transient()));
     let early = take(vec![end(0, 0, None)]);
     assert!(matches!(early, Err(CopyError::Fault(CopyFault::Incomplete))));
 }

@@ -22,23 +22,23 @@ pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
     refused.extend(login.and_then(|login| login.password().err()).map(|error| error.to_string()));
     let files = tls.into_iter().flat_map(EtcdTls::files);
     refused.extend(files.filter_map(|(what, path)| read(what, path).err()).map(|error| error.to_string()));
-    for (of, listen) in addresses(election) {
+    for (owner, listen) in addresses(election) {
         // Any port: the configured one may be in use by a gateway that runs.
         if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*listen.ip(), 0)) {
-            refused.push(format!("election.{of} cannot listen on {listen}: {error}"));
+            refused.push(format!("election.{owner} cannot listen on {listen}: {error}"));
         }
     }
     refused
 }
 
 /// Whether something outside of the gateway has a place for each of its groups.
-pub(super) fn is_watched(election: &ElectionConfig) -> bool {
+pub(super) fn has_group_slots(election: &ElectionConfig) -> bool {
     let has_sentinel = election.link.as_ref().is_some_and(|link| link.sentinel != SentinelChoice::None);
     has_sentinel || election.kernel_fence
 }
 
 /// What has to be there when the gateway starts, and isn't yet.
-pub(super) fn absence(election: &ElectionConfig) -> Option<String> {
+pub(super) fn missing_sentinel(election: &ElectionConfig) -> Option<String> {
     let SentinelChoice::Service(socket) = &election.link.as_ref()?.sentinel else { return None };
     let is_missing = socket.try_exists().is_ok_and(|there| !there);
     is_missing.then(|| {
@@ -128,14 +128,14 @@ mod tests {
         let elsewhere = refusals(election(&voting(folder.path(), "192.0.2.7")));
         let begins =
             ["election.link cannot listen on 192.0.2.7:31200", "election.quorum cannot listen on 192.0.2.7:27500"];
-        assert!(elsewhere.iter().zip(begins).all(|(told, begin)| told.starts_with(begin)), "{elsewhere:?}");
+        assert!(elsewhere.iter().zip(begins).all(|(faults, begin)| faults.starts_with(begin)), "{elsewhere:?}");
         assert_eq!(elsewhere.len(), 2);
     }
 
     #[test]
-    fn votes_that_cannot_be_kept_are_a_fault() {
-        let told = crate::config::host::refusals(&voting(Path::new("/proc"), "127.0.0.1"));
-        assert!(told.iter().any(|fault| fault.starts_with("directory /proc/votes of the votes")), "{told:?}");
+    fn an_unwritable_vote_directory_is_a_fault() {
+        let faults = crate::config::host::refusals(&voting(Path::new("/proc"), "127.0.0.1"));
+        assert!(faults.iter().any(|fault| fault.starts_with("directory /proc/votes of the votes")), "{faults:?}");
     }
 
     #[test]
@@ -146,16 +146,16 @@ mod tests {
         if let Some(link) = config.election.as_mut().and_then(|election| election.link.as_mut()) {
             link.sentinel = SentinelChoice::Service(socket.clone());
         }
-        let warning = absence(election(&config)).unwrap();
+        let warning = missing_sentinel(election(&config)).unwrap();
         assert!(warning.contains("socket yet"), "{warning}");
-        let host = Host { absent: vec![warning.clone()], ..Host::default() };
+        let host = Host { not_yet_present: vec![warning.clone()], ..Host::default() };
         assert!(host.findings(&config).warnings.contains(&warning));
         fs::write(&socket, "").unwrap();
-        assert_eq!(absence(election(&config)), None);
+        assert_eq!(missing_sentinel(election(&config)), None);
     }
 
     #[test]
-    fn every_file_that_lets_us_into_a_store_must_be_readable() {
+    fn every_credential_file_of_a_store_must_be_readable() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let mut config = voting(folder.path(), "127.0.0.1");
@@ -169,10 +169,10 @@ mod tests {
         if let Some(election) = &mut config.election {
             election.backend = Backend::Etcd(EtcdConfig { access, prefix: "/".to_owned(), tls: Some(tls) });
         }
-        let told = refusals(election(&config));
-        assert_eq!(told.len(), 4, "{told:?}");
-        for (told, name) in told.iter().zip(["password", "ca", "certificate", "certificate_key"]) {
-            assert!(told.contains(&at(name).display().to_string()), "{told}");
+        let faults = refusals(election(&config));
+        assert_eq!(faults.len(), 4, "{faults:?}");
+        for (faults, name) in faults.iter().zip(["password", "ca", "certificate", "certificate_key"]) {
+            assert!(faults.contains(&at(name).display().to_string()), "{faults}");
             fs::write(at(name), "").unwrap();
         }
         assert_eq!(refusals(election(&config)), Vec::<String>::new());

@@ -4,15 +4,15 @@ use std::{collections::BTreeMap, ops::Range, time::Duration};
 
 use mdgw_election::{
     access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
-    emergent::{EmergentConfigError, Founding},
+    emergent::{BootstrapMode, EmergentConfigError},
     identity::NodeId,
     timing::LeaseTiming,
 };
 use toml::Spanned;
 
-use super::{NOWHERE, Resolver, text};
+use super::{Resolver, UNREADABLE_ADDRESS, text};
 use crate::config::{
-    file::{self, Written},
+    file::{self, FileValue},
     limits,
     resolved::{Backend, MembershipConfig, PeerConfig, QuorumConfig},
 };
@@ -21,9 +21,9 @@ use crate::config::{
 struct StoreKeys<'a> {
     table: Range<usize>,
     endpoints: &'a Option<Spanned<Vec<Spanned<String>>>>,
-    request_timeout_ms: &'a Written<i64>,
-    user: &'a Written<String>,
-    password_file: &'a Written<String>,
+    request_timeout_ms: &'a FileValue<i64>,
+    user: &'a FileValue<String>,
+    password_file: &'a FileValue<String>,
 }
 
 impl Resolver<'_> {
@@ -32,14 +32,14 @@ impl Resolver<'_> {
         let (election, table) = (written.get_ref(), written.span());
         let name = self.required_text(&election.backend, &table, "backend")?;
         let kind = self.one_of(Some(name), &BACKENDS)?;
-        self.only_for(kind, Kind::File, election.file.as_ref().map(Spanned::span));
-        self.only_for(kind, Kind::Etcd, election.etcd.as_ref().map(Spanned::span));
-        self.only_for(kind, Kind::ZooKeeper, election.zookeeper.as_ref().map(Spanned::span));
-        self.only_for(kind, Kind::Quorum, election.quorum.as_ref().map(Spanned::span));
-        self.only_for(kind, Kind::Emergent, election.emergent.as_ref().map(Spanned::span));
+        self.check_backend_table(kind, Kind::File, election.file.as_ref().map(Spanned::span));
+        self.check_backend_table(kind, Kind::Etcd, election.etcd.as_ref().map(Spanned::span));
+        self.check_backend_table(kind, Kind::ZooKeeper, election.zookeeper.as_ref().map(Spanned::span));
+        self.check_backend_table(kind, Kind::Quorum, election.quorum.as_ref().map(Spanned::span));
+        self.check_backend_table(kind, Kind::Emergent, election.emergent.as_ref().map(Spanned::span));
         if !kind.is_built_in() {
             let kind = kind.name();
-            self.wrong(
+            self.add_problem(
                 &name.span(),
                 format!("{kind:?}: this mdgw was built without it; build it with `--features {kind}`"),
             );
@@ -58,27 +58,27 @@ impl Resolver<'_> {
 
     fn quorum(&mut self, written: Option<&Spanned<file::Quorum>>, election: &Range<usize>) -> Option<QuorumConfig> {
         let Some(written) = written else {
-            self.wrong(election, "`[election.quorum]` is missing");
+            self.add_problem(election, "`[election.quorum]` is missing");
             return None;
         };
         let (quorum, table) = (written.get_ref(), written.span());
         let listen = self.address(&quorum.listen, &table, "listen");
         let mut voters = BTreeMap::new();
         for voter in &quorum.voter {
-            let (voter, place) = (voter.get_ref(), voter.span());
-            let node = NodeId(self.required_number(&voter.node, limits::NODE, &place, "node"));
-            let address = self.address(&voter.address, &place, "address");
+            let (voter, span) = (voter.get_ref(), voter.span());
+            let node = NodeId(self.required_number(&voter.node, limits::NODE, &span, "node"));
+            let address = self.address(&voter.address, &span, "address");
             if voters.values().any(|known| *known == address) || voters.insert(node, address).is_some() {
-                self.wrong(&place, format!("node {node} at {address}: another voter has that number or address"));
+                self.add_problem(&span, format!("node {node} at {address}: another voter has that number or address"));
             }
-            if address == listen && address != NOWHERE {
-                self.wrong(&place, format!("node {node} at {address}: is this gateway's own `listen`"));
+            if address == listen && address != UNREADABLE_ADDRESS {
+                self.add_problem(&span, format!("node {node} at {address}: is this gateway's own `listen`"));
             }
         }
         // The gateway's own vote makes them odd: with an even number two halves could stand against each other.
         if voters.is_empty() || !voters.len().is_multiple_of(2) || voters.len() > VOTERS_MAX {
             let count = voters.len() + 1;
-            self.wrong(
+            self.add_problem(
                 &table,
                 format!("{count} voters with this gateway: must be 3, 5, 7 or 9, one [[election.quorum.voter]] for each other"),
             );
@@ -94,28 +94,28 @@ impl Resolver<'_> {
         election: &Range<usize>,
     ) -> Option<MembershipConfig> {
         let Some(written) = written else {
-            self.wrong(election, "`[election.emergent]` is missing");
+            self.add_problem(election, "`[election.emergent]` is missing");
             return None;
         };
         let (emergent, table) = (written.get_ref(), written.span());
         if !emergent.allow_split.as_ref().is_some_and(|allowed| *allowed.get_ref()) {
-            let place = emergent.allow_split.as_ref().map_or_else(|| table.clone(), Spanned::span);
-            self.wrong(&place, EmergentConfigError::SplitNotAllowed.to_string());
+            let span = emergent.allow_split.as_ref().map_or_else(|| table.clone(), Spanned::span);
+            self.add_problem(&span, EmergentConfigError::SplitNotAllowed.to_string());
         }
         let listen = self.address(&emergent.listen, &table, "listen");
         if let Some(written) = &emergent.listen
             && listen.ip().is_unspecified()
         {
-            self.wrong(
+            self.add_problem(
                 &written.span(),
                 format!("{listen}: others are told this address, so it must be one of this host"),
             );
         }
         let seeds: Vec<_> = emergent.seeds.iter().flat_map(|list| list.get_ref()).collect();
         let seeds: Vec<_> = seeds.into_iter().map(|seed| self.address(&Some(seed.clone()), &table, "seeds")).collect();
-        let founds = emergent.found.as_ref().is_some_and(|found| *found.get_ref());
-        if !founds && seeds.iter().all(|seed| *seed == listen) {
-            self.wrong(
+        let bootstraps = emergent.found.as_ref().is_some_and(|found| *found.get_ref());
+        if !bootstraps && seeds.iter().all(|seed| *seed == listen) {
+            self.add_problem(
                 &table,
                 "a gateway without `found = true` needs `seeds`, of which one at least is another gateway's",
             );
@@ -127,14 +127,14 @@ impl Resolver<'_> {
             listen,
             key_file: key_file.into(),
             seeds,
-            founding: if founds { Founding::Founds } else { Founding::Joins },
+            bootstrap: if bootstraps { BootstrapMode::Bootstrap } else { BootstrapMode::JoinOnly },
             minimum_size,
             join_attempts: self.number(&emergent.join_attempts, limits::JOIN_ATTEMPTS),
         })
     }
 
     /// No minimum size above the number of gateways, which could never be reached.
-    pub(super) fn members_fit(
+    pub(super) fn check_minimum_size(
         &mut self,
         written: &Spanned<file::Election>,
         backend: Option<&Backend>,
@@ -144,15 +144,15 @@ impl Resolver<'_> {
         let gateways = peers.len() + 1;
         if *minimum_size > gateways {
             let emergent = written.get_ref().emergent.as_ref();
-            let place = emergent.and_then(|table| table.get_ref().minimum_size.as_ref()).map(Spanned::span);
+            let span = emergent.and_then(|table| table.get_ref().minimum_size.as_ref()).map(Spanned::span);
             let message =
                 format!("{minimum_size}: this gateway and its [[election.peer]] are {gateways}: nobody would lead");
-            self.wrong(&place.unwrap_or_else(|| written.span()), message);
+            self.add_problem(&span.unwrap_or_else(|| written.span()), message);
         }
     }
 
     /// Each gateway of the election votes, and this one is not among the others.
-    pub(super) fn voters_fit(
+    pub(super) fn check_voters(
         &mut self,
         written: &Spanned<file::Election>,
         backend: Option<&Backend>,
@@ -161,14 +161,14 @@ impl Resolver<'_> {
     ) {
         let Some(Backend::Quorum(quorum)) = backend else { return };
         if quorum.voters.contains_key(&own) {
-            self.wrong(
+            self.add_problem(
                 &written.span(),
                 format!("[[election.quorum.voter]] node {own} is this gateway; name the others"),
             );
         }
         for peer in peers.iter().filter(|peer| !quorum.voters.contains_key(&peer.node)) {
             let node = peer.node;
-            self.wrong(
+            self.add_problem(
                 &written.span(),
                 format!("[[election.peer]] node {node} has no [[election.quorum.voter]]: each gateway votes"),
             );
@@ -176,7 +176,7 @@ impl Resolver<'_> {
     }
 
     /// No session so short that a gateway with these times would never stand.
-    pub(super) fn session_fits(
+    pub(super) fn check_session_timeout(
         &mut self,
         written: &Spanned<file::Election>,
         backend: Option<&Backend>,
@@ -185,15 +185,15 @@ impl Resolver<'_> {
         let Some(session_ns) = backend.and_then(Backend::session_ns) else { return };
         if let Err(error) = timing.check_session(session_ns) {
             let table = written.get_ref().zookeeper.as_ref();
-            let place =
+            let span =
                 table.map(|table| table.get_ref().session_ms.as_ref().map_or_else(|| table.span(), Spanned::span));
-            self.wrong(&place.unwrap_or_else(|| written.span()), error.to_string());
+            self.add_problem(&span.unwrap_or_else(|| written.span()), error.to_string());
         }
     }
 
     fn etcd(&mut self, written: Option<&Spanned<file::Etcd>>, election: &Range<usize>) -> Option<EtcdConfig> {
         let Some(written) = written else {
-            self.wrong(election, "`[election.etcd]` is missing");
+            self.add_problem(election, "`[election.etcd]` is missing");
             return None;
         };
         let (etcd, table) = (written.get_ref(), written.span());
@@ -205,14 +205,14 @@ impl Resolver<'_> {
             user: &etcd.user,
             password_file: &etcd.password_file,
         });
-        self.together("certificate_file", &etcd.certificate_file, "key_file", &etcd.key_file);
+        self.check_both_set("certificate_file", &etcd.certificate_file, "key_file", &etcd.key_file);
         let identity = text(&etcd.certificate_file).zip(text(&etcd.key_file));
         let tls = text(&etcd.ca_file).map(|ca_file| EtcdTls {
             ca_file: ca_file.into(),
             identity: identity.map(|(certificate, key)| (certificate.into(), key.into())),
         });
         if let (None, Some(certificate)) = (&tls, &etcd.certificate_file) {
-            self.wrong(&certificate.span(), "a certificate is used with `ca_file` only");
+            self.add_problem(&certificate.span(), "a certificate is used with `ca_file` only");
         }
         if access.login.is_some() && tls.is_none() {
             self.warnings
@@ -227,7 +227,7 @@ impl Resolver<'_> {
         election: &Range<usize>,
     ) -> Option<ZooKeeperConfig> {
         let Some(written) = written else {
-            self.wrong(election, "`[election.zookeeper]` is missing");
+            self.add_problem(election, "`[election.zookeeper]` is missing");
             return None;
         };
         let (zookeeper, table) = (written.get_ref(), written.span());
@@ -247,7 +247,7 @@ impl Resolver<'_> {
         if let Some(written) = &zookeeper.path
             && !is_path
         {
-            self.wrong(
+            self.add_problem(
                 &written.span(),
                 format!("{path:?}: expected a path such as \"/mdgw\" of letters, digits, -, _ and ."),
             );
@@ -258,7 +258,7 @@ impl Resolver<'_> {
         if let Some(written) = &zookeeper.session_ms
             && !is_latch
         {
-            self.wrong(&written.span(), "for `mode = \"latch\"` only: a lease has no session");
+            self.add_problem(&written.span(), "for `mode = \"latch\"` only: a lease has no session");
         }
         let latch = ZooKeeperMode::Latch { session: Duration::from_millis(session_ms) };
         let mode = if is_latch { latch } else { ZooKeeperMode::Lease };
@@ -272,17 +272,23 @@ impl Resolver<'_> {
         if let Some(list) = written
             && !(1..=limits::STORE_NODES_MAX).contains(&endpoints.len())
         {
-            self.wrong(&list.span(), format!("{} nodes: must be 1 to {}", endpoints.len(), limits::STORE_NODES_MAX));
+            self.add_problem(
+                &list.span(),
+                format!("{} nodes: must be 1 to {}", endpoints.len(), limits::STORE_NODES_MAX),
+            );
         }
         for (index, endpoint) in endpoints.iter().enumerate() {
             let name = endpoint.get_ref();
             if !is_endpoint(name) {
-                self.wrong(&endpoint.span(), format!("{name:?}: expected host and port, such as \"10.0.0.1:2379\""));
+                self.add_problem(
+                    &endpoint.span(),
+                    format!("{name:?}: expected host and port, such as \"10.0.0.1:2379\""),
+                );
             } else if endpoints[..index].iter().any(|other| other.get_ref() == name) {
-                self.wrong(&endpoint.span(), format!("{name:?}: stands here twice"));
+                self.add_problem(&endpoint.span(), format!("{name:?}: stands here twice"));
             }
         }
-        self.together("user", keys.user, "password_file", keys.password_file);
+        self.check_both_set("user", keys.user, "password_file", keys.password_file);
         let login = text(keys.user).zip(text(keys.password_file));
         let request_timeout_ms = self.number(keys.request_timeout_ms, limits::STORE_REQUEST_TIMEOUT_MS);
         StoreAccess {
@@ -293,23 +299,23 @@ impl Resolver<'_> {
     }
 
     /// A table that is there for another backend than the one in use.
-    fn only_for(&mut self, used: Kind, owner: Kind, table: Option<Range<usize>>) {
+    fn check_backend_table(&mut self, used: Kind, owner: Kind, table: Option<Range<usize>>) {
         if let Some(table) = table
             && used != owner
         {
             let (owner, used) = (owner.name(), used.name());
-            self.wrong(&table, format!("for `backend = {owner:?}` only; this one is {used:?}"));
+            self.add_problem(&table, format!("for `backend = {owner:?}` only; this one is {used:?}"));
         }
     }
 
     /// Neither of the two is of use without the other.
-    fn together(&mut self, name: &str, written: &Written<String>, other_name: &str, other: &Written<String>) {
+    fn check_both_set(&mut self, name: &str, written: &FileValue<String>, other_name: &str, other: &FileValue<String>) {
         for (there, missing) in [
             (written.as_ref().filter(|_| other.is_none()), other_name),
             (other.as_ref().filter(|_| written.is_none()), name),
         ] {
             if let Some(there) = there {
-                self.wrong(&there.span(), format!("`{missing}` is missing beside it"));
+                self.add_problem(&there.span(), format!("`{missing}` is missing beside it"));
             }
         }
     }

@@ -18,12 +18,12 @@ use crate::config::{
 impl Resolver<'_> {
     pub(super) fn channels(&mut self, file: &file::File, pools: &[PoolConfig]) -> Vec<ChannelSetup> {
         if file.channel.is_empty() {
-            self.wrong(&(0..0), "there must be at least one [[channel]]");
+            self.add_problem(&(0..0), "there must be at least one [[channel]]");
         }
         let mut channels: Vec<ChannelSetup> = Vec::new();
         for written in &file.channel {
             let channel = self.channel(written, pools);
-            self.unlike_others(written, &channel, &channels);
+            self.check_unique(written, &channel, &channels);
             channels.push(channel);
         }
         channels
@@ -32,7 +32,7 @@ impl Resolver<'_> {
     fn channel(&mut self, written: &Spanned<file::Channel>, pools: &[PoolConfig]) -> ChannelSetup {
         let (channel, table) = (written.get_ref(), written.span());
         if let Some(name) = &channel.name {
-            self.plain_name(name);
+            self.check_plain_name(name);
         }
         let feeds = Feed::ALL.map(|feed| (feed, feed.name()));
         self.required(&channel.feed, &table, "feed");
@@ -43,9 +43,9 @@ impl Resolver<'_> {
         if let Some(pool) = pools.get(pool) {
             let drain_packets = pool.quota_packets * lines.len();
             if window_packets <= drain_packets {
-                let place = channel.window_packets.as_ref().map_or_else(|| table.clone(), Spanned::span);
-                self.wrong(
-                    &place,
+                let span = channel.window_packets.as_ref().map_or_else(|| table.clone(), Spanned::span);
+                self.add_problem(
+                    &span,
                     format!(
                         "window_packets = {window_packets}: must be more than one drain can bring: quota {} of pool {:?} \
                          x {} lines = {drain_packets} packets",
@@ -78,7 +78,7 @@ impl Resolver<'_> {
     fn pool_of(&mut self, channel: &file::Channel, table: &std::ops::Range<usize>, pools: &[PoolConfig]) -> usize {
         let Some(name) = &channel.pool else {
             if pools.len() > 1 {
-                self.wrong(table, format!("`pool` is missing: there are {} to choose from", pools.len()));
+                self.add_problem(table, format!("`pool` is missing: there are {} to choose from", pools.len()));
             }
             return 0;
         };
@@ -92,17 +92,17 @@ impl Resolver<'_> {
     fn schemas(&mut self, channel: &file::Channel, feed: Feed) -> SchemaSet {
         let Some(written) = &channel.schemas else { return SchemaSet::default_for(feed) };
         if written.get_ref().is_empty() {
-            self.wrong(&written.span(), "[]: must name at least one schema");
+            self.add_problem(&written.span(), "[]: must name at least one schema");
         }
         let mut schemas = SchemaSet::default();
         for name in written.get_ref() {
             let Some(schema) = self.one_of(Some(name), &SchemaSet::NAMES) else { continue };
             if schemas.contains(schema) {
-                self.wrong(&name.span(), format!("{:?}: named twice", name.get_ref()));
+                self.add_problem(&name.span(), format!("{:?}: named twice", name.get_ref()));
             }
             if !SchemaSet::of_feed(feed).contains(schema) {
                 let gives = SchemaSet::of_feed(feed);
-                self.wrong(
+                self.add_problem(
                     &name.span(),
                     format!("{:?}: {feed} does not carry what this schema needs; it gives: {gives}", name.get_ref()),
                 );
@@ -116,8 +116,11 @@ impl Resolver<'_> {
         let by_order_only =
             [channel.orders_max.as_ref().map(Spanned::span), channel.order_store.as_ref().map(Spanned::span)];
         if !feed.is_by_order() {
-            for place in by_order_only.into_iter().flatten() {
-                self.wrong(&place, format!("{feed} tells no single orders, so there is nothing to limit or store"));
+            for span in by_order_only.into_iter().flatten() {
+                self.add_problem(
+                    &span,
+                    format!("{feed} tells no single orders, so there is nothing to limit or store"),
+                );
             }
         }
         BookLimits {
@@ -131,7 +134,7 @@ impl Resolver<'_> {
     fn lines(&mut self, written: &Spanned<file::Channel>) -> Vec<LineConfig> {
         let lines = &written.get_ref().line;
         if lines.is_empty() || lines.len() > limits::LINES_MAX {
-            self.wrong(
+            self.add_problem(
                 &written.span(),
                 format!("{} lines: must have 1 to {} [[channel.line]]", lines.len(), limits::LINES_MAX),
             );
@@ -140,8 +143,8 @@ impl Resolver<'_> {
         for (index, written) in lines.iter().take(limits::LINES_MAX).enumerate() {
             let line = self.line(written, index);
             if resolved.iter().any(|other| other.line == line.line) {
-                let place = written.get_ref().name.as_ref().map_or_else(|| written.span(), Spanned::span);
-                self.wrong(&place, format!("\"{}\": another line of this channel has this name", line.line));
+                let span = written.get_ref().name.as_ref().map_or_else(|| written.span(), Spanned::span);
+                self.add_problem(&span, format!("\"{}\": another line of this channel has this name", line.line));
             }
             resolved.push(line);
         }
@@ -172,28 +175,31 @@ impl Resolver<'_> {
     fn recovery(&mut self, written: &Spanned<file::Recovery>, feed: Feed) -> RecoveryConfig {
         let (recovery, table) = (written.get_ref(), written.span());
         if !feed.is_by_order() {
-            self.wrong(&table, format!("{feed} has no retransmission server for datagrams; leave this table out"));
+            self.add_problem(
+                &table,
+                format!("{feed} has no retransmission server for datagrams; leave this table out"),
+            );
         }
         RecoveryConfig {
             server: self.address(&recovery.server, &table, "server"),
             timeout_ns: self.number::<u64>(&recovery.timeout_ms, limits::RECOVERY_TIMEOUT_MS) * NS_PER_MS,
             attempts_max: self.number(&recovery.attempts_max, limits::ATTEMPTS_MAX),
             messages_per_request_max: self.number(&recovery.messages_per_request_max, limits::MESSAGES_PER_REQUEST_MAX),
-            requests_under_way_max: self.number(&recovery.requests_under_way_max, limits::REQUESTS_UNDER_WAY_MAX),
+            requests_under_way_max: self.number(&recovery.requests_under_way_max, limits::REQUESTS_IN_FLIGHT_MAX),
         }
     }
 
     /// Numbers, names and sockets are each used once.
-    fn unlike_others(&mut self, written: &Spanned<file::Channel>, channel: &ChannelSetup, others: &[ChannelSetup]) {
-        let place = |place: Option<std::ops::Range<usize>>| place.unwrap_or_else(|| written.span());
+    fn check_unique(&mut self, written: &Spanned<file::Channel>, channel: &ChannelSetup, others: &[ChannelSetup]) {
+        let span_or_channel = |span: Option<std::ops::Range<usize>>| span.unwrap_or_else(|| written.span());
         let file = written.get_ref();
         if let Some(other) = others.iter().find(|other| other.id == channel.id) {
             let message = format!("{}: channel {:?} has this number", channel.id.0, other.name);
-            self.wrong(&place(file.id.as_ref().map(Spanned::span)), message);
+            self.add_problem(&span_or_channel(file.id.as_ref().map(Spanned::span)), message);
         }
         if others.iter().any(|other| other.name == channel.name) {
             let message = format!("{:?}: another channel has this name", channel.name);
-            self.wrong(&place(file.name.as_ref().map(Spanned::span)), message);
+            self.add_problem(&span_or_channel(file.name.as_ref().map(Spanned::span)), message);
         }
         for (index, line) in channel.lines.iter().enumerate() {
             let same_channel = channel.lines.iter().take(index).map(|other| (channel, other));
@@ -201,8 +207,8 @@ impl Resolver<'_> {
             if let Some((other, other_line)) = others.chain(same_channel).find(|(_, other)| same_socket(line, other)) {
                 let mut written_group = file.line.iter().filter_map(|line| line.get_ref().group.as_ref());
                 let span = written_group.rfind(|text| text.get_ref().parse() == Ok(line.group)).map(Spanned::span);
-                self.wrong(
-                    &place(span),
+                self.add_problem(
+                    &span_or_channel(span),
                     format!(
                         "{} on {}: line {} of channel {:?} listens there already; what one reads the other would miss",
                         line.group, line.interface, other_line.line, other.name
@@ -215,7 +221,7 @@ impl Resolver<'_> {
 
 /// Whether two lines would receive the same packets.
 fn same_socket(a: &LineConfig, b: &LineConfig) -> bool {
-    let sources_apart =
+    let sources_disjoint =
         !a.sources.is_empty() && !b.sources.is_empty() && !a.sources.iter().any(|source| b.sources.contains(source));
-    a.group == b.group && a.interface == b.interface && !sources_apart
+    a.group == b.group && a.interface == b.interface && !sources_disjoint
 }

@@ -5,7 +5,7 @@ use mdgw_election::{
     lease::OnSuspended,
     timing::LeaseTiming,
 };
-use mdgw_pair::pair_link::PeerEnd;
+use mdgw_pair::pair_link::PeerEndpoint;
 use toml::Spanned;
 
 use super::{NS_PER_MS, NS_PER_US, Resolver};
@@ -29,44 +29,47 @@ impl Resolver<'_> {
         let backend = self.backend(written);
         let name = self.node_name(&election.name, &table);
         let peers = self.peers(&election.peer, (NodeId(gateway.node), &name));
-        self.voters_fit(written, backend.as_ref(), &peers, NodeId(gateway.node));
-        self.members_fit(written, backend.as_ref(), &peers);
+        self.check_voters(written, backend.as_ref(), &peers, NodeId(gateway.node));
+        self.check_minimum_size(written, backend.as_ref(), &peers);
         let preferred = election.preferred.as_ref().map(|_| NodeId(self.number(&election.preferred, limits::NODE)));
-        if let (Some(node), Some(place)) = (preferred, &election.preferred)
+        if let (Some(node), Some(span)) = (preferred, &election.preferred)
             && node.0 != gateway.node
             && !peers.iter().any(|peer| peer.node == node)
         {
-            self.wrong(&place.span(), format!("{node}: neither this gateway nor an [[election.peer]] has this number"));
+            self.add_problem(
+                &span.span(),
+                format!("{node}: neither this gateway nor an [[election.peer]] has this number"),
+            );
         }
         if peers.is_empty() {
             self.warnings.push("election without any [[election.peer]]: nobody can take over".to_owned());
         } else {
-            self.warn_of_what_a_pair_lacks(election, gateway);
+            self.warn_of_missing_pair_settings(election, gateway);
         }
         let listeners_ms_max: u64 = self.number(&election.listeners_ms_max, limits::LISTENERS_MS_MAX);
         let link = match &election.link {
             Some(written) => self.link(written, &election.peer, listeners_ms_max),
             None => {
                 for linked in election.peer.iter().filter_map(|peer| peer.get_ref().link.as_ref()) {
-                    self.wrong(&linked.span(), "`[election.link]` is missing: this gateway's own end");
+                    self.add_problem(&linked.span(), "`[election.link]` is missing: this gateway's own end");
                 }
                 None
             }
         };
         let spread = self.spread(election, backend.as_ref());
         let on_suspended = self.on_suspended(election, backend.as_ref());
-        self.moves_fit(election, backend.as_ref());
+        self.check_moves(election, backend.as_ref());
         let tenure_ms: u64 = self.number(&election.tenure_ms, limits::TENURE_MS);
         let priority: u8 = self.number(&election.priority, limits::PRIORITY);
         let timing = self.timing(written);
-        self.session_fits(written, backend.as_ref(), &timing);
+        self.check_session_timeout(written, backend.as_ref(), &timing);
         let listeners_ns_max = listeners_ms_max * NS_PER_MS;
         // A lease that listeners have used up before its fence opens is renewed too late, each time.
         let usable_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
         if 2 * listeners_ns_max > usable_ns {
-            let place = election.listeners_ms_max.as_ref().map_or_else(|| table.clone(), Spanned::span);
-            self.wrong(
-                &place,
+            let span = election.listeners_ms_max.as_ref().map_or_else(|| table.clone(), Spanned::span);
+            self.add_problem(
+                &span,
                 format!(
                     "listeners are waited for {} ms before a fence opens: must be at most half of lease - margin = {} ms / 2",
                     listeners_ns_max / NS_PER_MS,
@@ -94,27 +97,27 @@ impl Resolver<'_> {
 
     /// Where it is not said: among more than two gateways, unless one of them is to lead all groups.
     fn spread(&mut self, election: &file::Election, backend: Option<&Backend>) -> bool {
-        let can_be = backend.is_none_or(Backend::moves_groups);
+        let can_be = backend.is_none_or(Backend::can_move_groups);
         let Some(written) = &election.spread else {
             return can_be && election.peer.len() > 1 && election.preferred.is_none();
         };
         let is_wanted = *written.get_ref();
         if is_wanted && !can_be {
-            self.wrong(&written.span(), NEVER_MOVES);
+            self.add_problem(&written.span(), NO_AUTOMATIC_MOVES);
         }
         if is_wanted && election.preferred.is_some() {
-            self.wrong(&written.span(), "`preferred` puts all groups on one gateway");
+            self.add_problem(&written.span(), "`preferred` puts all groups on one gateway");
         }
         is_wanted
     }
 
     /// What says when leadership moves by itself, where it never does.
-    fn moves_fit(&mut self, election: &file::Election, backend: Option<&Backend>) {
-        if backend.is_none_or(Backend::moves_groups) {
+    fn check_moves(&mut self, election: &file::Election, backend: Option<&Backend>) {
+        if backend.is_none_or(Backend::can_move_groups) {
             return;
         }
         for written in [&election.preferred, &election.tenure_ms].into_iter().flatten() {
-            self.wrong(&written.span(), NEVER_MOVES);
+            self.add_problem(&written.span(), NO_AUTOMATIC_MOVES);
         }
     }
 
@@ -124,7 +127,7 @@ impl Resolver<'_> {
         if let (Some(written), Some(Backend::Quorum(_) | Backend::Emergent(_)), OnSuspended::Stop) =
             (&election.on_suspended, backend, wanted)
         {
-            self.wrong(
+            self.add_problem(
                 &written.span(),
                 "\"stop\": for backends with a store only; here a leader that too few answer goes on until its lease runs out",
             );
@@ -141,16 +144,16 @@ impl Resolver<'_> {
         let (link, table) = (written.get_ref(), written.span());
         let key_file = self.required(&link.key_file, &table, "key_file")?;
         let listen = self.address(&link.listen, &table, "listen");
-        let peers = self.peer_ends(written, peers);
+        let peers = self.peer_endpoints(written, peers);
         if peers.iter().any(|peer| peer.address == listen) {
-            self.wrong(&table, format!("{listen}: `listen` and `peer` are the same"));
+            self.add_problem(&table, format!("{listen}: `listen` and `peer` are the same"));
         }
         let sentinel = match link.sentinel.as_ref().map(|written| (written, written.get_ref().as_str())) {
             None | Some((_, "started")) => SentinelChoice::Started,
             Some((_, "none")) => SentinelChoice::None,
             Some((_, path)) if path.starts_with('/') => SentinelChoice::Service(path.into()),
             Some((written, other)) => {
-                self.wrong(
+                self.add_problem(
                     &written.span(),
                     format!("{other:?}: must be \"started\", \"none\" or the path of a socket"),
                 );
@@ -163,36 +166,39 @@ impl Resolver<'_> {
     }
 
     /// Of one other gateway `peer` says it, of several each one's `link`.
-    fn peer_ends(&mut self, written: &Spanned<file::Link>, peers: &[Spanned<file::Peer>]) -> Vec<PeerEnd> {
+    fn peer_endpoints(&mut self, written: &Spanned<file::Link>, peers: &[Spanned<file::Peer>]) -> Vec<PeerEndpoint> {
         let (link, table) = (written.get_ref(), written.span());
-        if let Some(place) = link.peer.as_ref().map(Spanned::span)
+        if let Some(span) = link.peer.as_ref().map(Spanned::span)
             && peers.len() > 1
         {
-            self.wrong(&place, "names one gateway, and there are more [[election.peer]]: give each of them a `link`");
+            self.add_problem(
+                &span,
+                "names one gateway, and there are more [[election.peer]]: give each of them a `link`",
+            );
             return Vec::new();
         }
         let is_linked = |peer: &Spanned<file::Peer>| peer.get_ref().link.is_some();
         if peers.len() < 2 && !peers.iter().any(is_linked) {
-            return vec![PeerEnd { node: None, address: self.address(&link.peer, &table, "peer") }];
+            return vec![PeerEndpoint { node: None, address: self.address(&link.peer, &table, "peer") }];
         }
-        if let Some(place) = link.peer.as_ref().map(Spanned::span) {
-            self.wrong(&place, "is said twice: the [[election.peer]] has a `link`");
+        if let Some(span) = link.peer.as_ref().map(Spanned::span) {
+            self.add_problem(&span, "is said twice: the [[election.peer]] has a `link`");
         }
-        let mut ends: Vec<PeerEnd> = Vec::new();
+        let mut ends: Vec<PeerEndpoint> = Vec::new();
         for peer in peers {
             let (peer, table) = (peer.get_ref(), peer.span());
             let node: u8 = self.number(&peer.node, limits::NODE);
             let address = self.address(&peer.link, &table, "link");
             if ends.iter().any(|other| other.address == address) && peer.link.is_some() {
-                self.wrong(&table, format!("{address}: every gateway needs an address of its own"));
+                self.add_problem(&table, format!("{address}: every gateway needs an address of its own"));
             }
-            ends.push(PeerEnd { node: Some(node), address });
+            ends.push(PeerEndpoint { node: Some(node), address });
         }
         ends
     }
 
-    fn warn_of_what_a_pair_lacks(&mut self, election: &file::Election, gateway: &GatewayConfig) {
-        let lacks = [
+    fn warn_of_missing_pair_settings(&mut self, election: &file::Election, gateway: &GatewayConfig) {
+        let missing = [
             (
                 election.link.is_none(),
                 "[election.link] is missing: a death shows only when the lease has run out, nobody hands over in order, no gap is filled by the peer, and a gateway that comes back has to make its books anew",
@@ -203,22 +209,23 @@ impl Resolver<'_> {
                 "gateway.control_socket is not set: `mdgw ha` and `mdgw top` cannot ask this gateway",
             ),
         ];
-        self.warnings.extend(lacks.into_iter().filter(|(is_so, _)| *is_so).map(|(_, text)| text.to_owned()));
+        self.warnings
+            .extend(missing.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, text)| text.to_owned()));
     }
 
     fn hang_limit(&mut self, link: &file::Link, sentinel: &SentinelChoice, listeners_ms_max: u64) -> Option<u64> {
         let limit_ms: u64 = self.number(&link.hang_limit_ms, limits::HANG_LIMIT_MS);
-        let place = link.hang_limit_ms.as_ref().filter(|_| limit_ms > 0)?.span();
+        let span = link.hang_limit_ms.as_ref().filter(|_| limit_ms > 0)?.span();
         let least_ms = limits::HANG_LIMIT_MS_MIN + listeners_ms_max;
         if limit_ms < least_ms {
             let message = format!(
                 "{limit_ms}: must be 0 or at least {} + listeners_ms_max = {least_ms}",
                 limits::HANG_LIMIT_MS_MIN
             );
-            self.wrong(&place, message);
+            self.add_problem(&span, message);
         }
         if *sentinel == SentinelChoice::None {
-            self.wrong(&place, "`sentinel = \"none\"`: nobody could see a hang");
+            self.add_problem(&span, "`sentinel = \"none\"`: nobody could see a hang");
         }
         Some(limit_ms * NS_PER_MS)
     }
@@ -228,19 +235,19 @@ impl Resolver<'_> {
         let election = written.get_ref();
         let profiles = LeaseTiming::PROFILES.map(|(name, timing)| (timing, name));
         let profile = self.one_of(election.profile.as_ref(), &profiles).unwrap_or_default();
-        let mut or = |value: &file::Written<i64>, bound: Bound, unit_ns: u64, default_ns: u64| {
+        let mut set_or_default = |value: &file::FileValue<i64>, bound: Bound, unit_ns: u64, default_ns: u64| {
             value.as_ref().map_or(default_ns, |_| self.number::<u64>(value, bound) * unit_ns)
         };
-        let lease_ns = or(&election.lease_ms, limits::LEASE_MS, NS_PER_MS, profile.lease_ns);
-        let renew_ns = or(&election.renew_ms, limits::RENEW_MS, NS_PER_MS, profile.renew_ns);
-        let margin_ns = or(&election.margin_ms, limits::MARGIN_MS, NS_PER_MS, profile.margin_ns);
-        let send_ns_max = or(&election.send_us_max, limits::SEND_US_MAX, NS_PER_US, margin_ns / 2);
+        let lease_ns = set_or_default(&election.lease_ms, limits::LEASE_MS, NS_PER_MS, profile.lease_ns);
+        let renew_ns = set_or_default(&election.renew_ms, limits::RENEW_MS, NS_PER_MS, profile.renew_ns);
+        let margin_ns = set_or_default(&election.margin_ms, limits::MARGIN_MS, NS_PER_MS, profile.margin_ns);
+        let send_ns_max = set_or_default(&election.send_us_max, limits::SEND_US_MAX, NS_PER_US, margin_ns / 2);
         let rate_error_ppm = self.number(&election.rate_error_ppm, limits::RATE_ERROR_PPM);
         let timing = LeaseTiming { lease_ns, renew_ns, margin_ns, send_ns_max, rate_error_ppm };
         if let Err(error) = timing.check() {
             let set = [&election.margin_ms, &election.renew_ms, &election.lease_ms, &election.send_us_max];
-            let place = super::first_place(set).unwrap_or_else(|| written.span());
-            self.wrong(&place, error.to_string());
+            let span = super::first_span(set).unwrap_or_else(|| written.span());
+            self.add_problem(&span, error.to_string());
         }
         timing
     }
@@ -253,24 +260,27 @@ impl Resolver<'_> {
             let name = self.node_name(&peer.name, &table);
             let others = peers.iter().map(|other| (other.node, &other.name));
             if others.chain([own]).any(|(of, named)| of == node || *named == name) {
-                self.wrong(&table, format!("node {node} {name}: every gateway needs a number and a name of its own"));
+                self.add_problem(
+                    &table,
+                    format!("node {node} {name}: every gateway needs a number and a name of its own"),
+                );
             }
             peers.push(PeerConfig { node, name });
         }
         if peers.len() > limits::PEERS_MAX
             && let Some(last) = written.last()
         {
-            self.wrong(&last.span(), format!("{} peers: must be at most {}", peers.len(), limits::PEERS_MAX));
+            self.add_problem(&last.span(), format!("{} peers: must be at most {}", peers.len(), limits::PEERS_MAX));
         }
         peers
     }
 
-    fn node_name(&mut self, written: &file::Written<String>, table: &std::ops::Range<usize>) -> NodeName {
+    fn node_name(&mut self, written: &file::FileValue<String>, table: &std::ops::Range<usize>) -> NodeName {
         self.required(written, table, "name");
         let name = written.as_ref().and_then(|name| NodeName::new(name.get_ref()));
         if let (Some(written), None) = (written, &name) {
             let message = format!("{:?}: must be 1 to 64 letters, digits, -, _ or .", written.get_ref());
-            self.wrong(&written.span(), message);
+            self.add_problem(&written.span(), message);
         }
         name.unwrap_or_else(|| NodeName::new("unnamed").unwrap_or_else(|| unreachable!("a sound name")))
     }
@@ -285,10 +295,10 @@ impl Resolver<'_> {
         });
         if let Some(pool) = owner {
             let message = format!("{core}: is a core of pool {}, whose work would make renewals late", pool.name);
-            self.wrong(&written.span(), message);
+            self.add_problem(&written.span(), message);
         }
         Some(core)
     }
 }
 
-const NEVER_MOVES: &str = "under this backend no gateway hands over by itself";
+const NO_AUTOMATIC_MOVES: &str = "under this backend no gateway hands over by itself";

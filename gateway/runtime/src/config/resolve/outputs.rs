@@ -3,7 +3,7 @@
 use mdgw_feeds::identity::GroupId;
 use toml::Spanned;
 
-use super::{NOWHERE, NS_PER_MS, Resolver};
+use super::{NS_PER_MS, Resolver, UNREADABLE_ADDRESS};
 use crate::config::{
     file, limits,
     resolved::{ChannelSetup, Network, OutputConfig, OutputLine, RetransmissionConfig, RetransmissionLimits},
@@ -39,7 +39,7 @@ impl Resolver<'_> {
         for number in output.groups.iter().flat_map(|list| list.get_ref()) {
             let group = GroupId(self.number(&Some(number.clone()), limits::GROUP_ID));
             if groups.contains(&group) || others.iter().any(|other| other.groups.contains(&group)) {
-                self.wrong(&number.span(), format!("{}: an output carries this group already", group.0));
+                self.add_problem(&number.span(), format!("{}: an output carries this group already", group.0));
             }
             if !channels.iter().any(|channel| channel.group == group) {
                 self.warnings.push(format!("output of group {}: no channel is in this group", group.0));
@@ -48,12 +48,12 @@ impl Resolver<'_> {
         }
         if output.line.is_empty() || output.line.len() > limits::OUTPUT_LINES_MAX {
             let (count, max) = (output.line.len(), limits::OUTPUT_LINES_MAX);
-            self.wrong(&table, format!("{count} lines: must have 1 to {max} [[output.line]]"));
+            self.add_problem(&table, format!("{count} lines: must have 1 to {max} [[output.line]]"));
         }
         let mut lines: Vec<OutputLine> = Vec::new();
         for written in &output.line {
             let line = self.output_line(written);
-            self.free_address(written, &line, &lines, others, channels);
+            self.check_address_is_free(written, &line, &lines, others, channels);
             lines.push(line);
         }
         OutputConfig {
@@ -75,7 +75,7 @@ impl Resolver<'_> {
     }
 
     /// An output's address belongs to no other output line on that interface and to no input.
-    fn free_address(
+    fn check_address_is_free(
         &mut self,
         written: &Spanned<file::OutputLine>,
         line: &OutputLine,
@@ -83,19 +83,19 @@ impl Resolver<'_> {
         others: &[OutputConfig],
         channels: &[ChannelSetup],
     ) {
-        if line.address == NOWHERE {
+        if line.address == UNREADABLE_ADDRESS {
             return;
         }
-        let place = written.get_ref().address.as_ref().map_or_else(|| written.span(), Spanned::span);
+        let span = written.get_ref().address.as_ref().map_or_else(|| written.span(), Spanned::span);
         let mut out = siblings.iter().chain(others.iter().flat_map(|other| &other.lines));
         if out.any(|other| other.address == line.address && other.interface == line.interface) {
             let message = format!("{} on {}: another output line sends there", line.address, line.interface);
-            self.wrong(&place, message);
+            self.add_problem(&span, message);
         }
         for channel in channels {
             if let Some(input) = channel.lines.iter().find(|input| input.group == line.address) {
-                self.wrong(
-                    &place,
+                self.add_problem(
+                    &span,
                     format!(
                         "{}: line {} of channel {:?} listens there; the gateway would read its own output",
                         line.address, input.line, channel.name

@@ -14,15 +14,15 @@ use crate::config::{
 impl Resolver<'_> {
     pub(super) fn pools(&mut self, file: &file::File) -> Vec<PoolConfig> {
         if file.pool.is_empty() {
-            self.wrong(&(0..0), "there must be at least one [[pool]]");
+            self.add_problem(&(0..0), "there must be at least one [[pool]]");
         }
         let mut taken_cores = BTreeMap::new();
         let mut pools: Vec<PoolConfig> = Vec::new();
         for written in &file.pool {
             let pool = self.pool(written, &mut taken_cores);
             if pools.iter().any(|other| other.name == pool.name) {
-                let place = written.get_ref().name.as_ref().map_or_else(|| written.span(), Spanned::span);
-                self.wrong(&place, format!("{:?}: another pool has this name", pool.name));
+                let span = written.get_ref().name.as_ref().map_or_else(|| written.span(), Spanned::span);
+                self.add_problem(&span, format!("{:?}: another pool has this name", pool.name));
             }
             pools.push(pool);
         }
@@ -33,7 +33,7 @@ impl Resolver<'_> {
         let pool = written.get_ref();
         let name = self.required(&pool.name, &written.span(), "name").cloned().unwrap_or_default();
         if let Some(written) = &pool.name {
-            self.plain_name(written);
+            self.check_plain_name(written);
         }
         let wait = self.one_of(pool.wait.as_ref(), &WAIT_POLICIES).unwrap_or(WaitPolicy::SpinThenPark);
         let threads = self.threads(written, &name, taken_cores);
@@ -42,8 +42,8 @@ impl Resolver<'_> {
             self.warnings.push(format!(
                 "pool {name:?} spins on threads without cores of their own: they burn whatever core they get"
             ));
-            if let (true, Some(place)) = (priority > 0, &pool.priority) {
-                self.wrong(&place.span(), format!("{priority}: an unpinned thread that spins under SCHED_FIFO can hang the host; give the pool `cores` or take `wait = \"park\"`"));
+            if let (true, Some(span)) = (priority > 0, &pool.priority) {
+                self.add_problem(&span.span(), format!("{priority}: an unpinned thread that spins under SCHED_FIFO can hang the host; give the pool `cores` or take `wait = \"park\"`"));
             }
         }
         PoolConfig {
@@ -70,7 +70,7 @@ impl Resolver<'_> {
         let pool = written.get_ref();
         let Some(cores) = &pool.cores else {
             if pool.threads.is_none() {
-                self.wrong(
+                self.add_problem(
                     &written.span(),
                     "`cores` is missing (or `threads`, for threads without a core of their own)",
                 );
@@ -78,16 +78,16 @@ impl Resolver<'_> {
             return Threads::Unpinned(self.number(&pool.threads, limits::THREADS));
         };
         if let Some(threads) = &pool.threads {
-            self.wrong(&threads.span(), "`threads` is for pools without `cores`, which has one thread for each");
+            self.add_problem(&threads.span(), "`threads` is for pools without `cores`, which has one thread for each");
         }
         if cores.get_ref().is_empty() {
-            self.wrong(&cores.span(), "[]: must name at least one core");
+            self.add_problem(&cores.span(), "[]: must name at least one core");
         }
         let mut pinned = Vec::new();
         for core in cores.get_ref() {
             let number: usize = self.number(&Some(core.clone()), limits::CORE);
             if let Some(other) = taken_cores.insert(number, name.to_owned()) {
-                self.wrong(
+                self.add_problem(
                     &core.span(),
                     format!("{number}: a thread of pool {other:?} is pinned to this core already"),
                 );

@@ -11,7 +11,7 @@ use crate::config::{
     resolved::{LogLevel, Threads},
 };
 
-const SMALL: &str = r#"[gateway]
+const MINIMAL: &str = r#"[gateway]
 state_file = "state"
 
 [[pool]]
@@ -45,9 +45,9 @@ fn load(text: &str) -> Result<Resolved, ConfigError> {
 }
 
 /// Replaces `from`, which must be there, by `to`.
-fn edited(from: &str, to: &str) -> String {
-    assert!(SMALL.contains(from), "{from}");
-    SMALL.replacen(from, to, 1)
+fn with_edit(from: &str, to: &str) -> String {
+    assert!(MINIMAL.contains(from), "{from}");
+    MINIMAL.replacen(from, to, 1)
 }
 
 fn refused(text: &str, expected: Expect) {
@@ -56,7 +56,7 @@ fn refused(text: &str, expected: Expect) {
 
 #[test]
 fn a_small_configuration_gets_its_defaults() {
-    let resolved = load(SMALL).unwrap();
+    let resolved = load(MINIMAL).unwrap();
     assert_eq!(resolved.warnings, Vec::<String>::new());
     let pool = &resolved.pools[0];
     assert_eq!(
@@ -71,8 +71,8 @@ fn a_small_configuration_gets_its_defaults() {
 #[test]
 fn promotion_follows_the_wait_policy_unless_given() {
     let promotion = |text: &str| load(text).unwrap().pools[0].promotion;
-    assert_eq!(promotion(&edited("\"spin\"", "\"park\"")), PromotionPolicy::Lazy);
-    assert_eq!(promotion(&edited("\"spin\"", "\"park\"\npromotion = \"strict\"")), PromotionPolicy::Strict);
+    assert_eq!(promotion(&with_edit("\"spin\"", "\"park\"")), PromotionPolicy::Lazy);
+    assert_eq!(promotion(&with_edit("\"spin\"", "\"park\"\npromotion = \"strict\"")), PromotionPolicy::Strict);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn shipped_configurations_load() {
 }
 
 #[test]
-fn defaults_in_the_shipped_comments_are_the_defaults() {
+fn commented_defaults_of_mdgw_toml_are_the_defaults() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config/mdgw.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     let is_key = |line: &str| {
@@ -110,7 +110,7 @@ fn defaults_in_the_shipped_comments_are_the_defaults() {
 }
 
 #[test]
-fn defaults_in_the_pairs_comments_are_the_defaults() {
+fn commented_defaults_of_pair_toml_are_the_defaults() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config/pair.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     let (before, election) = text.split_once("[election]").unwrap();
@@ -126,27 +126,27 @@ fn defaults_in_the_pairs_comments_are_the_defaults() {
 }
 
 #[test]
-fn unknown_keys_are_refused_with_the_likely_one() {
+fn unknown_keys_are_refused_with_a_suggestion() {
     refused(
-        &edited("wait =", "wiat ="),
+        &with_edit("wait =", "wiat ="),
         expect![
             "x.toml:7:1: pool[0].wiat: unknown key `wiat`; did you mean `wait`? known here: name, cores, threads, io, wait, promotion, spin_us, quota, batch, priority"
         ],
     );
     refused(
-        &edited("[[channel.line]]", "[[channel.lines]]"),
+        &with_edit("[[channel.line]]", "[[channel.lines]]"),
         expect![
             "x.toml:14:11: channel[0].lines[0]: unknown key `lines`; did you mean `line`? known here: id, name, feed, group, pool, schemas, date, window_packets, gap_timeout_us, line_silence_ms, orders_max, levels_max, instruments_max, order_store, line, recovery"
         ],
     );
     refused(
-        &edited("[[output]]", "[[ouptut]]"),
+        &with_edit("[[output]]", "[[ouptut]]"),
         expect![
             "x.toml:18:3: ouptut[0]: unknown key `ouptut`; did you mean `output`? known here: gateway, pool, channel, output, retransmission, election, latency, log"
         ],
     );
     refused(
-        &edited("id = 1", "id = 1\ncolour = 3"),
+        &with_edit("id = 1", "id = 1\ncolour = 3"),
         expect![
             "x.toml:11:1: channel[0].colour: unknown key `colour`; known here: id, name, feed, group, pool, schemas, date, window_packets, gap_timeout_us, line_silence_ms, orders_max, levels_max, instruments_max, order_store, line, recovery"
         ],
@@ -156,81 +156,81 @@ fn unknown_keys_are_refused_with_the_likely_one() {
 #[test]
 fn wrong_types_and_values_name_key_value_and_range() {
     refused(
-        &edited("id = 1", "id = 70000"),
+        &with_edit("id = 1", "id = 70000"),
         expect!["x.toml:10:6: channel[0].id: 70000: must be 0 to 65535 (channel number)"],
     );
     refused(
-        &edited("id = 1", "id = \"one\""),
+        &with_edit("id = 1", "id = \"one\""),
         expect![[r#"x.toml:10:6: channel[0].id: invalid type: string "one", expected a whole number"#]],
     );
     refused(
-        &edited("cores = [2]", "cores = [2, 4096]"),
+        &with_edit("cores = [2]", "cores = [2, 4096]"),
         expect!["x.toml:6:13: pool[0].cores[1]: 4096: must be 0 to 1023 (core number)"],
     );
     refused(
-        &edited("\"spin\"", "\"sleep\""),
+        &with_edit("\"spin\"", "\"sleep\""),
         expect![[r#"x.toml:7:8: pool[0].wait: "sleep": must be one of: spin, park, spin-then-park"#]],
     );
     refused(
-        &edited("nasdaq-itch-5.0", "nasdaq-itch-5"),
+        &with_edit("nasdaq-itch-5.0", "nasdaq-itch-5"),
         expect![[
             r#"x.toml:12:8: channel[0].feed: "nasdaq-itch-5": did you mean "nasdaq-itch-5.0"? must be one of: nasdaq-itch-5.0, bx-itch-5.0, psx-itch-5.0, iex-tops-1.6, iex-deep-1.0"#
         ]],
     );
     refused(
-        &edited("233.54.12.111:26477", "233.54.12.111"),
+        &with_edit("233.54.12.111:26477", "233.54.12.111"),
         expect![[
             r#"x.toml:15:9: channel[0].line[0].group: "233.54.12.111": expected IPv4 address and port, such as 233.54.12.111:26477"#
         ]],
     );
     refused(
-        &edited("233.54.12.111:26477", "233.54.12.111:0"),
+        &with_edit("233.54.12.111:26477", "233.54.12.111:0"),
         expect![[
             r#"x.toml:15:9: channel[0].line[0].group: "233.54.12.111:0": port must be 1 to 65535, no broadcast address"#
         ]],
     );
     refused(
-        &edited("127.0.0.0/8", "127.0.0.1/8"),
+        &with_edit("127.0.0.0/8", "127.0.0.1/8"),
         expect![[
             r#"x.toml:27:12: retransmission.allowed[0]: "127.0.0.1/8": expected a network without host bits, such as "10.1.0.0/16""#
         ]],
     );
     refused(
-        &edited("interface = \"lo\"", "interface = \"a name that is too long\""),
+        &with_edit("interface = \"lo\"", "interface = \"a name that is too long\""),
         expect![[
             r#"x.toml:16:13: channel[0].line[0].interface: "a name that is too long": expected the name (1 to 15 bytes) or IPv4 address of an interface"#
         ]],
     );
     refused(
-        &edited("[[pool]]", "[pool]"),
+        &with_edit("[[pool]]", "[pool]"),
         expect!["x.toml:4:1: pool: there may be several of these: write [[pool]], with two brackets"],
     );
     refused(
-        &edited("id = 1", "id = "),
+        &with_edit("id = 1", "id = "),
         expect!["x.toml:10:6: this is no TOML: string values must be quoted, expected literal string: id ="],
     );
     refused(
-        &edited("id = 1", "id = 1\ndate = \"2019-02-30\""),
+        &with_edit("id = 1", "id = 1\ndate = \"2019-02-30\""),
         expect![[r#"x.toml:11:8: channel[0].date: "2019-02-30": expected a day, such as "2019-01-30""#]],
     );
 }
 
 #[test]
-fn what_is_no_toml_is_shown_with_its_line() {
+fn invalid_toml_is_reported_with_its_line() {
     refused(
-        &edited("[[pool]]", "[[pool]"),
+        &with_edit("[[pool]]", "[[pool]"),
         expect!["x.toml:4:8: this is no TOML: unclosed array table, expected `]`: [[pool]"],
     );
     refused(
-        &edited("wait = \"spin\"", "wait = \"spin"),
+        &with_edit("wait = \"spin\"", "wait = \"spin"),
         expect![[r#"x.toml:7:13: this is no TOML: invalid basic string, expected `"`: wait = "spin"#]],
     );
     refused(
-        &edited("wait = \"spin\"", "wait \"spin\""),
+        &with_edit("wait = \"spin\"", "wait \"spin\""),
         expect![[r#"x.toml:7:6: this is no TOML: key with no value, expected `=`: wait "spin""#]],
     );
     refused(
-        &edited("cores = [2]", "cores = [2"),
+        &with_edit("cores = [2]", "cores = [2"),
         expect![[r#"x.toml:7:1: this is no TOML: missing comma between array elements, expected `,`: wait = "spin""#]],
     );
     refused("[gateway]\n[gateway]\n", expect!["x.toml:2:2: this is no TOML: duplicate key: [gateway]"]);
@@ -238,9 +238,9 @@ fn what_is_no_toml_is_shown_with_its_line() {
 
 #[test]
 fn missing_keys_name_their_table() {
-    refused(&edited("state_file = \"state\"\n", ""), expect!["x.toml:1:1: gateway: `state_file` is missing"]);
-    refused(&edited("id = 1\n", ""), expect!["x.toml:9:1: channel[0]: `id` is missing"]);
-    refused(&edited("interface = \"lo\"\n", ""), expect!["x.toml:14:1: channel[0].line[0]: `interface` is missing"]);
+    refused(&with_edit("state_file = \"state\"\n", ""), expect!["x.toml:1:1: gateway: `state_file` is missing"]);
+    refused(&with_edit("id = 1\n", ""), expect!["x.toml:9:1: channel[0]: `id` is missing"]);
+    refused(&with_edit("interface = \"lo\"\n", ""), expect!["x.toml:14:1: channel[0].line[0]: `interface` is missing"]);
     refused("", expect!["x.toml:1:1: `gateway` is missing"]);
     refused(
         "[gateway]\n",
@@ -253,15 +253,15 @@ fn missing_keys_name_their_table() {
 }
 
 #[test]
-fn relations_between_keys_show_their_arithmetic() {
+fn violated_relations_between_keys_show_the_arithmetic() {
     refused(
-        &edited("id = 1", "id = 1\nwindow_packets = 64"),
+        &with_edit("id = 1", "id = 1\nwindow_packets = 64"),
         expect![[
             r#"x.toml:11:18: channel[0].window_packets: window_packets = 64: must be more than one drain can bring: quota 64 of pool "main" x 1 lines = 64 packets"#
         ]],
     );
     refused(
-        &edited("state_file", "segment_bytes = 1048576\nretention_bytes = 2621440\nstate_file"),
+        &with_edit("state_file", "segment_bytes = 1048576\nretention_bytes = 2621440\nstate_file"),
         expect![
             "x.toml:3:19: gateway.retention_bytes: retention_bytes = 2621440: must be at least 2 and a whole number of segments; it is 2.50 segments of 1048576 bytes"
         ],
@@ -269,14 +269,14 @@ fn relations_between_keys_show_their_arithmetic() {
 }
 
 #[test]
-fn things_used_twice_are_refused() {
+fn duplicates_are_refused() {
     refused(
-        &edited("cores = [2]", "cores = [2, 2]"),
+        &with_edit("cores = [2]", "cores = [2, 2]"),
         expect![[r#"x.toml:6:13: pool[0].cores[1]: 2: a thread of pool "main" is pinned to this core already"#]],
     );
     let second = "[[channel]]\nid = 1\nname = \"nasdaq\"\nfeed = \"bx-itch-5.0\"\n[[channel.line]]\ngroup = \"233.54.12.111:26477\"\ninterface = \"lo\"\n\n[[output]]";
     refused(
-        &edited("[[output]]", second),
+        &with_edit("[[output]]", second),
         expect![[r#"
             3 problems
             x.toml:19:6: channel[1].id: 1: channel "nasdaq" has this number
@@ -284,34 +284,34 @@ fn things_used_twice_are_refused() {
             x.toml:23:9: channel[1].line[0].group: 233.54.12.111:26477 on lo: line A of channel "nasdaq" listens there already; what one reads the other would miss"#]],
     );
     refused(
-        &edited("239.1.1.1:31000", "233.54.12.111:26477"),
+        &with_edit("239.1.1.1:31000", "233.54.12.111:26477"),
         expect![[
             r#"x.toml:22:11: output[0].line[0].address: 233.54.12.111:26477: line A of channel "nasdaq" listens there; the gateway would read its own output"#
         ]],
     );
-    let twice = "[[output.line]]\naddress = \"239.1.1.1:31000\"\ninterface = \"lo\"\n[[output.line]]";
+    let duplicate = "[[output.line]]\naddress = \"239.1.1.1:31000\"\ninterface = \"lo\"\n[[output.line]]";
     refused(
-        &edited("[[output.line]]", twice),
+        &with_edit("[[output.line]]", duplicate),
         expect!["x.toml:25:11: output[0].line[1].address: 239.1.1.1:31000 on lo: another output line sends there"],
     );
     refused(
-        &edited("groups = [1]", "groups = [1, 1]"),
+        &with_edit("groups = [1]", "groups = [1, 1]"),
         expect!["x.toml:19:14: output[0].groups[1]: 1: an output carries this group already"],
     );
 }
 
 #[test]
-fn what_a_feed_cannot_do_is_refused() {
-    let iex = edited("nasdaq-itch-5.0", "iex-tops-1.6");
+fn settings_that_the_feed_does_not_support_are_refused() {
+    let iex = with_edit("nasdaq-itch-5.0", "iex-tops-1.6");
     let more = "id = 1\nschemas = [\"mbo\", \"mbp-10\", \"mbp-1\"]\norders_max = 5000";
     refused(
-        &edited("nasdaq-itch-5.0", "iex-deep-1.0").replacen("id = 1", "id = 1\nschemas = [\"trades\", \"mbo\"]", 1),
+        &with_edit("nasdaq-itch-5.0", "iex-deep-1.0").replacen("id = 1", "id = 1\nschemas = [\"trades\", \"mbo\"]", 1),
         expect![[
             r#"x.toml:11:22: channel[0].schemas[1]: "mbo": iex-deep-1.0 does not carry what this schema needs; it gives: mbp-1, mbp-10, trades, status, definition, imbalance, statistics"#
         ]],
     );
     refused(
-        &edited("id = 1", "id = 1\nschemas = [\"mbo\", \"trades\", \"mbo\"]"),
+        &with_edit("id = 1", "id = 1\nschemas = [\"mbo\", \"trades\", \"mbo\"]"),
         expect![[r#"x.toml:11:29: channel[0].schemas[2]: "mbo": named twice"#]],
     );
     refused(
@@ -330,8 +330,8 @@ fn what_a_feed_cannot_do_is_refused() {
 }
 
 #[test]
-fn pools_are_named_and_chosen() {
-    let two = edited("[[channel]]", "[[pool]]\nname = \"side\"\nthreads = 1\n\n[[channel]]");
+fn a_channel_names_its_pool_if_there_are_several() {
+    let two = with_edit("[[channel]]", "[[pool]]\nname = \"side\"\nthreads = 1\n\n[[channel]]");
     refused(&two, expect!["x.toml:13:1: channel[0]: `pool` is missing: there are 2 to choose from"]);
     assert_eq!(load(&two.replacen("id = 1", "id = 1\npool = \"side\"", 1)).unwrap().channels[0].pool, 1);
     refused(
@@ -339,7 +339,7 @@ fn pools_are_named_and_chosen() {
         expect![[r#"x.toml:15:8: channel[0].pool: "sied": did you mean "side"? must be one of: main, side"#]],
     );
     refused(
-        &edited("cores = [2]", "threads = 2\npriority = 10"),
+        &with_edit("cores = [2]", "threads = 2\npriority = 10"),
         expect![[
             r#"x.toml:7:12: pool[0].priority: 10: an unpinned thread that spins under SCHED_FIFO can hang the host; give the pool `cores` or take `wait = "park"`"#
         ]],
@@ -347,12 +347,12 @@ fn pools_are_named_and_chosen() {
 }
 
 #[test]
-fn the_same_group_may_be_read_twice_from_different_senders() {
+fn two_lines_may_share_a_group_with_different_sources() {
     let line = |source: &str| {
         format!("[[channel.line]]\ngroup = \"233.54.12.111:26477\"\ninterface = \"lo\"\nsource = [\"{source}\"]\n\n")
     };
     let lines = |a: &str, b: &str| {
-        let (head, rest) = SMALL.split_once("[[channel.line]]").unwrap();
+        let (head, rest) = MINIMAL.split_once("[[channel.line]]").unwrap();
         let (_, tail) = rest.split_once("[[output]]").unwrap();
         format!("{head}{}{}[[output]]{tail}", line(a), line(b))
     };
@@ -366,19 +366,19 @@ fn the_same_group_may_be_read_twice_from_different_senders() {
 }
 
 #[test]
-fn a_reload_changes_what_may_change_and_nothing_else() {
-    let old = load(SMALL).unwrap();
+fn a_reload_changes_only_reloadable_keys() {
+    let old = load(MINIMAL).unwrap();
     assert_eq!(Resolved::diff_reloadable(&old, &old), Ok(Changes::default()));
     let new = load(&format!(
         "{}[log]\nlevel = \"debug\"\n[latency]\ninterval_ms = 500\n",
-        edited("127.0.0.0/8", "10.0.0.0/8")
+        with_edit("127.0.0.0/8", "10.0.0.0/8")
     ))
     .unwrap();
     let changes = Resolved::diff_reloadable(&old, &new).unwrap();
     assert_eq!((changes.log_level, changes.latency_interval_ns), (Some(LogLevel::Debug), Some(500_000_000)));
     assert_eq!(changes.retransmission.unwrap().allowed, ["10.0.0.0/8".parse().unwrap()]);
 
-    let new = load(&edited("cores = [2]", "cores = [3]").replace("[\"127.0.0.0/8\"]", "[]")).unwrap();
+    let new = load(&with_edit("cores = [2]", "cores = [3]").replace("[\"127.0.0.0/8\"]", "[]")).unwrap();
     let refused = Resolved::diff_reloadable(&old, &new).unwrap_err();
     let refused: Vec<String> =
         refused.iter().map(|change| format!("{} {:?} {:?}", change.key, change.old, change.new)).collect();
@@ -387,15 +387,15 @@ fn a_reload_changes_what_may_change_and_nothing_else() {
 
 #[test]
 fn a_reload_neither_starts_nor_ends_the_retransmission_service() {
-    let old = load(SMALL).unwrap();
-    let new = load(SMALL.split_once("[retransmission]").unwrap().0).unwrap();
+    let old = load(MINIMAL).unwrap();
+    let new = load(MINIMAL.split_once("[retransmission]").unwrap().0).unwrap();
     assert!(Resolved::diff_reloadable(&old, &new).is_err());
     assert!(Resolved::diff_reloadable(&new, &old).is_err());
 }
 
-/// [`SMALL`] with an election by these lines.
+/// [`MINIMAL`] with an election by these lines.
 fn with_election(lines: &str) -> String {
-    format!("{SMALL}\n[election]\nname = \"gw0\"\n{lines}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n")
+    format!("{MINIMAL}\n[election]\nname = \"gw0\"\n{lines}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n")
 }
 
 #[test]
@@ -437,7 +437,7 @@ fn an_election_by_etcd_is_shown_with_its_defaults() {
 
 #[test]
 #[cfg(feature = "etcd")]
-fn wrong_keys_of_etcd_are_refused_each_with_its_place() {
+fn invalid_etcd_keys_are_reported_with_their_positions() {
     refused(
         &with_election(
             "backend = \"etcd\"\n[election.etcd]\nendpoints = [\"http://a:1\", \"b:0\", \"c:1\", \"c:1\"]\n\
@@ -499,7 +499,7 @@ fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
 
 #[test]
 #[cfg(feature = "zookeeper")]
-fn a_latch_is_explained_by_its_session_and_refused_what_it_would_ignore_or_never_stand_with() {
+fn a_latch_is_explained_by_its_session_and_unusable_settings_are_refused() {
     let latch = |more: &str, session: &str| {
         with_election(&format!(
             "backend = \"zookeeper\"\n{more}\n[election.zookeeper]\nendpoints = [\"10.0.0.1:2181\"]\nmode = \"latch\"\n{session}"
@@ -544,7 +544,7 @@ fn a_latch_is_explained_by_its_session_and_refused_what_it_would_ignore_or_never
 }
 
 #[test]
-fn a_hang_limit_is_longer_than_a_sound_gateway_may_wait_and_has_somebody_who_looks() {
+fn a_hang_limit_has_a_minimum_and_needs_a_sentinel() {
     let linked = |more: &str| {
         let link = "[election.link]\nlisten = \"127.0.0.1:1\"\npeer = \"127.0.0.1:2\"\nkey_file = \"key\"\n";
         with_file_election(&format!("kernel_fence = true\n{link}{more}"))
@@ -563,7 +563,7 @@ fn a_hang_limit_is_longer_than_a_sound_gateway_may_wait_and_has_somebody_who_loo
 }
 
 #[test]
-fn several_gateways_are_linked_each_by_its_own_address() {
+fn each_of_several_gateways_has_its_own_link_address() {
     let ends = |more: &str, peers: &str| {
         with_file_election(&format!("{more}\n[election.link]\nlisten = \"127.0.0.1:1\"\nkey_file = \"key\""))
             .replace("name = \"gw1\"\n", &format!("name = \"gw1\"\n{peers}"))
@@ -604,7 +604,7 @@ fn several_gateways_are_linked_each_by_its_own_address() {
 }
 
 #[test]
-fn defaults_in_the_groups_comments_are_the_defaults_and_it_is_said_where_groups_lie() {
+fn commented_defaults_of_groups_toml_are_the_defaults() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config/groups.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     let explicit = text.replace("# spread =", "spread =").replace("# tenure_ms =", "tenure_ms =");
@@ -635,7 +635,7 @@ fn with_membership(text: &str) -> String {
 }
 
 #[test]
-fn an_emergent_election_is_shown_and_says_what_a_split_means() {
+fn an_emergent_election_is_explained_with_its_split_risk() {
     let resolved = load(&with_membership(MEMBERSHIP)).unwrap();
     let settings = resolved.settings().into_iter().filter(|(key, _)| key.starts_with("election.emergent."));
     let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
@@ -656,7 +656,7 @@ fn an_emergent_election_is_shown_and_says_what_a_split_means() {
 }
 
 #[test]
-fn what_a_backend_would_ignore_is_refused() {
+fn settings_that_the_backend_ignores_are_refused() {
     let emergent = format!(
         "backend = \"emergent\"\non_suspended = \"stop\"\npreferred = 1\ntenure_ms = 10000\nspread = true\n\
          [election.emergent]\n{MEMBERSHIP}"
@@ -699,7 +699,7 @@ fn a_voter_is_not_at_this_gateways_own_address() {
 }
 
 #[test]
-fn an_emergent_election_that_could_not_work_or_is_not_wanted_is_refused() {
+fn an_unusable_or_unconfirmed_emergent_election_is_refused() {
     refused(
         &with_membership(&MEMBERSHIP.replace("allow_split = true", "")),
         expect![
@@ -736,12 +736,12 @@ fn an_emergent_election_that_could_not_work_or_is_not_wanted_is_refused() {
 /// The small configuration with an election, and what else stands in its table.
 fn with_file_election(more: &str) -> String {
     format!(
-        "{SMALL}\n[election]\nbackend = \"file\"\nname = \"gw0\"\n{more}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n"
+        "{MINIMAL}\n[election]\nbackend = \"file\"\nname = \"gw0\"\n{more}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n"
     )
 }
 
 #[test]
-fn a_pair_is_warned_of_what_it_lacks() {
+fn a_pair_is_warned_of_missing_settings() {
     let warnings = load(&with_file_election("")).unwrap().warnings;
     let begins =
         ["gateway.node is not set", "[election.link] is missing", "gateway.audit_file is", "gateway.control_socket is"];
@@ -759,7 +759,7 @@ fn a_pair_is_warned_of_what_it_lacks() {
 }
 
 #[test]
-fn an_election_takes_its_times_from_a_profile_and_from_what_is_set_over_it() {
+fn election_timing_comes_from_the_profile_and_its_overrides() {
     let timing = |more: &str| load(&with_file_election(more)).unwrap().election.unwrap().timing;
     assert_eq!(timing(""), LeaseTiming::DEFAULT);
     assert_eq!(timing("profile = \"fast\""), LeaseTiming::FAST);
@@ -768,7 +768,7 @@ fn an_election_takes_its_times_from_a_profile_and_from_what_is_set_over_it() {
 }
 
 #[test]
-fn listeners_cannot_use_up_the_lease() {
+fn listener_time_is_limited_to_half_of_the_usable_lease() {
     refused(
         &with_file_election("listeners_ms_max = 41"),
         expect![
@@ -795,7 +795,7 @@ fn leases_that_could_overlap_are_refused_with_the_arithmetic() {
 }
 
 #[test]
-fn gateways_of_an_election_are_told_apart() {
+fn every_gateway_needs_its_own_node_id_and_name() {
     refused(
         &with_file_election("preferred = 7\ncore = 2"),
         expect![[r#"
@@ -803,9 +803,9 @@ fn gateways_of_an_election_are_told_apart() {
             x.toml:32:13: election.preferred: 7: neither this gateway nor an [[election.peer]] has this number
             x.toml:33:8: election.core: 2: is a core of pool main, whose work would make renewals late"#]],
     );
-    let twice = with_file_election("").replace("node = 1\nname = \"gw1\"", "node = 0\nname = \"gw 1\"");
+    let duplicate = with_file_election("").replace("node = 1\nname = \"gw1\"", "node = 0\nname = \"gw 1\"");
     refused(
-        &twice,
+        &duplicate,
         expect![[r#"
             2 problems
             x.toml:33:1: election.peer[0]: node 0 unnamed: every gateway needs a number and a name of its own
@@ -820,16 +820,16 @@ fn gateways_of_an_election_are_told_apart() {
 }
 
 #[test]
-fn the_output_mark_knows_what_shapes_the_output_and_nothing_else() {
-    let mark = |text: &str| load(text).unwrap().output_mark();
-    let same = mark(SMALL);
-    assert_eq!(mark(&edited("cores = [2]", "cores = [3]")), same);
-    assert_eq!(mark(&edited("239.1.1.1:31000", "239.1.1.1:31001")), same);
-    assert_eq!(mark(&edited("233.54.12.111", "233.54.12.112")), same);
+fn the_output_fingerprint_depends_only_on_settings_that_change_the_output() {
+    let fingerprint = |text: &str| load(text).unwrap().output_fingerprint();
+    let same = fingerprint(MINIMAL);
+    assert_eq!(fingerprint(&with_edit("cores = [2]", "cores = [3]")), same);
+    assert_eq!(fingerprint(&with_edit("239.1.1.1:31000", "239.1.1.1:31001")), same);
+    assert_eq!(fingerprint(&with_edit("233.54.12.111", "233.54.12.112")), same);
     for (from, to) in
         [("id = 1", "id = 2"), ("nasdaq-itch-5.0", "bx-itch-5.0"), ("id = 1", "id = 1\norders_max = 5000")]
     {
-        assert_ne!(mark(&edited(from, to)), same, "{to}");
+        assert_ne!(fingerprint(&with_edit(from, to)), same, "{to}");
     }
-    assert_eq!(mark(&with_file_election("revision = 7")).revision, 7);
+    assert_eq!(fingerprint(&with_file_election("revision = 7")).revision, 7);
 }

@@ -11,7 +11,7 @@ pub(super) struct BurstMeter {
     /// Microsecond and messages, of the longest window that ends now.
     recent: VecDeque<(u64, u64)>,
     /// How many entries were taken off the front of `recent` so far.
-    gone: u64,
+    removed_count: u64,
     now_us: u64,
     windows: [Window; LENGTHS_US.len()],
 }
@@ -40,7 +40,7 @@ const LENGTHS_US: [u64; 3] = [1_000, 10_000, 1_000_000];
 impl BurstMeter {
     pub(super) fn new() -> Self {
         let window = |window_us| Window { fullest: Burst { window_us, ..Burst::default() }, ..Window::default() };
-        Self { recent: VecDeque::new(), gone: 0, now_us: 0, windows: LENGTHS_US.map(window) }
+        Self { recent: VecDeque::new(), removed_count: 0, now_us: 0, windows: LENGTHS_US.map(window) }
     }
 
     /// So many messages came. A time before the last one is taken for the last one.
@@ -52,10 +52,10 @@ impl BurstMeter {
             Some((us, count)) if *us == now_us => *count += messages,
             _ => self.recent.push_back((now_us, messages)),
         }
-        let Self { recent, gone, windows, .. } = self;
+        let Self { recent, removed_count, windows, .. } = self;
         for window in windows.iter_mut() {
             window.messages += messages;
-            let entry = |index: u64| recent.get(usize::try_from(index - *gone).unwrap_or(usize::MAX)).copied();
+            let entry = |index: u64| recent.get(usize::try_from(index - *removed_count).unwrap_or(usize::MAX)).copied();
             while let Some((us, count)) = entry(window.first)
                 && us + window.fullest.window_us <= now_us
             {
@@ -68,9 +68,9 @@ impl BurstMeter {
             }
         }
         let needed = windows.iter().map(|window| window.first).min().unwrap_or_default();
-        while *gone < needed {
+        while *removed_count < needed {
             recent.pop_front();
-            *gone += 1;
+            *removed_count += 1;
         }
     }
 
@@ -88,7 +88,7 @@ mod tests {
     proptest! {
         /// The slow way: every window that begins with an entry.
         #[test]
-        fn no_window_is_fuller_than_the_fullest(
+        fn the_fullest_window_matches_the_model(
             steps in prop::collection::vec((prop_oneof![0_u64..3, 0_u64..2_000, 0_u64..600_000], 1_u64..5), 1..200)
         ) {
             let mut meter = BurstMeter::new();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_runs_backwards_stands_still() {
+    fn messages_with_backward_times_count_at_the_last_time() {
         let mut meter = BurstMeter::new();
         meter.add(5_000_000, 1);
         meter.add(1_000_000, 1);

@@ -14,10 +14,10 @@ impl Display for FileStatistics {
             (self.not_udp, "frames of other protocols"),
             (self.fragments, "IP fragments"),
             (self.malformed, "malformed frames"),
-            (self.cut, "frames cut by the capture's snap length"),
+            (self.truncated, "frames cut by the capture's snap length"),
             (self.untimed, "packets without a time of their own"),
             (self.unrecognised, "datagrams of no known feed"),
-            (self.beyond_lines_max, "datagrams to too many addresses"),
+            (self.lines_over_limit, "datagrams to too many addresses"),
         ] {
             if count > 0 {
                 write!(f, ", {} {what}", Count(count))?;
@@ -49,7 +49,7 @@ impl Display for LineSummary {
             };
             writeln!(f, "  {window:<16}{:>14}  from {}", Count(burst.messages), moment(burst.time_ns))?;
         }
-        self.numbers(f)?;
+        self.write_sequence_rows(f)?;
         for (title, counts) in [("refused", &self.refused), ("broken packets", &self.broken)] {
             for (reason, count) in counts {
                 writeln!(f, "  {title:<16}{:>14}  {reason}", Count(*count))?;
@@ -69,7 +69,7 @@ impl Display for LineSummary {
 }
 
 impl LineSummary {
-    fn numbers(&self, f: &mut Formatter<'_>) -> fmt::Result {
+    fn write_sequence_rows(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let missing =
             if self.gap_count > 0 { format!("  {} messages missing", Count(self.missing)) } else { String::new() };
         writeln!(f, "  {:<16}{:>14}{missing}", "gaps", Count(self.gap_count))?;
@@ -78,7 +78,7 @@ impl LineSummary {
             let count = Count(gap.next - gap.first);
             writeln!(f, "    {}  {first} to {last} ({count})  at {}", gap.session, ClockNs(gap.time_ns))?;
         }
-        more(f, self.gap_count, self.gaps.len())?;
+        write_more(f, self.gap_count, self.gaps.len())?;
         for (count, title) in [(self.repeated, "repeated, late"), (self.stale_packets, "stale packets")] {
             if count > 0 {
                 writeln!(f, "  {title:<16}{:>14}", Count(count))?;
@@ -97,12 +97,12 @@ impl LineSummary {
             }
             writeln!(f)?;
         }
-        more(f, self.session_count, self.sessions.len())
+        write_more(f, self.session_count, self.sessions.len())
     }
 }
 
 /// Says that a list was longer.
-fn more(f: &mut Formatter<'_>, count: u64, listed: usize) -> fmt::Result {
+fn write_more(f: &mut Formatter<'_>, count: u64, listed: usize) -> fmt::Result {
     let left = count.saturating_sub(listed.min(SHOWN_MAX) as u64);
     if left > 0 { writeln!(f, "    and {} more", Count(left)) } else { Ok(()) }
 }

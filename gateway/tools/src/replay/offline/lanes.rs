@@ -11,17 +11,17 @@ use mdgw_feeds::{
 };
 
 use super::{
-    Event, OfflineError, Outlet,
-    stop::{Part, Stop},
+    Event, OfflineError, ReplaySink,
+    stop_point::{PacketPart, StopPoint},
 };
 use crate::replay::{
-    merge::Merge,
-    routes::{LaneRoutes, LineSource, Routed, Routes},
+    capture_merge::CaptureMerge,
+    routes::{LaneRoutes, LineSource, RouteTarget, Routes},
 };
 
 /// What lanes are set up with.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct DriveOptions {
+pub struct ReplayDriverOptions {
     /// Take this feed and leave out all others.
     pub feed: Option<Feed>,
     /// Trading date, where the input is not to be asked.
@@ -29,25 +29,25 @@ pub struct DriveOptions {
     /// What the channels publish; `None`: their feed's default.
     pub schemas: Option<SchemaSet>,
     /// Where the channels are left.
-    pub end: DriveEnd,
+    pub end: ReplayEnd,
 }
 
 /// Where channels are left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DriveEnd {
+pub enum ReplayEnd {
     /// At the end of the input: nothing more will come, so what they hold is delivered and what is missing declared.
     #[default]
     Finished,
     /// As they stand when the input ends: more would have come.
     Open,
     /// As they stand behind that message; at the end of the input where it doesn't come.
-    Behind(Stop),
+    AfterMessage(StopPoint),
 }
 
 /// Drives channels with datagrams, on the datagrams' own clock.
 #[derive(Debug)]
-pub struct Drive {
-    options: DriveOptions,
+pub struct ReplayDriver {
+    options: ReplayDriverOptions,
     channels: Vec<Channel>,
     routes: Routes,
     /// The latest capture time so far.
@@ -76,10 +76,10 @@ pub struct RouteCounts {
     pub span_ns: Option<(u64, u64)>,
 }
 
-impl Drive {
+impl ReplayDriver {
     /// Without lanes yet: the input brings them.
     #[must_use]
-    pub fn new(options: DriveOptions) -> Self {
+    pub fn new(options: ReplayDriverOptions) -> Self {
         Self {
             options,
             channels: Vec::new(),
@@ -90,32 +90,32 @@ impl Drive {
         }
     }
 
-    /// Drives everything that `merge` brings into the channels and what they make into `outlet`, to the end.
+    /// Drives everything that `merge` brings into the channels and what they make into `sink`, to the end.
     ///
     /// # Errors
     /// A stream that lanes can't hold, what the outlet says, or `watch` broke off.
-    pub fn run<O: Outlet>(
+    pub fn run<O: ReplaySink>(
         &mut self,
-        merge: &mut Merge,
-        outlet: &mut O,
+        merge: &mut CaptureMerge,
+        sink: &mut O,
         watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
         while !self.has_stopped && merge.advance() {
             let Some((file, datagram)) = merge.current() else { break };
-            self.accept(file, &datagram, merge, outlet, watch)?;
-            if self.counts.datagrams.is_multiple_of(DATAGRAMS_PER_LOOK) {
-                outlet.check()?;
+            self.accept(file, &datagram, merge, sink, watch)?;
+            if self.counts.datagrams.is_multiple_of(DATAGRAMS_PER_CHECK) {
+                sink.check()?;
                 let file_bytes = merge.file_bytes_read();
-                if watch(Event::Progress { file_bytes, drive: &*self }).is_break() {
+                if watch(Event::Progress { file_bytes, driver: &*self }).is_break() {
                     return Err(OfflineError::Interrupted);
                 }
             }
         }
-        let is_open = self.has_stopped || self.options.end == DriveEnd::Open;
+        let is_open = self.has_stopped || self.options.end == ReplayEnd::Open;
         for (lane, channel) in self.channels.iter_mut().enumerate().filter(|_| !is_open) {
-            channel.finish(&mut LaneSink { outlet, lane });
+            channel.finish(&mut LaneSink { sink, lane });
         }
-        outlet.check()
+        sink.check()
     }
 
     /// The lanes, in the order in which they were found.
@@ -142,63 +142,63 @@ impl Drive {
     }
 
     #[inline]
-    fn accept<O: Outlet>(
+    fn accept<O: ReplaySink>(
         &mut self,
         file: usize,
         datagram: &CapturedDatagram<'_>,
-        merge: &Merge,
-        outlet: &mut O,
+        merge: &CaptureMerge,
+        sink: &mut O,
         watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
         self.counts.datagrams += 1;
         let (first_ns, last_ns) = self.counts.span_ns.unwrap_or((datagram.time_ns, datagram.time_ns));
         self.counts.span_ns = Some((first_ns, last_ns.max(datagram.time_ns)));
         let Some(source) = merge.file(file) else { return Ok(()) };
-        let Some(Routed { lane, line, is_new_lane }) = self.routes.route(file, datagram, source)? else {
+        let Some(RouteTarget { lane, line, is_new_lane }) = self.routes.route(file, datagram, source)? else {
             return Ok(());
         };
         if is_new_lane {
-            self.open_lane(lane, source, outlet, watch)?;
+            self.open_lane(lane, source, sink, watch)?;
         }
         // Captures of several cards are a little out of order; time itself never is.
         self.now = self.now.max(MonoNs(datagram.time_ns));
-        self.fire_deadlines(outlet);
+        self.fire_deadlines(sink);
         let datagram = Datagram { line, bytes: datagram.payload, ts_recv: UnixNs(datagram.time_ns) };
-        if let DriveEnd::Behind(stop) = self.options.end {
-            self.accept_until(stop, lane, datagram, outlet);
+        if let ReplayEnd::AfterMessage(stop) = self.options.end {
+            self.accept_until(stop, lane, datagram, sink);
         } else if let Some(channel) = self.channels.get_mut(lane) {
-            channel.accept(datagram, self.now, &mut LaneSink { outlet, lane });
+            channel.accept(datagram, self.now, &mut LaneSink { sink, lane });
         }
         Ok(())
     }
 
     /// Hands a datagram to its channel as far as the stop.
-    fn accept_until<O: Outlet>(&mut self, stop: Stop, lane: usize, datagram: Datagram<'_>, outlet: &mut O) {
+    fn accept_until<O: ReplaySink>(&mut self, stop: StopPoint, lane: usize, datagram: Datagram<'_>, sink: &mut O) {
         let Some(channel) = self.channels.get_mut(lane) else { return };
         let now = self.now;
         let part = stop.part(channel.position(), channel.config().feed, datagram.bytes);
         let mut is_reached_by = |bytes: &[u8]| {
-            channel.accept(Datagram { bytes, ..datagram }, now, &mut LaneSink { outlet: &mut *outlet, lane });
+            channel.accept(Datagram { bytes, ..datagram }, now, &mut LaneSink { sink: &mut *sink, lane });
             stop.is_reached(channel.position())
         };
         self.has_stopped = match &part {
-            Part::Whole => is_reached_by(datagram.bytes),
-            Part::Cut([head, tail]) => is_reached_by(head) || is_reached_by(tail),
-            Part::None => stop.is_reached(channel.position()),
+            PacketPart::Whole => is_reached_by(datagram.bytes),
+            PacketPart::Split([head, tail]) => is_reached_by(head) || is_reached_by(tail),
+            PacketPart::None => stop.is_reached(channel.position()),
         };
     }
 
     /// Fires what was due before now, in order of time. What is due right now waits until the datagrams of this moment
     /// are in, as in a live channel, whose lines are drained before a deadline is acted on.
     #[inline]
-    fn fire_deadlines<O: Outlet>(&mut self, outlet: &mut O) {
+    fn fire_deadlines<O: ReplaySink>(&mut self, sink: &mut O) {
         loop {
             let due = self.channels.iter().enumerate().filter_map(|(lane, channel)| {
                 channel.next_deadline().filter(|deadline| *deadline < self.now).map(|deadline| (deadline, lane))
             });
             let Some((deadline, lane)) = due.min() else { return };
             let Some(channel) = self.channels.get_mut(lane) else { return };
-            channel.on_deadline(deadline, &mut LaneSink { outlet, lane });
+            channel.on_deadline(deadline, &mut LaneSink { sink, lane });
             debug_assert_ne!(channel.next_deadline(), Some(deadline), "a deadline that was acted on is over");
             if channel.next_deadline() == Some(deadline) {
                 return;
@@ -208,21 +208,21 @@ impl Drive {
 
     /// The first datagram of a lane: sets its channel up.
     #[cold]
-    fn open_lane<O: Outlet>(
+    fn open_lane<O: ReplaySink>(
         &mut self,
         lane: usize,
         source: &CaptureFile,
-        outlet: &mut O,
+        sink: &mut O,
         watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
         let Some(routes) = self.routes.lanes().get(lane) else { return Ok(()) };
         let feed = routes.feed;
-        let lacking = self.options.schemas.unwrap_or_default().without(SchemaSet::of_feed(feed));
-        if lacking != SchemaSet::default() {
-            return Err(OfflineError::SchemaNotOfFeed { feed, lacking });
+        let unsupported = self.options.schemas.unwrap_or_default().without(SchemaSet::of_feed(feed));
+        if unsupported != SchemaSet::default() {
+            return Err(OfflineError::SchemaNotOfFeed { feed, unsupported });
         }
         let config = self.channel_config(lane, feed, source);
-        outlet.lane(lane, &config)?;
+        sink.lane(lane, &config)?;
         let channel = Channel::new(config);
         let found = watch(Event::Found { lane: Lane { channel: &channel, routes }, by: routes.by });
         self.channels.push(channel);
@@ -255,29 +255,29 @@ impl<'a> Lane<'a> {
 
 /// A channel's sink: the outlet, and which lane is speaking.
 struct LaneSink<'a, O> {
-    outlet: &'a mut O,
+    sink: &'a mut O,
     lane: usize,
 }
 
-impl<O: Outlet> FrameSink for LaneSink<'_, O> {
+impl<O: ReplaySink> FrameSink for LaneSink<'_, O> {
     #[inline]
     fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]) {
-        self.outlet.frame(self.lane, meta, record_count, body);
+        self.sink.frame(self.lane, meta, record_count, body);
     }
 
     #[inline]
-    fn settled(&mut self, next: Sequence) {
-        self.outlet.settled(self.lane, next);
+    fn covered_through(&mut self, next: Sequence) {
+        self.sink.covered_through(self.lane, next);
     }
 
     fn session(&mut self, session: Session, next: Sequence) {
-        self.outlet.session(self.lane, session, next);
+        self.sink.session(self.lane, session, next);
     }
 
     fn end_of_session(&mut self) {
-        self.outlet.end_of_session(self.lane);
+        self.sink.end_of_session(self.lane);
     }
 }
 
 /// Datagrams between two looks at the outlet's errors and the caller's wish to stop: some milliseconds.
-const DATAGRAMS_PER_LOOK: u64 = 4_096;
+const DATAGRAMS_PER_CHECK: u64 = 4_096;

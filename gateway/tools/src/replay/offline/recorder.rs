@@ -3,18 +3,18 @@
 use mdgw_captures::dbn_file::DbnFileWriter;
 use mdgw_feeds::{
     channel::{ChannelConfig, SchemaSet},
-    edge::{Edge, Handed, TsRecv},
+    consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
     frame::{FrameFlags, FrameKind, FrameMeta},
     identity::{Feed, Sequence, Session},
     time::TradingDate,
 };
 
-use super::{OfflineError, Outlet};
+use super::{OfflineError, ReplaySink};
 
 /// Counts the records of all lanes and writes them to a DBN file, if there is one.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    ts_recv: TsRecv,
+    ts_recv: TsRecvMode,
     schemas: Option<SchemaSet>,
     lanes: Vec<LaneRecords>,
     writer: Option<DbnFileWriter>,
@@ -23,7 +23,7 @@ pub(super) struct Recorder {
 /// What came out of a lane.
 #[derive(Debug)]
 pub(super) struct LaneRecords {
-    edge: Edge,
+    edge: ConsumerEdge,
     feed: Feed,
     schemas: SchemaSet,
     date: Option<TradingDate>,
@@ -36,7 +36,7 @@ pub(super) struct LaneRecords {
 }
 
 impl Recorder {
-    pub(super) fn new(ts_recv: TsRecv, schemas: Option<SchemaSet>, writer: Option<DbnFileWriter>) -> Self {
+    pub(super) fn new(ts_recv: TsRecvMode, schemas: Option<SchemaSet>, writer: Option<DbnFileWriter>) -> Self {
         Self { ts_recv, schemas, lanes: Vec::new(), writer }
     }
 
@@ -53,7 +53,7 @@ impl LaneRecords {
     }
 }
 
-impl Outlet for Recorder {
+impl ReplaySink for Recorder {
     fn lane(&mut self, _lane: usize, config: &ChannelConfig) -> Result<(), OfflineError> {
         if let Some(writer) = &mut self.writer {
             match self.lanes.first() {
@@ -64,7 +64,7 @@ impl Outlet for Recorder {
             }
         }
         self.lanes.push(LaneRecords {
-            edge: Edge::new(self.ts_recv),
+            edge: ConsumerEdge::new(self.ts_recv),
             feed: config.feed,
             schemas: self.schemas.unwrap_or(config.schemas),
             date: config.date,
@@ -93,7 +93,7 @@ impl Outlet for Recorder {
         let LaneRecords { edge, schemas, date, by_schema, .. } = lane;
         let writer = &mut self.writer;
         edge.deliver(&header, body, |handed| match handed {
-            Handed::Record { rtype, bytes } => {
+            EdgeOutput::Record { rtype, bytes } => {
                 let Some(position) = schema_position(rtype) else { return };
                 if !SchemaSet::NAMES.get(position).is_some_and(|(schema, _)| schemas.contains(*schema)) {
                     return;
@@ -105,7 +105,7 @@ impl Outlet for Recorder {
                     writer.record(bytes);
                 }
             }
-            Handed::Mapping { id, symbol } => {
+            EdgeOutput::Mapping { id, symbol } => {
                 if let (Some(writer), Some(date)) = (writer.as_mut(), *date) {
                     writer.mapping(symbol, id, date);
                 }
@@ -113,7 +113,7 @@ impl Outlet for Recorder {
         });
     }
 
-    fn settled(&mut self, _lane: usize, _next: Sequence) {}
+    fn covered_through(&mut self, _lane: usize, _next: Sequence) {}
 
     fn session(&mut self, lane: usize, session: Session, _next: Sequence) {
         if let Some(lane) = self.lanes.get_mut(lane) {

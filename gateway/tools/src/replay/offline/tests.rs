@@ -6,7 +6,7 @@ use dbn::{
 };
 use mdgw_captures::{
     capture_file::PcapWriter,
-    damage::{DamagedLines, LineDamage, Losses},
+    impairment::{ImpairedLines, LineImpairment, LossPolicy},
 };
 use mdgw_feeds::{identity::Sequence as InputSequence, transport::moldudp64};
 use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets, OrderIds, write_day_file};
@@ -25,7 +25,7 @@ fn day(messages: u64) -> ItchDay {
         stock_count: 50,
         live_orders: 500,
         order_ids: OrderIds::Dense,
-        burst_gap_ns: 10_000,
+        burst_interval_ns: 10_000,
         ..ItchDay::default()
     }
 }
@@ -51,11 +51,11 @@ fn write_capture<'a>(path: &Path, packets: impl IntoIterator<Item = (u64, &'a st
 }
 
 /// Runs on a folder; the output goes to `out.dbn` there.
-struct Bench {
+struct TestFolder {
     folder: tempfile::TempDir,
 }
 
-impl Bench {
+impl TestFolder {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
@@ -67,7 +67,7 @@ impl Bench {
     fn options(&self, files: &[&str]) -> OfflineOptions {
         OfflineOptions {
             files: files.iter().map(|name| self.path(name)).collect(),
-            ts_recv: TsRecv::None,
+            ts_recv: TsRecvMode::None,
             output: Some(self.path("out.dbn")),
             ..OfflineOptions::default()
         }
@@ -103,8 +103,8 @@ fn decode(bytes: &[u8]) -> (Metadata, Vec<(u8, u32)>) {
 }
 
 #[test]
-fn one_line_two_damaged_lines_and_one_mixed_file_give_the_same_bytes() {
-    let bench = Bench::new();
+fn two_impaired_lines_and_a_mixed_file_give_the_same_output_as_one_clean_line() {
+    let bench = TestFolder::new();
     let packets = packets(20_000);
     write_capture(&bench.path("whole.pcap"), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));
     let whole = bench.run(&bench.options(&["whole.pcap"]));
@@ -112,12 +112,12 @@ fn one_line_two_damaged_lines_and_one_mixed_file_give_the_same_bytes() {
     assert!(whole.total.book_faults.is_empty(), "{:?}", whole.total.book_faults);
     let expected = bench.output();
 
-    let damage = LineDamage { loss: 0.2, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
-    let late = LineDamage { skew_ns: 300_000, ..damage };
-    let mut lines = DamagedLines::new(&[damage, late], Losses::NeverOnAllLines, 11);
+    let damage = LineImpairment { loss: 0.2, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
+    let late = LineImpairment { skew_ns: 300_000, ..damage };
+    let mut lines = ImpairedLines::new(&[damage, late], LossPolicy::NeverOnAllLines, 11);
     let mut arrivals: Vec<(u64, usize, Vec<u8>)> = Vec::new();
     for (time_ns, packet) in &packets {
-        lines.pass(packet, |line, skew_ns, packet| arrivals.push((time_ns + skew_ns, line, packet.clone())));
+        lines.transmit(packet, |line, skew_ns, packet| arrivals.push((time_ns + skew_ns, line, packet.clone())));
     }
     let end_ns = packets.last().unwrap().0 + 1;
     lines.finish(|line, skew_ns, packet| arrivals.push((end_ns + skew_ns, line, packet.clone())));
@@ -160,8 +160,8 @@ fn trailing_loss(arrivals: &[(u64, usize, Vec<u8>)], packets: &[(u64, Vec<u8>)])
 }
 
 #[test]
-fn what_is_lost_on_all_lines_is_declared_and_the_rest_goes_on() {
-    let bench = Bench::new();
+fn messages_lost_on_all_lines_are_declared_as_a_gap_and_the_replay_continues() {
+    let bench = TestFolder::new();
     let packets = packets(5_000);
     let lost = packets.len() / 2;
     let lost_messages = u64::from(u16::from_be_bytes(packets[lost].1[18..20].try_into().unwrap()));
@@ -174,8 +174,8 @@ fn what_is_lost_on_all_lines_is_declared_and_the_rest_goes_on() {
 }
 
 #[test]
-fn whether_a_gap_is_filled_is_decided_by_the_capture_s_clock() {
-    let bench = Bench::new();
+fn the_capture_clock_decides_whether_a_gap_is_filled() {
+    let bench = TestFolder::new();
     let packets = packets(4_000);
     let timeout_ns = mdgw_feeds::arbiter::ArbiterConfig::default().gap_timeout_ns;
     let lost = packets.len() / 2;
@@ -201,7 +201,7 @@ fn whether_a_gap_is_filled_is_decided_by_the_capture_s_clock() {
 
 #[test]
 fn day_files_give_the_same_records_as_their_packets() {
-    let bench = Bench::new();
+    let bench = TestFolder::new();
     let packets = packets(3_000);
     write_capture(&bench.path("a.pcap"), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));
     bench.run(&bench.options(&["a.pcap"]));
@@ -215,13 +215,13 @@ fn day_files_give_the_same_records_as_their_packets() {
 }
 
 #[test]
-fn the_file_names_every_instrument_and_holds_what_was_asked_for() {
-    let bench = Bench::new();
+fn the_dbn_file_maps_every_instrument_and_holds_the_selected_schemas() {
+    let bench = TestFolder::new();
     let packets = packets(3_000);
     write_capture(&bench.path("a.pcap"), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));
     let mut options = bench.options(&["a.pcap"]);
     options.schemas = SchemaSet::from_name("mbp-1");
-    options.ts_recv = TsRecv::Capture;
+    options.ts_recv = TsRecvMode::Capture;
     let summary = bench.run(&options);
     let (metadata, records) = decode(&bench.output());
     assert_eq!((metadata.dataset.as_str(), metadata.schema), ("XNAS.ITCH", Some(dbn::Schema::Mbp1)));
@@ -238,8 +238,8 @@ fn the_file_names_every_instrument_and_holds_what_was_asked_for() {
 }
 
 #[test]
-fn compressed_output_holds_the_same() {
-    let bench = Bench::new();
+fn compressed_output_decompresses_to_the_plain_output() {
+    let bench = TestFolder::new();
     let packets = packets(2_000);
     write_capture(&bench.path("a.pcap"), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));
     bench.run(&bench.options(&["a.pcap"]));
@@ -251,8 +251,8 @@ fn compressed_output_holds_the_same() {
 }
 
 #[test]
-fn a_cut_capture_is_replayed_up_to_the_cut_and_the_output_finished() {
-    let bench = Bench::new();
+fn a_truncated_capture_is_replayed_up_to_the_truncation_and_the_output_is_finished() {
+    let bench = TestFolder::new();
     let packets = packets(2_000);
     write_capture(&bench.path("a.pcap"), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));
     let whole = fs::read(bench.path("a.pcap")).unwrap();
@@ -267,7 +267,7 @@ fn a_cut_capture_is_replayed_up_to_the_cut_and_the_output_finished() {
 
 #[test]
 fn a_dbn_file_holds_one_dataset_and_a_feed_can_be_chosen() {
-    let bench = Bench::new();
+    let bench = TestFolder::new();
     let packets = packets(1_000);
     let capture = |name: &str| {
         write_capture(&bench.path(name), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));
@@ -287,8 +287,8 @@ fn a_dbn_file_holds_one_dataset_and_a_feed_can_be_chosen() {
 }
 
 #[test]
-fn other_traffic_is_counted_and_left_out() {
-    let bench = Bench::new();
+fn unrecognised_traffic_is_counted_and_ignored() {
+    let bench = TestFolder::new();
     let packets = packets(1_000);
     let mut heartbeat = Vec::new();
     moldudp64::write_heartbeat(&mut heartbeat, *b"TEST000001", InputSequence(1));
@@ -309,8 +309,8 @@ fn other_traffic_is_counted_and_left_out() {
 }
 
 #[test]
-fn without_any_feed_and_when_broken_off_nothing_is_left() {
-    let bench = Bench::new();
+fn no_output_remains_without_a_feed_or_after_an_interrupt() {
+    let bench = TestFolder::new();
     write_capture(&bench.path("a.pcap"), [(1, GROUP_A, b"nothing known".as_slice())]);
     let error = run(&bench.options(&["a.pcap"]), &mut |_| ControlFlow::Continue(())).unwrap_err();
     assert!(error.to_string().contains("a known feed in none of 1 datagrams"), "{error}");
@@ -318,9 +318,9 @@ fn without_any_feed_and_when_broken_off_nothing_is_left() {
     let packets = packets(1_000);
     write_capture(&bench.path("a.pcap"), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));
     let mut then = bench.options(&["a.pcap"]);
-    then.window.until = Some(crate::replay::merge::Moment::At(0));
+    then.window.until = Some(crate::replay::capture_merge::Moment::At(0));
     let error = run(&then, &mut |_| ControlFlow::Continue(())).unwrap_err();
-    assert!(matches!(error, OfflineError::NothingThen { .. }), "{error}");
+    assert!(matches!(error, OfflineError::NothingInWindow { .. }), "{error}");
     let found = Cell::new(0);
     let error = run(&bench.options(&["a.pcap"]), &mut |event| {
         found.set(found.get() + u32::from(matches!(event, Event::Found { .. })));
@@ -333,7 +333,7 @@ fn without_any_feed_and_when_broken_off_nothing_is_left() {
 
 /// Through links, too.
 #[test]
-fn an_output_that_is_an_input_is_refused_and_left_as_it_was() {
+fn an_output_that_is_an_input_is_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let (input, link) = (folder.path().join("in.pcap"), folder.path().join("out.dbn"));
     fs::write(&input, b"a capture").unwrap();
@@ -349,14 +349,14 @@ fn an_output_that_is_an_input_is_refused_and_left_as_it_was() {
 
 /// The real captures, as far as their expected decodes tell: whole packets, messages, sessions.
 #[test]
-fn real_captures_go_through_the_pipeline() {
+fn real_captures_are_replayed_with_the_expected_counts() {
     let folder = std::env::var_os("MDGW_CAPTURES")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/captures"), PathBuf::from);
     if !folder.is_dir() {
         let _ = writeln!(io::stderr(), "skipped: no captures (set MDGW_CAPTURES)");
         return;
     }
-    let bench = Bench::new();
+    let bench = TestFolder::new();
     let check = |name: &str, packets: u64, sessions: u64| {
         let options = OfflineOptions {
             files: vec![folder.join(name)],

@@ -11,12 +11,12 @@ use std::{
 
 use mdgw_feeds::time::MonoNs;
 use mdgw_status::{
-    control::{Request, ask},
+    control::{Request, send_request},
     snapshot::{Snapshot, StageSnapshot},
 };
 use mdgw_telemetry::stages::Stage;
 
-use super::{Arrived, Counts, host::HostDrops};
+use super::{LossCounter, SinkTotals, host::HostDrops};
 use crate::replay::wire::Lateness;
 
 /// The gateway behind a control socket.
@@ -25,50 +25,50 @@ pub(super) struct GatewayLosses {
     host: HostDrops,
     socket: PathBuf,
     /// Messages in gaps before anything was sent.
-    before: u64,
+    baseline: u64,
     gap_messages: u64,
     /// Wire to wire of each channel and interval.
-    measured: Vec<Measured>,
-    asked: Instant,
+    intervals: Vec<LatencyInterval>,
+    refreshed_at: Instant,
 }
 
 /// One interval of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Measured {
+struct LatencyInterval {
     channel: u16,
     stage: StageSnapshot,
 }
 
 impl GatewayLosses {
     pub(super) fn of(socket: &Path, destinations: &BTreeSet<SocketAddrV4>) -> io::Result<Self> {
-        let before = gap_messages(&look(socket)?);
+        let baseline = gap_messages(&read_snapshot(socket)?);
         let host = HostDrops::of(destinations)?;
-        let measured = Vec::new();
-        Ok(Self { host, socket: socket.to_owned(), before, gap_messages: 0, measured, asked: Instant::now() })
+        let intervals = Vec::new();
+        Ok(Self { host, socket: socket.to_owned(), baseline, gap_messages: 0, intervals, refreshed_at: Instant::now() })
     }
 
     /// A destination that nobody listens to.
-    pub(super) fn unheard(&self) -> Option<SocketAddrV4> {
-        self.host.unheard()
+    pub(super) fn destination_without_listener(&self) -> Option<SocketAddrV4> {
+        self.host.destination_without_listener()
     }
 
     fn ask(&mut self) -> io::Result<Snapshot> {
-        let snapshot = look(&self.socket)?;
-        self.asked = Instant::now();
-        self.gap_messages = gap_messages(&snapshot).saturating_sub(self.before);
+        let snapshot = read_snapshot(&self.socket)?;
+        self.refreshed_at = Instant::now();
+        self.gap_messages = gap_messages(&snapshot).saturating_sub(self.baseline);
         for channel in &snapshot.channels {
             let Some(stage) = channel.stage(Stage::WireToWire.name()) else { continue };
             // One interval is seen many times.
-            let last = self.measured.iter().rev().find(|measured| measured.channel == channel.id);
-            if last.is_none_or(|last| last.stage != *stage) && self.measured.len() < INTERVALS_MAX {
-                self.measured.push(Measured { channel: channel.id, stage: stage.clone() });
+            let last = self.intervals.iter().rev().find(|intervals| intervals.channel == channel.id);
+            if last.is_none_or(|last| last.stage != *stage) && self.intervals.len() < INTERVALS_MAX {
+                self.intervals.push(LatencyInterval { channel: channel.id, stage: stage.clone() });
             }
         }
         Ok(snapshot)
     }
 }
 
-impl Counts for GatewayLosses {
+impl LossCounter for GatewayLosses {
     fn sent(&mut self, _destination: SocketAddrV4, _intended: MonoNs, _step: u32) {}
 
     fn dropped(&mut self) -> io::Result<u64> {
@@ -76,7 +76,7 @@ impl Counts for GatewayLosses {
     }
 
     fn gap_messages(&mut self) -> io::Result<Option<u64>> {
-        if self.asked.elapsed() >= PERIOD {
+        if self.refreshed_at.elapsed() >= POLL_INTERVAL {
             self.ask()?;
         }
         Ok(Some(self.gap_messages))
@@ -85,7 +85,7 @@ impl Counts for GatewayLosses {
     fn gateway_latency(&self, begin: MonoNs, end: MonoNs) -> Option<Lateness> {
         let within = |stage: &&StageSnapshot| begin.0 <= stage.begin_ns && stage.end_ns <= end.0 && stage.count > 0;
         let worst =
-            self.measured.iter().map(|measured| &measured.stage).filter(within).max_by_key(|stage| stage.p99_ns);
+            self.intervals.iter().map(|intervals| &intervals.stage).filter(within).max_by_key(|stage| stage.p99_ns);
         worst.map(|stage| Lateness {
             p50_ns: stage.p50_ns,
             p99_ns: stage.p99_ns,
@@ -95,11 +95,11 @@ impl Counts for GatewayLosses {
     }
 
     /// Until nothing more comes in and no gap is open: what is missing has been declared then.
-    fn settle(&mut self, _sent: u64) -> io::Result<Option<Arrived>> {
-        let begun = Instant::now();
+    fn finish_counting(&mut self, _sent: u64) -> io::Result<Option<SinkTotals>> {
+        let started = Instant::now();
         let mut last = self.ask()?;
-        while begun.elapsed() < PATIENCE {
-            std::thread::sleep(PERIOD);
+        while started.elapsed() < SETTLE_TIMEOUT {
+            std::thread::sleep(POLL_INTERVAL);
             let now = self.ask()?;
             let datagrams =
                 |snapshot: &Snapshot| snapshot.channels.iter().map(|channel| channel.datagrams).sum::<u64>();
@@ -113,7 +113,7 @@ impl Counts for GatewayLosses {
         Ok(None)
     }
 
-    fn described(&self) -> &'static str {
+    fn description(&self) -> &'static str {
         "drops of the sockets bound to the destinations (/proc/net/udp), and messages in gaps that the gateway declared"
     }
 }
@@ -122,14 +122,14 @@ fn gap_messages(snapshot: &Snapshot) -> u64 {
     snapshot.channels.iter().map(|channel| channel.gap_messages).sum()
 }
 
-fn look(socket: &Path) -> io::Result<Snapshot> {
-    let value = ask(socket, &Request::Snapshot {}).map_err(io::Error::other)?;
+fn read_snapshot(socket: &Path) -> io::Result<Snapshot> {
+    let value = send_request(socket, &Request::Snapshot {}).map_err(io::Error::other)?;
     Ok(serde_json::from_value(value)?)
 }
 
 /// Between two questions while packets are sent.
-const PERIOD: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Longer than any sensible gap time-out; heartbeats of other feeds may come on and on.
-const PATIENCE: Duration = Duration::from_secs(3);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Intervals that are remembered: some hours of the shortest ones.
 const INTERVALS_MAX: usize = 100_000;

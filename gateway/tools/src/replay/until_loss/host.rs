@@ -8,47 +8,47 @@ use std::{
 
 use mdgw_feeds::time::MonoNs;
 
-use super::{Arrived, Counts};
+use super::{LossCounter, SinkTotals};
 
 /// The sockets that are bound to the destinations, as `/proc/net/udp` lists them.
 #[derive(Debug)]
 pub(super) struct HostDrops {
     destinations: BTreeSet<SocketAddrV4>,
-    before: u64,
-    unheard: Option<SocketAddrV4>,
+    baseline: u64,
+    destination_without_listener: Option<SocketAddrV4>,
 }
 
 impl HostDrops {
     pub(super) fn of(destinations: &BTreeSet<SocketAddrV4>) -> io::Result<Self> {
         let table = fs::read_to_string(TABLE)?;
-        let heard: BTreeSet<_> = sockets(&table).map(|(address, _)| address).collect();
-        let unheard = destinations.iter().find(|destination| {
-            !heard.contains(destination)
-                && !heard.contains(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, destination.port()))
+        let bound: BTreeSet<_> = sockets(&table).map(|(address, _)| address).collect();
+        let destination_without_listener = destinations.iter().find(|destination| {
+            !bound.contains(destination)
+                && !bound.contains(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, destination.port()))
         });
-        let unheard = unheard.copied();
-        let before = dropped(&table, destinations);
-        Ok(Self { destinations: destinations.clone(), before, unheard })
+        let destination_without_listener = destination_without_listener.copied();
+        let baseline = dropped(&table, destinations);
+        Ok(Self { destinations: destinations.clone(), baseline, destination_without_listener })
     }
 
     /// A destination that nobody listens to.
-    pub(super) fn unheard(&self) -> Option<SocketAddrV4> {
-        self.unheard
+    pub(super) fn destination_without_listener(&self) -> Option<SocketAddrV4> {
+        self.destination_without_listener
     }
 }
 
-impl Counts for HostDrops {
+impl LossCounter for HostDrops {
     fn sent(&mut self, _destination: SocketAddrV4, _intended: MonoNs, _step: u32) {}
 
     fn dropped(&mut self) -> io::Result<u64> {
-        Ok(dropped(&fs::read_to_string(TABLE)?, &self.destinations).saturating_sub(self.before))
+        Ok(dropped(&fs::read_to_string(TABLE)?, &self.destinations).saturating_sub(self.baseline))
     }
 
-    fn settle(&mut self, _sent: u64) -> io::Result<Option<Arrived>> {
+    fn finish_counting(&mut self, _sent: u64) -> io::Result<Option<SinkTotals>> {
         Ok(None)
     }
 
-    fn described(&self) -> &'static str {
+    fn description(&self) -> &'static str {
         "drops of the sockets bound to the destinations (/proc/net/udp); gaps that a gateway declares are seen with --gateway"
     }
 }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_drops_is_seen_and_one_that_is_not_there_is_named() {
+    fn socket_drops_are_counted_and_a_destination_without_listener_is_named() {
         let socket = mdgw_sys::sockets::open_receive(&mdgw_sys::sockets::ReceiveOptions {
             receive_buffer_bytes: 4_096,
             ..mdgw_sys::sockets::ReceiveOptions::new("127.0.0.1:0".parse().unwrap(), None)
@@ -91,13 +91,13 @@ mod tests {
         .unwrap();
         let address = socket.local_address().unwrap();
         let mut drops = HostDrops::of(&BTreeSet::from([address])).unwrap();
-        assert_eq!((drops.unheard(), drops.dropped().unwrap()), (None, 0));
+        assert_eq!((drops.destination_without_listener(), drops.dropped().unwrap()), (None, 0));
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for _ in 0..200 {
             sender.send_to(&[0; 1_000], address).unwrap();
         }
         assert!(drops.dropped().unwrap() > 0);
         drop(socket);
-        assert_eq!(HostDrops::of(&BTreeSet::from([address])).unwrap().unheard(), Some(address));
+        assert_eq!(HostDrops::of(&BTreeSet::from([address])).unwrap().destination_without_listener(), Some(address));
     }
 }

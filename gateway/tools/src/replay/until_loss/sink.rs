@@ -19,7 +19,7 @@ use std::{
 
 use mdgw_feeds::{identity::Line, time::MonoNs};
 use mdgw_sys::{
-    batch::{ReceiveBatch, receive_in_turn},
+    batch::{ReceiveBatch, receive_round_robin},
     clock::mono_now,
     drops::SocketDrops,
     handle::{ChannelIndex, Handle},
@@ -27,14 +27,14 @@ use mdgw_sys::{
     sockets::{Interface, ReceiveOptions, ReceiveSocket, SocketError, Stamps, open_receive},
 };
 
-use super::{Arrived, Counts, histogram};
+use super::{LossCounter, SinkTotals, histogram};
 
 /// The sender's end of the sink.
 #[derive(Debug)]
-pub(super) struct Sink {
+pub(super) struct ReceiverSink {
     drops: SocketDrops,
     dropped: Vec<Arc<AtomicU64>>,
-    places: BTreeMap<SocketAddrV4, usize>,
+    socket_indexes: BTreeMap<SocketAddrV4, usize>,
     sent: Option<Sender<Sent>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Vec<hdrhistogram::Histogram<u64>>>>,
@@ -48,12 +48,12 @@ struct Shared {
 
 #[derive(Clone, Copy, Debug)]
 struct Sent {
-    place: usize,
+    socket_index: usize,
     intended: MonoNs,
     step: u32,
 }
 
-impl Sink {
+impl ReceiverSink {
     /// Listens to all destinations.
     pub(super) fn open(
         destinations: &BTreeSet<SocketAddrV4>,
@@ -68,27 +68,27 @@ impl Sink {
             dropped.push(drops.add(Handle { channel: ChannelIndex(0), line: Line::A }, Arc::clone(socket.socket())));
             sockets.push(socket);
         }
-        let (sent, to_match) = channel();
+        let (sent, sent_packets) = channel();
         let shared = Arc::new(Shared::default());
-        let of_thread = Arc::clone(&shared);
+        let thread_shared = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("mdgw-sink".to_owned())
-            .spawn(move || Counter::new(sockets, to_match, of_thread).run())
+            .spawn(move || SinkThread::new(sockets, sent_packets, thread_shared).run())
             .map_err(|source| SocketError {
-                act: "start the thread of a sink".to_owned(),
+                action: "start the thread of a sink".to_owned(),
                 address: destinations.first().copied().unwrap_or_else(|| SocketAddrV4::new([0; 4].into(), 0)),
                 source,
             })?;
-        let places = destinations.iter().copied().zip(0..).collect();
-        Ok(Self { drops, dropped, places, sent: Some(sent), shared, thread: Some(thread) })
+        let socket_indexes = destinations.iter().copied().zip(0..).collect();
+        Ok(Self { drops, dropped, socket_indexes, sent: Some(sent), shared, thread: Some(thread) })
     }
 }
 
-impl Counts for Sink {
+impl LossCounter for ReceiverSink {
     fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs, step: u32) {
-        if let (Some(sent), Some(place)) = (&self.sent, self.places.get(&destination)) {
+        if let (Some(sent), Some(socket_index)) = (&self.sent, self.socket_indexes.get(&destination)) {
             // A sink that is gone shows when it is asked for what arrived.
-            let _ = sent.send(Sent { place: *place, intended, step });
+            let _ = sent.send(Sent { socket_index: *socket_index, intended, step });
         }
     }
 
@@ -97,9 +97,9 @@ impl Counts for Sink {
         Ok(self.dropped.iter().map(|dropped| dropped.load(Ordering::Relaxed)).sum())
     }
 
-    fn settle(&mut self, sent: u64) -> io::Result<Option<Arrived>> {
+    fn finish_counting(&mut self, sent: u64) -> io::Result<Option<SinkTotals>> {
         let (mut last, mut since) = (0, Instant::now());
-        while since.elapsed() < QUIET {
+        while since.elapsed() < QUIET_TIMEOUT {
             let arrived = self.shared.arrived.load(Ordering::Acquire);
             if arrived + self.dropped()? >= sent {
                 break;
@@ -113,27 +113,27 @@ impl Counts for Sink {
         self.sent = None;
         let ended = self.thread.take().map(JoinHandle::join);
         let steps = ended.and_then(Result::ok).ok_or_else(|| io::Error::other("the sink's thread is gone"))?;
-        Ok(Some(Arrived { packets: self.shared.arrived.load(Ordering::Acquire), steps }))
+        Ok(Some(SinkTotals { packets: self.shared.arrived.load(Ordering::Acquire), steps }))
     }
 
-    fn described(&self) -> &'static str {
+    fn description(&self) -> &'static str {
         "drops of the sink's sockets (SO_MEMINFO), and packets sent that never arrived there"
     }
 }
 
-impl Drop for Sink {
+impl Drop for ReceiverSink {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
     }
 }
 
 /// After so long without a packet, none is waited for.
-const QUIET: Duration = Duration::from_secs(2);
+const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The thread's end.
-struct Counter {
+struct SinkThread {
     sockets: Vec<ReceiveSocket>,
-    to_match: Receiver<Sent>,
+    sent_packets: Receiver<Sent>,
     shared: Arc<Shared>,
     /// Sent or arrived, and not yet both, by destination.
     sent: Vec<VecDeque<Sent>>,
@@ -141,15 +141,15 @@ struct Counter {
     steps: Vec<hdrhistogram::Histogram<u64>>,
 }
 
-impl Counter {
-    fn new(sockets: Vec<ReceiveSocket>, to_match: Receiver<Sent>, shared: Arc<Shared>) -> Self {
-        let places = sockets.len();
+impl SinkThread {
+    fn new(sockets: Vec<ReceiveSocket>, sent_packets: Receiver<Sent>, shared: Arc<Shared>) -> Self {
+        let socket_indexes = sockets.len();
         Self {
             sockets,
-            to_match,
+            sent_packets,
             shared,
-            sent: vec![VecDeque::new(); places],
-            arrived: vec![VecDeque::new(); places],
+            sent: vec![VecDeque::new(); socket_indexes],
+            arrived: vec![VecDeque::new(); socket_indexes],
             steps: Vec::new(),
         }
     }
@@ -158,14 +158,14 @@ impl Counter {
         let mut batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX);
         while !self.shared.stop.load(Ordering::Acquire) {
             let mut count = 0;
-            for (place, socket) in self.sockets.iter().enumerate() {
+            for (socket_index, socket) in self.sockets.iter().enumerate() {
                 batch.clear();
-                if receive_in_turn(&[(Line::A, socket.raw())], &mut batch).is_err() {
+                if receive_round_robin(&[(Line::A, socket.raw_fd())], &mut batch).is_err() {
                     continue;
                 }
                 let now = mono_now();
                 count += batch.len();
-                if let Some(arrived) = self.arrived.get_mut(place) {
+                if let Some(arrived) = self.arrived.get_mut(socket_index) {
                     arrived.extend(std::iter::repeat_n(now, batch.len()));
                 }
             }
@@ -181,8 +181,8 @@ impl Counter {
     }
 
     fn match_up(&mut self) {
-        for sent in self.to_match.try_iter() {
-            if let Some(waiting) = self.sent.get_mut(sent.place) {
+        for sent in self.sent_packets.try_iter() {
+            if let Some(waiting) = self.sent.get_mut(sent.socket_index) {
                 waiting.push_back(sent);
             }
         }

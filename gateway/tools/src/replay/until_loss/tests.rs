@@ -7,13 +7,13 @@ use std::{
 
 use mdgw_captures::capture_file::{OpenOptions, PcapWriter};
 use mdgw_status::{
-    control::{Answer, ControlServer},
+    control::{ControlServer, Response},
     snapshot::{ChannelSnapshot, Snapshot, StageSnapshot},
 };
 use mdgw_sys::sockets::{ReceiveOptions, open_receive};
 
 use super::*;
-use crate::replay::{merge::Window, wire::Addresses};
+use crate::replay::{capture_merge::Window, wire::AddressMap};
 
 fn capture(packets: u64, payload_bytes: usize) -> (tempfile::TempDir, Vec<PathBuf>) {
     let folder = tempfile::tempdir().unwrap();
@@ -34,32 +34,27 @@ fn group() -> (UdpSocket, SocketAddrV4) {
     (reserved, SocketAddrV4::new([239, 255, 70, 9].into(), port))
 }
 
-fn search(
-    paths: &[PathBuf],
-    to: SocketAddrV4,
-    rising: Rising,
-    receiver: &Receiver,
-) -> Result<UntilLoss, UntilLossError> {
+fn search(paths: &[PathBuf], to: SocketAddrV4, ramp: Rising, receiver: &Receiver) -> Result<UntilLoss, UntilLossError> {
     let options = WireOptions {
         pace: Pace::Max,
-        addresses: Addresses { to: vec![to], map: vec![] },
+        addresses: AddressMap { to: vec![to], map: vec![] },
         interface: Some(Interface::LOOPBACK),
         ttl: 0,
         rounds: 1,
         rehearsal: None,
     };
-    let open = || Merge::open(paths, &OpenOptions::default(), Window::default());
-    run(open, &options, rising, receiver, &BTreeSet::from([to]), &mut || false)
+    let open = || CaptureMerge::open(paths, &OpenOptions::default(), Window::default());
+    run(open, &options, ramp, receiver, &BTreeSet::from([to]), &mut || false)
 }
 
-const GENTLE: Rising = Rising { rate: 200.0, factor: 2.0, step_ns: 100_000_000 };
+const SLOW_RAMP: Rising = Rising { rate: 200.0, factor: 2.0, step_ns: 100_000_000 };
 
 #[test]
-fn a_sink_that_keeps_up_is_told_with_its_latency_at_each_step() {
+fn each_step_reports_the_latency_of_a_sink_that_keeps_up() {
     let (_folder, paths) = capture(140, 100);
     let (_reserved, group) = group();
-    let found = search(&paths, group, GENTLE, &Receiver::Sink(Some(Interface::LOOPBACK))).unwrap();
-    assert_eq!(found.lost_on_the_way, 0);
+    let found = search(&paths, group, SLOW_RAMP, &Receiver::Sink(Some(Interface::LOOPBACK))).unwrap();
+    assert_eq!(found.lost_in_transit, 0);
     assert_eq!(
         found.steps.iter().map(|step| (step.sent, step.dropped)).collect::<Vec<_>>(),
         [(20, 0), (40, 0), (80, 0)]
@@ -71,19 +66,19 @@ fn a_sink_that_keeps_up_is_told_with_its_latency_at_each_step() {
 }
 
 #[test]
-fn a_receiver_that_does_not_read_ends_the_search_by_its_drops() {
+fn drops_of_a_receiver_that_does_not_read_end_the_search() {
     let (_folder, paths) = capture(100_000, 1_000);
     let mut options = ReceiveOptions::new("127.0.0.1:0".parse().unwrap(), None);
     options.receive_buffer_bytes = 64 << 10;
     let idle = open_receive(&options).unwrap();
-    let found = search(&paths, idle.local_address().unwrap(), GENTLE, &Receiver::Host).unwrap();
+    let found = search(&paths, idle.local_address().unwrap(), SLOW_RAMP, &Receiver::Host).unwrap();
     assert_eq!(found.ended_by, EndedBy::Loss);
     assert!(found.steps.last().unwrap().dropped > 0);
     assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
 }
 
 #[test]
-fn a_gap_that_a_gateway_declares_ends_the_search() {
+fn a_gap_declared_by_the_gateway_ends_the_search() {
     let (folder, paths) = capture(100_000, 10);
     let listening = open_receive(&ReceiveOptions::new("127.0.0.1:0".parse().unwrap(), None)).unwrap();
     let (address, socket) = (listening.local_address().unwrap(), folder.path().join("control"));
@@ -102,7 +97,7 @@ fn a_gap_that_a_gateway_declares_ends_the_search() {
             ChannelSnapshot { id: 1, gap_messages, stages: young, ..ChannelSnapshot::default() },
             ChannelSnapshot { id: 2, stages: old, ..ChannelSnapshot::default() },
         ];
-        Answer::Ok(serde_json::json!(Snapshot { channels, ..Snapshot::default() }))
+        Response::Ok(serde_json::json!(Snapshot { channels, ..Snapshot::default() }))
     })
     .unwrap();
     // So slow that no machine falls behind before the gateway has been asked a few times.
@@ -111,45 +106,48 @@ fn a_gap_that_a_gateway_declares_ends_the_search() {
     assert_eq!(found.ended_by, EndedBy::Loss, "{found:?}");
     assert_eq!(found.steps.iter().filter_map(|step| step.gap_messages).sum::<u64>(), 3);
     assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
-    let told = found.steps.iter().filter_map(|step| step.gateway_latency).map(|latency| latency.p99_ns).max();
-    assert!(told.is_some_and(|p99_ns| (701..10_000).contains(&p99_ns)), "the worst within a step: {told:?}");
+    let step_results = found.steps.iter().filter_map(|step| step.gateway_latency).map(|latency| latency.p99_ns).max();
+    assert!(
+        step_results.is_some_and(|p99_ns| (701..10_000).contains(&p99_ns)),
+        "the worst within a step: {step_results:?}"
+    );
     assert!(found.to_table().contains("wire to wire us"), "{}", found.to_table());
     let gone = search(&paths, address, slow, &Receiver::Gateway(folder.path().join("none"))).unwrap_err();
     assert!(gone.to_string().contains("ask the gateway"), "{gone}");
 }
 
 #[test]
-fn without_a_listener_there_is_nothing_to_find() {
+fn a_search_without_a_listener_is_refused() {
     let (_folder, paths) = capture(1, 10);
     let (_reserved, address) = group();
-    let refused = search(&paths, address, GENTLE, &Receiver::Host).unwrap_err();
+    let refused = search(&paths, address, SLOW_RAMP, &Receiver::Host).unwrap_err();
     assert!(refused.to_string().contains(&address.to_string()), "{refused}");
 }
 
 #[test]
-fn a_sender_is_judged_when_half_a_step_has_been_played() {
+fn a_slow_sender_is_detected_after_half_a_step() {
     /// Nothing is ever lost there.
     struct Lossless;
-    impl Counts for Lossless {
+    impl LossCounter for Lossless {
         fn sent(&mut self, _: SocketAddrV4, _: MonoNs, _: u32) {}
 
         fn dropped(&mut self) -> io::Result<u64> {
             Ok(0)
         }
 
-        fn settle(&mut self, _: u64) -> io::Result<Option<Arrived>> {
+        fn finish_counting(&mut self, _: u64) -> io::Result<Option<SinkTotals>> {
             Ok(None)
         }
 
-        fn described(&self) -> &'static str {
+        fn description(&self) -> &'static str {
             "nothing"
         }
     }
     // So long that a machine that pauses the test plays no part.
-    let rising = Rising { step_ns: 10_000_000_000, ..GENTLE };
+    let ramp = Rising { step_ns: 10_000_000_000, ..SLOW_RAMP };
     let mut search = Search {
         counts: Box::new(Lossless),
-        rising,
+        ramp,
         origin: None,
         steps: Vec::new(),
         dropped: 0,
@@ -158,17 +156,17 @@ fn a_sender_is_judged_when_half_a_step_has_been_played() {
     };
     let destination = SocketAddrV4::new([239, 255, 70, 9].into(), 7009);
     // All of them should have left before the step was over, and it is by now.
-    let begin = MonoNs(mono_now().0.saturating_sub(2 * rising.step_ns));
-    (0..PACKETS_TO_JUDGE).for_each(|packet| search.sent(destination, begin.plus(packet)));
-    assert_eq!(search.look(), None, "it may catch up yet");
-    search.sent(destination, begin.plus(rising.step_ns / 2));
-    assert_eq!(search.look(), Some(EndedBy::Sender));
+    let begin = MonoNs(mono_now().0.saturating_sub(2 * ramp.step_ns));
+    (0..PACKETS_BEFORE_JUDGING).for_each(|packet| search.sent(destination, begin.plus(packet)));
+    assert_eq!(search.check_loss(), None, "it may catch up yet");
+    search.sent(destination, begin.plus(ramp.step_ns / 2));
+    assert_eq!(search.check_loss(), Some(EndedBy::Sender));
     let found = UntilLoss {
-        steps: search.told(None),
+        steps: search.step_results(None),
         highest_rate_without_loss: None,
         ended_by: EndedBy::Sender,
-        lost_on_the_way: 0,
-        counts_read: "nothing",
+        lost_in_transit: 0,
+        counts_source: "nothing",
     };
     let table = found.to_table();
     assert!(table.contains("no loss was seen: begin with a lower --rate") && !table.contains("no step"), "{table}");

@@ -7,7 +7,7 @@ use std::{
 
 /// Rewrites captured addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Addresses {
+pub struct AddressMap {
     /// Where everything goes that no rewrite covers: nothing (as captured), one address, or one for each file.
     pub to: Vec<SocketAddrV4>,
     /// Rewrites; the first that covers an address counts.
@@ -21,7 +21,7 @@ pub struct AddressRewrite {
     to: (IpAddr, Option<u16>),
 }
 
-impl Addresses {
+impl AddressMap {
     /// Where a datagram of that file goes.
     #[must_use]
     pub fn rewrite(&self, file: usize, dst: SocketAddr) -> SocketAddr {
@@ -69,32 +69,32 @@ fn parse_address(text: &str) -> Result<(IpAddr, Option<u16>), InvalidRewrite> {
 mod tests {
     use super::*;
 
-    fn rewrite(addresses: &Addresses, file: usize, dst: &str) -> String {
+    fn rewrite(addresses: &AddressMap, file: usize, dst: &str) -> String {
         addresses.rewrite(file, dst.parse().unwrap()).to_string()
     }
 
     #[test]
-    fn rewrites_come_before_the_common_address_and_the_first_counts() {
+    fn rewrites_precede_the_common_address_and_the_first_match_wins() {
         let map = ["233.1.1.1:10=239.0.0.1:20", "233.1.1.1=239.0.0.2", "233.1.1.1:11=239.0.0.3"]
             .map(|text| text.parse().unwrap())
             .to_vec();
-        let addresses = Addresses { to: vec!["127.0.0.1:9000".parse().unwrap()], map };
+        let addresses = AddressMap { to: vec!["127.0.0.1:9000".parse().unwrap()], map };
         assert_eq!(rewrite(&addresses, 0, "233.1.1.1:10"), "239.0.0.1:20");
         assert_eq!(rewrite(&addresses, 0, "233.1.1.1:11"), "239.0.0.2:11");
         assert_eq!(rewrite(&addresses, 3, "233.9.9.9:1"), "127.0.0.1:9000");
-        assert_eq!(rewrite(&Addresses::default(), 0, "233.9.9.9:1"), "233.9.9.9:1");
+        assert_eq!(rewrite(&AddressMap::default(), 0, "233.9.9.9:1"), "233.9.9.9:1");
     }
 
     #[test]
-    fn several_addresses_are_one_for_each_file() {
+    fn several_addresses_apply_one_per_file() {
         let to = vec!["239.0.0.1:1".parse().unwrap(), "239.0.0.2:2".parse().unwrap()];
-        let addresses = Addresses { to, map: vec![] };
+        let addresses = AddressMap { to, map: vec![] };
         assert_eq!(rewrite(&addresses, 0, "233.9.9.9:1"), "239.0.0.1:1");
         assert_eq!(rewrite(&addresses, 1, "233.9.9.9:1"), "239.0.0.2:2");
     }
 
     #[test]
-    fn what_is_no_rewrite_is_refused() {
+    fn invalid_rewrites_are_refused() {
         for text in ["", "=", "1.2.3.4", "1.2.3.4=", "1.2.3.4:x=1.1.1.1", "host=1.1.1.1", "1.1.1.1=2.2.2.2=3.3.3.3"] {
             assert_eq!(text.parse::<AddressRewrite>(), Err(InvalidRewrite), "{text}");
         }

@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use mdgw_captures::capture_file::CaptureError;
 use serde::Serialize;
 
-use super::journey::LineSent;
+use super::in_transit::LineSendCounts;
 use crate::replay::summary::grouped;
 
 /// Collects while packets are sent.
@@ -37,13 +37,14 @@ pub struct WireSummary {
     pub lateness: Option<Lateness>,
     /// Where packets went out on several lines: each of them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub lines: Vec<LineSent>,
+    pub lines: Vec<LineSendCounts>,
     /// Whether it was broken off.
     pub interrupted: bool,
     /// What ended files before their end.
     pub damages: Vec<String>,
     /// Frames of each round that were cut by the capture's snap length, left out.
-    pub cut: u64,
+    #[serde(rename = "cut")]
+    pub truncated: u64,
 }
 
 /// Timing error against absolute intended times: a stall shows in every packet that it held up.
@@ -74,7 +75,7 @@ impl Timing {
         }
     }
 
-    pub(super) fn offered_one(&mut self) {
+    pub(super) fn count_offered(&mut self) {
         self.offered += 1;
     }
 
@@ -87,9 +88,9 @@ impl Timing {
         rounds: u64,
         elapsed_ns: u64,
         damages: &[CaptureError],
-        cut: u64,
+        truncated: u64,
         interrupted: bool,
-        lines: &[LineSent],
+        lines: &[LineSendCounts],
     ) -> WireSummary {
         let elapsed_seconds = std::time::Duration::from_nanos(elapsed_ns).as_secs_f64();
         WireSummary {
@@ -108,7 +109,7 @@ impl Timing {
             lines: lines.to_vec(),
             interrupted,
             damages: damages.iter().map(|damage| format!("{damage}: {}", damage.fault)).collect(),
-            cut,
+            truncated,
         }
     }
 }
@@ -137,11 +138,11 @@ impl WireSummary {
             let [p50, p99, p999, max] = [p50_ns, p99_ns, p999_ns, max_ns].map(microseconds);
             row("late by", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
         }
-        for LineSent { line, offered, sent } in &self.lines {
+        for LineSendCounts { line, offered, sent } in &self.lines {
             row(&format!("line {line}"), format!("{} copies of {} packets", grouped(*sent), grouped(*offered)));
         }
-        if self.cut > 0 {
-            row("left out", format!("{}, cut by the capture's snap length", grouped(self.cut)));
+        if self.truncated > 0 {
+            row("left out", format!("{}, cut by the capture's snap length", grouped(self.truncated)));
         }
         if self.interrupted {
             row("interrupted", "before the end".to_owned());
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lateness_is_told_only_where_there_was_a_pace() {
+    fn lateness_is_reported_only_with_a_pace() {
         let mut timing = Timing::new();
         timing.sent(100, None);
         assert_eq!(timing.summary(1, 1_000_000_000, &[], 0, false, &[]).lateness, None);

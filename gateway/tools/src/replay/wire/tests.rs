@@ -37,7 +37,7 @@ fn receive(socket: &UdpSocket, count: usize) -> Vec<Vec<u8>> {
 fn options(to: SocketAddrV4, pace: Pace) -> WireOptions {
     WireOptions {
         pace,
-        addresses: Addresses { to: vec![to], map: vec![] },
+        addresses: AddressMap { to: vec![to], map: vec![] },
         interface: Some(Interface::LOOPBACK),
         ttl: 0,
         rounds: 1,
@@ -46,7 +46,7 @@ fn options(to: SocketAddrV4, pace: Pace) -> WireOptions {
 }
 
 fn play_files(paths: &[PathBuf], options: &WireOptions) -> Result<WireSummary, WireError> {
-    let open = || Merge::open(paths, &OpenOptions::default(), super::super::merge::Window::default());
+    let open = || CaptureMerge::open(paths, &OpenOptions::default(), super::super::capture_merge::Window::default());
     run(open, options, &mut |_| ControlFlow::Continue(()))
 }
 
@@ -113,7 +113,7 @@ fn a_day_file_becomes_packets_and_needs_an_address() {
 }
 
 #[test]
-fn what_was_sent_before_damage_or_an_interruption_is_told() {
+fn packets_sent_before_damage_or_an_interruption_are_reported() {
     let (_folder, paths) = capture(&[b"one", b"two"]);
     let bytes = fs::read(&paths[0]).unwrap();
     fs::write(&paths[0], &bytes[..bytes.len() - 1]).unwrap();
@@ -122,7 +122,7 @@ fn what_was_sent_before_damage_or_an_interruption_is_told() {
     assert_eq!(receive(&socket, 1), [b"one"]);
     assert_eq!((summary.packets, summary.damages.len()), (1, 1));
 
-    let open = || Merge::open(&paths, &OpenOptions::default(), super::super::merge::Window::default());
+    let open = || CaptureMerge::open(&paths, &OpenOptions::default(), super::super::capture_merge::Window::default());
     let slow = options(address, Pace::Rate(0.001));
     fs::write(&paths[0], &bytes).unwrap();
     let summary = run(open, &slow, &mut |_| ControlFlow::Break(())).unwrap();

@@ -11,33 +11,33 @@ use super::{
     figure, latency, stage_title, tile,
 };
 use crate::report::{
-    BURST_FACTOR, ChannelReport, Counted, LoadBucket, Report, StageReport,
+    BURST_FACTOR, ChannelCounts, ChannelReport, LoadBucket, Report, StageReport,
     chart::{STYLE_COUNT, escape},
-    figures::Figures,
     lines::{lead_count, percent, slice_starts},
     quantity::{Count, QUANTILES, TimeOfDay},
+    statistics::LatencyStatistics,
 };
 
 /// The whole way, channel against channel: those with the slowest tails, if there are many.
 pub(super) fn all_channels(report: &Report, out: &mut impl Write) -> fmt::Result {
-    let mut whole: Vec<(&ChannelReport, &StageReport)> = report
+    let mut wire_to_wire: Vec<(&ChannelReport, &StageReport)> = report
         .channels
         .iter()
         .filter_map(|channel| channel.stage(Stage::WireToWire).map(|stage| (channel, stage)))
         .collect();
-    if whole.len() < 2 {
+    if wire_to_wire.len() < 2 {
         return Ok(());
     }
-    let left_out = whole.len().saturating_sub(STYLE_COUNT);
-    whole.sort_by_key(|(_, stage)| std::cmp::Reverse(stage.histogram.value_at_quantile(0.99)));
-    whole.truncate(STYLE_COUNT);
-    whole.sort_by_key(|(channel, _)| channel.id);
+    let omitted = wire_to_wire.len().saturating_sub(STYLE_COUNT);
+    wire_to_wire.sort_by_key(|(_, stage)| std::cmp::Reverse(stage.histogram.value_at_quantile(0.99)));
+    wire_to_wire.truncate(STYLE_COUNT);
+    wire_to_wire.sort_by_key(|(channel, _)| channel.id);
     let lines: Vec<(String, usize, &Histogram<u64>)> =
-        (0..).zip(&whole).map(|(style, (channel, stage))| (channel.title(), style, &stage.histogram)).collect();
+        (0..).zip(&wire_to_wire).map(|(style, (channel, stage))| (channel.title(), style, &stage.histogram)).collect();
     writeln!(out, "<section>\n<h2>All channels</h2>")?;
     figure("Wire to wire, by percentile", &percentiles("Wire to wire", &lines), out)?;
-    if left_out > 0 {
-        writeln!(out, "<p>The {STYLE_COUNT} channels with the slowest p99; {left_out} others are in the table.</p>")?;
+    if omitted > 0 {
+        writeln!(out, "<p>The {STYLE_COUNT} channels with the slowest p99; {omitted} others are in the table.</p>")?;
     }
     writeln!(out, "</section>")
 }
@@ -45,9 +45,11 @@ pub(super) fn all_channels(report: &Report, out: &mut impl Write) -> fmt::Result
 pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl Write) -> fmt::Result {
     let title = channel.title();
     writeln!(out, "<section>\n<h2>{}</h2>", escape(&title.replacen("channel", "Channel", 1)))?;
-    if let Some(whole) = channel.stage(Stage::WireToWire).filter(|whole| !whole.histogram.is_empty()) {
+    if let Some(wire_to_wire) =
+        channel.stage(Stage::WireToWire).filter(|wire_to_wire| !wire_to_wire.histogram.is_empty())
+    {
         writeln!(out, "<p class=\"label\">Wire to wire</p>\n<dl class=\"tiles\">")?;
-        let histogram = &whole.histogram;
+        let histogram = &wire_to_wire.histogram;
         for (quantile, name) in [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")] {
             tile(name, &latency(histogram.value_at_quantile(quantile)), out)?;
         }
@@ -64,8 +66,8 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
     if !lines.is_empty() {
         figure("Stages, by percentile", &percentiles(&title, &lines), out)?;
     }
-    let whole = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last());
-    if let Some(stage) = whole.filter(|stage| stage.timeline.len() > 1) {
+    let wire_to_wire = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last());
+    if let Some(stage) = wire_to_wire.filter(|stage| stage.timeline.len() > 1) {
         let span = TimeSpan::of(report.begin, &stage.timeline, channel);
         let caption = format!("{}, over time (UTC)", stage_title(stage.stage));
         figure(&caption, &charts::timeline(stage.stage, &stage.timeline, &span), out)?;
@@ -86,15 +88,15 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
 fn days(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let Some(stage) = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last()) else { return Ok(()) };
     let shown = &stage.days[stage.days.len().saturating_sub(STYLE_COUNT)..];
-    if shown.len() < 2 || shown.iter().all(|(_, moments)| moments.len() < 2) {
+    if shown.len() < 2 || shown.iter().all(|(_, points)| points.len() < 2) {
         return Ok(());
     }
     let names: Vec<String> = shown.iter().map(|(day, _)| TradingDate::in_utc(*day).to_string()).collect();
-    let lines: Vec<charts::Overlaid<'_>> = names
+    let lines: Vec<charts::OverlayLine<'_>> = names
         .iter()
         .zip(shown)
         .enumerate()
-        .map(|(style, (name, (_, moments)))| (name.as_str(), style, UnixNs(0), moments.as_slice()))
+        .map(|(style, (name, (_, points)))| (name.as_str(), style, UnixNs(0), points.as_slice()))
         .collect();
     let title = stage_title(stage.stage);
     figure(
@@ -104,8 +106,8 @@ fn days(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     )?;
     match stage.days.len() - shown.len() {
         0 => Ok(()),
-        left_out => {
-            writeln!(out, "<p class=\"caption\">The last {STYLE_COUNT} days; {left_out} earlier ones are left out.</p>")
+        omitted => {
+            writeln!(out, "<p class=\"caption\">The last {STYLE_COUNT} days; {omitted} earlier ones are left out.</p>")
         }
     }
 }
@@ -115,9 +117,9 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     if channel.lines.is_empty() {
         return Ok(());
     }
-    let Counted { messages, gaps, gap_messages, drops, .. } = channel.counted;
+    let ChannelCounts { messages, gaps, gap_messages, drops, .. } = channel.counted;
     let compared = lead_count(channel.lines.iter().map(|line| line.lead));
-    let share = |part, whole| format!("{:.1}\u{a0}%", percent(part, whole));
+    let share = |part, wire_to_wire| format!("{:.1}\u{a0}%", percent(part, wire_to_wire));
     writeln!(
         out,
         "<p class=\"label\">Lines</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>line</th><th>packets</th><th>has</th>\
@@ -186,8 +188,8 @@ fn queueing(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     if stages.iter().all(|stage| stage.load.len() < 2) {
         return Ok(());
     }
-    let p50: fn(&Figures) -> u64 = |figures| figures.percentiles_ns[0];
-    let p99: fn(&Figures) -> u64 = |figures| figures.percentiles_ns[2];
+    let p50: fn(&LatencyStatistics) -> u64 = |statistics| statistics.percentiles_ns[0];
+    let p99: fn(&LatencyStatistics) -> u64 = |statistics| statistics.percentiles_ns[2];
     let line = |stage: &&'_ StageReport, name: &str, style, pick| {
         (format!("{} {name}", stage_title(stage.stage)), style, pick)
     };
@@ -225,7 +227,7 @@ fn queueing(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
         };
         write!(out, "<tr><th scope=\"row\">{title}</th><td class=\"text\">{}</td>", stage_title(stage))?;
         write!(out, "<td>{}</td>", Count(bucket.intervals))?;
-        for (_, value_ns) in bucket.figures.named() {
+        for (_, value_ns) in bucket.statistics.named() {
             write!(out, "<td>{}</td>", latency(value_ns))?;
         }
         writeln!(out, "</tr>")?;

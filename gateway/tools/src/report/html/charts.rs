@@ -6,10 +6,10 @@ use mdgw_telemetry::stages::Stage;
 
 use super::{latency, stage_title};
 use crate::report::{
-    ChannelReport, LineReport, LoadBucket, Moment, RateUnit,
+    ChannelReport, LineReport, LoadBucket, RateUnit, TimelinePoint,
     chart::{Axis, Band, BandKind, Chart, Series, Size},
-    figures::Figures,
     quantity::{Count, TimeOfDay},
+    statistics::LatencyStatistics,
     timeline::NS_PER_DAY,
 };
 
@@ -34,7 +34,7 @@ pub(super) fn percentiles(label: &str, lines: &[(String, usize, &Histogram<u64>)
             let point = |nines: f64| (nines, position(histogram.value_at_quantile(1.0 - 10_f64.powf(-nines))));
             let mut points: Vec<(f64, f64)> = (0..steps).map(|step| point(step as f64 * NINES_STEP)).collect();
             points.push((end, position(histogram.max())));
-            Series { name: name.clone(), style: *style, points, notes: Vec::new(), joins_within: f64::INFINITY }
+            Series { name: name.clone(), style: *style, points, notes: Vec::new(), join_distance_max: f64::INFINITY }
         })
         .collect();
     let (min, max) = lines.iter().fold((u64::MAX, 0), |(min, max), (_, _, histogram)| {
@@ -61,8 +61,8 @@ pub(super) struct TimeSpan {
 impl TimeSpan {
     /// Of one stage's timeline, with what stood out in its channel.
     #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
-    pub(super) fn of(begin: UnixNs, moments: &[Moment], channel: &ChannelReport) -> Self {
-        let length_ns = moments.last().map_or(1, |last| last.end.0.saturating_sub(begin.0)).max(1);
+    pub(super) fn of(begin: UnixNs, points: &[TimelinePoint], channel: &ChannelReport) -> Self {
+        let length_ns = points.last().map_or(1, |last| last.end.0.saturating_sub(begin.0)).max(1);
         let at = |time: UnixNs| time.0.saturating_sub(begin.0) as f64;
         let unit = channel.rate_unit.name();
         let pauses = channel.pauses.iter().map(|(from, until)| Band {
@@ -71,11 +71,11 @@ impl TimeSpan {
             until: at(*until),
             note: format!("nothing recorded from {} to {}", TimeOfDay(*from), TimeOfDay(*until)),
         });
-        let bursts = moments.iter().filter(|moment| moment.is_burst).map(|moment| Band {
+        let bursts = points.iter().filter(|point| point.is_burst).map(|point| Band {
             kind: BandKind::Burst,
-            from: at(moment.start),
-            until: at(moment.end),
-            note: format!("{} burst: {} {unit} a second", TimeOfDay(moment.start), per_s(moment.per_s_max)),
+            from: at(point.start),
+            until: at(point.end),
+            note: format!("{} burst: {} {unit} a second", TimeOfDay(point.start), per_s(point.per_s_max)),
         });
         let gaps = channel.gaps.iter().map(|gap| Band {
             kind: BandKind::Gap,
@@ -92,43 +92,43 @@ impl TimeSpan {
     }
 
     #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
-    fn at(&self, moment: &Moment) -> f64 {
-        moment.start.0.saturating_sub(self.begin.0) as f64
+    fn at(&self, point: &TimelinePoint) -> f64 {
+        point.start.0.saturating_sub(self.begin.0) as f64
     }
 }
 
 /// So far apart that nothing was recorded for some stretches in between.
 #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
-fn joins_within(moments: &[Moment]) -> f64 {
-    let width_ns = moments.first().map_or(0, |moment| moment.end.0 - moment.start.0);
-    STRETCHES_JOINED.saturating_mul(width_ns) as f64
+fn join_distance_max(points: &[TimelinePoint]) -> f64 {
+    let width_ns = points.first().map_or(0, |point| point.end.0 - point.start.0);
+    POINTS_JOINED_MAX.saturating_mul(width_ns) as f64
 }
 
 /// Median, tail and maximum over time.
-pub(super) fn timeline(stage: Stage, moments: &[Moment], span: &TimeSpan) -> Chart {
-    let series = |name: &str, style: usize, pick: fn(&Moment) -> u64| Series {
+pub(super) fn timeline(stage: Stage, points: &[TimelinePoint], span: &TimeSpan) -> Chart {
+    let series = |name: &str, style: usize, pick: fn(&TimelinePoint) -> u64| Series {
         name: name.to_owned(),
         style,
-        points: moments.iter().map(|moment| (span.at(moment), position(pick(moment)))).collect(),
-        notes: moments
+        points: points.iter().map(|point| (span.at(point), position(pick(point)))).collect(),
+        notes: points
             .iter()
-            .map(|moment| {
-                let (time, value) = (TimeOfDay(moment.start), latency(pick(moment)));
-                format!("{time} {name} {value}, {} packets", Count(moment.count))
+            .map(|point| {
+                let (time, value) = (TimeOfDay(point.start), latency(pick(point)));
+                format!("{time} {name} {value}, {} packets", Count(point.count))
             })
             .collect(),
-        joins_within: joins_within(moments),
+        join_distance_max: join_distance_max(points),
     };
-    let low = moments.iter().map(|moment| moment.p50_ns).min().unwrap_or(1);
-    let high = moments.iter().map(|moment| moment.max_ns).max().unwrap_or(1);
+    let low = points.iter().map(|point| point.p50_ns).min().unwrap_or(1);
+    let high = points.iter().map(|point| point.max_ns).max().unwrap_or(1);
     Chart {
         label: format!("{}: median, 99th percentile and maximum over time", stage_title(stage)),
         x: span.axis(),
         y: Axis::latency(low, high, latency_tick),
         series: vec![
-            series("max", 3, |moment| moment.max_ns),
-            series("p99", 1, |moment| moment.p99_ns),
-            series("p50", 5, |moment| moment.p50_ns),
+            series("max", 3, |point| point.max_ns),
+            series("p99", 1, |point| point.p99_ns),
+            series("p50", 5, |point| point.p50_ns),
         ],
         bands: span.bands.clone(),
         size: Size::Full,
@@ -136,10 +136,10 @@ pub(super) fn timeline(stage: Stage, moments: &[Moment], span: &TimeSpan) -> Cha
 }
 
 /// How much came over time.
-pub(super) fn rates(unit: RateUnit, moments: &[Moment], span: &TimeSpan) -> Chart {
+pub(super) fn rates(unit: RateUnit, points: &[TimelinePoint], span: &TimeSpan) -> Chart {
     let unit = unit.name();
-    let max = moments.iter().map(|moment| moment.per_s_max).fold(0.0, f64::max);
-    let note = |moment: &Moment| format!("{} {} {unit} a second", TimeOfDay(moment.start), per_s(moment.per_s_max));
+    let max = points.iter().map(|point| point.per_s_max).fold(0.0, f64::max);
+    let note = |point: &TimelinePoint| format!("{} {} {unit} a second", TimeOfDay(point.start), per_s(point.per_s_max));
     Chart {
         label: "Rate over time".to_owned(),
         x: span.axis(),
@@ -147,41 +147,39 @@ pub(super) fn rates(unit: RateUnit, moments: &[Moment], span: &TimeSpan) -> Char
         series: vec![Series {
             name: format!("{unit} a second, in the busiest interval"),
             style: 0,
-            points: moments.iter().map(|moment| (span.at(moment), moment.per_s_max)).collect(),
-            notes: moments.iter().map(note).collect(),
-            joins_within: joins_within(moments),
+            points: points.iter().map(|point| (span.at(point), point.per_s_max)).collect(),
+            notes: points.iter().map(note).collect(),
+            join_distance_max: join_distance_max(points),
         }],
         bands: span.bands.clone(),
-        size: Size::Low,
+        size: Size::Half,
     }
 }
 
 /// One line of [`overlay`]: its name, its style, where its time begins, and its moments.
-pub(super) type Overlaid<'a> = (&'a str, usize, UnixNs, &'a [Moment]);
+pub(super) type OverlayLine<'a> = (&'a str, usize, UnixNs, &'a [TimelinePoint]);
 
 /// The 99th percentile of several groups over the same stretch of a day, or from their begins on.
 #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
-pub(super) fn overlay(label: &str, lines: &[Overlaid<'_>]) -> Chart {
-    let since = |origin: &UnixNs, moment: &Moment| moment.start.0.saturating_sub(origin.0);
-    let all = || lines.iter().flat_map(|(_, _, origin, moments)| moments.iter().map(move |moment| (origin, moment)));
-    let begin = all().map(|(origin, moment)| since(origin, moment)).min().unwrap_or(0);
-    let end = all().map(|(origin, moment)| moment.end.0.saturating_sub(origin.0)).max().unwrap_or(1);
-    let low = all().map(|(_, moment)| moment.p99_ns).min().unwrap_or(1);
-    let high = all().map(|(_, moment)| moment.p99_ns).max().unwrap_or(1);
-    let series = lines.iter().map(|(name, style, origin, moments)| Series {
+pub(super) fn overlay(label: &str, lines: &[OverlayLine<'_>]) -> Chart {
+    let since = |origin: &UnixNs, point: &TimelinePoint| point.start.0.saturating_sub(origin.0);
+    let all = || lines.iter().flat_map(|(_, _, origin, points)| points.iter().map(move |point| (origin, point)));
+    let begin = all().map(|(origin, point)| since(origin, point)).min().unwrap_or(0);
+    let end = all().map(|(origin, point)| point.end.0.saturating_sub(origin.0)).max().unwrap_or(1);
+    let low = all().map(|(_, point)| point.p99_ns).min().unwrap_or(1);
+    let high = all().map(|(_, point)| point.p99_ns).max().unwrap_or(1);
+    let series = lines.iter().map(|(name, style, origin, points)| Series {
         name: (*name).to_owned(),
         style: *style,
-        points: moments
+        points: points
             .iter()
-            .map(|moment| ((since(origin, moment).saturating_sub(begin)) as f64, position(moment.p99_ns)))
+            .map(|point| ((since(origin, point).saturating_sub(begin)) as f64, position(point.p99_ns)))
             .collect(),
-        notes: moments
+        notes: points
             .iter()
-            .map(|moment| {
-                format!("{name}: {} p99 {}", TimeOfDay(UnixNs(since(origin, moment))), latency(moment.p99_ns))
-            })
+            .map(|point| format!("{name}: {} p99 {}", TimeOfDay(UnixNs(since(origin, point))), latency(point.p99_ns)))
             .collect(),
-        joins_within: joins_within(moments),
+        join_distance_max: join_distance_max(points),
     });
     let length_ns = end.saturating_sub(begin).max(1);
     Chart {
@@ -199,14 +197,14 @@ pub(super) struct LoadLine<'a> {
     pub(super) name: String,
     pub(super) style: usize,
     pub(super) buckets: &'a [LoadBucket],
-    pub(super) pick: fn(&Figures) -> u64,
+    pub(super) pick: fn(&LatencyStatistics) -> u64,
 }
 
 /// Latency against load.
 pub(super) fn load(label: &str, lines: &[LoadLine<'_>]) -> Chart {
     let all = || lines.iter().flat_map(|line| line.buckets.iter().map(|bucket| (bucket, line.pick)));
-    let low = all().map(|(bucket, pick)| pick(&bucket.figures)).min().unwrap_or(1);
-    let high = all().map(|(bucket, pick)| pick(&bucket.figures)).max().unwrap_or(1);
+    let low = all().map(|(bucket, pick)| pick(&bucket.statistics)).min().unwrap_or(1);
+    let high = all().map(|(bucket, pick)| pick(&bucket.statistics)).max().unwrap_or(1);
     let slowest = all().map(|(bucket, _)| bucket.from_per_s).min().unwrap_or(1);
     let fastest = all().map(|(bucket, _)| bucket.until_per_s).max().unwrap_or(10);
     let series = lines.iter().map(|LoadLine { name, style, buckets, pick }| Series {
@@ -215,13 +213,13 @@ pub(super) fn load(label: &str, lines: &[LoadLine<'_>]) -> Chart {
         // In the middle of the bucket, as a logarithmic axis shows it.
         points: buckets
             .iter()
-            .map(|bucket| (midpoint(bucket.from_per_s, bucket.until_per_s), position(pick(&bucket.figures))))
+            .map(|bucket| (midpoint(bucket.from_per_s, bucket.until_per_s), position(pick(&bucket.statistics))))
             .collect(),
         notes: buckets
             .iter()
-            .map(|bucket| format!("{name}: {} at {}", latency(pick(&bucket.figures)), bucket_title(bucket)))
+            .map(|bucket| format!("{name}: {} at {}", latency(pick(&bucket.statistics)), bucket_title(bucket)))
             .collect(),
-        joins_within: f64::INFINITY,
+        join_distance_max: f64::INFINITY,
     });
     Chart {
         label: format!("{label}: latency against load"),
@@ -261,7 +259,7 @@ pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
             })
             .collect(),
         // A slice in which the line never led is a hole.
-        joins_within: line.slices.first().map_or(0.0, |slice| 1.5 * (slice.end.0 - slice.start.0) as f64),
+        join_distance_max: line.slices.first().map_or(0.0, |slice| 1.5 * (slice.end.0 - slice.start.0) as f64),
     });
     let length_ns = end.0.saturating_sub(begin.0).max(1);
     Chart {
@@ -270,7 +268,7 @@ pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
         y: Axis::latency(low, high, latency_tick),
         series: series.collect(),
         bands: Vec::new(),
-        size: Size::Low,
+        size: Size::Half,
     }
 }
 
@@ -335,7 +333,7 @@ fn per_s(rate: f64) -> Count {
 /// Points of a percentile curve, per ten times fewer values.
 const NINES_STEP: f64 = 0.02;
 /// Of a timeline, that a line may go on over.
-const STRETCHES_JOINED: u64 = 4;
+const POINTS_JOINED_MAX: u64 = 4;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
 #[cfg(test)]

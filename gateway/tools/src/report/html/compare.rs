@@ -10,7 +10,7 @@ use mdgw_telemetry::stages::Stage;
 
 use super::{charts, figure, latency, span, stage_title};
 use crate::report::{
-    ChannelReport, Comparison, Difference, Group, Moment, StageReport, Verdict,
+    ChangeVerdict, ChannelReport, Comparison, Difference, Group, StageReport, TimelinePoint,
     chart::{STYLE_COUNT, escape},
     difference::SPREAD_NOTE,
     quantity::{QUANTILES, Share},
@@ -61,7 +61,7 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
         overlays(comparison, id, out)?;
         for (index, group) in comparison.groups.iter().enumerate().skip(1) {
             let differences = comparison.differences.iter();
-            in_full(&group.name, differences.filter(|found| found.channel == id && found.group == index), out)?;
+            full_table(&group.name, differences.filter(|found| found.channel == id && found.group == index), out)?;
         }
         writeln!(out, "</section>")?;
     }
@@ -85,10 +85,10 @@ fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &
             let text = share.map_or_else(|| "–".to_owned(), |share| Share(share).to_string().replace('-', "−"));
             let is_slower = share.is_none_or(|share| share > 0.0);
             let (class, sign) = match (change.verdict, is_slower) {
-                (Verdict::Exceeds, true) => ("slower", "▲ "),
-                (Verdict::Exceeds, false) => ("faster", "▼ "),
-                (Verdict::FewSamples, _) => ("unsure", "? "),
-                (Verdict::Within | Verdict::Unjudged, _) => ("unsure", ""),
+                (ChangeVerdict::Exceeds, true) => ("slower", "▲ "),
+                (ChangeVerdict::Exceeds, false) => ("faster", "▼ "),
+                (ChangeVerdict::FewSamples, _) => ("unsure", "? "),
+                (ChangeVerdict::Within | ChangeVerdict::Unjudged, _) => ("unsure", ""),
             };
             let note =
                 format!("{} to {}: {}", latency(change.base_ns), latency(change.value_ns), change.verdict.text());
@@ -128,7 +128,7 @@ fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt
         .enumerate()
         .filter_map(|(index, group)| Some((index, group, group.report.channels.get(of_group(group)?)?)))
         .collect();
-    let left_out = shown.len().saturating_sub(STYLE_COUNT);
+    let omitted = shown.len().saturating_sub(STYLE_COUNT);
     shown.truncate(STYLE_COUNT);
     for stage in [Stage::WireToWire, Stage::WireToUser] {
         let lines: Vec<_> = shown
@@ -144,22 +144,22 @@ fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt
         }
     }
     let origins = origins(comparison);
-    let lines: Vec<charts::Overlaid<'_>> = shown
+    let lines: Vec<charts::OverlayLine<'_>> = shown
         .iter()
         .filter_map(|(index, group, channel)| {
             let stage = channel.stage(Stage::WireToWire)?;
-            let (origin, moments) = origins.of(group, stage);
-            (!moments.is_empty()).then_some((group.name.as_str(), *index, origin, moments))
+            let (origin, points) = origins.of(group, stage);
+            (!points.is_empty()).then_some((group.name.as_str(), *index, origin, points))
         })
         .collect();
-    if lines.len() > 1 && lines.iter().any(|(.., moments)| moments.len() > 1) {
+    if lines.len() > 1 && lines.iter().any(|(.., points)| points.len() > 1) {
         let caption = format!("Wire to wire, 99th percentile, {}", origins.text());
         figure(&caption, &charts::overlay("Wire to wire", &lines), out)?;
     }
-    if left_out > 0 {
+    if omitted > 0 {
         writeln!(
             out,
-            "<p class=\"caption\">Drawn: the first {STYLE_COUNT} groups; {left_out} more are in the tables.</p>"
+            "<p class=\"caption\">Drawn: the first {STYLE_COUNT} groups; {omitted} more are in the tables.</p>"
         )?;
     }
     Ok(())
@@ -167,30 +167,30 @@ fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt
 
 /// Where the time axes of groups are laid over each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origins {
+enum TimeOrigin {
     Midnight,
     Begin,
 }
 
 /// By time of day where every group shares some of it with the first, or has several days; else from their begins on.
-fn origins(comparison: &Comparison) -> Origins {
+fn origins(comparison: &Comparison) -> TimeOrigin {
     let span = |group: &Group| {
         let begin = group.report.begin.0 % NS_PER_DAY;
         (begin, begin + (group.report.end.0 - group.report.begin.0))
     };
-    let Some((first, others)) = comparison.groups.split_first() else { return Origins::Begin };
+    let Some((first, others)) = comparison.groups.split_first() else { return TimeOrigin::Begin };
     let (begin, end) = span(first);
     let meets = |group: &Group| {
         let (other_begin, other_end) = span(group);
         other_begin < end && begin < other_end
     };
     let has_days = comparison.groups.iter().any(|group| group.report.has_days());
-    if has_days || others.iter().all(meets) { Origins::Midnight } else { Origins::Begin }
+    if has_days || others.iter().all(meets) { TimeOrigin::Midnight } else { TimeOrigin::Begin }
 }
 
-impl Origins {
+impl TimeOrigin {
     /// Where a group's time begins, and how it went from there; several days are laid over each other.
-    fn of<'s>(self, group: &Group, stage: &'s StageReport) -> (UnixNs, &'s [Moment]) {
+    fn of<'s>(self, group: &Group, stage: &'s StageReport) -> (UnixNs, &'s [TimelinePoint]) {
         match self {
             Self::Midnight if group.report.has_days() => (UnixNs(0), &stage.time_of_day),
             Self::Midnight => (UnixNs(group.report.begin.0 / NS_PER_DAY * NS_PER_DAY), &stage.timeline),
@@ -207,7 +207,7 @@ impl Origins {
 }
 
 /// All figures of a comparison with one group.
-fn in_full<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>, out: &mut impl Write) -> fmt::Result {
+fn full_table<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>, out: &mut impl Write) -> fmt::Result {
     let mut differences = differences.peekable();
     if differences.peek().is_none() {
         return Ok(());
@@ -220,8 +220,8 @@ fn in_full<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>, ou
     )?;
     for difference in differences {
         writeln!(out, "<tbody class=\"plain\">")?;
-        for (place, change) in difference.changes.iter().enumerate() {
-            let stage = if place == 0 { stage_title(difference.stage) } else { "" };
+        for (index, change) in difference.changes.iter().enumerate() {
+            let stage = if index == 0 { stage_title(difference.stage) } else { "" };
             let span = |(low, high)| format!("{} – {}", latency(low), latency(high));
             writeln!(
                 out,
@@ -241,12 +241,12 @@ fn in_full<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>, ou
 }
 
 /// In a word: the note below the tables says of what.
-fn verdict(verdict: Verdict) -> &'static str {
+fn verdict(verdict: ChangeVerdict) -> &'static str {
     match verdict {
-        Verdict::Exceeds => "beyond",
-        Verdict::Within => "within",
-        Verdict::FewSamples => "too few runs",
-        Verdict::Unjudged => "–",
+        ChangeVerdict::Exceeds => "beyond",
+        ChangeVerdict::Within => "within",
+        ChangeVerdict::FewSamples => "too few runs",
+        ChangeVerdict::Unjudged => "–",
     }
 }
 

@@ -1,0 +1,131 @@
+//! Delivered messages, into frames.
+
+use zerocopy::IntoBytes as _;
+
+use super::{
+    ChannelCounters,
+    feed_core::{ApplyOutcome, FeedCore, MessageNotice},
+    rejected_packets::{RejectedPackets, Why},
+};
+use crate::{
+    consumer_edge::TsRecvMode,
+    drop_reason::{DropCounts, DropReason},
+    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink, GapBody},
+    identity::Sequence,
+    time::UnixNs,
+    transport::Transport,
+};
+
+/// The part of a channel that works on delivered messages.
+pub(super) struct MessageProcessor<'c, C> {
+    pub(super) core: &'c mut C,
+    pub(super) counters: &'c mut ChannelCounters,
+    pub(super) drops: &'c mut DropCounts,
+    pub(super) evidence: &'c mut RejectedPackets,
+    pub(super) ts_recv: TsRecvMode,
+    /// Input of this session was missed.
+    pub(super) has_missed_input: bool,
+    pub(super) end_sequence: &'c mut Option<Sequence>,
+}
+
+impl<C: FeedCore> MessageProcessor<'_, C> {
+    /// Two passes over the packet: the first asks the memory for what the second will touch. False where a message could not
+    /// be understood that a book should have had.
+    #[allow(clippy::too_many_arguments, reason = "the fields of one delivery")]
+    pub(super) fn packet<S: FrameSink>(
+        &mut self,
+        first: Sequence,
+        from: Sequence,
+        until: Sequence,
+        block: &[u8],
+        ts_recv: UnixNs,
+        send_time: Option<UnixNs>,
+        sink: &mut S,
+    ) -> bool {
+        let mut ahead = block;
+        while let Some(message) = C::Transport::next_message(&mut ahead) {
+            self.core.prefetch(message);
+        }
+        let mut rest = block;
+        let (mut sequence, mut is_all_understood) = (first, true);
+        while sequence < until {
+            let Some(message) = C::Transport::next_message(&mut rest) else {
+                // A block shorter than its range: what it lacks must not pass for messages that say nothing.
+                self.drops.count(DropReason::MessageTruncated);
+                self.core.on_gap();
+                let missing_first = sequence.max(from);
+                let body = GapBody { first: missing_first.0.into(), next: until.0.into() };
+                sink.frame(&FrameMeta::own(FrameKind::Gap, missing_first, until), 0, body.as_bytes());
+                return false;
+            };
+            if sequence >= from {
+                is_all_understood &= self.message(message, sequence, block, ts_recv, send_time, sink);
+            }
+            sequence = sequence.plus(1);
+        }
+        is_all_understood
+    }
+
+    fn message<S: FrameSink>(
+        &mut self,
+        message: &[u8],
+        sequence: Sequence,
+        block: &[u8],
+        ts_recv: UnixNs,
+        send_time: Option<UnixNs>,
+        sink: &mut S,
+    ) -> bool {
+        self.counters.messages += 1;
+        let (applied, is_understood) = match self.core.apply(message, sequence) {
+            Ok(applied) => (applied, true),
+            Err(reason) => {
+                self.counters.messages_refused += 1;
+                self.drops.count(reason);
+                self.evidence.keep(Why::Refused(reason), sequence, ts_recv, block);
+                if reason == DropReason::MessageTypeUnknown {
+                    return true;
+                }
+                (ApplyOutcome { suspect: true, ts_event: ts_recv.0, ..ApplyOutcome::default() }, false)
+            }
+        };
+        if let Some(fault) = applied.fault {
+            self.evidence.keep(Why::Contradicted(fault), sequence, ts_recv, block);
+        }
+        match applied.notice {
+            None => {}
+            Some(MessageNotice::TradeBroken) => self.counters.trades_broken += 1,
+            Some(MessageNotice::EndOfMessages) => *self.end_sequence = Some(sequence.plus(1)),
+        }
+        let records = self.core.records();
+        let (count, bytes) = if is_understood { (records.count(), records.bytes()) } else { (0, &[][..]) };
+        // What a book could not take is told without a record, as suspect: whoever leads next may have sound books, and would
+        // go on behind it as if it had meant nothing.
+        if count == 0 && is_understood && applied.fault.is_none() {
+            return true;
+        }
+        self.counters.frames += 1;
+        self.counters.records += u64::from(count);
+        let (ts_recv, ts_in_delta_ns) = match self.ts_recv {
+            TsRecvMode::Capture => (ts_recv, delta_ns(ts_recv, send_time.map_or(applied.ts_event, |sent| sent.0))),
+            TsRecvMode::None => (UnixNs::UNDEFINED, 0),
+        };
+        // What was missed may have named the instrument that this message names: with all of the input it would not.
+        let is_suspect = applied.suspect || self.has_missed_input && records.begin_with_mapping();
+        let meta = FrameMeta {
+            sequence,
+            next: sequence.plus(1),
+            kind: FrameKind::Message,
+            flags: if is_suspect { FrameFlags::SUSPECT } else { FrameFlags::default() },
+            ts_recv: ts_recv.0,
+            ts_in_delta_ns,
+        };
+        sink.frame(&meta, count, bytes);
+        is_understood
+    }
+}
+
+/// `ts_recv - sent`, clamped to what the record holds.
+fn delta_ns(ts_recv: UnixNs, sent: u64) -> i32 {
+    let delta = i128::from(ts_recv.0) - i128::from(sent);
+    i32::try_from(delta).unwrap_or(if delta < 0 { i32::MIN } else { i32::MAX })
+}

@@ -1,0 +1,288 @@
+//! The consumer's edge: frames become the records that a consumer sees.
+//!
+//! Inside the publication log and on the multicast a record is a function of the channel's input alone. What is local
+//! to one gateway stands in the frame's header and is put into the records here, where they are handed to a consumer:
+//! `ts_recv`, `ts_in_delta`, and the flags that follow from them and from the state of the book. Live consumers,
+//! journals and offline replay all pass through this one place.
+
+use dbn::{FlagSet, MAX_RECORD_LEN, enums::rtype};
+use zerocopy::IntoBytes;
+
+use crate::{
+    frame::{FrameFlags, FrameHeader},
+    identity::InstrumentId,
+};
+
+/// Which receive time consumers get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TsRecvMode {
+    /// The time of the capture or the kernel's stamp.
+    #[default]
+    Capture,
+    /// None: undefined, and `ts_in_delta` 0. Output is then a function of the input alone.
+    None,
+}
+
+/// What the edge hands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EdgeOutput<'a> {
+    /// A whole DBN record, complete.
+    Record {
+        /// The record type number.
+        rtype: u8,
+        /// Header and body.
+        bytes: &'a [u8],
+    },
+    /// An instrument got its name. Not a record of any schema.
+    Mapping {
+        /// The instrument.
+        id: InstrumentId,
+        /// Its symbol at the venue, without padding.
+        symbol: &'a [u8],
+    },
+}
+
+/// The edge of one channel.
+#[derive(Clone, Debug, Default)]
+pub struct ConsumerEdge {
+    ts_recv: TsRecvMode,
+    ts_recv_last: u64,
+}
+
+impl ConsumerEdge {
+    /// An edge that fills in that receive time.
+    #[must_use]
+    pub fn new(ts_recv: TsRecvMode) -> Self {
+        Self { ts_recv, ts_recv_last: 0 }
+    }
+
+    /// Hands on the records of one frame's body. A body that isn't whole records ends where it stops making sense and
+    /// the rest is returned as a number of bytes (0 when all is well).
+    pub fn deliver(&mut self, header: &FrameHeader, body: &[u8], mut emit: impl FnMut(EdgeOutput<'_>)) -> usize {
+        let mut flags = 0;
+        if FrameFlags(header.flags).contains(FrameFlags::SUSPECT) {
+            flags |= dbn::flags::MAYBE_BAD_BOOK;
+        }
+        let told = header.ts_recv.get();
+        let mut local = None;
+        // A gateway that runs without receive times says so in the frame.
+        if self.ts_recv == TsRecvMode::Capture && told != dbn::UNDEF_TIMESTAMP {
+            // Within a channel receive times never run backwards; one that would is raised and says so.
+            let ts_recv = told.max(self.ts_recv_last);
+            if ts_recv != told {
+                flags |= dbn::flags::BAD_TS_RECV;
+            }
+            self.ts_recv_last = ts_recv;
+            local = Some((ts_recv, header.ts_in_delta_ns.get()));
+        }
+
+        let mut rest = body;
+        while let Some(bytes) = first_record(rest).filter(|bytes| has_length_of_its_type(bytes)) {
+            rest = rest.get(bytes.len()..).unwrap_or_default();
+            let kind = bytes.get(1).copied().unwrap_or_default();
+            if kind == rtype::SYMBOL_MAPPING {
+                if let Some((id, symbol)) = mapping(bytes) {
+                    emit(EdgeOutput::Mapping { id, symbol });
+                }
+                continue;
+            }
+            let mut record = [0_u8; MAX_RECORD_LEN];
+            let Some(record) = record.get_mut(..bytes.len()) else { break };
+            record.copy_from_slice(bytes);
+            complete(record, kind, flags, local);
+            emit(EdgeOutput::Record { rtype: kind, bytes: record });
+        }
+        rest.len()
+    }
+}
+
+/// The record at the front of `body`, if one is whole there.
+#[must_use]
+pub fn first_record(body: &[u8]) -> Option<&[u8]> {
+    let bytes = usize::from(*body.first()?) * dbn::RecordHeader::LENGTH_MULTIPLIER;
+    (RECORD_HEADER_BYTES..=MAX_RECORD_LEN).contains(&bytes).then(|| body.get(..bytes)).flatten()
+}
+
+/// Whether a record has the length of its type (DBN version 3). Those who look into it take that for granted; types that
+/// a gateway doesn't publish may have any.
+fn has_length_of_its_type(record: &[u8]) -> bool {
+    let bytes = match record.get(1).copied() {
+        Some(rtype::MBO) => size_of::<dbn::MboMsg>(),
+        Some(rtype::MBP_0) => size_of::<dbn::TradeMsg>(),
+        Some(rtype::MBP_1) => size_of::<dbn::Mbp1Msg>(),
+        Some(rtype::MBP_10) => size_of::<dbn::Mbp10Msg>(),
+        Some(rtype::STATUS) => size_of::<dbn::StatusMsg>(),
+        Some(rtype::INSTRUMENT_DEF) => size_of::<dbn::InstrumentDefMsg>(),
+        Some(rtype::IMBALANCE) => size_of::<dbn::ImbalanceMsg>(),
+        Some(rtype::STATISTICS) => size_of::<dbn::StatMsg>(),
+        _ => return true,
+    };
+    record.len() == bytes
+}
+
+/// Bytes of a DBN record's header.
+const RECORD_HEADER_BYTES: usize = size_of::<dbn::RecordHeader>();
+
+/// Puts the local values at the offsets they have in each type of record (DBN version 3).
+fn complete(record: &mut [u8], kind: u8, flags: u8, local: Option<(u64, i32)>) {
+    let Some(at) = LocalFieldOffsets::of(kind) else { return };
+    if let Some(byte) = at.flags.and_then(|offset| record.get_mut(offset)) {
+        *byte = FlagSet::new(*byte | flags).raw();
+    }
+    let Some((ts_recv, ts_in_delta)) = local else { return };
+    if let Some(slot) = record.get_mut(at.ts_recv..at.ts_recv + 8) {
+        slot.copy_from_slice(ts_recv.as_bytes());
+    }
+    if let Some(slot) = at.ts_in_delta.and_then(|offset| record.get_mut(offset..offset + 4)) {
+        slot.copy_from_slice(ts_in_delta.as_bytes());
+    }
+}
+
+/// Where the local values stand in a record.
+struct LocalFieldOffsets {
+    ts_recv: usize,
+    ts_in_delta: Option<usize>,
+    flags: Option<usize>,
+}
+
+impl LocalFieldOffsets {
+    fn of(kind: u8) -> Option<Self> {
+        use core::mem::offset_of;
+        let with_flags =
+            |ts_recv, ts_in_delta, flags| Some(Self { ts_recv, ts_in_delta: Some(ts_in_delta), flags: Some(flags) });
+        let without = |ts_recv| Some(Self { ts_recv, ts_in_delta: None, flags: None });
+        match kind {
+            rtype::MBO => with_flags(
+                offset_of!(dbn::MboMsg, ts_recv),
+                offset_of!(dbn::MboMsg, ts_in_delta),
+                offset_of!(dbn::MboMsg, flags),
+            ),
+            // The three share their layout up to the levels.
+            rtype::MBP_0 | rtype::MBP_1 | rtype::MBP_10 => with_flags(
+                offset_of!(dbn::TradeMsg, ts_recv),
+                offset_of!(dbn::TradeMsg, ts_in_delta),
+                offset_of!(dbn::TradeMsg, flags),
+            ),
+            rtype::STATUS => without(offset_of!(dbn::StatusMsg, ts_recv)),
+            rtype::INSTRUMENT_DEF => without(offset_of!(dbn::InstrumentDefMsg, ts_recv)),
+            rtype::IMBALANCE => without(offset_of!(dbn::ImbalanceMsg, ts_recv)),
+            rtype::STATISTICS => Some(Self {
+                ts_recv: offset_of!(dbn::StatMsg, ts_recv),
+                ts_in_delta: Some(offset_of!(dbn::StatMsg, ts_in_delta)),
+                flags: None,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// Instrument and symbol of a symbol mapping record.
+fn mapping(record: &[u8]) -> Option<(InstrumentId, &[u8])> {
+    let id = record.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes)?;
+    let start = core::mem::offset_of!(dbn::SymbolMappingMsg, stype_out_symbol);
+    let padded = record.get(start..start + dbn::SYMBOL_CSTR_LEN)?;
+    Some((InstrumentId(id), padded.split(|byte| *byte == 0).next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use dbn::{MboMsg, TradeMsg, UNDEF_TIMESTAMP};
+
+    use super::*;
+
+    fn header(ts_recv: u64, flags: FrameFlags) -> FrameHeader {
+        FrameHeader {
+            sequence: 1.into(),
+            ts_recv: ts_recv.into(),
+            ts_in_delta_ns: (-5).into(),
+            body_bytes: 0.into(),
+            record_count: 1.into(),
+            kind: 0,
+            flags: flags.0,
+            part: 0.into(),
+            reserved: 0.into(),
+        }
+    }
+
+    fn delivered_records(edge: &mut ConsumerEdge, header: &FrameHeader, body: &[u8]) -> Vec<Vec<u8>> {
+        let mut records = Vec::new();
+        let rest = edge.deliver(header, body, |handed| match handed {
+            EdgeOutput::Record { bytes, .. } => records.push(bytes.to_vec()),
+            EdgeOutput::Mapping { .. } => panic!("no mapping was put in"),
+        });
+        assert_eq!(rest, 0);
+        records
+    }
+
+    /// `flags`, `ts_recv` and `ts_in_delta` of an Mbo record, at the offsets of the DBN documentation.
+    fn mbo(bytes: &[u8]) -> (FlagSet, u64, i32) {
+        let ts_recv = u64::from_le_bytes(bytes[40..48].try_into().unwrap());
+        (FlagSet::new(bytes[36]), ts_recv, i32::from_le_bytes(bytes[48..52].try_into().unwrap()))
+    }
+
+    fn plain() -> MboMsg {
+        MboMsg { ts_recv: UNDEF_TIMESTAMP, flags: FlagSet::new(dbn::flags::LAST), ..MboMsg::default() }
+    }
+
+    #[test]
+    fn local_times_are_filled_in_for_every_record_of_the_frame() {
+        let mut edge = ConsumerEdge::new(TsRecvMode::Capture);
+        let trade = TradeMsg::default();
+        let body = [plain().as_ref(), trade.as_ref()].concat();
+        let records = delivered_records(&mut edge, &header(77, FrameFlags::default()), &body);
+        assert_eq!(records.len(), 2);
+        assert_eq!(mbo(&records[0]), (FlagSet::new(dbn::flags::LAST), 77, -5));
+        assert_eq!(records[1][32..40], 77_u64.to_le_bytes());
+        assert_eq!(records[1][40..44], (-5_i32).to_le_bytes());
+    }
+
+    #[test]
+    fn without_local_times_the_record_is_unchanged() {
+        let mut edge = ConsumerEdge::new(TsRecvMode::None);
+        let records = delivered_records(&mut edge, &header(77, FrameFlags::default()), plain().as_ref());
+        assert_eq!(records[0], plain().as_ref());
+    }
+
+    #[test]
+    fn a_decreasing_receive_time_is_raised_and_flagged() {
+        let mut edge = ConsumerEdge::new(TsRecvMode::Capture);
+        delivered_records(&mut edge, &header(100, FrameFlags::default()), plain().as_ref());
+        let records = delivered_records(&mut edge, &header(99, FrameFlags::default()), plain().as_ref());
+        assert_eq!(mbo(&records[0]).1, 100);
+        assert!(mbo(&records[0]).0.is_bad_ts_recv());
+        let records = delivered_records(&mut edge, &header(101, FrameFlags::default()), plain().as_ref());
+        assert!(!mbo(&records[0]).0.is_bad_ts_recv());
+    }
+
+    #[test]
+    fn a_suspect_frame_sets_maybe_bad_book() {
+        let mut edge = ConsumerEdge::new(TsRecvMode::None);
+        let records = delivered_records(&mut edge, &header(1, FrameFlags::SUSPECT), plain().as_ref());
+        assert!(mbo(&records[0]).0.is_maybe_bad_book());
+    }
+
+    #[test]
+    fn a_record_with_the_wrong_length_is_not_delivered() {
+        let mut edge = ConsumerEdge::new(TsRecvMode::None);
+        for wrong_bytes in [48, 64] {
+            let mut wrong = plain().as_ref().to_vec();
+            wrong.resize(wrong_bytes, 0);
+            wrong[0] = u8::try_from(wrong_bytes / 4).unwrap();
+            let body = [plain().as_ref(), &wrong].concat();
+            let mut handed = 0;
+            let rest = edge.deliver(&header(1, FrameFlags::default()), &body, |_| handed += 1);
+            assert_eq!((handed, rest), (1, wrong_bytes));
+        }
+    }
+
+    #[test]
+    fn an_invalid_body_is_reported_and_never_panics() {
+        let mut edge = ConsumerEdge::default();
+        for first in 0..=255_u8 {
+            let body = [first; 40];
+            let rest = edge.deliver(&header(1, FrameFlags::default()), &body, |_| {});
+            assert!(rest <= body.len());
+            assert!(rest == 40 || first >= 4, "length word {first} left {rest}");
+        }
+    }
+}

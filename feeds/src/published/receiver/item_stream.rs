@@ -1,0 +1,199 @@
+//! What follows the arbiter: frames to items.
+
+use zerocopy::FromBytes as _;
+
+use crate::{
+    arbiter::{Delivery, Gap},
+    channel_state::ChannelState,
+    frame::{FrameFlags, FrameHeader, FrameKind, GapBody, StateBody},
+    identity::{ChannelId, Sequence, Session},
+    published::packet::Frames,
+};
+
+use super::{
+    Item, Output, ReceiverStatistics,
+    assembly::{Assembly, JoinOutcome},
+    positions::{message_after, message_of, part_number, position_of},
+};
+
+/// Of one channel.
+#[derive(Debug)]
+pub(super) struct ItemStream {
+    pub(super) id: ChannelId,
+    pub(super) session: Option<Session>,
+    assembly: Assembly,
+    /// First message of which nothing has been told yet, neither records nor loss.
+    pub(super) told: Sequence,
+    state: Option<u8>,
+    snapshot: Option<(u64, u16)>,
+    /// Where the session ends, once the gateway has said so; and whether that has been handed on.
+    pub(super) end: Option<Sequence>,
+    pub(super) has_reported_end: bool,
+    pub(super) statistics: ReceiverStatistics,
+}
+
+impl ItemStream {
+    pub(super) fn new(id: ChannelId, message_bytes_max: usize) -> Self {
+        Self {
+            id,
+            session: None,
+            assembly: Assembly::new(message_bytes_max),
+            told: Sequence(0),
+            state: None,
+            snapshot: None,
+            end: None,
+            has_reported_end: false,
+            statistics: ReceiverStatistics::default(),
+        }
+    }
+
+    pub(super) fn begin(&mut self, session: Session, deliver: &mut impl FnMut(Output<'_>)) {
+        self.session = Some(session);
+        self.assembly.clear();
+        self.told = Sequence(0);
+        self.state = None;
+        self.snapshot = None;
+        self.end = None;
+        self.has_reported_end = false;
+        self.tell(Item::Session, deliver);
+    }
+
+    pub(super) fn tell(&self, item: Item<'_>, deliver: &mut impl FnMut(Output<'_>)) {
+        if let Some(session) = self.session {
+            deliver(Output { channel: self.id, session, item });
+        }
+    }
+
+    pub(super) fn take(&mut self, delivery: Delivery<'_>, deliver: &mut impl FnMut(Output<'_>)) {
+        match delivery {
+            Delivery::Gap(gap) => {
+                // Parts of a message at either end of the gap are of no use without the missing ones.
+                self.assembly.clear();
+                self.report_lost(message_of(gap.first()), message_after(gap.next()), deliver);
+            }
+            Delivery::Packet { from, until, block, .. } => {
+                for (header, body) in Frames::of_body(block) {
+                    self.on_frame(header, body, from, until, deliver);
+                }
+                // Messages that produced nothing are settled by the range alone.
+                if part_number(until) == 0 {
+                    self.told = self.told.max(message_of(until));
+                }
+            }
+        }
+    }
+
+    /// One frame of a packet of which `[from, until)` is wanted.
+    fn on_frame(
+        &mut self,
+        header: &FrameHeader,
+        body: &[u8],
+        from: Sequence,
+        until: Sequence,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) {
+        if FrameFlags(header.flags).contains(FrameFlags::LATE_FILL) {
+            self.statistics.late_fills += 1;
+            return;
+        }
+        let sequence = Sequence(header.sequence.get());
+        let position = Sequence(position_of(sequence).0 | u64::from(header.part.get()));
+        match FrameKind::from_number(header.kind) {
+            Some(FrameKind::Message) if from <= position && position < until => {
+                self.on_message(header, body, deliver);
+            }
+            Some(FrameKind::Gap) => {
+                let Ok(gap) = GapBody::ref_from_bytes(body) else { return };
+                let first = Sequence(gap.first.get()).max(message_of(from)).max(self.told);
+                let next = Sequence(gap.next.get()).min(message_after(until));
+                if let Some(gap) = Gap::new(first, next) {
+                    self.assembly.clear();
+                    self.statistics.gap_messages += gap.count();
+                    self.told = next;
+                    self.tell(Item::Gap(gap), deliver);
+                }
+            }
+            Some(FrameKind::State | FrameKind::Snapshot) if from <= position && position <= until => {
+                self.on_out_of_sequence_frame(header, body, deliver);
+            }
+            _ => {}
+        }
+    }
+
+    /// Frames of a packet that settles nothing.
+    pub(super) fn on_out_of_sequence_frames(&mut self, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
+        Frames::of_body(body).for_each(|(header, body)| self.on_out_of_sequence_frame(header, body, deliver));
+    }
+
+    /// Frames that are no function of the input: told when they say something new, whichever gateway says it.
+    fn on_out_of_sequence_frame(&mut self, header: &FrameHeader, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
+        match FrameKind::from_number(header.kind) {
+            Some(FrameKind::State) => {
+                let Ok(body) = StateBody::ref_from_bytes(body) else { return };
+                if self.state.replace(body.state) != Some(body.state)
+                    && let Some(state) = ChannelState::from_number(body.state)
+                {
+                    self.tell(Item::State(state), deliver);
+                }
+            }
+            Some(FrameKind::Snapshot) => {
+                let name = (header.sequence.get(), header.part.get());
+                if self.snapshot.is_none_or(|last| last < name) {
+                    self.snapshot = Some(name);
+                    self.tell(Item::Snapshot { header, body }, deliver);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn on_message(&mut self, header: &FrameHeader, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
+        let sequence = Sequence(header.sequence.get());
+        if sequence < self.told {
+            return;
+        }
+        let Some(session) = self.session else { return };
+        let channel = self.id;
+        let whole = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
+        if FrameFlags(header.flags).contains(whole) {
+            deliver(Output { channel, session, item: Item::Message { header, body } });
+        } else {
+            match self.assembly.join(header, body) {
+                JoinOutcome::Incomplete => return,
+                JoinOutcome::Whole(header, body) => {
+                    deliver(Output { channel, session, item: Item::Message { header: &header, body } });
+                }
+                JoinOutcome::Broken => {
+                    self.statistics.broken_messages += 1;
+                    self.report_lost(sequence, sequence.plus(1), deliver);
+                    return;
+                }
+            }
+        }
+        self.statistics.messages += 1;
+        self.told = sequence.plus(1);
+    }
+
+    pub(super) fn report_lost(&mut self, first: Sequence, next: Sequence, deliver: &mut impl FnMut(Output<'_>)) {
+        if let Some(gap) = Gap::new(first.max(self.told), next) {
+            self.statistics.lost_messages += gap.count();
+            self.told = next;
+            self.tell(Item::Lost(gap), deliver);
+        }
+    }
+
+    /// The stream ends inside of a message.
+    pub(super) fn abandon_incomplete_message(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
+        if let Some(sequence) = self.assembly.open() {
+            self.assembly.clear();
+            self.report_lost(sequence, sequence.plus(1), deliver);
+        }
+    }
+
+    pub(super) fn report_end_if_reached(&mut self, expected: Option<Sequence>, deliver: &mut impl FnMut(Output<'_>)) {
+        if !self.has_reported_end && self.end.is_some_and(|end| expected.is_some_and(|expected| expected >= end)) {
+            self.has_reported_end = true;
+            self.tell(Item::EndOfSession, deliver);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! One question to the services, repeated until it is answered or given up.
+
+use crate::time::MonoNs;
+
+use super::{ServiceConfig, log_extents::LogExtents};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ServiceQuery {
+    config: ServiceConfig,
+    attempt: u16,
+    deadline: MonoNs,
+    is_due: bool,
+}
+
+impl ServiceQuery {
+    pub(super) fn new(config: ServiceConfig, now: MonoNs) -> Self {
+        Self { config, attempt: 1, deadline: now.plus(config.request_timeout_ns), is_due: true }
+    }
+
+    pub(super) fn deadline(&self) -> MonoNs {
+        self.deadline
+    }
+
+    /// Whether the question is to be sent now.
+    pub(super) fn take_due(&mut self) -> bool {
+        core::mem::take(&mut self.is_due)
+    }
+
+    /// Part of the answer has come: the rest has its own time and attempts.
+    pub(super) fn on_progress(&mut self, now: MonoNs) {
+        self.attempt = 1;
+        self.deadline = now.plus(self.config.request_timeout_ns);
+    }
+
+    /// The next service is to be asked the same.
+    pub(super) fn query_next_service(&mut self, now: MonoNs) {
+        self.attempt = self.attempt.saturating_add(1);
+        self.deadline = now.plus(self.config.request_timeout_ns);
+        self.is_due = true;
+    }
+
+    /// Time has passed. False when it is given up.
+    pub(super) fn on_deadline(&mut self, now: MonoNs) -> bool {
+        if self.deadline <= now {
+            self.query_next_service(now);
+        }
+        self.attempt <= self.config.attempts_max.max(1)
+    }
+
+    /// Whether what the services have said is enough: all have, or those that have not were asked often enough.
+    pub(super) fn is_satisfied_by(&self, holdings: &LogExtents) -> bool {
+        let attempts_max = self.config.unanswered_rounds_max.saturating_mul(self.config.services.into());
+        holdings.all_reported() || holdings.any_reported() && self.attempt > attempts_max
+    }
+}

@@ -1,0 +1,80 @@
+//! When leadership moves by itself: to a fitter gateway, or to the one where it belongs. Slowly, so that it doesn't flap.
+
+use mdgw_feeds::time::MonoNs;
+
+use super::fitness::FitnessClass;
+
+/// When leadership moves by itself to a fitter or preferred gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AutoMoveConfig {
+    /// A leader must be worse than another for so long, ns.
+    pub worse_for_ns: u64,
+    /// Least tenure, ns. Doubles with each move.
+    pub tenure_ns: u64,
+    /// What it doubles to at most, ns.
+    pub tenure_ns_max: u64,
+    /// After a leadership of this length moves are counted anew, ns.
+    pub moves_reset_ns: u64,
+}
+
+impl AutoMoveConfig {
+    /// The default, but for the least tenure.
+    #[must_use]
+    pub fn with_tenure(tenure_ns: u64) -> Self {
+        let default = Self::default();
+        Self { tenure_ns, tenure_ns_max: default.tenure_ns_max.max(tenure_ns), ..default }
+    }
+
+    /// When a leader may move on that leads since `since`, should move since `worse_since`, and came by so many moves. One
+    /// that nobody hears publishes nothing: the first time it moves without having led for long.
+    #[must_use]
+    pub fn move_at(&self, since: MonoNs, worse_since: MonoNs, moves: u32, class: FitnessClass) -> MonoNs {
+        if class == FitnessClass::OutputNotReceived && moves == 0 {
+            return worse_since.plus(self.worse_for_ns);
+        }
+        let factor = 1_u64.checked_shl(moves).unwrap_or(u64::MAX);
+        let tenure_ns = self.tenure_ns.saturating_mul(factor).clamp(self.tenure_ns, self.tenure_ns_max);
+        worse_since.plus(self.worse_for_ns).max(since.plus(tenure_ns))
+    }
+
+    /// Whether a leader has led for so long that the moves before it don't count any more.
+    #[must_use]
+    pub fn resets_moves(&self, since: MonoNs, now: MonoNs) -> bool {
+        now.since(since) >= self.moves_reset_ns
+    }
+}
+
+impl Default for AutoMoveConfig {
+    /// A quarter of a second, 10 s, 5 min, an hour.
+    fn default() -> Self {
+        Self {
+            worse_for_ns: 250_000_000,
+            tenure_ns: 10_000_000_000,
+            tenure_ns_max: 300_000_000_000,
+            moves_reset_ns: 3_600_000_000_000,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_minimum_tenure_doubles_with_each_move_up_to_its_limit() {
+        let moves = AutoMoveConfig::default();
+        let seconds = [0, 1, 2, 4, 5, 30, 63, 64, u32::MAX]
+            .map(|made| moves.move_at(MonoNs(0), MonoNs(0), made, FitnessClass::ChannelsBehind).0 / 1_000_000_000);
+        assert_eq!(seconds, [10, 20, 40, 160, 300, 300, 300, 300, 300]);
+        let late = MonoNs(20_000_000_000);
+        assert_eq!(moves.move_at(MonoNs(0), late, 0, FitnessClass::Fit), MonoNs(20_250_000_000));
+    }
+
+    #[test]
+    fn an_unreceived_leader_moves_once_without_minimum_tenure() {
+        let moves = AutoMoveConfig::default();
+        let move_at = |made| moves.move_at(MonoNs(0), MonoNs(0), made, FitnessClass::OutputNotReceived);
+        assert_eq!(move_at(0), MonoNs(moves.worse_for_ns));
+        assert_eq!(move_at(1), MonoNs(2 * moves.tenure_ns));
+    }
+}

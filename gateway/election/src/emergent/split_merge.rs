@@ -1,0 +1,69 @@
+//! When two sides of a split meet again: the smaller one stops, rejoins as youngest, and tells its members where.
+//!
+//! It gives up its list only when it has been welcomed: until then it is a side that doesn't lead, and becomes one that
+//! may again when nobody answers.
+
+use std::net::SocketAddr;
+
+use mdgw_feeds::time::MonoNs;
+
+use super::{
+    Emergent, Phase, Safeguard,
+    message::{Message, PartitionSide},
+};
+use crate::{core::CloseReason, identity::Member};
+
+/// A side that has met a larger one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Yielding {
+    /// Of the request to be let in.
+    pub(super) nonce: u64,
+    /// The other side's coordinator.
+    pub(super) to: SocketAddr,
+    pub(super) until: MonoNs,
+}
+
+impl Emergent {
+    pub(super) fn on_probe(&mut self, now: MonoNs, theirs: &PartitionSide) {
+        if let Phase::Joining(joining) = &mut self.phase {
+            joining.name(now, theirs.address);
+        } else if self.is_coordinator() {
+            // Two that both coordinate are two sides, whatever their lists say of each other. Of other members the
+            // coordinator is probed as well.
+            self.resolve_split(now, theirs);
+        }
+    }
+
+    fn resolve_split(&mut self, now: MonoNs, theirs: &PartitionSide) {
+        self.observe_epoch(theirs.epoch);
+        let Some(ours) = self.side() else { return };
+        if ours.wins_over(theirs) {
+            return self.send(theirs.address, Some(theirs.coordinator.incarnation), Message::Probe(ours));
+        }
+        let until = now.plus(self.config.timing.join_ns_max.saturating_mul(2));
+        let (nonce, to) = (self.sent_count + 1, theirs.address);
+        let may_stay = self.is_disabled(Safeguard::SmallerSideYields);
+        let Some(membership) = self.membership_mut() else { return };
+        if may_stay || membership.yielding.is_some() || membership.is_leaving {
+            return;
+        }
+        membership.pending.clear();
+        membership.yielding = Some(Yielding { nonce, to, until });
+        self.close_fence(CloseReason::Lost);
+        self.send(to, Some(theirs.coordinator.incarnation), Message::Join { nonce });
+    }
+
+    pub(super) fn expire_yielding(&mut self, now: MonoNs) {
+        if let Some(membership) = self.membership_mut() {
+            membership.yielding.take_if(|yielding| now >= yielding.until);
+        }
+    }
+
+    pub(super) fn on_dissolve(&mut self, now: MonoNs, from: &Member, winner: SocketAddr) {
+        let coordinator = self.membership().and_then(|membership| membership.list.coordinator());
+        if coordinator.is_some_and(|coordinator| coordinator.member == *from) {
+            self.rejoin(winner);
+            self.continue_joining(now);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! A leader that moves on by itself, to who is fitter or where the group belongs; and who tries first when it is gone.
+
+use super::*;
+use crate::{auto_move::AutoMoveConfig, core::PeerView};
+
+/// What decides about moves; without it a leader stays until somebody asks it to hand over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct AutoMovePolicy {
+    pub(super) config: AutoMoveConfig,
+    pub(super) preferred: Option<NodeId>,
+}
+
+/// How long a leader leads, and stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Tenure {
+    pub(super) since: MonoNs,
+    /// Moves by themselves that brought the lead here.
+    pub(super) moves: u32,
+    /// Since when it should move.
+    pub(super) worse_since: Option<MonoNs>,
+}
+
+impl Candidate {
+    /// Lets a leader move on by itself: to a fitter gateway, to where the group belongs, or to the preferred one.
+    #[must_use]
+    pub fn with_auto_moves(self, config: AutoMoveConfig, preferred: Option<NodeId>) -> Self {
+        Self { auto_move: Some(AutoMovePolicy { config, preferred }), ..self }
+    }
+
+    pub(super) fn step_auto_move(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        let Some(AutoMovePolicy { config, .. }) = self.auto_move else { return };
+        let (target, class) = (self.better_peer(now), self.fitness.class());
+        let Phase::Leading(LeaderState { tenure: Some(tenure), preparing, .. }) = &mut self.phase else { return };
+        if target.is_none() {
+            tenure.worse_since = None;
+            return;
+        }
+        let worse_since = *tenure.worse_since.get_or_insert(now);
+        if preparing.is_none() && now >= config.move_at(tenure.since, worse_since, tenure.moves, class) {
+            // If nothing comes of it, there is time before the next.
+            tenure.worse_since = Some(now);
+            let moves = self.recent_moves(now).saturating_add(1);
+            self.begin_hand_over(now, target, moves, outputs);
+        }
+    }
+
+    /// When [`Self::step_auto_move`] is due.
+    pub(super) fn auto_move_due_at(&self, lead: &LeaderState) -> Option<MonoNs> {
+        let (auto_move, tenure) = (self.auto_move?, lead.tenure?);
+        let worse_since = tenure.worse_since.filter(|_| lead.preparing.is_none())?;
+        Some(auto_move.config.move_at(tenure.since, worse_since, tenure.moves, self.fitness.class()))
+    }
+
+    /// How many moves there were not long ago.
+    pub(super) fn recent_moves(&self, now: MonoNs) -> u32 {
+        let (Some(AutoMovePolicy { config, .. }), Phase::Leading(LeaderState { tenure: Some(tenure), .. })) =
+            (self.auto_move, &self.phase)
+        else {
+            return 0;
+        };
+        if config.resets_moves(tenure.since, now) { 0 } else { tenure.moves }
+    }
+
+    /// Who should lead instead: a class fitter, or as fit and at home.
+    fn better_peer(&self, now: MonoNs) -> Option<NodeId> {
+        let is_connected = matches!(self.connection, ConnectionState::Connected | ConnectionState::Reconnected);
+        if self.pin == Pin::Pinned || self.has_output_mismatch || !is_connected {
+            return None;
+        }
+        let preferred_leader = self.preferred_leader();
+        let class =
+            |node: NodeId, fitness: Fitness| (fitness.class(), preferred_leader == Some(node), std::cmp::Reverse(node));
+        let standing = self.eligible_peers(now);
+        let (best, fitness) = standing.max_by_key(|(node, fitness)| class(*node, *fitness))?;
+        let is_preferred_leader = preferred_leader == Some(best) && !fitness.is_worse_than(&self.fitness);
+        (self.fitness.is_worse_than(&fitness) || is_preferred_leader).then_some(best)
+    }
+
+    /// Who is to lead, of those as fit.
+    fn preferred_leader(&self) -> Option<NodeId> {
+        self.placement.preferred_leader.or_else(|| self.auto_move?.preferred)
+    }
+
+    fn eligible_peers(&self, now: MonoNs) -> impl Iterator<Item = (NodeId, Fitness)> {
+        let others = self.voter.standing(now, self.node(), self.peer_timeout_ns());
+        others.filter(|(node, _)| self.config.candidates.contains_key(node) && self.may_hand_over_to(*node))
+    }
+
+    /// Whoever was heard within this time is there.
+    pub(super) fn peer_timeout_ns(&self) -> u64 {
+        2 * self.config.timing.lease_ns
+    }
+
+    /// How much longer this gateway waits than the one that is meant to follow, while that one stands and is as fit. It
+    /// decides who tries first, never who may.
+    pub(super) fn yield_ns_at(&self, now: MonoNs) -> u64 {
+        let preferred_successor = self.placement.preferred_successor.filter(|node| *node != self.node());
+        let Some(preferred_successor) = preferred_successor else { return 0 };
+        let stands =
+            |(node, fitness): (NodeId, Fitness)| node == preferred_successor && !fitness.is_worse_than(&self.fitness);
+        if self.eligible_peers(now).any(stands) { self.config.timing.renew_ns / 2 } else { 0 }
+    }
+
+    /// What the others have said of themselves.
+    pub(super) fn peer_views(&self) -> BTreeMap<NodeId, PeerView> {
+        let others =
+            self.voter.heard().filter(|(node, _)| *node != self.node() && self.config.candidates.contains_key(node));
+        others.collect()
+    }
+}

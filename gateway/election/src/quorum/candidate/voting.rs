@@ -1,0 +1,306 @@
+//! To poll, to be voted for, to renew, to stop.
+
+use super::{phase::promised_until, *};
+use crate::{
+    identity::DeathNotice,
+    quorum::{message::Bound, voter::EndCause},
+};
+
+impl Candidate {
+    pub(super) fn on_time(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        match &mut self.phase {
+            Phase::Closed => {}
+            Phase::Waiting => {
+                if self.obstacle_at(now).is_none() && now >= self.polls_at() {
+                    self.poll(now, outputs);
+                } else if now >= self.probe_at {
+                    self.probe_voters(now, outputs);
+                }
+            }
+            Phase::Polling(poll) => {
+                if now >= poll.resend_at {
+                    self.phase = Phase::Waiting;
+                    self.retry_at = now;
+                }
+            }
+            Phase::Voting(vote_round) => {
+                if now >= vote_round.until {
+                    self.abandon_vote(now, outputs);
+                } else if now >= vote_round.resend_at {
+                    self.ask_for_votes(now, outputs);
+                }
+            }
+            Phase::Leading(_) => self.step_leading(now, outputs),
+            Phase::Transferring(_) => self.step_transfer(now, outputs),
+        }
+    }
+
+    /// From when on it asks who would vote for it.
+    pub(super) fn polls_at(&self) -> MonoNs {
+        self.eligible_from().max(self.retry_at).plus(self.yield_ns)
+    }
+
+    /// From when on this gateway may try: no promise of its own voter to another runs, and it has sat out its start.
+    pub(super) fn eligible_from(&self) -> MonoNs {
+        let startup_wait_until = self.voter.startup_wait_until(self.config.timing.lease_ns);
+        let own = (self.node(), self.config.member.incarnation);
+        let to_another = self.voter.promised().filter(|(epoch, start)| (NodeId::of(*epoch), *start) != own);
+        let promise_until = to_another.and_then(|_| self.voter.promise_until()).unwrap_or_default();
+        startup_wait_until.max(promise_until)
+    }
+
+    /// What keeps this gateway from standing, whatever the time.
+    pub(super) fn lasting_obstacle(&self) -> Option<Obstacle> {
+        let LeaseTiming { rate_error_ppm, .. } = self.config.timing;
+        if self.clock_error_ppm > rate_error_ppm {
+            Some(Obstacle::ClockRate { error_ppm: self.clock_error_ppm, error_ppm_max: rate_error_ppm })
+        } else if self.progress == Progress::Stuck {
+            Some(Obstacle::NoProgress)
+        } else if self.eligibility == Eligibility::Joining {
+            Some(Obstacle::Joining)
+        } else if next_epoch(self.node(), [self.highest_known]).is_none() {
+            Some(Obstacle::EpochsExhausted)
+        } else {
+            let ours = self.config.configuration;
+            self.leader_config_mismatch().map(|theirs| Obstacle::Configuration { theirs, ours })
+        }
+    }
+
+    pub(super) fn obstacle_at(&self, now: MonoNs) -> Option<Obstacle> {
+        let is_in_startup_wait = now < self.voter.startup_wait_until(self.config.timing.lease_ns);
+        self.lasting_obstacle().or_else(|| is_in_startup_wait.then_some(Obstacle::StartupWait))
+    }
+
+    /// Whether a leader may renew: its clock can be trusted and its threads get on.
+    pub(super) fn may_renew(&self) -> bool {
+        self.clock_error_ppm <= self.config.timing.rate_error_ppm && self.progress == Progress::Running
+    }
+
+    fn poll(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        if !self.safeguards.polls {
+            return self.start_vote(now, outputs);
+        }
+        let resend_at = now.plus(self.config.timing.renew_ns);
+        self.phase = Phase::Polling(Poll { granted: [].into(), refused: [].into(), resend_at });
+        // An answer to an earlier poll says how it was.
+        self.sent.retain(|_, sent| sent.kind != RequestKind::Poll);
+        self.probe_voters(now, outputs);
+    }
+
+    /// Also while there is nothing to be elected to, so that voters know how fit this gateway is, and it that they are
+    /// there.
+    fn probe_voters(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        self.probe_at = now.plus(self.config.timing.lease_ns / 2);
+        for voter in self.voters() {
+            self.send(now, voter, Operation::Poll, Some(RequestKind::Poll), outputs);
+        }
+    }
+
+    pub(super) fn on_polled(&mut self, now: MonoNs, from: NodeId, reply: &Reply, outputs: &mut Outputs) {
+        let majority = self.majority();
+        let voter_count = self.config.voters.len();
+        let renew_ns = self.config.timing.renew_ns;
+        let active_promise = reply.promise.filter(|_| reply.verdict == Verdict::Refused(Refusal::Bound));
+        let end_cause = active_promise
+            .and_then(|active_promise| self.voter.end_cause(active_promise.epoch, active_promise.incarnation));
+        if let (Some(active_promise), Some(EndCause::Died)) = (active_promise, end_cause) {
+            // That voter has not heard it.
+            let Bound { epoch, incarnation, .. } = active_promise;
+            let notice = DeathNotice { holder: NodeId::of(epoch), incarnation, epoch };
+            self.send(now, from, Operation::Died(notice), None, outputs);
+        }
+        let Phase::Polling(poll) = &mut self.phase else { return };
+        if reply.verdict == Verdict::Granted {
+            poll.granted.insert(from);
+        } else {
+            poll.refused.insert(from);
+            // The others may be silent for good: as soon as this one is free, or may be, all are asked again. Any
+            // other reason takes its time.
+            let remaining_ns = if end_cause.is_some() {
+                0
+            } else {
+                active_promise.map_or(u64::MAX, |active_promise| active_promise.remaining_ns)
+            };
+            let resend_at = now.plus(remaining_ns.clamp((renew_ns / 8).min(RETRY_NS_MIN), renew_ns));
+            poll.resend_at = poll.resend_at.min(resend_at);
+        }
+        if poll.granted.len() >= majority {
+            self.start_vote(now, outputs);
+        } else if poll.refused.len() > voter_count - majority {
+            self.retry_at = poll.resend_at;
+            self.phase = Phase::Waiting;
+        }
+    }
+
+    fn start_vote(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        self.highest_known = self.highest_known.max(self.voter.highest_epoch());
+        let Some(epoch) = next_epoch(self.node(), [self.highest_known]) else { return };
+        self.highest_known = epoch;
+        // A voter that is asked under the new epoch keeps nothing under the old one: if this candidacy is given up, what
+        // it gave before it was asked is no promise any more.
+        self.takeover = None;
+        let until = now.plus(self.config.vote_ns_max);
+        self.phase = Phase::Voting(VoteRound { epoch, promises: [].into(), refused: [].into(), resend_at: now, until });
+        self.ask_for_votes(now, outputs);
+    }
+
+    fn ask_for_votes(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        let resend_at = now.plus(self.config.timing.renew_ns);
+        let Phase::Voting(vote_round) = &mut self.phase else { return };
+        vote_round.resend_at = resend_at;
+        let (epoch, refused) = (vote_round.epoch, vote_round.refused.clone());
+        // Also those that granted it: when a slow one does so at last, theirs may be old.
+        for voter in self.voters().into_iter().filter(|voter| !refused.contains(voter)) {
+            self.send(now, voter, Operation::Vote(epoch), Some(RequestKind::Vote(epoch)), outputs);
+        }
+    }
+
+    /// A voter answered a vote or a renewal under `epoch` that was sent at `sent`.
+    pub(super) fn on_promise(
+        &mut self,
+        now: MonoNs,
+        from: NodeId,
+        (epoch, sent): (Epoch, MonoNs),
+        verdict: Verdict,
+        outputs: &mut Outputs,
+    ) {
+        let (timing, majority) = (self.config.timing, self.majority());
+        let voter_count = self.config.voters.len();
+        match &mut self.phase {
+            Phase::Voting(vote_round) if vote_round.epoch == epoch => {
+                if verdict == Verdict::Granted {
+                    keep_latest(&mut vote_round.promises, from, sent);
+                    self.open_if_promised(now, outputs);
+                } else {
+                    vote_round.refused.insert(from);
+                    // The others may be silent for good: soon it asks who would vote now.
+                    vote_round.until = vote_round.until.min(now.plus(timing.renew_ns));
+                    if vote_round.refused.len() > voter_count - majority {
+                        self.abandon_vote(now, outputs);
+                    }
+                }
+            }
+            Phase::Leading(lead) if lead.epoch == epoch && verdict == Verdict::Granted => {
+                let before = lead.deadline(&timing, majority);
+                // After the deadline nothing revives it.
+                if now < before {
+                    keep_latest(&mut lead.promises, from, sent);
+                    let deadline = lead.deadline(&timing, majority);
+                    if deadline > before {
+                        outputs.push(Output::Renew { deadline });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn open_if_promised(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        let (timing, majority) = (self.config.timing, self.majority());
+        let Phase::Voting(vote_round) = &self.phase else { return };
+        let Some(deadline) = promised_until(&vote_round.promises, &timing, majority).filter(|deadline| now < *deadline)
+        else {
+            return;
+        };
+        let (epoch, promises) = (vote_round.epoch, vote_round.promises.clone());
+        self.open(now, (epoch, deadline), promises, None, outputs);
+    }
+
+    pub(super) fn open(
+        &mut self,
+        now: MonoNs,
+        (epoch, deadline): (Epoch, MonoNs),
+        promises: BTreeMap<NodeId, MonoNs>,
+        ended: Option<(Epoch, BTreeMap<u16, StreamPosition>)>,
+        outputs: &mut Outputs,
+    ) {
+        outputs.extend(ended.map(|(epoch, positions)| Output::PeerOutputEnded { epoch, positions }));
+        outputs.push(Output::Open { epoch, deadline });
+        let moves = self.takeover.take().filter(|takeover| takeover.to == epoch).map_or(0, |takeover| takeover.moves);
+        let tenure = self.auto_move.map(|_| Tenure { since: now, moves, worse_since: None });
+        self.highest_known = self.highest_known.max(epoch);
+        // Who has not voted follows the winner's first renewal: at once, so that all hold the promise.
+        self.phase = Phase::Leading(LeaderState { epoch, promises, renew_at: now, preparing: None, tenure });
+    }
+
+    fn step_leading(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        let (timing, majority) = (self.config.timing, self.majority());
+        let may_renew = self.may_renew();
+        let Phase::Leading(lead) = &mut self.phase else { return };
+        let epoch = lead.epoch;
+        if now >= lead.deadline(&timing, majority) {
+            return self.stop(now, CloseReason::Expired, outputs);
+        }
+        if let Some(preparing) = lead.preparing.take_if(|preparing| now >= preparing.until) {
+            let why = "it did not answer";
+            outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(preparing.target), why }));
+        }
+        if now < lead.renew_at || !may_renew {
+            return self.step_auto_move(now, outputs);
+        }
+        // Absolute times: a late renewal does not make the next one late. What was missed is not made up for.
+        let next = lead.renew_at.plus(timing.renew_ns);
+        lead.renew_at = if next > now { next } else { now.plus(timing.renew_ns) };
+        for voter in self.voters() {
+            self.send(now, voter, Operation::Renew(epoch), Some(RequestKind::Renew(epoch)), outputs);
+        }
+        self.step_auto_move(now, outputs);
+    }
+
+    /// Ends this leadership; a new candidacy begins at once.
+    fn stop(&mut self, now: MonoNs, reason: CloseReason, outputs: &mut Outputs) {
+        let Phase::Leading(lead) = &self.phase else { return };
+        outputs.push(Output::Close { epoch: lead.epoch, reason });
+        self.phase = Phase::Waiting;
+        self.retry_at = now;
+    }
+
+    pub(super) fn on_observed_epoch(&mut self, now: MonoNs, epoch: Epoch, outputs: &mut Outputs) {
+        self.highest_known = self.highest_known.max(epoch);
+        let Phase::Leading(lead) = &self.phase else { return };
+        if epoch.count() > lead.epoch.count() {
+            // Receivers drop what this gateway sends: it leads again above that, by the same voters' promise.
+            outputs.push(Output::Notice(Notice::HigherEpochObserved(epoch)));
+            self.stop(now, CloseReason::Outranked, outputs);
+        }
+    }
+
+    /// The vote is lost or takes too long: who voted for it is free again.
+    fn abandon_vote(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        let Phase::Voting(vote_round) = &self.phase else { return };
+        let epoch = vote_round.epoch;
+        self.back_off(now);
+        self.release(now, epoch, outputs);
+    }
+
+    /// Waits until it is this gateway's turn to try again: each node after another time, so that two don't meet again
+    /// and again.
+    fn back_off(&mut self, now: MonoNs) {
+        let rank = self.config.candidates.keys().filter(|node| **node < self.node()).count();
+        let half_ns = self.config.timing.renew_ns / 2;
+        self.retry_at = now.plus(half_ns.saturating_mul(1 + u64::try_from(rank).unwrap_or(u64::MAX)));
+        self.phase = Phase::Waiting;
+    }
+
+    /// Ends promises under `epoch`, under which this gateway never sends again.
+    pub(super) fn release(&mut self, now: MonoNs, epoch: Epoch, outputs: &mut Outputs) {
+        self.sent.retain(|_, sent| !matches!(sent.kind, RequestKind::Vote(of) | RequestKind::Renew(of) if of == epoch));
+        for _ in 0..RELEASE_COPIES {
+            for voter in self.others() {
+                self.send(now, voter, Operation::Release(epoch), None, outputs);
+            }
+        }
+        self.send(now, self.node(), Operation::Release(epoch), None, outputs);
+    }
+}
+
+fn keep_latest(promises: &mut BTreeMap<NodeId, MonoNs>, voter: NodeId, sent: MonoNs) {
+    let latest = promises.entry(voter).or_insert(sent);
+    *latest = sent.max(*latest);
+}
+
+/// Between two polls at least, where something is known that a voter will soon know too.
+const RETRY_NS_MIN: u64 = 500_000;
+
+/// Nobody asks again for a release; one that is lost costs the others a lease.
+const RELEASE_COPIES: usize = 3;

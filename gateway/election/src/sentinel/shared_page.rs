@@ -1,0 +1,318 @@
+//! What the gateway shows its sentinel: one piece of shared memory, made anew for each incarnation.
+//!
+//! ```text
+//!  block 0            1        2 …                      66 …
+//!  | magic | closed | mutex  | epoch, deadline of group | count of hot thread |    blocks of 128 bytes
+//! ```
+//! The mutex is held by one thread of the gateway for the life of the process. A group's words are written by whoever is told
+//! of its leadership, a thread's word by that thread. The sentinel writes nothing.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_sys::{
+    robust_mutex::{Acquired, RobustMutex},
+    shared_atomics::SharedAtomics,
+};
+
+pub use mdgw_sys::progress::ProgressCounter;
+
+/// The page, on either side.
+#[derive(Debug)]
+pub struct SharedPage {
+    memory: SharedAtomics,
+    mutex: RobustMutex,
+}
+
+impl SharedPage {
+    /// A fresh one: of a gateway that leads nothing yet.
+    ///
+    /// # Errors
+    /// Where the system has no memory for it.
+    pub fn create() -> io::Result<Self> {
+        let memory = SharedAtomics::create("mdgw-sentinel", WORDS)?;
+        let mutex = RobustMutex::create(mutex_atomics(&memory))?;
+        memory.atomics()[MAGIC_AT].store(MAGIC, Release);
+        Ok(Self { memory, mutex })
+    }
+
+    /// The page that a gateway handed over.
+    ///
+    /// # Errors
+    /// When it is none, or one of another version.
+    pub fn open(descriptor: OwnedFd) -> io::Result<Self> {
+        let memory = SharedAtomics::open(descriptor, WORDS)?;
+        if memory.atomics()[MAGIC_AT].load(Acquire) != MAGIC {
+            return Err(io::Error::other("shared memory that is no page of this version's gateway"));
+        }
+        let mutex = RobustMutex::open(mutex_atomics(&memory));
+        Ok(Self { memory, mutex })
+    }
+
+    /// Holds the mutex until [`Self::close`] or the end of the calling thread: there is
+    /// no guard to drop, since ending in any other way is what the sentinel is to notice.
+    ///
+    /// # Errors
+    /// When it is held already.
+    pub fn hold(&self) -> io::Result<()> {
+        match self.mutex.try_lock()? {
+            Some(Acquired::Free) => Ok(()),
+            Some(Acquired::OwnerDied) | None => Err(io::Error::other("the sentinel's page is held already")),
+        }
+    }
+
+    /// Tells the sentinel that the end which follows is in order: leadership is given up, nothing will be sent. From the
+    /// thread that [holds](Self::hold) it.
+    ///
+    /// # Errors
+    /// When the calling thread doesn't.
+    pub fn close(&self) -> io::Result<()> {
+        // Release pairs with the Acquire in `is_closed`; unlocking would order it as well.
+        self.memory.atomics()[CLOSED_AT].store(1, Release);
+        self.mutex.unlock()
+    }
+
+    /// Whether somebody holds the mutex, as it must be before anybody relies on a notice.
+    ///
+    /// # Errors
+    /// When the memory holds no mutex that works.
+    pub fn is_held(&self) -> io::Result<bool> {
+        match self.mutex.try_lock()? {
+            Some(Acquired::Free) => self.mutex.unlock().map(|()| false),
+            // The next to wait for it must hear of the death as well, so it isn't repaired.
+            Some(Acquired::OwnerDied) => Ok(false),
+            None => Ok(true),
+        }
+    }
+
+    /// Waits for the end of the thread that holds the mutex.
+    ///
+    /// # Errors
+    /// When the memory holds no mutex that works.
+    pub fn wait_for_end(&self) -> io::Result<GatewayEnd> {
+        let acquired = self.mutex.lock()?;
+        Ok(if acquired == Acquired::Free && self.is_closed() { GatewayEnd::Clean } else { GatewayEnd::Died })
+    }
+
+    /// Whether the gateway said that it ends in order.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        // Acquire pairs with the Release in `close`.
+        self.memory.atomics()[CLOSED_AT].load(Acquire) == 1
+    }
+
+    /// Words of the group of that index.
+    ///
+    /// # Panics
+    /// From [`GROUPS_MAX`] on.
+    #[must_use]
+    pub fn group(&self, index: usize) -> GroupFenceAtomics {
+        assert!(index < GROUPS_MAX, "group {index} of {GROUPS_MAX}");
+        let block = GROUPS_BLOCK + index;
+        GroupFenceAtomics { epoch: self.atomic_at(block, 0), deadline: self.atomic_at(block, 1) }
+    }
+
+    /// Word of the hot thread of that index.
+    ///
+    /// # Panics
+    /// From [`THREADS_MAX`] on.
+    #[must_use]
+    pub fn thread(&self, index: usize) -> ProgressCounter {
+        assert!(index < THREADS_MAX, "thread {index} of {THREADS_MAX}");
+        ProgressCounter::new(self.atomic_at(THREADS_BLOCK + index, 0))
+    }
+
+    fn atomic_at(&self, block: usize, index: usize) -> &'static AtomicU64 {
+        &self.memory.atomics()[block * BLOCK_U64S + index]
+    }
+}
+
+impl AsFd for SharedPage {
+    /// To hand to the sentinel.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+/// How a gateway ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatewayEnd {
+    /// It said so before.
+    Clean,
+    /// It did not: the thread that held the page is gone.
+    Died,
+}
+
+/// The fence of one group as the sentinel sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupFenceAtomics {
+    epoch: &'static AtomicU64,
+    deadline: &'static AtomicU64,
+}
+
+impl GroupFenceAtomics {
+    /// The fence is about to open under a new epoch, or was renewed.
+    pub fn open(&self, epoch: Epoch, deadline: MonoNs) {
+        self.epoch.store(epoch.0, Relaxed);
+        // Release pairs with the Acquire in `is_open`.
+        self.deadline.store(deadline.0, Release);
+    }
+
+    /// The fence has closed.
+    pub fn close(&self) {
+        self.deadline.store(0, Release);
+    }
+
+    /// Whether it was opened and not closed since by its owner. A deadline that passed alone doesn't count: its owner
+    /// may be stopped before a send.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.deadline.load(Acquire) != 0
+    }
+
+    /// Epoch of the present or last opening; 0 if there was none.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Relaxed))
+    }
+}
+
+/// Groups that one gateway can take part in.
+pub const GROUPS_MAX: usize = 64;
+/// Hot threads that one gateway can have, the election thread included.
+pub const THREADS_MAX: usize = 64;
+
+/// Two cache lines: neighbours are fetched in pairs.
+const BLOCK_U64S: usize = 16;
+const MAGIC_AT: usize = 0;
+const CLOSED_AT: usize = 1;
+const MUTEX_BLOCK: usize = 1;
+const GROUPS_BLOCK: usize = 2;
+const THREADS_BLOCK: usize = GROUPS_BLOCK + GROUPS_MAX;
+const WORDS: usize = (THREADS_BLOCK + THREADS_MAX) * BLOCK_U64S;
+/// `MDGWPAG` and the version of the layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"MDGWPAG\x01");
+
+const _: () = assert!(RobustMutex::WORDS <= BLOCK_U64S);
+
+fn mutex_atomics(memory: &SharedAtomics) -> &'static [AtomicU64; RobustMutex::WORDS] {
+    let from_mutex = &memory.atomics()[MUTEX_BLOCK * BLOCK_U64S..];
+    from_mutex.first_chunk().unwrap_or_else(|| unreachable!("a page has more than one block"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::formats::check;
+
+    fn both_sides() -> (SharedPage, SharedPage) {
+        let ours = SharedPage::create().unwrap();
+        let theirs = SharedPage::open(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        (ours, theirs)
+    }
+
+    #[test]
+    fn an_unannounced_exit_is_a_death_and_a_clean_close_is_not() {
+        for (closes, end) in [(true, GatewayEnd::Clean), (false, GatewayEnd::Died)] {
+            let (gateway, sentinel) = both_sides();
+            let (holds, held) = mpsc::channel();
+            let (end_it, ends) = mpsc::channel::<()>();
+            let election = std::thread::spawn(move || {
+                gateway.hold().unwrap();
+                holds.send(()).unwrap();
+                let _ = ends.recv();
+                if closes {
+                    gateway.close().unwrap();
+                }
+            });
+            held.recv().unwrap();
+            assert!(sentinel.is_held().unwrap());
+            let waiter = std::thread::spawn(move || sentinel.wait_for_end().unwrap());
+            drop(end_it);
+            election.join().unwrap();
+            assert_eq!(waiter.join().unwrap(), end);
+        }
+    }
+
+    #[test]
+    fn unlocking_the_mutex_without_close_is_a_death() {
+        let (gateway, sentinel) = both_sides();
+        gateway.hold().unwrap();
+        gateway.mutex.unlock().unwrap();
+        assert!(!sentinel.is_held().unwrap());
+        assert_eq!(sentinel.wait_for_end().unwrap(), GatewayEnd::Died);
+    }
+
+    #[test]
+    fn the_sentinel_reads_fences_and_progress_counters() {
+        let (gateway, sentinel) = both_sides();
+        let (group, thread) = (gateway.group(GROUPS_MAX - 1), gateway.thread(THREADS_MAX - 1));
+        group.open(Epoch::new(3, 1), MonoNs(9));
+        assert!(sentinel.group(GROUPS_MAX - 1).is_open());
+        group.close();
+        assert!(!sentinel.group(GROUPS_MAX - 1).is_open());
+        assert_eq!(sentinel.group(GROUPS_MAX - 1).epoch(), Epoch::new(3, 1));
+        assert!(!sentinel.group(0).is_open());
+        let counts = [
+            ProgressCounter::mark_busy,
+            ProgressCounter::mark_busy,
+            ProgressCounter::mark_idle,
+            ProgressCounter::mark_idle,
+            ProgressCounter::mark_busy,
+        ];
+        let counts = counts.map(|act| {
+            act(&thread);
+            sentinel.thread(THREADS_MAX - 1).count()
+        });
+        assert_eq!(counts, [1, 3, 4, 4, 5]);
+    }
+
+    #[test]
+    fn shared_memory_of_another_layout_is_refused() {
+        let foreign_memory = SharedAtomics::create("mdgw-test", WORDS).unwrap();
+        assert!(SharedPage::open(foreign_memory.as_fd().try_clone_to_owned().unwrap()).is_err());
+        let short = SharedAtomics::create("mdgw-test", WORDS - 1).unwrap();
+        assert!(SharedPage::open(short.as_fd().try_clone_to_owned().unwrap()).is_err());
+    }
+
+    /// Offset and content of a word.
+    #[derive(Debug, PartialEq)]
+    struct WordAt(u32, u64);
+
+    #[test]
+    fn a_page_written_by_0_1_0_is_read() {
+        let page = SharedPage::create().unwrap();
+        page.hold().unwrap();
+        for (index, epoch) in [(0, Epoch::new(3, 1)), (GROUPS_MAX - 1, Epoch::new(4, 1))] {
+            page.group(index).open(epoch, MonoNs(9));
+        }
+        for index in [0, THREADS_MAX - 1] {
+            page.thread(index).mark_busy();
+        }
+        page.close().unwrap();
+        // How a mutex stands in memory is the C library's.
+        let mutex = MUTEX_BLOCK * BLOCK_U64S..(MUTEX_BLOCK + 1) * BLOCK_U64S;
+        let words = page.memory.atomics().iter().enumerate().filter(|(index, _)| !mutex.contains(index));
+        let words = words.map(|(index, word)| WordAt(u32::try_from(8 * index).unwrap(), word.load(Relaxed)));
+        let words: Vec<WordAt> = words.filter(|word| word.1 != 0).collect();
+        check(
+            include_str!("../../../../tests/data/formats/sentinel_page.hex"),
+            &words,
+            |bytes| {
+                let (offset, word) = bytes.split_at(4);
+                WordAt(u32::from_be_bytes(offset.try_into().unwrap()), u64::from_le_bytes(word.try_into().unwrap()))
+            },
+            |word| [&word.0.to_be_bytes()[..], &word.1.to_le_bytes()].concat(),
+        );
+        assert_eq!(WORDS, 2_080);
+    }
+}

@@ -1,0 +1,399 @@
+//! A record in a store with several nodes: the store's own cold thread, with a connection to each node of which one is
+//! in use. What the stores differ in is behind [`StoreClient`].
+//!
+//! ```text
+//!   election thread ── orders ──► store thread: request, request, …  ──► node in use
+//!        ▲                             │          watch              ◄──
+//!        └──────── events ─────────────┘          spare connections  ··► other nodes
+//! ```
+//! - A connection whose request ended in doubt, whose watch ended, or that is [given up](Register::reconnect), is never
+//!   used again. The next one is to another node where there is one: a node that hangs keeps its connections.
+//! - A request waits for a connection no longer than its time-out, and then has not happened. Once it was handed to a
+//!   connection, it has an answer or is unknown.
+//! - Within one connection no older version is told after a newer one.
+//!
+//! This thread may run anywhere but on the cores of the hot threads. It knows no deadline: those count from when the
+//! election thread handed a request in.
+
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    future::{self, Future},
+    io,
+    rc::Rc,
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mdgw_sys::scheduler::spawn_short_slice;
+use tokio::{
+    select,
+    sync::{mpsc, watch},
+    task::{JoinSet, LocalSet},
+    time::{Instant, sleep, timeout, timeout_at},
+};
+
+use super::{
+    access::StoreAccess,
+    record::Record,
+    register::{Outcome, Register, RegisterEvent, RegisterSender, RequestId, StoreLink, Version, Versioned},
+};
+
+/// One connection to one node. Clones share it.
+pub(super) trait StoreClient: Clone + 'static {
+    /// How to reach the record, and who asks.
+    type Settings: Send + 'static;
+
+    /// Connects to one node, and makes sure that it answers and lets us in. Fails with the reason.
+    fn connect(settings: &Self::Settings, endpoint: &str) -> impl Future<Output = Result<Self, String>>;
+
+    /// See [`Register::read`].
+    fn read(&self) -> impl Future<Output = Outcome>;
+
+    /// See [`Register::compare_and_swap`].
+    fn compare_and_swap(&self, expected: Version, value: Vec<u8>) -> impl Future<Output = Outcome>;
+
+    /// Tells the record as it is, then each change of it. Ends with the reason when it can't go on.
+    fn watch(&self, on_change: impl Fn(Option<Versioned>)) -> impl Future<Output = String>;
+}
+
+/// The register of one group in a store.
+///
+/// Dropped, it waits for the requests that were handed in, no longer than their time-out: a release is one of them.
+#[derive(Debug)]
+pub struct StoreRegister {
+    commands: Option<mpsc::UnboundedSender<Command>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Read(RequestId),
+    Swap { request_id: RequestId, expected: Version, value: Vec<u8> },
+    Watch,
+    Reconnect,
+}
+
+impl StoreRegister {
+    /// Starts the thread, which connects.
+    pub(super) fn open<C: StoreClient>(
+        access: StoreAccess,
+        settings: C::Settings,
+        events: RegisterSender,
+    ) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let thread = spawn_short_slice("mdgw-store", move || {
+            let worker = StoreWorker::<C>::new(access, settings, events);
+            LocalSet::new().block_on(&runtime, worker.run(receiver));
+        })?;
+        Ok(Self { commands: Some(commands), thread: Some(thread) })
+    }
+
+    fn command(&self, command: Command) {
+        // The thread ends only after this does.
+        if let Some(commands) = &self.commands {
+            let _ = commands.send(command);
+        }
+    }
+}
+
+impl Register for StoreRegister {
+    fn read(&mut self, request_id: RequestId) {
+        self.command(Command::Read(request_id));
+    }
+
+    fn compare_and_swap(&mut self, request_id: RequestId, expected: Version, record: &Record) {
+        self.command(Command::Swap { request_id, expected, value: record.to_bytes() });
+    }
+
+    fn watch(&mut self) {
+        self.command(Command::Watch);
+    }
+
+    fn reconnect(&mut self) {
+        self.command(Command::Reconnect);
+    }
+}
+
+impl Drop for StoreRegister {
+    fn drop(&mut self) {
+        self.commands = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of it has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// An answer to a read from what stands in the store; it comes from outside.
+pub(super) fn read_outcome(found: Option<(Version, &[u8])>) -> Outcome {
+    match found.map(|(version, value)| versioned(version, value)).transpose() {
+        Ok(record) => Outcome::Read(record),
+        Err(reason) => Outcome::Failed(reason),
+    }
+}
+
+/// A record with its version, or why it is none.
+pub(super) fn versioned(version: Version, value: &[u8]) -> Result<Versioned, String> {
+    let record = Record::from_bytes(value).map_err(|error| error.to_string())?;
+    Ok(Versioned { version, record })
+}
+
+/// Everything that the thread knows.
+struct StoreWorker<C: StoreClient> {
+    access: StoreAccess,
+    settings: Rc<C::Settings>,
+    events: RegisterSender,
+    nodes: Vec<EndpointState<C>>,
+    /// Each node, and why the last attempt to connect to it failed.
+    connect_errors: Rc<RefCell<Vec<String>>>,
+    active: watch::Sender<Option<Rc<Connection<C>>>>,
+    /// Numbers connections.
+    connection_count: u64,
+    reports: mpsc::UnboundedSender<Report<C>>,
+    received_reports: mpsc::UnboundedReceiver<Report<C>>,
+}
+
+struct EndpointState<C> {
+    spare: Option<C>,
+    /// How long to wait before the next attempt.
+    pause: Duration,
+}
+
+/// The connection in use.
+struct Connection<C> {
+    client: C,
+    node: usize,
+    number: u64,
+    is_abandoned: watch::Sender<bool>,
+    /// The newest version that was told from it.
+    newest: Cell<Version>,
+}
+
+/// What tasks of the thread tell it.
+enum Report<C> {
+    Connected {
+        node: usize,
+        result: Result<C, String>,
+    },
+    /// The connection of that number can't be relied upon.
+    InDoubt {
+        number: u64,
+        why: String,
+    },
+}
+
+impl<C: StoreClient> StoreWorker<C> {
+    fn new(access: StoreAccess, settings: C::Settings, events: RegisterSender) -> Self {
+        let (reports, received_reports) = mpsc::unbounded_channel();
+        Self {
+            nodes: access.endpoints.iter().map(|_| EndpointState { spare: None, pause: PAUSE_MIN }).collect(),
+            connect_errors: Rc::new(RefCell::new(
+                access.endpoints.iter().map(|node| format!("{node}: no answer yet")).collect(),
+            )),
+            access,
+            settings: Rc::new(settings),
+            events,
+            active: watch::Sender::new(None),
+            connection_count: 0,
+            reports,
+            received_reports,
+        }
+    }
+
+    async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+        let mut tasks = JoinSet::new();
+        let mut requests = JoinSet::new();
+        for node in 0..self.nodes.len() {
+            tasks.spawn_local(self.connect(node, Duration::ZERO));
+        }
+        loop {
+            select! {
+                command = commands.recv() => match command {
+                    Some(Command::Read(request_id)) => {
+                        let read = |client: C| async move { client.read().await };
+                        requests.spawn_local(self.request(request_id, read));
+                    }
+                    Some(Command::Swap { request_id, expected, value }) => {
+                        let swap = move |client: C| async move { client.compare_and_swap(expected, value).await };
+                        requests.spawn_local(self.request(request_id, swap));
+                    }
+                    Some(Command::Watch) => drop(tasks.spawn_local(self.watch())),
+                    Some(Command::Reconnect) => {
+                        let number = self.active.borrow().as_ref().map(|connection| connection.number);
+                        number.into_iter().for_each(|number| self.abandon(number, "its answers are overdue", &mut tasks));
+                    }
+                    None => break,
+                },
+                Some(report) = self.received_reports.recv() => match report {
+                    Report::Connected { node, result } => self.connected(node, result, &mut tasks),
+                    Report::InDoubt { number, why } => self.abandon(number, &why, &mut tasks),
+                },
+                // Only to forget them.
+                Some(_) = tasks.join_next() => {}
+                Some(_) = requests.join_next() => {}
+            }
+        }
+        // No answer is waited for any more, but what was handed in is to reach the store.
+        let all = async { while requests.join_next().await.is_some() {} };
+        let _ = timeout(self.access.request_timeout, all).await;
+    }
+
+    fn connect(&self, node: usize, pause: Duration) -> impl Future<Output = ()> + 'static {
+        let endpoint = self.access.endpoints[node].clone();
+        let (settings, reports) = (Rc::clone(&self.settings), self.reports.clone());
+        async move {
+            sleep(pause).await;
+            let connecting = timeout(CONNECT_TIMEOUT, C::connect(&settings, &endpoint)).await;
+            let result = connecting.unwrap_or_else(|_| Err(format!("no answer within {CONNECT_TIMEOUT:?}")));
+            let _ = reports.send(Report::Connected { node, result });
+        }
+    }
+
+    fn connected(&mut self, index: usize, result: Result<C, String>, tasks: &mut JoinSet<()>) {
+        let node = &mut self.nodes[index];
+        match result {
+            Ok(client) => {
+                node.spare = Some(client);
+                node.pause = PAUSE_MIN;
+                if self.active.borrow().is_none() {
+                    self.use_spare(index);
+                }
+            }
+            Err(connect_error) => {
+                let pause = node.pause;
+                node.pause = (pause * 2).min(PAUSE_MAX);
+                let connect_error = format!("{}: {connect_error}", self.access.endpoints[index]);
+                if self.connect_errors.borrow()[index] != connect_error {
+                    tracing::warn!(connect_error, "cannot connect to the election's store");
+                }
+                self.connect_errors.borrow_mut()[index] = connect_error;
+                tasks.spawn_local(self.connect(index, pause));
+            }
+        }
+    }
+
+    /// From now on requests go over the spare connection to that node, if there is one.
+    fn use_spare(&mut self, index: usize) -> bool {
+        let Some(client) = self.nodes[index].spare.take() else { return false };
+        self.connection_count += 1;
+        let number = self.connection_count;
+        let (is_abandoned, newest) = (watch::Sender::new(false), Cell::new(Version::NONE));
+        tracing::info!(endpoint = self.access.endpoints[index], "the election's store is connected");
+        // Told first: an answer over this connection must not come before it.
+        (self.events)(RegisterEvent::StoreLink(StoreLink::Up));
+        self.active.send_replace(Some(Rc::new(Connection { client, node: index, number, is_abandoned, newest })));
+        true
+    }
+
+    fn abandon(&mut self, number: u64, why: &str, tasks: &mut JoinSet<()>) {
+        let is_same = |connection: &mut Option<Rc<Connection<C>>>| {
+            connection.as_ref().is_some_and(|connection| connection.number == number)
+        };
+        let mut abandoned = None;
+        // Reports of connections that were given up before come late.
+        self.active.send_if_modified(|active| {
+            abandoned = if is_same(active) { active.take() } else { None };
+            abandoned.is_some()
+        });
+        let Some(connection) = abandoned else { return };
+        tracing::warn!(
+            endpoint = self.access.endpoints[connection.node],
+            why,
+            "connection to the election's store given up"
+        );
+        connection.is_abandoned.send_replace(true);
+        (self.events)(RegisterEvent::StoreLink(StoreLink::InDoubt));
+        let (node, count) = (connection.node, self.nodes.len());
+        tasks.spawn_local(self.connect(node, PAUSE_MIN));
+        let _ = (1..=count).map(|step| (node + step) % count).any(|other| self.use_spare(other));
+    }
+
+    /// Asks, over the connection in use, and tells the answer.
+    fn request<F: Future<Output = Outcome>>(
+        &self,
+        request_id: RequestId,
+        ask: impl FnOnce(C) -> F + 'static,
+    ) -> impl Future<Output = ()> + 'static {
+        let limit = self.access.request_timeout;
+        let deadline = Instant::now() + limit;
+        let mut active = self.active.subscribe();
+        let (events, reports) = (RegisterSender::clone(&self.events), self.reports.clone());
+        let connect_errors = Rc::clone(&self.connect_errors);
+        async move {
+            let Ok(connection) = timeout_at(deadline, connected(&mut active)).await else {
+                let why = format!("no node of the store can be reached: {}", connect_errors.borrow().join("; "));
+                return events(RegisterEvent::Answer { request_id, outcome: Outcome::Failed(why) });
+            };
+            let mut is_abandoned = connection.is_abandoned.subscribe();
+            let outcome = select! {
+                biased;
+                outcome = timeout_at(deadline, ask(connection.client.clone())) =>
+                    outcome.unwrap_or_else(|_| Outcome::Unknown(format!("no answer within {limit:?}"))),
+                _ = is_abandoned.wait_for(|is| *is) => Outcome::Unknown("its connection was given up".to_owned()),
+            };
+            if let Outcome::Unknown(why) = &outcome {
+                let _ = reports.send(Report::InDoubt { number: connection.number, why: why.clone() });
+            }
+            if let Outcome::Swapped(version) | Outcome::Read(Some(Versioned { version, .. })) = &outcome {
+                connection.newest.set(connection.newest.get().max(*version));
+            }
+            events(RegisterEvent::Answer { request_id, outcome });
+        }
+    }
+
+    /// Watches over whichever connection is in use, for ever.
+    fn watch(&self) -> impl Future<Output = ()> + 'static {
+        let mut active = self.active.subscribe();
+        let (events, reports) = (RegisterSender::clone(&self.events), self.reports.clone());
+        async move {
+            loop {
+                let connection = connected(&mut active).await;
+                let mut is_abandoned = connection.is_abandoned.subscribe();
+                let on_change = |found: Option<Versioned>| {
+                    let version = found.as_ref().map_or(Version::NONE, |found| found.version);
+                    // An answer overtook the watch.
+                    if version != Version::NONE && version < connection.newest.get() {
+                        return;
+                    }
+                    connection.newest.set(version);
+                    events(RegisterEvent::Changed(found));
+                };
+                let ended = select! {
+                    why = connection.client.watch(on_change) => Some(why),
+                    _ = is_abandoned.wait_for(|is| *is) => None,
+                };
+                if let Some(why) = ended {
+                    let _ = reports.send(Report::InDoubt { number: connection.number, why });
+                    let _ = is_abandoned.wait_for(|is| *is).await;
+                }
+            }
+        }
+    }
+}
+
+impl<C: StoreClient> fmt::Debug for StoreWorker<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("access", &self.access).finish_non_exhaustive()
+    }
+}
+
+/// The connection in use, as soon as there is one.
+async fn connected<C>(active: &mut watch::Receiver<Option<Rc<Connection<C>>>>) -> Rc<Connection<C>> {
+    loop {
+        match active.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(connection)) => return Rc::clone(connection),
+            Ok(None) => {}
+            // The thread ends, and this task with it.
+            Err(_) => future::pending().await,
+        }
+    }
+}
+
+/// A node that is up answers within milliseconds, one that checks a password within tenths of a second.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Between two attempts to connect to one node, at first.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// And in the end.
+const PAUSE_MAX: Duration = Duration::from_secs(1);

@@ -1,0 +1,215 @@
+//! Which backend a pool runs on: what was asked for, what the kernel has, and what measurement favours.
+
+use std::{fmt, io, str::FromStr};
+
+use io_uring::{IoUring, Probe, opcode};
+
+use super::ring::EpollWaitMethod;
+
+/// What the configuration asks for (`io`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum IoChoice {
+    /// What the kernel has and measurement favours.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+impl FromStr for IoChoice {
+    type Err = UnknownIoChoice;
+
+    fn from_str(text: &str) -> Result<Self, UnknownIoChoice> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "io_uring" => Ok(Self::IoUring),
+            "epoll" => Ok(Self::Epoll),
+            _ => Err(UnknownIoChoice),
+        }
+    }
+}
+
+/// No such choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected \"auto\", \"io_uring\" or \"epoll\"")]
+pub struct UnknownIoChoice;
+
+/// The backend of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// [`EpollSet`](super::epoll::EpollSet).
+    Epoll,
+    /// [`RingSet`](super::ring::RingSet): a ring for each thread of several.
+    Ring(EpollWaitMethod),
+    /// [`MultishotSet`](super::ring::MultishotSet): one thread, one ring, multishot receives.
+    Multishot,
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Epoll => "epoll",
+            Self::Ring(EpollWaitMethod::Events) => "io_uring, a ring for each thread",
+            Self::Ring(EpollWaitMethod::Readiness) => "io_uring, a ring for each thread, polling the set",
+            Self::Multishot => "io_uring, multishot receive",
+        })
+    }
+}
+
+/// How the leading thread of a pool waits, as far as the choice depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// It looks again and again.
+    Spinning,
+    /// It blocks (perhaps after spinning for a while).
+    Blocking,
+}
+
+/// The backend for a pool of so many threads, with the reason logged.
+///
+/// # Errors
+/// When io_uring was asked for and the kernel doesn't have what it takes; says what is missing.
+pub fn choose(requested: IoChoice, threads: usize, waiting: Waiting) -> Result<Backend, MissingIoUring> {
+    let (backend, reason) = decide(requested, threads, waiting, probe_io_uring())?;
+    tracing::info!(%backend, reason, threads, "handle set");
+    Ok(backend)
+}
+
+/// What io_uring can do here.
+///
+/// # Errors
+/// What is missing.
+pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
+    // From kernel 6.1, which has multishot receive with control data (6.0) and rings of provided buffers (5.19) too.
+    let ring: IoUring = IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .build(2)
+        .map_err(|error| MissingIoUring::from_setup(&error))?;
+    let mut probe_io_uring = Probe::new();
+    ring.submitter()
+        .register_probe(&mut probe_io_uring)
+        .map_err(|error| MissingIoUring(format!("no probe: {error}")))?;
+    let needed = [
+        ("IORING_OP_RECVMSG", opcode::RecvMsg::CODE),
+        ("IORING_OP_SENDMSG", opcode::SendMsg::CODE),
+        ("IORING_OP_POLL_ADD", opcode::PollAdd::CODE),
+        ("IORING_OP_ASYNC_CANCEL", opcode::AsyncCancel::CODE),
+    ];
+    if let Some((name, _)) = needed.into_iter().find(|(_, code)| !probe_io_uring.is_supported(*code)) {
+        return Err(MissingIoUring(format!("the kernel has no {name}")));
+    }
+    let has_epoll_wait = probe_io_uring.is_supported(opcode::EpollWait::CODE);
+    Ok(if has_epoll_wait { EpollWaitMethod::Events } else { EpollWaitMethod::Readiness })
+}
+
+/// Why io_uring is not to be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("io = \"io_uring\" is not possible here: {0}; take \"auto\" or \"epoll\"")]
+pub struct MissingIoUring(String);
+
+impl MissingIoUring {
+    fn from_setup(error: &io::Error) -> Self {
+        Self(match error.raw_os_error() {
+            Some(libc::ENOSYS) => "the kernel was built without it, or a filter of system calls hides it".to_owned(),
+            Some(libc::EPERM) => {
+                "this process may not use it (sysctl kernel.io_uring_disabled, or a filter of system calls)".to_owned()
+            }
+            Some(libc::EINVAL) => "the kernel is older than 6.1 (no IORING_SETUP_DEFER_TASKRUN)".to_owned(),
+            Some(libc::ENOMEM) => "not enough locked memory (ulimit -l)".to_owned(),
+            _ => format!("a ring was refused ({error})"),
+        })
+    }
+}
+
+/// The backend and why. `auto` takes epoll wherever both work: see the reasons below, with what was measured for them
+/// in `ARCHITECTURE.md`.
+fn decide(
+    requested: IoChoice,
+    threads: usize,
+    waiting: Waiting,
+    probed: Result<EpollWaitMethod, MissingIoUring>,
+) -> Result<(Backend, String), MissingIoUring> {
+    let with_rings = |wait| if threads == 1 { Backend::Multishot } else { Backend::Ring(wait) };
+    match (requested, probed) {
+        (IoChoice::Epoll, _) => Ok((Backend::Epoll, "configured".to_owned())),
+        (IoChoice::IoUring, probed) => Ok((with_rings(probed?), "configured".to_owned())),
+        (IoChoice::Auto, Err(MissingIoUring(missing))) => Ok((Backend::Epoll, format!("no io_uring: {missing}"))),
+        (IoChoice::Auto, Ok(wait)) => Ok(match prefers_io_uring(threads, waiting) {
+            (true, reason) => (with_rings(wait), reason.to_owned()),
+            (false, reason) => (Backend::Epoll, reason.to_owned()),
+        }),
+    }
+}
+
+/// Whether io_uring is taken where both work. `cargo bench -p mdgw-bench --bench net` measures what a turn costs: by
+/// rings of several threads 1.5 to 2.1 times epoll's time (each receive is a request of its own, and one more finds
+/// that it was the last), sends 1.1 to 1.2 times. With one thread a multishot turn costs 0.83 to 0.97 of epoll's, not
+/// counting what it adds on the sending side of the socket; from send to receive epoll was measured faster, at the
+/// median by 0.5 us when spinning and in the tail always, and latency is what decides here.
+fn prefers_io_uring(threads: usize, waiting: Waiting) -> (bool, &'static str) {
+    match (threads, waiting) {
+        (1, Waiting::Spinning) => (false, "one spinning thread: epoll has the lower latency"),
+        (1, Waiting::Blocking) => (false, "one blocking thread: the same median latency, epoll has the lower tail"),
+        _ => (false, "several threads: a batch costs less by recvmmsg than by a submission of single receives"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing() -> MissingIoUring {
+        MissingIoUring("the kernel is older than 6.1".to_owned())
+    }
+
+    #[test]
+    fn without_io_uring_auto_falls_back_to_epoll_and_gives_the_reason() {
+        for threads in [1, 4] {
+            let (backend, reason) = decide(IoChoice::Auto, threads, Waiting::Spinning, Err(missing())).unwrap();
+            assert_eq!(backend, Backend::Epoll);
+            assert!(reason.contains("older than 6.1"), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_backend_requested_by_name_is_used_or_refused() {
+        for wait in [EpollWaitMethod::Events, EpollWaitMethod::Readiness] {
+            let decide = |threads| decide(IoChoice::IoUring, threads, Waiting::Blocking, Ok(wait)).unwrap().0;
+            assert_eq!(decide(1), Backend::Multishot);
+            assert_eq!(decide(2), Backend::Ring(wait));
+        }
+        let refused = decide(IoChoice::IoUring, 2, Waiting::Spinning, Err(missing())).unwrap_err().to_string();
+        assert!(refused.contains("older than 6.1") && refused.contains("epoll"), "{refused}");
+        let epoll = decide(IoChoice::Epoll, 2, Waiting::Spinning, Ok(EpollWaitMethod::Events)).unwrap();
+        assert_eq!(epoll.0, Backend::Epoll);
+    }
+
+    #[test]
+    fn refused_rings_are_explained() {
+        for (code, word) in [(libc::EPERM, "io_uring_disabled"), (libc::EINVAL, "6.1"), (libc::ENOSYS, "without it")] {
+            let text = MissingIoUring::from_setup(&io::Error::from_raw_os_error(code)).to_string();
+            assert!(text.contains(word), "{text}");
+        }
+    }
+
+    #[test]
+    fn io_choices_parse_from_their_exact_names() {
+        assert_eq!("auto".parse(), Ok(IoChoice::Auto));
+        assert_eq!("io_uring".parse(), Ok(IoChoice::IoUring));
+        assert_eq!("epoll".parse(), Ok(IoChoice::Epoll));
+        assert_eq!("uring".parse::<IoChoice>(), Err(UnknownIoChoice));
+    }
+
+    #[test]
+    fn the_probe_matches_what_this_kernel_can_do() {
+        if let Ok(wait) = probe_io_uring() {
+            let set = super::super::ring::RingSet::new(wait).unwrap();
+            assert!(crate::handle_set::HandleSet::thread_io(&set).is_ok());
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! What a standby has heard of the leader's output, for when it leads itself.
+//!
+//! A cold thread hears, the holder of the channel's claim looks when the fence opens: they share [`ReceiveWatermarkShared`], and
+//! neither ever waits for the other.
+
+#[cfg(all(test, feature = "loom"))]
+use loom::sync::atomic::{AtomicU64, fence};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+#[cfg(not(all(test, feature = "loom")))]
+use std::sync::atomic::{AtomicU64, fence};
+
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_publog::Position;
+
+/// How far another gateway has published a channel. Each position says that everything before it has been published:
+/// one too low repeats what receivers drop, one too high loses it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// Without a hole, from the output itself. Anybody may write to a multicast group, so what goes beyond the
+    /// gateway's own input isn't believed.
+    pub received_through: Option<StreamPosition>,
+    /// Under which epoch that was said last.
+    pub epoch: Epoch,
+    /// As the peer itself has told, authenticated.
+    pub reported_through: Option<StreamPosition>,
+}
+
+impl Heard {
+    /// What a gateway believes whose own log has come to `committed_through`.
+    #[must_use]
+    pub fn trusted_through(&self, committed_through: Option<StreamPosition>) -> Option<StreamPosition> {
+        let received_through = self
+            .received_through
+            .zip(committed_through)
+            .map(|(received_through, committed_through)| received_through.min(committed_through));
+        received_through.max(self.reported_through)
+    }
+
+    fn to_u64s(self) -> [u64; WATERMARK_WORDS] {
+        let [a, b, c] = self.received_through.map_or([0; 3], StreamPosition::to_u64s);
+        let [d, e, f] = self.reported_through.map_or([0; 3], StreamPosition::to_u64s);
+        [a, b, c, d, e, f, self.epoch.0]
+    }
+
+    fn from_u64s([a, b, c, d, e, f, epoch]: [u64; WATERMARK_WORDS]) -> Self {
+        // No session is all zero.
+        let [received_through, reported_through] = [[a, b, c], [d, e, f]].map(StreamPosition::from_u64s);
+        Self { received_through, epoch: Epoch(epoch), reported_through }
+    }
+}
+
+/// What the publisher of one channel and the cold threads beside it share.
+#[derive(Debug, Default)]
+pub struct TakeoverShared {
+    /// What was heard: in.
+    pub received_through: ReceiveWatermarkShared,
+    /// Where the output of the gateway before ended: in.
+    pub output_end: OutputEndShared,
+    /// What was sent: out.
+    pub sent: SentPositionShared,
+    /// Where the output stood when the channel looked at the fence last: out.
+    pub drain_ack: DrainAckShared,
+    /// What the last opening of the fence came to: out.
+    pub opening: FenceOpeningShared,
+}
+
+/// What the last opening of the fence has come to. Written by the holder of the channel's claim when the fence opens, when
+/// the first content is out and when the tail is through; read by any.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct FenceOpeningShared(Seqlock<9>);
+
+/// An opening of the fence, as one channel sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FenceOpening {
+    /// Its epoch; 0 before the first.
+    pub epoch: Epoch,
+    /// Up to where the gateway before was heard to publish; `None`: this one led before, or nobody was heard.
+    pub received_through: Option<StreamPosition>,
+    /// How far the own log had come.
+    pub committed_through: Option<StreamPosition>,
+    /// When the first content was handed to the kernel; `None` until then.
+    pub first_content: Option<MonoNs>,
+    /// Packets that were sent as a tail, each counted once for each line.
+    pub catch_up_packets: u64,
+}
+
+impl FenceOpeningShared {
+    pub(super) fn set(&self, opening: FenceOpening) {
+        let FenceOpening { epoch, received_through, committed_through, first_content, catch_up_packets } = opening;
+        let [a, b, c] = received_through.map_or([0; 3], StreamPosition::to_u64s);
+        let [d, e, f] = committed_through.map_or([0; 3], StreamPosition::to_u64s);
+        self.0.set([epoch.0, a, b, c, d, e, f, first_content.map_or(0, |at| at.0), catch_up_packets]);
+    }
+
+    /// The last one.
+    #[must_use]
+    pub fn get(&self) -> FenceOpening {
+        let [epoch, a, b, c, d, e, f, first_content, catch_up_packets] = self.0.get().unwrap_or_default();
+        let [received_through, committed_through] = [[a, b, c], [d, e, f]].map(StreamPosition::from_u64s);
+        let first_content = (first_content > 0).then_some(MonoNs(first_content));
+        FenceOpening { epoch: Epoch(epoch), received_through, committed_through, first_content, catch_up_packets }
+    }
+}
+
+impl Default for FenceOpeningShared {
+    fn default() -> Self {
+        Self(Seqlock::new())
+    }
+}
+
+/// The last look at the fence that the channel was asked for, and where its output stood then. Written by the holder of
+/// the channel's claim, read by any.
+///
+/// A channel sends nothing while it answers, and under its claim alone. So once it has answered a question that was asked
+/// after the fence had closed, no send of it is outstanding, and none will come.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct DrainAckShared(Seqlock<4>);
+
+/// An answer: see [`DrainAckShared`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainAck {
+    /// Number of the question; 0 before the first.
+    pub number: u64,
+    /// Everything before it was sent by this gateway, or by those that led before it.
+    pub position: Option<StreamPosition>,
+}
+
+impl DrainAckShared {
+    pub(super) fn set(&self, look: DrainAck) {
+        let [a, b, c] = look.position.map_or([0; 3], StreamPosition::to_u64s);
+        self.0.set([look.number, a, b, c]);
+    }
+
+    /// The last answer.
+    #[must_use]
+    pub fn get(&self) -> DrainAck {
+        let [number, a, b, c] = self.0.get().unwrap_or_default();
+        DrainAck { number, position: StreamPosition::from_u64s([a, b, c]) }
+    }
+}
+
+impl Default for DrainAckShared {
+    fn default() -> Self {
+        Self(Seqlock::new())
+    }
+}
+
+/// Where a gateway that has given up its leadership has said that its output ended; authenticated. Written by the election
+/// thread, read by the holder of the channel's claim.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct OutputEndShared(Seqlock<4>);
+
+impl OutputEndShared {
+    /// Everything before it was sent under that epoch, or earlier ones. What is older changes nothing. By the election thread alone.
+    pub fn advance(&self, epoch: Epoch, position: StreamPosition) {
+        if self.get().is_none_or(|(before, _)| before < epoch) {
+            let [a, b, c] = position.to_u64s();
+            self.0.set([a, b, c, epoch.0]);
+        }
+    }
+
+    fn get(&self) -> Option<(Epoch, StreamPosition)> {
+        let [a, b, c, epoch] = self.0.get()?;
+        Some((Epoch(epoch), StreamPosition::from_u64s([a, b, c])?))
+    }
+
+    /// Where it ended under an epoch after that one.
+    pub(super) fn newer_than(&self, epoch: Epoch) -> Option<StreamPosition> {
+        self.get().filter(|(output_end, _)| *output_end > epoch).map(|(_, position)| position)
+    }
+}
+
+impl Default for OutputEndShared {
+    fn default() -> Self {
+        Self(Seqlock::new())
+    }
+}
+
+/// How far in its log a gateway that leads has sent on every line, and handed over to the kernel. Written by the holder of
+/// the channel's claim, read by any.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct SentPositionShared(AtomicU64);
+
+impl SentPositionShared {
+    /// Everything before that place is sent.
+    #[inline]
+    pub(super) fn set(&self, place: Position) {
+        // Relaxed: the word says all there is to say.
+        self.0.store(place.segment << OFFSET_BITS | place.offset.min((1 << OFFSET_BITS) - 1), Relaxed);
+    }
+
+    /// Everything before it is sent; `None` before the first opening of the fence.
+    #[must_use]
+    pub fn get(&self) -> Option<Position> {
+        let word = self.0.load(Relaxed);
+        let place = Position { segment: word >> OFFSET_BITS, offset: word & ((1 << OFFSET_BITS) - 1) };
+        (word != 0).then_some(place)
+    }
+}
+
+impl Default for SentPositionShared {
+    fn default() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+/// A segment has at most 2^34 bytes, and private memory goes on counting behind it.
+const OFFSET_BITS: u32 = 40;
+
+/// One channel's [`Heard`] in shared memory: written by one thread, the one that listens; read by any. Two slots take
+/// turns, so a reader starts anew only if the writer has come round meanwhile.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct ReceiveWatermarkShared(Seqlock<WATERMARK_WORDS>);
+
+impl ReceiveWatermarkShared {
+    /// Nothing heard yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Seqlock::new())
+    }
+
+    /// What is known now. By the one writer alone.
+    pub fn set(&self, received_through: Heard) {
+        self.0.set(received_through.to_u64s());
+    }
+
+    /// What was known last. Nothing, if the writer was too quick for too long: then more is said again.
+    #[must_use]
+    pub fn get(&self) -> Heard {
+        self.0.get().map(Heard::from_u64s).unwrap_or_default()
+    }
+}
+
+impl Default for ReceiveWatermarkShared {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+const WATERMARK_WORDS: usize = 7;
+/// So many changes of what was heard cannot come while one is being read.
+const READ_ATTEMPTS_MAX: usize = 16;
+
+#[derive(Debug)]
+struct Seqlock<const N: usize> {
+    /// Counts what was set; its lowest bit says where that is.
+    version: AtomicU64,
+    slots: [[AtomicU64; N]; 2],
+}
+
+impl<const N: usize> Seqlock<N> {
+    fn new() -> Self {
+        let slot = || std::array::from_fn(|_| AtomicU64::new(0));
+        Self { version: AtomicU64::new(0), slots: [slot(), slot()] }
+    }
+
+    fn set(&self, shared: [u64; N]) {
+        let version = self.version.load(Relaxed).wrapping_add(1);
+        // With the fence in `get`: who reads a word of this version will find the one before it to be over.
+        fence(Release);
+        for (place, word) in self.slot(version).iter().zip(shared) {
+            place.store(word, Relaxed);
+        }
+        // Release pairs with the Acquire in `get`: who sees this version sees its words, or later ones.
+        self.version.store(version, Release);
+    }
+
+    fn get(&self) -> Option<[u64; N]> {
+        (0..READ_ATTEMPTS_MAX).find_map(|_| {
+            let version = self.version.load(Acquire);
+            let shared = std::array::from_fn(|index| self.slot(version)[index].load(Relaxed));
+            fence(Acquire);
+            (self.version.load(Relaxed) == version).then_some(shared)
+        })
+    }
+
+    fn slot(&self, version: u64) -> &[AtomicU64; N] {
+        &self.slots[usize::from(version & 1 == 1)]
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        time::TradingDate,
+    };
+
+    use super::*;
+
+    fn at(restart: u32, sequence: u64) -> Option<StreamPosition> {
+        let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
+        Some(StreamPosition::at(Session { feed: Feed::IexTops, date, restart }, Sequence(sequence)))
+    }
+
+    #[test]
+    fn the_last_watermark_set_is_read() {
+        let shared = ReceiveWatermarkShared::new();
+        assert_eq!(shared.get(), Heard::default());
+        for sequence in 1..5 {
+            let received_through =
+                Heard { received_through: at(0, sequence), epoch: Epoch(sequence), reported_through: at(1, 9) };
+            shared.set(received_through);
+            assert_eq!(shared.get(), received_through);
+        }
+        shared.set(Heard::default());
+        assert_eq!(shared.get(), Heard::default());
+    }
+
+    #[test]
+    fn a_fence_opening_round_trips_through_shared_memory() {
+        let shared = FenceOpeningShared::default();
+        assert_eq!(shared.get(), FenceOpening::default());
+        let opening = FenceOpening {
+            epoch: Epoch(7),
+            received_through: at(0, 5),
+            committed_through: at(1, 9),
+            first_content: Some(MonoNs(3)),
+            catch_up_packets: 11,
+        };
+        shared.set(opening);
+        assert_eq!(shared.get(), opening);
+        shared.set(FenceOpening { received_through: None, first_content: None, ..opening });
+        assert_eq!(shared.get(), FenceOpening { received_through: None, first_content: None, ..opening });
+    }
+
+    #[test]
+    fn a_sent_position_round_trips_through_shared_memory() {
+        let sent = SentPositionShared::default();
+        assert_eq!(sent.get(), None);
+        for place in [Position { segment: 1, offset: 0 }, Position { segment: 9_999_999, offset: (1 << 40) - 1 }] {
+            sent.set(place);
+            assert_eq!(sent.get(), Some(place));
+        }
+    }
+
+    #[test]
+    fn a_watermark_beyond_own_input_counts_only_if_the_peer_reported_it() {
+        let received_through =
+            |received_through, reported_through| Heard { received_through, epoch: Epoch(1), reported_through };
+        assert_eq!(received_through(at(0, 5), None).trusted_through(at(0, 9)), at(0, 5));
+        assert_eq!(received_through(at(0, 12), None).trusted_through(at(0, 9)), at(0, 9));
+        assert_eq!(received_through(at(7, 1), None).trusted_through(at(0, 9)), at(0, 9));
+        assert_eq!(received_through(at(0, 12), None).trusted_through(None), None);
+        assert_eq!(received_through(at(0, 5), at(0, 12)).trusted_through(at(0, 9)), at(0, 12));
+        assert_eq!(received_through(None, at(0, 3)).trusted_through(at(0, 9)), at(0, 3));
+        assert_eq!(received_through(None, None).trusted_through(at(0, 9)), None);
+    }
+
+    #[test]
+    fn the_output_end_of_the_highest_epoch_counts() {
+        let shared = OutputEndShared::default();
+        assert_eq!(shared.newer_than(Epoch(0)), None);
+        shared.advance(Epoch(5), at(0, 7).unwrap());
+        shared.advance(Epoch(4), at(0, 3).unwrap());
+        assert_eq!(shared.newer_than(Epoch(4)), at(0, 7));
+        assert_eq!(shared.newer_than(Epoch(5)), None, "this gateway has led since");
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod model {
+    use super::*;
+    use loom::{
+        sync::{Arc, Mutex, atomic::AtomicBool},
+        thread,
+    };
+
+    /// Two words that always agree, set three times while they are read once.
+    fn check(set: fn(&Seqlock<2>, u64)) {
+        loom::model(move || {
+            let slots = Arc::new(Seqlock::<2>::new());
+            let writer = {
+                let slots = Arc::clone(&slots);
+                thread::spawn(move || (1..=3).for_each(|value| set(&slots, value)))
+            };
+            if let Some([a, b]) = slots.get() {
+                assert_eq!(a, b, "words of two versions");
+            }
+            writer.join().unwrap();
+            assert_eq!(slots.get(), Some([3, 3]));
+        });
+    }
+
+    /// What a hand-over is about: the fence, a question in the inbox, the answer; and whether the gateway has said that it
+    /// sends no more.
+    struct HandOver {
+        fence: mdgw_sys::fence::Fence,
+        inbox: Mutex<Option<u64>>,
+        drain_ack: DrainAckShared,
+        is_over: AtomicBool,
+    }
+
+    /// A channel that sends once, then finds its inbox; a hand-over that says "over" as soon as `is_drained`.
+    fn check_hand_over(is_drained: fn(&HandOver) -> bool) {
+        loom::model(move || {
+            let shared = Arc::new(HandOver {
+                fence: mdgw_sys::fence::Fence::closed(),
+                inbox: Mutex::new(None),
+                drain_ack: DrainAckShared::default(),
+                is_over: AtomicBool::new(false),
+            });
+            shared.fence.open(Epoch(1), MonoNs(10));
+            let channel = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        if shared.fence.allows(MonoNs(5)) {
+                            assert!(!shared.is_over.load(Acquire), "sent after it was said to be over");
+                        }
+                        let request = shared.inbox.lock().unwrap().take();
+                        if let Some(number) = request {
+                            shared.drain_ack.set(DrainAck { number, position: None });
+                        }
+                    }
+                })
+            };
+            shared.fence.close();
+            *shared.inbox.lock().unwrap() = Some(1);
+            if is_drained(&shared) {
+                shared.is_over.store(true, Release);
+            }
+            channel.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn nothing_is_sent_after_the_drain_acknowledgement() {
+        check_hand_over(|shared| shared.drain_ack.get().number == 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "sent after it was said to be over")]
+    fn a_hand_over_without_drain_acknowledgement_is_caught() {
+        check_hand_over(|_| true);
+    }
+
+    #[test]
+    fn a_read_returns_values_of_one_version() {
+        check(|slots, value| slots.set([value; 2]));
+    }
+
+    #[test]
+    #[should_panic(expected = "words of two versions")]
+    fn a_version_published_before_its_values_is_caught() {
+        check(|slots, value| {
+            slots.version.store(value, Release);
+            for place in slots.slot(value) {
+                place.store(value, Relaxed);
+            }
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "words of two versions")]
+    fn values_not_ordered_after_the_previous_version_are_caught() {
+        check(|slots, value| {
+            for place in slots.slot(value) {
+                place.store(value, Relaxed);
+            }
+            slots.version.store(value, Release);
+        });
+    }
+}

@@ -1,0 +1,46 @@
+//! What a gateway asks its peer before it begins: how far that one is, and how much of the session it can give.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddrV4, TcpStream},
+    time::{Duration, Instant},
+};
+
+use mdgw_election::auth::{Nonce, SharedKey};
+
+use super::{
+    framing::LinkStream,
+    message::{ChannelPositions, LinkMessage},
+};
+
+/// What the gateway that listens there tells of its channels. This end proves no key, so the peer's present connection
+/// stays what it is; what comes is authentic.
+///
+/// # Errors
+/// When nobody answers in that time, or with anything else.
+pub fn query_positions(
+    peer: SocketAddrV4,
+    node: u8,
+    key: SharedKey,
+    timeout: Duration,
+) -> io::Result<Vec<ChannelPositions>> {
+    let until = Instant::now() + timeout;
+    let mut socket = TcpStream::connect_timeout(&peer.into(), timeout)?;
+    let mut stream = LinkStream::new(key, node, Nonce::random()?);
+    socket.write_all(&stream.hello())?;
+    let mut bytes = [0; 16 << 10];
+    loop {
+        let remaining = until.checked_duration_since(Instant::now()).filter(|remaining| !remaining.is_zero());
+        socket.set_read_timeout(Some(remaining.ok_or(io::ErrorKind::TimedOut)?))?;
+        let count = socket.read(&mut bytes)?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        stream.push(bytes.get(..count).unwrap_or_default());
+        match stream.next_message().map_err(io::Error::other)? {
+            Some(LinkMessage::Positions(positions)) => return Ok(positions),
+            Some(_) => return Err(io::Error::other("something else came first")),
+            None => {}
+        }
+    }
+}

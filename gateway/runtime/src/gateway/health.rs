@@ -1,0 +1,462 @@
+//! How this gateway is, group by group: how fit, and whether it has joined its peer. A cold thread looks some times a
+//! second; the elections are told, and whoever asks for the status.
+
+use std::{
+    cmp::Ordering,
+    collections::BTreeMap,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use mdgw_election::{
+    auth::SharedKey,
+    core::{Role, View},
+    driver::Election,
+    fitness::{Eligibility, Fitness, FitnessClass},
+    identity::{Incarnation, Member, NodeId},
+    latch::LeaderLatch as _,
+};
+use mdgw_feeds::{
+    channel::ChannelState,
+    identity::{ChannelId, GroupId, Sequence, Session},
+    published::position::StreamPosition,
+    time::MonoNs,
+};
+use mdgw_pair::{
+    pair_link::{LinkHandle, PeerEndpoint, message::ChannelPositions, query_positions},
+    standby::{
+        ChannelStatus, ReceivePath, StatusTable,
+        fitness::{ChannelSample, FitnessSample, FitnessWatch, has_no_gaps},
+        join::{JoinProgress, JoinSample, JoinWatch, WindowCounts},
+    },
+};
+use mdgw_publog::Reader;
+
+use super::{GroupHandle, StartMode, wiring::log_directory};
+use crate::config::Resolved;
+
+/// What the last look at a group has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GroupHealth {
+    pub(super) fitness: Fitness,
+    pub(super) joining: JoinProgress,
+}
+
+/// For whoever asks: the newest of each group.
+pub(super) type GroupHealthMap = Arc<Mutex<BTreeMap<GroupId, GroupHealth>>>;
+
+/// How fit the other gateways have told that they are, group by group.
+pub(super) type PeerFitness = Arc<Mutex<BTreeMap<(GroupId, NodeId), Fitness>>>;
+
+/// Looks at all groups.
+#[derive(Debug, Default)]
+pub(super) struct HealthMonitor {
+    groups: BTreeMap<GroupId, GroupHealthMonitor>,
+    newest: GroupHealthMap,
+    /// Of the first look.
+    begun: Option<MonoNs>,
+}
+
+#[derive(Debug, Default)]
+struct GroupHealthMonitor {
+    join: JoinWatch,
+    fitness: FitnessWatch,
+    told: Option<Eligibility>,
+    logged_at: MonoNs,
+    /// Whether it was told that this gateway does not come to have its peer's messages.
+    is_mismatch_logged: bool,
+    class: Option<FitnessClass>,
+    duplicate: DuplicateIdWatch,
+    /// WindowCounts that differed, and when one did last.
+    different: (u64, Option<MonoNs>),
+}
+
+/// Finds out that another process leads as this gateway: with its number.
+#[derive(Debug, Default)]
+struct DuplicateIdWatch {
+    since: Option<MonoNs>,
+    is_logged: bool,
+}
+
+/// This process in its elections.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnMember {
+    pub(super) node: NodeId,
+    pub(super) incarnation: Incarnation,
+    /// How long what a process has there outlives it: its lease, or its session.
+    pub(super) outlives_ns: u64,
+}
+
+/// What is looked at.
+#[derive(Debug)]
+pub(super) struct HealthInputs<'a> {
+    pub(super) own: OwnMember,
+    pub(super) status_table: &'a StatusTable,
+    /// The link's, where there is one.
+    pub(super) pair: Option<&'a LinkHandle>,
+    pub(super) peer_fitness: &'a PeerFitness,
+    /// A leader that lives says something at least so often, ns.
+    pub(super) heartbeat_ns: u64,
+}
+
+impl HealthMonitor {
+    /// For whoever asks.
+    pub(super) fn newest(&self) -> &GroupHealthMap {
+        &self.newest
+    }
+
+    /// Looks at one group and tells its election.
+    pub(super) fn look(
+        &mut self,
+        group: GroupId,
+        (handle, election): (&GroupHandle, &Election),
+        inputs: &HealthInputs<'_>,
+        now: MonoNs,
+    ) {
+        let begun = *self.begun.get_or_insert(now);
+        let watch = self.groups.entry(group).or_default();
+        let channels = inputs.channels(handle, now);
+        let fitness = watch.fitness.look(&inputs.fitness_sample(&channels, election, now), now);
+        let has_leader = channels.iter().any(|channel| channel.leader_is_observed);
+        // Just started, it can't know yet whether somebody leads.
+        let is_early = now.since(begun) < inputs.silence_ns();
+        let windows = inputs.windows(handle);
+        let different = windows.iter().map(|windows| windows.different).sum();
+        election.set_output_mismatch(watch.has_recent_mismatch(different, now));
+        let look = JoinSample {
+            has_peer: is_early || has_leader,
+            channels: channels.iter().map(|channel| (channel.own.logged_through, channel.theirs)).collect(),
+            fitness: (fitness, inputs.fittest_peer(group)),
+            windows,
+        };
+        let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.look(&look, now) };
+        watch.log_eligibility(group, joining, now);
+        watch.log_fitness(group, fitness);
+        if let Some(duplicate) = watch.duplicate.look(&election.view(), &inputs.own, now) {
+            tracing::error!(
+                alarm = "number-twice",
+                group = group.0,
+                %duplicate,
+                "another process leads under this gateway's number: each gateway must have one of its own"
+            );
+        }
+        election.set_fitness(fitness);
+        election.set_eligibility(joining.eligibility);
+        lock(&self.newest).insert(group, GroupHealth { fitness, joining });
+    }
+}
+
+impl GroupHealthMonitor {
+    /// Whether a window has differed lately, of `count` so far.
+    fn has_recent_mismatch(&mut self, count: u64, now: MonoNs) -> bool {
+        if count > self.different.0 {
+            self.different = (count, Some(now));
+        }
+        self.different.1.is_some_and(|at| now.since(at) < MISMATCH_HOLD_NS)
+    }
+
+    fn log_eligibility(&mut self, group: GroupId, joining: JoinProgress, now: MonoNs) {
+        let JoinProgress { eligibility, behind_messages, channels_missing, caught_up_ns, mismatched_ns } = joining;
+        if mismatched_ns >= MISMATCH_NS && !core::mem::replace(&mut self.is_mismatch_logged, true) {
+            tracing::error!(
+                alarm = "does-not-stand",
+                group = group.0,
+                "as far as its peer, but its messages are not the peer's: its books are in doubt; started again, it begins with the peer's"
+            );
+        }
+        if self.told.replace(eligibility) != Some(eligibility) {
+            match eligibility {
+                Eligibility::Joining => {
+                    tracing::info!(group = group.0, "stands for election once it is level with its peer")
+                }
+                Eligibility::Eligible => tracing::info!(group = group.0, "stands for election"),
+            }
+            self.logged_at = now;
+        } else if eligibility == Eligibility::Joining && now.since(self.logged_at) >= LOG_INTERVAL_NS {
+            let level_ms = caught_up_ns / 1_000_000;
+            tracing::info!(group = group.0, behind_messages, channels_missing, level_ms, "joins its peer");
+            self.logged_at = now;
+        }
+    }
+
+    fn log_fitness(&mut self, group: GroupId, fitness: Fitness) {
+        let class = fitness.class();
+        let before = self.class.replace(class);
+        if class != FitnessClass::Fit && before != Some(class) {
+            tracing::warn!(group = group.0, fitness = class.name(), ?fitness, "less fit to lead");
+        } else if class == FitnessClass::Fit && before.is_some_and(|before| before != class) {
+            tracing::info!(group = group.0, "fit to lead again");
+        }
+    }
+}
+
+impl DuplicateIdWatch {
+    /// What an earlier start left ends with its lease or its session, and this gateway, as nothing stands in its way, leads
+    /// then. So one that stays is another's. Told once.
+    fn look(&mut self, view: &View, own: &OwnMember, now: MonoNs) -> Option<Member> {
+        let is_namesake = |leader: &&Member| leader.node == own.node && leader.incarnation != own.incarnation;
+        let leader = view.leader.as_ref().filter(is_namesake);
+        let Some(leader) = leader.filter(|_| view.role == Role::Candidate) else {
+            *self = Self::default();
+            return None;
+        };
+        let since = *self.since.get_or_insert(now);
+        let is_new = now.since(since) >= own.outlives_ns.saturating_mul(2).max(DUPLICATE_ID_NS) && !self.is_logged;
+        self.is_logged |= is_new;
+        is_new.then(|| leader.clone())
+    }
+}
+
+/// One channel, from both sides.
+#[derive(Clone, Copy, Debug)]
+struct ChannelObservation {
+    own: ChannelStatus,
+    look: ChannelSample,
+    theirs: Option<StreamPosition>,
+    /// The other gateway publishes it.
+    leader_is_observed: bool,
+}
+
+impl HealthInputs<'_> {
+    /// Longer than this a leader isn't silent.
+    fn silence_ns(&self) -> u64 {
+        (3 * self.heartbeat_ns).clamp(SILENCE_NS_MIN, SILENCE_NS_MAX)
+    }
+
+    fn is_linked(&self) -> bool {
+        self.pair.is_some_and(|pair| !pair.peer_nodes().is_empty())
+    }
+
+    /// How fit the fittest of the peers is that are there.
+    fn fittest_peer(&self, group: GroupId) -> Fitness {
+        let linked = self.pair.map(LinkHandle::peer_nodes).unwrap_or_default();
+        let told = lock(self.peer_fitness);
+        let of_linked = linked.into_iter().filter_map(|node| told.get(&(group, NodeId(node))).copied());
+        of_linked.max_by_key(Fitness::class).unwrap_or_default()
+    }
+
+    /// What peers have told of a channel that is not too old.
+    fn told(&self, channel: ChannelId, now: MonoNs) -> Vec<ChannelPositions> {
+        let told = self.pair.map(|pair| pair.told(channel)).unwrap_or_default();
+        told.into_iter()
+            .filter(|told| now.since(told.received_at) < self.silence_ns())
+            .map(|told| told.positions)
+            .collect()
+    }
+
+    fn channels(&self, handle: &GroupHandle, now: MonoNs) -> Vec<ChannelObservation> {
+        let observation = |channel| {
+            let own = self.status_table.get(channel)?;
+            let told = self.told(channel, now);
+            let is_on_wire = own.packets > 0 && now.since(own.received_at) < self.silence_ns();
+            let publishes = told.iter().any(|told| told.published.is_some());
+            // Where the link is to tell of the peer, a leader without a link is one to be succeeded.
+            let leader_is_observed =
+                if self.pair.is_some() { !told.is_empty() && (is_on_wire || publishes) } else { is_on_wire };
+            // Of several peers, what the best one has, and whatever any of them has heard.
+            let peer_state = match told.as_slice() {
+                [] => leader_is_observed.then_some(ChannelState::Live),
+                told => {
+                    let states = told.iter().filter_map(|told| ChannelState::from_number(told.state));
+                    states.max_by_key(|state| has_no_gaps(*state))
+                }
+            };
+            let look = ChannelSample {
+                channel,
+                state: own.state,
+                peer_state,
+                published: own.published,
+                peer_received: told.iter().filter_map(|told| told.last_received).max(),
+            };
+            Some(ChannelObservation {
+                own,
+                look,
+                theirs: told.iter().filter_map(|told| told.logged_through).max(),
+                leader_is_observed,
+            })
+        };
+        handle.channels().filter_map(observation).collect()
+    }
+
+    fn fitness_sample(&self, channels: &[ChannelObservation], election: &Election, now: MonoNs) -> FitnessSample {
+        let peer_receives = |observation: &ChannelObservation| {
+            self.told(observation.look.channel, now).iter().any(|told| told.receives_probe)
+        };
+        FitnessSample {
+            channels: channels.iter().map(|observation| observation.look).collect(),
+            log_entries_lost: channels.iter().map(|observation| observation.own.log_entries_lost).sum(),
+            stalls: election.long_stalls(),
+            peer_receives_probe: self.is_linked() && channels.iter().any(peer_receives),
+            receive_path_failed: self.status_table.receive_path(now) == ReceivePath::Failed
+                && !election.has_leadership(),
+        }
+    }
+
+    /// Of each of the group's channels.
+    fn windows(&self, handle: &GroupHandle) -> Vec<WindowCounts> {
+        handle.channels().filter_map(|channel| Some(self.pair?.windows(channel))).collect()
+    }
+}
+
+/// What a gateway of a pair is to begin with: where its peer can give the whole session, with that, so that its books
+/// are as good; else with what it has. A log that nobody else could give again isn't given away.
+#[must_use]
+pub fn beginning(config: &Resolved) -> StartMode {
+    let Some(link) = config.election.as_ref().and_then(|election| election.link.as_ref()) else {
+        return StartMode::OwnLog;
+    };
+    // A key that can't be read is told when the gateway starts.
+    let Ok(key) = SharedKey::load(&link.key_file) else { return StartMode::OwnLog };
+    if link.peers.iter().any(|peer| has_whole_session(config, peer, &key)) {
+        StartMode::WholeSession
+    } else {
+        StartMode::OwnLog
+    }
+}
+
+/// Whether that peer is there and has all that would be given away.
+fn has_whole_session(config: &Resolved, peer: &PeerEndpoint, key: &SharedKey) -> bool {
+    let Ok(told) = query_positions(peer.address, config.gateway.node, key.clone(), QUERY_TIMEOUT) else { return false };
+    for setup in &config.channels {
+        let theirs = told.iter().find(|theirs| theirs.channel == setup.id);
+        let own = log_end(&log_directory(config, setup.id), setup.id);
+        if !is_recoverable(own, theirs, setup.recovery.is_some()) {
+            tracing::info!(
+                peer = %peer.address,
+                channel = setup.name,
+                own = ?own,
+                peer_keeps = ?theirs.and_then(|theirs| theirs.available_input),
+                "the other gateway is there, but without the whole session"
+            );
+            return false;
+        }
+    }
+    tracing::info!(peer = %peer.address, "the other gateway is there: the whole session is asked of it");
+    true
+}
+
+/// How far a log has come; `None` where nothing can be read of it.
+pub(super) fn log_end(directory: &Path, channel: ChannelId) -> Option<StreamPosition> {
+    let (session, next) = Reader::open(directory, channel.0).and_then(|mut log| log.last_entry()).ok()??;
+    Some(StreamPosition::at(Session::from_bytes(session)?, Sequence(next)))
+}
+
+/// Whether what the own log has of the present session can be had again.
+fn is_recoverable(own: Option<StreamPosition>, theirs: Option<&ChannelPositions>, has_server: bool) -> bool {
+    let Some(own) = own else { return true };
+    let Some((logged_through, theirs)) = theirs.and_then(|theirs| Some((theirs.logged_through?, theirs))) else {
+        return false;
+    };
+    match logged_through.session.cmp(&own.session) {
+        Ordering::Greater => true,
+        Ordering::Less => false,
+        Ordering::Equal => theirs.available_input.is_some_and(|available_input| {
+            // The venue's server fills holes; it need not keep a day.
+            let end = if has_server { available_input.next } else { available_input.until };
+            available_input.from <= Sequence(1) && end >= own.sequence
+        }),
+    }
+}
+
+pub(super) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A difference keeps leadership from moving by itself for so long: an hour, in which somebody will have looked at it.
+const MISMATCH_HOLD_NS: u64 = 3_600_000_000_000;
+/// Takeovers are over long before.
+const DUPLICATE_ID_NS: u64 = 5_000_000_000;
+/// Whoever joins has its peer's messages after some seconds, or never.
+const MISMATCH_NS: u64 = 10_000_000_000;
+/// Between two lines of the log that tell how far joining has come.
+const LOG_INTERVAL_NS: u64 = 1_000_000_000;
+/// The link needs a moment to come up.
+const SILENCE_NS_MIN: u64 = 1_000_000_000;
+const SILENCE_NS_MAX: u64 = 5_000_000_000;
+/// On one network it is a matter of a few milliseconds.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use mdgw_election::identity::NodeName;
+    use mdgw_feeds::{identity::Feed, time::TradingDate};
+    use mdgw_pair::pair_link::message::AvailableInput;
+
+    use super::*;
+
+    fn at(restart: u32, sequence: u64) -> StreamPosition {
+        let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
+        StreamPosition::at(Session { feed: Feed::IexTops, date, restart }, Sequence(sequence))
+    }
+
+    fn peer(logged_through: StreamPosition, available_input: Option<[u64; 3]>) -> ChannelPositions {
+        let available_input = available_input
+            .map(|available_input| available_input.map(Sequence))
+            .map(|[from, until, next]| AvailableInput { from, until, next });
+        ChannelPositions { logged_through: Some(logged_through), available_input, ..ChannelPositions::default() }
+    }
+
+    #[test]
+    fn a_window_mismatch_counts_for_an_hour() {
+        let mut watch = GroupHealthMonitor::default();
+        assert!(!watch.has_recent_mismatch(0, MonoNs(5)));
+        assert!(watch.has_recent_mismatch(1, MonoNs(10)));
+        assert!(watch.has_recent_mismatch(1, MonoNs(9 + MISMATCH_HOLD_NS)));
+        assert!(!watch.has_recent_mismatch(1, MonoNs(10 + MISMATCH_HOLD_NS)));
+        assert!(watch.has_recent_mismatch(2, MonoNs(10 + MISMATCH_HOLD_NS)));
+    }
+
+    #[test]
+    fn a_leader_that_keeps_this_gateways_node_id_is_reported_as_a_duplicate() {
+        let own = OwnMember { node: NodeId(2), incarnation: Incarnation(7), outlives_ns: 3_000_000_000 };
+        let member =
+            |node| Member { node: NodeId(node), name: NodeName::new("gw").unwrap(), incarnation: Incarnation(1) };
+        let view = |role, node| View { role, leader: Some(member(node)), ..View::default() };
+        let told = |views: &[(u64, View)]| {
+            let mut watch = DuplicateIdWatch::default();
+            let looks = views.iter().map(|(second, view)| watch.look(view, &own, MonoNs(*second * 1_000_000_000)));
+            looks.map(|duplicate| u32::from(duplicate.is_some())).collect::<Vec<_>>()
+        };
+        let duplicate = view(Role::Candidate, 2);
+        let staying = [0, 5, 6, 7].map(|second| (second, duplicate.clone()));
+        let mut own_record = duplicate.clone();
+        own_record.leader.as_mut().unwrap().incarnation = own.incarnation;
+        assert_eq!(
+            told(&[(0, own_record.clone()), (9, own_record)]),
+            [0, 0],
+            "first in line, and its deadline is over"
+        );
+        assert_eq!(told(&staying), [0, 0, 1, 0], "after two leases, once");
+        for other in [view(Role::Leader, 2), view(Role::Ineligible, 2), view(Role::Candidate, 1)] {
+            let between = [
+                (0, duplicate.clone()),
+                (4, other),
+                (5, duplicate.clone()),
+                (10, duplicate.clone()),
+                (11, duplicate.clone()),
+            ];
+            assert_eq!(told(&between), [0, 0, 0, 0, 1], "an earlier start's record, or none of ours, was between");
+        }
+    }
+
+    #[test]
+    fn a_log_is_removed_only_if_all_of_it_is_recoverable() {
+        let own = Some(at(1, 500));
+        for (theirs, may_go_alone, may_go_with_server) in [
+            (None, false, false),
+            (Some(ChannelPositions::default()), false, false),
+            (Some(peer(at(1, 900), None)), false, false),
+            (Some(peer(at(1, 900), Some([1, 900, 900]))), true, true),
+            (Some(peer(at(1, 900), Some([2, 900, 900]))), false, false),
+            (Some(peer(at(1, 400), Some([1, 400, 400]))), false, false),
+            (Some(peer(at(1, 900), Some([1, 70, 900]))), false, true),
+            (Some(peer(at(0, 900), Some([1, 900, 900]))), false, false),
+            (Some(peer(at(2, 3), None)), true, true),
+        ] {
+            assert_eq!(is_recoverable(own, theirs.as_ref(), false), may_go_alone, "{theirs:?}");
+            assert_eq!(is_recoverable(own, theirs.as_ref(), true), may_go_with_server, "{theirs:?} and a server");
+            assert!(is_recoverable(None, theirs.as_ref(), false), "there is nothing to lose");
+        }
+    }
+}

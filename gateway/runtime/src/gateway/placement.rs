@@ -1,0 +1,86 @@
+//! Spreads the groups over the gateways: a cold thread that tells each election, some times a second, where its group
+//! belongs. The elections of the leaders then hand over.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mdgw_election::{
+    core::GroupPlacement,
+    driver::Election,
+    identity::NodeId,
+    latch::LeaderLatch as _,
+    placement::{GroupObservation, group_placements},
+};
+use mdgw_feeds::identity::GroupId;
+use mdgw_sys::clock::mono_now;
+
+/// The running thread. Ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct PlacementThread {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What is spread.
+#[derive(Debug)]
+pub(super) struct PlacementInputs {
+    /// This gateway.
+    pub(super) node: NodeId,
+    /// How long a gateway counts as there after it was heard, ns.
+    pub(super) lease_ns: u64,
+    /// Of each group, with its load: how many channels it has.
+    pub(super) elections: BTreeMap<GroupId, (Election, u32)>,
+}
+
+impl PlacementThread {
+    pub(super) fn start(spread: PlacementInputs) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("mdgw-placer".to_owned()).spawn(move || {
+            let mut published = BTreeMap::new();
+            // Relaxed: the flag orders nothing.
+            while !stopped.load(Relaxed) {
+                spread.look(&mut published);
+                std::thread::park_timeout(POLL_INTERVAL);
+            }
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for PlacementThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It has no result; one that panicked moves nothing any more.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl PlacementInputs {
+    /// Tells what is new.
+    fn look(&self, published: &mut BTreeMap<GroupId, GroupPlacement>) {
+        let look = |(election, load): &(Election, u32)| GroupObservation { load: *load, view: election.view() };
+        let groups = self.elections.iter().map(|(group, spread)| (*group, look(spread))).collect();
+        for (group, place) in group_placements(&groups, self.node, mono_now(), self.lease_ns) {
+            if published.insert(group, place) != Some(place)
+                && let Some((election, _)) = self.elections.get(&group)
+            {
+                election.set_placement(place);
+            }
+        }
+    }
+}
+
+/// Shorter than a lease, so that a leader's successor is known when it dies.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);

@@ -1,0 +1,210 @@
+//! The gateway's side of its sentinel: a thread that holds the page's mutex as long as the process lives, and the epochs
+//! under which it leads.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::SocketAddr,
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+};
+
+use mdgw_election::{
+    core::CloseReason,
+    driver::Election,
+    identity::Member,
+    latch::{LeaderLatch as _, Listener},
+    sentinel::{
+        SentinelConnection, SentinelSource, forbid_core_dumps,
+        registration::{GroupRegistration, WatchRegistration},
+        shared_page::{GroupFenceAtomics, ProgressCounter, SharedPage, THREADS_MAX},
+    },
+};
+use mdgw_feeds::{
+    identity::{Epoch, GroupId},
+    time::MonoNs,
+};
+use mdgw_sys::{kernel_fence::KernelFence, scheduler::spawn_short_slice};
+
+use super::{GatewayError, election::record_place};
+use crate::config::{
+    Resolved,
+    resolved::{Backend, ElectionConfig, LinkConfig, SentinelChoice},
+};
+
+/// The page, held by a thread of its own. Dropping it says that all is in order.
+#[derive(Debug)]
+pub(super) struct HeldSharedPage {
+    shared_page: Arc<SharedPage>,
+    /// Dropped to end the thread.
+    end: Option<mpsc::Sender<()>>,
+    holder_thread: Option<JoinHandle<()>>,
+    /// Hot threads that show in it: the elections' first, then those of the pools. 0 where nobody judges hangs.
+    thread_count: usize,
+    group_count: usize,
+}
+
+impl HeldSharedPage {
+    /// `None` where the configuration wants no sentinel.
+    ///
+    /// # Errors
+    /// When it can't be made, or has no room for all threads.
+    pub(super) fn of(config: &Resolved) -> Result<Option<Self>, GatewayError> {
+        let link = config.election.as_ref().and_then(|election| election.link.as_ref());
+        let Some(link) = link.filter(|link| link.sentinel != SentinelChoice::None) else { return Ok(None) };
+        let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
+        let all_threads = groups.len() + config.pools.iter().map(|pool| pool.threads.count()).sum::<usize>();
+        let thread_count = if link.hang_limit_ns.is_some() { all_threads } else { 0 };
+        if thread_count > THREADS_MAX {
+            let why = format!("{thread_count} threads of elections and pools, and it watches {THREADS_MAX} at most");
+            return Err(GatewayError::io("keep to election.link.hang_limit_ms")(io::Error::other(why)));
+        }
+        let (shared_page, end, holder_thread) =
+            hold_shared_page().map_err(GatewayError::io("make the page of the sentinel"))?;
+        let group_count = groups.len();
+        Ok(Some(Self { shared_page, end: Some(end), holder_thread: Some(holder_thread), thread_count, group_count }))
+    }
+
+    /// Of the election thread of the group with that index.
+    pub(super) fn election_progress_counter(&self, index: usize) -> Option<ProgressCounter> {
+        (index < self.thread_count).then(|| self.shared_page.thread(index))
+    }
+
+    /// Of the threads of the pool with that number.
+    pub(super) fn pool_progress_counters(&self, config: &Resolved, number: usize) -> Vec<ProgressCounter> {
+        let counts = || config.pools.iter().map(|pool| pool.threads.count());
+        let first = self.group_count + counts().take(number).sum::<usize>();
+        let count = counts().nth(number).unwrap_or(0);
+        (first..first + count)
+            .filter(|index| *index < self.thread_count)
+            .map(|index| self.shared_page.thread(index))
+            .collect()
+    }
+}
+
+impl Drop for HeldSharedPage {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(holder_thread) = self.holder_thread.take() {
+            // It has no result; one that panicked has let the page go.
+            let _ended = holder_thread.join();
+        }
+    }
+}
+
+/// While this lives, the sentinel watches. Dropping it tells the sentinel that all is in order.
+#[derive(Debug)]
+pub(super) struct SentinelHandle {
+    /// Dropped first: the sentinel hears of the end before its stream ends.
+    _page: HeldSharedPage,
+    sentinel: SentinelConnection,
+}
+
+impl SentinelHandle {
+    /// Hands the page to a sentinel.
+    ///
+    /// # Errors
+    /// When it can't be started or reached, or refuses.
+    pub(super) fn start(
+        held: HeldSharedPage,
+        link: &LinkConfig,
+        member: Member,
+        election: &ElectionConfig,
+        elections: &BTreeMap<GroupId, Election>,
+        kernel_fence: Option<&KernelFence>,
+    ) -> Result<Self, GatewayError> {
+        let source = match &link.sentinel {
+            SentinelChoice::None => {
+                return Err(GatewayError::io("have a sentinel")(io::Error::other("none is wanted")));
+            }
+            SentinelChoice::Started => {
+                SentinelSource::Start { program: "/proc/self/exe".into(), priority: election.priority.unwrap_or(0) }
+            }
+            SentinelChoice::Service(path) => SentinelSource::Service(path.clone()),
+        };
+        // Until a dump is written nobody could learn of the death.
+        forbid_core_dumps().map_err(GatewayError::io("switch core dumps off"))?;
+        let shared_page = &held.shared_page;
+        let registration = WatchRegistration {
+            member,
+            groups: elections.keys().map(|group| group_registration(election, *group)).collect(),
+            records: record_place(&election.backend)
+                .map(|place| place.absolute())
+                .transpose()
+                .map_err(GatewayError::io("find the files of the election's store"))?,
+            thread_count: held.thread_count,
+            recipients: recipients(link, &election.backend),
+            key_file: std::path::absolute(&link.key_file).map_err(GatewayError::io("find the key"))?,
+            hang_limit_ns: link.hang_limit_ns,
+        };
+        let sentinel = SentinelConnection::start(&source, &registration, shared_page, kernel_fence)
+            .map_err(|error| GatewayError::io("have a sentinel")(io::Error::other(error)))?;
+        for (index, election) in elections.values().enumerate() {
+            election.listen(Arc::new(EpochPublisher(shared_page.group(index))));
+            // It may have begun to lead before it was listened to.
+            if election.has_leadership() {
+                shared_page.group(index).open(election.view().epoch, FOR_GOOD);
+            }
+        }
+        tracing::info!("a sentinel watches; core dumps are off");
+        Ok(Self { _page: held, sentinel })
+    }
+
+    /// Why nobody watches any more.
+    pub(super) fn fault(&mut self) -> Option<String> {
+        self.sentinel.fault()
+    }
+}
+
+/// Every candidate and voter that the configuration names.
+fn recipients(link: &LinkConfig, backend: &Backend) -> Vec<SocketAddr> {
+    let others = match backend {
+        Backend::Quorum(quorum) => quorum.voters.values().copied().collect(),
+        Backend::Emergent(membership) => {
+            membership.seeds.iter().copied().filter(|seed| *seed != membership.listen).collect()
+        }
+        _ => Vec::new(),
+    };
+    link.peers.iter().map(|peer| peer.address).chain(others).map(SocketAddr::V4).collect()
+}
+
+fn group_registration(election: &ElectionConfig, group: GroupId) -> GroupRegistration {
+    GroupRegistration { group: group.0, lease_ns: election.timing.lease_ns }
+}
+
+/// A thread that holds the page until it is told to close it.
+fn hold_shared_page() -> io::Result<(Arc<SharedPage>, mpsc::Sender<()>, JoinHandle<()>)> {
+    let shared_page = Arc::new(SharedPage::create()?);
+    let held = Arc::clone(&shared_page);
+    let (end, until) = mpsc::channel::<()>();
+    let (tell, recipients) = mpsc::channel();
+    let holder_thread = spawn_short_slice("mdgw-vigil", move || {
+        let holding = held.hold();
+        let holds = holding.is_ok();
+        let _gone = tell.send(holding);
+        if holds {
+            let _ended = until.recv();
+            if let Err(error) = held.close() {
+                tracing::warn!(%error, "the sentinel takes the end for a death");
+            }
+        }
+    })?;
+    recipients.recv().map_err(io::Error::other)??;
+    Ok((shared_page, end, holder_thread))
+}
+
+/// Writes a group's epoch where the sentinel finds it: it must name the leadership that ended.
+struct EpochPublisher(GroupFenceAtomics);
+
+impl Listener for EpochPublisher {
+    fn gained(&self, epoch: Epoch) {
+        self.0.open(epoch, FOR_GOOD);
+    }
+
+    fn lost(&self, _epoch: Epoch, _reason: CloseReason) {
+        self.0.close();
+    }
+}
+
+/// The sentinel asks for a deadline only where it judges hangs.
+const FOR_GOOD: MonoNs = MonoNs(u64::MAX);

@@ -1,0 +1,158 @@
+//! A gateway that comes back begins with its peer's state, channel by channel.
+
+use std::{cmp::Ordering, net::SocketAddrV4, time::Duration};
+
+use mdgw_election::auth::SharedKey;
+use mdgw_feeds::{
+    channel::{Channel, ChannelConfig},
+    published::position::StreamPosition,
+};
+use mdgw_pair::pair_link::{CopyError, fetch_copy};
+
+use super::{health::log_end, wiring::log_directory};
+use crate::config::{Resolved, resolved::ChannelSetup};
+
+/// The other gateways that may give their state.
+#[derive(Debug)]
+pub(super) struct Donors {
+    key: Option<SharedKey>,
+    /// Without those that didn't answer.
+    peers: Vec<SocketAddrV4>,
+}
+
+impl Donors {
+    /// Those that are configured, where the gateway wants any.
+    pub(super) fn of(config: &Resolved, copy_peer_state: bool) -> Self {
+        let link = config.election.as_ref().and_then(|election| election.link.as_ref()).filter(|_| copy_peer_state);
+        Self {
+            // A key that can't be read is told when the gateway links.
+            key: link.and_then(|link| SharedKey::load(&link.key_file).ok()),
+            peers: link.map_or_else(Vec::new, |link| link.peers.iter().map(|peer| peer.address).collect()),
+        }
+    }
+
+    /// Whether none of those that were asked answers any more.
+    pub(super) fn are_all_unreachable(&self) -> bool {
+        self.key.is_some() && self.peers.is_empty()
+    }
+
+    /// The channel in the state in which another gateway has it; `None` where none gives one that is worth it. `joining`: how it
+    /// is to be set up; `can_replay_input`: whether it can have the whole session's input otherwise.
+    pub(super) fn channel(
+        &mut self,
+        config: &Resolved,
+        setup: &ChannelSetup,
+        joining: &ChannelConfig,
+        can_replay_input: &mut dyn FnMut() -> bool,
+    ) -> Option<Channel> {
+        let key = self.key.as_ref()?;
+        let own = log_end(&log_directory(config, setup.id), setup.id);
+        for peer in self.peers.clone() {
+            match copy_with_retries(peer, config.gateway.node, key, joining) {
+                Ok(channel) => {
+                    let (session, next) = channel.position()?;
+                    let at = StreamPosition::at(session, next);
+                    let has_missed_input = channel.has_missed_input();
+                    let Err(why) =
+                        is_better_than_own(at, has_missed_input, own, has_missed_input && can_replay_input())
+                    else {
+                        tracing::info!(%peer, channel = setup.name, %session, next = next.0, "begins with the peer's state");
+                        return Some(channel);
+                    };
+                    tracing::warn!(%peer, channel = setup.name, %session, next = next.0, why, "the peer's state is not taken");
+                }
+                Err(error) => {
+                    tracing::warn!(%peer, channel = setup.name, %error, "no copy of the peer's state");
+                    // Who isn't there, or breaks off each time, is not waited for once more.
+                    if matches!(error, CopyError::Unreachable(_) | CopyError::Io(_)) {
+                        self.peers.retain(|other| *other != peer);
+                    }
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A copy; where something comes between, another one.
+fn copy_with_retries(
+    peer: SocketAddrV4,
+    node: u8,
+    key: &SharedKey,
+    joining: &ChannelConfig,
+) -> Result<Channel, CopyError> {
+    let mut attempt = 1;
+    loop {
+        match fetch_copy(peer, node, key.clone(), joining.clone(), TIMEOUT) {
+            Err(error) if error.is_transient() && attempt < ATTEMPTS_MAX => std::thread::sleep(RETRY_INTERVAL),
+            outcome => return outcome,
+        }
+        attempt += 1;
+    }
+}
+
+/// Whether a state is better than what this gateway has by itself.
+///
+/// What the own log holds stays there; it goes on at the copy's position. So a copy must not lie before the log's end. Books in
+/// doubt are no better than the whole session's input, and better than the empty ones that are in doubt too: what both
+/// gateways make of the rest of the session is then the same.
+fn is_better_than_own(
+    copied: StreamPosition,
+    has_missed_input: bool,
+    own: Option<StreamPosition>,
+    can_replay_input: bool,
+) -> Result<(), &'static str> {
+    let order = own.map_or(Ordering::Greater, |own| copied.session.cmp(&own.session));
+    match order {
+        Ordering::Less => Err("the own log is of a newer session"),
+        Ordering::Equal if own > Some(copied) => Err("the own log has come further"),
+        _ if has_missed_input && can_replay_input => {
+            Err("its books are in doubt, and the session's input is to be had")
+        }
+        Ordering::Equal | Ordering::Greater => Ok(()),
+    }
+}
+
+/// Of one peer.
+const ATTEMPTS_MAX: u32 = 5;
+/// Before the next attempt.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// A copy that doesn't go on for so long has ended.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        time::TradingDate,
+    };
+
+    use super::*;
+
+    fn at(restart: u32, sequence: u64) -> StreamPosition {
+        let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
+        StreamPosition::at(Session { feed: Feed::IexTops, date, restart }, Sequence(sequence))
+    }
+
+    #[test]
+    fn a_copied_state_is_used_only_if_it_is_newer_and_no_more_suspect_than_a_replay() {
+        for (copied, has_missed_input, own, can_replay_input, is_taken) in [
+            (at(1, 500), false, None, false, true),
+            (at(1, 500), false, None, true, true),
+            (at(1, 500), false, Some(at(1, 500)), false, true),
+            (at(1, 500), false, Some(at(1, 40)), true, true),
+            (at(1, 500), false, Some(at(1, 501)), false, false),
+            (at(1, 500), false, Some(at(2, 1)), false, false),
+            (at(1, 500), false, Some(at(0, 900)), false, true),
+            (at(1, 500), true, Some(at(1, 40)), false, true),
+            (at(1, 500), true, Some(at(1, 40)), true, false),
+            (at(1, 500), true, Some(at(1, 501)), false, false),
+            (at(1, 500), true, None, false, true),
+            (at(1, 500), true, Some(at(0, 40)), false, true),
+            (at(1, 500), true, None, true, false),
+        ] {
+            let outcome = is_better_than_own(copied, has_missed_input, own, can_replay_input);
+            assert_eq!(outcome.is_ok(), is_taken, "{copied:?} {has_missed_input} {own:?} {can_replay_input}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Books from the venue: a gateway that comes back in the midst of a session, and gets no state from another one, has the
+//! venue's server play the session again, where that still has its first message.
+//!
+//! What the own log holds stays there. The channel is given all that is before the log's end once more, for its books alone,
+//! and goes on behind it. So the books are as good as before, and both gateways of a pair that were down at a time have the
+//! same again. Without such a server they begin empty, in doubt, and at two places.
+
+use std::{
+    io::{self, ErrorKind},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    time::Duration,
+};
+
+use mdgw_feeds::{
+    channel::Numbering,
+    identity::Sequence,
+    transport::{
+        Packet, Transport as _,
+        moldudp64::{MoldUdp64, Request, session_name},
+    },
+};
+
+use crate::config::resolved::{ChannelSetup, RecoveryConfig};
+
+/// Whether a channel's session can be had again, asked no sooner than somebody wants to know.
+#[derive(Debug)]
+pub(super) struct VenueReplay<'c> {
+    setup: &'c ChannelSetup,
+    /// What would be played; `None`: nothing, or nobody wants it.
+    numbering: Option<Numbering>,
+    is_available: Option<bool>,
+}
+
+impl<'c> VenueReplay<'c> {
+    /// Nobody has been asked yet.
+    pub(super) fn new(setup: &'c ChannelSetup, numbering: Option<Numbering>) -> Self {
+        Self { setup, numbering, is_available: None }
+    }
+
+    /// Whether the venue's server has the session from its first message on. Waits for its answer the first time, no longer
+    /// than for the answer of a gap.
+    pub(super) fn is_available(&mut self) -> bool {
+        *self.is_available.get_or_insert_with(|| {
+            let (Some(recovery), Some(numbering)) = (&self.setup.recovery, &self.numbering) else { return false };
+            let answer = first_message(recovery, numbering);
+            if !matches!(answer, Ok(true)) {
+                let (server, channel) = (recovery.server, &self.setup.name);
+                tracing::warn!(%server, channel, ?answer, "the venue's server doesn't give the session's beginning");
+            }
+            answer.unwrap_or(false)
+        })
+    }
+}
+
+/// Whether the server answers with the first message. Only MoldUDP64 has such servers.
+fn first_message(recovery: &RecoveryConfig, numbering: &Numbering) -> io::Result<bool> {
+    let socket = UdpSocket::bind(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect(recovery.server)?;
+    socket.set_read_timeout(Some(Duration::from_nanos(recovery.timeout_ns.max(1))))?;
+    let request = Request { session: session_name(numbering.venue), first: Sequence(1), count: 1 }.to_bytes();
+    let mut bytes = [0; DATAGRAM_BYTES_MAX];
+    for _ in 0..recovery.attempts_max {
+        socket.send(&request)?;
+        match socket.recv(&mut bytes) {
+            Ok(length) => {
+                let answer = MoldUdp64::parse(bytes.get(..length).unwrap_or_default());
+                if answer.is_ok_and(|answer| is_first_message(&answer, numbering)) {
+                    return Ok(true);
+                }
+            }
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+fn is_first_message(answer: &Packet<'_>, numbering: &Numbering) -> bool {
+    (answer.session, answer.first) == (numbering.venue, Sequence(1)) && answer.count > 0
+}
+
+/// Whatever is longer is no answer.
+const DATAGRAM_BYTES_MAX: usize = 2_048;
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{
+        identity::{Feed, Session},
+        time::UnixNs,
+        transport::moldudp64::{PacketWriter, venue_session},
+    };
+
+    use super::*;
+
+    const NAME: [u8; 10] = *b"SESSION001";
+
+    fn numbering() -> Numbering {
+        let session = Session { feed: Feed::NasdaqItch, date: "2019-01-30".parse().unwrap(), restart: 0 };
+        let (started, latest) = (UnixNs(0), UnixNs(0));
+        Numbering { session, venue: venue_session(NAME), started, latest, has_messages: true }
+    }
+
+    /// Answers each request with the next of these; then with nothing any more, but is there for a while.
+    fn server(answers: Vec<Vec<u8>>) -> RecoveryConfig {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let std::net::SocketAddr::V4(server) = socket.local_addr().unwrap() else { unreachable!("bound to one") };
+        std::thread::spawn(move || {
+            for answer in answers {
+                let (length, client) = socket.recv_from(&mut [0; 64]).unwrap();
+                assert_eq!(length, 20, "a request");
+                socket.send_to(&answer, client).unwrap();
+            }
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            while socket.recv_from(&mut [0; 64]).is_ok() {}
+        });
+        RecoveryConfig {
+            server,
+            timeout_ns: 5_000_000_000,
+            attempts_max: 3,
+            messages_per_request_max: 100,
+            requests_under_way_max: 1,
+        }
+    }
+
+    fn packet(name: [u8; 10], first: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut writer = PacketWriter::begin(&mut bytes, name, Sequence(first), 1_400);
+        assert!(writer.push(b"message"));
+        let _count = writer.finish();
+        bytes
+    }
+
+    #[test]
+    fn a_server_that_answers_with_the_first_message_can_replay_the_session() {
+        assert!(first_message(&server(vec![packet(NAME, 1)]), &numbering()).unwrap());
+        let late = vec![b"damaged".to_vec(), packet(NAME, 2), packet(NAME, 1)];
+        assert!(first_message(&server(late), &numbering()).unwrap());
+    }
+
+    #[test]
+    fn another_session_a_later_message_or_a_damaged_packet_is_rejected() {
+        let wrong = vec![packet(*b"SESSION002", 1), packet(NAME, 7), b"damaged".to_vec()];
+        assert!(!first_message(&server(wrong), &numbering()).unwrap());
+    }
+
+    #[test]
+    fn a_silent_or_absent_server_cannot_replay() {
+        let silent = RecoveryConfig { timeout_ns: 1_000_000, ..server(Vec::new()) };
+        assert!(!first_message(&silent, &numbering()).unwrap());
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let std::net::SocketAddr::V4(gone) = socket.local_addr().unwrap() else { unreachable!("bound to one") };
+        drop(socket);
+        assert!(!first_message(&RecoveryConfig { server: gone, ..silent }, &numbering()).unwrap_or(false));
+    }
+}

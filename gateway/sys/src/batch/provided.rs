@@ -1,0 +1,156 @@
+//! Buffers that a ring fills and a batch hands on without copying.
+
+#![allow(unsafe_code, reason = "headers that the kernel writes through")]
+
+use std::{
+    fmt, io,
+    net::{Ipv4Addr, SocketAddrV4},
+};
+
+use crossbeam_queue::ArrayQueue;
+use io_uring::types::RecvMsgOut;
+use mdgw_feeds::{identity::Line, time::UnixNs};
+
+use super::{
+    StampKind,
+    control::{self, CONTROL_BYTES},
+    pinned_array::Fixed,
+    receive::{NAME_BYTES, ReceiveBatch},
+};
+
+/// A fixed number of buffers in one piece of memory, each known by its number. Whoever holds a number has all access
+/// to its buffer: the kernel (it lies in the buffer ring), the ring's thread (it was filled), a batch (it was lent),
+/// or nobody (it was given back and waits for the ring's thread).
+///
+/// ```text
+///   | recvmsg header 16 | source 16 | control data 96 | datagram ... 2,048 |
+/// ```
+pub struct ProvidedBuffers {
+    memory: Fixed<u8>,
+    returned: ArrayQueue<u16>,
+}
+
+/// Bytes of one buffer.
+pub const STRIDE: usize = 16 + 16 + CONTROL_BYTES + ReceiveBatch::DATAGRAM_BYTES_MAX;
+const _: () = assert!(16 == NAME_BYTES as usize && STRIDE.is_multiple_of(64));
+
+impl ProvidedBuffers {
+    /// That many buffers, none of them given back yet.
+    #[must_use]
+    pub fn new(count: u16) -> Self {
+        let memory = Fixed::new(usize::from(count) * STRIDE, |_| 0);
+        Self { memory, returned: ArrayQueue::new(usize::from(count)) }
+    }
+
+    /// Address of a buffer.
+    ///
+    /// # Panics
+    /// When there is no such buffer.
+    #[must_use]
+    pub fn at(&self, id: u16) -> *mut u8 {
+        self.memory.at(usize::from(id) * STRIDE)
+    }
+
+    /// A buffer that was given back, for the ring's thread.
+    pub fn take_returned(&self) -> Option<u16> {
+        self.returned.pop()
+    }
+
+    /// Gives a buffer back. There is room for all of them, so it never fails.
+    pub(super) fn return_buffer(&self, id: u16) {
+        let returned = self.returned.push(id);
+        debug_assert!(returned.is_ok());
+    }
+
+    /// What the kernel wrote into a buffer, `None` where it is no datagram of ours.
+    ///
+    /// # Safety
+    /// The caller holds the buffer, and the kernel wrote `written` bytes to it.
+    pub(super) unsafe fn datagram(&self, id: u16, written: usize) -> Option<ProvidedDatagram> {
+        // SAFETY: the buffer is `STRIDE` long, initialised, and the caller holds it.
+        let bytes = unsafe { std::slice::from_raw_parts(self.at(id), written.min(STRIDE)) };
+        let out = RecvMsgOut::parse(bytes, &message_template()).ok()?;
+        let (ts_recv, stamp) = control::stamp(out.control_data());
+        let length = out.payload_data().len();
+        Some(ProvidedDatagram {
+            offset: bytes.len() - length,
+            length,
+            ts_recv,
+            stamp,
+            source: source(out.name_data())?,
+            truncated: out.is_payload_truncated(),
+        })
+    }
+}
+
+/// The message header that tells the kernel how to lay out a buffer: room for source and control data.
+pub fn message_template() -> libc::msghdr {
+    libc::msghdr {
+        msg_name: std::ptr::null_mut(),
+        msg_namelen: NAME_BYTES,
+        msg_iov: std::ptr::null_mut(),
+        msg_iovlen: 0,
+        msg_control: std::ptr::null_mut(),
+        msg_controllen: CONTROL_BYTES,
+        msg_flags: 0,
+    }
+}
+
+// SAFETY: access to a buffer's memory belongs to whoever holds its number, and numbers change hands through the queue,
+// which synchronises.
+unsafe impl Send for ProvidedBuffers {}
+// SAFETY: as above.
+unsafe impl Sync for ProvidedBuffers {}
+
+impl fmt::Debug for ProvidedBuffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LentBuffers").field("count", &self.returned.capacity()).finish_non_exhaustive()
+    }
+}
+
+/// Where in its buffer a datagram lies, and what is known of it.
+pub(super) struct ProvidedDatagram {
+    pub(super) offset: usize,
+    pub(super) length: usize,
+    pub(super) ts_recv: Option<UnixNs>,
+    pub(super) stamp: StampKind,
+    pub(super) source: SocketAddrV4,
+    pub(super) truncated: bool,
+}
+
+/// A `sockaddr_in` as bytes: family, then port and address in network order.
+fn source(name: &[u8]) -> Option<SocketAddrV4> {
+    let (_family, rest) = name.split_first_chunk::<2>()?;
+    let (port, rest) = rest.split_first_chunk::<2>()?;
+    let (ip, _) = rest.split_first_chunk::<4>()?;
+    Some(SocketAddrV4::new(Ipv4Addr::from(*ip), u16::from_be_bytes(*port)))
+}
+
+impl ReceiveBatch {
+    /// Takes a buffer that the kernel filled, without copying, and holds it until [`Self::clear`]. One that holds no
+    /// datagram is given back at once. False: there is no room, and the caller keeps the buffer.
+    ///
+    /// # Errors
+    /// When the batch still holds buffers of another ring.
+    ///
+    /// # Safety
+    /// The caller holds the buffer, and the kernel wrote `written` bytes to it.
+    pub unsafe fn push_provided(
+        &mut self,
+        buffers: &std::sync::Arc<ProvidedBuffers>,
+        id: u16,
+        written: usize,
+        line: Line,
+    ) -> io::Result<bool> {
+        if self.room() == 0 {
+            return Ok(false);
+        }
+        self.set_provider(buffers)?;
+        // SAFETY: as demanded of our caller.
+        match unsafe { buffers.datagram(id, written) } {
+            Some(datagram) => self.record_provided(id, &datagram, line),
+            None => buffers.return_buffer(id),
+        }
+        Ok(true)
+    }
+}

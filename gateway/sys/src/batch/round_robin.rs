@@ -1,0 +1,52 @@
+//! Reading several sockets of one channel into one batch, each its share.
+
+use std::{io, os::fd::RawFd};
+
+use mdgw_feeds::identity::Line;
+
+use super::ReceiveBatch;
+use crate::handle::LineSet;
+
+/// One `recvmmsg` for each socket. The first error is returned when every socket has been tried: a fault of one line
+/// must not starve the other. Nor must its load: each gets an equal share of the room that the ones before it left, so
+/// that lines under a burst advance side by side and the reorder window holds little more than their skew.
+pub fn receive_round_robin(sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
+    let mut unfinished = LineSet::default();
+    let mut fault = None;
+    for (sockets_left, &(line, socket)) in
+        sockets.iter().enumerate().map(|(place, socket)| (sockets.len() - place, socket))
+    {
+        match receive_skipping_send_errors(line, socket, batch.room().div_ceil(sockets_left), batch) {
+            Ok(true) => unfinished = unfinished.with(line),
+            Ok(false) => {}
+            Err(error) => fault = fault.or(Some(error)),
+        }
+    }
+    fault.map_or(Ok(unfinished), Err)
+}
+
+/// Reads a socket, passing over what it reports of earlier sends: a connected socket (the one to a retransmission
+/// server) returns the ICMP answers to them in front of its datagrams, each once.
+fn receive_skipping_send_errors(
+    line: Line,
+    socket: RawFd,
+    packets_max: usize,
+    batch: &mut ReceiveBatch,
+) -> io::Result<bool> {
+    for _ in 0..SEND_ERRORS_MAX {
+        match batch.receive_many(line, socket, packets_max) {
+            Err(error) if is_past_send_error(&error) => {}
+            other => return other,
+        }
+    }
+    Ok(true)
+}
+
+/// Whether the error tells of an earlier send and was cleared by being told.
+pub fn is_past_send_error(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, Interrupted, NetworkUnreachable};
+    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | Interrupted)
+}
+
+/// Reports passed over in one reading; then the socket counts as unfinished.
+const SEND_ERRORS_MAX: usize = 4;

@@ -1,0 +1,257 @@
+//! What each channel and each of its lines did over an interval: counts, and by how much a line led.
+//!
+//! The holder of a channel's claim keeps these figures itself. Once an interval a cold thread offers a set of empty
+//! histograms; after its next batch or deadline the holder changes them for its own, writes its counts beside them and
+//! gives the set back ([`double_buffer`](super::double_buffer)).
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::{arbiter::lead_histogram, channel::Channel, drop_reason::DropReason, identity::Line, time::MonoNs};
+
+use super::double_buffer::{BufferCollector, BufferProducer, double_buffer};
+
+/// Counts of a channel since its gateway began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelCounts {
+    /// Datagrams of all lines.
+    pub datagrams: u64,
+    /// Messages, each once.
+    pub messages: u64,
+    /// Messages that a line brought though another had.
+    pub duplicates: u64,
+    /// Gaps declared.
+    pub gaps: u64,
+    /// Messages in them.
+    pub gap_messages: u64,
+    /// What was refused and should not have come, by channel and arbiter.
+    pub drops: u64,
+}
+
+/// Counts of a line since its gateway began. They may go down a little: a line that was thought first is found to have
+/// been second when the other one's copy is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LineCounts {
+    /// Packets with messages.
+    pub packets: u64,
+    /// Messages that it was first to bring.
+    pub won_messages: u64,
+    /// Messages that another line had brought.
+    pub duplicate_messages: u64,
+    /// Messages that came after their gap had been declared.
+    pub late_messages: u64,
+}
+
+/// One interval of one channel.
+#[derive(Debug)]
+pub struct ChannelMetrics {
+    since: Option<MonoNs>,
+    until: Option<MonoNs>,
+    counts: ChannelCounts,
+    lines: Box<[LineMetrics]>,
+}
+
+/// One interval of one line.
+#[derive(Debug)]
+pub struct LineMetrics {
+    /// Which.
+    pub line: Line,
+    /// Its counts at the end of the interval.
+    pub counts: LineCounts,
+    /// Within the interval, for each message that this line and another one brought: how much earlier this one was, ns.
+    pub lead_ns: Histogram<u64>,
+}
+
+impl ChannelMetrics {
+    fn new(lines: &[Line]) -> Self {
+        let line_metrics =
+            |line: &Line| LineMetrics { line: *line, counts: LineCounts::default(), lead_ns: lead_histogram() };
+        Self {
+            since: None,
+            until: None,
+            counts: ChannelCounts::default(),
+            lines: lines.iter().map(line_metrics).collect(),
+        }
+    }
+
+    /// From when to when; `None` for a channel that has just begun.
+    #[must_use]
+    pub fn interval(&self) -> Option<(MonoNs, MonoNs)> {
+        self.since.zip(self.until)
+    }
+
+    /// Counts at the end of the interval.
+    #[must_use]
+    pub fn counts(&self) -> &ChannelCounts {
+        &self.counts
+    }
+
+    /// Its lines.
+    #[must_use]
+    pub fn lines(&self) -> &[LineMetrics] {
+        &self.lines
+    }
+
+    /// Changes histograms with the channel and writes its counts down.
+    fn fill(&mut self, channel: &mut Channel, socket_drops: u64, since: Option<MonoNs>, now: MonoNs) {
+        (self.since, self.until) = (since, Some(now));
+        let (counters, arbiter_drops) = (channel.counters(), channel.arbiter_drops());
+        self.counts = ChannelCounts {
+            datagrams: counters.datagrams,
+            messages: counters.messages,
+            duplicates: arbiter_drops.get(DropReason::Duplicate),
+            gaps: counters.gaps,
+            gap_messages: counters.gap_messages,
+            drops: socket_drops + channel.drops().unexpected() + arbiter_drops.unexpected(),
+        };
+        for LineMetrics { line, counts, lead_ns } in &mut self.lines {
+            let statistics = channel.line_statistics(*line);
+            *counts = LineCounts {
+                packets: statistics.packets,
+                won_messages: statistics.won_messages,
+                duplicate_messages: statistics.duplicate_messages,
+                late_messages: statistics.late_messages,
+            };
+            channel.exchange_lead(*line, lead_ns);
+        }
+    }
+
+    fn clear(&mut self) {
+        for line in self.lines.iter_mut().filter(|line| !line.lead_ns.is_empty()) {
+            line.lead_ns.reset();
+        }
+    }
+}
+
+/// Both ends of one channel's hand-over, for its `lines`.
+#[must_use]
+pub fn channel_recorder_pair(lines: &[Line]) -> (ChannelRecorder, ChannelCollector) {
+    let set = || Box::new(ChannelMetrics::new(lines));
+    let (producer, collector) = double_buffer(set(), ChannelMetrics::clear);
+    (ChannelRecorder { since: None, last: Some(set()), producer }, collector)
+}
+
+/// The hot end: with the channel, in the hands of its holder.
+#[derive(Debug)]
+pub struct ChannelRecorder {
+    since: Option<MonoNs>,
+    /// For [`Self::finish`].
+    last: Option<Box<ChannelMetrics>>,
+    producer: BufferProducer<ChannelMetrics>,
+}
+
+impl ChannelRecorder {
+    /// After a batch or a deadline: hands over what the channel has, if it was asked for. `socket_drops`: what never
+    /// reached the channel.
+    #[inline]
+    pub fn at_batch_boundary(&mut self, now: MonoNs, channel: &mut Channel, socket_drops: u64) {
+        if self.producer.is_requested() {
+            self.hand_over(now, channel, socket_drops);
+        } else if self.since.is_none() {
+            self.since = Some(now);
+        }
+    }
+
+    #[cold]
+    fn hand_over(&mut self, now: MonoNs, channel: &mut Channel, socket_drops: u64) {
+        let Some(mut set) = self.producer.take_empty() else { return };
+        set.fill(channel, socket_drops, self.since.replace(now), now);
+        self.producer.hand_back(set);
+    }
+
+    /// The channel has ended: hands over what it still has.
+    pub fn finish(&mut self, now: MonoNs, channel: &mut Channel, socket_drops: u64) {
+        if let Some(mut set) = self.last.take() {
+            set.fill(channel, socket_drops, self.since.take(), now);
+            self.producer.hand_back_last(set);
+        }
+    }
+}
+
+/// The cold end. A channel without a batch or a deadline since the last time keeps its figures.
+pub type ChannelCollector = BufferCollector<ChannelMetrics>;
+
+impl ChannelCollector {
+    /// Bytes of both sets of a channel with so many lines.
+    #[must_use]
+    pub fn memory_bytes(line_count: usize) -> usize {
+        2 * line_count * (lead_histogram().distinct_values() * size_of::<u64>() + size_of::<LineMetrics>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{
+        channel::{ChannelConfig, Datagram},
+        frame::{FrameMeta, FrameSink},
+        identity::{ChannelId, Feed, Sequence, Session},
+        time::UnixNs,
+        transport::moldudp64,
+    };
+
+    use super::*;
+
+    /// Frames are of no interest here.
+    struct DiscardingSink;
+
+    impl FrameSink for DiscardingSink {
+        fn frame(&mut self, _: &FrameMeta, _: u16, _: &[u8]) {}
+        fn covered_through(&mut self, _: Sequence) {}
+        fn session(&mut self, _: Session, _: Sequence) {}
+        fn end_of_session(&mut self) {}
+    }
+
+    const LINES: [Line; 2] = [Line(0), Line(1)];
+
+    /// A channel that both lines bring `count` messages, line A 1,000 ns earlier; `first` is the number of the first.
+    fn feed_both_lines(channel: &mut Channel, first: u64, count: u64) {
+        for sequence in first..first + count {
+            for (line, delay_ns) in [(Line::A, 0), (Line::B, 1_000)] {
+                let mut bytes = Vec::new();
+                let mut packet = moldudp64::PacketWriter::begin(&mut bytes, *b"0000000001", Sequence(sequence), 1_400);
+                assert!(packet.push(&[b'S', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'O']));
+                packet.finish();
+                let ts_recv = UnixNs(1_548_858_600_000_000_000 + sequence * 1_000_000 + delay_ns);
+                channel.accept(Datagram { line, bytes: &bytes, ts_recv }, MonoNs(sequence), &mut DiscardingSink);
+            }
+        }
+    }
+
+    fn channel() -> Channel {
+        Channel::new(ChannelConfig::new(ChannelId(1), Feed::NasdaqItch))
+    }
+
+    fn summary(set: &ChannelMetrics) -> (Option<(u64, u64)>, u64, u64, u64, u64) {
+        let [a, b] = set.lines() else { panic!("two lines") };
+        assert_eq!((b.counts.won_messages, b.lead_ns.len()), (0, 0));
+        let interval = set.interval().map(|(since, until)| (since.0, until.0));
+        (interval, set.counts().messages, a.counts.won_messages, a.lead_ns.len(), b.counts.duplicate_messages)
+    }
+
+    #[test]
+    fn each_lead_is_collected_once_and_counts_accumulate() {
+        let mut channel = channel();
+        let (mut recorder, mut collector) = channel_recorder_pair(&LINES);
+        let mut summaries = Vec::new();
+        recorder.at_batch_boundary(MonoNs(10), &mut channel, 0);
+        feed_both_lines(&mut channel, 1, 5);
+        collector.collect(|set| summaries.push(summary(set)));
+        assert_eq!(summaries, [], "asked for only now");
+        recorder.at_batch_boundary(MonoNs(20), &mut channel, 0);
+        feed_both_lines(&mut channel, 6, 3);
+        recorder.at_batch_boundary(MonoNs(30), &mut channel, 0);
+        collector.collect(|set| summaries.push(summary(set)));
+        recorder.at_batch_boundary(MonoNs(40), &mut channel, 0);
+        feed_both_lines(&mut channel, 9, 1);
+        recorder.finish(MonoNs(50), &mut channel, 0);
+        collector.finish(|set| summaries.push(summary(set)));
+        assert_eq!(
+            summaries,
+            [(Some((10, 20)), 5, 5, 5, 5), (Some((20, 40)), 8, 8, 3, 8), (Some((40, 50)), 9, 9, 1, 9)]
+        );
+    }
+
+    #[test]
+    fn the_reported_memory_is_that_of_the_histograms() {
+        let bytes = ChannelCollector::memory_bytes(2);
+        assert!((80_000..150_000).contains(&bytes), "{bytes}");
+    }
+}

@@ -1,0 +1,123 @@
+//! What the books don't hold: symbols, volume, trades, counted from the channels' frames.
+
+use std::{collections::BTreeMap, mem::offset_of};
+
+use dbn::enums::rtype;
+use mdgw_feeds::{
+    channel::ChannelConfig,
+    consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
+    frame::{FrameFlags, FrameKind, FrameMeta},
+    identity::{InstrumentId, Sequence, Session},
+};
+
+use crate::replay::offline::{OfflineError, ReplaySink, StopPoint};
+
+/// Counts for all lanes.
+#[derive(Debug, Default)]
+pub(super) struct TradeCounter(Vec<LaneTrades>);
+
+/// Counts of one lane's current session.
+#[derive(Debug, Default)]
+pub(super) struct LaneTrades {
+    edge: ConsumerEdge,
+    instruments: BTreeMap<InstrumentId, Instrument>,
+    /// Sessions with their first sequence here, and where they had got to when the next began.
+    sessions: Vec<(Session, Sequence, Sequence)>,
+}
+
+/// What was counted of an instrument.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Instrument {
+    pub(super) symbol: String,
+    pub(super) volume: u64,
+    pub(super) trades: u64,
+}
+
+impl TradeCounter {
+    pub(super) fn lanes(&self) -> &[LaneTrades] {
+        &self.0
+    }
+
+    /// Whether the session that is stopped in only began behind that message.
+    pub(super) fn begins_after(&self, stop: &StopPoint) -> bool {
+        let stopped_in = self.0.iter().filter_map(|lane| lane.sessions.last());
+        let mut reached = stopped_in.filter(|(.., next)| *next > stop.sequence).peekable();
+        reached.peek().is_some() && reached.all(|(_, first, _)| *first > stop.sequence)
+    }
+
+    /// Which sessions came, and how far.
+    pub(super) fn describe_sessions(&self) -> String {
+        let mut seen: Vec<String> = Vec::new();
+        for (session, first, next) in self.0.iter().flat_map(|lane| &lane.sessions).take(SESSIONS_LISTED_MAX) {
+            let (date, restart, last) = (session.date, session.restart, next.0.saturating_sub(1));
+            seen.push(format!("{date}#{restart} from {} to {last}", first.0));
+        }
+        if seen.is_empty() { "there is no session".to_owned() } else { format!("there are {}", seen.join(", ")) }
+    }
+}
+
+impl LaneTrades {
+    pub(super) fn instruments(&self) -> impl Iterator<Item = (InstrumentId, &Instrument)> {
+        self.instruments.iter().map(|(id, instrument)| (*id, instrument))
+    }
+}
+
+impl ReplaySink for TradeCounter {
+    fn lane(&mut self, _lane: usize, _config: &ChannelConfig) -> Result<(), OfflineError> {
+        self.0.push(LaneTrades { edge: ConsumerEdge::new(TsRecvMode::None), ..LaneTrades::default() });
+        Ok(())
+    }
+
+    fn frame(&mut self, lane: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
+        let Some(LaneTrades { edge, instruments, .. }) = self.0.get_mut(lane) else { return };
+        if meta.kind != FrameKind::Message || meta.flags.contains(FrameFlags::LATE_FILL) {
+            return;
+        }
+        edge.deliver(&meta.header(record_count, body), body, |handed| match handed {
+            EdgeOutput::Mapping { id, symbol } => {
+                instruments.entry(id).or_default().symbol = String::from_utf8_lossy(symbol).into_owned();
+            }
+            EdgeOutput::Record { rtype: rtype::MBP_0, bytes } => {
+                let (Some(id), Some(size)) = (instrument_of(bytes), u32_at(bytes, offset_of!(dbn::TradeMsg, size)))
+                else {
+                    return;
+                };
+                let instrument = instruments.entry(id).or_default();
+                instrument.volume = instrument.volume.saturating_add(u64::from(size));
+                instrument.trades += 1;
+            }
+            EdgeOutput::Record { .. } => {}
+        });
+    }
+
+    fn covered_through(&mut self, lane: usize, next: Sequence) {
+        if let Some((.., covered_through)) = self.0.get_mut(lane).and_then(|lane| lane.sessions.last_mut()) {
+            *covered_through = next;
+        }
+    }
+
+    fn session(&mut self, lane: usize, session: Session, next: Sequence) {
+        if let Some(lane) = self.0.get_mut(lane) {
+            lane.instruments.clear();
+            if lane.sessions.len() == SESSIONS_MAX {
+                lane.sessions.remove(0);
+            }
+            lane.sessions.push((session, next, next));
+        }
+    }
+
+    fn end_of_session(&mut self, _lane: usize) {}
+}
+
+/// The instrument of a record: behind its length, type and publisher.
+pub(super) fn instrument_of(record: &[u8]) -> Option<InstrumentId> {
+    u32_at(record, offset_of!(dbn::RecordHeader, instrument_id)).map(InstrumentId)
+}
+
+/// The 32-bit number there.
+pub(super) fn u32_at(record: &[u8], offset: usize) -> Option<u32> {
+    record.get(offset..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+const SESSIONS_MAX: usize = 1_000;
+const SESSIONS_LISTED_MAX: usize = 20;

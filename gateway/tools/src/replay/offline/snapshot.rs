@@ -1,0 +1,47 @@
+//! What a replay shows of itself on its way: see [`top`](mdgw::top).
+
+use mdgw_feeds::{channel::Channel, identity::Line};
+use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, Snapshot};
+
+use super::{Lane, ReplayDriver};
+
+impl ReplayDriver {
+    /// Its channels at this moment, on the capture's clock. `progress`: bytes read and to be read.
+    #[must_use]
+    pub fn snapshot(&self, progress: (u64, u64)) -> Snapshot {
+        Snapshot {
+            source: "replay".to_owned(),
+            time_ns: self.now().0,
+            clock_ns: self.now().0,
+            progress: Some(progress),
+            channels: self.lanes().map(channel_snapshot).collect(),
+            ..Snapshot::default()
+        }
+    }
+}
+
+fn channel_snapshot(lane: Lane<'_>) -> ChannelSnapshot {
+    let channel = lane.channel();
+    let (counters, config) = (channel.counters(), channel.config());
+    let mut lines: Vec<Line> = lane.lines().iter().map(|(line, _)| *line).collect();
+    lines.dedup();
+    ChannelSnapshot {
+        id: config.id.0,
+        // Several channels may be of one feed.
+        name: format!("{} {}", config.id.0, config.feed),
+        state: format!("{:?}", channel.state()).to_lowercase(),
+        datagrams: counters.datagrams,
+        messages: counters.messages,
+        records: counters.records,
+        gaps: counters.gaps,
+        gap_messages: counters.gap_messages,
+        drops: channel.drops().unexpected() + channel.arbiter_drops().unexpected(),
+        book_faults: channel.book_faults().total(),
+        lines: lines.into_iter().map(|line| line_snapshot(channel, line)).collect(),
+        ..ChannelSnapshot::default()
+    }
+}
+
+fn line_snapshot(channel: &Channel, line: Line) -> LineSnapshot {
+    LineSnapshot::of(line, &channel.line_statistics(line).lead_ns)
+}

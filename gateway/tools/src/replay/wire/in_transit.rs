@@ -1,0 +1,183 @@
+//! What lines do to packets on their way: a rehearsal of a bad day, the same for the same seed.
+
+use std::{cmp::Reverse, collections::BinaryHeap, net::SocketAddrV4, sync::Arc};
+
+use mdgw_captures::{
+    impairment::{ImpairedLines, LineImpairment, LossPolicy},
+    random,
+};
+use mdgw_feeds::identity::Line;
+use serde::Serialize;
+
+/// Each packet goes out on several lines, and none of them is sound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rehearsal {
+    /// Where the lines go, A first: one list for all files, or one for each file.
+    pub lines: Vec<Vec<SocketAddrV4>>,
+    /// What each does to packets, A first; a line without an entry is sound.
+    pub impairment: Vec<LineImpairment>,
+    /// Whether a packet may be lost on all lines.
+    pub loss_policy: LossPolicy,
+    /// The same seed does the same damage.
+    pub seed: u64,
+}
+
+/// What one line made of its packets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LineSendCounts {
+    /// A, B, …
+    pub line: String,
+    /// Packets that it was given.
+    pub offered: u64,
+    /// Copies that it sent: without what it lost, with what it doubled.
+    pub sent: u64,
+}
+
+/// Copies on their way.
+#[derive(Debug)]
+pub(super) struct PacketsInTransit {
+    rehearsal: Rehearsal,
+    /// Of each file, since packets of one must not overtake those of another.
+    files: Vec<ImpairedLines<Arc<[u8]>>>,
+    due: BinaryHeap<Reverse<CopyInTransit>>,
+    number: u64,
+    lines: Vec<LineSendCounts>,
+}
+
+/// A copy, ordered by when it arrives and then by when it set out.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct CopyInTransit {
+    pub(super) due_ns: u64,
+    number: u64,
+    line: usize,
+    pub(super) destination: SocketAddrV4,
+    pub(super) payload: Arc<[u8]>,
+}
+
+impl PacketsInTransit {
+    pub(super) fn new(rehearsal: &Rehearsal) -> Self {
+        let lines = rehearsal.lines.iter().map(Vec::len).max().unwrap_or(0);
+        let name = |line| Line(u8::try_from(line).unwrap_or(u8::MAX)).to_string();
+        Self {
+            rehearsal: rehearsal.clone(),
+            files: Vec::new(),
+            due: BinaryHeap::new(),
+            number: 0,
+            lines: (0..lines).map(|line| LineSendCounts { line: name(line), offered: 0, sent: 0 }).collect(),
+        }
+    }
+
+    /// A packet of that file sets out, due at `due_ns` where nothing delays it.
+    pub(super) fn offer(&mut self, file: usize, due_ns: u64, payload: &[u8]) {
+        while self.files.len() <= file {
+            let lines = Self::lines_of(&self.rehearsal, self.files.len()).len();
+            let impairment: Vec<_> =
+                (0..lines).map(|line| self.rehearsal.impairment.get(line).copied().unwrap_or_default()).collect();
+            let seed = random::mix(self.rehearsal.seed.wrapping_add(self.files.len() as u64));
+            self.files.push(ImpairedLines::new(&impairment, self.rehearsal.loss_policy, seed));
+        }
+        let addresses = Self::lines_of(&self.rehearsal, file);
+        for line in self.lines.iter_mut().take(addresses.len()) {
+            line.offered += 1;
+        }
+        let Some(impaired) = self.files.get_mut(file) else { return };
+        impaired.transmit(&payload.into(), |line, skew_ns, payload| {
+            let Some(destination) = addresses.get(line).copied() else { return };
+            let due_ns = due_ns.saturating_add(skew_ns);
+            let payload = Arc::clone(payload);
+            self.due.push(Reverse(CopyInTransit { due_ns, number: self.number, line, destination, payload }));
+            self.number += 1;
+        });
+    }
+
+    /// No packet follows: those that are being overtaken arrive now.
+    pub(super) fn finish(&mut self, now_ns: u64) {
+        for (file, impaired) in self.files.iter_mut().enumerate() {
+            let addresses = Self::lines_of(&self.rehearsal, file);
+            impaired.finish(|line, skew_ns, payload| {
+                let Some(destination) = addresses.get(line).copied() else { return };
+                let due_ns = now_ns.saturating_add(skew_ns);
+                let payload = Arc::clone(payload);
+                self.due.push(Reverse(CopyInTransit { due_ns, number: self.number, line, destination, payload }));
+                self.number += 1;
+            });
+        }
+    }
+
+    /// The next copy that is due up to then.
+    pub(super) fn next_due(&mut self, until_ns: u64) -> Option<CopyInTransit> {
+        if self.due.peek()?.0.due_ns > until_ns {
+            return None;
+        }
+        let Reverse(copy) = self.due.pop()?;
+        if let Some(line) = self.lines.get_mut(copy.line) {
+            line.sent += 1;
+        }
+        Some(copy)
+    }
+
+    pub(super) fn lines(&self) -> &[LineSendCounts] {
+        &self.lines
+    }
+
+    fn lines_of(rehearsal: &Rehearsal, file: usize) -> &[SocketAddrV4] {
+        match rehearsal.lines.as_slice() {
+            [only] => only,
+            each => each.get(file).map_or(&[], Vec::as_slice),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rehearsal(impairment: Vec<LineImpairment>, seed: u64) -> Rehearsal {
+        let lines = ["239.1.1.1:1", "239.1.1.2:2"].map(|address| address.parse().unwrap()).to_vec();
+        Rehearsal { lines: vec![lines], impairment, loss_policy: LossPolicy::Independent, seed }
+    }
+
+    fn journey(rehearsal: &Rehearsal) -> (Vec<(u64, u16, u8)>, Vec<LineSendCounts>) {
+        let mut journey = PacketsInTransit::new(rehearsal);
+        let mut arrived = Vec::new();
+        for number in 0..200_u8 {
+            let now_ns = u64::from(number) * 100;
+            while let Some(copy) = journey.next_due(now_ns) {
+                arrived.push((copy.due_ns, copy.destination.port(), copy.payload[0]));
+            }
+            journey.offer(0, now_ns, &[number]);
+        }
+        journey.finish(20_000);
+        while let Some(copy) = journey.next_due(u64::MAX) {
+            arrived.push((copy.due_ns, copy.destination.port(), copy.payload[0]));
+        }
+        (arrived, journey.lines().to_vec())
+    }
+
+    #[test]
+    fn unimpaired_lines_deliver_everything_in_order_with_their_skew() {
+        let skewed = LineImpairment { skew_ns: 250, ..LineImpairment::default() };
+        let (arrived, lines) = journey(&rehearsal(vec![LineImpairment::default(), skewed], 1));
+        assert!(arrived.is_sorted_by_key(|(due_ns, ..)| *due_ns));
+        for (port, skew_ns) in [(1, 0), (2, 250)] {
+            let of_line: Vec<_> = arrived.iter().filter(|(_, to, _)| *to == port).collect();
+            assert_eq!(of_line.len(), 200);
+            assert!((0..).zip(of_line).all(|(number, (due_ns, _, byte))| {
+                u64::from(*byte) == number && *due_ns == number * 100 + skew_ns
+            }));
+        }
+        assert!(lines.iter().all(|line| (line.offered, line.sent) == (200, 200)), "{lines:?}");
+    }
+
+    #[test]
+    fn the_impaired_schedule_depends_only_on_the_seed() {
+        let bad = LineImpairment { loss: 0.1, duplicate: 0.1, reorder: 0.1, skew_ns: 30 };
+        let run = |seed| journey(&rehearsal(vec![bad, bad], seed));
+        assert_eq!(run(5), run(5));
+        assert_ne!(run(5).0, run(6).0);
+        let (arrived, lines) = run(5);
+        assert_eq!(lines.iter().map(|line| line.sent).sum::<u64>(), arrived.len() as u64);
+        let of_a: Vec<u8> = arrived.iter().filter(|(_, port, _)| *port == 1).map(|(.., byte)| *byte).collect();
+        assert!(!of_a.is_sorted(), "overtaken");
+    }
+}

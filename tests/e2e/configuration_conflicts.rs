@@ -1,0 +1,47 @@
+//! Two gateways whose configurations don't go together say so aloud, by the alarms that the runbooks are named after.
+
+use std::fs;
+
+use mdgw_tests::{
+    elected_pair::ElectedPair,
+    site::{SiteConfig, text, write_key},
+};
+
+#[test]
+fn duplicate_gateway_ids_raise_an_alarm_and_one_leads() {
+    let mut pair = ElectedPair::new(SiteConfig::itch());
+    pair.start(1);
+    pair.wait_until_leads(1);
+    let config = pair.config_text(2);
+    // Numbers and names as the first one has them.
+    let same = [("node = 2", "node = own"), ("gw2", "own"), ("node = 1", "node = 2"), ("gw1", "gw2")]
+        .into_iter()
+        .chain([("node = own", "node = 1"), ("own", "gw1")])
+        .fold(config, |config, (from, to)| config.replace(from, to));
+    pair.gateways.start(2, &same);
+    let [first, second] = [1, 2].map(|place| pair.gateways.running(place).expect("it runs"));
+    for gateway in [first, second] {
+        let line = gateway.says("alarm=\"number-twice\"");
+        assert!(line.contains("127.0.0.1"), "where the other one is: {line}");
+    }
+    let line = second.says("leads under this gateway's number");
+    assert!(line.contains("alarm=\"number-twice\"") && line.contains("gw1 (node 1, started "), "{line}");
+    assert_eq!([pair.role(1), pair.role(2)], ["leader", "candidate"]);
+}
+
+#[test]
+fn different_link_keys_raise_link_alarms() {
+    let mut pair = ElectedPair::new(SiteConfig::itch());
+    pair.start(1);
+    let [key, other] = [1, 2].map(|node| pair.gateways.site(node).path("key"));
+    write_key(&other);
+    fs::write(&other, "a5".repeat(32)).expect("the key can be written");
+    pair.gateways.start(2, &pair.config_text(2).replace(text(&key), text(&other)));
+    for node in [1, 2] {
+        let gateway = pair.gateways.running(node).expect("it runs");
+        let line = gateway.says("alarm=\"pair-link-refused\"");
+        assert!(line.contains("peer=127.0.0.1"), "{line}");
+        let line = gateway.says("has not come up since the start");
+        assert!(line.contains("alarm=\"pair-link-down\""), "{line}");
+    }
+}

@@ -1,0 +1,47 @@
+//! No space for the publication log: publishing goes on, and somebody is told.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+
+use mdgw_tests::{
+    process::{Ended, Signal},
+    site::{Site, SiteConfig},
+    tmpfs::TmpfsMount,
+    trading_day::TradingDay,
+};
+
+#[test]
+fn publishing_continues_when_the_log_disk_is_full() {
+    // Room for the segment that is written, not for the next one.
+    let Some(gateway) = run_with_log_size("1600k") else { return };
+    assert!(
+        gateway.stderr.contains("alarm=\"log-behind\"") && gateway.stderr.contains("no space"),
+        "{}",
+        gateway.stderr
+    );
+    assert!(gateway.stdout.contains("published, but missing in the log"), "{}", gateway.stdout);
+}
+
+#[test]
+fn no_log_behind_alarm_while_the_log_has_space() {
+    let Some(gateway) = run_with_log_size("64m") else { return };
+    assert!(!gateway.stderr.contains("log-behind"), "{}", gateway.stderr);
+    assert!(!gateway.stdout.contains("missing in the log"), "{}", gateway.stdout);
+}
+
+/// A day through a gateway whose log lies in a file system of that size, heard whole by a subscriber. `None`, with a word
+/// on standard error, where this process may not mount one.
+fn run_with_log_size(size: &str) -> Option<Ended> {
+    let site = Site::new();
+    let _mounted = TmpfsMount::new("a full file system under the log", site.path("log"), size)?;
+    let day = TradingDay::of(&site, 60_000);
+    let wanted = SiteConfig { segment_bytes: 1 << 20, retention_bytes: 16 << 20, ..SiteConfig::itch() };
+    let gateway = day.gateway(&site, &wanted);
+    let (tail, out) = day.tail(&site, "heard.dbn", &[]);
+    day.play_first_half(&site);
+    day.play_second_half(&site);
+    let tail = tail.end().expect_code(0);
+    assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
+    assert!(fs::read(out).unwrap() == day.expected, "the subscriber has all of the day");
+    Some(gateway.stop_with(Signal::Terminate).expect_code(0))
+}

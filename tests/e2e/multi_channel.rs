@@ -1,0 +1,197 @@
+//! Several channels in one pool, published on two output lines: each channel comes out as if it were alone, though both
+//! lines lose packets, and though one of the channels fails.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    net::SocketAddrV4,
+    process::{Child, Command, Stdio},
+};
+
+use mdgw_captures::impairment::LineImpairment;
+use mdgw_tests::{
+    captures,
+    process::{self, MdgwProcess, Signal},
+    relay::LossyRelay,
+    site::{Site, SiteConfig, text, wait_until_joined},
+    trading_day::{DATE, TradingDay},
+};
+
+#[test]
+fn each_channel_is_complete_over_two_lossy_output_lines() {
+    let scenario = MultiChannelScenario::start(2);
+    let service = scenario.sites[0].retransmission.to_string();
+    let tails: Vec<_> = (1..=CHANNELS)
+        .map(|channel| scenario.tail(channel, &scenario.behind, &["--retransmission", &service]))
+        .collect();
+    wait_until_joined(scenario.behind[0], 3);
+    wait_until_joined(scenario.behind[1], 3);
+    scenario.play();
+    for (channel, tail) in (1..=CHANNELS).zip(tails) {
+        let tail = tail.end().expect_code(0);
+        assert!(!tail.stderr.contains("lost ["), "channel {channel}: {}", tail.stderr);
+        let received = fs::read(scenario.out(channel)).unwrap();
+        assert!(received == scenario.days[channel - 1].expected, "channel {channel} is not what it is alone");
+    }
+    scenario.assert_lines_lossy();
+    let ended = scenario.gateway.stop_with(Signal::Terminate).expect_code(0);
+    for name in NAMES {
+        assert!(ended.stdout.lines().any(|line| line.starts_with(name)), "{name}: {}", ended.stdout);
+    }
+}
+
+/// Negative control: on one of these lines alone, with nobody to ask, packets are missing.
+#[test]
+fn a_single_lossy_line_loses_packets() {
+    let scenario = MultiChannelScenario::start(2);
+    let tail = scenario.tail(1, &scenario.behind[..1], &[]);
+    wait_until_joined(scenario.behind[0], 1);
+    scenario.play();
+    let tail = tail.end();
+    assert!(tail.stderr.contains("lost ["), "{}", tail.stderr);
+    let _ = scenario.gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+#[test]
+fn a_failed_channel_is_reported_and_the_others_continue() {
+    if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
+        return captures::say("SKIPPED: no strace, which makes a system call fail");
+    }
+    let scenario = MultiChannelScenario::start(1);
+    let service = scenario.sites[0].retransmission.to_string();
+    let service_arguments = ["--retransmission", &service];
+    let mut tails: Vec<_> =
+        (1..=CHANNELS).map(|channel| scenario.tail(channel, &scenario.behind, &service_arguments)).collect();
+    wait_until_joined(scenario.behind[0], 3);
+    wait_until_joined(scenario.behind[1], 3);
+    scenario.play_halves(&[TradingDay::play_first_half]);
+    // A channel without a session has no name to say anything under.
+    tails.iter().for_each(|tail| drop(tail.says(": session ")));
+
+    let mut fault = fail_one_receive(&scenario.gateway);
+    let alarm = scenario.gateway.says("alarm=\"channel-failed\"");
+    assert!(alarm.contains("a line's socket can't be read"), "{alarm}");
+    let failed = NAMES.iter().position(|name| alarm.contains(&format!("channel=\"{name}\""))).expect("it has a name");
+    fault.kill().unwrap();
+    fault.wait().unwrap();
+    let of_failed = tails.remove(failed);
+    let failure_line = format!("channel {}: Failed", failed + 1);
+    of_failed.says(&failure_line);
+    scenario.play_halves(&[TradingDay::play_second_half]);
+
+    let healthy_channels = (1..=CHANNELS).filter(|channel| *channel != failed + 1);
+    for (channel, tail) in healthy_channels.zip(tails) {
+        let tail = tail.end().expect_code(0);
+        assert!(
+            !tail.stderr.contains("lost [") && !tail.stderr.contains("Failed"),
+            "channel {channel}: {}",
+            tail.stderr
+        );
+        let received = fs::read(scenario.out(channel)).unwrap();
+        assert!(received == scenario.days[channel - 1].expected, "channel {channel} is not what it is alone");
+    }
+    // Who comes now hears it as well.
+    drop(of_failed);
+    scenario.tail(failed + 1, &scenario.behind, &service_arguments).says(&failure_line);
+    let ended = scenario.gateway.stop_with(Signal::Terminate).expect_code(0);
+    let row = |name: &str| ended.stdout.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    for (place, name) in NAMES.iter().enumerate() {
+        assert_eq!(row(name).contains(" failed "), place == failed, "{}", ended.stdout);
+    }
+    assert_eq!(ended.stdout.matches("out of service: ").count(), 1, "{}", ended.stdout);
+    assert_eq!(ended.stderr.matches("alarm=\"channel-failed\"").count(), 1, "{}", ended.stderr);
+}
+
+/// Makes the next recvmmsg(2) of the pool's thread fail.
+fn fail_one_receive(gateway: &MdgwProcess) -> Child {
+    let is_of_pool = |task: &std::path::Path| fs::read_to_string(task.join("comm")).unwrap().starts_with("main-");
+    let tasks = fs::read_dir(format!("/proc/{}/task", gateway.id())).unwrap().map(|task| task.unwrap().path());
+    let of_pool: Vec<_> = tasks.filter(|task| is_of_pool(task)).collect();
+    let [thread] = of_pool.as_slice() else { panic!("one thread was wanted: {of_pool:?}") };
+    Command::new("strace")
+        .args(["-q", "-e", "trace=recvmmsg", "-e", "inject=recvmmsg:error=EIO:when=1", "-p"])
+        .arg(thread.file_name().unwrap())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+const CHANNELS: usize = 3;
+const NAMES: [&str; CHANNELS] = ["one", "two", "three"];
+
+/// A gateway with a site for each channel's lines, and two output lines with a lossy network behind them.
+struct MultiChannelScenario {
+    sites: Vec<Site>,
+    days: Vec<TradingDay>,
+    gateway: MdgwProcess,
+    relays: Vec<LossyRelay>,
+    behind: [SocketAddrV4; 2],
+    _lossy_sites: [Site; 2],
+}
+
+impl MultiChannelScenario {
+    fn start(threads: usize) -> Self {
+        let sites: Vec<_> = (0..CHANNELS).map(|_| Site::new()).collect();
+        let days: Vec<_> =
+            sites.iter().zip([12_000, 15_000, 18_000]).map(|(site, count)| TradingDay::of(site, count)).collect();
+        let config = sites[0].path("several.toml");
+        fs::write(&config, config_text(&sites, threads)).unwrap();
+        let gateway = process::start(["run", text(&config), "--date", DATE, "--ts-recv", "none"]);
+        gateway.says("gateway runs");
+        let behind = [Site::new(), Site::new()];
+        let groups = [behind[0].output, behind[1].output];
+        let damage = LineImpairment { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
+        let relays = (0..).zip(groups).zip(&sites);
+        let relays = relays.map(|((seed, to), site)| LossyRelay::start(site.output, to, damage, seed)).collect();
+        Self { sites, days, gateway, relays, behind: groups, _lossy_sites: behind }
+    }
+
+    fn out(&self, channel: usize) -> std::path::PathBuf {
+        self.sites[0].path(&format!("{channel}.dbn"))
+    }
+
+    fn tail(&self, channel: usize, lines: &[SocketAddrV4], more: &[&str]) -> MdgwProcess {
+        let (out, channel) = (self.out(channel), channel.to_string());
+        let fixed = ["tail", "--interface", "127.0.0.1", "--channel", &channel, "--schema", "mbo", "--ts-recv", "none"];
+        let lines: Vec<_> = lines.iter().map(ToString::to_string).collect();
+        let lines = lines.iter().flat_map(|line| ["--line", line]);
+        let rest = ["--until-ended", "-o", text(&out)];
+        process::start(fixed.into_iter().chain(lines).chain(rest).chain(more.iter().copied()))
+    }
+
+    /// All channels at the same time.
+    fn play(&self) {
+        self.play_halves(&[TradingDay::play_first_half, TradingDay::play_second_half]);
+    }
+
+    fn play_halves(&self, halves: &[fn(&TradingDay, &Site)]) {
+        std::thread::scope(|scope| {
+            for (day, site) in self.days.iter().zip(&self.sites) {
+                scope.spawn(|| halves.iter().for_each(|play| play(day, site)));
+            }
+        });
+    }
+
+    fn assert_lines_lossy(&self) {
+        for relay in &self.relays {
+            let (came, went) = relay.counts();
+            assert!(went < came && came > 1_000, "{came} came, {went} went on");
+        }
+    }
+}
+
+/// The first site's configuration, with the other sites' channels and the second one's output line.
+fn config_text(sites: &[Site], threads: usize) -> String {
+    let wanted = SiteConfig { has_recovery: false, threads, io: "epoll", ..SiteConfig::itch() };
+    let texts: Vec<_> = sites.iter().map(|site| site.config_text(&wanted)).collect();
+    let (before, output) = texts[0].split_at(texts[0].find("[[output]]").unwrap());
+    let (lines, rest) = output.split_at(output.find("[retransmission]").unwrap());
+    let channel = |(text, (id, name)): (&String, (&str, &str))| {
+        let channel = &text[text.find("[[channel]]").unwrap()..text.find("[[output]]").unwrap()];
+        channel.replace("id = 1", id).replace("name = \"one\"", name)
+    };
+    let more = [("id = 2", "name = \"two\""), ("id = 3", "name = \"three\"")];
+    let channels: String = texts[1..].iter().zip(more).map(channel).collect();
+    let second = &texts[1][texts[1].find("[[output.line]]").unwrap()..texts[1].find("[retransmission]").unwrap()];
+    [before, &channels, lines, second, rest].concat()
+}

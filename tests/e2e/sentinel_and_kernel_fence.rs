@@ -1,0 +1,231 @@
+//! What stands behind a gateway that no longer does what it should: a sentinel that kills one that hangs, and a fence in the
+//! kernel that refuses what one sends that slept too long.
+#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+
+use std::{
+    fs,
+    net::{Ipv4Addr, UdpSocket},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use mdgw_feeds::{identity::Epoch, published::packet::parse_packet};
+use mdgw_sys::kernel_fence::KernelFence;
+use mdgw_tests::{
+    pair::wait_until,
+    process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
+    site::{Site, SiteConfig},
+};
+use socket2::{Domain, Protocol, Socket, Type};
+
+fn start(site: &Site, wanted: &SiteConfig, election: &str) -> MdgwProcess {
+    let (node, peer) = (site.node, 3 - site.node);
+    let text = format!(
+        "{}\n[election]\nname = \"gw{node}\"\n{election}\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
+        site.config_text(wanted)
+    );
+    let path = site.path("gateway.toml");
+    fs::write(&path, text).expect("the configuration can be written");
+    process::start([Path::new("run"), &path])
+}
+
+/// A member of two, linked, that is killed when it hangs. Silence is no help for longer than any test lasts.
+fn start_member(site: &Site, key: &Path) -> MdgwProcess {
+    // Nobody else gets a port that the sites hold.
+    let address = |host: u8| format!("127.0.0.{host}:{}", site.output.port());
+    let (own, other) = (site.node, 3 - site.node);
+    let key = key.display();
+    let election = format!(
+        "backend = \"emergent\"\nlease_ms = 600000\nrenew_ms = 1000\nmargin_ms = 1000\n\n\
+         [election.emergent]\nallow_split = true\nlisten = \"{}\"\nkey_file = \"{key}\"\nminimum_size = 1\n\
+         found = {}\nseeds = [\"{}\", \"{}\"]\n\n\
+         [election.link]\nlisten = \"{}\"\npeer = \"{}\"\nkey_file = \"{key}\"\nhang_limit_ms = 1000\n",
+        address(10 + own),
+        own == 1,
+        address(11),
+        address(12),
+        address(20 + own),
+        address(20 + other),
+    );
+    start(site, &SiteConfig::itch(), &election)
+}
+
+#[test]
+fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
+    let first_site = Site::numbered(1);
+    let second_site = first_site.peer_on_same_lines(2);
+    let key = first_site.path("key");
+    fs::write(&key, "07".repeat(32)).expect("the key can be written");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
+
+    let first = start_member(&first_site, &key);
+    first.says("INFO leads ");
+    let second = start_member(&second_site, &key);
+    second.says("state=Connected");
+    second.says("a sentinel watches");
+
+    first.signal(Signal::Stop);
+    assert!(first.says("died; killed and announced").contains("Hang"), "{}", first.said());
+    second.says("INFO leads ");
+}
+
+#[test]
+fn a_sentinel_runs_in_its_own_cgroup() {
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("the kernel tells mounts");
+    if !rustix::process::geteuid().is_root() || !mounts.lines().any(|line| line.split(' ').nth(2) == Some("cgroup2")) {
+        return eprintln!("SKIPPED: a cgroup for the sentinel takes cgroup v2 and root");
+    }
+    let site = Site::numbered(1);
+    let key = site.path("key");
+    fs::write(&key, "07".repeat(32)).expect("the key can be written");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
+    let gateway = start_member(&site, &key);
+    gateway.says("a sentinel watches");
+    let children = format!("/proc/{0}/task/{0}/children", gateway.id());
+    let sentinel = fs::read_to_string(children).expect("the kernel tells children").trim().to_owned();
+    let cgroup = |process: &str| {
+        let text = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("it runs");
+        text.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned)).expect("it is in one")
+    };
+    assert!(cgroup(&sentinel).ends_with(&format!("/mdgw-sentinel-{sentinel}")), "{}", cgroup(&sentinel));
+    assert_ne!(cgroup(&sentinel), cgroup(&gateway.id().to_string()));
+    let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Holds the gateway's sending thread between the check of the fence and the kernel, stops the whole process until its
+/// deadline is over, and lets it go on: how many packets of the old epoch arrive then.
+fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
+    let site = Site::numbered(1);
+    let listener = listener(&site);
+    let wanted = SiteConfig { io: "epoll", threads: 1, ..SiteConfig::itch() };
+    let records = site.path("records");
+    let election = format!(
+        "backend = \"file\"\nprofile = \"calm\"\nkernel_fence = {kernel_fence}\n\n[election.file]\ndirectory = \"{}\"\n",
+        records.display()
+    );
+    let gateway = start(&site, &wanted, &election);
+    gateway.says("INFO leads ");
+    // For longer than any trial takes.
+    let _exchange = site.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
+    let old = next_epoch(&listener);
+
+    let mut tracer = hold_threads_at_send(&gateway);
+    // A thread that has just sent looks the same for a moment.
+    let mut looks = 0;
+    wait_until("a thread is held where it sends", || {
+        looks = if threads(&gateway).iter().any(ThreadStatus::is_sending) { looks + 1 } else { 0 };
+        looks == 200
+    });
+    gateway.signal(Signal::Stop);
+    wait_until("all threads are stopped", || threads(&gateway).iter().all(ThreadStatus::is_stopped));
+    // No renewal can move the deadline any more; it is less than a lease away.
+    let over = Instant::now() + Duration::from_millis(1_200);
+    while Instant::now() < over {
+        std::thread::sleep(over.saturating_duration_since(Instant::now()));
+    }
+    let epochs_before_deadline = epochs(&listener);
+    assert!(epochs_before_deadline.iter().all(|epoch| *epoch == old), "{epochs_before_deadline:?}");
+    assert!(threads(&gateway).iter().any(ThreadStatus::is_sending), "it is still held");
+
+    tracer.kill().expect("the tracer is ours");
+    let _ended = tracer.wait();
+    wait_until("the held thread has sent and stopped", || {
+        threads(&gateway).iter().all(|thread| thread.state == STOPPED)
+    });
+    gateway.signal(Signal::Continue);
+    let mut late = 0;
+    loop {
+        match next_epoch(&listener) {
+            epoch if epoch == old => late += 1,
+            epoch => {
+                assert!(epoch > old, "it leads again, above itself");
+                return late;
+            }
+        }
+    }
+}
+
+#[test]
+fn the_kernel_fence_drops_sends_after_the_deadline() {
+    if let Err(error) = KernelFence::probe() {
+        return eprintln!("SKIPPED: {error}");
+    }
+    if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
+        return eprintln!("SKIPPED: no strace");
+    }
+    assert_eq!(packets_sent_after_deadline(true), 0);
+    let leaks_without_fence = (0..3).any(|_| packets_sent_after_deadline(false) > 0);
+    assert!(leaks_without_fence, "without that fence it goes out");
+}
+
+/// Attaches a tracer that holds each thread where it enters sendmmsg(2), until it is killed.
+fn hold_threads_at_send(gateway: &MdgwProcess) -> Child {
+    Command::new("strace")
+        .args(["-f", "-q", "-e", "trace=sendmmsg", "-e", "inject=sendmmsg:delay_enter=600000000:when=1", "-p"])
+        .arg(gateway.id().to_string())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("strace starts")
+}
+
+struct ThreadStatus {
+    /// As in proc(5).
+    state: char,
+    system_call: String,
+}
+
+impl ThreadStatus {
+    fn is_stopped(&self) -> bool {
+        [STOPPED, TRACED].contains(&self.state)
+    }
+
+    fn is_sending(&self) -> bool {
+        self.state == TRACED && self.system_call.split(' ').next() == Some(&libc::SYS_sendmmsg.to_string())
+    }
+}
+
+const STOPPED: char = 'T';
+const TRACED: char = 't';
+
+fn threads(gateway: &MdgwProcess) -> Vec<ThreadStatus> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", gateway.id())).expect("the gateway runs");
+    let thread = |path: &Path| {
+        let stat = fs::read_to_string(path.join("stat")).ok()?;
+        let state = stat.rsplit_once(") ")?.1.chars().next()?;
+        Some(ThreadStatus { state, system_call: fs::read_to_string(path.join("syscall")).unwrap_or_default() })
+    };
+    tasks.flatten().filter_map(|task| thread(&task.path())).collect()
+}
+
+fn listener(site: &Site) -> UdpSocket {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).expect("a socket");
+    socket.set_reuse_address(true).expect("others listen as well");
+    socket.bind(&site.output.into()).expect("the group's port");
+    socket.join_multicast_v4(site.output.ip(), &Ipv4Addr::LOCALHOST).expect("loopback is an interface");
+    socket.into()
+}
+
+fn next_epoch(listener: &UdpSocket) -> Epoch {
+    listener.set_nonblocking(false).expect("a socket of ours");
+    listener.set_read_timeout(Some(TEST_TIMEOUT)).expect("a socket of ours");
+    next_packet_epoch(listener).expect("something is published")
+}
+
+/// Of all that has come.
+fn epochs(listener: &UdpSocket) -> Vec<Epoch> {
+    listener.set_nonblocking(true).expect("a socket of ours");
+    std::iter::from_fn(|| next_packet_epoch(listener)).collect()
+}
+
+/// Of the next packet. Probes of the output come to the group as well, and are none.
+fn next_packet_epoch(listener: &UdpSocket) -> Option<Epoch> {
+    let mut datagram = [0; 2_048];
+    loop {
+        let length = listener.recv(&mut datagram).ok()?;
+        if let Ok(packet) = parse_packet(&datagram[..length]) {
+            return Some(packet.meta.epoch);
+        }
+    }
+}

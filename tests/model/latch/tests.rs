@@ -1,0 +1,162 @@
+//! What is searched, and what has to be found.
+
+use mdgw_election::lease::OnSuspended;
+
+use super::{
+    ALL_SAFEGUARDS, FaultBudget, LEADER_AFTER_DEATH_NOTICE, LEADER_AFTER_HAND_OVER, LEADER_AFTER_SESSION_END,
+    LatchModel, SOMEBODY_LEADS, Start, Wrong, assert_violates, holds, store::SESSION_TIMEOUT,
+};
+
+#[test]
+fn at_most_one_leader_from_a_cold_start() {
+    holds(
+        "beginning",
+        LatchModel { start: Start::Cold, budget: FaultBudget { late: 1, ends: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
+        &[SOMEBODY_LEADS],
+    );
+}
+
+#[test]
+fn at_most_one_leader_with_late_messages() {
+    holds(
+        "late messages",
+        LatchModel { budget: FaultBudget { late: 2, ends: 2, silences: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
+        &[LEADER_AFTER_SESSION_END],
+    );
+}
+
+#[test]
+fn at_most_one_leader_over_broken_connections() {
+    let budget = FaultBudget { connection_breaks: 2, ends: 1, ..NO_FAULTS };
+    holds("broken connections", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_SESSION_END]);
+    holds(
+        "broken connections, stops then",
+        LatchModel { budget, on_suspended: OnSuspended::Stop, ..ALL_SAFEGUARDS },
+        &[LEADER_AFTER_SESSION_END],
+    );
+}
+
+#[test]
+fn at_most_one_leader_over_restarts() {
+    let budget = FaultBudget { restarts: 2, ends: 1, ..NO_FAULTS };
+    holds("restarts", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_SESSION_END, LEADER_AFTER_DEATH_NOTICE]);
+    holds(
+        "restarts, epochs heard",
+        LatchModel { budget, observes_epochs: true, ..ALL_SAFEGUARDS },
+        &[LEADER_AFTER_SESSION_END, LEADER_AFTER_DEATH_NOTICE],
+    );
+}
+
+#[test]
+fn at_most_one_leader_over_hand_overs_and_closes() {
+    let budget = FaultBudget { hand_overs: 1, closes: 1, late: 1, ..NO_FAULTS };
+    holds("hand-over, closing", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_HAND_OVER]);
+}
+
+#[test]
+fn at_most_one_leader_with_stuck_threads() {
+    let budget = FaultBudget { stuck: 1, hand_overs: 1, ends: 1, ..NO_FAULTS };
+    holds("stuck threads", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_HAND_OVER]);
+}
+
+#[test]
+fn at_most_one_of_three_gateways_leads() {
+    let budget = FaultBudget { restarts: 1, ends: 1, ..NO_FAULTS };
+    holds("three gateways", LatchModel { gateways: 3, budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_DEATH_NOTICE]);
+}
+
+/// More than ZooKeeper does to anybody: it keeps the order within a session.
+#[test]
+fn at_most_one_leader_with_reordered_requests() {
+    let budget = FaultBudget { late: 2, connection_breaks: 1, ends: 1, ..NO_FAULTS };
+    holds(
+        "requests out of order",
+        LatchModel { requests_in_order: false, budget, ..ALL_SAFEGUARDS },
+        &[LEADER_AFTER_SESSION_END],
+    );
+}
+
+#[test]
+fn a_deadline_at_session_end_is_detected() {
+    assert_violates(
+        "margin",
+        LatchModel {
+            session_timeout_ns: session_timeout_for(SESSION_TIMEOUT),
+            budget: ONE_SESSION_END,
+            ..ALL_SAFEGUARDS
+        },
+        &[Wrong::TwoLeaders],
+    );
+}
+
+#[test]
+fn a_deadline_beyond_the_session_end_delay_is_detected() {
+    let model = LatchModel {
+        session_timeout_ns: session_timeout_for(SESSION_TIMEOUT - SESSION_TIMEOUT / 5),
+        budget: ONE_SESSION_END,
+        ..ALL_SAFEGUARDS
+    };
+    assert_violates("margin for word of the session", model, TWO_LEADERS);
+}
+
+/// The second line of defence: a session of which word has come in time is there, so what the store checks is so.
+#[test]
+fn at_most_one_leader_without_store_checks() {
+    let budget = FaultBudget { late: 1, silences: 1, ..ONE_SESSION_END };
+    let model = LatchModel { checks_place: false, checks_version: false, budget, ..ALL_SAFEGUARDS };
+    holds("nothing checked by the store", model, &[LEADER_AFTER_SESSION_END]);
+    let model = LatchModel { rejoins_silently: true, budget, ..ALL_SAFEGUARDS };
+    holds("sessions made anew without a word", model, &[LEADER_AFTER_SESSION_END]);
+}
+
+#[test]
+fn deadlines_from_renewal_answers_are_detected() {
+    let budget = FaultBudget { late: 2, ..ONE_SESSION_END };
+    let model = LatchModel {
+        deadline_from_send: false,
+        horizon: ALL_SAFEGUARDS.horizon - SESSION_TIMEOUT / 2,
+        budget,
+        ..ALL_SAFEGUARDS
+    };
+    assert_violates("counting from the sending", model, &[Wrong::TwoLeaders]);
+}
+
+#[test]
+fn a_hand_over_without_draining_sends_is_detected() {
+    let budget = FaultBudget { hand_overs: 1, ..NO_FAULTS };
+    assert_violates(
+        "waiting for sends",
+        LatchModel { drains_sends: false, budget, ..ALL_SAFEGUARDS },
+        &[Wrong::TwoLeaders],
+    );
+}
+
+/// A gateway that was silent for nearly SESSION_TIMEOUT takes an epoch and leads; then its session ends, since word of it came too late.
+#[test]
+fn a_longer_session_end_delay_is_detected() {
+    assert_violates(
+        "word of a session in time",
+        LatchModel { session_end_delay: SESSION_TIMEOUT / 3, budget: ONE_SESSION_END, ..ALL_SAFEGUARDS },
+        TWO_LEADERS,
+    );
+}
+
+#[test]
+fn receivers_without_epoch_check_are_detected() {
+    let budget = FaultBudget { packets: 2, ..ONE_SESSION_END };
+    assert_violates(
+        "receivers' epoch rule",
+        LatchModel { receivers_check_epochs: false, budget, ..ALL_SAFEGUARDS },
+        &[Wrong::StalePacketAccepted],
+    );
+}
+
+/// What a gateway is to be told SESSION_TIMEOUT is for its deadlines to be so long.
+const fn session_timeout_for(span_ns: u64) -> u64 {
+    (span_ns + ALL_SAFEGUARDS.timing.margin_ns) / 2 * 3
+}
+
+/// Also that the second one to open has the lower epoch, since its answer came later.
+const TWO_LEADERS: &[Wrong] = &[Wrong::TwoLeaders, Wrong::EpochRegressed];
+const NO_FAULTS: FaultBudget = ALL_SAFEGUARDS.budget;
+const ONE_SESSION_END: FaultBudget = FaultBudget { ends: 1, ..NO_FAULTS };

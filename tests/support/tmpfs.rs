@@ -1,0 +1,77 @@
+//! A small disk of one's own, to be filled.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{captures::say, site::text};
+
+/// A file system in memory. Unmounted when it is dropped, by a panicking test too.
+#[derive(Debug)]
+pub struct TmpfsMount(PathBuf);
+
+impl TmpfsMount {
+    /// One of that size (`256k`, `64m`) at that path, which is made. `None`, with a word on standard error, where this
+    /// process may not mount one: `test` is then skipped.
+    ///
+    /// # Panics
+    /// When the directory can't be made.
+    #[must_use]
+    pub fn new(test: &str, path: PathBuf, size: &str) -> Option<Self> {
+        fs::create_dir_all(&path).expect("a directory can be made");
+        let options = format!("size={size}");
+        if !succeeds("mount", &["-t", "tmpfs", "-o", &options, "tmpfs", text(&path)]) {
+            say(&format!("SKIPPED: {test}: mounting a small file system takes root"));
+            return None;
+        }
+        Some(Self(path))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Leaves no room: a page of memory is what such a file system gives out.
+    ///
+    /// # Panics
+    /// When something else than room is missing.
+    pub fn fill(&self) {
+        let file = File::options().create(true).append(true).open(self.filler());
+        let mut file = file.expect("a file can be made");
+        loop {
+            match file.write(&[0; 4_096]) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => return,
+                Err(error) => panic!("{}: {error}", self.0.display()),
+            }
+        }
+    }
+
+    /// There is room again.
+    ///
+    /// # Panics
+    /// When it was not filled.
+    pub fn free(&self) {
+        fs::remove_file(self.filler()).expect("it was filled");
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
+    }
+}
+
+impl Drop for TmpfsMount {
+    fn drop(&mut self) {
+        // Lazily: a gateway that a panic left behind may still have it open.
+        succeeds("umount", &["--lazy", text(&self.0)]);
+    }
+}
+
+fn succeeds(program: &str, arguments: &[&str]) -> bool {
+    Command::new(program).args(arguments).status().is_ok_and(|status| status.success())
+}

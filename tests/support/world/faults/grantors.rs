@@ -1,0 +1,73 @@
+//! Whoever grants leadership fails, or can't remember what it granted.
+
+use super::{InjectedFault, hold_fault_as_planned, wait_for_failover};
+use crate::world::Testbed;
+
+/// Which nodes of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nodes {
+    All,
+    AllButOne,
+    /// One, by a number that goes round.
+    One(u64),
+}
+
+pub(super) fn kill_store(world: &mut Testbed, nodes: Nodes) -> InjectedFault {
+    let count = world.store().count();
+    let killed = match nodes {
+        Nodes::All => 0..count,
+        Nodes::AllButOne => 1..count,
+        Nodes::One(number) => {
+            let node = usize::try_from(number).unwrap_or_default() % count;
+            node..node + 1
+        }
+    };
+    hold_fault_as_planned(world, |world, is_begin| {
+        if is_begin {
+            killed.clone().for_each(|node| world.store().kill(node));
+        } else {
+            killed.clone().for_each(|node| world.store().restart(node));
+            world.store().await_serving();
+        }
+    })
+}
+
+pub(super) fn pause_store(world: &mut Testbed) -> InjectedFault {
+    hold_fault_as_planned(world, |world, is_begin| {
+        let nodes = 0..world.store().count();
+        if is_begin {
+            nodes.for_each(|node| world.store().pause(node));
+        } else {
+            nodes.for_each(|node| world.store().resume(node));
+            world.store().await_serving();
+        }
+    })
+}
+
+pub(super) fn kill_witness(world: &mut Testbed) -> InjectedFault {
+    hold_fault_as_planned(world, |world, is_begin| {
+        if is_begin {
+            world.kill_witnesses();
+        } else {
+            world.restart_witnesses();
+        }
+    })
+}
+
+pub(super) fn fill_disks(world: &mut Testbed) -> InjectedFault {
+    hold_fault_as_planned(world, |world, is_begin| {
+        [1, 2].into_iter().for_each(|node| world.set_disk_full(node, is_begin))
+    })
+}
+
+/// The room for votes is there from the beginning, and audits wait in memory.
+pub(super) fn kill_with_full_disks(world: &mut Testbed) -> InjectedFault {
+    let (leader, before) = (world.leader(), world.epoch());
+    [1, 2].into_iter().for_each(|node| world.set_disk_full(node, true));
+    let injected_ns = world.kill(leader);
+    wait_for_failover(world, before);
+    [1, 2].into_iter().for_each(|node| world.set_disk_full(node, false));
+    world.start_gateway(leader);
+    world.wait_until_eligible(leader);
+    InjectedFault { before, injected_ns, stable_until_ns: None }
+}
