@@ -1,6 +1,13 @@
-//! Documents point to files that exist.
+//! Documents point to files and headings that exist.
+//!
+//! A document refers to a heading by a link with an anchor, `[Add a feed](contributing.md#add-a-feed)`, so that the reference can be
+//! checked. Text in quotation marks beside a document's name is no such link, and is refused; so is a quoted heading of another
+//! document.
 
-use std::path::{Component, Path, PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Component, Path, PathBuf},
+};
 
 use super::{SourceFile, assert_none, files, root};
 
@@ -9,43 +16,204 @@ fn document_links_resolve() {
     let documents = files(&["md"]);
     assert!(documents.iter().any(|file| file.path == "README.md"));
     let exists = |path: &Path| root().join(path).exists();
-    for SourceFile { path, text } in documents {
-        assert_none(dead_links(&path, &text, exists).map(|link| format!("{path}: {link}")));
+    let references = documents.iter().flat_map(|SourceFile { path, text }| {
+        dead_links(path, text, exists).map(move |link| format!("{path}: {link}"))
+    });
+    assert_none(references);
+
+    let control = "[a](x.md#top) [b](../ops/y) [c](https://z/) `gateway/src/gone.rs` `cd gateway/x`\n\
+                   ```\n[d](none)\n```\n\n    [e](none)\n- [f\n  g](none \"title\")\n";
+    let found: Vec<_> = dead_links("bench/R.md", control, |path| path == Path::new("bench/x.md")).collect();
+    assert_eq!(found, ["../ops/y", "gateway/src/gone.rs", "none"]);
+}
+
+#[test]
+fn anchors_name_headings() {
+    let documents = files(&["md"]);
+    let headings = Headings::of(&documents);
+    let dead = documents.iter().flat_map(|file| headings.dead_anchors(&file.path, &file.text));
+    assert_none(dead);
+
+    let control = [
+        SourceFile {
+            path: "a/one.md".to_owned(),
+            text: "# Bird's eye: `x_y`, 2 of 3\n## Twice\n## Twice\n".to_owned(),
+        },
+        SourceFile {
+            path: "two.md".to_owned(),
+            text: "# Two [of](x.md) *them*\n```\n# no heading\n```\n[a](#two-of-them) [b](#no-heading) \
+                   [c](a/one.md#birds-eye-x_y-2-of-3) [d](a/one.md#twice-1) [e](a/one.md#twice-2) [f](a/one.md#Twice)\n"
+                .to_owned(),
+        },
+    ];
+    let headings = Headings::of(&control);
+    let found: Vec<_> = headings.dead_anchors("two.md", &control[1].text).collect();
+    assert_eq!(found, ["two.md: #no-heading", "two.md: a/one.md#twice-2", "two.md: a/one.md#Twice"]);
+}
+
+#[test]
+fn quoted_headings_are_links() {
+    let documents = files(&["md"]);
+    let headings = Headings::of(&documents);
+    let bare = documents.iter().flat_map(|file| headings.quoted(&file.path, &file.text));
+    assert_none(bare);
+
+    let control = [
+        SourceFile { path: "one.md".to_owned(), text: "# One\n## A short tour\n## Cores\n".to_owned() },
+        SourceFile {
+            path: "two.md".to_owned(),
+            text: "See README.md, \"Several gateways\".\nAs in \u{201c}A short tour\u{201d}.\nA gateway said \"no\" once.\n\
+                   [\"A short tour\"](one.md#a-short-tour), one.md.\n`wait = \"spin\"` in one.md\nA \"Cores\" list.\n"
+                .to_owned(),
+        },
+    ];
+    let found: Vec<_> = Headings::of(&control).quoted("two.md", &control[1].text).collect();
+    assert_eq!(found, ["two.md: \"Several gateways\"", "two.md: \"A short tour\""]);
+}
+
+/// The headings of all documents.
+struct Headings {
+    /// By the document's path: what an anchor may name.
+    anchors: BTreeMap<PathBuf, BTreeSet<String>>,
+    /// Headings of several words, as they read. A single word is quoted for other reasons too.
+    texts: BTreeSet<String>,
+}
+
+impl Headings {
+    fn of(documents: &[SourceFile]) -> Self {
+        let mut all = Self { anchors: BTreeMap::new(), texts: BTreeSet::new() };
+        for SourceFile { path, text } in documents {
+            let mut used: BTreeMap<String, usize> = BTreeMap::new();
+            let anchors = all.anchors.entry(PathBuf::from(path)).or_default();
+            for line in prose(text).filter(|line| line.starts_with('#')) {
+                let Some((marks, heading)) = line.split_once(' ') else { continue };
+                if marks.len() > 6 || marks.chars().any(|mark| mark != '#') {
+                    continue;
+                }
+                let heading = rendered(heading);
+                let slug = slug(&heading);
+                let count = used.entry(slug.clone()).or_default();
+                anchors.insert(if *count == 0 { slug } else { format!("{slug}-{count}") });
+                *count += 1;
+                if heading.contains(' ') {
+                    all.texts.insert(heading);
+                }
+            }
+        }
+        all
     }
 
-    let control =
-        "[a](x.md#top) [b](../ops/y) [c](https://z/) `gateway/src/gone.rs` `cd gateway/x`\n```\n[d](none)\n```\n";
-    let found: Vec<_> = dead_links("bench/R.md", control, |path| path == Path::new("bench/x.md")).collect();
-    assert_eq!(found, ["../ops/y", "gateway/src/gone.rs"]);
+    /// Links whose anchor no heading of the linked document has.
+    fn dead_anchors(&self, document: &str, text: &str) -> impl Iterator<Item = String> {
+        let folder = Path::new(document).parent().unwrap_or_else(|| Path::new(""));
+        let is_dead = |link: &String| {
+            let Some((file, anchor)) = link.split_once('#').filter(|_| !is_foreign(link)) else { return false };
+            let target = if file.is_empty() { PathBuf::from(document) } else { normalised(&folder.join(file)) };
+            // Lines of source files, and documents that don't exist, are not for here.
+            self.anchors.get(&target).is_some_and(|anchors| !anchors.contains(anchor))
+        };
+        let dead: Vec<_> = links(text).into_iter().filter(is_dead).map(|link| format!("{document}: {link}")).collect();
+        dead.into_iter()
+    }
+
+    /// Text in quotation marks, outside of links and code, that is a heading or stands beside the name of a document.
+    fn quoted(&self, document: &str, text: &str) -> impl Iterator<Item = String> {
+        let mut found = Vec::new();
+        for line in prose(text).filter(|line| !line.starts_with('#')) {
+            let names_document = line.contains(".md");
+            let plain = without_links(&without_code(line)).replace(['\u{201c}', '\u{201d}'], "\"");
+            for quoted in plain.split('"').skip(1).step_by(2) {
+                let is_title = names_document && quoted.starts_with(char::is_uppercase);
+                if is_title || self.texts.contains(quoted.trim_end_matches(['.', ','])) {
+                    found.push(format!("{document}: \"{quoted}\""));
+                }
+            }
+        }
+        found.into_iter()
+    }
+}
+
+/// Lines that are not in a fenced or indented block of code. What is indented beneath a list's item is prose, unless it
+/// follows an empty line.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let (mut is_fenced, mut follows_prose) = (false, false);
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_fenced ^= is_fence;
+        let is_code = is_fenced || is_fence || (line.starts_with("    ") && !follows_prose);
+        follows_prose = !is_code && !line.trim().is_empty() && !line.starts_with('#');
+        !is_code
+    })
+}
+
+/// Targets of all links in the prose, also of those whose text goes over a line's end.
+fn links(text: &str) -> Vec<String> {
+    let plain: Vec<String> = prose(text).map(without_code).collect();
+    let plain = plain.join("\n");
+    let targets = plain.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    targets.filter_map(|target| target.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+fn is_foreign(link: &str) -> bool {
+    link.contains(':')
+}
+
+fn without_code(line: &str) -> String {
+    let parts: Vec<_> = line.split('`').step_by(2).collect();
+    parts.join("x")
+}
+
+/// Without links: `[text](target)` is left out whole.
+fn without_links(line: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = line;
+    while let Some((before, from)) = rest.split_once('[') {
+        plain.push_str(before);
+        rest = match from.split_once("](").and_then(|(_, target)| target.split_once(')')) {
+            Some((_, after)) => after,
+            None => from,
+        };
+    }
+    plain + rest
+}
+
+/// A heading as it reads: of links their text, and without marks of emphasis and code.
+fn rendered(heading: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = heading.trim();
+    while let Some((before, from)) = rest.split_once("](") {
+        plain.push_str(&before.replace('[', ""));
+        rest = from.split_once(')').map_or("", |(_, after)| after);
+    }
+    plain.push_str(rest);
+    plain.replace(['`', '*'], "")
+}
+
+/// The anchor that GitHub gives a heading: lower case, spaces as hyphens, no punctuation but `-` and `_`.
+fn slug(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
 /// Links of a document to files, and paths of ours that it names as code, which do not exist.
 fn dead_links(document: &str, text: &str, exists: impl Fn(&Path) -> bool) -> impl Iterator<Item = String> {
     let folder = Path::new(document).parent().unwrap_or_else(|| Path::new(""));
-    let mut is_fenced = false;
-    let mut dead = Vec::new();
-    for line in text.lines() {
-        let is_fence = line.trim_start().starts_with("```");
-        is_fenced ^= is_fence;
-        if is_fenced || is_fence {
-            continue;
-        }
-        for (number, part) in line.split('`').enumerate() {
-            if number % 2 == 1 {
-                let is_path = OUR_FOLDERS.iter().any(|ours| part.starts_with(ours)) && part.chars().all(is_path_char);
-                if is_path && !exists(Path::new(part)) {
-                    dead.push(part.to_owned());
-                }
-                continue;
-            }
-            for link in part.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-                let target = link.split('#').next().unwrap_or(link);
-                if !target.is_empty() && !link.contains(':') && !exists(&normalised(&folder.join(target))) {
-                    dead.push(link.to_owned());
-                }
-            }
-        }
+    let is_dead = |link: &String| {
+        let target = link.split('#').next().unwrap_or(link);
+        !target.is_empty() && !is_foreign(link) && !exists(&normalised(&folder.join(target)))
+    };
+    let mut dead: Vec<String> = Vec::new();
+    let mut linked = links(text);
+    linked.retain(is_dead);
+    for line in prose(text) {
+        let on_line = linked.iter().position(|link| line.contains(&format!("]({link}")));
+        dead.extend(on_line.map(|index| linked.remove(index)));
+        let code = line.split('`').skip(1).step_by(2);
+        let is_path =
+            |part: &&str| OUR_FOLDERS.iter().any(|ours| part.starts_with(ours)) && part.chars().all(is_path_char);
+        dead.extend(code.filter(is_path).filter(|part| !exists(Path::new(part))).map(str::to_owned));
     }
+    dead.extend(linked);
     dead.into_iter()
 }
 
