@@ -13,6 +13,8 @@ pub mod host;
 pub mod limits;
 pub mod memory;
 mod quantity;
+#[cfg(test)]
+mod reference;
 pub mod reload;
 mod resolve;
 pub mod resolved;

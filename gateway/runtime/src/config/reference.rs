@@ -1,0 +1,112 @@
+//! The reference of all configuration keys, `ops/guide/configuration.md`: made from the tables here, and tested to say what the code
+//! does. For tests alone; `UPDATE=1` writes the document.
+//!
+//! Bounds, defaults and units of numbers come from [`limits`]. The tests ask the resolver for everything else: which keys it
+//! knows, which bounds and names it refuses, which defaults are in force.
+
+use std::fmt::Write as _;
+
+use super::{limits, limits::Bound, reload::RELOADABLE};
+
+mod tables;
+mod tests;
+
+/// One table of the file.
+struct Table {
+    /// As written, with its brackets.
+    header: &'static str,
+    about: &'static str,
+    keys: &'static [Key],
+}
+
+struct Key {
+    name: &'static str,
+    allowed: Allowed,
+    default: Absent,
+    effect: &'static str,
+}
+
+/// What may be written.
+#[derive(Clone, Copy)]
+enum Allowed {
+    Number(Bound),
+    OneOf(&'static [&'static str]),
+    Bool,
+    /// Anything else, in words.
+    Text(&'static str),
+}
+
+/// What holds where a key is absent.
+#[derive(Clone, Copy)]
+enum Absent {
+    /// The key must be there.
+    Required,
+    /// The default of the number's bound.
+    OfBound,
+    /// This value, as TOML.
+    Value(&'static str),
+    /// No fixed value; in words what holds instead.
+    Depends(&'static str),
+}
+
+impl Table {
+    /// Without brackets.
+    fn path(&self) -> &'static str {
+        self.header.trim_matches(['[', ']'])
+    }
+}
+
+impl Key {
+    /// The fixed default, as TOML.
+    fn fixed_default(&self) -> Option<String> {
+        match (self.default, self.allowed) {
+            (Absent::OfBound, Allowed::Number(bound)) => Some(bound.default.to_string()),
+            (Absent::Value(value), _) => Some(value.to_owned()),
+            _ => None,
+        }
+    }
+}
+
+/// The whole document.
+fn markdown() -> String {
+    let mut text = "# Configuration keys\n\n\
+        Made from the code by `UPDATE=1 cargo test -p mdgw-runtime --lib config::reference`: change \
+        `gateway/runtime/src/config/reference/tables.rs`, not this page.\n\n\
+        A configuration is a TOML file. Unknown keys are refused. Times and sizes carry their unit in their name.\n\
+        [`ops/config/mdgw.toml`](../config/mdgw.toml) is a commented example. `mdgw check FILE --all` prints every setting in force.\n\n\
+        - [What a reload may change](#what-a-reload-may-change)\n"
+        .to_owned();
+    for table in &tables::TABLES {
+        let anchor: String = table.path().chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect();
+        let _ = writeln!(text, "- [`{}`](#{anchor})", table.header);
+    }
+    text.push_str("\n## What a reload may change\nSIGHUP reads the file again and applies these keys. Any other change is refused and needs a restart.\n\n");
+    for key in RELOADABLE {
+        let _ = writeln!(text, "- `{key}`");
+    }
+    for table in &tables::TABLES {
+        let _ = write!(
+            text,
+            "\n## `{}`\n{}\n\n| key | default | allowed | unit | effect |\n| --- | --- | --- | --- | --- |\n",
+            table.header, table.about
+        );
+        for key in table.keys {
+            let default = match (key.default, key.fixed_default()) {
+                (_, Some(value)) => format!("`{value}`"),
+                (Absent::Depends(words), None) => words.to_owned(),
+                _ => "required".to_owned(),
+            };
+            let (allowed, unit) = match key.allowed {
+                Allowed::Number(bound) if bound.max == i64::MAX => (format!("from {}", bound.min), bound.unit),
+                Allowed::Number(bound) => (format!("{} to {}", bound.min, bound.max), bound.unit),
+                Allowed::OneOf(names) => {
+                    (names.iter().map(|name| format!("`\"{name}\"`")).collect::<Vec<_>>().join(", "), "")
+                }
+                Allowed::Bool => ("`true`, `false`".to_owned(), ""),
+                Allowed::Text(words) => (words.to_owned(), ""),
+            };
+            let _ = writeln!(text, "| `{}` | {default} | {allowed} | {unit} | {} |", key.name, key.effect);
+        }
+    }
+    text
+}

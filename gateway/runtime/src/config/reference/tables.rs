@@ -1,0 +1,514 @@
+//! Every key, in the order of the file.
+
+use super::{Absent, Allowed, Key, Table, limits, limits::Bound};
+
+const fn key(name: &'static str, allowed: Allowed, default: Absent, effect: &'static str) -> Key {
+    Key { name, allowed, default, effect }
+}
+
+/// A number with the default of its bound.
+const fn number(name: &'static str, bound: Bound, effect: &'static str) -> Key {
+    key(name, Allowed::Number(bound), Absent::OfBound, effect)
+}
+
+/// A text that must be there.
+const fn required(name: &'static str, allowed: &'static str, effect: &'static str) -> Key {
+    key(name, Allowed::Text(allowed), Absent::Required, effect)
+}
+
+/// A text without a default; `absent` says what holds without it.
+const fn optional(name: &'static str, allowed: &'static str, absent: &'static str, effect: &'static str) -> Key {
+    key(name, Allowed::Text(allowed), Absent::Depends(absent), effect)
+}
+
+const ADDRESS: &str = "IPv4 address and port";
+const PATH: &str = "path";
+const INTERFACE: &str = "name or IPv4 address of an interface";
+const KEY_FILE: &str = "path of 64 hexadecimal digits that only the owner may read";
+
+pub(super) const TABLES: [Table; 19] = [
+    Table {
+        header: "[gateway]",
+        about: "The gateway itself. There must be one.",
+        keys: &[
+            number(
+                "node",
+                limits::NODE,
+                "Number of this gateway, part of every epoch. The gateways of a pair must differ.",
+            ),
+            required(
+                "state_file",
+                PATH,
+                "Epochs and restart counts, synced to disk. It must survive a reboot; without it receivers may refuse the gateway.",
+            ),
+            key(
+                "log_dir",
+                Allowed::Text(PATH),
+                Absent::Value("\"/dev/shm/mdgw\""),
+                "Directory of the publication logs. In memory no write waits for a disk.",
+            ),
+            optional("audit_file", PATH, "no audit", "Changes of leadership, each on disk before the next one."),
+            optional(
+                "control_socket",
+                PATH,
+                "no socket",
+                "Unix socket for `mdgw ha` and `mdgw top`, for this user alone.",
+            ),
+            number("segment_bytes", limits::SEGMENT_BYTES, "Size of one segment of a publication log."),
+            number(
+                "retention_bytes",
+                limits::RETENTION_BYTES,
+                "What the log of one channel may take: a whole number of segments, at least 2.",
+            ),
+            number(
+                "retention_seconds",
+                limits::RETENTION_SECONDS,
+                "How old an entry may become; 0: as long as there is room.",
+            ),
+            key(
+                "lock_memory",
+                Allowed::Bool,
+                Absent::Value("true"),
+                "Whether memory is locked where the host allows it.",
+            ),
+        ],
+    },
+    Table {
+        header: "[[pool]]",
+        about: "A pool of threads. There must be at least one.",
+        keys: &[
+            required("name", "letters, digits, `-`, `_`", "Name for `channel.pool` and reports."),
+            optional(
+                "cores",
+                "list of core numbers, 0 to 1023",
+                "required, unless `threads` is given",
+                "One pinned thread for each core. A core belongs to one pool only.",
+            ),
+            key(
+                "threads",
+                Allowed::Number(limits::THREADS),
+                Absent::Depends("required, unless `cores` is given"),
+                "Number of unpinned threads instead; for trying things out.",
+            ),
+            key(
+                "io",
+                Allowed::OneOf(&["auto", "io_uring", "epoll"]),
+                Absent::Value("\"auto\""),
+                "I/O backend; `auto` asks the kernel and logs why it chose.",
+            ),
+            key(
+                "wait",
+                Allowed::OneOf(&["spin", "park", "spin-then-park"]),
+                Absent::Value("\"spin-then-park\""),
+                "Wait strategy. `spin` is for cores that nothing else uses.",
+            ),
+            key(
+                "promotion",
+                Allowed::OneOf(&["strict", "lazy"]),
+                Absent::Depends("`\"strict\"` where threads spin, else `\"lazy\"`"),
+                "When the leading thread promotes a follower: always before it processes, or when the work is worth a wake.",
+            ),
+            number("spin_us", limits::SPIN_US, "How long `spin-then-park` spins."),
+            number("quota", limits::QUOTA, "Packets that one claim may process before other channels get a turn."),
+            number("batch", limits::BATCH, "Events claimed in one turn."),
+            number("priority", limits::PRIORITY, "SCHED_FIFO priority of the threads; 0: ordinary threads."),
+        ],
+    },
+    Table {
+        header: "[[channel]]",
+        about: "One independently sequenced stream of a feed. There must be at least one.",
+        keys: &[
+            key("id", Allowed::Number(limits::CHANNEL_ID), Absent::Required, "Number in published packets."),
+            required("name", "letters, digits, `-`, `_`", "Name in reports and alarms."),
+            key(
+                "feed",
+                Allowed::OneOf(&["nasdaq-itch-5.0", "bx-itch-5.0", "psx-itch-5.0", "iex-tops-1.6", "iex-deep-1.0"]),
+                Absent::Required,
+                "Which feed it is.",
+            ),
+            number("group", limits::GROUP_ID, "The group whose lease covers this channel."),
+            optional(
+                "pool",
+                "name of a pool",
+                "the only pool",
+                "Which pool processes it; required where there are several.",
+            ),
+            optional(
+                "schemas",
+                "list of schemas that the feed carries",
+                "by feed",
+                "What is published: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics.",
+            ),
+            optional(
+                "date",
+                "`\"YYYY-MM-DD\"`",
+                "from the input, else from the clock",
+                "Trading date, where it is not to be taken from the input.",
+            ),
+            number(
+                "window_packets",
+                limits::WINDOW_PACKETS,
+                "Packets that may wait for a missing one: more than quota times lines.",
+            ),
+            number(
+                "gap_timeout_us",
+                limits::GAP_TIMEOUT_US,
+                "How long the other line may take to fill a gap before the gap is asked for.",
+            ),
+            number(
+                "line_silence_ms",
+                limits::LINE_SILENCE_MS,
+                "No packet and no heartbeat for so long raises an alarm.",
+            ),
+            number("orders_max", limits::ORDERS_MAX, "Live orders; by-order feeds only. Memory is taken at start."),
+            number("levels_max", limits::LEVELS_MAX, "Price levels of all books. Memory is taken at start."),
+            number("instruments_max", limits::INSTRUMENTS_MAX, "Instruments. Memory is taken at start."),
+            key(
+                "order_store",
+                Allowed::OneOf(&["hash", "window"]),
+                Absent::Value("\"hash\""),
+                "How orders are found; by-order feeds only. `window` puts an array for young orders in front.",
+            ),
+        ],
+    },
+    Table {
+        header: "[[channel.line]]",
+        about: "One redundant copy of a channel: 1 to 7 for each channel.",
+        keys: &[
+            key(
+                "name",
+                Allowed::OneOf(&["A", "B", "C", "D", "E", "F", "G"]),
+                Absent::Depends("the next letter from `A`"),
+                "Name of the line.",
+            ),
+            required("group", ADDRESS, "Multicast group (or address of this host) and port."),
+            required("interface", INTERFACE, "Where the group is joined."),
+            optional("source", "list of IPv4 addresses", "any sender", "Senders that are believed."),
+            number(
+                "receive_buffer_bytes",
+                limits::RECEIVE_BUFFER_BYTES,
+                "Socket buffer. The kernel caps it at `net.core.rmem_max`.",
+            ),
+            key(
+                "stamps",
+                Allowed::OneOf(&["kernel", "hardware"]),
+                Absent::Value("\"kernel\""),
+                "Whose receive stamps: the kernel's, or the network card's where it has them.",
+            ),
+            number("busy_poll_us", limits::BUSY_POLL_US, "Busy polling of the socket; 0: as the system has it."),
+        ],
+    },
+    Table {
+        header: "[channel.recovery]",
+        about: "The venue's retransmission server. Leave the table out where there is none.",
+        keys: &[
+            required("server", ADDRESS, "Where requests go."),
+            number("timeout_ms", limits::RECOVERY_TIMEOUT_MS, "How long an answer may take."),
+            number(
+                "attempts_max",
+                limits::ATTEMPTS_MAX,
+                "How often one range is asked for before it is declared missing.",
+            ),
+            number("messages_per_request_max", limits::MESSAGES_PER_REQUEST_MAX, "Messages in one request."),
+            number("requests_under_way_max", limits::REQUESTS_IN_FLIGHT_MAX, "Holes that are asked for at a time."),
+        ],
+    },
+    Table {
+        header: "[[output]]",
+        about: "Where groups are published. A group that no output carries goes to its publication log only.",
+        keys: &[
+            required(
+                "groups",
+                "list of group numbers",
+                "Which groups are published here. A group belongs to one output.",
+            ),
+            number("payload_bytes_max", limits::PAYLOAD_BYTES_MAX, "Largest UDP payload; 1472 fits an Ethernet frame."),
+            number("heartbeat_ms", limits::HEARTBEAT_MS, "Interval of heartbeats on idle channels."),
+        ],
+    },
+    Table {
+        header: "[[output.line]]",
+        about: "One or two lines that carry the same packets.",
+        keys: &[
+            required("address", ADDRESS, "Multicast group and port."),
+            required("interface", INTERFACE, "By which interface packets leave."),
+            number("ttl", limits::TTL, "Hops that a packet may take."),
+            key(
+                "loopback",
+                Allowed::Bool,
+                Absent::Value("false"),
+                "Whether receivers on this host get the packets too.",
+            ),
+        ],
+    },
+    Table {
+        header: "[retransmission]",
+        about: "Answers to our own subscribers. Leave the table out to run without.",
+        keys: &[
+            required("listen", ADDRESS, "Where subscribers ask."),
+            required("allowed", "list of networks, such as `\"10.20.0.0/16\"`", "Nobody else is answered."),
+            number("requests_per_second", limits::REQUESTS_PER_SECOND, "Per requester."),
+            number("bytes_per_second", limits::BYTES_PER_SECOND, "Per requester."),
+            number("packets_per_request_max", limits::PACKETS_PER_REQUEST_MAX, "Packets in the answer to one request."),
+            number("requesters_max", limits::REQUESTERS_MAX, "Requesters remembered at a time."),
+        ],
+    },
+    Table {
+        header: "[election]",
+        about: "Who publishes, where several gateways run this configuration. Without the table the gateway publishes alone. [A pair](pair.md) shows the whole set-up.",
+        keys: &[
+            key(
+                "backend",
+                Allowed::OneOf(&["file", "etcd", "zookeeper", "quorum", "emergent"]),
+                Absent::Required,
+                "Who grants leadership.",
+            ),
+            required("name", "1 to 64 letters, digits, `-`, `_` or `.`", "Name of this gateway."),
+            key(
+                "profile",
+                Allowed::OneOf(&["default", "fast", "calm"]),
+                Absent::Value("\"default\""),
+                "Lease, renewal and margin: 100/20/20 ms, 40/8/8 ms, 1000/200/200 ms.",
+            ),
+            number(
+                "lease_ms",
+                limits::LEASE_MS,
+                "L, what others wait before they lead; instead of the profile's. Times that could let two leases overlap are refused.",
+            ),
+            number("renew_ms", limits::RENEW_MS, "R, the period of renewals; instead of the profile's."),
+            number(
+                "margin_ms",
+                limits::MARGIN_MS,
+                "M, how long before the lease's end a leader stops; instead of the profile's.",
+            ),
+            number(
+                "send_us_max",
+                limits::SEND_US_MAX,
+                "S, longest send that the margin pays for; half of the margin unless given.",
+            ),
+            number(
+                "rate_error_ppm",
+                limits::RATE_ERROR_PPM,
+                "Bound on the error of any clock's rate. A gateway whose clock is corrected by more does not lead.",
+            ),
+            key(
+                "on_suspended",
+                Allowed::OneOf(&["hold", "stop"]),
+                Absent::Value("\"hold\""),
+                "While the connection to a store is in doubt: the lease rules, or the leader stops at once.",
+            ),
+            number(
+                "revision",
+                limits::REVISION,
+                "Raise it with each change of what is published: a higher revision may follow a lower one.",
+            ),
+            key(
+                "preferred",
+                Allowed::Number(limits::NODE),
+                Absent::Depends("none"),
+                "Gateway that leads where it can. Not for `emergent`, nor for a latch.",
+            ),
+            key(
+                "spread",
+                Allowed::Bool,
+                Absent::Depends("`true` with two peers or more and no `preferred`"),
+                "Whether groups are spread over the gateways.",
+            ),
+            number(
+                "tenure_ms",
+                limits::TENURE_MS,
+                "Minimum tenure before leadership moves by itself; it doubles with each move.",
+            ),
+            key(
+                "core",
+                Allowed::Number(limits::CORE),
+                Absent::Depends("any core"),
+                "Core of the election threads; never a core of a pool.",
+            ),
+            number(
+                "priority",
+                limits::PRIORITY,
+                "SCHED_FIFO priority of the election threads, and of a sentinel that the gateway starts; 0: none.",
+            ),
+            number(
+                "listeners_ms_max",
+                limits::LISTENERS_MS_MAX,
+                "How long listeners may delay an opening of the fence; at most half of lease less margin.",
+            ),
+            key(
+                "kernel_fence",
+                Allowed::Bool,
+                Absent::Value("false"),
+                "Whether the kernel refuses what is sent past the deadline. It needs root, or CAP_BPF and a delegated cgroup.",
+            ),
+        ],
+    },
+    Table {
+        header: "[election.file]",
+        about: "For `backend = \"file\"`.",
+        keys: &[key(
+            "directory",
+            Allowed::Text(PATH),
+            Absent::Value("\"/dev/shm/mdgw-election\""),
+            "Directory of the records; both gateways use the same.",
+        )],
+    },
+    Table {
+        header: "[election.etcd]",
+        about: "For `backend = \"etcd\"`, in a build with the feature `etcd`.",
+        keys: &[
+            required("endpoints", "list of 1 to 9 `\"host:port\"`", "Nodes of the store."),
+            key(
+                "prefix",
+                Allowed::Text("text"),
+                Absent::Value("\"/mdgw/\""),
+                "What all keys begin with; the record of group 1 is `/mdgw/group-1`.",
+            ),
+            number(
+                "request_timeout_ms",
+                limits::STORE_REQUEST_TIMEOUT_MS,
+                "After which an answer counts as unknown, and the next request goes to another node.",
+            ),
+            optional("ca_file", PATH, "no encryption", "Authority of the nodes' certificates."),
+            optional("certificate_file", PATH, "none", "Our certificate, with `key_file`; only with `ca_file`."),
+            optional("key_file", PATH, "none", "Key of our certificate."),
+            optional("user", "text", "none", "User, with `password_file`."),
+            optional("password_file", PATH, "none", "File that holds the password."),
+        ],
+    },
+    Table {
+        header: "[election.zookeeper]",
+        about: "For `backend = \"zookeeper\"`, in a build with the feature `zookeeper`.",
+        keys: &[
+            required("endpoints", "list of 1 to 9 `\"host:port\"`", "Nodes of the store."),
+            key(
+                "path",
+                Allowed::Text("path of letters, digits, `-`, `_` and `.`"),
+                Absent::Value("\"/mdgw\""),
+                "Node below which ours are; the record of group 1 is `/mdgw/group-1`.",
+            ),
+            key(
+                "mode",
+                Allowed::OneOf(&["lease", "latch"]),
+                Absent::Value("\"lease\""),
+                "`latch`: a queue of ephemeral nodes instead of a lease that the gateways time.",
+            ),
+            number("session_ms", limits::STORE_SESSION_MS, "Session time-out; for `mode = \"latch\"` only."),
+            number(
+                "request_timeout_ms",
+                limits::STORE_REQUEST_TIMEOUT_MS,
+                "After which an answer counts as unknown, and the next request goes to another node.",
+            ),
+            optional("user", "text", "none", "User, with `password_file`."),
+            optional("password_file", PATH, "none", "File that holds the password."),
+        ],
+    },
+    Table {
+        header: "[election.quorum]",
+        about: "For `backend = \"quorum\"`.",
+        keys: &[
+            required("listen", ADDRESS, "UDP address of this gateway's voter."),
+            required("key_file", KEY_FILE, "Key that all voters share."),
+            required("vote_directory", PATH, "Directory of the votes; it must survive a loss of power."),
+        ],
+    },
+    Table {
+        header: "[[election.quorum.voter]]",
+        about: "Each other voter, gateway or witness. With this gateway 3, 5, 7 or 9.",
+        keys: &[
+            key("node", Allowed::Number(limits::NODE), Absent::Required, "Number of the other gateway or witness."),
+            required("address", ADDRESS, "UDP address of its voter."),
+        ],
+    },
+    Table {
+        header: "[election.emergent]",
+        about: "For `backend = \"emergent\"`.",
+        keys: &[
+            key(
+                "allow_split",
+                Allowed::Text("`true`"),
+                Absent::Required,
+                "Accepts that both sides of a network split may publish.",
+            ),
+            required("listen", ADDRESS, "UDP address of this gateway, as the others reach it."),
+            required("key_file", KEY_FILE, "Key that all members share."),
+            optional(
+                "seeds",
+                "list of addresses and ports",
+                "required, unless `found` is true",
+                "Members that this gateway asks to join.",
+            ),
+            key(
+                "found",
+                Allowed::Bool,
+                Absent::Value("false"),
+                "Whether this gateway founds the membership when nobody lets it join. True on exactly one.",
+            ),
+            key(
+                "minimum_size",
+                Allowed::Number(limits::MINIMUM_SIZE),
+                Absent::Required,
+                "Members without which nobody leads. More than half of the gateways: never two leaders.",
+            ),
+            number("join_attempts", limits::JOIN_ATTEMPTS, "How often it asks before it founds."),
+        ],
+    },
+    Table {
+        header: "[election.link]",
+        about: "The link between gateways: hand-over, gaps filled by the peer, state copy, death notices.",
+        keys: &[
+            required("listen", ADDRESS, "This gateway's end, TCP and UDP."),
+            optional("peer", ADDRESS, "required with one peer that has no `link`", "The other gateway's end."),
+            required("key_file", KEY_FILE, "Key that all gateways share."),
+            key(
+                "sentinel",
+                Allowed::Text("`\"started\"`, `\"none\"` or the path of a socket"),
+                Absent::Value("\"started\""),
+                "Who reports this gateway's death: a process that it starts, nobody, or a sentinel that the service manager started.",
+            ),
+            number(
+                "hang_limit_ms",
+                limits::HANG_LIMIT_MS,
+                "A leader without progress for so long is killed by the sentinel; 0: never, else at least 200 more than `listeners_ms_max`.",
+            ),
+            number("history_bytes", limits::HISTORY_BYTES, "How much of each channel's input is kept for the peer."),
+        ],
+    },
+    Table {
+        header: "[[election.peer]]",
+        about: "Each other gateway.",
+        keys: &[
+            key("node", Allowed::Number(limits::NODE), Absent::Required, "Its `gateway.node`."),
+            required("name", "1 to 64 letters, digits, `-`, `_` or `.`", "Its `election.name`."),
+            optional(
+                "link",
+                ADDRESS,
+                "`election.link.peer`",
+                "Its end of the link; required where there are several peers.",
+            ),
+        ],
+    },
+    Table {
+        header: "[latency]",
+        about: "Interval logs of latencies. [Latency](latency.md) shows what to do with them.",
+        keys: &[
+            optional("directory", PATH, "measured, not written", "Directory of the interval logs."),
+            number("interval_ms", limits::LATENCY_INTERVAL_MS, "Length of an interval."),
+            number(
+                "significant_digits",
+                limits::SIGNIFICANT_DIGITS,
+                "Precision: 2 keeps every percentile within 1 %; 3 takes several times the memory.",
+            ),
+        ],
+    },
+    Table {
+        header: "[log]",
+        about: "The gateway's own log.",
+        keys: &[key(
+            "level",
+            Allowed::OneOf(&["error", "warn", "info", "debug", "trace"]),
+            Absent::Value("\"info\""),
+            "Least severity that is logged.",
+        )],
+    },
+];
