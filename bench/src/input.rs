@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use mdgw_feeds::{
+    book::BookLimits,
     transport::{
         Transport,
         moldudp64::{HEADER_BYTES, MoldUdp64},
@@ -24,6 +25,8 @@ pub(crate) struct Day {
     pub(crate) message_count: u64,
     /// Where each packet ends. A packet is what a venue would have sent at once.
     pub(crate) packet_ends: Vec<usize>,
+    /// What books need to hold the whole day.
+    pub(crate) limits: BookLimits,
 }
 
 impl Day {
@@ -60,7 +63,8 @@ impl Day {
             message_count += 1;
         }
         packet_ends.push(end);
-        Self { bytes, message_count, packet_ends }
+        let limits = book_limits(&bytes);
+        Self { bytes, message_count, packet_ends, limits }
     }
 
     /// The messages of each packet.
@@ -72,6 +76,28 @@ impl Day {
             packet
         })
     }
+}
+
+/// The memory figures of the project are stated for these limits. A larger day gets larger ones.
+const LIMITS_MIN: BookLimits =
+    BookLimits { instruments_max: 8_001, orders_max: 1_000_000, levels_max: 1_000_000, order_hash_seed: 0 };
+
+/// Limits that hold every message of the day. Orders are counted as added less deleted: an upper bound, since orders
+/// that were executed to the end are not deleted. Each order may have a level of its own.
+fn book_limits(mut block: &[u8]) -> BookLimits {
+    let (mut limits, mut orders) = (LIMITS_MIN, 0_u32);
+    while let Some(message) = MoldUdp64::next_message(&mut block) {
+        let Ok(message) = Message::parse(message) else { continue };
+        limits.instruments_max = limits.instruments_max.max(u32::from(message.stock_locate()) + 1);
+        match message {
+            Message::AddOrder(_) | Message::AddOrderMpid(_) => orders += 1,
+            Message::OrderDelete(_) => orders = orders.saturating_sub(1),
+            _ => {}
+        }
+        limits.orders_max = limits.orders_max.max(orders);
+    }
+    limits.levels_max = limits.levels_max.max(limits.orders_max);
+    limits
 }
 
 /// As the stand-in exchange packs them.
@@ -91,4 +117,28 @@ fn make(path: &Path, day: ItchDay) -> Result<()> {
     writer.flush()?;
     std::fs::rename(unfinished, path)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::book::{orders::OrderBooks, store::HashStore};
+
+    use super::*;
+    use crate::scenario::book::{run_plain, run_reference};
+
+    #[test]
+    fn limits_hold_a_day_with_more_instruments_than_usual() {
+        let generated = ItchDay { message_count: 60_000, stock_count: 12_000, ..ItchDay::default() };
+        let mut bytes = Vec::new();
+        write_day_file(&mut ItchGenerator::new(generated), &mut bytes).unwrap();
+        let day = Day::new(bytes);
+        assert!(day.limits.instruments_max > LIMITS_MIN.instruments_max, "{:?}", day.limits);
+        let mut books = OrderBooks::<HashStore>::new(day.limits);
+        let mut reference = crate::reference::ReferenceBooks::new();
+        assert_eq!(run_plain(&mut books, &day), run_reference(&mut reference, &day));
+        assert_eq!(books.faults().total(), 0);
+        let mut too_small = OrderBooks::<HashStore>::new(LIMITS_MIN);
+        run_plain(&mut too_small, &day);
+        assert!(too_small.faults().total() > 0, "the day would fit the usual limits");
+    }
 }

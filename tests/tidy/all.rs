@@ -6,6 +6,7 @@ mod files;
 mod licences;
 mod modules;
 mod packages;
+mod words;
 
 use std::{
     fs,

@@ -27,10 +27,6 @@ const WINDOW_PREFETCH_IN_REPLAY: &str = "window, ahead in replay";
 const TARGETS: [(&str, f64); 4] =
     [(HASH, 0.50), (HASH_PREFETCH_IN_REPLAY, 0.30), (WINDOW, 0.42), (WINDOW_PREFETCH_IN_REPLAY, 0.24)];
 
-/// What the memory is stated for, and what everything is measured with.
-pub(crate) const LIMITS: BookLimits =
-    BookLimits { instruments_max: 8_001, orders_max: 1_000_000, levels_max: 1_000_000, order_hash_seed: 0 };
-
 pub(crate) fn run(options: &Options) -> Result<()> {
     let day = Day::load(options)?;
     let hash_variants: [Variant<HashStore>; 3] = [
@@ -53,8 +49,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         WINDOW_PREFETCH_IN_REPLAY,
     ];
     let mut rounds = Rounds::new(&names, day.message_count);
-    let mut hash = OrderBooks::<HashStore>::new(LIMITS);
-    let mut window = OrderBooks::<WindowStore>::new(LIMITS);
+    let mut hash = OrderBooks::<HashStore>::new(day.limits);
+    let mut window = OrderBooks::<WindowStore>::new(day.limits);
     let mut orders_live = 0;
     for _ in 0..options.rounds {
         let mut reference = ReferenceBooks::new();
@@ -65,20 +61,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             hash.clear();
             let found = rounds.time(name, || run(&mut hash, &day));
             ensure!(found == tops, "{name}: another top of book than the reference's after some message");
-            compare(name, &hash, &reference)?;
+            compare(name, &hash, &reference, &day.limits)?;
         }
         for (name, run) in window_variants {
             window.clear();
             let found = rounds.time(name, || run(&mut window, &day));
             ensure!(found == tops, "{name}: another top of book than the reference's after some message");
-            compare(name, &window, &reference)?;
+            compare(name, &window, &reference, &day.limits)?;
         }
     }
     let messages_per_packet = day.message_count as f64 / day.packet_ends.len() as f64;
-    let bytes_per_order = |store_bytes: usize| store_bytes as f64 / f64::from(LIMITS.orders_max);
+    let bytes_per_order = |store_bytes: usize| store_bytes as f64 / f64::from(day.limits.orders_max);
     if options.json {
         let memory = json!({
-            "orders_max": LIMITS.orders_max,
+            "orders_max": day.limits.orders_max,
             "hash_bytes_per_order": bytes_per_order(hash.store_bytes()),
             "window_bytes_per_order": bytes_per_order(window.store_bytes()),
             "hash_bytes": hash.memory_bytes(),
@@ -110,7 +106,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         println!(
             "{name}: {:.1} bytes of order store per order at the configured {} orders; {:.1} MB in all",
             bytes_per_order(store_bytes),
-            LIMITS.orders_max,
+            day.limits.orders_max,
             bytes as f64 / 1e6
         );
     }
@@ -294,10 +290,15 @@ fn fold(tops: u64, bid: Option<Level>, ask: Option<Level>) -> u64 {
     tops.rotate_left(5) ^ number(bid) ^ number(ask).rotate_left(32)
 }
 
-fn compare<S: OrderStore>(name: &str, books: &OrderBooks<S>, reference: &ReferenceBooks) -> Result<()> {
+fn compare<S: OrderStore>(
+    name: &str,
+    books: &OrderBooks<S>,
+    reference: &ReferenceBooks,
+    limits: &BookLimits,
+) -> Result<()> {
     ensure!(books.faults().total() == 0, "{name}: faults in a valid day: {:?}", books.faults());
     ensure!(books.order_count() == reference.order_count(), "{name}: another number of live orders");
-    for locate in 0..8_001 {
+    for locate in (0..=u16::MAX).take_while(|locate| u32::from(*locate) < limits.instruments_max) {
         for side in Side::BOTH {
             let levels: Vec<Level> = books.view(InstrumentIndex(u32::from(locate))).levels(side).collect();
             ensure!(levels == reference.levels(locate, side), "{name}: another book for locate {locate}, {side:?}");

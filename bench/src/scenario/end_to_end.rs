@@ -33,7 +33,7 @@ use mdgw_publog::LogOptions;
 use mdgw_sys::clock::unix_now;
 use serde_json::json;
 
-use super::book::{LIMITS, run_reference};
+use super::book::run_reference;
 use crate::{Options, input::Day, reference::ReferenceBooks, report::Rounds};
 
 const REFERENCE: &str = "reference";
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn compare(day: &Day, directory: &Path, capture: &Path, options: &Options) -> Result<()> {
     let mut rounds = Rounds::new(&NAMES, day.message_count);
-    let mut channel = Channel::new(config(SchemaSet::default()));
+    let mut channel = Channel::new(config(SchemaSet::default(), day));
     let mut records = 0;
     for _ in 0..options.rounds {
         let mut reference = ReferenceBooks::new();
@@ -65,12 +65,12 @@ fn compare(day: &Day, directory: &Path, capture: &Path, options: &Options) -> Re
         ensure!(messages == day.message_count, "arbitration lets each message through once");
         for (name, schemas) in [(BOOK, SchemaSet(0)), (NORMALISE, SchemaSet::default_for(Feed::NasdaqItch))] {
             // Memory is touched before the session, as the gateway does it.
-            channel = Channel::new(config(schemas));
+            channel = Channel::new(config(schemas, day));
             rounds.time(name, || run_pipeline(capture, &mut channel, &mut Discard))?;
             check(name, &channel, day)?;
         }
         let (written, log) = with_log(directory, |sink| {
-            channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch)));
+            channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch), day));
             rounds.time(WHOLE_PIPELINE, || run_pipeline(capture, &mut channel, sink))
         })?;
         written?;
@@ -114,7 +114,7 @@ pub(crate) fn arbitrate_day(day: &Day) -> Result<u64> {
 /// The whole line, once, into a publication log; the records that it wrote.
 pub(crate) fn run_day(day: &Day) -> Result<u64> {
     with_capture(day, |directory, capture| {
-        let mut channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch)));
+        let mut channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch), day));
         let (outcome, records) = with_log(directory, |sink| run_pipeline(capture, &mut channel, sink))?;
         outcome?;
         check(WHOLE_PIPELINE, &channel, day)?;
@@ -130,10 +130,10 @@ fn with_capture<T>(day: &Day, run: impl FnOnce(&Path, &Path) -> Result<T>) -> Re
     run(directory.path(), &capture)
 }
 
-fn config(schemas: SchemaSet) -> ChannelConfig {
+fn config(schemas: SchemaSet, day: &Day) -> ChannelConfig {
     let mut config = ChannelConfig::new(ChannelId(1), Feed::NasdaqItch);
     config.schemas = schemas;
-    config.books = LIMITS;
+    config.books = day.limits;
     config.date = TradingDate::from_yyyymmdd(20_190_130);
     config
 }

@@ -30,12 +30,10 @@ pub(crate) fn run(variant: Variant, options: &Options) -> Result<()> {
         Variant::DecodeBaseline => decode_baseline::sum_fields(&day.bytes),
         Variant::Decode => decode::sum_fields(&day.bytes),
         Variant::Reference => book::run_reference(&mut ReferenceBooks::new(), &day),
-        Variant::Hash => book::run_plain(&mut OrderBooks::<HashStore>::new(book::LIMITS), &day),
-        Variant::HashPrefetch => book::run_prefetch_in_replay(&mut OrderBooks::<HashStore>::new(book::LIMITS), &day),
-        Variant::Window => book::run_plain(&mut OrderBooks::<WindowStore>::new(book::LIMITS), &day),
-        Variant::WindowPrefetch => {
-            book::run_prefetch_in_replay(&mut OrderBooks::<WindowStore>::new(book::LIMITS), &day)
-        }
+        Variant::Hash => book::run_plain(&mut OrderBooks::<HashStore>::new(day.limits), &day),
+        Variant::HashPrefetch => book::run_prefetch_in_replay(&mut OrderBooks::<HashStore>::new(day.limits), &day),
+        Variant::Window => book::run_plain(&mut OrderBooks::<WindowStore>::new(day.limits), &day),
+        Variant::WindowPrefetch => book::run_prefetch_in_replay(&mut OrderBooks::<WindowStore>::new(day.limits), &day),
         Variant::Arbitrate => end_to_end::arbitrate_day(&day)?,
         Variant::Line => end_to_end::run_day(&day)?,
     };

@@ -1,0 +1,45 @@
+//! Identifiers that were retired for the field's words do not come back.
+
+use proc_macro2::{TokenStream, TokenTree};
+
+use super::{SourceFile, assert_none, sources};
+
+/// A retired identifier and what replaced it on each line.
+const RETIRED: &str = include_str!("retired_identifiers.txt");
+
+/// Where a retired identifier is the field's own word, or the name that another package gives to a thing of its own.
+const EXCEPTIONS: [(&str, &str); 0] = [];
+
+#[test]
+fn retired_identifiers_stay_retired() {
+    let retired: Vec<_> = RETIRED.lines().filter_map(|line| line.split_once(' ')).collect();
+    assert!(retired.len() > 100, "only {} retired identifiers", retired.len());
+    for SourceFile { path, text } in sources() {
+        let found = retired_in(&text, &retired);
+        let found = found.filter(|(old, _)| !EXCEPTIONS.contains(&(path.as_str(), old)));
+        assert_none(found.map(|(old, new)| format!("{path}: {old}, now {new}")));
+    }
+
+    let control = "fn f(vigil: Vigil) { /* omens */ g(\"heir\") } // giver";
+    let found: Vec<_> =
+        retired_in(control, &[("vigil", "sentinel"), ("omens", ""), ("heir", ""), ("giver", "")]).collect();
+    assert_eq!(found, [("vigil", "sentinel")], "identifiers alone, and whole");
+}
+
+fn retired_in<'r>(text: &str, retired: &[(&'r str, &'r str)]) -> impl Iterator<Item = (&'r str, &'r str)> {
+    let tokens: TokenStream = text.parse().expect("a source file is Rust");
+    let mut identifiers = Vec::new();
+    collect(tokens, &mut identifiers);
+    let found: Vec<_> = retired.iter().filter(|(old, _)| identifiers.iter().any(|name| name == old)).copied().collect();
+    found.into_iter()
+}
+
+fn collect(tokens: TokenStream, identifiers: &mut Vec<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) => collect(group.stream(), identifiers),
+            TokenTree::Ident(identifier) => identifiers.push(identifier.to_string()),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+    }
+}
