@@ -9,7 +9,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{SourceFile, assert_none, files, root};
+use super::{SourceFile, assert_none, files, read, root};
 
 #[test]
 fn document_links_resolve() {
@@ -69,6 +69,33 @@ fn quoted_headings_are_links() {
     ];
     let found: Vec<_> = Headings::of(&control).quoted("two.md", &control[1].text).collect();
     assert_eq!(found, ["two.md: \"Several gateways\"", "two.md: \"A short tour\""]);
+}
+
+/// The README's table is what the demo prints: each of its rows has a name that the demo gives one.
+#[test]
+fn readme_shows_the_rows_that_the_demo_prints() {
+    let source = read("gateway/mdgw/src/cli/demo.rs");
+    assert_none(rows_not_printed(&read("README.md"), &source));
+
+    let control =
+        "<!-- demo output: begin -->\n\n    feed     x\n    line A   1\n    gone by  2\n<!-- demo output: end -->\n";
+    let found = rows_not_printed(control, "row(\"feed\", x); format!(\"line {}\", line)");
+    assert_eq!(found, ["gone by"]);
+}
+
+fn rows_not_printed(readme: &str, source: &str) -> Vec<String> {
+    let table = readme
+        .split_once("<!-- demo output: begin -->")
+        .and_then(|(_, rest)| rest.split_once("<!-- demo output: end -->"));
+    let (table, _) = table.expect("the README shows what the demo prints");
+    let names = table.lines().filter_map(|line| Some(line.strip_prefix("    ")?.split_once("  ")?.0));
+    let names: Vec<_> = names.collect();
+    assert!(names.len() > 2, "{names:?}");
+    let is_printed = |name: &&str| {
+        let general = name.split_once(' ').map_or((*name).to_owned(), |(first, _)| format!("{first} {{}}"));
+        source.contains(&format!("\"{name}\"")) || source.contains(&format!("\"{general}\""))
+    };
+    names.into_iter().filter(|name| !is_printed(name)).map(str::to_owned).collect()
 }
 
 /// The headings of all documents.

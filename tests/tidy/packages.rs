@@ -108,6 +108,40 @@ fn packages_use_only_what_their_doors_open_to() {
 }
 
 #[test]
+fn architecture_shows_the_doors_in_force() {
+    let architecture = read("ARCHITECTURE.md");
+    let shown = doors_shown(&architecture);
+    let in_force =
+        DOORS.iter().filter(|(package, _)| !matches!(*package, "bench" | "tests")).map(|(package, doors)| {
+            // The binary may use every package; the table says so in words.
+            let doors = if *package == "gateway/mdgw" { &["all of these"] } else { *doors };
+            (*package, doors.to_vec())
+        });
+    assert_eq!(
+        shown.iter().map(|(package, doors)| (package.as_str(), doors.clone())).collect::<Vec<_>>(),
+        in_force.collect::<Vec<_>>()
+    );
+
+    let control = "| `gateway/x` | `y`, z | a, b |\n| `feeds` | w | – |\n| else |\n";
+    let shown = doors_shown(control);
+    assert_eq!(shown, [("gateway/x".to_owned(), vec!["a", "b"]), ("feeds".to_owned(), vec![])]);
+}
+
+/// Rows of the table of packages: the package, and which others it may use.
+fn doors_shown(text: &str) -> Vec<(String, Vec<&str>)> {
+    let rows = text.lines().filter_map(|line| {
+        let [package, _, doors] = line.strip_prefix("| ")?.strip_suffix(" |")?.split(" | ").collect::<Vec<_>>()[..]
+        else {
+            return None;
+        };
+        let package = package.strip_prefix('`')?.strip_suffix('`')?;
+        let doors = if doors == "–" { Vec::new() } else { doors.split(", ").collect() };
+        (package == "feeds" || package.starts_with("gateway/")).then(|| (package.to_owned(), doors))
+    });
+    rows.collect()
+}
+
+#[test]
 fn every_package_has_doors() {
     let workspace: toml::Table = read("Cargo.toml").parse().expect("a manifest is TOML");
     let ours = workspace["workspace"]["dependencies"].as_table().expect("it lists packages").values();
