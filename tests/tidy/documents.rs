@@ -92,7 +92,7 @@ fn rows_not_printed(readme: &str, source: &str) -> Vec<String> {
     let names: Vec<_> = names.collect();
     assert!(names.len() > 2, "{names:?}");
     let is_printed = |name: &&str| {
-        let general = name.split_once(' ').map_or((*name).to_owned(), |(first, _)| format!("{first} {{}}"));
+        let general = format!("{} {{}}", name.split(' ').next().unwrap_or_default());
         source.contains(&format!("\"{name}\"")) || source.contains(&format!("\"{general}\""))
     };
     names.into_iter().filter(|name| !is_printed(name)).map(str::to_owned).collect()
