@@ -1,16 +1,18 @@
-//! The heir: who goes on at once when the holder has ended, without asking the store first.
+//! The designated successor: it takes over at once when the holder has ended, without asking the store first.
 //!
 //! ```text
-//!   heir ── state(stamp) ──► leader ── renewal: heir, stamp ──► store ──► heir reads it
-//!   the leader's process ends, or it closes its fence, has no send outstanding and says so
-//!   heir: fence open until its stamp + the shorter L - M, under a new epoch; meanwhile it swaps the record
+//!   successor ── state(stamp) ──► leader ── renewal: successor, stamp ──► store ──► successor reads it
+//!   the leader's process ends; or the leader closes its fence, drains its sends and announces the end
+//!   successor: fence open until its stamp + the shorter L - M, under a new epoch; meanwhile it swaps the record
 //! ```
-//! Why nobody else sends at that time:
-//! - The holder has ended: that is knowledge, of the sentinel or its own.
-//! - Whoever waits for the lease learned of the record after its stamp was taken, and waits L from there: the heir's time is
-//!   over by then. That it hasn't swapped yet changes nothing.
-//! - Whoever knows of the end too and is not the heir waits for the same lease, unless it knows that the heir has ended as well.
-//! - Nobody else is the heir: a record names another, or none, only when the time of the one before is over.
+//! Why no other gateway sends at that time:
+//! - The holder has ended: known from the sentinel or from the holder itself.
+//! - A candidate that waits for the lease learned of the record after the stamp was taken, and waits L from there. By
+//!   then the successor's time has passed. That the successor has not swapped yet changes nothing.
+//! - A candidate that also knows of the end waits for the same lease, unless it knows that the successor has ended as
+//!   well.
+//! - There is one successor at a time: a record names another one, or none, only when the time of the previous one has
+//!   passed.
 
 use std::collections::BTreeMap;
 
@@ -23,24 +25,24 @@ use crate::{
     record::{Record, Successor},
 };
 
-/// NamedSuccessor in this gateway's records.
+/// The designated successor in this gateway's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NamedSuccessor {
     pub(super) successor: Successor,
-    /// No record may name another before, or none.
+    /// Before this time no record may name another successor, or none.
     until: MonoNs,
 }
 
-/// The leadership that one came from which the record does not show yet.
+/// The leadership that the present one succeeded, while the record does not show the present one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Predecessor {
     leadership: DeathNotice,
-    /// It had moved by itself.
+    /// It ended by an automatic move.
     pub(super) is_automatic: bool,
 }
 
 impl Predecessor {
-    /// Whether the record still shows the leadership before, which may have been released meanwhile.
+    /// Whether the record still shows the previous leadership, which may have been released meanwhile.
     pub(super) fn is_holder_in(self, record: &Record) -> bool {
         let DeathNotice { holder, incarnation, epoch } = self.leadership;
         let is_same_holder = |member: &Member| (member.node, member.incarnation) == (holder, incarnation);
@@ -48,18 +50,18 @@ impl Predecessor {
     }
 }
 
-/// A holder's own word that its leadership is over.
+/// A holder's own announcement that its leadership is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ended {
     pub(super) leadership: DeathNotice,
-    /// It moved by itself.
+    /// It ended by an automatic move.
     pub(super) is_automatic: bool,
 }
 
 impl Lease {
-    // ---- a leader names its heir ----
+    // ---- a leader names its successor ----
 
-    /// Chooses whom the next record is to name.
+    /// Chooses the successor that the next record names.
     pub(super) fn choose_successor(&mut self, now: MonoNs) {
         let Some(successor) = self.preferred_new_successor(now) else { return };
         let before = self.current_successor(now);
@@ -70,18 +72,18 @@ impl Lease {
         }
     }
 
-    /// The one named before, while its time is not over.
+    /// The successor named before, while its time has not passed.
     pub(super) fn current_successor(&self, now: MonoNs) -> Option<Successor> {
         self.named.filter(|named| now < named.until).map(|named| named.successor)
     }
 
-    /// Whether more than half of its time is left to the heir that was named last.
+    /// Whether the last named successor has more than half of its time left.
     pub(super) fn is_freshly_named(&self, now: MonoNs) -> bool {
         let half_ns = self.config.timing.wait_ns() / 2;
         self.named.is_some_and(|named| now.plus(half_ns) < named.until)
     }
 
-    /// What was waited until now on a clock that ran too fast was no wait.
+    /// Restarts the waits: time measured on a clock that ran too fast does not count.
     pub(super) fn restart_successor_waits(&mut self, now: MonoNs) {
         let until = now.plus(self.config.timing.wait_ns());
         if let Some(named) = &mut self.named {
@@ -90,7 +92,8 @@ impl Lease {
         self.known_record.restart_successor_wait(now);
     }
 
-    /// Whom the lead is being handed to; else of those that could lead the fittest, and of these the one meant to follow.
+    /// The target of a hand-over in progress; else the fittest of those that could lead, and among equals the preferred
+    /// one.
     fn preferred_new_successor(&self, now: MonoNs) -> Option<Successor> {
         let Phase::Leading(leadership) = &self.phase else { return None };
         let target = leadership.offer.as_ref().filter(|offer| offer.accepted.is_some()).map(|offer| offer.target.node);
@@ -103,9 +106,9 @@ impl Lease {
         Some(Successor { node: *node, incarnation: peer.state.member.incarnation, stamp: peer.state.stamp })
     }
 
-    // ---- an heir goes on ----
+    // ---- the successor takes over ----
 
-    /// The holder says that its leadership is over.
+    /// The holder announces that its leadership is over.
     pub(super) fn on_leadership_ended(&mut self, from: NodeId, ended: Ended, positions: BTreeMap<u16, StreamPosition>) {
         let Ended { leadership, .. } = ended;
         let is_newer = self.ended.is_none_or(|before| before.leadership.epoch < leadership.epoch);
@@ -116,12 +119,12 @@ impl Lease {
         }
     }
 
-    /// Whether its holder has said that it is over.
+    /// Whether the holder of that leadership has announced its end.
     pub(super) fn has_announced_end(&self, leadership: DeathNotice) -> bool {
         self.ended.is_some_and(|ended| ended.leadership == leadership)
     }
 
-    /// The record of a leadership that has ended, and this gateway its heir, who has not tried yet to go on.
+    /// The record of a leadership that has ended, if this gateway is its successor and has not tried to take over yet.
     pub(super) fn succession_due(&self) -> Option<(&Record, DeathNotice, Successor)> {
         let record = self.known_record.record()?;
         let leadership = record.leadership()?;
@@ -130,14 +133,14 @@ impl Lease {
             && matches!(self.phase, Phase::Candidate)
             && !self.is_closing
             && !self.is_declared_dead
-            // Once from one leadership, though its record may come back with a store that is restored.
+            // One leadership is succeeded once, even if a restored store shows its record again.
             && self.highest_opened < leadership.epoch
             && self.used_stamp.is_none_or(|tried| tried < successor.stamp)
             && self.find_obstacle().is_none();
         may_open.then_some((record, leadership, successor))
     }
 
-    /// Opens as the heir, if it is and its time is not over.
+    /// Opens as the designated successor, if this gateway is one and its time has not passed.
     pub(super) fn try_succession(&mut self, now: MonoNs) {
         let Some((record, leadership, successor)) = self.succession_due() else { return };
         let (named, lease_ns) = (record.candidates.clone(), record.lease_ns);
@@ -152,9 +155,9 @@ impl Lease {
         }
     }
 
-    // ---- the others wait ----
+    // ---- other candidates wait ----
 
-    /// Until when the heir of the record may send that has no holder, or whose holder has ended. `None`: nobody may.
+    /// Until when the successor of an ended or released record may send. `None`: no successor may.
     pub(super) fn successor_window_ends_at(&self, record: &Record) -> Option<MonoNs> {
         let successor = record.successor.filter(|successor| !successor.is(&self.config.member))?;
         let is_dead =
