@@ -1,15 +1,15 @@
-//! A leader on its way out: hand-over, release, and leading again under a higher epoch.
+//! A leader that leaves: hand-over, release, and leading again under a higher epoch.
 //!
 //! ```text
 //!   leader ── prepare(nonce) ──► target          fence still open
 //!          ◄── prepared(nonce, stamp) ──
-//!          ── renewal: the target is the heir ──► store
+//!          ── renewal: the target is the successor ──► store
 //!   fence closes; no send outstanding
-//!          ── ended(epoch, final positions) ──► target opens as the heir
+//!          ── ended(epoch, final positions) ──► target opens as the successor
 //! ```
-//! All that the store has to say it says before the fence closes: nobody is silent for as long as a swap takes. Having said
-//! that it ended, a leader says it again until the record shows it, then by releasing the record; and leads again only by
-//! a swap, when the heir's time is over.
+//! The store does all its work before the fence closes, so the output is not interrupted for the length of a swap.
+//! After the end message, the leader repeats it until the record shows the successor, and later releases the record
+//! too. It leads again only by a swap, when the successor's time has passed.
 
 use std::collections::BTreeMap;
 
@@ -24,26 +24,27 @@ use crate::{
     timing::LeaseTiming,
 };
 
-/// The fence is closed, and the record is to be given away or taken anew.
+/// The fence is closed, and the record is to be released or acquired again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Leaving {
-    /// Of the leadership that ended.
+    /// Epoch of the leadership that ended.
     pub(super) epoch: Epoch,
-    /// Until when nobody else may have begun that waits for the lease.
+    /// Until when no other gateway can have begun that waits for the lease.
     pub(super) deadline: MonoNs,
     pub(super) mode: LeaveMode,
     /// Where the output ended; `None`: a send may still be outstanding.
     pub(super) drained: Option<BTreeMap<u16, StreamPosition>>,
 }
 
-/// What becomes of the record.
+/// The intended next state of the record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum LeaveMode {
-    /// Its heir is to begin, and is told so at `notify_at` and again; from `release_at` on the record is to tell it.
+    /// The successor is to open. The leader notifies it at `notify_at` and repeatedly; from `release_at` on it also
+    /// releases the record.
     HandOver { target: NodeId, request: LeaderRequest, cause: OfferCause, notify_at: MonoNs, release_at: MonoNs },
-    /// It is to have no holder.
+    /// The record is to have no holder.
     Release { cause: OfferCause },
-    /// Its holder stays, under a new epoch.
+    /// The holder stays, under a new epoch.
     Reopen,
 }
 
@@ -54,26 +55,26 @@ pub(super) struct Offer {
     pub(super) request: LeaderRequest,
     pub(super) sent: MonoNs,
     pub(super) cause: OfferCause,
-    /// The target is ready, since that moment of its clock: it is to be the heir.
+    /// The target is ready, since that moment of its clock, and is to become the successor.
     pub(super) accepted: Option<PeerTimestamp>,
 }
 
-/// Who wanted leadership to move.
+/// Cause of a hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum OfferCause {
-    /// Somebody asked for it.
+    /// Requested by an operator or another gateway.
     Planned,
     /// Fitness or preference.
     Automatic,
 }
 
 impl Leaving {
-    /// Whether another is to go on from the record as it is.
+    /// Whether another gateway is to continue from the record as it is.
     pub(super) fn is_handed_over(&self) -> bool {
         matches!(self.mode, LeaveMode::HandOver { .. })
     }
 
-    /// When the heir is to be told next.
+    /// When the successor is to be notified next.
     pub(super) fn notify_due_at(&self) -> Option<MonoNs> {
         let LeaveMode::HandOver { notify_at, .. } = &self.mode else { return None };
         self.drained.as_ref().map(|_| *notify_at)
@@ -107,7 +108,7 @@ impl Lease {
         self.emit(Output::Peer { to: target, message: PeerMessage::Prepare(request) });
     }
 
-    /// A question about the present leadership.
+    /// A request about the present leadership.
     pub(super) fn request(&self, nonce: u64) -> Option<LeaderRequest> {
         let (node, incarnation) = (self.node(), self.config.member.incarnation);
         let epoch = self.leading_epoch()?;
@@ -119,7 +120,7 @@ impl Lease {
         let answered_by = offer.sent.plus(2 * renew_ns);
         match offer.accepted {
             None => answered_by,
-            // Another heir's time may have to end first, and the store has to take it.
+            // Another successor's time may have to end first, and the store has to accept the change.
             Some(_) => answered_by.plus(self.config.timing.wait_ns()).plus(2 * renew_ns),
         }
     }
@@ -139,8 +140,8 @@ impl Lease {
         }
     }
 
-    /// Whether the record in force names the target as the heir, and nothing of ours can change it any more; and whether at
-    /// that time the target still can lead, and long enough.
+    /// Whether the record in force names the target as the successor and no attempt of ours can change it any more; and
+    /// whether at that time the target can still lead, for long enough.
     pub(super) fn is_ready(&self, offer: &Offer, at: MonoNs) -> bool {
         let Some(accepted) = offer.accepted else { return false };
         let successor = self.known_record.record().and_then(|record| record.successor);
@@ -152,7 +153,7 @@ impl Lease {
             && self.can_take_over(offer.target.node, at)
     }
 
-    /// Takes the offer back, and leaves time before the next one.
+    /// Withdraws the offer, and leaves time before the next one.
     fn withdraw_offer(&mut self, now: MonoNs) {
         let Phase::Leading(leadership) = &mut self.phase else { return };
         leadership.offer = None;
@@ -188,7 +189,7 @@ impl Lease {
         }
     }
 
-    /// Tells the heir that it is its turn, until the record shows it. Where it doesn't for long, the record says so too.
+    /// Notifies the successor until the record shows it. If that takes long, releases the record too.
     pub(super) fn step_leaving(&mut self, now: MonoNs) {
         let notify_again_at = now.plus(self.config.timing.renew_ns / NOTIFICATIONS_PER_RENEWAL);
         let Phase::Leaving(Leaving { drained: Some(positions), mode, .. }) = &mut self.phase else { return };
@@ -230,7 +231,7 @@ impl Lease {
             }
             Phase::Leaving(leaving) if leaving.mode == LeaveMode::Reopen => {
                 leaving.mode = LeaveMode::Release { cause: OfferCause::Planned };
-                // To open again takes no drain; for others to open does.
+                // Opening again needs no drain; another gateway's opening does.
                 leaving.drained = None;
                 self.emit(Output::Drain);
             }
@@ -259,11 +260,11 @@ impl Lease {
         }
     }
 
-    /// Above all that is known.
+    /// Above all known epochs.
     pub(super) fn next_own_epoch(&self) -> Option<Epoch> {
         let record = self.known_record.record();
         let of_record = record.map_or_else(Epoch::default, |record| record.epoch);
-        // Its heir may have opened above it, and nobody have heard of that.
+        // The successor may have opened above the record's epoch without any other gateway observing it.
         let of_heir = record.and_then(|record| record.successor).filter(|successor| !successor.is(&self.config.member));
         let of_heir = of_heir.and_then(|successor| next_epoch(successor.node, [of_record]));
         let own = [self.known_record.highest_epoch(), self.config.own_epoch, self.highest_opened, self.observed_epoch];
@@ -276,12 +277,13 @@ impl Lease {
     }
 }
 
-/// When the offer that is refused was made: the wait for the next one counts from there.
+/// When the refused offer was made: the wait for the next one counts from there.
 fn offer_sent_at(leadership: &super::Leadership) -> MonoNs {
     leadership.offer.as_ref().map_or(leadership.since, |offer| offer.sent)
 }
 
-/// How often an heir is told its turn.
+/// How often the successor is notified.
 const NOTIFICATIONS_PER_RENEWAL: u64 = 4;
-/// Channels whose positions fit a message, with room for the rest. Of more, what the heir has heard itself counts.
+/// Channels whose positions fit into a message, with room for the rest. For further channels the successor uses its own
+/// receive watermark.
 const POSITIONS_MAX: usize = 400;

@@ -1,5 +1,6 @@
-//! The last resort of a notice: when no candidate has taken over within half a lease, the sentinel itself says in the
-//! record that its holder is dead, so that whoever reads it, a candidate that starts later too, need not wait.
+//! The last resort after a death notice: when no candidate has taken over within half a lease, the sentinel itself
+//! removes the dead holder from the record. A candidate that reads the record, even one that starts later, then need
+//! not wait.
 
 use std::{
     sync::mpsc::{Receiver, RecvTimeoutError},
@@ -12,18 +13,18 @@ use crate::{
     register::{Outcome, Register, RegisterEvent, RequestId, Version, Versioned},
 };
 
-/// What became of a record.
+/// Result for one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseResult {
-    /// It has no holder any more.
+    /// The record has no holder any more.
     Released,
-    /// The dead one didn't hold it: somebody has taken over, or it never led.
+    /// The dead gateway did not hold the record: another gateway has taken over, or it never led.
     NotHeld,
-    /// The store did not do it; the lease has to do.
+    /// The store did not accept the change; others wait for the lease.
     Failed(String),
 }
 
-/// Marks the record that `dead` holds, if it does. `events` are the register's.
+/// Removes `dead` as the holder, if the record shows exactly that holder. `events` are the register's.
 pub fn mark(
     register: &mut dyn Register,
     events: &Receiver<RegisterEvent>,
@@ -47,7 +48,7 @@ pub fn mark(
         let released = Record { holder: None, ..record };
         match ask(&mut |register, request_id| register.compare_and_swap(request_id, version, &released)) {
             Ok(Outcome::Swapped(_)) => return ReleaseResult::Released,
-            // A candidate was quicker, or the dead one's last renewal was still under way.
+            // A candidate was quicker, or the dead holder's last renewal was still outstanding.
             Ok(Outcome::Refused) => {}
             Ok(other) => return ReleaseResult::Failed(format!("swap: {other:?}")),
             Err(error) => return ReleaseResult::Failed(error),
@@ -79,7 +80,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A register in a directory of its own that holds this, and what it holds after `act`.
+    /// The content of a new register with this record, after `act`.
     fn record_after(
         held: Option<&Record>,
         act: impl FnOnce(&mut dyn Register, &Receiver<RegisterEvent>),
