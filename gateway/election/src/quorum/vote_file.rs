@@ -1,12 +1,13 @@
-//! What a voter keeps, on disk: synced before a vote is answered.
+//! A voter's state on disk, synced before a vote is answered.
 //!
 //! ```text
 //!      0  slot 0 │ 4,096  slot 1                                   8,192 bytes, written whole when the file is made
 //!   slot: 0 magic "MDGVOTE1" │ 8 writes u64 │ 16 epoch u64 │ 24 incarnation u64 │ 32 longest lease ns u64
 //!         40 group u16 │ 42 zero u16 │ 44 CRC-32C of 0..44 u32                                     little-endian
 //! ```
-//! Writes go to the two slots in turn, so that a torn one leaves the one before; the slot with more writes counts. The
-//! room is there from the beginning: a disk that fills up later stops no vote. Whatever fails, the vote is not answered.
+//! Writes alternate between the two slots, so that a torn write leaves the previous state; the slot with more writes
+//! counts. The file has its full size from the beginning, so a disk that fills up later stops no vote. If a write
+//! fails, the vote is not answered.
 
 use std::{
     fs::{self, File},
@@ -21,7 +22,7 @@ use mdgw_sys::file_lock::try_lock;
 use super::voter::DurableVote;
 use crate::{identity::Incarnation, timing::LEASE_NS_MAX};
 
-/// The file of one voter and one group. Locked as long as this lives: two voters with one file would vote twice.
+/// The file of one voter and one group. Locked while this value lives: two voters with one file would vote twice.
 #[derive(Debug)]
 pub struct VoteFile {
     path: PathBuf,
@@ -31,20 +32,20 @@ pub struct VoteFile {
     durable: DurableVote,
 }
 
-/// Why votes can't be kept.
+/// Why votes cannot be stored.
 #[derive(Debug, thiserror::Error)]
 pub enum VoteFileError {
     /// The operating system refused.
     #[error("cannot {act} vote file {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action.
         act: &'static str,
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It does not hold what this program writes.
+    /// The content is not what this program writes.
     #[error(
         "vote file {} is damaged: {reason}; without it this voter could vote twice: restore the disk, or, while no \
          gateway of the group runs, remove the file",
@@ -53,10 +54,10 @@ pub enum VoteFileError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// The defect.
         reason: &'static str,
     },
-    /// Another process uses it.
+    /// Another process uses the file.
     #[error("vote file {} is in use by another process", path.display())]
     Busy {
         /// The file.
@@ -65,10 +66,10 @@ pub enum VoteFileError {
 }
 
 impl VoteFile {
-    /// Opens the group's file in `directory`, or makes it: then this voter has never voted.
+    /// Opens the group's file in `directory`, or creates it for a voter that has never voted.
     ///
     /// # Errors
-    /// When it can't be read, made or locked, or holds anything else.
+    /// When the file cannot be read, created or locked, or its content is not valid.
     pub fn open(directory: &Path, group: GroupId) -> Result<Self, VoteFileError> {
         let path = directory.join(format!("group-{}.vote", group.0));
         let failed = |act| {
@@ -106,16 +107,16 @@ impl VoteFile {
         Ok(Self { path, file, group, writes, durable })
     }
 
-    /// What is on disk.
+    /// The state on disk.
     #[must_use]
     pub fn durable(&self) -> DurableVote {
         self.durable
     }
 
-    /// Puts it on disk: it is there when this returns.
+    /// Writes and syncs the state. It is on disk when this returns.
     ///
     /// # Errors
-    /// When it may not be there. What was there before is then still there, or this.
+    /// When the state may not be on disk. Then the previous state is on disk, or this one.
     pub fn store(&mut self, durable: DurableVote) -> Result<(), VoteFileError> {
         let failed = |act| {
             let path = self.path.clone();
@@ -125,7 +126,7 @@ impl VoteFile {
         let bytes = Slot { writes, group: self.group, durable }.to_bytes();
         self.file.write_all_at(&bytes, (writes % 2) * SLOT_STRIDE_BYTES).map_err(failed("write"))?;
         self.file.sync_data().map_err(failed("sync"))?;
-        // After a failure the same half is written again: the other one is what certainly is there.
+        // After a failure the same slot is written again: the other slot certainly holds the previous state.
         (self.writes, self.durable) = (writes, durable);
         Ok(())
     }
@@ -167,7 +168,7 @@ impl Slot {
     }
 }
 
-/// Whole, under another name first: a crash leaves no half of a file.
+/// Written whole under another name first, so that a crash leaves no partial file.
 fn make(directory: &Path, path: &Path, group: GroupId) -> io::Result<()> {
     let new_path = path.with_extension("new");
     let mut file = File::create(&new_path)?;
@@ -181,7 +182,7 @@ fn make(directory: &Path, path: &Path, group: GroupId) -> io::Result<()> {
 
 const MAGIC: &[u8; 8] = b"MDGVOTE1";
 const SLOT_BYTES: usize = 48;
-/// A block of the disk each, so that writing one can't tear the other.
+/// One disk block each, so that writing one slot cannot tear the other.
 const SLOT_STRIDE_BYTES: u64 = 4_096;
 const FILE_BYTES: u64 = 2 * SLOT_STRIDE_BYTES;
 
@@ -210,7 +211,7 @@ mod tests {
         file.store(durable(6)).unwrap();
         let path = file.path.clone();
         drop(file);
-        // Every way in which the last write, to the first half, can be torn: of its bytes, so many are the new ones.
+        // All ways in which the last write, to the first slot, can be torn: a prefix of its bytes is new.
         let whole = fs::read(&path).unwrap();
         for new_bytes in 0..SLOT_BYTES {
             let mut torn = whole.clone();
@@ -252,7 +253,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut file = VoteFile::open(directory.path(), GROUP).unwrap();
         file.store(durable(1)).unwrap();
-        // As good as a failing disk: a descriptor that can't be written.
+        // Simulates a failing disk: a descriptor that cannot be written.
         file.file = File::open(&file.path).unwrap();
         assert!(matches!(file.store(durable(2)), Err(VoteFileError::Io { act: "write", .. })));
         assert_eq!(file.durable(), durable(1));

@@ -5,9 +5,10 @@
 //!  10 body, by kind
 //!  -32 tag: HMAC-SHA256 over all before it
 //! ```
-//! Sender, receiver and group stand under the tag, so that no message counts for another place. Body of a request:
-//! ticket (nonce, number), incarnation, session, lease, fitness, standing, then what the kind needs; of a reply: ticket,
-//! session, highest epoch, promise, verdict. Everything is checked; what doesn't fit is no message.
+//! The tag covers sender, recipient and group, so that a message is not valid elsewhere. Body of a request: request id
+//! (nonce, number), incarnation, session, lease, fitness, eligibility, then the operation's own fields. Body of a
+//! reply: request id, session, highest epoch, promise, verdict. All fields are checked; a datagram that does not fit is
+//! refused.
 
 use std::collections::BTreeMap;
 
@@ -42,10 +43,10 @@ pub fn encode(message: &Message, key: &SharedKey) -> Vec<u8> {
     bytes
 }
 
-/// Checks a datagram: first that somebody with the key wrote it, then everything else.
+/// Verifies a datagram's tag first, then everything else.
 ///
 /// # Errors
-/// Why it is dropped.
+/// Why the datagram is dropped.
 pub fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, Refused> {
     let (bytes, tag) = datagram.split_last_chunk::<TAG_BYTES>().ok_or(Refused::Malformed)?;
     let tag: &Tag = tag;
@@ -67,13 +68,13 @@ pub fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, Refused> {
 /// Why a datagram is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Not one of ours.
+    /// Not a message of this protocol.
     #[error("not a message of this protocol")]
     Malformed,
-    /// Its tag is not over these bytes under our key.
+    /// Its tag is not valid under our key.
     #[error("not written with our key")]
     Forged,
-    /// Of another release.
+    /// Of another protocol version.
     #[error("of another version of this protocol")]
     Version,
 }
@@ -81,10 +82,10 @@ pub enum Refused {
 const MAGIC: [u8; 4] = *b"MDGV";
 const VERSION: u8 = 1;
 
-/// What one UDP datagram can hold over IPv4.
+/// The longest UDP payload over IPv4.
 pub const DATAGRAM_BYTES_MAX: usize = 65_507;
 
-/// Channels whose positions fit a hand-over, with room for the rest.
+/// Channels whose positions fit into a hand-over, with room for the rest.
 pub const POSITIONS_MAX: usize = 2_000;
 const POSITION_BYTES: usize = 2 + Session::BYTES + 8 + 2;
 const _: () = assert!(POSITIONS_MAX * POSITION_BYTES + 512 < DATAGRAM_BYTES_MAX);
@@ -152,7 +153,7 @@ fn write_request(bytes: &mut Vec<u8>, request: &Request) {
 fn write_hand_over(bytes: &mut Vec<u8>, hand_over: &HandOver) {
     let HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions } = hand_over;
     write_numbers(bytes, &[from.0, to.0, incarnation.0, *lease_ns, ticket.nonce, ticket.number, stamp.0]);
-    // Whoever lacks a position begins where it heard the other: later, but nothing is lost.
+    // A target without a position begins at its own receive watermark: later, but nothing is lost.
     for (channel, position) in positions.iter().take(POSITIONS_MAX) {
         bytes.extend(channel.to_le_bytes());
         bytes.extend(position.session.to_bytes());
@@ -164,7 +165,7 @@ fn write_hand_over(bytes: &mut Vec<u8>, hand_over: &HandOver) {
 fn write_reply(bytes: &mut Vec<u8>, reply: &Reply) {
     let Reply { ticket, session, highest_epoch, promise, verdict } = reply;
     write_numbers(bytes, &[ticket.nonce, ticket.number, session.0, highest_epoch.0]);
-    // No epoch is 0 that was ever voted for.
+    // No epoch that was ever voted for is 0.
     let (epoch, incarnation, remaining_ns) = promise.map_or((0, 0, 0), |active_promise| {
         (active_promise.epoch.0, active_promise.incarnation.0, active_promise.remaining_ns)
     });
@@ -240,7 +241,7 @@ fn read_hand_over(reader: &mut Reader<'_>) -> Option<HandOver> {
         let channel = reader.u16()?;
         let session = Session::from_bytes(reader.take()?)?;
         let position = StreamPosition { session, sequence: Sequence(reader.u64()?), part: reader.u16()? };
-        // They are written in the order of their channels, each once: one meaning has one form.
+        // Positions are in the order of their channels, each once, so that each message has one encoding.
         if positions.last_key_value().is_some_and(|(last, _)| *last >= channel) || positions.len() == POSITIONS_MAX {
             return None;
         }
@@ -270,7 +271,7 @@ fn read_reply(reader: &mut Reader<'_>) -> Option<Reply> {
     Some(Reply { ticket, session, highest_epoch, promise, verdict })
 }
 
-/// What is left to read.
+/// The bytes left to read.
 struct Reader<'b>(&'b [u8]);
 
 impl Reader<'_> {
@@ -292,7 +293,7 @@ impl Reader<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// One that somebody can have asked for.
+    /// An epoch that a candidate can have requested.
     fn epoch(&mut self) -> Option<Epoch> {
         self.u64().map(Epoch).filter(|epoch| epoch.count() > 0)
     }
@@ -438,7 +439,7 @@ mod tests {
             }
         }
 
-        /// Even who has the key makes nobody panic, and what is understood says what it was.
+        /// Even a holder of the key causes no panic, and an accepted datagram has one encoding.
         #[test]
         fn a_signed_datagram_is_refused_or_has_one_encoding(which in 0_usize..17, index in 4_usize..400, byte: u8) {
             let datagram = encode(&messages()[which], &key());
