@@ -1,4 +1,4 @@
-//! Listeners, told on a thread of their own, so that a slow one stops nobody else's fence.
+//! Listeners, notified on a thread of their own, so that a slow listener does not delay a fence.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
@@ -12,7 +12,7 @@ use crate::{
     latch::{Listener, ListenerId},
 };
 
-/// What they are told.
+/// An event for listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListenerEvent {
     Gained(Epoch),
@@ -20,7 +20,7 @@ pub(super) enum ListenerEvent {
     Connection(Epoch, ConnectionState),
 }
 
-/// Who listens, and the thread that tells them, started with the first of them.
+/// The listeners, and the thread that notifies them, started with the first listener.
 #[derive(Default)]
 pub(super) struct Listeners(Mutex<Inner>);
 
@@ -35,7 +35,7 @@ struct Inner {
 struct Notification {
     event: ListenerEvent,
     to: Vec<(ListenerId, Arc<dyn Listener>)>,
-    /// Dropped when all have been told.
+    /// Dropped when all listeners have been notified.
     done: Option<mpsc::Sender<()>>,
 }
 
@@ -52,8 +52,8 @@ impl Listeners {
         self.inner().listeners.retain(|(listener, _)| *listener != id);
     }
 
-    /// Tells them in order, after all that was told before. With a limit: returns when all of them have returned, or
-    /// after the limit, and they go on meanwhile.
+    /// Notifies the listeners in order, after all earlier events. With a limit: returns when all listeners have
+    /// returned, or after the limit, while they continue.
     pub(super) fn notify(&self, event: ListenerEvent, limit: Option<Duration>) {
         let (done, all_notified) = mpsc::channel();
         {
@@ -74,7 +74,7 @@ impl Listeners {
         }
     }
 
-    /// The thread ends when all has been told.
+    /// The thread ends after all pending notifications.
     pub(super) fn end(&self) {
         let mut inner = self.inner();
         inner.has_ended = true;

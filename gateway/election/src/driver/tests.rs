@@ -24,14 +24,14 @@ use crate::{
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Hands messages to the other election of a pair.
+/// Delivers messages to the other election of a pair.
 #[derive(Clone, Default)]
 struct PeerNetwork(Arc<Mutex<BTreeMap<NodeId, Election>>>);
 
 struct TestHooks {
     node: NodeId,
     network: PeerNetwork,
-    /// How long each round is held up.
+    /// Delay of each iteration.
     iteration_delay: Duration,
 }
 
@@ -79,7 +79,7 @@ fn election_with_delay(
         timing,
         core: None,
         fifo_priority: None,
-        // Far less than the lease: the election thread waits so long for listeners before it opens the fence.
+        // Far less than the lease: the election thread waits this long for listeners before it opens the fence.
         listeners_ns_max: timing.lease_ns / 20,
         peers: vec![NodeId(3 - node)],
     };
@@ -141,7 +141,7 @@ fn after_a_hand_over_both_gateways_know_the_new_leader() {
     let (second, _) = election(2, 1, directory.path(), &network);
     assert_eq!(second.hand_over(None), Err(HandOverError::NotLeader));
     second.start().unwrap();
-    // Refused until the first has heard of it.
+    // Refused until the first gateway has received the second one's state.
     let leader = loop {
         match first.hand_over(None) {
             Ok(leader) => break leader,
@@ -157,7 +157,7 @@ fn after_a_hand_over_both_gateways_know_the_new_leader() {
     second.close();
 }
 
-/// Notes what it was told, and what the fence was like then.
+/// Records its events, and the fence's state at each of them.
 struct RecordingListener {
     fence: Arc<Fence>,
     heard: Mutex<Vec<(&'static str, Epoch, bool)>>,

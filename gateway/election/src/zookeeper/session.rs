@@ -1,12 +1,13 @@
-//! A place in a line of ephemeral sequential nodes, kept by one session: what [`SessionLatch`] asks of ZooKeeper.
+//! A place in a queue of ephemeral sequential nodes, kept by one session: the backend of [`SessionLatch`] over
+//! ZooKeeper.
 //!
 //! ```text
-//!   /mdgw/line-1/place-<session>-0000000041   ephemeral; holds whose it is
+//!   /mdgw/line-1/place-<session>-0000000041   ephemeral; holds its owner
 //!   /mdgw/line-1/place-<session>-0000000042   watches the one before
 //!   /mdgw/epoch-1                             persistent; the last epoch as a number
 //! ```
-//! The client library moves the session between the nodes of the ensemble by itself. A place carries its session in its
-//! name, so that after a creation of unknown outcome one's own can be told from others.
+//! The client library moves the session between the nodes of the ensemble. A place has its session in its name, so that
+//! a gateway recognises its own place after a creation of unknown outcome.
 //!
 //! [`SessionLatch`]: crate::session_latch::SessionLatch
 
@@ -37,17 +38,17 @@ use crate::{
 
 /// One gateway's session for one group.
 ///
-/// Dropped, it waits for what was asked, no longer than the request's time-out, and ends the session.
+/// Dropping it waits for outstanding requests, at most for the request time-out, and ends the session.
 #[derive(Debug)]
 pub struct ZooKeeperSession {
     commands: Option<mpsc::UnboundedSender<SessionRequest>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Opens a session of that length, or what the ensemble makes of it. Returns at once.
+/// Opens a session of that length, or of the length that the ensemble grants. Returns at once.
 ///
 /// # Errors
-/// When the password can't be read or the thread can't be started.
+/// When the password cannot be read or the thread cannot be started.
 pub fn open(
     config: &ZooKeeperConfig,
     group: GroupId,
@@ -76,7 +77,7 @@ pub fn open(
 
 impl Backend<SessionRequest> for ZooKeeperSession {
     fn ask(&mut self, request: SessionRequest) {
-        // The thread ends only after this does.
+        // The thread ends only after this value does.
         if let Some(commands) = &self.commands {
             let _ = commands.send(request);
         }
@@ -87,13 +88,13 @@ impl Drop for ZooKeeperSession {
     fn drop(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of it has been reported by the panic hook.
+            // The panic hook has reported a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread knows for good.
+/// The thread's constant state.
 struct SessionWorker {
     endpoints: String,
     request_timeout: Duration,
@@ -110,9 +111,9 @@ struct SessionWorker {
 /// One session.
 struct Session {
     client: Client,
-    /// Path of our place, as far as is known.
+    /// Path of our place, as far as known.
     entry: RefCell<Option<String>>,
-    /// The watch on the one before us.
+    /// The watch on the place before ours.
     watch: RefCell<Option<AbortHandle>>,
 }
 
@@ -133,13 +134,13 @@ impl SessionWorker {
                         sleep(PAUSE).await;
                     }
                 },
-                // Nothing is asked before a session has begun.
+                // No requests before a session has begun.
                 command = commands.recv() => if command.is_none() { return },
             }
         }
     }
 
-    /// A session with all that it needs, and when it was asked for.
+    /// A session's client, and when the session was requested.
     async fn connect(&self) -> Result<(Client, MonoNs), Error> {
         let asked = mono_now();
         let mut connector = Client::connector().with_session_timeout(self.session);
@@ -161,7 +162,7 @@ impl SessionWorker {
         if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
     }
 
-    /// Until the session ends; breaks when nobody asks any more.
+    /// Serves until the session ends; breaks when there is no requester any more.
     async fn serve(
         self: &Rc<Self>,
         client: Client,
@@ -194,7 +195,7 @@ impl SessionWorker {
                 Some(_) = requests.join_next() => {}
             }
         }
-        // What was asked is to reach the store, and the session is to end there too.
+        // Outstanding requests should reach the store, and the session should end there too.
         let all = async { while requests.join_next().await.is_some() {} };
         let _ = timeout(self.request_timeout, all).await;
         requests.shutdown().await;
@@ -275,7 +276,7 @@ impl SessionWorker {
         }
     }
 
-    /// Watches that place until it goes; says whether it is there.
+    /// Watches that place until it goes; returns whether it exists.
     async fn watch(self: &Rc<Self>, session: &Session, path: String) -> Result<bool, Error> {
         let (stat, watcher) = session.client.check_and_watch_stat(&path).await?;
         if stat.is_none() {
@@ -347,7 +348,7 @@ impl Session {
     }
 }
 
-/// ZooKeeper counts places in ten digits, which turn negative after 2^31 of them.
+/// ZooKeeper numbers places with ten digits, which turn negative after 2^31 of them.
 fn sequence_of(name: &str) -> u32 {
     let digits = name.rsplit_once('-').map_or(name, |(_, digits)| digits);
     digits.parse::<u32>().unwrap_or(u32::MAX)
