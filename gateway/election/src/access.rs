@@ -134,7 +134,7 @@ pub fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, AccessError> {
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// A file of credentials cannot be read.
-    #[error("cannot read {what} {} of the election's store: {source}", path.display())]
+    #[error("cannot read {what} {} for the election store: {source}", path.display())]
     File {
         /// The file's content.
         what: &'static str,
@@ -144,6 +144,6 @@ pub enum AccessError {
         source: io::Error,
     },
     /// The store's thread cannot be started.
-    #[error("cannot start a thread for the election's store: {0}")]
+    #[error("cannot start a thread for the election store: {0}")]
     Thread(#[from] io::Error),
 }

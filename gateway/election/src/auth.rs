@@ -58,7 +58,7 @@ impl SharedKey {
         // Of the opened file, since its name may refer to another file by now.
         let metadata = file.metadata().map_err(io_error)?;
         if !metadata.is_file() {
-            return Err(KeyError::Malformed { path: path.to_owned(), what: "it is no plain file".to_owned() });
+            return Err(KeyError::Malformed { path: path.to_owned(), what: "not a regular file".to_owned() });
         }
         let mode = metadata.mode() & 0o777;
         if mode & 0o077 != 0 {
@@ -115,7 +115,7 @@ impl Purpose {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The operating system refused.
-    #[error("read key file {}: {source}; a new key: (umask 077; openssl rand -hex 32 > {})", path.display(), path.display())]
+    #[error("cannot read key file {}: {source}; create a key with (umask 077; openssl rand -hex 32 > {})", path.display(), path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -123,7 +123,7 @@ pub enum KeyError {
         source: io::Error,
     },
     /// Others than the owner may read or change the file.
-    #[error("key file {}: mode {mode:o} lets others than its owner in: chmod 600 {}", path.display(), path.display())]
+    #[error("key file {}: mode {mode:o} allows access by group or others: chmod 600 {}", path.display(), path.display())]
     TooPermissive {
         /// The file.
         path: PathBuf,
@@ -214,10 +214,10 @@ impl AuthenticatedSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// Its tag is not valid under our key.
-    #[error("not written with our key")]
+    #[error("authentication failed (different key)")]
     Forged,
     /// The message, or a later one, was received before.
-    #[error("came before")]
+    #[error("replayed")]
     Replayed,
 }
 
@@ -229,16 +229,18 @@ const FILE_BYTES_MAX: u64 = 1 << 10;
 fn parse(text: &str) -> Result<[u8; KEY_BYTES], String> {
     let digits = text.trim_ascii().as_bytes();
     if digits.len() != 2 * KEY_BYTES {
-        return Err(format!("it holds {} characters", digits.len()));
+        return Err(format!("{} characters found", digits.len()));
     }
     let mut bytes = [0; KEY_BYTES];
     for (byte, pair) in bytes.iter_mut().zip(digits.as_chunks::<2>().0) {
         let [high, low] = pair.map(|digit| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok()));
-        let (Some(high), Some(low)) = (high, low) else { return Err("not all of it are digits".to_owned()) };
+        let (Some(high), Some(low)) = (high, low) else {
+            return Err("contains characters other than hexadecimal digits".to_owned());
+        };
         *byte = high << 4 | low;
     }
     if bytes == [0; KEY_BYTES] {
-        return Err("all digits are zero".to_owned());
+        return Err("the key is all zeros".to_owned());
     }
     Ok(bytes)
 }

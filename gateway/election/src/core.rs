@@ -321,29 +321,29 @@ impl Obstacle {
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Joining => f.write_str("it takes over state from its peer"),
+            Self::Joining => f.write_str("still joining: copying state from its peer"),
             Self::NotAdmitted => f.write_str(
-                "the record does not name this gateway: `mdgw ha admit` where the leader runs, if it is to lead",
+                "the election record does not list this gateway as a candidate; to admit it, run `mdgw ha admit` on the leader",
             ),
             Self::Configuration { theirs, ours } => write!(
                 f,
-                "its configuration (hash {:016x}, revision {}) is not the leader's (hash {:016x}, revision {})",
+                "its configuration (hash {:016x}, revision {}) differs from the leader's (hash {:016x}, revision {})",
                 ours.hash, ours.revision, theirs.hash, theirs.revision
             ),
             Self::ClockRate { error_ppm, error_ppm_max } => {
-                write!(f, "its clock is off by {error_ppm} ppm, more than the {error_ppm_max} ppm of the timing")
+                write!(f, "its clock rate is off by {error_ppm} ppm, more than the allowed {error_ppm_max} ppm (rate_error_ppm)")
             }
             Self::SessionTooShort { session_ns, renew_ns } => write!(
                 f,
-                "the store grants sessions of {} ms, too short for renewals each {} ms",
+                "the store grants sessions of {} ms, too short for a renewal every {} ms",
                 session_ns / NS_PER_MS,
                 renew_ns / NS_PER_MS
             ),
-            Self::NoProgress => f.write_str("its hot threads make no progress"),
-            Self::StartupWait => f.write_str("it sits out the time after its start"),
-            Self::Promised => f.write_str("it promised the leader not to take over while the store is lost"),
-            Self::ForeignRecord(why) => write!(f, "the store holds something that is no record: {why}"),
-            Self::EpochsExhausted => f.write_str("all epochs are used up"),
+            Self::NoProgress => f.write_str("its pool threads make no progress"),
+            Self::StartupWait => f.write_str("waiting one lease after its start"),
+            Self::Promised => f.write_str("it promised the leader not to take over while the store is unreachable"),
+            Self::ForeignRecord(why) => write!(f, "the store contains an invalid election record: {why}"),
+            Self::EpochsExhausted => f.write_str("epoch numbers exhausted"),
         }
     }
 }
@@ -383,20 +383,20 @@ impl fmt::Display for Notice {
                 let [highest_seen, now] = [highest_seen, now].map(|epoch| (epoch.count(), epoch.node()));
                 write!(
                     f,
-                    "the record went back from epoch {} by {} to {} by {}",
+                    "the election record was rolled back from epoch {} (node {}) to epoch {} (node {})",
                     highest_seen.0, highest_seen.1, now.0, now.1
                 )
             }
             Self::RunsOnPromises => {
-                f.write_str("the store doesn't answer: leads on by the promises of all other candidates")
+                f.write_str("the store does not answer; the leader keeps publishing because all other candidates promised not to take over")
             }
             Self::StoreReachable => f.write_str("the store answers again"),
-            Self::Obstacle(obstacle) => write!(f, "does not stand or renew: {obstacle}"),
+            Self::Obstacle(obstacle) => write!(f, "not eligible: {obstacle}"),
             Self::HigherEpochObserved(heard) => {
-                write!(f, "outranked by epoch {} by {}, heard on the wire", heard.count(), heard.node())
+                write!(f, "stepping down: received output of a higher epoch {} (node {})", heard.count(), heard.node())
             }
-            Self::HandOverFailed { target: Some(node), why } => write!(f, "no hand-over to node {}: {why}", node.0),
-            Self::HandOverFailed { target: None, why } => write!(f, "no hand-over: {why}"),
+            Self::HandOverFailed { target: Some(node), why } => write!(f, "hand-over to node {} failed: {why}", node.0),
+            Self::HandOverFailed { target: None, why } => write!(f, "hand-over failed: {why}"),
         }
     }
 }

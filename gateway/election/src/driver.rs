@@ -332,7 +332,7 @@ impl LeaderLatch for Election {
         let launch = self.shared.launch.lock().unwrap_or_else(PoisonError::into_inner).take();
         match launch {
             Some(launch) => launch(Arc::clone(&self.shared)).map_err(|error| {
-                tracing::error!(%error, "cannot start the election's thread");
+                tracing::error!(%error, "cannot start the election thread");
                 self.shared.end();
                 Closed
             }),
@@ -350,7 +350,7 @@ impl LeaderLatch for Election {
         let limit = Some(2 * self.lease());
         let ended = self.wait(limit, |state| state.has_ended.then_some(()));
         if ended.is_none() {
-            tracing::warn!("leadership could not be released in time: others wait for the lease");
+            tracing::warn!("leadership was not released in time: the other gateways wait for the lease to expire");
         }
     }
 
@@ -398,7 +398,8 @@ impl LeaderLatch for Election {
             let leader = state.view.leader.clone().filter(|leader| Some(leader) != own.as_ref());
             failed.or_else(|| leader.map(Ok))
         });
-        outcome.unwrap_or_else(|| Err(HandOverError::Failed("nobody took over within four leases".to_owned())))
+        outcome
+            .unwrap_or_else(|| Err(HandOverError::Failed("no gateway took over within four lease lengths".to_owned())))
     }
 
     fn set_pin(&self, pin: Pin) {

@@ -138,7 +138,7 @@ pub enum EmergentConfigError {
         minimum_size: usize,
     },
     /// Without a seed the node could never join.
-    #[error("a node that doesn't found needs a seed besides itself")]
+    #[error("a node with `bootstrap = false` needs a seed other than itself")]
     NoSeed,
     /// Times that do not fit together.
     #[error(transparent)]

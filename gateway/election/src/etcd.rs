@@ -79,7 +79,7 @@ impl StoreClient for NodeClient {
 
     async fn compare_and_swap(&self, expected: Version, value: Vec<u8>) -> Outcome {
         let Ok(revision) = i64::try_from(expected.0) else {
-            return Outcome::Failed(format!("{expected:?} is no revision of etcd"));
+            return Outcome::Failed(format!("{expected:?} is not an etcd revision"));
         };
         // A key that does not exist has revision 0, and so has `Version::NONE`.
         let is_expected = Compare::mod_revision(self.key.as_slice(), CompareOp::Equal, revision);
@@ -88,7 +88,7 @@ impl StoreClient for NodeClient {
             Ok(answer) if !answer.succeeded() => Outcome::Refused,
             Ok(answer) => match answer.header().map(|header| to_version(header.revision())) {
                 Some(version) => Outcome::Swapped(version),
-                None => Outcome::Unknown("the answer of etcd has no revision".to_owned()),
+                None => Outcome::Unknown("the etcd response has no revision".to_owned()),
             },
             Err(error) => failure_outcome(&error),
         }
@@ -105,7 +105,7 @@ impl StoreClient for NodeClient {
 impl NodeClient {
     async fn watch_until_failure(&self, on_change: impl Fn(Option<Versioned>)) -> Result<String, Error> {
         let now = self.client.kv_client().get(self.key.as_slice(), None).await?;
-        let Some(header) = now.header() else { return Ok("the answer of etcd has no revision".to_owned()) };
+        let Some(header) = now.header() else { return Ok("the etcd response has no revision".to_owned()) };
         let next = header.revision() + 1;
         report_change(now.kvs().first(), &on_change);
         let options = WatchOptions::new().with_start_revision(next);
@@ -130,7 +130,7 @@ fn report_change(found: Option<&KeyValue>, on_change: &impl Fn(Option<Versioned>
     match found.map(|found| versioned(version(found), found.value())).transpose() {
         Ok(record) => on_change(record),
         // A read reports the same.
-        Err(reason) => tracing::warn!(reason, "the election's key in etcd holds something else"),
+        Err(reason) => tracing::warn!(reason, "the election key in etcd contains an invalid record"),
     }
 }
 

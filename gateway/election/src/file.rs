@@ -117,7 +117,7 @@ impl Register for FileRegister {
 
     fn watch(&mut self) {
         if let Err(error) = self.start_watching() {
-            tracing::error!(%error, directory = %self.directory.display(), "election: cannot watch; changes are polled for");
+            tracing::error!(%error, directory = %self.directory.display(), "election: cannot watch the directory; polling instead");
             let (tasks, stop) = (self.tasks.clone(), Arc::clone(&self.stop));
             std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) && tasks.send(Task::CheckForChange).is_ok() {
@@ -195,7 +195,7 @@ impl RecordDirectory {
             let path = self.path_of(version);
             let size = fs::metadata(&path).map_or(0, |metadata| metadata.len());
             if size > RECORD_BYTES_MAX as u64 {
-                return Err(format!("{} is too long for a record", path.display()));
+                return Err(format!("{} exceeds the maximum record size", path.display()));
             }
             match fs::read(&path) {
                 Ok(bytes) => {
@@ -241,7 +241,7 @@ impl RecordDirectory {
             }
             Ok(highest) => {
                 let _gone_already = fs::remove_file(self.path_of(version));
-                Outcome::Unknown(format!("version {} was overtaken by {}", version.0, highest.0))
+                Outcome::Unknown(format!("version {} was superseded by {}", version.0, highest.0))
             }
             Err(error) => Outcome::Unknown(self.describe("list", &error)),
         }

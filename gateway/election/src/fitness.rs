@@ -68,7 +68,7 @@ impl FitnessClass {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::OutputNotReceived => "output-unheard",
+            Self::OutputNotReceived => "output-not-received",
             Self::ChannelsFailed => "channels-failed",
             Self::ChannelsBehind => "channels-behind",
             Self::LogFailing => "log-failing",

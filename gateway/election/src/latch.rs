@@ -90,14 +90,14 @@ pub struct ListenerId(pub u64);
 
 /// The latch is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this candidacy is closed; a new one is a new latch")]
+#[error("this election handle is closed; create a new one")]
 pub struct Closed;
 
 /// Why leadership was not handed over.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandOverError {
     /// This gateway does not lead.
-    #[error("this gateway does not lead")]
+    #[error("this gateway is not the leader")]
     NotLeader,
     /// The hand-over failed; this gateway continues to lead, or its lease has expired.
     #[error("leadership was not handed over: {0}")]

@@ -144,17 +144,17 @@ impl Record {
     fn check(&self) -> Result<(), RecordError> {
         let inconsistent = |what| Err(RecordError::Inconsistent { what });
         if !(1..=LEASE_NS_MAX).contains(&self.lease_ns) {
-            return inconsistent("its lease is of no length that could be configured");
+            return inconsistent("lease_ns out of range");
         }
         if !(1..=EPOCH_COUNT_MAX).contains(&self.epoch.count()) {
-            return inconsistent("its epoch has no count that is ever given");
+            return inconsistent("epoch out of range");
         }
         if let Some(holder) = &self.holder {
             if NodeId::of(self.epoch) != holder.node {
-                return inconsistent("its epoch was made by another node than its holder");
+                return inconsistent("the epoch's node is not the holder");
             }
             if self.candidates.get(&holder.node) != Some(&holder.name) {
-                return inconsistent("its holder is no candidate");
+                return inconsistent("the holder is not among the candidates");
             }
         }
         Ok(())
@@ -165,16 +165,16 @@ impl Record {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Longer than any record.
-    #[error("{bytes} bytes are more than the {RECORD_BYTES_MAX} that a record can have")]
+    #[error("{bytes} bytes exceed the maximum record size of {RECORD_BYTES_MAX}")]
     TooLong {
         /// Length of the value.
         bytes: usize,
     },
     /// Not in a record's format.
-    #[error("not a record: {0}")]
+    #[error("not an election record: {0}")]
     Malformed(#[from] serde_json::Error),
     /// The fields contradict each other.
-    #[error("not a record that a gateway wrote: {what}")]
+    #[error("invalid election record: {what}")]
     Inconsistent {
         /// The contradiction.
         what: &'static str,

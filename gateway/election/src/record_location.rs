@@ -31,7 +31,7 @@ pub enum RecordLocation {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordLocationError {
     /// The directory cannot be used.
-    #[error("cannot use {} for the election: {source}", directory.display())]
+    #[error("cannot use directory {} for election records: {source}", directory.display())]
     Directory {
         /// The directory.
         directory: PathBuf,
@@ -42,7 +42,7 @@ pub enum RecordLocationError {
     #[error(transparent)]
     Access(#[from] AccessError),
     /// This program has no client for that store.
-    #[error("this mdgw was built without a client for {0}")]
+    #[error("this build has no client for {0}")]
     NotCompiledIn(&'static str),
 }
 

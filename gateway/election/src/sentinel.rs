@@ -90,14 +90,14 @@ impl SentinelConnection {
             SentinelSource::Start { program, priority } => spawn(program, *priority).map_err(during("start"))?,
             SentinelSource::Service(path) => (UnixStream::connect(path).map_err(during("reach"))?, None),
         };
-        let process = PidFd::own().map_err(during("make a pidfd for"))?;
+        let process = PidFd::own().map_err(during("open a pidfd for"))?;
         let limits =
             stream.set_read_timeout(Some(ANSWER_TIMEOUT)).and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)));
         let mut descriptors = vec![page.as_fd(), process.as_fd()];
         descriptors.extend(kernel_fence.into_iter().flat_map(KernelFence::descriptors));
         let handed = limits.and_then(|()| registration.send(&mut stream, &descriptors));
-        handed.map_err(during("charge"))?;
-        stream.set_nonblocking(true).map_err(during("charge"))?;
+        handed.map_err(during("register with"))?;
+        stream.set_nonblocking(true).map_err(during("register with"))?;
         Ok(Self { stream, child })
     }
 
@@ -109,8 +109,8 @@ impl SentinelConnection {
         let mut byte = [0];
         match io::Read::read(&mut self.stream, &mut byte) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            Err(error) => Some(format!("the sentinel has gone: {error}")),
-            Ok(_) => Some("the sentinel has gone".to_owned()),
+            Err(error) => Some(format!("the connection to the sentinel failed: {error}")),
+            Ok(_) => Some("the sentinel closed its connection".to_owned()),
         }
     }
 

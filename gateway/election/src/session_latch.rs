@@ -415,8 +415,8 @@ impl SessionLatch {
     fn hand_over(&mut self, own: usize, target: Option<NodeId>) {
         let next = self.entries.get(own + 1).and_then(|entry| entry.member.as_ref()).map(|member| member.node);
         let why = match (next, target) {
-            (None, _) => "nobody stands behind this gateway",
-            (Some(next), Some(target)) if next != target => "another gateway is next in line",
+            (None, _) => "no other candidate",
+            (Some(next), Some(target)) if next != target => "another gateway is next in the queue",
             _ => {
                 self.close(CloseReason::HandedOver);
                 (self.leaving, self.must_read_queue) = (LeaveState::Draining, false);

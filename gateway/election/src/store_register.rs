@@ -222,7 +222,7 @@ impl<C: StoreClient> StoreWorker<C> {
                     Some(Command::Watch) => drop(tasks.spawn_local(self.watch())),
                     Some(Command::Reconnect) => {
                         let number = self.active.borrow().as_ref().map(|connection| connection.number);
-                        number.into_iter().for_each(|number| self.abandon(number, "its answers are overdue", &mut tasks));
+                        number.into_iter().for_each(|number| self.abandon(number, "no answers within the timeout", &mut tasks));
                     }
                     None => break,
                 },
@@ -266,7 +266,7 @@ impl<C: StoreClient> StoreWorker<C> {
                 node.pause = (pause * 2).min(PAUSE_MAX);
                 let connect_error = format!("{}: {connect_error}", self.access.endpoints[index]);
                 if self.connect_errors.borrow()[index] != connect_error {
-                    tracing::warn!(connect_error, "cannot connect to the election's store");
+                    tracing::warn!(connect_error, "cannot connect to the election store");
                 }
                 self.connect_errors.borrow_mut()[index] = connect_error;
                 tasks.spawn_local(self.connect(index, pause));
@@ -280,7 +280,7 @@ impl<C: StoreClient> StoreWorker<C> {
         self.connection_count += 1;
         let number = self.connection_count;
         let (is_abandoned, newest) = (watch::Sender::new(false), Cell::new(Version::NONE));
-        tracing::info!(endpoint = self.access.endpoints[index], "the election's store is connected");
+        tracing::info!(endpoint = self.access.endpoints[index], "connected to the election store");
         // Reported first: an answer over this connection must not come before it.
         (self.events)(RegisterEvent::StoreLink(StoreLink::Up));
         self.active.send_replace(Some(Rc::new(Connection { client, node: index, number, is_abandoned, newest })));
@@ -301,7 +301,7 @@ impl<C: StoreClient> StoreWorker<C> {
         tracing::warn!(
             endpoint = self.access.endpoints[connection.node],
             why,
-            "connection to the election's store given up"
+            "connection to the election store dropped"
         );
         connection.is_abandoned.send_replace(true);
         (self.events)(RegisterEvent::StoreLink(StoreLink::InDoubt));
@@ -331,7 +331,7 @@ impl<C: StoreClient> StoreWorker<C> {
                 biased;
                 outcome = timeout_at(deadline, ask(connection.client.clone())) =>
                     outcome.unwrap_or_else(|_| Outcome::Unknown(format!("no answer within {limit:?}"))),
-                _ = is_abandoned.wait_for(|is| *is) => Outcome::Unknown("its connection was given up".to_owned()),
+                _ = is_abandoned.wait_for(|is| *is) => Outcome::Unknown("connection dropped".to_owned()),
             };
             if let Outcome::Unknown(why) = &outcome {
                 let _ = reports.send(Report::InDoubt { number: connection.number, why: why.clone() });

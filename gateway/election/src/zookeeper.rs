@@ -101,7 +101,7 @@ impl StoreClient for NodeClient {
             self.client.create(&self.path, &value, &options).await.map(|(stat, _)| stat)
         } else {
             let Some(version) = from_version(expected) else {
-                return Outcome::Failed(format!("{expected:?} can't be asked for in ZooKeeper"));
+                return Outcome::Failed(format!("{expected:?} is not a ZooKeeper version"));
             };
             self.client.set_data(&self.path, &value, Some(version)).await
         };
@@ -144,7 +144,9 @@ impl NodeClient {
                     match versioned(to_version(stat.version), &value) {
                         Ok(found) => on_change(Some(found)),
                         // A read reports the same.
-                        Err(reason) => tracing::warn!(reason, "the election's node in ZooKeeper holds something else"),
+                        Err(reason) => {
+                            tracing::warn!(reason, "the election node in ZooKeeper contains an invalid record")
+                        }
                     }
                     watcher
                 }

@@ -70,7 +70,11 @@ impl Listeners {
         if let Some(limit) = limit
             && all_notified.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout)
         {
-            tracing::warn!(?event, limit_ms = limit.as_millis(), "listeners are slow; not waited for any longer");
+            tracing::warn!(
+                ?event,
+                limit_ms = limit.as_millis(),
+                "leadership listeners did not finish in time; continuing without them"
+            );
         }
     }
 
@@ -94,7 +98,7 @@ impl Inner {
             let run = move || tasks.into_iter().for_each(|task| task.run());
             match thread.spawn(run) {
                 Ok(_detached) => self.notifier = Some(sender),
-                Err(error) => tracing::error!(%error, "listeners are not told: no thread"),
+                Err(error) => tracing::error!(%error, "cannot start the thread that notifies leadership listeners"),
             }
         }
         self.notifier.as_ref()
@@ -110,7 +114,7 @@ impl Notification {
                 ListenerEvent::Connection(epoch, state) => listener.connection(epoch, state),
             }));
             if event.is_err() {
-                tracing::error!(event = ?self.event, "a listener panicked");
+                tracing::error!(event = ?self.event, "a leadership listener panicked");
             }
         }
         drop(self.done);

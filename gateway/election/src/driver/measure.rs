@@ -33,12 +33,12 @@ impl StoreLatency {
         let four_ns = self.p999_ns.saturating_mul(4);
         let ms = |ns: u64| Duration::from_nanos(ns).as_secs_f64() * 1e3;
         if self.answered == 0 {
-            return Some("the store answered nothing while it was measured".to_owned());
+            return Some("the store did not answer any measurement request".to_owned());
         }
         (four_ns > room_ns).then(|| {
             format!(
-                "the store is slow for this lease: four times its p99.9 of {:.2} ms is {:.2} ms, more than \
-                 lease - margin = {:.2} ms; renewals may come too late, so take a longer lease (profile \"calm\")",
+                "the store is too slow for this lease: 4 x p99.9 ({:.2} ms) = {:.2} ms exceeds lease - margin = \
+                 {:.2} ms; renewals may be late; use a longer lease (profile \"calm\")",
                 ms(self.p999_ns),
                 ms(four_ns),
                 ms(room_ns)

@@ -122,7 +122,7 @@ where
         if let Some(priority) = self.options.fifo_priority
             && let Err(error) = set_fifo(priority)
         {
-            tracing::warn!(%error, "the election thread is not real-time: other work may make it late");
+            tracing::warn!(%error, "the election thread has no real-time priority: other load may delay it");
         }
     }
 
@@ -188,7 +188,7 @@ where
                     self.publish_view();
                     self.shared.notify_listeners(ListenerEvent::Lost(epoch, reason), None);
                     self.hooks.leadership(epoch, Some(reason));
-                    tracing::warn!(group = self.options.name, epoch = epoch.count(), ?reason, "leads no more");
+                    tracing::warn!(group = self.options.name, epoch = epoch.count(), ?reason, "leadership lost");
                 }
                 Output::Open { epoch, deadline } => {
                     let limit = Duration::from_nanos(self.options.listeners_ns_max);
@@ -206,7 +206,7 @@ where
                 Output::Peer { to, message } => self.hooks.to_peer(to, message),
                 Output::Connection(state) => {
                     let epoch = self.core.view().epoch;
-                    tracing::info!(group = self.options.name, ?state, "connection of the election");
+                    tracing::info!(group = self.options.name, ?state, "connection to the election store");
                     self.shared.notify_listeners(ListenerEvent::Connection(epoch, state), None);
                 }
                 Output::Notice(notice) => self.report(&notice),

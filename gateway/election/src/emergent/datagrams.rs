@@ -166,7 +166,7 @@ fn dispatch(datagrams: &MemberSocket, inboxes: &Inboxes, stop: &AtomicBool) {
             Ok(Some(Received::Died(group, notice))) => (group, Input::Died(notice)),
             Ok(None) => continue,
             Err(error) => {
-                tracing::error!(%error, "election: members are not heard");
+                tracing::error!(%error, "election: cannot receive from the other members");
                 thread::sleep(STOP_INTERVAL);
                 continue;
             }
@@ -190,14 +190,14 @@ impl Backend<OutgoingMessage> for MembershipBackend {
     fn begin(&mut self) {
         tracing::warn!(
             group = self.group.0,
-            "election: the backend `emergent` prefers availability: across a split of the network two gateways can lead \
-             for a while, and receivers take the higher epoch (allow_split = true)"
+            "election: backend `emergent` (allow_split = true): during a network partition two gateways can lead, and \
+             receivers accept the higher epoch"
         );
     }
 
     fn ask(&mut self, outgoing: OutgoingMessage) {
         if let Err(error) = self.transport.datagrams.send(self.group, &outgoing) {
-            tracing::debug!(%error, to = %outgoing.to, "election: a letter was not sent");
+            tracing::debug!(%error, to = %outgoing.to, "election: message not sent");
         }
     }
 }

@@ -158,9 +158,9 @@ impl Emergent {
                 }
                 self.outputs.push(Output::Drain);
             }
-            (Some(_), Some(_)) => self.outputs.push(failed(target, "it goes to the next in age alone")),
-            (Some(_), None) => self.outputs.push(failed(target, "there is no other live member")),
-            (None, _) => self.outputs.push(failed(target, "this gateway does not lead")),
+            (Some(_), Some(_)) => self.outputs.push(failed(target, "leadership can only go to the next oldest member")),
+            (Some(_), None) => self.outputs.push(failed(target, "no other live member")),
+            (None, _) => self.outputs.push(failed(target, "this gateway is not the leader")),
         }
     }
 

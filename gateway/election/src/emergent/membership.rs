@@ -38,7 +38,7 @@ impl Emergent {
     /// Sends heartbeats when they are due.
     pub(super) fn beat(&mut self, now: MonoNs) {
         let is_coordinator = self.is_coordinator();
-        // A coordinator without enough promises sends to all, not only along the ring.
+        // A coordinator without enough promises asks all members at once, without waiting for their turns.
         let wants_promises = is_coordinator && self.leadership.is_none() && self.config.minimum_size > 1;
         let is_in_startup_wait = self.is_in_startup_wait(now);
         let (heartbeat_ns, known_epoch) = (self.config.timing.heartbeat_ns, self.known_epoch);
@@ -92,7 +92,7 @@ impl Emergent {
         let ours = self.config.member.clone();
         let Some(membership) = self.membership_mut() else { return };
         if membership.list.find_live(from).is_none() {
-            // This node was excluded without knowing it: a member that follows us is on the list as failed.
+            // The sender follows us but is not on our list as live: it was excluded without knowing it.
             if heartbeat.coordinator == ours {
                 let list = membership.list.clone();
                 self.send(address, Some(from.incarnation), Message::List(list));

@@ -33,7 +33,7 @@ fn members_are_ordered_by_age_and_the_oldest_leads() {
 }
 
 #[test]
-fn below_the_minimum_size_nobody_leads() {
+fn below_the_minimum_size_no_member_leads() {
     let mut world = SimulatedNetwork::new(3, 3, None);
     world.start(0);
     world.start(1);
@@ -51,7 +51,7 @@ fn only_the_bootstrap_node_bootstraps() {
     world.run_ms(60_000);
     assert_eq!(world.live_counts(), [None, None]);
     let view = world.nodes[1].core.as_ref().unwrap().view();
-    assert_eq!(view.obstacle, Some(Obstacle::NotAdmitted), "it is told, and goes on asking");
+    assert_eq!(view.obstacle, Some(Obstacle::NotAdmitted), "reported, and it keeps asking");
     world.start(0);
     world.run_until(|world| world.live_counts() == [Some(2), Some(2)]);
     assert_eq!(world.ages(1), [0, 1]);
@@ -189,7 +189,7 @@ fn both_sides_lead_if_both_have_the_minimum_size_and_one_yields_after_the_split(
     world.run_until(|world| world.live_counts() == [Some(4); 4] && world.leaders().len() == 1);
     assert_eq!(world.leaders(), [0], "of two equal sides that of the older coordinator stays");
     let last = world.openings.iter().max().unwrap();
-    assert_eq!(last.2, 0, "above what the other side had: its receivers hear it");
+    assert_eq!(last.2, 0, "above the other side's epoch: its receivers accept this one");
     assert!(world.epochs_are_unique());
 }
 
@@ -251,7 +251,7 @@ fn a_repeatedly_outranked_leader_backs_off_exponentially() {
         world.run_until(|world| world.openings.len() > count);
         let (epoch, opened, by) = world.openings[count];
         assert!(epoch > above && by == 0);
-        // It checks with its heartbeats.
+        // The leader acts at its heartbeats.
         waits.push(opened.since(asked) / failure_ns);
     }
     assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 32, 32].map(|times: u64| times), "failure time-outs");
@@ -294,7 +294,7 @@ fn above_eight_members_heartbeats_use_a_ring_and_failures_are_detected() {
     }
     world.run_until(|world| world.live_counts()[11] == Some(10));
     world.run_ms(2_000);
-    assert_eq!(world.ages(11), [0, 1, 2, 3, 4, 7, 8, 9, 10, 11], "nobody else was failed");
+    assert_eq!(world.ages(11), [0, 1, 2, 3, 4, 7, 8, 9, 10, 11], "no other member was marked failed");
     world.kill(0);
     world.run_until(|world| world.leaders() == [1]);
     // Members that received from the old coordinator later follow the new one later.
@@ -404,7 +404,7 @@ fn three_members_over_real_sockets_replace_their_leader() {
     for _ in 0..2 {
         let deadline = Instant::now() + Duration::from_secs(60);
         let leader = loop {
-            assert!(Instant::now() < deadline, "nobody leads");
+            assert!(Instant::now() < deadline, "no member leads");
             if let Some(leader) = members.iter().position(|(election, _)| election.has_leadership()) {
                 break leader;
             }

@@ -101,7 +101,7 @@ pub enum EmergentTimingError {
     /// One lost heartbeat could be a failure.
     #[error(
         "failure time-out {failure_ns} ns must be at least 3 x heartbeat {heartbeat_ns} ns + margin {margin_ns} ns = \
-         {failure_ns_min} ns, and heartbeats more than 0 apart"
+         {failure_ns_min} ns, and the heartbeat interval more than 0"
     )]
     Failure {
         /// F.

@@ -162,7 +162,7 @@ impl Lease {
         }
     }
 
-    // ---- moves by itself ----
+    // ---- automatic moves ----
 
     fn step_auto_move(&mut self, now: MonoNs) {
         let target = self.better_peer(now);
@@ -201,7 +201,7 @@ impl Lease {
         self.placement.preferred_leader.or(self.config.preferred)
     }
 
-    /// Of the named, eligible, recently heard peers with a compatible configuration: the fittest, then the preferred
+    /// Of the named, eligible, peers with a recent report with a compatible configuration: the fittest, then the preferred
     /// leader.
     pub(super) fn fittest_peer(&self, now: MonoNs) -> Option<NodeId> {
         let can_lead = self.peers.keys().filter(|node| self.can_take_over(**node, now));

@@ -84,15 +84,18 @@ impl Leaving {
 impl Lease {
     pub(super) fn on_hand_over(&mut self, now: MonoNs, target: Option<NodeId>) {
         let Phase::Leading(_) = &self.phase else {
-            return self.hand_over_failed(target, "this gateway does not lead");
+            return self.hand_over_failed(target, "this gateway is not the leader");
         };
         self.offer(now, target.or_else(|| self.fittest_peer(now)), OfferCause::Planned);
     }
 
     pub(super) fn offer(&mut self, now: MonoNs, target: Option<NodeId>, cause: OfferCause) {
-        let Some(target) = target else { return self.hand_over_failed(None, "no other gateway can lead") };
+        let Some(target) = target else { return self.hand_over_failed(None, "no other gateway is eligible") };
         if !self.can_take_over(target, now) {
-            return self.hand_over_failed(Some(target), "it does not stand, is not heard or publishes something else");
+            return self.hand_over_failed(
+                Some(target),
+                "it is not eligible, does not answer, or has a different configuration",
+            );
         }
         let Some(member) = self.peers.get(&target).map(|peer| peer.state.member.clone()) else { return };
         if self.in_doubt_since.is_some() {
@@ -102,7 +105,7 @@ impl Lease {
         let Some(request) = self.request(nonce) else { return };
         let Phase::Leading(leadership) = &mut self.phase else { return };
         if leadership.offer.is_some() {
-            return self.hand_over_failed(Some(target), "another hand-over is under way");
+            return self.hand_over_failed(Some(target), "another hand-over is in progress");
         }
         leadership.offer = Some(Offer { target: member, request, sent: now, cause, accepted: None });
         self.emit(Output::Peer { to: target, message: PeerMessage::Prepare(request) });
@@ -134,7 +137,8 @@ impl Lease {
             let mode = LeaveMode::HandOver { target, request, cause, notify_at: now, release_at: now };
             self.begin_leaving(now, CloseReason::HandedOver, mode, leadership.deadline);
         } else if now >= self.offer_expires_at(&offer) {
-            let why = if offer.accepted.is_some() { "the store did not take it" } else { "it did not answer in time" };
+            let why =
+                if offer.accepted.is_some() { "the store rejected the change" } else { "it did not answer in time" };
             self.withdraw_offer(now);
             self.hand_over_failed(Some(target.node), why);
         }

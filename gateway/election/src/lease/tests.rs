@@ -469,7 +469,7 @@ fn an_expired_leader_that_closes_releases_the_record_after_its_longest_send() {
     let is_released = |harness: &Harness| harness.stored.as_ref().is_some_and(|stored| stored.record.holder.is_none());
     let send_ns_max = LeaseTiming::DEFAULT.send_ns_max;
     harness.run(send_ns_max - 1);
-    assert!(!is_released(&harness), "whoever sees it released begins at once");
+    assert!(!is_released(&harness), "a reader of a released record begins at once");
     harness.run(1);
     assert!(is_released(&harness));
     assert_eq!(harness.core.view().role, Role::Closed);
@@ -567,9 +567,9 @@ fn a_successor_that_missed_the_notification_starts_from_the_released_record() {
     assert_eq!(notifications, 4);
     assert_eq!(leader.stored.as_ref().unwrap().record.holder, None);
     leader.run(WAIT_NS - 30 * MS);
-    assert_eq!(leader.opened(), None, "the heir's time is not over");
+    assert_eq!(leader.opened(), None, "the successor's time is not over");
     leader.run(WAIT_NS);
-    assert_eq!(leader.opened(), Some(Epoch::new(3, 1)), "above what the heir may have opened");
+    assert_eq!(leader.opened(), Some(Epoch::new(3, 1)), "above the epoch that the successor may have opened");
 }
 
 #[test]
@@ -600,13 +600,13 @@ fn a_hand_over_refused_by_the_store_keeps_the_fence_open() {
 
 // ---- the designated successor ----
 
-/// Gateway 2 of three, which knows that 1 leads and that `successor` was heard 10 ms ago.
-fn with_successor(node: u8, heir_node: u8) -> Harness {
+/// Gateway 2 of three, which knows that 1 leads and that the successor reported its state 10 ms ago.
+fn with_successor(node: u8, successor_node: u8) -> Harness {
     let candidates: BTreeMap<NodeId, NodeName> = [1, 2, 3].map(|node| (NodeId(node), member(node, 0).name)).into();
     let stamp = Harness::new(node).now.0 - 10 * MS;
     Harness::following(
         node,
-        Record { successor: Some(successor(heir_node, stamp)), candidates, ..record(5, &member(1, 1)) },
+        Record { successor: Some(successor(successor_node, stamp)), candidates, ..record(5, &member(1, 1)) },
     )
 }
 

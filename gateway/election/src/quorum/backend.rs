@@ -112,7 +112,7 @@ impl Receiver {
                 Ok(None) => {}
                 Err(error) => {
                     // Without votes the lease expires; there is no better reaction here.
-                    tracing::error!(%error, "votes: the socket failed, nothing is received any more");
+                    tracing::error!(%error, "votes: the socket failed; no more votes are received");
                     return;
                 }
             }

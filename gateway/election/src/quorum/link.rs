@@ -97,7 +97,7 @@ impl VoteLink {
         let (drop, what) = if Announcement::has_magic(datagram) {
             match Announcement::open(datagram, &self.key) {
                 Some(announcement) => return Ok(Some(Received::Death(announcement))),
-                None => (&self.counters.forged, "a notice of death not written with our key"),
+                None => (&self.counters.forged, "a death notice that failed authentication"),
             }
         } else {
             match wire::decode(datagram, &self.key) {
@@ -105,11 +105,11 @@ impl VoteLink {
                     return Ok(Some(Received::Message(message)));
                 }
                 Ok(_) => {
-                    (&self.counters.unknown_nodes, "an authentic message that names nodes of another configuration")
+                    (&self.counters.unknown_nodes, "an authentic message from a node that is not in this configuration")
                 }
-                Err(Refused::Forged) => (&self.counters.forged, "a message not written with our key"),
-                Err(Refused::Malformed) => (&self.counters.malformed, "no message of this protocol"),
-                Err(Refused::Version) => (&self.counters.malformed, "a message of another version of this protocol"),
+                Err(Refused::Forged) => (&self.counters.forged, "a message that failed authentication"),
+                Err(Refused::Malformed) => (&self.counters.malformed, "a malformed datagram"),
+                Err(Refused::Version) => (&self.counters.malformed, "a message of a different protocol version"),
             }
         };
         let count = 1 + drop.fetch_add(1, Ordering::Relaxed);

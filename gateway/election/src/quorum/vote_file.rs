@@ -47,8 +47,8 @@ pub enum VoteFileError {
     },
     /// The content is not what this program writes.
     #[error(
-        "vote file {} is damaged: {reason}; without it this voter could vote twice: restore the disk, or, while no \
-         gateway of the group runs, remove the file",
+        "vote file {} is damaged: {reason}. Without it this voter could vote twice. Restore the file, or remove it while \
+         no gateway of the group runs",
         path.display()
     )]
     Damaged {
@@ -77,7 +77,7 @@ impl VoteFile {
             move |source| VoteFileError::Io { act, path, source }
         };
         fs::create_dir_all(directory).map_err(failed("make the directory of"))?;
-        if !path.try_exists().map_err(failed("look for"))? {
+        if !path.try_exists().map_err(failed("stat"))? {
             make(directory, &path, group).map_err(failed("make"))?;
         }
         let file = File::options().read(true).write(true).open(&path).map_err(failed("open"))?;
@@ -87,7 +87,7 @@ impl VoteFile {
         let length = file.metadata().map_err(failed("read"))?.len();
         let damaged = |reason| VoteFileError::Damaged { path: path.clone(), reason };
         if length != FILE_BYTES {
-            return Err(damaged("its length is not that of a vote file"));
+            return Err(damaged("wrong file length"));
         }
         let mut found: Option<Slot> = None;
         for slot in 0..2 {
@@ -96,13 +96,13 @@ impl VoteFile {
             found = found.into_iter().chain(Slot::parse(&bytes)).max_by_key(|slot| slot.writes);
         }
         let Some(Slot { writes, group: written, durable }) = found else {
-            return Err(damaged("neither half is whole"));
+            return Err(damaged("both copies are damaged"));
         };
         if written != group {
-            return Err(damaged("it is another group's"));
+            return Err(damaged("belongs to another group"));
         }
         if durable.lease_ns_max > LEASE_NS_MAX {
-            return Err(damaged("no lease is that long"));
+            return Err(damaged("lease length out of range"));
         }
         Ok(Self { path, file, group, writes, durable })
     }

@@ -24,7 +24,7 @@ impl VoteStore {
             for (write_id, durable) in tasks {
                 let stored = file.store(durable);
                 if let Err(error) = &stored {
-                    tracing::error!("votes: not answered: {error}");
+                    tracing::error!("votes: request not answered: {error}");
                 }
                 done(write_id, if stored.is_ok() { WriteResult::Durable } else { WriteResult::Failed });
             }

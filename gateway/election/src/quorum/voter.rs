@@ -441,7 +441,7 @@ impl Voter {
         let is_other = |promise: &&Promise| (promise.epoch, promise.incarnation) != (epoch, incarnation);
         if let Some(promise) = self.promise.as_ref().filter(is_other) {
             if promise.epoch.count() == epoch.count() {
-                // The winner overrides a vote for a candidate that lost. No later renewal overrides a winner.
+                // The winner overrides a vote for a candidate that lost. Nothing overrides a winner.
                 return promise.epoch != self.durable.epoch;
             }
             if promise.epoch.count() > epoch.count() && self.active_promise(now).is_some() {

@@ -72,10 +72,10 @@ pub enum Refused {
     #[error("not a message of this protocol")]
     Malformed,
     /// Its tag is not valid under our key.
-    #[error("not written with our key")]
+    #[error("authentication failed")]
     Forged,
     /// Of another protocol version.
-    #[error("of another version of this protocol")]
+    #[error("different protocol version")]
     Version,
 }
 

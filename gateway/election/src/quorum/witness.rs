@@ -61,7 +61,7 @@ enum GroupVoterError {
     File(#[from] VoteFileError),
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("it votes for {0} groups already, its limit")]
+    #[error("the limit of {0} groups is reached (groups_max)")]
     Groups(usize),
 }
 
@@ -97,7 +97,10 @@ impl Witness {
             if error_ppm != clock_error_ppm {
                 clock_error_ppm = error_ppm;
                 if error_ppm > self.options.rate_error_ppm {
-                    tracing::warn!(error_ppm, "witness: the clock is being slewed; promises last longer in proportion");
+                    tracing::warn!(
+                        error_ppm,
+                        "witness: the clock is being slewed; promises are extended in proportion"
+                    );
                 }
                 for group_voter in self.groups().values_mut() {
                     // This input has no outputs.
@@ -133,7 +136,7 @@ impl Witness {
         if !groups.contains_key(&group)
             && let Err(error) = self.add_group(&mut groups, group)
         {
-            tracing::error!(group = group.0, "witness: does not vote: {error}");
+            tracing::error!(group = group.0, "witness: cannot vote: {error}");
             return;
         }
         self.step(&mut groups, group, input);

@@ -64,7 +64,7 @@ impl WatchRegistration {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-            return Err(io::Error::other(format!("{} descriptors are too many", descriptors.len())));
+            return Err(io::Error::other(format!("too many descriptors ({})", descriptors.len())));
         }
         // The descriptors travel with the first byte.
         let sent = sendmsg(&*stream, &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
@@ -74,7 +74,7 @@ impl WatchRegistration {
         BufReader::new(stream).take(ANSWER_BYTES_MAX).read_line(&mut answer)?;
         match answer.trim_end() {
             READY => Ok(()),
-            "" => Err(io::Error::other("the sentinel ended without an answer")),
+            "" => Err(io::Error::other("the sentinel closed the connection without an answer")),
             refusal => Err(io::Error::other(refusal.to_owned())),
         }
     }
@@ -97,7 +97,7 @@ impl WatchRegistration {
         stream.read_exact(&mut length[got.bytes..])?;
         let length = u64::from(u32::from_le_bytes(length));
         if length > TEXT_BYTES_MAX {
-            return Err(io::Error::other(format!("a charge of {length} bytes")));
+            return Err(io::Error::other(format!("registration of {length} bytes exceeds the limit")));
         }
         let mut text = Vec::new();
         stream.take(length).read_to_end(&mut text)?;
@@ -109,16 +109,16 @@ impl WatchRegistration {
     fn check(&self) -> Result<(), &'static str> {
         let Self { groups, thread_count, recipients, hang_limit_ns, .. } = self;
         if !(1..=GROUPS_MAX).contains(&groups.len()) {
-            return Err("a charge must have 1 to 64 groups");
+            return Err("a registration must have 1 to 64 groups");
         }
         if *thread_count > THREADS_MAX {
-            return Err("a charge must have at most 64 hot threads");
+            return Err("a registration must have at most 64 threads");
         }
         if recipients.len() > RECIPIENTS_MAX {
-            return Err("a charge must have at most 256 addresses to tell");
+            return Err("a registration must have at most 256 addresses to notify");
         }
         if groups.iter().any(|group| !(1..=LEASE_NS_MAX).contains(&group.lease_ns)) {
-            return Err("a charge's leases must be of a length that can be configured");
+            return Err("lease length out of range in registration");
         }
         if hang_limit_ns.is_some_and(|limit_ns| !(HANG_LIMIT_NS_MIN..=LEASE_NS_MAX).contains(&limit_ns)) {
             return Err("a hang limit must be between a millisecond and an hour");
@@ -248,7 +248,7 @@ mod tests {
             RecordLocation::ZooKeeper(ZooKeeperConfig { access: access.clone(), path: "/mdgw".to_owned(), mode })
         };
         let with = |records| WatchRegistration { records: Some(records), ..registration() };
-        let charges = [
+        let registrations = [
             registration(),
             with(RecordLocation::Etcd(etcd)),
             with(RecordLocation::Etcd(etcd_least)),
@@ -258,17 +258,17 @@ mod tests {
         ];
         check(
             include_str!("../../../../tests/data/formats/watch_registration.jsonl"),
-            &charges,
+            &registrations,
             |text| {
                 let (mut ours, mut theirs) = UnixStream::pair().unwrap();
                 let length = u32::try_from(text.len()).unwrap().to_le_bytes();
                 ours.write_all(&[&length, text].concat()).unwrap();
                 WatchRegistration::receive(&mut theirs).unwrap().0
             },
-            |charge| {
+            |registration| {
                 let (mut ours, mut theirs) = UnixStream::pair().unwrap();
                 theirs.write_all(b"ready\n").unwrap();
-                charge.send(&mut ours, &[SharedPage::create().unwrap().as_fd()]).unwrap();
+                registration.send(&mut ours, &[SharedPage::create().unwrap().as_fd()]).unwrap();
                 drop(ours);
                 let mut bytes = Vec::new();
                 theirs.read_to_end(&mut bytes).unwrap();

@@ -62,8 +62,8 @@ fn answer(events: &Receiver<RegisterEvent>, asked: RequestId, deadline: Instant)
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(RegisterEvent::Answer { request_id, outcome }) if request_id == asked => return Ok(outcome),
             Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) => return Err("no answer in time".to_owned()),
-            Err(RecvTimeoutError::Disconnected) => return Err("the register has ended".to_owned()),
+            Err(RecvTimeoutError::Timeout) => return Err("timed out".to_owned()),
+            Err(RecvTimeoutError::Disconnected) => return Err("the connection to the store has ended".to_owned()),
         }
     }
 }

@@ -50,7 +50,7 @@ impl SharedPage {
     pub fn open(descriptor: OwnedFd) -> io::Result<Self> {
         let memory = SharedAtomics::open(descriptor, WORDS)?;
         if memory.atomics()[MAGIC_AT].load(Acquire) != MAGIC {
-            return Err(io::Error::other("shared memory that is no page of this version's gateway"));
+            return Err(io::Error::other("the shared memory is not from a gateway of this version"));
         }
         let mutex = RobustMutex::open(mutex_atomics(&memory));
         Ok(Self { memory, mutex })
@@ -64,7 +64,7 @@ impl SharedPage {
     pub fn hold(&self) -> io::Result<()> {
         match self.mutex.try_lock()? {
             Some(Acquired::Free) => Ok(()),
-            Some(Acquired::OwnerDied) | None => Err(io::Error::other("the sentinel's page is held already")),
+            Some(Acquired::OwnerDied) | None => Err(io::Error::other("the shared page is already in use")),
         }
     }
 

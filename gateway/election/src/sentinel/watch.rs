@@ -91,7 +91,7 @@ pub enum DetectedBy {
 
 impl fmt::Debug for GatewayWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").field("charge", &self.registration).finish_non_exhaustive()
+        f.debug_struct("GatewayWatch").field("registration", &self.registration).finish_non_exhaustive()
     }
 }
 
@@ -111,19 +111,19 @@ impl GatewayWatch {
     fn new(stream: &UnixStream, registration: WatchRegistration, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let (Some(page), Some(gateway)) = (descriptors.next(), descriptors.next()) else {
-            return Err(io::Error::other("a charge comes with page and pidfd"));
+            return Err(io::Error::other("a registration needs two descriptors: shared memory and pidfd"));
         };
         let kernel_fence = match (descriptors.next(), descriptors.next()) {
             (None, _) => None,
             (Some(map), Some(link)) => Some(FenceCloser::open([map, link], registration.groups.len())?),
-            (Some(_), None) => return Err(io::Error::other("a kernel fence comes with map and link")),
+            (Some(_), None) => return Err(io::Error::other("kernel fence: needs two descriptors, map and link")),
         };
         let page = SharedPage::open(page)?;
         let gateway = PidFd::handed_over(gateway, socket_peercred(stream)?.pid)?;
         let key = SharedKey::load(&registration.key_file).map_err(io::Error::other)?;
         let announcer = Announcer::new(key, registration.recipients.clone())?;
         if !page.is_held()? {
-            return Err(io::Error::other("nobody holds the page's mutex: a death would not be noticed"));
+            return Err(io::Error::other("the mutex in the shared page is not held: a death would not be detected"));
         }
         // An unusable directory is detected now. Connections to a store are not opened early, since they are rarely
         // needed.
@@ -171,7 +171,7 @@ impl GatewayWatch {
         }
         drop(ended);
         // A thread that can no longer watch leaves the work to the other one.
-        let mut last_error = io::Error::other("no thread looks");
+        let mut last_error = io::Error::other("no watching thread is left");
         for handled in end {
             match handled {
                 Ok(Some(Outcome::Announced { cause, noticed_at, took_ns, refused, .. })) => {

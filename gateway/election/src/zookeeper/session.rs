@@ -129,7 +129,7 @@ impl SessionWorker {
                     Err(error) => {
                         if told != error.to_string() {
                             told = error.to_string();
-                            tracing::warn!(endpoints = self.endpoints, %error, "cannot connect to the election's store");
+                            tracing::warn!(endpoints = self.endpoints, %error, "cannot connect to the election store");
                         }
                         sleep(PAUSE).await;
                     }
@@ -180,7 +180,7 @@ impl SessionWorker {
                 state = states.changed() => match state {
                     SessionState::SyncConnected => self.tell(SessionEvent::StoreLink(StoreLink::Up)),
                     state if state.is_terminated() => {
-                        tracing::warn!(%state, "the session with the election's store has ended");
+                        tracing::warn!(%state, "the session with the election store has ended");
                         requests.shutdown().await;
                         session.forget_watch();
                         self.tell(SessionEvent::StoreLink(StoreLink::Ended));
@@ -270,7 +270,7 @@ impl SessionWorker {
             let (data, stat) = session.client.get_data(&self.epoch).await?;
             let Some(epoch) = std::str::from_utf8(&data).ok().and_then(|text| text.trim().parse().ok()).map(Epoch)
             else {
-                return Ok(SessionAnswer::Failed(format!("{} holds no epoch", self.epoch)));
+                return Ok(SessionAnswer::Failed(format!("{} contains no epoch", self.epoch)));
             };
             return Ok(SessionAnswer::Queue { entries, own, epoch, version: to_version(stat.version) });
         }

@@ -18,19 +18,19 @@ impl Candidate {
         let chosen = target.or_else(|| self.voter.fittest(now, self.node(), self.peer_timeout_ns())).filter(is_other);
         let failed = |target, why| Output::Notice(Notice::HandOverFailed { target, why });
         let Some(chosen) = chosen else {
-            return outputs.push(failed(target, "no other gateway that stands is known"));
+            return outputs.push(failed(target, "no other eligible gateway is known"));
         };
         if !self.may_hand_over_to(chosen) {
-            return outputs.push(failed(Some(chosen), "it publishes something else"));
+            return outputs.push(failed(Some(chosen), "it has a different configuration"));
         }
         let Some(to) = next_epoch(chosen, [self.highest_known]) else {
-            return outputs.push(failed(Some(chosen), "all epochs are used up"));
+            return outputs.push(failed(Some(chosen), "epoch numbers exhausted"));
         };
         let Phase::Leading(lead) = &mut self.phase else {
-            return outputs.push(failed(Some(chosen), "this gateway does not lead"));
+            return outputs.push(failed(Some(chosen), "this gateway is not the leader"));
         };
         if lead.preparing.is_some() {
-            return outputs.push(failed(Some(chosen), "another hand-over is under way"));
+            return outputs.push(failed(Some(chosen), "another hand-over is in progress"));
         }
         let from = lead.epoch;
         lead.preparing = Some(Preparing { target: chosen, to, moves, until: now.plus(self.config.timing.lease_ns) });
@@ -89,7 +89,7 @@ impl Candidate {
                 // The target knew of generations that were spent without this gateway, which now knows them too.
                 return self.begin_hand_over(now, Some(preparing.target), preparing.moves, outputs);
             }
-            let why = "it does not take over now";
+            let why = "it refused to take over";
             return outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(preparing.target), why }));
         };
         let from = lead.epoch;

@@ -104,7 +104,7 @@ impl Candidate {
         let end_cause = active_promise
             .and_then(|active_promise| self.voter.end_cause(active_promise.epoch, active_promise.incarnation));
         if let (Some(active_promise), Some(EndCause::Died)) = (active_promise, end_cause) {
-            // That voter has not received the release.
+            // That voter has not received the death notice.
             let Bound { epoch, incarnation, .. } = active_promise;
             let notice = DeathNotice { holder: NodeId::of(epoch), incarnation, epoch };
             self.send(now, from, Operation::Died(notice), None, outputs);
@@ -302,5 +302,5 @@ fn keep_latest(promises: &mut BTreeMap<NodeId, MonoNs>, voter: NodeId, sent: Mon
 /// Minimum pause between two polls, where a voter will soon learn what another one knows.
 const RETRY_NS_MIN: u64 = 500_000;
 
-/// A release is not acknowledged; a lost one costs the others a lease.
+/// A release is not sent again later; a lost one costs the others a lease.
 const RELEASE_COPIES: usize = 3;
