@@ -60,7 +60,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use self::{
     joining::Joining,
-    leading::{Leadership, Outranked},
+    leading::{Leadership, OutrankedBackoff},
     member_list::{ListVersion, MemberList},
     membership::MemberLiveness,
     message::{Envelope, Message},
@@ -127,8 +127,8 @@ impl EmergentConfig {
 pub enum EmergentConfigError {
     /// Splits are not accepted.
     #[error(
-        "the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and \
-         receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend"
+        "the backend `emergent` prefers availability: during a network partition two gateways can lead, and receivers \
+         accept the higher epoch. If that is acceptable set `allow_split = true`; otherwise use another backend"
     )]
     SplitNotAllowed,
     /// 0, or more than the largest membership.
@@ -170,7 +170,7 @@ pub struct Emergent {
     config: EmergentConfig,
     phase: Phase,
     leadership: Option<Leadership>,
-    outranked: Outranked,
+    outranked: OutrankedBackoff,
     eligibility: Eligibility,
     fitness: Fitness,
     progress: Progress,
@@ -253,7 +253,7 @@ impl Emergent {
         Ok(Self {
             phase: Phase::Joining(Joining::new()),
             leadership: None,
-            outranked: Outranked::default(),
+            outranked: OutrankedBackoff::default(),
             eligibility: Eligibility::Joining,
             fitness: Fitness::default(),
             progress: Progress::Running,
@@ -283,14 +283,14 @@ impl Emergent {
                 self.claim_if_older_are_silent(now);
                 self.coordinate(now);
                 self.expire_yielding(now);
-                self.lead(now);
-                self.beat(now);
+                self.update_leadership(now);
+                self.send_heartbeats(now);
             }
             Phase::Closed => {}
         }
     }
 
-    fn take(&mut self, now: MonoNs, envelope: Envelope) {
+    fn receive(&mut self, now: MonoNs, envelope: Envelope) {
         let Envelope { from, address, to, number, message } = envelope;
         let ours = &self.config.member;
         let is_for_us = to.is_none_or(|incarnation| incarnation == ours.incarnation);
@@ -347,7 +347,7 @@ impl Emergent {
         coordinator.is_some_and(|coordinator| coordinator.member == *member)
     }
 
-    fn died(&mut self, now: MonoNs, notice: DeathNotice) {
+    fn on_death(&mut self, now: MonoNs, notice: DeathNotice) {
         if notice.holder != self.config.member.node {
             self.dead_members.insert((notice.holder, notice.incarnation));
             self.observe_epoch(notice.epoch);
@@ -402,8 +402,8 @@ impl Core for Emergent {
     fn step(&mut self, now: MonoNs, input: Input<Envelope>) -> Vec<Output<OutgoingMessage>> {
         self.on_time(now);
         match input {
-            Input::Backend(envelope) => self.take(now, envelope),
-            Input::Died(notice) => self.died(now, notice),
+            Input::Backend(envelope) => self.receive(now, envelope),
+            Input::Died(notice) => self.on_death(now, notice),
             Input::Eligibility(eligibility) => self.eligibility = eligibility,
             Input::ClockRate { error_ppm } => self.clock_error_ppm = error_ppm,
             Input::Progress(progress) => self.progress = progress,

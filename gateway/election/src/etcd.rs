@@ -65,8 +65,8 @@ impl StoreClient for NodeClient {
         let node = Self { client, key: settings.key.clone() };
         // A connection is made on its first use. The read is linearizable, so that a node without a majority is
         // refused.
-        let asked = node.client.kv_client().get(node.key.as_slice(), Some(GetOptions::new().with_keys_only())).await;
-        asked.map_err(|error| reason(&error))?;
+        let answer = node.client.kv_client().get(node.key.as_slice(), Some(GetOptions::new().with_keys_only())).await;
+        answer.map_err(|error| reason(&error))?;
         Ok(node)
     }
 

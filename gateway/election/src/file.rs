@@ -59,7 +59,7 @@ impl FileRegister {
         let directory = directory.into();
         fs::create_dir_all(directory.join(STAGING))?;
         let (tasks, task_receiver) = mpsc::channel();
-        let mut store = RecordDirectory { directory: directory.clone(), written: 0, told: Version::NONE };
+        let mut store = RecordDirectory { directory: directory.clone(), written: 0, last_reported: Version::NONE };
         // Detects now whether the directory is writable.
         let probe = store.write_new(b"")?;
         fs::remove_file(probe)?;
@@ -149,7 +149,7 @@ struct RecordDirectory {
     directory: PathBuf,
     written: u64,
     /// The version reported last, as a change or as the answer to our own swap.
-    told: Version,
+    last_reported: Version,
 }
 
 impl RecordDirectory {
@@ -165,16 +165,16 @@ impl RecordDirectory {
             Task::Swap { request_id, expected, bytes } => {
                 let outcome = self.swap(expected, &bytes);
                 if let Outcome::Swapped(version) = outcome {
-                    self.told = version;
+                    self.last_reported = version;
                 }
                 events(RegisterEvent::Answer { request_id, outcome });
             }
             Task::CheckForChange => {
                 let highest = self.highest().unwrap_or_default();
-                if highest != self.told
+                if highest != self.last_reported
                     && let Ok(newest) = self.newest(highest)
                 {
-                    self.told = newest.as_ref().map_or(Version::NONE, |newest| newest.version);
+                    self.last_reported = newest.as_ref().map_or(Version::NONE, |newest| newest.version);
                     events(RegisterEvent::Changed(newest));
                 }
             }

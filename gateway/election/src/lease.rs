@@ -46,7 +46,7 @@ use self::{
     leading::Leadership,
     leaving::{LeaveMode, Leaving},
     promises::GivenPromise,
-    successor::{Ended, NamedSuccessor},
+    successor::{AnnouncedEnd, NamedSuccessor},
 };
 use super::{
     auto_move::AutoMoveConfig,
@@ -106,9 +106,9 @@ pub struct Lease {
     in_doubt_since: Option<MonoNs>,
     given_promise: Option<GivenPromise>,
     /// The successor that this gateway's records name.
-    named: Option<NamedSuccessor>,
+    named_successor: Option<NamedSuccessor>,
     /// The end of its own leadership that a holder announced.
-    ended: Option<Ended>,
+    announced_end: Option<AnnouncedEnd>,
     /// The stamp with which this gateway tried to take over as designated successor. No stamp serves twice.
     used_stamp: Option<PeerTimestamp>,
     /// A death notice named this start of this gateway, so other candidates no longer wait for it.
@@ -238,8 +238,8 @@ impl Lease {
             connection: ConnectionState::Starting,
             in_doubt_since: None,
             given_promise: None,
-            named: None,
-            ended: None,
+            named_successor: None,
+            announced_end: None,
             used_stamp: None,
             is_declared_dead: false,
             peers: BTreeMap::new(),
@@ -521,8 +521,8 @@ impl Lease {
             }
             Phase::Candidate | Phase::Leading(_) | Phase::Leaving(_) => {
                 if now < deadline && record.epoch > self.highest_opened && !self.is_closing {
-                    let named = record.candidates.clone();
-                    self.open(now, record.epoch, deadline, named);
+                    let candidates = record.candidates.clone();
+                    self.open(now, record.epoch, deadline, candidates);
                 }
             }
         }
@@ -531,7 +531,7 @@ impl Lease {
     // ---- requests ----
 
     /// Sends the next due request; at most one is outstanding.
-    fn ask(&mut self, now: MonoNs) {
+    fn send_next_request(&mut self, now: MonoNs) {
         if self.pending.awaited.is_some() || now < self.pending.backoff_until {
             return;
         }
@@ -547,11 +547,11 @@ impl Lease {
             Phase::Leaving(_) => self.record_to_leave(now),
         };
         if let Some(record) = record {
-            self.swap(now, record);
+            self.send_swap(now, record);
         }
     }
 
-    fn swap(&mut self, now: MonoNs, mut record: Record) {
+    fn send_swap(&mut self, now: MonoNs, mut record: Record) {
         // Above the record's number too: another gateway may have counted it.
         self.last_number = self.last_number.max(self.known_record.record().map_or(0, |known| known.renewal));
         let number = self.next_number();
@@ -589,7 +589,7 @@ impl Core for Lease {
                 self.step_leading(now);
                 self.step_leaving(now);
                 self.step_candidate(now);
-                self.ask(now);
+                self.send_next_request(now);
             }
             Input::Backend(event) => self.on_register(now, event),
             Input::Peer { from, message } => self.on_peer(now, from, message),
@@ -663,9 +663,9 @@ impl Core for Lease {
 impl Lease {
     fn peer_view(&self, KnownPeer { state, received_at }: &KnownPeer) -> PeerView {
         let Member { node, name, .. } = &state.member;
-        let named = self.known_record.record().map_or(&self.config.candidates, |record| &record.candidates);
+        let candidates = self.known_record.record().map_or(&self.config.candidates, |record| &record.candidates);
         let can_lead = state.eligibility == Eligibility::Eligible
-            && named.get(node) == Some(name)
+            && candidates.get(node) == Some(name)
             && self.has_compatible_config(state);
         PeerView { received_at: *received_at, fitness: state.fitness, can_lead }
     }
@@ -678,7 +678,7 @@ impl Lease {
     /// When the next decision is due.
     fn next_action_at(&self) -> Option<MonoNs> {
         let must_read = self.pending.must_read || !self.known_record.is_read();
-        let swap = match &self.phase {
+        let swap_at = match &self.phase {
             _ if must_read => Some(MonoNs(0)),
             Phase::Candidate if self.is_closing => self.held_record().map(|_| self.sends_end_at),
             Phase::Candidate => self.acquire_at(),
@@ -686,13 +686,14 @@ impl Lease {
             Phase::Leaving(leaving) if !leaving.is_handed_over() => leaving.drained.as_ref().map(|_| MonoNs(0)),
             Phase::Leaving(_) => None,
         };
-        let ask = swap.filter(|_| self.pending.awaited.is_none()).map(|at| at.max(self.pending.backoff_until));
+        let request_at =
+            swap_at.filter(|_| self.pending.awaited.is_none()).map(|at| at.max(self.pending.backoff_until));
         let turn = match &self.phase {
             Phase::Leading(leadership) => Some(self.leading_step_at(leadership)),
             Phase::Leaving(leaving) => leaving.notify_due_at(),
             Phase::Candidate => self.succession_due().map(|_| MonoNs(0)),
         };
-        ask.into_iter().chain(turn).min()
+        request_at.into_iter().chain(turn).min()
     }
 
     /// Whether the latch has closed and nothing is left to release.
@@ -709,8 +710,12 @@ impl Lease {
             PeerMessage::Prepare(request) => self.on_prepare(now, from, request),
             PeerMessage::Prepared { request, stamp } => self.on_prepared(now, from, request, stamp),
             PeerMessage::PrepareRefused(request) => self.on_prepare_refused(from, request),
-            PeerMessage::Ended { request, positions, is_automatic } => {
-                self.on_leadership_ended(from, Ended { leadership: request.leadership(), is_automatic }, positions);
+            PeerMessage::LeadershipEnded { request, positions, is_automatic } => {
+                self.on_leadership_ended(
+                    from,
+                    AnnouncedEnd { leadership: request.leadership_id(), is_automatic },
+                    positions,
+                );
             }
             PeerMessage::AdmitRequest { member, configuration } => self.on_admit_request(from, member, configuration),
             PeerMessage::State(state) => {

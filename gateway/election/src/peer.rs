@@ -36,7 +36,8 @@ pub enum PeerMessage {
     /// The recipient refuses the hand-over: not fit, still joining, or closed.
     PrepareRefused(LeaderRequest),
     /// The sender's leadership is over and no send under its epoch is outstanding: the successor may open.
-    Ended {
+    #[serde(rename = "ended")]
+    LeadershipEnded {
         /// Identifies the leadership.
         #[serde(rename = "question")]
         request: LeaderRequest,
@@ -80,12 +81,12 @@ impl LeaderRequest {
     /// Whether the notice is about the requester.
     #[must_use]
     pub fn concerns(&self, notice: &DeathNotice) -> bool {
-        self.leadership() == *notice
+        self.leadership_id() == *notice
     }
 
     /// The leadership that the request is about, in the form of its death notice.
     #[must_use]
-    pub fn leadership(&self) -> DeathNotice {
+    pub fn leadership_id(&self) -> DeathNotice {
         DeathNotice { holder: self.requester, incarnation: self.incarnation, epoch: self.epoch }
     }
 }
@@ -172,8 +173,8 @@ mod tests {
             PeerMessage::Prepare(request),
             PeerMessage::Prepared { request, stamp: PeerTimestamp(14) },
             PeerMessage::PrepareRefused(request),
-            PeerMessage::Ended { request, positions: BTreeMap::from([(15, position)]), is_automatic: true },
-            PeerMessage::Ended { request, positions: BTreeMap::new(), is_automatic: false },
+            PeerMessage::LeadershipEnded { request, positions: BTreeMap::from([(15, position)]), is_automatic: true },
+            PeerMessage::LeadershipEnded { request, positions: BTreeMap::new(), is_automatic: false },
             PeerMessage::AdmitRequest { member: member.clone(), configuration },
             state(Eligibility::Eligible),
             state(Eligibility::Joining),

@@ -61,7 +61,7 @@ pub struct Successor {
 impl Successor {
     /// Whether `member` is this start of this gateway.
     #[must_use]
-    pub fn is(&self, member: &Member) -> bool {
+    pub fn is_same_start(&self, member: &Member) -> bool {
         (self.node, self.incarnation) == (member.node, member.incarnation)
     }
 }
@@ -111,7 +111,7 @@ impl Record {
     /// Identifies the leadership that the record shows, in the form of its death notice. `None`: the record has no
     /// holder.
     #[must_use]
-    pub fn leadership(&self) -> Option<DeathNotice> {
+    pub fn leadership_id(&self) -> Option<DeathNotice> {
         let Member { node, incarnation, .. } = *self.holder.as_ref()?;
         Some(DeathNotice { holder: node, incarnation, epoch: self.epoch })
     }

@@ -85,7 +85,7 @@ pub enum SessionEvent {
         /// T, ns.
         timeout_ns: u64,
         /// When the session was requested, at the earliest.
-        asked: MonoNs,
+        requested_at: MonoNs,
     },
     /// The connection's state. [`StoreLink::Ended`]: the session has expired, and outstanding requests get no answer.
     StoreLink(StoreLink),
@@ -142,7 +142,7 @@ pub struct SessionLatch {
     /// Whether the queue must be read again.
     must_read_queue: bool,
     /// Outstanding requests: kind and time of sending.
-    asked: BTreeMap<RequestId, (RequestKind, MonoNs)>,
+    pending: BTreeMap<RequestId, (RequestKind, MonoNs)>,
     /// When the last request was sent.
     last_request_at: MonoNs,
     entries: Vec<QueueEntry>,
@@ -220,7 +220,7 @@ impl SessionLatch {
             connection: ConnectionState::default(),
             is_queued: false,
             must_read_queue: false,
-            asked: BTreeMap::new(),
+            pending: BTreeMap::new(),
             last_request_at: MonoNs(0),
             entries: Vec::new(),
             own: None,
@@ -295,10 +295,10 @@ impl SessionLatch {
 
     fn on_event(&mut self, now: MonoNs, event: SessionEvent) {
         match event {
-            SessionEvent::Started { timeout_ns, asked } => {
+            SessionEvent::Started { timeout_ns, requested_at } => {
                 self.end_session();
                 self.session_ns = Some(timeout_ns);
-                self.known = SessionLiveness { from: asked, after_silence: None };
+                self.known = SessionLiveness { from: requested_at, after_silence: None };
                 let is_first = self.connection == ConnectionState::Starting;
                 self.connect(if is_first { ConnectionState::Connected } else { ConnectionState::Reconnected });
             }
@@ -322,18 +322,18 @@ impl SessionLatch {
             SessionEvent::QueueChanged => self.must_read_queue = true,
             SessionEvent::Answer(request_id, answer) => {
                 // An answer to a request of an earlier session means nothing in this one.
-                if let Some((asked, sent)) = self.asked.remove(&request_id) {
-                    self.on_answer(now, asked, sent, answer);
+                if let Some((kind, sent)) = self.pending.remove(&request_id) {
+                    self.on_answer(now, kind, sent, answer);
                 }
             }
         }
     }
 
-    fn on_answer(&mut self, now: MonoNs, asked: RequestKind, sent: MonoNs, answer: SessionAnswer) {
+    fn on_answer(&mut self, now: MonoNs, kind: RequestKind, sent: MonoNs, answer: SessionAnswer) {
         if matches!(answer, SessionAnswer::Done | SessionAnswer::Queue { .. } | SessionAnswer::Refused) {
             self.record_session_alive(now, sent);
         }
-        match (asked, answer) {
+        match (kind, answer) {
             (RequestKind::Join, SessionAnswer::Done) => (self.is_queued, self.must_read_queue) = (true, true),
             (RequestKind::ReadQueue, SessionAnswer::Queue { entries, own, epoch, version }) => {
                 (self.entries, self.own, self.epoch) = (entries, own, self.epoch.max(epoch));
@@ -440,7 +440,7 @@ impl SessionLatch {
         if let Some(leading) = &mut self.leading {
             if is_eligible && leading.renew_at <= now {
                 leading.renew_at = now.plus(self.config.timing.renew_ns);
-                if self.asked.len() < PENDING_MAX {
+                if self.pending.len() < PENDING_MAX {
                     self.ask(now, RequestKind::Renew, SessionRequest::Renew);
                 }
             }
@@ -448,8 +448,8 @@ impl SessionLatch {
                 return;
             }
         }
-        let waits_for = |asked: RequestKind| self.asked.values().any(|(other, _)| *other == asked);
-        let takes_epoch = self.asked.values().any(|(asked, _)| matches!(asked, RequestKind::TakeEpoch(_)));
+        let waits_for = |kind: RequestKind| self.pending.values().any(|(other, _)| *other == kind);
+        let takes_epoch = self.pending.values().any(|(kind, _)| matches!(kind, RequestKind::TakeEpoch(_)));
         if self.must_leave() && self.is_queued {
             if self.sends_end_at <= now && !waits_for(RequestKind::Leave) {
                 self.ask(now, RequestKind::Leave, SessionRequest::Leave);
@@ -478,7 +478,8 @@ impl SessionLatch {
     /// When a gateway in the queue without other requests sends one: often enough that an answer comes before the
     /// previous one expires, even if that was the first one after a silence.
     fn keep_alive_at(&self) -> Option<MonoNs> {
-        let is_idle = self.is_queued && self.leading.is_none() && self.asked.is_empty() && !self.has_request_to_send();
+        let is_idle =
+            self.is_queued && self.leading.is_none() && self.pending.is_empty() && !self.has_request_to_send();
         self.session_ns
             .filter(|_| is_idle)
             .map(|session_ns| self.last_request_at.plus(session_ns / 5).max(self.backoff_until))
@@ -504,10 +505,10 @@ impl SessionLatch {
         propagation_ns.saturating_add(2 * drift_ns(propagation_ns, self.config.timing.rate_error_ppm))
     }
 
-    fn ask(&mut self, now: MonoNs, asked: RequestKind, request: impl FnOnce(RequestId) -> SessionRequest) {
+    fn ask(&mut self, now: MonoNs, kind: RequestKind, request: impl FnOnce(RequestId) -> SessionRequest) {
         self.tickets += 1;
         let request_id = RequestId(self.tickets);
-        self.asked.insert(request_id, (asked, now));
+        self.pending.insert(request_id, (kind, now));
         self.last_request_at = now;
         self.outputs.push(Output::Request(request(request_id)));
     }
@@ -534,7 +535,7 @@ impl SessionLatch {
     fn end_session(&mut self) {
         self.on_entry_lost();
         self.session_ns = None;
-        self.asked.clear();
+        self.pending.clear();
         self.entries.clear();
     }
 
@@ -602,7 +603,7 @@ impl Core for SessionLatch {
             Some(Leading { deadline, .. }) => Some(*deadline),
             None => {
                 let sends_end_at = if self.must_leave() { self.sends_end_at } else { MonoNs(0) };
-                let wanted = self.asked.is_empty() && self.has_request_to_send();
+                let wanted = self.pending.is_empty() && self.has_request_to_send();
                 wanted.then_some(self.backoff_until.max(sends_end_at)).or_else(|| self.keep_alive_at())
             }
         }

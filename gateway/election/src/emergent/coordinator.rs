@@ -92,7 +92,7 @@ impl Emergent {
     }
 
     /// This side of a split, as reported to others.
-    pub(super) fn side(&self) -> Option<PartitionSide> {
+    pub(super) fn own_side(&self) -> Option<PartitionSide> {
         let list = &self.membership()?.list;
         let coordinator = list.coordinator()?;
         Some(PartitionSide {
@@ -156,7 +156,7 @@ impl Emergent {
     /// Failed members may have come back, or live on the other side of a cut.
     fn probe(&mut self, now: MonoNs) {
         let probe_ns = self.config.timing.probe_ns;
-        let Some(side) = self.side() else { return };
+        let Some(side) = self.own_side() else { return };
         let Some(membership) = self.membership_mut() else { return };
         if now < membership.probe_at || membership.yielding.is_some() {
             return;

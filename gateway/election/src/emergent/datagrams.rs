@@ -47,7 +47,7 @@ pub enum Received {
     /// A message about that group.
     Envelope(GroupId, Box<Envelope>),
     /// A sentinel's notice for that group.
-    Died(GroupId, DeathNotice),
+    Death(GroupId, DeathNotice),
 }
 
 impl MemberSocket {
@@ -111,7 +111,7 @@ impl MemberSocket {
     fn read(&self, bytes: &[u8]) -> Option<Received> {
         if Announcement::has_magic(bytes) {
             let Announcement { group, notice } = Announcement::open(bytes, &self.key)?;
-            return Some(Received::Died(group, notice));
+            return Some(Received::Death(group, notice));
         }
         let (signed, tag) = bytes.split_last_chunk::<TAG_BYTES>()?;
         if !self.key.is_tag(Purpose::Membership, &[signed], tag) {
@@ -163,7 +163,7 @@ fn dispatch(datagrams: &MemberSocket, inboxes: &Inboxes, stop: &AtomicBool) {
     while !stop.load(Acquire) {
         let (group, input) = match datagrams.receive(STOP_INTERVAL) {
             Ok(Some(Received::Envelope(group, envelope))) => (group, Input::Backend(*envelope)),
-            Ok(Some(Received::Died(group, notice))) => (group, Input::Died(notice)),
+            Ok(Some(Received::Death(group, notice))) => (group, Input::Died(notice)),
             Ok(None) => continue,
             Err(error) => {
                 tracing::error!(%error, "election: cannot receive from the other members");
@@ -270,7 +270,7 @@ mod tests {
         let writer = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let to_datagram = Announcement { group: GroupId(5), notice }.to_datagram(&SharedKey::new(&[1; KEY_BYTES]));
         writer.send_to(&to_datagram, reader.address().unwrap()).unwrap();
-        assert_eq!(reader.receive(PATIENCE).unwrap(), Some(Received::Died(GroupId(5), notice)));
+        assert_eq!(reader.receive(PATIENCE).unwrap(), Some(Received::Death(GroupId(5), notice)));
     }
 
     #[test]

@@ -18,25 +18,25 @@ pub(super) struct Joining {
     attempts: u32,
     nonce: u64,
     /// A coordinator that a redirect named, asked besides the seeds.
-    named: Option<SocketAddr>,
+    coordinator: Option<SocketAddr>,
     next_at: MonoNs,
 }
 
 impl Joining {
     /// Begins now.
     pub(super) fn new() -> Self {
-        Self { attempts: 0, nonce: 0, named: None, next_at: MonoNs(0) }
+        Self { attempts: 0, nonce: 0, coordinator: None, next_at: MonoNs(0) }
     }
 
     /// Through a known coordinator.
-    pub(super) fn by(coordinator: SocketAddr) -> Self {
-        Self { named: Some(coordinator), ..Self::new() }
+    pub(super) fn through(coordinator: SocketAddr) -> Self {
+        Self { coordinator: Some(coordinator), ..Self::new() }
     }
 
     /// Asks that coordinator too, at once, unless it is asked already.
-    pub(super) fn name(&mut self, now: MonoNs, coordinator: SocketAddr) {
-        if self.named != Some(coordinator) {
-            self.named = Some(coordinator);
+    pub(super) fn ask_also(&mut self, now: MonoNs, coordinator: SocketAddr) {
+        if self.coordinator != Some(coordinator) {
+            self.coordinator = Some(coordinator);
             self.next_at = now;
         }
     }
@@ -52,7 +52,7 @@ impl Emergent {
         if now < joining.next_at {
             return;
         }
-        let (attempts, named) = (joining.attempts, joining.named);
+        let (attempts, coordinator) = (joining.attempts, joining.coordinator);
         if attempts >= self.config.join_attempts {
             if self.config.bootstrap == BootstrapMode::Bootstrap {
                 let list = MemberList::bootstrapped(self.config.member.clone(), self.config.address);
@@ -62,12 +62,12 @@ impl Emergent {
             self.set_obstacle(Some(Obstacle::NotAdmitted));
         }
         let others = self.config.seeds.iter().filter(|seed| **seed != self.config.address);
-        let asked: Vec<_> = named.into_iter().chain(others.copied()).collect();
+        let asked: Vec<_> = coordinator.into_iter().chain(others.copied()).collect();
         // Message numbers are never used twice, so a number serves as a nonce.
         let nonce = self.sent_count + 1;
         let pause_ns = self.pause_ns(attempts, nonce);
         let next_at = now.plus(pause_ns);
-        self.phase = Phase::Joining(Joining { attempts: attempts.saturating_add(1), nonce, named, next_at });
+        self.phase = Phase::Joining(Joining { attempts: attempts.saturating_add(1), nonce, coordinator, next_at });
         for seed in asked {
             self.send(seed, None, Message::Join { nonce });
         }
@@ -87,7 +87,7 @@ impl Emergent {
         if let Phase::Joining(joining) = &mut self.phase
             && joining.nonce == nonce
         {
-            joining.name(now, coordinator);
+            joining.ask_also(now, coordinator);
         }
     }
 
@@ -134,10 +134,10 @@ impl Emergent {
     }
 
     /// This node is off the list. Knowledge from that membership is void.
-    pub(super) fn rejoin(&mut self, by: SocketAddr) {
+    pub(super) fn rejoin(&mut self, coordinator: SocketAddr) {
         self.close_fence(CloseReason::Lost);
         self.connect(ConnectionState::Lost);
-        self.phase = Phase::Joining(Joining::by(by));
+        self.phase = Phase::Joining(Joining::through(coordinator));
     }
 
     /// Redirects our followers to the side that we join.

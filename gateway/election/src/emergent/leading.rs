@@ -22,7 +22,7 @@ pub(super) struct Leadership {
 /// Two sides of a split whose output reaches the same receivers outrank each other. A side that is outranked repeatedly
 /// lets the other lead for a while, longer each time. So receivers accept one side, not both in turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Outranked {
+pub(super) struct OutrankedBackoff {
     /// Number of times in short succession.
     repeat_count: u32,
     last: MonoNs,
@@ -30,7 +30,7 @@ pub(super) struct Outranked {
     until: MonoNs,
 }
 
-impl Outranked {
+impl OutrankedBackoff {
     fn record(&mut self, now: MonoNs, failure_ns: u64) {
         let longest_ns = failure_ns << DOUBLINGS_MAX;
         if now.since(self.last) > 4 * longest_ns {
@@ -48,7 +48,7 @@ const DOUBLINGS_MAX: u32 = 5;
 
 impl Emergent {
     /// Opens, renews or closes the fence, as needed.
-    pub(super) fn lead(&mut self, now: MonoNs) {
+    pub(super) fn update_leadership(&mut self, now: MonoNs) {
         let deadline = self.fence_deadline(now);
         if !self.is_coordinator() || self.cannot_lead() {
             return self.close_fence(CloseReason::Lost);
@@ -175,7 +175,7 @@ impl Emergent {
         }
         self.leave(now);
         if let Some((next, _)) = next {
-            self.phase = Phase::Joining(Joining::by(next));
+            self.phase = Phase::Joining(Joining::through(next));
         } else if let Some(membership) = self.membership_mut() {
             membership.is_leaving = false;
         }

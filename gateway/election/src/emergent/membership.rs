@@ -36,7 +36,7 @@ const RING_SUCCESSORS: usize = 2;
 
 impl Emergent {
     /// Sends heartbeats when they are due.
-    pub(super) fn beat(&mut self, now: MonoNs) {
+    pub(super) fn send_heartbeats(&mut self, now: MonoNs) {
         let is_coordinator = self.is_coordinator();
         // A coordinator without enough promises asks all members at once, without waiting for their turns.
         let wants_promises = is_coordinator && self.leadership.is_none() && self.config.minimum_size > 1;

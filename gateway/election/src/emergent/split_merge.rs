@@ -26,7 +26,7 @@ pub(super) struct Yielding {
 impl Emergent {
     pub(super) fn on_probe(&mut self, now: MonoNs, theirs: &PartitionSide) {
         if let Phase::Joining(joining) = &mut self.phase {
-            joining.name(now, theirs.address);
+            joining.ask_also(now, theirs.address);
         } else if self.is_coordinator() {
             // Two coordinators are two sides, whatever their lists say of each other. Of other members, the coordinator
             // is probed as well.
@@ -36,7 +36,7 @@ impl Emergent {
 
     fn resolve_split(&mut self, now: MonoNs, theirs: &PartitionSide) {
         self.observe_epoch(theirs.epoch);
-        let Some(ours) = self.side() else { return };
+        let Some(ours) = self.own_side() else { return };
         if ours.wins_over(theirs) {
             return self.send(theirs.address, Some(theirs.coordinator.incarnation), Message::Probe(ours));
         }

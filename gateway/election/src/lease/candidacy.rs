@@ -158,26 +158,28 @@ impl Lease {
     fn rank(&self) -> u64 {
         let record = self.known_record.record();
         let holder = record.and_then(|record| record.holder.as_ref()).map(|holder| holder.node);
-        let named = |node: &NodeId| record.is_none_or(|record| record.candidates.contains_key(node));
+        let is_candidate = |node: &NodeId| record.is_none_or(|record| record.candidates.contains_key(node));
         let preferred_successor = self.placement.preferred_successor.or(self.config.preferred);
         let placement =
             |node: NodeId, class: FitnessClass| (std::cmp::Reverse(class), preferred_successor != Some(node), node);
         let own = placement(self.node(), self.fitness.class());
         let before = self.peers.iter().filter(|(node, peer)| {
             let is_recent = self.known_record.learned_at() <= peer.received_at.plus(self.config.timing.lease_ns);
-            let stands =
-                peer.state.eligibility == Eligibility::Eligible && is_recent && named(node) && Some(**node) != holder;
+            let stands = peer.state.eligibility == Eligibility::Eligible
+                && is_recent
+                && is_candidate(node)
+                && Some(**node) != holder;
             stands && placement(**node, peer.state.fitness.class()) < own
         });
         u64::try_from(before.count()).unwrap_or(u64::MAX)
     }
 
     /// Opens the fence.
-    pub(super) fn open(&mut self, now: MonoNs, epoch: Epoch, deadline: MonoNs, named: BTreeMap<NodeId, NodeName>) {
+    pub(super) fn open(&mut self, now: MonoNs, epoch: Epoch, deadline: MonoNs, candidates: BTreeMap<NodeId, NodeName>) {
         self.highest_opened = epoch;
         self.given_promise = None;
         self.set_obstacle(None);
-        self.phase = Phase::Leading(Leadership::new(now, epoch, deadline, named));
+        self.phase = Phase::Leading(Leadership::new(now, epoch, deadline, candidates));
         self.emit(Output::Open { epoch, deadline });
     }
 
@@ -205,7 +207,7 @@ impl Lease {
     }
 
     pub(super) fn is_dead(&self, record: &Record) -> bool {
-        record.leadership().is_some_and(|leadership| self.deaths.contains(&leadership))
+        record.leadership_id().is_some_and(|leadership| self.deaths.contains(&leadership))
     }
 
     // ---- handed over to this gateway ----
@@ -215,7 +217,7 @@ impl Lease {
             return;
         }
         let is_from_leader =
-            self.known_record.record().is_some_and(|record| record.leadership() == Some(request.leadership()));
+            self.known_record.record().is_some_and(|record| record.leadership_id() == Some(request.leadership_id()));
         let is_ready = is_from_leader
             && !self.is_closing
             && !self.has_lasting_obstacle()

@@ -86,7 +86,7 @@ impl Lease {
 
     /// When [`Self::step_leading`] or the end of the lease is due.
     pub(super) fn leading_step_at(&self, leadership: &Leadership) -> MonoNs {
-        let ask =
+        let request_at =
             self.in_doubt_since.filter(|_| leadership.predecessor.is_none()).map(|_| leadership.promise_request_at);
         let offer = leadership.offer.as_ref().map(|offer| {
             // A condition that holds until the next renewal holds now.
@@ -94,7 +94,7 @@ impl Lease {
         });
         let moves =
             leadership.worse_since.filter(|_| leadership.offer.is_none()).map(|from| self.move_at(leadership, from));
-        [ask, offer, moves].into_iter().flatten().fold(leadership.deadline, MonoNs::min)
+        [request_at, offer, moves].into_iter().flatten().fold(leadership.deadline, MonoNs::min)
     }
 
     /// When the next renewal is due; `None`: an obstacle keeps this gateway from renewing.

@@ -152,7 +152,9 @@ impl Lease {
         self.pending.attempts.is_empty()
             && self.pending.awaited.is_none()
             && self.in_doubt_since.is_none()
-            && successor.is_some_and(|successor: Successor| successor.is(&offer.target) && successor.stamp >= accepted)
+            && successor.is_some_and(|successor: Successor| {
+                successor.is_same_start(&offer.target) && successor.stamp >= accepted
+            })
             && self.is_freshly_named(at)
             && self.can_take_over(offer.target.node, at)
     }
@@ -205,7 +207,7 @@ impl Lease {
             let is_automatic = *cause == OfferCause::Automatic;
             let positions =
                 positions.iter().take(POSITIONS_MAX).map(|(channel, position)| (*channel, *position)).collect();
-            let message = PeerMessage::Ended { request: *request, positions, is_automatic };
+            let message = PeerMessage::LeadershipEnded { request: *request, positions, is_automatic };
             let to = *target;
             self.emit(Output::Peer { to, message });
         }
@@ -269,11 +271,13 @@ impl Lease {
         let record = self.known_record.record();
         let of_record = record.map_or_else(Epoch::default, |record| record.epoch);
         // The successor may have opened above the record's epoch without any other gateway observing it.
-        let of_heir = record.and_then(|record| record.successor).filter(|successor| !successor.is(&self.config.member));
-        let of_heir = of_heir.and_then(|successor| next_epoch(successor.node, [of_record]));
+        let of_successor = record
+            .and_then(|record| record.successor)
+            .filter(|successor| !successor.is_same_start(&self.config.member));
+        let of_successor = of_successor.and_then(|successor| next_epoch(successor.node, [of_record]));
         let own = [self.known_record.highest_epoch(), self.config.own_epoch, self.highest_opened, self.observed_epoch];
         let dead = self.deaths.iter().map(|notice| notice.epoch);
-        next_epoch(self.node(), own.into_iter().chain([of_record]).chain(of_heir).chain(dead))
+        next_epoch(self.node(), own.into_iter().chain([of_record]).chain(of_successor).chain(dead))
     }
 
     fn hand_over_failed(&mut self, target: Option<NodeId>, why: &'static str) {

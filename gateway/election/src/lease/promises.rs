@@ -111,7 +111,7 @@ impl Lease {
     fn can_promise(&self, now: MonoNs, request: &LeaderRequest) -> bool {
         let is_idle = self.pending.attempts.is_empty() || !self.safeguards.promises_only_without_swap;
         let is_superseded = self.known_record.highest_epoch() > request.epoch;
-        let is_over = self.has_announced_end(request.leadership());
+        let is_over = self.has_announced_end(request.leadership_id());
         let is_dead = is_over || self.deaths.iter().any(|notice| request.concerns(notice));
         let is_given = self
             .given_promise

@@ -52,7 +52,7 @@ impl Predecessor {
 
 /// A holder's own announcement that its leadership is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Ended {
+pub(super) struct AnnouncedEnd {
     pub(super) leadership: DeathNotice,
     /// It ended by an automatic move.
     pub(super) is_automatic: bool,
@@ -68,25 +68,25 @@ impl Lease {
         let is_free =
             before.is_none_or(|before| (before.node, before.incarnation) == (successor.node, successor.incarnation));
         if before != Some(successor) && (is_free || !self.safeguards.keeps_named_successor) {
-            self.named = Some(NamedSuccessor { successor, until: now.plus(self.config.timing.wait_ns()) });
+            self.named_successor = Some(NamedSuccessor { successor, until: now.plus(self.config.timing.wait_ns()) });
         }
     }
 
     /// The successor named before, while its time has not passed.
     pub(super) fn current_successor(&self, now: MonoNs) -> Option<Successor> {
-        self.named.filter(|named| now < named.until).map(|named| named.successor)
+        self.named_successor.filter(|named| now < named.until).map(|named| named.successor)
     }
 
     /// Whether the last named successor has more than half of its time left.
     pub(super) fn is_freshly_named(&self, now: MonoNs) -> bool {
         let half_ns = self.config.timing.wait_ns() / 2;
-        self.named.is_some_and(|named| now.plus(half_ns) < named.until)
+        self.named_successor.is_some_and(|named| now.plus(half_ns) < named.until)
     }
 
     /// Restarts the waits: time measured on a clock that ran too fast does not count.
     pub(super) fn restart_successor_waits(&mut self, now: MonoNs) {
         let until = now.plus(self.config.timing.wait_ns());
-        if let Some(named) = &mut self.named {
+        if let Some(named) = &mut self.named_successor {
             named.until = until;
         }
         self.known_record.restart_successor_wait(now);
@@ -109,26 +109,31 @@ impl Lease {
     // ---- the successor takes over ----
 
     /// The holder announces that its leadership is over.
-    pub(super) fn on_leadership_ended(&mut self, from: NodeId, ended: Ended, positions: BTreeMap<u16, StreamPosition>) {
-        let Ended { leadership, .. } = ended;
-        let is_newer = self.ended.is_none_or(|before| before.leadership.epoch < leadership.epoch);
+    pub(super) fn on_leadership_ended(
+        &mut self,
+        from: NodeId,
+        announced: AnnouncedEnd,
+        positions: BTreeMap<u16, StreamPosition>,
+    ) {
+        let AnnouncedEnd { leadership, .. } = announced;
+        let is_newer = self.announced_end.is_none_or(|before| before.leadership.epoch < leadership.epoch);
         if from == leadership.holder && is_newer {
             self.given_promise.take_if(|given_promise| given_promise.request.concerns(&leadership));
-            self.ended = Some(ended);
+            self.announced_end = Some(announced);
             self.emit(Output::PeerOutputEnded { epoch: leadership.epoch, positions });
         }
     }
 
     /// Whether the holder of that leadership has announced its end.
     pub(super) fn has_announced_end(&self, leadership: DeathNotice) -> bool {
-        self.ended.is_some_and(|ended| ended.leadership == leadership)
+        self.announced_end.is_some_and(|ended| ended.leadership == leadership)
     }
 
     /// The record of a leadership that has ended, if this gateway is its successor and has not tried to take over yet.
     pub(super) fn succession_due(&self) -> Option<(&Record, DeathNotice, Successor)> {
         let record = self.known_record.record()?;
-        let leadership = record.leadership()?;
-        let successor = record.successor.filter(|successor| successor.is(&self.config.member))?;
+        let leadership = record.leadership_id()?;
+        let successor = record.successor.filter(|successor| successor.is_same_start(&self.config.member))?;
         let may_open = (self.is_dead(record) || self.has_announced_end(leadership))
             && matches!(self.phase, Phase::Candidate)
             && !self.is_closing
@@ -143,13 +148,13 @@ impl Lease {
     /// Opens as the designated successor, if this gateway is one and its time has not passed.
     pub(super) fn try_succession(&mut self, now: MonoNs) {
         let Some((record, leadership, successor)) = self.succession_due() else { return };
-        let (named, lease_ns) = (record.candidates.clone(), record.lease_ns);
+        let (candidates, lease_ns) = (record.candidates.clone(), record.lease_ns);
         self.used_stamp = Some(successor.stamp);
         let from = if self.safeguards.lease_from_successor_stamp { MonoNs(successor.stamp.0) } else { now };
         let deadline = self.config.timing.deadline_within(from, lease_ns);
         let Some(epoch) = self.next_own_epoch().filter(|_| (from..deadline).contains(&now)) else { return };
-        let is_automatic = self.ended.is_some_and(|ended| ended.leadership == leadership && ended.is_automatic);
-        self.open(now, epoch, deadline, named);
+        let is_automatic = self.announced_end.is_some_and(|ended| ended.leadership == leadership && ended.is_automatic);
+        self.open(now, epoch, deadline, candidates);
         if let Phase::Leading(leading) = &mut self.phase {
             leading.predecessor = Some(Predecessor { leadership, is_automatic });
         }
@@ -159,7 +164,7 @@ impl Lease {
 
     /// Until when the successor of an ended or released record may send. `None`: no successor may.
     pub(super) fn successor_window_ends_at(&self, record: &Record) -> Option<MonoNs> {
-        let successor = record.successor.filter(|successor| !successor.is(&self.config.member))?;
+        let successor = record.successor.filter(|successor| !successor.is_same_start(&self.config.member))?;
         let is_dead =
             |notice: &DeathNotice| (notice.holder, notice.incarnation) == (successor.node, successor.incarnation);
         if self.deaths.iter().any(is_dead) || !self.safeguards.waits_for_successor {

@@ -530,7 +530,7 @@ fn a_hand_over_completes_without_waiting_for_the_store() {
     assert!(leader.messages().is_empty(), "a send may be outstanding");
     leader.step(Input::Drained { positions: BTreeMap::new() });
     leader.step(Input::Time);
-    let ended = PeerMessage::Ended { request, positions: BTreeMap::new(), is_automatic: false };
+    let ended = PeerMessage::LeadershipEnded { request, positions: BTreeMap::new(), is_automatic: false };
     assert_eq!(leader.messages(), [(2, ended.clone())]);
 
     target.stored = Some(armed);
@@ -563,7 +563,7 @@ fn a_successor_that_missed_the_notification_starts_from_the_released_record() {
     leader.step(Input::Drained { positions: BTreeMap::new() });
     leader.run(LeaseTiming::DEFAULT.renew_ns);
     let notifications =
-        leader.messages().iter().filter(|(_, message)| matches!(message, PeerMessage::Ended { .. })).count();
+        leader.messages().iter().filter(|(_, message)| matches!(message, PeerMessage::LeadershipEnded { .. })).count();
     assert_eq!(notifications, 4);
     assert_eq!(leader.stored.as_ref().unwrap().record.holder, None);
     leader.run(WAIT_NS - 30 * MS);

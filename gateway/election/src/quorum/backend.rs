@@ -92,7 +92,7 @@ impl Backend<QuorumRequest> for QuorumBackend {
     fn ask(&mut self, request: QuorumRequest) {
         match request {
             QuorumRequest::Send(message) => self.transport.link.send(&message),
-            QuorumRequest::Store { ticket, durable } => self.store.store(ticket, durable),
+            QuorumRequest::Store { write_id, durable } => self.store.store(write_id, durable),
         }
     }
 }

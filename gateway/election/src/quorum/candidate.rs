@@ -15,7 +15,7 @@ use mdgw_feeds::{
 
 use self::{
     auto_move::{AutoMovePolicy, Tenure},
-    phase::{LeaderState, PendingTakeover, Phase, Poll, PromiseTransfer, VoteRound},
+    phase::{LeaderState, PendingTakeover, Phase, PollRound, PromiseTransfer, VoteRound},
 };
 use super::{
     message::{Body, Message, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession},
@@ -78,7 +78,7 @@ pub enum QuorumRequest {
     /// Write this to disk, synced, and report the result.
     Store {
         /// Identifies the write.
-        ticket: VoteWriteId,
+        write_id: VoteWriteId,
         /// The vote to write.
         durable: DurableVote,
     },
@@ -98,7 +98,7 @@ pub struct Candidate {
     /// Requests to this gateway's own voter, not processed yet.
     own_voter_queue: VecDeque<Request>,
     /// Requests whose answer may still count, by number.
-    sent: BTreeMap<u64, PendingRequest>,
+    pending: BTreeMap<u64, PendingRequest>,
     number: u64,
     voter_sessions: BTreeMap<NodeId, VoterSession>,
     /// When each voter last answered.
@@ -159,7 +159,7 @@ impl Candidate {
             phase: Phase::Waiting,
             takeover: None,
             own_voter_queue: VecDeque::new(),
-            sent: BTreeMap::new(),
+            pending: BTreeMap::new(),
             number: 0,
             voter_sessions: BTreeMap::new(),
             answered_at: BTreeMap::new(),
@@ -199,9 +199,11 @@ impl Candidate {
             // Membership comes from the configuration, and peers promise through their voters.
             Input::Time | Input::Admit(..) => {}
             Input::Backend(QuorumEvent::Received(message)) => self.on_message(now, message, outputs),
-            Input::Backend(QuorumEvent::Stored(ticket)) => self.voter_step(now, VoterInput::Stored(ticket), outputs),
-            Input::Backend(QuorumEvent::NotStored(ticket)) => {
-                self.voter_step(now, VoterInput::NotStored(ticket), outputs);
+            Input::Backend(QuorumEvent::Stored(write_id)) => {
+                self.voter_step(now, VoterInput::Stored(write_id), outputs)
+            }
+            Input::Backend(QuorumEvent::NotStored(write_id)) => {
+                self.voter_step(now, VoterInput::NotStored(write_id), outputs);
             }
             Input::Peer { from, message } => {
                 if let PeerMessage::State(state) = message
@@ -270,7 +272,7 @@ impl Candidate {
 
     /// Processes the answer to one request.
     fn on_reply(&mut self, now: MonoNs, from: NodeId, reply: Reply, outputs: &mut Outputs) {
-        let Some(sent) = self.answered_request(from, reply.ticket) else { return };
+        let Some(sent) = self.answered_request(from, reply.request_id) else { return };
         if !self.config.voters.contains_key(&from) {
             return;
         }
@@ -296,20 +298,20 @@ impl Candidate {
     }
 
     /// The request that this reply answers. A reply to a request of an earlier start, or to an old one, is ignored.
-    fn answered_request(&mut self, from: NodeId, ticket: VoteRequestId) -> Option<PendingRequest> {
+    fn answered_request(&mut self, from: NodeId, request_id: VoteRequestId) -> Option<PendingRequest> {
         if !self.safeguards.checks_tickets {
             let to_it = |sent: &&PendingRequest| sent.to == Some(from);
-            return self.sent.values().rev().find(to_it).cloned();
+            return self.pending.values().rev().find(to_it).cloned();
         }
-        if ticket.nonce != self.config.nonce {
+        if request_id.nonce != self.config.nonce {
             return None;
         }
-        let sent = self.sent.get(&ticket.number)?.clone();
+        let sent = self.pending.get(&request_id.number)?.clone();
         match sent.to {
             Some(to) if to != from => return None,
             // Several voters answer one number.
             None => {}
-            Some(_) => drop(self.sent.remove(&ticket.number)),
+            Some(_) => drop(self.pending.remove(&request_id.number)),
         }
         Some(sent)
     }
@@ -328,8 +330,8 @@ impl Candidate {
     fn voter_step(&mut self, now: MonoNs, input: VoterInput, outputs: &mut Outputs) {
         for output in self.voter.step(now, input) {
             match output {
-                VoterOutput::Store { ticket, durable } => {
-                    outputs.push(Output::Request(QuorumRequest::Store { ticket, durable }));
+                VoterOutput::Store { write_id, durable } => {
+                    outputs.push(Output::Request(QuorumRequest::Store { write_id, durable }));
                 }
                 VoterOutput::Reply { to, reply } if to == self.node() => self.on_reply(now, to, reply, outputs),
                 VoterOutput::Reply { to, reply } => self.send_message(to, Body::Reply(reply), outputs),
@@ -358,7 +360,7 @@ impl Candidate {
             if is_own { self.voter.session() } else { self.voter_sessions.get(&to).copied().unwrap_or_default() };
         let request = self.request(operation, session);
         if let Some(kind) = kind {
-            self.sent.insert(request.ticket.number, PendingRequest { to: Some(to), at: now, kind });
+            self.pending.insert(request.request_id.number, PendingRequest { to: Some(to), at: now, kind });
         }
         if is_own {
             self.own_voter_queue.push_back(request);
@@ -369,7 +371,7 @@ impl Candidate {
 
     fn request(&mut self, operation: Operation, session: VoterSession) -> Request {
         Request {
-            ticket: self.next_ticket(),
+            request_id: self.next_request_id(),
             incarnation: self.config.member.incarnation,
             session,
             lease_ns: self.config.timing.lease_ns,
@@ -379,7 +381,7 @@ impl Candidate {
         }
     }
 
-    fn next_ticket(&mut self) -> VoteRequestId {
+    fn next_request_id(&mut self) -> VoteRequestId {
         self.number += 1;
         VoteRequestId { nonce: self.config.nonce, number: self.number }
     }
@@ -408,7 +410,7 @@ impl Candidate {
     /// Drops requests whose answers can no longer change anything, and reports too old to matter.
     fn forget(&mut self, now: MonoNs) {
         let keep_ns = self.config.timing.lease_ns;
-        self.sent.retain(|_, sent| now.since(sent.at) < keep_ns);
+        self.pending.retain(|_, sent| now.since(sent.at) < keep_ns);
         let patience_ns = self.config.timing.wait_ns().saturating_mul(CONFIG_MISMATCH_WAIT_LEASES);
         self.configurations.retain(|_, (_, said)| now.since(*said) < patience_ns);
     }

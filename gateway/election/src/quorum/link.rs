@@ -16,7 +16,7 @@ use socket2::SockRef;
 
 use super::{
     message::Message,
-    wire::{self, DATAGRAM_BYTES_MAX, Refused},
+    wire::{self, DATAGRAM_BYTES_MAX, DecodeError},
 };
 use crate::{announcement::Announcement, auth::SharedKey, identity::NodeId};
 
@@ -107,9 +107,9 @@ impl VoteLink {
                 Ok(_) => {
                     (&self.counters.unknown_nodes, "an authentic message from a node that is not in this configuration")
                 }
-                Err(Refused::Forged) => (&self.counters.forged, "a message that failed authentication"),
-                Err(Refused::Malformed) => (&self.counters.malformed, "a malformed datagram"),
-                Err(Refused::Version) => (&self.counters.malformed, "a message of a different protocol version"),
+                Err(DecodeError::Forged) => (&self.counters.forged, "a message that failed authentication"),
+                Err(DecodeError::Malformed) => (&self.counters.malformed, "a malformed datagram"),
+                Err(DecodeError::Version) => (&self.counters.malformed, "a message of a different protocol version"),
             }
         };
         let count = 1 + drop.fetch_add(1, Ordering::Relaxed);

@@ -39,7 +39,7 @@ pub enum Body {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Identifies requester and request; the answer repeats it.
-    pub ticket: VoteRequestId,
+    pub request_id: VoteRequestId,
     /// The requester's start.
     pub incarnation: Incarnation,
     /// The voter's start, as far as the requester knows it. A request recorded before that start is void after it.
@@ -106,7 +106,7 @@ pub struct HandOver {
     /// L of the target, ns.
     pub lease_ns: u64,
     /// Drawn by the target for this hand-over: voters answer the target with this id, as if the target had asked.
-    pub ticket: VoteRequestId,
+    pub request_id: VoteRequestId,
     /// When the target prepared, on its own clock: its lease counts from there.
     pub stamp: PeerTimestamp,
     /// Where the donor's output ended, per channel. Only for the target's own voter; empty for the others.
@@ -117,20 +117,20 @@ pub struct HandOver {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// Of the request.
-    pub ticket: VoteRequestId,
+    pub request_id: VoteRequestId,
     /// The voter's start.
     pub session: VoterSession,
     /// The highest epoch that the voter knows, by vote or promise.
     pub highest_epoch: Epoch,
     /// The voter's active promise, if any.
-    pub promise: Option<Bound>,
+    pub promise: Option<ActivePromise>,
     /// The voter's answer.
     pub verdict: Verdict,
 }
 
 /// A voter's promise that still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Bound {
+pub struct ActivePromise {
     /// The epoch of the promise.
     pub epoch: Epoch,
     /// The start of that epoch's node.
@@ -149,7 +149,7 @@ pub enum Verdict {
         /// The target's start.
         incarnation: Incarnation,
         /// The id with which voters are to answer the target.
-        ticket: VoteRequestId,
+        request_id: VoteRequestId,
         /// When it prepared, on its own clock.
         stamp: PeerTimestamp,
         /// L of the target, ns.
@@ -165,7 +165,7 @@ pub enum Refusal {
     /// The request was not made for this start of the voter: repeat it with the session of this reply.
     Session,
     /// The voter has promised another candidate: see [`Reply::promise`].
-    Bound,
+    PromisedToOther,
     /// The voter has voted in that generation or a higher one: see [`Reply::highest_epoch`].
     OldGeneration,
     /// The voter waits after its start.

@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
-use super::message::{Bound, HandOver, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession};
+use super::message::{
+    ActivePromise, HandOver, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession,
+};
 use crate::{
     core::PeerView,
     fitness::{Eligibility, Fitness},
@@ -84,7 +86,7 @@ pub enum VoterOutput {
     /// Write this to disk, synced, and report the result.
     Store {
         /// Identifies the write.
-        ticket: VoteWriteId,
+        write_id: VoteWriteId,
         /// The state to write.
         durable: DurableVote,
     },
@@ -128,7 +130,7 @@ struct Promise {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PendingWrite {
-    ticket: VoteWriteId,
+    write_id: VoteWriteId,
     durable: DurableVote,
     claim: PromiseClaim,
 }
@@ -151,7 +153,7 @@ struct KnownCandidate {
     number: u64,
     fitness: Fitness,
     eligibility: Eligibility,
-    heard: MonoNs,
+    received_at: MonoNs,
     /// Its last start that is known to have ended.
     dead: Option<Incarnation>,
 }
@@ -191,10 +193,10 @@ impl Voter {
     pub fn step(&mut self, now: MonoNs, input: VoterInput) -> Vec<VoterOutput> {
         match input {
             VoterInput::Request { from, request } => self.on_request(now, from, &request),
-            VoterInput::Stored(ticket) => self.on_stored(now, ticket),
-            VoterInput::NotStored(ticket) => {
+            VoterInput::Stored(write_id) => self.on_stored(now, write_id),
+            VoterInput::NotStored(write_id) => {
                 // No answer was sent, so nothing was promised. The candidate asks again.
-                self.pending_write.take_if(|pending_write| pending_write.ticket == ticket);
+                self.pending_write.take_if(|pending_write| pending_write.write_id == write_id);
                 Vec::new()
             }
             VoterInput::Died(notice) => {
@@ -210,10 +212,10 @@ impl Voter {
 
     /// The promise that runs at `now`.
     #[must_use]
-    pub fn active_promise(&self, now: MonoNs) -> Option<Bound> {
+    pub fn active_promise(&self, now: MonoNs) -> Option<ActivePromise> {
         let Promise { epoch, incarnation, until } = self.promise.as_ref()?;
         let remaining_ns = until.since(now);
-        (remaining_ns > 0).then_some(Bound { epoch: *epoch, incarnation: *incarnation, remaining_ns })
+        (remaining_ns > 0).then_some(ActivePromise { epoch: *epoch, incarnation: *incarnation, remaining_ns })
     }
 
     /// How that leadership or candidacy ended; `None`: it is not known to be over.
@@ -273,7 +275,7 @@ impl Voter {
     /// Sets the state of that gateway as known at `now` without a message: the gateway that this voter belongs to.
     pub fn set_candidate_state(&mut self, now: MonoNs, node: NodeId, fitness: Fitness, eligibility: Eligibility) {
         let candidate = self.candidates.entry(node).or_default();
-        *candidate = KnownCandidate { fitness, eligibility, heard: now, ..*candidate };
+        *candidate = KnownCandidate { fitness, eligibility, received_at: now, ..*candidate };
     }
 
     fn on_request(&mut self, now: MonoNs, from: NodeId, request: &Request) -> Vec<VoterOutput> {
@@ -284,14 +286,14 @@ impl Voter {
         match &request.operation {
             Operation::Died(notice) => {
                 self.on_death(notice.holder, notice.incarnation);
-                return self.reply(now, from, request.ticket, Verdict::Granted);
+                return self.reply(now, from, request.request_id, Verdict::Granted);
             }
             Operation::Release(epoch) => {
                 if NodeId::of(*epoch) != from {
                     return Vec::new();
                 }
                 self.on_release(from, *epoch, request);
-                return self.reply(now, from, request.ticket, Verdict::Granted);
+                return self.reply(now, from, request.request_id, Verdict::Granted);
             }
             _ => {}
         }
@@ -305,22 +307,23 @@ impl Voter {
         if request.incarnation > candidate.incarnation {
             *candidate = KnownCandidate { incarnation: request.incarnation, number: 0, ..*candidate };
         }
-        if request.ticket.number <= candidate.number {
+        if request.request_id.number <= candidate.number {
             return Vec::new();
         }
         let Request { fitness, eligibility, incarnation, lease_ns, .. } = *request;
-        *candidate = KnownCandidate { number: request.ticket.number, fitness, eligibility, heard: now, ..*candidate };
+        *candidate =
+            KnownCandidate { number: request.request_id.number, fitness, eligibility, received_at: now, ..*candidate };
         if candidate.dead.is_some_and(|dead| incarnation <= dead) {
             return self.refuse(now, from, request, Refusal::Ended);
         }
         match &request.operation {
             Operation::Poll => {
                 let verdict = self.vote_refusal(now, from, request).map_or(Verdict::Granted, Verdict::Refused);
-                self.reply(now, from, request.ticket, verdict)
+                self.reply(now, from, request.request_id, verdict)
             }
             Operation::Vote(epoch) if NodeId::of(*epoch) == from => {
                 let claim =
-                    PromiseClaim { epoch: *epoch, incarnation, lease_ns, candidates: vec![(from, request.ticket)] };
+                    PromiseClaim { epoch: *epoch, incarnation, lease_ns, candidates: vec![(from, request.request_id)] };
                 self.claim(now, claim, (from, incarnation))
             }
             Operation::Renew(epoch) if NodeId::of(*epoch) == from => self.renew(now, from, request, *epoch),
@@ -334,15 +337,15 @@ impl Voter {
 
     /// Why the voter would refuse a vote for that candidate under a new generation.
     fn vote_refusal(&self, now: MonoNs, from: NodeId, request: &Request) -> Option<Refusal> {
-        let bound_to = |active_promise: Bound| (NodeId::of(active_promise.epoch), active_promise.incarnation);
+        let bound_to = |active_promise: ActivePromise| (NodeId::of(active_promise.epoch), active_promise.incarnation);
         if self
             .active_promise(now)
             .is_some_and(|active_promise| bound_to(active_promise) != (from, request.incarnation))
         {
-            return Some(Refusal::Bound);
+            return Some(Refusal::PromisedToOther);
         }
         if self.pending_write.as_ref().is_some_and(|pending_write| NodeId::of(pending_write.durable.epoch) != from) {
-            return Some(Refusal::Bound);
+            return Some(Refusal::PromisedToOther);
         }
         if now < self.startup_wait_until(request.lease_ns) {
             return Some(Refusal::StartupWait);
@@ -351,7 +354,7 @@ impl Voter {
         let is_fitter = |(node, candidate): (&NodeId, &KnownCandidate)| {
             *node != from
                 && candidate.is_eligible()
-                && now.since(candidate.heard) < peer_timeout_ns
+                && now.since(candidate.received_at) < peer_timeout_ns
                 && request.fitness.is_worse_than(&candidate.fitness)
         };
         self.candidates.iter().any(is_fitter).then_some(Refusal::FitterCandidate)
@@ -398,7 +401,7 @@ impl Voter {
         if let Some(active_promise) = self.active_promise(now) {
             let holder = (NodeId::of(active_promise.epoch), active_promise.incarnation);
             if holder != mover && holder != target {
-                return Err(Refusal::Bound);
+                return Err(Refusal::PromisedToOther);
             }
         }
         if self
@@ -406,7 +409,7 @@ impl Voter {
             .as_ref()
             .is_some_and(|pending_write| (pending_write.durable.epoch, pending_write.durable.incarnation) != claimed)
         {
-            return Err(Refusal::Bound);
+            return Err(Refusal::PromisedToOther);
         }
         if now < self.startup_wait_until(claim.lease_ns) && !is_on_record {
             return Err(Refusal::StartupWait);
@@ -416,14 +419,14 @@ impl Voter {
 
     /// A renewal from the winner of the epoch's generation: promises under lower generations are over for a majority.
     fn renew(&mut self, now: MonoNs, from: NodeId, request: &Request, epoch: Epoch) -> Vec<VoterOutput> {
-        let Request { incarnation, lease_ns, ticket, .. } = *request;
+        let Request { incarnation, lease_ns, request_id, .. } = *request;
         if self.ended == Some((epoch, incarnation)) {
             return self.refuse(now, from, request, Refusal::Ended);
         }
         if self.blocks_renewal(now, epoch, incarnation, lease_ns) {
             return self.refuse(now, from, request, Refusal::OldGeneration);
         }
-        let claim = PromiseClaim { epoch, incarnation, lease_ns, candidates: vec![(from, ticket)] };
+        let claim = PromiseClaim { epoch, incarnation, lease_ns, candidates: vec![(from, request_id)] };
         if lease_ns > self.durable.lease_ns_max {
             // The wait after a restart must be on disk first. The vote on record stays the same.
             return self.store(DurableVote { lease_ns_max: lease_ns, ..self.durable }, claim);
@@ -454,7 +457,7 @@ impl Voter {
     }
 
     fn hand_over(&mut self, now: MonoNs, from: NodeId, request: &Request, hand_over: &HandOver) -> Vec<VoterOutput> {
-        let HandOver { to, incarnation, lease_ns, ticket, .. } = *hand_over;
+        let HandOver { to, incarnation, lease_ns, request_id, .. } = *hand_over;
         if to.count() <= hand_over.from.count() || !(1..=LEASE_NS_MAX).contains(&lease_ns) {
             return Vec::new();
         }
@@ -462,7 +465,7 @@ impl Voter {
             epoch: to,
             incarnation,
             lease_ns,
-            candidates: vec![(from, request.ticket), (NodeId::of(to), ticket)],
+            candidates: vec![(from, request.request_id), (NodeId::of(to), request_id)],
         };
         let has_moved = self
             .active_promise(now)
@@ -485,25 +488,30 @@ impl Voter {
     #[must_use]
     pub fn fittest(&self, now: MonoNs, own: NodeId, peer_timeout_ns: u64) -> Option<NodeId> {
         // Among equals the lowest number, so that the choice is reproducible.
-        let others = self.standing(now, own, peer_timeout_ns);
+        let others = self.eligible_peers(now, own, peer_timeout_ns);
         others.max_by_key(|(node, fitness)| (fitness.class(), std::cmp::Reverse(*node))).map(|(node, _)| node)
     }
 
     /// Eligible gateways, except `own`, whose last request is at most `peer_timeout_ns` old; and how fit each is.
-    pub fn standing(&self, now: MonoNs, own: NodeId, peer_timeout_ns: u64) -> impl Iterator<Item = (NodeId, Fitness)> {
+    pub fn eligible_peers(
+        &self,
+        now: MonoNs,
+        own: NodeId,
+        peer_timeout_ns: u64,
+    ) -> impl Iterator<Item = (NodeId, Fitness)> {
         let is_eligible = move |(node, candidate): &(&NodeId, &KnownCandidate)| {
-            **node != own && candidate.is_eligible() && now.since(candidate.heard) < peer_timeout_ns
+            **node != own && candidate.is_eligible() && now.since(candidate.received_at) < peer_timeout_ns
         };
         self.candidates.iter().filter(is_eligible).map(|(node, candidate)| (*node, candidate.fitness))
     }
 
     /// The last reported states of all candidates.
-    pub fn heard(&self) -> impl Iterator<Item = (NodeId, PeerView)> {
+    pub fn peer_views(&self) -> impl Iterator<Item = (NodeId, PeerView)> {
         self.candidates.iter().map(|(node, candidate)| {
             (
                 *node,
                 PeerView {
-                    received_at: candidate.heard,
+                    received_at: candidate.received_at,
                     fitness: candidate.fitness,
                     can_lead: candidate.is_eligible(),
                 },
@@ -528,8 +536,8 @@ impl Voter {
         self.promise.take_if(|promise| NodeId::of(promise.epoch) == node && promise.incarnation == incarnation);
     }
 
-    fn on_stored(&mut self, now: MonoNs, ticket: VoteWriteId) -> Vec<VoterOutput> {
-        let Some(pending_write) = self.pending_write.take_if(|pending_write| pending_write.ticket == ticket) else {
+    fn on_stored(&mut self, now: MonoNs, write_id: VoteWriteId) -> Vec<VoterOutput> {
+        let Some(pending_write) = self.pending_write.take_if(|pending_write| pending_write.write_id == write_id) else {
             return Vec::new();
         };
         self.durable = pending_write.durable;
@@ -561,9 +569,9 @@ impl Voter {
             return Vec::new();
         }
         self.store_count += 1;
-        let ticket = VoteWriteId(self.store_count);
-        self.pending_write = Some(PendingWrite { ticket, durable, claim });
-        vec![VoterOutput::Store { ticket, durable }]
+        let write_id = VoteWriteId(self.store_count);
+        self.pending_write = Some(PendingWrite { write_id, durable, claim });
+        vec![VoterOutput::Store { write_id, durable }]
     }
 
     fn give_promise(&mut self, now: MonoNs, epoch: Epoch, incarnation: Incarnation, lease_ns: u64) {
@@ -582,17 +590,18 @@ impl Voter {
     }
 
     fn answer(&self, now: MonoNs, claim: &PromiseClaim, verdict: Verdict) -> Vec<VoterOutput> {
-        claim.candidates.iter().flat_map(|(to, ticket)| self.reply(now, *to, *ticket, verdict)).collect()
+        claim.candidates.iter().flat_map(|(to, request_id)| self.reply(now, *to, *request_id, verdict)).collect()
     }
 
     fn refuse(&self, now: MonoNs, to: NodeId, request: &Request, refusal: Refusal) -> Vec<VoterOutput> {
-        self.reply(now, to, request.ticket, Verdict::Refused(refusal))
+        self.reply(now, to, request.request_id, Verdict::Refused(refusal))
     }
 
-    fn reply(&self, now: MonoNs, to: NodeId, ticket: VoteRequestId, verdict: Verdict) -> Vec<VoterOutput> {
+    fn reply(&self, now: MonoNs, to: NodeId, request_id: VoteRequestId, verdict: Verdict) -> Vec<VoterOutput> {
         // A generation that was spent in vain is spent as well.
         let highest_epoch = self.highest_epoch().max(self.ended.map_or_else(Epoch::default, |(epoch, _)| epoch));
-        let reply = Reply { ticket, session: self.session, highest_epoch, promise: self.active_promise(now), verdict };
+        let reply =
+            Reply { request_id, session: self.session, highest_epoch, promise: self.active_promise(now), verdict };
         vec![VoterOutput::Reply { to, reply }]
     }
 }

@@ -149,14 +149,14 @@ impl Witness {
                 VoterOutput::Reply { to, reply } => {
                     self.link.send(&Message { group, from: self.options.node, to, body: Body::Reply(reply) });
                 }
-                VoterOutput::Store { ticket, durable } => {
+                VoterOutput::Store { write_id, durable } => {
                     tracing::info!(
                         group = group.0,
                         generation = durable.epoch.count(),
                         node = durable.epoch.0 & 0xff,
                         "votes"
                     );
-                    group_voter.store.store(ticket, durable);
+                    group_voter.store.store(write_id, durable);
                 }
             }
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The last observed progress counts.
 #[derive(Clone, Debug, Default)]
 pub struct HangDetector {
-    seen: Vec<CounterSample>,
+    samples: Vec<CounterSample>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,17 +30,17 @@ impl HangDetector {
     pub fn check(&mut self, fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
         let mut hung = None;
         for (index, count) in counts.into_iter().enumerate() {
-            if self.seen.len() <= index {
-                self.seen.push(CounterSample::default());
+            if self.samples.len() <= index {
+                self.samples.push(CounterSample::default());
             }
             let has_work = count % 2 == 1;
-            let seen = &mut self.seen[index];
-            if fence == FenceState::Open && has_work && seen.count == count {
-                seen.unchanged_checks += 1;
+            let sample = &mut self.samples[index];
+            if fence == FenceState::Open && has_work && sample.count == count {
+                sample.unchanged_checks += 1;
             } else {
-                *seen = CounterSample { count, unchanged_checks: 0 };
+                *sample = CounterSample { count, unchanged_checks: 0 };
             }
-            if seen.unchanged_checks >= CHECKS_UNTIL_HANG {
+            if sample.unchanged_checks >= CHECKS_UNTIL_HANG {
                 hung = hung.or(Some(index));
             }
         }

@@ -25,7 +25,7 @@ pub enum ReleaseResult {
 }
 
 /// Removes `dead` as the holder, if the record shows exactly that holder. `events` are the register's.
-pub fn mark(
+pub fn release_on_behalf(
     register: &mut dyn Register,
     events: &Receiver<RegisterEvent>,
     dead: &Member,
@@ -106,7 +106,7 @@ mod tests {
     fn a_dead_holders_record_is_released() {
         let held = record(3, &member(1, 7));
         let left = record_after(Some(&held), |register, events| {
-            assert_eq!(mark(register, events, &member(1, 7), PATIENCE), ReleaseResult::Released);
+            assert_eq!(release_on_behalf(register, events, &member(1, 7), PATIENCE), ReleaseResult::Released);
         });
         assert_eq!(left.unwrap(), Record { holder: None, ..held });
     }
@@ -115,7 +115,7 @@ mod tests {
     fn a_record_of_another_holder_is_unchanged() {
         for held in [Some(record(3, &member(1, 8))), Some(record(3, &member(2, 7))), None] {
             let left = record_after(held.as_ref(), |register, events| {
-                assert_eq!(mark(register, events, &member(1, 7), PATIENCE), ReleaseResult::NotHeld);
+                assert_eq!(release_on_behalf(register, events, &member(1, 7), PATIENCE), ReleaseResult::NotHeld);
             });
             assert_eq!(left, held);
         }
@@ -149,7 +149,7 @@ mod tests {
         };
         let play = |script: Vec<Outcome>, limit| {
             let (sender, events) = mpsc::channel();
-            mark(&mut Scripted(script, sender), &events, &member(1, 7), limit)
+            release_on_behalf(&mut Scripted(script, sender), &events, &member(1, 7), limit)
         };
         let renewed = vec![held(1), Outcome::Refused, held(2), Outcome::Swapped(Version(3))];
         assert_eq!(play(renewed, PATIENCE), ReleaseResult::Released);

@@ -28,7 +28,7 @@ use rustix::net::sockopt::socket_peercred;
 use super::{
     hang::{FenceState, HangDetector},
     registration::{self, GroupRegistration, WatchRegistration},
-    release_on_behalf::{ReleaseResult, mark},
+    release_on_behalf::{ReleaseResult, release_on_behalf},
     shared_page::{GatewayEnd, SharedPage},
 };
 use crate::{
@@ -101,7 +101,7 @@ impl GatewayWatch {
     /// # Errors
     /// When the data is not a registration, its descriptors are wrong, or the page's mutex is not held. The gateway has
     /// been answered.
-    pub fn take_over(stream: &mut UnixStream) -> io::Result<Self> {
+    pub fn accept(stream: &mut UnixStream) -> io::Result<Self> {
         let watch = WatchRegistration::receive(stream)
             .and_then(|(registration, descriptors)| Self::new(stream, registration, descriptors));
         registration::answer(stream, watch.as_ref().err())?;
@@ -244,17 +244,19 @@ impl GatewayWatch {
         let mut registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reached: Vec<_> = self.registration.groups.iter().zip(registers.iter_mut()).collect();
         reached.sort_by_key(|(group, _)| group.lease_ns);
-        let mark = |(group, register): (&GroupRegistration, &mut Option<OpenRegister>)| {
+        let release = |(group, register): (&GroupRegistration, &mut Option<OpenRegister>)| {
             let half = Duration::from_nanos(group.lease_ns / 2);
             thread::sleep(half.saturating_sub(noticed.elapsed()));
             let limit = Duration::from_nanos(group.lease_ns).max(RELEASE_TIMEOUT_MIN);
             let result = match register.take().map_or_else(|| open(place, group), Ok) {
-                Ok((mut register, events)) => mark(&mut *register, &events, &self.registration.member, limit),
+                Ok((mut register, events)) => {
+                    release_on_behalf(&mut *register, &events, &self.registration.member, limit)
+                }
                 Err(error) => ReleaseResult::Failed(error.to_string()),
             };
             (GroupId(group.group), result)
         };
-        reached.into_iter().map(mark).collect()
+        reached.into_iter().map(release).collect()
     }
 
     fn announcements(&self) -> impl Iterator<Item = Announcement> {

@@ -46,8 +46,8 @@ impl Harness {
 
     /// Begins a session that was requested just now.
     fn begin(&mut self, timeout_ms: u64) {
-        let asked = MonoNs(self.now_ms * MS);
-        self.event(SessionEvent::Started { timeout_ns: timeout_ms * MS, asked });
+        let requested_at = MonoNs(self.now_ms * MS);
+        self.event(SessionEvent::Started { timeout_ns: timeout_ms * MS, requested_at });
     }
 
     fn event(&mut self, event: SessionEvent) {

@@ -121,14 +121,14 @@ type Commands = mpsc::UnboundedReceiver<SessionRequest>;
 
 impl SessionWorker {
     async fn run(self: Rc<Self>, mut commands: Commands) {
-        let mut told = String::new();
+        let mut last_error = String::new();
         loop {
             select! {
                 connected = timeout(CONNECT_TIMEOUT, self.connect()) => match connected.unwrap_or(Err(Error::Timeout)) {
-                    Ok((client, asked)) => if self.serve(client, asked, &mut commands).await.is_break() { return },
+                    Ok((client, requested_at)) => if self.serve(client, requested_at, &mut commands).await.is_break() { return },
                     Err(error) => {
-                        if told != error.to_string() {
-                            told = error.to_string();
+                        if last_error != error.to_string() {
+                            last_error = error.to_string();
                             tracing::warn!(endpoints = self.endpoints, %error, "cannot connect to the election store");
                         }
                         sleep(PAUSE).await;
@@ -142,7 +142,7 @@ impl SessionWorker {
 
     /// A session's client, and when the session was requested.
     async fn connect(&self) -> Result<(Client, MonoNs), Error> {
-        let asked = mono_now();
+        let requested_at = mono_now();
         let mut connector = Client::connector().with_session_timeout(self.session);
         if let Some(login) = &self.login {
             connector = connector.with_auth("digest", login.as_bytes());
@@ -153,7 +153,7 @@ impl SessionWorker {
             client.mkdir(folder, &options).await?;
         }
         match client.create(&self.epoch, b"0", &options).await {
-            Ok(_) | Err(Error::NodeExists) => Ok((client, asked)),
+            Ok(_) | Err(Error::NodeExists) => Ok((client, requested_at)),
             Err(error) => Err(error),
         }
     }
@@ -166,12 +166,12 @@ impl SessionWorker {
     async fn serve(
         self: &Rc<Self>,
         client: Client,
-        asked: MonoNs,
+        requested_at: MonoNs,
         commands: &mut Commands,
     ) -> std::ops::ControlFlow<()> {
         let mut states = client.state_watcher();
         let timeout_ns = u64::try_from(client.session_timeout().as_nanos()).unwrap_or(u64::MAX);
-        self.tell(SessionEvent::Started { timeout_ns, asked });
+        self.tell(SessionEvent::Started { timeout_ns, requested_at });
         let session = Rc::new(Session { client, entry: RefCell::default(), watch: RefCell::default() });
         let mut requests = JoinSet::new();
         loop {

@@ -71,8 +71,8 @@ impl Candidate {
         let preferred_leader = self.preferred_leader();
         let class =
             |node: NodeId, fitness: Fitness| (fitness.class(), preferred_leader == Some(node), std::cmp::Reverse(node));
-        let standing = self.eligible_peers(now);
-        let (best, fitness) = standing.max_by_key(|(node, fitness)| class(*node, *fitness))?;
+        let eligible = self.eligible_peers(now);
+        let (best, fitness) = eligible.max_by_key(|(node, fitness)| class(*node, *fitness))?;
         let is_preferred_leader = preferred_leader == Some(best) && !fitness.is_worse_than(&self.fitness);
         (self.fitness.is_worse_than(&fitness) || is_preferred_leader).then_some(best)
     }
@@ -83,7 +83,7 @@ impl Candidate {
     }
 
     fn eligible_peers(&self, now: MonoNs) -> impl Iterator<Item = (NodeId, Fitness)> {
-        let others = self.voter.standing(now, self.node(), self.peer_timeout_ns());
+        let others = self.voter.eligible_peers(now, self.node(), self.peer_timeout_ns());
         others.filter(|(node, _)| self.config.candidates.contains_key(node) && self.may_hand_over_to(*node))
     }
 
@@ -104,8 +104,10 @@ impl Candidate {
 
     /// The last reported states of the other gateways.
     pub(super) fn peer_views(&self) -> BTreeMap<NodeId, PeerView> {
-        let others =
-            self.voter.heard().filter(|(node, _)| *node != self.node() && self.config.candidates.contains_key(node));
+        let others = self
+            .voter
+            .peer_views()
+            .filter(|(node, _)| *node != self.node() && self.config.candidates.contains_key(node));
         others.collect()
     }
 }

@@ -52,8 +52,8 @@ impl Candidate {
         let is_fit = self.obstacle_at(now).is_none() && matches!(self.phase, Phase::Waiting | Phase::Polling(_));
         let is_ours = NodeId::of(donor_epoch) == from && NodeId::of(to) == self.node();
         let verdict = if is_new && is_fit && is_ours {
-            let ticket = self.next_ticket();
-            self.sent.insert(ticket.number, PendingRequest { to: None, at: now, kind: RequestKind::Taking(to) });
+            let request_id = self.next_request_id();
+            self.pending.insert(request_id.number, PendingRequest { to: None, at: now, kind: RequestKind::Taking(to) });
             // Never used for its own candidacy.
             self.highest_known = to;
             self.takeover = Some(PendingTakeover { to, stamp: now, granted_by: [].into(), moves, ended: None });
@@ -62,7 +62,7 @@ impl Candidate {
             self.retry_at = self.retry_at.max(now.plus(self.config.timing.renew_ns));
             Verdict::Prepared {
                 incarnation: self.config.member.incarnation,
-                ticket,
+                request_id,
                 stamp: PeerTimestamp(now.0),
                 lease_ns: self.config.timing.lease_ns,
             }
@@ -70,7 +70,7 @@ impl Candidate {
             Verdict::Refused(Refusal::NotEligible)
         };
         let reply = Reply {
-            ticket: request.ticket,
+            request_id: request.request_id,
             session: self.voter.session(),
             highest_epoch: self.highest_known.max(self.voter.highest_epoch()),
             promise: self.voter.active_promise(now),
@@ -84,7 +84,7 @@ impl Candidate {
         let lease_ns = self.config.timing.lease_ns;
         let Phase::Leading(lead) = &mut self.phase else { return };
         let Some(preparing) = lead.preparing.take_if(|preparing| preparing.to == to) else { return };
-        let Verdict::Prepared { incarnation, ticket, stamp, lease_ns: target_lease_ns } = verdict else {
+        let Verdict::Prepared { incarnation, request_id, stamp, lease_ns: target_lease_ns } = verdict else {
             if self.highest_known.count() > to.count() {
                 // The target knew of generations that were spent without this gateway, which now knows them too.
                 return self.begin_hand_over(now, Some(preparing.target), preparing.moves, outputs);
@@ -101,7 +101,7 @@ impl Candidate {
             to,
             incarnation,
             lease_ns: target_lease_ns,
-            ticket,
+            request_id,
             stamp,
             positions: None,
             transferred: [].into(),
@@ -128,11 +128,11 @@ impl Candidate {
         }
         let Some(positions) = transfer.positions.clone().filter(|_| now >= transfer.resend_at) else { return };
         transfer.resend_at = now.plus(half_ns);
-        let PromiseTransfer { from, to, incarnation, lease_ns, ticket, stamp, .. } = *transfer;
+        let PromiseTransfer { from, to, incarnation, lease_ns, request_id, stamp, .. } = *transfer;
         let done: Vec<NodeId> = transfer.transferred.union(&transfer.refused).copied().collect();
         for voter in self.voters().into_iter().filter(|voter| !done.contains(voter)) {
             let positions = if voter == target { positions.clone() } else { BTreeMap::new() };
-            let hand_over = HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions };
+            let hand_over = HandOver { from, to, incarnation, lease_ns, request_id, stamp, positions };
             self.send(now, voter, Operation::HandOver(hand_over), Some(RequestKind::HandOver(to)), outputs);
         }
     }

@@ -17,7 +17,7 @@ pub(super) enum Phase {
     /// Waits for a promise to end, for the next attempt, or for an obstacle to go.
     Waiting,
     /// Polls the voters.
-    Polling(Poll),
+    Polling(PollRound),
     /// Asks for votes.
     Voting(VoteRound),
     /// Publishes.
@@ -29,7 +29,7 @@ pub(super) enum Phase {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Poll {
+pub(super) struct PollRound {
     pub(super) granted: BTreeSet<NodeId>,
     pub(super) refused: BTreeSet<NodeId>,
     /// When all voters are asked again.
@@ -75,7 +75,7 @@ pub(super) struct PromiseTransfer {
     pub(super) to: Epoch,
     pub(super) incarnation: Incarnation,
     pub(super) lease_ns: u64,
-    pub(super) ticket: VoteRequestId,
+    pub(super) request_id: VoteRequestId,
     pub(super) stamp: PeerTimestamp,
     /// Set when the last send has ended.
     pub(super) positions: Option<BTreeMap<u16, StreamPosition>>,

@@ -3,7 +3,7 @@
 use super::{phase::promised_until, *};
 use crate::{
     identity::DeathNotice,
-    quorum::{message::Bound, voter::EndCause},
+    quorum::{message::ActivePromise, voter::EndCause},
 };
 
 impl Candidate {
@@ -81,9 +81,9 @@ impl Candidate {
             return self.start_vote(now, outputs);
         }
         let resend_at = now.plus(self.config.timing.renew_ns);
-        self.phase = Phase::Polling(Poll { granted: [].into(), refused: [].into(), resend_at });
+        self.phase = Phase::Polling(PollRound { granted: [].into(), refused: [].into(), resend_at });
         // An answer to an earlier poll describes an old state.
-        self.sent.retain(|_, sent| sent.kind != RequestKind::Poll);
+        self.pending.retain(|_, sent| sent.kind != RequestKind::Poll);
         self.probe_voters(now, outputs);
     }
 
@@ -100,12 +100,12 @@ impl Candidate {
         let majority = self.majority();
         let voter_count = self.config.voters.len();
         let renew_ns = self.config.timing.renew_ns;
-        let active_promise = reply.promise.filter(|_| reply.verdict == Verdict::Refused(Refusal::Bound));
+        let active_promise = reply.promise.filter(|_| reply.verdict == Verdict::Refused(Refusal::PromisedToOther));
         let end_cause = active_promise
             .and_then(|active_promise| self.voter.end_cause(active_promise.epoch, active_promise.incarnation));
         if let (Some(active_promise), Some(EndCause::Died)) = (active_promise, end_cause) {
             // That voter has not received the death notice.
-            let Bound { epoch, incarnation, .. } = active_promise;
+            let ActivePromise { epoch, incarnation, .. } = active_promise;
             let notice = DeathNotice { holder: NodeId::of(epoch), incarnation, epoch };
             self.send(now, from, Operation::Died(notice), None, outputs);
         }
@@ -284,7 +284,8 @@ impl Candidate {
 
     /// Releases promises under `epoch`, under which this gateway never sends again.
     pub(super) fn release(&mut self, now: MonoNs, epoch: Epoch, outputs: &mut Outputs) {
-        self.sent.retain(|_, sent| !matches!(sent.kind, RequestKind::Vote(of) | RequestKind::Renew(of) if of == epoch));
+        self.pending
+            .retain(|_, sent| !matches!(sent.kind, RequestKind::Vote(of) | RequestKind::Renew(of) if of == epoch));
         for _ in 0..RELEASE_COPIES {
             for voter in self.others() {
                 self.send(now, voter, Operation::Release(epoch), None, outputs);

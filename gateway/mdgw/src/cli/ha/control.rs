@@ -270,7 +270,7 @@ mod tests {
             json!({
                 "group": group, "role": role, "epoch": { "count": 1_234 + u64::from(group), "node": node },
                 "leader": { "name": format!("gateway-{node}"), "node": node }, "connection": "reconnected",
-                "pinned": group == 2, "obstacle": (group == 3).then_some("still joining: copying state from its peer"),
+                "pinned": group == 2, "obstacle": (group == 3).then_some("it takes over state from its peer"),
                 "details": { "channels": vec![json!({ "channel": 1, "state": "live" }); channels], "fitness": "fit" },
             })
         };
@@ -285,7 +285,7 @@ mod tests {
             1      gateway-1 (node 1)          1235        3  leader     reconnected
             2      gateway-2 (node 2)          1236        1  candidate  reconnected, pinned
             3      gateway-2 (node 2)          1237       12  bystander  reconnected
-                   stands in the way: still joining: copying state from its peer
+                   stands in the way: it takes over state from its peer
 
             gateway-1 (node 1)              groups: 1, channels: 3
             gateway-2 (node 2)              groups: 2, channels: 13
