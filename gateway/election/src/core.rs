@@ -280,7 +280,7 @@ pub enum Obstacle {
     /// Its configuration differs from the running leader's at the same or a higher revision.
     Configuration {
         /// The record's configuration.
-        theirs: super::record::ConfigVersion,
+        expected: super::record::ConfigVersion,
         /// This gateway's configuration.
         ours: super::record::ConfigVersion,
     },
@@ -325,10 +325,10 @@ impl fmt::Display for Obstacle {
             Self::NotAdmitted => f.write_str(
                 "the election record does not list this gateway as a candidate; to admit it, run `mdgw ha admit` on the leader",
             ),
-            Self::Configuration { theirs, ours } => write!(
+            Self::Configuration { expected, ours } => write!(
                 f,
                 "its configuration (hash {:016x}, revision {}) differs from the leader's (hash {:016x}, revision {})",
-                ours.hash, ours.revision, theirs.hash, theirs.revision
+                ours.hash, ours.revision, expected.hash, expected.revision
             ),
             Self::ClockRate { error_ppm, error_ppm_max } => {
                 write!(f, "its clock rate is off by {error_ppm} ppm, more than the allowed {error_ppm_max} ppm (rate_error_ppm)")

@@ -88,7 +88,7 @@ pub trait ElectionHooks: Send {
     }
 
     /// The limit for [`Self::drained`] has passed: where the output ended as far as known.
-    fn positions(&mut self) -> BTreeMap<u16, StreamPosition> {
+    fn final_positions(&mut self) -> BTreeMap<u16, StreamPosition> {
         BTreeMap::new()
     }
 
@@ -98,22 +98,22 @@ pub trait ElectionHooks: Send {
     }
 
     /// The election knows of that epoch, of any gateway.
-    fn known(&mut self, epoch: Epoch) {
+    fn on_epoch(&mut self, epoch: Epoch) {
         let _ = epoch;
     }
 
     /// The highest credible epoch observed on the wire.
-    fn heard(&mut self) -> Option<Epoch> {
+    fn observed_epoch(&mut self) -> Option<Epoch> {
         None
     }
 
     /// A notice for the operator.
-    fn notice(&mut self, notice: &Notice) {
+    fn on_notice(&mut self, notice: &Notice) {
         let _ = notice;
     }
 
     /// Leadership under that epoch was gained (`None`) or lost.
-    fn leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
+    fn on_leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
         let _ = (epoch, lost);
     }
 }
@@ -152,7 +152,7 @@ impl<E> fmt::Debug for Inbox<E> {
 
 impl<E> Inbox<E> {
     /// Sends an input to the election. After the election's end the input is dropped.
-    pub fn tell(&self, input: Input<E>) {
+    pub fn send(&self, input: Input<E>) {
         // An election that has ended needs no input.
         let _ended = self.0.send(input);
     }
@@ -163,7 +163,7 @@ impl Inbox<RegisterEvent> {
     #[must_use]
     pub fn register_sender(&self) -> super::register::RegisterSender {
         let inbox = self.clone();
-        Arc::new(move |event| inbox.tell(Input::Backend(event)))
+        Arc::new(move |event| inbox.send(Input::Backend(event)))
     }
 }
 
@@ -182,7 +182,7 @@ pub struct InboxReceiver<E>(mpsc::Receiver<Input<E>>);
 #[derive(Clone)]
 pub struct Election {
     shared: Arc<Shared>,
-    tell: Arc<dyn Fn(Input<Infallible>) + Send + Sync>,
+    send_input: Arc<dyn Fn(Input<Infallible>) + Send + Sync>,
 }
 
 impl fmt::Debug for Election {
@@ -223,7 +223,7 @@ impl Election {
         core: C,
         backend: B,
         fence: Arc<Fence>,
-        waiting: InboxReceiver<C::Event>,
+        receiver: InboxReceiver<C::Event>,
         inbox: &Inbox<C::Event>,
         hooks: Box<dyn ElectionHooks>,
         options: ElectionOptions,
@@ -235,7 +235,7 @@ impl Election {
     {
         let timing = options.timing;
         let launch: Launch =
-            Box::new(move |shared| ElectionThread::new(core, backend, waiting.0, hooks, shared, options).launch());
+            Box::new(move |shared| ElectionThread::new(core, backend, receiver.0, hooks, shared, options).launch());
         let shared = Shared {
             fence,
             timing,
@@ -245,48 +245,48 @@ impl Election {
             launch: Mutex::new(Some(launch)),
         };
         let inbox = inbox.clone();
-        Self { shared: Arc::new(shared), tell: Arc::new(move |input| inbox.tell(input.widen())) }
+        Self { shared: Arc::new(shared), send_input: Arc::new(move |input| inbox.send(input.widen())) }
     }
 
     /// From the pair link, authenticated.
     pub fn receive_from_peer(&self, from: NodeId, message: PeerMessage) {
-        (self.tell)(Input::Peer { from, message });
+        (self.send_input)(Input::Peer { from, message });
     }
 
     /// From the sentinel, authenticated.
     pub fn died(&self, notice: DeathNotice) {
-        (self.tell)(Input::Died(notice));
+        (self.send_input)(Input::Died(notice));
     }
 
     /// The highest credible epoch observed on the wire.
     pub fn set_observed_epoch(&self, epoch: Epoch) {
-        (self.tell)(Input::ObservedEpoch(epoch));
+        (self.send_input)(Input::ObservedEpoch(epoch));
     }
 
     /// Whether the hot threads make progress.
     pub fn set_progress(&self, progress: super::core::Progress) {
-        (self.tell)(Input::Progress(progress));
+        (self.send_input)(Input::Progress(progress));
     }
 
     /// Where leadership belongs, computed over all groups.
     pub fn set_placement(&self, place: GroupPlacement) {
-        (self.tell)(Input::Placement(place));
+        (self.send_input)(Input::Placement(place));
     }
 
     /// Whether the two gateways have lately produced different records for one message.
     pub fn set_output_mismatch(&self, has_output_mismatch: bool) {
-        (self.tell)(Input::OutputMismatch(has_output_mismatch));
+        (self.send_input)(Input::OutputMismatch(has_output_mismatch));
     }
 
     /// An operator admits that gateway as a candidate.
     pub fn admit(&self, node: NodeId, name: NodeName) {
-        (self.tell)(Input::Admit(node, name));
+        (self.send_input)(Input::Admit(node, name));
     }
 
     /// A peer requested leadership: hands over to it as [`LeaderLatch::hand_over`] does, without waiting. A refusal is
     /// logged.
     pub fn begin_hand_over(&self, target: NodeId) {
-        (self.tell)(Input::HandOver(Some(target)));
+        (self.send_input)(Input::HandOver(Some(target)));
     }
 
     /// How late the election thread was, ns, and how often by more than half of the margin. The thread woke late, or
@@ -345,7 +345,7 @@ impl LeaderLatch for Election {
         if self.shared.launch.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
             return self.shared.end();
         }
-        (self.tell)(Input::Close);
+        (self.send_input)(Input::Close);
         // A store that does not answer cannot be notified; the lease then expires.
         let limit = Some(2 * self.lease());
         let ended = self.wait(limit, |state| state.has_ended.then_some(()));
@@ -392,7 +392,7 @@ impl LeaderLatch for Election {
             state.hand_over_failed = None;
             state.view.leader.clone()
         };
-        (self.tell)(Input::HandOver(target));
+        (self.send_input)(Input::HandOver(target));
         let outcome = self.wait(Some(4 * self.lease()), |state| {
             let failed = state.hand_over_failed.take().map(|why| Err(HandOverError::Failed(why)));
             let leader = state.view.leader.clone().filter(|leader| Some(leader) != own.as_ref());
@@ -403,15 +403,15 @@ impl LeaderLatch for Election {
     }
 
     fn set_pin(&self, pin: Pin) {
-        (self.tell)(Input::Pin(pin));
+        (self.send_input)(Input::Pin(pin));
     }
 
     fn set_fitness(&self, fitness: Fitness) {
-        (self.tell)(Input::Fitness(fitness));
+        (self.send_input)(Input::Fitness(fitness));
     }
 
     fn set_eligibility(&self, eligibility: Eligibility) {
-        (self.tell)(Input::Eligibility(eligibility));
+        (self.send_input)(Input::Eligibility(eligibility));
     }
 }
 

@@ -297,7 +297,7 @@ mod tests {
     struct TestRegister {
         register: FileRegister,
         events: mpsc::Receiver<RegisterEvent>,
-        tickets: u64,
+        last_request: u64,
     }
 
     impl TestRegister {
@@ -305,14 +305,14 @@ mod tests {
             let (sender, events) = mpsc::channel();
             let sender: RegisterSender = Arc::new(move |event| drop(sender.send(event)));
             let register = FileRegister::open(directory, sender).unwrap();
-            let opened = Self { register, events, tickets: 0 };
+            let opened = Self { register, events, last_request: 0 };
             assert_eq!(opened.events.recv().unwrap(), RegisterEvent::StoreLink(StoreLink::Up));
             opened
         }
 
         fn request_id(&mut self) -> RequestId {
-            self.tickets += 1;
-            RequestId(self.tickets)
+            self.last_request += 1;
+            RequestId(self.last_request)
         }
 
         fn answer(&self, to: RequestId) -> Outcome {
@@ -347,12 +347,12 @@ mod tests {
         assert_eq!(opened[0].read(), None);
         for version in 0..200 {
             let records = [1, 2].map(|node| record(version + 1, &member(node, 1)));
-            let tickets = [0, 1].map(|side: usize| {
+            let requests = [0, 1].map(|side: usize| {
                 let request_id = opened[side].request_id();
                 opened[side].register.compare_and_swap(request_id, Version(version), &records[side]);
                 request_id
             });
-            let outcomes = [0, 1].map(|side: usize| opened[side].answer(tickets[side]));
+            let outcomes = [0, 1].map(|side: usize| opened[side].answer(requests[side]));
             let winner =
                 outcomes.iter().position(|outcome| *outcome == Outcome::Swapped(Version(version + 1))).unwrap();
             assert_eq!(outcomes[1 - winner], Outcome::Refused);

@@ -162,7 +162,7 @@ pub struct SessionLatch {
     backoff_until: MonoNs,
     /// Until when a send of the last leadership may be outstanding; our place stays as long.
     sends_end_at: MonoNs,
-    tickets: u64,
+    last_request: u64,
     outputs: Vec<Output<SessionRequest>>,
 }
 
@@ -236,7 +236,7 @@ impl SessionLatch {
             obstacle: None,
             backoff_until: MonoNs(0),
             sends_end_at: MonoNs(0),
-            tickets: 0,
+            last_request: 0,
             outputs: Vec::new(),
         }
     }
@@ -506,8 +506,8 @@ impl SessionLatch {
     }
 
     fn ask(&mut self, now: MonoNs, kind: RequestKind, request: impl FnOnce(RequestId) -> SessionRequest) {
-        self.tickets += 1;
-        let request_id = RequestId(self.tickets);
+        self.last_request += 1;
+        let request_id = RequestId(self.last_request);
         self.pending.insert(request_id, (kind, now));
         self.last_request_at = now;
         self.outputs.push(Output::Request(request(request_id)));

@@ -94,10 +94,10 @@ where
                 return;
             }
             let wake_at = self.wake_at(now);
-            let heard = self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now)));
+            let received = self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now)));
             woke_at = mono_now();
             self.record_stall(woke_at.since(wake_at));
-            match heard {
+            match received {
                 Ok(input) => {
                     self.handle(input);
                     // All pending inputs are processed before any decision.
@@ -144,7 +144,7 @@ where
         let now = mono_now();
         if let Some(until) = self.drain_until {
             let positions = self.hooks.drained();
-            let positions = positions.or_else(|| (now >= until).then(|| self.hooks.positions()));
+            let positions = positions.or_else(|| (now >= until).then(|| self.hooks.final_positions()));
             if let Some(positions) = positions {
                 self.drain_until = None;
                 self.handle(Input::Drained { positions });
@@ -155,7 +155,7 @@ where
             // age is lost.
             self.next_state_at = now.plus(self.options.timing.renew_ns / 2);
             self.handle(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
-            if let Some(epoch) = self.hooks.heard() {
+            if let Some(epoch) = self.hooks.observed_epoch() {
                 self.handle(Input::ObservedEpoch(epoch));
             }
             let state = self.core.peer_state(now);
@@ -168,7 +168,7 @@ where
         let view = self.core.view();
         let has_changed = self.shared.state().view != view;
         if has_changed {
-            self.hooks.known(view.epoch);
+            self.hooks.on_epoch(view.epoch);
             self.shared.change(|state| state.view = view);
         }
     }
@@ -187,7 +187,7 @@ where
                     self.hooks.on_fence_change();
                     self.publish_view();
                     self.shared.notify_listeners(ListenerEvent::Lost(epoch, reason), None);
-                    self.hooks.leadership(epoch, Some(reason));
+                    self.hooks.on_leadership(epoch, Some(reason));
                     tracing::warn!(group = self.options.name, epoch = epoch.count(), ?reason, "leadership lost");
                 }
                 Output::Open { epoch, deadline } => {
@@ -197,7 +197,7 @@ where
                     fence.open(epoch, deadline);
                     self.hooks.on_fence_change();
                     self.publish_view();
-                    self.hooks.leadership(epoch, None);
+                    self.hooks.on_leadership(epoch, None);
                     tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
                 }
                 Output::PeerOutputEnded { epoch, positions } => self.hooks.on_peer_output_ended(epoch, &positions),
@@ -225,7 +225,7 @@ where
         if let Notice::HandOverFailed { why, .. } = notice {
             self.shared.change(|state| state.hand_over_failed = Some((*why).to_owned()));
         }
-        self.hooks.notice(notice);
+        self.hooks.on_notice(notice);
     }
 
     fn publish_view(&self) {

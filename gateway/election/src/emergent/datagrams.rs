@@ -173,7 +173,7 @@ fn dispatch(datagrams: &MemberSocket, inboxes: &Inboxes, stop: &AtomicBool) {
         };
         let inbox = inboxes.lock().unwrap_or_else(PoisonError::into_inner).get(&group).cloned();
         if let Some(inbox) = inbox {
-            inbox.tell(input);
+            inbox.send(input);
         }
     }
 }

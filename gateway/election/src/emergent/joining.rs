@@ -62,13 +62,13 @@ impl Emergent {
             self.set_obstacle(Some(Obstacle::NotAdmitted));
         }
         let others = self.config.seeds.iter().filter(|seed| **seed != self.config.address);
-        let asked: Vec<_> = coordinator.into_iter().chain(others.copied()).collect();
+        let recipients: Vec<_> = coordinator.into_iter().chain(others.copied()).collect();
         // Message numbers are never used twice, so a number serves as a nonce.
         let nonce = self.sent_count + 1;
         let pause_ns = self.pause_ns(attempts, nonce);
         let next_at = now.plus(pause_ns);
         self.phase = Phase::Joining(Joining { attempts: attempts.saturating_add(1), nonce, coordinator, next_at });
-        for seed in asked {
+        for seed in recipients {
             self.send(seed, None, Message::Join { nonce });
         }
     }

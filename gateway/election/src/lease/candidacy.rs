@@ -132,8 +132,8 @@ impl Lease {
         if record.candidates.get(&node) != Some(&self.config.member.name) && !self.admitted.contains_key(&node) {
             return Some(Obstacle::NotAdmitted);
         }
-        if let Some(theirs) = self.incompatible_config(record) {
-            return Some(Obstacle::Configuration { theirs, ours: self.config.configuration });
+        if let Some(expected) = self.incompatible_config(record) {
+            return Some(Obstacle::Configuration { expected, ours: self.config.configuration });
         }
         self.given_promise.as_ref().map(|_| Obstacle::Promised)
     }
@@ -149,8 +149,8 @@ impl Lease {
 
     /// The record's configuration, if this gateway would publish different output under the same or an older revision.
     fn incompatible_config(&self, record: &Record) -> Option<ConfigVersion> {
-        let theirs = record.configuration;
-        (!self.config.configuration.may_succeed(&theirs)).then_some(theirs)
+        let expected = record.configuration;
+        (!self.config.configuration.may_succeed(&expected)).then_some(expected)
     }
 
     /// How many other candidates go first: the known eligible ones that are fitter, or as fit and either the preferred

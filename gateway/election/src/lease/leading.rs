@@ -201,8 +201,8 @@ impl Lease {
         self.placement.preferred_leader.or(self.config.preferred)
     }
 
-    /// Of the named, eligible, peers with a recent report with a compatible configuration: the fittest, then the preferred
-    /// leader.
+    /// Of the named, eligible peers with a recent report and a compatible configuration: the fittest, then the
+    /// preferred leader.
     pub(super) fn fittest_peer(&self, now: MonoNs) -> Option<NodeId> {
         let can_lead = self.peers.keys().filter(|node| self.can_take_over(**node, now));
         can_lead.copied().max_by_key(|node| {

@@ -62,7 +62,7 @@ impl QuorumTransport {
                 WriteResult::Durable => QuorumEvent::Stored(write_id),
                 WriteResult::Failed => QuorumEvent::NotStored(write_id),
             };
-            to_election.tell(Input::Backend(event));
+            to_election.send(Input::Backend(event));
         })?;
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).insert(group, inbox.clone());
         Ok(QuorumBackend { transport: Arc::clone(self), store })
@@ -126,7 +126,7 @@ impl Receiver {
         };
         let inbox = self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).get(&group).cloned();
         if let Some(inbox) = inbox {
-            inbox.tell(input);
+            inbox.send(input);
         }
     }
 }

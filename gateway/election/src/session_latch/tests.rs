@@ -61,7 +61,7 @@ impl Harness {
 
     /// The id of the newest request.
     fn newest(&self) -> RequestId {
-        RequestId(self.latch.tickets)
+        RequestId(self.latch.last_request)
     }
 
     /// Answers the newest request.

@@ -171,22 +171,22 @@ impl SessionWorker {
     ) -> std::ops::ControlFlow<()> {
         let mut states = client.state_watcher();
         let timeout_ns = u64::try_from(client.session_timeout().as_nanos()).unwrap_or(u64::MAX);
-        self.tell(SessionEvent::Started { timeout_ns, requested_at });
+        self.send(SessionEvent::Started { timeout_ns, requested_at });
         let session = Rc::new(Session { client, entry: RefCell::default(), watch: RefCell::default() });
         let mut requests = JoinSet::new();
         loop {
             select! {
                 biased;
                 state = states.changed() => match state {
-                    SessionState::SyncConnected => self.tell(SessionEvent::StoreLink(StoreLink::Up)),
+                    SessionState::SyncConnected => self.send(SessionEvent::StoreLink(StoreLink::Up)),
                     state if state.is_terminated() => {
                         tracing::warn!(%state, "the session with the election store has ended");
                         requests.shutdown().await;
                         session.forget_watch();
-                        self.tell(SessionEvent::StoreLink(StoreLink::Ended));
+                        self.send(SessionEvent::StoreLink(StoreLink::Ended));
                         return std::ops::ControlFlow::Continue(());
                     }
-                    _ => self.tell(SessionEvent::StoreLink(StoreLink::InDoubt)),
+                    _ => self.send(SessionEvent::StoreLink(StoreLink::InDoubt)),
                 },
                 command = commands.recv() => match command {
                     Some(request) => drop(requests.spawn_local(Rc::clone(self).carry_out(Rc::clone(&session), request))),
@@ -285,7 +285,7 @@ impl SessionWorker {
         let worker = Rc::clone(self);
         let watch = tokio::task::spawn_local(async move {
             watcher.changed().await;
-            worker.tell(SessionEvent::QueueChanged);
+            worker.send(SessionEvent::QueueChanged);
         });
         if let Some(earlier) = session.watch.replace(Some(watch.abort_handle())) {
             earlier.abort();
@@ -323,12 +323,12 @@ impl SessionWorker {
         session.client.delete(&entry, None).await.map(|()| SessionAnswer::Done)
     }
 
-    fn tell(&self, event: SessionEvent) {
-        self.inbox.tell(Input::Backend(event));
+    fn send(&self, event: SessionEvent) {
+        self.inbox.send(Input::Backend(event));
     }
 
     fn answer(&self, request_id: RequestId, answer: SessionAnswer) {
-        self.tell(SessionEvent::Answer(request_id, answer));
+        self.send(SessionEvent::Answer(request_id, answer));
     }
 }
 

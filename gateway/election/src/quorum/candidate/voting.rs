@@ -62,7 +62,7 @@ impl Candidate {
             Some(Obstacle::EpochsExhausted)
         } else {
             let ours = self.config.configuration;
-            self.leader_config_mismatch().map(|theirs| Obstacle::Configuration { theirs, ours })
+            self.leader_config_mismatch().map(|expected| Obstacle::Configuration { expected, ours })
         }
     }
 
