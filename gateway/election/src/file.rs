@@ -373,7 +373,7 @@ mod tests {
         for version in 0..=VERSIONS_KEPT + 1 {
             assert_eq!(opened.swap(version, &record), Outcome::Swapped(Version(version + 1)));
         }
-        assert_eq!(opened.swap(0, &record), Outcome::Unknown("version 1 was overtaken by 66".to_owned()));
+        assert_eq!(opened.swap(0, &record), Outcome::Unknown("version 1 was superseded by 66".to_owned()));
         assert_eq!(opened.read().unwrap().version, Version(VERSIONS_KEPT + 2));
     }
 
@@ -424,7 +424,7 @@ mod tests {
         let request_id = opened.request_id();
         opened.register.read(request_id);
         let Outcome::Failed(why) = opened.answer(request_id) else { panic!("a foreign file was read as a record") };
-        assert!(why.contains("00000000000000000007: not a record"), "{why}");
+        assert!(why.contains("00000000000000000007: not an election record"), "{why}");
         assert_eq!(fs::read_to_string(path).unwrap(), "something else");
     }
 
