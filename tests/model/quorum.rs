@@ -197,7 +197,7 @@ impl QuorumModel {
                         state.network.push(message);
                     }
                 }
-                Output::Request(QuorumRequest::Store { ticket, durable }) => {
+                Output::Request(QuorumRequest::Store { write_id: ticket, durable }) => {
                     // At once: to be killed before the answer is to lose the answer.
                     state.nodes[node].disk = durable;
                     self.step(state, node, Input::Backend(QuorumEvent::Stored(ticket)));
@@ -216,7 +216,7 @@ impl QuorumModel {
                 VoterOutput::Reply { to, reply } => {
                     state.network.push(Message { group: GroupId(1), from: NodeId(3), to, body: Body::Reply(reply) });
                 }
-                VoterOutput::Store { ticket, durable } => {
+                VoterOutput::Store { write_id: ticket, durable } => {
                     state.nodes[2].disk = durable;
                     self.witness(state, VoterInput::Stored(ticket));
                 }

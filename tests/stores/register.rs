@@ -15,7 +15,7 @@ use mdgw_election::{
     record::Record,
     record_location::RecordLocation,
     register::{Outcome, StoreLink, Version},
-    sentinel::release_on_behalf::{ReleaseResult, mark},
+    sentinel::release_on_behalf::{ReleaseResult, release_on_behalf},
     zookeeper,
 };
 use mdgw_feeds::identity::GroupId;
@@ -332,7 +332,7 @@ fn lets_a_sentinel_release_a_dead_holder(ensemble: &mut Ensemble) {
         let (sender, events) = mpsc::channel();
         // As a sentinel does: opened when it is needed, and asked at once.
         let mut register = place.open(GROUP, Arc::new(move |event| drop(sender.send(event)))).expect("it opens");
-        assert_eq!(mark(&mut *register, &events, &member, TEST_TIMEOUT), marked);
+        assert_eq!(release_on_behalf(&mut *register, &events, &member, TEST_TIMEOUT), marked);
         assert_eq!(asker.read().map(|found| found.record), Some(left));
     }
 }

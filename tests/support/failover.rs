@@ -176,7 +176,7 @@ const GROUP: GroupId = GroupId(1);
 struct FenceReporter(Arc<Fence>);
 
 impl ElectionHooks for FenceReporter {
-    fn leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
+    fn on_leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
         let now = mono_now();
         match lost {
             None => say(&format!("open {} {} {}", now.0, epoch.0, u8::from(self.0.allows(now)))),

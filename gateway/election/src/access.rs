@@ -1,4 +1,4 @@
-//! Where a store is and who asks it. Known to every build: one that lacks a store's client says so when the
+//! How a store is reached. Part of every build: a build without a store's client reports an error when the
 //! configuration asks for that store.
 
 use std::{
@@ -10,25 +10,25 @@ use std::{
 use mdgw_feeds::identity::GroupId;
 use serde::{Deserialize, Serialize};
 
-/// What all stores are told.
+/// Settings that all stores have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreAccess {
-    /// Its nodes, `host:port`; at least one.
+    /// Nodes of the store, `host:port`; at least one.
     pub endpoints: Vec<String>,
-    /// How long an answer may take before it is unknown.
+    /// How long an answer may take before the outcome counts as unknown.
     pub request_timeout: Duration,
-    /// Who asks, where the store wants to know.
+    /// The credentials, where the store asks for them.
     pub login: Option<Login>,
 }
 
-/// A user, and the file that holds nothing but the password and the end of its line.
+/// A user, and the file that holds only the password and an end of line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Login {
     /// The user's name.
     pub user: String,
-    /// Where the password is; it never stands in the configuration itself.
+    /// The file with the password, which is never part of the configuration itself.
     pub password_file: PathBuf,
 }
 
@@ -38,9 +38,9 @@ pub struct Login {
 pub struct EtcdConfig {
     /// Nodes, time-out, user.
     pub access: StoreAccess,
-    /// What the keys of all groups begin with.
+    /// Prefix of the keys of all groups.
     pub prefix: String,
-    /// Encrypted, with nodes that this authority vouches for.
+    /// TLS; the nodes' certificates must be signed by this authority.
     pub tls: Option<EtcdTls>,
 }
 
@@ -58,23 +58,23 @@ pub struct EtcdTls {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ZooKeeperConfig {
-    /// Nodes of the ensemble, time-out, user. With a user, what is created belongs to that one alone.
+    /// Nodes of the ensemble, time-out, user. With a user, created nodes are accessible to that user only.
     pub access: StoreAccess,
-    /// The node below which those of all groups stand.
+    /// The parent of all groups' nodes.
     pub path: String,
-    /// What decides who leads.
+    /// How the leader is chosen.
     pub mode: ZooKeeperMode,
 }
 
-/// What decides who leads over ZooKeeper.
+/// How the leader is chosen over ZooKeeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ZooKeeperMode {
-    /// A versioned record whose lease its holder times.
+    /// By a versioned record whose lease the holder times.
     Lease,
-    /// A line of ephemeral nodes.
+    /// By a queue of ephemeral nodes.
     Latch {
-        /// Time-out of a session, as it is asked for.
+        /// The requested time-out of a session.
         session: Duration,
     },
 }
@@ -88,7 +88,7 @@ impl EtcdConfig {
 }
 
 impl EtcdTls {
-    /// Each file with what it holds.
+    /// Each file with its content's name.
     pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let identity = self.identity.iter().flat_map(|(certificate, key)| [("certificate", certificate), ("key", key)]);
         [("certificate authority", &self.ca_file)]
@@ -110,7 +110,7 @@ impl Login {
     /// The password.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// When the file cannot be read.
     pub fn password(&self) -> Result<String, AccessError> {
         let path = &self.password_file;
         let text = fs::read_to_string(path).map_err(|source| AccessError::File {
@@ -122,28 +122,28 @@ impl Login {
     }
 }
 
-/// A file that lets us in, which holds `what`.
+/// Reads a file of credentials; `what` names its content.
 ///
 /// # Errors
-/// When it can't be read.
+/// When the file cannot be read.
 pub fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, AccessError> {
     fs::read(path).map_err(|source| AccessError::File { what, path: path.to_owned(), source })
 }
 
-/// Why a store could not be opened. That none of its nodes answers is no such reason: it may come.
+/// Why a store could not be opened. Unreachable nodes are no such reason: they may come back.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// A file that lets us in can't be read.
-    #[error("cannot read {what} {} of the election's store: {source}", path.display())]
+    /// A file of credentials cannot be read.
+    #[error("cannot read {what} {} for the election store: {source}", path.display())]
     File {
-        /// What it is.
+        /// The file's content.
         what: &'static str,
-        /// Where it should be.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The store's thread can't be started.
-    #[error("cannot start a thread for the election's store: {0}")]
+    /// The store's thread cannot be started.
+    #[error("cannot start a thread for the election store: {0}")]
     Thread(#[from] io::Error),
 }

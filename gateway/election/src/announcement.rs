@@ -1,11 +1,11 @@
-//! What the sentinel says when a gateway has died, to every voter and candidate: one datagram for each of its groups,
-//! signed with the key of the deployment, said three times.
+//! The sentinel's announcement of a gateway's death, to every voter and candidate: one datagram for each of the
+//! gateway's groups, signed with the key of the deployment, sent three times.
 //!
 //! ```text
 //!  0      4        5                16        24       32      40
 //!  | MDGD | version | node | 0 | group | incarnation | epoch | HMAC-SHA256 over all before |     little-endian
 //! ```
-//! A notice needs no protection against being said again: an incarnation that has ended stays so.
+//! A replayed notice is harmless: an incarnation that has ended stays ended.
 
 use std::{
     io,
@@ -23,12 +23,13 @@ use crate::{
     identity::{DeathNotice, Incarnation, NodeId},
 };
 
-/// A death as one group hears of it.
+/// A death, as announced to one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announcement {
-    /// Which group.
+    /// The group.
     pub group: GroupId,
-    /// Who died. Its epoch is of the last opening that the sentinel saw, 0 if there was none.
+    /// The gateway that died. The notice's epoch is that of the last opening that the sentinel saw, 0 if there was
+    /// none.
     pub notice: DeathNotice,
 }
 
@@ -36,7 +37,7 @@ pub struct Announcement {
 pub const ANNOUNCEMENT_BYTES: usize = size_of::<WireAnnouncement>() + TAG_BYTES;
 
 impl Announcement {
-    /// As it goes over the wire.
+    /// The signed datagram.
     #[must_use]
     pub fn to_datagram(&self, key: &SharedKey) -> [u8; ANNOUNCEMENT_BYTES] {
         let DeathNotice { holder, incarnation, epoch } = self.notice;
@@ -55,7 +56,7 @@ impl Announcement {
         bytes
     }
 
-    /// From the wire; `None` for what is no announcement, or not signed with that key.
+    /// Parses a datagram; `None` if it is not an announcement, or not signed with that key.
     #[must_use]
     pub fn open(bytes: &[u8], key: &SharedKey) -> Option<Self> {
         let bytes: &[u8; ANNOUNCEMENT_BYTES] = bytes.try_into().ok()?;
@@ -72,7 +73,7 @@ impl Announcement {
         Some(Self { group: GroupId(wire.group.get()), notice })
     }
 
-    /// Whether a datagram says to be one, so that a socket can serve several kinds.
+    /// Whether a datagram has an announcement's magic number, so that one socket can serve several kinds.
     #[must_use]
     pub fn has_magic(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
@@ -93,7 +94,7 @@ struct WireAnnouncement {
 const MAGIC: [u8; 4] = *b"MDGD";
 const VERSION: u8 = 1;
 
-/// Sends announcements. Sockets and key are ready before anything happens.
+/// Sends announcements. Sockets and key are prepared before any death.
 #[derive(Debug)]
 pub struct Announcer {
     key: SharedKey,
@@ -104,10 +105,10 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Tells these.
+    /// For these recipients.
     ///
     /// # Errors
-    /// When there is no socket.
+    /// When no socket can be opened.
     pub fn new(key: SharedKey, recipients: Vec<SocketAddr>) -> io::Result<Self> {
         let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         v4.set_nonblocking(true)?;
@@ -121,7 +122,8 @@ impl Announcer {
         Ok(Self { key, recipients, v4, v6 })
     }
 
-    /// Says it once to everybody. How many sends the system refused: the next time may do better.
+    /// Sends each announcement once to each recipient. Returns how many sends the system refused; a repetition may
+    /// succeed.
     pub fn announce(&self, announcements: impl IntoIterator<Item = Announcement>) -> usize {
         let mut refused = 0;
         for announcement in announcements {

@@ -1,17 +1,18 @@
 //! Which gateway should publish which group, where several gateways share several groups.
 //!
-//! A pure function of what every gateway knows: the groups with their loads and present holders, and the gateways that are
-//! fit. All come to the same answer, in whatever order they learned it. It is a wish: a group moves only by hand-over, from
-//! a holder that leads to a gateway that stands.
+//! A pure function of data that every gateway has: the groups with their loads and present holders, and the fit
+//! gateways. All gateways compute the same result, in whatever order they learned the data. The result is a preference:
+//! a group moves only by hand-over, from a leading holder to an eligible gateway.
 //!
-//! **Spread.** A gateway's fair share is its part of the load by capacity. A gateway that has its share takes no further
-//! group, so that none has more than its share by a whole group.
+//! **Spread.** A gateway's fair share is its part of the load by capacity. A gateway that has its share takes no
+//! further group. So no gateway exceeds its share by a whole group.
 //!
-//! **As few moves as possible.** A group stays where it is while its holder is fit and within its share. What has to move
-//! goes to the gateway that its name prefers (rendezvous hashing), of those with room: so a gateway that comes back
-//! finds much the same groups, and nobody else's move.
+//! **As few moves as possible.** A group stays with its holder while the holder is fit and within its share. A group
+//! that must move goes to the gateway with room that its name prefers (rendezvous hashing). So a returning gateway gets
+//! much the same groups, and no other gateway's groups move.
 //!
-//! **What a gateway isn't fit for** it doesn't get, and keeps its other groups. A pinned group stays where it is.
+//! **Unfit gateways.** A gateway does not get groups for which it is not fit, and keeps its other groups. A pinned
+//! group stays with its holder.
 
 use std::collections::BTreeMap;
 
@@ -19,29 +20,30 @@ use mdgw_feeds::identity::GroupId;
 
 use super::identity::NodeId;
 
-/// A group that wants a place.
+/// A group to be assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLoad {
-    /// Which one.
+    /// The group.
     pub group: GroupId,
-    /// What it costs, in any unit that all groups share; channels, for one. 0 counts as 1.
+    /// Cost of the group, in any unit that all groups share, for example channels. 0 counts as 1.
     pub load: u32,
-    /// Who publishes it now.
+    /// The gateway that publishes the group now.
     pub holder: Option<NodeId>,
-    /// It doesn't move by itself.
+    /// The group does not move automatically.
     pub pinned: bool,
 }
 
 /// A gateway that may publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Which one.
+    /// The gateway.
     pub node: NodeId,
-    /// What it can carry, compared with the others. 0 counts as 1.
+    /// Capacity, relative to the other gateways. 0 counts as 1.
     pub capacity: u32,
 }
 
-/// Where each group should be. `is_eligible`: whether that gateway could publish that group; one that nobody could has no place.
+/// Assigns each group. `is_eligible`: whether that gateway could publish that group. A group without any eligible
+/// gateway stays unassigned.
 #[must_use]
 pub fn place(
     groups: &[GroupLoad],
@@ -65,12 +67,12 @@ pub fn place(
             _ => unassigned.push(*group),
         }
     }
-    // Heavy ones first: light ones fill up what they leave.
+    // Heavy groups first: light ones fill the remaining room.
     for group in in_order(&unassigned, |_| None).into_iter().rev() {
         let mut preferences: Vec<NodeId> = shares.nodes().filter(|node| is_eligible(group.group, *node)).collect();
         preferences.sort_by_key(|node| std::cmp::Reverse((affinity(group.group, *node), *node)));
         let with_room = preferences.iter().copied().find(|node| shares.try_assign(*node, group.load));
-        // Those that may have their share: more of it for the one with the least.
+        // Among the eligible gateways, the one with the most share left.
         let node = with_room.or_else(|| {
             let node = preferences.into_iter().min_by_key(|node| shares.assigned(*node))?;
             shares.add(node, group.load);
@@ -81,8 +83,8 @@ pub fn place(
     places
 }
 
-/// In an order that doesn't depend on how they were listed. Light ones first: then what a host was given, in whatever
-/// order, fits again. Of equally light ones those that prefer the host.
+/// An order that does not depend on how the groups were listed. Light groups first, so that the groups that a host was
+/// given before fit again. Among equally light groups, those that prefer the host come first.
 fn in_order(groups: &[GroupLoad], holder: impl Fn(&GroupLoad) -> Option<NodeId>) -> Vec<&GroupLoad> {
     let mut ordered: Vec<&GroupLoad> = groups.iter().collect();
     ordered.sort_by_key(|group| {
@@ -92,7 +94,7 @@ fn in_order(groups: &[GroupLoad], holder: impl Fn(&GroupLoad) -> Option<NodeId>)
     ordered
 }
 
-/// What is left of each host's share.
+/// The remaining share of each host.
 struct HostShares(BTreeMap<NodeId, HostShare>);
 
 struct HostShare {
@@ -116,7 +118,7 @@ impl HostShares {
         self.0.get(&node).map_or(0, |host_share| host_share.assigned)
     }
 
-    /// Whether there is room or not.
+    /// Adds the load even if it exceeds the share.
     fn add(&mut self, node: NodeId, load: u32) {
         if let Some(host_share) = self.0.get_mut(&node) {
             host_share.assigned += u64::from(load.max(1));
@@ -127,7 +129,7 @@ impl HostShares {
         self.0.keys().copied()
     }
 
-    /// False: it is not there, or has its share.
+    /// False: the host is absent, or has its share.
     fn try_assign(&mut self, node: NodeId, load: u32) -> bool {
         let Some(host_share) = self.0.get_mut(&node).filter(|host_share| host_share.assigned < host_share.share) else {
             return false;
@@ -137,8 +139,8 @@ impl HostShares {
     }
 }
 
-/// How much a group prefers a gateway: the same on every machine. A few rounds of multiplication and shift (the
-/// finaliser of SplitMix64) make each pair's number independent of all others.
+/// How much a group prefers a gateway: the same number on every machine. The finaliser of SplitMix64 makes each pair's
+/// number independent of all others.
 fn affinity(group: GroupId, node: NodeId) -> u64 {
     let mut mixed = (u64::from(group.0) << 8 | u64::from(node.0)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -164,7 +166,7 @@ mod tests {
         nodes.iter().map(|node| Host { node: NodeId(*node), capacity: 1 }).collect()
     }
 
-    /// The same groups, each held by whom `places` names.
+    /// The same groups, each held by the gateway in `places`.
     fn held(groups: &[GroupLoad], places: &BTreeMap<GroupId, NodeId>) -> Vec<GroupLoad> {
         groups.iter().map(|group| GroupLoad { holder: places.get(&group.group).copied(), ..*group }).collect()
     }
@@ -249,7 +251,7 @@ mod tests {
                 let (sum, largest) = (loads.iter().sum::<u64>(), loads.iter().max().copied().unwrap_or(0));
                 prop_assert!(sum < share + largest.max(1), "{host:?}: {sum} of {share}");
             }
-            // Nothing is left to move, whoever asks and in whatever order the groups are listed.
+            // A second run moves nothing, whichever gateway computes it and in whatever order the groups are listed.
             let mut again = held(&groups, &places);
             again.reverse();
             prop_assert_eq!(place(&again, &hosts, anywhere), places);

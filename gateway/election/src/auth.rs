@@ -1,8 +1,9 @@
-//! Who may speak: messages between gateways, witnesses and sentinels carry an HMAC-SHA256 (RFC 2104, FIPS 180-4) under
-//! a key that all of them share. Nothing is encrypted: positions and epochs are no secrets, to forge them is the danger.
+//! Authentication: messages between gateways, witnesses and sentinels carry an HMAC-SHA256 (RFC 2104, FIPS 180-4) under
+//! a key that all of them share. Messages are not encrypted: positions and epochs are not secret, but must not be
+//! forged.
 //!
-//! A tag proves that somebody with the key wrote the bytes, once. That they were written *now* is shown otherwise:
-//! - an answer repeats the [`Nonce`] or number of a question that still waits;
+//! A tag proves that a holder of the key wrote the bytes at some time. Freshness is proved separately:
+//! - an answer repeats the [`Nonce`] or number of a request that is still outstanding;
 //! - on a connection, [`AuthenticatedSession`] ties each message to both ends' nonces and to its number.
 
 use std::{
@@ -16,32 +17,32 @@ use std::{
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-/// The key of one deployment. Never shown.
+/// The key of one deployment. `Debug` does not print it.
 #[derive(Clone)]
 pub struct SharedKey(Hmac<Sha256>);
 
 /// Bytes of a tag: HMAC-SHA256, not shortened.
 pub const TAG_BYTES: usize = 32;
 
-/// Proof that somebody with the key wrote something.
+/// Proof that a holder of the key wrote the bytes.
 pub type Tag = [u8; TAG_BYTES];
 
-/// What a tag is for: stands in front of the bytes that it covers, so that what was written for one purpose proves
-/// nothing for another.
+/// The purpose of a tag. Its label precedes the covered bytes, so that a message for one purpose is not valid for
+/// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Between candidates and voters.
     Vote,
     /// On a connection between two gateways.
     PairLink,
-    /// That a process has ended.
+    /// A process has ended.
     DeathNotice,
     /// Between members of the backend without a store.
     Membership,
 }
 
 impl SharedKey {
-    /// Of these bytes.
+    /// From these bytes.
     #[must_use]
     pub fn new(bytes: &[u8; KEY_BYTES]) -> Self {
         Self(Hmac::new_from_slice(bytes).unwrap_or_else(|_| unreachable!("HMAC takes keys of any length")))
@@ -50,14 +51,14 @@ impl SharedKey {
     /// From a file that holds 64 hexadecimal digits and that only its owner may read.
     ///
     /// # Errors
-    /// When it can't be read, others could read or change it, or it holds anything else.
+    /// When the file cannot be read, others could read or change it, or it holds anything else.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
         let io_error = |source| KeyError::Io { path: path.to_owned(), source };
         let mut file = File::open(path).map_err(io_error)?;
-        // Of the file that was opened, not of what may stand under its name by now.
+        // Of the opened file, since its name may refer to another file by now.
         let metadata = file.metadata().map_err(io_error)?;
         if !metadata.is_file() {
-            return Err(KeyError::Malformed { path: path.to_owned(), what: "it is no plain file".to_owned() });
+            return Err(KeyError::Malformed { path: path.to_owned(), what: "not a regular file".to_owned() });
         }
         let mode = metadata.mode() & 0o777;
         if mode & 0o077 != 0 {
@@ -69,14 +70,14 @@ impl SharedKey {
         Ok(Self::new(&bytes))
     }
 
-    /// The tag over `parts`, one after the other. Where one part ends and the next begins is not covered: either all but
-    /// one have fixed lengths, or lengths stand in them.
+    /// The tag over `parts`, one after the other. The tag does not cover the boundaries between parts: all parts but
+    /// one must have fixed lengths, or the parts must contain their lengths.
     #[must_use]
     pub fn tag(&self, purpose: Purpose, parts: &[&[u8]]) -> Tag {
         self.mac_over(purpose, parts).finalize().into_bytes().into()
     }
 
-    /// Whether `tag` is the one over `parts`. Takes the same time whatever differs.
+    /// Whether `tag` is the tag over `parts`. Takes constant time.
     #[must_use]
     pub fn is_tag(&self, purpose: Purpose, parts: &[&[u8]], tag: &Tag) -> bool {
         self.mac_over(purpose, parts).verify_slice(tag).is_ok()
@@ -99,7 +100,7 @@ impl fmt::Debug for SharedKey {
 }
 
 impl Purpose {
-    /// All of one length, so that none is the beginning of another and its bytes.
+    /// All labels have one length, so that no label is a prefix of another one with data.
     fn label(self) -> &'static [u8; 16] {
         match self {
             Self::Vote => b"mdgw vote      1",
@@ -110,26 +111,26 @@ impl Purpose {
     }
 }
 
-/// Why there is no key.
+/// Why the key could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The operating system refused.
-    #[error("read key file {}: {source}; a new key: (umask 077; openssl rand -hex 32 > {})", path.display(), path.display())]
+    #[error("cannot read key file {}: {source}; create a key with (umask 077; openssl rand -hex 32 > {})", path.display(), path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Others than its owner may read or change it.
-    #[error("key file {}: mode {mode:o} lets others than its owner in: chmod 600 {}", path.display(), path.display())]
+    /// Others than the owner may read or change the file.
+    #[error("key file {}: mode {mode:o} allows access by group or others: chmod 600 {}", path.display(), path.display())]
     TooPermissive {
         /// The file.
         path: PathBuf,
-        /// Its permissions.
+        /// The file's permissions.
         mode: u32,
     },
-    /// It holds no key.
+    /// The file holds no valid key.
     #[error(
         "key file {}: {what}; expected {} hexadecimal digits, such as openssl rand -hex {KEY_BYTES} prints",
         path.display(), 2 * KEY_BYTES
@@ -137,12 +138,12 @@ pub enum KeyError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it; nothing of its content.
+        /// The defect, without any of the content.
         what: String,
     },
 }
 
-/// Drawn by chance, never twice.
+/// A random number that is used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Nonce(pub [u8; 16]);
 
@@ -150,14 +151,14 @@ impl Nonce {
     /// From the kernel's random numbers.
     ///
     /// # Errors
-    /// When they can't be had.
+    /// When the kernel provides none.
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 16];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// Its first 64 bits, for where those do.
+    /// The first 64 bits, where these are enough.
     #[must_use]
     pub fn number(self) -> u64 {
         let [number, ..] = self.0.as_chunks().0 else { return 0 };
@@ -165,9 +166,9 @@ impl Nonce {
     }
 }
 
-/// One end of a connection: each end draws a nonce and tells it the other in the clear; from then on every message has a
-/// tag over both nonces and its number. So nothing can be brought in from another connection, another moment of this
-/// one, or from the other direction. Loss is allowed (numbers may be skipped), repetition and reordering are not.
+/// One end of a connection. Each end draws a nonce and sends it in the clear; from then on every message has a tag over
+/// both nonces and its number. So a message from another connection, from another moment of this one, or from the other
+/// direction is refused. Loss is allowed (numbers may be skipped); repetition and reordering are not.
 #[derive(Debug)]
 pub struct AuthenticatedSession {
     key: SharedKey,
@@ -179,23 +180,23 @@ pub struct AuthenticatedSession {
 }
 
 impl AuthenticatedSession {
-    /// Begins one. `None` when both nonces are the same: somebody sends us our own.
+    /// Begins a session. `None` when both nonces are equal: the other end reflects ours.
     #[must_use]
     pub fn new(key: SharedKey, purpose: Purpose, ours: Nonce, theirs: Nonce) -> Option<Self> {
         (ours != theirs).then_some(Self { key, purpose, ours, theirs, sent: 0, received: 0 })
     }
 
-    /// Number and tag for the next message out.
+    /// Number and tag for the next outgoing message.
     pub fn seal(&mut self, message: &[u8]) -> (u64, Tag) {
         self.sent += 1;
         let number = self.sent.to_le_bytes();
         (self.sent, self.key.tag(self.purpose, &[&self.ours.0, &self.theirs.0, &number, message]))
     }
 
-    /// Whether the other end wrote this, in this conversation, and it comes for the first time.
+    /// Verifies that the other end wrote this message in this session, and that it arrives for the first time.
     ///
     /// # Errors
-    /// When it didn't, or it comes again.
+    /// When the tag is wrong, or the message was repeated or reordered.
     pub fn open(&mut self, number: u64, message: &[u8], tag: &Tag) -> Result<(), AuthError> {
         let parts: [&[u8]; 4] = [&self.theirs.0, &self.ours.0, &number.to_le_bytes(), message];
         if !self.key.is_tag(self.purpose, &parts, tag) {
@@ -212,11 +213,11 @@ impl AuthenticatedSession {
 /// Why a message is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// Its tag is not over these bytes under our key.
-    #[error("not written with our key")]
+    /// Its tag is not valid under our key.
+    #[error("authentication failed (different key)")]
     Forged,
-    /// It was here before, or one after it was.
-    #[error("came before")]
+    /// The message, or a later one, was received before.
+    #[error("replayed")]
     Replayed,
 }
 
@@ -228,16 +229,18 @@ const FILE_BYTES_MAX: u64 = 1 << 10;
 fn parse(text: &str) -> Result<[u8; KEY_BYTES], String> {
     let digits = text.trim_ascii().as_bytes();
     if digits.len() != 2 * KEY_BYTES {
-        return Err(format!("it holds {} characters", digits.len()));
+        return Err(format!("{} characters found", digits.len()));
     }
     let mut bytes = [0; KEY_BYTES];
     for (byte, pair) in bytes.iter_mut().zip(digits.as_chunks::<2>().0) {
         let [high, low] = pair.map(|digit| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok()));
-        let (Some(high), Some(low)) = (high, low) else { return Err("not all of it are digits".to_owned()) };
+        let (Some(high), Some(low)) = (high, low) else {
+            return Err("contains characters other than hexadecimal digits".to_owned());
+        };
         *byte = high << 4 | low;
     }
     if bytes == [0; KEY_BYTES] {
-        return Err("all digits are zero".to_owned());
+        return Err("the key is all zeros".to_owned());
     }
     Ok(bytes)
 }

@@ -1,32 +1,32 @@
-//! When leadership moves by itself: to a fitter gateway, or to the one where it belongs. Slowly, so that it doesn't flap.
+//! When leadership moves automatically: to a fitter gateway, or to the preferred one. Slowly, so that it does not flap.
 
 use mdgw_feeds::time::MonoNs;
 
 use super::fitness::FitnessClass;
 
-/// When leadership moves by itself to a fitter or preferred gateway.
+/// When leadership moves automatically to a fitter or preferred gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AutoMoveConfig {
-    /// A leader must be worse than another for so long, ns.
+    /// A leader must be worse than another gateway for this long, ns.
     pub worse_for_ns: u64,
-    /// Least tenure, ns. Doubles with each move.
+    /// Minimum tenure, ns. Doubles with each automatic move.
     pub tenure_ns: u64,
-    /// What it doubles to at most, ns.
+    /// Upper limit of the doubled minimum tenure, ns.
     pub tenure_ns_max: u64,
-    /// After a leadership of this length moves are counted anew, ns.
+    /// A leadership of this length resets the count of moves, ns.
     pub moves_reset_ns: u64,
 }
 
 impl AutoMoveConfig {
-    /// The default, but for the least tenure.
+    /// The default, except for the minimum tenure.
     #[must_use]
     pub fn with_tenure(tenure_ns: u64) -> Self {
         let default = Self::default();
         Self { tenure_ns, tenure_ns_max: default.tenure_ns_max.max(tenure_ns), ..default }
     }
 
-    /// When a leader may move on that leads since `since`, should move since `worse_since`, and came by so many moves. One
-    /// that nobody hears publishes nothing: the first time it moves without having led for long.
+    /// When a leader may hand over that leads since `since`, should move since `worse_since`, and came after so many
+    /// moves. A leader whose output nobody receives hands over once without waiting for the minimum tenure.
     #[must_use]
     pub fn move_at(&self, since: MonoNs, worse_since: MonoNs, moves: u32, class: FitnessClass) -> MonoNs {
         if class == FitnessClass::OutputNotReceived && moves == 0 {
@@ -37,7 +37,7 @@ impl AutoMoveConfig {
         worse_since.plus(self.worse_for_ns).max(since.plus(tenure_ns))
     }
 
-    /// Whether a leader has led for so long that the moves before it don't count any more.
+    /// Whether a leader has led for so long that earlier moves no longer count.
     #[must_use]
     pub fn resets_moves(&self, since: MonoNs, now: MonoNs) -> bool {
         now.since(since) >= self.moves_reset_ns
@@ -45,7 +45,7 @@ impl AutoMoveConfig {
 }
 
 impl Default for AutoMoveConfig {
-    /// A quarter of a second, 10 s, 5 min, an hour.
+    /// A quarter of a second, 10 s, 5 min, one hour.
     fn default() -> Self {
         Self {
             worse_for_ns: 250_000_000,

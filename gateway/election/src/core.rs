@@ -1,4 +1,5 @@
-//! What every election core is: a pure state machine. The election thread, the simulation and the model drive it.
+//! The interface of every election core: a pure state machine. The election thread, the simulation and the model drive
+//! it.
 
 use std::{collections::BTreeMap, convert::Infallible, fmt};
 
@@ -13,26 +14,26 @@ use crate::identity::DeathNotice;
 
 /// One gateway's part in the election of one group. No I/O, no clock, no thread, no random number.
 pub trait Core {
-    /// What its backend brings: answers of a store, datagrams of voters.
+    /// Events from the backend: answers of a store, datagrams of voters.
     type Event;
-    /// What it asks of its backend.
+    /// Requests to the backend.
     type Request;
 
-    /// Takes one input at `now` and says what is to be done, in that order. `now` never runs backwards; an input that
-    /// comes with it is handled as if the time had been told first.
+    /// Processes one input at `now` and returns the actions to take, in order. `now` never runs backwards. The core
+    /// advances its time to `now` before it processes the input.
     fn step(&mut self, now: MonoNs, input: Input<Self::Event>) -> Vec<Output<Self::Request>>;
 
-    /// When [`Input::Time`] wants to be told next. `None`: not before something else comes.
+    /// When the core needs [`Input::Time`] next. `None`: not before another input.
     fn next_deadline(&self) -> Option<MonoNs>;
 
-    /// What is known now.
+    /// The present state, as known to this gateway.
     fn view(&self) -> View;
 
-    /// What is to be said of this gateway to the others at `now`, over the pair link.
+    /// This gateway's state at `now`, for the other gateways, over the pair link.
     fn peer_state(&self, now: MonoNs) -> PeerState;
 }
 
-/// What can come.
+/// Inputs of a core.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Input<E> {
     /// Time has passed.
@@ -41,47 +42,48 @@ pub enum Input<E> {
     Backend(E),
     /// From another gateway, over the pair link.
     Peer {
-        /// Who sent it: authenticated.
+        /// The authenticated sender.
         from: NodeId,
-        /// What it says.
+        /// The message.
         message: PeerMessage,
     },
-    /// That process has ended: authenticated knowledge.
+    /// That process has ended. The notice is authenticated.
     Died(DeathNotice),
     /// How fit this gateway is.
     Fitness(Fitness),
-    /// Whether this gateway stands.
+    /// Whether this gateway is eligible.
     Eligibility(Eligibility),
-    /// The rate of this gateway's clock is off by so much, parts per million: what the time daemon makes it.
+    /// The error of this gateway's clock rate, as corrected by the time daemon, parts per million.
     ClockRate {
-        /// Its absolute value.
+        /// Absolute value, parts per million.
         error_ppm: u32,
     },
-    /// Whether the hot threads get on with their work. A leader whose threads don't renews no more.
+    /// Whether the hot threads make progress. A leader whose hot threads are stuck stops renewing.
     Progress(Progress),
-    /// The highest epoch credibly heard on the wire.
+    /// The highest credible epoch observed on the wire.
     ObservedEpoch(Epoch),
-    /// Lead on by somebody else: `None` chooses the fittest.
+    /// Hand over to that gateway. `None`: to the fittest.
     HandOver(Option<NodeId>),
-    /// The fence is closed and no send is outstanding any more: the answer to [`Output::Drain`].
+    /// The fence is closed and no send is outstanding: the answer to [`Output::Drain`].
     Drained {
         /// Where this gateway's output ended, per channel.
         positions: BTreeMap<u16, StreamPosition>,
     },
-    /// No automatic moves from now on, or again.
+    /// Forbids automatic moves, or allows them again.
     Pin(Pin),
-    /// Admit that gateway as a candidate, by hand.
+    /// An operator admits that gateway as a candidate.
     Admit(NodeId, NodeName),
-    /// Where leadership belongs, seen over all groups. Cores that don't hand over by themselves leave it aside.
+    /// Where leadership belongs, computed over all groups. Cores that do not hand over automatically ignore it.
     Placement(GroupPlacement),
-    /// Whether the two gateways have lately made different records of one message: then leadership doesn't move by itself.
+    /// Whether the two gateways have lately produced different records for one message. If so, leadership does not move
+    /// automatically.
     OutputMismatch(bool),
-    /// Release what is held and stand no more.
+    /// Release leadership and end the candidacy.
     Close,
 }
 
 impl Input<Infallible> {
-    /// The same for any backend.
+    /// The same input for any backend.
     #[must_use]
     pub fn widen<E>(self) -> Input<E> {
         match self {
@@ -105,54 +107,54 @@ impl Input<Infallible> {
     }
 }
 
-/// What is to be done.
+/// Actions that a core requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Output<R> {
-    /// Tell listeners, then open the fence.
+    /// Notify listeners, then open the fence.
     Open {
-        /// A new one.
+        /// A new epoch.
         epoch: Epoch,
-        /// Until when, the margin already taken off.
+        /// Until when; the margin is already subtracted.
         deadline: MonoNs,
     },
     /// Move the fence's deadline.
     Renew {
-        /// Until when, the margin already taken off.
+        /// Until when; the margin is already subtracted.
         deadline: MonoNs,
     },
-    /// Close the fence, then tell listeners.
+    /// Close the fence, then notify listeners.
     Close {
         /// Of the leadership that ends.
         epoch: Epoch,
-        /// Why.
+        /// Why it ends.
         reason: CloseReason,
     },
-    /// The fence has been closed for a hand-over: wait, with a limit, until no send is outstanding, and answer with
+    /// The fence has been closed for a hand-over. Wait, with a limit, until no send is outstanding, then answer with
     /// [`Input::Drained`].
     Drain,
-    /// A gateway that led has said where its output ended.
+    /// A former leader reported where its output ended.
     PeerOutputEnded {
-        /// Under that epoch.
+        /// The epoch of that leadership.
         epoch: Epoch,
-        /// There, per channel.
+        /// The end positions, per channel.
         positions: BTreeMap<u16, StreamPosition>,
     },
-    /// Ask the backend.
+    /// Send a request to the backend.
     Request(R),
     /// Send over the pair link.
     Peer {
-        /// To whom.
+        /// The recipient.
         to: NodeId,
-        /// What.
+        /// The message.
         message: PeerMessage,
     },
-    /// Tell listeners how the connection is.
+    /// Notify listeners of the connection's state.
     Connection(ConnectionState),
-    /// Tell a person.
+    /// Notify the operator.
     Notice(Notice),
 }
 
-/// Whether hot threads get on.
+/// Whether hot threads make progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Progress {
     /// They do, or have nothing to do.
@@ -162,23 +164,23 @@ pub enum Progress {
     Stuck,
 }
 
-/// Whether leadership moves by itself.
+/// Whether leadership may move automatically.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Pin {
     /// It may: to a fitter or preferred gateway.
     #[default]
     Free,
-    /// It doesn't. A leader still ends its own lease where it must.
+    /// It may not. A leader still ends its own lease where it must.
     Pinned,
 }
 
-/// Where the leadership of a group belongs, where several gateways share several groups. A wish: it decides who is
-/// handed the lead and who tries first, never who may.
+/// Where the leadership of a group belongs, where several gateways share several groups. A preference: it decides which
+/// gateway is offered leadership and which tries first, never which one may lead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GroupPlacement {
-    /// Who should lead; its leader hands over to it, after the least tenure.
+    /// The node that should lead. The present leader hands over to it after the minimum tenure.
     pub preferred_leader: Option<NodeId>,
-    /// Who should follow when the present leader is gone.
+    /// The node that should take over when the present leader ends.
     pub preferred_successor: Option<NodeId>,
 }
 
@@ -187,87 +189,88 @@ pub struct GroupPlacement {
 pub enum CloseReason {
     /// It could not be renewed in time.
     Expired,
-    /// The connection is in doubt, and the configuration says to stop then.
+    /// The connection is in doubt, and the configuration demands to stop in this case.
     Suspended,
-    /// Somebody else holds the record, or it is gone.
+    /// Another gateway holds the record, or the record is gone.
     Lost,
     /// Handed over.
     HandedOver,
-    /// Closed by its owner.
+    /// This gateway closed its latch.
     Released,
-    /// A higher epoch was credibly heard: leads again above it, if it is elected.
+    /// A credible higher epoch was observed. This gateway may win again, under an epoch above that one.
     Outranked,
 }
 
-/// How the connection to whoever grants leadership is: what listeners are told.
+/// State of the connection to the backend, as listeners are notified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ConnectionState {
-    /// Not yet.
+    /// Not connected yet.
     #[default]
     Starting,
-    /// For the first time.
+    /// Connected for the first time.
     Connected,
-    /// In doubt. The fence's deadline still rules, or leadership has ended: by configuration.
+    /// In doubt. By configuration, the fence's deadline still applies or leadership has ended.
     Suspended,
-    /// Gone; leadership with it.
+    /// The connection is gone, and leadership with it.
     Lost,
-    /// There again: a new candidacy after `Lost`.
+    /// Connected again: a new candidacy after `Lost`.
     Reconnected,
 }
 
-/// What a gateway is in its group.
+/// A gateway's role in its group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// It does not stand: see [`View::obstacle`].
+    /// It is not eligible: see [`View::obstacle`].
     #[default]
     Ineligible,
-    /// It waits for its turn.
+    /// It waits to take over.
     Candidate,
     /// It publishes.
     Leader,
-    /// It has given up leadership and will not stand again.
+    /// It has given up leadership and its candidacy.
     Closed,
 }
 
-/// What is known of the election. For status, `participants` and `leader`.
+/// The state of the election as known to this gateway, for status output.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct View {
-    /// What this gateway is.
+    /// This gateway's role.
     pub role: Role,
-    /// Epoch of the present leadership as far as it is known, whoever leads.
+    /// Epoch of the present leadership as far as known, of any leader.
     pub epoch: Epoch,
-    /// Who leads, as far as it is known.
+    /// The leader, as far as known.
     pub leader: Option<Member>,
-    /// Who goes on at once when the leader has ended, as far as it is known.
+    /// The designated successor, as far as known.
     pub successor: Option<NodeId>,
-    /// Who may stand.
+    /// The candidates.
     pub participants: BTreeMap<NodeId, NodeName>,
-    /// How the connection is.
+    /// State of the connection to the backend.
     pub connection: ConnectionState,
-    /// Whether leadership moves by itself.
+    /// Whether leadership may move automatically.
     pub pin: Pin,
-    /// Why this gateway doesn't stand, or doesn't renew.
+    /// Why this gateway is not eligible, or does not renew.
     pub obstacle: Option<Obstacle>,
     /// How fit this gateway is.
     pub fitness: Fitness,
-    /// Whether it could lead, were it handed the lead; like `peers`, of cores that move leadership by themselves.
+    /// Whether this gateway could lead if leadership were handed over to it. Set, like `peers`, by cores that move
+    /// leadership automatically.
     pub can_lead: bool,
-    /// What the others have said of themselves.
+    /// The last reported states of the other gateways.
     pub peers: BTreeMap<NodeId, PeerView>,
 }
 
-/// What another gateway last said of itself.
+/// The last reported state of another gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerView {
-    /// When.
+    /// When this gateway received the report.
     pub received_at: MonoNs,
-    /// How fit it is.
+    /// How fit the peer is.
     pub fitness: Fitness,
-    /// Whether it stands, is admitted, and publishes the same.
+    /// Whether the peer is eligible, is admitted, and publishes the same output.
     pub can_lead: bool,
 }
 
-/// Why a gateway does not stand, or does not renew.
+/// Why a gateway is not eligible, or does not renew.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Obstacle {
     /// It still takes over state from its peer.
@@ -276,39 +279,39 @@ pub enum Obstacle {
     NotAdmitted,
     /// Its configuration differs from the running leader's at the same or a higher revision.
     Configuration {
-        /// What the record says.
-        theirs: super::record::ConfigVersion,
-        /// What this gateway has.
+        /// The record's configuration.
+        expected: super::record::ConfigVersion,
+        /// This gateway's configuration.
         ours: super::record::ConfigVersion,
     },
-    /// The clock's rate is outside what the timing allows for.
+    /// The clock's rate is outside the range that the timing allows.
     ClockRate {
-        /// What it is, parts per million.
+        /// The measured rate error, parts per million.
         error_ppm: u32,
-        /// What is allowed.
+        /// The allowed rate error, parts per million.
         error_ppm_max: u32,
     },
     /// The store grants sessions too short for three renewals before the deadline.
     SessionTooShort {
-        /// What it grants, ns.
+        /// The granted session time-out, ns.
         session_ns: u64,
-        /// How often is renewed, ns.
+        /// The renewal period, ns.
         renew_ns: u64,
     },
     /// Its hot threads make no progress.
     NoProgress,
-    /// It sits out the time after its start.
+    /// It waits one lease after its start.
     StartupWait,
-    /// It gave its promise not to take over.
+    /// It promised not to take over.
     Promised,
-    /// The store holds something that is no record.
+    /// The store holds a value that is not a record.
     ForeignRecord(String),
     /// All epochs are used up.
     EpochsExhausted,
 }
 
 impl Obstacle {
-    /// Whether it goes away by itself, in the ordinary course of things.
+    /// Whether the obstacle goes away without intervention, in the ordinary course of things.
     #[must_use]
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Joining | Self::StartupWait | Self::Promised)
@@ -318,56 +321,57 @@ impl Obstacle {
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Joining => f.write_str("it takes over state from its peer"),
+            Self::Joining => f.write_str("still joining: copying state from its peer"),
             Self::NotAdmitted => f.write_str(
-                "the record does not name this gateway: `mdgw ha admit` where the leader runs, if it is to lead",
+                "the election record does not list this gateway as a candidate; to admit it, run `mdgw ha admit` on the leader",
             ),
-            Self::Configuration { theirs, ours } => write!(
+            Self::Configuration { expected, ours } => write!(
                 f,
-                "its configuration (hash {:016x}, revision {}) is not the leader's (hash {:016x}, revision {})",
-                ours.hash, ours.revision, theirs.hash, theirs.revision
+                "its configuration (hash {:016x}, revision {}) differs from the leader's (hash {:016x}, revision {})",
+                ours.hash, ours.revision, expected.hash, expected.revision
             ),
             Self::ClockRate { error_ppm, error_ppm_max } => {
-                write!(f, "its clock is off by {error_ppm} ppm, more than the {error_ppm_max} ppm of the timing")
+                write!(f, "its clock rate is off by {error_ppm} ppm, more than the allowed {error_ppm_max} ppm (rate_error_ppm)")
             }
             Self::SessionTooShort { session_ns, renew_ns } => write!(
                 f,
-                "the store grants sessions of {} ms, too short for renewals each {} ms",
+                "the store grants sessions of {} ms, too short for a renewal every {} ms",
                 session_ns / NS_PER_MS,
                 renew_ns / NS_PER_MS
             ),
-            Self::NoProgress => f.write_str("its hot threads make no progress"),
-            Self::StartupWait => f.write_str("it sits out the time after its start"),
-            Self::Promised => f.write_str("it promised the leader not to take over while the store is lost"),
-            Self::ForeignRecord(why) => write!(f, "the store holds something that is no record: {why}"),
-            Self::EpochsExhausted => f.write_str("all epochs are used up"),
+            Self::NoProgress => f.write_str("its pool threads make no progress"),
+            Self::StartupWait => f.write_str("waiting one lease after its start"),
+            Self::Promised => f.write_str("it promised the leader not to take over while the store is unreachable"),
+            Self::ForeignRecord(why) => write!(f, "the store contains an invalid election record: {why}"),
+            Self::EpochsExhausted => f.write_str("epoch numbers exhausted"),
         }
     }
 }
 
-/// What a person should know. Each is an alarm, an audit line, or both.
+/// What the operator should know. Each is an alarm, an audit line, or both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Notice {
-    /// The record went back: a store restored from a backup, or a record made anew. The wait begins again.
+    /// The record was rolled back: the store was restored from a backup, or the record was created anew. The wait
+    /// begins again.
     RecordRolledBack {
         /// The highest epoch seen before.
         highest_seen: Epoch,
-        /// What it says now.
+        /// The record's present epoch.
         now: Epoch,
     },
-    /// The store doesn't answer; publishing goes on by the promises of all other candidates.
+    /// The store does not answer; the leader continues on the promises of all other candidates.
     RunsOnPromises,
     /// The store answers again.
     StoreReachable,
-    /// Does not stand or renew, from now on.
+    /// From now on this gateway is not eligible or does not renew.
     Obstacle(Obstacle),
-    /// Was outranked by an epoch heard on the wire.
+    /// An epoch observed on the wire superseded this leadership.
     HigherEpochObserved(Epoch),
     /// A planned hand-over did not take place.
     HandOverFailed {
-        /// To whom; `None`: nobody could be chosen.
+        /// The intended leader; `None`: no gateway could be chosen.
         target: Option<NodeId>,
-        /// Why.
+        /// Why it failed.
         why: &'static str,
     },
 }
@@ -379,20 +383,20 @@ impl fmt::Display for Notice {
                 let [highest_seen, now] = [highest_seen, now].map(|epoch| (epoch.count(), epoch.node()));
                 write!(
                     f,
-                    "the record went back from epoch {} by {} to {} by {}",
+                    "the election record was rolled back from epoch {} (node {}) to epoch {} (node {})",
                     highest_seen.0, highest_seen.1, now.0, now.1
                 )
             }
             Self::RunsOnPromises => {
-                f.write_str("the store doesn't answer: leads on by the promises of all other candidates")
+                f.write_str("the store does not answer; the leader keeps publishing because all other candidates promised not to take over")
             }
             Self::StoreReachable => f.write_str("the store answers again"),
-            Self::Obstacle(obstacle) => write!(f, "does not stand or renew: {obstacle}"),
+            Self::Obstacle(obstacle) => write!(f, "not eligible: {obstacle}"),
             Self::HigherEpochObserved(heard) => {
-                write!(f, "outranked by epoch {} by {}, heard on the wire", heard.count(), heard.node())
+                write!(f, "stepping down: received output of a higher epoch {} (node {})", heard.count(), heard.node())
             }
-            Self::HandOverFailed { target: Some(node), why } => write!(f, "no hand-over to node {}: {why}", node.0),
-            Self::HandOverFailed { target: None, why } => write!(f, "no hand-over: {why}"),
+            Self::HandOverFailed { target: Some(node), why } => write!(f, "hand-over to node {} failed: {why}", node.0),
+            Self::HandOverFailed { target: None, why } => write!(f, "hand-over failed: {why}"),
         }
     }
 }

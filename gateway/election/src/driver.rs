@@ -1,13 +1,13 @@
-//! The election thread: drives a core, writes the fence, and is the latch that the gateway asks.
+//! The election thread: drives a core, writes the fence, and implements the latch for the gateway.
 //!
 //! ```text
-//!   latch ─┐                          ┌─► fence            opened and renewed by it alone
-//!   pair link, sentinel ─► inbox ─► core ─► backend        on a thread of its own: answers come through the inbox
-//!   backend's answers ─┘              ├─► listeners        on a thread of their own, waited for within a limit
-//!                                     └─► surroundings     pair link, people, the group's channels
+//!   latch ─┐                          ┌─► fence            written by the election thread alone
+//!   pair link, sentinel ─► inbox ─► core ─► backend        on its own thread: answers come through the inbox
+//!   backend's answers ─┘              ├─► listeners        on their own thread; the wait for them has a limit
+//!                                     └─► hooks            pair link, operator, the group's channels
 //! ```
-//! The thread waits for nothing but its inbox and the time, and for listeners no longer than their limit: so a slow
-//! store, listener or disk can't make it late. How late it wakes all the same is recorded: its stalls.
+//! The thread waits only for its inbox, for time, and, within a limit, for listeners. So a slow store, listener or disk
+//! cannot delay it. The thread records how late it wakes: its stalls.
 
 mod listeners;
 mod measure;
@@ -48,7 +48,7 @@ pub trait Backend<R>: Send {
     /// The election begins.
     fn begin(&mut self) {}
 
-    /// Asks; the answer comes through the [`Inbox`] that the backend was made with.
+    /// Sends a request. The answer comes through the [`Inbox`] that the backend was made with.
     fn ask(&mut self, request: R);
 }
 
@@ -62,23 +62,24 @@ impl Backend<RegisterRequest> for Box<dyn Register> {
     }
 }
 
-/// What surrounds the election of one group. Called on the election thread: each must return at once.
+/// The election's connections to the rest of the gateway. Called on the election thread: each method must return at
+/// once.
 pub trait ElectionHooks: Send {
-    /// Sends over the pair link; may lose it.
+    /// Sends over the pair link, which may lose the message.
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
         let _ = (to, message);
     }
 
-    /// The thread goes round: some times in each tenth of a second, whatever happens.
+    /// Called at each turn of the thread, several times in each tenth of a second.
     fn on_iteration(&mut self) {}
 
-    /// Before the fence opens, or its deadline moves, to that; `None`: after it was closed. For a second fence that is to
-    /// stand behind the first.
+    /// For a second fence behind the first. Called before the fence opens or its deadline moves, with the deadline;
+    /// with `None` after the fence was closed.
     fn update_second_fence(&mut self, epoch: Epoch, deadline: Option<MonoNs>) {
         let _ = (epoch, deadline);
     }
 
-    /// The fence was opened or closed: channels should look at once.
+    /// The fence was opened or closed: channels should check it at once.
     fn on_fence_change(&mut self) {}
 
     /// After the fence was closed for a hand-over: where the output ended, once no send is outstanding.
@@ -86,33 +87,33 @@ pub trait ElectionHooks: Send {
         None
     }
 
-    /// The limit for [`Self::drained`] is over: where the output ended as far as is known.
-    fn positions(&mut self) -> BTreeMap<u16, StreamPosition> {
+    /// The limit for [`Self::drained`] has passed: where the output ended as far as known.
+    fn final_positions(&mut self) -> BTreeMap<u16, StreamPosition> {
         BTreeMap::new()
     }
 
-    /// Where another gateway has said that its output ended, of when it led under that epoch.
+    /// Another gateway reported where its output ended, for its leadership under `epoch`.
     fn on_peer_output_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
         let _ = (epoch, positions);
     }
 
-    /// The election knows of that epoch, whoever has it.
-    fn known(&mut self, epoch: Epoch) {
+    /// The election knows of that epoch, of any gateway.
+    fn on_epoch(&mut self, epoch: Epoch) {
         let _ = epoch;
     }
 
-    /// The highest epoch credibly heard on the wire.
-    fn heard(&mut self) -> Option<Epoch> {
+    /// The highest credible epoch observed on the wire.
+    fn observed_epoch(&mut self) -> Option<Epoch> {
         None
     }
 
-    /// What a person should know.
-    fn notice(&mut self, notice: &Notice) {
+    /// A notice for the operator.
+    fn on_notice(&mut self, notice: &Notice) {
         let _ = notice;
     }
 
-    /// Leadership was gained (`None`) or lost, under that epoch.
-    fn leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
+    /// Leadership under that epoch was gained (`None`) or lost.
+    fn on_leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
         let _ = (epoch, lost);
     }
 }
@@ -122,19 +123,19 @@ pub trait ElectionHooks: Send {
 pub struct ElectionOptions {
     /// Name of the group, for threads and logs.
     pub name: String,
-    /// The lease's.
+    /// Timing of the lease.
     pub timing: LeaseTiming,
-    /// The core it is pinned to; never one of a pool's.
+    /// The CPU core to which the thread is pinned; never one of a pool's.
     pub core: Option<usize>,
     /// SCHED_FIFO priority, where allowed.
     pub fifo_priority: Option<u8>,
-    /// How long listeners are waited for before the fence opens, ns.
+    /// How long the thread waits for listeners before the fence opens, ns.
     pub listeners_ns_max: u64,
-    /// To whom this gateway's state is sent twice per renewal period.
+    /// The gateways to which this gateway's state is sent twice per renewal period.
     pub peers: Vec<NodeId>,
 }
 
-/// Where events for an election go. Clones go to the same place.
+/// Where events for an election go. Clones share the destination.
 pub struct Inbox<E>(mpsc::Sender<Input<E>>);
 
 impl<E> Clone for Inbox<E> {
@@ -150,23 +151,23 @@ impl<E> fmt::Debug for Inbox<E> {
 }
 
 impl<E> Inbox<E> {
-    /// Tells the election. After its end: nobody.
-    pub fn tell(&self, input: Input<E>) {
-        // An election that has ended needs to know nothing.
+    /// Sends an input to the election. After the election's end the input is dropped.
+    pub fn send(&self, input: Input<E>) {
+        // An election that has ended needs no input.
         let _ended = self.0.send(input);
     }
 }
 
 impl Inbox<RegisterEvent> {
-    /// As what a store is opened with.
+    /// The sender with which a store is opened.
     #[must_use]
     pub fn register_sender(&self) -> super::register::RegisterSender {
         let inbox = self.clone();
-        Arc::new(move |event| inbox.tell(Input::Backend(event)))
+        Arc::new(move |event| inbox.send(Input::Backend(event)))
     }
 }
 
-/// An inbox before its election is made: the backend wants to know it first.
+/// An inbox before its election exists, since the backend needs the inbox first.
 #[must_use]
 pub fn inbox<E>() -> (Inbox<E>, InboxReceiver<E>) {
     let (sender, receiver) = mpsc::channel();
@@ -177,11 +178,11 @@ pub fn inbox<E>() -> (Inbox<E>, InboxReceiver<E>) {
 #[derive(Debug)]
 pub struct InboxReceiver<E>(mpsc::Receiver<Input<E>>);
 
-/// The election of one group, as its gateway sees it: the one implementation of [`LeaderLatch`], whatever the core.
+/// The election of one group, as its gateway sees it: the one implementation of [`LeaderLatch`], for every core.
 #[derive(Clone)]
 pub struct Election {
     shared: Arc<Shared>,
-    tell: Arc<dyn Fn(Input<Infallible>) + Send + Sync>,
+    send_input: Arc<dyn Fn(Input<Infallible>) + Send + Sync>,
 }
 
 impl fmt::Debug for Election {
@@ -190,7 +191,7 @@ impl fmt::Debug for Election {
     }
 }
 
-/// What the latch and the election thread share.
+/// State shared by the latch and the election thread.
 struct Shared {
     fence: Arc<Fence>,
     timing: LeaseTiming,
@@ -206,9 +207,9 @@ type Launch = Box<dyn FnOnce(Arc<Shared>) -> io::Result<()> + Send>;
 #[derive(Debug, Default)]
 struct ElectionState {
     view: View,
-    /// How the last hand-over that was asked for failed.
+    /// Why the last requested hand-over failed.
     hand_over_failed: Option<String>,
-    /// The thread has ended, or never will begin.
+    /// The thread has ended, or will never begin.
     has_ended: bool,
     stalls: Option<Histogram<u64>>,
     /// Stalls above half of the margin.
@@ -216,13 +217,13 @@ struct ElectionState {
 }
 
 impl Election {
-    /// An election that begins with [`LeaderLatch::start`]. The fence is closed until it opens it, and is written by
-    /// nobody else.
+    /// An election that begins with [`LeaderLatch::start`]. The fence is closed until the election opens it, and only
+    /// the election writes it.
     pub fn new<C, B>(
         core: C,
         backend: B,
         fence: Arc<Fence>,
-        waiting: InboxReceiver<C::Event>,
+        receiver: InboxReceiver<C::Event>,
         inbox: &Inbox<C::Event>,
         hooks: Box<dyn ElectionHooks>,
         options: ElectionOptions,
@@ -234,7 +235,7 @@ impl Election {
     {
         let timing = options.timing;
         let launch: Launch =
-            Box::new(move |shared| ElectionThread::new(core, backend, waiting.0, hooks, shared, options).launch());
+            Box::new(move |shared| ElectionThread::new(core, backend, receiver.0, hooks, shared, options).launch());
         let shared = Shared {
             fence,
             timing,
@@ -244,59 +245,59 @@ impl Election {
             launch: Mutex::new(Some(launch)),
         };
         let inbox = inbox.clone();
-        Self { shared: Arc::new(shared), tell: Arc::new(move |input| inbox.tell(input.widen())) }
+        Self { shared: Arc::new(shared), send_input: Arc::new(move |input| inbox.send(input.widen())) }
     }
 
     /// From the pair link, authenticated.
     pub fn receive_from_peer(&self, from: NodeId, message: PeerMessage) {
-        (self.tell)(Input::Peer { from, message });
+        (self.send_input)(Input::Peer { from, message });
     }
 
     /// From the sentinel, authenticated.
     pub fn died(&self, notice: DeathNotice) {
-        (self.tell)(Input::Died(notice));
+        (self.send_input)(Input::Died(notice));
     }
 
-    /// The highest epoch credibly heard on the wire.
+    /// The highest credible epoch observed on the wire.
     pub fn set_observed_epoch(&self, epoch: Epoch) {
-        (self.tell)(Input::ObservedEpoch(epoch));
+        (self.send_input)(Input::ObservedEpoch(epoch));
     }
 
-    /// Whether the hot threads get on.
+    /// Whether the hot threads make progress.
     pub fn set_progress(&self, progress: super::core::Progress) {
-        (self.tell)(Input::Progress(progress));
+        (self.send_input)(Input::Progress(progress));
     }
 
-    /// Where leadership belongs, seen over all groups.
+    /// Where leadership belongs, computed over all groups.
     pub fn set_placement(&self, place: GroupPlacement) {
-        (self.tell)(Input::Placement(place));
+        (self.send_input)(Input::Placement(place));
     }
 
-    /// Whether the two gateways have lately made different records of one message.
+    /// Whether the two gateways have lately produced different records for one message.
     pub fn set_output_mismatch(&self, has_output_mismatch: bool) {
-        (self.tell)(Input::OutputMismatch(has_output_mismatch));
+        (self.send_input)(Input::OutputMismatch(has_output_mismatch));
     }
 
-    /// By hand: that gateway may stand.
+    /// An operator admits that gateway as a candidate.
     pub fn admit(&self, node: NodeId, name: NodeName) {
-        (self.tell)(Input::Admit(node, name));
+        (self.send_input)(Input::Admit(node, name));
     }
 
-    /// That gateway asks to lead: hands over to it as [`LeaderLatch::hand_over`] does, and waits for nothing. A refusal is
+    /// A peer requested leadership: hands over to it as [`LeaderLatch::hand_over`] does, without waiting. A refusal is
     /// logged.
     pub fn begin_hand_over(&self, target: NodeId) {
-        (self.tell)(Input::HandOver(Some(target)));
+        (self.send_input)(Input::HandOver(Some(target)));
     }
 
-    /// How late the election thread was, ns, and how often by more than half of the margin: it woke late, or what it had
-    /// to do took so long.
+    /// How late the election thread was, ns, and how often by more than half of the margin. The thread woke late, or
+    /// its work took that long.
     #[must_use]
     pub fn stalls(&self) -> Option<(Histogram<u64>, u64)> {
         let state = self.shared.state();
         state.stalls.clone().map(|stalls| (stalls, state.alarming_stalls))
     }
 
-    /// How often the election thread was so late that a lease of it would have run out.
+    /// How often the election thread was so late that a lease would have expired.
     #[must_use]
     pub fn long_stalls(&self) -> u64 {
         let timing = &self.shared.timing;
@@ -304,7 +305,7 @@ impl Election {
         stalls.map_or(0, |stalls| stalls.count_between(timing.lease_ns.saturating_sub(timing.margin_ns), u64::MAX))
     }
 
-    /// Waits until `until` says something of the state, or for no longer than `limit`.
+    /// Waits until `until` returns a value for the state, at most for `limit`.
     fn wait<T>(&self, limit: Option<Duration>, mut until: impl FnMut(&mut ElectionState) -> Option<T>) -> Option<T> {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.shared.state();
@@ -331,7 +332,7 @@ impl LeaderLatch for Election {
         let launch = self.shared.launch.lock().unwrap_or_else(PoisonError::into_inner).take();
         match launch {
             Some(launch) => launch(Arc::clone(&self.shared)).map_err(|error| {
-                tracing::error!(%error, "cannot start the election's thread");
+                tracing::error!(%error, "cannot start the election thread");
                 self.shared.end();
                 Closed
             }),
@@ -344,12 +345,12 @@ impl LeaderLatch for Election {
         if self.shared.launch.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
             return self.shared.end();
         }
-        (self.tell)(Input::Close);
-        // A store that doesn't answer can't be told; the lease then ends by itself.
+        (self.send_input)(Input::Close);
+        // A store that does not answer cannot be notified; the lease then expires.
         let limit = Some(2 * self.lease());
         let ended = self.wait(limit, |state| state.has_ended.then_some(()));
         if ended.is_none() {
-            tracing::warn!("leadership could not be released in time: others wait for the lease");
+            tracing::warn!("leadership was not released in time: the other gateways wait for the lease to expire");
         }
     }
 
@@ -391,25 +392,26 @@ impl LeaderLatch for Election {
             state.hand_over_failed = None;
             state.view.leader.clone()
         };
-        (self.tell)(Input::HandOver(target));
+        (self.send_input)(Input::HandOver(target));
         let outcome = self.wait(Some(4 * self.lease()), |state| {
             let failed = state.hand_over_failed.take().map(|why| Err(HandOverError::Failed(why)));
             let leader = state.view.leader.clone().filter(|leader| Some(leader) != own.as_ref());
             failed.or_else(|| leader.map(Ok))
         });
-        outcome.unwrap_or_else(|| Err(HandOverError::Failed("nobody took over within four leases".to_owned())))
+        outcome
+            .unwrap_or_else(|| Err(HandOverError::Failed("no gateway took over within four lease lengths".to_owned())))
     }
 
     fn set_pin(&self, pin: Pin) {
-        (self.tell)(Input::Pin(pin));
+        (self.send_input)(Input::Pin(pin));
     }
 
     fn set_fitness(&self, fitness: Fitness) {
-        (self.tell)(Input::Fitness(fitness));
+        (self.send_input)(Input::Fitness(fitness));
     }
 
     fn set_eligibility(&self, eligibility: Eligibility) {
-        (self.tell)(Input::Eligibility(eligibility));
+        (self.send_input)(Input::Eligibility(eligibility));
     }
 }
 
@@ -423,7 +425,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Nobody drives it any more.
+    /// No thread drives this election any more.
     fn end(&self) {
         self.fence.close();
         self.change(|state| {
@@ -433,14 +435,14 @@ impl Shared {
         self.listeners.end();
     }
 
-    /// Tells listeners, and waits for them no longer than `limit`.
+    /// Notifies listeners, and waits for them at most for `limit`.
     fn notify_listeners(&self, event: ListenerEvent, limit: Option<Duration>) {
         self.listeners.notify(event, limit);
     }
 }
 
 impl ElectionState {
-    /// `Some(None)`: it never will.
+    /// `Some(None)`: it will never lead.
     fn led_or_ended(&mut self) -> Option<Option<Epoch>> {
         if self.has_ended {
             return Some(None);

@@ -1,33 +1,39 @@
-//! Membership without a store: the oldest live member leads while there are enough of them. The core of the backend
+//! Membership without a store: the oldest live member leads while there are enough members. The core of the backend
 //! `emergent`; pure: see [`Core`].
 //!
 //! ```text
-//!               welcomed, or founds             excluded, yields, handed over
+//!               accepted, or bootstraps         excluded, yields, handed over
 //!   Joining ───────────────────────► Member ───────────────────────────────────► Joining
 //!                                       oldest live member: coordinator
 //!                                       coordinator with enough heartbeats: leader
 //! ```
-//! It prefers availability: while the network is split, each side that has the minimum size has a leader, and receivers'
-//! epochs pick one. Hence the configuration must say `allow_split`, and this is said at start and in the status.
+//! This backend prefers availability. While the network is split, each side that has the minimum size has a leader, and
+//! receivers choose one by its epoch. Hence the configuration must say `allow_split`, and the log at start and the
+//! status repeat it.
 //!
-//! - Only a node told so founds, after it has tried to join; its age is 1. Everybody else is given the youngest's plus one
-//!   by the coordinator, which answers when all live members have the new list, or after a bound.
-//! - The list has a version, which heartbeats carry; who missed one is sent it.
-//! - Only the coordinator marks members failed. When all older ones are silent the next in age claims. Others follow a claim
-//!   when those are silent to themselves too, and a leader follows none while its fence is open: a member that was cut off
-//!   alone, and is heard again, displaces nobody.
-//! - Each heartbeat echoes the coordinator's last one, and with it goes a promise: to follow nobody else for one failure
-//!   time-out. A leader's fence deadline: when those of its heartbeats were sent that the minimum size echoes, itself
-//!   included and having its list, plus the failure time-out, less M. A member that has just started echoes nothing for one
-//!   failure time-out: an earlier start of it may have promised.
-//! - So with a minimum size of more than half of all nodes two never lead at once, whatever the network does; with a smaller one
-//!   two sides of a split can.
-//! - Coordinators probe failed members; of two sides that meet again the smaller one stops and rejoins as youngest.
+//! - Only a node configured to do so bootstraps a membership, after its attempts to join have failed; its age is 1.
+//!   Every other node gets the youngest member's age plus one from the coordinator. The coordinator answers when all
+//!   live members have the new list, or after a limit.
+//! - The list has a version, which heartbeats carry. The coordinator sends the list to a member that missed a version.
+//! - Only the coordinator marks members failed. When all older members are silent, the next in age claims. Another
+//!   member follows a claim only when the older members are silent to it too. A leader follows no claim while its fence
+//!   is open. So a member that was cut off alone, and is received again, displaces no leader.
+//! - Each heartbeat echoes the coordinator's last one. The echo is a promise to follow no other coordinator for one
+//!   failure time-out. A leader's deadline is the time at which it sent the heartbeats that the minimum size of members
+//!   echo, plus the failure time-out, less the margin M. The leader counts itself; an echo counts only from a member
+//!   that has the leader's list. A member that has just started echoes nothing for one failure time-out, since an
+//!   earlier start of it may have promised.
+//! - So with a minimum size of more than half of all nodes, two never lead at once, whatever the network does. With a
+//!   smaller minimum size, two sides of a split can.
+//! - Coordinators probe failed members. Of two sides that meet again, the smaller one stops and rejoins as youngest.
 //!
-//! Modules: [`member_list`], [`message`], [`timing`], `joining` (as a newcomer), `membership` (heartbeats, silence, claims),
-//! `coordinator` (joins, failures, probes), `split_merge` (a split that heals), `leading` (epoch and fence), [`datagrams`] (UDP).
+//! Section 11 of `gateway/election/SAFETY.md` gives the argument.
 //!
-//! What it does not do: leave by fitness, or choose whom to hand over to; it is always the next in age.
+//! Modules: [`member_list`], [`message`], [`timing`], `joining` (as a newcomer), `membership` (heartbeats, silence,
+//! claims), `coordinator` (joins, failures, probes), `split_merge` (a split that heals), `leading` (epoch and fence),
+//! [`datagrams`] (UDP).
+//!
+//! Not done: leaving because of fitness, or choosing the target of a hand-over; the target is always the next in age.
 
 mod coordinator;
 pub mod datagrams;
@@ -54,7 +60,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use self::{
     joining::Joining,
-    leading::{Leadership, Outranked},
+    leading::{Leadership, OutrankedBackoff},
     member_list::{ListVersion, MemberList},
     membership::MemberLiveness,
     message::{Envelope, Message},
@@ -70,33 +76,34 @@ use super::{
 };
 use crate::identity::DeathNotice;
 
-/// What a gateway brings into the membership of one group.
+/// Configuration of a gateway for the membership of one group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EmergentConfig {
     /// This start of this gateway.
     pub member: Member,
-    /// Where others reach it.
+    /// The address under which others reach this gateway.
     pub address: SocketAddr,
-    /// Whom it asks to be let in; itself doesn't count.
+    /// Addresses to ask for admission; the own address is ignored.
     pub seeds: Vec<SocketAddr>,
-    /// What it does when nobody lets it in.
+    /// What this gateway does when no member answers.
     pub bootstrap: BootstrapMode,
-    /// How often it asks, doubling the pause each time, before it founds or tells that nobody lets it in.
+    /// Attempts to join, with a pause that doubles each time, before the gateway bootstraps or reports that no member
+    /// answers.
     pub join_attempts: u32,
-    /// Members, itself included, without which nobody leads.
+    /// Members, this gateway included, below which no member leads.
     pub minimum_size: usize,
-    /// Checked.
+    /// Must have passed [`EmergentTiming::check`].
     pub timing: EmergentTiming,
     /// The highest epoch in this gateway's own log.
     pub own_epoch: Epoch,
-    /// What it publishes.
+    /// The output that this gateway is configured to publish.
     pub configuration: ConfigVersion,
-    /// `allow_split`: that two leaders can exist across a split for a while has been read and is wanted.
+    /// `allow_split`: the operator accepts that two leaders can exist across a split for a while.
     pub allow_split: bool,
 }
 
 impl EmergentConfig {
-    /// Whether it can work, and whether whoever wrote it knows what this backend is.
+    /// Checks that the configuration can work, and that the operator has accepted splits.
     ///
     /// # Errors
     /// Says what is missing.
@@ -118,42 +125,42 @@ impl EmergentConfig {
 /// A configuration that is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmergentConfigError {
-    /// Not what most users want.
+    /// Splits are not accepted.
     #[error(
-        "the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and \
-         receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend"
+        "the backend `emergent` prefers availability: during a network partition two gateways can lead, and receivers \
+         accept the higher epoch. If that is acceptable set `allow_split = true`; otherwise use another backend"
     )]
     SplitNotAllowed,
-    /// None, or more than there can be.
+    /// 0, or more than the largest membership.
     #[error("minimum size {minimum_size} must be 1 to {}", member_list::MEMBERS_MAX)]
     MinimumSize {
-        /// What was asked for.
+        /// The configured minimum size.
         minimum_size: usize,
     },
-    /// It would never be let in.
-    #[error("a node that doesn't found needs a seed besides itself")]
+    /// Without a seed the node could never join.
+    #[error("a node with `bootstrap = false` needs a seed other than itself")]
     NoSeed,
-    /// Times that don't fit together.
+    /// Times that do not fit together.
     #[error(transparent)]
     Timing(#[from] timing::EmergentTimingError),
 }
 
-/// What a node does that nobody let in.
+/// What a node does when no member answers its joins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BootstrapMode {
-    /// It founds: exactly one node of a group is told so.
+    /// It bootstraps a membership. Exactly one node of a group is configured so.
     Bootstrap,
-    /// It goes on asking, at the longest pause.
+    /// It keeps asking, at the longest pause.
     #[default]
     JoinOnly,
 }
 
-/// A letter to be sent: a datagram, which may be lost.
+/// A message to be sent as a datagram, which may be lost.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutgoingMessage {
-    /// Where to.
+    /// The recipient.
     pub to: SocketAddr,
-    /// What.
+    /// The message.
     pub envelope: Box<Envelope>,
 }
 
@@ -163,7 +170,7 @@ pub struct Emergent {
     config: EmergentConfig,
     phase: Phase,
     leadership: Option<Leadership>,
-    outranked: Outranked,
+    outranked: OutrankedBackoff,
     eligibility: Eligibility,
     fitness: Fitness,
     progress: Progress,
@@ -171,13 +178,13 @@ pub struct Emergent {
     pin: Pin,
     connection: ConnectionState,
     obstacle: Option<Obstacle>,
-    /// The highest epoch known: own, of letters, heard on the wire.
+    /// The highest epoch known: own, from messages, and observed on the wire.
     known_epoch: Epoch,
-    /// Letters sent, of which each has its number.
+    /// Messages sent; the count numbers each message.
     sent_count: u64,
     /// When the first input came.
     started_at: Option<MonoNs>,
-    /// The last letter taken of each node: what was taken once is not taken again.
+    /// The last message accepted from each node. No message is accepted twice.
     last_received: BTreeMap<NodeId, (Incarnation, u64)>,
     /// Processes known to have ended.
     dead_members: BTreeSet<(NodeId, Incarnation)>,
@@ -186,10 +193,10 @@ pub struct Emergent {
     pub(crate) disabled: Option<Safeguard>,
 }
 
-/// What a gateway is doing. Everything that belongs to a phase ends with it.
+/// What a gateway is doing. State that belongs to a phase ends with the phase.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// Asks to be let in.
+    /// Asks for admission.
     Joining(Joining),
     /// On the list.
     Member(Box<Membership>),
@@ -201,36 +208,36 @@ enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Membership {
     list: MemberList,
-    /// The most that any list of this membership had.
+    /// The largest size that any list of this membership had.
     live_count_max: usize,
     liveness: BTreeMap<NodeId, MemberLiveness>,
     /// As coordinator: counts of our last heartbeats, and when each was sent.
     sent_heartbeats: VecDeque<(u64, MonoNs)>,
     heartbeat_at: MonoNs,
     probe_at: MonoNs,
-    /// Who wants a heartbeat though it isn't its turn.
+    /// Members that asked for a heartbeat before it is due.
     reply_requested_by: BTreeSet<NodeId>,
     acknowledged: BTreeMap<NodeId, ListVersion>,
     pending: Vec<coordinator::PendingJoin>,
-    /// Joins that were answered, by their nonce: the answer may be lost.
+    /// Joins that were answered, by their nonce, since the answer may be lost.
     answered_joins: BTreeMap<NodeId, u64>,
     yielding: Option<Yielding>,
     /// A hand-over waits until no send is outstanding.
     is_leaving: bool,
 }
 
-/// What tests can switch off, to show that it is needed.
+/// Rules that tests can switch off, to show that each is needed. The docs say what happens without the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Safeguard {
     /// A side of any size leads.
     MinimumSize,
-    /// A leader's fence stays open whomever it hears.
+    /// A leader's fence stays open, whichever heartbeats it receives.
     HeartbeatDeadline,
     /// No side of a healed split stops.
     SmallerSideYields,
-    /// Any claim is followed, whoever it displaces.
+    /// Any claim is followed, whichever members it displaces.
     DisplaceOnlySilent,
-    /// A leader counts on heartbeats that it has, whether its own arrive or not.
+    /// A leader counts the heartbeats that it receives, whether its own arrive or not.
     RequireEcho,
     /// A member that has just started promises at once.
     StartupWait,
@@ -246,7 +253,7 @@ impl Emergent {
         Ok(Self {
             phase: Phase::Joining(Joining::new()),
             leadership: None,
-            outranked: Outranked::default(),
+            outranked: OutrankedBackoff::default(),
             eligibility: Eligibility::Joining,
             fitness: Fitness::default(),
             progress: Progress::Running,
@@ -266,7 +273,7 @@ impl Emergent {
         })
     }
 
-    /// What is done because time has passed or something has changed.
+    /// Acts on the passed time and on changes.
     fn on_time(&mut self, now: MonoNs) {
         self.started_at.get_or_insert(now);
         self.close_if_expired(now);
@@ -276,14 +283,14 @@ impl Emergent {
                 self.claim_if_older_are_silent(now);
                 self.coordinate(now);
                 self.expire_yielding(now);
-                self.lead(now);
-                self.beat(now);
+                self.update_leadership(now);
+                self.send_heartbeats(now);
             }
             Phase::Closed => {}
         }
     }
 
-    fn take(&mut self, now: MonoNs, envelope: Envelope) {
+    fn receive(&mut self, now: MonoNs, envelope: Envelope) {
         let Envelope { from, address, to, number, message } = envelope;
         let ours = &self.config.member;
         let is_for_us = to.is_none_or(|incarnation| incarnation == ours.incarnation);
@@ -340,7 +347,7 @@ impl Emergent {
         coordinator.is_some_and(|coordinator| coordinator.member == *member)
     }
 
-    fn died(&mut self, now: MonoNs, notice: DeathNotice) {
+    fn on_death(&mut self, now: MonoNs, notice: DeathNotice) {
         if notice.holder != self.config.member.node {
             self.dead_members.insert((notice.holder, notice.incarnation));
             self.observe_epoch(notice.epoch);
@@ -395,8 +402,8 @@ impl Core for Emergent {
     fn step(&mut self, now: MonoNs, input: Input<Envelope>) -> Vec<Output<OutgoingMessage>> {
         self.on_time(now);
         match input {
-            Input::Backend(envelope) => self.take(now, envelope),
-            Input::Died(notice) => self.died(now, notice),
+            Input::Backend(envelope) => self.receive(now, envelope),
+            Input::Died(notice) => self.on_death(now, notice),
             Input::Eligibility(eligibility) => self.eligibility = eligibility,
             Input::ClockRate { error_ppm } => self.clock_error_ppm = error_ppm,
             Input::Progress(progress) => self.progress = progress,
@@ -406,7 +413,7 @@ impl Core for Emergent {
             Input::Pin(pin) => self.pin = pin,
             Input::Close => self.close(now),
             Input::Fitness(fitness) => self.fitness = fitness,
-            // Nobody is admitted by hand, and the pair link has no say.
+            // There is no admission by an operator, and the pair link has no part in this election.
             Input::Time | Input::Peer { .. } | Input::Admit(..) | Input::Placement(_) | Input::OutputMismatch(_) => {}
         }
         self.on_time(now);

@@ -1,5 +1,5 @@
-//! A group's record as one key of etcd: compare-and-swap on its modification revision, and a watch. No lease of etcd's:
-//! those are counted by the leader of the store in whole seconds, ours by who holds it.
+//! A group's record as one key of etcd: compare-and-swap on its modification revision, and a watch. No lease of etcd:
+//! the store's leader counts those in whole seconds, while our lease is timed by its holder.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use super::{
     store_register::{StoreClient, StoreRegister, read_outcome, versioned},
 };
 
-/// Opens the register of one group. Returns at once; connections are made behind it.
+/// Opens the register of one group. Returns at once; connections are made in the background.
 ///
 /// # Errors
-/// When a file can't be read or the thread can't be started.
+/// When a file cannot be read or the thread cannot be started.
 pub fn open(config: &EtcdConfig, group: GroupId, events: RegisterSender) -> Result<StoreRegister, AccessError> {
-    // Pings keep idle connections known as good; etcd refuses clients that ask more often than each 5 s.
+    // Pings check idle connections; etcd refuses clients that ping more often than each 5 s.
     let mut options = ConnectOptions::new()
         .with_require_leader(true)
         .with_keep_alive(PING_INTERVAL, PING_TIMEOUT)
@@ -63,9 +63,10 @@ impl StoreClient for NodeClient {
         let options = Some(settings.options.clone());
         let client = Client::connect([url], options).await.map_err(|error| reason(&error))?;
         let node = Self { client, key: settings.key.clone() };
-        // A connection is made when it is used first. Linearizable: a node that has lost the others is of no use.
-        let asked = node.client.kv_client().get(node.key.as_slice(), Some(GetOptions::new().with_keys_only())).await;
-        asked.map_err(|error| reason(&error))?;
+        // A connection is made on its first use. The read is linearizable, so that a node without a majority is
+        // refused.
+        let answer = node.client.kv_client().get(node.key.as_slice(), Some(GetOptions::new().with_keys_only())).await;
+        answer.map_err(|error| reason(&error))?;
         Ok(node)
     }
 
@@ -78,16 +79,16 @@ impl StoreClient for NodeClient {
 
     async fn compare_and_swap(&self, expected: Version, value: Vec<u8>) -> Outcome {
         let Ok(revision) = i64::try_from(expected.0) else {
-            return Outcome::Failed(format!("{expected:?} is no revision of etcd"));
+            return Outcome::Failed(format!("{expected:?} is not an etcd revision"));
         };
-        // A key that doesn't exist has the revision 0, and so has `Version::NONE`.
+        // A key that does not exist has revision 0, and so has `Version::NONE`.
         let is_expected = Compare::mod_revision(self.key.as_slice(), CompareOp::Equal, revision);
         let put = TxnOp::put(self.key.as_slice(), value, None);
         match self.client.kv_client().txn(Txn::new().when([is_expected]).and_then([put])).await {
             Ok(answer) if !answer.succeeded() => Outcome::Refused,
             Ok(answer) => match answer.header().map(|header| to_version(header.revision())) {
                 Some(version) => Outcome::Swapped(version),
-                None => Outcome::Unknown("the answer of etcd has no revision".to_owned()),
+                None => Outcome::Unknown("the etcd response has no revision".to_owned()),
             },
             Err(error) => failure_outcome(&error),
         }
@@ -104,7 +105,7 @@ impl StoreClient for NodeClient {
 impl NodeClient {
     async fn watch_until_failure(&self, on_change: impl Fn(Option<Versioned>)) -> Result<String, Error> {
         let now = self.client.kv_client().get(self.key.as_slice(), None).await?;
-        let Some(header) = now.header() else { return Ok("the answer of etcd has no revision".to_owned()) };
+        let Some(header) = now.header() else { return Ok("the etcd response has no revision".to_owned()) };
         let next = header.revision() + 1;
         report_change(now.kvs().first(), &on_change);
         let options = WatchOptions::new().with_start_revision(next);
@@ -128,8 +129,8 @@ impl NodeClient {
 fn report_change(found: Option<&KeyValue>, on_change: &impl Fn(Option<Versioned>)) {
     match found.map(|found| versioned(version(found), found.value())).transpose() {
         Ok(record) => on_change(record),
-        // Whoever reads is told so.
-        Err(reason) => tracing::warn!(reason, "the election's key in etcd holds something else"),
+        // A read reports the same.
+        Err(reason) => tracing::warn!(reason, "the election key in etcd contains an invalid record"),
     }
 }
 
@@ -142,7 +143,7 @@ fn to_version(revision: i64) -> Version {
     Version(revision.unsigned_abs())
 }
 
-/// What a failed request means. Only what etcd itself refuses has certainly not happened.
+/// The outcome of a failed request. Only what etcd itself refused has certainly not happened.
 fn failure_outcome(error: &Error) -> Outcome {
     let text = reason(error);
     match error {
@@ -151,7 +152,7 @@ fn failure_outcome(error: &Error) -> Outcome {
     }
 }
 
-/// Messages of etcd for requests that it did not carry out.
+/// Messages of etcd for requests that it did not execute.
 fn is_refusal(message: &str) -> bool {
     REFUSALS.iter().any(|refusal| message.contains(refusal))
 }

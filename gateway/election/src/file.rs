@@ -5,13 +5,13 @@
 //!   00000000000000000042   the record: the highest version
 //!   new/<pid>-<count>-…    being written; becomes a version by link(2), which fails where that version exists
 //! ```
-//! `link` is the whole compare-and-swap: version n + 1 can be made by one process only, no lock is held that a stopped
-//! process could keep, and a version is whole when it appears. Who was stopped so long that version n + 1 has been made
-//! *and cleared away* finds out by looking for higher versions afterwards. What is being written lies apart, so that a
-//! watch on the directory wakes once for each version.
+//! `link` is the whole compare-and-swap. Only one process can create version n + 1, a stopped process holds no lock,
+//! and a version is complete when it appears. A process may be stopped so long that version n + 1 was created *and
+//! removed again*; it then finds higher versions afterwards. Files being written are in a directory of their own, so
+//! that a watch wakes once for each version.
 //!
-//! Meant for memory (`/dev/shm`): nothing is synced, since what it decides ends with the host. Epochs outlive it in the
-//! gateways' state files.
+//! Meant for a memory file system (`/dev/shm`): nothing is synced, since the election ends with the host. Epochs
+//! survive in the gateways' state files.
 
 use std::{
     fs, io,
@@ -36,7 +36,7 @@ use super::{
     register::{Outcome, Register, RegisterEvent, RegisterSender, RequestId, StoreLink, Version, Versioned},
 };
 
-/// Where the record of a group lies, in the directory of all groups' records.
+/// Directory of a group's record, within the directory of all groups' records.
 #[must_use]
 pub fn group_directory(directory: &Path, group: GroupId) -> PathBuf {
     directory.join(format!("group-{}", group.0))
@@ -51,16 +51,16 @@ pub struct FileRegister {
 }
 
 impl FileRegister {
-    /// Opens the directory, or makes it.
+    /// Opens the directory, or creates it.
     ///
     /// # Errors
-    /// When it can't be made or written, or a thread can't be had.
+    /// When it cannot be created or written, or a thread cannot be started.
     pub fn open(directory: impl Into<PathBuf>, events: RegisterSender) -> io::Result<Self> {
         let directory = directory.into();
         fs::create_dir_all(directory.join(STAGING))?;
         let (tasks, task_receiver) = mpsc::channel();
-        let mut store = RecordDirectory { directory: directory.clone(), written: 0, told: Version::NONE };
-        // Shows now whether it may be written at all.
+        let mut store = RecordDirectory { directory: directory.clone(), written: 0, last_reported: Version::NONE };
+        // Detects now whether the directory is writable.
         let probe = store.write_new(b"")?;
         fs::remove_file(probe)?;
         spawn_short_slice("mdgw-register", move || {
@@ -77,7 +77,7 @@ impl FileRegister {
         let _handed = self.tasks.send(task);
     }
 
-    /// Tells the worker whenever a version appears.
+    /// Notifies the worker whenever a version appears.
     fn start_watching(&self) -> io::Result<()> {
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         inotify::add_watch(&watch, &self.directory, inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO)?;
@@ -89,8 +89,8 @@ impl FileRegister {
                 let ready = poll(&mut [PollFd::new(&watch, PollFlags::IN)], Some(&limit));
                 let mut reader = inotify::Reader::new(&watch, &mut buffer);
                 while reader.next().is_ok() {}
-                // Looked at even when nothing was seen: a watch that was lost, or a record that was taken away, costs time,
-                // never the truth.
+                // Checked even without an event: if a watch is lost or a record removed, changes are seen later, but
+                // correctly.
                 if ready.is_ok() && tasks.send(Task::CheckForChange).is_err() {
                     return;
                 }
@@ -117,7 +117,7 @@ impl Register for FileRegister {
 
     fn watch(&mut self) {
         if let Err(error) = self.start_watching() {
-            tracing::error!(%error, directory = %self.directory.display(), "election: cannot watch; changes are polled for");
+            tracing::error!(%error, directory = %self.directory.display(), "election: cannot watch the directory; polling instead");
             let (tasks, stop) = (self.tasks.clone(), Arc::clone(&self.stop));
             std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) && tasks.send(Task::CheckForChange).is_ok() {
@@ -148,8 +148,8 @@ enum Task {
 struct RecordDirectory {
     directory: PathBuf,
     written: u64,
-    /// The version that was told last, as a change or as the answer to our own swap.
-    told: Version,
+    /// The version reported last, as a change or as the answer to our own swap.
+    last_reported: Version,
 }
 
 impl RecordDirectory {
@@ -165,16 +165,16 @@ impl RecordDirectory {
             Task::Swap { request_id, expected, bytes } => {
                 let outcome = self.swap(expected, &bytes);
                 if let Outcome::Swapped(version) = outcome {
-                    self.told = version;
+                    self.last_reported = version;
                 }
                 events(RegisterEvent::Answer { request_id, outcome });
             }
             Task::CheckForChange => {
                 let highest = self.highest().unwrap_or_default();
-                if highest != self.told
+                if highest != self.last_reported
                     && let Ok(newest) = self.newest(highest)
                 {
-                    self.told = newest.as_ref().map_or(Version::NONE, |newest| newest.version);
+                    self.last_reported = newest.as_ref().map_or(Version::NONE, |newest| newest.version);
                     events(RegisterEvent::Changed(newest));
                 }
             }
@@ -195,14 +195,14 @@ impl RecordDirectory {
             let path = self.path_of(version);
             let size = fs::metadata(&path).map_or(0, |metadata| metadata.len());
             if size > RECORD_BYTES_MAX as u64 {
-                return Err(format!("{} is too long for a record", path.display()));
+                return Err(format!("{} exceeds the maximum record size", path.display()));
             }
             match fs::read(&path) {
                 Ok(bytes) => {
                     let record = Record::from_bytes(&bytes).map_err(|error| format!("{}: {error}", path.display()))?;
                     return Ok(Some(Versioned { version, record }));
                 }
-                // Overtaken by so many versions between the two steps that it was cleared away.
+                // So many versions were added between the two steps that this one was removed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && tries < 8 => {
                     tries += 1;
                     version = self.highest()?;
@@ -230,7 +230,7 @@ impl RecordDirectory {
         }
     }
 
-    /// That version did not exist a moment ago: was it not made yet, or cleared away already?
+    /// That version did not exist a moment ago: was it not created yet, or already removed?
     fn linked(&self, version: Version) -> Outcome {
         match highest_in(&self.directory) {
             Ok(highest) if highest.0 < version.0 + VERSIONS_KEPT => {
@@ -241,7 +241,7 @@ impl RecordDirectory {
             }
             Ok(highest) => {
                 let _gone_already = fs::remove_file(self.path_of(version));
-                Outcome::Unknown(format!("version {} was overtaken by {}", version.0, highest.0))
+                Outcome::Unknown(format!("version {} was superseded by {}", version.0, highest.0))
             }
             Err(error) => Outcome::Unknown(self.describe("list", &error)),
         }
@@ -251,7 +251,7 @@ impl RecordDirectory {
         self.written += 1;
         let path = self.directory.join(STAGING).join(format!("{}-{}-{:p}", std::process::id(), self.written, self));
         fs::write(&path, bytes).or_else(|error| match error.kind() {
-            // Somebody has cleared the directory.
+            // The directory was cleared.
             io::ErrorKind::NotFound => {
                 fs::create_dir_all(self.directory.join(STAGING)).and_then(|()| fs::write(&path, bytes))
             }
@@ -280,11 +280,11 @@ fn highest_in(directory: &Path) -> io::Result<Version> {
     Ok(Version(highest))
 }
 
-/// Where versions are written, in the directory.
+/// Subdirectory in which versions are written.
 const STAGING: &str = "new";
 /// At 50 renewals a second, more than a second.
 const VERSIONS_KEPT: u64 = 64;
-/// Where a directory can't be watched.
+/// Where a directory cannot be watched.
 const POLL: Duration = Duration::from_millis(2);
 
 #[cfg(test)]
@@ -297,7 +297,7 @@ mod tests {
     struct TestRegister {
         register: FileRegister,
         events: mpsc::Receiver<RegisterEvent>,
-        tickets: u64,
+        last_request: u64,
     }
 
     impl TestRegister {
@@ -305,14 +305,14 @@ mod tests {
             let (sender, events) = mpsc::channel();
             let sender: RegisterSender = Arc::new(move |event| drop(sender.send(event)));
             let register = FileRegister::open(directory, sender).unwrap();
-            let opened = Self { register, events, tickets: 0 };
+            let opened = Self { register, events, last_request: 0 };
             assert_eq!(opened.events.recv().unwrap(), RegisterEvent::StoreLink(StoreLink::Up));
             opened
         }
 
         fn request_id(&mut self) -> RequestId {
-            self.tickets += 1;
-            RequestId(self.tickets)
+            self.last_request += 1;
+            RequestId(self.last_request)
         }
 
         fn answer(&self, to: RequestId) -> Outcome {
@@ -347,12 +347,12 @@ mod tests {
         assert_eq!(opened[0].read(), None);
         for version in 0..200 {
             let records = [1, 2].map(|node| record(version + 1, &member(node, 1)));
-            let tickets = [0, 1].map(|side: usize| {
+            let requests = [0, 1].map(|side: usize| {
                 let request_id = opened[side].request_id();
                 opened[side].register.compare_and_swap(request_id, Version(version), &records[side]);
                 request_id
             });
-            let outcomes = [0, 1].map(|side: usize| opened[side].answer(tickets[side]));
+            let outcomes = [0, 1].map(|side: usize| opened[side].answer(requests[side]));
             let winner =
                 outcomes.iter().position(|outcome| *outcome == Outcome::Swapped(Version(version + 1))).unwrap();
             assert_eq!(outcomes[1 - winner], Outcome::Refused);
@@ -373,7 +373,7 @@ mod tests {
         for version in 0..=VERSIONS_KEPT + 1 {
             assert_eq!(opened.swap(version, &record), Outcome::Swapped(Version(version + 1)));
         }
-        assert_eq!(opened.swap(0, &record), Outcome::Unknown("version 1 was overtaken by 66".to_owned()));
+        assert_eq!(opened.swap(0, &record), Outcome::Unknown("version 1 was superseded by 66".to_owned()));
         assert_eq!(opened.read().unwrap().version, Version(VERSIONS_KEPT + 2));
     }
 
@@ -424,14 +424,14 @@ mod tests {
         let request_id = opened.request_id();
         opened.register.read(request_id);
         let Outcome::Failed(why) = opened.answer(request_id) else { panic!("a foreign file was read as a record") };
-        assert!(why.contains("00000000000000000007: not a record"), "{why}");
+        assert!(why.contains("00000000000000000007: not an election record"), "{why}");
         assert_eq!(fs::read_to_string(path).unwrap(), "something else");
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Against the plainest model there is.
+        /// Compared with the simplest possible model.
         #[test]
         fn behaves_as_one_versioned_value(swaps in proptest::collection::vec((0_u64..5, 0_usize..2), 1..40)) {
             let directory = tempfile::tempdir().unwrap();

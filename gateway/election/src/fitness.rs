@@ -2,25 +2,25 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What stands against a gateway. All of it absent: fit.
+/// Defects of a gateway. A gateway without any is fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fitness {
-    /// It sends, and another gateway that hears its own probes doesn't hear it.
+    /// The gateway sends, and another gateway that receives its own probes does not receive this output.
     #[serde(rename = "output_unheard")]
     pub output_not_received: bool,
     /// Channels that are out of service.
     pub channels_failed: u16,
-    /// Channels in gap or stale that the other gateway has live.
+    /// Channels in gap or stale here that are live on the other gateway.
     pub channels_behind: u16,
-    /// Its publication log or journal fails.
+    /// The publication log or the journal fails.
     pub log_failing: bool,
-    /// Its threads stall.
+    /// Threads of the gateway stall.
     pub stalled: bool,
 }
 
 impl Fitness {
-    /// The worst that stands against it.
+    /// The class of the worst defect.
     #[must_use]
     pub fn class(&self) -> FitnessClass {
         if self.output_not_received {
@@ -38,27 +38,28 @@ impl Fitness {
         }
     }
 
-    /// Whether it is worse than `other` by a class. Counts within a class move nothing.
+    /// Whether this gateway is worse than `other` by a class. Counts within a class do not matter.
     #[must_use]
     pub fn is_worse_than(&self, other: &Self) -> bool {
         self.class() < other.class()
     }
 }
 
-/// From worst to best. Unheard output stands first: whoever isn't heard publishes nothing, whatever its books are like.
+/// From worst to best. Output that nobody receives comes first: such a gateway publishes nothing, however good its
+/// books are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FitnessClass {
-    /// It sends but isn't heard.
+    /// The gateway sends, but its output is not received.
     OutputNotReceived,
     /// Channels are out of service.
     ChannelsFailed,
-    /// Channels lack what the other has.
+    /// Channels lack data that the other gateway has.
     ChannelsBehind,
-    /// Log or journal fails.
+    /// The log or the journal fails.
     LogFailing,
-    /// Its threads stall.
+    /// Threads stall.
     Stalled,
-    /// Nothing stands against it.
+    /// No defect.
     Fit,
 }
 
@@ -67,7 +68,7 @@ impl FitnessClass {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::OutputNotReceived => "output-unheard",
+            Self::OutputNotReceived => "output-not-received",
             Self::ChannelsFailed => "channels-failed",
             Self::ChannelsBehind => "channels-behind",
             Self::LogFailing => "log-failing",
@@ -77,14 +78,14 @@ impl FitnessClass {
     }
 }
 
-/// Whether a gateway stands for election.
+/// Whether a gateway is eligible to lead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Eligibility {
-    /// It is no worse than its peer, or alone.
+    /// It is caught up with its peer, or alone.
     #[serde(rename = "stands")]
     Eligible,
-    /// It still takes over state from its peer: it promises and votes, but does not stand.
+    /// It still takes over state from its peer. It promises and votes, but is not eligible.
     #[default]
     #[serde(rename = "joins")]
     Joining,

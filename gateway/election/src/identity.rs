@@ -1,4 +1,4 @@
-//! Names in an election: nodes, their incarnations, and the next epoch; and how they are written.
+//! Identities in an election: nodes, their incarnations, and epochs; and their serialized forms.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use mdgw_feeds::identity::Epoch;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-/// Number of a gateway within its group: the low 8 bits of every epoch that it makes. Unique by configuration.
+/// Number of a gateway within its group: the low 8 bits of every epoch that it opens. Unique by configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub u8);
 
 impl NodeId {
-    /// The node that made that epoch.
+    /// The node that opened that epoch.
     #[must_use]
     pub fn of(epoch: Epoch) -> Self {
         Self(epoch.0.to_le_bytes()[0])
@@ -31,7 +31,7 @@ impl fmt::Display for NodeId {
 pub struct NodeName(String);
 
 impl NodeName {
-    /// The name, if it may be one.
+    /// `None` if the name is not valid.
     #[must_use]
     pub fn new(name: &str) -> Option<Self> {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -65,8 +65,8 @@ impl From<NodeName> for String {
     }
 }
 
-/// Which start of a gateway's process: when it was, us since 1970 UTC, to a second, and in any case later than every one that
-/// its state file knows. What was said of one incarnation says nothing of the next.
+/// One start of a gateway's process: its time, us since 1970 UTC, to a second, and always later than every start in its
+/// state file. Knowledge about one incarnation says nothing about the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Incarnation(pub u64);
@@ -75,7 +75,7 @@ impl fmt::Display for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let second =
             i64::try_from(self.0 / 1_000_000).ok().and_then(|second| OffsetDateTime::from_unix_timestamp(second).ok());
-        // What a peer made up may lie beyond every calendar.
+        // A peer may send a number that is beyond any calendar date.
         let Some(at) = second else { return write!(f, "{}", self.0) };
         write!(f, "{}T{:02}:{:02}:{:02}.{:06}Z", at.date(), at.hour(), at.minute(), at.second(), self.0 % 1_000_000)
     }
@@ -85,11 +85,11 @@ impl fmt::Display for Incarnation {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
-    /// Its number.
+    /// The gateway's number.
     pub node: NodeId,
-    /// Its name.
+    /// The gateway's name.
     pub name: NodeName,
-    /// Which start of it.
+    /// This start of the gateway.
     pub incarnation: Incarnation,
 }
 
@@ -99,8 +99,8 @@ impl fmt::Display for Member {
     }
 }
 
-/// The epoch to take next: above what the record says, what this gateway once used, and what was credibly heard.
-/// `None` once the counts are used up.
+/// The next epoch of `node`: above the record's, the gateway's own earlier ones, and the credible ones from the wire.
+/// `None` once the counts are exhausted.
 #[must_use]
 pub fn next_epoch(node: NodeId, known: impl IntoIterator<Item = Epoch>) -> Option<Epoch> {
     let count = known.into_iter().map(Epoch::count).max().unwrap_or(0) + 1;
@@ -115,7 +115,7 @@ pub mod epoch_number {
     use mdgw_feeds::identity::Epoch;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// Writes it.
+    /// Serializes the epoch.
     ///
     /// # Errors
     /// Those of the serializer.
@@ -123,7 +123,7 @@ pub mod epoch_number {
         to.serialize_u64(epoch.0)
     }
 
-    /// Reads it.
+    /// Deserializes the epoch.
     ///
     /// # Errors
     /// Those of the deserializer.
@@ -132,7 +132,7 @@ pub mod epoch_number {
     }
 }
 
-/// Positions of channels as they stand in a message between gateways, for `#[serde(with)]`.
+/// Positions per channel in messages between gateways, for `#[serde(with)]`.
 pub mod written_positions {
     use std::collections::BTreeMap;
 
@@ -143,7 +143,7 @@ pub mod written_positions {
     };
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-    /// Writes them.
+    /// Serializes the positions.
     ///
     /// # Errors
     /// Those of the serializer.
@@ -151,10 +151,10 @@ pub mod written_positions {
         to.collect_map(positions.iter().map(|(channel, position)| (channel, WirePosition::from(position))))
     }
 
-    /// Reads them.
+    /// Deserializes the positions.
     ///
     /// # Errors
-    /// Those of the deserializer; and when there is no such feed or date.
+    /// Those of the deserializer, or when the feed or the date does not exist.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<u16, StreamPosition>, D::Error> {
         let written = BTreeMap::<u16, WirePosition>::deserialize(from)?;
         let read = |(channel, written): (u16, WirePosition)| {
@@ -191,16 +191,16 @@ pub mod written_positions {
     }
 }
 
-/// Knowledge, not suspicion, that a process has ended: *this* holder, *this* incarnation, *this* epoch. Announced by
-/// the sentinel after it has made sure; says nothing about any other.
+/// Knowledge, not suspicion, that a process has ended: exactly this holder, incarnation and epoch. The sentinel
+/// announces it after it has made sure. The notice says nothing about any other incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeathNotice {
-    /// Which gateway.
+    /// The gateway that ended.
     pub holder: NodeId,
-    /// Which start of it.
+    /// The start that ended.
     pub incarnation: Incarnation,
-    /// Under which epoch it was leading.
+    /// The epoch under which it led.
     #[serde(with = "epoch_number")]
     pub epoch: Epoch,
 }

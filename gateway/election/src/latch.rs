@@ -1,4 +1,4 @@
-//! The face of an election towards the gateway, after the pattern known as leader latch.
+//! The interface of an election towards the gateway, after the leader-latch pattern.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,62 +10,63 @@ use super::{
     identity::{Member, NodeId},
 };
 
-/// The election of one group, as one gateway sees it. Whatever the backend, this is what the gateway asks.
+/// The election of one group, as one gateway sees it, with any backend.
 ///
-/// Made, it does not stand. After [`close`](Self::close) it never stands again: a new candidacy is a new latch.
+/// A new latch is not a candidate until [`start`](Self::start). After [`close`](Self::close) it never is again: a new
+/// candidacy needs a new latch.
 pub trait LeaderLatch: Send + Sync {
-    /// Begins to stand. A second call does nothing.
+    /// Begins the candidacy. A second call does nothing.
     ///
     /// # Errors
     /// When it was closed before.
     fn start(&self) -> Result<(), Closed>;
 
-    /// Gives up leadership at once, so that nobody has to wait for the lease, and stands no more. Returns when the fence
-    /// is closed, listeners have been told, and the release was handed in.
+    /// Gives up leadership at once, so that others need not wait for the lease, and ends the candidacy. Returns when
+    /// the fence is closed, listeners have been notified, and the release was submitted.
     fn close(&self);
 
-    /// Whether this gateway may publish now: one atomic read and the clock.
+    /// Whether this gateway may publish now: reads the fence and the clock.
     fn has_leadership(&self) -> bool;
 
     /// Waits until this gateway leads.
     ///
     /// # Errors
-    /// When it is closed, before or meanwhile.
+    /// When the latch is closed, before or meanwhile.
     fn await_leadership(&self) -> Result<Epoch, Closed>;
 
-    /// Waits until this gateway leads, for no longer than `limit`. `None`: it doesn't yet.
+    /// Waits until this gateway leads, at most for `limit`. `None`: it does not lead yet.
     ///
     /// # Errors
-    /// When it is closed, before or meanwhile.
+    /// When the latch is closed, before or meanwhile.
     fn await_leadership_for(&self, limit: Duration) -> Result<Option<Epoch>, Closed>;
 
-    /// Tells `listener` from now on, on the election's own thread for listeners.
+    /// Notifies `listener` from now on, on the election's own thread for listeners.
     fn listen(&self, listener: Arc<dyn Listener>) -> ListenerId;
 
-    /// Tells it no more.
+    /// Removes a listener.
     fn unlisten(&self, listener: ListenerId);
 
-    /// Who may stand, who leads, under which epoch, and how the connection is.
+    /// Candidates, leader, epoch and connection state.
     fn view(&self) -> View;
 
-    /// The other gateway is to lead: the fittest, or that one. Returns when it does.
+    /// Hands leadership over to `target`, or to the fittest other gateway. Returns when that gateway leads.
     ///
     /// # Errors
-    /// When this gateway doesn't lead, nobody is fit to take over, or it did not come about.
+    /// When this gateway does not lead, no gateway is fit to take over, or the hand-over failed.
     fn hand_over(&self, target: Option<NodeId>) -> Result<Member, HandOverError>;
 
-    /// Whether leadership may move by itself.
+    /// Sets whether leadership may move automatically.
     fn set_pin(&self, pin: Pin);
 
-    /// How fit this gateway is.
+    /// Sets how fit this gateway is.
     fn set_fitness(&self, fitness: Fitness);
 
-    /// Whether this gateway stands, or still joins.
+    /// Sets whether this gateway is eligible or still joining.
     fn set_eligibility(&self, eligibility: Eligibility);
 }
 
-/// Who wants to know of leadership and connection. Told after the fence has closed and before it opens, within a time
-/// limit: a slow listener makes nobody late to stop, nor silent for ever. Every event carries its epoch.
+/// Is notified of leadership and connection: after the fence has closed and before it opens, within a time limit. So a
+/// slow listener delays neither stopping nor, without bound, opening. Every event carries its epoch.
 pub trait Listener: Send + Sync {
     /// The fence is about to open.
     fn gained(&self, epoch: Epoch) {
@@ -77,28 +78,28 @@ pub trait Listener: Send + Sync {
         let _ = (epoch, reason);
     }
 
-    /// The connection has changed; `epoch` is the last known leadership's, whoever leads.
+    /// The connection has changed; `epoch` is that of the last known leadership, of any gateway.
     fn connection(&self, epoch: Epoch, state: ConnectionState) {
         let _ = (epoch, state);
     }
 }
 
-/// Names a listener of one latch.
+/// Identifies a listener of one latch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u64);
 
 /// The latch is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this candidacy is closed; a new one is a new latch")]
+#[error("this election handle is closed; create a new one")]
 pub struct Closed;
 
 /// Why leadership was not handed over.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandOverError {
-    /// Somebody else leads, or nobody.
-    #[error("this gateway does not lead")]
+    /// This gateway does not lead.
+    #[error("this gateway is not the leader")]
     NotLeader,
-    /// It did not come about; this gateway leads on, or its lease has run out.
+    /// The hand-over failed; this gateway continues to lead, or its lease has expired.
     #[error("leadership was not handed over: {0}")]
     Failed(String),
 }

@@ -1,28 +1,32 @@
 //! The lease over a register: the core of the backends `file`, `etcd` and `zookeeper`. Pure: see [`Core`].
 //!
 //! ```text
-//!              wait over, swap won; or
-//!              heir of one that has ended      hand-over, close
-//!   Candidate ─────────────────────► Leading ──────────────────► Leaving ── told, swap ──► Candidate, Closed
+//!              wait over, swap committed; or
+//!              successor of an ended leader    hand-over, close
+//!   Candidate ─────────────────────► Leading ──────────────────► Leaving ── end sent, swap ──► Candidate, Closed
 //!       ▲                               │                           │
-//!       └──── expired, lost, outranked ─┴───── swap not in force ───┘
+//!       └── expired, lost, outranked ───┴──── swap not in force ────┘
 //! ```
-//! Rules, each with the reason in `hot-standby`'s argument for safety:
-//! - A leader's deadline is when the last renewal that succeeded was *sent*, plus L, less M. A swap whose fate is not
-//!   known moves nothing; it is found out by reading over a fresh connection, where each attempt can be recognised by
-//!   its number.
-//! - Whoever takes over, unless it is the heir, has waited L(1 + ρ) since it *learned* of the record's last change, over an unbroken connection;
-//!   the swap then succeeds on that version alone. This holds for every beginning: for the first record, after a start,
-//!   and for a holder that lapsed and finds its own record.
-//! - Only knowledge shortens the wait: the holder released it, or its death was announced. And only for who has followed the
-//!   record for a lease without a break.
-//! - One gateway, named by the record with a stamp of its own clock, does not even wait for the store: see [`successor`].
-//! - A record is given back when no send of its holder can be under way any more: whoever reads it so begins at once.
-//! - The promises of *all* other candidates are as good as a renewal; a candidate promises only while no swap of its
-//!   own can still take effect.
+//! L is the lease, M the margin, ρ the bound on a clock's rate error: see [`timing`](super::timing).
 //!
-//! Modules: [`known_record`] (what is known of the record), `candidacy` (when to swap), [`successor`] (who does not wait), `leading` (renew,
-//! admit, move), `leaving` (hand over, release), `promises` (the store is lost).
+//! Rules; section 6 to 9 of `gateway/election/SAFETY.md` gives the argument for each:
+//! - A leader's deadline is the time at which the last successful renewal was *sent*, plus L, less M. A swap of unknown
+//!   outcome does not move the deadline. The gateway learns the outcome by reading over a fresh connection: each
+//!   attempt's record has its own number.
+//! - A candidate that takes over has waited L(1 + ρ) since it *learned* of the record's last change, over an unbroken
+//!   connection. Its swap succeeds on that version only. The same wait applies to the first record, after a start, and
+//!   to a holder that expired and finds its own record. Only the designated successor does not wait.
+//! - Only knowledge shortens the wait: the holder released the record, or the holder's death was announced. The
+//!   candidate must have followed the record for one lease without a break.
+//! - One gateway, named by the record with a stamp of its own clock, does not even wait for the store: see
+//!   [`successor`].
+//! - A record is released only when no send of its holder can be outstanding, since a reader of a released record
+//!   begins at once.
+//! - Promises of *all* other candidates count as a renewal. A candidate promises only while no swap of its own can
+//!   still take effect.
+//!
+//! Modules: [`known_record`] (the record as last learned), `candidacy` (when to swap), [`successor`] (takes over
+//! without waiting), `leading` (renew, admit, move), `leaving` (hand over, release), `promises` (the store is lost).
 
 mod candidacy;
 mod known_record;
@@ -42,7 +46,7 @@ use self::{
     leading::Leadership,
     leaving::{LeaveMode, Leaving},
     promises::GivenPromise,
-    successor::{Ended, NamedSuccessor},
+    successor::{AnnouncedEnd, NamedSuccessor},
 };
 use super::{
     auto_move::AutoMoveConfig,
@@ -59,34 +63,34 @@ use super::{
 };
 use crate::identity::DeathNotice;
 
-/// What a gateway brings into the election of one group.
+/// Configuration of a gateway for the election of one group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseConfig {
     /// This start of this gateway.
     pub member: Member,
-    /// Checked.
+    /// Must have passed [`LeaseTiming::check`].
     pub timing: LeaseTiming,
-    /// Who is configured to stand, this gateway included.
+    /// The configured candidates, this gateway included.
     pub candidates: BTreeMap<NodeId, NodeName>,
-    /// What it publishes.
+    /// The output that this gateway is configured to publish.
     pub configuration: ConfigVersion,
-    /// While the connection is in doubt.
+    /// Behaviour of a leader while the connection is in doubt.
     pub on_suspended: OnSuspended,
-    /// Who is to lead where it can; what [`Input::Placement`] names comes before it.
+    /// The node that should lead when it is as fit as the others. [`Input::Placement`] overrides this value.
     pub preferred: Option<NodeId>,
     /// The highest epoch in this gateway's own log.
     pub own_epoch: Epoch,
-    /// When leadership moves by itself.
+    /// When leadership moves automatically.
     pub moves: AutoMoveConfig,
 }
 
 /// What a leader does while its connection is in doubt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnSuspended {
-    /// The deadline rules.
+    /// The leader continues until its deadline.
     #[default]
     Hold,
-    /// It stops at once.
+    /// The leader stops at once.
     Stop,
 }
 
@@ -101,17 +105,17 @@ pub struct Lease {
     /// Since when the connection has been in doubt.
     in_doubt_since: Option<MonoNs>,
     given_promise: Option<GivenPromise>,
-    /// The heir of this gateway's records.
-    named: Option<NamedSuccessor>,
-    /// Said by a holder of its own leadership.
-    ended: Option<Ended>,
-    /// The stamp with which this gateway tried to go on as an heir: none serves twice.
+    /// The successor that this gateway's records name.
+    named_successor: Option<NamedSuccessor>,
+    /// The end of its own leadership that a holder announced.
+    announced_end: Option<AnnouncedEnd>,
+    /// The stamp with which this gateway tried to take over as designated successor. No stamp serves twice.
     used_stamp: Option<PeerTimestamp>,
-    /// Others wait for this start of this gateway no more.
+    /// A death notice named this start of this gateway, so other candidates no longer wait for it.
     is_declared_dead: bool,
     peers: BTreeMap<NodeId, KnownPeer>,
     deaths: Vec<DeathNotice>,
-    /// When the last of them was heard.
+    /// When the last of `deaths` was received.
     death_received_at: MonoNs,
     admitted: BTreeMap<NodeId, NodeName>,
     fitness: Fitness,
@@ -119,47 +123,47 @@ pub struct Lease {
     clock_error_ppm: u32,
     progress: Progress,
     observed_epoch: Epoch,
-    /// The highest epoch that the fence was opened under: none is opened twice.
+    /// The highest epoch under which the fence was opened. No epoch is opened twice.
     highest_opened: Epoch,
-    /// Until when a send may be under way that was checked before the fence closed.
+    /// Until then, a send that was checked before the fence closed may be outstanding.
     sends_end_at: MonoNs,
-    /// Said of the present leadership; what the record says holds for any.
+    /// Set for the present leadership. The record's pin holds for any leadership.
     pin: Option<Pin>,
     placement: GroupPlacement,
-    /// The two gateways make different records.
+    /// The two gateways produced different records for one message.
     has_output_mismatch: bool,
     obstacle: Option<Obstacle>,
     foreign_record: Option<String>,
-    /// Number of the last swap or question: none is used twice.
+    /// Number of the last swap or peer request. No number is used twice.
     last_number: u64,
     is_closing: bool,
     outputs: Vec<Output<RegisterRequest>>,
     safeguards: LeaseSafeguards,
 }
 
-/// What a gateway is doing. Everything that belongs to a phase ends with it.
+/// What a gateway is doing. State that belongs to a phase ends with the phase.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// AwaitedRequest, or not standing.
+    /// Waiting to take over, or not eligible.
     Candidate,
     /// The fence is open.
     Leading(Leadership),
-    /// The fence is closed, the record still ours to give away.
+    /// The fence is closed; this gateway still holds the record and must give it away.
     Leaving(Leaving),
 }
 
 /// Requests whose answers are not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct PendingRequests {
-    /// The one that is waited for.
+    /// The request whose answer is awaited.
     awaited: Option<AwaitedRequest>,
-    /// Swaps that may yet take effect, the one waited for included.
+    /// Swaps that may still take effect, the awaited one included.
     attempts: Vec<SwapAttempt>,
-    /// Nothing may be swapped before this is answered or a new read is.
+    /// No swap may be sent before the awaited read, or a new one, is answered.
     must_read: bool,
-    /// A store that refuses is not hammered.
+    /// No request before this time, so that a store that refuses is not flooded.
     backoff_until: MonoNs,
-    /// NamedSuccessor as candidates by an attempt that is no longer kept singly.
+    /// Candidates that attempts name whose records are no longer kept in `attempts`.
     possible_candidates: BTreeMap<NodeId, NodeName>,
 }
 
@@ -170,7 +174,7 @@ struct AwaitedRequest {
     is_read: bool,
 }
 
-/// A swap. Its record is unlike that of any other attempt, so that whoever reads it knows that this one took effect.
+/// A swap. Its record differs from that of any other attempt, so a read of the record shows which attempt took effect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SwapAttempt {
     request_id: RequestId,
@@ -179,32 +183,32 @@ struct SwapAttempt {
     record: Box<Record>,
 }
 
-/// What another gateway last said of itself.
+/// The last state that another gateway reported.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct KnownPeer {
     state: PeerState,
     received_at: MonoNs,
 }
 
-/// LeaseSafeguards that a check may switch off, to show that it would notice. All are on in every product.
+/// Safeguards that a check may switch off, to show that the check would notice. All are on in every product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseSafeguards {
-    /// An heir's lease counts from its stamp.
+    /// A successor's lease counts from its stamp.
     pub lease_from_successor_stamp: bool,
-    /// An heir stays named while it may begin.
+    /// A successor stays named while it may open.
     pub keeps_named_successor: bool,
-    /// The others wait while the heir may send.
+    /// The other candidates wait while the successor may send.
     pub waits_for_successor: bool,
     /// Every other candidate is asked for its promise, not all but one.
     pub asks_every_candidate: bool,
-    /// A candidate waits after its start as after any other news.
+    /// A candidate waits after its start as after any other change.
     pub startup_wait: bool,
-    /// A promise is given only while no swap of one's own can still take effect. Where all others hold, neither model nor
-    /// simulation has missed it yet.
+    /// A promise is given only while no own swap can still take effect. While all other safeguards are on, neither
+    /// model nor simulation has found a violation without this one.
     pub promises_only_without_swap: bool,
-    /// A swap of unknown fate does not count as one that succeeded.
+    /// A swap of unknown outcome does not count as a success.
     pub ignores_unknown_outcome: bool,
-    /// What was known before a break of the connection counts no more.
+    /// A break of the connection invalidates what was known before it.
     pub forgets_on_disconnect: bool,
 }
 
@@ -234,8 +238,8 @@ impl Lease {
             connection: ConnectionState::Starting,
             in_doubt_since: None,
             given_promise: None,
-            named: None,
-            ended: None,
+            named_successor: None,
+            announced_end: None,
             used_stamp: None,
             is_declared_dead: false,
             peers: BTreeMap::new(),
@@ -261,7 +265,7 @@ impl Lease {
         }
     }
 
-    /// For checks that want to see what each safeguard is good for.
+    /// For checks that show the effect of each safeguard.
     #[must_use]
     pub fn with_safeguards(self, safeguards: LeaseSafeguards) -> Self {
         Self { safeguards, ..self }
@@ -282,7 +286,7 @@ impl Lease {
 
     // ---- time ----
 
-    /// What time alone ends. Comes before every input.
+    /// Ends what has expired by `now`. Runs before every input.
     fn expire(&mut self, now: MonoNs) {
         if let Phase::Leading(leadership) = &self.phase
             && now >= leadership.deadline
@@ -308,7 +312,7 @@ impl Lease {
         awaited.sent.plus(self.config.timing.renew_ns)
     }
 
-    /// A request is overdue: its fate will be read over a fresh connection.
+    /// A request is overdue. The gateway learns its outcome by reading over a fresh connection.
     fn abandon_request(&mut self, now: MonoNs) {
         self.pending.awaited = None;
         self.pending.must_read = true;
@@ -386,7 +390,7 @@ impl Lease {
         let awaited = self.pending.awaited.take_if(|awaited| awaited.request_id == request_id);
         match outcome {
             Outcome::Read(found) => {
-                // A read that was given up may show what was in force before the break.
+                // An answer to an abandoned read may show a record from before the break.
                 let Some(awaited) = awaited else { return };
                 self.foreign_record = None;
                 self.on_store_answered();
@@ -455,7 +459,7 @@ impl Lease {
         }
     }
 
-    /// The record is another one than before.
+    /// The record changed.
     fn on_record_changed(&mut self, now: MonoNs) {
         if let Some(attempt) = self.pending.resolve(&self.known_record) {
             self.on_swap_committed(now, &attempt);
@@ -480,7 +484,7 @@ impl Lease {
         }
     }
 
-    /// Epoch of the leadership that the record must show as ours.
+    /// Epoch of the leadership that the record must show as this gateway's.
     fn leading_epoch(&self) -> Option<Epoch> {
         match &self.phase {
             Phase::Candidate => None,
@@ -489,11 +493,11 @@ impl Lease {
         }
     }
 
-    /// An attempt took effect: known by its answer, or by reading its record.
+    /// An attempt took effect: its answer says so, or a read showed its record.
     fn on_swap_committed(&mut self, now: MonoNs, attempt: &SwapAttempt) {
         let SwapAttempt { sent, record, .. } = attempt;
         if !record.is_held_by(&self.config.member) {
-            // Given away or released: nothing is held any more.
+            // Given away or released: this gateway holds nothing any more.
             if matches!(self.phase, Phase::Leaving(_)) {
                 self.phase = Phase::Candidate;
             }
@@ -509,15 +513,16 @@ impl Lease {
                     self.emit(Output::Notice(Notice::StoreReachable));
                 }
             }
-            // As an heir it had opened with it, and the answer came too late for that: once more, without a lease's wait.
+            // The successor opened under this epoch, and the answer came after its deadline. It may swap again without
+            // waiting a lease.
             Phase::Candidate if record.epoch == self.highest_opened && now < deadline && !self.is_closing => {
                 let (epoch, drained) = (record.epoch, Some(BTreeMap::new()));
                 self.phase = Phase::Leaving(Leaving { epoch, deadline, mode: LeaveMode::Reopen, drained });
             }
             Phase::Candidate | Phase::Leading(_) | Phase::Leaving(_) => {
                 if now < deadline && record.epoch > self.highest_opened && !self.is_closing {
-                    let named = record.candidates.clone();
-                    self.open(now, record.epoch, deadline, named);
+                    let candidates = record.candidates.clone();
+                    self.open(now, record.epoch, deadline, candidates);
                 }
             }
         }
@@ -525,8 +530,8 @@ impl Lease {
 
     // ---- requests ----
 
-    /// Asks what is to be asked now, one thing at a time.
-    fn ask(&mut self, now: MonoNs) {
+    /// Sends the next due request; at most one is outstanding.
+    fn send_next_request(&mut self, now: MonoNs) {
         if self.pending.awaited.is_some() || now < self.pending.backoff_until {
             return;
         }
@@ -542,12 +547,12 @@ impl Lease {
             Phase::Leaving(_) => self.record_to_leave(now),
         };
         if let Some(record) = record {
-            self.swap(now, record);
+            self.send_swap(now, record);
         }
     }
 
-    fn swap(&mut self, now: MonoNs, mut record: Record) {
-        // Above the record's own too, which another gateway may have counted.
+    fn send_swap(&mut self, now: MonoNs, mut record: Record) {
+        // Above the record's number too: another gateway may have counted it.
         self.last_number = self.last_number.max(self.known_record.record().map_or(0, |known| known.renewal));
         let number = self.next_number();
         let (request_id, expected) = (RequestId(number), self.known_record.version());
@@ -574,8 +579,8 @@ impl Core for Lease {
     type Event = RegisterEvent;
     type Request = RegisterRequest;
 
-    /// Decisions are taken at [`Input::Time`] alone: whoever drives it tells the time after everything else that has
-    /// come, so that a decision knows all of it.
+    /// The core decides at [`Input::Time`] alone. The driver sends [`Input::Time`] after all other pending inputs, so
+    /// that a decision knows all of them.
     fn step(&mut self, now: MonoNs, input: Input<RegisterEvent>) -> Vec<Output<RegisterRequest>> {
         self.expire(now);
         match input {
@@ -584,7 +589,7 @@ impl Core for Lease {
                 self.step_leading(now);
                 self.step_leaving(now);
                 self.step_candidate(now);
-                self.ask(now);
+                self.send_next_request(now);
             }
             Input::Backend(event) => self.on_register(now, event),
             Input::Peer { from, message } => self.on_peer(now, from, message),
@@ -658,22 +663,22 @@ impl Core for Lease {
 impl Lease {
     fn peer_view(&self, KnownPeer { state, received_at }: &KnownPeer) -> PeerView {
         let Member { node, name, .. } = &state.member;
-        let named = self.known_record.record().map_or(&self.config.candidates, |record| &record.candidates);
+        let candidates = self.known_record.record().map_or(&self.config.candidates, |record| &record.candidates);
         let can_lead = state.eligibility == Eligibility::Eligible
-            && named.get(node) == Some(name)
+            && candidates.get(node) == Some(name)
             && self.has_compatible_config(state);
         PeerView { received_at: *received_at, fitness: state.fitness, can_lead }
     }
 
-    /// Whether a gateway publishes what this one does, or something newer.
+    /// Whether a gateway publishes the same output as this one, or a newer configuration.
     fn has_compatible_config(&self, peer: &PeerState) -> bool {
         peer.configuration.may_succeed(&self.config.configuration)
     }
 
-    /// When a decision will be due.
+    /// When the next decision is due.
     fn next_action_at(&self) -> Option<MonoNs> {
         let must_read = self.pending.must_read || !self.known_record.is_read();
-        let swap = match &self.phase {
+        let swap_at = match &self.phase {
             _ if must_read => Some(MonoNs(0)),
             Phase::Candidate if self.is_closing => self.held_record().map(|_| self.sends_end_at),
             Phase::Candidate => self.acquire_at(),
@@ -681,16 +686,17 @@ impl Lease {
             Phase::Leaving(leaving) if !leaving.is_handed_over() => leaving.drained.as_ref().map(|_| MonoNs(0)),
             Phase::Leaving(_) => None,
         };
-        let ask = swap.filter(|_| self.pending.awaited.is_none()).map(|at| at.max(self.pending.backoff_until));
+        let request_at =
+            swap_at.filter(|_| self.pending.awaited.is_none()).map(|at| at.max(self.pending.backoff_until));
         let turn = match &self.phase {
             Phase::Leading(leadership) => Some(self.leading_step_at(leadership)),
             Phase::Leaving(leaving) => leaving.notify_due_at(),
             Phase::Candidate => self.succession_due().map(|_| MonoNs(0)),
         };
-        ask.into_iter().chain(turn).min()
+        request_at.into_iter().chain(turn).min()
     }
 
-    /// Whether it has closed and nothing is left to give back.
+    /// Whether the latch has closed and nothing is left to release.
     fn has_ended(&self) -> bool {
         let holds = self.known_record.record().is_some_and(|record| record.is_held_by(&self.config.member));
         self.is_closing && self.pending.attempts.is_empty() && (!holds || !self.known_record.is_read())
@@ -704,8 +710,12 @@ impl Lease {
             PeerMessage::Prepare(request) => self.on_prepare(now, from, request),
             PeerMessage::Prepared { request, stamp } => self.on_prepared(now, from, request, stamp),
             PeerMessage::PrepareRefused(request) => self.on_prepare_refused(from, request),
-            PeerMessage::Ended { request, positions, is_automatic } => {
-                self.on_leadership_ended(from, Ended { leadership: request.leadership(), is_automatic }, positions);
+            PeerMessage::LeadershipEnded { request, positions, is_automatic } => {
+                self.on_leadership_ended(
+                    from,
+                    AnnouncedEnd { leadership: request.leadership_id(), is_automatic },
+                    positions,
+                );
             }
             PeerMessage::AdmitRequest { member, configuration } => self.on_admit_request(from, member, configuration),
             PeerMessage::State(state) => {
@@ -719,7 +729,7 @@ impl Lease {
     }
 
     fn on_clock_rate(&mut self, now: MonoNs, error_ppm: u32) {
-        // What was waited on a clock that ran too fast was no wait.
+        // A wait that was measured on a clock that ran too fast does not count.
         if self.clock_error_ppm > self.config.timing.rate_error_ppm {
             self.known_record.restart_wait(now);
             self.restart_successor_waits(now);
@@ -742,7 +752,8 @@ impl PendingRequests {
         Some(self.attempts.remove(index))
     }
 
-    /// What the record shows to have taken effect; and forgets what can't any more, since its version is gone.
+    /// Returns the attempt that the record shows to have taken effect. Drops the attempts that can no longer take
+    /// effect, since the version they expect is gone.
     fn resolve(&mut self, known_record: &KnownRecord) -> Option<SwapAttempt> {
         let is_in_force =
             |attempt: &SwapAttempt| known_record.record().is_some_and(|record| *record == *attempt.record);
@@ -756,7 +767,7 @@ impl PendingRequests {
     }
 }
 
-/// Attempts kept singly. More than can be sent within one lease.
+/// Attempts kept one by one. More than can be sent within one lease.
 const ATTEMPTS_MAX: usize = 8;
-/// Notices of death kept: those of the last few starts of each gateway.
+/// Death notices kept: those of the last few starts of each gateway.
 const DEATHS_MAX: usize = 16;

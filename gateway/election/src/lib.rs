@@ -1,37 +1,42 @@
 //! Election: which gateway of a group publishes.
 //!
 //! ```text
-//!   latch (what the gateway asks)     pair link, sentinel, fitness
+//!   latch (the gateway's interface)   pair link, sentinel, fitness
 //!        │                                  │
 //!        ▼                                  ▼
 //!   driver: the election thread ──► core: step(now, input) → outputs ──► fence
 //!        ▲                                  │
 //!        └────── backend, on its own thread ◄┘ requests
 //! ```
-//! - [`core`]: what every election core is: a pure state machine with time passed in, no I/O, no clock, no thread, so
-//!   that the product, the simulation and the model run the same code.
+//! - [`core`]: the interface of every election core: a pure state machine without I/O, clock or thread. The caller
+//!   passes the time in, so that the product, the simulation and the model run the same code.
 //! - [`driver`]: the election thread around a core.
 //! - [`emergent`]: membership without a store, which prefers availability.
 //! - [`file`]: the register of one host.
-//! - [`timing`]: lease, renewal, margin; refused where two leases could overlap, with the arithmetic.
-//! - [`identity`], [`fitness`]: who stands, and how well it is.
-//! - [`record`], [`register`]: the versioned record that decides, and the three operations a store must offer.
+//! - [`timing`]: lease, renewal and margin. Times under which two leases could overlap are refused, with the
+//!   arithmetic.
+//! - [`identity`], [`fitness`]: the gateways of an election, whether each is eligible, and how fit it is.
+//! - [`record`], [`register`]: the versioned record that decides, and the three operations that a store must offer.
 //! - [`lease`]: the core over a register.
-//! - [`access`]: where a store is and who asks it; `etcd` and `zookeeper`, where built in, are registers over one.
-//! - [`session_latch`]: the core over a line of places that sessions keep.
-//! - [`peer`]: what gateways of one group say to each other beside the store.
+//! - [`access`]: how a store is reached, and with which credentials. `etcd` and `zookeeper`, where built in, are
+//!   registers over one.
+//! - [`session_latch`]: the core over a queue of ephemeral nodes, each bound to a gateway's session.
+//! - [`peer`]: the messages between gateways of one group, beside the store.
 //! - [`quorum`]: the core and the voters that need no store.
-//! - [`auto_move`]: when leadership moves by itself.
-//! - [`assignment`]: who should publish which group, where several gateways share several; [`placement`]: what follows for each group's
-//!   election.
-//! - [`auth`]: the shared key and what proves that a message is authentic and new.
-//! - [`latch`]: the face towards the gateway, after the pattern that is known as leader latch.
+//! - [`auto_move`]: when leadership moves automatically.
+//! - [`assignment`]: which gateway should publish which group, where several gateways share several groups;
+//!   [`placement`]: the resulting wishes for each group's election.
+//! - [`auth`]: the shared key, and the proof that a message is authentic and new.
+//! - [`latch`]: the interface towards the gateway, after the leader-latch pattern.
 //!
 //! Invariants:
-//! - The fence closes before any listener hears of it, and listeners hear before it opens.
+//! - The fence closes before any listener is notified of it. Listeners are notified before the fence opens.
 //! - Every opening has an epoch that no opening had before, of this node or another.
-//! - A deadline counts from when a request was *sent*; what has an unknown outcome never moves it.
-//! - What once was lost is never revived: leadership is a function of the record, not of a sequence of events.
+//! - A deadline counts from when a request was *sent*. A request of unknown outcome never moves the deadline.
+//! - Lost leadership is never revived: leadership is a function of the record, not of a sequence of events.
+//!
+//! `gateway/election/SAFETY.md` argues why at most one gateway of a group publishes. It lists each rule, the execution
+//! that breaks without the rule, and the check that finds the missing rule.
 
 pub mod access;
 pub mod announcement;

@@ -1,5 +1,5 @@
-//! What the gateways of a group say to each other beside the store. The pair link carries it, authenticated and
-//! without replay; it may lose, delay and reorder, so each answer names the question's nonce and incarnation.
+//! Messages between the gateways of a group, beside the store. The pair link carries them, authenticated and without
+//! replay. It may lose, delay and reorder them, so each answer repeats the request's nonce and incarnation.
 
 use std::collections::BTreeMap;
 
@@ -16,94 +16,95 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PeerMessage {
-    /// The leader lost its store: do you promise not to take over for one lease from when you answer?
+    /// The leader lost its store and asks the candidate not to take over for one lease from the answer.
     #[serde(rename = "promise_ask")]
     PromiseRequest(LeaderRequest),
-    /// I do.
+    /// The candidate promises.
     Promise(LeaderRequest),
-    /// I don't: a swap of mine is under way, or I have not sat out my start.
+    /// The candidate refuses: its own swap is outstanding, or it has not waited one lease since its start.
     PromiseRefused(LeaderRequest),
-    /// A hand-over to you is coming.
+    /// The leader prepares a hand-over to the recipient.
     Prepare(LeaderRequest),
-    /// I am ready, since that moment of my clock.
+    /// The recipient is ready for the hand-over.
     Prepared {
-        /// What was asked.
+        /// The request that this message answers.
         #[serde(rename = "question")]
         request: LeaderRequest,
-        /// On the answering gateway's clock.
+        /// When it became ready, on the answering gateway's clock.
         stamp: PeerTimestamp,
     },
-    /// I am not: not fit, still joining, or closed.
+    /// The recipient refuses the hand-over: not fit, still joining, or closed.
     PrepareRefused(LeaderRequest),
-    /// My leadership is over, and nothing that was sent under its epoch is under way any more: my heir may begin.
-    Ended {
-        /// Which leadership.
+    /// The sender's leadership is over and no send under its epoch is outstanding: the successor may open.
+    #[serde(rename = "ended")]
+    LeadershipEnded {
+        /// Identifies the leadership.
         #[serde(rename = "question")]
         request: LeaderRequest,
         /// Where its output ended, per channel.
         #[serde(with = "written_positions")]
         positions: BTreeMap<u16, StreamPosition>,
-        /// It moved by itself, and the next one is to hold still for longer.
+        /// The move was automatic, so the minimum tenure of the next leader grows.
         is_automatic: bool,
     },
-    /// The record does not name me: admit me.
+    /// The record does not name the sender, which asks to be admitted.
     #[serde(rename = "admit_ask")]
     AdmitRequest {
-        /// Who asks.
+        /// The sender.
         member: Member,
-        /// What it is configured to publish.
+        /// The output that the sender is configured to publish.
         configuration: ConfigVersion,
     },
-    /// How I am; sent twice per renewal period.
+    /// The sender's state, sent twice per renewal period.
     State(PeerState),
 }
 
-/// A question about one leadership, unique by asker, incarnation and nonce. An answer repeats it whole.
+/// A request about one leadership, unique by requester, incarnation and nonce. An answer repeats it whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaderRequest {
-    /// Who asks: the leader.
+    /// The leader that asks.
     #[serde(rename = "asker")]
     pub requester: NodeId,
-    /// Which start of it.
+    /// The requester's start.
     pub incarnation: Incarnation,
-    /// Its epoch.
+    /// The requester's epoch.
     #[serde(with = "epoch_number")]
     pub epoch: Epoch,
     /// Never used twice by that incarnation.
     pub nonce: u64,
-    /// L of the asker, ns.
+    /// L of the requester, ns.
     pub lease_ns: u64,
 }
 
 impl LeaderRequest {
-    /// Whether the asker is who died.
+    /// Whether the notice is about the requester.
     #[must_use]
     pub fn concerns(&self, notice: &DeathNotice) -> bool {
-        self.leadership() == *notice
+        self.leadership_id() == *notice
     }
 
-    /// The leadership that it is about, as its end would be told.
+    /// The leadership that the request is about, in the form of its death notice.
     #[must_use]
-    pub fn leadership(&self) -> DeathNotice {
+    pub fn leadership_id(&self) -> DeathNotice {
         DeathNotice { holder: self.requester, incarnation: self.incarnation, epoch: self.epoch }
     }
 }
 
-/// How a gateway is.
+/// The reported state of a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerState {
-    /// Which gateway.
+    /// The gateway.
     pub member: Member,
-    /// Whether it stands.
+    /// Whether it is eligible.
     #[serde(rename = "standing")]
     pub eligibility: Eligibility,
     /// How fit it is.
     pub fitness: Fitness,
-    /// What it is configured to publish.
+    /// The output that it is configured to publish.
     pub configuration: ConfigVersion,
-    /// When it says so, on its own clock.
+    /// When the state was taken, on the gateway's own clock.
     pub stamp: PeerTimestamp,
 }
 
@@ -172,8 +173,8 @@ mod tests {
             PeerMessage::Prepare(request),
             PeerMessage::Prepared { request, stamp: PeerTimestamp(14) },
             PeerMessage::PrepareRefused(request),
-            PeerMessage::Ended { request, positions: BTreeMap::from([(15, position)]), is_automatic: true },
-            PeerMessage::Ended { request, positions: BTreeMap::new(), is_automatic: false },
+            PeerMessage::LeadershipEnded { request, positions: BTreeMap::from([(15, position)]), is_automatic: true },
+            PeerMessage::LeadershipEnded { request, positions: BTreeMap::new(), is_automatic: false },
             PeerMessage::AdmitRequest { member: member.clone(), configuration },
             state(Eligibility::Eligible),
             state(Eligibility::Joining),

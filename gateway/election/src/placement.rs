@@ -1,8 +1,9 @@
-//! What each gateway wants of the groups, from what its elections know: where each belongs, and who follows its leader.
+//! Each gateway's preferences for its groups, from the state of its elections: where each group belongs, and which
+//! gateway should succeed its leader.
 //!
-//! Nobody places: every gateway computes the same from the same records and the same word of each other, and hands over
-//! only what is its own to give. Where they differ for a moment, tenure and patience of the lease's core keep groups from
-//! moving to and fro. A gateway that joins gets its share when it has joined in all groups.
+//! There is no central scheduler. Every gateway computes the same from the same records and the same reported states,
+//! and hands over only groups that it leads. Where the gateways differ for a moment, the lease core's minimum tenure
+//! and wait keep groups from moving back and forth. A joining gateway gets its share when it has joined in all groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,13 +19,14 @@ use super::{
 /// A group, as its election on this gateway sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupObservation {
-    /// What it costs: see [`GroupLoad::load`].
+    /// Cost of the group: see [`GroupLoad::load`].
     pub load: u32,
-    /// The election's.
+    /// The election's state.
     pub view: View,
 }
 
-/// Where each group belongs. `own`: this gateway. Who was last heard longer ago than `lease_ns` is not there.
+/// Where each group belongs. `own`: this gateway. A gateway whose last report is older than `lease_ns` counts as
+/// absent.
 #[must_use]
 pub fn group_placements(
     groups: &BTreeMap<GroupId, GroupObservation>,
@@ -34,12 +36,13 @@ pub fn group_placements(
 ) -> BTreeMap<GroupId, GroupPlacement> {
     let classes: BTreeMap<GroupId, BTreeMap<NodeId, FitnessClass>> =
         groups.iter().map(|(group, look)| (*group, eligible_classes(&look.view, own, now, lease_ns))).collect();
-    // Fit for a group is who is no worse there than any other.
+    // A gateway is fit for a group if no other gateway is fitter there.
     let is_eligible = |group: GroupId, node: NodeId| {
         let classes = classes.get(&group);
         classes.is_some_and(|classes| classes.get(&node).is_some_and(|class| Some(class) == classes.values().max()))
     };
-    // Who joins is level in one group sooner than in another: counted too soon, groups would move in vain to make room.
+    // A joining gateway is caught up in one group sooner than in another. If it counted too early, groups would move in
+    // vain.
     let leads =
         |node: NodeId| groups.values().any(|look| look.view.leader.as_ref().is_some_and(|leader| leader.node == node));
     let is_able_everywhere = |node: NodeId| classes.values().all(|classes| classes.contains_key(&node));
@@ -81,7 +84,7 @@ pub fn group_placements(
     groups.iter().map(of).collect()
 }
 
-/// Who could lead a group, and how fit each is.
+/// The gateways that could lead a group, and the fitness class of each.
 fn eligible_classes(view: &View, own: NodeId, now: MonoNs, lease_ns: u64) -> BTreeMap<NodeId, FitnessClass> {
     let is_there = |received_at: MonoNs| now.since(received_at) <= lease_ns;
     let others = view.peers.iter().filter(|(_, peer)| peer.can_lead && is_there(peer.received_at));
@@ -89,7 +92,7 @@ fn eligible_classes(view: &View, own: NodeId, now: MonoNs, lease_ns: u64) -> BTr
     others.map(|(node, peer)| (*node, peer.fitness.class())).chain(own).collect()
 }
 
-/// Who leads, or led last: a released record names nobody, but its epoch was made by its last holder.
+/// The present or last leader. A released record names no holder, but its epoch carries the last holder's number.
 fn last_leader(view: &View) -> Option<NodeId> {
     let made_by = || (view.epoch.count() > 0).then(|| NodeId::of(view.epoch));
     view.leader.as_ref().map(|leader| leader.node).or_else(made_by)
@@ -113,7 +116,7 @@ mod tests {
         Member { node: NodeId(node), name: NodeName::new(&format!("gw{node}")).unwrap(), incarnation: Incarnation(1) }
     }
 
-    /// As gateway `own` sees it that has heard `others` just now.
+    /// The view of gateway `own`, which has just received states of `others`.
     fn look(own: u8, others: &[u8], leader: Option<u8>) -> GroupObservation {
         let peer = PeerView { received_at: NOW, fitness: Fitness::default(), can_lead: true };
         let view = View {

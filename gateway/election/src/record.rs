@@ -1,7 +1,7 @@
-//! The record of a group: the one versioned value in the store that says who publishes.
+//! The record of a group: the one versioned value in the store that says which gateway publishes.
 //!
-//! JSON, so that it can be read in the store with the store's own tools. It comes from outside and is checked: sizes,
-//! the lease's length, the epoch's count, and that an epoch was made by the node that holds it.
+//! The format is JSON, so that the store's own tools can show it. The record comes from outside and is checked: sizes,
+//! the lease's length, the epoch's count, and that the epoch belongs to the node that holds the record.
 
 use std::collections::BTreeMap;
 
@@ -15,75 +15,76 @@ use super::{
 };
 use crate::identity::DeathNotice;
 
-/// All that the gateways of a group agree on. Written by its holder alone, but for a takeover.
+/// The agreed state of a group. Only the holder writes it, except for a takeover.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Of the present leadership, or the last one where there is no holder.
+    /// Epoch of the present leadership, or of the last one if there is no holder.
     #[serde(with = "epoch_number")]
     pub epoch: Epoch,
-    /// Who leads; `None`: released, or ended by a notice of death, so that nobody needs to wait but for the heir.
+    /// The leader. `None`: released, or ended by a death notice. Then only the successor's time must be waited for.
     pub holder: Option<Member>,
-    /// Renewals of this leadership: makes each renewal a change that can be seen.
+    /// Number of renewals of this leadership: makes each renewal a visible change.
     pub renewal: u64,
-    /// L of the holder, ns: what others wait for.
+    /// L of the holder, ns: how long others wait.
     pub lease_ns: u64,
     /// How fit the holder is.
     pub fitness: Fitness,
-    /// Who may stand, the holder included: changed by the holder's swap alone.
+    /// The admitted candidates, the holder included. Only the holder's swap changes them.
     pub candidates: BTreeMap<NodeId, NodeName>,
-    /// Who may begin at once when the holder has ended, and until when. One that is named stays so while it may.
+    /// The designated successor and its stamp. A named successor stays named until its time has passed.
     #[serde(rename = "heir")]
     pub successor: Option<Successor>,
-    /// Automatic moves in a row: each doubles the least tenure. 0 again after a long leadership.
+    /// Automatic moves in a row: each doubles the minimum tenure. Reset to 0 after a long leadership.
     #[serde(rename = "moves")]
     pub automatic_moves: u32,
-    /// No automatic moves. Never stops a leader from ending its own lease.
+    /// No automatic moves. A pin never keeps a leader from ending its own lease.
     pub pinned: bool,
-    /// What the holder is configured to publish.
+    /// The output that the holder is configured to publish.
     pub configuration: ConfigVersion,
 }
 
-/// Who leads next without asking the store first: it may open its fence when it knows that the holder has ended, and
-/// swaps the record meanwhile. Its lease counts from its own stamp, which was there before the record that names it.
+/// The designated successor: it may open its fence without asking the store once it knows that the holder has ended,
+/// and swaps the record meanwhile. Its lease counts from its own stamp, which was taken before the record with that
+/// stamp was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Successor {
-    /// Which gateway.
+    /// The gateway.
     pub node: NodeId,
-    /// Which start of it: another one inherits nothing.
+    /// The start of that gateway; another start may not take over.
     pub incarnation: Incarnation,
-    /// When it was heard last, on its own clock.
+    /// The time of its last received state, on its own clock.
     pub stamp: PeerTimestamp,
 }
 
 impl Successor {
-    /// Whether that is this start of this gateway.
+    /// Whether `member` is this start of this gateway.
     #[must_use]
-    pub fn is(&self, member: &Member) -> bool {
+    pub fn is_same_start(&self, member: &Member) -> bool {
         (self.node, self.incarnation) == (member.node, member.incarnation)
     }
 }
 
-/// A moment on the clock of one gateway, carried by another, to whom it means nothing. ns.
+/// A moment on the clock of one gateway, ns. Another gateway carries it without interpreting it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PeerTimestamp(pub u64);
 
-/// What a gateway is configured to publish. Two gateways with one hash give their output the same names and content.
+/// The configured output of a gateway. Two gateways with one hash give their output the same names and content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigVersion {
     /// Over all settings that the output depends on.
     pub hash: u64,
-    /// Raised by whoever rolls out a new configuration.
+    /// Raised by the operator who rolls out a new configuration.
     pub revision: u64,
-    /// Of the published format.
+    /// Version of the published format.
     pub output_version: u32,
 }
 
-/// A differing configuration stops nobody for good: it stands in the way while a leader that has it runs, and for so many
-/// leases after, so that a gateway with the same configuration comes first.
+/// A differing configuration blocks a candidate only while a leader with the other configuration runs, and for so many
+/// leases afterwards. So a gateway with the leader's configuration takes over first.
 pub const CONFIG_MISMATCH_WAIT_LEASES: u64 = 100;
 
 impl ConfigVersion {
@@ -93,7 +94,7 @@ impl ConfigVersion {
         (self.hash, self.output_version) == (other.hash, other.output_version)
     }
 
-    /// Whether whoever has it may follow a leader with `theirs`: with the same output, or rolled out later.
+    /// Whether a gateway with this configuration may succeed a leader with `theirs`: same output, or rolled out later.
     #[must_use]
     pub fn may_succeed(&self, theirs: &Self) -> bool {
         self.has_same_output_as(theirs) || self.revision > theirs.revision
@@ -101,35 +102,36 @@ impl ConfigVersion {
 }
 
 impl Record {
-    /// Whether that incarnation of that gateway holds it.
+    /// Whether that incarnation of that gateway holds the record.
     #[must_use]
     pub fn is_held_by(&self, member: &Member) -> bool {
         self.holder.as_ref() == Some(member)
     }
 
-    /// The leadership that it shows, as its end would be told; `None`: it has no holder.
+    /// Identifies the leadership that the record shows, in the form of its death notice. `None`: the record has no
+    /// holder.
     #[must_use]
-    pub fn leadership(&self) -> Option<DeathNotice> {
+    pub fn leadership_id(&self) -> Option<DeathNotice> {
         let Member { node, incarnation, .. } = *self.holder.as_ref()?;
         Some(DeathNotice { holder: node, incarnation, epoch: self.epoch })
     }
 
-    /// The same without holder: nobody needs to wait for it, but for its heir.
+    /// The same record without holder. Others need to wait only for its successor.
     #[must_use]
     pub fn released(&self) -> Self {
         Self { holder: None, renewal: self.renewal + 1, ..self.clone() }
     }
 
-    /// As it stands in the store.
+    /// The stored form.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_else(|_| unreachable!("numbers, text and maps with number keys"))
     }
 
-    /// From the store.
+    /// Parses the stored form.
     ///
     /// # Errors
-    /// When it is no record, or one that no gateway would write.
+    /// When the value is not a record, or one that no gateway would write.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(RecordError::TooLong { bytes: bytes.len() });
@@ -142,44 +144,44 @@ impl Record {
     fn check(&self) -> Result<(), RecordError> {
         let inconsistent = |what| Err(RecordError::Inconsistent { what });
         if !(1..=LEASE_NS_MAX).contains(&self.lease_ns) {
-            return inconsistent("its lease is of no length that could be configured");
+            return inconsistent("lease_ns out of range");
         }
         if !(1..=EPOCH_COUNT_MAX).contains(&self.epoch.count()) {
-            return inconsistent("its epoch has no count that is ever given");
+            return inconsistent("epoch out of range");
         }
         if let Some(holder) = &self.holder {
             if NodeId::of(self.epoch) != holder.node {
-                return inconsistent("its epoch was made by another node than its holder");
+                return inconsistent("the epoch's node is not the holder");
             }
             if self.candidates.get(&holder.node) != Some(&holder.name) {
-                return inconsistent("its holder is no candidate");
+                return inconsistent("the holder is not among the candidates");
             }
         }
         Ok(())
     }
 }
 
-/// A value in the store that is no record. Nobody overwrites it: somebody put it there.
+/// A value in the store that is not a record. No gateway overwrites it, since its origin is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Longer than any record.
-    #[error("{bytes} bytes are more than the {RECORD_BYTES_MAX} that a record can have")]
+    #[error("{bytes} bytes exceed the maximum record size of {RECORD_BYTES_MAX}")]
     TooLong {
-        /// How long.
+        /// Length of the value.
         bytes: usize,
     },
-    /// Not in a record's form.
-    #[error("not a record: {0}")]
+    /// Not in a record's format.
+    #[error("not an election record: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// Its parts don't fit together.
-    #[error("not a record that a gateway wrote: {what}")]
+    /// The fields contradict each other.
+    #[error("invalid election record: {what}")]
     Inconsistent {
-        /// What doesn't fit.
+        /// The contradiction.
         what: &'static str,
     },
 }
 
-/// Many times what 256 candidates take; stores take at least 1 MiB.
+/// Many times the size of a record with 256 candidates; stores accept at least 1 MiB.
 pub const RECORD_BYTES_MAX: usize = 512 << 10;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Where the records of all groups are, for whoever opens one: the gateway and its sentinel.
+//! Location of the records of all groups, used by the gateway and its sentinel.
 
 use std::{
     io,
@@ -30,27 +30,27 @@ pub enum RecordLocation {
 /// Why a register could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordLocationError {
-    /// The directory can't be used.
-    #[error("cannot use {} for the election: {source}", directory.display())]
+    /// The directory cannot be used.
+    #[error("cannot use directory {} for election records: {source}", directory.display())]
     Directory {
-        /// Which.
+        /// The directory.
         directory: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The store's client can't be started.
+    /// The store's client cannot be started.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// This program has no client for that store.
-    #[error("this mdgw was built without a client for {0}")]
+    #[error("this build has no client for {0}")]
     NotCompiledIn(&'static str),
 }
 
 impl RecordLocation {
-    /// Opens a group's record. With a store this returns at once; connections are made behind it.
+    /// Opens a group's record. With a store this returns at once; connections are made in the background.
     ///
     /// # Errors
-    /// When the directory can't be used, a file that lets us in can't be read, or this program was built without the
+    /// When the directory cannot be used, a file of credentials cannot be read, or this program was built without the
     /// store's client.
     pub fn open(&self, group: GroupId, events: RegisterSender) -> Result<Box<dyn Register>, RecordLocationError> {
         match self {
@@ -70,10 +70,10 @@ impl RecordLocation {
         }
     }
 
-    /// The same for a process that runs in another directory.
+    /// The same location for a process that runs in another directory.
     ///
     /// # Errors
-    /// When the current directory is gone.
+    /// When the current directory no longer exists.
     pub fn absolute(&self) -> io::Result<Self> {
         let mut place = self.clone();
         let files: Vec<&mut PathBuf> = match &mut place {

@@ -1,46 +1,47 @@
-//! What a store must offer to an election: one versioned record with read, compare-and-swap and watch.
+//! The operations that a store must offer to an election: one versioned record with read, compare-and-swap and watch.
 //!
-//! Nothing here waits. A request is handed in with a ticket; its answer, and what the watch saw, come back through the
-//! [`RegisterSender`] that the store was opened with, from the store's own cold thread. Several requests may be in
-//! flight; answers may come in any order, late, or as *unknown*.
+//! Nothing here blocks. A request carries a [`RequestId`]. Answers and watch events come through the [`RegisterSender`]
+//! that the store was opened with, from the store's own cold thread. Several requests may be outstanding; answers may
+//! come in any order, late, or as *unknown*.
 
 use super::record::Record;
 
-/// One group's record in a store. Its methods hand a request in and return at once.
+/// One group's record in a store. Each method submits a request and returns at once.
 pub trait Register: Send {
-    /// Asks for the newest record, past all caches: an answer holds what was in force at some moment after the call.
+    /// Reads the newest record, bypassing all caches: the answer shows a record that was in force at some moment after
+    /// the call.
     fn read(&mut self, request_id: RequestId);
 
-    /// Puts `record` in the place of the version `expected`, and of no other; [`Version::NONE`]: only if there is no
-    /// record. Tried once: a request whose fate is not known is answered as [`Outcome::Unknown`], never repeated.
+    /// Replaces the version `expected`, and no other, by `record`; [`Version::NONE`]: only if there is no record. Tried
+    /// once: a request of unknown outcome is answered as [`Outcome::Unknown`], never repeated.
     fn compare_and_swap(&mut self, request_id: RequestId, expected: Version, record: &Record);
 
-    /// From now on each change is told as [`RegisterEvent::Changed`]. Versions may be skipped, the newest is always
-    /// told in the end. Who can't watch polls.
+    /// Reports each change as [`RegisterEvent::Changed`] from now on. Versions may be skipped; the newest is always
+    /// reported eventually. A store that cannot watch polls.
     fn watch(&mut self);
 
-    /// Gives up connections whose requests are overdue: what is asked next goes over a fresh one. What was under way
-    /// is answered as unknown, or not at all; [`StoreLink::InDoubt`] is told before anything that comes over the new one.
+    /// Drops connections whose requests are overdue; later requests use a fresh connection. Outstanding requests are
+    /// answered as unknown, or not at all. [`StoreLink::InDoubt`] is reported before anything from the new connection.
     fn reconnect(&mut self);
 }
 
-/// What comes from a store.
+/// Events from a store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RegisterEvent {
-    /// The answer to the request with that ticket.
+    /// The answer to the request with that id.
     Answer {
-        /// Of the request.
+        /// The request's id.
         request_id: RequestId,
-        /// What came of it.
+        /// The request's outcome.
         outcome: Outcome,
     },
-    /// The watch saw this; `None`: the record was removed.
+    /// The watch observed this record; `None`: the record was removed.
     Changed(Option<Versioned>),
-    /// How the connection is.
+    /// The connection's state.
     StoreLink(StoreLink),
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// To a read: the newest record, if there is one.
@@ -49,22 +50,22 @@ pub enum Outcome {
     Swapped(Version),
     /// To a swap: another version was in force. Nothing has changed.
     Refused,
-    /// It may or may not have happened, now or later.
+    /// It may or may not have taken effect, now or later.
     Unknown(String),
-    /// It has not happened and never will; or, to a read: there is something that is no record.
+    /// It has not taken effect and never will. To a read: the stored value is not a record.
     Failed(String),
 }
 
-/// A record with the version it stands under.
+/// A record with its version in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Versioned {
-    /// Its version.
+    /// The version.
     pub version: Version,
-    /// What it says.
+    /// The record.
     pub record: Record,
 }
 
-/// Version of a record in its store, never 0; grows with each change, unless the store was restored or its record
+/// Version of a record in its store, never 0. It grows with each change, unless the store was restored or its record
 /// created anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
@@ -74,7 +75,7 @@ impl Version {
     pub const NONE: Self = Self(0);
 }
 
-/// Names a request. Chosen by who asks, never used twice within a start.
+/// Identifies a request. Chosen by the requester, never used twice within a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
@@ -83,25 +84,25 @@ pub struct RequestId(pub u64);
 pub enum StoreLink {
     /// Requests are answered.
     Up,
-    /// In doubt: it may come back. Told before anything from a later connection, since that may lead to a store that
-    /// was restored meanwhile.
+    /// In doubt: the connection may recover. Reported before anything from a later connection, since that connection
+    /// may lead to a restored store.
     InDoubt,
-    /// The session has ended: what was known under it counts no more.
+    /// The session has ended: knowledge from that session is void.
     Ended,
 }
 
-/// What an election asks of its store.
+/// Requests of an election to its store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RegisterRequest {
     /// [`Register::read`].
     Read(RequestId),
     /// [`Register::compare_and_swap`].
     CompareAndSwap {
-        /// Names it.
+        /// Identifies the request.
         request_id: RequestId,
-        /// The version it replaces.
+        /// The version to replace.
         expected: Version,
-        /// What takes its place.
+        /// The new record.
         record: Box<Record>,
     },
     /// [`Register::reconnect`].
@@ -109,7 +110,7 @@ pub enum RegisterRequest {
 }
 
 impl RegisterRequest {
-    /// Hands it in.
+    /// Calls the matching method of `register`.
     pub fn submit_to(&self, register: &mut dyn Register) {
         match self {
             Self::Read(request_id) => register.read(*request_id),
@@ -121,5 +122,5 @@ impl RegisterRequest {
     }
 }
 
-/// Where a store's events go: to the election thread, which wakes up. Clones go to the same place.
+/// Delivers a store's events to the election thread, which wakes up. Clones share the destination.
 pub type RegisterSender = std::sync::Arc<dyn Fn(RegisterEvent) + Send + Sync>;

@@ -1,22 +1,24 @@
-//! SentinelConnection: a process beside the gateway that tells of its death, so that nobody has to wait for a lease.
+//! The sentinel: a process beside the gateway that announces the gateway's death, so that others need not wait for a
+//! lease.
 //!
 //! ```text
-//!   gateway ── page, pidfd, charge ──► sentinel ── notice ──► every voter and candidate
-//!      │                                  ▲
-//!      └── dies: the kernel hands on the mutex of its page ┘
+//!   gateway ── page, pidfd, registration ──► sentinel ── notice ──► every voter and candidate
+//!      │                                        ▲
+//!      └── dies: the kernel passes on the mutex of its page ┘
 //! ```
-//! When the mutex says that its owner's thread is gone, the sentinel (1) kills what is left of the process through the
-//! pidfd, (2) shuts the kernel's fence, where there is one, (3) announces *this* holder, *this* incarnation, *this* epoch as
-//! dead. Nothing is concluded from silence: a sentinel that dies itself only means waiting for the lease.
+//! When the mutex shows that its owning thread has ended, the sentinel (1) kills the rest of the process through the
+//! pidfd, (2) closes the kernel fence, where there is one, (3) announces exactly this holder, incarnation and epoch as
+//! dead. Silence is never taken for a death: if the sentinel itself dies, others merely wait for the lease.
 //!
-//! - [`shared_page`]: the shared memory; made anew for each incarnation.
-//! - [`registration`]: what the gateway tells its sentinel, and how.
-//! - [`watch`]: the sentinel's part. [`hang`]: when a gateway that lives makes no progress; opt-in.
-//! - [`announcement`]: the notice on the wire, signed. [`release_on_behalf`]: the record itself, if nobody has taken over by then.
+//! - [`shared_page`]: the shared memory; new for each incarnation.
+//! - [`registration`]: the gateway's registration with its sentinel.
+//! - [`watch`]: the sentinel's side. [`hang`]: detects a running gateway that makes no progress; opt-in.
+//! - [`announcement`]: the signed notice on the wire. [`release_on_behalf`]: releases the record if no gateway has
+//!   taken over by then.
 //! - [`process_setup`]: memory, priority, process group.
 //!
-//! A process that dumps core tells nobody that it died until the dump is written, so the gateway switches dumps off
-//! unless it is configured otherwise ([`forbid_core_dumps`]).
+//! While a process dumps core, its death cannot be detected. So the gateway switches dumps off unless it is configured
+//! otherwise ([`forbid_core_dumps`]).
 
 pub mod hang;
 pub mod process_setup;
@@ -41,29 +43,29 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use self::{registration::WatchRegistration, shared_page::SharedPage};
 
-/// The gateway's end: as long as this lives, a sentinel watches, unless [`Self::fault`] says otherwise.
+/// The gateway's end. While this value lives, a sentinel watches, unless [`Self::fault`] reports otherwise.
 #[derive(Debug)]
 pub struct SentinelConnection {
     stream: UnixStream,
-    /// Where the gateway started it.
+    /// The sentinel's process, where the gateway started it.
     child: Option<Child>,
 }
 
-/// Where a sentinel comes from.
+/// How a gateway gets its sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SentinelSource {
-    /// The gateway starts it: the program, as a rule `/proc/self/exe`, and its priority.
+    /// The gateway starts the sentinel: the program, usually `/proc/self/exe`, and its priority.
     Start {
         /// The program.
         program: PathBuf,
         /// SCHED_FIFO priority, 0 for none.
         priority: u8,
     },
-    /// The service manager has started it, and it listens here.
+    /// The service manager has started the sentinel, which listens on this socket.
     Service(PathBuf),
 }
 
-/// No sentinel.
+/// The sentinel is not available.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {act} the sentinel: {source}")]
 pub struct SentinelError {
@@ -72,11 +74,11 @@ pub struct SentinelError {
 }
 
 impl SentinelConnection {
-    /// Hands a charge to a sentinel, with the fence in the kernel if there is one, and waits until it watches. The page
-    /// must be [held](SharedPage::hold) by then.
+    /// Registers with a sentinel, including the kernel fence if there is one, and waits until the sentinel watches. The
+    /// page must be [held](SharedPage::hold) by then.
     ///
     /// # Errors
-    /// When there is none, or it refuses; with its reason.
+    /// When there is no sentinel, or the sentinel refuses; with its reason.
     pub fn start(
         source: &SentinelSource,
         registration: &WatchRegistration,
@@ -88,18 +90,18 @@ impl SentinelConnection {
             SentinelSource::Start { program, priority } => spawn(program, *priority).map_err(during("start"))?,
             SentinelSource::Service(path) => (UnixStream::connect(path).map_err(during("reach"))?, None),
         };
-        let process = PidFd::own().map_err(during("make a pidfd for"))?;
+        let process = PidFd::own().map_err(during("open a pidfd for"))?;
         let limits =
             stream.set_read_timeout(Some(ANSWER_TIMEOUT)).and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)));
         let mut descriptors = vec![page.as_fd(), process.as_fd()];
         descriptors.extend(kernel_fence.into_iter().flat_map(KernelFence::descriptors));
         let handed = limits.and_then(|()| registration.send(&mut stream, &descriptors));
-        handed.map_err(during("charge"))?;
-        stream.set_nonblocking(true).map_err(during("charge"))?;
+        handed.map_err(during("register with"))?;
+        stream.set_nonblocking(true).map_err(during("register with"))?;
         Ok(Self { stream, child })
     }
 
-    /// Why nobody watches any more, if so. The lease goes on by itself.
+    /// Why the sentinel no longer watches, if so. The lease still protects the group.
     pub fn fault(&mut self) -> Option<String> {
         if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
             return Some(format!("the sentinel has ended: {status}"));
@@ -107,22 +109,23 @@ impl SentinelConnection {
         let mut byte = [0];
         match io::Read::read(&mut self.stream, &mut byte) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            Err(error) => Some(format!("the sentinel has gone: {error}")),
-            Ok(_) => Some("the sentinel has gone".to_owned()),
+            Err(error) => Some(format!("the connection to the sentinel failed: {error}")),
+            Ok(_) => Some("the sentinel closed its connection".to_owned()),
         }
     }
 
-    /// Its process, where the gateway started it.
+    /// The sentinel's process, where the gateway started it.
     #[must_use]
     pub fn process_id(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 }
 
-/// A charge is answered within milliseconds, unless the machine is in trouble.
+/// A registration is answered within milliseconds, unless the machine is in trouble.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Its standard input is the stream: nothing else of ours is inherited, and nothing has to be numbered.
+/// The sentinel's standard input is the stream: it inherits nothing else of ours, and no descriptor number must be
+/// passed.
 fn spawn(program: &Path, priority: u8) -> io::Result<(UnixStream, Option<Child>)> {
     let (ours, theirs) = UnixStream::pair()?;
     let child = Command::new(program)
@@ -130,14 +133,14 @@ fn spawn(program: &Path, priority: u8) -> io::Result<(UnixStream, Option<Child>)
         .arg(priority.to_string())
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::null())
-        // A signal for the gateway's group is none for the sentinel.
+        // A signal for the gateway's process group must not reach the sentinel.
         .process_group(0)
         .spawn()?;
     Ok((ours, Some(child)))
 }
 
-/// From now on this process leaves no core dump when it dies, whatever the limits and the system's pattern say: until
-/// a dump is written, nobody can learn that its process died.
+/// From now on this process leaves no core dump when it dies, whatever the limits and the system's core pattern are.
+/// Until a dump is written, the death of its process cannot be detected.
 ///
 /// # Errors
 /// As prctl(2).

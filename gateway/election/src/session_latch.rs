@@ -1,23 +1,25 @@
-//! The classic latch over a store with sessions, as a core: everybody has a place in a line that its session keeps, the
-//! first in line leads, and each watches the one before. For those who want it; the lease over a versioned record needs
-//! no session to expire.
+//! The classic leader latch over a store with sessions, as a core. Each gateway has a place in a queue that its session
+//! keeps; the first in the queue leads, and each watches the one before it. An option for those who prefer it: the
+//! lease over a versioned record need not wait for a session to expire.
 //!
 //! ```text
 //!            join               first, epoch taken                 hand-over, close
-//!   Outside ──────► In line ──────────────────────► Leading ─────────────────────────► LeaveState ──► Outside
+//!   Outside ──────► In queue ─────────────────────► Leading ─────────────────────────► LeaveState ──► Outside
 //!      ▲               ▲ deadline passed, outranked  │
 //!      └───────────────┴───────── session or place gone
 //! ```
-//! - The place goes no sooner than one session time-out T after the node of the store that ends sessions last heard of it. A
-//!   leader's deadline is when its last *answered* request was sent, plus 2/3 T, less the margin: the rest pays for what the
-//!   store's own nodes tell each other late (half a tick, at most T/4) and for clocks.
-//! - So a request counts only where word of it can come before the session ends: not after a silence of nearly T. Then another
-//!   one has to be answered that was sent T/4 later. Whoever stands in line asks often enough to be known at any time.
-//! - Whoever led gives up its place no sooner than its sends have ended: when that is known, or the longest send after
-//!   the deadline.
-//! - Only a write renews: it is answered by the store's leader, and only while the place is there.
-//! - An epoch is taken by a versioned write that fails unless our place still stands. So of two that both believe to be
-//!   first, one at most gets any epoch, and each opening has its own.
+//! T is the session's time-out. The rules; section 12 of `gateway/election/SAFETY.md` gives the argument for each:
+//! - The store removes a place no sooner than T after the store node that ends sessions last received anything of the
+//!   session. A leader's deadline is the time at which it sent its last *answered* request, plus 2/3 T, less the
+//!   margin. The rest pays for the delay between the store's own nodes (half a tick, at most T/4) and for clocks.
+//! - So a request counts only if word of it can arrive before the session ends: not after a silence of nearly T. After
+//!   such a silence, another request, sent T/4 later, must be answered too. A gateway in the queue sends often enough
+//!   that its session stays known.
+//! - A former leader gives up its place no sooner than its sends have ended: when the drain is acknowledged, or the
+//!   longest send after the deadline.
+//! - Only a write renews: the store's leader answers it, and only while the place exists.
+//! - An epoch is taken by a versioned write that fails unless our place still exists. So of two gateways that both
+//!   believe to be first, at most one gets any epoch, and each opening has its own.
 
 use std::collections::BTreeMap;
 
@@ -34,82 +36,82 @@ use super::{
     timing::{LeaseTiming, drift_ns},
 };
 
-/// What a gateway brings into the line.
+/// Configuration of a gateway in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SessionLatchConfig {
     /// This start of this gateway.
     pub member: Member,
     /// Renewal, margin and rate error; the lease's length is the session's.
     pub timing: LeaseTiming,
-    /// What it publishes.
+    /// The output that this gateway is configured to publish.
     pub configuration: ConfigVersion,
-    /// While the connection is in doubt.
+    /// Behaviour of a leader while the connection is in doubt.
     pub on_suspended: OnSuspended,
     /// The highest epoch in this gateway's own log.
     pub own_epoch: Epoch,
 }
 
-/// What it asks of the session's keeper. Each has one answer, unless the session ends.
+/// Requests to the session's thread. Each has one answer, unless the session ends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SessionRequest {
-    /// Take a place at the end of the line.
+    /// Take a place at the end of the queue.
     Join(RequestId),
-    /// Who stands in line, and the last epoch. From then on, [`SessionEvent::QueueChanged`] when the one before us goes.
+    /// Read the queue and the last epoch. From then on, [`SessionEvent::QueueChanged`] when the place before ours goes.
     ReadQueue(RequestId),
-    /// Nothing but an answer, that the session be heard of.
+    /// Only demands an answer, so that the store knows that the session lives.
     KeepAlive(RequestId),
     /// Write to our place.
     Renew(RequestId),
-    /// Put this epoch in the place of the one of that version, if our place is still there.
+    /// Replace that version of the epoch by this epoch, if our place still exists.
     TakeEpoch {
-        /// Names it.
+        /// Identifies the request.
         request_id: RequestId,
-        /// What it replaces.
+        /// The version to replace.
         expected: Version,
-        /// What takes its place.
+        /// The new epoch.
         epoch: Epoch,
     },
     /// Give up our place.
     Leave(RequestId),
-    /// Take away the place of somebody whose process is known to have ended.
+    /// Remove the place of a gateway whose process is known to have ended.
     Remove(RequestId, String),
 }
 
-/// What comes from the session's keeper.
+/// Events from the session's thread.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SessionEvent {
-    /// A session has begun, and with this time-out, as the store granted it. Nothing of an earlier one is there.
+    /// A session has begun, with the time-out that the store granted. No state of an earlier session remains.
     Started {
         /// T, ns.
         timeout_ns: u64,
-        /// When it was asked for, at the earliest.
-        asked: MonoNs,
+        /// When the session was requested, at the earliest.
+        requested_at: MonoNs,
     },
-    /// How the connection is; [`StoreLink::Ended`]: the session has expired, and what was asked has no answer any more.
+    /// The connection's state. [`StoreLink::Ended`]: the session has expired, and outstanding requests get no answer.
     StoreLink(StoreLink),
-    /// The answer to the request with that ticket.
+    /// The answer to the request with that id.
     Answer(RequestId, SessionAnswer),
-    /// The one before us has gone, or the line is not what it was.
+    /// The place before ours has gone, or the queue has changed.
     QueueChanged,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SessionAnswer {
     /// It was done.
     Done,
     /// To [`SessionRequest::ReadQueue`].
     Queue {
-        /// Who stands there, the first one first.
+        /// The places, the first one first.
         entries: Vec<QueueEntry>,
-        /// Which of them is ours.
+        /// Index of our place.
         own: Option<usize>,
         /// The last epoch that was taken; 0: none yet.
         epoch: Epoch,
         /// Its version.
         version: Version,
     },
-    /// Our place is not there.
+    /// Our place does not exist.
     Gone,
     /// Another version of the epoch was in force. Nothing has changed.
     Refused,
@@ -119,16 +121,16 @@ pub enum SessionAnswer {
     Failed(String),
 }
 
-/// A place in the line.
+/// A place in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct QueueEntry {
     /// Its name in the store.
     pub name: String,
-    /// Whose it is; `None`: of somebody who says so in no form of ours.
+    /// Its owner; `None`: the node's content is not in our format.
     pub member: Option<Member>,
 }
 
-/// One gateway's part in the line of one group.
+/// One gateway's part in the queue of one group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SessionLatch {
     config: SessionLatchConfig,
@@ -137,15 +139,15 @@ pub struct SessionLatch {
     known: SessionLiveness,
     connection: ConnectionState,
     is_queued: bool,
-    /// Whether the line has to be looked at.
+    /// Whether the queue must be read again.
     must_read_queue: bool,
-    /// Answers that are waited for, with what was asked and when.
-    asked: BTreeMap<RequestId, (RequestKind, MonoNs)>,
-    /// When anything was asked last.
+    /// Outstanding requests: kind and time of sending.
+    pending: BTreeMap<RequestId, (RequestKind, MonoNs)>,
+    /// When the last request was sent.
     last_request_at: MonoNs,
     entries: Vec<QueueEntry>,
     own: Option<usize>,
-    /// The last epoch that was taken by anybody, as far as is known.
+    /// The last epoch that any gateway took, as far as known.
     epoch: Epoch,
     leading: Option<Leading>,
     leaving: LeaveState,
@@ -156,11 +158,11 @@ pub struct SessionLatch {
     observed_epoch: Epoch,
     pin: Pin,
     obstacle: Option<Obstacle>,
-    /// A store that refuses is not hammered.
+    /// No request before this time, so that a store that refuses is not flooded.
     backoff_until: MonoNs,
-    /// Until when a send of the last leadership may be under way: our place stays as long.
+    /// Until when a send of the last leadership may be outstanding; our place stays as long.
     sends_end_at: MonoNs,
-    tickets: u64,
+    last_request: u64,
     outputs: Vec<Output<SessionRequest>>,
 }
 
@@ -175,13 +177,13 @@ enum RequestKind {
     Remove,
 }
 
-/// What is known of when the node of the store that ends sessions heard of ours.
+/// Knowledge of when the store node that ends sessions last received anything of ours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct SessionLiveness {
-    /// The session lasts T from then at least.
+    /// The session lasts at least T from then.
     from: MonoNs,
-    /// After a silence: when the first request was sent that was answered, and when the answer came. Whether word of it came in
-    /// time is known with the answer to another one, sent long enough after.
+    /// After a silence: when the first answered request was sent, and when the answer came. The answer to another
+    /// request, sent long enough after, shows whether word of the first arrived in time.
     after_silence: Option<(MonoNs, MonoNs)>,
 }
 
@@ -197,18 +199,18 @@ struct Leading {
 enum LeaveState {
     #[default]
     Staying,
-    /// To whom leadership is to go; the line is looked at first.
+    /// Leadership goes to this gateway; the queue is read first.
     HandOver(Option<NodeId>),
-    /// The fence is closed, sends may be outstanding.
+    /// The fence is closed; sends may be outstanding.
     Draining,
-    /// The place is to go; then a new one is taken.
+    /// The place is to be deleted; then a new one is taken.
     Leaving,
-    /// The place is to go, for good.
+    /// The place is to be deleted for good.
     Closing,
 }
 
 impl SessionLatch {
-    /// Stands nowhere yet.
+    /// Begins without a place.
     #[must_use]
     pub fn new(config: SessionLatchConfig) -> Self {
         Self {
@@ -218,7 +220,7 @@ impl SessionLatch {
             connection: ConnectionState::default(),
             is_queued: false,
             must_read_queue: false,
-            asked: BTreeMap::new(),
+            pending: BTreeMap::new(),
             last_request_at: MonoNs(0),
             entries: Vec::new(),
             own: None,
@@ -234,7 +236,7 @@ impl SessionLatch {
             obstacle: None,
             backoff_until: MonoNs(0),
             sends_end_at: MonoNs(0),
-            tickets: 0,
+            last_request: 0,
             outputs: Vec::new(),
         }
     }
@@ -280,7 +282,7 @@ impl SessionLatch {
                     self.outputs.push(Output::Drain);
                 }
             }
-            // Here the line alone decides.
+            // Here the queue alone decides.
             Input::Time
             | Input::Peer { .. }
             | Input::HandOver(_)
@@ -293,10 +295,10 @@ impl SessionLatch {
 
     fn on_event(&mut self, now: MonoNs, event: SessionEvent) {
         match event {
-            SessionEvent::Started { timeout_ns, asked } => {
+            SessionEvent::Started { timeout_ns, requested_at } => {
                 self.end_session();
                 self.session_ns = Some(timeout_ns);
-                self.known = SessionLiveness { from: asked, after_silence: None };
+                self.known = SessionLiveness { from: requested_at, after_silence: None };
                 let is_first = self.connection == ConnectionState::Starting;
                 self.connect(if is_first { ConnectionState::Connected } else { ConnectionState::Reconnected });
             }
@@ -319,19 +321,19 @@ impl SessionLatch {
             SessionEvent::StoreLink(_) => {}
             SessionEvent::QueueChanged => self.must_read_queue = true,
             SessionEvent::Answer(request_id, answer) => {
-                // What was asked in an earlier session has no meaning in this one.
-                if let Some((asked, sent)) = self.asked.remove(&request_id) {
-                    self.on_answer(now, asked, sent, answer);
+                // An answer to a request of an earlier session means nothing in this one.
+                if let Some((kind, sent)) = self.pending.remove(&request_id) {
+                    self.on_answer(now, kind, sent, answer);
                 }
             }
         }
     }
 
-    fn on_answer(&mut self, now: MonoNs, asked: RequestKind, sent: MonoNs, answer: SessionAnswer) {
+    fn on_answer(&mut self, now: MonoNs, kind: RequestKind, sent: MonoNs, answer: SessionAnswer) {
         if matches!(answer, SessionAnswer::Done | SessionAnswer::Queue { .. } | SessionAnswer::Refused) {
             self.record_session_alive(now, sent);
         }
-        match (asked, answer) {
+        match (kind, answer) {
             (RequestKind::Join, SessionAnswer::Done) => (self.is_queued, self.must_read_queue) = (true, true),
             (RequestKind::ReadQueue, SessionAnswer::Queue { entries, own, epoch, version }) => {
                 (self.entries, self.own, self.epoch) = (entries, own, self.epoch.max(epoch));
@@ -360,7 +362,7 @@ impl SessionLatch {
                     self.must_read_queue = true;
                 }
             }
-            // That it was gone already says nothing of our own place.
+            // That the removed place was gone already says nothing about our own.
             (RequestKind::Remove, _) => self.must_read_queue = true,
             (RequestKind::Leave, SessionAnswer::Done) | (_, SessionAnswer::Gone) => self.on_entry_lost(),
             (_, SessionAnswer::Failed(why)) => {
@@ -368,7 +370,7 @@ impl SessionLatch {
                 self.backoff_until = now.plus(BACKOFF_NS);
                 self.must_read_queue = true;
             }
-            // A renewal of unknown outcome moves nothing; for all else the line says what came of it.
+            // A renewal of unknown outcome moves nothing. For all other requests the queue shows the outcome.
             (RequestKind::Renew | RequestKind::KeepAlive, _) => {}
             (_, SessionAnswer::Refused | SessionAnswer::Unknown(_)) => {
                 self.backoff_until = now.plus(self.config.timing.renew_ns);
@@ -409,12 +411,12 @@ impl SessionLatch {
         }
     }
 
-    /// Only the next in line can follow.
+    /// Only the next in the queue can succeed.
     fn hand_over(&mut self, own: usize, target: Option<NodeId>) {
         let next = self.entries.get(own + 1).and_then(|entry| entry.member.as_ref()).map(|member| member.node);
         let why = match (next, target) {
-            (None, _) => "nobody stands behind this gateway",
-            (Some(next), Some(target)) if next != target => "another gateway is next in line",
+            (None, _) => "no other candidate",
+            (Some(next), Some(target)) if next != target => "another gateway is next in the queue",
             _ => {
                 self.close(CloseReason::HandedOver);
                 (self.leaving, self.must_read_queue) = (LeaveState::Draining, false);
@@ -425,7 +427,7 @@ impl SessionLatch {
         self.outputs.push(Output::Notice(Notice::HandOverFailed { target, why }));
     }
 
-    /// Asks for whatever is to be asked for now.
+    /// Sends the requests that are due.
     fn issue_requests(&mut self, now: MonoNs) {
         if self.leading.is_some_and(|leading| leading.deadline <= now) {
             self.close(CloseReason::Expired);
@@ -438,7 +440,7 @@ impl SessionLatch {
         if let Some(leading) = &mut self.leading {
             if is_eligible && leading.renew_at <= now {
                 leading.renew_at = now.plus(self.config.timing.renew_ns);
-                if self.asked.len() < PENDING_MAX {
+                if self.pending.len() < PENDING_MAX {
                     self.ask(now, RequestKind::Renew, SessionRequest::Renew);
                 }
             }
@@ -446,8 +448,8 @@ impl SessionLatch {
                 return;
             }
         }
-        let waits_for = |asked: RequestKind| self.asked.values().any(|(other, _)| *other == asked);
-        let takes_epoch = self.asked.values().any(|(asked, _)| matches!(asked, RequestKind::TakeEpoch(_)));
+        let waits_for = |kind: RequestKind| self.pending.values().any(|(other, _)| *other == kind);
+        let takes_epoch = self.pending.values().any(|(kind, _)| matches!(kind, RequestKind::TakeEpoch(_)));
         if self.must_leave() && self.is_queued {
             if self.sends_end_at <= now && !waits_for(RequestKind::Leave) {
                 self.ask(now, RequestKind::Leave, SessionRequest::Leave);
@@ -459,7 +461,7 @@ impl SessionLatch {
             }
         } else if !self.is_queued && is_eligible && self.leaving == LeaveState::Staying && !waits_for(RequestKind::Join)
         {
-            // After a join of unknown outcome the line says whether there is a place.
+            // After a join of unknown outcome the queue shows whether there is a place.
             if self.must_read_queue {
                 if !waits_for(RequestKind::ReadQueue) {
                     self.must_read_queue = false;
@@ -473,16 +475,17 @@ impl SessionLatch {
         }
     }
 
-    /// When whoever stands in line and has nothing to ask for asks nevertheless: often enough that an answer comes before the one
-    /// before counts no more, also where that was the first one after a silence.
+    /// When a gateway in the queue without other requests sends one: often enough that an answer comes before the
+    /// previous one expires, even if that was the first one after a silence.
     fn keep_alive_at(&self) -> Option<MonoNs> {
-        let is_idle = self.is_queued && self.leading.is_none() && self.asked.is_empty() && !self.has_request_to_send();
+        let is_idle =
+            self.is_queued && self.leading.is_none() && self.pending.is_empty() && !self.has_request_to_send();
         self.session_ns
             .filter(|_| is_idle)
             .map(|session_ns| self.last_request_at.plus(session_ns / 5).max(self.backoff_until))
     }
 
-    /// A request that was sent then has been answered.
+    /// A request that was sent at `sent` has been answered.
     fn record_session_alive(&mut self, now: MonoNs, sent: MonoNs) {
         if let Some((first, answered)) = self.known.after_silence
             && answered.plus(self.propagation_ns()) <= sent
@@ -496,16 +499,16 @@ impl SessionLatch {
         }
     }
 
-    /// How long word of a session may be under way between the store's nodes.
+    /// How long word of a session may be under way between the store's nodes, ns.
     fn propagation_ns(&self) -> u64 {
         let propagation_ns = self.session_ns.unwrap_or(0) / 4;
         propagation_ns.saturating_add(2 * drift_ns(propagation_ns, self.config.timing.rate_error_ppm))
     }
 
-    fn ask(&mut self, now: MonoNs, asked: RequestKind, request: impl FnOnce(RequestId) -> SessionRequest) {
-        self.tickets += 1;
-        let request_id = RequestId(self.tickets);
-        self.asked.insert(request_id, (asked, now));
+    fn ask(&mut self, now: MonoNs, kind: RequestKind, request: impl FnOnce(RequestId) -> SessionRequest) {
+        self.last_request += 1;
+        let request_id = RequestId(self.last_request);
+        self.pending.insert(request_id, (kind, now));
         self.last_request_at = now;
         self.outputs.push(Output::Request(request(request_id)));
     }
@@ -532,7 +535,7 @@ impl SessionLatch {
     fn end_session(&mut self) {
         self.on_entry_lost();
         self.session_ns = None;
-        self.asked.clear();
+        self.pending.clear();
         self.entries.clear();
     }
 
@@ -543,13 +546,13 @@ impl SessionLatch {
         }
     }
 
-    /// Whether the place is to go.
+    /// Whether the place must be given up.
     fn must_leave(&self) -> bool {
         matches!(self.leaving, LeaveState::Leaving | LeaveState::Closing)
             || !self.is_eligible() && self.leading.is_none()
     }
 
-    /// Whether anything is to be asked for while not leading.
+    /// Whether a request is due while not leading.
     fn has_request_to_send(&self) -> bool {
         if self.is_queued {
             self.must_read_queue || self.must_leave()
@@ -576,7 +579,7 @@ impl SessionLatch {
         }
     }
 
-    /// Until when a leader may send, and word of a request comes in time.
+    /// Until when a leader may send and word of a request arrives in time.
     fn deadline(&self) -> MonoNs {
         self.known.from.plus(self.config.timing.session_usable_ns(self.session_ns.unwrap_or(0)))
     }
@@ -600,7 +603,7 @@ impl Core for SessionLatch {
             Some(Leading { deadline, .. }) => Some(*deadline),
             None => {
                 let sends_end_at = if self.must_leave() { self.sends_end_at } else { MonoNs(0) };
-                let wanted = self.asked.is_empty() && self.has_request_to_send();
+                let wanted = self.pending.is_empty() && self.has_request_to_send();
                 wanted.then_some(self.backoff_until.max(sends_end_at)).or_else(|| self.keep_alive_at())
             }
         }
@@ -640,9 +643,9 @@ impl Core for SessionLatch {
     }
 }
 
-/// Between two attempts at what was refused.
+/// Pause after a refused request.
 const BACKOFF_NS: u64 = 100_000_000;
-/// Renewals that wait for an answer: with more, the store is gone and the deadline decides.
+/// Limit of unanswered renewals: with more, the store is gone and the deadline decides.
 const PENDING_MAX: usize = 64;
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
-//! A record in a store with several nodes: the store's own cold thread, with a connection to each node of which one is
-//! in use. What the stores differ in is behind [`StoreClient`].
+//! A record in a store with several nodes: the store's own cold thread, with a connection to each node, one of which is
+//! in use. [`StoreClient`] hides the differences between the stores.
 //!
 //! ```text
-//!   election thread ── orders ──► store thread: request, request, …  ──► node in use
-//!        ▲                             │          watch              ◄──
-//!        └──────── events ─────────────┘          spare connections  ··► other nodes
+//!   election thread ── commands ──► store thread: request, request, … ──► node in use
+//!        ▲                               │          watch             ◄──
+//!        └──────── events ───────────────┘          spare connections ··► other nodes
 //! ```
-//! - A connection whose request ended in doubt, whose watch ended, or that is [given up](Register::reconnect), is never
-//!   used again. The next one is to another node where there is one: a node that hangs keeps its connections.
-//! - A request waits for a connection no longer than its time-out, and then has not happened. Once it was handed to a
-//!   connection, it has an answer or is unknown.
-//! - Within one connection no older version is told after a newer one.
+//! - A connection whose request ended in doubt, whose watch ended, or that was [dropped](Register::reconnect), is never
+//!   used again. The next one is to another node where there is one, since a node that hangs keeps its connections.
+//! - A request waits for a connection at most for its time-out, and then has not happened. Once submitted to a
+//!   connection, it is answered or its outcome is unknown.
+//! - Within one connection no older version is reported after a newer one.
 //!
-//! This thread may run anywhere but on the cores of the hot threads. It knows no deadline: those count from when the
-//! election thread handed a request in.
+//! This thread may run anywhere except on the cores of the hot threads. It knows no deadline: deadlines count from when
+//! the election thread submitted a request.
 
 use std::{
     cell::{Cell, RefCell},
@@ -41,10 +41,10 @@ use super::{
 
 /// One connection to one node. Clones share it.
 pub(super) trait StoreClient: Clone + 'static {
-    /// How to reach the record, and who asks.
+    /// Address of the record, and credentials.
     type Settings: Send + 'static;
 
-    /// Connects to one node, and makes sure that it answers and lets us in. Fails with the reason.
+    /// Connects to one node, and checks that it answers and accepts the credentials. Fails with the reason.
     fn connect(settings: &Self::Settings, endpoint: &str) -> impl Future<Output = Result<Self, String>>;
 
     /// See [`Register::read`].
@@ -53,13 +53,13 @@ pub(super) trait StoreClient: Clone + 'static {
     /// See [`Register::compare_and_swap`].
     fn compare_and_swap(&self, expected: Version, value: Vec<u8>) -> impl Future<Output = Outcome>;
 
-    /// Tells the record as it is, then each change of it. Ends with the reason when it can't go on.
+    /// Reports the present record, then each change of it. Ends with the reason when it cannot continue.
     fn watch(&self, on_change: impl Fn(Option<Versioned>)) -> impl Future<Output = String>;
 }
 
 /// The register of one group in a store.
 ///
-/// Dropped, it waits for the requests that were handed in, no longer than their time-out: a release is one of them.
+/// Dropping it waits for the submitted requests, at most for their time-out, since a release may be among them.
 #[derive(Debug)]
 pub struct StoreRegister {
     commands: Option<mpsc::UnboundedSender<Command>>,
@@ -91,7 +91,7 @@ impl StoreRegister {
     }
 
     fn command(&self, command: Command) {
-        // The thread ends only after this does.
+        // The thread ends only after this value does.
         if let Some(commands) = &self.commands {
             let _ = commands.send(command);
         }
@@ -120,13 +120,13 @@ impl Drop for StoreRegister {
     fn drop(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of it has been reported by the panic hook.
+            // The panic hook has reported a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// An answer to a read from what stands in the store; it comes from outside.
+/// The answer to a read, from the stored value, which comes from outside.
 pub(super) fn read_outcome(found: Option<(Version, &[u8])>) -> Outcome {
     match found.map(|(version, value)| versioned(version, value)).transpose() {
         Ok(record) => Outcome::Read(record),
@@ -134,19 +134,19 @@ pub(super) fn read_outcome(found: Option<(Version, &[u8])>) -> Outcome {
     }
 }
 
-/// A record with its version, or why it is none.
+/// A record with its version, or why the value is not a record.
 pub(super) fn versioned(version: Version, value: &[u8]) -> Result<Versioned, String> {
     let record = Record::from_bytes(value).map_err(|error| error.to_string())?;
     Ok(Versioned { version, record })
 }
 
-/// Everything that the thread knows.
+/// The thread's state.
 struct StoreWorker<C: StoreClient> {
     access: StoreAccess,
     settings: Rc<C::Settings>,
     events: RegisterSender,
     nodes: Vec<EndpointState<C>>,
-    /// Each node, and why the last attempt to connect to it failed.
+    /// For each node, why the last attempt to connect failed.
     connect_errors: Rc<RefCell<Vec<String>>>,
     active: watch::Sender<Option<Rc<Connection<C>>>>,
     /// Numbers connections.
@@ -157,7 +157,7 @@ struct StoreWorker<C: StoreClient> {
 
 struct EndpointState<C> {
     spare: Option<C>,
-    /// How long to wait before the next attempt.
+    /// Pause before the next attempt.
     pause: Duration,
 }
 
@@ -167,17 +167,17 @@ struct Connection<C> {
     node: usize,
     number: u64,
     is_abandoned: watch::Sender<bool>,
-    /// The newest version that was told from it.
+    /// The newest version that was reported from it.
     newest: Cell<Version>,
 }
 
-/// What tasks of the thread tell it.
+/// Reports of the thread's tasks.
 enum Report<C> {
     Connected {
         node: usize,
         result: Result<C, String>,
     },
-    /// The connection of that number can't be relied upon.
+    /// The connection of that number is no longer reliable.
     InDoubt {
         number: u64,
         why: String,
@@ -222,7 +222,7 @@ impl<C: StoreClient> StoreWorker<C> {
                     Some(Command::Watch) => drop(tasks.spawn_local(self.watch())),
                     Some(Command::Reconnect) => {
                         let number = self.active.borrow().as_ref().map(|connection| connection.number);
-                        number.into_iter().for_each(|number| self.abandon(number, "its answers are overdue", &mut tasks));
+                        number.into_iter().for_each(|number| self.abandon(number, "no answers within the timeout", &mut tasks));
                     }
                     None => break,
                 },
@@ -230,12 +230,12 @@ impl<C: StoreClient> StoreWorker<C> {
                     Report::Connected { node, result } => self.connected(node, result, &mut tasks),
                     Report::InDoubt { number, why } => self.abandon(number, &why, &mut tasks),
                 },
-                // Only to forget them.
+                // Only to remove finished tasks.
                 Some(_) = tasks.join_next() => {}
                 Some(_) = requests.join_next() => {}
             }
         }
-        // No answer is waited for any more, but what was handed in is to reach the store.
+        // No answer is awaited any more, but submitted requests should reach the store.
         let all = async { while requests.join_next().await.is_some() {} };
         let _ = timeout(self.access.request_timeout, all).await;
     }
@@ -266,7 +266,7 @@ impl<C: StoreClient> StoreWorker<C> {
                 node.pause = (pause * 2).min(PAUSE_MAX);
                 let connect_error = format!("{}: {connect_error}", self.access.endpoints[index]);
                 if self.connect_errors.borrow()[index] != connect_error {
-                    tracing::warn!(connect_error, "cannot connect to the election's store");
+                    tracing::warn!(connect_error, "cannot connect to the election store");
                 }
                 self.connect_errors.borrow_mut()[index] = connect_error;
                 tasks.spawn_local(self.connect(index, pause));
@@ -274,14 +274,14 @@ impl<C: StoreClient> StoreWorker<C> {
         }
     }
 
-    /// From now on requests go over the spare connection to that node, if there is one.
+    /// Uses the spare connection to that node from now on, if there is one.
     fn use_spare(&mut self, index: usize) -> bool {
         let Some(client) = self.nodes[index].spare.take() else { return false };
         self.connection_count += 1;
         let number = self.connection_count;
         let (is_abandoned, newest) = (watch::Sender::new(false), Cell::new(Version::NONE));
-        tracing::info!(endpoint = self.access.endpoints[index], "the election's store is connected");
-        // Told first: an answer over this connection must not come before it.
+        tracing::info!(endpoint = self.access.endpoints[index], "connected to the election store");
+        // Reported first: an answer over this connection must not come before it.
         (self.events)(RegisterEvent::StoreLink(StoreLink::Up));
         self.active.send_replace(Some(Rc::new(Connection { client, node: index, number, is_abandoned, newest })));
         true
@@ -292,7 +292,7 @@ impl<C: StoreClient> StoreWorker<C> {
             connection.as_ref().is_some_and(|connection| connection.number == number)
         };
         let mut abandoned = None;
-        // Reports of connections that were given up before come late.
+        // Reports of dropped connections come late.
         self.active.send_if_modified(|active| {
             abandoned = if is_same(active) { active.take() } else { None };
             abandoned.is_some()
@@ -301,7 +301,7 @@ impl<C: StoreClient> StoreWorker<C> {
         tracing::warn!(
             endpoint = self.access.endpoints[connection.node],
             why,
-            "connection to the election's store given up"
+            "connection to the election store dropped"
         );
         connection.is_abandoned.send_replace(true);
         (self.events)(RegisterEvent::StoreLink(StoreLink::InDoubt));
@@ -310,7 +310,7 @@ impl<C: StoreClient> StoreWorker<C> {
         let _ = (1..=count).map(|step| (node + step) % count).any(|other| self.use_spare(other));
     }
 
-    /// Asks, over the connection in use, and tells the answer.
+    /// Sends a request over the connection in use, and reports the answer.
     fn request<F: Future<Output = Outcome>>(
         &self,
         request_id: RequestId,
@@ -331,7 +331,7 @@ impl<C: StoreClient> StoreWorker<C> {
                 biased;
                 outcome = timeout_at(deadline, ask(connection.client.clone())) =>
                     outcome.unwrap_or_else(|_| Outcome::Unknown(format!("no answer within {limit:?}"))),
-                _ = is_abandoned.wait_for(|is| *is) => Outcome::Unknown("its connection was given up".to_owned()),
+                _ = is_abandoned.wait_for(|is| *is) => Outcome::Unknown("connection dropped".to_owned()),
             };
             if let Outcome::Unknown(why) = &outcome {
                 let _ = reports.send(Report::InDoubt { number: connection.number, why: why.clone() });
@@ -343,7 +343,7 @@ impl<C: StoreClient> StoreWorker<C> {
         }
     }
 
-    /// Watches over whichever connection is in use, for ever.
+    /// Watches over the connection in use, without end.
     fn watch(&self) -> impl Future<Output = ()> + 'static {
         let mut active = self.active.subscribe();
         let (events, reports) = (RegisterSender::clone(&self.events), self.reports.clone());
@@ -391,9 +391,9 @@ async fn connected<C>(active: &mut watch::Receiver<Option<Rc<Connection<C>>>>) -
     }
 }
 
-/// A node that is up answers within milliseconds, one that checks a password within tenths of a second.
+/// A running node answers within milliseconds, one that checks a password within tenths of a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Between two attempts to connect to one node, at first.
+/// First pause between two attempts to connect to one node.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// And in the end.
+/// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);

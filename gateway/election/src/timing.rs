@@ -1,24 +1,25 @@
-//! How long a lease lasts, when it is renewed, and what must hold between these times so that no two can overlap.
+//! Lease, renewal and margin, and the relation between them that keeps two leaders from overlapping.
 //!
 //! ```text
 //!   leader     sent ───────────────── deadline = sent + L − M        on its own clock
 //!   candidate     learned ──────────────────────────── learned + L(1+ρ)   on its own clock
 //!                                    │◄── M ≥ 2ρL + S + read error ──►│
 //! ```
-//! A candidate can't learn of a renewal before it was sent, so what separates the two is the margin alone: it pays for
-//! the clocks' difference in rate over one lease, for the longest send, and for reading the clock. The same holds for an heir,
-//! whose deadline counts from its stamp instead: that was taken before the renewal that names it was sent.
+//! A candidate cannot learn of a renewal before the renewal was sent, so the margin alone separates the two. The margin
+//! pays for the difference of the clocks' rates over one lease, for the longest send, and for reading the clock. The
+//! same holds for a designated successor. Its deadline counts from its stamp, which was taken before the leader sent
+//! the renewal that carries the stamp.
 
 use mdgw_feeds::time::MonoNs;
 
-/// Times of one lease. All of them may be set; [`Self::check`] says whether they are safe together.
+/// Times of one lease. All of them may be set; [`Self::check`] decides whether they are safe together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseTiming {
-    /// L: what others wait for, ns.
+    /// L: how long others wait, ns.
     pub lease_ns: u64,
-    /// R: a leader renews so often, ns.
+    /// R: the renewal period, ns.
     pub renew_ns: u64,
-    /// M: a leader stops so long before others may begin, ns.
+    /// M: a leader stops this long before others may begin, ns.
     pub margin_ns: u64,
     /// S: longest time from the fence's check to the return of the send, ns. Longer sends are counted.
     pub send_ns_max: u64,
@@ -31,13 +32,13 @@ impl LeaseTiming {
     pub const DEFAULT: Self = Self::from_ms(100, 20, 20);
     /// For isolated cores under SCHED_FIFO.
     pub const FAST: Self = Self::from_ms(40, 8, 8);
-    /// For stores far away, or machines that stall.
+    /// For distant stores, or machines that stall.
     pub const CALM: Self = Self::from_ms(1_000, 200, 200);
-    /// All profiles with the names that the configuration uses.
+    /// All profiles, with their names in the configuration.
     pub const PROFILES: [(&'static str, Self); 3] =
         [("default", Self::DEFAULT), ("fast", Self::FAST), ("calm", Self::CALM)];
 
-    /// Of lease, renewal and margin; the longest send is half of the margin.
+    /// From lease, renewal and margin; the longest send is half of the margin.
     #[must_use]
     pub const fn from_ms(lease_ms: u64, renew_ms: u64, margin_ms: u64) -> Self {
         Self {
@@ -49,10 +50,10 @@ impl LeaseTiming {
         }
     }
 
-    /// Whether no two leases with these times can overlap, and renewals have three chances.
+    /// Checks that no two leases with these times can overlap, and that three renewals fit into a lease.
     ///
     /// # Errors
-    /// When they could overlap, or a single lost renewal could end a lease; with the arithmetic.
+    /// When two leases could overlap, or a single lost renewal could end a lease. The error shows the arithmetic.
     pub fn check(&self) -> Result<(), TimingError> {
         let Self { lease_ns, renew_ns, margin_ns, send_ns_max, rate_error_ppm } = *self;
         if rate_error_ppm > RATE_ERROR_PPM_MAX {
@@ -72,29 +73,29 @@ impl LeaseTiming {
         Ok(())
     }
 
-    /// Until when a leader may send, whose last successful renewal was *sent* at `sent`, by its own clock.
+    /// The deadline for sends, on the leader's clock, after the last successful renewal was *sent* at `sent`.
     #[must_use]
     pub fn deadline(&self, sent: MonoNs) -> MonoNs {
         sent.plus(self.lease_ns.saturating_sub(self.margin_ns))
     }
 
-    /// The same where others wait no longer than for a lease of `lease_ns`.
+    /// The deadline where others wait for a lease of at most `lease_ns`.
     #[must_use]
     pub fn deadline_within(&self, sent: MonoNs, lease_ns: u64) -> MonoNs {
         sent.plus(self.lease_ns.min(lease_ns).saturating_sub(self.margin_ns))
     }
 
-    /// For how long after the sending of its last answered write a leader may send whose place in line is kept by a session
-    /// with this time-out.
+    /// How long a leader may send after it sent its last answered write, where a session with this time-out keeps its
+    /// place in the queue, ns.
     #[must_use]
     pub fn session_usable_ns(&self, session_ns: u64) -> u64 {
         (session_ns / 3 * 2).saturating_sub(self.margin_ns)
     }
 
-    /// Whether renewals have three chances within that.
+    /// Checks that three renewals fit into the usable time of such a session.
     ///
     /// # Errors
-    /// When they don't; with the arithmetic.
+    /// When they do not fit. The error shows the arithmetic.
     pub fn check_session(&self, session_ns: u64) -> Result<(), TimingError> {
         let Self { renew_ns, margin_ns, .. } = *self;
         let usable_ns = self.session_usable_ns(session_ns);
@@ -104,14 +105,14 @@ impl LeaseTiming {
         Ok(())
     }
 
-    /// How long a candidate waits for a lease of this length: L(1 + ρ), rounded up.
+    /// How long a candidate waits for a lease of this length: L(1 + ρ), rounded up, ns.
     #[must_use]
     pub fn wait_ns(&self) -> u64 {
         self.wait_for_ns(self.lease_ns)
     }
 
-    /// How long a candidate waits for a lease that the record says has `lease_ns`: that and never less than its own.
-    /// The other's length counts because it may have been configured longer.
+    /// How long a candidate waits for a record with lease `lease_ns`, but never less than for its own lease. The
+    /// record's length counts because its holder may be configured with a longer lease.
     #[must_use]
     pub fn wait_for_ns(&self, lease_ns: u64) -> u64 {
         let lease_ns = lease_ns.max(self.lease_ns);
@@ -128,7 +129,7 @@ impl Default for LeaseTiming {
 /// Times that do not fit together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimingError {
-    /// Two leases could overlap, or nothing is left of one.
+    /// Two leases could overlap, or no usable time would remain.
     #[error(
         "margin {} ms must be at least 2 x {} ppm x lease {} ms + longest send {} ms + clock read error {} ms = \
          {} ms + {} ms + {} ms = {} ms, and less than the lease",
@@ -136,14 +137,14 @@ pub enum TimingError {
         ms(CLOCK_READ_ERROR_NS), ms(*drift_ns), ms(timing.send_ns_max), ms(CLOCK_READ_ERROR_NS), ms(*margin_ns_min)
     )]
     Margin {
-        /// What was asked for.
+        /// The refused timing.
         timing: LeaseTiming,
-        /// What two clocks can differ by over one lease.
+        /// How far two clocks can drift apart over one lease, ns.
         drift_ns: u64,
-        /// The least margin.
+        /// The smallest safe margin, ns.
         margin_ns_min: u64,
     },
-    /// Fewer than three renewals fit a lease.
+    /// Fewer than three renewals fit into a lease.
     #[error(
         "renewal every {} ms must be at most a third of lease {} ms - margin {} ms: ({} - {}) / 3 = {} ms",
         ms(*renew_ns), ms(*lease_ns), ms(*margin_ns), ms(*lease_ns), ms(*margin_ns), ms((lease_ns - margin_ns) / 3)
@@ -156,7 +157,7 @@ pub enum TimingError {
         /// M.
         margin_ns: u64,
     },
-    /// Fewer than three renewals fit what a session gives its leader.
+    /// Fewer than three renewals fit into the usable time of a session.
     #[error(
         "renewal every {} ms must be at most a third of two thirds of session {} ms - margin {} ms: ({} - {}) / 3 = {} ms",
         ms(*renew_ns), ms(*session_ns), ms(*margin_ns), ms(*session_ns / 3 * 2), ms(*margin_ns), ms(*usable_ns / 3)
@@ -168,10 +169,10 @@ pub enum TimingError {
         renew_ns: u64,
         /// M.
         margin_ns: u64,
-        /// What is left for a leader.
+        /// The part of the session that a leader may use, ns.
         usable_ns: u64,
     },
-    /// A time of nothing, or one beyond any use.
+    /// A time of 0, or beyond the maximum.
     #[error(
         "lease {} ms must be more than 0 and at most {} ms, renewal {} ms more than 0",
         ms(*lease_ns), ms(LEASE_NS_MAX), ms(*renew_ns)
@@ -182,7 +183,7 @@ pub enum TimingError {
         /// R.
         renew_ns: u64,
     },
-    /// No clock is that wrong.
+    /// The bound on the rate error is out of range.
     #[error("a clock's rate error of {rate_error_ppm} ppm must be at most {RATE_ERROR_PPM_MAX} ppm")]
     RateError {
         /// ρ.
@@ -190,25 +191,25 @@ pub enum TimingError {
     },
 }
 
-/// What a clock of rate error `rate_error_ppm` can be off after `ns`, rounded up.
+/// The error of a clock with rate error `rate_error_ppm` after `ns`, rounded up, ns.
 #[must_use]
 pub fn drift_ns(ns: u64, rate_error_ppm: u32) -> u64 {
     let drift = (u128::from(ns) * u128::from(rate_error_ppm)).div_ceil(1_000_000);
     u64::try_from(drift).unwrap_or(u64::MAX)
 }
 
-/// Crystals are within 100 ppm, and a time daemon slews by at most 500 ppm, which is watched: see the clock's rate.
+/// Crystals are within 100 ppm. A time daemon slews by at most 500 ppm, and the election watches the slew.
 pub const RATE_ERROR_PPM: u32 = 200;
-/// A hundredth: beyond it something is broken.
+/// One per cent: a clock with a larger error is broken.
 pub const RATE_ERROR_PPM_MAX: u32 = 10_000;
 /// Between reading the clock and comparing it, and between cores.
 pub const CLOCK_READ_ERROR_NS: u64 = 1_000;
-/// An hour. Bounds what a record from the store can make a candidate wait.
+/// One hour. Bounds how long a record from the store can make a candidate wait.
 pub const LEASE_NS_MAX: u64 = 3_600_000 * NS_PER_MS;
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Milliseconds with as many digits as they need.
+/// Milliseconds with as many digits as needed.
 fn ms(ns: u64) -> String {
     let (whole, rest) = (ns / NS_PER_MS, ns % NS_PER_MS);
     if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:06}").trim_end_matches('0').to_owned() }
@@ -280,8 +281,8 @@ mod tests {
     }
 
     proptest! {
-        /// The proof's inequality over clocks of any allowed rate: what the leader's clock makes of its lease, plus the
-        /// longest send, ends before the candidate's clock has made its wait.
+        /// The proof's inequality over clocks of any allowed rate: the leader's lease plus the longest send ends before
+        /// the candidate's wait ends.
         #[test]
         fn accepted_times_keep_leader_and_candidate_intervals_disjoint(
             lease_ns in 1_000_000_u64..10_000_000_000, margin_percent in 1_u64..60, send_percent in 0_u64..=100,

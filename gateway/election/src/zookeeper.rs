@@ -1,10 +1,10 @@
 //! A group's record as one persistent node of ZooKeeper: a set of its data that names the version, and a watch. The
-//! session says how the connection is, and nothing else: no ephemeral node, so nobody waits for a session to expire.
+//! session shows only the connection's state: there is no ephemeral node, so no gateway waits for a session to expire.
 //!
-//! Reads are as strong as swaps. A node of ZooKeeper answers reads by itself, though it may be behind the others; so the
-//! version that was read is confirmed by an empty transaction, which takes a majority.
+//! Reads are linearizable like swaps. A node of ZooKeeper answers reads by itself and may lag behind the others, so an
+//! empty transaction, which takes a majority, confirms the version that was read.
 //!
-//! [`session`] is the other way, for those who want it: a place in a line of ephemeral nodes.
+//! [`session`] is the alternative: a place in a queue of ephemeral nodes.
 
 pub mod session;
 
@@ -19,10 +19,10 @@ use super::{
     store_register::{StoreClient, StoreRegister, read_outcome, versioned},
 };
 
-/// Opens the register of one group. Returns at once; connections are made behind it.
+/// Opens the register of one group. Returns at once; connections are made in the background.
 ///
 /// # Errors
-/// When the password can't be read or the thread can't be started.
+/// When the password cannot be read or the thread cannot be started.
 pub fn open(config: &ZooKeeperConfig, group: GroupId, events: RegisterSender) -> Result<StoreRegister, AccessError> {
     let login = config.login()?;
     let settings = Settings { path: config.record_path(group), login };
@@ -62,7 +62,7 @@ impl StoreClient for NodeClient {
         let client = connector.connect(endpoint).await.map_err(|error| error.to_string())?;
         let acls = if settings.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() };
         let node = Self { client, path: settings.path.clone(), acls };
-        // Takes a majority, so a node that has lost the others fails here.
+        // Takes a majority, so a node without a majority fails here.
         let folder = Path::new(&node.path).parent().and_then(Path::to_str).filter(|folder| *folder != "/");
         if let Some(folder) = folder {
             let options = CreateMode::Persistent.with_acls(acls);
@@ -84,7 +84,7 @@ impl StoreClient for NodeClient {
                     let found = found.as_ref().map(|(version, value)| (to_version(*version), value.as_slice()));
                     return read_outcome(found);
                 }
-                // It was old; once this node has caught up, it isn't.
+                // The read was old; once this node has caught up, it is not.
                 Ok(false) => {
                     if let Err(error) = self.client.sync(&self.path).await {
                         return failure_outcome(&error);
@@ -101,7 +101,7 @@ impl StoreClient for NodeClient {
             self.client.create(&self.path, &value, &options).await.map(|(stat, _)| stat)
         } else {
             let Some(version) = from_version(expected) else {
-                return Outcome::Failed(format!("{expected:?} can't be asked for in ZooKeeper"));
+                return Outcome::Failed(format!("{expected:?} is not a ZooKeeper version"));
             };
             self.client.set_data(&self.path, &value, Some(version)).await
         };
@@ -122,7 +122,7 @@ impl StoreClient for NodeClient {
 }
 
 impl NodeClient {
-    /// Whether the record still has that version, or still isn't there, by word of a majority.
+    /// Whether the record still has that version, or still does not exist, confirmed by a majority.
     async fn confirm(&self, version: Option<i32>) -> Result<bool, Error> {
         let mut check = self.client.new_multi_writer();
         check.add_check_version(&self.path, version.unwrap_or(ANY))?;
@@ -143,8 +143,10 @@ impl NodeClient {
                 Ok((value, stat, watcher)) => {
                     match versioned(to_version(stat.version), &value) {
                         Ok(found) => on_change(Some(found)),
-                        // Whoever reads is told so.
-                        Err(reason) => tracing::warn!(reason, "the election's node in ZooKeeper holds something else"),
+                        // A read reports the same.
+                        Err(reason) => {
+                            tracing::warn!(reason, "the election node in ZooKeeper contains an invalid record")
+                        }
                     }
                     watcher
                 }
@@ -167,22 +169,22 @@ impl NodeClient {
     }
 }
 
-/// ZooKeeper counts from 0, in 32 bits with a sign that turns after 497 days of renewals each 20 ms; a 0 of ours means
-/// that there is no record.
+/// ZooKeeper counts from 0, in signed 32 bits that overflow after 497 days of renewals each 20 ms. Our 0 means that
+/// there is no record.
 fn to_version(version: i32) -> Version {
     Version(u64::from(version.cast_unsigned()) + 1)
 }
 
-/// `None` for what ZooKeeper never has, and for the one that it takes for "any".
+/// `None` for versions that ZooKeeper never has, and for the one that means "any".
 fn from_version(version: Version) -> Option<i32> {
     let version = u32::try_from(version.0.checked_sub(1)?).ok()?.cast_signed();
     (version != ANY).then_some(version)
 }
 
-/// Stands for any version in a request.
+/// Means any version in a request.
 const ANY: i32 = -1;
 
-/// What a failed request means. Only what ZooKeeper itself refuses has certainly not happened.
+/// The outcome of a failed request. Only what ZooKeeper itself refused has certainly not happened.
 fn failure_outcome(error: &Error) -> Outcome {
     let text = error.to_string();
     match error {
@@ -198,7 +200,7 @@ fn failure_outcome(error: &Error) -> Outcome {
     }
 }
 
-/// Asked for; a third of it without a word from a node, and the connection is given up.
+/// The requested time-out. After a third of it without an answer from a node, the connection is dropped.
 const SESSION: Duration = Duration::from_secs(4);
 
 #[cfg(test)]

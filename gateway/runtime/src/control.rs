@@ -339,7 +339,7 @@ mod tests {
         let hand_over = || control.handle(Request::HandOver { group: None, target: None });
         let value = ok(hand_over());
         assert_eq!((&value["leader"]["name"], &value["epoch"]["count"]), (&json!("gw2"), &json!(6)));
-        assert_eq!(refused(hand_over()), "this gateway does not lead");
+        assert_eq!(refused(hand_over()), "this gateway is not the leader");
         let group = &ok(control.handle(Request::Status {}))["groups"][0];
         assert_eq!((&group["role"], &group["leader"]["node"]), (&json!("candidate"), &json!(2)));
     }

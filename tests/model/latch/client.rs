@@ -113,7 +113,7 @@ impl LatchModel {
         state.network.retain(|flying| !matches!(flying.what, InFlightMessage::Event { to, .. } if to.0 == node));
         state.store.begin_session(id, incarnation, state.now);
         let asked = self.clock(node, state.now);
-        state.send_event(id, SessionEvent::Started { timeout_ns: self.session_timeout_ns, asked });
+        state.send_event(id, SessionEvent::Started { timeout_ns: self.session_timeout_ns, requested_at: asked });
     }
 
     /// What was asked may have been done or not, now or later.

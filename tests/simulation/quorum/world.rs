@@ -531,7 +531,7 @@ impl QuorumCluster {
                 VoterOutput::Reply { to, reply } => {
                     self.send(Message { group: GroupId(1), from: id, to, body: Body::Reply(reply) });
                 }
-                VoterOutput::Store { ticket, durable } => self.store(id, ticket, durable),
+                VoterOutput::Store { write_id: ticket, durable } => self.store(id, ticket, durable),
             }
         }
     }
@@ -584,7 +584,7 @@ impl QuorumCluster {
                 self.after(drain_ns, Event::Drained { node: id, incarnation });
             }
             Output::Request(QuorumRequest::Send(message)) => self.send(message),
-            Output::Request(QuorumRequest::Store { ticket, durable }) => self.store(id, ticket, durable),
+            Output::Request(QuorumRequest::Store { write_id: ticket, durable }) => self.store(id, ticket, durable),
             Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
         }
     }

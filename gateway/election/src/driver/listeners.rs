@@ -1,4 +1,4 @@
-//! Listeners, told on a thread of their own, so that a slow one stops nobody else's fence.
+//! Listeners, notified on a thread of their own, so that a slow listener does not delay a fence.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
@@ -12,7 +12,7 @@ use crate::{
     latch::{Listener, ListenerId},
 };
 
-/// What they are told.
+/// An event for listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListenerEvent {
     Gained(Epoch),
@@ -20,7 +20,7 @@ pub(super) enum ListenerEvent {
     Connection(Epoch, ConnectionState),
 }
 
-/// Who listens, and the thread that tells them, started with the first of them.
+/// The listeners, and the thread that notifies them, started with the first listener.
 #[derive(Default)]
 pub(super) struct Listeners(Mutex<Inner>);
 
@@ -35,7 +35,7 @@ struct Inner {
 struct Notification {
     event: ListenerEvent,
     to: Vec<(ListenerId, Arc<dyn Listener>)>,
-    /// Dropped when all have been told.
+    /// Dropped when all listeners have been notified.
     done: Option<mpsc::Sender<()>>,
 }
 
@@ -52,8 +52,8 @@ impl Listeners {
         self.inner().listeners.retain(|(listener, _)| *listener != id);
     }
 
-    /// Tells them in order, after all that was told before. With a limit: returns when all of them have returned, or
-    /// after the limit, and they go on meanwhile.
+    /// Notifies the listeners in order, after all earlier events. With a limit: returns when all listeners have
+    /// returned, or after the limit, while they continue.
     pub(super) fn notify(&self, event: ListenerEvent, limit: Option<Duration>) {
         let (done, all_notified) = mpsc::channel();
         {
@@ -70,11 +70,15 @@ impl Listeners {
         if let Some(limit) = limit
             && all_notified.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout)
         {
-            tracing::warn!(?event, limit_ms = limit.as_millis(), "listeners are slow; not waited for any longer");
+            tracing::warn!(
+                ?event,
+                limit_ms = limit.as_millis(),
+                "leadership listeners did not finish in time; continuing without them"
+            );
         }
     }
 
-    /// The thread ends when all has been told.
+    /// The thread ends after all pending notifications.
     pub(super) fn end(&self) {
         let mut inner = self.inner();
         inner.has_ended = true;
@@ -94,7 +98,7 @@ impl Inner {
             let run = move || tasks.into_iter().for_each(|task| task.run());
             match thread.spawn(run) {
                 Ok(_detached) => self.notifier = Some(sender),
-                Err(error) => tracing::error!(%error, "listeners are not told: no thread"),
+                Err(error) => tracing::error!(%error, "cannot start the thread that notifies leadership listeners"),
             }
         }
         self.notifier.as_ref()
@@ -110,7 +114,7 @@ impl Notification {
                 ListenerEvent::Connection(epoch, state) => listener.connection(epoch, state),
             }));
             if event.is_err() {
-                tracing::error!(event = ?self.event, "a listener panicked");
+                tracing::error!(event = ?self.event, "a leadership listener panicked");
             }
         }
         drop(self.done);

@@ -1,4 +1,4 @@
-//! How fast a store answers, measured before anything depends on it.
+//! Measures how fast a store answers, before a lease depends on it.
 
 use std::{
     sync::mpsc,
@@ -12,33 +12,33 @@ use crate::{
     timing::LeaseTiming,
 };
 
-/// What came of it.
+/// Result of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreLatency {
     /// Reads that were answered.
     pub answered: u64,
-    /// Reads that were not, or not by a record.
+    /// Reads that were not answered, or not with a record.
     pub failed: u64,
-    /// ns; 0 where none was answered.
+    /// ns; 0 if no read was answered.
     pub p50_ns: u64,
     /// ns.
     pub p999_ns: u64,
 }
 
 impl StoreLatency {
-    /// What a person should know before relying on these times.
+    /// A warning if the store is too slow for these times.
     #[must_use]
     pub fn warning(&self, timing: &LeaseTiming) -> Option<String> {
         let room_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
         let four_ns = self.p999_ns.saturating_mul(4);
         let ms = |ns: u64| Duration::from_nanos(ns).as_secs_f64() * 1e3;
         if self.answered == 0 {
-            return Some("the store answered nothing while it was measured".to_owned());
+            return Some("the store did not answer any measurement request".to_owned());
         }
         (four_ns > room_ns).then(|| {
             format!(
-                "the store is slow for this lease: four times its p99.9 of {:.2} ms is {:.2} ms, more than \
-                 lease - margin = {:.2} ms; renewals may come too late, so take a longer lease (profile \"calm\")",
+                "the store is too slow for this lease: 4 x p99.9 ({:.2} ms) = {:.2} ms exceeds lease - margin = \
+                 {:.2} ms; renewals may be late; use a longer lease (profile \"calm\")",
                 ms(self.p999_ns),
                 ms(four_ns),
                 ms(room_ns)
@@ -47,8 +47,8 @@ impl StoreLatency {
     }
 }
 
-/// Reads from a store of its own connection, opened by `open`, one read after the other for `duration`. Blocks: for
-/// the start, or a cold thread.
+/// Measures over a separate connection, opened by `open`: one read after the other for `duration`. Blocks: for the
+/// start, or a cold thread.
 ///
 /// # Errors
 /// Those of opening it.
@@ -58,7 +58,7 @@ pub fn measure<E>(
 ) -> Result<StoreLatency, E> {
     let (sender, events) = mpsc::channel();
     let mut register = open(std::sync::Arc::new(move |event| {
-        // Nobody waits for what comes after the end.
+        // Events after the end are dropped.
         let _over = sender.send(event);
     }))?;
     let mut times = Histogram::<u64>::new_with_max(60_000_000_000, 3).unwrap_or_else(|_| unreachable!("sound bounds"));
@@ -95,7 +95,7 @@ fn answer_to(events: &mpsc::Receiver<RegisterEvent>, request_id: RequestId, limi
     }
 }
 
-/// Between two reads: a store isn't measured by flooding it.
+/// Pause between two reads, so that the measurement does not flood the store.
 const PAUSE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

@@ -24,14 +24,14 @@ use crate::{
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Hands messages to the other election of a pair.
+/// Delivers messages to the other election of a pair.
 #[derive(Clone, Default)]
 struct PeerNetwork(Arc<Mutex<BTreeMap<NodeId, Election>>>);
 
 struct TestHooks {
     node: NodeId,
     network: PeerNetwork,
-    /// How long each round is held up.
+    /// Delay of each iteration.
     iteration_delay: Duration,
 }
 
@@ -79,7 +79,7 @@ fn election_with_delay(
         timing,
         core: None,
         fifo_priority: None,
-        // Far less than the lease: the election thread waits so long for listeners before it opens the fence.
+        // Far less than the lease: the election thread waits this long for listeners before it opens the fence.
         listeners_ns_max: timing.lease_ns / 20,
         peers: vec![NodeId(3 - node)],
     };
@@ -141,7 +141,7 @@ fn after_a_hand_over_both_gateways_know_the_new_leader() {
     let (second, _) = election(2, 1, directory.path(), &network);
     assert_eq!(second.hand_over(None), Err(HandOverError::NotLeader));
     second.start().unwrap();
-    // Refused until the first has heard of it.
+    // Refused until the first gateway has received the second one's state.
     let leader = loop {
         match first.hand_over(None) {
             Ok(leader) => break leader,
@@ -157,16 +157,16 @@ fn after_a_hand_over_both_gateways_know_the_new_leader() {
     second.close();
 }
 
-/// Notes what it was told, and what the fence was like then.
+/// Records its events, and the fence's state at each of them.
 struct RecordingListener {
     fence: Arc<Fence>,
-    heard: Mutex<Vec<(&'static str, Epoch, bool)>>,
+    events: Mutex<Vec<(&'static str, Epoch, bool)>>,
     blocks: AtomicBool,
 }
 
 impl RecordingListener {
     fn note(&self, what: &'static str, epoch: Epoch) {
-        self.heard.lock().unwrap().push((what, epoch, self.fence.allows(mono_now())));
+        self.events.lock().unwrap().push((what, epoch, self.fence.allows(mono_now())));
         while self.blocks.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -192,16 +192,16 @@ impl Listener for RecordingListener {
 fn listeners_are_notified_before_the_fence_opens_and_after_it_closes() {
     let directory = tempfile::tempdir().unwrap();
     let (election, fence) = election(1, 1, directory.path(), &PeerNetwork::default());
-    let listener = Arc::new(RecordingListener { fence, heard: Mutex::default(), blocks: AtomicBool::new(false) });
+    let listener = Arc::new(RecordingListener { fence, events: Mutex::default(), blocks: AtomicBool::new(false) });
     let id = election.listen(Arc::clone(&listener) as Arc<dyn Listener>);
     election.start().unwrap();
     let epoch = election.await_leadership_for(TEST_TIMEOUT).unwrap().unwrap();
     election.close();
-    while listener.heard.lock().unwrap().len() < 3 {
+    while listener.events.lock().unwrap().len() < 3 {
         std::thread::yield_now();
     }
-    let heard = listener.heard.lock().unwrap().clone();
-    assert_eq!(heard, [("connected", Epoch::default(), false), ("gained", epoch, false), ("lost", epoch, false)]);
+    let events = listener.events.lock().unwrap().clone();
+    assert_eq!(events, [("connected", Epoch::default(), false), ("gained", epoch, false), ("lost", epoch, false)]);
     election.unlisten(id);
 }
 
@@ -211,7 +211,7 @@ fn a_blocked_listener_delays_neither_opening_nor_closing() {
     let (election, fence) = election(1, 1, directory.path(), &PeerNetwork::default());
     let listener = Arc::new(RecordingListener {
         fence: Arc::clone(&fence),
-        heard: Mutex::default(),
+        events: Mutex::default(),
         blocks: AtomicBool::new(true),
     });
     election.listen(Arc::clone(&listener) as Arc<dyn Listener>);

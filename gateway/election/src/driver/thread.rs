@@ -1,4 +1,4 @@
-//! The thread itself.
+//! The election thread.
 
 use std::{
     io,
@@ -69,8 +69,8 @@ where
         let name = format!("mdgw-elect-{}", self.options.name);
         std::thread::Builder::new().name(name).spawn(move || {
             let mut thread = self;
-            // However it ends, the fence is closed then and everybody knows; and what the backend holds, as a session's
-            // place, is given up only after that.
+            // However the thread ends, the fence is closed then and listeners are notified. State that the backend
+            // holds, such as a session's place, is released only afterwards.
             let _end = EndOnDrop(Arc::clone(&thread.shared));
             thread.run();
         })?;
@@ -80,7 +80,7 @@ where
     fn run(&mut self) {
         self.set_affinity_and_priority();
         self.backend.begin();
-        // What it was told before it began.
+        // Inputs from before the start.
         while let Ok(input) = self.inbox.try_recv() {
             self.handle(input);
         }
@@ -94,13 +94,13 @@ where
                 return;
             }
             let wake_at = self.wake_at(now);
-            let heard = self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now)));
+            let received = self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now)));
             woke_at = mono_now();
             self.record_stall(woke_at.since(wake_at));
-            match heard {
+            match received {
                 Ok(input) => {
                     self.handle(input);
-                    // All that has come is known before anything is decided.
+                    // All pending inputs are processed before any decision.
                     while let Ok(input) = self.inbox.try_recv() {
                         self.handle(input);
                     }
@@ -111,7 +111,7 @@ where
         }
     }
 
-    /// Its core and its priority, where they can be had.
+    /// Sets CPU core and priority, where permitted.
     fn set_affinity_and_priority(&self) {
         if let Some(core) = self.options.core
             && let Err(error) = pin_to(core)
@@ -122,14 +122,14 @@ where
         if let Some(priority) = self.options.fifo_priority
             && let Err(error) = set_fifo(priority)
         {
-            tracing::warn!(%error, "the election thread is not real-time: other work may make it late");
+            tracing::warn!(%error, "the election thread has no real-time priority: other load may delay it");
         }
     }
 
     fn wake_at(&self, now: MonoNs) -> MonoNs {
         let drain = self.drain_until.map(|until| until.min(now.plus(DRAIN_POLL_NS)));
         let next = [self.core.next_deadline(), drain, Some(self.next_state_at)].into_iter().flatten().min();
-        // A core that wants to be told at once has just been.
+        // A core that wants time at once was given time a moment ago.
         let (earliest, latest) = (now.plus(STEP_NS_MIN), now.plus(IDLE_NS_MAX));
         next.map_or(latest, |next| next.clamp(earliest, latest))
     }
@@ -144,17 +144,18 @@ where
         let now = mono_now();
         if let Some(until) = self.drain_until {
             let positions = self.hooks.drained();
-            let positions = positions.or_else(|| (now >= until).then(|| self.hooks.positions()));
+            let positions = positions.or_else(|| (now >= until).then(|| self.hooks.final_positions()));
             if let Some(positions) = positions {
                 self.drain_until = None;
                 self.handle(Input::Drained { positions });
             }
         }
         if now >= self.next_state_at {
-            // Twice per renewal: an heir's lease counts from the stamp in it, so each millisecond of its age is lost.
+            // Twice per renewal: a successor's lease counts from the stamp in this state, so each millisecond of its
+            // age is lost.
             self.next_state_at = now.plus(self.options.timing.renew_ns / 2);
             self.handle(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
-            if let Some(epoch) = self.hooks.heard() {
+            if let Some(epoch) = self.hooks.observed_epoch() {
                 self.handle(Input::ObservedEpoch(epoch));
             }
             let state = self.core.peer_state(now);
@@ -167,7 +168,7 @@ where
         let view = self.core.view();
         let has_changed = self.shared.state().view != view;
         if has_changed {
-            self.hooks.known(view.epoch);
+            self.hooks.on_epoch(view.epoch);
             self.shared.change(|state| state.view = view);
         }
     }
@@ -186,8 +187,8 @@ where
                     self.hooks.on_fence_change();
                     self.publish_view();
                     self.shared.notify_listeners(ListenerEvent::Lost(epoch, reason), None);
-                    self.hooks.leadership(epoch, Some(reason));
-                    tracing::warn!(group = self.options.name, epoch = epoch.count(), ?reason, "leads no more");
+                    self.hooks.on_leadership(epoch, Some(reason));
+                    tracing::warn!(group = self.options.name, epoch = epoch.count(), ?reason, "leadership lost");
                 }
                 Output::Open { epoch, deadline } => {
                     let limit = Duration::from_nanos(self.options.listeners_ns_max);
@@ -196,7 +197,7 @@ where
                     fence.open(epoch, deadline);
                     self.hooks.on_fence_change();
                     self.publish_view();
-                    self.hooks.leadership(epoch, None);
+                    self.hooks.on_leadership(epoch, None);
                     tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
                 }
                 Output::PeerOutputEnded { epoch, positions } => self.hooks.on_peer_output_ended(epoch, &positions),
@@ -205,7 +206,7 @@ where
                 Output::Peer { to, message } => self.hooks.to_peer(to, message),
                 Output::Connection(state) => {
                     let epoch = self.core.view().epoch;
-                    tracing::info!(group = self.options.name, ?state, "connection of the election");
+                    tracing::info!(group = self.options.name, ?state, "connection to the election store");
                     self.shared.notify_listeners(ListenerEvent::Connection(epoch, state), None);
                 }
                 Output::Notice(notice) => self.report(&notice),
@@ -224,7 +225,7 @@ where
         if let Notice::HandOverFailed { why, .. } = notice {
             self.shared.change(|state| state.hand_over_failed = Some((*why).to_owned()));
         }
-        self.hooks.notice(notice);
+        self.hooks.on_notice(notice);
     }
 
     fn publish_view(&self) {
@@ -232,7 +233,7 @@ where
         self.shared.change(|state| state.view = view);
     }
 
-    /// How late it woke, whatever woke it; 0: in time.
+    /// Records how late the thread woke, for any cause, ns; 0: in time.
     fn record_stall(&mut self, stall_ns: u64) {
         if stall_ns == 0 {
             return;
@@ -246,7 +247,7 @@ where
         self.publish_stalls(is_alarming);
     }
 
-    /// How long it was busy with what had come: later than that nothing else could be done in time.
+    /// Records how long an iteration took, ns: nothing else could be done in that time.
     fn record_busy_time(&mut self, round_ns: u64) {
         if self.is_alarming(round_ns) {
             self.stalls.saturating_record(round_ns);
@@ -256,7 +257,7 @@ where
         }
     }
 
-    /// More than half of what is set aside for it.
+    /// More than half of the time that is reserved for it.
     fn is_alarming(&self, late_ns: u64) -> bool {
         late_ns > self.options.timing.margin_ns / 2
     }
@@ -280,12 +281,12 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// A minute: later wake-ups are held there.
+/// A minute: later wake-ups are recorded as this value.
 const STALL_NS_MAX: u64 = 60_000_000_000;
-/// It looks around so often whatever happens.
+/// The longest wait for an input.
 const IDLE_NS_MAX: u64 = 100_000_000;
-/// No core can keep it from its inbox.
+/// The shortest step, so that no core can keep the thread from its inbox.
 const STEP_NS_MIN: u64 = 20_000;
-/// How often it looks whether sends are outstanding.
+/// How often the thread checks whether sends are outstanding.
 const DRAIN_POLL_NS: u64 = 50_000;
 const STALLS_PER_PUBLICATION: u64 = 64;

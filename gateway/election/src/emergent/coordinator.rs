@@ -1,4 +1,4 @@
-//! As the coordinator, the oldest live member: let nodes in, mark members failed, probe those.
+//! The coordinator, which is the oldest live member: admits nodes, marks members failed, probes failed members.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::identity::{Member, NodeId};
 
-/// A node that is on the list and not yet told so.
+/// A node that is on the list and whose join is not answered yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PendingJoin {
     pub(super) member: Member,
@@ -24,7 +24,7 @@ pub(super) struct PendingJoin {
 }
 
 impl Emergent {
-    /// What a coordinator does as time passes.
+    /// The coordinator's periodic work.
     pub(super) fn coordinate(&mut self, now: MonoNs) {
         if self.is_coordinator() {
             self.mark_silent_failed(now);
@@ -47,7 +47,7 @@ impl Emergent {
             return;
         }
         let known = membership.list.members.iter().find(|listed| listed.member.node == from.node);
-        // Another node's number, by a mistake in the configuration, or a letter from before a restart.
+        // Another node with the same number, by a configuration error, or a message from before a restart.
         if known.is_some_and(|known| known.member.name != from.name || known.member.incarnation > from.incarnation) {
             return;
         }
@@ -91,8 +91,8 @@ impl Emergent {
         self.membership().is_some_and(|membership| membership.pending.iter().any(|join| join.member == *member))
     }
 
-    /// This side, as others are told.
-    pub(super) fn side(&self) -> Option<PartitionSide> {
+    /// This side of a split, as reported to others.
+    pub(super) fn own_side(&self) -> Option<PartitionSide> {
         let list = &self.membership()?.list;
         let coordinator = list.coordinator()?;
         Some(PartitionSide {
@@ -119,7 +119,7 @@ impl Emergent {
         }
     }
 
-    /// Joins that all other live members have acknowledged, or that have waited for long enough.
+    /// Answers the joins that all other live members have acknowledged, or that have waited for their limit.
     fn answer_joins(&mut self, now: MonoNs) {
         let bound_ns = self.config.timing.join_ns_max;
         let ours = self.config.member.clone();
@@ -156,7 +156,7 @@ impl Emergent {
     /// Failed members may have come back, or live on the other side of a cut.
     fn probe(&mut self, now: MonoNs) {
         let probe_ns = self.config.timing.probe_ns;
-        let Some(side) = self.side() else { return };
+        let Some(side) = self.own_side() else { return };
         let Some(membership) = self.membership_mut() else { return };
         if now < membership.probe_at || membership.yielding.is_some() {
             return;

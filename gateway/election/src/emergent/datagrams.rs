@@ -1,8 +1,8 @@
-//! Letters as signed datagrams: one socket for all groups of a gateway. Deaths that sentinels announce come by the same
-//! socket.
+//! Membership messages as signed datagrams: one socket for all groups of a gateway. Death notices of sentinels come
+//! through the same socket.
 //!
 //! ```text
-//!   | group: u16, little-endian | letter: JSON | HMAC-SHA256 over all before |
+//!   | group: u16, little-endian | message: JSON | HMAC-SHA256 over all before |
 //! ```
 
 use std::{
@@ -33,7 +33,7 @@ use crate::{
     identity::DeathNotice,
 };
 
-/// A gateway's socket for letters.
+/// A gateway's socket for membership messages.
 #[derive(Debug)]
 pub struct MemberSocket {
     socket: UdpSocket,
@@ -41,25 +41,25 @@ pub struct MemberSocket {
     refused: AtomicU64,
 }
 
-/// What came.
+/// A received datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// A letter about that group.
+    /// A message about that group.
     Envelope(GroupId, Box<Envelope>),
     /// A sentinel's notice for that group.
-    Died(GroupId, DeathNotice),
+    Death(GroupId, DeathNotice),
 }
 
 impl MemberSocket {
     /// Opens the socket.
     ///
     /// # Errors
-    /// When the address is not to be had.
+    /// When the address is not available.
     pub fn open(listen: SocketAddr, key: SharedKey) -> io::Result<Self> {
         Ok(Self { socket: UdpSocket::bind(listen)?, key, refused: AtomicU64::new(0) })
     }
 
-    /// Where it listens.
+    /// The local address.
     ///
     /// # Errors
     /// As getsockname(2).
@@ -67,8 +67,8 @@ impl MemberSocket {
         self.socket.local_addr()
     }
 
-    /// Sends a letter about that group, without waiting. A refusal of the network is none of ours: the next heartbeat may get
-    /// through.
+    /// Sends a message about that group, without waiting. A network error of an earlier send is no error here: the next
+    /// heartbeat may get through.
     ///
     /// # Errors
     /// As sendto(2).
@@ -80,19 +80,19 @@ impl MemberSocket {
         SockRef::from(&self.socket).send_to_with_flags(&bytes, &outgoing.to.into(), libc::MSG_DONTWAIT).map(drop)
     }
 
-    /// Waits for the next that is worth anything, at most `limit`; `None`: nothing came, or nothing worth anything.
+    /// Waits for the next valid datagram, at most for `limit`; `None`: none came.
     ///
     /// # Errors
     /// As recvfrom(2).
     pub fn receive(&self, limit: Duration) -> io::Result<Option<Received>> {
-        // 0 would be for ever.
+        // 0 would wait without limit.
         self.socket.set_read_timeout(Some(limit.max(LIMIT_MIN)))?;
         let mut bytes = [0; DATAGRAM_BYTES_MAX];
         let length = match self.socket.recv(&mut bytes) {
             Ok(length) => length,
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => return Ok(None),
-                // An earlier send of ours met nobody: it says nothing about this socket.
+                // The recipient of an earlier send was not there: no error of this socket.
                 io::ErrorKind::ConnectionRefused => return Ok(None),
                 _ => return Err(error),
             },
@@ -102,7 +102,7 @@ impl MemberSocket {
         Ok(received)
     }
 
-    /// MemberSocket that were not signed with the key, or are no letters.
+    /// Datagrams that were not signed with the key, or hold no message.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
@@ -111,7 +111,7 @@ impl MemberSocket {
     fn read(&self, bytes: &[u8]) -> Option<Received> {
         if Announcement::has_magic(bytes) {
             let Announcement { group, notice } = Announcement::open(bytes, &self.key)?;
-            return Some(Received::Died(group, notice));
+            return Some(Received::Death(group, notice));
         }
         let (signed, tag) = bytes.split_last_chunk::<TAG_BYTES>()?;
         if !self.key.is_tag(Purpose::Membership, &[signed], tag) {
@@ -123,7 +123,7 @@ impl MemberSocket {
     }
 }
 
-/// A gateway's socket for letters and the thread that hands on what comes.
+/// A gateway's socket for membership messages, and the thread that dispatches them.
 #[derive(Debug)]
 pub struct MembershipTransport {
     datagrams: Arc<MemberSocket>,
@@ -134,10 +134,10 @@ pub struct MembershipTransport {
 type Inboxes = Mutex<BTreeMap<GroupId, Inbox<Envelope>>>;
 
 impl MembershipTransport {
-    /// Begins to receive.
+    /// Starts to receive.
     ///
     /// # Errors
-    /// When there is no thread.
+    /// When the thread cannot be started.
     pub fn start(datagrams: MemberSocket) -> io::Result<Self> {
         let (datagrams, inboxes, stop) = (Arc::new(datagrams), Arc::<Inboxes>::default(), Arc::<AtomicBool>::default());
         let (from, to, stopped) = (Arc::clone(&datagrams), Arc::clone(&inboxes), Arc::clone(&stop));
@@ -145,7 +145,7 @@ impl MembershipTransport {
         Ok(Self { datagrams, inboxes, stop })
     }
 
-    /// The backend of one group's election, which `inbox` belongs to.
+    /// The backend of the group's election that `inbox` belongs to.
     #[must_use]
     pub fn backend(self: &Arc<Self>, group: GroupId, inbox: &Inbox<Envelope>) -> MembershipBackend {
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).insert(group, inbox.clone());
@@ -163,23 +163,23 @@ fn dispatch(datagrams: &MemberSocket, inboxes: &Inboxes, stop: &AtomicBool) {
     while !stop.load(Acquire) {
         let (group, input) = match datagrams.receive(STOP_INTERVAL) {
             Ok(Some(Received::Envelope(group, envelope))) => (group, Input::Backend(*envelope)),
-            Ok(Some(Received::Died(group, notice))) => (group, Input::Died(notice)),
+            Ok(Some(Received::Death(group, notice))) => (group, Input::Died(notice)),
             Ok(None) => continue,
             Err(error) => {
-                tracing::error!(%error, "election: members are not heard");
+                tracing::error!(%error, "election: cannot receive from the other members");
                 thread::sleep(STOP_INTERVAL);
                 continue;
             }
         };
         let inbox = inboxes.lock().unwrap_or_else(PoisonError::into_inner).get(&group).cloned();
         if let Some(inbox) = inbox {
-            inbox.tell(input);
+            inbox.send(input);
         }
     }
 }
 
-/// The backend of [`Emergent`](super::Emergent) as the election thread sees it. The socket stays open as long as one of
-/// them is there.
+/// The backend of [`Emergent`](super::Emergent) as the election thread sees it. The socket stays open while any backend
+/// exists.
 #[derive(Debug)]
 pub struct MembershipBackend {
     transport: Arc<MembershipTransport>,
@@ -190,22 +190,22 @@ impl Backend<OutgoingMessage> for MembershipBackend {
     fn begin(&mut self) {
         tracing::warn!(
             group = self.group.0,
-            "election: the backend `emergent` prefers availability: across a split of the network two gateways can lead \
-             for a while, and receivers take the higher epoch (allow_split = true)"
+            "election: backend `emergent` (allow_split = true): during a network partition two gateways can lead, and \
+             receivers accept the higher epoch"
         );
     }
 
     fn ask(&mut self, outgoing: OutgoingMessage) {
         if let Err(error) = self.transport.datagrams.send(self.group, &outgoing) {
-            tracing::debug!(%error, to = %outgoing.to, "election: a letter was not sent");
+            tracing::debug!(%error, to = %outgoing.to, "election: message not sent");
         }
     }
 }
 
-/// How soon its thread sees that it is to end.
+/// How soon the thread notices that it is to end.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The longest that UDP carries over IPv4.
+/// The longest UDP payload over IPv4.
 const DATAGRAM_BYTES_MAX: usize = 65_507;
 const LIMIT_MIN: Duration = Duration::from_micros(1);
 
@@ -270,7 +270,7 @@ mod tests {
         let writer = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let to_datagram = Announcement { group: GroupId(5), notice }.to_datagram(&SharedKey::new(&[1; KEY_BYTES]));
         writer.send_to(&to_datagram, reader.address().unwrap()).unwrap();
-        assert_eq!(reader.receive(PATIENCE).unwrap(), Some(Received::Died(GroupId(5), notice)));
+        assert_eq!(reader.receive(PATIENCE).unwrap(), Some(Received::Death(GroupId(5), notice)));
     }
 
     #[test]

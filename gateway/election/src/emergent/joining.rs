@@ -1,4 +1,4 @@
-//! As a newcomer: ask the seeds, again and again with longer pauses, until somebody answers.
+//! The newcomer: asks the seeds, with growing pauses, until a member answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -12,31 +12,31 @@ use super::{
 };
 use crate::core::{CloseReason, ConnectionState, Obstacle};
 
-/// An attempt to be let in.
+/// An attempt to join.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Joining {
     attempts: u32,
     nonce: u64,
-    /// Whom to ask besides the seeds: a coordinator that was named.
-    named: Option<SocketAddr>,
+    /// A coordinator that a redirect named, asked besides the seeds.
+    coordinator: Option<SocketAddr>,
     next_at: MonoNs,
 }
 
 impl Joining {
-    /// From now on.
+    /// Begins now.
     pub(super) fn new() -> Self {
-        Self { attempts: 0, nonce: 0, named: None, next_at: MonoNs(0) }
+        Self { attempts: 0, nonce: 0, coordinator: None, next_at: MonoNs(0) }
     }
 
-    /// By way of a coordinator that is known.
-    pub(super) fn by(coordinator: SocketAddr) -> Self {
-        Self { named: Some(coordinator), ..Self::new() }
+    /// Through a known coordinator.
+    pub(super) fn through(coordinator: SocketAddr) -> Self {
+        Self { coordinator: Some(coordinator), ..Self::new() }
     }
 
-    /// Asks that coordinator too, at once, unless it does already.
-    pub(super) fn name(&mut self, now: MonoNs, coordinator: SocketAddr) {
-        if self.named != Some(coordinator) {
-            self.named = Some(coordinator);
+    /// Asks that coordinator too, at once, unless it is asked already.
+    pub(super) fn ask_also(&mut self, now: MonoNs, coordinator: SocketAddr) {
+        if self.coordinator != Some(coordinator) {
+            self.coordinator = Some(coordinator);
             self.next_at = now;
         }
     }
@@ -52,7 +52,7 @@ impl Emergent {
         if now < joining.next_at {
             return;
         }
-        let (attempts, named) = (joining.attempts, joining.named);
+        let (attempts, coordinator) = (joining.attempts, joining.coordinator);
         if attempts >= self.config.join_attempts {
             if self.config.bootstrap == BootstrapMode::Bootstrap {
                 let list = MemberList::bootstrapped(self.config.member.clone(), self.config.address);
@@ -62,18 +62,18 @@ impl Emergent {
             self.set_obstacle(Some(Obstacle::NotAdmitted));
         }
         let others = self.config.seeds.iter().filter(|seed| **seed != self.config.address);
-        let asked: Vec<_> = named.into_iter().chain(others.copied()).collect();
-        // Numbers of letters are never used twice, so one is as good as a nonce.
+        let recipients: Vec<_> = coordinator.into_iter().chain(others.copied()).collect();
+        // Message numbers are never used twice, so a number serves as a nonce.
         let nonce = self.sent_count + 1;
         let pause_ns = self.pause_ns(attempts, nonce);
         let next_at = now.plus(pause_ns);
-        self.phase = Phase::Joining(Joining { attempts: attempts.saturating_add(1), nonce, named, next_at });
-        for seed in asked {
+        self.phase = Phase::Joining(Joining { attempts: attempts.saturating_add(1), nonce, coordinator, next_at });
+        for seed in recipients {
             self.send(seed, None, Message::Join { nonce });
         }
     }
 
-    /// Doubles, up to a limit; with up to a half more, so that nodes that started together don't ask together.
+    /// Doubles, up to a limit, plus up to a half more, so that nodes that started together do not ask together.
     fn pause_ns(&self, attempts: u32, nonce: u64) -> u64 {
         let timing = &self.config.timing;
         let doubled_ns = timing.pause_ns.saturating_mul(1 << attempts.min(20));
@@ -87,7 +87,7 @@ impl Emergent {
         if let Phase::Joining(joining) = &mut self.phase
             && joining.nonce == nonce
         {
-            joining.name(now, coordinator);
+            joining.ask_also(now, coordinator);
         }
     }
 
@@ -133,14 +133,14 @@ impl Emergent {
         self.connect(if was_lost { ConnectionState::Reconnected } else { ConnectionState::Connected });
     }
 
-    /// Off the list, whosever word it is: what was known under it counts no more.
-    pub(super) fn rejoin(&mut self, by: SocketAddr) {
+    /// This node is off the list. Knowledge from that membership is void.
+    pub(super) fn rejoin(&mut self, coordinator: SocketAddr) {
         self.close_fence(CloseReason::Lost);
         self.connect(ConnectionState::Lost);
-        self.phase = Phase::Joining(Joining::by(by));
+        self.phase = Phase::Joining(Joining::through(coordinator));
     }
 
-    /// Tells our followers where we have gone, when we have.
+    /// Redirects our followers to the side that we join.
     fn send_dissolve(&mut self) {
         let Some(Membership { list, yielding: Some(yielding), .. }) = self.membership() else { return };
         let winner = yielding.to;
@@ -155,7 +155,7 @@ impl Emergent {
     }
 }
 
-/// Spreads a number over all of 64 bits (the finisher of SplitMix64).
+/// Spreads a number over all of 64 bits (the finaliser of SplitMix64).
 fn mix_bits(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

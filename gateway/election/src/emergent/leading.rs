@@ -1,4 +1,4 @@
-//! When the coordinator leads: epoch, fence, hand-over.
+//! The coordinator as leader: epoch, fence, hand-over.
 
 use std::collections::BTreeMap;
 
@@ -19,18 +19,18 @@ pub(super) struct Leadership {
     pub(super) deadline: MonoNs,
 }
 
-/// Two sides of a split that both are heard outrank each other. Whoever is outranked again lets the other lead for a while,
-/// longer each time: receivers are told by one of them, and not by both in turns.
+/// Two sides of a split whose output reaches the same receivers outrank each other. A side that is outranked repeatedly
+/// lets the other lead for a while, longer each time. So receivers accept one side, not both in turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Outranked {
-    /// So often, one soon after the other.
+pub(super) struct OutrankedBackoff {
+    /// Number of times in short succession.
     repeat_count: u32,
     last: MonoNs,
-    /// It doesn't lead before.
+    /// This node does not lead before.
     until: MonoNs,
 }
 
-impl Outranked {
+impl OutrankedBackoff {
     fn record(&mut self, now: MonoNs, failure_ns: u64) {
         let longest_ns = failure_ns << DOUBLINGS_MAX;
         if now.since(self.last) > 4 * longest_ns {
@@ -47,8 +47,8 @@ impl Outranked {
 const DOUBLINGS_MAX: u32 = 5;
 
 impl Emergent {
-    /// Opens, renews or closes, as things stand.
-    pub(super) fn lead(&mut self, now: MonoNs) {
+    /// Opens, renews or closes the fence, as needed.
+    pub(super) fn update_leadership(&mut self, now: MonoNs) {
         let deadline = self.fence_deadline(now);
         if !self.is_coordinator() || self.cannot_lead() {
             return self.close_fence(CloseReason::Lost);
@@ -57,7 +57,7 @@ impl Emergent {
         let is_clear = obstacle.is_none();
         self.set_obstacle(obstacle);
         match self.leadership {
-            // Another side led above us meanwhile: receivers would drop what we say.
+            // Another side has led above us meanwhile: receivers would drop our packets.
             Some(Leadership { epoch, .. }) if epoch < self.known_epoch => {
                 self.close_fence(CloseReason::Outranked);
                 self.outranked.record(now, self.config.timing.failure_ns);
@@ -78,7 +78,7 @@ impl Emergent {
         }
     }
 
-    /// Closes a fence whose time is over, before anything else is looked at.
+    /// Closes an expired fence before anything else is decided.
     pub(super) fn close_if_expired(&mut self, now: MonoNs) {
         if self.leadership.is_some_and(|leadership| now >= leadership.deadline) {
             self.close_fence(CloseReason::Expired);
@@ -91,8 +91,8 @@ impl Emergent {
         }
     }
 
-    /// When those of our heartbeats were sent that the minimum size echoes, plus the failure time-out, less M. In the past
-    /// where they never were. From the sending, since that is before anybody's promise begins.
+    /// When our heartbeats that the minimum size echoes were sent, plus the failure time-out, less M. In the past if
+    /// they were never echoed. Counted from the sending, since that is before any member's promise begins.
     fn fence_deadline(&self, now: MonoNs) -> MonoNs {
         let timing = &self.config.timing;
         let Some(membership) = self.membership() else { return MonoNs(0) };
@@ -112,9 +112,9 @@ impl Emergent {
             membership.liveness.values().filter_map(|liveness| self.promised_since(liveness)).collect();
         echoed.sort_unstable_by(|a, b| b.cmp(a));
         let echoed_at = match others_needed.checked_sub(1) {
-            // Alone it renews with its own heartbeats, not at every step.
+            // Without other members, leadership is renewed with the own heartbeats, not at every step.
             None => Some(MonoNs(membership.heartbeat_at.0.saturating_sub(timing.heartbeat_ns))),
-            // Its own promise is one of them.
+            // The own promise is one of them.
             Some(_) if self.is_in_startup_wait(now) => None,
             Some(last) => echoed.get(last).copied(),
         };
@@ -145,7 +145,7 @@ impl Emergent {
         }
     }
 
-    /// Leadership goes to the next in age, by leaving and rejoining as the youngest.
+    /// Hands leadership to the next in age, by leaving and rejoining as the youngest.
     pub(super) fn hand_over(&mut self, target: Option<NodeId>) {
         let next = self.membership().and_then(|membership| membership.list.live().nth(1));
         let next = next.map(|listed| listed.member.node);
@@ -158,9 +158,9 @@ impl Emergent {
                 }
                 self.outputs.push(Output::Drain);
             }
-            (Some(_), Some(_)) => self.outputs.push(failed(target, "it goes to the next in age alone")),
-            (Some(_), None) => self.outputs.push(failed(target, "there is no other live member")),
-            (None, _) => self.outputs.push(failed(target, "this gateway does not lead")),
+            (Some(_), Some(_)) => self.outputs.push(failed(target, "leadership can only go to the next oldest member")),
+            (Some(_), None) => self.outputs.push(failed(target, "no other live member")),
+            (None, _) => self.outputs.push(failed(target, "this gateway is not the leader")),
         }
     }
 
@@ -175,13 +175,13 @@ impl Emergent {
         }
         self.leave(now);
         if let Some((next, _)) = next {
-            self.phase = Phase::Joining(Joining::by(next));
+            self.phase = Phase::Joining(Joining::through(next));
         } else if let Some(membership) = self.membership_mut() {
             membership.is_leaving = false;
         }
     }
 
-    /// Tells the others that we are off the list: nobody has to wait for our silence.
+    /// Notifies the others that this node is off the list, so that they need not wait for its silence.
     pub(super) fn leave(&mut self, now: MonoNs) {
         let ours = self.config.member.node;
         let is_coordinator = self.is_coordinator();
@@ -202,5 +202,5 @@ impl Emergent {
     }
 }
 
-/// Channels whose positions fit a letter. Of more, what the next one has heard itself counts.
+/// Channels whose positions fit into a message. For further channels the next leader uses its own receive watermark.
 const POSITIONS_MAX: usize = 400;

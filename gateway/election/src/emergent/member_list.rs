@@ -1,4 +1,4 @@
-//! The list of members: who there is, how old each is, and who was marked failed. Made by coordinators alone.
+//! The list of members: their ages, and which are marked failed. Only coordinators make lists.
 
 use std::net::SocketAddr;
 
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::identity::{Member, NodeId};
 
-/// All members of one side, by age, the oldest first.
+/// All members of one side, the oldest first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberList {
-    /// Newer lists have greater ones.
+    /// Newer lists have greater versions.
     pub version: ListVersion,
-    /// Age of the next to join: one more than any that was given.
+    /// Age of the next member to join: one more than any age given.
     pub next_age: u64,
-    /// Failed ones too, since they are probed.
+    /// Live and failed members; failed ones are probed.
     pub members: Vec<ListedMember>,
 }
 
-/// Version of a list. Two sides of a split may count alike, so the maker's number stands beside it.
+/// Version of a list. Two sides of a split may reach the same count, so the maker's number breaks the tie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListVersion {
-    /// Lists before it.
+    /// Lists before this one.
     pub count: u64,
-    /// Who made it.
+    /// The node that made the list.
     pub by: NodeId,
 }
 
@@ -32,17 +32,17 @@ pub struct ListVersion {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListedMember {
-    /// Who.
+    /// The member's identity.
     pub member: Member,
-    /// Where it is reached.
+    /// The member's address.
     pub address: SocketAddr,
-    /// When it joined: the lower, the older.
+    /// Order of joining: the lower, the older.
     pub age: u64,
-    /// Whether the coordinator believes that it lives.
+    /// The coordinator's belief.
     pub state: MemberState,
 }
 
-/// What the coordinator believes.
+/// The coordinator's belief about a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberState {
@@ -53,14 +53,15 @@ pub enum MemberState {
 }
 
 impl MemberList {
-    /// Of a founder.
+    /// The list of a node that bootstraps.
     #[must_use]
     pub fn bootstrapped(member: Member, address: SocketAddr) -> Self {
         let version = ListVersion { count: 1, by: member.node };
         Self { version, next_age: 2, members: vec![ListedMember { member, address, age: 1, state: MemberState::Live }] }
     }
 
-    /// Whether a coordinator could have made it: bounded, by age, no node twice, somebody live.
+    /// Whether a coordinator could have made the list: bounded, ordered by age, no node twice, at least one live
+    /// member.
     #[must_use]
     pub fn is_consistent(&self) -> bool {
         let mut nodes: Vec<_> = self.members.iter().map(|listed| listed.member.node).collect();
@@ -72,23 +73,23 @@ impl MemberList {
             && self.coordinator().is_some()
     }
 
-    /// Who is believed to live, the oldest first.
+    /// Live members, the oldest first.
     pub fn live(&self) -> impl Iterator<Item = &ListedMember> {
         self.members.iter().filter(|listed| listed.state == MemberState::Live)
     }
 
-    /// Who was marked failed.
+    /// Failed members.
     pub fn failed(&self) -> impl Iterator<Item = &ListedMember> {
         self.members.iter().filter(|listed| listed.state == MemberState::Failed)
     }
 
-    /// How many are believed to live.
+    /// Number of live members.
     #[must_use]
     pub fn live_count(&self) -> usize {
         self.live().count()
     }
 
-    /// The oldest that lives.
+    /// The oldest live member.
     #[must_use]
     pub fn coordinator(&self) -> Option<&ListedMember> {
         self.live().next()
@@ -100,7 +101,7 @@ impl MemberList {
         self.live().find(|listed| listed.member == *member)
     }
 
-    /// Lets a node in as the youngest, in the place of any earlier start of it.
+    /// Adds a node as the youngest, and removes any earlier start of it.
     pub fn admit(&mut self, by: NodeId, member: Member, address: SocketAddr) {
         self.members.retain(|listed| listed.member.node != member.node);
         self.members.push(ListedMember { member, address, age: self.next_age, state: MemberState::Live });
@@ -108,7 +109,7 @@ impl MemberList {
         self.set_version(by);
     }
 
-    /// Marks those as failed.
+    /// Marks those nodes as failed.
     pub fn mark_failed(&mut self, by: NodeId, nodes: &[NodeId]) {
         for listed in self.members.iter_mut().filter(|listed| nodes.contains(&listed.member.node)) {
             listed.state = MemberState::Failed;
@@ -116,7 +117,7 @@ impl MemberList {
         self.set_version(by);
     }
 
-    /// Takes one off.
+    /// Removes a node.
     pub fn remove(&mut self, by: NodeId, node: NodeId) {
         self.members.retain(|listed| listed.member.node != node);
         self.set_version(by);
@@ -127,7 +128,7 @@ impl MemberList {
     }
 }
 
-/// Nodes have 8 bits.
+/// Node numbers have 8 bits.
 pub const MEMBERS_MAX: usize = 256;
 
 #[cfg(test)]

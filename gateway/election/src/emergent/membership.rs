@@ -1,4 +1,4 @@
-//! As a member: send heartbeats, note whose are missing, follow the list, claim when all older ones are silent.
+//! The member: sends heartbeats, notes missing ones, follows the list, and claims when all older members are silent.
 
 use std::net::SocketAddr;
 
@@ -11,41 +11,41 @@ use super::{
 };
 use crate::identity::{Member, NodeId};
 
-/// The newest that is known of another member.
+/// The newest knowledge about another member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct MemberLiveness {
-    /// Its last heartbeat; of count 0 before the first.
+    /// Its last heartbeat; count 0 before the first.
     pub(super) beat: BeatInfo,
-    /// When we learned of it.
+    /// When it became known.
     pub(super) at: MonoNs,
-    /// When our own heartbeat was sent that it echoes, having our list: since then it promises us.
+    /// When we sent the heartbeat that it echoes, if it has our list: its promise to us runs since then.
     pub(super) echoes: Option<MonoNs>,
 }
 
 impl MemberLiveness {
-    /// Nothing yet, and not silent for any time.
+    /// Nothing received yet; the silence counts from `now`.
     pub(super) fn not_yet_received(node: NodeId, version: ListVersion, now: MonoNs) -> Self {
         Self { beat: BeatInfo { node, count: 0, version, follows: node, echo: 0 }, at: now, echoes: None }
     }
 }
 
-/// Up to so many live members everybody tells everybody; above, along a ring.
+/// Up to so many live members, each sends to all; above, along a ring.
 pub(super) const ALL_TO_ALL_MAX: usize = 8;
-/// Along a ring: to the next and the one after, so that one silent member doesn't cut it.
+/// Along a ring: to the next and the one after, so that one silent member does not cut the ring.
 const RING_SUCCESSORS: usize = 2;
 
 impl Emergent {
     /// Sends heartbeats when they are due.
-    pub(super) fn beat(&mut self, now: MonoNs) {
+    pub(super) fn send_heartbeats(&mut self, now: MonoNs) {
         let is_coordinator = self.is_coordinator();
-        // Whose promises are not yet enough doesn't wait for others' turns.
+        // A coordinator without enough promises asks all members at once, without waiting for their turns.
         let wants_promises = is_coordinator && self.leadership.is_none() && self.config.minimum_size > 1;
         let is_in_startup_wait = self.is_in_startup_wait(now);
         let (heartbeat_ns, known_epoch) = (self.config.timing.heartbeat_ns, self.known_epoch);
         let doubt_ns = self.config.timing.failure_ns / 2;
         let ours = self.config.member.clone();
         let silence_ns = self.silence_ns();
-        // Grows with each, also from one membership to the next of the same start.
+        // Grows with each heartbeat, also from one membership to the next of the same start.
         let own_count = self.sent_count + 1;
         let Some(membership) = self.membership_mut() else { return };
         if now < membership.heartbeat_at {
@@ -72,7 +72,7 @@ impl Emergent {
         let mut sent = Vec::new();
         for (index, listed) in live.iter().enumerate().filter(|(_, listed)| listed.member != ours) {
             let steps = (index + live.len() - position) % live.len();
-            // Whom we would have to call failed is asked directly first.
+            // A member that is about to count as failed is asked directly first.
             let age_ns = membership.liveness.get(&listed.member.node).map_or(0, |liveness| now.since(liveness.at));
             let is_doubted =
                 is_ring && age_ns > silence_ns.saturating_sub(doubt_ns) && (is_coordinator || index < position);
@@ -92,7 +92,7 @@ impl Emergent {
         let ours = self.config.member.clone();
         let Some(membership) = self.membership_mut() else { return };
         if membership.list.find_live(from).is_none() {
-            // Excluded without knowing it: a member of ours that the list has as failed.
+            // The sender follows us but is not on our list as live: it was excluded without knowing it.
             if heartbeat.coordinator == ours {
                 let list = membership.list.clone();
                 self.send(address, Some(from.incarnation), Message::List(list));
@@ -100,7 +100,7 @@ impl Emergent {
             return;
         }
         let is_coordinator = membership.list.coordinator().is_some_and(|listed| listed.member == ours);
-        // It follows somebody else by now: no heartbeat of this side.
+        // The member follows another coordinator by now: not a heartbeat of this side.
         if is_coordinator && heartbeat.version > membership.list.version {
             return self.observe_epoch(heartbeat.epoch);
         }
@@ -152,9 +152,9 @@ impl Emergent {
         self.send(address, Some(from.incarnation), Message::Acknowledge(version));
     }
 
-    /// Whether nothing that was promised, and no fence that is open, stands against a newer list. A list of our own
-    /// coordinator is always followed. One of somebody else displaces older members: it is followed when those are silent here
-    /// too, have ended, or follow somebody else themselves.
+    /// Whether neither a promise nor an open fence forbids following a newer list. A list of our own coordinator is
+    /// always followed. Another coordinator's list displaces older members. It is followed when those are silent here
+    /// too, have ended, or follow another coordinator themselves.
     fn may_adopt(&self, membership: &Membership, now: MonoNs, list: &MemberList) -> bool {
         let (Some(present), Some(next)) = (membership.list.coordinator(), list.coordinator()) else { return true };
         if self.is_disabled(Safeguard::DisplaceOnlySilent) || list.version.by == present.member.node {
@@ -178,7 +178,7 @@ impl Emergent {
         })
     }
 
-    /// The next in age claims when all older ones are silent.
+    /// The next in age claims when all older members are silent.
     pub(super) fn claim_if_older_are_silent(&mut self, now: MonoNs) {
         let claim_ns = self.config.timing.claim_ns().saturating_add(self.ring_ns());
         let Some(membership) = self.membership() else { return };
@@ -192,7 +192,7 @@ impl Emergent {
         self.mark_members_failed(now, &nodes);
     }
 
-    /// Marks those as failed and tells the others.
+    /// Marks those as failed and notifies the others.
     pub(super) fn mark_members_failed(&mut self, now: MonoNs, nodes: &[NodeId]) {
         let ours = self.config.member.node;
         if let Some(membership) = self.membership_mut() {
@@ -202,12 +202,12 @@ impl Emergent {
         self.publish_list(now);
     }
 
-    /// To all live members but the one that is being let in, which gets it with its welcome.
+    /// Sends the list to all live members except the joining one, which gets it with the answer to its join.
     pub(super) fn publish_list(&mut self, now: MonoNs) {
         let leads = self.leadership.is_some();
         let Some(membership) = self.membership_mut() else { return };
         if !leads {
-            // Whose promises are missing asks for them under the new list.
+            // A coordinator that lacks promises asks for them under the new list.
             membership.heartbeat_at = now;
         }
         let list = membership.list.clone();
@@ -224,18 +224,19 @@ impl Emergent {
             || liveness.is_none_or(|liveness| now.since(liveness.at) > limit_ns)
     }
 
-    /// Silent for so long: failed, in the eyes of the coordinator.
+    /// Silence after which the coordinator counts a member as failed, ns.
     pub(super) fn silence_ns(&self) -> u64 {
         self.config.timing.failure_ns.saturating_add(self.ring_ns())
     }
 
-    /// What is waited more since news goes along the ring: no less than a coordinator counted on while the list was longer.
+    /// Additional wait while heartbeats travel along the ring, ns: no less than a coordinator relied on while the list
+    /// was longer.
     pub(super) fn ring_ns(&self) -> u64 {
         let live_count = self.membership().map_or(0, |membership| membership.live_count_max);
         self.ring_ns_of(live_count)
     }
 
-    /// What news may take along a ring of so many: a heartbeat's time for each two members.
+    /// Longest travel time along a ring of so many members, ns: one heartbeat period for each two members.
     pub(super) fn ring_ns_of(&self, live_count: usize) -> u64 {
         if live_count <= ALL_TO_ALL_MAX {
             return 0;
@@ -244,13 +245,13 @@ impl Emergent {
         self.config.timing.heartbeat_ns.saturating_mul(hops)
     }
 
-    /// Whether an earlier start of this node may have promised something that still holds.
+    /// Whether a promise of an earlier start of this node may still hold.
     pub(super) fn is_in_startup_wait(&self, now: MonoNs) -> bool {
         let is_over = self.started_at.is_some_and(|started_at| now.since(started_at) > self.silence_ns());
         !is_over && !self.is_disabled(Safeguard::StartupWait)
     }
 
-    /// When something is due though nothing comes.
+    /// When the next action is due without any input.
     pub(super) fn next_member_deadline(&self, membership: &Membership) -> MonoNs {
         let timing = &self.config.timing;
         let received_at =
@@ -275,9 +276,9 @@ impl Emergent {
 }
 
 impl Membership {
-    /// Takes a newer list over.
+    /// Adopts a newer list.
     fn adopt_list(&mut self, now: MonoNs, ours: &Member, list: MemberList) {
-        // Who has rejoined has another age: what was heard of it before counts no more.
+        // A member that has rejoined has another age: what was received from it before does not count.
         let was_listed =
             |listed: &ListedMember| self.list.live().any(|old| old.member == listed.member && old.age == listed.age);
         let same: Vec<_> = list.live().filter(|listed| was_listed(listed)).map(|listed| listed.member.node).collect();
@@ -287,7 +288,7 @@ impl Membership {
         if self.list.coordinator().is_some_and(|coordinator| coordinator.member == *ours) {
             self.heartbeat_at = now;
         } else {
-            // A coordinator's business.
+            // Only a coordinator needs this state.
             self.pending.clear();
             self.answered_joins.clear();
             self.sent_heartbeats.clear();
@@ -296,7 +297,7 @@ impl Membership {
         }
     }
 
-    /// Notes begin with the list: of who is new on it from now, of who is off it none.
+    /// Aligns the notes with the list: new members count from now, members off the list are dropped.
     pub(super) fn forget_unlisted(&mut self, now: MonoNs, ours: NodeId) {
         let live: Vec<_> = self.list.live().map(|listed| listed.member.node).collect();
         self.liveness.retain(|node, _| live.contains(node));

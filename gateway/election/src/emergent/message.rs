@@ -1,5 +1,5 @@
-//! What members say to each other. The driver signs it; each letter is numbered and, where its writer knows the reader,
-//! addressed to one incarnation, so that an old letter is taken neither twice nor by a later start.
+//! Messages between members. The driver signs them. Each message is numbered and, where its sender knows the recipient,
+//! addressed to one incarnation. So an old message is accepted neither twice nor by a later start.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -13,67 +13,67 @@ use crate::identity::{Incarnation, Member, NodeId, epoch_number, written_positio
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Envelope {
-    /// Who writes.
+    /// The sender.
     pub from: Member,
-    /// Where it is reached.
+    /// The sender's address.
     pub address: SocketAddr,
-    /// For which incarnation of the reader; `None`: whoever reads it.
+    /// The recipient's incarnation; `None`: any.
     pub to: Option<Incarnation>,
-    /// Grows with each letter of that incarnation.
+    /// Grows with each message of that incarnation.
     pub number: u64,
-    /// What it says.
+    /// The content.
     pub message: Message,
 }
 
-/// What a letter says.
+/// Content of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Message {
-    /// Let me in.
+    /// The sender asks for admission.
     Join {
         /// Of this request; the answer repeats it.
         nonce: u64,
     },
-    /// Ask the coordinator.
+    /// Ask that coordinator instead.
     Redirect {
         /// Of the request.
         nonce: u64,
-        /// Where it is reached.
+        /// The coordinator's address.
         coordinator: SocketAddr,
     },
-    /// You are in.
+    /// The recipient is admitted.
     #[serde(rename = "welcome")]
     JoinAccepted {
         /// Of the request.
         nonce: u64,
-        /// With you on it.
+        /// The list with the recipient on it.
         list: MemberList,
         /// The highest epoch known.
         #[serde(with = "epoch_number")]
         epoch: Epoch,
     },
-    /// I live.
+    /// A heartbeat.
     Heartbeat(Heartbeat),
-    /// The list is this now; from the coordinator that made it.
+    /// The new list, from the coordinator that made it.
     List(MemberList),
-    /// I have the list of that version.
+    /// The sender has the list of that version.
     Acknowledge(ListVersion),
-    /// I leave; to the coordinator.
+    /// The sender leaves; to the coordinator.
     Leave,
-    /// My output has ended; to the next in age, who leads when I am off the list.
+    /// The sender's output has ended; to the next in age, which leads once the sender is off the list.
     Ended {
-        /// Under which epoch.
+        /// The epoch of the sender's leadership.
         #[serde(with = "epoch_number")]
         epoch: Epoch,
-        /// There, per channel.
+        /// The end positions, per channel.
         #[serde(with = "written_positions")]
         positions: BTreeMap<u16, StreamPosition>,
     },
-    /// Are you there? From a coordinator to members that its list says have failed.
+    /// From a coordinator to members that its list marks as failed.
     Probe(PartitionSide),
-    /// Our side has met a larger one: rejoin there. From a coordinator to its members.
+    /// The sender's side has met a larger one: rejoin there. From a coordinator to its members.
     Dissolve {
-        /// Where the other side's coordinator is reached.
+        /// Address of the other side's coordinator.
         winner: SocketAddr,
     },
 }
@@ -82,13 +82,13 @@ pub enum Message {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Heartbeat {
-    /// Of the list that the writer has.
+    /// Version of the sender's list.
     pub version: ListVersion,
-    /// Who coordinates it.
+    /// Coordinator of that list.
     pub coordinator: Member,
-    /// The writer's own first; along a ring also those that it knows of others.
+    /// The sender's own first; along a ring also the forwarded ones of others.
     pub beats: Vec<BeatInfo>,
-    /// Whether the writer wants one back at once.
+    /// Whether the sender wants a heartbeat back at once.
     #[serde(rename = "asks")]
     pub wants_reply: bool,
     /// The highest epoch known.
@@ -96,20 +96,20 @@ pub struct Heartbeat {
     pub epoch: Epoch,
 }
 
-/// What one member says of itself with each heartbeat.
+/// One member's part of a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeatInfo {
-    /// Who.
+    /// The member.
     pub node: NodeId,
-    /// Grows with each.
+    /// Grows with each heartbeat.
     pub count: u64,
-    /// Of the list that it has.
+    /// Version of the member's list.
     pub version: ListVersion,
-    /// Who coordinates that list.
+    /// Coordinator of that list.
     pub follows: NodeId,
-    /// The count of the last heartbeat that it had of that coordinator. With it goes the promise to follow nobody else for one
-    /// failure time-out. 0: it had none, or makes no promise.
+    /// Count of the last heartbeat received from that coordinator. With it goes the promise to follow no other
+    /// coordinator for one failure time-out. 0: none received, or no promise.
     pub echo: u64,
 }
 
@@ -119,7 +119,7 @@ pub struct BeatInfo {
 pub struct PartitionSide {
     /// Its coordinator.
     pub coordinator: Member,
-    /// Where that is reached.
+    /// The coordinator's address.
     pub address: SocketAddr,
     /// Age of the coordinator.
     pub age: u64,
@@ -131,8 +131,8 @@ pub struct PartitionSide {
 }
 
 impl PartitionSide {
-    /// Whether this side stays when it meets `other`, which then yields: the larger one, else that of the older
-    /// coordinator. Both sides come to the same end.
+    /// Whether this side stays when it meets `other`, which then yields: the larger side, else that of the older
+    /// coordinator. Both sides reach the same result.
     #[must_use]
     pub fn wins_over(&self, other: &Self) -> bool {
         let key = |side: &Self| (std::cmp::Reverse(side.live_count), side.age, side.coordinator.node);
@@ -182,7 +182,7 @@ mod tests {
             Message::Dissolve { winner: other },
         ];
         let letter = |(number, message)| {
-            // Only who asks to be let in does not know the reader.
+            // Only a node that asks for admission does not know the recipient.
             let to = (number > 0).then_some(Incarnation(21));
             Envelope { from: member(1, 22), address, to, number, message }
         };

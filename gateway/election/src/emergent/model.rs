@@ -1,8 +1,8 @@
-//! Every way, within bounds, in which three members can be cut off from each other, restart and meet again.
+//! All orders, within bounds, in which three members can be cut off from each other, restart and meet again.
 //!
-//! The network delivers in order and in time unless it is cut; what is chosen is when and between whom it is cut, who
-//! is killed, and who starts again. Between choices time goes on in steps. At the end all cuts heal, who is down starts,
-//! and all must come together again.
+//! The network delivers in order and in time unless it is cut. The search chooses when and between which members it is
+//! cut, which member is killed, and which one restarts. Between choices time advances in steps. At the end all cuts
+//! heal, stopped members start, and all must reunite.
 
 use stateright::{Checker as _, Model, Property};
 
@@ -16,7 +16,7 @@ struct Cluster {
     choices_max: u8,
 }
 
-/// What the network does.
+/// Faults of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cuts {
     /// Whole sides are cut off, both ways.
@@ -31,19 +31,19 @@ struct State {
     choices: u8,
     /// Steps since the last choice.
     steps: u8,
-    /// At the end: whether all came together.
+    /// At the end: whether all have reunited.
     end: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Action {
-    /// Time goes on.
+    /// Time advances.
     Step,
-    /// No choice any more.
+    /// No further choice.
     End,
     /// One node on one side, two on the other.
     Isolate(usize),
-    /// Nothing from the one to the other.
+    /// Nothing gets through from the first to the second.
     Cut(usize, usize),
     /// All cuts end.
     Heal,
@@ -51,11 +51,11 @@ enum Action {
     Start(usize),
 }
 
-/// Two heartbeats, and no multiple of the failure time-out.
+/// Two heartbeats, and not a divisor of the failure time-out.
 const STEP_MS: u64 = 45;
-/// Past a failure time-out and a claim.
+/// Longer than a failure time-out and a claim.
 const STEPS_MAX: u8 = 4;
-/// Probes, joins with all their attempts, and some more.
+/// Enough for probes and joins with all their attempts.
 const QUIET_MS: u64 = 6_000;
 
 impl Model for Cluster {
@@ -102,7 +102,7 @@ impl Model for Cluster {
         match action {
             Action::Step => world.run_ms(STEP_MS),
             Action::End => {
-                // What was chosen last has its effect first.
+                // The last choice takes effect first.
                 world.run_ms(STEP_MS * u64::from(STEPS_MAX));
                 world.heal();
                 for index in 0..3 {
@@ -136,11 +136,11 @@ const UNIQUE: &str = "no epoch is opened twice";
 const REUNITED: &str = "after a quiet time all are one, with one leader";
 const ONE_LEADER: &str = "two never lead at once";
 
-/// Searches all of it; the names of properties that don't hold.
+/// Searches all states; returns the names of violated properties.
 fn violated(disabled: Option<Safeguard>, cuts: Cuts, choices_max: u8) -> Vec<&'static str> {
     let checker = Cluster { disabled, cuts, choices_max }.checker().spawn_dfs().join();
     if disabled.is_none() {
-        // It looked at what it should have.
+        // The search covered enough.
         assert!(checker.unique_state_count() > 200, "only {} states", checker.unique_state_count());
     }
     let discoveries = checker.discoveries();

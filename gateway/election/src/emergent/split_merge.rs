@@ -1,7 +1,7 @@
-//! When two sides of a split meet again: the smaller one stops, rejoins as youngest, and tells its members where.
+//! Two sides of a split meet again: the smaller one stops, rejoins as youngest, and redirects its members.
 //!
-//! It gives up its list only when it has been welcomed: until then it is a side that doesn't lead, and becomes one that
-//! may again when nobody answers.
+//! The smaller side keeps its list until its join is accepted. Until then the side does not lead; if no answer comes,
+//! it may lead again.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use crate::{core::CloseReason, identity::Member};
 /// A side that has met a larger one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Yielding {
-    /// Of the request to be let in.
+    /// Nonce of the join request.
     pub(super) nonce: u64,
     /// The other side's coordinator.
     pub(super) to: SocketAddr,
@@ -26,17 +26,17 @@ pub(super) struct Yielding {
 impl Emergent {
     pub(super) fn on_probe(&mut self, now: MonoNs, theirs: &PartitionSide) {
         if let Phase::Joining(joining) = &mut self.phase {
-            joining.name(now, theirs.address);
+            joining.ask_also(now, theirs.address);
         } else if self.is_coordinator() {
-            // Two that both coordinate are two sides, whatever their lists say of each other. Of other members the
-            // coordinator is probed as well.
+            // Two coordinators are two sides, whatever their lists say of each other. Of other members, the coordinator
+            // is probed as well.
             self.resolve_split(now, theirs);
         }
     }
 
     fn resolve_split(&mut self, now: MonoNs, theirs: &PartitionSide) {
         self.observe_epoch(theirs.epoch);
-        let Some(ours) = self.side() else { return };
+        let Some(ours) = self.own_side() else { return };
         if ours.wins_over(theirs) {
             return self.send(theirs.address, Some(theirs.coordinator.incarnation), Message::Probe(ours));
         }

@@ -1,4 +1,4 @@
-//! Members, their network and their clock on one thread. Every step repeats.
+//! Members, their network and their clock on one thread. Every run is reproducible.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,21 +17,21 @@ use crate::{
     record::{ConfigVersion, tests::member},
 };
 
-/// Some nodes, numbered from 0; node 0 founds, and is with node 1 everybody's seed.
+/// Some nodes, numbered from 0. Node 0 bootstraps; nodes 0 and 1 are the seeds of all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SimulatedNetwork {
     pub(super) now: MonoNs,
     pub(super) nodes: Vec<Node>,
-    /// By the moment of arrival and a number.
+    /// By the time of arrival and a number.
     pub(super) in_flight: BTreeMap<(MonoNs, u64), OutgoingMessage>,
-    /// From whom to whom nothing gets through.
+    /// Cut directions: (from, to).
     pub(super) cuts: BTreeSet<(usize, usize)>,
-    /// Each opening: when, by whom.
+    /// Each opening: epoch, time, node.
     pub(super) openings: Vec<(Epoch, MonoNs, usize)>,
-    /// Most fences that were ever open at once.
+    /// Maximum number of fences that were open at once.
     pub(super) leaders_max: usize,
     sent: u64,
-    /// Who was told where the output under which epoch ended.
+    /// The nodes that received where the output under an epoch ended.
     pub(super) peer_output_ended: Vec<(usize, Epoch)>,
     minimum_size: usize,
     disabled: Option<Safeguard>,
@@ -47,11 +47,11 @@ pub(super) struct Node {
     incarnation: u64,
 }
 
-/// On the way.
+/// One-way network delay.
 pub(super) const LATENCY_NS: u64 = 200_000;
 
 impl SimulatedNetwork {
-    /// Nobody runs yet.
+    /// No node runs yet.
     pub(super) fn new(count: usize, minimum_size: usize, disabled: Option<Safeguard>) -> Self {
         let node = Node { core: None, fence: MonoNs(0), own_epoch: Epoch::default(), incarnation: 0 };
         Self {
@@ -68,7 +68,7 @@ impl SimulatedNetwork {
         }
     }
 
-    /// All run, and have formed one membership with node 0 as its oldest, the others by number.
+    /// All nodes run, and have formed one membership with node 0 as its oldest, the others by number.
     pub(super) fn formed(count: usize, minimum_size: usize, disabled: Option<Safeguard>) -> Self {
         let mut world = Self::new(count, minimum_size, disabled);
         for index in 0..count {
@@ -105,7 +105,7 @@ impl SimulatedNetwork {
         self.nodes[index].fence = MonoNs(0);
     }
 
-    /// Cuts both ways between these and all others.
+    /// Cuts both directions between these nodes and all others.
     pub(super) fn isolate(&mut self, side: &[usize]) {
         for a in side {
             for b in (0..self.nodes.len()).filter(|b| !side.contains(b)) {
@@ -150,7 +150,7 @@ impl SimulatedNetwork {
         self.leaders_max = self.leaders_max.max(self.leaders().len());
     }
 
-    /// The next thing that happens, before `limit`.
+    /// Executes the next event before `limit`.
     pub(super) fn advance(&mut self, limit: MonoNs) {
         let arrival = self.in_flight.first_key_value().map(|(key, _)| key.0);
         let deadlines = self.nodes.iter().filter_map(|node| node.core.as_ref()?.next_deadline());
@@ -176,7 +176,7 @@ impl SimulatedNetwork {
         }
     }
 
-    /// Runs until it is so.
+    /// Runs until the condition holds.
     #[track_caller]
     pub(super) fn run_until(&mut self, condition: impl Fn(&Self) -> bool) {
         let limit = self.now.plus(60_000_000_000);
@@ -186,12 +186,12 @@ impl SimulatedNetwork {
         }
     }
 
-    /// Whose fence is open now.
+    /// Nodes whose fence is open now.
     pub(super) fn leaders(&self) -> Vec<usize> {
         (0..self.nodes.len()).filter(|index| self.now < self.nodes[*index].fence).collect()
     }
 
-    /// Members on the list of each node that is one.
+    /// Number of live members on each node's list, if it has one.
     pub(super) fn live_counts(&self) -> Vec<Option<usize>> {
         let of = |node: &Node| Some(node.core.as_ref()?.membership()?.list.live_count());
         self.nodes.iter().map(of).collect()
@@ -208,7 +208,7 @@ impl SimulatedNetwork {
         self.sent
     }
 
-    /// Whether all are on one list, with one leader.
+    /// Whether all nodes are on one list, with one leader.
     pub(super) fn is_reunited(&self) -> bool {
         let count = self.nodes.len();
         let one_list = (1..count).all(|index| self.ages(index) == self.ages(0));

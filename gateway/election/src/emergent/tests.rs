@@ -33,7 +33,7 @@ fn members_are_ordered_by_age_and_the_oldest_leads() {
 }
 
 #[test]
-fn below_the_minimum_size_nobody_leads() {
+fn below_the_minimum_size_no_member_leads() {
     let mut world = SimulatedNetwork::new(3, 3, None);
     world.start(0);
     world.start(1);
@@ -51,7 +51,7 @@ fn only_the_bootstrap_node_bootstraps() {
     world.run_ms(60_000);
     assert_eq!(world.live_counts(), [None, None]);
     let view = world.nodes[1].core.as_ref().unwrap().view();
-    assert_eq!(view.obstacle, Some(Obstacle::NotAdmitted), "it is told, and goes on asking");
+    assert_eq!(view.obstacle, Some(Obstacle::NotAdmitted), "reported, and it keeps asking");
     world.start(0);
     world.run_until(|world| world.live_counts() == [Some(2), Some(2)]);
     assert_eq!(world.ages(1), [0, 1]);
@@ -66,7 +66,7 @@ fn a_seed_that_is_down_does_not_stop_the_members() {
     world.run_ms(2_000);
     assert!(world.leaders().is_empty(), "one of three: below the minimum size");
     world.start(1);
-    // The other seed is down: it asks nobody who answers, until a probe tells it whom to ask.
+    // The other seed is down: no asked node answers, until a probe names the coordinator.
     world.run_until(|world| world.leaders() == [2]);
     assert_eq!(world.ages(2), [2, 1]);
 }
@@ -101,7 +101,7 @@ fn a_death_notice_skips_the_failure_time_out() {
     world.run_until(|world| world.leaders() == [1]);
     assert!(world.now.since(died) < EmergentTiming::DEFAULT.heartbeat_ns, "at once");
     assert!(world.openings[1].0 > world.openings[0].0);
-    // Of that start alone.
+    // The notice is about that start alone.
     world.start(0);
     world.run_until(|world| world.live_counts() == [Some(3); 3]);
 }
@@ -137,7 +137,7 @@ fn a_split_has_one_leader_and_heals_into_one_membership() {
 fn a_claim_does_not_displace_a_leader_that_others_still_receive() {
     let after = |disabled| {
         let mut world = SimulatedNetwork::formed(3, 2, disabled);
-        // The second doesn't hear the first, which hears it a while longer and so has it on its list.
+        // Node 1 does not receive from node 0. Node 0 receives node 1 a while longer and so keeps it on its list.
         world.cuts.insert((0, 1));
         world.run_ms(90);
         world.cuts.insert((1, 0));
@@ -163,12 +163,12 @@ fn a_claim_does_not_displace_a_leader_that_others_still_receive() {
 fn a_restarted_member_honours_the_promise_of_its_earlier_start() {
     let after = |disabled| {
         let mut world = SimulatedNetwork::formed(3, 2, disabled);
-        // The second can't be heard of by the first, nor hear it, and claims; the third still follows the first.
+        // Nodes 0 and 1 are cut off from each other, and node 1 claims; node 2 still follows node 0.
         world.cuts.extend([(0, 1), (1, 0)]);
         world.run_ms(300);
         assert_eq!(world.leaders(), [0]);
         world.kill(2);
-        // What it asks of the first is lost.
+        // Node 2's requests to node 0 are lost.
         world.cuts.insert((2, 0));
         world.start(2);
         world.run_until(|world| world.leaders() == [1]);
@@ -189,7 +189,7 @@ fn both_sides_lead_if_both_have_the_minimum_size_and_one_yields_after_the_split(
     world.run_until(|world| world.live_counts() == [Some(4); 4] && world.leaders().len() == 1);
     assert_eq!(world.leaders(), [0], "of two equal sides that of the older coordinator stays");
     let last = world.openings.iter().max().unwrap();
-    assert_eq!(last.2, 0, "above what the other side had: its receivers hear it");
+    assert_eq!(last.2, 0, "above the other side's epoch: its receivers accept this one");
     assert!(world.epochs_are_unique());
 }
 
@@ -211,7 +211,7 @@ fn a_member_that_missed_a_list_receives_it() {
     world.start(0);
     world.start(1);
     world.run_until(|world| world.live_counts() == [Some(2), Some(2), None]);
-    // Too short for a failure, long enough to lose the list; the join is answered after its bound.
+    // Too short for a failure, long enough to lose the list; the join is answered after its limit.
     world.cuts.insert((0, 1));
     world.start(2);
     world.run_until(|world| world.live_counts()[0] == Some(3));
@@ -251,7 +251,7 @@ fn a_repeatedly_outranked_leader_backs_off_exponentially() {
         world.run_until(|world| world.openings.len() > count);
         let (epoch, opened, by) = world.openings[count];
         assert!(epoch > above && by == 0);
-        // It looks with its heartbeats.
+        // The leader acts at its heartbeats.
         waits.push(opened.since(asked) / failure_ns);
     }
     assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 32, 32].map(|times: u64| times), "failure time-outs");
@@ -294,10 +294,10 @@ fn above_eight_members_heartbeats_use_a_ring_and_failures_are_detected() {
     }
     world.run_until(|world| world.live_counts()[11] == Some(10));
     world.run_ms(2_000);
-    assert_eq!(world.ages(11), [0, 1, 2, 3, 4, 7, 8, 9, 10, 11], "nobody else was failed");
+    assert_eq!(world.ages(11), [0, 1, 2, 3, 4, 7, 8, 9, 10, 11], "no other member was marked failed");
     world.kill(0);
     world.run_until(|world| world.leaders() == [1]);
-    // Who had heard of the old one later follows later.
+    // Members that received from the old coordinator later follow the new one later.
     let left = [1, 2, 3, 4, 7, 8, 9, 10, 11];
     world.run_until(|world| left.iter().all(|index| world.ages(*index) == left));
     assert_eq!(world.leaders(), [1]);
@@ -404,7 +404,7 @@ fn three_members_over_real_sockets_replace_their_leader() {
     for _ in 0..2 {
         let deadline = Instant::now() + Duration::from_secs(60);
         let leader = loop {
-            assert!(Instant::now() < deadline, "nobody leads");
+            assert!(Instant::now() < deadline, "no member leads");
             if let Some(leader) = members.iter().position(|(election, _)| election.has_leadership()) {
                 break leader;
             }

@@ -1,32 +1,32 @@
-//! Times of a membership, and what must hold between them.
+//! Times of a membership, and the relations between them that the check demands.
 
 use crate::timing::{CLOCK_READ_ERROR_NS, LeaseTiming, RATE_ERROR_PPM, drift_ns};
 
 /// All times in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EmergentTiming {
-    /// A heartbeat so often.
+    /// Heartbeat period H.
     pub heartbeat_ns: u64,
-    /// Silent for so long: failed.
+    /// Failure time-out F: silence after which a member counts as failed.
     pub failure_ns: u64,
-    /// M: a leader stops so long before it would have to be given up.
+    /// M: a leader stops this long before others may displace it.
     pub margin_ns: u64,
-    /// Longest time from the fence's check to the return of the send.
+    /// S: longest time from the fence's check to the return of the send.
     pub send_ns_max: u64,
-    /// Bound on the error of any clock's rate, parts per million.
+    /// ρ: bound on the error of any clock's rate, parts per million.
     pub rate_error_ppm: u32,
-    /// Failed members are probed so often.
+    /// Period of probes to failed members.
     pub probe_ns: u64,
-    /// A join is answered after so long, though not all members have acknowledged it.
+    /// A join is answered after this time, even if not all members have acknowledged it.
     pub join_ns_max: u64,
     /// First pause between attempts to join; doubles.
     pub pause_ns: u64,
-    /// What it doubles to at most.
+    /// Upper limit of the pause.
     pub pause_ns_max: u64,
 }
 
 impl EmergentTiming {
-    /// Of heartbeats every 20 ms: five of them missing is a failure.
+    /// Heartbeats every 20 ms: five missing ones are a failure.
     pub const DEFAULT: Self = Self {
         heartbeat_ns: 20_000_000,
         failure_ns: 100_000_000,
@@ -39,7 +39,7 @@ impl EmergentTiming {
         pause_ns_max: 3_000_000_000,
     };
 
-    /// A lease's times: the failure time-out is its length, a heartbeat comes with each renewal.
+    /// From a lease's times: the failure time-out is its length, a heartbeat comes with each renewal.
     #[must_use]
     pub fn of_lease(lease: &LeaseTiming) -> Self {
         Self {
@@ -52,15 +52,16 @@ impl EmergentTiming {
         }
     }
 
-    /// How long older ones must have been silent before the next in age claims: the failure time-out by the slowest
-    /// clock, and a heartbeat, after which others find them silent too.
+    /// How long older members must have been silent before the next in age claims: the failure time-out on the slowest
+    /// clock, and one heartbeat period, after which others find them silent too.
     #[must_use]
     pub fn claim_ns(&self) -> u64 {
         let failure_ns = self.failure_ns.saturating_add(drift_ns(self.failure_ns, self.rate_error_ppm));
         failure_ns.saturating_add(self.heartbeat_ns)
     }
 
-    /// Whether the older side's fence closes before the next in age claims, and single lost heartbeats fail nobody.
+    /// Checks that the older side's fence closes before the next in age claims, and that single lost heartbeats fail no
+    /// member.
     ///
     /// # Errors
     /// With the arithmetic.
@@ -90,26 +91,26 @@ pub enum EmergentTimingError {
     Margin {
         /// M.
         margin_ns: u64,
-        /// Of two clocks over one failure time-out.
+        /// Drift between two clocks over one failure time-out.
         drift_ns: u64,
-        /// Longest send.
+        /// S.
         send_ns_max: u64,
-        /// The least margin.
+        /// The smallest safe margin.
         margin_ns_min: u64,
     },
     /// One lost heartbeat could be a failure.
     #[error(
         "failure time-out {failure_ns} ns must be at least 3 x heartbeat {heartbeat_ns} ns + margin {margin_ns} ns = \
-         {failure_ns_min} ns, and heartbeats more than 0 apart"
+         {failure_ns_min} ns, and the heartbeat interval more than 0"
     )]
     Failure {
         /// F.
         failure_ns: u64,
-        /// Heartbeat.
+        /// H.
         heartbeat_ns: u64,
         /// M.
         margin_ns: u64,
-        /// The least time-out.
+        /// The smallest allowed time-out.
         failure_ns_min: u64,
     },
 }

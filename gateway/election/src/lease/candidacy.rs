@@ -1,4 +1,4 @@
-//! A candidate: what it waits for, what stands in its way, and how it takes over.
+//! The candidate: its wait, its obstacles, and its takeover.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Lease {
-    /// What stands in its way now; and nothing does for the heir of a leadership that has ended.
+    /// Updates the obstacle, and takes over at once where this gateway is the successor of a leadership that has ended.
     pub(super) fn step_candidate(&mut self, now: MonoNs) {
         if matches!(self.phase, Phase::Candidate) {
             let obstacle = self.find_obstacle();
@@ -23,10 +23,10 @@ impl Lease {
         }
     }
 
-    /// The record that makes this gateway the holder, if its time has come.
+    /// The record that makes this gateway the holder, if its wait is over.
     pub(super) fn record_to_acquire(&mut self, now: MonoNs) -> Option<Record> {
         if self.is_closing {
-            // Whoever sees it given back begins at once.
+            // A reader of a released record begins at once.
             let record = self.held_record()?;
             return (now >= self.sends_end_at).then(|| record.released());
         }
@@ -40,7 +40,7 @@ impl Lease {
         Some(self.own_record(now, epoch))
     }
 
-    /// The record that a gateway which closes still holds: its leadership had run out, or an attempt took effect after all.
+    /// The record that a closing gateway still holds: its leadership had expired, or an attempt took effect after all.
     pub(super) fn held_record(&self) -> Option<&Record> {
         self.known_record.record().filter(|record| record.is_held_by(&self.config.member))
     }
@@ -62,7 +62,7 @@ impl Lease {
         }
     }
 
-    /// Who may stand from now on. A newer configuration says it anew; else whoever was named stays named.
+    /// The candidates from now on. A newer configuration replaces the list; otherwise the named candidates stay.
     fn next_candidates(&self, before: Option<&Record>) -> BTreeMap<NodeId, NodeName> {
         let mut candidates = match before {
             Some(before) if before.configuration.revision >= self.config.configuration.revision => {
@@ -76,7 +76,7 @@ impl Lease {
         candidates
     }
 
-    /// When this gateway may take over, if nothing changes before. `None`: not before something changes.
+    /// When this gateway may take over, if nothing changes before. `None`: not before a change.
     pub(super) fn acquire_at(&self) -> Option<MonoNs> {
         if self.is_closing || !self.known_record.is_read() || self.has_lasting_obstacle() {
             return None;
@@ -87,7 +87,7 @@ impl Lease {
             None => learned_at.plus(timing.wait_ns()),
             Some(record) => {
                 let wait_ns = timing.wait_for_ns(record.lease_ns);
-                // Of who knows that nobody holds it.
+                // For a gateway that knows that the record has no holder.
                 let at_once = || {
                     settled.plus(wait_ns).max(learned_at).max(self.successor_window_ends_at(record).unwrap_or_default())
                 };
@@ -96,7 +96,7 @@ impl Lease {
                 } else if record.holder.is_none() {
                     at_once()
                 } else if self.is_dead(record) {
-                    // Who tries first is reckoned from the news.
+                    // The order of the candidates counts from the news of the death.
                     at_once().max(self.death_received_at)
                 } else {
                     learned_at.plus(wait_ns)
@@ -107,12 +107,12 @@ impl Lease {
         Some(self.given_promise.as_ref().map_or(due, |given_promise| due.max(given_promise.until)))
     }
 
-    /// Whether something stands in the way that time alone doesn't remove.
+    /// Whether an obstacle exists that time alone does not remove.
     fn has_lasting_obstacle(&self) -> bool {
         !matches!(self.find_obstacle(), None | Some(Obstacle::Promised | Obstacle::Configuration { .. }))
     }
 
-    /// Whether it could take over, were its time there.
+    /// Whether this gateway could take over once its wait is over.
     pub(super) fn could_lead(&self) -> bool {
         !self.is_closing && matches!(self.find_obstacle(), None | Some(Obstacle::Promised))
     }
@@ -132,13 +132,13 @@ impl Lease {
         if record.candidates.get(&node) != Some(&self.config.member.name) && !self.admitted.contains_key(&node) {
             return Some(Obstacle::NotAdmitted);
         }
-        if let Some(theirs) = self.incompatible_config(record) {
-            return Some(Obstacle::Configuration { theirs, ours: self.config.configuration });
+        if let Some(expected) = self.incompatible_config(record) {
+            return Some(Obstacle::Configuration { expected, ours: self.config.configuration });
         }
         self.given_promise.as_ref().map(|_| Obstacle::Promised)
     }
 
-    /// What keeps this gateway from standing and from renewing.
+    /// The obstacle that keeps this gateway from being eligible and from renewing.
     pub(super) fn local_obstacle(&self) -> Option<Obstacle> {
         let (error_ppm, error_ppm_max) = (self.clock_error_ppm, self.config.timing.rate_error_ppm);
         if error_ppm > error_ppm_max {
@@ -147,37 +147,39 @@ impl Lease {
         (self.progress == Progress::Stuck).then_some(Obstacle::NoProgress)
     }
 
-    /// The record's configuration, if this gateway would publish something else under the same or an older revision.
+    /// The record's configuration, if this gateway would publish different output under the same or an older revision.
     fn incompatible_config(&self, record: &Record) -> Option<ConfigVersion> {
-        let theirs = record.configuration;
-        (!self.config.configuration.may_succeed(&theirs)).then_some(theirs)
+        let expected = record.configuration;
+        (!self.config.configuration.may_succeed(&expected)).then_some(expected)
     }
 
-    /// How many of the others are to be let first: those known to stand that are fitter, or as fit and meant to follow or
-    /// of a lower number. It decides who tries first, never who may.
+    /// How many other candidates go first: the known eligible ones that are fitter, or as fit and either the preferred
+    /// successor or of a lower number. The rank decides which gateway tries first, never which one may lead.
     fn rank(&self) -> u64 {
         let record = self.known_record.record();
         let holder = record.and_then(|record| record.holder.as_ref()).map(|holder| holder.node);
-        let named = |node: &NodeId| record.is_none_or(|record| record.candidates.contains_key(node));
+        let is_candidate = |node: &NodeId| record.is_none_or(|record| record.candidates.contains_key(node));
         let preferred_successor = self.placement.preferred_successor.or(self.config.preferred);
         let placement =
             |node: NodeId, class: FitnessClass| (std::cmp::Reverse(class), preferred_successor != Some(node), node);
         let own = placement(self.node(), self.fitness.class());
         let before = self.peers.iter().filter(|(node, peer)| {
             let is_recent = self.known_record.learned_at() <= peer.received_at.plus(self.config.timing.lease_ns);
-            let stands =
-                peer.state.eligibility == Eligibility::Eligible && is_recent && named(node) && Some(**node) != holder;
+            let stands = peer.state.eligibility == Eligibility::Eligible
+                && is_recent
+                && is_candidate(node)
+                && Some(**node) != holder;
             stands && placement(**node, peer.state.fitness.class()) < own
         });
         u64::try_from(before.count()).unwrap_or(u64::MAX)
     }
 
-    /// The fence opens.
-    pub(super) fn open(&mut self, now: MonoNs, epoch: Epoch, deadline: MonoNs, named: BTreeMap<NodeId, NodeName>) {
+    /// Opens the fence.
+    pub(super) fn open(&mut self, now: MonoNs, epoch: Epoch, deadline: MonoNs, candidates: BTreeMap<NodeId, NodeName>) {
         self.highest_opened = epoch;
         self.given_promise = None;
         self.set_obstacle(None);
-        self.phase = Phase::Leading(Leadership::new(now, epoch, deadline, named));
+        self.phase = Phase::Leading(Leadership::new(now, epoch, deadline, candidates));
         self.emit(Output::Open { epoch, deadline });
     }
 
@@ -186,7 +188,7 @@ impl Lease {
     pub(super) fn on_death(&mut self, now: MonoNs, notice: DeathNotice) {
         let own = &self.config.member;
         if (notice.holder, notice.incarnation) == (own.node, own.incarnation) {
-            // Others act on it, whether it is true or not.
+            // Other gateways act on the notice, whether it is true or not.
             self.is_declared_dead = true;
             if matches!(self.phase, Phase::Leading(_)) && self.leading_epoch() == Some(notice.epoch) {
                 self.end_leadership(now, CloseReason::Lost);
@@ -205,7 +207,7 @@ impl Lease {
     }
 
     pub(super) fn is_dead(&self, record: &Record) -> bool {
-        record.leadership().is_some_and(|leadership| self.deaths.contains(&leadership))
+        record.leadership_id().is_some_and(|leadership| self.deaths.contains(&leadership))
     }
 
     // ---- handed over to this gateway ----
@@ -215,7 +217,7 @@ impl Lease {
             return;
         }
         let is_from_leader =
-            self.known_record.record().is_some_and(|record| record.leadership() == Some(request.leadership()));
+            self.known_record.record().is_some_and(|record| record.leadership_id() == Some(request.leadership_id()));
         let is_ready = is_from_leader
             && !self.is_closing
             && !self.has_lasting_obstacle()
@@ -231,7 +233,7 @@ impl Lease {
 
     // ---- not named ----
 
-    /// Asks the holder to be named, at each sign of life from it.
+    /// Asks the holder for admission, whenever the holder shows a sign of life.
     pub(super) fn ask_to_be_admitted(&mut self) {
         let Some(record) = self.known_record.record() else { return };
         let Some(holder) = record.holder.as_ref().map(|holder| holder.node) else { return };

@@ -1,4 +1,4 @@
-//! What a gateway knows of its group's record, since when, and how firmly.
+//! A gateway's knowledge of its group's record: since when, and how certain.
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
@@ -9,46 +9,46 @@ use crate::{
 
 /// The newest record known.
 ///
-/// Two times matter. `learned_at`: when its last change became known, from where a candidate waits. `followed_since`: since
-/// when it has been followed without a break. What was learned before a break counts no more, even if the same is read
-/// after it: a store may have been restored in between to the very version that was known.
+/// Two times matter. `learned_at`: when the gateway learned of the last change; a candidate's wait counts from there.
+/// `followed_since`: since when the gateway has followed the record without a break. Knowledge from before a break is
+/// void, even if the same version is read afterwards: the store may have been restored to the known version in between.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct KnownRecord {
     /// `None`: not read since the last break; `Some(None)`: there is no record.
     known: Option<Option<Versioned>>,
     learned_at: MonoNs,
-    /// When its heir's stamp became known.
+    /// When the gateway learned of the successor's stamp.
     successor_learned_at: MonoNs,
     followed_since: MonoNs,
-    /// The highest ever seen, over all breaks.
+    /// The highest record ever seen, over all breaks.
     highest: RecordOrder,
 }
 
-/// Where a sight of the record came from.
+/// Source of an observation of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObservedBy {
     /// The watch, which may lag behind answers.
     Watch,
-    /// A read that was asked for at that moment: what it shows was in force later.
+    /// A read that was sent at that moment: the record it shows was in force later.
     Read { sent: MonoNs },
     /// A swap of our own.
     Swap,
 }
 
-/// What a sight of the record was.
+/// Result of an observation of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Observed {
     /// Nothing new.
     Unchanged,
     /// A newer record, or the first since a break.
     Newer,
-    /// The record went back: the store was restored, or its record created anew.
+    /// The record was rolled back: the store was restored, or its record created anew.
     RolledBack { highest_seen: Epoch },
-    /// It contradicts what is known, and may only be late: to be read again.
+    /// The observation contradicts the known record, and may merely be late: read again.
     Inconclusive,
 }
 
-/// Orders records by what they say, whatever their versions.
+/// Orders records by their content, whatever their versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct RecordOrder {
     epoch: Epoch,
@@ -56,14 +56,14 @@ struct RecordOrder {
 }
 
 impl KnownRecord {
-    /// Takes in what the record was seen to be.
+    /// Processes an observation of the record.
     pub(super) fn observe(&mut self, now: MonoNs, found: Option<Versioned>, source: ObservedBy) -> Observed {
         let rank = RecordOrder::of(found.as_ref());
         let went_back = rank < self.highest;
         let epoch = self.highest.epoch;
         match &self.known {
             None => {
-                // The first word after a break must be one that was asked for after it.
+                // The first observation after a break must be a read that was sent after the break.
                 let ObservedBy::Read { .. } = source else { return Observed::Inconclusive };
                 self.followed_since = now;
                 self.accept(now, found, rank);
@@ -97,22 +97,22 @@ impl KnownRecord {
         self.highest = self.highest.max(rank);
     }
 
-    /// The connection broke: nothing is known until it is read again.
+    /// The connection broke: nothing is known until the next read.
     pub(super) fn invalidate(&mut self) {
         self.known = None;
     }
 
-    /// The wait begins again.
+    /// Restarts the wait for the lease.
     pub(super) fn restart_wait(&mut self, now: MonoNs) {
         self.learned_at = now;
     }
 
-    /// The wait for its heir begins again.
+    /// Restarts the wait for the successor.
     pub(super) fn restart_successor_wait(&mut self, now: MonoNs) {
         self.successor_learned_at = now;
     }
 
-    /// Whether the record, or that there is none, is known.
+    /// Whether it is known which record exists, or that none does.
     pub(super) fn is_read(&self) -> bool {
         self.known.is_some()
     }
@@ -122,27 +122,27 @@ impl KnownRecord {
         self.known.as_ref()?.as_ref().map(|known| &known.record)
     }
 
-    /// Its version.
+    /// The known version.
     pub(super) fn version(&self) -> Version {
         self.known.as_ref().and_then(Option::as_ref).map_or(Version::NONE, |known| known.version)
     }
 
-    /// When its last change became known.
+    /// When the last change became known.
     pub(super) fn learned_at(&self) -> MonoNs {
         self.learned_at
     }
 
-    /// When its heir's stamp became known: it was taken before.
+    /// When the successor's stamp became known. The stamp was taken earlier.
     pub(super) fn successor_learned_at(&self) -> MonoNs {
         self.successor_learned_at
     }
 
-    /// Since when it has been followed without a break.
+    /// Since when the record has been followed without a break.
     pub(super) fn followed_since(&self) -> MonoNs {
         self.followed_since
     }
 
-    /// The highest epoch ever seen in it.
+    /// The highest epoch ever seen in the record.
     pub(super) fn highest_epoch(&self) -> Epoch {
         self.highest.epoch
     }

@@ -1,4 +1,4 @@
-//! A leader: renews, admits candidates, and moves on by itself where another is fitter.
+//! The leader: renews, admits candidates, and hands over automatically where another gateway is fitter.
 
 use std::collections::BTreeMap;
 
@@ -21,22 +21,22 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Leadership {
     pub(super) epoch: Epoch,
-    /// The margin is already taken off.
+    /// The margin is already subtracted.
     pub(super) deadline: MonoNs,
     pub(super) since: MonoNs,
-    /// When the next renewal is to be sent.
+    /// When the next renewal is due.
     pub(super) renew_at: MonoNs,
     /// The candidates of the record in force.
     pub(super) candidates: BTreeMap<NodeId, NodeName>,
-    /// To the candidates, while the store is lost; the newest last.
+    /// Requests to the candidates while the store is lost; the newest last.
     pub(super) promise_requests: Vec<PendingPromises>,
     pub(super) promise_request_at: MonoNs,
     pub(super) runs_on_promises: bool,
     /// A hand-over that is being prepared.
     pub(super) offer: Option<Offer>,
-    /// What it came from, while the record does not show it.
+    /// The leadership that this one succeeded, while the record does not show this one.
     pub(super) predecessor: Option<Predecessor>,
-    /// Since when it should move.
+    /// Since when this gateway should hand over.
     pub(super) worse_since: Option<MonoNs>,
 }
 
@@ -46,7 +46,7 @@ impl Leadership {
             epoch,
             deadline,
             since: now,
-            // At once: what it opened with may have been sent a while ago.
+            // At once: the request that it opened with may have been sent some time ago.
             renew_at: now,
             candidates,
             promise_requests: Vec::new(),
@@ -58,7 +58,7 @@ impl Leadership {
         }
     }
 
-    /// The store has confirmed a renewal. Whether it had been lost before.
+    /// The store has confirmed a renewal. Returns whether the store had been lost before.
     pub(super) fn renewed(&mut self, deadline: MonoNs, candidates: &BTreeMap<NodeId, NodeName>) -> bool {
         self.deadline = self.deadline.max(deadline);
         self.candidates.clone_from(candidates);
@@ -69,7 +69,7 @@ impl Leadership {
 }
 
 impl Lease {
-    /// What a leader decides by itself.
+    /// The decisions of a leader without outside request.
     pub(super) fn step_leading(&mut self, now: MonoNs) {
         let Phase::Leading(leadership) = &self.phase else { return };
         if self.observed_epoch > leadership.epoch && self.observed_epoch > self.highest_opened {
@@ -86,18 +86,18 @@ impl Lease {
 
     /// When [`Self::step_leading`] or the end of the lease is due.
     pub(super) fn leading_step_at(&self, leadership: &Leadership) -> MonoNs {
-        let ask =
+        let request_at =
             self.in_doubt_since.filter(|_| leadership.predecessor.is_none()).map(|_| leadership.promise_request_at);
         let offer = leadership.offer.as_ref().map(|offer| {
-            // What is so until the next renewal is so now.
+            // A condition that holds until the next renewal holds now.
             if self.is_ready(offer, leadership.renew_at) { MonoNs(0) } else { self.offer_expires_at(offer) }
         });
         let moves =
             leadership.worse_since.filter(|_| leadership.offer.is_none()).map(|from| self.move_at(leadership, from));
-        [ask, offer, moves].into_iter().flatten().fold(leadership.deadline, MonoNs::min)
+        [request_at, offer, moves].into_iter().flatten().fold(leadership.deadline, MonoNs::min)
     }
 
-    /// When the next renewal is to be sent; `None`: something keeps it from renewing.
+    /// When the next renewal is due; `None`: an obstacle keeps this gateway from renewing.
     pub(super) fn renew_at(&self, leadership: &Leadership) -> Option<MonoNs> {
         self.local_obstacle().is_none().then_some(leadership.renew_at)
     }
@@ -109,7 +109,7 @@ impl Lease {
         }
         let resets_moves = self.config.moves.resets_moves(leadership.since, now);
         let epoch = leadership.epoch;
-        // Others must be able to read it before anything else: until then it is tried again at once.
+        // The other gateways must be able to read the new leadership first: until then, the renewal is retried at once.
         let predecessor = leadership.predecessor;
         self.choose_successor(now);
         let mut record = self.own_record(now, epoch);
@@ -125,18 +125,18 @@ impl Lease {
         Some(record)
     }
 
-    /// Leadership ends without anything to give away.
+    /// Ends leadership when there is nothing to release or hand over.
     pub(super) fn end_leadership(&mut self, now: MonoNs, reason: CloseReason) {
         let Some(epoch) = self.leading_epoch() else { return };
         self.pin = None;
         self.phase = Phase::Candidate;
         self.sends_end_at = now.plus(self.config.timing.send_ns_max);
-        // Nothing of the old leadership is revived: the own record is waited for like any other.
+        // Nothing of the old leadership is revived: the gateway waits for its own record as for any other.
         self.known_record.restart_wait(now);
         self.emit(Output::Close { epoch, reason });
     }
 
-    /// Closes the fence and goes on to give the record away, or to take it anew.
+    /// Closes the fence and continues by releasing the record or by acquiring it again.
     pub(super) fn begin_leaving(&mut self, now: MonoNs, reason: CloseReason, mode: LeaveMode, deadline: MonoNs) {
         let Some(epoch) = self.leading_epoch() else { return };
         self.pin = self.pin.filter(|_| mode == LeaveMode::Reopen);
@@ -152,7 +152,8 @@ impl Lease {
         self.phase = Phase::Leaving(Leaving { epoch, deadline, mode, drained });
     }
 
-    /// A gateway asks to be named. Who is configured here, with what is published here, is; others only by hand.
+    /// A gateway asks for admission. It is admitted if it is configured here with the same output; others only by an
+    /// operator.
     pub(super) fn on_admit_request(&mut self, from: NodeId, member: Member, configuration: ConfigVersion) {
         let is_configured = self.config.candidates.get(&from) == Some(&member.name) && member.node == from;
         let ours = self.config.configuration;
@@ -161,7 +162,7 @@ impl Lease {
         }
     }
 
-    // ---- moves by itself ----
+    // ---- automatic moves ----
 
     fn step_auto_move(&mut self, now: MonoNs) {
         let target = self.better_peer(now);
@@ -182,7 +183,7 @@ impl Lease {
         self.config.moves.move_at(leadership.since, worse_since, moves, self.fitness.class())
     }
 
-    /// Who should lead instead: a class fitter, or as fit and preferred.
+    /// The gateway that should lead instead: a class fitter, or as fit and preferred.
     fn better_peer(&self, now: MonoNs) -> Option<NodeId> {
         let pinned = self.known_record.record().is_some_and(|record| record.pinned);
         let is_free = self.pin.map_or(!pinned, |pin| pin == Pin::Free);
@@ -195,12 +196,13 @@ impl Lease {
         (self.fitness.is_worse_than(&state.fitness) || is_preferred_leader).then_some(best)
     }
 
-    /// Who is to lead, of those as fit.
+    /// The preferred leader among equally fit gateways.
     fn preferred_leader(&self) -> Option<NodeId> {
         self.placement.preferred_leader.or(self.config.preferred)
     }
 
-    /// Of those named, standing, heard lately and level in configuration: the fittest, then the one that is to lead.
+    /// Of the named, eligible peers with a recent report and a compatible configuration: the fittest, then the
+    /// preferred leader.
     pub(super) fn fittest_peer(&self, now: MonoNs) -> Option<NodeId> {
         let can_lead = self.peers.keys().filter(|node| self.can_take_over(**node, now));
         can_lead.copied().max_by_key(|node| {
@@ -219,5 +221,5 @@ impl Lease {
     }
 }
 
-/// More cannot have a node number.
+/// There are no more node numbers.
 const ADMITTED_MAX: usize = 256;

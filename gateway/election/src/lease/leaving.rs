@@ -1,15 +1,15 @@
-//! A leader on its way out: hand-over, release, and leading again under a higher epoch.
+//! A leader that leaves: hand-over, release, and leading again under a higher epoch.
 //!
 //! ```text
 //!   leader ── prepare(nonce) ──► target          fence still open
 //!          ◄── prepared(nonce, stamp) ──
-//!          ── renewal: the target is the heir ──► store
+//!          ── renewal: the target is the successor ──► store
 //!   fence closes; no send outstanding
-//!          ── ended(epoch, final positions) ──► target opens as the heir
+//!          ── ended(epoch, final positions) ──► target opens as the successor
 //! ```
-//! All that the store has to say it says before the fence closes: nobody is silent for as long as a swap takes. Having said
-//! that it ended, a leader says it again until the record shows it, then by releasing the record; and leads again only by
-//! a swap, when the heir's time is over.
+//! The store does all its work before the fence closes, so the output is not interrupted for the length of a swap.
+//! After the end message, the leader repeats it until the record shows the successor, and later releases the record
+//! too. It leads again only by a swap, when the successor's time has passed.
 
 use std::collections::BTreeMap;
 
@@ -24,26 +24,27 @@ use crate::{
     timing::LeaseTiming,
 };
 
-/// The fence is closed, and the record is to be given away or taken anew.
+/// The fence is closed, and the record is to be released or acquired again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Leaving {
-    /// Of the leadership that ended.
+    /// Epoch of the leadership that ended.
     pub(super) epoch: Epoch,
-    /// Until when nobody else may have begun that waits for the lease.
+    /// Until when no other gateway can have begun that waits for the lease.
     pub(super) deadline: MonoNs,
     pub(super) mode: LeaveMode,
     /// Where the output ended; `None`: a send may still be outstanding.
     pub(super) drained: Option<BTreeMap<u16, StreamPosition>>,
 }
 
-/// What becomes of the record.
+/// The intended next state of the record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum LeaveMode {
-    /// Its heir is to begin, and is told so at `notify_at` and again; from `release_at` on the record is to tell it.
+    /// The successor is to open. The leader notifies it at `notify_at` and repeatedly; from `release_at` on it also
+    /// releases the record.
     HandOver { target: NodeId, request: LeaderRequest, cause: OfferCause, notify_at: MonoNs, release_at: MonoNs },
-    /// It is to have no holder.
+    /// The record is to have no holder.
     Release { cause: OfferCause },
-    /// Its holder stays, under a new epoch.
+    /// The holder stays, under a new epoch.
     Reopen,
 }
 
@@ -54,26 +55,26 @@ pub(super) struct Offer {
     pub(super) request: LeaderRequest,
     pub(super) sent: MonoNs,
     pub(super) cause: OfferCause,
-    /// The target is ready, since that moment of its clock: it is to be the heir.
+    /// The target is ready, since that moment of its clock, and is to become the successor.
     pub(super) accepted: Option<PeerTimestamp>,
 }
 
-/// Who wanted leadership to move.
+/// Cause of a hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum OfferCause {
-    /// Somebody asked for it.
+    /// Requested by an operator or another gateway.
     Planned,
     /// Fitness or preference.
     Automatic,
 }
 
 impl Leaving {
-    /// Whether another is to go on from the record as it is.
+    /// Whether another gateway is to continue from the record as it is.
     pub(super) fn is_handed_over(&self) -> bool {
         matches!(self.mode, LeaveMode::HandOver { .. })
     }
 
-    /// When the heir is to be told next.
+    /// When the successor is to be notified next.
     pub(super) fn notify_due_at(&self) -> Option<MonoNs> {
         let LeaveMode::HandOver { notify_at, .. } = &self.mode else { return None };
         self.drained.as_ref().map(|_| *notify_at)
@@ -83,15 +84,18 @@ impl Leaving {
 impl Lease {
     pub(super) fn on_hand_over(&mut self, now: MonoNs, target: Option<NodeId>) {
         let Phase::Leading(_) = &self.phase else {
-            return self.hand_over_failed(target, "this gateway does not lead");
+            return self.hand_over_failed(target, "this gateway is not the leader");
         };
         self.offer(now, target.or_else(|| self.fittest_peer(now)), OfferCause::Planned);
     }
 
     pub(super) fn offer(&mut self, now: MonoNs, target: Option<NodeId>, cause: OfferCause) {
-        let Some(target) = target else { return self.hand_over_failed(None, "no other gateway can lead") };
+        let Some(target) = target else { return self.hand_over_failed(None, "no other gateway is eligible") };
         if !self.can_take_over(target, now) {
-            return self.hand_over_failed(Some(target), "it does not stand, is not heard or publishes something else");
+            return self.hand_over_failed(
+                Some(target),
+                "it is not eligible, does not answer, or has a different configuration",
+            );
         }
         let Some(member) = self.peers.get(&target).map(|peer| peer.state.member.clone()) else { return };
         if self.in_doubt_since.is_some() {
@@ -101,13 +105,13 @@ impl Lease {
         let Some(request) = self.request(nonce) else { return };
         let Phase::Leading(leadership) = &mut self.phase else { return };
         if leadership.offer.is_some() {
-            return self.hand_over_failed(Some(target), "another hand-over is under way");
+            return self.hand_over_failed(Some(target), "another hand-over is in progress");
         }
         leadership.offer = Some(Offer { target: member, request, sent: now, cause, accepted: None });
         self.emit(Output::Peer { to: target, message: PeerMessage::Prepare(request) });
     }
 
-    /// A question about the present leadership.
+    /// A request about the present leadership.
     pub(super) fn request(&self, nonce: u64) -> Option<LeaderRequest> {
         let (node, incarnation) = (self.node(), self.config.member.incarnation);
         let epoch = self.leading_epoch()?;
@@ -119,7 +123,7 @@ impl Lease {
         let answered_by = offer.sent.plus(2 * renew_ns);
         match offer.accepted {
             None => answered_by,
-            // Another heir's time may have to end first, and the store has to take it.
+            // Another successor's time may have to end first, and the store has to accept the change.
             Some(_) => answered_by.plus(self.config.timing.wait_ns()).plus(2 * renew_ns),
         }
     }
@@ -133,26 +137,29 @@ impl Lease {
             let mode = LeaveMode::HandOver { target, request, cause, notify_at: now, release_at: now };
             self.begin_leaving(now, CloseReason::HandedOver, mode, leadership.deadline);
         } else if now >= self.offer_expires_at(&offer) {
-            let why = if offer.accepted.is_some() { "the store did not take it" } else { "it did not answer in time" };
+            let why =
+                if offer.accepted.is_some() { "the store rejected the change" } else { "it did not answer in time" };
             self.withdraw_offer(now);
             self.hand_over_failed(Some(target.node), why);
         }
     }
 
-    /// Whether the record in force names the target as the heir, and nothing of ours can change it any more; and whether at
-    /// that time the target still can lead, and long enough.
+    /// Whether the record in force names the target as the successor and no attempt of ours can change it any more; and
+    /// whether at that time the target can still lead, for long enough.
     pub(super) fn is_ready(&self, offer: &Offer, at: MonoNs) -> bool {
         let Some(accepted) = offer.accepted else { return false };
         let successor = self.known_record.record().and_then(|record| record.successor);
         self.pending.attempts.is_empty()
             && self.pending.awaited.is_none()
             && self.in_doubt_since.is_none()
-            && successor.is_some_and(|successor: Successor| successor.is(&offer.target) && successor.stamp >= accepted)
+            && successor.is_some_and(|successor: Successor| {
+                successor.is_same_start(&offer.target) && successor.stamp >= accepted
+            })
             && self.is_freshly_named(at)
             && self.can_take_over(offer.target.node, at)
     }
 
-    /// Takes the offer back, and leaves time before the next one.
+    /// Withdraws the offer, and leaves time before the next one.
     fn withdraw_offer(&mut self, now: MonoNs) {
         let Phase::Leading(leadership) = &mut self.phase else { return };
         leadership.offer = None;
@@ -188,7 +195,7 @@ impl Lease {
         }
     }
 
-    /// Tells the heir that it is its turn, until the record shows it. Where it doesn't for long, the record says so too.
+    /// Notifies the successor until the record shows it. If that takes long, releases the record too.
     pub(super) fn step_leaving(&mut self, now: MonoNs) {
         let notify_again_at = now.plus(self.config.timing.renew_ns / NOTIFICATIONS_PER_RENEWAL);
         let Phase::Leaving(Leaving { drained: Some(positions), mode, .. }) = &mut self.phase else { return };
@@ -200,7 +207,7 @@ impl Lease {
             let is_automatic = *cause == OfferCause::Automatic;
             let positions =
                 positions.iter().take(POSITIONS_MAX).map(|(channel, position)| (*channel, *position)).collect();
-            let message = PeerMessage::Ended { request: *request, positions, is_automatic };
+            let message = PeerMessage::LeadershipEnded { request: *request, positions, is_automatic };
             let to = *target;
             self.emit(Output::Peer { to, message });
         }
@@ -230,7 +237,7 @@ impl Lease {
             }
             Phase::Leaving(leaving) if leaving.mode == LeaveMode::Reopen => {
                 leaving.mode = LeaveMode::Release { cause: OfferCause::Planned };
-                // To open again takes no drain; for others to open does.
+                // Opening again needs no drain; another gateway's opening does.
                 leaving.drained = None;
                 self.emit(Output::Drain);
             }
@@ -259,16 +266,18 @@ impl Lease {
         }
     }
 
-    /// Above all that is known.
+    /// Above all known epochs.
     pub(super) fn next_own_epoch(&self) -> Option<Epoch> {
         let record = self.known_record.record();
         let of_record = record.map_or_else(Epoch::default, |record| record.epoch);
-        // Its heir may have opened above it, and nobody have heard of that.
-        let of_heir = record.and_then(|record| record.successor).filter(|successor| !successor.is(&self.config.member));
-        let of_heir = of_heir.and_then(|successor| next_epoch(successor.node, [of_record]));
+        // The successor may have opened above the record's epoch without any other gateway observing it.
+        let of_successor = record
+            .and_then(|record| record.successor)
+            .filter(|successor| !successor.is_same_start(&self.config.member));
+        let of_successor = of_successor.and_then(|successor| next_epoch(successor.node, [of_record]));
         let own = [self.known_record.highest_epoch(), self.config.own_epoch, self.highest_opened, self.observed_epoch];
         let dead = self.deaths.iter().map(|notice| notice.epoch);
-        next_epoch(self.node(), own.into_iter().chain([of_record]).chain(of_heir).chain(dead))
+        next_epoch(self.node(), own.into_iter().chain([of_record]).chain(of_successor).chain(dead))
     }
 
     fn hand_over_failed(&mut self, target: Option<NodeId>, why: &'static str) {
@@ -276,12 +285,13 @@ impl Lease {
     }
 }
 
-/// When the offer that is refused was made: the wait for the next one counts from there.
+/// When the refused offer was made: the wait for the next one counts from there.
 fn offer_sent_at(leadership: &super::Leadership) -> MonoNs {
     leadership.offer.as_ref().map_or(leadership.since, |offer| offer.sent)
 }
 
-/// How often an heir is told its turn.
+/// How often the successor is notified.
 const NOTIFICATIONS_PER_RENEWAL: u64 = 4;
-/// Channels whose positions fit a message, with room for the rest. Of more, what the heir has heard itself counts.
+/// Channels whose positions fit into a message, with room for the rest. For further channels the successor uses its own
+/// receive watermark.
 const POSITIONS_MAX: usize = 400;

@@ -1,4 +1,4 @@
-//! Without the store: the promises of all other candidates carry a leader on, and a candidate keeps its own.
+//! Without the store: the promises of all other candidates extend a leadership, and a candidate keeps its own promise.
 
 use std::collections::BTreeSet;
 
@@ -12,14 +12,14 @@ use crate::{
     timing::{LEASE_NS_MAX, drift_ns},
 };
 
-/// This gateway gave its word not to take over.
+/// This gateway promised not to take over.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GivenPromise {
     pub(super) request: LeaderRequest,
     pub(super) until: MonoNs,
 }
 
-/// A question that some candidates have not answered.
+/// A request that some candidates have not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PendingPromises {
     request: LeaderRequest,
@@ -36,12 +36,12 @@ impl Lease {
             && self.config.on_suspended == OnSuspended::Hold
             && self.local_obstacle().is_none();
         let Phase::Leading(leadership) = &self.phase else { return };
-        // The last record of who led before may name candidates that are not known yet.
+        // The previous leader's last record may name candidates that this gateway does not know yet.
         if !may_ask || leadership.predecessor.is_some() || now < leadership.promise_request_at {
             return;
         }
         let mut others: BTreeSet<NodeId> = leadership.candidates.keys().copied().collect();
-        // Whoever a swap of unknown fate names may stand as well.
+        // A candidate that only a swap of unknown outcome names may be eligible as well.
         others.extend(self.pending.possible_candidates.keys());
         others.extend(self.pending.attempts.iter().flat_map(|attempt| attempt.record.candidates.keys()));
         others.remove(&self.node());
@@ -71,7 +71,7 @@ impl Lease {
         }
     }
 
-    /// The newest question that all have answered is as good as a renewal sent when it was asked.
+    /// The newest request that all candidates have answered counts as a renewal sent at the time of the request.
     fn count_promises(&mut self) {
         let timing = self.config.timing;
         let Phase::Leading(leadership) = &mut self.phase else { return };
@@ -97,7 +97,7 @@ impl Lease {
         }
         let message = if self.can_promise(now, &request) {
             let wait_ns = self.config.timing.wait_for_ns(request.lease_ns);
-            // On a clock that runs too fast, so much longer.
+            // A clock that runs too fast makes the promise proportionally longer.
             let wait_ns = wait_ns.saturating_add(drift_ns(wait_ns, self.clock_error_ppm));
             let before = self.given_promise.as_ref().map_or(now, |given_promise| given_promise.until);
             self.given_promise = Some(GivenPromise { request, until: now.plus(wait_ns).max(before) });
@@ -111,7 +111,7 @@ impl Lease {
     fn can_promise(&self, now: MonoNs, request: &LeaderRequest) -> bool {
         let is_idle = self.pending.attempts.is_empty() || !self.safeguards.promises_only_without_swap;
         let is_superseded = self.known_record.highest_epoch() > request.epoch;
-        let is_over = self.has_announced_end(request.leadership());
+        let is_over = self.has_announced_end(request.leadership_id());
         let is_dead = is_over || self.deaths.iter().any(|notice| request.concerns(notice));
         let is_given = self
             .given_promise
@@ -125,7 +125,7 @@ impl Lease {
             && request.lease_ns <= LEASE_NS_MAX
     }
 
-    /// The leader that was promised to has released its record: it leads no more.
+    /// The leader that holds the promise has released its record: its leadership is over.
     pub(super) fn drop_promise_of_released_record(&mut self) {
         let Some(record) = self.known_record.record() else { return };
         let released = record.holder.is_none().then_some(record.epoch);
@@ -133,5 +133,5 @@ impl Lease {
     }
 }
 
-/// Questions open at a time: those of one lease.
+/// Requests open at a time: those of one lease.
 const PROMISE_REQUESTS_MAX: usize = 4;

@@ -1,16 +1,18 @@
-//! The heir: who goes on at once when the holder has ended, without asking the store first.
+//! The designated successor: it takes over at once when the holder has ended, without asking the store first.
 //!
 //! ```text
-//!   heir ── state(stamp) ──► leader ── renewal: heir, stamp ──► store ──► heir reads it
-//!   the leader's process ends, or it closes its fence, has no send outstanding and says so
-//!   heir: fence open until its stamp + the shorter L - M, under a new epoch; meanwhile it swaps the record
+//!   successor ── state(stamp) ──► leader ── renewal: successor, stamp ──► store ──► successor reads it
+//!   the leader's process ends; or the leader closes its fence, drains its sends and announces the end
+//!   successor: fence open until its stamp + the shorter L - M, under a new epoch; meanwhile it swaps the record
 //! ```
-//! Why nobody else sends at that time:
-//! - The holder has ended: that is knowledge, of the sentinel or its own.
-//! - Whoever waits for the lease learned of the record after its stamp was taken, and waits L from there: the heir's time is
-//!   over by then. That it hasn't swapped yet changes nothing.
-//! - Whoever knows of the end too and is not the heir waits for the same lease, unless it knows that the heir has ended as well.
-//! - Nobody else is the heir: a record names another, or none, only when the time of the one before is over.
+//! Why no other gateway sends at that time:
+//! - The holder has ended: known from the sentinel or from the holder itself.
+//! - A candidate that waits for the lease learned of the record after the stamp was taken, and waits L from there. By
+//!   then the successor's time has passed. That the successor has not swapped yet changes nothing.
+//! - A candidate that also knows of the end waits for the same lease, unless it knows that the successor has ended as
+//!   well.
+//! - There is one successor at a time: a record names another one, or none, only when the time of the previous one has
+//!   passed.
 
 use std::collections::BTreeMap;
 
@@ -23,24 +25,24 @@ use crate::{
     record::{Record, Successor},
 };
 
-/// NamedSuccessor in this gateway's records.
+/// The designated successor in this gateway's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NamedSuccessor {
     pub(super) successor: Successor,
-    /// No record may name another before, or none.
+    /// Before this time no record may name another successor, or none.
     until: MonoNs,
 }
 
-/// The leadership that one came from which the record does not show yet.
+/// The leadership that the present one succeeded, while the record does not show the present one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Predecessor {
     leadership: DeathNotice,
-    /// It had moved by itself.
+    /// It ended by an automatic move.
     pub(super) is_automatic: bool,
 }
 
 impl Predecessor {
-    /// Whether the record still shows the leadership before, which may have been released meanwhile.
+    /// Whether the record still shows the previous leadership, which may have been released meanwhile.
     pub(super) fn is_holder_in(self, record: &Record) -> bool {
         let DeathNotice { holder, incarnation, epoch } = self.leadership;
         let is_same_holder = |member: &Member| (member.node, member.incarnation) == (holder, incarnation);
@@ -48,49 +50,50 @@ impl Predecessor {
     }
 }
 
-/// A holder's own word that its leadership is over.
+/// A holder's own announcement that its leadership is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Ended {
+pub(super) struct AnnouncedEnd {
     pub(super) leadership: DeathNotice,
-    /// It moved by itself.
+    /// It ended by an automatic move.
     pub(super) is_automatic: bool,
 }
 
 impl Lease {
-    // ---- a leader names its heir ----
+    // ---- a leader names its successor ----
 
-    /// Chooses whom the next record is to name.
+    /// Chooses the successor that the next record names.
     pub(super) fn choose_successor(&mut self, now: MonoNs) {
         let Some(successor) = self.preferred_new_successor(now) else { return };
         let before = self.current_successor(now);
         let is_free =
             before.is_none_or(|before| (before.node, before.incarnation) == (successor.node, successor.incarnation));
         if before != Some(successor) && (is_free || !self.safeguards.keeps_named_successor) {
-            self.named = Some(NamedSuccessor { successor, until: now.plus(self.config.timing.wait_ns()) });
+            self.named_successor = Some(NamedSuccessor { successor, until: now.plus(self.config.timing.wait_ns()) });
         }
     }
 
-    /// The one named before, while its time is not over.
+    /// The successor named before, while its time has not passed.
     pub(super) fn current_successor(&self, now: MonoNs) -> Option<Successor> {
-        self.named.filter(|named| now < named.until).map(|named| named.successor)
+        self.named_successor.filter(|named| now < named.until).map(|named| named.successor)
     }
 
-    /// Whether more than half of its time is left to the heir that was named last.
+    /// Whether the last named successor has more than half of its time left.
     pub(super) fn is_freshly_named(&self, now: MonoNs) -> bool {
         let half_ns = self.config.timing.wait_ns() / 2;
-        self.named.is_some_and(|named| now.plus(half_ns) < named.until)
+        self.named_successor.is_some_and(|named| now.plus(half_ns) < named.until)
     }
 
-    /// What was waited until now on a clock that ran too fast was no wait.
+    /// Restarts the waits: time measured on a clock that ran too fast does not count.
     pub(super) fn restart_successor_waits(&mut self, now: MonoNs) {
         let until = now.plus(self.config.timing.wait_ns());
-        if let Some(named) = &mut self.named {
+        if let Some(named) = &mut self.named_successor {
             named.until = until;
         }
         self.known_record.restart_successor_wait(now);
     }
 
-    /// Whom the lead is being handed to; else of those that could lead the fittest, and of these the one meant to follow.
+    /// The target of a hand-over in progress; else the fittest of those that could lead, and among equals the preferred
+    /// one.
     fn preferred_new_successor(&self, now: MonoNs) -> Option<Successor> {
         let Phase::Leading(leadership) = &self.phase else { return None };
         let target = leadership.offer.as_ref().filter(|offer| offer.accepted.is_some()).map(|offer| offer.target.node);
@@ -103,60 +106,65 @@ impl Lease {
         Some(Successor { node: *node, incarnation: peer.state.member.incarnation, stamp: peer.state.stamp })
     }
 
-    // ---- an heir goes on ----
+    // ---- the successor takes over ----
 
-    /// The holder says that its leadership is over.
-    pub(super) fn on_leadership_ended(&mut self, from: NodeId, ended: Ended, positions: BTreeMap<u16, StreamPosition>) {
-        let Ended { leadership, .. } = ended;
-        let is_newer = self.ended.is_none_or(|before| before.leadership.epoch < leadership.epoch);
+    /// The holder announces that its leadership is over.
+    pub(super) fn on_leadership_ended(
+        &mut self,
+        from: NodeId,
+        announced: AnnouncedEnd,
+        positions: BTreeMap<u16, StreamPosition>,
+    ) {
+        let AnnouncedEnd { leadership, .. } = announced;
+        let is_newer = self.announced_end.is_none_or(|before| before.leadership.epoch < leadership.epoch);
         if from == leadership.holder && is_newer {
             self.given_promise.take_if(|given_promise| given_promise.request.concerns(&leadership));
-            self.ended = Some(ended);
+            self.announced_end = Some(announced);
             self.emit(Output::PeerOutputEnded { epoch: leadership.epoch, positions });
         }
     }
 
-    /// Whether its holder has said that it is over.
+    /// Whether the holder of that leadership has announced its end.
     pub(super) fn has_announced_end(&self, leadership: DeathNotice) -> bool {
-        self.ended.is_some_and(|ended| ended.leadership == leadership)
+        self.announced_end.is_some_and(|ended| ended.leadership == leadership)
     }
 
-    /// The record of a leadership that has ended, and this gateway its heir, who has not tried yet to go on.
+    /// The record of a leadership that has ended, if this gateway is its successor and has not tried to take over yet.
     pub(super) fn succession_due(&self) -> Option<(&Record, DeathNotice, Successor)> {
         let record = self.known_record.record()?;
-        let leadership = record.leadership()?;
-        let successor = record.successor.filter(|successor| successor.is(&self.config.member))?;
+        let leadership = record.leadership_id()?;
+        let successor = record.successor.filter(|successor| successor.is_same_start(&self.config.member))?;
         let may_open = (self.is_dead(record) || self.has_announced_end(leadership))
             && matches!(self.phase, Phase::Candidate)
             && !self.is_closing
             && !self.is_declared_dead
-            // Once from one leadership, though its record may come back with a store that is restored.
+            // One leadership is succeeded once, even if a restored store shows its record again.
             && self.highest_opened < leadership.epoch
             && self.used_stamp.is_none_or(|tried| tried < successor.stamp)
             && self.find_obstacle().is_none();
         may_open.then_some((record, leadership, successor))
     }
 
-    /// Opens as the heir, if it is and its time is not over.
+    /// Opens as the designated successor, if this gateway is one and its time has not passed.
     pub(super) fn try_succession(&mut self, now: MonoNs) {
         let Some((record, leadership, successor)) = self.succession_due() else { return };
-        let (named, lease_ns) = (record.candidates.clone(), record.lease_ns);
+        let (candidates, lease_ns) = (record.candidates.clone(), record.lease_ns);
         self.used_stamp = Some(successor.stamp);
         let from = if self.safeguards.lease_from_successor_stamp { MonoNs(successor.stamp.0) } else { now };
         let deadline = self.config.timing.deadline_within(from, lease_ns);
         let Some(epoch) = self.next_own_epoch().filter(|_| (from..deadline).contains(&now)) else { return };
-        let is_automatic = self.ended.is_some_and(|ended| ended.leadership == leadership && ended.is_automatic);
-        self.open(now, epoch, deadline, named);
+        let is_automatic = self.announced_end.is_some_and(|ended| ended.leadership == leadership && ended.is_automatic);
+        self.open(now, epoch, deadline, candidates);
         if let Phase::Leading(leading) = &mut self.phase {
             leading.predecessor = Some(Predecessor { leadership, is_automatic });
         }
     }
 
-    // ---- the others wait ----
+    // ---- other candidates wait ----
 
-    /// Until when the heir of the record may send that has no holder, or whose holder has ended. `None`: nobody may.
+    /// Until when the successor of an ended or released record may send. `None`: no successor may.
     pub(super) fn successor_window_ends_at(&self, record: &Record) -> Option<MonoNs> {
-        let successor = record.successor.filter(|successor| !successor.is(&self.config.member))?;
+        let successor = record.successor.filter(|successor| !successor.is_same_start(&self.config.member))?;
         let is_dead =
             |notice: &DeathNotice| (notice.holder, notice.incarnation) == (successor.node, successor.incarnation);
         if self.deaths.iter().any(is_dead) || !self.safeguards.waits_for_successor {

@@ -1,4 +1,4 @@
-//! Single rules, by hand. What many gateways do together under faults is the simulation's and the model's.
+//! Single rules, step by step. The simulation and the model check many gateways under faults.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{
     register::Outcome,
 };
 
-/// One gateway's core, a store that answers when told to, and what came out.
+/// One gateway's core, a store that answers on demand, and the outputs.
 struct Harness {
     core: Lease,
     now: MonoNs,
@@ -37,7 +37,7 @@ impl Harness {
         Self { core, now: MonoNs(1_000 * MS), stored: None, outputs: Vec::new() }
     }
 
-    /// A store that holds the record of another gateway, known to this one for long enough to act on knowledge.
+    /// A store that holds the record of another gateway, followed by this one for long enough to act on knowledge.
     fn following(node: u8, record: Record) -> Self {
         let mut harness = Self::new(node);
         harness.put(record);
@@ -67,7 +67,7 @@ impl Harness {
         self.step(Input::Backend(RegisterEvent::Changed(self.stored.clone())));
     }
 
-    /// Answers what was asked, as a store that works.
+    /// Answers the outstanding request like a working store.
     fn answer(&mut self) {
         while let Some(request) = self.take_request() {
             let event = match request {
@@ -108,7 +108,7 @@ impl Harness {
         }
     }
 
-    /// Time passes with a store that works.
+    /// Advances time with a working store.
     fn run(&mut self, ns: u64) {
         let end = self.now.plus(ns);
         loop {
@@ -122,7 +122,7 @@ impl Harness {
         self.now = end;
     }
 
-    /// Time passes with a store that says nothing.
+    /// Advances time with a store that does not answer.
     fn run_without_store(&mut self, ns: u64) {
         let end = self.now.plus(ns);
         loop {
@@ -263,7 +263,7 @@ fn an_unknown_outcome_extends_no_deadline_until_the_record_is_read() {
     harness.now = sent.plus(MS);
     harness.step(Input::Backend(RegisterEvent::Answer { request_id, outcome: Outcome::Unknown(String::new()) }));
     assert_eq!(harness.deadline(), before);
-    // It had taken effect: seen by reading it.
+    // The swap had taken effect, as a read shows.
     assert_eq!(harness.swap(expected, &record), Outcome::Swapped(Version(expected.0 + 1)));
     harness.step(Input::Time);
     harness.answer();
@@ -362,7 +362,7 @@ fn a_swap_lost_to_a_dead_holders_last_renewal_is_repeated_at_once() {
     harness.step(Input::Died(DeathNotice { holder: NodeId(1), incarnation: Incarnation(1), epoch: Epoch::new(5, 1) }));
     harness.step(Input::Time);
     let (request_id, expected, _) = harness.take_swap().unwrap();
-    // The renewal that was under way came first.
+    // The outstanding renewal came first.
     harness.put(Record { renewal: 2, ..record(5, &member(1, 1)) });
     assert!(expected < harness.stored.as_ref().unwrap().version);
     harness.step(Input::Backend(RegisterEvent::Answer { request_id, outcome: Outcome::Refused }));
@@ -460,7 +460,7 @@ fn close_drains_then_releases_and_ends_the_candidacy() {
 fn an_expired_leader_that_closes_releases_the_record_after_its_longest_send() {
     let mut harness = Harness::leading(1);
     let deadline = harness.deadline();
-    // Stopped for so long that its deadline has passed; what had passed the fence before goes on with it.
+    // Stopped for so long that its deadline has passed; a packet that passed the fence before is sent afterwards.
     harness.now = deadline;
     harness.step(Input::Close);
     assert_eq!(harness.closed(), Some(CloseReason::Expired));
@@ -469,7 +469,7 @@ fn an_expired_leader_that_closes_releases_the_record_after_its_longest_send() {
     let is_released = |harness: &Harness| harness.stored.as_ref().is_some_and(|stored| stored.record.holder.is_none());
     let send_ns_max = LeaseTiming::DEFAULT.send_ns_max;
     harness.run(send_ns_max - 1);
-    assert!(!is_released(&harness), "whoever sees it released begins at once");
+    assert!(!is_released(&harness), "a reader of a released record begins at once");
     harness.run(1);
     assert!(is_released(&harness));
     assert_eq!(harness.core.view().role, Role::Closed);
@@ -530,7 +530,7 @@ fn a_hand_over_completes_without_waiting_for_the_store() {
     assert!(leader.messages().is_empty(), "a send may be outstanding");
     leader.step(Input::Drained { positions: BTreeMap::new() });
     leader.step(Input::Time);
-    let ended = PeerMessage::Ended { request, positions: BTreeMap::new(), is_automatic: false };
+    let ended = PeerMessage::LeadershipEnded { request, positions: BTreeMap::new(), is_automatic: false };
     assert_eq!(leader.messages(), [(2, ended.clone())]);
 
     target.stored = Some(armed);
@@ -563,13 +563,13 @@ fn a_successor_that_missed_the_notification_starts_from_the_released_record() {
     leader.step(Input::Drained { positions: BTreeMap::new() });
     leader.run(LeaseTiming::DEFAULT.renew_ns);
     let notifications =
-        leader.messages().iter().filter(|(_, message)| matches!(message, PeerMessage::Ended { .. })).count();
+        leader.messages().iter().filter(|(_, message)| matches!(message, PeerMessage::LeadershipEnded { .. })).count();
     assert_eq!(notifications, 4);
     assert_eq!(leader.stored.as_ref().unwrap().record.holder, None);
     leader.run(WAIT_NS - 30 * MS);
-    assert_eq!(leader.opened(), None, "the heir's time is not over");
+    assert_eq!(leader.opened(), None, "the successor's time is not over");
     leader.run(WAIT_NS);
-    assert_eq!(leader.opened(), Some(Epoch::new(3, 1)), "above what the heir may have opened");
+    assert_eq!(leader.opened(), Some(Epoch::new(3, 1)), "above the epoch that the successor may have opened");
 }
 
 #[test]
@@ -598,15 +598,15 @@ fn a_hand_over_refused_by_the_store_keeps_the_fence_open() {
     assert_eq!(leader.closed(), Some(CloseReason::HandedOver));
 }
 
-// ---- the heir ----
+// ---- the designated successor ----
 
-/// Gateway 2 of three, which knows that 1 leads and that `successor` was heard 10 ms ago.
-fn with_successor(node: u8, heir_node: u8) -> Harness {
+/// Gateway 2 of three, which knows that 1 leads and that the successor reported its state 10 ms ago.
+fn with_successor(node: u8, successor_node: u8) -> Harness {
     let candidates: BTreeMap<NodeId, NodeName> = [1, 2, 3].map(|node| (NodeId(node), member(node, 0).name)).into();
     let stamp = Harness::new(node).now.0 - 10 * MS;
     Harness::following(
         node,
-        Record { successor: Some(successor(heir_node, stamp)), candidates, ..record(5, &member(1, 1)) },
+        Record { successor: Some(successor(successor_node, stamp)), candidates, ..record(5, &member(1, 1)) },
     )
 }
 
@@ -775,7 +775,7 @@ fn a_named_successor_stays_named_until_its_window_ends() {
     let received_at = leader.now;
     leader.run(25 * MS);
     assert_eq!(named(&leader), Some((3, received_at.0)));
-    // It is heard no more, and another is fitter.
+    // Its messages stop, and another gateway is fitter.
     leader.peer_is_eligible(3, Fitness { stalled: true, ..Fitness::default() });
     for _ in 0..4 {
         leader.peer_is_eligible(2, Fitness::default());
@@ -788,7 +788,7 @@ fn a_named_successor_stays_named_until_its_window_ends() {
     assert_eq!(named(&leader), Some((2, received_at.0)));
 }
 
-/// When a leader offers the lead to gateway 2, which stands beside it for twelve seconds and is so fit.
+/// When a leader offers leadership to gateway 2, which is eligible beside it for twelve seconds with this fitness.
 fn offered_after_ms(leader: &mut Harness, peer: Fitness) -> Option<u64> {
     (0..12_000).step_by(20).find(|_| {
         leader.run(20 * MS);
@@ -829,7 +829,7 @@ fn a_pin_is_stored_in_the_record() {
     leader.run(50 * MS);
     let record = leader.stored.clone().unwrap().record;
     assert!(record.pinned);
-    // Another leads, and is told otherwise.
+    // Another gateway leads and sets its own pin.
     leader.put(Record { epoch: Epoch::new(9, 2), holder: Some(member(2, 1)), pinned: false, ..record });
     leader.changed();
     leader.run(2 * WAIT_NS + 50 * MS);
@@ -874,7 +874,7 @@ fn the_preferred_successor_tries_first() {
     let [second, third] = [opens_after_ms(2, 3), opens_after_ms(3, 2)].map(Option::unwrap);
     assert_eq!(second - third, LeaseTiming::DEFAULT.renew_ns / 2 / MS, "{second} {third}");
 
-    // Of a death they hear some time after the last renewal: that time is nobody's start.
+    // They receive the death notice some time after the last renewal: neither counts its wait from that renewal.
     let opens_at_once = |node: u8, other: u8| {
         let record = Record { candidates: candidates.clone(), ..record(5, &member(1, 1)) };
         let mut harness = Harness::following(node, record.clone());

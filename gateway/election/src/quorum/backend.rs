@@ -1,4 +1,4 @@
-//! The backend `quorum` of a gateway: one socket for all of its groups, one vote file for each.
+//! The backend `quorum` of a gateway: one socket for all of its groups, one vote file for each group.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use crate::{
     driver::{Backend, Inbox},
 };
 
-/// A gateway's socket for votes and the thread that hands on what comes.
+/// A gateway's socket for votes, and the thread that dispatches received messages.
 #[derive(Debug)]
 pub struct QuorumTransport {
     link: Arc<VoteLink>,
@@ -35,10 +35,10 @@ pub struct QuorumTransport {
 type Inboxes = Mutex<BTreeMap<GroupId, Inbox<QuorumEvent>>>;
 
 impl QuorumTransport {
-    /// Begins to receive.
+    /// Starts to receive.
     ///
     /// # Errors
-    /// When there is no thread.
+    /// When the thread cannot be started.
     pub fn start(link: VoteLink) -> io::Result<Self> {
         let (link, inboxes, stop) = (Arc::new(link), Arc::<Inboxes>::default(), Arc::new(AtomicBool::new(false)));
         let receiver = Receiver { link: Arc::clone(&link), inboxes: Arc::clone(&inboxes), stop: Arc::clone(&stop) };
@@ -46,10 +46,10 @@ impl QuorumTransport {
         Ok(Self { link, inboxes, stop })
     }
 
-    /// The backend of one group's election, which `inbox` belongs to.
+    /// The backend of the group's election that `inbox` belongs to.
     ///
     /// # Errors
-    /// When there is no thread.
+    /// When the thread cannot be started.
     pub fn backend(
         self: &Arc<Self>,
         group: GroupId,
@@ -62,7 +62,7 @@ impl QuorumTransport {
                 WriteResult::Durable => QuorumEvent::Stored(write_id),
                 WriteResult::Failed => QuorumEvent::NotStored(write_id),
             };
-            to_election.tell(Input::Backend(event));
+            to_election.send(Input::Backend(event));
         })?;
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).insert(group, inbox.clone());
         Ok(QuorumBackend { transport: Arc::clone(self), store })
@@ -81,7 +81,7 @@ impl Drop for QuorumTransport {
     }
 }
 
-/// What one election asks. The socket stays open as long as one of them is there.
+/// The backend of one election. The socket stays open while any backend exists.
 #[derive(Debug)]
 pub struct QuorumBackend {
     transport: Arc<QuorumTransport>,
@@ -92,7 +92,7 @@ impl Backend<QuorumRequest> for QuorumBackend {
     fn ask(&mut self, request: QuorumRequest) {
         match request {
             QuorumRequest::Send(message) => self.transport.link.send(&message),
-            QuorumRequest::Store { ticket, durable } => self.store.store(ticket, durable),
+            QuorumRequest::Store { write_id, durable } => self.store.store(write_id, durable),
         }
     }
 }
@@ -111,8 +111,8 @@ impl Receiver {
                 Ok(Some(received)) => self.dispatch(received),
                 Ok(None) => {}
                 Err(error) => {
-                    // Without votes the lease ends by itself; nothing here could do better.
-                    tracing::error!(%error, "votes: the socket failed, nothing is received any more");
+                    // Without votes the lease expires; there is no better reaction here.
+                    tracing::error!(%error, "votes: the socket failed; no more votes are received");
                     return;
                 }
             }
@@ -126,7 +126,7 @@ impl Receiver {
         };
         let inbox = self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).get(&group).cloned();
         if let Some(inbox) = inbox {
-            inbox.tell(input);
+            inbox.send(input);
         }
     }
 }

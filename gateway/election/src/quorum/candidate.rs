@@ -1,4 +1,4 @@
-//! A gateway's part: it stands, leads, hands over; and votes, by the [`Voter`] that it has in itself.
+//! The candidate: a gateway's part. It is elected, leads and hands over; and it votes, through its own [`Voter`].
 
 mod auto_move;
 mod hand_over;
@@ -15,7 +15,7 @@ use mdgw_feeds::{
 
 use self::{
     auto_move::{AutoMovePolicy, Tenure},
-    phase::{LeaderState, PendingTakeover, Phase, Poll, PromiseTransfer, VoteRound},
+    phase::{LeaderState, PendingTakeover, Phase, PollRound, PromiseTransfer, VoteRound},
 };
 use super::{
     message::{Body, Message, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession},
@@ -32,54 +32,54 @@ use crate::{
     timing::LeaseTiming,
 };
 
-/// What a candidate is told once.
+/// Configuration of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CandidateConfig {
     /// The group.
     pub group: GroupId,
     /// This gateway.
     pub member: Member,
-    /// Who votes: an odd number, this gateway among them.
+    /// The voters: an odd number, this gateway among them.
     pub voters: BTreeMap<NodeId, NodeName>,
-    /// Who may stand: those of the voters that are gateways.
+    /// The candidates: the voters that are gateways.
     pub candidates: BTreeMap<NodeId, NodeName>,
     /// Lease, renewal, margin.
     pub timing: LeaseTiming,
-    /// What this gateway is configured to publish.
+    /// The output that this gateway is configured to publish.
     pub configuration: ConfigVersion,
-    /// How long a vote may take before the candidate gives it up: a voter's disk may be slower than the lease. ns.
+    /// How long a vote may take before the candidate abandons it, ns. A voter's disk may be slower than the lease.
     pub vote_ns_max: u64,
-    /// Drawn at this start: of this gateway's requests, and of its voter.
+    /// Random number of this start, for this gateway's requests and its voter.
     pub nonce: u64,
 }
 
-/// How long a vote may take: two leases, and a tenth of a second for a voter's disk.
+/// How long a vote may take, ns: two leases, and a tenth of a second for a voter's disk.
 #[must_use]
 pub fn vote_ns_max(timing: &LeaseTiming) -> u64 {
     (2 * timing.lease_ns).saturating_add(100_000_000)
 }
 
-/// What comes from voters, and from this gateway's own disk.
+/// Events from voters, and from this gateway's own disk.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum QuorumEvent {
-    /// Authenticated, and for this gateway.
+    /// Authenticated, and addressed to this gateway.
     Received(Message),
-    /// That store of the vote is on disk.
+    /// That write of the vote is on disk.
     Stored(VoteWriteId),
-    /// That store failed.
+    /// That write failed.
     NotStored(VoteWriteId),
 }
 
-/// What is asked of the backend.
+/// Requests to the backend.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum QuorumRequest {
-    /// Send it; it may be lost.
+    /// Send the message; it may be lost.
     Send(Message),
-    /// Put this on disk, synced, and say so.
+    /// Write this to disk, synced, and report the result.
     Store {
-        /// Names it.
-        ticket: VoteWriteId,
-        /// What to keep.
+        /// Identifies the write.
+        write_id: VoteWriteId,
+        /// The vote to write.
         durable: DurableVote,
     },
 }
@@ -93,21 +93,21 @@ pub struct Candidate {
     safeguards: QuorumSafeguards,
     voter: Voter,
     phase: Phase,
-    /// Being asked to take over: independent of the phase, since the answers may never come.
+    /// A takeover that a leader offered. Independent of the phase, since the voters' answers may never come.
     takeover: Option<PendingTakeover>,
-    /// Requests to this gateway's own voter, not yet handed in.
+    /// Requests to this gateway's own voter, not processed yet.
     own_voter_queue: VecDeque<Request>,
     /// Requests whose answer may still count, by number.
-    sent: BTreeMap<u64, PendingRequest>,
+    pending: BTreeMap<u64, PendingRequest>,
     number: u64,
     voter_sessions: BTreeMap<NodeId, VoterSession>,
     /// When each voter last answered.
     answered_at: BTreeMap<NodeId, MonoNs>,
-    /// The highest epoch known, by voters, by the wire, by own use: the next one is above it.
+    /// The highest epoch known from voters, the wire and own use. The next epoch is above it.
     highest_known: Epoch,
-    /// Not before it does a candidate poll; voters' promises apart.
+    /// The candidate does not poll before this time; voters' promises may demand a later one.
     retry_at: MonoNs,
-    /// When voters are asked next only to see that they are there.
+    /// When voters are asked next, only to check that they answer.
     probe_at: MonoNs,
     connection: ConnectionState,
     fitness: Fitness,
@@ -116,21 +116,21 @@ pub struct Candidate {
     clock_error_ppm: u32,
     pin: Pin,
     placement: GroupPlacement,
-    /// The two gateways make different records.
+    /// The two gateways produced different records for one message.
     has_output_mismatch: bool,
-    /// What the others publish, and when they last said so.
+    /// The other gateways' configurations, and when each was last reported.
     configurations: BTreeMap<NodeId, (ConfigVersion, MonoNs)>,
-    /// How much longer it waits than another that is meant to follow, ns.
+    /// How much longer this gateway waits than the preferred successor, ns.
     yield_ns: u64,
-    /// `None`: a leader stays.
+    /// `None`: a leader does not move automatically.
     auto_move: Option<AutoMovePolicy>,
     reported_obstacle: Option<Obstacle>,
 }
 
-/// A request under way.
+/// An outstanding request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PendingRequest {
-    /// `None`: whichever voter grants it.
+    /// `None`: any voter that grants it.
     to: Option<NodeId>,
     at: MonoNs,
     kind: RequestKind,
@@ -143,12 +143,12 @@ enum RequestKind {
     Renew(Epoch),
     Prepare(Epoch),
     HandOver(Epoch),
-    /// Not asked by this gateway: the leader asks voters in its name.
+    /// Not sent by this gateway: the leader asks voters on its behalf.
     Taking(Epoch),
 }
 
 impl Candidate {
-    /// Starts at `now` with what its voter had on disk, and an epoch that the gateway's own log is sure of.
+    /// Starts at `now` with its voter's state on disk, and the highest epoch in the gateway's own log.
     #[must_use]
     pub fn new(now: MonoNs, config: CandidateConfig, durable: DurableVote, highest_known: Epoch) -> Self {
         assert!(config.voters.contains_key(&config.member.node), "each gateway is a voter");
@@ -159,7 +159,7 @@ impl Candidate {
             phase: Phase::Waiting,
             takeover: None,
             own_voter_queue: VecDeque::new(),
-            sent: BTreeMap::new(),
+            pending: BTreeMap::new(),
             number: 0,
             voter_sessions: BTreeMap::new(),
             answered_at: BTreeMap::new(),
@@ -182,7 +182,7 @@ impl Candidate {
         }
     }
 
-    /// For checks that want to see what each safeguard is good for.
+    /// For checks that show the effect of each safeguard.
     #[must_use]
     pub fn with_safeguards(self, safeguards: QuorumSafeguards) -> Self {
         Self { voter: self.voter.with_safeguards(safeguards), safeguards, ..self }
@@ -196,12 +196,14 @@ impl Candidate {
 
     fn on_input(&mut self, now: MonoNs, input: Input<QuorumEvent>, outputs: &mut Outputs) {
         match input {
-            // Membership is the configuration's here, and promises of peers are those of voters.
+            // Membership comes from the configuration, and peers promise through their voters.
             Input::Time | Input::Admit(..) => {}
             Input::Backend(QuorumEvent::Received(message)) => self.on_message(now, message, outputs),
-            Input::Backend(QuorumEvent::Stored(ticket)) => self.voter_step(now, VoterInput::Stored(ticket), outputs),
-            Input::Backend(QuorumEvent::NotStored(ticket)) => {
-                self.voter_step(now, VoterInput::NotStored(ticket), outputs);
+            Input::Backend(QuorumEvent::Stored(write_id)) => {
+                self.voter_step(now, VoterInput::Stored(write_id), outputs)
+            }
+            Input::Backend(QuorumEvent::NotStored(write_id)) => {
+                self.voter_step(now, VoterInput::NotStored(write_id), outputs);
             }
             Input::Peer { from, message } => {
                 if let PeerMessage::State(state) = message
@@ -212,7 +214,7 @@ impl Candidate {
                 }
             }
             Input::Died(notice) => {
-                // Told on: the sentinel's own message to a voter may have been lost.
+                // Forwarded, since the sentinel's own message to a voter may have been lost.
                 for voter in self.others() {
                     self.send(now, voter, Operation::Died(notice), None, outputs);
                 }
@@ -268,9 +270,9 @@ impl Candidate {
         }
     }
 
-    /// What came of one request.
+    /// Processes the answer to one request.
     fn on_reply(&mut self, now: MonoNs, from: NodeId, reply: Reply, outputs: &mut Outputs) {
-        let Some(sent) = self.answered_request(from, reply.ticket) else { return };
+        let Some(sent) = self.answered_request(from, reply.request_id) else { return };
         if !self.config.voters.contains_key(&from) {
             return;
         }
@@ -278,7 +280,7 @@ impl Candidate {
         self.answered_at.insert(from, now);
         self.highest_known = self.highest_known.max(reply.highest_epoch);
         if reply.verdict == Verdict::Refused(Refusal::Session) {
-            // What was asked before it was known goes again; once, since now it is known.
+            // Requests that were sent before the session was known are sent again, once, since now it is known.
             if session != Some(reply.session) {
                 self.ask_again(now, from, sent.kind, outputs);
             }
@@ -295,21 +297,21 @@ impl Candidate {
         }
     }
 
-    /// The request that this answers. An answer to another one, of an earlier start or long ago, is worth nothing.
-    fn answered_request(&mut self, from: NodeId, ticket: VoteRequestId) -> Option<PendingRequest> {
+    /// The request that this reply answers. A reply to a request of an earlier start, or to an old one, is ignored.
+    fn answered_request(&mut self, from: NodeId, request_id: VoteRequestId) -> Option<PendingRequest> {
         if !self.safeguards.checks_tickets {
             let to_it = |sent: &&PendingRequest| sent.to == Some(from);
-            return self.sent.values().rev().find(to_it).cloned();
+            return self.pending.values().rev().find(to_it).cloned();
         }
-        if ticket.nonce != self.config.nonce {
+        if request_id.nonce != self.config.nonce {
             return None;
         }
-        let sent = self.sent.get(&ticket.number)?.clone();
+        let sent = self.pending.get(&request_id.number)?.clone();
         match sent.to {
             Some(to) if to != from => return None,
             // Several voters answer one number.
             None => {}
-            Some(_) => drop(self.sent.remove(&ticket.number)),
+            Some(_) => drop(self.pending.remove(&request_id.number)),
         }
         Some(sent)
     }
@@ -319,7 +321,7 @@ impl Candidate {
             RequestKind::Poll => Operation::Poll,
             RequestKind::Vote(epoch) => Operation::Vote(epoch),
             RequestKind::Renew(epoch) => Operation::Renew(epoch),
-            // Repeated on their own.
+            // These are repeated by their own logic.
             RequestKind::HandOver(_) | RequestKind::Prepare(_) | RequestKind::Taking(_) => return,
         };
         self.send(now, voter, operation, Some(kind), outputs);
@@ -328,8 +330,8 @@ impl Candidate {
     fn voter_step(&mut self, now: MonoNs, input: VoterInput, outputs: &mut Outputs) {
         for output in self.voter.step(now, input) {
             match output {
-                VoterOutput::Store { ticket, durable } => {
-                    outputs.push(Output::Request(QuorumRequest::Store { ticket, durable }));
+                VoterOutput::Store { write_id, durable } => {
+                    outputs.push(Output::Request(QuorumRequest::Store { write_id, durable }));
                 }
                 VoterOutput::Reply { to, reply } if to == self.node() => self.on_reply(now, to, reply, outputs),
                 VoterOutput::Reply { to, reply } => self.send_message(to, Body::Reply(reply), outputs),
@@ -344,7 +346,7 @@ impl Candidate {
         }
     }
 
-    /// Asks one voter; `kind`: how its answer counts.
+    /// Sends a request to one voter; `kind`: how its answer counts.
     fn send(
         &mut self,
         now: MonoNs,
@@ -358,7 +360,7 @@ impl Candidate {
             if is_own { self.voter.session() } else { self.voter_sessions.get(&to).copied().unwrap_or_default() };
         let request = self.request(operation, session);
         if let Some(kind) = kind {
-            self.sent.insert(request.ticket.number, PendingRequest { to: Some(to), at: now, kind });
+            self.pending.insert(request.request_id.number, PendingRequest { to: Some(to), at: now, kind });
         }
         if is_own {
             self.own_voter_queue.push_back(request);
@@ -369,7 +371,7 @@ impl Candidate {
 
     fn request(&mut self, operation: Operation, session: VoterSession) -> Request {
         Request {
-            ticket: self.next_ticket(),
+            request_id: self.next_request_id(),
             incarnation: self.config.member.incarnation,
             session,
             lease_ns: self.config.timing.lease_ns,
@@ -379,7 +381,7 @@ impl Candidate {
         }
     }
 
-    fn next_ticket(&mut self) -> VoteRequestId {
+    fn next_request_id(&mut self) -> VoteRequestId {
         self.number += 1;
         VoteRequestId { nonce: self.config.nonce, number: self.number }
     }
@@ -405,10 +407,10 @@ impl Candidate {
         self.config.voters.len() / 2 + 1
     }
 
-    /// Drops what no answer can change any more, and what was said so long ago that it stands in nobody's way.
+    /// Drops requests whose answers can no longer change anything, and reports too old to matter.
     fn forget(&mut self, now: MonoNs) {
         let keep_ns = self.config.timing.lease_ns;
-        self.sent.retain(|_, sent| now.since(sent.at) < keep_ns);
+        self.pending.retain(|_, sent| now.since(sent.at) < keep_ns);
         let patience_ns = self.config.timing.wait_ns().saturating_mul(CONFIG_MISMATCH_WAIT_LEASES);
         self.configurations.retain(|_, (_, said)| now.since(*said) < patience_ns);
     }
@@ -426,7 +428,7 @@ impl Core for Candidate {
         self.ask_own_voter(now, &mut outputs);
         self.on_input(now, input, &mut outputs);
         self.ask_own_voter(now, &mut outputs);
-        // What the input made possible is done now and not at the next one.
+        // Act on what the input made possible now, not at the next input.
         self.on_time(now, &mut outputs);
         self.ask_own_voter(now, &mut outputs);
         self.report_connection(now, &mut outputs);
@@ -494,7 +496,7 @@ impl Core for Candidate {
 }
 
 impl Candidate {
-    /// Who leads, as far as this gateway knows: itself, or whom its voter promised.
+    /// The leader as far as this gateway knows: itself, or the candidate that its voter promised.
     fn leader(&self) -> Option<(Epoch, Member)> {
         if let Phase::Leading(lead) = &self.phase {
             return Some((lead.epoch, self.config.member.clone()));
@@ -505,14 +507,15 @@ impl Candidate {
         (node != self.node()).then_some((epoch, Member { node, name, incarnation }))
     }
 
-    /// What the leader publishes, if this gateway would publish something else under the same or an older revision.
+    /// The leader's configuration, if this gateway would publish different output under the same or an older revision.
     fn leader_config_mismatch(&self) -> Option<ConfigVersion> {
         let (_, leader) = self.leader().filter(|(_, leader)| leader.node != self.node())?;
         let (theirs, _) = self.configurations.get(&leader.node)?;
         (!self.config.configuration.may_succeed(theirs)).then_some(*theirs)
     }
 
-    /// Whether that gateway may be handed the lead; one that has not said what it publishes may.
+    /// Whether leadership may be handed over to that gateway. A gateway that has not reported its configuration may
+    /// take over.
     fn may_hand_over_to(&self, node: NodeId) -> bool {
         self.configurations.get(&node).is_none_or(|(theirs, _)| theirs.may_succeed(&self.config.configuration))
     }
@@ -549,7 +552,7 @@ impl Candidate {
         }
     }
 
-    /// Closed by its owner: nobody is to wait for what this gateway held.
+    /// The owner closes the latch: releases what this gateway holds, so that others need not wait.
     fn on_close(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let held = match std::mem::replace(&mut self.phase, Phase::Closed) {
             Phase::Leading(LeaderState { epoch, .. }) => {
@@ -557,7 +560,7 @@ impl Candidate {
                 Some(epoch)
             }
             Phase::Voting(VoteRound { epoch, .. }) => Some(epoch),
-            // Given away: what becomes of it is the target's.
+            // Handed over: the promise is the target's.
             Phase::Transferring(_) | Phase::Waiting | Phase::Polling(_) | Phase::Closed => None,
         };
         self.takeover = None;

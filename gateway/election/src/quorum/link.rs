@@ -1,8 +1,8 @@
 //! The socket of a gateway or a witness: authenticated datagrams in and out, for all of its groups.
 //!
-//! What can't be authenticated, is for somebody else or comes from a stranger is counted and never answered, so nobody
-//! learns anything from this port nor can make it send. Answers go to the address that the configuration has, wherever
-//! the question came from.
+//! A datagram that is not authentic, not for this node, or from an unknown node is counted and never answered. So an
+//! outsider learns nothing from this port and cannot make it send. Answers go to the configured address, wherever the
+//! request came from.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use socket2::SockRef;
 
 use super::{
     message::Message,
-    wire::{self, DATAGRAM_BYTES_MAX, Refused},
+    wire::{self, DATAGRAM_BYTES_MAX, DecodeError},
 };
 use crate::{announcement::Announcement, auth::SharedKey, identity::NodeId};
 
@@ -30,20 +30,20 @@ pub struct VoteLink {
     counters: LinkCounters,
 }
 
-/// What a [`VoteLink`] dropped, and what it could not send. Each grows only.
+/// Counts of dropped and unsent messages. Each only grows.
 #[derive(Debug, Default)]
 pub struct LinkCounters {
-    /// No message of this protocol, or of another version of it.
+    /// Not a message of this protocol, or of another version of it.
     pub malformed: AtomicU64,
-    /// Written with another key, or changed on the way.
+    /// Signed with another key, or changed in transit.
     pub forged: AtomicU64,
-    /// Authentic, but from a node that the configuration doesn't have, or to another one.
+    /// Authentic, but from a node that is not configured, or to another node.
     pub unknown_nodes: AtomicU64,
-    /// The system did not take it.
+    /// The system refused the send.
     pub unsent: AtomicU64,
 }
 
-/// What came.
+/// A received datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     /// From a peer.
@@ -56,7 +56,7 @@ impl VoteLink {
     /// Opens the socket of `node`; `peers` are the other voters and candidates.
     ///
     /// # Errors
-    /// When the address can't be had.
+    /// When the address is not available.
     pub fn open(
         listen: SocketAddrV4,
         node: NodeId,
@@ -68,7 +68,8 @@ impl VoteLink {
         Ok(Self { socket, key, node, peers, counters: LinkCounters::default() })
     }
 
-    /// Sends it to the node that it names. Never waits: what the system doesn't take is counted and asked again in time.
+    /// Sends the message to the node that it names. Never waits: a refused send is counted, and the request is repeated
+    /// in time.
     pub fn send(&self, message: &Message) {
         let Some(address) = self.peers.get(&message.to) else {
             self.counters.unknown_nodes.fetch_add(1, Ordering::Relaxed);
@@ -88,7 +89,7 @@ impl VoteLink {
     pub fn receive(&self, buffer: &mut [u8; DATAGRAM_BYTES_MAX]) -> io::Result<Option<Received>> {
         let length = match self.socket.recv(buffer) {
             Ok(length) => length,
-            // Also an error message of the network about something sent earlier.
+            // Includes network errors about earlier sends.
             Err(error) if is_transient(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -96,7 +97,7 @@ impl VoteLink {
         let (drop, what) = if Announcement::has_magic(datagram) {
             match Announcement::open(datagram, &self.key) {
                 Some(announcement) => return Ok(Some(Received::Death(announcement))),
-                None => (&self.counters.forged, "a notice of death not written with our key"),
+                None => (&self.counters.forged, "a death notice that failed authentication"),
             }
         } else {
             match wire::decode(datagram, &self.key) {
@@ -104,11 +105,11 @@ impl VoteLink {
                     return Ok(Some(Received::Message(message)));
                 }
                 Ok(_) => {
-                    (&self.counters.unknown_nodes, "an authentic message that names nodes of another configuration")
+                    (&self.counters.unknown_nodes, "an authentic message from a node that is not in this configuration")
                 }
-                Err(Refused::Forged) => (&self.counters.forged, "a message not written with our key"),
-                Err(Refused::Malformed) => (&self.counters.malformed, "no message of this protocol"),
-                Err(Refused::Version) => (&self.counters.malformed, "a message of another version of this protocol"),
+                Err(DecodeError::Forged) => (&self.counters.forged, "a message that failed authentication"),
+                Err(DecodeError::Malformed) => (&self.counters.malformed, "a malformed datagram"),
+                Err(DecodeError::Version) => (&self.counters.malformed, "a message of a different protocol version"),
             }
         };
         let count = 1 + drop.fetch_add(1, Ordering::Relaxed);
@@ -118,22 +119,22 @@ impl VoteLink {
         Ok(None)
     }
 
-    /// What it dropped.
+    /// Counts of dropped and unsent messages.
     #[must_use]
     pub fn counters(&self) -> &LinkCounters {
         &self.counters
     }
 
-    /// Who it talks with.
+    /// The configured peers.
     #[must_use]
     pub fn peers(&self) -> &BTreeMap<NodeId, SocketAddrV4> {
         &self.peers
     }
 
-    /// Where it listens.
+    /// The local address.
     ///
     /// # Errors
-    /// When the system doesn't say.
+    /// When the system does not report it.
     pub fn address(&self) -> io::Result<std::net::SocketAddr> {
         self.socket.local_addr()
     }
@@ -144,5 +145,5 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), WouldBlock | TimedOut | Interrupted | ConnectionRefused)
 }
 
-/// After it a receiver looks whether it is to end.
+/// After it a receiver checks whether it is to end.
 const RECEIVE_TIMEOUT: Duration = Duration::from_millis(100);

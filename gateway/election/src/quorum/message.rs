@@ -1,4 +1,4 @@
-//! What candidates and voters say to each other.
+//! Messages between candidates and voters.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ use crate::{
 /// One datagram: authenticated, from one node to another, about one group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// The group it is about.
+    /// The group.
     pub group: GroupId,
-    /// Who sent it.
+    /// The sender.
     pub from: NodeId,
-    /// To whom.
+    /// The recipient.
     pub to: NodeId,
-    /// What it says.
+    /// The content.
     pub body: Body,
 }
 
-/// What a message says.
+/// Content of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Body {
     /// From a candidate to a voter.
@@ -38,27 +38,27 @@ pub enum Body {
 /// From a candidate to a voter, or to the gateway that is to take over.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// Who asks, and which request this is: the answer repeats it.
-    pub ticket: VoteRequestId,
-    /// The asker's start.
+    /// Identifies requester and request; the answer repeats it.
+    pub request_id: VoteRequestId,
+    /// The requester's start.
     pub incarnation: Incarnation,
-    /// The voter's start, as far as the asker knows it: what was recorded before it is worth nothing after it.
+    /// The voter's start, as far as the requester knows it. A request recorded before that start is void after it.
     pub session: VoterSession,
-    /// L of the asker, ns.
+    /// L of the requester, ns.
     pub lease_ns: u64,
-    /// How fit the asker is.
+    /// How fit the requester is.
     pub fitness: Fitness,
-    /// Whether it stands.
+    /// Whether the requester is eligible.
     pub eligibility: Eligibility,
-    /// What it wants.
+    /// The requested operation.
     pub operation: Operation,
 }
 
-/// Names a request for good: no start of a gateway draws the nonce of another, and none gives a number twice. Numbers
-/// grow, so a voter drops what comes again.
+/// Identifies a request for good: no start of a gateway draws the nonce of another, and no start uses a number twice.
+/// Numbers grow, so a voter drops repeated requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VoteRequestId {
-    /// Drawn at the asker's start.
+    /// Drawn at the requester's start.
     pub nonce: u64,
     /// Of the request within the start.
     pub number: u64,
@@ -68,48 +68,48 @@ pub struct VoteRequestId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct VoterSession(pub u64);
 
-/// What a request wants.
+/// Operation of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Would you vote for me? Changes nothing.
+    /// Asks whether the voter would vote for the requester. Changes nothing.
     Poll,
-    /// Vote for me under this epoch, and promise L to me.
+    /// Vote for the requester under this epoch, and promise L.
     Vote(Epoch),
-    /// I lead under this epoch: promise L to me anew.
+    /// The requester leads under this epoch: promise L anew.
     Renew(Epoch),
-    /// My leadership or candidacy under this epoch is over for good.
+    /// The requester's leadership or candidacy under this epoch is over for good.
     Release(Epoch),
-    /// You are to take over from my epoch, under the other one. From your answer on your lease counts.
+    /// The recipient is to take over from the requester's epoch. Its lease counts from its answer.
     Prepare {
-        /// Of the leader that asks.
+        /// Epoch of the leader that asks.
         from: Epoch,
-        /// Of the leadership that is to come.
+        /// Epoch of the future leadership.
         to: Epoch,
-        /// How many moves leaders have made by themselves, this one included: the more, the longer the next one stays.
+        /// Recent automatic moves, this one included: the more, the longer the next leader stays.
         moves: u32,
     },
-    /// Move the promise that you gave me to the target.
+    /// Move the promise that the voter gave the requester to the target.
     HandOver(HandOver),
-    /// That process has ended. Not of the asker alone: whoever knows may tell.
+    /// That process has ended. Any node may forward this notice, not only the requester.
     Died(DeathNotice),
 }
 
 /// A promise that is to move to another gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HandOver {
-    /// Epoch of who gives it; over for good.
+    /// Epoch of the donor of the promise; over for good.
     pub from: Epoch,
-    /// Epoch of who gets it.
+    /// Epoch of the target.
     pub to: Epoch,
-    /// Start of who gets it.
+    /// Start of the target.
     pub incarnation: Incarnation,
-    /// L of who gets it, ns.
+    /// L of the target, ns.
     pub lease_ns: u64,
-    /// What the target drew for this: voters answer the target with it, as if it had asked.
-    pub ticket: VoteRequestId,
+    /// Drawn by the target for this hand-over: voters answer the target with this id, as if the target had asked.
+    pub request_id: VoteRequestId,
     /// When the target prepared, on its own clock: its lease counts from there.
     pub stamp: PeerTimestamp,
-    /// Where the giver's output ended, per channel. Only for the target's own voter; the others are told none.
+    /// Where the donor's output ended, per channel. Only for the target's own voter; empty for the others.
     pub positions: BTreeMap<u16, StreamPosition>,
 }
 
@@ -117,42 +117,42 @@ pub struct HandOver {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// Of the request.
-    pub ticket: VoteRequestId,
+    pub request_id: VoteRequestId,
     /// The voter's start.
     pub session: VoterSession,
     /// The highest epoch that the voter knows, by vote or promise.
     pub highest_epoch: Epoch,
-    /// To whom it is bound, if to anybody.
-    pub promise: Option<Bound>,
-    /// Its answer.
+    /// The voter's active promise, if any.
+    pub promise: Option<ActivePromise>,
+    /// The voter's answer.
     pub verdict: Verdict,
 }
 
-/// Whom a voter gave its promise.
+/// A voter's promise that still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Bound {
-    /// Under which epoch.
+pub struct ActivePromise {
+    /// The epoch of the promise.
     pub epoch: Epoch,
-    /// Which start of that epoch's node.
+    /// The start of that epoch's node.
     pub incarnation: Incarnation,
-    /// For how much longer on the voter's clock, ns: a duration, so clocks need not agree.
+    /// Remaining time on the voter's clock, ns: a duration, so clocks need not agree.
     pub remaining_ns: u64,
 }
 
 /// A voter's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Done; to a poll: I would.
+    /// Done. To a poll: the voter would vote for the requester.
     Granted,
     /// The target's answer to [`Operation::Prepare`].
     Prepared {
-        /// Its start.
+        /// The target's start.
         incarnation: Incarnation,
-        /// What voters are to answer it with.
-        ticket: VoteRequestId,
-        /// When, on its own clock.
+        /// The id with which voters are to answer the target.
+        request_id: VoteRequestId,
+        /// When it prepared, on its own clock.
         stamp: PeerTimestamp,
-        /// L of it, ns.
+        /// L of the target, ns.
         lease_ns: u64,
     },
     /// Not done.
@@ -162,26 +162,26 @@ pub enum Verdict {
 /// Why a voter refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// The request was not made for this start of the voter: ask again with the session of this reply.
+    /// The request was not made for this start of the voter: repeat it with the session of this reply.
     Session,
-    /// It is bound to another: see [`Reply::promise`].
-    Bound,
-    /// It has voted in that generation or a higher one: see [`Reply::highest_epoch`].
+    /// The voter has promised another candidate: see [`Reply::promise`].
+    PromisedToOther,
+    /// The voter has voted in that generation or a higher one: see [`Reply::highest_epoch`].
     OldGeneration,
-    /// It sits out the time after its start.
+    /// The voter waits after its start.
     StartupWait,
     /// That leadership or candidacy is over, or that process has ended.
     Ended,
-    /// A fitter gateway stands.
+    /// A fitter gateway is eligible.
     FitterCandidate,
-    /// A later start of the same gateway has spoken.
+    /// A later start of the same gateway has sent requests.
     OldIncarnation,
-    /// A gateway that does not stand, or whose clock is off, takes over from nobody.
+    /// The target of a hand-over is not eligible, or its clock rate is off.
     NotEligible,
 }
 
 impl Operation {
-    /// The epoch that is asked for, where one is.
+    /// The epoch of the operation, if it has one.
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {
         match self {

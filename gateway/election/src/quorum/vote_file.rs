@@ -1,12 +1,13 @@
-//! What a voter keeps, on disk: synced before a vote is answered.
+//! A voter's state on disk, synced before a vote is answered.
 //!
 //! ```text
 //!      0  slot 0 │ 4,096  slot 1                                   8,192 bytes, written whole when the file is made
 //!   slot: 0 magic "MDGVOTE1" │ 8 writes u64 │ 16 epoch u64 │ 24 incarnation u64 │ 32 longest lease ns u64
 //!         40 group u16 │ 42 zero u16 │ 44 CRC-32C of 0..44 u32                                     little-endian
 //! ```
-//! Writes go to the two slots in turn, so that a torn one leaves the one before; the slot with more writes counts. The
-//! room is there from the beginning: a disk that fills up later stops no vote. Whatever fails, the vote is not answered.
+//! Writes alternate between the two slots, so that a torn write leaves the previous state; the slot with more writes
+//! counts. The file has its full size from the beginning, so a disk that fills up later stops no vote. If a write
+//! fails, the vote is not answered.
 
 use std::{
     fs::{self, File},
@@ -21,7 +22,7 @@ use mdgw_sys::file_lock::try_lock;
 use super::voter::DurableVote;
 use crate::{identity::Incarnation, timing::LEASE_NS_MAX};
 
-/// The file of one voter and one group. Locked as long as this lives: two voters with one file would vote twice.
+/// The file of one voter and one group. Locked while this value lives: two voters with one file would vote twice.
 #[derive(Debug)]
 pub struct VoteFile {
     path: PathBuf,
@@ -31,32 +32,32 @@ pub struct VoteFile {
     durable: DurableVote,
 }
 
-/// Why votes can't be kept.
+/// Why votes cannot be stored.
 #[derive(Debug, thiserror::Error)]
 pub enum VoteFileError {
     /// The operating system refused.
     #[error("cannot {act} vote file {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action.
         act: &'static str,
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It does not hold what this program writes.
+    /// The content is not what this program writes.
     #[error(
-        "vote file {} is damaged: {reason}; without it this voter could vote twice: restore the disk, or, while no \
-         gateway of the group runs, remove the file",
+        "vote file {} is damaged: {reason}. Without it this voter could vote twice. Restore the file, or remove it while \
+         no gateway of the group runs",
         path.display()
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// The defect.
         reason: &'static str,
     },
-    /// Another process uses it.
+    /// Another process uses the file.
     #[error("vote file {} is in use by another process", path.display())]
     Busy {
         /// The file.
@@ -65,10 +66,10 @@ pub enum VoteFileError {
 }
 
 impl VoteFile {
-    /// Opens the group's file in `directory`, or makes it: then this voter has never voted.
+    /// Opens the group's file in `directory`, or creates it for a voter that has never voted.
     ///
     /// # Errors
-    /// When it can't be read, made or locked, or holds anything else.
+    /// When the file cannot be read, created or locked, or its content is not valid.
     pub fn open(directory: &Path, group: GroupId) -> Result<Self, VoteFileError> {
         let path = directory.join(format!("group-{}.vote", group.0));
         let failed = |act| {
@@ -76,7 +77,7 @@ impl VoteFile {
             move |source| VoteFileError::Io { act, path, source }
         };
         fs::create_dir_all(directory).map_err(failed("make the directory of"))?;
-        if !path.try_exists().map_err(failed("look for"))? {
+        if !path.try_exists().map_err(failed("stat"))? {
             make(directory, &path, group).map_err(failed("make"))?;
         }
         let file = File::options().read(true).write(true).open(&path).map_err(failed("open"))?;
@@ -86,7 +87,7 @@ impl VoteFile {
         let length = file.metadata().map_err(failed("read"))?.len();
         let damaged = |reason| VoteFileError::Damaged { path: path.clone(), reason };
         if length != FILE_BYTES {
-            return Err(damaged("its length is not that of a vote file"));
+            return Err(damaged("wrong file length"));
         }
         let mut found: Option<Slot> = None;
         for slot in 0..2 {
@@ -95,27 +96,27 @@ impl VoteFile {
             found = found.into_iter().chain(Slot::parse(&bytes)).max_by_key(|slot| slot.writes);
         }
         let Some(Slot { writes, group: written, durable }) = found else {
-            return Err(damaged("neither half is whole"));
+            return Err(damaged("both copies are damaged"));
         };
         if written != group {
-            return Err(damaged("it is another group's"));
+            return Err(damaged("belongs to another group"));
         }
         if durable.lease_ns_max > LEASE_NS_MAX {
-            return Err(damaged("no lease is that long"));
+            return Err(damaged("lease length out of range"));
         }
         Ok(Self { path, file, group, writes, durable })
     }
 
-    /// What is on disk.
+    /// The state on disk.
     #[must_use]
     pub fn durable(&self) -> DurableVote {
         self.durable
     }
 
-    /// Puts it on disk: it is there when this returns.
+    /// Writes and syncs the state. It is on disk when this returns.
     ///
     /// # Errors
-    /// When it may not be there. What was there before is then still there, or this.
+    /// When the state may not be on disk. Then the previous state is on disk, or this one.
     pub fn store(&mut self, durable: DurableVote) -> Result<(), VoteFileError> {
         let failed = |act| {
             let path = self.path.clone();
@@ -125,7 +126,7 @@ impl VoteFile {
         let bytes = Slot { writes, group: self.group, durable }.to_bytes();
         self.file.write_all_at(&bytes, (writes % 2) * SLOT_STRIDE_BYTES).map_err(failed("write"))?;
         self.file.sync_data().map_err(failed("sync"))?;
-        // After a failure the same half is written again: the other one is what certainly is there.
+        // After a failure the same slot is written again: the other slot certainly holds the previous state.
         (self.writes, self.durable) = (writes, durable);
         Ok(())
     }
@@ -167,7 +168,7 @@ impl Slot {
     }
 }
 
-/// Whole, under another name first: a crash leaves no half of a file.
+/// Written whole under another name first, so that a crash leaves no partial file.
 fn make(directory: &Path, path: &Path, group: GroupId) -> io::Result<()> {
     let new_path = path.with_extension("new");
     let mut file = File::create(&new_path)?;
@@ -181,7 +182,7 @@ fn make(directory: &Path, path: &Path, group: GroupId) -> io::Result<()> {
 
 const MAGIC: &[u8; 8] = b"MDGVOTE1";
 const SLOT_BYTES: usize = 48;
-/// A block of the disk each, so that writing one can't tear the other.
+/// One disk block each, so that writing one slot cannot tear the other.
 const SLOT_STRIDE_BYTES: u64 = 4_096;
 const FILE_BYTES: u64 = 2 * SLOT_STRIDE_BYTES;
 
@@ -210,7 +211,7 @@ mod tests {
         file.store(durable(6)).unwrap();
         let path = file.path.clone();
         drop(file);
-        // Every way in which the last write, to the first half, can be torn: of its bytes, so many are the new ones.
+        // All ways in which the last write, to the first slot, can be torn: a prefix of its bytes is new.
         let whole = fs::read(&path).unwrap();
         for new_bytes in 0..SLOT_BYTES {
             let mut torn = whole.clone();
@@ -252,7 +253,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut file = VoteFile::open(directory.path(), GROUP).unwrap();
         file.store(durable(1)).unwrap();
-        // As good as a failing disk: a descriptor that can't be written.
+        // Simulates a failing disk: a descriptor that cannot be written.
         file.file = File::open(&file.path).unwrap();
         assert!(matches!(file.store(durable(2)), Err(VoteFileError::Io { act: "write", .. })));
         assert_eq!(file.durable(), durable(1));

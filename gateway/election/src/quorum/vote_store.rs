@@ -1,4 +1,4 @@
-//! Stores votes on a thread of its own, so that a slow disk keeps nobody from renewing.
+//! Stores votes on a thread of its own, so that a slow disk delays no renewal.
 
 use std::{io, sync::mpsc};
 
@@ -9,22 +9,22 @@ use super::{
     voter::{DurableVote, VoteWriteId},
 };
 
-/// Where votes are handed in. Its thread ends with it.
+/// Accepts votes to store. Its thread ends with this value.
 #[derive(Debug)]
 pub struct VoteStore(mpsc::Sender<(VoteWriteId, DurableVote)>);
 
 impl VoteStore {
-    /// Starts the thread; `done` is told of each store, in order, and whether it is on disk.
+    /// Starts the thread. `done` is called for each write, in order, with its result.
     ///
     /// # Errors
-    /// When there is no thread.
+    /// When the thread cannot be started.
     pub fn start(mut file: VoteFile, done: impl Fn(VoteWriteId, WriteResult) + Send + 'static) -> io::Result<Self> {
         let (sender, tasks) = mpsc::channel::<(VoteWriteId, DurableVote)>();
         spawn_short_slice("mdgw-votes", move || {
             for (write_id, durable) in tasks {
                 let stored = file.store(durable);
                 if let Err(error) = &stored {
-                    tracing::error!("votes: not answered: {error}");
+                    tracing::error!("votes: request not answered: {error}");
                 }
                 done(write_id, if stored.is_ok() { WriteResult::Durable } else { WriteResult::Failed });
             }
@@ -32,18 +32,18 @@ impl VoteStore {
         Ok(Self(sender))
     }
 
-    /// Hands it in.
+    /// Submits a write.
     pub fn store(&self, write_id: VoteWriteId, durable: DurableVote) {
         // The thread lives as long as this sender.
         let _handed = self.0.send((write_id, durable));
     }
 }
 
-/// Whether a store is on disk.
+/// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteResult {
-    /// It is.
+    /// The vote is on disk.
     Durable,
-    /// It may be or not.
+    /// The vote may be on disk or not.
     Failed,
 }

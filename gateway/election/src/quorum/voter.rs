@@ -1,16 +1,19 @@
-//! A voter: whom it promised what, and what of that it keeps over a restart. Pure: time comes in, what is to be sent
-//! and stored comes out.
+//! A voter: its promises, and the state that survives a restart. Pure: the caller passes the time in; messages to send
+//! and state to store are outputs.
 //!
-//! DurableVote on disk: generation and candidate of its last vote (one [`Epoch`]) with the candidate's start, and the longest
-//! lease that it ever granted. A vote, and a longer lease than ever, are stored before they are answered; a renewal costs
-//! no sync. After its start a voter can't know whom it had promised what: so it votes for nobody new for as long as any
-//! promise can still run, but follows whoever has won a generation, and says again what it has voted.
+//! On disk ([`DurableVote`]): generation and candidate of the last vote (one [`Epoch`]) with the candidate's start, and
+//! the longest lease that the voter ever granted. A vote, and a lease longer than any before, are stored before they
+//! are answered; a renewal costs no sync. After its start a voter does not know its earlier promises. So it votes for
+//! no new candidate while any earlier promise can still run, but follows the winner of a generation, and repeats the
+//! vote on record.
 
 use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
-use super::message::{Bound, HandOver, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession};
+use super::message::{
+    ActivePromise, HandOver, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession,
+};
 use crate::{
     core::PeerView,
     fitness::{Eligibility, Fitness},
@@ -24,67 +27,67 @@ pub struct Voter {
     session: VoterSession,
     /// ρ as configured.
     rate_error_ppm: u32,
-    /// What the time daemon makes this clock deviate by now.
+    /// Present rate error of this clock, as corrected by the time daemon.
     clock_error_ppm: u32,
     started: MonoNs,
-    /// What is on disk.
+    /// The state on disk.
     durable: DurableVote,
-    /// What may be on disk soon. No second one is begun meanwhile.
+    /// The state that a write in progress may put on disk. No second write begins meanwhile.
     pending_write: Option<PendingWrite>,
     store_count: u64,
     promise: Option<Promise>,
-    /// A leadership or candidacy that is over for good, the last one told.
+    /// The leadership or candidacy that was last reported as over for good.
     ended: Option<(Epoch, Incarnation)>,
     candidates: BTreeMap<NodeId, KnownCandidate>,
     safeguards: QuorumSafeguards,
 }
 
-/// What a voter keeps on disk.
+/// A voter's state on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DurableVote {
     /// Its last vote: the generation, and for which node.
     pub epoch: Epoch,
-    /// For which start of that node.
+    /// The start of that node.
     pub incarnation: Incarnation,
     /// The longest lease that it ever granted, ns.
     pub lease_ns_max: u64,
 }
 
-/// What can come.
+/// Inputs of a voter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum VoterInput {
     /// An authenticated request of that node.
     Request {
-        /// Who sent it.
+        /// The sender.
         from: NodeId,
-        /// What it says.
+        /// The request.
         request: Request,
     },
-    /// That store is on disk.
+    /// That write is on disk.
     Stored(VoteWriteId),
-    /// That store failed: whether it is on disk is not known.
+    /// That write failed: whether it is on disk is not known.
     NotStored(VoteWriteId),
-    /// That process has ended: authenticated knowledge.
+    /// That process has ended. The notice is authenticated.
     Died(DeathNotice),
-    /// The rate of this clock is off by so much, parts per million.
+    /// Rate error of this clock, parts per million.
     ClockRate(u32),
 }
 
-/// What is to be done.
+/// Actions that a voter requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum VoterOutput {
-    /// Send it.
+    /// Send the reply.
     Reply {
-        /// To whom.
+        /// The recipient.
         to: NodeId,
-        /// What.
+        /// The reply.
         reply: Reply,
     },
-    /// Put it on disk, synced, and say so.
+    /// Write this to disk, synced, and report the result.
     Store {
-        /// Names it.
-        ticket: VoteWriteId,
-        /// What to keep.
+        /// Identifies the write.
+        write_id: VoteWriteId,
+        /// The state to write.
         durable: DurableVote,
     },
 }
@@ -92,24 +95,24 @@ pub enum VoterOutput {
 /// How a leadership or candidacy ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndCause {
-    /// Its gateway said so.
+    /// Its gateway released it.
     Released,
     /// Its process has ended.
     Died,
 }
 
-/// Names a store within a start of a voter.
+/// Identifies a write within a start of a voter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VoteWriteId(pub u64);
 
-/// QuorumSafeguards that a check may switch off, to show that it would notice. All are on in every product.
+/// Safeguards that a check may switch off, to show that the check would notice. All are on in every product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuorumSafeguards {
-    /// A voter sits out the longest lease after its start.
+    /// A voter waits the longest lease after its start.
     pub startup_wait: bool,
     /// A candidate polls before it spends a generation.
     pub polls: bool,
-    /// An answer counts only for the request whose ticket it repeats.
+    /// An answer counts only for the request whose id it repeats.
     pub checks_tickets: bool,
 }
 
@@ -127,22 +130,22 @@ struct Promise {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PendingWrite {
-    ticket: VoteWriteId,
+    write_id: VoteWriteId,
     durable: DurableVote,
     claim: PromiseClaim,
 }
 
-/// A promise that is asked for.
+/// A requested promise.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PromiseClaim {
     epoch: Epoch,
     incarnation: Incarnation,
     lease_ns: u64,
-    /// Who is to be told.
+    /// The candidates to be answered.
     candidates: Vec<(NodeId, VoteRequestId)>,
 }
 
-/// What is known of a candidate.
+/// Knowledge about a candidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct KnownCandidate {
     incarnation: Incarnation,
@@ -150,7 +153,7 @@ struct KnownCandidate {
     number: u64,
     fitness: Fitness,
     eligibility: Eligibility,
-    heard: MonoNs,
+    received_at: MonoNs,
     /// Its last start that is known to have ended.
     dead: Option<Incarnation>,
 }
@@ -162,7 +165,7 @@ impl KnownCandidate {
 }
 
 impl Voter {
-    /// Starts at `now` with what was on disk.
+    /// Starts at `now` with its state on disk.
     #[must_use]
     pub fn new(now: MonoNs, durable: DurableVote, session: VoterSession, rate_error_ppm: u32) -> Self {
         Self {
@@ -180,20 +183,20 @@ impl Voter {
         }
     }
 
-    /// For checks that want to see what each safeguard is good for.
+    /// For checks that show the effect of each safeguard.
     #[must_use]
     pub fn with_safeguards(self, safeguards: QuorumSafeguards) -> Self {
         Self { safeguards, ..self }
     }
 
-    /// Takes one input at `now`, which never runs backwards.
+    /// Processes one input at `now`, which never runs backwards.
     pub fn step(&mut self, now: MonoNs, input: VoterInput) -> Vec<VoterOutput> {
         match input {
             VoterInput::Request { from, request } => self.on_request(now, from, &request),
-            VoterInput::Stored(ticket) => self.on_stored(now, ticket),
-            VoterInput::NotStored(ticket) => {
-                // No answer was given, so nothing was promised. The candidate asks again.
-                self.pending_write.take_if(|pending_write| pending_write.ticket == ticket);
+            VoterInput::Stored(write_id) => self.on_stored(now, write_id),
+            VoterInput::NotStored(write_id) => {
+                // No answer was sent, so nothing was promised. The candidate asks again.
+                self.pending_write.take_if(|pending_write| pending_write.write_id == write_id);
                 Vec::new()
             }
             VoterInput::Died(notice) => {
@@ -207,15 +210,15 @@ impl Voter {
         }
     }
 
-    /// Whom it is bound to at `now`.
+    /// The promise that runs at `now`.
     #[must_use]
-    pub fn active_promise(&self, now: MonoNs) -> Option<Bound> {
+    pub fn active_promise(&self, now: MonoNs) -> Option<ActivePromise> {
         let Promise { epoch, incarnation, until } = self.promise.as_ref()?;
         let remaining_ns = until.since(now);
-        (remaining_ns > 0).then_some(Bound { epoch: *epoch, incarnation: *incarnation, remaining_ns })
+        (remaining_ns > 0).then_some(ActivePromise { epoch: *epoch, incarnation: *incarnation, remaining_ns })
     }
 
-    /// Whether that leadership or candidacy is known to be over, and whether because its process has ended.
+    /// How that leadership or candidacy ended; `None`: it is not known to be over.
     #[must_use]
     pub fn end_cause(&self, epoch: Epoch, incarnation: Incarnation) -> Option<EndCause> {
         let dead = self.candidates.get(&NodeId::of(epoch)).and_then(|candidate| candidate.dead);
@@ -226,7 +229,7 @@ impl Voter {
         }
     }
 
-    /// Whom it promised last, whether or not that still runs.
+    /// The last promise, whether or not it still runs.
     #[must_use]
     pub fn promised(&self) -> Option<(Epoch, Incarnation)> {
         self.promise.as_ref().map(|promise| (promise.epoch, promise.incarnation))
@@ -238,13 +241,13 @@ impl Voter {
         self.promise.as_ref().map(|promise| promise.until)
     }
 
-    /// Until when it votes for nobody new after its start, where candidates ask for `lease_ns`.
+    /// Until when it votes for no new candidate after its start, where candidates ask for `lease_ns`.
     #[must_use]
     pub fn startup_wait_until(&self, lease_ns: u64) -> MonoNs {
         if !self.safeguards.startup_wait {
             return self.started;
         }
-        // Without a file it may be a first start or a lost disk: at least one lease of the asker's.
+        // Without a file it may be a first start or a lost disk: at least one lease of the requester.
         self.started.plus(self.wait_ns(lease_ns.max(self.durable.lease_ns_max)))
     }
 
@@ -257,40 +260,40 @@ impl Voter {
         self.durable.epoch.max(promised).max(pending_write)
     }
 
-    /// What is on disk.
+    /// The state on disk.
     #[must_use]
     pub fn durable(&self) -> DurableVote {
         self.durable
     }
 
-    /// Its start.
+    /// The voter's start.
     #[must_use]
     pub fn session(&self) -> VoterSession {
         self.session
     }
 
-    /// How fit that gateway is, as known at `now` without a message: the one that this voter belongs to.
+    /// Sets the state of that gateway as known at `now` without a message: the gateway that this voter belongs to.
     pub fn set_candidate_state(&mut self, now: MonoNs, node: NodeId, fitness: Fitness, eligibility: Eligibility) {
         let candidate = self.candidates.entry(node).or_default();
-        *candidate = KnownCandidate { fitness, eligibility, heard: now, ..*candidate };
+        *candidate = KnownCandidate { fitness, eligibility, received_at: now, ..*candidate };
     }
 
     fn on_request(&mut self, now: MonoNs, from: NodeId, request: &Request) -> Vec<VoterOutput> {
         if !(1..=LEASE_NS_MAX).contains(&request.lease_ns) {
             return Vec::new();
         }
-        // True for good, whoever repeats it: needs no proof of being new.
+        // Final facts, whichever node repeats them: they need no proof of freshness.
         match &request.operation {
             Operation::Died(notice) => {
                 self.on_death(notice.holder, notice.incarnation);
-                return self.reply(now, from, request.ticket, Verdict::Granted);
+                return self.reply(now, from, request.request_id, Verdict::Granted);
             }
             Operation::Release(epoch) => {
                 if NodeId::of(*epoch) != from {
                     return Vec::new();
                 }
                 self.on_release(from, *epoch, request);
-                return self.reply(now, from, request.ticket, Verdict::Granted);
+                return self.reply(now, from, request.request_id, Verdict::Granted);
             }
             _ => {}
         }
@@ -304,44 +307,45 @@ impl Voter {
         if request.incarnation > candidate.incarnation {
             *candidate = KnownCandidate { incarnation: request.incarnation, number: 0, ..*candidate };
         }
-        if request.ticket.number <= candidate.number {
+        if request.request_id.number <= candidate.number {
             return Vec::new();
         }
         let Request { fitness, eligibility, incarnation, lease_ns, .. } = *request;
-        *candidate = KnownCandidate { number: request.ticket.number, fitness, eligibility, heard: now, ..*candidate };
+        *candidate =
+            KnownCandidate { number: request.request_id.number, fitness, eligibility, received_at: now, ..*candidate };
         if candidate.dead.is_some_and(|dead| incarnation <= dead) {
             return self.refuse(now, from, request, Refusal::Ended);
         }
         match &request.operation {
             Operation::Poll => {
                 let verdict = self.vote_refusal(now, from, request).map_or(Verdict::Granted, Verdict::Refused);
-                self.reply(now, from, request.ticket, verdict)
+                self.reply(now, from, request.request_id, verdict)
             }
             Operation::Vote(epoch) if NodeId::of(*epoch) == from => {
                 let claim =
-                    PromiseClaim { epoch: *epoch, incarnation, lease_ns, candidates: vec![(from, request.ticket)] };
+                    PromiseClaim { epoch: *epoch, incarnation, lease_ns, candidates: vec![(from, request.request_id)] };
                 self.claim(now, claim, (from, incarnation))
             }
             Operation::Renew(epoch) if NodeId::of(*epoch) == from => self.renew(now, from, request, *epoch),
             Operation::HandOver(hand_over) if NodeId::of(hand_over.from) == from => {
                 self.hand_over(now, from, request, hand_over)
             }
-            // An epoch of another node, or what is not for voters.
+            // An epoch of another node, or an operation that is not for voters.
             _ => Vec::new(),
         }
     }
 
-    /// What stands against a vote for that candidate under a new generation.
+    /// Why the voter would refuse a vote for that candidate under a new generation.
     fn vote_refusal(&self, now: MonoNs, from: NodeId, request: &Request) -> Option<Refusal> {
-        let bound_to = |active_promise: Bound| (NodeId::of(active_promise.epoch), active_promise.incarnation);
+        let bound_to = |active_promise: ActivePromise| (NodeId::of(active_promise.epoch), active_promise.incarnation);
         if self
             .active_promise(now)
             .is_some_and(|active_promise| bound_to(active_promise) != (from, request.incarnation))
         {
-            return Some(Refusal::Bound);
+            return Some(Refusal::PromisedToOther);
         }
         if self.pending_write.as_ref().is_some_and(|pending_write| NodeId::of(pending_write.durable.epoch) != from) {
-            return Some(Refusal::Bound);
+            return Some(Refusal::PromisedToOther);
         }
         if now < self.startup_wait_until(request.lease_ns) {
             return Some(Refusal::StartupWait);
@@ -350,13 +354,13 @@ impl Voter {
         let is_fitter = |(node, candidate): (&NodeId, &KnownCandidate)| {
             *node != from
                 && candidate.is_eligible()
-                && now.since(candidate.heard) < peer_timeout_ns
+                && now.since(candidate.received_at) < peer_timeout_ns
                 && request.fitness.is_worse_than(&candidate.fitness)
         };
         self.candidates.iter().any(is_fitter).then_some(Refusal::FitterCandidate)
     }
 
-    /// Votes, or moves a promise: both need the disk. `mover`: whose promise may be moved.
+    /// Votes, or moves a promise: both need the disk. `mover`: the gateway whose promise may be moved.
     fn claim(&mut self, now: MonoNs, claim: PromiseClaim, mover: (NodeId, Incarnation)) -> Vec<VoterOutput> {
         let PromiseClaim { epoch, incarnation, lease_ns, .. } = claim;
         if let Err(refusal) = self.check_claim(now, &claim, mover) {
@@ -397,7 +401,7 @@ impl Voter {
         if let Some(active_promise) = self.active_promise(now) {
             let holder = (NodeId::of(active_promise.epoch), active_promise.incarnation);
             if holder != mover && holder != target {
-                return Err(Refusal::Bound);
+                return Err(Refusal::PromisedToOther);
             }
         }
         if self
@@ -405,7 +409,7 @@ impl Voter {
             .as_ref()
             .is_some_and(|pending_write| (pending_write.durable.epoch, pending_write.durable.incarnation) != claimed)
         {
-            return Err(Refusal::Bound);
+            return Err(Refusal::PromisedToOther);
         }
         if now < self.startup_wait_until(claim.lease_ns) && !is_on_record {
             return Err(Refusal::StartupWait);
@@ -413,25 +417,25 @@ impl Voter {
         Ok(())
     }
 
-    /// Of who has won the epoch's generation: whatever was promised under lower ones is over for a majority.
+    /// A renewal from the winner of the epoch's generation: promises under lower generations are over for a majority.
     fn renew(&mut self, now: MonoNs, from: NodeId, request: &Request, epoch: Epoch) -> Vec<VoterOutput> {
-        let Request { incarnation, lease_ns, ticket, .. } = *request;
+        let Request { incarnation, lease_ns, request_id, .. } = *request;
         if self.ended == Some((epoch, incarnation)) {
             return self.refuse(now, from, request, Refusal::Ended);
         }
         if self.blocks_renewal(now, epoch, incarnation, lease_ns) {
             return self.refuse(now, from, request, Refusal::OldGeneration);
         }
-        let claim = PromiseClaim { epoch, incarnation, lease_ns, candidates: vec![(from, ticket)] };
+        let claim = PromiseClaim { epoch, incarnation, lease_ns, candidates: vec![(from, request_id)] };
         if lease_ns > self.durable.lease_ns_max {
-            // What it sits out after a restart must be on disk first. The vote on record stays what it was.
+            // The wait after a restart must be on disk first. The vote on record stays the same.
             return self.store(DurableVote { lease_ns_max: lease_ns, ..self.durable }, claim);
         }
         self.give_promise(now, epoch, incarnation, lease_ns);
         self.answer(now, &claim, Verdict::Granted)
     }
 
-    /// Whether what it voted or promised stands against following the winner of that epoch.
+    /// Whether a vote or promise of this voter forbids following the winner of that epoch.
     fn blocks_renewal(&self, now: MonoNs, epoch: Epoch, incarnation: Incarnation, lease_ns: u64) -> bool {
         if self.pending_write.as_ref().is_some_and(|pending_write| pending_write.durable.epoch.count() > epoch.count())
         {
@@ -440,20 +444,20 @@ impl Voter {
         let is_other = |promise: &&Promise| (promise.epoch, promise.incarnation) != (epoch, incarnation);
         if let Some(promise) = self.promise.as_ref().filter(is_other) {
             if promise.epoch.count() == epoch.count() {
-                // A vote for a candidate that lost is overruled by who won; a winner is overruled by nobody.
+                // The winner overrides a vote for a candidate that lost. Nothing overrides a winner.
                 return promise.epoch != self.durable.epoch;
             }
             if promise.epoch.count() > epoch.count() && self.active_promise(now).is_some() {
                 return true;
             }
         }
-        // A vote for a higher generation counts for its candidate as long as it binds. That is over, or else it may
-        // have bound before the start: then nobody knows.
+        // A vote for a higher generation counts for its candidate while its promise runs. The promise has ended here;
+        // or the vote was given before the start, and then its end is not known.
         self.durable.epoch.count() > epoch.count() && now < self.startup_wait_until(lease_ns)
     }
 
     fn hand_over(&mut self, now: MonoNs, from: NodeId, request: &Request, hand_over: &HandOver) -> Vec<VoterOutput> {
-        let HandOver { to, incarnation, lease_ns, ticket, .. } = *hand_over;
+        let HandOver { to, incarnation, lease_ns, request_id, .. } = *hand_over;
         if to.count() <= hand_over.from.count() || !(1..=LEASE_NS_MAX).contains(&lease_ns) {
             return Vec::new();
         }
@@ -461,48 +465,53 @@ impl Voter {
             epoch: to,
             incarnation,
             lease_ns,
-            candidates: vec![(from, request.ticket), (NodeId::of(to), ticket)],
+            candidates: vec![(from, request.request_id), (NodeId::of(to), request_id)],
         };
         let has_moved = self
             .active_promise(now)
             .is_some_and(|active_promise| (active_promise.epoch, active_promise.incarnation) == (to, incarnation));
         if has_moved {
-            // Asked again: the promise runs since the first time and is not made longer in another's name.
+            // A repeated request: the promise runs since the first one and is not extended on another gateway's behalf.
             return self.answer(now, &claim, Verdict::Granted);
         }
         if self.promise.as_ref().is_some_and(|promise| {
             (NodeId::of(promise.epoch), promise.incarnation) == (from, request.incarnation)
                 && promise.epoch != hand_over.from
         }) {
-            // What it holds by now is another leadership than the one that it gives away.
+            // The candidate now holds a newer term than the one it offers to hand over.
             return self.refuse(now, from, request, Refusal::OldGeneration);
         }
         self.claim(now, claim, (from, request.incarnation))
     }
 
-    /// The fittest of those that [`Self::standing`] names.
+    /// The fittest of [`Self::eligible_peers`].
     #[must_use]
     pub fn fittest(&self, now: MonoNs, own: NodeId, peer_timeout_ns: u64) -> Option<NodeId> {
-        // Among equals the lowest number, so that the choice can be repeated.
-        let others = self.standing(now, own, peer_timeout_ns);
+        // Among equals the lowest number, so that the choice is reproducible.
+        let others = self.eligible_peers(now, own, peer_timeout_ns);
         others.max_by_key(|(node, fitness)| (fitness.class(), std::cmp::Reverse(*node))).map(|(node, _)| node)
     }
 
-    /// Whoever stands and was heard within `peer_timeout_ns`, but for `own`, and how fit it is.
-    pub fn standing(&self, now: MonoNs, own: NodeId, peer_timeout_ns: u64) -> impl Iterator<Item = (NodeId, Fitness)> {
+    /// Eligible gateways, except `own`, whose last request is at most `peer_timeout_ns` old; and how fit each is.
+    pub fn eligible_peers(
+        &self,
+        now: MonoNs,
+        own: NodeId,
+        peer_timeout_ns: u64,
+    ) -> impl Iterator<Item = (NodeId, Fitness)> {
         let is_eligible = move |(node, candidate): &(&NodeId, &KnownCandidate)| {
-            **node != own && candidate.is_eligible() && now.since(candidate.heard) < peer_timeout_ns
+            **node != own && candidate.is_eligible() && now.since(candidate.received_at) < peer_timeout_ns
         };
         self.candidates.iter().filter(is_eligible).map(|(node, candidate)| (*node, candidate.fitness))
     }
 
-    /// What each has said of itself.
-    pub fn heard(&self) -> impl Iterator<Item = (NodeId, PeerView)> {
+    /// The last reported states of all candidates.
+    pub fn peer_views(&self) -> impl Iterator<Item = (NodeId, PeerView)> {
         self.candidates.iter().map(|(node, candidate)| {
             (
                 *node,
                 PeerView {
-                    received_at: candidate.heard,
+                    received_at: candidate.received_at,
                     fitness: candidate.fitness,
                     can_lead: candidate.is_eligible(),
                 },
@@ -516,7 +525,7 @@ impl Voter {
         self.promise.take_if(|promise| (promise.epoch, promise.incarnation) == (epoch, incarnation));
         if let Some(candidate) = self.candidates.get_mut(&node).filter(|candidate| candidate.incarnation <= incarnation)
         {
-            // Whether it will stand again: nobody is to be refused for its sake if it won't.
+            // Its future eligibility: no candidate is refused for the sake of one that will not be eligible.
             candidate.eligibility = request.eligibility;
         }
     }
@@ -527,13 +536,13 @@ impl Voter {
         self.promise.take_if(|promise| NodeId::of(promise.epoch) == node && promise.incarnation == incarnation);
     }
 
-    fn on_stored(&mut self, now: MonoNs, ticket: VoteWriteId) -> Vec<VoterOutput> {
-        let Some(pending_write) = self.pending_write.take_if(|pending_write| pending_write.ticket == ticket) else {
+    fn on_stored(&mut self, now: MonoNs, write_id: VoteWriteId) -> Vec<VoterOutput> {
+        let Some(pending_write) = self.pending_write.take_if(|pending_write| pending_write.write_id == write_id) else {
             return Vec::new();
         };
         self.durable = pending_write.durable;
         let PromiseClaim { epoch, incarnation, lease_ns, .. } = pending_write.claim;
-        // Meanwhile somebody may have won a higher generation, or the asker may have ended.
+        // Meanwhile another candidate may have won a higher generation, or this one may have ended.
         let is_over = self.ended == Some((epoch, incarnation))
             || self.active_promise(now).is_some_and(|active_promise| active_promise.epoch.count() > epoch.count())
             || self.promise.as_ref().is_some_and(|promise| {
@@ -554,15 +563,15 @@ impl Voter {
     fn store(&mut self, durable: DurableVote, claim: PromiseClaim) -> Vec<VoterOutput> {
         if let Some(pending_write) = &mut self.pending_write {
             if pending_write.durable == durable {
-                // Asked again before it was answered: the newer question is answered.
+                // Repeated before it was answered: the newer request is answered.
                 pending_write.claim = claim;
             }
             return Vec::new();
         }
         self.store_count += 1;
-        let ticket = VoteWriteId(self.store_count);
-        self.pending_write = Some(PendingWrite { ticket, durable, claim });
-        vec![VoterOutput::Store { ticket, durable }]
+        let write_id = VoteWriteId(self.store_count);
+        self.pending_write = Some(PendingWrite { write_id, durable, claim });
+        vec![VoterOutput::Store { write_id, durable }]
     }
 
     fn give_promise(&mut self, now: MonoNs, epoch: Epoch, incarnation: Incarnation, lease_ns: u64) {
@@ -581,17 +590,18 @@ impl Voter {
     }
 
     fn answer(&self, now: MonoNs, claim: &PromiseClaim, verdict: Verdict) -> Vec<VoterOutput> {
-        claim.candidates.iter().flat_map(|(to, ticket)| self.reply(now, *to, *ticket, verdict)).collect()
+        claim.candidates.iter().flat_map(|(to, request_id)| self.reply(now, *to, *request_id, verdict)).collect()
     }
 
     fn refuse(&self, now: MonoNs, to: NodeId, request: &Request, refusal: Refusal) -> Vec<VoterOutput> {
-        self.reply(now, to, request.ticket, Verdict::Refused(refusal))
+        self.reply(now, to, request.request_id, Verdict::Refused(refusal))
     }
 
-    fn reply(&self, now: MonoNs, to: NodeId, ticket: VoteRequestId, verdict: Verdict) -> Vec<VoterOutput> {
-        // Also a generation that was spent in vain is spent.
+    fn reply(&self, now: MonoNs, to: NodeId, request_id: VoteRequestId, verdict: Verdict) -> Vec<VoterOutput> {
+        // A generation that was spent in vain is spent as well.
         let highest_epoch = self.highest_epoch().max(self.ended.map_or_else(Epoch::default, |(epoch, _)| epoch));
-        let reply = Reply { ticket, session: self.session, highest_epoch, promise: self.active_promise(now), verdict };
+        let reply =
+            Reply { request_id, session: self.session, highest_epoch, promise: self.active_promise(now), verdict };
         vec![VoterOutput::Reply { to, reply }]
     }
 }

@@ -5,9 +5,10 @@
 //!  10 body, by kind
 //!  -32 tag: HMAC-SHA256 over all before it
 //! ```
-//! Sender, receiver and group stand under the tag, so that no message counts for another place. Body of a request:
-//! ticket (nonce, number), incarnation, session, lease, fitness, standing, then what the kind needs; of a reply: ticket,
-//! session, highest epoch, promise, verdict. Everything is checked; what doesn't fit is no message.
+//! The tag covers sender, recipient and group, so that a message is not valid elsewhere. Body of a request: request id
+//! (nonce, number), incarnation, session, lease, fitness, eligibility, then the operation's own fields. Body of a
+//! reply: request id, session, highest epoch, promise, verdict. All fields are checked; a datagram that does not fit is
+//! refused.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use mdgw_feeds::{
 };
 
 use super::message::{
-    Body, Bound, HandOver, Message, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession,
+    ActivePromise, Body, HandOver, Message, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession,
 };
 use crate::{
     auth::{Purpose, SharedKey, TAG_BYTES, Tag},
@@ -42,49 +43,49 @@ pub fn encode(message: &Message, key: &SharedKey) -> Vec<u8> {
     bytes
 }
 
-/// Checks a datagram: first that somebody with the key wrote it, then everything else.
+/// Verifies a datagram's tag first, then everything else.
 ///
 /// # Errors
-/// Why it is dropped.
-pub fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, Refused> {
-    let (bytes, tag) = datagram.split_last_chunk::<TAG_BYTES>().ok_or(Refused::Malformed)?;
+/// Why the datagram is dropped.
+pub fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, DecodeError> {
+    let (bytes, tag) = datagram.split_last_chunk::<TAG_BYTES>().ok_or(DecodeError::Malformed)?;
     let tag: &Tag = tag;
     if !bytes.starts_with(&MAGIC) {
-        return Err(Refused::Malformed);
+        return Err(DecodeError::Malformed);
     }
     if !key.is_tag(Purpose::Vote, &[bytes], tag) {
-        return Err(Refused::Forged);
+        return Err(DecodeError::Forged);
     }
     let mut reader = Reader(bytes);
-    reader.take::<4>().ok_or(Refused::Malformed)?;
-    if reader.u8().ok_or(Refused::Malformed)? != VERSION {
-        return Err(Refused::Version);
+    reader.take::<4>().ok_or(DecodeError::Malformed)?;
+    if reader.u8().ok_or(DecodeError::Malformed)? != VERSION {
+        return Err(DecodeError::Version);
     }
-    let message = read(&mut reader).ok_or(Refused::Malformed)?;
-    if reader.0.is_empty() { Ok(message) } else { Err(Refused::Malformed) }
+    let message = read(&mut reader).ok_or(DecodeError::Malformed)?;
+    if reader.0.is_empty() { Ok(message) } else { Err(DecodeError::Malformed) }
 }
 
 /// Why a datagram is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// Not one of ours.
+pub enum DecodeError {
+    /// Not a message of this protocol.
     #[error("not a message of this protocol")]
     Malformed,
-    /// Its tag is not over these bytes under our key.
-    #[error("not written with our key")]
+    /// Its tag is not valid under our key.
+    #[error("authentication failed")]
     Forged,
-    /// Of another release.
-    #[error("of another version of this protocol")]
+    /// Of another protocol version.
+    #[error("different protocol version")]
     Version,
 }
 
 const MAGIC: [u8; 4] = *b"MDGV";
 const VERSION: u8 = 1;
 
-/// What one UDP datagram can hold over IPv4.
+/// The longest UDP payload over IPv4.
 pub const DATAGRAM_BYTES_MAX: usize = 65_507;
 
-/// Channels whose positions fit a hand-over, with room for the rest.
+/// Channels whose positions fit into a hand-over, with room for the rest.
 pub const POSITIONS_MAX: usize = 2_000;
 const POSITION_BYTES: usize = 2 + Session::BYTES + 8 + 2;
 const _: () = assert!(POSITIONS_MAX * POSITION_BYTES + 512 < DATAGRAM_BYTES_MAX);
@@ -104,7 +105,7 @@ const PREPARED: u8 = 1;
 const REFUSED: u8 = 2;
 const REFUSALS: [Refusal; 8] = [
     Refusal::Session,
-    Refusal::Bound,
+    Refusal::PromisedToOther,
     Refusal::OldGeneration,
     Refusal::StartupWait,
     Refusal::Ended,
@@ -129,8 +130,8 @@ fn kind_of(body: &Body) -> u8 {
 }
 
 fn write_request(bytes: &mut Vec<u8>, request: &Request) {
-    let Request { ticket, incarnation, session, lease_ns, fitness, eligibility, operation } = request;
-    write_numbers(bytes, &[ticket.nonce, ticket.number, incarnation.0, session.0, *lease_ns]);
+    let Request { request_id, incarnation, session, lease_ns, fitness, eligibility, operation } = request;
+    write_numbers(bytes, &[request_id.nonce, request_id.number, incarnation.0, session.0, *lease_ns]);
     let flags =
         [fitness.output_not_received, fitness.log_failing, fitness.stalled, *eligibility == Eligibility::Eligible];
     bytes.push(flags.iter().enumerate().map(|(bit, flag)| u8::from(*flag) << bit).sum());
@@ -150,9 +151,9 @@ fn write_request(bytes: &mut Vec<u8>, request: &Request) {
 }
 
 fn write_hand_over(bytes: &mut Vec<u8>, hand_over: &HandOver) {
-    let HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions } = hand_over;
-    write_numbers(bytes, &[from.0, to.0, incarnation.0, *lease_ns, ticket.nonce, ticket.number, stamp.0]);
-    // Whoever lacks a position begins where it heard the other: later, but nothing is lost.
+    let HandOver { from, to, incarnation, lease_ns, request_id, stamp, positions } = hand_over;
+    write_numbers(bytes, &[from.0, to.0, incarnation.0, *lease_ns, request_id.nonce, request_id.number, stamp.0]);
+    // A target without a position begins at its own receive watermark: later, but nothing is lost.
     for (channel, position) in positions.iter().take(POSITIONS_MAX) {
         bytes.extend(channel.to_le_bytes());
         bytes.extend(position.session.to_bytes());
@@ -162,18 +163,18 @@ fn write_hand_over(bytes: &mut Vec<u8>, hand_over: &HandOver) {
 }
 
 fn write_reply(bytes: &mut Vec<u8>, reply: &Reply) {
-    let Reply { ticket, session, highest_epoch, promise, verdict } = reply;
-    write_numbers(bytes, &[ticket.nonce, ticket.number, session.0, highest_epoch.0]);
-    // No epoch is 0 that was ever voted for.
+    let Reply { request_id, session, highest_epoch, promise, verdict } = reply;
+    write_numbers(bytes, &[request_id.nonce, request_id.number, session.0, highest_epoch.0]);
+    // No epoch that was ever voted for is 0.
     let (epoch, incarnation, remaining_ns) = promise.map_or((0, 0, 0), |active_promise| {
         (active_promise.epoch.0, active_promise.incarnation.0, active_promise.remaining_ns)
     });
     write_numbers(bytes, &[epoch, incarnation, remaining_ns]);
     match verdict {
         Verdict::Granted => bytes.push(GRANTED),
-        Verdict::Prepared { incarnation, ticket, stamp, lease_ns } => {
+        Verdict::Prepared { incarnation, request_id, stamp, lease_ns } => {
             bytes.push(PREPARED);
-            write_numbers(bytes, &[incarnation.0, ticket.nonce, ticket.number, stamp.0, *lease_ns]);
+            write_numbers(bytes, &[incarnation.0, request_id.nonce, request_id.number, stamp.0, *lease_ns]);
         }
         Verdict::Refused(refusal) => {
             let index = REFUSALS.iter().position(|known| known == refusal).and_then(|index| u8::try_from(index).ok());
@@ -196,7 +197,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Message> {
 }
 
 fn read_request(kind: u8, reader: &mut Reader<'_>) -> Option<Request> {
-    let ticket = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
+    let request_id = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
     let incarnation = Incarnation(reader.u64()?);
     let session = VoterSession(reader.u64()?);
     let lease_ns = reader.u64()?;
@@ -226,51 +227,54 @@ fn read_request(kind: u8, reader: &mut Reader<'_>) -> Option<Request> {
         }),
         _ => return None,
     };
-    Some(Request { ticket, incarnation, session, lease_ns, fitness, eligibility, operation })
+    Some(Request { request_id, incarnation, session, lease_ns, fitness, eligibility, operation })
 }
 
 fn read_hand_over(reader: &mut Reader<'_>) -> Option<HandOver> {
     let (from, to) = (reader.epoch()?, reader.epoch()?);
     let incarnation = Incarnation(reader.u64()?);
     let lease_ns = reader.u64()?;
-    let ticket = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
+    let request_id = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
     let stamp = PeerTimestamp(reader.u64()?);
     let mut positions = BTreeMap::new();
     while !reader.0.is_empty() {
         let channel = reader.u16()?;
         let session = Session::from_bytes(reader.take()?)?;
         let position = StreamPosition { session, sequence: Sequence(reader.u64()?), part: reader.u16()? };
-        // They are written in the order of their channels, each once: one meaning has one form.
+        // Positions are in the order of their channels, each once, so that each message has one encoding.
         if positions.last_key_value().is_some_and(|(last, _)| *last >= channel) || positions.len() == POSITIONS_MAX {
             return None;
         }
         positions.insert(channel, position);
     }
-    Some(HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions })
+    Some(HandOver { from, to, incarnation, lease_ns, request_id, stamp, positions })
 }
 
 fn read_reply(reader: &mut Reader<'_>) -> Option<Reply> {
-    let ticket = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
+    let request_id = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
     let session = VoterSession(reader.u64()?);
     let highest_epoch = Epoch(reader.u64()?);
-    let active_promise =
-        Bound { epoch: Epoch(reader.u64()?), incarnation: Incarnation(reader.u64()?), remaining_ns: reader.u64()? };
-    let nobody = Bound { epoch: Epoch(0), incarnation: Incarnation(0), remaining_ns: 0 };
-    let promise = (active_promise != nobody).then_some(active_promise);
+    let active_promise = ActivePromise {
+        epoch: Epoch(reader.u64()?),
+        incarnation: Incarnation(reader.u64()?),
+        remaining_ns: reader.u64()?,
+    };
+    let none = ActivePromise { epoch: Epoch(0), incarnation: Incarnation(0), remaining_ns: 0 };
+    let promise = (active_promise != none).then_some(active_promise);
     let verdict = match reader.u8()? {
         GRANTED => Verdict::Granted,
         PREPARED => Verdict::Prepared {
             incarnation: Incarnation(reader.u64()?),
-            ticket: VoteRequestId { nonce: reader.u64()?, number: reader.u64()? },
+            request_id: VoteRequestId { nonce: reader.u64()?, number: reader.u64()? },
             stamp: PeerTimestamp(reader.u64()?),
             lease_ns: reader.u64()?,
         },
         code => Verdict::Refused(*REFUSALS.get(usize::from(code.checked_sub(REFUSED)?))?),
     };
-    Some(Reply { ticket, session, highest_epoch, promise, verdict })
+    Some(Reply { request_id, session, highest_epoch, promise, verdict })
 }
 
-/// What is left to read.
+/// The bytes left to read.
 struct Reader<'b>(&'b [u8]);
 
 impl Reader<'_> {
@@ -292,7 +296,7 @@ impl Reader<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// One that somebody can have asked for.
+    /// An epoch that a candidate can have requested.
     fn epoch(&mut self) -> Option<Epoch> {
         self.u64().map(Epoch).filter(|epoch| epoch.count() > 0)
     }
@@ -320,7 +324,7 @@ mod tests {
             to,
             incarnation: Incarnation(6),
             lease_ns: 7,
-            ticket: VoteRequestId { nonce: 8, number: 9 },
+            request_id: VoteRequestId { nonce: 8, number: 9 },
             stamp: PeerTimestamp(10),
             positions: BTreeMap::from([(1, position), (2, position)]),
         };
@@ -336,10 +340,10 @@ mod tests {
     }
 
     fn messages() -> Vec<Message> {
-        let ticket = VoteRequestId { nonce: 1, number: 2 };
+        let request_id = VoteRequestId { nonce: 1, number: 2 };
         let request = |operation| {
             Body::Request(Request {
-                ticket,
+                request_id,
                 incarnation: Incarnation(3),
                 session: VoterSession(4),
                 lease_ns: 5,
@@ -348,11 +352,18 @@ mod tests {
                 operation,
             })
         };
-        let active_promise = Bound { epoch: Epoch::new(3, 2), incarnation: Incarnation(1), remaining_ns: 9 };
+        let active_promise = ActivePromise { epoch: Epoch::new(3, 2), incarnation: Incarnation(1), remaining_ns: 9 };
         let reply = |promise, verdict| {
-            Body::Reply(Reply { ticket, session: VoterSession(4), highest_epoch: Epoch::new(3, 2), promise, verdict })
+            Body::Reply(Reply {
+                request_id,
+                session: VoterSession(4),
+                highest_epoch: Epoch::new(3, 2),
+                promise,
+                verdict,
+            })
         };
-        let prepared = Verdict::Prepared { incarnation: Incarnation(1), ticket, stamp: PeerTimestamp(8), lease_ns: 9 };
+        let prepared =
+            Verdict::Prepared { incarnation: Incarnation(1), request_id, stamp: PeerTimestamp(8), lease_ns: 9 };
         let mut bodies: Vec<Body> = demands().into_iter().map(request).collect();
         bodies.extend([reply(None, Verdict::Granted), reply(Some(active_promise), prepared)]);
         bodies.extend(REFUSALS.map(|refusal| reply(Some(active_promise), Verdict::Refused(refusal))));
@@ -370,7 +381,7 @@ mod tests {
     #[test]
     fn messages_under_another_key_are_refused() {
         for message in messages() {
-            assert_eq!(decode(&encode(&message, &SharedKey::new(&[8; 32])), &key()), Err(Refused::Forged));
+            assert_eq!(decode(&encode(&message, &SharedKey::new(&[8; 32])), &key()), Err(DecodeError::Forged));
         }
     }
 
@@ -400,7 +411,7 @@ mod tests {
         earlier[second - POSITION_BYTES..].swap_with_slice(later);
         let tag = key().tag(Purpose::Vote, &[&bytes]);
         bytes.extend(tag);
-        assert_eq!(decode(&bytes, &key()), Err(Refused::Malformed));
+        assert_eq!(decode(&bytes, &key()), Err(DecodeError::Malformed));
     }
 
     #[test]
@@ -438,7 +449,7 @@ mod tests {
             }
         }
 
-        /// Even who has the key makes nobody panic, and what is understood says what it was.
+        /// Even a holder of the key causes no panic, and an accepted datagram has one encoding.
         #[test]
         fn a_signed_datagram_is_refused_or_has_one_encoding(which in 0_usize..17, index in 4_usize..400, byte: u8) {
             let datagram = encode(&messages()[which], &key());

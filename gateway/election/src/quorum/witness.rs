@@ -26,20 +26,20 @@ use super::{
 };
 use crate::{auth::Nonce, identity::NodeId};
 
-/// How a witness votes.
+/// Options of a witness.
 #[derive(Clone, Debug)]
 pub struct WitnessOptions {
     /// Its number among voters.
     pub node: NodeId,
-    /// Where its votes are kept: on a disk that outlives the machine's power.
+    /// Directory of its vote files: on a disk that survives a power failure.
     pub vote_directory: PathBuf,
     /// ρ, parts per million.
     pub rate_error_ppm: u32,
-    /// It votes for no more groups than these many; who has the key could fill the disk otherwise.
+    /// Maximum number of groups; otherwise a holder of the key could fill the disk.
     pub groups_max: usize,
 }
 
-/// Votes until told to stop.
+/// Votes until it is stopped.
 #[derive(Debug)]
 pub struct Witness {
     link: VoteLink,
@@ -47,29 +47,30 @@ pub struct Witness {
     groups: Mutex<BTreeMap<GroupId, GroupVoter>>,
 }
 
-/// Its part in one group.
+/// Its voter for one group.
 #[derive(Debug)]
 struct GroupVoter {
     voter: Voter,
     store: VoteStore,
 }
 
-/// Why a witness can't vote for a group.
+/// Why a witness cannot vote for a group.
 #[derive(Debug, thiserror::Error)]
 enum GroupVoterError {
     #[error(transparent)]
     File(#[from] VoteFileError),
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("it votes for {0} groups already, its limit")]
+    #[error("the limit of {0} groups is reached (groups_max)")]
     Groups(usize),
 }
 
 impl Witness {
-    /// Takes up the groups that it has votes of, so that what is wrong with them is told now; others when they ask.
+    /// Loads the groups that have vote files, so that defects are reported now; other groups are added on their first
+    /// request.
     ///
     /// # Errors
-    /// When the directory can't be read, or a vote file of it can't be used.
+    /// When the directory cannot be read, or one of its vote files cannot be used.
     pub fn new(link: VoteLink, options: WitnessOptions) -> Result<Arc<Self>, String> {
         let witness = Arc::new(Self { link, options, groups: Mutex::default() });
         let known = known_groups(&witness.options.vote_directory)
@@ -96,10 +97,13 @@ impl Witness {
             if error_ppm != clock_error_ppm {
                 clock_error_ppm = error_ppm;
                 if error_ppm > self.options.rate_error_ppm {
-                    tracing::warn!(error_ppm, "witness: the clock is being slewed; promises last longer in proportion");
+                    tracing::warn!(
+                        error_ppm,
+                        "witness: the clock is being slewed; promises are extended in proportion"
+                    );
                 }
                 for group_voter in self.groups().values_mut() {
-                    // Nothing is to be sent for that.
+                    // This input has no outputs.
                     let _none = group_voter.voter.step(mono_now(), VoterInput::ClockRate(error_ppm));
                 }
             }
@@ -107,7 +111,7 @@ impl Witness {
         Ok(())
     }
 
-    /// The groups that it votes for.
+    /// Number of groups that it votes for.
     #[must_use]
     pub fn group_count(&self) -> usize {
         self.groups().len()
@@ -124,7 +128,7 @@ impl Witness {
             Received::Message(Message { group, from, body: Body::Request(request), .. }) => {
                 (group, VoterInput::Request { from, request })
             }
-            // It asks nobody.
+            // A witness sends no requests.
             Received::Message(Message { body: Body::Reply(_), .. }) => return,
             Received::Death(announcement) => (announcement.group, VoterInput::Died(announcement.notice)),
         };
@@ -132,7 +136,7 @@ impl Witness {
         if !groups.contains_key(&group)
             && let Err(error) = self.add_group(&mut groups, group)
         {
-            tracing::error!(group = group.0, "witness: does not vote: {error}");
+            tracing::error!(group = group.0, "witness: cannot vote: {error}");
             return;
         }
         self.step(&mut groups, group, input);
@@ -145,14 +149,14 @@ impl Witness {
                 VoterOutput::Reply { to, reply } => {
                     self.link.send(&Message { group, from: self.options.node, to, body: Body::Reply(reply) });
                 }
-                VoterOutput::Store { ticket, durable } => {
+                VoterOutput::Store { write_id, durable } => {
                     tracing::info!(
                         group = group.0,
                         generation = durable.epoch.count(),
                         node = durable.epoch.0 & 0xff,
                         "votes"
                     );
-                    group_voter.store.store(ticket, durable);
+                    group_voter.store.store(write_id, durable);
                 }
             }
         }

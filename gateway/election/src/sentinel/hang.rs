@@ -1,46 +1,46 @@
-//! When is a gateway hung? Its fence is open, a hot thread has work in hand, and its count has not moved over several
-//! looks in a row.
+//! Detects a hung gateway: its fence is open, a hot thread has pending work, and the thread's progress count has not
+//! changed over several checks in a row.
 //!
-//! Looks are counted and not time: a machine that was stopped as a whole stops the sentinel too, which after it takes
-//! one more look and not many at once.
+//! The limit is a number of checks, not a time. If the whole machine was stopped, the sentinel was stopped too, and
+//! makes one check afterwards, not many at once.
 
 use std::time::Duration;
 
-/// Counts as they were seen.
+/// The last observed progress counts.
 #[derive(Clone, Debug, Default)]
 pub struct HangDetector {
-    seen: Vec<CounterSample>,
+    samples: Vec<CounterSample>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct CounterSample {
     count: u64,
-    /// Looks in a row at which it was this count.
+    /// Checks in a row with an unchanged count.
     unchanged_checks: u32,
 }
 
 impl HangDetector {
-    /// How long to wait between looks, so that [`CHECKS_UNTIL_HANG`] of them take the limit.
+    /// The pause between checks, so that [`CHECKS_UNTIL_HANG`] of them take the limit.
     #[must_use]
     pub fn interval(limit: Duration) -> Duration {
         limit / CHECKS_UNTIL_HANG
     }
 
-    /// One look at all threads' counts, in the same order each time. The index of a thread that hangs.
+    /// Checks all threads' counts once, in the same order each time. Returns the index of a thread that hangs.
     pub fn check(&mut self, fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
         let mut hung = None;
         for (index, count) in counts.into_iter().enumerate() {
-            if self.seen.len() <= index {
-                self.seen.push(CounterSample::default());
+            if self.samples.len() <= index {
+                self.samples.push(CounterSample::default());
             }
             let has_work = count % 2 == 1;
-            let seen = &mut self.seen[index];
-            if fence == FenceState::Open && has_work && seen.count == count {
-                seen.unchanged_checks += 1;
+            let sample = &mut self.samples[index];
+            if fence == FenceState::Open && has_work && sample.count == count {
+                sample.unchanged_checks += 1;
             } else {
-                *seen = CounterSample { count, unchanged_checks: 0 };
+                *sample = CounterSample { count, unchanged_checks: 0 };
             }
-            if seen.unchanged_checks >= CHECKS_UNTIL_HANG {
+            if sample.unchanged_checks >= CHECKS_UNTIL_HANG {
                 hung = hung.or(Some(index));
             }
         }
@@ -53,18 +53,18 @@ impl HangDetector {
 pub enum FenceState {
     /// A hang matters.
     Open,
-    /// The gateway publishes nothing: nobody waits for it.
+    /// The gateway publishes nothing, so a hang delays no receiver.
     Closed,
 }
 
-/// Looks without progress that make a hang; the first sight of a count is none of them.
+/// Checks without progress that make a hang. The first observation of a count is not one of them.
 pub const CHECKS_UNTIL_HANG: u32 = 5;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// At which look, from 1, a thread with these counts is found hung.
+    /// The number of the check, from 1, that finds a thread with these counts hung.
     fn found(fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
         let mut watch = HangDetector::default();
         counts.into_iter().position(|count| watch.check(fence, [0, count]) == Some(1)).map(|check| check + 1)

@@ -1,10 +1,11 @@
-//! How a sentinel makes itself quick and hard to take along, as far as it may.
+//! Prepares the sentinel's process: prompt scheduling, locked memory, protection from the out-of-memory killer, as far
+//! as permitted.
 
 use mdgw_sys::scheduler::{request_short_slice, set_fifo};
 use rustix::mm::{MlockAllFlags, mlockall};
 
-/// Locks the process's memory and keeps it from being chosen when memory runs out; this thread and those that it starts
-/// wake promptly, with a real-time priority if they are to have one. What it may not do, each with its reason.
+/// Locks the process's memory and protects it from the out-of-memory killer. This thread and the threads that it starts
+/// wake promptly, with a real-time priority if requested. Returns each step that was not permitted, with its reason.
 pub fn prepare_process(priority: u8) -> Vec<String> {
     let mut refused = Vec::new();
     let mut record = |act: &str, outcome: Result<(), String>| {
@@ -12,7 +13,7 @@ pub fn prepare_process(priority: u8) -> Vec<String> {
             refused.push(format!("{act}: {error}"));
         }
     };
-    // Before memory is locked, which may push others out.
+    // Before memory is locked, since locking may push other processes out.
     record(
         "oom_score_adj -1000",
         std::fs::write("/proc/self/oom_score_adj", "-1000").map_err(|error| error.to_string()),

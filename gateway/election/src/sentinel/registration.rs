@@ -1,5 +1,5 @@
-//! What a gateway tells its sentinel, once, over a Unix socket: who it is, whom to tell of its death, and the
-//! descriptors that go with it. The sentinel answers with one line; afterwards nothing is said.
+//! The gateway's registration with its sentinel, sent once over a Unix socket: its identity, the recipients of its
+//! death notice, and the descriptors. The sentinel answers with one line; no further data follows.
 
 use std::{
     io::{self, BufRead as _, BufReader, IoSlice, IoSliceMut, Read as _, Write as _},
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::shared_page::{GROUPS_MAX, THREADS_MAX};
 use crate::{identity::Member, record_location::RecordLocation, timing::LEASE_NS_MAX};
 
-/// Who is watched, and what is to be done when it dies.
+/// The watched gateway, and the actions after its death.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WatchRegistration {
@@ -29,16 +29,16 @@ pub struct WatchRegistration {
     pub member: Member,
     /// Its groups, in the page's order.
     pub groups: Vec<GroupRegistration>,
-    /// Where their records are, if the backend has any.
+    /// Location of the election records, if the backend has any.
     pub records: Option<RecordLocation>,
     /// Hot threads in the page, the election thread included.
     pub thread_count: usize,
-    /// Every voter and candidate: where notices go.
+    /// Recipients of death notices: every voter and candidate.
     #[serde(rename = "told")]
     pub recipients: Vec<SocketAddr>,
-    /// The key that they share, for signing.
+    /// The shared key, for signing.
     pub key_file: PathBuf,
-    /// Kill a gateway that leads and makes no progress for so long, ns. `None`: leave it to the lease.
+    /// Kill a gateway that leads and makes no progress for this long, ns. `None`: leave a hang to the lease.
     pub hang_limit_ns: Option<u64>,
 }
 
@@ -46,14 +46,15 @@ pub struct WatchRegistration {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupRegistration {
-    /// Its number.
+    /// The group's number.
     pub group: u16,
-    /// L, ns: after half of it the sentinel marks the record itself, if nobody has taken over.
+    /// L, ns. After half of it, the sentinel releases the record on behalf if no gateway has taken over.
     pub lease_ns: u64,
 }
 
 impl WatchRegistration {
-    /// Hands it over with its descriptors and waits for the answer, as long as the stream's own time limits say.
+    /// Sends the registration with its descriptors and waits for the answer, as long as the stream's own time limits
+    /// allow.
     ///
     /// # Errors
     /// When the sentinel is gone or refuses; with its reason.
@@ -63,9 +64,9 @@ impl WatchRegistration {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-            return Err(io::Error::other(format!("{} descriptors are too many", descriptors.len())));
+            return Err(io::Error::other(format!("too many descriptors ({})", descriptors.len())));
         }
-        // They travel with the first byte.
+        // The descriptors travel with the first byte.
         let sent = sendmsg(&*stream, &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
         stream.write_all(&length[sent..])?;
         stream.write_all(&text)?;
@@ -73,15 +74,15 @@ impl WatchRegistration {
         BufReader::new(stream).take(ANSWER_BYTES_MAX).read_line(&mut answer)?;
         match answer.trim_end() {
             READY => Ok(()),
-            "" => Err(io::Error::other("the sentinel ended without an answer")),
+            "" => Err(io::Error::other("the sentinel closed the connection without an answer")),
             refusal => Err(io::Error::other(refusal.to_owned())),
         }
     }
 
-    /// Takes one over, with its descriptors.
+    /// Receives a registration with its descriptors.
     ///
     /// # Errors
-    /// When it is no charge, or one with impossible numbers.
+    /// When the data is not a registration, or its numbers are out of range.
     pub fn receive(stream: &mut UnixStream) -> io::Result<(Self, Vec<OwnedFd>)> {
         let mut length = [0; 4];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -96,7 +97,7 @@ impl WatchRegistration {
         stream.read_exact(&mut length[got.bytes..])?;
         let length = u64::from(u32::from_le_bytes(length));
         if length > TEXT_BYTES_MAX {
-            return Err(io::Error::other(format!("a charge of {length} bytes")));
+            return Err(io::Error::other(format!("registration of {length} bytes exceeds the limit")));
         }
         let mut text = Vec::new();
         stream.take(length).read_to_end(&mut text)?;
@@ -108,16 +109,16 @@ impl WatchRegistration {
     fn check(&self) -> Result<(), &'static str> {
         let Self { groups, thread_count, recipients, hang_limit_ns, .. } = self;
         if !(1..=GROUPS_MAX).contains(&groups.len()) {
-            return Err("a charge must have 1 to 64 groups");
+            return Err("a registration must have 1 to 64 groups");
         }
         if *thread_count > THREADS_MAX {
-            return Err("a charge must have at most 64 hot threads");
+            return Err("a registration must have at most 64 threads");
         }
         if recipients.len() > RECIPIENTS_MAX {
-            return Err("a charge must have at most 256 addresses to tell");
+            return Err("a registration must have at most 256 addresses to notify");
         }
         if groups.iter().any(|group| !(1..=LEASE_NS_MAX).contains(&group.lease_ns)) {
-            return Err("a charge's leases must be of a length that can be configured");
+            return Err("lease length out of range in registration");
         }
         if hang_limit_ns.is_some_and(|limit_ns| !(HANG_LIMIT_NS_MIN..=LEASE_NS_MAX).contains(&limit_ns)) {
             return Err("a hang limit must be between a millisecond and an hour");
@@ -126,10 +127,10 @@ impl WatchRegistration {
     }
 }
 
-/// Says to the gateway that it is watched from now on, or why not.
+/// Answers the gateway: watched from now on, or refused and why.
 ///
 /// # Errors
-/// When it is gone.
+/// When the gateway is gone.
 pub fn answer(stream: &mut UnixStream, refusal: Option<&io::Error>) -> io::Result<()> {
     match refusal {
         None => writeln!(stream, "{READY}"),
@@ -138,13 +139,13 @@ pub fn answer(stream: &mut UnixStream, refusal: Option<&io::Error>) -> io::Resul
 }
 
 const READY: &str = "ready";
-/// SharedPage, pidfd, map and link of the kernel fence.
+/// Shared page, pidfd, map and link of the kernel fence.
 const DESCRIPTORS_MAX: usize = 4;
 const TEXT_BYTES_MAX: u64 = 256 << 10;
 const ANSWER_BYTES_MAX: u64 = 4_096;
 /// Gateways and witnesses of a site.
 const RECIPIENTS_MAX: usize = 256;
-/// Looks more often than every 200 us would be a load of their own.
+/// Checks more often than every 200 us would be a load of their own.
 const HANG_LIMIT_NS_MIN: u64 = 1_000_000;
 
 #[cfg(test)]
@@ -171,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Hands it over between two threads; what the sentinel got, and how the gateway fared.
+    /// Sends a registration between two threads. Returns what the sentinel received, and the gateway's result.
     fn exchange(
         registration: &WatchRegistration,
         refusal: Option<io::Error>,
@@ -247,7 +248,7 @@ mod tests {
             RecordLocation::ZooKeeper(ZooKeeperConfig { access: access.clone(), path: "/mdgw".to_owned(), mode })
         };
         let with = |records| WatchRegistration { records: Some(records), ..registration() };
-        let charges = [
+        let registrations = [
             registration(),
             with(RecordLocation::Etcd(etcd)),
             with(RecordLocation::Etcd(etcd_least)),
@@ -257,17 +258,17 @@ mod tests {
         ];
         check(
             include_str!("../../../../tests/data/formats/watch_registration.jsonl"),
-            &charges,
+            &registrations,
             |text| {
                 let (mut ours, mut theirs) = UnixStream::pair().unwrap();
                 let length = u32::try_from(text.len()).unwrap().to_le_bytes();
                 ours.write_all(&[&length, text].concat()).unwrap();
                 WatchRegistration::receive(&mut theirs).unwrap().0
             },
-            |charge| {
+            |registration| {
                 let (mut ours, mut theirs) = UnixStream::pair().unwrap();
                 theirs.write_all(b"ready\n").unwrap();
-                charge.send(&mut ours, &[SharedPage::create().unwrap().as_fd()]).unwrap();
+                registration.send(&mut ours, &[SharedPage::create().unwrap().as_fd()]).unwrap();
                 drop(ours);
                 let mut bytes = Vec::new();
                 theirs.read_to_end(&mut bytes).unwrap();

@@ -1,5 +1,6 @@
-//! The last resort of a notice: when no candidate has taken over within half a lease, the sentinel itself says in the
-//! record that its holder is dead, so that whoever reads it, a candidate that starts later too, need not wait.
+//! The last resort after a death notice: when no candidate has taken over within half a lease, the sentinel itself
+//! removes the dead holder from the record. A candidate that reads the record, even one that starts later, then need
+//! not wait.
 
 use std::{
     sync::mpsc::{Receiver, RecvTimeoutError},
@@ -12,19 +13,19 @@ use crate::{
     register::{Outcome, Register, RegisterEvent, RequestId, Version, Versioned},
 };
 
-/// What became of a record.
+/// Result for one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseResult {
-    /// It has no holder any more.
+    /// The record has no holder any more.
     Released,
-    /// The dead one didn't hold it: somebody has taken over, or it never led.
+    /// The dead gateway did not hold the record: another gateway has taken over, or it never led.
     NotHeld,
-    /// The store did not do it; the lease has to do.
+    /// The store did not accept the change; others wait for the lease.
     Failed(String),
 }
 
-/// Marks the record that `dead` holds, if it does. `events` are the register's.
-pub fn mark(
+/// Removes `dead` as the holder, if the record shows exactly that holder. `events` are the register's.
+pub fn release_on_behalf(
     register: &mut dyn Register,
     events: &Receiver<RegisterEvent>,
     dead: &Member,
@@ -47,7 +48,7 @@ pub fn mark(
         let released = Record { holder: None, ..record };
         match ask(&mut |register, request_id| register.compare_and_swap(request_id, version, &released)) {
             Ok(Outcome::Swapped(_)) => return ReleaseResult::Released,
-            // A candidate was quicker, or the dead one's last renewal was still under way.
+            // A candidate was quicker, or the dead holder's last renewal was still outstanding.
             Ok(Outcome::Refused) => {}
             Ok(other) => return ReleaseResult::Failed(format!("swap: {other:?}")),
             Err(error) => return ReleaseResult::Failed(error),
@@ -61,8 +62,8 @@ fn answer(events: &Receiver<RegisterEvent>, asked: RequestId, deadline: Instant)
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(RegisterEvent::Answer { request_id, outcome }) if request_id == asked => return Ok(outcome),
             Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) => return Err("no answer in time".to_owned()),
-            Err(RecvTimeoutError::Disconnected) => return Err("the register has ended".to_owned()),
+            Err(RecvTimeoutError::Timeout) => return Err("timed out".to_owned()),
+            Err(RecvTimeoutError::Disconnected) => return Err("the connection to the store has ended".to_owned()),
         }
     }
 }
@@ -79,7 +80,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A register in a directory of its own that holds this, and what it holds after `act`.
+    /// The content of a new register with this record, after `act`.
     fn record_after(
         held: Option<&Record>,
         act: impl FnOnce(&mut dyn Register, &Receiver<RegisterEvent>),
@@ -105,7 +106,7 @@ mod tests {
     fn a_dead_holders_record_is_released() {
         let held = record(3, &member(1, 7));
         let left = record_after(Some(&held), |register, events| {
-            assert_eq!(mark(register, events, &member(1, 7), PATIENCE), ReleaseResult::Released);
+            assert_eq!(release_on_behalf(register, events, &member(1, 7), PATIENCE), ReleaseResult::Released);
         });
         assert_eq!(left.unwrap(), Record { holder: None, ..held });
     }
@@ -114,7 +115,7 @@ mod tests {
     fn a_record_of_another_holder_is_unchanged() {
         for held in [Some(record(3, &member(1, 8))), Some(record(3, &member(2, 7))), None] {
             let left = record_after(held.as_ref(), |register, events| {
-                assert_eq!(mark(register, events, &member(1, 7), PATIENCE), ReleaseResult::NotHeld);
+                assert_eq!(release_on_behalf(register, events, &member(1, 7), PATIENCE), ReleaseResult::NotHeld);
             });
             assert_eq!(left, held);
         }
@@ -148,7 +149,7 @@ mod tests {
         };
         let play = |script: Vec<Outcome>, limit| {
             let (sender, events) = mpsc::channel();
-            mark(&mut Scripted(script, sender), &events, &member(1, 7), limit)
+            release_on_behalf(&mut Scripted(script, sender), &events, &member(1, 7), limit)
         };
         let renewed = vec![held(1), Outcome::Refused, held(2), Outcome::Swapped(Version(3))];
         assert_eq!(play(renewed, PATIENCE), ReleaseResult::Released);

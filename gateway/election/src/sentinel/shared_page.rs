@@ -1,11 +1,11 @@
-//! What the gateway shows its sentinel: one piece of shared memory, made anew for each incarnation.
+//! The page that the gateway shares with its sentinel: one piece of shared memory, new for each incarnation.
 //!
 //! ```text
 //!  block 0            1        2 …                      66 …
 //!  | magic | closed | mutex  | epoch, deadline of group | count of hot thread |    blocks of 128 bytes
 //! ```
-//! The mutex is held by one thread of the gateway for the life of the process. A group's words are written by whoever is told
-//! of its leadership, a thread's word by that thread. The sentinel writes nothing.
+//! One thread of the gateway holds the mutex for the life of the process. The listener of a group's leadership writes
+//! the group's atomics; each hot thread writes its own counter. The sentinel writes nothing.
 
 use std::{
     io,
@@ -24,7 +24,7 @@ use mdgw_sys::{
 
 pub use mdgw_sys::progress::ProgressCounter;
 
-/// The page, on either side.
+/// The shared page, on either side.
 #[derive(Debug)]
 pub struct SharedPage {
     memory: SharedAtomics,
@@ -32,10 +32,10 @@ pub struct SharedPage {
 }
 
 impl SharedPage {
-    /// A fresh one: of a gateway that leads nothing yet.
+    /// A new page, of a gateway that does not lead yet.
     ///
     /// # Errors
-    /// Where the system has no memory for it.
+    /// When the system has no memory for it.
     pub fn create() -> io::Result<Self> {
         let memory = SharedAtomics::create("mdgw-sentinel", WORDS)?;
         let mutex = RobustMutex::create(mutex_atomics(&memory))?;
@@ -43,50 +43,50 @@ impl SharedPage {
         Ok(Self { memory, mutex })
     }
 
-    /// The page that a gateway handed over.
+    /// Opens the page that a gateway sent.
     ///
     /// # Errors
-    /// When it is none, or one of another version.
+    /// When the memory is not a page, or one of another version.
     pub fn open(descriptor: OwnedFd) -> io::Result<Self> {
         let memory = SharedAtomics::open(descriptor, WORDS)?;
         if memory.atomics()[MAGIC_AT].load(Acquire) != MAGIC {
-            return Err(io::Error::other("shared memory that is no page of this version's gateway"));
+            return Err(io::Error::other("the shared memory is not from a gateway of this version"));
         }
         let mutex = RobustMutex::open(mutex_atomics(&memory));
         Ok(Self { memory, mutex })
     }
 
-    /// Holds the mutex until [`Self::close`] or the end of the calling thread: there is
-    /// no guard to drop, since ending in any other way is what the sentinel is to notice.
+    /// Holds the mutex until [`Self::close`] or the end of the calling thread. There is no guard to drop, since the
+    /// sentinel must notice any other end of the thread.
     ///
     /// # Errors
-    /// When it is held already.
+    /// When the mutex is held already.
     pub fn hold(&self) -> io::Result<()> {
         match self.mutex.try_lock()? {
             Some(Acquired::Free) => Ok(()),
-            Some(Acquired::OwnerDied) | None => Err(io::Error::other("the sentinel's page is held already")),
+            Some(Acquired::OwnerDied) | None => Err(io::Error::other("the shared page is already in use")),
         }
     }
 
-    /// Tells the sentinel that the end which follows is in order: leadership is given up, nothing will be sent. From the
-    /// thread that [holds](Self::hold) it.
+    /// Announces an orderly end to the sentinel: leadership is released, nothing more will be sent. Must be called by
+    /// the thread that [holds](Self::hold) the mutex.
     ///
     /// # Errors
-    /// When the calling thread doesn't.
+    /// When the calling thread does not hold the mutex.
     pub fn close(&self) -> io::Result<()> {
-        // Release pairs with the Acquire in `is_closed`; unlocking would order it as well.
+        // Release pairs with the Acquire in `is_closed`; unlocking would order the store as well.
         self.memory.atomics()[CLOSED_AT].store(1, Release);
         self.mutex.unlock()
     }
 
-    /// Whether somebody holds the mutex, as it must be before anybody relies on a notice.
+    /// Whether the mutex is held, as it must be before a notice can be relied on.
     ///
     /// # Errors
-    /// When the memory holds no mutex that works.
+    /// When the memory holds no valid mutex.
     pub fn is_held(&self) -> io::Result<bool> {
         match self.mutex.try_lock()? {
             Some(Acquired::Free) => self.mutex.unlock().map(|()| false),
-            // The next to wait for it must hear of the death as well, so it isn't repaired.
+            // The mutex is not repaired, since the next waiter must detect the death as well.
             Some(Acquired::OwnerDied) => Ok(false),
             None => Ok(true),
         }
@@ -95,20 +95,20 @@ impl SharedPage {
     /// Waits for the end of the thread that holds the mutex.
     ///
     /// # Errors
-    /// When the memory holds no mutex that works.
+    /// When the memory holds no valid mutex.
     pub fn wait_for_end(&self) -> io::Result<GatewayEnd> {
         let acquired = self.mutex.lock()?;
         Ok(if acquired == Acquired::Free && self.is_closed() { GatewayEnd::Clean } else { GatewayEnd::Died })
     }
 
-    /// Whether the gateway said that it ends in order.
+    /// Whether the gateway announced an orderly end.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         // Acquire pairs with the Release in `close`.
         self.memory.atomics()[CLOSED_AT].load(Acquire) == 1
     }
 
-    /// Words of the group of that index.
+    /// The atomics of the group with that index.
     ///
     /// # Panics
     /// From [`GROUPS_MAX`] on.
@@ -119,7 +119,7 @@ impl SharedPage {
         GroupFenceAtomics { epoch: self.atomic_at(block, 0), deadline: self.atomic_at(block, 1) }
     }
 
-    /// Word of the hot thread of that index.
+    /// The progress counter of the hot thread with that index.
     ///
     /// # Panics
     /// From [`THREADS_MAX`] on.
@@ -135,7 +135,7 @@ impl SharedPage {
 }
 
 impl AsFd for SharedPage {
-    /// To hand to the sentinel.
+    /// The descriptor to send to the sentinel.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
@@ -144,9 +144,9 @@ impl AsFd for SharedPage {
 /// How a gateway ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatewayEnd {
-    /// It said so before.
+    /// It announced an orderly end.
     Clean,
-    /// It did not: the thread that held the page is gone.
+    /// It did not: the thread that held the page has ended.
     Died,
 }
 
@@ -170,8 +170,8 @@ impl GroupFenceAtomics {
         self.deadline.store(0, Release);
     }
 
-    /// Whether it was opened and not closed since by its owner. A deadline that passed alone doesn't count: its owner
-    /// may be stopped before a send.
+    /// Whether the owner opened the fence and has not closed it since. A passed deadline alone does not count as
+    /// closed: the owner may be stopped before a send.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.deadline.load(Acquire) != 0
@@ -184,9 +184,9 @@ impl GroupFenceAtomics {
     }
 }
 
-/// Groups that one gateway can take part in.
+/// Maximum number of groups of one gateway.
 pub const GROUPS_MAX: usize = 64;
-/// Hot threads that one gateway can have, the election thread included.
+/// Maximum number of hot threads of one gateway, the election thread included.
 pub const THREADS_MAX: usize = 64;
 
 /// Two cache lines: neighbours are fetched in pairs.
@@ -284,7 +284,7 @@ mod tests {
         assert!(SharedPage::open(short.as_fd().try_clone_to_owned().unwrap()).is_err());
     }
 
-    /// Offset and content of a word.
+    /// Offset and content of a 64-bit value.
     #[derive(Debug, PartialEq)]
     struct WordAt(u32, u64);
 
@@ -299,7 +299,7 @@ mod tests {
             page.thread(index).mark_busy();
         }
         page.close().unwrap();
-        // How a mutex stands in memory is the C library's.
+        // The C library defines the memory layout of a mutex.
         let mutex = MUTEX_BLOCK * BLOCK_U64S..(MUTEX_BLOCK + 1) * BLOCK_U64S;
         let words = page.memory.atomics().iter().enumerate().filter(|(index, _)| !mutex.contains(index));
         let words = words.map(|(index, word)| WordAt(u32::try_from(8 * index).unwrap(), word.load(Relaxed)));

@@ -1,8 +1,9 @@
-//! The sentinel's part: one gateway, from its charge to its end.
+//! The sentinel's side: watches one gateway, from its registration to its end.
 //!
-//! Two threads look. One waits for the mutex: it hears of a death first. The other waits for the process itself, which
-//! the kernel reports only when all of its memory is gone, in case that the dying gateway damaged the page; and, where
-//! there is a limit, it looks for hangs and kills, upon which the first one hears of a death like any other.
+//! Two threads watch. One waits for the mutex and detects a death first. The other waits for the process itself, in
+//! case the dying gateway damaged the page; the kernel reports the process only when all of its memory is gone. Where a
+//! hang limit is set, the second thread also checks for hangs and kills. The first thread then detects the death as
+//! usual.
 
 use std::{
     fmt, io,
@@ -27,7 +28,7 @@ use rustix::net::sockopt::socket_peercred;
 use super::{
     hang::{FenceState, HangDetector},
     registration::{self, GroupRegistration, WatchRegistration},
-    release_on_behalf::{ReleaseResult, mark},
+    release_on_behalf::{ReleaseResult, release_on_behalf},
     shared_page::{GatewayEnd, SharedPage},
 };
 use crate::{
@@ -44,63 +45,63 @@ pub struct GatewayWatch {
     page: SharedPage,
     gateway: PidFd,
     announcer: Announcer,
-    /// In the charge's order of groups, those that are open already.
+    /// In the registration's order of groups; only registers that are open already.
     registers: Mutex<Vec<Option<OpenRegister>>>,
-    /// Kept in force until the death is announced.
+    /// Kept attached until the death is announced.
     kernel_fence: Option<FenceCloser>,
-    /// Index of the thread for whose sake the gateway was killed, or [`NOT_HUNG`].
+    /// Index of the hung thread for which the gateway was killed, or [`NOT_HUNG`].
     hung_thread: AtomicUsize,
-    /// One of the two threads has taken it on.
+    /// One of the two threads handles the death.
     is_announced: AtomicBool,
 }
 
-/// What was done about a gateway's end.
+/// The sentinel's reaction to a gateway's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It ended in order: there was nothing to do.
+    /// The gateway ended in order: no reaction was needed.
     Clean,
-    /// It died: killed, announced.
+    /// The gateway died: killed, announced.
     Announced {
-        /// How its death was noticed.
+        /// How the death was detected.
         cause: DetectedBy,
-        /// When.
+        /// When the death was detected.
         noticed_at: UnixNs,
-        /// From there to the end of the first announcement, ns.
+        /// From the detection to the end of the first announcement, ns.
         took_ns: u64,
-        /// Sends that the system refused, of all three times.
+        /// Sends that the system refused, over all three announcements.
         refused: usize,
-        /// What became of the records that can be reached, by group.
+        /// Results for the reachable records, by group.
         records: Vec<(GroupId, ReleaseResult)>,
     },
 }
 
-/// How a death was noticed.
+/// How a death was detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetectedBy {
-    /// The mutex told.
+    /// By the mutex.
     Mutex,
-    /// The process was gone, and the mutex had not told.
+    /// The process was gone, and the mutex had not shown it.
     Process,
-    /// The sentinel killed it, since the hot thread of that index hung.
+    /// The sentinel killed the gateway, since the hot thread of that index hung.
     Hang {
-        /// Of the thread.
+        /// Index of the thread.
         thread: usize,
     },
 }
 
 impl fmt::Debug for GatewayWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").field("charge", &self.registration).finish_non_exhaustive()
+        f.debug_struct("GatewayWatch").field("registration", &self.registration).finish_non_exhaustive()
     }
 }
 
 impl GatewayWatch {
-    /// Takes a charge over, and answers the gateway.
+    /// Accepts a registration, and answers the gateway.
     ///
     /// # Errors
-    /// When it is no charge, its descriptors are others than they should be, or nobody holds the page's mutex. The
-    /// gateway has been told.
-    pub fn take_over(stream: &mut UnixStream) -> io::Result<Self> {
+    /// When the data is not a registration, its descriptors are wrong, or the page's mutex is not held. The gateway has
+    /// been answered.
+    pub fn accept(stream: &mut UnixStream) -> io::Result<Self> {
         let watch = WatchRegistration::receive(stream)
             .and_then(|(registration, descriptors)| Self::new(stream, registration, descriptors));
         registration::answer(stream, watch.as_ref().err())?;
@@ -110,21 +111,22 @@ impl GatewayWatch {
     fn new(stream: &UnixStream, registration: WatchRegistration, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let (Some(page), Some(gateway)) = (descriptors.next(), descriptors.next()) else {
-            return Err(io::Error::other("a charge comes with page and pidfd"));
+            return Err(io::Error::other("a registration needs two descriptors: shared memory and pidfd"));
         };
         let kernel_fence = match (descriptors.next(), descriptors.next()) {
             (None, _) => None,
             (Some(map), Some(link)) => Some(FenceCloser::open([map, link], registration.groups.len())?),
-            (Some(_), None) => return Err(io::Error::other("a kernel fence comes with map and link")),
+            (Some(_), None) => return Err(io::Error::other("kernel fence: needs two descriptors, map and link")),
         };
         let page = SharedPage::open(page)?;
         let gateway = PidFd::handed_over(gateway, socket_peercred(stream)?.pid)?;
         let key = SharedKey::load(&registration.key_file).map_err(io::Error::other)?;
         let announcer = Announcer::new(key, registration.recipients.clone())?;
         if !page.is_held()? {
-            return Err(io::Error::other("nobody holds the page's mutex: a death would not be noticed"));
+            return Err(io::Error::other("the mutex in the shared page is not held: a death would not be detected"));
         }
-        // A directory that can't be used shows now. A store gets no connections that as a rule are never used.
+        // An unusable directory is detected now. Connections to a store are not opened early, since they are rarely
+        // needed.
         let of_host = registration.records.as_ref().filter(|place| matches!(place, RecordLocation::File(_)));
         let registers = registration.groups.iter().map(|group| of_host.map(|place| open(place, group)).transpose());
         let registers = Mutex::new(registers.collect::<Result<_, _>>().map_err(io::Error::other)?);
@@ -141,16 +143,16 @@ impl GatewayWatch {
         })
     }
 
-    /// Who is watched.
+    /// The gateway's registration.
     #[must_use]
     pub fn registration(&self) -> &WatchRegistration {
         &self.registration
     }
 
-    /// Waits for the gateway's end and does what is to be done.
+    /// Waits for the gateway's end and reacts to it.
     ///
     /// # Errors
-    /// When a thread can't be had. The lease has to do then.
+    /// When a thread cannot be started. Others then wait for the lease.
     pub fn run(self) -> io::Result<Outcome> {
         let watch = Arc::new(self);
         let (ended, end) = mpsc::channel();
@@ -168,8 +170,8 @@ impl GatewayWatch {
             thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(look)?;
         }
         drop(ended);
-        // A thread that can't look any more leaves it to the other.
-        let mut last_error = io::Error::other("no thread looks");
+        // A thread that can no longer watch leaves the work to the other one.
+        let mut last_error = io::Error::other("no watching thread is left");
         for handled in end {
             match handled {
                 Ok(Some(Outcome::Announced { cause, noticed_at, took_ns, refused, .. })) => {
@@ -208,11 +210,11 @@ impl GatewayWatch {
         Ok(if self.page.is_closed() { None } else { Some(DetectedBy::Process) })
     }
 
-    /// Makes sure of the death, then says it. `None`: the other thread has said it.
+    /// Makes sure of the death, then announces it. `None`: the other thread has done so.
     fn handle_death(&self, cause: DetectedBy) -> io::Result<Option<Outcome>> {
         let (noticed, noticed_at) = (mono_now(), unix_now());
-        // The mutex belonged to a thread: what else of the process still runs must not send any more. What can't be killed
-        // is not announced as dead.
+        // The mutex belonged to a thread: the rest of the process may still run and must not send any more. A process
+        // that cannot be killed is not announced as dead.
         self.gateway.kill()?;
         if let Some(kernel_fence) = &self.kernel_fence {
             kernel_fence.shut();
@@ -236,23 +238,25 @@ impl GatewayWatch {
         })
     }
 
-    /// Half a lease after the notice: whoever takes over has done so.
+    /// Half a lease after the notice, when a candidate normally has taken over.
     fn release_records(&self, noticed: Instant) -> Vec<(GroupId, ReleaseResult)> {
         let Some(place) = &self.registration.records else { return Vec::new() };
         let mut registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reached: Vec<_> = self.registration.groups.iter().zip(registers.iter_mut()).collect();
         reached.sort_by_key(|(group, _)| group.lease_ns);
-        let mark = |(group, register): (&GroupRegistration, &mut Option<OpenRegister>)| {
+        let release = |(group, register): (&GroupRegistration, &mut Option<OpenRegister>)| {
             let half = Duration::from_nanos(group.lease_ns / 2);
             thread::sleep(half.saturating_sub(noticed.elapsed()));
             let limit = Duration::from_nanos(group.lease_ns).max(RELEASE_TIMEOUT_MIN);
             let result = match register.take().map_or_else(|| open(place, group), Ok) {
-                Ok((mut register, events)) => mark(&mut *register, &events, &self.registration.member, limit),
+                Ok((mut register, events)) => {
+                    release_on_behalf(&mut *register, &events, &self.registration.member, limit)
+                }
                 Err(error) => ReleaseResult::Failed(error.to_string()),
             };
             (GroupId(group.group), result)
         };
-        reached.into_iter().map(mark).collect()
+        reached.into_iter().map(release).collect()
     }
 
     fn announcements(&self) -> impl Iterator<Item = Announcement> {
@@ -274,7 +278,7 @@ impl GatewayWatch {
     }
 }
 
-/// A register and what it answers.
+/// A register and its events.
 type OpenRegister = (Box<dyn Register>, mpsc::Receiver<RegisterEvent>);
 
 fn open(place: &RecordLocation, group: &GroupRegistration) -> Result<OpenRegister, RecordLocationError> {
@@ -286,11 +290,11 @@ fn open(place: &RecordLocation, group: &GroupRegistration) -> Result<OpenRegiste
 type WatchTask = fn(&GatewayWatch) -> io::Result<Option<DetectedBy>>;
 
 const NOT_HUNG: usize = usize::MAX;
-/// After the first time: far enough apart that one burst of loss doesn't take all three.
+/// After the first announcement: far enough apart that one burst of loss does not hit all three.
 const REPEAT_DELAYS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
 /// A store may be slower than a short lease.
 const RELEASE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
-/// The process's end wakes the thread; this only bounds a wait that never would.
+/// The process's end wakes the thread; this bounds a wait that would never end otherwise.
 const PROCESS_INTERVAL: Duration = Duration::from_secs(1);
-/// Locked memory, so no more than needed.
+/// The memory is locked, so the stack is no larger than needed.
 const STACK_BYTES: usize = 256 << 10;

@@ -7,7 +7,7 @@ use crate::{
 const MS: u64 = 1_000_000;
 const T_MS: u64 = 600;
 
-/// A latch and what it said last.
+/// A latch and its last outputs.
 struct Harness {
     latch: SessionLatch,
     now_ms: u64,
@@ -15,7 +15,7 @@ struct Harness {
 }
 
 impl Harness {
-    /// In a session, standing, nothing asked but a place.
+    /// In a session, eligible, with only the request for a place outstanding.
     fn in_session() -> Self {
         let timing = LeaseTiming::from_ms(100, 20, 20);
         let latch = SessionLatch::new(SessionLatchConfig {
@@ -31,7 +31,7 @@ impl Harness {
         harness
     }
 
-    /// Leading since the time it is now, under an epoch with this count.
+    /// Leading since the present time, under an epoch with this count.
     fn leading() -> (Self, Epoch) {
         let mut harness = Self::in_session();
         harness.answer(SessionAnswer::Done);
@@ -44,10 +44,10 @@ impl Harness {
         self.outputs = self.latch.step(MonoNs(self.now_ms * MS), input);
     }
 
-    /// A session that was asked for just now.
+    /// Begins a session that was requested just now.
     fn begin(&mut self, timeout_ms: u64) {
-        let asked = MonoNs(self.now_ms * MS);
-        self.event(SessionEvent::Started { timeout_ns: timeout_ms * MS, asked });
+        let requested_at = MonoNs(self.now_ms * MS);
+        self.event(SessionEvent::Started { timeout_ns: timeout_ms * MS, requested_at });
     }
 
     fn event(&mut self, event: SessionEvent) {
@@ -59,9 +59,9 @@ impl Harness {
         self.step(Input::Time);
     }
 
-    /// The ticket of the newest request.
+    /// The id of the newest request.
     fn newest(&self) -> RequestId {
-        RequestId(self.latch.tickets)
+        RequestId(self.latch.last_request)
     }
 
     /// Answers the newest request.
@@ -69,7 +69,7 @@ impl Harness {
         self.event(SessionEvent::Answer(self.newest(), answer));
     }
 
-    /// Answers a look: these nodes stand in line, node 1 is ours; the last epoch has that count.
+    /// Answers a read of the queue: these nodes are in it, node 1 is ours; the last epoch has that count.
     fn queue(&mut self, nodes: &[u8], epoch_count: u64) {
         let entry = |node: &u8| QueueEntry { name: format!("place-{node}"), member: Some(member(*node, 1)) };
         let own = nodes.iter().position(|node| *node == 1);
@@ -95,7 +95,7 @@ fn the_first_in_the_queue_leads_for_two_thirds_of_the_session_less_the_margin() 
     harness.queue(&[1, 2], 9);
     let epoch = Epoch::new(10, 1);
     assert!(harness.requests(|request_id| SessionRequest::TakeEpoch { request_id, expected: Version(3), epoch }));
-    // It counts from when it was asked, not from when it was answered.
+    // The session counts from when it was requested, not from when the request was answered.
     harness.now_ms += 50;
     harness.answer(SessionAnswer::Done);
     assert!(harness.outputs.contains(&Output::Open { epoch, deadline: MonoNs((1_000 + 400 - 20) * MS) }));
@@ -107,7 +107,7 @@ fn a_new_epoch_exceeds_the_own_log_and_observed_epochs() {
     let mut harness = Harness::in_session();
     harness.step(Input::ObservedEpoch(Epoch::new(20, 2)));
     harness.answer(SessionAnswer::Done);
-    // A store set back to a backup.
+    // A store restored from a backup.
     harness.queue(&[1], 1);
     let epoch = Epoch::new(21, 1);
     assert!(harness.requests(|request_id| SessionRequest::TakeEpoch { request_id, expected: Version(3), epoch }));
@@ -119,7 +119,7 @@ fn a_queued_gateway_leads_when_its_predecessor_leaves() {
     harness.answer(SessionAnswer::Done);
     harness.queue(&[2, 1], 9);
     assert_eq!(harness.outputs, []);
-    // Its session is heard of meanwhile, however long it takes.
+    // The store receives requests of the session meanwhile, however long it takes.
     for now_ms in (1_120..60_000).step_by(120) {
         assert_eq!(harness.latch.next_deadline(), Some(MonoNs(now_ms * MS)));
         harness.at(now_ms);
@@ -149,8 +149,8 @@ fn only_an_answered_renewal_extends_the_deadline_from_its_send_time() {
     assert_eq!(harness.deadline_ms(), Some(1_400));
     harness.at(1_400);
     assert!(harness.outputs.contains(&Output::Close { epoch, reason: CloseReason::Expired }));
-    // Still first, but the opening that follows is another one: the store has not heard of the session for so long that it may
-    // end before word of this comes.
+    // Still first, but the next opening is another one: the store has received nothing of the session for so long that
+    // the session may end before word of this arrives.
     harness.queue(&[1, 2], 10);
     assert_eq!(harness.outputs, []);
     assert_eq!(harness.latch.next_deadline(), Some(MonoNs(1_550_060_000)));
@@ -166,14 +166,15 @@ fn after_a_silent_session_the_fence_opens_only_when_the_store_has_confirmed_it()
     let mut harness = Harness::in_session();
     harness.answer(SessionAnswer::Done);
     harness.queue(&[2, 1], 9);
-    // Nothing for nearly T; then the one before is gone.
+    // Nothing for nearly T; then the place before ours is gone.
     harness.now_ms += 580;
     harness.event(SessionEvent::QueueChanged);
     harness.queue(&[1], 9);
     assert_eq!(harness.outputs, [], "the epoch is not even asked for");
     harness.at(1_729);
     assert_eq!(harness.outputs, []);
-    // The answer to the first question after that counts from when it was asked; then the epoch's from its own.
+    // The answer to the first request after that counts from when it was sent; then the epoch's answer from its own
+    // request.
     harness.at(1_731);
     assert!(harness.requests(SessionRequest::ReadQueue));
     harness.queue(&[1], 9);
@@ -276,7 +277,7 @@ fn a_death_notice_removes_only_that_incarnations_entry() {
     assert!(harness.requests(|request_id| SessionRequest::Remove(request_id, "place-2".to_owned())));
 }
 
-/// A notice comes three times, and others that have it act on it, too.
+/// A notice comes three times, and other recipients act on it too.
 #[test]
 fn removing_an_already_removed_entry_keeps_our_own() {
     let mut harness = Harness::in_session();
@@ -310,7 +311,7 @@ fn a_leader_whose_threads_are_stuck_stops_and_leaves() {
     assert_eq!(harness.outputs, [], "not renewed");
     harness.at(1_380);
     assert_eq!(harness.outputs, [Output::Close { epoch, reason: CloseReason::Expired }]);
-    // What passed the fence at the last moment is out by then.
+    // By then a packet that passed the fence at the last moment has been sent.
     assert_eq!(harness.latch.next_deadline(), Some(MonoNs(1_390 * MS)));
     harness.at(1_390);
     assert!(harness.requests(SessionRequest::Leave));

@@ -1,12 +1,13 @@
-//! A place in a line of ephemeral sequential nodes, kept by one session: what [`SessionLatch`] asks of ZooKeeper.
+//! A place in a queue of ephemeral sequential nodes, kept by one session: the backend of [`SessionLatch`] over
+//! ZooKeeper.
 //!
 //! ```text
-//!   /mdgw/line-1/place-<session>-0000000041   ephemeral; holds whose it is
+//!   /mdgw/line-1/place-<session>-0000000041   ephemeral; holds its owner
 //!   /mdgw/line-1/place-<session>-0000000042   watches the one before
 //!   /mdgw/epoch-1                             persistent; the last epoch as a number
 //! ```
-//! The client library moves the session between the nodes of the ensemble by itself. A place carries its session in its
-//! name, so that after a creation of unknown outcome one's own can be told from others.
+//! The client library moves the session between the nodes of the ensemble. A place has its session in its name, so that
+//! a gateway recognises its own place after a creation of unknown outcome.
 //!
 //! [`SessionLatch`]: crate::session_latch::SessionLatch
 
@@ -37,17 +38,17 @@ use crate::{
 
 /// One gateway's session for one group.
 ///
-/// Dropped, it waits for what was asked, no longer than the request's time-out, and ends the session.
+/// Dropping it waits for outstanding requests, at most for the request time-out, and ends the session.
 #[derive(Debug)]
 pub struct ZooKeeperSession {
     commands: Option<mpsc::UnboundedSender<SessionRequest>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Opens a session of that length, or what the ensemble makes of it. Returns at once.
+/// Opens a session of that length, or of the length that the ensemble grants. Returns at once.
 ///
 /// # Errors
-/// When the password can't be read or the thread can't be started.
+/// When the password cannot be read or the thread cannot be started.
 pub fn open(
     config: &ZooKeeperConfig,
     group: GroupId,
@@ -76,7 +77,7 @@ pub fn open(
 
 impl Backend<SessionRequest> for ZooKeeperSession {
     fn ask(&mut self, request: SessionRequest) {
-        // The thread ends only after this does.
+        // The thread ends only after this value does.
         if let Some(commands) = &self.commands {
             let _ = commands.send(request);
         }
@@ -87,13 +88,13 @@ impl Drop for ZooKeeperSession {
     fn drop(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of it has been reported by the panic hook.
+            // The panic hook has reported a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread knows for good.
+/// The thread's constant state.
 struct SessionWorker {
     endpoints: String,
     request_timeout: Duration,
@@ -110,9 +111,9 @@ struct SessionWorker {
 /// One session.
 struct Session {
     client: Client,
-    /// Path of our place, as far as is known.
+    /// Path of our place, as far as known.
     entry: RefCell<Option<String>>,
-    /// The watch on the one before us.
+    /// The watch on the place before ours.
     watch: RefCell<Option<AbortHandle>>,
 }
 
@@ -120,28 +121,28 @@ type Commands = mpsc::UnboundedReceiver<SessionRequest>;
 
 impl SessionWorker {
     async fn run(self: Rc<Self>, mut commands: Commands) {
-        let mut told = String::new();
+        let mut last_error = String::new();
         loop {
             select! {
                 connected = timeout(CONNECT_TIMEOUT, self.connect()) => match connected.unwrap_or(Err(Error::Timeout)) {
-                    Ok((client, asked)) => if self.serve(client, asked, &mut commands).await.is_break() { return },
+                    Ok((client, requested_at)) => if self.serve(client, requested_at, &mut commands).await.is_break() { return },
                     Err(error) => {
-                        if told != error.to_string() {
-                            told = error.to_string();
-                            tracing::warn!(endpoints = self.endpoints, %error, "cannot connect to the election's store");
+                        if last_error != error.to_string() {
+                            last_error = error.to_string();
+                            tracing::warn!(endpoints = self.endpoints, %error, "cannot connect to the election store");
                         }
                         sleep(PAUSE).await;
                     }
                 },
-                // Nothing is asked before a session has begun.
+                // No requests before a session has begun.
                 command = commands.recv() => if command.is_none() { return },
             }
         }
     }
 
-    /// A session with all that it needs, and when it was asked for.
+    /// A session's client, and when the session was requested.
     async fn connect(&self) -> Result<(Client, MonoNs), Error> {
-        let asked = mono_now();
+        let requested_at = mono_now();
         let mut connector = Client::connector().with_session_timeout(self.session);
         if let Some(login) = &self.login {
             connector = connector.with_auth("digest", login.as_bytes());
@@ -152,7 +153,7 @@ impl SessionWorker {
             client.mkdir(folder, &options).await?;
         }
         match client.create(&self.epoch, b"0", &options).await {
-            Ok(_) | Err(Error::NodeExists) => Ok((client, asked)),
+            Ok(_) | Err(Error::NodeExists) => Ok((client, requested_at)),
             Err(error) => Err(error),
         }
     }
@@ -161,31 +162,31 @@ impl SessionWorker {
         if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
     }
 
-    /// Until the session ends; breaks when nobody asks any more.
+    /// Serves until the session ends; breaks when there is no requester any more.
     async fn serve(
         self: &Rc<Self>,
         client: Client,
-        asked: MonoNs,
+        requested_at: MonoNs,
         commands: &mut Commands,
     ) -> std::ops::ControlFlow<()> {
         let mut states = client.state_watcher();
         let timeout_ns = u64::try_from(client.session_timeout().as_nanos()).unwrap_or(u64::MAX);
-        self.tell(SessionEvent::Started { timeout_ns, asked });
+        self.send(SessionEvent::Started { timeout_ns, requested_at });
         let session = Rc::new(Session { client, entry: RefCell::default(), watch: RefCell::default() });
         let mut requests = JoinSet::new();
         loop {
             select! {
                 biased;
                 state = states.changed() => match state {
-                    SessionState::SyncConnected => self.tell(SessionEvent::StoreLink(StoreLink::Up)),
+                    SessionState::SyncConnected => self.send(SessionEvent::StoreLink(StoreLink::Up)),
                     state if state.is_terminated() => {
-                        tracing::warn!(%state, "the session with the election's store has ended");
+                        tracing::warn!(%state, "the session with the election store has ended");
                         requests.shutdown().await;
                         session.forget_watch();
-                        self.tell(SessionEvent::StoreLink(StoreLink::Ended));
+                        self.send(SessionEvent::StoreLink(StoreLink::Ended));
                         return std::ops::ControlFlow::Continue(());
                     }
-                    _ => self.tell(SessionEvent::StoreLink(StoreLink::InDoubt)),
+                    _ => self.send(SessionEvent::StoreLink(StoreLink::InDoubt)),
                 },
                 command = commands.recv() => match command {
                     Some(request) => drop(requests.spawn_local(Rc::clone(self).carry_out(Rc::clone(&session), request))),
@@ -194,7 +195,7 @@ impl SessionWorker {
                 Some(_) = requests.join_next() => {}
             }
         }
-        // What was asked is to reach the store, and the session is to end there too.
+        // Outstanding requests should reach the store, and the session should end there too.
         let all = async { while requests.join_next().await.is_some() {} };
         let _ = timeout(self.request_timeout, all).await;
         requests.shutdown().await;
@@ -269,13 +270,13 @@ impl SessionWorker {
             let (data, stat) = session.client.get_data(&self.epoch).await?;
             let Some(epoch) = std::str::from_utf8(&data).ok().and_then(|text| text.trim().parse().ok()).map(Epoch)
             else {
-                return Ok(SessionAnswer::Failed(format!("{} holds no epoch", self.epoch)));
+                return Ok(SessionAnswer::Failed(format!("{} contains no epoch", self.epoch)));
             };
             return Ok(SessionAnswer::Queue { entries, own, epoch, version: to_version(stat.version) });
         }
     }
 
-    /// Watches that place until it goes; says whether it is there.
+    /// Watches that place until it goes; returns whether it exists.
     async fn watch(self: &Rc<Self>, session: &Session, path: String) -> Result<bool, Error> {
         let (stat, watcher) = session.client.check_and_watch_stat(&path).await?;
         if stat.is_none() {
@@ -284,7 +285,7 @@ impl SessionWorker {
         let worker = Rc::clone(self);
         let watch = tokio::task::spawn_local(async move {
             watcher.changed().await;
-            worker.tell(SessionEvent::QueueChanged);
+            worker.send(SessionEvent::QueueChanged);
         });
         if let Some(earlier) = session.watch.replace(Some(watch.abort_handle())) {
             earlier.abort();
@@ -322,12 +323,12 @@ impl SessionWorker {
         session.client.delete(&entry, None).await.map(|()| SessionAnswer::Done)
     }
 
-    fn tell(&self, event: SessionEvent) {
-        self.inbox.tell(Input::Backend(event));
+    fn send(&self, event: SessionEvent) {
+        self.inbox.send(Input::Backend(event));
     }
 
     fn answer(&self, request_id: RequestId, answer: SessionAnswer) {
-        self.tell(SessionEvent::Answer(request_id, answer));
+        self.send(SessionEvent::Answer(request_id, answer));
     }
 }
 
@@ -347,7 +348,7 @@ impl Session {
     }
 }
 
-/// ZooKeeper counts places in ten digits, which turn negative after 2^31 of them.
+/// ZooKeeper numbers places with ten digits, which turn negative after 2^31 of them.
 fn sequence_of(name: &str) -> u32 {
     let digits = name.rsplit_once('-').map_or(name, |(_, digits)| digits);
     digits.parse::<u32>().unwrap_or(u32::MAX)

@@ -94,7 +94,7 @@ fn serve(path: &Path) -> anyhow::Result<Outcome> {
 /// Watches one gateway to its end.
 fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
     stream.set_read_timeout(Some(REGISTRATION_TIMEOUT)).context("set a time limit")?;
-    let watch = GatewayWatch::take_over(&mut stream).context("take over a gateway")?;
+    let watch = GatewayWatch::accept(&mut stream).context("take over a gateway")?;
     let member = watch.registration().member.clone();
     tracing::info!(gateway = %member, told = watch.registration().recipients.len(), "sentinel: watching");
     let outcome = watch.run().with_context(|| format!("watch {member}"))?;

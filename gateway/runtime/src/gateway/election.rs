@@ -482,7 +482,7 @@ impl ElectionHooks for GroupSurroundings {
         self.handle.drained().map(by_number)
     }
 
-    fn positions(&mut self) -> BTreeMap<u16, StreamPosition> {
+    fn final_positions(&mut self) -> BTreeMap<u16, StreamPosition> {
         by_number(self.handle.positions())
     }
 
@@ -491,19 +491,19 @@ impl ElectionHooks for GroupSurroundings {
         self.handle.on_peer_output_ended(epoch, positions);
     }
 
-    fn known(&mut self, epoch: Epoch) {
+    fn on_epoch(&mut self, epoch: Epoch) {
         self.handle.epochs().record_authenticated(epoch);
     }
 
-    fn heard(&mut self) -> Option<Epoch> {
+    fn observed_epoch(&mut self) -> Option<Epoch> {
         self.handle.epochs().highest_observed()
     }
 
-    fn leadership(&mut self, epoch: Epoch, _lost: Option<CloseReason>) {
+    fn on_leadership(&mut self, epoch: Epoch, _lost: Option<CloseReason>) {
         self.handle.epochs().record_authenticated(epoch);
     }
 
-    fn notice(&mut self, notice: &Notice) {
+    fn on_notice(&mut self, notice: &Notice) {
         if let Some(sender) = &self.sender {
             let text = notice.to_string();
             sender.record(self.group, self.node, self.handle.epochs().highest(), AuditEvent::Notice { text });

@@ -1,27 +1,28 @@
-//! A leader that moves on by itself, to who is fitter or where the group belongs; and who tries first when it is gone.
+//! Automatic moves of a leader, to a fitter gateway or to the preferred one; and which gateway tries first when the
+//! leader is gone.
 
 use super::*;
 use crate::{auto_move::AutoMoveConfig, core::PeerView};
 
-/// What decides about moves; without it a leader stays until somebody asks it to hand over.
+/// Policy of automatic moves; without it a leader stays until a hand-over is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct AutoMovePolicy {
     pub(super) config: AutoMoveConfig,
     pub(super) preferred: Option<NodeId>,
 }
 
-/// How long a leader leads, and stays.
+/// State of a leader's tenure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tenure {
     pub(super) since: MonoNs,
-    /// Moves by themselves that brought the lead here.
+    /// Automatic moves that led to this leadership.
     pub(super) moves: u32,
-    /// Since when it should move.
+    /// Since when this gateway should hand over.
     pub(super) worse_since: Option<MonoNs>,
 }
 
 impl Candidate {
-    /// Lets a leader move on by itself: to a fitter gateway, to where the group belongs, or to the preferred one.
+    /// Enables automatic moves: to a fitter gateway, to the placement's preferred leader, or to the configured one.
     #[must_use]
     pub fn with_auto_moves(self, config: AutoMoveConfig, preferred: Option<NodeId>) -> Self {
         Self { auto_move: Some(AutoMovePolicy { config, preferred }), ..self }
@@ -37,7 +38,7 @@ impl Candidate {
         }
         let worse_since = *tenure.worse_since.get_or_insert(now);
         if preparing.is_none() && now >= config.move_at(tenure.since, worse_since, tenure.moves, class) {
-            // If nothing comes of it, there is time before the next.
+            // If the hand-over fails, the next one waits.
             tenure.worse_since = Some(now);
             let moves = self.recent_moves(now).saturating_add(1);
             self.begin_hand_over(now, target, moves, outputs);
@@ -51,7 +52,7 @@ impl Candidate {
         Some(auto_move.config.move_at(tenure.since, worse_since, tenure.moves, self.fitness.class()))
     }
 
-    /// How many moves there were not long ago.
+    /// Number of recent automatic moves.
     pub(super) fn recent_moves(&self, now: MonoNs) -> u32 {
         let (Some(AutoMovePolicy { config, .. }), Phase::Leading(LeaderState { tenure: Some(tenure), .. })) =
             (self.auto_move, &self.phase)
@@ -61,7 +62,7 @@ impl Candidate {
         if config.resets_moves(tenure.since, now) { 0 } else { tenure.moves }
     }
 
-    /// Who should lead instead: a class fitter, or as fit and at home.
+    /// The gateway that should lead instead: a class fitter, or as fit and preferred.
     fn better_peer(&self, now: MonoNs) -> Option<NodeId> {
         let is_connected = matches!(self.connection, ConnectionState::Connected | ConnectionState::Reconnected);
         if self.pin == Pin::Pinned || self.has_output_mismatch || !is_connected {
@@ -70,29 +71,29 @@ impl Candidate {
         let preferred_leader = self.preferred_leader();
         let class =
             |node: NodeId, fitness: Fitness| (fitness.class(), preferred_leader == Some(node), std::cmp::Reverse(node));
-        let standing = self.eligible_peers(now);
-        let (best, fitness) = standing.max_by_key(|(node, fitness)| class(*node, *fitness))?;
+        let eligible = self.eligible_peers(now);
+        let (best, fitness) = eligible.max_by_key(|(node, fitness)| class(*node, *fitness))?;
         let is_preferred_leader = preferred_leader == Some(best) && !fitness.is_worse_than(&self.fitness);
         (self.fitness.is_worse_than(&fitness) || is_preferred_leader).then_some(best)
     }
 
-    /// Who is to lead, of those as fit.
+    /// The preferred leader among equally fit gateways.
     fn preferred_leader(&self) -> Option<NodeId> {
         self.placement.preferred_leader.or_else(|| self.auto_move?.preferred)
     }
 
     fn eligible_peers(&self, now: MonoNs) -> impl Iterator<Item = (NodeId, Fitness)> {
-        let others = self.voter.standing(now, self.node(), self.peer_timeout_ns());
+        let others = self.voter.eligible_peers(now, self.node(), self.peer_timeout_ns());
         others.filter(|(node, _)| self.config.candidates.contains_key(node) && self.may_hand_over_to(*node))
     }
 
-    /// Whoever was heard within this time is there.
+    /// A gateway counts as present if its last message is at most this old.
     pub(super) fn peer_timeout_ns(&self) -> u64 {
         2 * self.config.timing.lease_ns
     }
 
-    /// How much longer this gateway waits than the one that is meant to follow, while that one stands and is as fit. It
-    /// decides who tries first, never who may.
+    /// How much longer this gateway waits than the preferred successor, while that one is eligible and as fit. The wait
+    /// decides which gateway tries first, never which one may lead.
     pub(super) fn yield_ns_at(&self, now: MonoNs) -> u64 {
         let preferred_successor = self.placement.preferred_successor.filter(|node| *node != self.node());
         let Some(preferred_successor) = preferred_successor else { return 0 };
@@ -101,10 +102,12 @@ impl Candidate {
         if self.eligible_peers(now).any(stands) { self.config.timing.renew_ns / 2 } else { 0 }
     }
 
-    /// What the others have said of themselves.
+    /// The last reported states of the other gateways.
     pub(super) fn peer_views(&self) -> BTreeMap<NodeId, PeerView> {
-        let others =
-            self.voter.heard().filter(|(node, _)| *node != self.node() && self.config.candidates.contains_key(node));
+        let others = self
+            .voter
+            .peer_views()
+            .filter(|(node, _)| *node != self.node() && self.config.candidates.contains_key(node));
         others.collect()
     }
 }

@@ -1,9 +1,9 @@
-//! To hand over, and to be handed over to.
+//! Hand-over, on the donor's and on the target's side.
 //!
-//! The giver asks the target (*prepare*); the target answers with a stamp of its own clock and a ticket of its own. The
-//! giver closes its fence, waits until its last send has ended, and asks each voter to move its promise to the target
-//! under the next generation. Voters answer both. The target opens when a majority has moved, and counts its lease from
-//! its stamp, which is earlier than any of these promises.
+//! The donor, which leads, asks the target (*prepare*). The target answers with a stamp of its own clock and a request
+//! id of its own. The donor closes its fence, waits until its last send has ended, and asks each voter to move its
+//! promise to the target under the next generation. Voters answer both. The target opens when a majority has moved, and
+//! counts its lease from its stamp, which is earlier than any of these promises.
 
 use super::{
     phase::{Preparing, promised_until},
@@ -12,34 +12,34 @@ use super::{
 use crate::{quorum::message::HandOver, record::PeerTimestamp};
 
 impl Candidate {
-    /// `moves`: of those that leaders have made by themselves, how many count, this one included.
+    /// `moves`: recent automatic moves, this one included.
     pub(super) fn begin_hand_over(&mut self, now: MonoNs, target: Option<NodeId>, moves: u32, outputs: &mut Outputs) {
         let is_other = |node: &NodeId| *node != self.node() && self.config.candidates.contains_key(node);
         let chosen = target.or_else(|| self.voter.fittest(now, self.node(), self.peer_timeout_ns())).filter(is_other);
         let failed = |target, why| Output::Notice(Notice::HandOverFailed { target, why });
         let Some(chosen) = chosen else {
-            return outputs.push(failed(target, "no other gateway that stands is known"));
+            return outputs.push(failed(target, "no other eligible gateway is known"));
         };
         if !self.may_hand_over_to(chosen) {
-            return outputs.push(failed(Some(chosen), "it publishes something else"));
+            return outputs.push(failed(Some(chosen), "it has a different configuration"));
         }
         let Some(to) = next_epoch(chosen, [self.highest_known]) else {
-            return outputs.push(failed(Some(chosen), "all epochs are used up"));
+            return outputs.push(failed(Some(chosen), "epoch numbers exhausted"));
         };
         let Phase::Leading(lead) = &mut self.phase else {
-            return outputs.push(failed(Some(chosen), "this gateway does not lead"));
+            return outputs.push(failed(Some(chosen), "this gateway is not the leader"));
         };
         if lead.preparing.is_some() {
-            return outputs.push(failed(Some(chosen), "another hand-over is under way"));
+            return outputs.push(failed(Some(chosen), "another hand-over is in progress"));
         }
         let from = lead.epoch;
         lead.preparing = Some(Preparing { target: chosen, to, moves, until: now.plus(self.config.timing.lease_ns) });
-        // Never used by this gateway for itself, whatever comes of it.
+        // This gateway never uses that epoch for itself, whatever the result.
         self.highest_known = to;
         self.send(now, chosen, Operation::Prepare { from, to, moves }, Some(RequestKind::Prepare(to)), outputs);
     }
 
-    /// This gateway is asked to take over.
+    /// A leader asks this gateway to take over.
     pub(super) fn on_prepare(
         &mut self,
         now: MonoNs,
@@ -52,17 +52,17 @@ impl Candidate {
         let is_fit = self.obstacle_at(now).is_none() && matches!(self.phase, Phase::Waiting | Phase::Polling(_));
         let is_ours = NodeId::of(donor_epoch) == from && NodeId::of(to) == self.node();
         let verdict = if is_new && is_fit && is_ours {
-            let ticket = self.next_ticket();
-            self.sent.insert(ticket.number, PendingRequest { to: None, at: now, kind: RequestKind::Taking(to) });
-            // Never its own candidacy's.
+            let request_id = self.next_request_id();
+            self.pending.insert(request_id.number, PendingRequest { to: None, at: now, kind: RequestKind::Taking(to) });
+            // Never used for its own candidacy.
             self.highest_known = to;
             self.takeover = Some(PendingTakeover { to, stamp: now, granted_by: [].into(), moves, ended: None });
-            // Its own candidacy would only be in the way.
+            // Its own candidacy would interfere.
             self.phase = Phase::Waiting;
             self.retry_at = self.retry_at.max(now.plus(self.config.timing.renew_ns));
             Verdict::Prepared {
                 incarnation: self.config.member.incarnation,
-                ticket,
+                request_id,
                 stamp: PeerTimestamp(now.0),
                 lease_ns: self.config.timing.lease_ns,
             }
@@ -70,7 +70,7 @@ impl Candidate {
             Verdict::Refused(Refusal::NotEligible)
         };
         let reply = Reply {
-            ticket: request.ticket,
+            request_id: request.request_id,
             session: self.voter.session(),
             highest_epoch: self.highest_known.max(self.voter.highest_epoch()),
             promise: self.voter.active_promise(now),
@@ -84,16 +84,16 @@ impl Candidate {
         let lease_ns = self.config.timing.lease_ns;
         let Phase::Leading(lead) = &mut self.phase else { return };
         let Some(preparing) = lead.preparing.take_if(|preparing| preparing.to == to) else { return };
-        let Verdict::Prepared { incarnation, ticket, stamp, lease_ns: target_lease_ns } = verdict else {
+        let Verdict::Prepared { incarnation, request_id, stamp, lease_ns: target_lease_ns } = verdict else {
             if self.highest_known.count() > to.count() {
-                // It knew of generations that were spent without this gateway, which now knows them too.
+                // The target knew of generations that were spent without this gateway, which now knows them too.
                 return self.begin_hand_over(now, Some(preparing.target), preparing.moves, outputs);
             }
-            let why = "it does not take over now";
+            let why = "it refused to take over";
             return outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(preparing.target), why }));
         };
         let from = lead.epoch;
-        // What was said of this leadership holds for no later one.
+        // The pin was set for this leadership and holds for no later one.
         self.pin = Pin::Free;
         outputs.extend([Output::Close { epoch: from, reason: CloseReason::HandedOver }, Output::Drain]);
         self.phase = Phase::Transferring(PromiseTransfer {
@@ -101,7 +101,7 @@ impl Candidate {
             to,
             incarnation,
             lease_ns: target_lease_ns,
-            ticket,
+            request_id,
             stamp,
             positions: None,
             transferred: [].into(),
@@ -128,16 +128,16 @@ impl Candidate {
         }
         let Some(positions) = transfer.positions.clone().filter(|_| now >= transfer.resend_at) else { return };
         transfer.resend_at = now.plus(half_ns);
-        let PromiseTransfer { from, to, incarnation, lease_ns, ticket, stamp, .. } = *transfer;
+        let PromiseTransfer { from, to, incarnation, lease_ns, request_id, stamp, .. } = *transfer;
         let done: Vec<NodeId> = transfer.transferred.union(&transfer.refused).copied().collect();
         for voter in self.voters().into_iter().filter(|voter| !done.contains(voter)) {
             let positions = if voter == target { positions.clone() } else { BTreeMap::new() };
-            let hand_over = HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions };
+            let hand_over = HandOver { from, to, incarnation, lease_ns, request_id, stamp, positions };
             self.send(now, voter, Operation::HandOver(hand_over), Some(RequestKind::HandOver(to)), outputs);
         }
     }
 
-    /// A voter's answer to the giver.
+    /// A voter's answer to the donor.
     pub(super) fn on_transfer_reply(
         &mut self,
         now: MonoNs,
@@ -157,7 +157,7 @@ impl Candidate {
             transfer.refused.insert(from);
         }
         if transfer.transferred.len() >= majority {
-            // The target has been told by the same voters.
+            // The same voters have notified the target.
             self.phase = Phase::Waiting;
             self.retry_at = now.plus(self.config.timing.renew_ns);
         } else if transfer.refused.len() > voter_count - majority {

@@ -1,4 +1,4 @@
-//! What a gateway is about.
+//! Phases of a candidate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,32 +14,32 @@ use crate::{
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Phase {
-    /// For a promise to end, for the time to try again, or for an obstacle to go.
+    /// Waits for a promise to end, for the next attempt, or for an obstacle to go.
     Waiting,
-    /// Asks who would vote for it.
-    Polling(Poll),
+    /// Polls the voters.
+    Polling(PollRound),
     /// Asks for votes.
     Voting(VoteRound),
     /// Publishes.
     Leading(LeaderState),
-    /// Has closed its fence to hand over, and leads under that epoch no more, whatever comes of it.
+    /// Has closed its fence to hand over, and no longer leads under that epoch, whatever the result.
     Transferring(PromiseTransfer),
-    /// Will not stand again.
+    /// The candidacy has ended.
     Closed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Poll {
+pub(super) struct PollRound {
     pub(super) granted: BTreeSet<NodeId>,
     pub(super) refused: BTreeSet<NodeId>,
-    /// When all are asked again.
+    /// When all voters are asked again.
     pub(super) resend_at: MonoNs,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct VoteRound {
     pub(super) epoch: Epoch,
-    /// Who promised, and when the request was sent that it answered.
+    /// The voters that promised, and when the request that each answered was sent.
     pub(super) promises: BTreeMap<NodeId, MonoNs>,
     pub(super) refused: BTreeSet<NodeId>,
     /// When voters are asked again.
@@ -50,11 +50,11 @@ pub(super) struct VoteRound {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LeaderState {
     pub(super) epoch: Epoch,
-    /// Who promised, and when the last request was sent that it granted.
+    /// The voters that promised, and when the last request that each granted was sent.
     pub(super) promises: BTreeMap<NodeId, MonoNs>,
     pub(super) renew_at: MonoNs,
     pub(super) preparing: Option<Preparing>,
-    /// `None`: it stays.
+    /// `None`: no automatic moves.
     pub(super) tenure: Option<Tenure>,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct LeaderState {
 pub(super) struct Preparing {
     pub(super) target: NodeId,
     pub(super) to: Epoch,
-    /// What the target is told of the moves before.
+    /// Recent automatic moves, as reported to the target.
     pub(super) moves: u32,
     pub(super) until: MonoNs,
 }
@@ -75,9 +75,9 @@ pub(super) struct PromiseTransfer {
     pub(super) to: Epoch,
     pub(super) incarnation: Incarnation,
     pub(super) lease_ns: u64,
-    pub(super) ticket: VoteRequestId,
+    pub(super) request_id: VoteRequestId,
     pub(super) stamp: PeerTimestamp,
-    /// Not before the last send has ended.
+    /// Set when the last send has ended.
     pub(super) positions: Option<BTreeMap<u16, StreamPosition>>,
     pub(super) transferred: BTreeSet<NodeId>,
     pub(super) refused: BTreeSet<NodeId>,
@@ -85,16 +85,16 @@ pub(super) struct PromiseTransfer {
     pub(super) until: MonoNs,
 }
 
-/// This gateway has said that it is ready to take over.
+/// This gateway has answered that it is ready to take over.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PendingTakeover {
     pub(super) to: Epoch,
-    /// When it said so: its lease counts from there.
+    /// When it answered: its lease counts from there.
     pub(super) stamp: MonoNs,
     pub(super) granted_by: BTreeSet<NodeId>,
-    /// Moves by themselves that bring the lead here, this one included.
+    /// Automatic moves that lead to this leadership, this one included.
     pub(super) moves: u32,
-    /// Where the giver's output ended, and under which epoch.
+    /// Where the donor's output ended, and under which epoch.
     pub(super) ended: Option<(Epoch, BTreeMap<u16, StreamPosition>)>,
 }
 
@@ -105,8 +105,8 @@ impl LeaderState {
     }
 }
 
-/// Until when a majority keeps its promise: each counts from when the request was sent that it granted, and of the
-/// latest promises of a majority the earliest counts.
+/// Until when a majority keeps its promise. Each promise counts from the sending of the request that it granted. Of a
+/// majority's latest promises, the earliest counts.
 pub(super) fn promised_until(
     promises: &BTreeMap<NodeId, MonoNs>,
     timing: &LeaseTiming,

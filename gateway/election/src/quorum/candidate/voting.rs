@@ -1,9 +1,9 @@
-//! To poll, to be voted for, to renew, to stop.
+//! Polling, voting, renewing and stopping.
 
 use super::{phase::promised_until, *};
 use crate::{
     identity::DeathNotice,
-    quorum::{message::Bound, voter::EndCause},
+    quorum::{message::ActivePromise, voter::EndCause},
 };
 
 impl Candidate {
@@ -35,12 +35,12 @@ impl Candidate {
         }
     }
 
-    /// From when on it asks who would vote for it.
+    /// When it may poll.
     pub(super) fn polls_at(&self) -> MonoNs {
         self.eligible_from().max(self.retry_at).plus(self.yield_ns)
     }
 
-    /// From when on this gateway may try: no promise of its own voter to another runs, and it has sat out its start.
+    /// When this gateway may try: its own voter has no running promise to another, and has waited after its start.
     pub(super) fn eligible_from(&self) -> MonoNs {
         let startup_wait_until = self.voter.startup_wait_until(self.config.timing.lease_ns);
         let own = (self.node(), self.config.member.incarnation);
@@ -49,7 +49,7 @@ impl Candidate {
         startup_wait_until.max(promise_until)
     }
 
-    /// What keeps this gateway from standing, whatever the time.
+    /// The obstacle that keeps this gateway from being eligible, whatever the time.
     pub(super) fn lasting_obstacle(&self) -> Option<Obstacle> {
         let LeaseTiming { rate_error_ppm, .. } = self.config.timing;
         if self.clock_error_ppm > rate_error_ppm {
@@ -62,7 +62,7 @@ impl Candidate {
             Some(Obstacle::EpochsExhausted)
         } else {
             let ours = self.config.configuration;
-            self.leader_config_mismatch().map(|theirs| Obstacle::Configuration { theirs, ours })
+            self.leader_config_mismatch().map(|expected| Obstacle::Configuration { expected, ours })
         }
     }
 
@@ -71,7 +71,7 @@ impl Candidate {
         self.lasting_obstacle().or_else(|| is_in_startup_wait.then_some(Obstacle::StartupWait))
     }
 
-    /// Whether a leader may renew: its clock can be trusted and its threads get on.
+    /// Whether a leader may renew: its clock rate is within the limit and its threads make progress.
     pub(super) fn may_renew(&self) -> bool {
         self.clock_error_ppm <= self.config.timing.rate_error_ppm && self.progress == Progress::Running
     }
@@ -81,14 +81,14 @@ impl Candidate {
             return self.start_vote(now, outputs);
         }
         let resend_at = now.plus(self.config.timing.renew_ns);
-        self.phase = Phase::Polling(Poll { granted: [].into(), refused: [].into(), resend_at });
-        // An answer to an earlier poll says how it was.
-        self.sent.retain(|_, sent| sent.kind != RequestKind::Poll);
+        self.phase = Phase::Polling(PollRound { granted: [].into(), refused: [].into(), resend_at });
+        // An answer to an earlier poll describes an old state.
+        self.pending.retain(|_, sent| sent.kind != RequestKind::Poll);
         self.probe_voters(now, outputs);
     }
 
-    /// Also while there is nothing to be elected to, so that voters know how fit this gateway is, and it that they are
-    /// there.
+    /// Probes the voters even while there is a leader. So voters know how fit this gateway is, and this gateway knows
+    /// which voters answer.
     fn probe_voters(&mut self, now: MonoNs, outputs: &mut Outputs) {
         self.probe_at = now.plus(self.config.timing.lease_ns / 2);
         for voter in self.voters() {
@@ -100,12 +100,12 @@ impl Candidate {
         let majority = self.majority();
         let voter_count = self.config.voters.len();
         let renew_ns = self.config.timing.renew_ns;
-        let active_promise = reply.promise.filter(|_| reply.verdict == Verdict::Refused(Refusal::Bound));
+        let active_promise = reply.promise.filter(|_| reply.verdict == Verdict::Refused(Refusal::PromisedToOther));
         let end_cause = active_promise
             .and_then(|active_promise| self.voter.end_cause(active_promise.epoch, active_promise.incarnation));
         if let (Some(active_promise), Some(EndCause::Died)) = (active_promise, end_cause) {
-            // That voter has not heard it.
-            let Bound { epoch, incarnation, .. } = active_promise;
+            // That voter has not received the death notice.
+            let ActivePromise { epoch, incarnation, .. } = active_promise;
             let notice = DeathNotice { holder: NodeId::of(epoch), incarnation, epoch };
             self.send(now, from, Operation::Died(notice), None, outputs);
         }
@@ -114,8 +114,8 @@ impl Candidate {
             poll.granted.insert(from);
         } else {
             poll.refused.insert(from);
-            // The others may be silent for good: as soon as this one is free, or may be, all are asked again. Any
-            // other reason takes its time.
+            // The other voters may be silent for good. As soon as this voter is free, or may be, all are asked again.
+            // Other reasons wait longer.
             let remaining_ns = if end_cause.is_some() {
                 0
             } else {
@@ -136,8 +136,8 @@ impl Candidate {
         self.highest_known = self.highest_known.max(self.voter.highest_epoch());
         let Some(epoch) = next_epoch(self.node(), [self.highest_known]) else { return };
         self.highest_known = epoch;
-        // A voter that is asked under the new epoch keeps nothing under the old one: if this candidacy is given up, what
-        // it gave before it was asked is no promise any more.
+        // A voter that is asked under the new epoch keeps nothing under the old one. If this candidacy is abandoned,
+        // the voters' earlier promises are void.
         self.takeover = None;
         let until = now.plus(self.config.vote_ns_max);
         self.phase = Phase::Voting(VoteRound { epoch, promises: [].into(), refused: [].into(), resend_at: now, until });
@@ -149,7 +149,7 @@ impl Candidate {
         let Phase::Voting(vote_round) = &mut self.phase else { return };
         vote_round.resend_at = resend_at;
         let (epoch, refused) = (vote_round.epoch, vote_round.refused.clone());
-        // Also those that granted it: when a slow one does so at last, theirs may be old.
+        // Also those that granted it: when a slow voter grants at last, the others' grants may be old.
         for voter in self.voters().into_iter().filter(|voter| !refused.contains(voter)) {
             self.send(now, voter, Operation::Vote(epoch), Some(RequestKind::Vote(epoch)), outputs);
         }
@@ -173,7 +173,7 @@ impl Candidate {
                     self.open_if_promised(now, outputs);
                 } else {
                     vote_round.refused.insert(from);
-                    // The others may be silent for good: soon it asks who would vote now.
+                    // The other voters may be silent for good: poll again soon.
                     vote_round.until = vote_round.until.min(now.plus(timing.renew_ns));
                     if vote_round.refused.len() > voter_count - majority {
                         self.abandon_vote(now, outputs);
@@ -182,7 +182,7 @@ impl Candidate {
             }
             Phase::Leading(lead) if lead.epoch == epoch && verdict == Verdict::Granted => {
                 let before = lead.deadline(&timing, majority);
-                // After the deadline nothing revives it.
+                // After the deadline nothing revives the leadership.
                 if now < before {
                     keep_latest(&mut lead.promises, from, sent);
                     let deadline = lead.deadline(&timing, majority);
@@ -219,7 +219,8 @@ impl Candidate {
         let moves = self.takeover.take().filter(|takeover| takeover.to == epoch).map_or(0, |takeover| takeover.moves);
         let tenure = self.auto_move.map(|_| Tenure { since: now, moves, worse_since: None });
         self.highest_known = self.highest_known.max(epoch);
-        // Who has not voted follows the winner's first renewal: at once, so that all hold the promise.
+        // A voter that has not voted follows the winner's first renewal. It is sent at once, so that all hold the
+        // promise.
         self.phase = Phase::Leading(LeaderState { epoch, promises, renew_at: now, preparing: None, tenure });
     }
 
@@ -238,7 +239,7 @@ impl Candidate {
         if now < lead.renew_at || !may_renew {
             return self.step_auto_move(now, outputs);
         }
-        // Absolute times: a late renewal does not make the next one late. What was missed is not made up for.
+        // Absolute times: a late renewal does not delay the next one. Missed renewals are not made up for.
         let next = lead.renew_at.plus(timing.renew_ns);
         lead.renew_at = if next > now { next } else { now.plus(timing.renew_ns) };
         for voter in self.voters() {
@@ -259,13 +260,13 @@ impl Candidate {
         self.highest_known = self.highest_known.max(epoch);
         let Phase::Leading(lead) = &self.phase else { return };
         if epoch.count() > lead.epoch.count() {
-            // Receivers drop what this gateway sends: it leads again above that, by the same voters' promise.
+            // Receivers drop this gateway's packets. It leads again above that epoch, by the same voters' promise.
             outputs.push(Output::Notice(Notice::HigherEpochObserved(epoch)));
             self.stop(now, CloseReason::Outranked, outputs);
         }
     }
 
-    /// The vote is lost or takes too long: who voted for it is free again.
+    /// The vote is lost or takes too long: releases the voters that voted for this gateway.
     fn abandon_vote(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let Phase::Voting(vote_round) = &self.phase else { return };
         let epoch = vote_round.epoch;
@@ -273,8 +274,7 @@ impl Candidate {
         self.release(now, epoch, outputs);
     }
 
-    /// Waits until it is this gateway's turn to try again: each node after another time, so that two don't meet again
-    /// and again.
+    /// Waits before the next attempt. Each node waits a different time, so that two nodes do not collide repeatedly.
     fn back_off(&mut self, now: MonoNs) {
         let rank = self.config.candidates.keys().filter(|node| **node < self.node()).count();
         let half_ns = self.config.timing.renew_ns / 2;
@@ -282,9 +282,10 @@ impl Candidate {
         self.phase = Phase::Waiting;
     }
 
-    /// Ends promises under `epoch`, under which this gateway never sends again.
+    /// Releases promises under `epoch`, under which this gateway never sends again.
     pub(super) fn release(&mut self, now: MonoNs, epoch: Epoch, outputs: &mut Outputs) {
-        self.sent.retain(|_, sent| !matches!(sent.kind, RequestKind::Vote(of) | RequestKind::Renew(of) if of == epoch));
+        self.pending
+            .retain(|_, sent| !matches!(sent.kind, RequestKind::Vote(of) | RequestKind::Renew(of) if of == epoch));
         for _ in 0..RELEASE_COPIES {
             for voter in self.others() {
                 self.send(now, voter, Operation::Release(epoch), None, outputs);
@@ -299,8 +300,8 @@ fn keep_latest(promises: &mut BTreeMap<NodeId, MonoNs>, voter: NodeId, sent: Mon
     *latest = sent.max(*latest);
 }
 
-/// Between two polls at least, where something is known that a voter will soon know too.
+/// Minimum pause between two polls, where a voter will soon learn what another one knows.
 const RETRY_NS_MIN: u64 = 500_000;
 
-/// Nobody asks again for a release; one that is lost costs the others a lease.
+/// A release is not sent again later; a lost one costs the others a lease.
 const RELEASE_COPIES: usize = 3;

@@ -121,7 +121,7 @@ mod tests {
         let missing = refusals(election(&here));
         assert!(missing.len() == 1 && missing[0].contains("openssl rand -hex 32"), "once for both: {missing:?}");
         write_key(&key, "0a");
-        assert!(refusals(election(&here))[0].contains("it holds 2 characters"));
+        assert!(refusals(election(&here))[0].contains("2 characters found"));
         write_key(&key, &"0a".repeat(32));
         assert_eq!(refusals(election(&here)), Vec::<String>::new());
         // 192.0.2.0/24 is for documentation: no host has it.

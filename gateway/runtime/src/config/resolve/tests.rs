@@ -703,7 +703,7 @@ fn an_unusable_or_unconfirmed_emergent_election_is_refused() {
     refused(
         &with_membership(&MEMBERSHIP.replace("allow_split = true", "")),
         expect![
-            "x.toml:32:1: election.emergent: the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend"
+            "x.toml:32:1: election.emergent: the backend `emergent` prefers availability: during a network partition two gateways can lead, and receivers accept the higher epoch. If that is acceptable set `allow_split = true`; otherwise use another backend"
         ],
     );
     refused(
@@ -716,7 +716,7 @@ fn an_unusable_or_unconfirmed_emergent_election_is_refused() {
         expect![[r#"
             3 problems
             x.toml:32:1: election.emergent: a gateway without `found = true` needs `seeds`, of which one at least is another gateway's
-            x.toml:33:15: election.emergent.allow_split: the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend
+            x.toml:33:15: election.emergent.allow_split: the backend `emergent` prefers availability: during a network partition two gateways can lead, and receivers accept the higher epoch. If that is acceptable set `allow_split = true`; otherwise use another backend
             x.toml:37:16: election.emergent.minimum_size: 3: this gateway and its [[election.peer]] are 2: nobody would lead"#]],
     );
     refused(
