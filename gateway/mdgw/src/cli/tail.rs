@@ -5,7 +5,7 @@ mod row;
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddrV4},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -25,7 +25,9 @@ use mdgw_feeds::{
     identity::{ChannelId, GroupId, Sequence},
     time::TradingDate,
 };
+use mdgw_runtime::config::Resolved;
 use mdgw_subscriber::{ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, Start, Subscriber, SubscriberConfig};
+use mdgw_sys::sockets::Interface;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -33,31 +35,40 @@ use signal_hook::{
 
 use super::{Outcome, print, run::TsRecvArg, warn};
 
+/// What to subscribe to: the output of a configuration, or output lines given one by one.
+///
+/// From a configuration, the lines, their interfaces and the retransmission service are read; --line, --interface and
+/// --retransmission each override it. On the gateway's own host, its output lines need `loopback = true`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
+  mdgw tail gateway.toml
+  mdgw tail gateway.toml --group 2 --interface 10.1.0.7
   mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --retransmission 127.0.0.1:31100
   mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 -o today.dbn.zst")]
 pub(super) struct Args {
-    /// Output line of the gateway (address:port); once for each.
-    #[arg(long = "line", required = true, value_name = "ADDR:PORT")]
+    /// Configuration file of the gateway; its output is received.
+    #[arg(required_unless_present = "lines")]
+    config: Option<PathBuf>,
+    /// Output line of the gateway (address:port); repeat for each line.
+    #[arg(long = "line", value_name = "ADDR:PORT")]
     lines: Vec<SocketAddrV4>,
-    /// Address of the interface to join on.
-    #[arg(long, default_value = "0.0.0.0", value_name = "ADDR")]
-    interface: Ipv4Addr,
+    /// Address of the interface to join on. Default: the configured interface of each line, or the kernel's choice.
+    #[arg(long, value_name = "ADDR")]
+    interface: Option<Ipv4Addr>,
     /// Retransmission service of a gateway; once for each gateway of the group: where one doesn't answer, the next is asked.
     #[arg(long, value_name = "ADDR:PORT")]
     retransmission: Vec<SocketAddrV4>,
-    /// Group to receive.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    group: u16,
+    /// Group to receive. Default: the first group of the configuration's first output, or 1.
+    #[arg(long, value_name = "N")]
+    group: Option<u16>,
     /// Channels to receive; all by default.
     #[arg(long, value_delimiter = ',', value_name = "N")]
     channel: Vec<u16>,
-    /// TestCli these schemas: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics.
+    /// Only these schemas: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics.
     #[arg(long, value_delimiter = ',', value_parser = parse_schema, value_name = "SCHEMA")]
     schema: Vec<SchemaSet>,
-    /// TestCli sessions of this trading date (YYYY-MM-DD).
+    /// Only sessions of this trading date (YYYY-MM-DD).
     #[arg(long, value_name = "DATE")]
     date: Option<TradingDate>,
     /// Receive time of the records: the gateway's, or none, which makes the output a function of the feed alone.
@@ -89,16 +100,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
-    let mut config =
-        SubscriberConfig::new(args.lines.iter().map(|address| LineAddress::new(*address, args.interface)).collect());
-    config.services.clone_from(&args.retransmission);
-    config.receiver = ReceiverConfig {
-        group: GroupId(args.group),
-        channels: args.channel.iter().copied().map(ChannelId).collect(),
-        start: if args.from_now { Start::Now } else { Start::Day },
-        ..ReceiverConfig::default()
-    };
-    let mut subscriber = Subscriber::open(config).context("subscribe")?;
+    let mut subscriber = Subscriber::open(args.subscription()?).context("subscribe")?;
     let mut tail = Tail::new(args)?;
     let mut last_new = Instant::now();
     let mut seen = 0;
@@ -124,6 +126,67 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         }
     }
     tail.finish()
+}
+
+impl Args {
+    /// Lines, services and group of the configuration, if one is given; each is overridden by its option.
+    fn subscription(&self) -> anyhow::Result<SubscriberConfig> {
+        let configured = self.config.as_deref().map(|path| self.configured(path)).transpose()?;
+        let (group, configured_lines, services) = configured.unwrap_or((GroupId(1), Vec::new(), Vec::new()));
+        let lines = if self.lines.is_empty() {
+            configured_lines
+        } else {
+            let interface = self.interface.unwrap_or(Ipv4Addr::UNSPECIFIED);
+            self.lines.iter().map(|address| LineAddress::new(*address, interface)).collect()
+        };
+        let mut config = SubscriberConfig::new(lines);
+        config.services = if self.retransmission.is_empty() { services } else { self.retransmission.clone() };
+        config.receiver = ReceiverConfig {
+            group: self.group.map_or(group, GroupId),
+            channels: self.channel.iter().copied().map(ChannelId).collect(),
+            start: if self.from_now { Start::Now } else { Start::Day },
+            ..ReceiverConfig::default()
+        };
+        Ok(config)
+    }
+
+    /// Group, lines and retransmission service of the configured output that carries the group.
+    fn configured(&self, path: &Path) -> anyhow::Result<(GroupId, Vec<LineAddress>, Vec<SocketAddrV4>)> {
+        let config = Resolved::load(path)?;
+        let Some(group) =
+            self.group.map(GroupId).or_else(|| config.outputs.iter().find_map(|output| output.groups.first().copied()))
+        else {
+            bail!("tail: {} has no [[output]]", path.display());
+        };
+        let Some(output) = config.outputs.iter().find(|output| output.groups.contains(&group)) else {
+            let known = config.outputs.iter().flat_map(|output| &output.groups);
+            let known: Vec<String> = known.map(|group| group.0.to_string()).collect();
+            bail!("tail: no output of {} carries group {}; groups: {}", path.display(), group.0, known.join(", "));
+        };
+        let lines = if self.lines.is_empty() { output.lines.as_slice() } else { &[] };
+        let lines = lines.iter().map(|line| {
+            let interface = match self.interface {
+                Some(interface) => interface,
+                None => address_of(&line.interface)?,
+            };
+            Ok(LineAddress::new(line.address, interface))
+        });
+        // A service that listens on all addresses is reached on this host.
+        let service = config.retransmission.as_ref().map(|service| match service.listen {
+            listen if listen.ip().is_unspecified() => SocketAddrV4::new(Ipv4Addr::LOCALHOST, listen.port()),
+            listen => listen,
+        });
+        Ok((group, lines.collect::<anyhow::Result<_>>()?, service.into_iter().collect()))
+    }
+}
+
+/// The address to join on; a configuration may name the interface instead.
+fn address_of(interface: &Interface) -> anyhow::Result<Ipv4Addr> {
+    if let Interface::Address(address) = interface {
+        return Ok(*address);
+    }
+    let found = interface.lookup().context("tail: find the configured interface (--interface overrides it)")?;
+    found.address.with_context(|| format!("tail: interface {interface} has no IPv4 address"))
 }
 
 fn parse_schema(text: &str) -> Result<SchemaSet, String> {
@@ -381,6 +444,53 @@ mod tests {
     struct TestCli {
         #[command(flatten)]
         args: Args,
+    }
+
+    fn subscription(more: &[&str]) -> anyhow::Result<SubscriberConfig> {
+        let typed = std::iter::once("tail").chain(more.iter().copied());
+        TestCli::try_parse_from(typed)?.args.subscription()
+    }
+
+    /// A shipped configuration.
+    fn shipped(name: &str) -> String {
+        format!("{}/../../ops/config/{name}", env!("CARGO_MANIFEST_DIR"))
+    }
+
+    #[test]
+    fn a_configuration_gives_lines_interfaces_service_and_group() {
+        let config = subscription(&[&shipped("loopback.toml")]).unwrap();
+        let line = LineAddress::new("239.255.77.10:31000".parse().unwrap(), Ipv4Addr::LOCALHOST);
+        assert_eq!(config.lines, [line], "the name lo is resolved to its address");
+        assert_eq!(config.services, ["127.0.0.1:31100".parse().unwrap()]);
+        assert_eq!(config.receiver.group, GroupId(1));
+    }
+
+    #[test]
+    fn options_override_the_configuration_each_on_its_own() {
+        let path = shipped("mdgw.toml");
+        // Interfaces of the shipped configuration do not exist here, and with --interface they need not.
+        let config = subscription(&[&path, "--interface", "10.1.0.7", "--group", "2"]).unwrap();
+        let interface = Ipv4Addr::new(10, 1, 0, 7);
+        let lines = ["239.66.1.1:31000", "239.66.1.2:31000"].map(|a| LineAddress::new(a.parse().unwrap(), interface));
+        assert_eq!((config.lines.as_slice(), config.receiver.group), (&lines[..], GroupId(2)));
+        assert_eq!(config.services, ["10.20.0.5:31100".parse().unwrap()]);
+
+        let config = subscription(&[&path, "--line", "239.1.1.1:7", "--retransmission", "10.0.0.9:8"]).unwrap();
+        assert_eq!(config.lines, [LineAddress::new("239.1.1.1:7".parse().unwrap(), Ipv4Addr::UNSPECIFIED)]);
+        assert_eq!(config.services, ["10.0.0.9:8".parse().unwrap()]);
+    }
+
+    #[test]
+    fn without_a_configuration_the_group_is_1_and_a_line_is_required() {
+        let config = subscription(&["--line", "239.1.1.1:7"]).unwrap();
+        assert_eq!((config.receiver.group, config.services.len()), (GroupId(1), 0));
+        assert!(subscription(&[]).is_err());
+    }
+
+    #[test]
+    fn a_group_that_no_output_carries_is_refused() {
+        let error = subscription(&[&shipped("mdgw.toml"), "--group", "7"]).unwrap_err().to_string();
+        assert!(error.contains("carries group 7; groups: 1, 2"), "{error}");
     }
 
     #[test]
