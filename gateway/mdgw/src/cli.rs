@@ -95,52 +95,53 @@ Examples:
   mdgw run gateway.toml
   mdgw capture gateway.toml -o lines.pcapng.zst
 
-Exit codes: 0 done, 1 the answer is no, 2 could not. Each command explains itself with --help."
+Exit codes: 0 success; 1 the check failed or the request was refused; 2 error. Run a command with --help for details."
 )]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-/// One variant, one file, in the order in which somebody new meets them: see it work, run it, watch it; then what deals with
-/// captures, what stands in for an exchange, what keeps a pair, what installs.
+/// One variant, one file, in the order in which somebody new meets them: see it work, run it, watch it; then what deals
+/// with captures, what stands in for an exchange, what keeps a pair, what installs.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the whole line at work on loopback: exchange, gateway, subscriber; no configuration, no root.
+    /// Run exchange simulator, gateway and subscriber on loopback and check every record. Needs no configuration and no
+    /// root.
     Demo(demo::Args),
-    /// Explain what a configuration would run, or what is wrong with it.
+    /// Validate a configuration and print what it would run.
     Check(check::Args),
-    /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.
+    /// Run a gateway until SIGTERM or SIGINT. SIGHUP reloads the settings that may change at run time.
     Run(run::Args),
     /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
     Top(top::Args),
-    /// Receive what a gateway publishes: print it or write it to a DBN file.
+    /// Subscribe to a gateway's output: print the records or write a DBN file.
     Tail(tail::Args),
-    /// Show latency logs: a table, percentile curves, a timeline.
+    /// Report latency logs as a table, percentile curves or a timeline.
     Report(report::Args),
-    /// Write lines to pcapng files, with the stamps of the kernel or the NIC.
+    /// Capture lines to pcapng files, with kernel or NIC timestamps.
     Capture(capture::Args),
-    /// Put captures of a channel's lines together: each message once, by the venue's numbers.
+    /// Merge captures of a channel's lines: each message once, in sequence order.
     Merge(merge::Args),
-    /// Take captures apart: every packet, every message, field by field.
+    /// Decode captures: every packet and message, field by field.
     Inspect(inspect::Args),
     /// Show the order books of a capture at a moment, or how their tops change.
     Book(book::Args),
-    /// Say what differs between two recordings: published output, DBN files, captures of a feed.
+    /// Compare two recordings: published output, DBN files, or captures of a feed.
     Diff(diff::Args),
-    /// Turn DBN into CSV, JSON lines or Parquet.
+    /// Convert DBN to CSV, JSON lines or Parquet.
     Convert(convert::Args),
-    /// Play captures and day files: to the wire, or straight into the pipeline.
+    /// Replay captures and day files, to the network or directly into the pipeline.
     Replay(replay::Args),
-    /// Play an exchange: a capture or a made-up Nasdaq day, on lines that lose packets.
+    /// Simulate an exchange: send a capture or a synthetic Nasdaq session on lossy lines.
     Sim(sim::Args),
-    /// Ask and tell the gateways of a pair; judge what they published.
+    /// Query and control the gateways of a pair, and verify what they published.
     Ha(ha::Args),
     /// Vote on which gateway publishes, for gateways without a store.
     Witness(witness::Args),
-    /// Watch gateways of this host and tell the others at once when one dies.
+    /// Watch the gateway processes of this host and notify the peers as soon as one dies.
     Sentinel(sentinel::Args),
-    /// Print the completions of a shell for all commands and options.
+    /// Print shell completions for all commands and options.
     Completions(completions::Args),
     /// Print the manual, or write a page for each command.
     Man(man::Args),

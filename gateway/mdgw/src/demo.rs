@@ -125,9 +125,14 @@ pub(crate) fn run(
             ..ItchDay::default()
         }),
     };
-    let Some(feed) = reference::recognise_feed(&played)? else { bail!("no packet of the capture is of a known feed") };
+    let Some(feed) = reference::recognise_feed(&played)? else {
+        bail!(
+            "the capture contains no packets of a known \
+         feed"
+        )
+    };
     fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
-    let scratch = tempfile::tempdir().context("make a scratch directory")?;
+    let scratch = tempfile::tempdir().context("create a temporary directory")?;
     let addresses = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
     let text = config_text(options, feed, &addresses, scratch.path());
     let config = Resolved::from_text(Path::new("demo.toml"), &text)?;

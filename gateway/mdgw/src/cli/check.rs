@@ -31,7 +31,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     text.push('\n');
     explain(&config, &mut text)?;
     if args.all {
-        text.push_str("\nin force:\n");
+        text.push_str("\nsettings in force:\n");
         for (key, value) in config.settings() {
             writeln!(text, "  {key} = {value}")?;
         }

@@ -24,7 +24,7 @@ pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome
     Ok(Outcome::Done)
 }
 
-/// The shell's script.
+/// Prints the completion script.
 pub(super) fn script(shell: Shell, mut command: clap::Command) -> Vec<u8> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, "mdgw", &mut script);

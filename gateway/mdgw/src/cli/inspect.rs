@@ -31,13 +31,13 @@ use mdgw_tools::{
 
 use super::{Outcome, WRITE_STDOUT, replay, warn};
 
-/// What to take apart, and what of it to show.
+/// What to decode, and which parts to show.
 ///
-/// Files are taken one after the other. A packet of which some messages are asked for is shown with those alone.
+/// Files are read one after the other. A packet is shown with only those messages that match the filters.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit code 1: the filters leave nothing, as grep does it. 2: a capture could not be read to its end; everything before was \
-shown.
+Exit code 1: nothing matches the filters (as with grep). 2: a capture could not be read to its end; everything before \
+that point was shown.
 
 Examples:
   mdgw inspect deep.pcap.gz
@@ -50,28 +50,28 @@ pub(super) struct Args {
     /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// One JSON object for each packet, on a line of its own: numbers raw, names and order of the specification.
+    /// One JSON object per packet and line: raw numbers, field names and order as in the specification.
     #[arg(long)]
     json: bool,
-    /// Sum up instead of showing packets: message mix, rates, fullest 1 ms, 10 ms and 1 s, sessions, gaps, for each line.
+    /// Print statistics per line instead of packets: message mix, rates, busiest 1 ms, 10 ms and 1 s, sessions, gaps.
     #[arg(long)]
     stats: bool,
-    /// Wait for more where the file ends, until interrupted: for a capture that is being written.
+    /// At the end of the file wait for more data until interrupted (for a capture that is still being written).
     #[arg(long)]
     follow: bool,
-    /// Take only this feed, and for it also what doesn't tell whose it is. Default: what the packets tell.
+    /// Decode only this feed, including packets that do not identify their feed. Default: detected from the packets.
     #[arg(long, value_name = "FEED", value_parser = replay::parse_feed)]
     feed: Option<Feed>,
-    /// Trading date of a day file whose name doesn't tell it.
+    /// Trading date of a day file without a date in its name.
     #[arg(long, value_name = "YYYY-MM-DD")]
     date: Option<TradingDate>,
     #[command(flatten)]
     filter: FilterArgs,
 }
 
-/// Which packets and messages.
+/// Filters for packets and messages.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Filters (repeat them or separate with commas; all that are given must hold)")]
+#[command(next_help_heading = "Filters (repeat, or separate with commas; all must match)")]
 struct FilterArgs {
     /// Frames: N, N-M, N- or -M, counted from 1 in each file.
     #[arg(long, value_name = "RANGE", value_delimiter = ',', allow_hyphen_values = true)]
@@ -82,7 +82,8 @@ struct FilterArgs {
     /// Packets of this session, by the venue's name: text of MoldUDP64, number of IEX-TP.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     session: Vec<String>,
-    /// Messages about this instrument. In ITCH also those that only number it, once a message has named the number.
+    /// Messages of this instrument. In ITCH this includes messages with only the stock locate, once the locate is
+    /// known.
     #[arg(long, value_name = "SYMBOL", value_delimiter = ',')]
     symbol: Vec<String>,
     /// Messages of this type, by code or name: A, AddOrder.
@@ -91,10 +92,10 @@ struct FilterArgs {
     /// Messages with these numbers: N, N-M, N- or -M.
     #[arg(long, value_name = "RANGE", value_delimiter = ',', allow_hyphen_values = true)]
     sequence: Vec<Range>,
-    /// Captured from there on: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
+    /// Captured at or after: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
     #[arg(long, value_name = "MOMENT")]
     from: Option<Moment>,
-    /// Captured before that.
+    /// Captured before this time.
     #[arg(long, value_name = "MOMENT")]
     until: Option<Moment>,
 }
@@ -127,7 +128,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     inspection.bar.finish_and_clear();
     inspection.out.flush().context(WRITE_STDOUT)?;
     if !damages.is_empty() {
-        let kept = if inspection.datagrams > 0 { " (everything before was shown)" } else { "" };
+        let kept = if inspection.datagrams > 0 { " (everything before this point was shown)" } else { "" };
         bail!("{}{kept}", damages.join("; "));
     }
     inspection.check_totals()?;
@@ -135,7 +136,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     if inspection.matched > 0 || inspection.datagrams == 0 {
         return Ok(Outcome::Done);
     }
-    warn("inspect: the filters leave nothing");
+    warn("inspect: nothing matches the filters");
     Ok(Outcome::No)
 }
 
@@ -210,8 +211,8 @@ impl Inspection<'_> {
                 reported += 1;
                 let path = path.display();
                 let line = match file.kind() {
-                    CaptureKind::Packets => format!("{path}: {dst} is {protocol}, by its packets"),
-                    CaptureKind::DayFile => format!("{path}: a day file of ITCH 5.0; its packets are ours"),
+                    CaptureKind::Packets => format!("{path}: {dst} detected as {protocol}"),
+                    CaptureKind::DayFile => format!("{path}: ITCH 5.0 day file; packet boundaries are synthetic"),
                 };
                 self.bar.suspend(|| warn(&line));
             }
@@ -242,7 +243,7 @@ impl Inspection<'_> {
             _ if self.args.follow || self.stopped_early => Ok(()),
             (0, _) => bail!("inspect: no UDP datagrams in {}", files()),
             (datagrams, 0) => {
-                bail!("inspect: no known feed in {}, among {datagrams} datagrams; --feed names the feed", files())
+                bail!("inspect: no known feed in {} ({datagrams} datagrams); set it with --feed", files())
             }
             _ => Ok(()),
         }

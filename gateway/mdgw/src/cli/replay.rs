@@ -30,13 +30,13 @@ use mdgw_tools::replay::{
 use self::{monitor::ReplayMonitor, rehearsal::RehearsalArgs};
 use super::{Outcome, print, warn};
 
-/// What to play and where to.
+/// What to replay, and where to.
 ///
-/// Several files are merged by their times, as their packets would have arrived: give one file for each line.
+/// Several files are merged by capture time: give one file per line.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit code 1: with --until-loss, not even the first rate was without loss. 2: a capture could not be read to its end, or the \
-output not be written; what was done before is kept.
+Exit code 1: with --until-loss, the first rate already lost packets. 2: a capture could not be read to its end, or the \
+output could not be written; everything before that point is kept.
 
 Examples:
   mdgw replay --offline A.pcap.gz B.pcap.gz --schema mbo -o day.dbn.zst
@@ -44,22 +44,22 @@ Examples:
   mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --loss 0.01,0.02 --skew-us 0,30
   mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --until-loss --rate 10000 --loop 0")]
 pub(super) struct Args {
-    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
+    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, detected from the content.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Straight into the pipeline, on the capture's own clock, as fast as the machine goes.
+    /// Feed the pipeline directly, with the capture's clock, at full speed.
     #[arg(long)]
     offline: bool,
-    /// Trading date where the input doesn't tell it (day files), or instead of what it tells.
+    /// Trading date, for input without one (day files), or to override the input's date.
     #[arg(long, value_name = "YYYY-MM-DD")]
     date: Option<TradingDate>,
-    /// Play from there on: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
+    /// Start at: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
     #[arg(long, value_name = "MOMENT")]
     from: Option<Moment>,
-    /// Play up to there.
+    /// Stop at this time.
     #[arg(long, value_name = "MOMENT")]
     until: Option<Moment>,
-    /// End with one line of JSON instead of a table.
+    /// Print the summary as one line of JSON instead of a table.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -70,54 +70,55 @@ pub(super) struct Args {
     rehearsal_args: RehearsalArgs,
 }
 
-/// Into the pipeline.
+/// Offline options.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Offline")]
 struct OfflineArgs {
-    /// Records to make: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics; repeat it or separate
+    /// Schemas to produce: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics; repeat it or separate
     /// with commas. Default: what the gateway publishes for the feed.
     #[arg(long, value_name = "SCHEMA", value_delimiter = ',', value_parser = parse_schema, requires = "offline")]
     schema: Vec<SchemaSet>,
-    /// DBN file to write, compressed if it ends in .zst; - is standard output. Without it: decode and sum up.
+    /// DBN file to write, compressed if it ends in .zst; - is standard output. Without it only the summary is printed.
     #[arg(short, long, value_name = "OUT.dbn[.zst]", requires = "offline")]
     out: Option<PathBuf>,
-    /// The feed, where packets don't tell it (Nasdaq, BX and PSX look alike), or to leave out others.
+    /// Feed, where the packets do not identify it (Nasdaq, BX and PSX look alike); other feeds are skipped.
     #[arg(long, value_name = "FEED", value_parser = parse_feed, requires = "offline")]
     feed: Option<Feed>,
-    /// Receive time of the records: the capture's, or none, which makes the output a function of the messages alone.
+    /// Receive time of the records: the capture's, or none (then the output depends on the messages only).
     #[arg(long, value_enum, default_value_t = TsRecvArg::Capture, requires = "offline")]
     ts_recv: TsRecvArg,
-    /// Let `mdgw top --socket SOCKET` watch it there.
+    /// Serve `mdgw top --socket SOCKET` on this socket.
     #[arg(long, value_name = "SOCKET", requires = "offline")]
     control: Option<PathBuf>,
 }
 
-/// To the wire.
+/// Network options.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "To the wire")]
+#[command(next_help_heading = "Network")]
 struct WireArgs {
-    /// Send there instead of to the captured addresses; given once for each file, the n-th file goes to the n-th.
+    /// Send to this address instead of the captured ones; if given once per file, the n-th address is for the n-th
+    /// file.
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "offline")]
     to: Vec<SocketAddrV4>,
-    /// Send to NEW what was captured for OLD (ADDR or ADDR:PORT on either side).
+    /// Rewrite destination OLD to NEW (each ADDR or ADDR:PORT).
     #[arg(long, value_name = "OLD=NEW", conflicts_with = "offline")]
     map: Vec<AddressRewrite>,
-    /// Play so many times as fast as captured.
+    /// Speed factor relative to the capture.
     #[arg(long, value_name = "FACTOR", value_parser = parse_positive, conflicts_with_all = ["offline", "rate", "max"])]
     speed: Option<f64>,
-    /// Play so many packets in a second, evenly.
+    /// Packets per second, evenly spaced.
     #[arg(long, value_name = "PPS", value_parser = parse_positive, conflicts_with_all = ["offline", "max"])]
     rate: Option<f64>,
-    /// Play as fast as possible.
+    /// Send as fast as possible.
     #[arg(long, conflicts_with = "offline")]
     max: bool,
-    /// Interface (name or address) by which multicast leaves.
+    /// Interface (name or address) for outgoing multicast.
     #[arg(long, value_name = "INTERFACE", conflicts_with = "offline")]
     interface: Option<Interface>,
-    /// Hops that multicast may take.
+    /// Multicast TTL.
     #[arg(long, default_value_t = 1, conflicts_with = "offline")]
     ttl: u8,
-    /// Play so many times; 0: until interrupted.
+    /// Number of rounds; 0: until interrupted.
     #[arg(long = "loop", value_name = "N", default_value_t = 1, conflicts_with = "offline")]
     rounds: u64,
     /// MoldUDP64 session of a day file, up to ten letters and digits. Default: its date.
@@ -165,7 +166,7 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
                 let feed = lane.channel().config().feed;
                 let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
                 let path = source.unwrap_or_default();
-                bar.suspend(|| warn(&format!("{path}: ITCH 5.0, taken for {feed} (--feed says otherwise)")));
+                bar.suspend(|| warn(&format!("{path}: ITCH 5.0, assumed to be {feed} (override with --feed)")));
             }
             Event::Found { .. } => {}
         }
@@ -181,13 +182,14 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     }
     for file in summary.files.iter().filter(|file| file.untimed > 0) {
         warn(&format!(
-            "{}: {} packets have no time (simple packet blocks of pcapng); each was taken at the time of the packet before it",
+            "{}: {} packets have no timestamp (pcapng simple packet blocks); the timestamp of the previous packet is \
+             used",
             file.path, file.untimed
         ));
     }
     let damages: Vec<&str> = summary.files.iter().filter_map(|file| file.damage.as_deref()).collect();
     if !damages.is_empty() {
-        bail!("{} (everything before was replayed)", damages.join("; "));
+        bail!("{} (everything before this point was replayed)", damages.join("; "));
     }
     Ok(Outcome::Done)
 }
@@ -209,7 +211,7 @@ fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     };
     if asked.to.len() > 1 && asked.to.len() != args.files.len() {
         bail!(
-            "replay: {} addresses to send to for {} files: give one, or one for each",
+            "replay: {} destinations for {} files: give one destination, or one per file",
             asked.to.len(),
             args.files.len()
         );
@@ -226,7 +228,7 @@ fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     let summary = sent?;
     print(&if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() })?;
     if !summary.damages.is_empty() {
-        bail!("{} (everything before was sent)", summary.damages.join("; "));
+        bail!("{} (everything before this point was sent)", summary.damages.join("; "));
     }
     Ok(Outcome::Done)
 }

@@ -12,32 +12,32 @@ use mdgw_tools::report::{
 
 use super::{Outcome, print, warn};
 
-/// Show latency logs, or hold groups of them against each other.
+/// Report latency logs, or compare groups of logs.
 ///
-/// Groups are runs, hosts or days: either named (NAME=LOG, the same name as often as needed), or made by --compare. The
-/// first group is what the others are held against.
+/// Groups are runs, hosts or days: either named (NAME=LOG, the name may be repeated), or formed by --compare. The first
+/// group is the baseline.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mdgw report /var/log/mdgw/*.hlog --html latency.html
   mdgw report yesterday=/var/log/mdgw/29 today=/var/log/mdgw/30 --html difference.html
   mdgw report /var/log/mdgw --compare day --csv > latency.csv")]
 pub(super) struct Args {
-    /// Interval logs (`*.hlog`), or directories of them; NAME=LOG puts them into a group.
+    /// Interval logs (`*.hlog`), or directories of them; NAME=LOG assigns them to a group.
     #[arg(required = true, value_name = "[NAME=]LOG")]
     logs: Vec<LogArgument>,
-    /// Make groups of the logs and hold them against the first.
+    /// Group the logs by this property and compare each group with the first.
     #[arg(long, value_enum, value_name = "WHAT")]
     compare: Option<Compare>,
     /// Write one self-contained HTML page with curves and timelines.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write one percentile distribution (.hgrm) for each channel and stage; for each group in a directory of its own.
+    /// Write a percentile distribution (.hgrm) per channel and stage; one directory per group.
     #[arg(long, value_name = "DIRECTORY")]
     hgrm: Option<PathBuf>,
     /// Print one line of JSON instead of the table.
     #[arg(long)]
     json: bool,
-    /// Print CSV instead of the table, one figure a row.
+    /// Print CSV instead of the table, one value per row.
     #[arg(long, conflicts_with = "json")]
     csv: bool,
     /// Only this channel, by number.
@@ -90,7 +90,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     if damage_count > 0 {
         let lines = if damage_count == 1 { "line" } else { "lines" };
-        bail!("report: {damage_count} damaged {lines}; the rest is reported");
+        bail!("report: {damage_count} damaged {lines} skipped");
     }
     Ok(Outcome::Done)
 }

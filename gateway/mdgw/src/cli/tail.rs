@@ -56,7 +56,8 @@ pub(super) struct Args {
     /// Address of the interface to join on. Default: the configured interface of each line, or the kernel's choice.
     #[arg(long, value_name = "ADDR")]
     interface: Option<Ipv4Addr>,
-    /// Retransmission service of a gateway; once for each gateway of the group: where one doesn't answer, the next is asked.
+    /// Retransmission service of a gateway; repeat for each gateway of the group. If one service does not answer, the
+    /// next is asked.
     #[arg(long, value_name = "ADDR:PORT")]
     retransmission: Vec<SocketAddrV4>,
     /// Group to receive. Default: the first group of the configuration's first output, or 1.
@@ -71,11 +72,10 @@ pub(super) struct Args {
     /// Only sessions of this trading date (YYYY-MM-DD).
     #[arg(long, value_name = "DATE")]
     date: Option<TradingDate>,
-    /// Receive time of the records: the gateway's, or none, which makes the output a function of the feed alone.
+    /// Receive time of the records: the gateway's, or none (then the output depends on the feed only).
     #[arg(long, value_enum, default_value = "capture")]
     ts_recv: TsRecvArg,
-    /// Begin with what is published now instead of the oldest that the gateway still holds of the trading day, its earlier
-    /// sessions included.
+    /// Start with the current message instead of the oldest message of the trading day that the gateway still holds.
     #[arg(long)]
     from_now: bool,
     /// Write a DBN file, compressed if it ends in .zst; - is standard output. Without it records are printed.
@@ -84,13 +84,13 @@ pub(super) struct Args {
     /// Print records as JSON, one on a line.
     #[arg(long, conflicts_with = "out")]
     json: bool,
-    /// End after so many records; what comes after them is nobody's loss.
+    /// Exit after this many records.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// End when nothing new has come for so long, counted from the start.
+    /// Exit when nothing new was received for this many seconds.
     #[arg(long, value_name = "S")]
     exit_idle_s: Option<f64>,
-    /// End when every channel's session has ended.
+    /// Exit when the session of every channel has ended.
     #[arg(long)]
     until_ended: bool,
 }
@@ -120,8 +120,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         if channel.statistics().starts_unanswered > 0 {
             let id = channel.id().0;
             warn(&format!(
-                "channel {id}: no retransmission service answered, so it begins where it was heard first, without definitions \
-                 (does [retransmission] of the gateway allow this host?)"
+                "channel {id}: no retransmission service answered; starting at the first packet received, without \
+                 definitions (does [retransmission].allowed of the gateway include this host?)"
             ));
         }
     }
@@ -276,7 +276,8 @@ impl Tail {
                     let dataset = output.session.feed.dataset();
                     if *self.dataset.get_or_insert(dataset) != dataset {
                         bail!(
-                            "channel {} is of {dataset}, and a DBN file holds one dataset: choose with --channel",
+                            "channel {} belongs to dataset {dataset}; a DBN file holds one dataset: choose with \
+                             --channel",
                             output.channel.0
                         );
                     }
@@ -290,12 +291,14 @@ impl Tail {
             }
             Item::Gap(gap) => {
                 self.gaps += gap.count();
-                let text = format!("gap [{}, {}): the venue's lines did not bring it", gap.first().0, gap.next().0);
+                let text =
+                    format!("gap [{}, {}): not received on any of the venue's lines", gap.first().0, gap.next().0);
                 self.report(&format!("channel {}: {text}", output.channel.0))
             }
             Item::Lost(gap) => {
                 self.lost += gap.count();
-                let text = format!("lost [{}, {}) on the way from the gateway", gap.first().0, gap.next().0);
+                let text =
+                    format!("lost [{}, {}): published by the gateway, not received here", gap.first().0, gap.next().0);
                 self.report(&format!("channel {}: {text}", output.channel.0))
             }
             Item::State(state) => self.report(&format!("channel {}: {state:?}", output.channel.0)),
@@ -381,7 +384,7 @@ impl Tail {
             warn(&format!("wrote {} records of {} instruments", written.record_count, written.symbol_count));
         }
         if self.lost > 0 {
-            bail!("{} messages were lost on the way from the gateway", self.lost);
+            bail!("{} messages published by the gateway were not received here", self.lost);
         }
         // A gap of the venue's is told in the stream; the answer to "all of it?" is no.
         Ok(if self.gaps > 0 { Outcome::No } else { Outcome::Done })

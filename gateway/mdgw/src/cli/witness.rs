@@ -35,21 +35,21 @@ Examples:
   mdgw witness witness.toml --check
 
 The file:
-  node = 3                                # its number among the voters, unlike any gateway's
+  node = 3                                # node number of this voter; unique among gateways and witnesses
   listen = \"10.0.0.3:27500\"
-  # Shared by all; made by (umask 077; openssl rand -hex 32 > FILE).
+  # Shared by all voters; create it with (umask 077; openssl rand -hex 32 > FILE).
   key_file = \"/etc/mdgw/key\"
-  vote_directory = \"/var/lib/mdgw/votes\"  # on a disk that outlives the power
-  [[peer]]                                # each gateway, and each other witness
+  vote_directory = \"/var/lib/mdgw/votes\"  # on a disk: must survive a power loss
+  [[peer]]                                # one for each gateway and each other witness
   node = 1
   address = \"10.0.0.1:27500\"
 
-One witness serves all groups of its gateways. It needs no port but this one, and answers nobody without the key.")]
+One witness serves all groups of its gateways. It uses this port only, and does not answer senders without the key.")]
 pub(super) struct Args {
     /// Its configuration, TOML.
     #[arg(value_name = "FILE")]
     config: PathBuf,
-    /// Only say what it would do, or what is wrong.
+    /// Validate the configuration and exit.
     #[arg(long)]
     check: bool,
 }
@@ -63,8 +63,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             .with_context(|| format!("listen on {}", config.listen))?;
         if let Err((place, error)) = check_writable(&config.vote_directory) {
             let directory = config.vote_directory.display();
-            return Err(error)
-                .with_context(|| format!("directory {directory} of the votes: write in {}", place.display()));
+            return Err(error).with_context(|| format!("vote_directory {directory}: write in {}", place.display()));
         }
         print(&config.explanation())?;
         return Ok(Outcome::Done);
@@ -134,16 +133,16 @@ impl Config {
             config.rate_error_ppm
         );
         ensure!((1..=65_536).contains(&config.groups_max), "groups_max = {}: must be 1 to 65536", config.groups_max);
-        ensure!(!config.peer.is_empty(), "no [[peer]]: a witness votes for gateways, name each with node and address");
+        ensure!(!config.peer.is_empty(), "no [[peer]]: name each gateway with node and address");
         for (index, peer) in config.peer.iter().enumerate() {
             let Peer { node, address } = peer;
             ensure!(
                 *node != config.node,
-                "peer.node = {node}: is the witness's own; every voter has a number of its own"
+                "peer.node = {node}: equals the witness's own number; each voter needs a unique number"
             );
             ensure!(address.port() != 0, "peer.address = \"{address}\": port must be 1 to 65535");
             if config.peer[..index].iter().any(|other| other.node == *node || other.address == *address) {
-                bail!("peer {node} at {address}: another peer has that number or address");
+                bail!("peer {node} at {address}: duplicate number or address");
             }
         }
         Ok(config)

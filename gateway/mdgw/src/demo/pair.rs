@@ -1,9 +1,9 @@
 //! A pair on one machine: two gateways, an exchange whose lines lose packets, a subscriber and a witness of the output;
 //! whichever gateway leads is asked to hand over, stopped, and killed, again and again.
 //!
-//! Stopped, a process comes back with its books and without knowing how long it slept: that is what a fence has to stand.
-//! Nobody can tell of a stopped process, so its lease runs out; of a killed one its sentinel tells at once. Started again,
-//! that one has its books from the other, and stands when both are alike.
+//! Stopped, a process comes back with its books and without knowing how long it slept: that is what a fence has to
+//! stand. Nobody can tell of a stopped process, so its lease runs out; of a killed one its sentinel tells at once.
+//! Started again, that one has its books from the other, and stands when both are alike.
 //!
 //! Gateways and exchange are processes of their own, as in earnest: a signal that leaves no time is what they get. The
 //! subscriber and the witness live here, where the signals come from.
@@ -185,18 +185,18 @@ pub(crate) fn run(
     on_event: &mut dyn FnMut(PairEvent),
 ) -> anyhow::Result<PairReport> {
     fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
-    let scratch = tempfile::tempdir().context("make a scratch directory")?;
+    let scratch = tempfile::tempdir().context("create a temporary directory")?;
     let addresses = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
     let other = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
     let date = options.date.unwrap_or_else(|| TradingDate::in_new_york(unix_now()));
     let link = free_link_addresses().context("find free ports on loopback")?;
     let setup = DemoSetup { options, addresses, other, link, date, scratch: scratch.path() };
-    make_key(&setup.key()).context("make the key of the link")?;
+    make_key(&setup.key()).context("create the key of the pair link")?;
 
     let played = FeedSource::Itch(ItchDay {
         seed: options.seed,
         message_count: options.messages,
-        stock_count: STOCKS,
+        stock_count: INSTRUMENTS,
         ..ItchDay::default()
     });
     let (expected, packets, messages) = reference::digest(&played, setup.reference()?)?;
@@ -228,9 +228,9 @@ pub(crate) fn run(
         let is_time = led_since.elapsed() >= options.tenure && received < expected.messages / 8 * 7;
         if is_time && received > 0 {
             let fault = FAULTS[changes.len() % FAULTS.len()];
-            let leader = witness.leader().context("nobody leads")?;
+            let leader = witness.leader().context("no gateway leads")?;
             let gateway = gateways.get_mut(usize::from(leader.node).wrapping_sub(1));
-            let gateway = gateway.with_context(|| format!("node {} is none of ours", leader.node))?;
+            let gateway = gateway.with_context(|| format!("unknown node {}", leader.node))?;
             let control = setup.control_socket(leader.node);
             let after = started.elapsed();
             match fault {
@@ -319,7 +319,7 @@ impl DemoSetup<'_> {
             ("--line", line_b.to_string()),
             ("--request-server", requests.to_string()),
             ("--messages", messages.to_string()),
-            ("--stocks", STOCKS.to_string()),
+            ("--instruments", INSTRUMENTS.to_string()),
             ("--seed", seed.to_string()),
             ("--rate", rate.to_string()),
             ("--loss", loss.to_string()),
@@ -398,11 +398,11 @@ fn make_key(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is done to whoever leads, in turn. A gateway that was stopped knows that it stalled, so the one that is asked to
-/// lead is another.
+/// What is done to whoever leads, in turn. A gateway that was stopped knows that it stalled, so the one that is asked
+/// to lead is another.
 const FAULTS: [Fault; 3] = [Fault::HandedOver, Fault::Stopped, Fault::Killed];
-/// Stocks of the made-up day.
-const STOCKS: u16 = 1_000;
+/// Instruments of the synthetic session.
+const INSTRUMENTS: u16 = 1_000;
 /// Nothing takes as long on any machine; whatever takes longer hangs.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Nothing new for so long after the exchange has said everything: nothing more will come.

@@ -57,7 +57,7 @@ fn header(top: &Top, width: u16) -> Vec<Line<'static>> {
     }
     let mut second = Vec::new();
     if let Some((read, all)) = snapshot.progress {
-        second.push(Span::raw(format!("{} % read  ", read.saturating_mul(100) / all.max(1))));
+        second.push(Span::raw(format!("{} % done  ", read.saturating_mul(100) / all.max(1))));
     }
     if let Some(span_ns) = top.span_ns() {
         let clock = if snapshot.progress.is_some() { " of the capture" } else { "" };
@@ -73,7 +73,7 @@ fn header(top: &Top, width: u16) -> Vec<Line<'static>> {
 /// A line of sums, and as many lines of threads as they need.
 fn pool_lines(pool: &PoolRow, width: u16) -> Vec<Line<'static>> {
     let sums = format!(
-        "pool {}  {}  busy {}  without leader ",
+        "pool {}  {}  busy {}  saturated ",
         pool.name,
         if pool.threads.len() == 1 { "1 thread".to_owned() } else { format!("{} threads", pool.threads.len()) },
         percent(pool.busy)
@@ -209,7 +209,7 @@ fn footer(top: &Top) -> Line<'static> {
             Span::styled("filter: ", BOLD),
             Span::raw(top.filter().to_owned()),
             Span::styled(" ", Style::new().add_modifier(Modifier::REVERSED)),
-            Span::raw("  enter keeps it, esc ends it"),
+            Span::raw("  enter: apply, esc: cancel"),
         ]),
         Mode::Normal | Mode::Help => {
             let shown = top.channels().len();
@@ -243,11 +243,11 @@ fn help(area: Rect, buffer: &mut Buffer) {
 /// What the columns say, below the keys.
 const COLUMN_HELP: [&str; 6] = [
     "",
-    " rate: messages a second    gaps: declared    lost: messages in them",
-    " drops: refused, and should not have come    faults: contradict a book",
-    " lead: the line that is ahead most often, how often, and by how much (p50)",
-    " p50, p99: wire to wire, over the last interval of the latency log",
-    " without leader: every thread was processing",
+    " rate: messages/s    gaps: gaps declared    lost: messages in gaps",
+    " drops: unexpected packets, refused    faults: messages inconsistent with the book",
+    " lead: line that is most often first; share; median lead",
+    " p50, p99: wire to wire, last latency interval",
+    " saturated: share of time in which all threads were busy",
 ];
 
 fn role_style(role: &str) -> Style {

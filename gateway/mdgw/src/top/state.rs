@@ -71,13 +71,13 @@ pub(crate) enum Flow {
 /// Keys and what they do, as the help says it.
 pub(crate) const KEYS: [(&str, &str); 9] = [
     ("q", "quit"),
-    ("space", "freeze, and go on"),
-    ("s", "sort by the next column, as the last line names it"),
+    ("space", "freeze or resume"),
+    ("s", "sort by the next column (shown in the last line)"),
     ("r", "reverse the order"),
-    ("/", "channels with this text in name, number or state"),
-    ("esc", "show all channels again"),
+    ("/", "filter by text in name, number or state"),
+    ("esc", "clear the filter"),
     ("up, down", "scroll by a row"),
-    ("pages, home, end", "scroll by ten rows, to the first, to the last"),
+    ("pages, home, end", "scroll by a page; to the first or last row"),
     ("h, ?", "this help"),
 ];
 

@@ -11,7 +11,7 @@ use crate::cli::{Outcome, print, warn};
 /// Where the gateway listens.
 #[derive(Debug, clap::Args)]
 pub(super) struct Socket {
-    /// The gateway's control socket, as its configuration names it.
+    /// Control socket of the gateway (gateway.control_socket).
     #[arg(long, value_name = "SOCKET", default_value = "/run/mdgw/control")]
     pub(super) socket: PathBuf,
     /// One line of JSON instead of a table.
@@ -23,7 +23,7 @@ pub(super) struct Socket {
 pub(super) struct HistoryArgs {
     #[command(flatten)]
     socket: Socket,
-    /// Lines of the audit, the newest ones.
+    /// Number of audit entries to show, newest last.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
     count: usize,
 }
@@ -32,7 +32,7 @@ pub(super) struct HistoryArgs {
 pub(super) struct GroupArgs {
     #[command(flatten)]
     pub(super) socket: Socket,
-    /// Of which group; needed where there are several.
+    /// Group; required if the gateway has several.
     #[arg(long, value_name = "N")]
     pub(super) group: Option<u16>,
 }
@@ -41,7 +41,7 @@ pub(super) struct GroupArgs {
 pub(super) struct HandOverArgs {
     #[command(flatten)]
     of: GroupArgs,
-    /// Which gateway is to lead, by its node's number; the fittest where none is named.
+    /// Node number of the next leader. Default: the fittest candidate.
     #[arg(long, value_name = "NODE")]
     to: Option<u8>,
 }
@@ -61,7 +61,7 @@ pub(super) struct AdmitArgs {
 pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
     print_answer(args, &Request::Status {}, |value, text| {
         if value["groups"].as_array().is_none_or(Vec::is_empty) {
-            writeln!(text, "node {} stands alone: there is no election", value["node"])?;
+            writeln!(text, "node {} runs standalone: no election is configured", value["node"])?;
             return Ok(());
         }
         write_groups(value, text)
@@ -86,7 +86,7 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
             if group["pinned"] == true { ", pinned" } else { "" }
         )?;
         if let Some(obstacle) = group["obstacle"].as_str() {
-            writeln!(text, "       stands in the way: {obstacle}")?;
+            writeln!(text, "       not eligible: {obstacle}")?;
         }
         write_condition(&group["details"], text)?;
         let load = loads.entry(leader).or_default();
@@ -101,31 +101,33 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What isn't as it should be: nothing for a gateway that stands and is fit, in an election that can't have two leaders.
+/// What isn't as it should be: nothing for a gateway that stands and is fit, in an election that can't have two
+/// leaders.
 fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
     if details["may_split"] == true {
         writeln!(
             text,
-            "       splits are allowed (emergent): two may lead while the network is cut; receivers take the higher epoch"
+            "       split brain is allowed (backend emergent): during a network partition two gateways can lead; \
+             receivers accept the higher epoch"
         )?;
     }
     let joining = &details["joining"];
     if joining["standing"] == "joins" {
         writeln!(
             text,
-            "       joins its peer: {} messages behind, {} channels missing, level for {} ms",
+            "       joining: {} messages behind its peer, {} channels missing, caught up for {} ms",
             joining["behind_messages"], joining["channels_missing"], joining["level_ms"]
         )?;
         if joining["unlike_ms"].as_u64().is_some_and(|unlike_ms| unlike_ms > 0) {
             writeln!(
                 text,
-                "       its messages are not its peer's, for {} ms: its books are in doubt",
+                "       content differs from its peer's for {} ms: its books are suspect",
                 joining["unlike_ms"]
             )?;
         }
     }
     if let Some(class) = details["fitness"].as_str().filter(|class| *class != "fit") {
-        writeln!(text, "       not fit: {class}")?;
+        writeln!(text, "       fitness reduced: {class}")?;
     }
     for channel in details["channels"].as_array().into_iter().flatten() {
         if !matches!(channel["state"].as_str(), Some("live" | "ended" | "waiting")) {
@@ -134,7 +136,8 @@ fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
         if channel["kept"]["is_cut"] == true {
             writeln!(
                 text,
-                "       channel {}: history_bytes no longer holds the session: a peer that comes back has to copy the state",
+                "       channel {}: the input history no longer covers the whole session (history_bytes): a peer that \
+                 rejoins must copy the state",
                 channel["channel"]
             )?;
         }
@@ -170,10 +173,10 @@ fn channel_text(channel: &Value) -> String {
     };
     let blackout = match channel["blackout_ns"].as_u64() {
         Some(ns) => format!("blackout {}.{:03} ms", ns / 1_000_000, ns / 1_000 % 1_000),
-        None => "no blackout known".to_owned(),
+        None => "blackout unknown".to_owned(),
     };
     format!(
-        "channel {}: {blackout}, heard up to {}, own input up to {}, {} packets sent again",
+        "channel {}: {blackout}; old leader's output received through {}, own input through {}, {} packets republished",
         channel["channel"],
         position_text(&channel["heard"]),
         position_text(&channel["ready"]),
@@ -192,7 +195,7 @@ fn time_text(time_ns: &Value) -> String {
 
 pub(super) fn hand_over(args: &HandOverArgs) -> anyhow::Result<Outcome> {
     print_answer(&args.of.socket, &Request::HandOver { group: args.of.group, target: args.to }, |value, text| {
-        Ok(writeln!(text, "group {} is led by {}", value["group"], leader(&value["leader"]))?)
+        Ok(writeln!(text, "group {}: leader is {}", value["group"], leader(&value["leader"]))?)
     })
 }
 
@@ -200,13 +203,13 @@ pub(super) fn set_pin(args: &GroupArgs, is_pinned: bool) -> anyhow::Result<Outco
     let group = args.group;
     let request = if is_pinned { Request::Pin { group } } else { Request::Unpin { group } };
     print_answer(&args.socket, &request, |value, text| {
-        let state = if is_pinned { "moves no more by itself" } else { "may move by itself" };
-        Ok(writeln!(text, "leadership of groups {} {state}", value["groups"])?)
+        let state = if is_pinned { "is pinned (no automatic moves)" } else { "is unpinned (automatic moves allowed)" };
+        Ok(writeln!(text, "leadership of group(s) {} {state}", value["groups"])?)
     })
 }
 
 pub(super) fn admit(args: &AdmitArgs) -> anyhow::Result<Outcome> {
-    warn("whoever is admitted may lead: make sure that this name and number belong to one gateway alone");
+    warn("an admitted gateway can become leader: make sure that no other gateway has this name or number");
     let request = Request::Admit { group: args.of.group, node: args.node, name: args.name.clone() };
     print_answer(&args.of.socket, &request, |_, text| {
         Ok(writeln!(text, "node {} {} is admitted", args.node, args.name)?)
@@ -305,7 +308,7 @@ mod tests {
              own input up to 17 of nasdaq-itch-5.0 2019-01-30 #0, 2 packets sent again"
         );
         let nothing = json!({ "channel": 1, "sent_again_packets": 0 });
-        assert!(channel_text(&nothing).contains("no blackout known, heard up to nothing"));
+        assert!(channel_text(&nothing).contains("blackout unknown, heard up to nothing"));
     }
 
     #[test]

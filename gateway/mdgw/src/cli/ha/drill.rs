@@ -17,10 +17,10 @@ use crate::cli::{Outcome, print, warn};
 pub(super) struct Args {
     #[command(flatten)]
     of: GroupArgs,
-    /// Which gateway is to lead meanwhile, by its node's number; the fittest where none is named.
+    /// Node number of the temporary leader. Default: the fittest candidate.
     #[arg(long, value_name = "NODE")]
     to: Option<u8>,
-    /// How long it leads, seconds.
+    /// Seconds that the temporary leader leads.
     #[arg(long, value_name = "N", default_value_t = 1)]
     hold_s: u64,
 }
@@ -31,7 +31,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut results = Vec::new();
     let times = DrillTiming { hold: Duration::from_secs(args.hold_s), retry_timeout: RETRY_TIMEOUT };
     if let Err(error) = hand_over_and_take_back(&socket.socket, *group, args.to, times, &mut results) {
-        let failed = format!("drill: {} of 2 hand-overs done, then {error}", results.len());
+        let failed = format!("drill: {} of 2 hand-overs completed, then: {error}", results.len());
         if matches!(error, ControlError::Refused(_)) {
             warn(&failed);
             return Ok(Outcome::No);
@@ -70,8 +70,8 @@ struct DrillTiming {
     retry_timeout: Duration,
 }
 
-/// The gateway at the socket leads, and leads again at the end: it asks the other one itself, over the pair link. What was
-/// done is in `results`, whatever comes of the rest.
+/// The gateway at the socket leads, and leads again at the end: it asks the other one itself, over the pair link. What
+/// was done is in `results`, whatever comes of the rest.
 fn hand_over_and_take_back(
     socket: &Path,
     group: Option<u16>,
@@ -101,17 +101,17 @@ fn led_group(socket: &Path, group: Option<u16>) -> Result<u16, ControlError> {
     let Some(found) = found else {
         let known: Vec<String> = groups.iter().map(|known| known["group"].to_string()).collect();
         return match (known.is_empty(), group) {
-            (true, _) => refused("it stands alone: there is no election".to_owned()),
-            (false, Some(_)) => refused(format!("no such group: there are {}", known.join(", "))),
-            (false, None) => refused(format!("which group? there are {}", known.join(", "))),
+            (true, _) => refused("this gateway runs standalone: no election is configured".to_owned()),
+            (false, Some(_)) => refused(format!("no such group; groups: {}", known.join(", "))),
+            (false, None) => refused(format!("--group is required; groups: {}", known.join(", "))),
         };
     };
     let Some(group) = found["group"].as_u64().and_then(|group| group.try_into().ok()) else {
-        return refused(format!("{}: its status is not a gateway's", socket.display()));
+        return refused(format!("{}: the answer is not the status of a gateway", socket.display()));
     };
     if found["role"] != "leader" {
         let (node, leader) = (&status["node"], leader(&found["leader"]));
-        return refused(format!("node {node} does not lead group {group}, which is led by {leader}: begin there"));
+        return refused(format!("node {node} does not lead group {group}; run the drill on its leader, {leader}"));
     }
     Ok(group)
 }
@@ -138,11 +138,11 @@ fn hand_over(
             Err(ControlError::Refused(reason)) => {
                 let limit_s = retry_timeout.as_secs();
                 if started.elapsed() >= retry_timeout {
-                    let why = format!("group {group} was not handed over within {limit_s} s: {reason}");
+                    let why = format!("group {group}: no hand-over within {limit_s} s: {reason}");
                     return Err(ControlError::Refused(why));
                 }
                 if !std::mem::replace(&mut is_warned, true) {
-                    warn(&format!("drill: {reason}; tried again for up to {limit_s} s"));
+                    warn(&format!("drill: {reason}; retrying for up to {limit_s} s"));
                 }
             }
             Err(error) => return Err(error),
@@ -164,8 +164,8 @@ mod tests {
 
     use super::*;
 
-    /// Gateways 1, 2 and 3 with one group, 7, seen from the first: who leads it, how often the next one is not ready yet,
-    /// and what was asked.
+    /// Gateways 1, 2 and 3 with one group, 7, seen from the first: who leads it, how often the next one is not ready
+    /// yet, and what was asked.
     #[derive(Debug)]
     struct Group {
         leader: u8,

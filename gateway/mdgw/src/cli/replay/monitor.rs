@@ -31,7 +31,7 @@ impl ReplayMonitor {
         let shared = Arc::clone(&latest);
         let server = ControlServer::start(socket, move |request| match request {
             Request::Snapshot {} => Response::Ok(json!(*shared.lock().unwrap_or_else(PoisonError::into_inner))),
-            _ => Response::Refused("this is a replay: it can only be watched".to_owned()),
+            _ => Response::Refused("this is a replay: only mdgw top is supported".to_owned()),
         });
         let server = server.with_context(|| format!("listen at {}", socket.display()))?;
         Ok(Self { _server: server, latest, shown: None, file_bytes: bytes_of(files) })

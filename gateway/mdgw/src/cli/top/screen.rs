@@ -34,7 +34,7 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
-    let updates = start_polling(args.socket.clone(), args.interval()).context("start the thread that asks")?;
+    let updates = start_polling(args.socket.clone(), args.interval()).context("start the polling thread")?;
     let mut screen = Screen::open().context("take over the terminal")?;
     let silence_max = ANSWER_TIMEOUT.max(3 * args.interval());
     let mut last_update = Instant::now();
@@ -43,7 +43,7 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
             last_update = Instant::now();
             match updates {
                 Ok(snapshot) => top.take(snapshot),
-                Err(error) => top.set_problem(format!("{error:#}; trying again")),
+                Err(error) => top.set_problem(format!("{error:#}; retrying")),
             }
         }
         if last_update.elapsed() > silence_max {

@@ -85,7 +85,7 @@ impl OutputMonitor {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("nobody took over for {} s; the gateways' logs tell why", timeout.as_secs());
+                bail!("no takeover within {} s; see the gateways' logs", timeout.as_secs());
             }
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -93,8 +93,8 @@ impl OutputMonitor {
 
     pub(super) fn stop(mut self) -> anyhow::Result<Verdict> {
         self.shared.stop.store(true, Ordering::Release);
-        let Some(thread) = self.thread.take() else { bail!("the witness has ended") };
-        let judged = thread.join().map_err(|_| anyhow::anyhow!("the witness panicked"))?;
+        let Some(thread) = self.thread.take() else { bail!("the capture thread has ended") };
+        let judged = thread.join().map_err(|_| anyhow::anyhow!("the capture thread panicked"))?;
         judged.context("write the capture of the output")
     }
 }

@@ -80,7 +80,7 @@ impl Process {
             }
             self.ensure_running()?;
             if Instant::now() >= deadline {
-                bail!("{} does not stand for election: see {}", self.name, self.log.display());
+                bail!("{} did not become eligible: see {}", self.name, self.log.display());
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -89,7 +89,7 @@ impl Process {
     /// Nothing but this demonstration ends its parts.
     pub(super) fn ensure_running(&mut self) -> anyhow::Result<()> {
         if self.has_ended()? {
-            bail!("{} has ended by itself: see {}", self.name, self.log.display());
+            bail!("{} exited unexpectedly: see {}", self.name, self.log.display());
         }
         Ok(())
     }
