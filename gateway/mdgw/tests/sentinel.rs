@@ -375,7 +375,7 @@ fn an_orderly_stop_is_not_announced() {
     gateway.order("close");
     assert!(gateway.child.wait().unwrap().success());
     let said = gateway.said();
-    assert!(said.contains("ended in order"), "{said}");
+    assert!(said.contains("gateway stopped cleanly"), "{said}");
     assert_eq!(site.notices(), []);
 }
 
@@ -415,7 +415,7 @@ fn a_sentinel_service_watches_gateways_in_sequence_and_in_parallel() {
     assert_eq!(site.notices(), []);
     let mut third = site.gateway(options(15));
     third.order("close");
-    said.find(|line| line.contains("ended in order")).expect("the third is watched");
+    said.find(|line| line.contains("gateway stopped cleanly")).expect("the third is watched");
     assert_eq!(site.notices(), []);
     service.kill().unwrap();
     service.wait().unwrap();

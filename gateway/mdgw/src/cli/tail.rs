@@ -511,7 +511,7 @@ mod tests {
             }
             let outcome = tail.check().map_err(|error| error.to_string());
             assert_eq!(outcome.is_err(), is_refused, "{outcome:?}");
-            assert!(outcome.err().is_none_or(|text| text.contains("channel 3 is of IEXG.TOPS")));
+            assert!(outcome.err().is_none_or(|text| text.contains("channel 3 belongs to dataset IEXG.TOPS")));
         }
     }
 }

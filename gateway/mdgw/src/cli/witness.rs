@@ -221,8 +221,8 @@ address = "10.0.0.2:27500"
             let error = format!("{:#}", Config::parse(&GOOD.replacen(from, to, 1)).unwrap_err());
             assert!(error.contains(expected), "{error}");
         };
-        check("node = 1", "node = 3", "peer.node = 3: is the witness's own");
-        check("node = 2", "node = 1", "peer 1 at 10.0.0.2:27500: another peer has that number");
+        check("node = 1", "node = 3", "peer.node = 3: equals the witness's own number");
+        check("node = 2", "node = 1", "peer 1 at 10.0.0.2:27500: duplicate number or address");
         check("\"127.0.0.1:27500\"", "\"127.0.0.1:0\"", "listen = \"127.0.0.1:0\": port must be 1 to 65535");
         check("\"127.0.0.1:27500\"", "\"127.0.0.1\"", "listen");
         check("node = 3", "node = 300", "300");

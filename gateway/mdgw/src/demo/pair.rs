@@ -55,7 +55,7 @@ pub(crate) struct PairOptions {
     pub loss: f64,
     /// How long a gateway leads before it is stopped or killed.
     pub tenure: Duration,
-    /// Lease profile: `default`, `fast` or `calm`.
+    /// Lease profile: `default`, `fast` or `relaxed`.
     pub profile: String,
     /// Where logs and the capture of the output go.
     pub directory: PathBuf,
