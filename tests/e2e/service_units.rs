@@ -1,5 +1,5 @@
-//! The systemd units of `ops/systemd` with the shipped configurations: systemd accepts the units, their directories cover
-//! the configured paths, and the gateway starts as the unprivileged user under the unit's restrictions.
+//! The systemd units of `ops/systemd` with the shipped configurations: systemd accepts the units, their directories
+//! cover the configured paths, and the gateway starts as the unprivileged user under the unit's restrictions.
 
 use std::{
     fs,
@@ -122,10 +122,10 @@ fn the_directories_of_the_units_cover_the_configured_paths() {
 /// Ids of nobody, who owns nothing here.
 const USER: &str = "65534";
 
-/// Makes the unit's world around the gateway: interfaces of the shipped configuration in a network of its own, a read-only
-/// file system, empty parents of the unit's directories, and the directories owned by the user. Then it drops to the user
-/// and the unit's capabilities, runs the unit's check, and becomes the gateway.
-/// Arguments: user, capabilities (for setpriv), configuration, program, directories.
+/// Makes the unit's world around the gateway: interfaces of the shipped configuration in a network of its own, a
+/// read-only file system, empty parents of the unit's directories, and the directories owned by the user. Then it drops
+/// to the user and the unit's capabilities, runs the unit's check, and becomes the gateway. Arguments: user,
+/// capabilities (for setpriv), configuration, program, directories.
 const START: &str = r#"
 user=$1 capabilities=$2 config=$3 program=$4
 shift 4

@@ -1,4 +1,4 @@
-//! `mdgw replay` as it is typed: exit codes, and what goes to which stream.
+//! `mdgw replay` as a process: exit codes, and the contents of standard output and standard error.
 
 use std::{
     fs,

@@ -131,14 +131,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if is_complete { Outcome::Done } else { Outcome::No })
 }
 
-/// Writes the books. Of a market's instruments most may rest: where none were named, those that have something to show.
+/// Writes the books. Most instruments of a market can be inactive, so without `--symbol` or `--all` only instruments
+/// with an order or a trade are shown.
 fn show(snapshot: &BookSnapshot, args: &Args, out: &mut impl Write) -> io::Result<()> {
-    let are_named = args.all || !args.symbol.is_empty();
-    let has_something = |book: &InstrumentBook| !book.bids.is_empty() || !book.asks.is_empty() || book.trades > 0;
+    let show_all = args.all || !args.symbol.is_empty();
+    let has_content = |book: &InstrumentBook| !book.bids.is_empty() || !book.asks.is_empty() || book.trades > 0;
     let mut separator = "";
     let mut empty_count = 0_u64;
     for book in &snapshot.books {
-        if !are_named && !has_something(book) {
+        if !show_all && !has_content(book) {
             empty_count += 1;
         } else if args.json {
             write_json(out, book)?;

@@ -1,4 +1,4 @@
-//! `mdgw capture`: lines to pcapng files.
+//! `mdgw capture`: records lines to pcapng files.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -190,7 +190,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         Err(error) => bail!("{} (everything before this point was kept)", error_chain(&error)),
     };
     let text = if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() };
-    // Where packets go to standard output, the summary must not.
+    // If packets go to standard output, the summary goes to standard error.
     if is_standard_output(&args.out) {
         io::stderr().write_all(text.as_bytes())?
     } else {
@@ -199,7 +199,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// How often a terminal is told how it goes.
+/// Interval between updates of the progress line.
 const SHOW_INTERVAL: Duration = Duration::from_millis(250);
 
 fn progress_line(progress: CaptureProgress) -> String {
@@ -210,8 +210,8 @@ fn progress_line(progress: CaptureProgress) -> String {
 impl Args {
     fn options(&self) -> anyhow::Result<CaptureOptions> {
         let (lines, channels) = match &self.config {
-            Some(path) => self.configured(&Resolved::load(path)?)?,
-            None => self.grouped()?,
+            Some(path) => self.lines_of_config(&Resolved::load(path)?)?,
+            None => self.lines_of_groups()?,
         };
         let triggers = Triggers {
             gap: self.trigger.trigger.contains(&TriggerArg::Gap),
@@ -241,8 +241,8 @@ impl Args {
         })
     }
 
-    /// The lines of a configuration, or of those of its channels that were named.
-    fn configured(&self, config: &Resolved) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
+    /// The lines of the configuration, or only of the channels given by `--channel`.
+    fn lines_of_config(&self, config: &Resolved) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
         let names: Vec<&str> = config.channels.iter().map(|channel| channel.name.as_str()).collect();
         if let Some(unknown) = self.channel.iter().find(|name| !names.contains(&name.as_str())) {
             bail!(
@@ -261,7 +261,7 @@ impl Args {
                 name: format!("{}.{}", channel.name, line.line),
                 address: line.group,
                 interface: Some(line.interface.clone()),
-                // One source can be joined by itself; several are joined for any.
+                // A capture joins one source at most. A line with several sources is joined for any source.
                 source: if let [source] = line.sources.as_slice() { Some(*source) } else { None },
                 buffer_bytes: self.buffer_bytes(line.receive_buffer_bytes),
                 stamps: line.stamps,
@@ -272,8 +272,8 @@ impl Args {
         Ok((lines, channels))
     }
 
-    /// The groups of the command line; where something is looked for in them, the lines of one channel.
-    fn grouped(&self) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
+    /// The groups of the command line; with a trigger, they are the lines of one channel.
+    fn lines_of_groups(&self) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
         let mut lines: Vec<CaptureLine> = Vec::new();
         for group in &self.group {
             let name = group.name.clone().unwrap_or_else(|| group.address.to_string());
@@ -307,5 +307,5 @@ impl Args {
     }
 }
 
-/// Twice what a line of the gateway has: a disk may stall for longer than a decoder.
+/// Default receive buffer. Twice that of a gateway line, since a disk can stall for longer than a decoder.
 const BUFFER_BYTES: usize = 16 << 20;

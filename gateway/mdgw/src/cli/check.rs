@@ -1,5 +1,4 @@
-//! `mdgw check`: what a configuration would run, or what is wrong with it. The answer is no where it could not run on
-//! this host.
+//! `mdgw check`: prints what a configuration would run, or its errors. Exit code 1 if it cannot run on this host.
 
 use std::{fmt::Write as _, path::PathBuf};
 

@@ -85,7 +85,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     });
     bar.finish_and_clear();
     let converted = converted?;
-    // Standard output may be the table's.
+    // Standard error, since standard output may carry the table.
     let skipped = match converted.skipped {
         0 => String::new(),
         count => format!(", {} of other schemas skipped", grouped(count)),

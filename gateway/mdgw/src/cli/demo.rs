@@ -1,4 +1,4 @@
-//! `mdgw demo`: the whole line on loopback.
+//! `mdgw demo`: exchange simulator, gateway and subscriber on loopback.
 
 mod pair;
 
@@ -117,7 +117,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if report.is_correct() { Outcome::Done } else { Outcome::No })
 }
 
-/// The percentiles that are shown.
+/// Percentiles in the result.
 const PERCENTILES: [f64; 4] = [50.0, 99.0, 99.9, 100.0];
 
 fn wire_to_wire(report: &DemoReport) -> Option<[u64; 4]> {
@@ -159,7 +159,7 @@ fn table(report: &DemoReport) -> anyhow::Result<String> {
         (false, false) => "FAILED: records are missing, duplicated or different",
     };
     row("result", verdict.to_owned())?;
-    row("report", report.page.display().to_string())?;
+    row("report", report.report_page.display().to_string())?;
     Ok(text)
 }
 
@@ -187,7 +187,7 @@ fn json(report: &DemoReport) -> String {
         "wire_to_wire_ns": percentiles.map(|[p50, p99, p999, max]| serde_json::json!({
             "p50": p50, "p99": p99, "p99_9": p999, "max": max,
         })),
-        "report": report.page,
+        "report": report.report_page,
     });
     format!("{value}\n")
 }

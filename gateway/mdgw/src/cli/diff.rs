@@ -1,4 +1,4 @@
-//! `mdgw diff`: what differs between two recordings of the same thing.
+//! `mdgw diff`: compares two recordings of the same stream.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `mdgw ha`: tools for the hot-standby pair.
+//! `mdgw ha`: queries, controls and verifies the gateways of a pair.
 
 mod control;
 mod drill;

@@ -1,4 +1,4 @@
-//! `mdgw inspect`: takes captures apart.
+//! `mdgw inspect`: decodes captures, packet by packet and field by field.
 
 use std::{
     env,
@@ -132,7 +132,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         bail!("{}{kept}", damages.join("; "));
     }
     inspection.check_totals()?;
-    // Where nothing came, no filter has taken it away.
+    // Without any datagram, the filters are not the reason for empty output.
     if inspection.matched > 0 || inspection.datagrams == 0 {
         return Ok(Outcome::Done);
     }
@@ -140,25 +140,25 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::No)
 }
 
-/// All files, one after the other.
+/// State across all input files.
 struct Inspection<'a> {
     args: &'a Args,
     stop: Arc<AtomicBool>,
     printer: PacketPrinter,
     out: BufWriter<StdoutLock<'static>>,
     bar: ProgressBar,
-    /// Bytes of the files that are through.
+    /// Size of the files that are done, for the progress bar.
     bytes_before: u64,
     datagrams: u64,
     recognised: u64,
-    /// Packets that the filters left.
+    /// Packets that match the filters.
     matched: u64,
-    /// A file was left before its end, since no filter wants the rest.
+    /// Reading of a file stopped early, since no later packet can match.
     stopped_early: bool,
 }
 
 impl Inspection<'_> {
-    /// One file to its end; the damage that ended it before.
+    /// Reads one file to its end. Returns the damage that ended it earlier.
     fn file(&mut self, path: &Path) -> anyhow::Result<Option<String>> {
         let options = OpenOptions { date: self.args.date, ..OpenOptions::default() };
         let opened = if self.args.follow {
@@ -193,7 +193,7 @@ impl Inspection<'_> {
                     self.matched += u64::from(is_wanted);
                     is_recognised
                 }
-                // Taken apart even when it isn't wanted: later messages may need the symbols that this one names.
+                // Decoded even without a match: later messages may need the symbols that this packet defines.
                 _ => {
                     let mut packet = dissector.packet(datagram);
                     if check == Place::In && filter.retain_matching(&mut packet) && statistics.is_none() {
@@ -228,18 +228,18 @@ impl Inspection<'_> {
         Ok(damage)
     }
 
-    /// What is wrong with a file, unless it only ended where we were told to follow it no further.
+    /// The error text; `None` if `--follow` was interrupted in the middle of a packet, which is no damage.
     fn damage(&self, error: CaptureError) -> Option<String> {
         let is_end = self.stop.load(Relaxed)
             && matches!(error.fault, CaptureFault::Truncated { .. } | CaptureFault::Empty | CaptureFault::NotACapture);
         (!is_end).then(|| super::error_chain(&anyhow::Error::from(error)))
     }
 
-    /// Whether there was anything to inspect.
+    /// Fails if the files contain no datagram or no known feed.
     fn check_totals(&self) -> anyhow::Result<()> {
         let files = || self.args.files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
         match (self.datagrams, self.recognised) {
-            // What wasn't looked at may be anything.
+            // Unread data may contain a known feed.
             _ if self.args.follow || self.stopped_early => Ok(()),
             (0, _) => bail!("inspect: no UDP datagrams in {}", files()),
             (datagrams, 0) => {
@@ -250,7 +250,7 @@ impl Inspection<'_> {
     }
 }
 
-/// Counts a datagram; whether it is of a known feed, and whether the filters leave anything of it.
+/// Counts a datagram. Returns whether it belongs to a known feed, and whether it matches the filters.
 #[inline]
 fn count(
     statistics: &mut Statistics,
@@ -269,7 +269,7 @@ fn count(
     (!matches!(packet.framing, Framing::Unrecognised), is_wanted)
 }
 
-/// How packets are shown.
+/// Output format of packets.
 enum PacketPrinter {
     Json,
     Text { text: Text, buffer: String },
@@ -332,12 +332,12 @@ fn protocol(feed: Feed) -> DetectedProtocol {
     }
 }
 
-/// What a path says about whose ITCH it is; sessions are named after it.
+/// The ITCH feed that the path suggests; statistics use it in session names.
 fn feed_in_name(path: &Path) -> Option<Feed> {
     let guess = guess(DetectedProtocol::Itch50, path);
     (guess.by == GuessBasis::Path).then_some(guess.feed)
 }
 
 const OUT_BYTES: usize = 256 * 1024;
-/// Datagrams between two looks at the progress bar.
+/// Datagrams between two updates of the progress bar.
 const DATAGRAMS_PER_UPDATE: u64 = 65_536;

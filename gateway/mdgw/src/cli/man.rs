@@ -1,4 +1,4 @@
-//! `mdgw man`: manual pages, from the same definitions as the commands themselves.
+//! `mdgw man`: manual pages, generated from the definitions of the commands.
 
 use std::{
     fs,
@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome
     Ok(Outcome::Done)
 }
 
-/// Every page with its file's name, the program's first.
+/// File name and content of every page; the page of `mdgw` itself comes first.
 pub(super) fn pages(mut command: clap::Command) -> Vec<(String, Vec<u8>)> {
     command.build();
     let mut pages = Vec::new();

@@ -1,4 +1,4 @@
-//! `mdgw merge`: captures of a channel's lines into one.
+//! `mdgw merge`: merges captures of a channel's lines into one capture.
 
 use std::{
     io::{self, Write as _},
@@ -67,7 +67,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     bar.finish_and_clear();
     let summary = merged?;
     let text = if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() };
-    // Where the packets go to standard output, the summary must not.
+    // If packets go to standard output, the summary goes to standard error.
     if args.out == Path::new("-") {
         io::stderr().write_all(text.as_bytes())?
     } else {

@@ -1,4 +1,4 @@
-//! `mdgw replay`: plays captures and day files, to the wire or straight into the pipeline.
+//! `mdgw replay`: replays captures and day files, to the network or directly into the pipeline.
 
 mod monitor;
 mod rehearsal;
@@ -174,7 +174,7 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     });
     bar.finish_and_clear();
     let summary = summary?;
-    // Where the records go to standard output, the summary must not.
+    // If records go to standard output, the summary goes to standard error.
     let text = if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() };
     match &asked.out {
         Some(path) if path.as_path() == Path::new("-") => io::Write::write_all(&mut io::stderr(), text.as_bytes())?,
@@ -233,7 +233,7 @@ fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Done: some rate was without loss. No: not even the first.
+/// Raises the rate until a packet is lost. [`Outcome::No`] if the first rate already lost packets.
 fn run_until_loss(
     args: &Args,
     options: &WireOptions,
@@ -260,7 +260,7 @@ impl Args {
     }
 }
 
-/// A flag that SIGINT and SIGTERM raise.
+/// A flag that SIGINT and SIGTERM set.
 pub(super) fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -273,7 +273,7 @@ pub(super) fn continue_unless(stop: &AtomicBool) -> ControlFlow<()> {
     if stop.load(Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
-/// A bar over the bytes of all files, on a terminal only.
+/// A progress bar over the bytes of all files; hidden if standard error is not a terminal.
 pub(super) fn bar(files: &[PathBuf]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -283,7 +283,7 @@ pub(super) fn bar(files: &[PathBuf]) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// All files together, as they are on disk.
+/// Total size of the files on disk.
 fn bytes_of(files: &[PathBuf]) -> u64 {
     files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }

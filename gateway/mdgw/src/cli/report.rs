@@ -1,4 +1,4 @@
-//! `mdgw report`: latency logs as a table, a page, distributions, CSV, JSON; groups of them held against each other.
+//! `mdgw report`: latency logs as table, HTML page, percentile distributions, CSV or JSON; comparison of groups of logs.
 
 use std::{fmt, fs, path::PathBuf};
 
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         let report = Report::of(&files, args.channel.map(ChannelId));
         report.damage.iter().take(DAMAGE_SHOWN_MAX).for_each(|damage| warn(&damage.to_string()));
         if report.end == UnixNs(0) {
-            // Without an interval there is no time that a report could be of.
+            // Without an interval the report has no time span.
             let channel = args.channel.map_or_else(String::new, |channel| format!(" of channel {channel}"));
             let logs: Vec<String> = report.logs.iter().map(|path| path.display().to_string()).collect();
             bail!("report: no interval{channel} in {}", logs.join(", "));
@@ -105,7 +105,7 @@ fn show(args: &Args, Group { name, report }: &Group) -> anyhow::Result<()> {
     } else {
         table::write(report, &mut text)?;
     }
-    // Files first: whoever reads the text may go away in the midst of it.
+    // Files first: printing may end early on a closed pipe.
     write_page(args, |page| html::write(report, page))?;
     if let Some(directory) = &args.hgrm {
         hgrm::write_all(report, directory).with_context(|| format!("write to {}", directory.display()))?;
@@ -126,7 +126,7 @@ fn show_comparison(args: &Args, comparison: &Comparison) -> anyhow::Result<()> {
     write_page(args, |page| html::write_comparison(comparison, page))?;
     for Group { name, report } in &comparison.groups {
         let Some(directory) = &args.hgrm else { break };
-        // A host's name comes out of a log, and might lead elsewhere.
+        // A host name comes from a log; a slash in it could lead outside the directory.
         let directory = directory.join(format!("group-{}", name.replace('/', "_")));
         hgrm::write_all(report, &directory).with_context(|| format!("write to {}", directory.display()))?;
     }

@@ -1,4 +1,4 @@
-//! `mdgw run`: a configuration, until it is told to end.
+//! `mdgw run`: runs a gateway until SIGTERM or SIGINT.
 
 use std::{
     fmt::Write as _,
@@ -40,7 +40,7 @@ pub(super) struct Args {
     ts_recv: TsRecvArg,
 }
 
-/// Which receive time records get.
+/// Source of the receive time of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum TsRecvArg {
     /// Timestamp of the capture or the kernel.
@@ -61,13 +61,13 @@ impl From<TsRecvArg> for TsRecvMode {
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut config = Resolved::load(&args.config)?;
     let level = logging::start(config.log.level);
-    // While there is little but the program: what comes later is locked as it is touched.
+    // Before buffers are allocated: later pages are locked when they are first touched.
     if config.gateway.lock_memory
         && let Err(error) = memory::lock()
     {
         tracing::warn!(%error, "memory is not locked: pages may be swapped out under memory pressure");
     }
-    // Before anything runs that a signal would leave half done.
+    // Before any work that a signal could interrupt halfway.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     let overrides = Overrides {
         date: args.date,
@@ -106,12 +106,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// How soon a signal is acted on.
+/// Interval at which pending signals are checked.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
-/// How often alarms are looked for.
+/// Interval at which alarms are checked.
 const ALARM_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Puts in force what may change while the gateway runs; anything else is refused and named.
+/// Applies the settings that may change at run time. Any other change is refused and its key is named.
 fn reload(args: &Args, config: &mut Resolved, gateway: &Gateway, level: &LevelHandle) {
     let new = match Resolved::load(&args.config) {
         Ok(new) => new,

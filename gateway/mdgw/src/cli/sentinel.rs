@@ -1,4 +1,4 @@
-//! `mdgw sentinel`: watches gateways of this host and tells of their death.
+//! `mdgw sentinel`: watches gateway processes of this host and announces their death to the peers.
 
 use std::{
     os::{
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     match &args.source.socket {
         None => {
-            // The service manager has seen to it for its own.
+            // Only a spawned sentinel: systemd starts a service in a cgroup of its own.
             if let Err(error) = enter_sibling() {
                 tracing::info!(%error, "sentinel: could not enter a cgroup of its own: killing the gateway's cgroup \
                      also kills the sentinel");
@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Serves whoever connects, until it is killed.
+/// Watches each gateway that connects, on one thread per gateway, until the process is killed.
 fn serve(path: &Path) -> anyhow::Result<Outcome> {
     let doing = |act: &str| format!("{act} {}", path.display());
     match std::fs::remove_file(path) {
@@ -76,7 +76,7 @@ fn serve(path: &Path) -> anyhow::Result<Outcome> {
         _ => {}
     }
     let listener = UnixListener::bind(path).with_context(|| doing("listen on"))?;
-    // Whoever connects can have itself announced as dead, under the shared key.
+    // A client that connects can have a death announced that is signed with the shared key.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(|| doing("protect"))?;
     tracing::info!(socket = %path.display(), "sentinel: ready");
     for stream in listener.incoming() {
@@ -92,14 +92,14 @@ fn serve(path: &Path) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Watches one gateway to its end.
+/// Watches one gateway until it stops or dies.
 fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
     stream.set_read_timeout(Some(REGISTRATION_TIMEOUT)).context("set a time limit")?;
     let watch = GatewayWatch::take_over(&mut stream).context("take over a gateway")?;
     let member = watch.registration().member.clone();
     tracing::info!(gateway = %member, recipients = watch.registration().recipients.len(), "sentinel: watching gateway");
     let outcome = watch.run().with_context(|| format!("watch {member}"))?;
-    // Held until here: its end tells the gateway that nobody watches.
+    // Held until here: the closed stream tells the gateway that no sentinel watches it.
     drop(stream);
     match outcome {
         watch::Outcome::Clean => tracing::info!(gateway = %member, "sentinel: gateway stopped cleanly"),
@@ -119,5 +119,5 @@ fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A gateway that connects has its charge ready.
+/// A gateway sends its watch registration immediately after it connects.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);

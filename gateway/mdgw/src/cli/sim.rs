@@ -1,4 +1,4 @@
-//! `mdgw sim`: an exchange of our own.
+//! `mdgw sim`: the exchange simulator.
 
 use std::{fmt::Write as _, net::SocketAddrV4, path::PathBuf, time::Duration};
 
@@ -131,7 +131,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// How often the end is looked for.
+/// Interval at which the end of the feed and signals are checked.
 const POLL: Duration = Duration::from_millis(20);
 
 fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
@@ -174,7 +174,7 @@ fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
     })
 }
 
-/// As it stands in packets: letters and digits, filled up with spaces on the right.
+/// Session name as in MoldUDP64 packets: letters and digits, padded with spaces on the right.
 fn session(name: &str) -> Result<MoldSession, String> {
     let is_plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
     if !is_plain || name.len() > size_of::<MoldSession>() {
@@ -185,14 +185,14 @@ fn session(name: &str) -> Result<MoldSession, String> {
     Ok(session)
 }
 
-/// The chance of one line, where one was given for all or one for each.
+/// The probability of one line; `values` holds one value for all lines or one per line.
 pub(super) fn chance(option: &str, values: &[f64], line: usize, lines: usize) -> anyhow::Result<f64> {
     let chance = value_of_line(option, values, line, lines)?;
     ensure!((0.0..=1.0).contains(&chance), "{option} {chance}: must be between 0 and 1");
     Ok(chance)
 }
 
-/// The value of one line, where one was given for all or one for each.
+/// The value of one line; `values` holds one value for all lines or one per line.
 pub(super) fn value_of_line<T: Copy>(option: &str, values: &[T], line: usize, lines: usize) -> anyhow::Result<T> {
     ensure!(values.len() == 1 || values.len() == lines, "{option}: give one value, or one per line ({lines} lines)");
     values.get(line).or_else(|| values.first()).copied().with_context(|| format!("{option}: no value"))

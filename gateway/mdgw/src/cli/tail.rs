@@ -1,4 +1,4 @@
-//! `mdgw tail`: receives what a gateway publishes.
+//! `mdgw tail`: subscribes to a gateway's output.
 
 mod row;
 
@@ -105,7 +105,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut last_new = Instant::now();
     let mut seen = 0;
     while !stop.load(Ordering::Relaxed) && !tail.is_complete(args) {
-        subscriber.poll(POLL, &mut |output| tail.take(&output)).context("receive")?;
+        subscriber.poll(POLL, &mut |output| tail.accept(&output)).context("receive")?;
         tail.check()?;
         if tail.items != seen {
             (seen, last_new) = (tail.items, Instant::now());
@@ -115,7 +115,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             break;
         }
     }
-    subscriber.finish(&mut |output| tail.take(&output));
+    subscriber.finish(&mut |output| tail.accept(&output));
     for channel in subscriber.receiver().channels() {
         if channel.statistics().starts_unanswered > 0 {
             let id = channel.id().0;
@@ -196,29 +196,29 @@ fn parse_schema(text: &str) -> Result<SchemaSet, String> {
     })
 }
 
-/// How long a wait may last before the ends are looked for.
+/// Longest wait for packets before the exit conditions are checked.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Where records go.
+/// Writes or prints the received records, and counts gaps and losses.
 #[derive(Debug)]
 struct Tail {
     edges: ConsumerEdges,
     schemas: Option<SchemaSet>,
     date: Option<TradingDate>,
-    /// Most records wanted.
+    /// Stop after this many records.
     count: Option<u64>,
     writer: Option<DbnFileWriter>,
-    /// Of the file.
+    /// Dataset of the DBN file, set by the first session.
     dataset: Option<&'static str>,
     is_json: bool,
-    /// What instruments are called, by channel and number.
+    /// Symbols by channel and instrument id.
     symbols: BTreeMap<(ChannelId, u32), String>,
-    /// Everything that came, to tell silence from activity.
+    /// All items received, for `--exit-idle-s`.
     items: u64,
     records: u64,
     gaps: u64,
     lost: u64,
-    /// Sessions under way and ended, by channel.
+    /// Whether the session of a channel is still open, by channel.
     open_sessions: Vec<(ChannelId, bool)>,
     failure: Option<anyhow::Error>,
 }
@@ -256,7 +256,7 @@ impl Tail {
         })
     }
 
-    fn take(&mut self, output: &Output<'_>) {
+    fn accept(&mut self, output: &Output<'_>) {
         self.items += 1;
         if self.failure.is_none()
             && let Err(error) = self.try_accept(output)
@@ -307,16 +307,16 @@ impl Tail {
     }
 
     fn records_of(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
-        // Definitions told again at a late start name instruments; as records they stand at their own place.
+        // Definitions repeated at a late start only name instruments: as records they appear at their own position.
         let is_repeated_definition = matches!(output.item, Item::Definition { .. });
         let Self { edges, writer, schemas, count, records, is_json, symbols, .. } = self;
         let mut outcome = Ok(());
         let mut index = 0;
-        edges.deliver(output, |handed| {
+        edges.deliver(output, |edge_output| {
             if outcome.is_err() {
                 return;
             }
-            match handed {
+            match edge_output {
                 EdgeOutput::Mapping { id, symbol } => {
                     symbols.insert((output.channel, id.0), String::from_utf8_lossy(symbol).into_owned());
                     if let Some(writer) = writer {
@@ -346,14 +346,14 @@ impl Tail {
         outcome
     }
 
-    fn set_session_open(&mut self, channel: ChannelId, is_under_way: bool) {
+    fn set_session_open(&mut self, channel: ChannelId, is_open: bool) {
         match self.open_sessions.iter_mut().find(|(known, _)| *known == channel) {
-            Some((_, state)) => *state = is_under_way,
-            None => self.open_sessions.push((channel, is_under_way)),
+            Some((_, state)) => *state = is_open,
+            None => self.open_sessions.push((channel, is_open)),
         }
     }
 
-    /// What isn't a record goes where it can't get between them.
+    /// Prints events to standard error, so that they do not mix with records.
     #[allow(clippy::unnecessary_wraps, reason = "one arm among others that can fail")]
     fn report(&self, text: &str) -> anyhow::Result<()> {
         warn(text);
@@ -361,8 +361,7 @@ impl Tail {
     }
 
     fn is_complete(&self, args: &Args) -> bool {
-        let has_ended =
-            !self.open_sessions.is_empty() && self.open_sessions.iter().all(|(_, is_under_way)| !is_under_way);
+        let has_ended = !self.open_sessions.is_empty() && self.open_sessions.iter().all(|(_, is_open)| !is_open);
         (args.until_ended && has_ended) || self.is_full()
     }
 
@@ -372,7 +371,7 @@ impl Tail {
 
     fn check(&mut self) -> anyhow::Result<()> {
         self.failure.take().map_or(Ok(()), Err)?;
-        // A file without room for more is finished: its error says what is kept.
+        // After a write error the file is finished, and its error names what was kept.
         let failed = self.writer.take_if(|writer| writer.has_failed());
         Ok(failed.map_or(Ok(()), |writer| writer.finish().map(drop))?)
     }
@@ -386,12 +385,12 @@ impl Tail {
         if self.lost > 0 {
             bail!("{} messages published by the gateway were not received here", self.lost);
         }
-        // A gap of the venue's is told in the stream; the answer to "all of it?" is no.
+        // Gaps of the venue's lines are part of the stream; exit code 1 reports them.
         Ok(if self.gaps > 0 { Outcome::No } else { Outcome::Done })
     }
 }
 
-/// One record as a line of the table, the first one under its heading.
+/// Prints one record as a table row; the heading comes before the first row.
 fn show(
     output: &Output<'_>,
     index: u64,
@@ -409,7 +408,7 @@ fn show(
     print(&text)
 }
 
-/// One record as an object on a line, after the name that it was published under.
+/// Prints one record as a JSON object on one line: first the name that it was published under, then the fields.
 fn show_json(output: &Output<'_>, index: u64, record: &[u8]) -> anyhow::Result<()> {
     let mut decoder = RecordDecoder::new(record);
     let Some(record) = decoder.decode_record_ref().context("read a record")? else { return Ok(()) };
@@ -426,7 +425,7 @@ fn show_json(output: &Output<'_>, index: u64, record: &[u8]) -> anyhow::Result<(
     print(&text.replacen('{', &format!("{{{name},"), 1))
 }
 
-/// The input sequence that an item with records is named by.
+/// Input sequence of an item with records; 0 for other items.
 fn sequence(output: &Output<'_>) -> Sequence {
     match output.item {
         Item::Message { header, .. } | Item::Definition { header, .. } | Item::Snapshot { header, .. } => {
@@ -507,7 +506,7 @@ mod tests {
                 let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
                 let session = Session { feed, date, restart: 0 };
                 assert!(tail.failure.is_none());
-                tail.take(&Output { channel: ChannelId(channel), session, item: Item::Session });
+                tail.accept(&Output { channel: ChannelId(channel), session, item: Item::Session });
             }
             let outcome = tail.check().map_err(|error| error.to_string());
             assert_eq!(outcome.is_err(), is_refused, "{outcome:?}");

@@ -1,4 +1,4 @@
-//! `mdgw top`: a running gateway, or a replay, as it goes.
+//! `mdgw top`: live view of a running gateway or replay.
 
 mod screen;
 
@@ -63,9 +63,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     if !args.once && !args.json && args.svg.is_none() && io::stdout().is_terminal() {
         return screen::run(args, top);
     }
-    top.take(read_snapshot(&args.socket)?);
+    top.update(read_snapshot(&args.socket)?);
     std::thread::sleep(args.interval());
-    top.take(read_snapshot(&args.socket)?);
+    top.update(read_snapshot(&args.socket)?);
     if let Some(path) = &args.svg {
         let Size { columns, rows } = args.size;
         fs::write(path, top::svg(&top, columns, rows)).with_context(|| format!("write {}", path.display()))?;
@@ -83,14 +83,14 @@ impl Args {
     }
 }
 
-/// How it stands now.
+/// Requests a snapshot.
 fn read_snapshot(socket: &Path) -> anyhow::Result<Snapshot> {
     let value = send_request(socket, &Request::Snapshot {})?;
     serde_json::from_value(value)
         .map_err(|error| anyhow!("{}: the answer is not a snapshot: {error}", socket.display()))
 }
 
-/// Of a screen.
+/// Size of a screen, in character cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     columns: u16,
@@ -115,5 +115,5 @@ fn parse_sort(text: &str) -> Result<SortBy, String> {
     })
 }
 
-/// Larger than any screen.
+/// Limit of columns and of rows, larger than any screen.
 const CELLS_MAX: u16 = 500;

@@ -1,4 +1,4 @@
-//! `mdgw witness`: votes for gateways and publishes nothing.
+//! `mdgw witness`: votes in the quorum election and publishes nothing.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +46,7 @@ The file:
 
 One witness serves all groups of its gateways. It uses this port only, and does not answer senders without the key.")]
 pub(super) struct Args {
-    /// Its configuration, TOML.
+    /// Configuration file of the witness (TOML).
     #[arg(value_name = "FILE")]
     config: PathBuf,
     /// Validate the configuration and exit.
@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Config::load(&args.config)?;
     let key = SharedKey::load(&config.key_file)?;
     if args.check {
-        // Any port: the witness may be running.
+        // Any port, since the witness may be running on the configured one.
         UdpSocket::bind(SocketAddrV4::new(*config.listen.ip(), 0))
             .with_context(|| format!("listen on {}", config.listen))?;
         if let Err((place, error)) = check_writable(&config.vote_directory) {
@@ -161,7 +161,7 @@ impl Config {
             vote_directory.display()
         );
         for Peer { node, address } in peer {
-            // Writing to a string can't fail.
+            // Writing to a string cannot fail.
             let _written = writeln!(text, "peer         node {node} at {address}");
         }
         text

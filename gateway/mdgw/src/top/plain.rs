@@ -1,4 +1,4 @@
-//! The view as text and as JSON, for where there is no screen.
+//! The view as text and as JSON, for output that is not a terminal.
 
 use std::fmt::{self, Write};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{draw::percent, state::Top};
 
-/// One moment as text, without anything that would steer a terminal.
+/// The current snapshot as text. Control characters are replaced, so that names cannot control the terminal.
 #[must_use]
 pub(crate) fn text(top: &Top) -> String {
     let mut text = String::new();
@@ -75,7 +75,7 @@ fn write(top: &Top, out: &mut String) -> fmt::Result {
     Ok(())
 }
 
-/// One moment with its rates.
+/// The current snapshot with its rates.
 #[must_use]
 pub(crate) fn json(top: &Top) -> Value {
     let Some(snapshot) = top.snapshot() else { return Value::Null };

@@ -8,12 +8,12 @@ use super::{
 
 fn top_with_two_snapshots() -> Top {
     let mut top = Top::default();
-    top.take(earlier_snapshot());
-    top.take(later_snapshot());
+    top.update(earlier_snapshot());
+    top.update(later_snapshot());
     top
 }
 
-/// The screen as text, without the blanks at the ends of its rows.
+/// Compares the screen as text, without trailing spaces.
 fn check(top: &Top, (columns, rows): (u16, u16), expected: &Expect) {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
     terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut())).unwrap();
@@ -213,14 +213,14 @@ fn screens_of_any_size_and_any_text_are_drawn() {
     unusual.channels[1].messages = u64::MAX;
     unusual.channels[1].stages[0].p99_ns = u64::MAX;
     unusual.pools[0].threads.clear();
-    top.take(unusual);
+    top.update(unusual);
     top.key(Key::Char('?'));
     for (columns, rows) in [(1, 1), (0, 0), (3, 2), (20, 5), (80, 1), (400, 200)] {
         let area = ratatui::layout::Rect::new(0, 0, columns, rows);
         let mut buffer = ratatui::buffer::Buffer::empty(area);
         draw(&top, area, &mut buffer);
         let escape = buffer.content().iter().any(|cell| cell.symbol().contains('\u{1b}'));
-        assert!(!escape, "a name from elsewhere steers no terminal");
+        assert!(!escape, "a name from a snapshot must not control the terminal");
     }
     assert!(!text(&top).contains('\u{1b}'));
 }

@@ -1,4 +1,4 @@
-//! `mdgw demo --pair`: a pair whose leader hands over, is stopped, is killed, and comes back.
+//! `mdgw demo --pair`: a pair whose leader in turn hands over, is stopped, and is killed and restarted.
 
 use std::{
     fmt::Write as _,
@@ -143,7 +143,7 @@ fn json(report: &PairReport) -> String {
     format!("{value}\n")
 }
 
-/// Median and worst of these changes.
+/// Median and maximum blackout of the selected changes; `None` if there are none.
 fn blackout(report: &PairReport, is_meant: impl Fn(Fault) -> bool) -> Option<[Duration; 2]> {
     let changes = report.changes.iter().filter(|change| is_meant(change.fault));
     let mut sorted: Vec<Duration> = changes.map(|change| change.blackout).collect();
@@ -151,7 +151,7 @@ fn blackout(report: &PairReport, is_meant: impl Fn(Fault) -> bool) -> Option<[Du
     Some([*sorted.get(sorted.len() / 2)?, *sorted.last()?])
 }
 
-/// With a thousandth.
+/// Prints milliseconds with three decimals.
 struct Milliseconds(Duration);
 
 impl std::fmt::Display for Milliseconds {

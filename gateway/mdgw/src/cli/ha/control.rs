@@ -102,7 +102,8 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes abnormal conditions. Writes nothing if the gateway is eligible and fit and the election allows one leader only.
+/// Writes abnormal conditions. Writes nothing if the gateway is eligible and fit and the election allows one leader
+/// only.
 fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
     if *field(details, "allows_split_brain", "may_split") == true {
         writeln!(

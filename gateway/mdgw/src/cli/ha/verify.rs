@@ -1,4 +1,4 @@
-//! `mdgw ha verify`: whether the pair's promises were kept.
+//! `mdgw ha verify`: checks that the published output has no loss, no duplicates and one publisher at a time.
 
 use std::{
     fs::File,
@@ -80,9 +80,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         bail!("--group applies to captures only: the rows of {} carry no group", output.display());
     }
     let mut damages = Vec::new();
-    let mut verdict = judge_captures(&captures, &options, &mut damages)?;
-    // Findings name files by number: captures first.
-    let of_outputs = judge_outputs(&outputs, captures.len(), &options, &mut damages)?;
+    let mut verdict = verify_captures(&captures, &options, &mut damages)?;
+    // Findings refer to files by index: captures first, then outputs.
+    let of_outputs = verify_outputs(&outputs, captures.len(), &options, &mut damages)?;
     verdict = verdict.with(of_outputs);
     let names: Vec<String> = captures.iter().chain(&outputs).map(|path| path.display().to_string()).collect();
     print(&if args.json { format!("{}\n", verdict.to_json(&names)) } else { verdict.to_table(&names) })?;
@@ -95,7 +95,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if verdict.is_kept() { Outcome::Done } else { Outcome::No })
 }
 
-fn judge_captures(paths: &[PathBuf], options: &VerifyOptions, damages: &mut Vec<String>) -> anyhow::Result<Verdict> {
+fn verify_captures(paths: &[PathBuf], options: &VerifyOptions, damages: &mut Vec<String>) -> anyhow::Result<Verdict> {
     let mut verifier = Verifier::new(options.clone());
     let mut merge = CaptureMerge::open(paths, &OpenOptions::default(), Window::default())?;
     while merge.advance() {
@@ -118,7 +118,7 @@ fn judge_captures(paths: &[PathBuf], options: &VerifyOptions, damages: &mut Vec<
     Ok(verifier.finish())
 }
 
-fn judge_outputs(
+fn verify_outputs(
     paths: &[PathBuf],
     first_number: usize,
     options: &VerifyOptions,
@@ -134,7 +134,7 @@ fn judge_outputs(
     Ok(verifier.finish())
 }
 
-/// Receivers' outputs are objects; no capture begins with a brace.
+/// Whether the file is a receiver's output: JSON lines begin with a brace, captures never do.
 fn looks_like_rows(path: &Path) -> std::io::Result<bool> {
     Ok(BufReader::new(File::open(path)?).fill_buf()?.first() == Some(&b'{'))
 }

@@ -1,4 +1,4 @@
-//! What `mdgw replay` does to packets on their way, and how it looks for the rate that is too high.
+//! Options of `mdgw replay` that inject faults on the lines and search for the highest rate without loss.
 
 use std::{collections::BTreeSet, net::SocketAddrV4, path::PathBuf, str::FromStr};
 
@@ -15,8 +15,8 @@ use super::super::{
     sim::{chance, value_of_line},
 };
 
-/// What sends packets elsewhere than on lines. Said of each argument that needs `--lines`: what is required is not
-/// asked for where it would conflict, and damage that nobody does must not be asked for either.
+/// Options that exclude `--lines`. Each argument that requires `--lines` lists them as conflicts: clap does not enforce
+/// a required option that conflicts with a given one, and a fault option without lines would have no effect.
 const NO_LINES: [&str; 3] = ["offline", "to", "map"];
 
 /// Send on several lines with injected faults.
@@ -83,7 +83,7 @@ impl FromStr for LineAddresses {
 }
 
 impl RehearsalArgs {
-    /// The lines, where there are any.
+    /// Lines and faults; `None` without `--lines`.
     pub(super) fn rehearsal(&self, files: usize) -> anyhow::Result<Option<Rehearsal>> {
         let lines: Vec<Vec<SocketAddrV4>> = self.lines.iter().map(|lines| lines.0.clone()).collect();
         let Some(count) = lines.iter().map(Vec::len).max() else { return Ok(None) };
@@ -109,12 +109,12 @@ impl RehearsalArgs {
         }))
     }
 
-    /// Steps of a search.
+    /// Rates and step duration of `--until-loss`.
     pub(super) fn ramp(&self, rate: Option<f64>) -> Rising {
         Rising { rate: rate.unwrap_or(1_000.0), factor: self.factor, step_ns: self.step }
     }
 
-    /// Who receives in a search, and at which addresses.
+    /// Receiver and destination addresses of `--until-loss`.
     pub(super) fn receiver(
         &self,
         to: &[SocketAddrV4],
