@@ -97,7 +97,7 @@ fn no_unit_keeps_the_election_from_reading_the_clock_rate() {
 fn the_directories_of_the_units_cover_the_configured_paths() {
     let services = [
         ("mdgw.service", "config/mdgw.toml"),
-        ("mdgw.service", "config/votes.toml"),
+        ("mdgw.service", "config/quorum.toml"),
         ("mdgw-witness.service", "witness/witness.toml"),
     ];
     for (name, config) in services {

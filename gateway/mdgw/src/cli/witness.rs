@@ -204,7 +204,7 @@ address = "10.0.0.2:27500"
     fn the_shipped_witness_and_gateway_configurations_match() {
         let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops");
         let witness = Config::load(&ops.join("witness/witness.toml")).unwrap();
-        let gateway = Resolved::load(&ops.join("config/votes.toml")).unwrap();
+        let gateway = Resolved::load(&ops.join("config/quorum.toml")).unwrap();
         let Backend::Quorum(quorum) = &gateway.election.as_ref().unwrap().backend else { panic!("it elects by votes") };
         assert_eq!(quorum.voters.get(&NodeId(witness.node)), Some(&witness.listen));
         let peers = witness.peers();
