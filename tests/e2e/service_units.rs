@@ -152,9 +152,10 @@ for directory in "$@"; do
     *) install -d -m 700 -o "$user" -g "$user" "$directory" ;;
     esac
 done
+# As far as the machine allows: a container may not raise its limits.
+for limit in --memlock=unlimited --nofile=65536 --rtprio=99; do prlimit --pid $$ "$limit" 2>/dev/null || true; done
 become() {
-    exec prlimit --memlock=unlimited --nofile=65536 --rtprio=99 \
-        setpriv --reuid "$user" --regid "$user" --clear-groups --no-new-privs \
+    exec setpriv --reuid "$user" --regid "$user" --clear-groups --no-new-privs \
         --bounding-set "-all,$capabilities" --inh-caps "-all,$capabilities" --ambient-caps "-all,$capabilities" \
         /run/mdgw.program "$@"
 }

@@ -83,7 +83,7 @@ enum GroupBy {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let options = args.options();
-    let bar = replay::bar(&args.files);
+    let bar = replay::progress_bar(&args.files);
     let mut watch = |event: Event<'_>| {
         match event {
             Event::Progress { file_bytes, .. } => bar.set_position(file_bytes),

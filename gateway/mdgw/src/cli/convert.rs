@@ -14,7 +14,7 @@ use mdgw_tools::{
 
 use super::{
     Outcome,
-    replay::{bar, catch_signals, continue_unless},
+    replay::{catch_signals, continue_unless, progress_bar},
 };
 
 #[derive(Debug, clap::Args)]
@@ -78,7 +78,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         pretty: args.pretty,
         map_symbols: args.map_symbols,
     };
-    let bar = bar(std::slice::from_ref(&args.file));
+    let bar = progress_bar(std::slice::from_ref(&args.file));
     let converted = convert::run(&options, &mut |file_bytes| {
         bar.set_position(file_bytes);
         continue_unless(&stop)

@@ -75,7 +75,7 @@ pub(super) struct Args {
     /// Seconds that a gateway leads before the next fault.
     #[arg(long, default_value_t = 1.0, value_name = "S", requires = "pair")]
     tenure_s: f64,
-    /// Lease profile of the pair: default, fast or relaxed.
+    /// Lease profile of the pair: default, fast or calm.
     #[arg(long, default_value = "default", value_name = "NAME", requires = "pair")]
     profile: String,
     /// Print the result as one line of JSON.

@@ -8,7 +8,7 @@ use mdgw_tools::diff::{self, DiffOptions};
 
 use super::{
     Outcome, print,
-    replay::{bar, catch_signals, continue_unless, parse_feed},
+    replay::{catch_signals, continue_unless, parse_feed, progress_bar},
 };
 
 #[derive(Debug, clap::Args)]
@@ -55,7 +55,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let stop = catch_signals()?;
     let options =
         DiffOptions { listed_max: args.limit, names_max: args.remember.max(1), feed: args.feed, date: args.date };
-    let bar = bar(&[args.a.clone(), args.b.clone()]);
+    let bar = progress_bar(&[args.a.clone(), args.b.clone()]);
     let compared = diff::run([&args.a, &args.b], &options, &mut |file_bytes| {
         bar.set_position(file_bytes);
         continue_unless(&stop)

@@ -112,7 +112,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         stop,
         printer: PacketPrinter::new(args),
         out: BufWriter::with_capacity(OUT_BYTES, io::stdout().lock()),
-        bar: if args.stats { replay::bar(&args.files) } else { ProgressBar::hidden() },
+        bar: if args.stats { replay::progress_bar(&args.files) } else { ProgressBar::hidden() },
         bytes_before: 0,
         datagrams: 0,
         recognised: 0,
@@ -311,15 +311,15 @@ impl PacketPrinter {
 
 impl Args {
     fn filter(&self) -> Filter {
-        let asked = &self.filter;
+        let args = &self.filter;
         let mut filter = Filter::default();
-        filter.frames.clone_from(&asked.frame);
-        filter.channels.clone_from(&asked.channel);
-        filter.sessions.clone_from(&asked.session);
-        filter.symbols.clone_from(&asked.symbol);
-        filter.types.clone_from(&asked.types);
-        filter.sequences.clone_from(&asked.sequence);
-        filter.window = Window { from: asked.from, until: asked.until };
+        filter.frames.clone_from(&args.frame);
+        filter.channels.clone_from(&args.channel);
+        filter.sessions.clone_from(&args.session);
+        filter.symbols.clone_from(&args.symbol);
+        filter.types.clone_from(&args.types);
+        filter.sequences.clone_from(&args.sequence);
+        filter.window = Window { from: args.from, until: args.until };
         filter
     }
 }

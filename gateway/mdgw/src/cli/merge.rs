@@ -11,7 +11,7 @@ use mdgw_tools::merge::{self, MergeOptions};
 
 use super::{
     Outcome, print,
-    replay::{bar, catch_signals, continue_unless, parse_feed},
+    replay::{catch_signals, continue_unless, parse_feed, progress_bar},
 };
 
 #[derive(Debug, clap::Args)]
@@ -59,7 +59,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         date: args.date,
         listed_max: args.gaps,
     };
-    let bar = bar(&args.files);
+    let bar = progress_bar(&args.files);
     let merged = merge::run(&options, &mut |file_bytes| {
         bar.set_position(file_bytes);
         continue_unless(&stop)

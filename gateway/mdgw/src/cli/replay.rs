@@ -139,21 +139,22 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
-    let asked = &args.offline_args;
+    let offline_args = &args.offline_args;
     let options = OfflineOptions {
         files: args.files.clone(),
-        feed: asked.feed,
+        feed: offline_args.feed,
         date: args.date,
-        schemas: asked.schema.iter().copied().reduce(SchemaSet::with),
-        ts_recv: match asked.ts_recv {
+        schemas: offline_args.schema.iter().copied().reduce(SchemaSet::with),
+        ts_recv: match offline_args.ts_recv {
             TsRecvArg::Capture => TsRecvMode::Capture,
             TsRecvArg::None => TsRecvMode::None,
         },
-        output: asked.out.clone(),
+        output: offline_args.out.clone(),
         window: args.window(),
     };
-    let mut watched = asked.control.as_deref().map(|socket| ReplayMonitor::start(socket, &args.files)).transpose()?;
-    let bar = bar(&args.files);
+    let mut watched =
+        offline_args.control.as_deref().map(|socket| ReplayMonitor::start(socket, &args.files)).transpose()?;
+    let bar = progress_bar(&args.files);
     let summary = offline::run(&options, &mut |event| {
         match event {
             Event::Progress { file_bytes, driver } => {
@@ -176,7 +177,7 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     let summary = summary?;
     // If records go to standard output, the summary goes to standard error.
     let text = if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() };
-    match &asked.out {
+    match &offline_args.out {
         Some(path) if path.as_path() == Path::new("-") => io::Write::write_all(&mut io::stderr(), text.as_bytes())?,
         _ => print(&text)?,
     }
@@ -195,31 +196,31 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
 }
 
 fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
-    let asked = &args.wire_args;
-    let open = OpenOptions { date: args.date, session_name: asked.session.clone().unwrap_or_default() };
+    let wire_args = &args.wire_args;
+    let open = OpenOptions { date: args.date, session_name: wire_args.session.clone().unwrap_or_default() };
     let options = WireOptions {
-        pace: match (asked.speed, asked.rate, asked.max) {
+        pace: match (wire_args.speed, wire_args.rate, wire_args.max) {
             (_, _, true) => Pace::Max,
             (_, Some(rate), _) => Pace::Rate(rate),
             (speed, _, _) => Pace::Original(speed.unwrap_or(1.0)),
         },
-        addresses: AddressMap { to: asked.to.clone(), map: asked.map.clone() },
-        interface: asked.interface.clone(),
-        ttl: asked.ttl,
-        rounds: asked.rounds,
+        addresses: AddressMap { to: wire_args.to.clone(), map: wire_args.map.clone() },
+        interface: wire_args.interface.clone(),
+        ttl: wire_args.ttl,
+        rounds: wire_args.rounds,
         rehearsal: args.rehearsal_args.rehearsal(args.files.len())?,
     };
-    if asked.to.len() > 1 && asked.to.len() != args.files.len() {
+    if wire_args.to.len() > 1 && wire_args.to.len() != args.files.len() {
         bail!(
             "replay: {} destinations for {} files: give one destination, or one per file",
-            asked.to.len(),
+            wire_args.to.len(),
             args.files.len()
         );
     }
     if args.rehearsal_args.until_loss {
         return run_until_loss(args, &options, &open, stop);
     }
-    let bar = bar(&args.files);
+    let bar = progress_bar(&args.files);
     let sent = wire::run(|| CaptureMerge::open(&args.files, &open, args.window()), &options, &mut |progress| {
         bar.set_position(progress.file_bytes);
         continue_unless(stop)
@@ -240,12 +241,12 @@ fn run_until_loss(
     open: &OpenOptions,
     stop: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
-    let (asked, rehearsal) = (&args.wire_args, &args.rehearsal_args);
-    let (receiver, destinations) = rehearsal.receiver(&asked.to, asked.interface.as_ref())?;
+    let (wire_args, rehearsal) = (&args.wire_args, &args.rehearsal_args);
+    let (receiver, destinations) = rehearsal.receiver(&wire_args.to, wire_args.interface.as_ref())?;
     let found = until_loss::run(
         || CaptureMerge::open(&args.files, open, args.window()),
         options,
-        rehearsal.ramp(asked.rate),
+        rehearsal.ramp(wire_args.rate),
         &receiver,
         &destinations,
         &mut || stop.load(Relaxed),
@@ -274,7 +275,7 @@ pub(super) fn continue_unless(stop: &AtomicBool) -> ControlFlow<()> {
 }
 
 /// A progress bar over the bytes of all files; hidden if standard error is not a terminal.
-pub(super) fn bar(files: &[PathBuf]) -> ProgressBar {
+pub(super) fn progress_bar(files: &[PathBuf]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

@@ -56,7 +56,7 @@ pub(crate) struct PairOptions {
     pub loss: f64,
     /// How long a gateway leads before the next fault.
     pub tenure: Duration,
-    /// Lease profile: `default`, `fast` or `relaxed`.
+    /// Lease profile: `default`, `fast` or `calm`.
     pub profile: String,
     /// Directory for logs and the capture of the output.
     pub directory: PathBuf,

@@ -18,8 +18,7 @@ use crate::{
 
 pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     let tenure = Duration::try_from_secs_f64(args.tenure_s)?;
-    // "calm" is what version 0.1.0 calls "relaxed".
-    let profiles = ["default", "fast", "relaxed", "calm"];
+    let profiles = ["default", "fast", "calm"];
     ensure!(profiles.contains(&args.profile.as_str()), "--profile {}: {}", args.profile, profiles.join(", "));
     let options = PairOptions {
         messages: args.messages,
