@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes ops/pictures/top.svg: a gateway on loopback, three feeds played to it, one of them on lines that lose packets.
+# Creates ops/pictures/top.svg: a gateway on loopback that receives three simulated feeds, two of them on lossy lines.
 #   ops/pictures/top.sh target/release/mdgw
 set -eu
 mdgw=$(realpath "${1:?usage: ops/pictures/top.sh PROGRAM}")
@@ -55,17 +55,17 @@ interface = "lo"
 END
 done
 
-"$mdgw" run "$folder/gateway.toml" --date 2026-11-20 2>"$folder/said" &
+"$mdgw" run "$folder/gateway.toml" --date 2026-11-20 2>"$folder/log.txt" &
 started="$started $!"
-until grep -q "gateway runs" "$folder/said"; do sleep 0.1; done
-play() {
+until grep -q "gateway runs" "$folder/log.txt"; do sleep 0.1; done
+simulate() {
     number=$1
     shift
     "$mdgw" sim --line "239.255.78.1:2651$number" --line "239.255.78.2:2651$number" --interface lo --messages 1000000 "$@" >/dev/null &
     started="$started $!"
 }
-play 1 --rate 2500 --loss 0.01 --never-on-all --skew-us 0,40
-play 2 --rate 400 --loss 0.02 --skew-us 25,0
-play 3 --rate 150 --skew-us 10,0
+simulate 1 --rate 2500 --loss 0.01 --never-on-all --skew-us 0,40
+simulate 2 --rate 400 --loss 0.02 --skew-us 25,0
+simulate 3 --rate 150 --skew-us 10,0
 sleep 12
 "$mdgw" top --socket "$folder/control" --svg "$picture" --size 100x12

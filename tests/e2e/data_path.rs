@@ -96,7 +96,7 @@ fn a_reload_applies_reloadable_keys_and_refuses_others_by_name() {
     let allowed = site.config_text(&wanted).replace("requests_per_second = 10000", "requests_per_second = 5000");
     fs::write(&path, &allowed).unwrap();
     gateway.signal(Signal::HangUp);
-    gateway.says("configuration read again");
+    gateway.says("configuration reloaded");
 
     fs::write(&path, allowed.replace("threads = 2", "threads = 3")).unwrap();
     gateway.signal(Signal::HangUp);
@@ -111,7 +111,7 @@ fn a_reload_applies_reloadable_keys_and_refuses_others_by_name() {
     // None of it has hurt.
     fs::write(&path, &allowed).unwrap();
     gateway.signal(Signal::HangUp);
-    gateway.wait_for_stderr_times("configuration read again", 2);
+    gateway.wait_for_stderr_times("configuration reloaded", 2);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

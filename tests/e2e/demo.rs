@@ -40,7 +40,7 @@ fn demo_pair_survives_hand_over_stop_and_kill_without_loss_or_duplicates() {
     let arguments = arguments.iter().chain(&["--profile", "calm"]);
     let ended = start_in(folder.path(), arguments).end().expect_code(0);
     let summary = ended.json();
-    let changes = summary["changes"].as_array().unwrap();
+    let changes = summary["faults"].as_array().unwrap();
     let old_leader_states: Vec<_> = changes.iter().map(|change| change["old_leader"].as_str().unwrap()).collect();
     assert!(
         old_leader_states.len() >= 3 && old_leader_states[..3] == ["handed over", "stopped", "killed"],
@@ -64,7 +64,7 @@ fn demo_pair_survives_hand_over_stop_and_kill_without_loss_or_duplicates() {
 fn demo_table_reports_that_nothing_was_lost() {
     let folder = tempfile::tempdir().unwrap();
     let ended = start_in(folder.path(), ["demo", "--messages", "20000"]).end().expect_code(0);
-    for row in ["nothing lost", "wire to wire", "p99.9", "line A", "line B", "report.html"] {
+    for row in ["passed: no loss", "wire to wire", "p99.9", "line A", "line B", "report.html"] {
         assert!(ended.stdout.contains(row), "no {row:?} in\n{}", ended.stdout);
     }
 }

@@ -32,7 +32,7 @@ fn history_covers_kills_and_restarts() {
     let _ = send_request(&["status"]).expect_code(2);
 
     let gateway = start();
-    assert!(send_request(&["status"]).expect_code(0).stdout.contains("stands alone"));
+    assert!(send_request(&["status"]).expect_code(0).stdout.contains("runs standalone"));
     let refused = send_request(&["hand-over"]).expect_code(1);
     assert!(refused.stderr.contains("no such group"), "{}", refused.stderr);
     let _ = gateway.stop_with(Signal::Kill);
@@ -69,7 +69,7 @@ fn only_the_leader_pins_and_unpins() {
     }
     assert!(!is_pinned(leader));
     let done = pair.gateways.send_request(leader, &["pin"]).expect_code(0);
-    assert!(done.stdout.contains("moves no more by itself"), "{}", done.stdout);
+    assert!(done.stdout.contains("is pinned (no automatic moves)"), "{}", done.stdout);
     wait_until("it is pinned", || is_pinned(leader));
     let _done = pair.gateways.send_request(leader, &["unpin"]).expect_code(0);
     wait_until("it may move again", || !is_pinned(leader));
@@ -127,7 +127,7 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
     let refused = gateways.send_request(2, &["admit", "--node", "5", "--name", "gw5"]).expect_code(1);
     assert!(refused.stderr.contains("does not lead"), "{}", refused.stderr);
     let done = admit(2, "gw2").expect_code(0);
-    assert!(done.stderr.contains("belong to one gateway alone"), "{}", done.stderr);
+    assert!(done.stderr.contains("no other gateway has this name or number"), "{}", done.stderr);
     wait_until("it stands", || {
         let status = of(&gateways, 2);
         status["role"] == "candidate" && status["obstacle"].is_null()

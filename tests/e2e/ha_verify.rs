@@ -107,7 +107,7 @@ fn unverifiable_input_exits_2() {
     let packets = feeds::itch_packets(feeds::itch_day(500, 1), SESSION, MIDNIGHT_NS);
     feeds::write_capture(&path, feeds::DESTINATIONS[0], &packets);
     let ended = verify(&[&path], &[]).expect_code(2);
-    assert!(ended.stderr.contains("nothing that a gateway published"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("no published packets or rows"), "{}", ended.stderr);
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() - 5]).unwrap();
     let ended = verify(&[&path], &[]).expect_code(2);
@@ -116,7 +116,7 @@ fn unverifiable_input_exits_2() {
     let rows = folder.path().join("rows.jsonl");
     fs::write(&rows, "{}\n").unwrap();
     let ended = verify(&[&rows], &["--group", "9"]).expect_code(2);
-    assert!(ended.stderr.contains("--group is for captures"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("--group applies to captures only"), "{}", ended.stderr);
 }
 
 /// A capture of two lives of one gateway: the first one ends by a signal that leaves it no time.

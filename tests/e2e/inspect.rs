@@ -77,9 +77,9 @@ fn filters_select_exactly_what_they_name() {
     assert_eq!(filtered(&["--session", "MDGWSIM001", "--channel", DESTINATIONS[0]]), all);
     for nothing in [["--session", "OTHER"], ["--channel", "233.54.12.111:1"], ["--frame", "0"]] {
         let ended = day.inspect(&nothing).expect_code(1);
-        assert!(ended.stdout.is_empty() && ended.stderr.contains("the filters leave nothing"), "{}", ended.stderr);
+        assert!(ended.stdout.is_empty() && ended.stderr.contains("nothing matches the filters"), "{}", ended.stderr);
         let summed = day.inspect(&[nothing[0], nothing[1], "--stats"]).expect_code(1);
-        assert!(summed.stderr.contains("the filters leave nothing"), "{}", summed.stderr);
+        assert!(summed.stderr.contains("nothing matches the filters"), "{}", summed.stderr);
     }
 
     let middle_ns = day.packets[day.packets.len() / 2].0;
@@ -314,7 +314,7 @@ fn a_file_that_grows_is_followed_until_interrupted() {
     let mut file = File::create(&path).unwrap();
     file.write_all(&whole[..first]).unwrap();
     let child = process::start(["inspect", text(&path), "--json", "--follow"]);
-    let _ = child.says("by its packets");
+    let _ = child.says("detected as");
     file.write_all(&whole[first..second]).unwrap();
     file.write_all(&whole[second..]).unwrap();
     let last = format!("{{\"frame\":{},", day.packets.len());

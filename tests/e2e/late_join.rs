@@ -204,7 +204,7 @@ fn only_allowed_networks_are_served_and_a_reload_extends_them() {
     let path = site.config(&SiteConfig { allowed: "127.0.0.0/8", ..wanted });
     assert!(path.is_file());
     gateway.signal(Signal::HangUp);
-    gateway.says("configuration read again");
+    gateway.says("configuration reloaded");
     // The service takes up its new limits when it next looks.
     let is_served = (0..100).any(|_| {
         stranger.send_request();

@@ -19,14 +19,14 @@ fn publishing_continues_when_the_log_disk_is_full() {
         "{}",
         gateway.stderr
     );
-    assert!(gateway.stdout.contains("published, but missing in the log"), "{}", gateway.stdout);
+    assert!(gateway.stdout.contains("published, but not in the publication log"), "{}", gateway.stdout);
 }
 
 #[test]
 fn no_log_behind_alarm_while_the_log_has_space() {
     let Some(gateway) = run_with_log_size("64m") else { return };
     assert!(!gateway.stderr.contains("log-behind"), "{}", gateway.stderr);
-    assert!(!gateway.stdout.contains("missing in the log"), "{}", gateway.stdout);
+    assert!(!gateway.stdout.contains("not in the publication log"), "{}", gateway.stdout);
 }
 
 /// A day through a gateway whose log lies in a file system of that size, heard whole by a subscriber. `None`, with a word

@@ -321,7 +321,7 @@ fn bad_input_keeps_merged_output_and_reports_file_and_offset() {
     fs::write(&bad, &whole[..whole.len() / 2]).unwrap();
     let ended = merge(&[&bad, &b], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains(text(&bad)) && ended.stderr.contains("at byte "), "{}", ended.stderr);
-    assert!(ended.stderr.contains("everything before was merged"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("everything before this point was merged"), "{}", ended.stderr);
     assert!(!replay(&[&out], "mbo", &[]).is_empty());
 
     for (content, said) in [

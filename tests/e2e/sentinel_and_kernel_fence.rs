@@ -67,7 +67,7 @@ fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
     second.says("a sentinel watches");
 
     first.signal(Signal::Stop);
-    assert!(first.says("died; killed and announced").contains("Hang"), "{}", first.said());
+    assert!(first.says("gateway died; made sure with SIGKILL and announced").contains("Hang"), "{}", first.said());
     second.says("INFO leads ");
 }
 

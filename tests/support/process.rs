@@ -133,7 +133,12 @@ pub fn start_with<A: AsRef<OsStr>>(
     spawn(command)
 }
 
-fn spawn(mut command: Command) -> MdgwProcess {
+/// Starts a command that becomes `mdgw`, as a wrapper does that ends in `exec`.
+///
+/// # Panics
+/// When it can't be started.
+#[must_use]
+pub fn spawn(mut command: Command) -> MdgwProcess {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let title = command.get_args().fold("mdgw".to_owned(), |mut title, argument| {
         let _ = write!(title, " {}", argument.to_string_lossy());

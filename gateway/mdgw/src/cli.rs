@@ -1,7 +1,7 @@
-//! Command line: one file per subcommand. They print; nothing below them does.
+//! The command line: one file per subcommand. Only this module prints; the libraries below it return values.
 //!
-//! Exit codes: 0 done, 1 the answer is no, 2 could not (a wrong command line too). A closed pipe is no error. Errors
-//! go to standard error as one line: `mdgw: <act> <object>: <cause>`.
+//! Exit codes: 0 success; 1 the check failed or the request was refused; 2 error, including a wrong command line. A
+//! closed pipe is not an error. Errors go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
 mod book;
 mod capture;
@@ -68,7 +68,7 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// The error and its causes, each said once: many of ours end with the words of theirs.
+/// The error and its causes, each printed once: the text of many errors already ends with the text of their cause.
 fn error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -95,67 +95,68 @@ Examples:
   mdgw run gateway.toml
   mdgw capture gateway.toml -o lines.pcapng.zst
 
-Exit codes: 0 done, 1 the answer is no, 2 could not. Each command explains itself with --help."
+Exit codes: 0 success; 1 the check failed or the request was refused; 2 error. Run a command with --help for details."
 )]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-/// One variant, one file, in the order in which somebody new meets them: see it work, run it, watch it; then what deals with
-/// captures, what stands in for an exchange, what keeps a pair, what installs.
+/// One variant and one file per subcommand. The order is that of the help: demo, running and watching a gateway, tools
+/// for captures, the exchange simulator, the pair, installation.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the whole line at work on loopback: exchange, gateway, subscriber; no configuration, no root.
+    /// Run exchange simulator, gateway and subscriber on loopback and check every record. Needs no configuration and no
+    /// root.
     Demo(demo::Args),
-    /// Explain what a configuration would run, or what is wrong with it.
+    /// Validate a configuration and print what it would run.
     Check(check::Args),
-    /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.
+    /// Run a gateway until SIGTERM or SIGINT. SIGHUP reloads the settings that may change at run time.
     Run(run::Args),
     /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
     Top(top::Args),
-    /// Receive what a gateway publishes: print it or write it to a DBN file.
+    /// Subscribe to a gateway's output: print the records or write a DBN file.
     Tail(tail::Args),
-    /// Show latency logs: a table, percentile curves, a timeline.
+    /// Report latency logs as a table, percentile curves or a timeline.
     Report(report::Args),
-    /// Write lines to pcapng files, with the stamps of the kernel or the NIC.
+    /// Capture lines to pcapng files, with kernel or NIC timestamps.
     Capture(capture::Args),
-    /// Put captures of a channel's lines together: each message once, by the venue's numbers.
+    /// Merge captures of a channel's lines: each message once, in sequence order.
     Merge(merge::Args),
-    /// Take captures apart: every packet, every message, field by field.
+    /// Decode captures: every packet and message, field by field.
     Inspect(inspect::Args),
     /// Show the order books of a capture at a moment, or how their tops change.
     Book(book::Args),
-    /// Say what differs between two recordings: published output, DBN files, captures of a feed.
+    /// Compare two recordings: published output, DBN files, or captures of a feed.
     Diff(diff::Args),
-    /// Turn DBN into CSV, JSON lines or Parquet.
+    /// Convert DBN to CSV, JSON lines or Parquet.
     Convert(convert::Args),
-    /// Play captures and day files: to the wire, or straight into the pipeline.
+    /// Replay captures and day files, to the network or directly into the pipeline.
     Replay(replay::Args),
-    /// Play an exchange: a capture or a made-up Nasdaq day, on lines that lose packets.
+    /// Simulate an exchange: send a capture or a synthetic Nasdaq session on lossy lines.
     Sim(sim::Args),
-    /// Ask and tell the gateways of a pair; judge what they published.
+    /// Query and control the gateways of a pair, and verify what they published.
     Ha(ha::Args),
     /// Vote on which gateway publishes, for gateways without a store.
     Witness(witness::Args),
-    /// Watch gateways of this host and tell the others at once when one dies.
+    /// Watch the gateway processes of this host and notify the peers as soon as one dies.
     Sentinel(sentinel::Args),
-    /// Print the completions of a shell for all commands and options.
+    /// Print shell completions for all commands and options.
     Completions(completions::Args),
     /// Print the manual, or write a page for each command.
     Man(man::Args),
 }
 
-/// How a subcommand ended that could do its work.
+/// How a subcommand ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Done; where there was a question, the answer is yes.
+    /// Success; exit code 0.
     Done,
-    /// The answer is no.
+    /// The check failed or the request was refused; exit code 1.
     No,
 }
 
-/// Text to standard output, at once. Its error may be a closed pipe, which [`run`] takes as a normal end.
+/// Writes text to standard output and flushes it. The error may be a closed pipe, which [`run`] treats as success.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context(WRITE_STDOUT)
@@ -163,7 +164,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 const WRITE_STDOUT: &str = "write to standard output";
 
-/// A line to standard error. Nobody is left to tell when that fails.
+/// Writes a line to standard error. A failure is ignored, since there is no other place to report it.
 fn warn(text: &str) {
     let _ = writeln!(io::stderr(), "mdgw: {text}");
 }
@@ -214,7 +215,7 @@ mod tests {
         found
     }
 
-    /// Command lines of a help: those that stand in by two spaces and begin with the program's name.
+    /// Example command lines of a help text: the lines that begin with two spaces and the program's name.
     fn examples(command: &clap::Command) -> Vec<String> {
         let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         text.lines().filter(|line| line.starts_with("  mdgw ")).map(|line| line.trim().to_owned()).collect()
@@ -228,9 +229,9 @@ mod tests {
                     assert!(line.chars().count() <= 100, "{path}: {} columns: {line}", line.chars().count());
                 }
             }
-            // What only leads to further commands shows those.
-            let leads_on = command.get_subcommands().any(|subcommand| subcommand.get_name() != "help");
-            assert!(leads_on || !examples(&command).is_empty(), "{path}: no example in its help");
+            // A command that only groups subcommands lists these instead.
+            let has_subcommands = command.get_subcommands().any(|subcommand| subcommand.get_name() != "help");
+            assert!(has_subcommands || !examples(&command).is_empty(), "{path}: no example in its help");
         }
     }
 
@@ -267,7 +268,7 @@ mod tests {
         }
     }
 
-    /// An option that would do nothing is an error, not passed over.
+    /// An option without effect is an error instead of being ignored.
     #[test]
     fn impairment_options_are_refused_without_lines() {
         let damages = ["--loss 0.1", "--duplicate 0.1", "--reorder 0.1", "--skew-us 5", "--never-on-all", "--seed 2"];

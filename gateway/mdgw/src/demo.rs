@@ -1,5 +1,5 @@
-//! The whole line on one machine: an exchange whose lines lose packets, a gateway, a subscriber, and a check of what
-//! came out against what must.
+//! The data path on one machine: an exchange simulator with lossy lines, a gateway and a subscriber. The received
+//! records are compared with a reference that is decoded without loss.
 
 pub(crate) mod pair;
 
@@ -39,83 +39,83 @@ use mdgw_subscriber::{Item, LineAddress, ReceiverConfig, Subscriber, SubscriberC
 use mdgw_sys::{clock::unix_now, sockets::Interface};
 use mdgw_tools::report::{Report, html};
 
-/// What is shown.
+/// Options of the demonstration.
 #[derive(Clone, Debug)]
 pub(crate) struct DemoOptions {
-    /// Play this capture instead of a made-up Nasdaq day.
+    /// Play this capture instead of a synthetic Nasdaq session.
     pub capture: Option<PathBuf>,
-    /// Trading date; `None`: what the feed tells, or today.
+    /// Trading date; `None`: the feed's own date, or today.
     pub date: Option<TradingDate>,
-    /// Messages of the made-up day.
+    /// Messages in the synthetic session.
     pub messages: u64,
-    /// Seed of the day and of the damage.
+    /// Seed of the synthetic session and of the injected faults.
     pub seed: u64,
-    /// Packets a second.
+    /// Packets per second.
     pub rate: f64,
-    /// Chance that a line loses a packet; half of it to be swapped or doubled.
+    /// Probability that a line loses a packet; half of it for reordering and for duplication.
     pub loss: f64,
     /// Threads of the gateway's pool.
     pub threads: usize,
-    /// Backend of its handle set.
+    /// I/O backend: `auto`, `io_uring` or `epoll`.
     pub io: String,
-    /// Where the report and the logs go.
+    /// Directory for the report and the latency log.
     pub directory: PathBuf,
 }
 
-/// How far it is.
+/// Progress of the demonstration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DemoProgress {
-    /// Messages received by the subscriber, of those that produce something.
+    /// Messages received by the subscriber; only messages that produce records are counted.
     pub received: u64,
-    /// Messages it should receive.
+    /// Messages that the subscriber should receive.
     pub expected: u64,
 }
 
-/// What came of it.
+/// Result of the demonstration.
 #[derive(Debug)]
 pub(crate) struct DemoReport {
-    /// What was played.
+    /// Feed that was sent.
     pub feed: Feed,
     /// Packets and messages of the feed, each counted once.
     pub played: (u64, u64),
-    /// What the exchange sent and answered.
+    /// Counts of the exchange simulator.
     pub exchange: exchange::ExchangeReport,
-    /// What the gateway did.
+    /// Report of the gateway.
     pub gateway: GatewayReport,
-    /// What had to come out.
+    /// Digest of the reference output.
     pub expected: StreamDigest,
-    /// What came out.
+    /// Digest of the received output.
     pub received: StreamDigest,
     /// Messages in gaps that the gateway declared.
     pub gap_messages: u64,
     /// Messages lost between gateway and subscriber.
     pub lost_messages: u64,
-    /// The page with the latencies.
-    pub page: PathBuf,
+    /// Path of the HTML report.
+    pub report_page: PathBuf,
     /// From the first packet to the last record.
     pub elapsed: Duration,
-    /// It was interrupted.
+    /// Whether the demonstration was interrupted.
     pub was_interrupted: bool,
 }
 
 impl DemoReport {
-    /// Whether everything came out, once, in order, with the right content.
+    /// Whether every expected record was received once, in order, with the expected content.
     #[must_use]
     pub(crate) fn is_correct(&self) -> bool {
         self.expected == self.received && self.gap_messages == 0 && self.lost_messages == 0
     }
 }
 
-/// Runs the demonstration; `on_progress` is told how it goes, and `stop` ends it early.
+/// Runs the demonstration; `on_progress` is called repeatedly, and `stop` ends the run early.
 ///
 /// # Errors
-/// When a part can't be started, or the feed is none that is known.
+/// If a part cannot be started, or the feed is unknown.
 pub(crate) fn run(
     options: &DemoOptions,
     stop: &AtomicBool,
     on_progress: &mut dyn FnMut(DemoProgress),
 ) -> anyhow::Result<DemoReport> {
-    let played = match &options.capture {
+    let source = match &options.capture {
         Some(path) => FeedSource::Capture { path: path.clone(), date: options.date },
         None => FeedSource::Itch(ItchDay {
             seed: options.seed,
@@ -125,29 +125,34 @@ pub(crate) fn run(
             ..ItchDay::default()
         }),
     };
-    let Some(feed) = reference::recognise_feed(&played)? else { bail!("no packet of the capture is of a known feed") };
+    let Some(feed) = reference::recognise_feed(&source)? else {
+        bail!(
+            "the capture contains no packets of a known \
+         feed"
+        )
+    };
     fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
-    let scratch = tempfile::tempdir().context("make a scratch directory")?;
+    let scratch = tempfile::tempdir().context("create a temporary directory")?;
     let addresses = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
     let text = config_text(options, feed, &addresses, scratch.path());
     let config = Resolved::from_text(Path::new("demo.toml"), &text)?;
 
-    // ITCH tells no date, so the day is said to be today; IEX tells its own.
+    // ITCH carries no date, so today is assumed; IEX carries its own.
     let date = options.date.or_else(|| feed.is_by_order().then(|| TradingDate::in_new_york(unix_now())));
-    let (expected, packets, messages) = reference::digest(&played, reference_config(&config, date)?)?;
+    let (expected, packets, messages) = reference::digest(&source, reference_config(&config, date)?)?;
     let subscription = Subscription::start(&addresses)?;
     let gateway = Gateway::start(&config, Overrides { date, ..Overrides::default() })?;
     let started = Instant::now();
-    let exchange = Exchange::start(&exchange_config(options, played, feed, &addresses))?;
+    let exchange = Exchange::start(&exchange_config(options, source, feed, &addresses))?;
     let was_interrupted = subscription.wait_for(&expected, &exchange, stop, on_progress);
     let elapsed = started.elapsed();
 
-    // A capture that broke off has been played up to there; the summary of a replay tells where.
+    // A truncated capture has been sent up to its damage; `mdgw replay` reports where that is.
     let exchange_report = exchange.report();
     drop(exchange);
     let received = subscription.stop()?;
     let gateway = gateway.stop()?;
-    let page = write_page(options, &gateway)?;
+    let report_page = write_page(options, &gateway)?;
     Ok(DemoReport {
         feed,
         played: (packets, messages),
@@ -157,7 +162,7 @@ pub(crate) fn run(
         received: received.digest,
         gap_messages: received.gap_messages,
         lost_messages: received.lost_messages,
-        page,
+        report_page,
         elapsed,
         was_interrupted,
     })
@@ -174,7 +179,7 @@ struct DemoAddresses {
 }
 
 impl DemoAddresses {
-    /// Ports that nobody has just now; two demonstrations at once don't meet.
+    /// Takes ports that are free now, so that two demonstrations at once do not interfere.
     fn with_free_ports() -> io::Result<Self> {
         let probes = [(); 5].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)));
         let mut ports = [0; 5];
@@ -194,14 +199,14 @@ impl DemoAddresses {
 
 fn config_text(options: &DemoOptions, feed: Feed, addresses: &DemoAddresses, scratch: &Path) -> String {
     let DemoAddresses { line_a, line_b, output, requests, retransmission } = addresses;
-    // On loopback an answer comes within a millisecond or is lost, so there is no need to wait for one that is.
+    // On loopback an answer arrives within a millisecond or is lost, so a short timeout is enough.
     let recovery = if feed.is_by_order() {
         format!("[channel.recovery]\nserver = \"{requests}\"\ntimeout_ms = 4\nattempts_max = 25\n")
     } else {
         String::new()
     };
-    // The exchange shares this machine with everything else, so it may stand still for longer than a venue would. Where
-    // there is nobody to ask, the other copy gets the time that it may take then.
+    // The exchange simulator shares this machine, so it can stall for longer than a venue would. A feed without a
+    // request server gets a gap timeout that covers such a stall.
     let limits = if feed.is_by_order() {
         "orders_max = 1000000\nlevels_max = 500000\nwindow_packets = 16384\n"
     } else {
@@ -228,7 +233,7 @@ fn toml_text(path: &Path) -> String {
     toml::Value::String(path.display().to_string()).to_string()
 }
 
-/// The same channel, on one line that never fails.
+/// The configuration of the same channel with a single line, for the reference.
 fn reference_config(config: &Resolved, date: Option<TradingDate>) -> anyhow::Result<ChannelConfig> {
     let mut reference = config.channels.first().context("the demonstration has a channel")?.channel_config();
     reference.arbiter = ArbiterConfig { lines: 1, ..ArbiterConfig::default() };
@@ -236,7 +241,7 @@ fn reference_config(config: &Resolved, date: Option<TradingDate>) -> anyhow::Res
     Ok(reference)
 }
 
-fn exchange_config(options: &DemoOptions, played: FeedSource, feed: Feed, addresses: &DemoAddresses) -> ExchangeConfig {
+fn exchange_config(options: &DemoOptions, source: FeedSource, feed: Feed, addresses: &DemoAddresses) -> ExchangeConfig {
     let impairment = |skew_ns| LineImpairment {
         loss: options.loss,
         duplicate: options.loss / 2.0,
@@ -244,12 +249,12 @@ fn exchange_config(options: &DemoOptions, played: FeedSource, feed: Feed, addres
         skew_ns,
     };
     ExchangeConfig {
-        feed: played,
+        feed: source,
         lines: vec![
             ExchangeLine { destination: addresses.line_a, impairment: impairment(0) },
             ExchangeLine { destination: addresses.line_b, impairment: impairment(30_000) },
         ],
-        // IEX has no request server to ask, so one of its lines always has the packet.
+        // IEX has no request server, so at least one line must deliver each packet.
         loss_policy: if feed.is_by_order() { LossPolicy::Independent } else { LossPolicy::NeverOnAllLines },
         seed: options.seed,
         pace: Pace::Rate(options.rate),
@@ -274,7 +279,7 @@ fn write_page(options: &DemoOptions, gateway: &GatewayReport) -> anyhow::Result<
     Ok(path)
 }
 
-/// The consumer: a subscriber on a thread of its own.
+/// The subscriber, on a separate thread.
 #[derive(Debug)]
 struct Subscription {
     shared: Arc<Shared>,
@@ -295,7 +300,7 @@ struct Received {
     lost_messages: u64,
 }
 
-/// Nothing new for so long after the exchange has said everything: nothing more will come.
+/// After this time without a new message, and with the exchange done, the run ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Subscription {
@@ -330,7 +335,7 @@ impl Subscription {
         self.shared.messages.load(Ordering::Relaxed)
     }
 
-    /// Whether it was told to stop.
+    /// Waits until everything is received, nothing more is expected, or `stop` is set. Returns whether `stop` was set.
     fn wait_for(
         &self,
         expected: &StreamDigest,

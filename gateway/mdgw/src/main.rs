@@ -1,4 +1,4 @@
-//! `mdgw`: parse, run, exit code.
+//! The program `mdgw`. It parses the command line, runs a subcommand and sets the exit code.
 
 mod cli;
 mod demo;

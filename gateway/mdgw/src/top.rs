@@ -1,11 +1,11 @@
-//! What `mdgw top` shows: threads and channels of a running gateway, or of a replay, as they go.
+//! The view of `mdgw top`: threads and channels of a running gateway or replay.
 //!
 //! ```text
 //! gateway ─┐
-//!          ├─ control socket ─► Snapshot ─► Top (state, keys) ─► rows ─► screen, text, JSON, picture
+//!          ├─ control socket ─► Snapshot ─► Top (state, keys) ─► rows ─► screen, text, JSON, SVG
 //! replay ──┘
 //! ```
-//! Nothing here reads a clock, a key or a socket, and nothing prints: the command line does.
+//! This module reads no clock, key or socket and prints nothing; `cli::top` does.
 
 mod draw;
 mod plain;

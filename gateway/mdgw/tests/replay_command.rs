@@ -1,4 +1,4 @@
-//! `mdgw replay` as it is typed: exit codes, and what goes to which stream.
+//! `mdgw replay` as a process: exit codes, and the contents of standard output and standard error.
 
 use std::{
     fs,
@@ -57,7 +57,7 @@ fn success_exits_0_and_prints_one_line_of_json() {
     assert_eq!(json["total"]["messages"], 500);
     assert!(json["output"]["records"].as_u64().unwrap() > 0);
     assert!(fs::metadata(output).unwrap().len() > 0);
-    assert!(text(&done.stderr).contains("taken for nasdaq-itch-5.0"), "{}", text(&done.stderr));
+    assert!(text(&done.stderr).contains("assumed to be nasdaq-itch-5.0"), "{}", text(&done.stderr));
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! The sentinel with real processes: gateways that die in every way, and whoever should hear of it.
+//! The sentinel with real processes: gateways die in different ways, and the recipients get the death notices.
 //!
-//! A gateway is played by this program itself, started again for [`the_gateways_part`].
+//! This test program itself plays a gateway: it is started again to run only [`gateway_process`].
 
 use std::{
     fs,
@@ -35,15 +35,15 @@ use mdgw_feeds::{
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, setrlimit};
 
-/// No step takes as long on any machine; whatever takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any step takes on any machine; a step that takes longer hangs.
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const GROUP: GroupId = GroupId(9);
 const EPOCH: Epoch = Epoch(5 << 8 | 3);
 
-/// Where the key lies, and where notices arrive.
+/// Directory of the key, and the socket that receives death notices.
 struct Site {
     directory: tempfile::TempDir,
-    recipients: UdpSocket,
+    recipient: UdpSocket,
     key: SharedKey,
 }
 
@@ -53,9 +53,9 @@ impl Site {
         let path = directory.path().join("key");
         fs::write(&path, "5e".repeat(32)).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        let recipients = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        recipients.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self { key: SharedKey::load(&path).unwrap(), directory, recipients }
+        let recipient = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        recipient.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        Self { key: SharedKey::load(&path).unwrap(), directory, recipient }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -65,24 +65,24 @@ impl Site {
     /// The next notice: which incarnation died.
     fn notice(&self) -> Announcement {
         let mut bytes = [0; 200];
-        let length = self.recipients.recv(&mut bytes).expect("a notice arrives");
+        let length = self.recipient.recv(&mut bytes).expect("a notice arrives");
         Announcement::open(&bytes[..length], &self.key).expect("signed with the key")
     }
 
-    /// Notices that have arrived and were not read.
+    /// Notices that have arrived and were not read yet.
     fn notices(&self) -> Vec<Announcement> {
-        self.recipients.set_nonblocking(true).unwrap();
+        self.recipient.set_nonblocking(true).unwrap();
         let mut bytes = [0; 200];
-        let all = std::iter::from_fn(|| self.recipients.recv(&mut bytes).ok().map(|length| bytes[..length].to_vec()));
+        let all = std::iter::from_fn(|| self.recipient.recv(&mut bytes).ok().map(|length| bytes[..length].to_vec()));
         let all = all.map(|bytes| Announcement::open(&bytes, &self.key).unwrap()).collect();
-        self.recipients.set_nonblocking(false).unwrap();
+        self.recipient.set_nonblocking(false).unwrap();
         all
     }
 
     fn gateway(&self, options: Options<'_>) -> Gateway {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["the_gateways_part", "--exact", "--ignored", "--nocapture"]);
-        command.env("TOLD", self.recipients.local_addr().unwrap().to_string()).env("KEY_FILE", self.path("key"));
+        command.args(["gateway_process", "--exact", "--ignored", "--nocapture"]);
+        command.env("RECIPIENT", self.recipient.local_addr().unwrap().to_string()).env("KEY_FILE", self.path("key"));
         command.env("INCARNATION", options.incarnation.to_string()).env("RESIDENT_MB", options.resident_mb.to_string());
         if let Some(limit_ms) = options.hang_limit_ms {
             command.env("HANG_LIMIT_MS", limit_ms.to_string());
@@ -109,7 +109,7 @@ impl Site {
     }
 }
 
-/// How a gateway is to be.
+/// Options of the gateway process.
 #[derive(Clone, Copy, Default)]
 struct Options<'a> {
     incarnation: u64,
@@ -146,8 +146,8 @@ impl Gateway {
         Pid::from_child(&self.child)
     }
 
-    /// What gateway and sentinel said, once both have ended.
-    fn said(&mut self) -> String {
+    /// Standard error of gateway and sentinel. Blocks until both have ended.
+    fn stderr_text(&mut self) -> String {
         let mut text = String::new();
         self.stderr.read_to_string(&mut text).unwrap();
         text
@@ -158,7 +158,7 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // One that still watches hears of this and ends; one that was stopped doesn't.
+        // A sentinel that still watches notices the death and exits; a stopped one must be resumed first.
         if let Some(sentinel) = self.sentinel {
             let _ = kill_process(sentinel, Signal::CONT);
         }
@@ -166,27 +166,27 @@ impl Drop for Gateway {
 }
 
 #[test]
-#[ignore = "the gateway's part of the other tests"]
-fn the_gateways_part() {
+#[ignore = "the gateway process of the other tests"]
+fn gateway_process() {
     #[allow(clippy::print_stdout, reason = "the protocol of these tests")]
-    let say = |text: String| println!("> {text}");
+    let answer = |text: String| println!("> {text}");
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name).and_then(|text| text.parse::<u64>().ok());
     forbid_core_dumps().unwrap();
     let page = Arc::new(SharedPage::create().unwrap());
     let (orders, ordered) = mpsc::channel::<&str>();
     let (holds, held) = mpsc::channel();
-    let of_election = Arc::clone(&page);
+    let election_page = Arc::clone(&page);
     let election = thread::spawn(move || {
-        of_election.hold().unwrap();
-        of_election.group(0).open(EPOCH, MonoNs(u64::MAX));
+        election_page.hold().unwrap();
+        election_page.group(0).open(EPOCH, MonoNs(u64::MAX));
         holds.send(()).unwrap();
         loop {
-            of_election.thread(0).mark_busy();
+            election_page.thread(0).mark_busy();
             match ordered.recv_timeout(Duration::from_millis(1)) {
-                Ok("close") => return of_election.close().unwrap(),
+                Ok("close") => return election_page.close().unwrap(),
                 Ok("end-the-thread") => return,
-                // Lives on, and works no more.
+                // The thread stays alive but makes no progress.
                 Ok("hang") => loop {
                     thread::park();
                 },
@@ -205,7 +205,7 @@ fn the_gateways_part() {
         groups: vec![GroupRegistration { group: GROUP.0, lease_ns: 100_000_000 }],
         records: variable("RECORDS").map(|path| RecordLocation::File(path.into())),
         thread_count: 1,
-        recipients: vec![variable("TOLD").unwrap().parse().unwrap()],
+        recipients: vec![variable("RECIPIENT").unwrap().parse().unwrap()],
         key_file: variable("KEY_FILE").unwrap().into(),
         hang_limit_ns: number("HANG_LIMIT_MS").map(|limit_ms| limit_ms * 1_000_000),
     };
@@ -216,9 +216,9 @@ fn the_gateways_part() {
     let resident = vec![1_u8; usize::try_from(number("RESIDENT_MB").unwrap()).unwrap() << 20];
     let mut sentinel = match SentinelConnection::start(&source, &registration, &page, None) {
         Ok(sentinel) => sentinel,
-        Err(error) => return say(error.to_string()),
+        Err(error) => return answer(error.to_string()),
     };
-    say(format!("watched by {}", sentinel.process_id().map_or_else(|| "a service".to_owned(), |id| id.to_string())));
+    answer(format!("watched by {}", sentinel.process_id().map_or_else(|| "a service".to_owned(), |id| id.to_string())));
     for order in std::io::stdin().lines().map_while(Result::ok) {
         match order.as_str() {
             "abort" => std::process::abort(),
@@ -232,7 +232,7 @@ fn the_gateways_part() {
             }
             "fault" => loop {
                 if let Some(fault) = sentinel.fault() {
-                    break say(fault);
+                    break answer(fault);
                 }
                 thread::yield_now();
             },
@@ -241,7 +241,7 @@ fn the_gateways_part() {
     }
 }
 
-/// As a process does that asks for more than there is: the allocator says no, and Rust aborts.
+/// Allocates more memory than the limit allows: the allocator fails, and Rust aborts the process.
 fn run_out_of_memory() {
     let little = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
     setrlimit(Resource::As, little).unwrap();
@@ -254,17 +254,17 @@ fn death_of(incarnation: u64) -> Announcement {
     Announcement { group: GROUP, notice }
 }
 
-/// Lets a gateway die and sees to it that everybody hears of it, three times, and of nobody else.
+/// Lets a gateway die. Its death must be announced three times, and nothing else.
 fn check(options: Options<'_>, die: impl FnOnce(&mut Gateway)) -> String {
     let site = Site::new();
     let mut gateway = site.gateway(options);
-    assert_eq!(site.notices(), [], "it lives");
+    assert_eq!(site.notices(), [], "no notice while the gateway lives");
     die(&mut gateway);
     assert_eq!([(); 3].map(|()| site.notice()), [death_of(options.incarnation); 3]);
-    let said = gateway.said();
-    assert_eq!(site.notices(), [], "{said}");
-    assert!(!gateway.child.wait().unwrap().success(), "{said}");
-    said
+    let log = gateway.stderr_text();
+    assert_eq!(site.notices(), [], "{log}");
+    assert!(!gateway.child.wait().unwrap().success(), "{log}");
+    log
 }
 
 fn with_incarnation(incarnation: u64) -> Options<'static> {
@@ -279,8 +279,8 @@ fn a_killed_gateway_is_announced() {
 #[test]
 fn a_large_gateway_is_announced_before_its_memory_is_freed() {
     let options = Options { resident_mb: 300, ..with_incarnation(2) };
-    let said = check(options, |gateway| gateway.child.kill().unwrap());
-    assert!(said.contains("cause=Mutex"), "{said}");
+    let log = check(options, |gateway| gateway.child.kill().unwrap());
+    assert!(log.contains("cause=Mutex"), "{log}");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_gateway_that_exits_without_closing_is_announced() {
 
 #[test]
 fn a_gateway_without_its_election_thread_is_killed_and_announced() {
-    // Its other threads would live for ever.
+    // The other threads of the gateway would run on.
     check(with_incarnation(6), |gateway| gateway.order("end-the-thread"));
 }
 
@@ -315,21 +315,21 @@ fn a_stopped_gateway_is_killed_only_with_a_hang_limit() {
     let unlimited = Site::new();
     let mut unlimited_gateway = unlimited.gateway(with_incarnation(9));
     kill_process(unlimited_gateway.id(), Signal::STOP).unwrap();
-    let said = check(limited, |gateway| kill_process(gateway.id(), Signal::STOP).unwrap());
-    assert!(said.contains("Hang"), "{said}");
-    // Stopped for longer than the other one.
+    let log = check(limited, |gateway| kill_process(gateway.id(), Signal::STOP).unwrap());
+    assert!(log.contains("Hang"), "{log}");
+    // The unlimited gateway has been stopped for longer than the limited one.
     assert_eq!(unlimited.notices(), []);
     kill_process(unlimited_gateway.id(), Signal::CONT).unwrap();
     unlimited_gateway.order("close");
-    assert!(unlimited_gateway.child.wait().unwrap().success(), "it went on as if nothing had been");
+    assert!(unlimited_gateway.child.wait().unwrap().success(), "the gateway continues normally");
     assert_eq!(unlimited.notices(), []);
 }
 
 #[test]
 fn a_thread_that_makes_no_progress_is_a_hang() {
     let limited = Options { hang_limit_ms: Some(50), ..with_incarnation(10) };
-    let said = check(limited, |gateway| gateway.order("hang"));
-    assert!(said.contains("Hang"), "{said}");
+    let log = check(limited, |gateway| gateway.order("hang"));
+    assert!(log.contains("Hang"), "{log}");
 }
 
 #[test]
@@ -361,10 +361,10 @@ fn a_record_not_taken_over_is_released_on_behalf() {
     register.compare_and_swap(RequestId(1), Version::NONE, &held);
     assert!(matches!(answered(), Some(RegisterOutcome::Swapped(_))));
     let options = Options { records: Some(directory.path()), ..with_incarnation(16) };
-    let said = check(options, |gateway| gateway.child.kill().unwrap());
-    assert!(said.contains("Done"), "{said}");
+    let log = check(options, |gateway| gateway.child.kill().unwrap());
+    assert!(log.contains("Done"), "{log}");
     register.read(RequestId(2));
-    let Some(RegisterOutcome::Read(Some(left))) = answered() else { panic!("it holds a record") };
+    let Some(RegisterOutcome::Read(Some(left))) = answered() else { panic!("the register must hold a record") };
     assert_eq!(left.record, Record { holder: None, ..held });
 }
 
@@ -374,8 +374,8 @@ fn an_orderly_stop_is_not_announced() {
     let mut gateway = site.gateway(with_incarnation(11));
     gateway.order("close");
     assert!(gateway.child.wait().unwrap().success());
-    let said = gateway.said();
-    assert!(said.contains("ended in order"), "{said}");
+    let log = gateway.stderr_text();
+    assert!(log.contains("gateway stopped cleanly"), "{log}");
     assert_eq!(site.notices(), []);
 }
 
@@ -402,8 +402,8 @@ fn a_sentinel_service_watches_gateways_in_sequence_and_in_parallel() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(service.stderr.take().unwrap()).lines().map_while(Result::ok);
-    said.find(|line| line.contains("ready")).expect("it listens");
+    let mut log = BufReader::new(service.stderr.take().unwrap()).lines().map_while(Result::ok);
+    log.find(|line| line.contains("ready")).expect("the sentinel must listen");
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     let options = |incarnation| Options { service: Some(&socket), ..with_incarnation(incarnation) };
     let mut first = site.gateway(options(13));
@@ -415,7 +415,7 @@ fn a_sentinel_service_watches_gateways_in_sequence_and_in_parallel() {
     assert_eq!(site.notices(), []);
     let mut third = site.gateway(options(15));
     third.order("close");
-    said.find(|line| line.contains("ended in order")).expect("the third is watched");
+    log.find(|line| line.contains("gateway stopped cleanly")).expect("the sentinel must watch the third gateway");
     assert_eq!(site.notices(), []);
     service.kill().unwrap();
     service.wait().unwrap();

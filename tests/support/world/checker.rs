@@ -571,7 +571,7 @@ fn is_book_warning(line: &str) -> bool {
 
 /// When the sentinel that said this noticed a death.
 fn noticed(said: &str) -> impl Iterator<Item = u64> {
-    let values = said.lines().filter_map(|line| line.split_once("noticed_ns=")).map(|(_, value)| value);
+    let values = said.lines().filter_map(|line| line.split_once("detected_ns=")).map(|(_, value)| value);
     values.filter_map(|value| value.split_whitespace().next()?.parse().ok())
 }
 

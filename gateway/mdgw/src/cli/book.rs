@@ -22,10 +22,10 @@ use mdgw_tools::{
 
 use super::{Outcome, WRITE_STDOUT, replay, warn};
 
-/// Which books to show, and when.
+/// Which books to show, and at which point in time.
 ///
-/// Several files are lines of the same channels, merged by their times. The books are those that the gateway itself keeps.
-/// Without --symbol or --all: of those instruments that have an order or a trade.
+/// Several files are lines of the same channels, merged by their times. The books are built by the same code as in the
+/// gateway. Without --symbol or --all: the instruments with at least one order or trade.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -35,7 +35,7 @@ Examples:
   mdgw book deep.pcap.gz --all --json | jq 'select(.suspect)'
   mdgw book deep.pcap.gz --symbol ZIEXT --top")]
 pub(super) struct Args {
-    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
+    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, detected from the content.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Books of these instruments; repeat it or separate with commas.
@@ -44,18 +44,18 @@ pub(super) struct Args {
     /// Books of all instruments, empty ones too.
     #[arg(long, conflicts_with = "symbol")]
     all: bool,
-    /// Every change of the best bid and offer instead of the book.
+    /// Print every change of the best bid and offer instead of the book.
     #[arg(long, conflicts_with_all = ["depth", "by", "all"])]
     top: bool,
-    /// As it was at that moment of the capture: +SECONDS after the first packet, HH:MM:SS UTC of its day, or
+    /// Book at this time of the capture: +SECONDS after the first packet, HH:MM:SS UTC of its day, or
     /// YYYY-MM-DDTHH:MM:SSZ. Default: at its end.
     #[arg(long, value_name = "MOMENT", conflicts_with_all = ["session", "sequence"])]
     at: Option<Moment>,
-    /// As it was behind the message of that number.
+    /// Book after the message with this sequence number.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     sequence: Option<u64>,
-    /// The session that numbers it: N or YYYY-MM-DD#N, N counting how often the venue began again on that day. Default:
-    /// the first that gets so far.
+    /// Session of --sequence: N or YYYY-MM-DD#N, where N is the restart count of the day. Default: the first session
+    /// that reaches the sequence.
     #[arg(long, value_name = "SESSION", requires = "sequence")]
     session: Option<SessionSelector>,
     /// Levels of each side.
@@ -67,10 +67,10 @@ pub(super) struct Args {
     /// One JSON object for each instrument, or for each change, on a line of its own.
     #[arg(long)]
     json: bool,
-    /// The feed, where packets don't tell it (Nasdaq, BX and PSX look alike), or to leave out others.
+    /// Feed, where the packets do not identify it (Nasdaq, BX and PSX look alike); other feeds are skipped.
     #[arg(long, value_name = "FEED", value_parser = replay::parse_feed)]
     feed: Option<Feed>,
-    /// Trading date where the input doesn't tell it (day files), or instead of what it tells.
+    /// Trading date, for input without one (day files), or to override the input's date.
     #[arg(long, value_name = "YYYY-MM-DD")]
     date: Option<TradingDate>,
 }
@@ -83,13 +83,13 @@ enum GroupBy {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let options = args.options();
-    let bar = replay::bar(&args.files);
+    let bar = replay::progress_bar(&args.files);
     let mut watch = |event: Event<'_>| {
         match event {
             Event::Progress { file_bytes, .. } => bar.set_position(file_bytes),
             Event::Found { lane, by: Some(by) } => {
                 let feed = lane.channel().config().feed;
-                let guessed = if by == GuessBasis::Packets { "" } else { " (--feed says otherwise)" };
+                let guessed = if by == GuessBasis::Packets { "" } else { " (override with --feed)" };
                 let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
                 bar.suspend(|| warn(&format!("{}: {feed}{guessed}", source.unwrap_or_default())));
             }
@@ -112,12 +112,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         bar.finish_and_clear();
         show(&snapshot, args, &mut out).context(WRITE_STDOUT)?;
         if snapshot.books.is_empty() && args.symbol.is_empty() && snapshot.damages.is_empty() {
-            warn("book: no instrument up to then");
+            warn("book: no instrument up to that point");
             is_complete = false;
         }
         for symbol in &args.symbol {
             if !snapshot.books.iter().any(|book| book.symbol == *symbol) {
-                warn(&format!("book: no instrument {symbol} up to then"));
+                warn(&format!("book: no instrument {symbol} up to that point"));
                 is_complete = false;
             }
         }
@@ -126,19 +126,20 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     bar.finish_and_clear();
     out.flush().context(WRITE_STDOUT)?;
     if !damages.is_empty() {
-        bail!("{} (everything before is in the books)", damages.join("; "));
+        bail!("{} (the books include everything before this point)", damages.join("; "));
     }
     Ok(if is_complete { Outcome::Done } else { Outcome::No })
 }
 
-/// Writes the books. Of a market's instruments most may rest: where none were named, those that have something to show.
+/// Writes the books. Most instruments of a market can be inactive, so without `--symbol` or `--all` only instruments
+/// with an order or a trade are shown.
 fn show(snapshot: &BookSnapshot, args: &Args, out: &mut impl Write) -> io::Result<()> {
-    let are_named = args.all || !args.symbol.is_empty();
-    let has_something = |book: &InstrumentBook| !book.bids.is_empty() || !book.asks.is_empty() || book.trades > 0;
+    let show_all = args.all || !args.symbol.is_empty();
+    let has_content = |book: &InstrumentBook| !book.bids.is_empty() || !book.asks.is_empty() || book.trades > 0;
     let mut separator = "";
     let mut empty_count = 0_u64;
     for book in &snapshot.books {
-        if !are_named && !has_something(book) {
+        if !show_all && !has_content(book) {
             empty_count += 1;
         } else if args.json {
             write_json(out, book)?;
@@ -148,7 +149,11 @@ fn show(snapshot: &BookSnapshot, args: &Args, out: &mut impl Write) -> io::Resul
         }
     }
     if empty_count > 0 && !args.json {
-        writeln!(out, "{separator}{empty_count} instruments more with an empty book and no trade (--all)")?;
+        writeln!(
+            out,
+            "{separator}{empty_count} more instruments have an empty book and no trades (list them with \
+             --all)"
+        )?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `mdgw capture`: lines to pcapng files.
+//! `mdgw capture`: records lines to pcapng files.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -37,11 +37,11 @@ use super::{
     warn,
 };
 
-/// Lines of a configuration, or groups that are named one by one.
+/// What to capture: the lines of a configuration, or multicast groups given one by one.
 ///
-/// Times are nanoseconds by the stamps of the kernel or the NIC; each line is an interface of the file, with its name,
-/// and the kernel's count of drops stands in its statistics. SIGINT and SIGTERM end the capture in order; a file that a
-/// crash cut lacks the last tenth of a second and opens.
+/// Times are kernel or NIC timestamps in nanoseconds. Each line is an interface in the file, under its own name; the
+/// kernel's drop count is in the interface statistics. SIGINT and SIGTERM end the capture cleanly. After a crash the
+/// file lacks at most the last 0.1 s and can still be opened.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
 mdgw capture [OPTIONS] --out <OUT.pcapng[.zst]> <CONFIG>
@@ -53,75 +53,76 @@ Examples:
   mdgw capture gateway.toml --raw -o day.pcapng.zst --rotate-size 1GB --files 24
   mdgw capture gateway.toml --trigger gap,fault --before 10s --after 5s -o gap.pcapng")]
 pub(super) struct Args {
-    /// Configuration whose lines are captured.
+    /// Configuration file; its lines are captured.
     #[arg(required_unless_present = "group", conflicts_with = "group")]
     config: Option<PathBuf>,
     /// Only this channel of the configuration; repeat it for several.
     #[arg(long, value_name = "NAME", conflicts_with = "group")]
     channel: Vec<String>,
-    /// Group (or address of this host) and port of a line, by IPv4 as all lines; repeat it. NAME= before it names the line.
+    /// IPv4 multicast group (or address of this host) and port of a line; repeat for each line. NAME= in front names
+    /// the line.
     #[arg(long, value_name = "[NAME=]ADDR:PORT")]
     group: Vec<NamedGroup>,
     /// Interface (name or address) on which groups are joined.
     #[arg(long, value_name = "INTERFACE", conflicts_with = "config")]
     interface: Option<Interface>,
-    /// Join for this source alone.
+    /// Join for this source only (IGMPv3).
     #[arg(long, value_name = "ADDR", conflicts_with = "config")]
     source: Option<Ipv4Addr>,
-    /// Whose stamps: the kernel's, or the NIC's where it makes them. A configuration says so for each line.
+    /// Timestamp source: kernel, or NIC where it supports timestamps. With a configuration the source is set per line.
     #[arg(long, value_enum, default_value_t = StampsArg::Kernel, conflicts_with = "config")]
     stamps: StampsArg,
     /// Whole frames by AF_PACKET instead of payloads by sockets; takes CAP_NET_RAW.
     #[arg(long)]
     raw: bool,
-    /// Room in the kernel for each line: of its socket, or of its ring. Default: 16MiB, or what the line's
-    /// configuration says.
+    /// Kernel buffer for each line (socket buffer or packet ring). Default: 16MiB, or the line's setting in the
+    /// configuration.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     buffer: Option<u64>,
     /// File to write, compressed if it ends in .zst; - is standard output. With rotation or a trigger, number and time
-    /// stand before the ending. A file that is there is never written over.
+    /// are inserted before the extension. An existing file is never overwritten.
     #[arg(short, long, value_name = "OUT.pcapng[.zst]")]
     out: PathBuf,
-    /// A file is followed by the next before it grows beyond that, counted before compression.
+    /// Start a new file before the current file exceeds this size (uncompressed).
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     rotate_size: Option<u64>,
-    /// A file is followed by the next when it has packets of so long.
+    /// Start a new file after this duration.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_ns)]
     rotate_time: Option<u64>,
-    /// Of the files of this capture, only the last N stay.
+    /// Keep only the last N files of this capture.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     files: Option<u16>,
-    /// End after so many packets.
+    /// Stop after this many packets.
     #[arg(long, value_name = "N")]
     packets: Option<u64>,
-    /// End after so long.
+    /// Stop after this duration.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_ns)]
     duration: Option<u64>,
-    /// End with one line of JSON instead of a table.
+    /// Print the summary as one line of JSON instead of a table.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     trigger: TriggerArgs,
 }
 
-/// Only what stands around a gap or a fault.
+/// Write only the packets around a gap or fault.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Trigger")]
 struct TriggerArgs {
-    /// Write nothing until this is seen: gap (messages that no line brought), fault (packets that can't be understood,
-    /// or that the kernel dropped). Groups are then the lines of one channel, A first.
+    /// Write nothing until a trigger: gap (messages that no line delivered) or fault (packets that cannot be decoded,
+    /// or that the kernel dropped). The groups must be the lines of one channel, A first.
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
     trigger: Vec<TriggerArg>,
-    /// Packets of so long before it are kept in memory, and written when it is seen.
+    /// Keep this much time before the trigger in memory, and write it when the trigger fires.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration_ns, requires = "trigger")]
     before: u64,
-    /// Packets of so long after it are written too.
+    /// Write this much time after the trigger, too.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration_ns, requires = "trigger")]
     after: u64,
-    /// Memory for what is kept; when it is full the oldest packets go.
+    /// Memory for the packets before the trigger; when it is full the oldest packets are discarded.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes, requires = "trigger")]
     memory: u64,
-    /// Feed of the groups, where their packets don't tell it.
+    /// Feed of the groups, where the packets do not identify it.
     #[arg(long, value_name = "FEED", value_parser = parse_feed, requires = "trigger", conflicts_with = "config")]
     feed: Option<Feed>,
 }
@@ -150,7 +151,7 @@ impl FromStr for NamedGroup {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, address) = match text.split_once('=') {
-            Some(("", _)) => return Err("a name stands before =".to_owned()),
+            Some(("", _)) => return Err("expected a name before =".to_owned()),
             Some((name, address)) => (Some(name.to_owned()), address),
             None => (None, text),
         };
@@ -168,8 +169,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let capture = Capture::open(&options)?;
     for (line, requested, granted) in capture.capped_buffers() {
         warn(&format!(
-            "line {line}: the kernel gives a buffer of {granted} bytes, not {requested}; raise net.core.rmem_max or give \
-             CAP_NET_ADMIN"
+            "line {line}: the kernel granted a buffer of {granted} bytes instead of {requested}; raise \
+             net.core.rmem_max or grant CAP_NET_ADMIN"
         ));
     }
     let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
@@ -186,10 +187,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let summary = match captured.map_err(anyhow::Error::from) {
         Ok(summary) => summary,
         Err(error) if is_closed_pipe(&error) => return Err(error),
-        Err(error) => bail!("{} (everything before was kept)", error_chain(&error)),
+        Err(error) => bail!("{} (everything before this point was kept)", error_chain(&error)),
     };
     let text = if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() };
-    // Where packets go to standard output, the summary must not.
+    // If packets go to standard output, the summary goes to standard error.
     if is_standard_output(&args.out) {
         io::stderr().write_all(text.as_bytes())?
     } else {
@@ -198,7 +199,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// How often a terminal is told how it goes.
+/// Interval between updates of the progress line.
 const SHOW_INTERVAL: Duration = Duration::from_millis(250);
 
 fn progress_line(progress: CaptureProgress) -> String {
@@ -209,8 +210,8 @@ fn progress_line(progress: CaptureProgress) -> String {
 impl Args {
     fn options(&self) -> anyhow::Result<CaptureOptions> {
         let (lines, channels) = match &self.config {
-            Some(path) => self.configured(&Resolved::load(path)?)?,
-            None => self.grouped()?,
+            Some(path) => self.lines_of_config(&Resolved::load(path)?)?,
+            None => self.lines_of_groups()?,
         };
         let triggers = Triggers {
             gap: self.trigger.trigger.contains(&TriggerArg::Gap),
@@ -240,8 +241,8 @@ impl Args {
         })
     }
 
-    /// The lines of a configuration, or of those of its channels that were named.
-    fn configured(&self, config: &Resolved) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
+    /// The lines of the configuration, or only of the channels given by `--channel`.
+    fn lines_of_config(&self, config: &Resolved) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
         let names: Vec<&str> = config.channels.iter().map(|channel| channel.name.as_str()).collect();
         if let Some(unknown) = self.channel.iter().find(|name| !names.contains(&name.as_str())) {
             bail!(
@@ -260,7 +261,7 @@ impl Args {
                 name: format!("{}.{}", channel.name, line.line),
                 address: line.group,
                 interface: Some(line.interface.clone()),
-                // One source can be joined by itself; several are joined for any.
+                // A capture joins one source at most. A line with several sources is joined for any source.
                 source: if let [source] = line.sources.as_slice() { Some(*source) } else { None },
                 buffer_bytes: self.buffer_bytes(line.receive_buffer_bytes),
                 stamps: line.stamps,
@@ -271,12 +272,12 @@ impl Args {
         Ok((lines, channels))
     }
 
-    /// The groups of the command line; where something is looked for in them, the lines of one channel.
-    fn grouped(&self) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
+    /// The groups of the command line; with a trigger, they are the lines of one channel.
+    fn lines_of_groups(&self) -> anyhow::Result<(Vec<CaptureLine>, Vec<WatchedChannel>)> {
         let mut lines: Vec<CaptureLine> = Vec::new();
         for group in &self.group {
             let name = group.name.clone().unwrap_or_else(|| group.address.to_string());
-            ensure!(!lines.iter().any(|line| line.name == name), "capture: two lines are called {name}");
+            ensure!(!lines.iter().any(|line| line.name == name), "capture: two lines are named {name}");
             lines.push(CaptureLine {
                 name,
                 address: group.address,
@@ -293,8 +294,8 @@ impl Args {
         let has_trigger = !self.trigger.trigger.is_empty();
         ensure!(
             !has_trigger || lines.len() <= lines_max,
-            "capture: with --trigger the groups are the lines of one channel, at most {lines_max}; a configuration \
-             names several channels"
+            "capture: with --trigger, give the lines of one channel, at most {lines_max}; a configuration describes \
+             several channels"
         );
         let name = "of the groups".to_owned();
         let channel = WatchedChannel { name, config: None, feed: self.trigger.feed, lines: (0..lines.len()).collect() };
@@ -306,5 +307,5 @@ impl Args {
     }
 }
 
-/// Twice what a line of the gateway has: a disk may stall for longer than a decoder.
+/// Default receive buffer. Twice that of a gateway line, since a disk can stall for longer than a decoder.
 const BUFFER_BYTES: usize = 16 << 20;

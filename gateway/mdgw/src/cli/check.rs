@@ -1,5 +1,4 @@
-//! `mdgw check`: what a configuration would run, or what is wrong with it. The answer is no where it could not run on
-//! this host.
+//! `mdgw check`: prints what a configuration would run, or its errors. Exit code 1 if it cannot run on this host.
 
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -31,7 +30,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     text.push('\n');
     explain(&config, &mut text)?;
     if args.all {
-        text.push_str("\nin force:\n");
+        text.push_str("\nsettings in force:\n");
         for (key, value) in config.settings() {
             writeln!(text, "  {key} = {value}")?;
         }

@@ -1,4 +1,4 @@
-//! `mdgw completions`: what a shell completes, from the same definitions as the commands themselves.
+//! `mdgw completions`: shell completions, generated from the definitions of the commands.
 
 use std::io::{self, Write as _};
 
@@ -24,7 +24,7 @@ pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome
     Ok(Outcome::Done)
 }
 
-/// The shell's script.
+/// The completion script.
 pub(super) fn script(shell: Shell, mut command: clap::Command) -> Vec<u8> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, "mdgw", &mut script);

@@ -14,39 +14,38 @@ use mdgw_tools::{
 
 use super::{
     Outcome,
-    replay::{bar, catch_signals, continue_unless},
+    replay::{catch_signals, continue_unless, progress_bar},
 };
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Columns are named, ordered and written as the official Python client does it: CSV and JSON as `to_csv()` and \
-`to_json()`, Parquet with the columns of `to_df()`, the index among them. A table holds one schema; JSON lines may hold \
-several.
+Column names, order and formats equal those of the official Python client: `to_csv()`, `to_json()`, and `to_df()` for \
+Parquet, the index included. A table holds one schema; JSON lines may hold several.
 
-Exit code 2: the input could not be read to its end, or the output not be written; what was converted before is kept \
-(of Parquet, whose index stands at its end, only where it was the input that ended).
+Exit code 2: the input could not be read to its end, or the output could not be written. Records converted before the \
+error are kept; a Parquet file is kept only after an input error, since its index is at the end.
 
 Examples:
   mdgw convert day.dbn.zst -o day.csv
   mdgw convert day.dbn -o trades.parquet --schema trades
   mdgw replay --offline A.pcap B.pcap --schema mbo -o - | mdgw convert - -o - --to json")]
 pub(super) struct Args {
-    /// DBN file, plain or zstd, told by content; - is standard input.
+    /// DBN file, plain or zstd, detected from the content; - is standard input.
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// File to write; CSV and JSON are compressed if it ends in .zst; - is standard output.
     #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
-    /// Format, where the name of the output doesn't tell it (.csv, .json, .jsonl, .parquet).
+    /// Format, if the output's extension does not determine it (.csv, .json, .jsonl, .parquet).
     #[arg(long, value_enum, value_name = "FORMAT")]
     to: Option<FormatArg>,
     /// Only records of this schema: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics.
     #[arg(long, value_name = "SCHEMA", value_parser = parse_schema)]
     schema: Option<Schema>,
-    /// Prices as decimals and times as dates; false: both as the integers that they are.
+    /// Prices as decimals and times as dates; false: both as raw integers.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pretty: bool,
-    /// A column with the symbol, as the metadata has it.
+    /// Add a column with the symbol from the metadata.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     map_symbols: bool,
 }
@@ -66,7 +65,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         Some(FormatArg::Parquet) => Format::Parquet,
         None => match Format::of_path(&args.out) {
             Some(format) => format,
-            None => bail!("convert: {} doesn't tell a format: give it with --to csv|json|parquet", args.out.display()),
+            None => {
+                bail!("convert: cannot determine the format from {}: give --to csv|json|parquet", args.out.display())
+            }
         },
     };
     let options = ConvertOptions {
@@ -77,17 +78,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         pretty: args.pretty,
         map_symbols: args.map_symbols,
     };
-    let bar = bar(std::slice::from_ref(&args.file));
+    let bar = progress_bar(std::slice::from_ref(&args.file));
     let converted = convert::run(&options, &mut |file_bytes| {
         bar.set_position(file_bytes);
         continue_unless(&stop)
     });
     bar.finish_and_clear();
     let converted = converted?;
-    // Standard output may be the table's.
+    // Standard error, since standard output may carry the table.
     let skipped = match converted.skipped {
         0 => String::new(),
-        count => format!(", {} of other schemas left out", grouped(count)),
+        count => format!(", {} of other schemas skipped", grouped(count)),
     };
     let (records, out) = (grouped(converted.records), args.out.display());
     writeln!(io::stderr(), "{out}: {records} records{skipped}")?;

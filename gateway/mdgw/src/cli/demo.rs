@@ -1,4 +1,4 @@
-//! `mdgw demo`: the whole line on loopback.
+//! `mdgw demo`: exchange simulator, gateway and subscriber on loopback.
 
 mod pair;
 
@@ -27,14 +27,14 @@ use crate::demo::{self, DemoOptions, DemoReport};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-An exchange plays a feed on two lines that lose, double and swap packets; a gateway puts it together again and \
-publishes it; a subscriber receives it. What it received is compared, record by record, with the same feed decoded \
-without any loss. Exit code 0: the same; 1: something was lost or wrong.
+An exchange simulator sends a feed on two lines with loss, duplication and reordering. A gateway arbitrates the lines \
+and publishes the stream; a subscriber receives it. Every record is compared with the same feed decoded without loss. \
+Exit code 0: equal; 1: records were lost or differ.
 
-With --pair, two gateways run as processes of their own; whichever leads is asked to hand over, then stopped until the \
-other one has taken over, then killed and started again, in turn; each time until it stands for election again. What \
-was published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly, or the day \
-was over before anybody was struck.
+With --pair, two gateways run as separate processes. In turn, the leader is asked to hand over, is stopped (SIGSTOP) \
+until the other gateway has taken over, or is killed and restarted; the next fault waits until the gateway is eligible \
+again. The published output is verified as by `mdgw ha verify`. Exit code 1: messages were lost, duplicated or fenced \
+wrongly, or the session ended before the first fault.
 
 Examples:
   mdgw demo
@@ -42,22 +42,22 @@ Examples:
   mdgw demo --capture DEEP10.pcap.gz --rate 20000
   mdgw demo --pair")]
 pub(super) struct Args {
-    /// Play this capture instead of a made-up Nasdaq day.
+    /// Send this capture instead of a synthetic Nasdaq session.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Trading date of what is published (YYYY-MM-DD); without it the feed's own, or today.
+    /// Trading date of the output (YYYY-MM-DD). Default: the feed's own date, or today.
     #[arg(long, value_name = "DATE")]
     date: Option<TradingDate>,
-    /// Messages of the made-up day.
+    /// Messages in the synthetic session.
     #[arg(long, default_value_t = 300_000, value_name = "N")]
     messages: u64,
-    /// Seed of the day and of the damage.
+    /// Seed of the synthetic session and of the injected faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Packets a second; 10,000 unless given, 1,200 with --pair.
+    /// Packets per second. Default: 10,000; with --pair 1,200.
     #[arg(long, value_name = "PPS")]
     rate: Option<f64>,
-    /// Chance that a line loses a packet; half of that to double or swap it.
+    /// Probability that a line loses a packet; half of it for duplication and for reordering.
     #[arg(long, default_value_t = 0.02, value_name = "P")]
     loss: f64,
     /// Threads of the gateway's pool.
@@ -66,13 +66,13 @@ pub(super) struct Args {
     /// I/O backend: auto, io_uring or epoll.
     #[arg(long, default_value = "auto")]
     io: String,
-    /// Where report and latency log go.
+    /// Directory for the report and the latency log.
     #[arg(long, default_value = "mdgw-demo", value_name = "DIRECTORY")]
     directory: PathBuf,
-    /// Two gateways; whichever leads is asked to hand over, stopped, killed and started again, in turn.
+    /// Run two gateways; in turn the leader hands over, is stopped, and is killed and restarted.
     #[arg(long, conflicts_with_all = ["capture", "threads", "io"])]
     pair: bool,
-    /// How long a gateway leads before that is done to it.
+    /// Seconds that a gateway leads before the next fault.
     #[arg(long, default_value_t = 1.0, value_name = "S", requires = "pair")]
     tenure_s: f64,
     /// Lease profile of the pair: default, fast or calm.
@@ -84,7 +84,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
-    ensure!((0.0..1.0).contains(&args.loss), "--loss {}: a chance is between 0 and 1", args.loss);
+    ensure!((0.0..1.0).contains(&args.loss), "--loss {}: must be between 0 and 1", args.loss);
     let rate = args.rate.unwrap_or(if args.pair { 1_200.0 } else { 10_000.0 });
     ensure!(rate.is_finite() && rate > 0.0, "--rate {rate}: must be above 0");
     ensure!(["auto", "io_uring", "epoll"].contains(&args.io.as_str()), "--io {}: auto, io_uring or epoll", args.io);
@@ -117,7 +117,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if report.is_correct() { Outcome::Done } else { Outcome::No })
 }
 
-/// The percentiles that are shown.
+/// Percentiles in the result.
 const PERCENTILES: [f64; 4] = [50.0, 99.0, 99.9, 100.0];
 
 fn wire_to_wire(report: &DemoReport) -> Option<[u64; 4]> {
@@ -127,39 +127,39 @@ fn wire_to_wire(report: &DemoReport) -> Option<[u64; 4]> {
 
 fn table(report: &DemoReport) -> anyhow::Result<String> {
     let mut text = String::new();
-    let mut row = |name: &str, value: String| writeln!(text, "{name:<28} {value}");
-    let channel = report.gateway.channels.first().context("the gateway had no channel")?;
+    let mut row = |name: &str, value: String| writeln!(text, "{name:<36} {value}");
+    let channel = report.gateway.channels.first().context("the gateway has no channel")?;
     let (packets, messages) = report.played;
     row("feed", report.feed.to_string())?;
-    row("played", format!("{packets} packets, {messages} messages, in {:.1} s", report.elapsed.as_secs_f64()))?;
+    row("sent", format!("{packets} packets, {messages} messages in {:.1} s", report.elapsed.as_secs_f64()))?;
     for line in &channel.lines {
         let name = if line.line == Line::RECOVERY { "recovery".to_owned() } else { format!("line {}", line.line) };
-        let used = format!("{} packets came, {} messages first from here", line.packets, line.won_messages);
+        let used = format!("{} packets received, {} messages delivered first", line.packets, line.won_messages);
         row(&name, used)?;
     }
-    row("requests", format!("{} asked, {} answered", channel.requests, report.exchange.requests.answered))?;
+    row("requests", format!("{} sent, {} answered", channel.requests, report.exchange.requests.answered))?;
     row("gaps declared", format!("{} ({} messages)", channel.counters.gaps, channel.counters.gap_messages))?;
     for (reason, count) in channel.drops.iter().filter(|(reason, _)| !reason.is_expected()) {
         row("refused", format!("{count}: {}", reason.name().replace('_', " ")))?;
     }
     if report.gateway.kernel_drops > 0 {
-        row("dropped by the kernel", format!("{} datagrams, for want of room", report.gateway.kernel_drops))?;
+        row("dropped by the kernel", format!("{} datagrams (receive buffer full)", report.gateway.kernel_drops))?;
     }
     row("published", format!("{} records in {} packets", channel.counters.records, channel.published.packets))?;
     let received = &report.received;
     row("received", format!("{} records of {} messages", received.records, received.messages))?;
     row("expected", format!("{} records of {} messages", report.expected.records, report.expected.messages))?;
-    row("lost on the way", report.lost_messages.to_string())?;
+    row("lost between gateway and subscriber", report.lost_messages.to_string())?;
     if let Some([p50, p99, p999, max]) = wire_to_wire(report).map(|all| all.map(Latency)) {
         row("wire to wire", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max}"))?;
     }
     let verdict = match (report.is_correct(), report.was_interrupted) {
-        (true, _) => "nothing lost, nothing doubled, every record as it must be",
-        (false, true) => "interrupted before everything had come",
-        (false, false) => "NOT what it must be",
+        (true, _) => "passed: no loss, no duplicates, every record as expected",
+        (false, true) => "interrupted before all records were received",
+        (false, false) => "FAILED: records are missing, duplicated or different",
     };
     row("result", verdict.to_owned())?;
-    row("report", report.page.display().to_string())?;
+    row("report", report.report_page.display().to_string())?;
     Ok(text)
 }
 
@@ -187,7 +187,7 @@ fn json(report: &DemoReport) -> String {
         "wire_to_wire_ns": percentiles.map(|[p50, p99, p999, max]| serde_json::json!({
             "p50": p50, "p99": p99, "p99_9": p999, "max": max,
         })),
-        "report": report.page,
+        "report": report.report_page,
     });
     format!("{value}\n")
 }

@@ -1,4 +1,4 @@
-//! `mdgw ha`: tools for the hot-standby pair.
+//! `mdgw ha`: queries, controls and verifies the gateways of a pair.
 
 mod control;
 mod drill;
@@ -15,27 +15,28 @@ pub(super) struct Args {
 /// One variant, one file.
 #[derive(Debug, clap::Subcommand)]
 enum Tool {
-    /// Judge captures of published multicast, or receivers' outputs: each name once, in order, by one publisher at a time.
+    /// Verify captures of the published multicast, or receivers' outputs: no duplicates, in order, nothing missing, one
+    /// publisher at a time.
     Verify(verify::Args),
-    /// Who leads, under which epoch, what stands in the way.
+    /// Show the leader and epoch of each group, and why a gateway is not eligible.
     #[command(after_help = "Examples:\n  mdgw ha status --socket /run/mdgw/control\n  mdgw ha status --json")]
     Status(control::Socket),
-    /// The last changes of leadership, from the audit.
+    /// Show the last changes of leadership, from the audit file.
     #[command(after_help = "Examples:\n  mdgw ha history -n 5")]
     History(control::HistoryArgs),
-    /// Let another gateway lead; nothing is lost or said twice.
+    /// Hand leadership over to another gateway, without loss and without duplicates.
     #[command(after_help = "Examples:\n  mdgw ha hand-over\n  mdgw ha hand-over --group 2 --to 1")]
     HandOver(control::HandOverArgs),
-    /// Let leadership move no more by itself. A leader still ends its own lease where it must.
+    /// Pin leadership: no automatic moves. A leader that must step down still does.
     #[command(after_help = "Examples:\n  mdgw ha pin --group 1")]
     Pin(control::GroupArgs),
-    /// Let leadership move by itself again.
+    /// Allow automatic moves of leadership again.
     #[command(after_help = "Examples:\n  mdgw ha unpin --group 1")]
     Unpin(control::GroupArgs),
-    /// Let a gateway stand that the record doesn't name.
+    /// Admit a gateway as a candidate that the election record does not list.
     #[command(after_help = "Examples:\n  mdgw ha admit --node 3 --name chicago-b")]
     Admit(control::AdmitArgs),
-    /// Hand over to another gateway, have it hand back, and tell how long each took.
+    /// Hand over to another gateway and back, and report how long each hand-over took.
     #[command(after_help = "Examples:\n  mdgw ha drill\n  mdgw ha drill --group 2 --to 1")]
     Drill(drill::Args),
 }

@@ -1,4 +1,4 @@
-//! `mdgw inspect`: takes captures apart.
+//! `mdgw inspect`: decodes captures, packet by packet and field by field.
 
 use std::{
     env,
@@ -31,13 +31,13 @@ use mdgw_tools::{
 
 use super::{Outcome, WRITE_STDOUT, replay, warn};
 
-/// What to take apart, and what of it to show.
+/// What to decode, and which parts to show.
 ///
-/// Files are taken one after the other. A packet of which some messages are asked for is shown with those alone.
+/// Files are read one after the other. A packet is shown with only those messages that match the filters.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit code 1: the filters leave nothing, as grep does it. 2: a capture could not be read to its end; everything before was \
-shown.
+Exit code 1: nothing matches the filters (as with grep). 2: a capture could not be read to its end; everything before \
+that point was shown.
 
 Examples:
   mdgw inspect deep.pcap.gz
@@ -50,28 +50,28 @@ pub(super) struct Args {
     /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// One JSON object for each packet, on a line of its own: numbers raw, names and order of the specification.
+    /// One JSON object per packet and line: raw numbers, field names and order as in the specification.
     #[arg(long)]
     json: bool,
-    /// Sum up instead of showing packets: message mix, rates, fullest 1 ms, 10 ms and 1 s, sessions, gaps, for each line.
+    /// Print statistics per line instead of packets: message mix, rates, busiest 1 ms, 10 ms and 1 s, sessions, gaps.
     #[arg(long)]
     stats: bool,
-    /// Wait for more where the file ends, until interrupted: for a capture that is being written.
+    /// At the end of the file wait for more data until interrupted (for a capture that is still being written).
     #[arg(long)]
     follow: bool,
-    /// Take only this feed, and for it also what doesn't tell whose it is. Default: what the packets tell.
+    /// Decode only this feed, including packets that do not identify their feed. Default: detected from the packets.
     #[arg(long, value_name = "FEED", value_parser = replay::parse_feed)]
     feed: Option<Feed>,
-    /// Trading date of a day file whose name doesn't tell it.
+    /// Trading date of a day file without a date in its name.
     #[arg(long, value_name = "YYYY-MM-DD")]
     date: Option<TradingDate>,
     #[command(flatten)]
     filter: FilterArgs,
 }
 
-/// Which packets and messages.
+/// Filters for packets and messages.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Filters (repeat them or separate with commas; all that are given must hold)")]
+#[command(next_help_heading = "Filters (repeat, or separate with commas; all must match)")]
 struct FilterArgs {
     /// Frames: N, N-M, N- or -M, counted from 1 in each file.
     #[arg(long, value_name = "RANGE", value_delimiter = ',', allow_hyphen_values = true)]
@@ -82,7 +82,8 @@ struct FilterArgs {
     /// Packets of this session, by the venue's name: text of MoldUDP64, number of IEX-TP.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     session: Vec<String>,
-    /// Messages about this instrument. In ITCH also those that only number it, once a message has named the number.
+    /// Messages of this instrument. In ITCH this includes messages with only the stock locate, once the locate is
+    /// known.
     #[arg(long, value_name = "SYMBOL", value_delimiter = ',')]
     symbol: Vec<String>,
     /// Messages of this type, by code or name: A, AddOrder.
@@ -91,10 +92,10 @@ struct FilterArgs {
     /// Messages with these numbers: N, N-M, N- or -M.
     #[arg(long, value_name = "RANGE", value_delimiter = ',', allow_hyphen_values = true)]
     sequence: Vec<Range>,
-    /// Captured from there on: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
+    /// Captured at or after: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
     #[arg(long, value_name = "MOMENT")]
     from: Option<Moment>,
-    /// Captured before that.
+    /// Captured before this time.
     #[arg(long, value_name = "MOMENT")]
     until: Option<Moment>,
 }
@@ -111,7 +112,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         stop,
         printer: PacketPrinter::new(args),
         out: BufWriter::with_capacity(OUT_BYTES, io::stdout().lock()),
-        bar: if args.stats { replay::bar(&args.files) } else { ProgressBar::hidden() },
+        bar: if args.stats { replay::progress_bar(&args.files) } else { ProgressBar::hidden() },
         bytes_before: 0,
         datagrams: 0,
         recognised: 0,
@@ -127,37 +128,37 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     inspection.bar.finish_and_clear();
     inspection.out.flush().context(WRITE_STDOUT)?;
     if !damages.is_empty() {
-        let kept = if inspection.datagrams > 0 { " (everything before was shown)" } else { "" };
+        let kept = if inspection.datagrams > 0 { " (everything before this point was shown)" } else { "" };
         bail!("{}{kept}", damages.join("; "));
     }
     inspection.check_totals()?;
-    // Where nothing came, no filter has taken it away.
+    // Without any datagram, the filters are not the reason for empty output.
     if inspection.matched > 0 || inspection.datagrams == 0 {
         return Ok(Outcome::Done);
     }
-    warn("inspect: the filters leave nothing");
+    warn("inspect: nothing matches the filters");
     Ok(Outcome::No)
 }
 
-/// All files, one after the other.
+/// State across all input files.
 struct Inspection<'a> {
     args: &'a Args,
     stop: Arc<AtomicBool>,
     printer: PacketPrinter,
     out: BufWriter<StdoutLock<'static>>,
     bar: ProgressBar,
-    /// Bytes of the files that are through.
+    /// Size of the files that are done, for the progress bar.
     bytes_before: u64,
     datagrams: u64,
     recognised: u64,
-    /// Packets that the filters left.
+    /// Packets that match the filters.
     matched: u64,
-    /// A file was left before its end, since no filter wants the rest.
+    /// Reading of a file stopped early, since no later packet can match.
     stopped_early: bool,
 }
 
 impl Inspection<'_> {
-    /// One file to its end; the damage that ended it before.
+    /// Reads one file to its end. Returns the damage that ended it earlier.
     fn file(&mut self, path: &Path) -> anyhow::Result<Option<String>> {
         let options = OpenOptions { date: self.args.date, ..OpenOptions::default() };
         let opened = if self.args.follow {
@@ -192,7 +193,7 @@ impl Inspection<'_> {
                     self.matched += u64::from(is_wanted);
                     is_recognised
                 }
-                // Taken apart even when it isn't wanted: later messages may need the symbols that this one names.
+                // Decoded even without a match: later messages may need the symbols that this packet defines.
                 _ => {
                     let mut packet = dissector.packet(datagram);
                     if check == Place::In && filter.retain_matching(&mut packet) && statistics.is_none() {
@@ -210,8 +211,8 @@ impl Inspection<'_> {
                 reported += 1;
                 let path = path.display();
                 let line = match file.kind() {
-                    CaptureKind::Packets => format!("{path}: {dst} is {protocol}, by its packets"),
-                    CaptureKind::DayFile => format!("{path}: a day file of ITCH 5.0; its packets are ours"),
+                    CaptureKind::Packets => format!("{path}: {dst} detected as {protocol}"),
+                    CaptureKind::DayFile => format!("{path}: ITCH 5.0 day file; packet boundaries are synthetic"),
                 };
                 self.bar.suspend(|| warn(&line));
             }
@@ -227,29 +228,29 @@ impl Inspection<'_> {
         Ok(damage)
     }
 
-    /// What is wrong with a file, unless it only ended where we were told to follow it no further.
+    /// The error text; `None` if `--follow` was interrupted in the middle of a packet, which is no damage.
     fn damage(&self, error: CaptureError) -> Option<String> {
         let is_end = self.stop.load(Relaxed)
             && matches!(error.fault, CaptureFault::Truncated { .. } | CaptureFault::Empty | CaptureFault::NotACapture);
         (!is_end).then(|| super::error_chain(&anyhow::Error::from(error)))
     }
 
-    /// Whether there was anything to inspect.
+    /// Fails if the files contain no datagram or no known feed.
     fn check_totals(&self) -> anyhow::Result<()> {
         let files = || self.args.files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
         match (self.datagrams, self.recognised) {
-            // What wasn't looked at may be anything.
+            // Unread data may contain a known feed.
             _ if self.args.follow || self.stopped_early => Ok(()),
             (0, _) => bail!("inspect: no UDP datagrams in {}", files()),
             (datagrams, 0) => {
-                bail!("inspect: no known feed in {}, among {datagrams} datagrams; --feed names the feed", files())
+                bail!("inspect: no known feed in {} ({datagrams} datagrams); set it with --feed", files())
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Counts a datagram; whether it is of a known feed, and whether the filters leave anything of it.
+/// Counts a datagram. Returns whether it belongs to a known feed, and whether it matches the filters.
 #[inline]
 fn count(
     statistics: &mut Statistics,
@@ -268,7 +269,7 @@ fn count(
     (!matches!(packet.framing, Framing::Unrecognised), is_wanted)
 }
 
-/// How packets are shown.
+/// Output format of packets.
 enum PacketPrinter {
     Json,
     Text { text: Text, buffer: String },
@@ -310,15 +311,15 @@ impl PacketPrinter {
 
 impl Args {
     fn filter(&self) -> Filter {
-        let asked = &self.filter;
+        let args = &self.filter;
         let mut filter = Filter::default();
-        filter.frames.clone_from(&asked.frame);
-        filter.channels.clone_from(&asked.channel);
-        filter.sessions.clone_from(&asked.session);
-        filter.symbols.clone_from(&asked.symbol);
-        filter.types.clone_from(&asked.types);
-        filter.sequences.clone_from(&asked.sequence);
-        filter.window = Window { from: asked.from, until: asked.until };
+        filter.frames.clone_from(&args.frame);
+        filter.channels.clone_from(&args.channel);
+        filter.sessions.clone_from(&args.session);
+        filter.symbols.clone_from(&args.symbol);
+        filter.types.clone_from(&args.types);
+        filter.sequences.clone_from(&args.sequence);
+        filter.window = Window { from: args.from, until: args.until };
         filter
     }
 }
@@ -331,12 +332,12 @@ fn protocol(feed: Feed) -> DetectedProtocol {
     }
 }
 
-/// What a path says about whose ITCH it is; sessions are named after it.
+/// The ITCH feed that the path suggests; statistics use it in session names.
 fn feed_in_name(path: &Path) -> Option<Feed> {
     let guess = guess(DetectedProtocol::Itch50, path);
     (guess.by == GuessBasis::Path).then_some(guess.feed)
 }
 
 const OUT_BYTES: usize = 256 * 1024;
-/// Datagrams between two looks at the progress bar.
+/// Datagrams between two updates of the progress bar.
 const DATAGRAMS_PER_UPDATE: u64 = 65_536;

@@ -1,4 +1,4 @@
-//! Log lines on standard error, for the subcommands that run for long.
+//! Log lines on standard error, for long-running subcommands.
 
 use std::io::IsTerminal as _;
 
@@ -10,17 +10,17 @@ use tracing_subscriber::{
 /// Changes the level while the program runs.
 pub(super) struct LevelHandle(reload::Handle<LevelFilter, Registry>);
 
-/// Starts to log.
+/// Starts logging at this level.
 pub(super) fn start(level: LogLevel) -> LevelHandle {
     let (filter, handle) = reload::Layer::new(filter(level));
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).with_target(false);
-    // A second start in one process would only keep the first one's.
+    // A second call in one process fails, and the first subscriber stays.
     let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
     LevelHandle(handle)
 }
 
 impl LevelHandle {
-    /// From now on.
+    /// Changes the level from now on.
     pub(super) fn set(&self, level: LogLevel) {
         let _ = self.0.reload(filter(level));
     }

@@ -1,4 +1,4 @@
-//! `mdgw man`: manual pages, from the same definitions as the commands themselves.
+//! `mdgw man`: manual pages, generated from the definitions of the commands.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ Examples:
   mdgw man | man -l -
   mdgw man /usr/local/share/man/man1")]
 pub(super) struct Args {
-    /// Folder to write all pages to (mdgw.1, mdgw-replay.1, …). Without it the program's own page is printed.
+    /// Directory to write all pages to (mdgw.1, mdgw-replay.1, …). Without it the page of mdgw itself is printed.
     #[arg(value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
@@ -31,7 +31,7 @@ pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome
             stdout.write_all(page).and_then(|()| stdout.flush()).context(WRITE_STDOUT)?;
         }
         Some(folder) => {
-            fs::create_dir_all(folder).with_context(|| format!("make the folder {}", folder.display()))?;
+            fs::create_dir_all(folder).with_context(|| format!("create directory {}", folder.display()))?;
             for (name, page) in pages {
                 let path = folder.join(name);
                 fs::write(&path, page).with_context(|| format!("write {}", path.display()))?;
@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome
     Ok(Outcome::Done)
 }
 
-/// Every page with its file's name, the program's first.
+/// File name and content of every page; the page of `mdgw` itself comes first.
 pub(super) fn pages(mut command: clap::Command) -> Vec<(String, Vec<u8>)> {
     command.build();
     let mut pages = Vec::new();

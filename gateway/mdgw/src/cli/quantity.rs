@@ -1,12 +1,12 @@
-//! Sizes and durations as one types them.
+//! Parsers for sizes and durations on the command line.
 
-/// `500ms`, `10s`, `5m`, `1h`, a bare number in seconds; in ns, above 0.
+/// Parses `500ms`, `10s`, `5m`, `1h`, or a bare number of seconds. Returns nanoseconds, above 0.
 pub(super) fn parse_duration_ns(text: &str) -> Result<u64, String> {
     let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3_600e9)];
     parse(text, &units, 1e9).ok_or_else(|| "expected a duration such as 500ms, 10s, 5m or 1h".to_owned())
 }
 
-/// `100MB` (millions of bytes), `64MiB` (of 1,048,576), a bare number in bytes; above 0.
+/// Parses `100MB` (1 MB = 1,000,000 bytes), `64MiB` (1 MiB = 1,048,576 bytes), or a bare number of bytes; above 0.
 pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
     let units = [
         ("KiB", 1_024.0),
@@ -23,7 +23,7 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
     parse(text, &units, 1.0).ok_or_else(|| "expected a size such as 500kB, 100MB or 2GiB".to_owned())
 }
 
-/// A number and a unit; without one it counts in `bare`.
+/// Parses a number and a unit. A number without unit is multiplied by `bare`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive and below 2^63, as checked")]
 fn parse(text: &str, units: &[(&str, f64)], bare: f64) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());

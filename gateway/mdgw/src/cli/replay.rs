@@ -1,4 +1,4 @@
-//! `mdgw replay`: plays captures and day files, to the wire or straight into the pipeline.
+//! `mdgw replay`: replays captures and day files, to the network or directly into the pipeline.
 
 mod monitor;
 mod rehearsal;
@@ -30,13 +30,13 @@ use mdgw_tools::replay::{
 use self::{monitor::ReplayMonitor, rehearsal::RehearsalArgs};
 use super::{Outcome, print, warn};
 
-/// What to play and where to.
+/// What to replay, and where to.
 ///
-/// Several files are merged by their times, as their packets would have arrived: give one file for each line.
+/// Several files are merged by capture time: give one file per line.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit code 1: with --until-loss, not even the first rate was without loss. 2: a capture could not be read to its end, or the \
-output not be written; what was done before is kept.
+Exit code 1: with --until-loss, the first rate already lost packets. 2: a capture could not be read to its end, or the \
+output could not be written; everything before that point is kept.
 
 Examples:
   mdgw replay --offline A.pcap.gz B.pcap.gz --schema mbo -o day.dbn.zst
@@ -44,22 +44,22 @@ Examples:
   mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --loss 0.01,0.02 --skew-us 0,30
   mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --until-loss --rate 10000 --loop 0")]
 pub(super) struct Args {
-    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
+    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, detected from the content.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Straight into the pipeline, on the capture's own clock, as fast as the machine goes.
+    /// Feed the pipeline directly, with the capture's clock, at full speed.
     #[arg(long)]
     offline: bool,
-    /// Trading date where the input doesn't tell it (day files), or instead of what it tells.
+    /// Trading date, for input without one (day files), or to override the input's date.
     #[arg(long, value_name = "YYYY-MM-DD")]
     date: Option<TradingDate>,
-    /// Play from there on: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
+    /// Start at: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
     #[arg(long, value_name = "MOMENT")]
     from: Option<Moment>,
-    /// Play up to there.
+    /// Stop at this time.
     #[arg(long, value_name = "MOMENT")]
     until: Option<Moment>,
-    /// End with one line of JSON instead of a table.
+    /// Print the summary as one line of JSON instead of a table.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -70,54 +70,55 @@ pub(super) struct Args {
     rehearsal_args: RehearsalArgs,
 }
 
-/// Into the pipeline.
+/// Offline options.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Offline")]
 struct OfflineArgs {
-    /// Records to make: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics; repeat it or separate
+    /// Schemas to produce: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics; repeat it or separate
     /// with commas. Default: what the gateway publishes for the feed.
     #[arg(long, value_name = "SCHEMA", value_delimiter = ',', value_parser = parse_schema, requires = "offline")]
     schema: Vec<SchemaSet>,
-    /// DBN file to write, compressed if it ends in .zst; - is standard output. Without it: decode and sum up.
+    /// DBN file to write, compressed if it ends in .zst; - is standard output. Without it only the summary is printed.
     #[arg(short, long, value_name = "OUT.dbn[.zst]", requires = "offline")]
     out: Option<PathBuf>,
-    /// The feed, where packets don't tell it (Nasdaq, BX and PSX look alike), or to leave out others.
+    /// Feed, where the packets do not identify it (Nasdaq, BX and PSX look alike); other feeds are skipped.
     #[arg(long, value_name = "FEED", value_parser = parse_feed, requires = "offline")]
     feed: Option<Feed>,
-    /// Receive time of the records: the capture's, or none, which makes the output a function of the messages alone.
+    /// Receive time of the records: the capture's, or none (then the output depends on the messages only).
     #[arg(long, value_enum, default_value_t = TsRecvArg::Capture, requires = "offline")]
     ts_recv: TsRecvArg,
-    /// Let `mdgw top --socket SOCKET` watch it there.
+    /// Serve `mdgw top --socket SOCKET` on this socket.
     #[arg(long, value_name = "SOCKET", requires = "offline")]
     control: Option<PathBuf>,
 }
 
-/// To the wire.
+/// Network options.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "To the wire")]
+#[command(next_help_heading = "Network")]
 struct WireArgs {
-    /// Send there instead of to the captured addresses; given once for each file, the n-th file goes to the n-th.
+    /// Send to this address instead of the captured ones; if given once per file, the n-th address is for the n-th
+    /// file.
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "offline")]
     to: Vec<SocketAddrV4>,
-    /// Send to NEW what was captured for OLD (ADDR or ADDR:PORT on either side).
+    /// Rewrite destination OLD to NEW (each ADDR or ADDR:PORT).
     #[arg(long, value_name = "OLD=NEW", conflicts_with = "offline")]
     map: Vec<AddressRewrite>,
-    /// Play so many times as fast as captured.
+    /// Speed factor relative to the capture.
     #[arg(long, value_name = "FACTOR", value_parser = parse_positive, conflicts_with_all = ["offline", "rate", "max"])]
     speed: Option<f64>,
-    /// Play so many packets in a second, evenly.
+    /// Packets per second, evenly spaced.
     #[arg(long, value_name = "PPS", value_parser = parse_positive, conflicts_with_all = ["offline", "max"])]
     rate: Option<f64>,
-    /// Play as fast as possible.
+    /// Send as fast as possible.
     #[arg(long, conflicts_with = "offline")]
     max: bool,
-    /// Interface (name or address) by which multicast leaves.
+    /// Interface (name or address) for outgoing multicast.
     #[arg(long, value_name = "INTERFACE", conflicts_with = "offline")]
     interface: Option<Interface>,
-    /// Hops that multicast may take.
+    /// Multicast TTL.
     #[arg(long, default_value_t = 1, conflicts_with = "offline")]
     ttl: u8,
-    /// Play so many times; 0: until interrupted.
+    /// Number of rounds; 0: until interrupted.
     #[arg(long = "loop", value_name = "N", default_value_t = 1, conflicts_with = "offline")]
     rounds: u64,
     /// MoldUDP64 session of a day file, up to ten letters and digits. Default: its date.
@@ -138,21 +139,22 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
-    let asked = &args.offline_args;
+    let offline_args = &args.offline_args;
     let options = OfflineOptions {
         files: args.files.clone(),
-        feed: asked.feed,
+        feed: offline_args.feed,
         date: args.date,
-        schemas: asked.schema.iter().copied().reduce(SchemaSet::with),
-        ts_recv: match asked.ts_recv {
+        schemas: offline_args.schema.iter().copied().reduce(SchemaSet::with),
+        ts_recv: match offline_args.ts_recv {
             TsRecvArg::Capture => TsRecvMode::Capture,
             TsRecvArg::None => TsRecvMode::None,
         },
-        output: asked.out.clone(),
+        output: offline_args.out.clone(),
         window: args.window(),
     };
-    let mut watched = asked.control.as_deref().map(|socket| ReplayMonitor::start(socket, &args.files)).transpose()?;
-    let bar = bar(&args.files);
+    let mut watched =
+        offline_args.control.as_deref().map(|socket| ReplayMonitor::start(socket, &args.files)).transpose()?;
+    let bar = progress_bar(&args.files);
     let summary = offline::run(&options, &mut |event| {
         match event {
             Event::Progress { file_bytes, driver } => {
@@ -165,7 +167,7 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
                 let feed = lane.channel().config().feed;
                 let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
                 let path = source.unwrap_or_default();
-                bar.suspend(|| warn(&format!("{path}: ITCH 5.0, taken for {feed} (--feed says otherwise)")));
+                bar.suspend(|| warn(&format!("{path}: ITCH 5.0, assumed to be {feed} (override with --feed)")));
             }
             Event::Found { .. } => {}
         }
@@ -173,51 +175,52 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     });
     bar.finish_and_clear();
     let summary = summary?;
-    // Where the records go to standard output, the summary must not.
+    // If records go to standard output, the summary goes to standard error.
     let text = if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() };
-    match &asked.out {
+    match &offline_args.out {
         Some(path) if path.as_path() == Path::new("-") => io::Write::write_all(&mut io::stderr(), text.as_bytes())?,
         _ => print(&text)?,
     }
     for file in summary.files.iter().filter(|file| file.untimed > 0) {
         warn(&format!(
-            "{}: {} packets have no time (simple packet blocks of pcapng); each was taken at the time of the packet before it",
+            "{}: {} packets have no timestamp (pcapng simple packet blocks); the timestamp of the previous packet is \
+             used",
             file.path, file.untimed
         ));
     }
     let damages: Vec<&str> = summary.files.iter().filter_map(|file| file.damage.as_deref()).collect();
     if !damages.is_empty() {
-        bail!("{} (everything before was replayed)", damages.join("; "));
+        bail!("{} (everything before this point was replayed)", damages.join("; "));
     }
     Ok(Outcome::Done)
 }
 
 fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
-    let asked = &args.wire_args;
-    let open = OpenOptions { date: args.date, session_name: asked.session.clone().unwrap_or_default() };
+    let wire_args = &args.wire_args;
+    let open = OpenOptions { date: args.date, session_name: wire_args.session.clone().unwrap_or_default() };
     let options = WireOptions {
-        pace: match (asked.speed, asked.rate, asked.max) {
+        pace: match (wire_args.speed, wire_args.rate, wire_args.max) {
             (_, _, true) => Pace::Max,
             (_, Some(rate), _) => Pace::Rate(rate),
             (speed, _, _) => Pace::Original(speed.unwrap_or(1.0)),
         },
-        addresses: AddressMap { to: asked.to.clone(), map: asked.map.clone() },
-        interface: asked.interface.clone(),
-        ttl: asked.ttl,
-        rounds: asked.rounds,
+        addresses: AddressMap { to: wire_args.to.clone(), map: wire_args.map.clone() },
+        interface: wire_args.interface.clone(),
+        ttl: wire_args.ttl,
+        rounds: wire_args.rounds,
         rehearsal: args.rehearsal_args.rehearsal(args.files.len())?,
     };
-    if asked.to.len() > 1 && asked.to.len() != args.files.len() {
+    if wire_args.to.len() > 1 && wire_args.to.len() != args.files.len() {
         bail!(
-            "replay: {} addresses to send to for {} files: give one, or one for each",
-            asked.to.len(),
+            "replay: {} destinations for {} files: give one destination, or one per file",
+            wire_args.to.len(),
             args.files.len()
         );
     }
     if args.rehearsal_args.until_loss {
         return run_until_loss(args, &options, &open, stop);
     }
-    let bar = bar(&args.files);
+    let bar = progress_bar(&args.files);
     let sent = wire::run(|| CaptureMerge::open(&args.files, &open, args.window()), &options, &mut |progress| {
         bar.set_position(progress.file_bytes);
         continue_unless(stop)
@@ -226,24 +229,24 @@ fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     let summary = sent?;
     print(&if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() })?;
     if !summary.damages.is_empty() {
-        bail!("{} (everything before was sent)", summary.damages.join("; "));
+        bail!("{} (everything before this point was sent)", summary.damages.join("; "));
     }
     Ok(Outcome::Done)
 }
 
-/// Done: some rate was without loss. No: not even the first.
+/// Raises the rate until a packet is lost. [`Outcome::No`] if the first rate already lost packets.
 fn run_until_loss(
     args: &Args,
     options: &WireOptions,
     open: &OpenOptions,
     stop: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
-    let (asked, rehearsal) = (&args.wire_args, &args.rehearsal_args);
-    let (receiver, destinations) = rehearsal.receiver(&asked.to, asked.interface.as_ref())?;
+    let (wire_args, rehearsal) = (&args.wire_args, &args.rehearsal_args);
+    let (receiver, destinations) = rehearsal.receiver(&wire_args.to, wire_args.interface.as_ref())?;
     let found = until_loss::run(
         || CaptureMerge::open(&args.files, open, args.window()),
         options,
-        rehearsal.ramp(asked.rate),
+        rehearsal.ramp(wire_args.rate),
         &receiver,
         &destinations,
         &mut || stop.load(Relaxed),
@@ -258,7 +261,7 @@ impl Args {
     }
 }
 
-/// A flag that SIGINT and SIGTERM raise.
+/// A flag that SIGINT and SIGTERM set.
 pub(super) fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -271,8 +274,8 @@ pub(super) fn continue_unless(stop: &AtomicBool) -> ControlFlow<()> {
     if stop.load(Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
-/// A bar over the bytes of all files, on a terminal only.
-pub(super) fn bar(files: &[PathBuf]) -> ProgressBar {
+/// A progress bar over the bytes of all files; hidden if standard error is not a terminal.
+pub(super) fn progress_bar(files: &[PathBuf]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -281,7 +284,7 @@ pub(super) fn bar(files: &[PathBuf]) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// All files together, as they are on disk.
+/// Total size of the files on disk.
 fn bytes_of(files: &[PathBuf]) -> u64 {
     files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }

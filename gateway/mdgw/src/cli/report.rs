@@ -1,4 +1,4 @@
-//! `mdgw report`: latency logs as a table, a page, distributions, CSV, JSON; groups of them held against each other.
+//! `mdgw report`: latency logs as table, HTML page, percentile distributions, CSV or JSON; comparison of groups of logs.
 
 use std::{fmt, fs, path::PathBuf};
 
@@ -12,32 +12,32 @@ use mdgw_tools::report::{
 
 use super::{Outcome, print, warn};
 
-/// Show latency logs, or hold groups of them against each other.
+/// Report latency logs, or compare groups of logs.
 ///
-/// Groups are runs, hosts or days: either named (NAME=LOG, the same name as often as needed), or made by --compare. The
-/// first group is what the others are held against.
+/// Groups are runs, hosts or days: either named (NAME=LOG, the name may be repeated), or formed by --compare. The first
+/// group is the baseline.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mdgw report /var/log/mdgw/*.hlog --html latency.html
   mdgw report yesterday=/var/log/mdgw/29 today=/var/log/mdgw/30 --html difference.html
   mdgw report /var/log/mdgw --compare day --csv > latency.csv")]
 pub(super) struct Args {
-    /// Interval logs (`*.hlog`), or directories of them; NAME=LOG puts them into a group.
+    /// Interval logs (`*.hlog`), or directories of them; NAME=LOG assigns them to a group.
     #[arg(required = true, value_name = "[NAME=]LOG")]
     logs: Vec<LogArgument>,
-    /// Make groups of the logs and hold them against the first.
+    /// Group the logs by this property and compare each group with the first.
     #[arg(long, value_enum, value_name = "WHAT")]
     compare: Option<Compare>,
     /// Write one self-contained HTML page with curves and timelines.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write one percentile distribution (.hgrm) for each channel and stage; for each group in a directory of its own.
+    /// Write a percentile distribution (.hgrm) per channel and stage; one directory per group.
     #[arg(long, value_name = "DIRECTORY")]
     hgrm: Option<PathBuf>,
     /// Print one line of JSON instead of the table.
     #[arg(long)]
     json: bool,
-    /// Print CSV instead of the table, one figure a row.
+    /// Print CSV instead of the table, one value per row.
     #[arg(long, conflicts_with = "json")]
     csv: bool,
     /// Only this channel, by number.
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         let report = Report::of(&files, args.channel.map(ChannelId));
         report.damage.iter().take(DAMAGE_SHOWN_MAX).for_each(|damage| warn(&damage.to_string()));
         if report.end == UnixNs(0) {
-            // Without an interval there is no time that a report could be of.
+            // Without an interval the report has no time span.
             let channel = args.channel.map_or_else(String::new, |channel| format!(" of channel {channel}"));
             let logs: Vec<String> = report.logs.iter().map(|path| path.display().to_string()).collect();
             bail!("report: no interval{channel} in {}", logs.join(", "));
@@ -90,7 +90,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     if damage_count > 0 {
         let lines = if damage_count == 1 { "line" } else { "lines" };
-        bail!("report: {damage_count} damaged {lines}; the rest is reported");
+        bail!("report: {damage_count} damaged {lines} skipped");
     }
     Ok(Outcome::Done)
 }
@@ -105,7 +105,7 @@ fn show(args: &Args, Group { name, report }: &Group) -> anyhow::Result<()> {
     } else {
         table::write(report, &mut text)?;
     }
-    // Files first: whoever reads the text may go away in the midst of it.
+    // Files first: printing may end early on a closed pipe.
     write_page(args, |page| html::write(report, page))?;
     if let Some(directory) = &args.hgrm {
         hgrm::write_all(report, directory).with_context(|| format!("write to {}", directory.display()))?;
@@ -126,7 +126,7 @@ fn show_comparison(args: &Args, comparison: &Comparison) -> anyhow::Result<()> {
     write_page(args, |page| html::write_comparison(comparison, page))?;
     for Group { name, report } in &comparison.groups {
         let Some(directory) = &args.hgrm else { break };
-        // A host's name comes out of a log, and might lead elsewhere.
+        // A host name comes from a log; a slash in it could lead outside the directory.
         let directory = directory.join(format!("group-{}", name.replace('/', "_")));
         hgrm::write_all(report, &directory).with_context(|| format!("write to {}", directory.display()))?;
     }

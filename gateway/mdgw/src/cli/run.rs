@@ -1,4 +1,4 @@
-//! `mdgw run`: a configuration, until it is told to end.
+//! `mdgw run`: runs a gateway until SIGTERM or SIGINT.
 
 use std::{
     fmt::Write as _,
@@ -32,20 +32,20 @@ Examples:
 pub(super) struct Args {
     /// Configuration file.
     config: PathBuf,
-    /// Trading date of all channels (YYYY-MM-DD), where it is not to be taken from the input.
+    /// Trading date of all channels (YYYY-MM-DD), overriding the input's date.
     #[arg(long, value_name = "DATE")]
     date: Option<TradingDate>,
-    /// Receive time in published frames.
+    /// Receive timestamp in published frames.
     #[arg(long, value_enum, default_value = "capture")]
     ts_recv: TsRecvArg,
 }
 
-/// Which receive time records get.
+/// Source of the receive time of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum TsRecvArg {
-    /// The capture's or the kernel's stamp.
+    /// Timestamp of the capture or the kernel.
     Capture,
-    /// None: output is then a function of the input alone.
+    /// None: the output then depends on the input only.
     None,
 }
 
@@ -61,13 +61,13 @@ impl From<TsRecvArg> for TsRecvMode {
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut config = Resolved::load(&args.config)?;
     let level = logging::start(config.log.level);
-    // While there is little but the program: what comes later is locked as it is touched.
+    // Before buffers are allocated: later pages are locked when they are first touched.
     if config.gateway.lock_memory
         && let Err(error) = memory::lock()
     {
-        tracing::warn!(%error, "memory is not locked: it may be taken away when it runs short");
+        tracing::warn!(%error, "memory is not locked: pages may be swapped out under memory pressure");
     }
-    // Before anything runs that a signal would leave half done.
+    // Before any work that a signal could interrupt halfway.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     let overrides = Overrides {
         date: args.date,
@@ -101,32 +101,32 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let report = gateway.stop().context("stop")?;
     print(&summary(&report)?)?;
     if let Some(fault) = fault {
-        anyhow::bail!("a pool stopped by itself: {fault}");
+        anyhow::bail!("a pool stopped unexpectedly: {fault}");
     }
     Ok(Outcome::Done)
 }
 
-/// How soon a signal is acted on.
+/// Interval at which pending signals are checked.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
-/// How often alarms are looked for.
+/// Interval at which alarms are checked.
 const ALARM_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Puts in force what may change while the gateway runs; anything else is refused and named.
+/// Applies the settings that may change at run time. Any other change is refused and its key is named.
 fn reload(args: &Args, config: &mut Resolved, gateway: &Gateway, level: &LevelHandle) {
     let new = match Resolved::load(&args.config) {
         Ok(new) => new,
-        Err(error) => return warn(&format!("reload {}: nothing changed: {error}", args.config.display())),
+        Err(error) => return warn(&format!("reload {} failed, nothing changed: {error}", args.config.display())),
     };
     match Resolved::diff_reloadable(config, &new) {
         Ok(_) => {
             level.set(new.log.level);
             gateway.reload(&new);
             *config = new;
-            tracing::info!(config = %args.config.display(), "configuration read again");
+            tracing::info!(config = %args.config.display(), "configuration reloaded");
         }
         Err(refused) => {
             for refused in refused {
-                warn(&format!("reload {}: nothing changed: {refused}", args.config.display()));
+                warn(&format!("reload {} failed, nothing changed: {refused}", args.config.display()));
             }
         }
     }
@@ -158,10 +158,14 @@ fn summary(report: &GatewayReport) -> anyhow::Result<String> {
             writeln!(text, "  out of service: {reason}")?;
         }
         for (reason, count) in channel.drops.iter().filter(|(reason, _)| !reason.is_expected()) {
-            writeln!(text, "  dropped {count}: {}", reason.name())?;
+            writeln!(text, "  dropped: {count} {}", reason.name())?;
         }
         let stamps = channel.stamps;
-        writeln!(text, "  receive stamps: NIC {}, kernel {}, none {}", stamps.hardware, stamps.kernel, stamps.none)?;
+        writeln!(
+            text,
+            "  receive timestamps: NIC {}, kernel {}, none {}",
+            stamps.hardware, stamps.kernel, stamps.none
+        )?;
         if channel.book_faults > 0 {
             writeln!(text, "  book faults: {}", channel.book_faults)?;
         }
@@ -169,15 +173,15 @@ fn summary(report: &GatewayReport) -> anyhow::Result<String> {
             let (entries, times) = (channel.log.entries_private, channel.log.segments_not_ready);
             writeln!(
                 text,
-                "  published, but missing in the log: {entries} entries (no segment was ready {times} times)"
+                "  published, but not in the publication log: {entries} entries (no segment was ready {times} times)"
             )?;
         }
         if channel.counters.trades_broken > 0 {
-            writeln!(text, "  trades that the venue took back: {}", channel.counters.trades_broken)?;
+            writeln!(text, "  trades cancelled by the venue (broken trades): {}", channel.counters.trades_broken)?;
         }
     }
     if report.kernel_drops > 0 {
-        writeln!(text, "dropped by the kernel for want of room in sockets: {}", report.kernel_drops)?;
+        writeln!(text, "dropped by the kernel (socket buffers full): {}", report.kernel_drops)?;
     }
     for log in &report.latency.logs {
         writeln!(text, "latency log: {}", log.display())?;

@@ -1,4 +1,4 @@
-//! `mdgw sentinel`: watches gateways of this host and tells of their death.
+//! `mdgw sentinel`: watches gateway processes of this host and announces their death to the peers.
 
 use std::{
     os::{
@@ -25,11 +25,11 @@ use super::{Outcome, logging};
 
 #[derive(Debug, clap::Args)]
 #[group(id = "source", required = true, multiple = false)]
-pub(super) struct From {
-    /// GatewayWatch whoever connects to this Unix socket: for the service manager.
+pub(super) struct SentinelSource {
+    /// Listen on this Unix socket and watch every gateway that connects (started by the service manager).
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// GatewayWatch the one gateway at the other end of standard input: how a gateway starts it.
+    /// Watch the gateway at the other end of standard input (started by the gateway).
     #[arg(long)]
     inherited: bool,
 }
@@ -41,8 +41,8 @@ Examples:
   mdgw sentinel --inherited --priority 0")]
 pub(super) struct Args {
     #[command(flatten)]
-    from: From,
-    /// SCHED_FIFO priority; 0 stays in the ordinary class.
+    source: SentinelSource,
+    /// SCHED_FIFO priority; 0: default scheduling class.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=99))]
     priority: u8,
 }
@@ -50,13 +50,14 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     logging::start(LogLevel::Info);
     for refused in prepare_process(args.priority) {
-        tracing::warn!("sentinel: not permitted to {refused}");
+        tracing::warn!("sentinel: continuing without permission to {refused}");
     }
-    match &args.from.socket {
+    match &args.source.socket {
         None => {
-            // The service manager has seen to it for its own.
+            // Only a spawned sentinel: systemd starts a service in a cgroup of its own.
             if let Err(error) = enter_sibling() {
-                tracing::info!(%error, "sentinel: no cgroup of its own: what kills the gateway's kills it too");
+                tracing::info!(%error, "sentinel: could not enter a cgroup of its own: killing the gateway's cgroup \
+                     also kills the sentinel");
             }
             let stream = std::io::stdin().as_fd().try_clone_to_owned().context("take the gateway's stream")?;
             watch(UnixStream::from(stream))
@@ -65,7 +66,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Serves whoever connects, until it is killed.
+/// Watches each gateway that connects, on one thread per gateway, until the process is killed.
 fn serve(path: &Path) -> anyhow::Result<Outcome> {
     let doing = |act: &str| format!("{act} {}", path.display());
     match std::fs::remove_file(path) {
@@ -75,7 +76,7 @@ fn serve(path: &Path) -> anyhow::Result<Outcome> {
         _ => {}
     }
     let listener = UnixListener::bind(path).with_context(|| doing("listen on"))?;
-    // Whoever connects can have itself announced as dead, under the shared key.
+    // A client that connects can have a death announced that is signed with the shared key.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(|| doing("protect"))?;
     tracing::info!(socket = %path.display(), "sentinel: ready");
     for stream in listener.incoming() {
@@ -91,32 +92,32 @@ fn serve(path: &Path) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Watches one gateway to its end.
+/// Watches one gateway until it stops or dies.
 fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
     stream.set_read_timeout(Some(REGISTRATION_TIMEOUT)).context("set a time limit")?;
     let watch = GatewayWatch::accept(&mut stream).context("take over a gateway")?;
     let member = watch.registration().member.clone();
-    tracing::info!(gateway = %member, told = watch.registration().recipients.len(), "sentinel: watching");
+    tracing::info!(gateway = %member, recipients = watch.registration().recipients.len(), "sentinel: watching gateway");
     let outcome = watch.run().with_context(|| format!("watch {member}"))?;
-    // Held until here: its end tells the gateway that nobody watches.
+    // Held until here: the closed stream tells the gateway that no sentinel watches it.
     drop(stream);
     match outcome {
-        watch::Outcome::Clean => tracing::info!(gateway = %member, "sentinel: ended in order"),
+        watch::Outcome::Clean => tracing::info!(gateway = %member, "sentinel: gateway stopped cleanly"),
         watch::Outcome::Announced { cause, noticed_at, took_ns, refused, records } => {
-            let noticed_ns = noticed_at.0;
+            let detected_ns = noticed_at.0;
             tracing::warn!(
                 gateway = %member,
                 ?cause,
-                noticed_ns,
+                detected_ns,
                 took_ns,
                 refused,
                 ?records,
-                "sentinel: died; killed and announced"
+                "sentinel: gateway died; made sure with SIGKILL and announced the death"
             );
         }
     }
     Ok(Outcome::Done)
 }
 
-/// A gateway that connects has its charge ready.
+/// A gateway sends its watch registration immediately after it connects.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);

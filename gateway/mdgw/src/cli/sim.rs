@@ -1,4 +1,4 @@
-//! `mdgw sim`: an exchange of our own.
+//! `mdgw sim`: the exchange simulator.
 
 use std::{fmt::Write as _, net::SocketAddrV4, path::PathBuf, time::Duration};
 
@@ -27,64 +27,64 @@ Examples:
   mdgw sim --line 239.1.1.1:26477 --line 239.1.1.2:26477 --loss 0.1 --request-server 10.0.0.1:9000
   mdgw sim --capture day.pcap --line 239.1.1.1:16648 --line 239.1.1.2:16648 --skew-us 0,30 --speed 9")]
 pub(super) struct Args {
-    /// Play this capture or day file instead of a made-up Nasdaq day.
+    /// Send this capture or day file instead of a synthetic Nasdaq session.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Trading date of a day file (YYYY-MM-DD), where its name tells none. The packets of other feeds tell their own, or none.
+    /// Trading date of a day file without a date in its name (YYYY-MM-DD).
     #[arg(long, requires = "capture", value_name = "DATE")]
     date: Option<TradingDate>,
-    /// Messages of the made-up day.
+    /// Messages in the synthetic session.
     #[arg(long, default_value_t = 1_000_000, value_name = "N")]
     messages: u64,
-    /// Stocks of the made-up day.
-    #[arg(long, default_value_t = 1_000, value_name = "N")]
-    stocks: u16,
-    /// Seed of the made-up day and of all damage: the same seed does the same.
+    /// Instruments in the synthetic session.
+    #[arg(long, alias = "stocks", default_value_t = 1_000, value_name = "N")]
+    instruments: u16,
+    /// Seed of the synthetic session and of the injected faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Session of the made-up day, up to ten characters.
+    /// MoldUDP64 session name of the synthetic session, up to ten characters.
     #[arg(long, default_value = "MDGWSIM001", value_name = "NAME", conflicts_with = "capture", value_parser = session)]
     session: MoldSession,
-    /// Where a line goes (address:port); once for each line, A first.
+    /// Destination of a line (address:port); repeat for each line, A first.
     #[arg(long = "line", required = true, value_name = "ADDR:PORT")]
     lines: Vec<SocketAddrV4>,
-    /// By which interface the lines leave (name or address).
+    /// Outgoing interface of the lines (name or address).
     #[arg(long, value_name = "IF")]
     interface: Option<Interface>,
-    /// Chance that a packet is lost; one for all lines or one for each (0.01,0.02).
+    /// Probability of loss; one value for all lines, or one per line (0.01,0.02).
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P")]
     loss: Vec<f64>,
-    /// Chance that a packet comes twice; as --loss.
+    /// Probability of duplication; values as for --loss.
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P")]
     duplicate: Vec<f64>,
-    /// Chance that a packet is overtaken by the next ones; as --loss.
+    /// Probability of reordering; values as for --loss.
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P")]
     reorder: Vec<f64>,
-    /// How much later each line delivers, in microseconds; as --loss.
+    /// Added delay of each line, microseconds; values as for --loss.
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "US")]
     skew_us: Vec<u64>,
-    /// Never lose a packet on all lines.
+    /// Never lose the same packet on all lines.
     #[arg(long)]
     never_on_all: bool,
-    /// Answer MoldUDP64 requests here.
+    /// Serve MoldUDP64 retransmission requests on this address.
     #[arg(long, value_name = "ADDR:PORT")]
     request_server: Option<SocketAddrV4>,
-    /// Chance that an answer is lost.
+    /// Probability that a retransmission is lost.
     #[arg(long, default_value_t = 0.0, value_name = "P")]
     answer_loss: f64,
-    /// So many times as fast as the times in the feed say.
+    /// Speed factor relative to the feed's timestamps.
     #[arg(long, conflicts_with_all = ["rate", "max"], value_name = "FACTOR")]
     speed: Option<f64>,
-    /// So many packets a second.
+    /// Packets per second.
     #[arg(long, conflicts_with = "max", value_name = "PPS")]
     rate: Option<f64>,
-    /// As fast as the machine sends.
+    /// Send as fast as possible.
     #[arg(long)]
     max: bool,
-    /// Go on answering requests for so long after the last packet.
+    /// Keep serving requests for this many seconds after the last packet.
     #[arg(long, default_value_t = 0, value_name = "S")]
     linger_s: u64,
-    /// Print what was played as one line of JSON.
+    /// Print the summary as one line of JSON.
     #[arg(long)]
     json: bool,
 }
@@ -112,18 +112,18 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             "packets": report.packets,
             "messages": report.messages,
             "copies": report.copies,
-            "refused": report.refused,
+            "send_errors": report.refused,
             "requests_answered": report.requests.answered,
             "requests_unanswered": report.requests.unanswered,
             "answers_lost": report.requests.lost,
         });
         writeln!(text, "{line}")?;
     } else {
-        writeln!(text, "played {} packets with {} messages", report.packets, report.messages)?;
-        writeln!(text, "sent {} copies on {} lines, {} refused", report.copies, args.lines.len(), report.refused)?;
+        writeln!(text, "sent {} packets with {} messages", report.packets, report.messages)?;
+        writeln!(text, "{} copies on {} lines, {} send errors", report.copies, args.lines.len(), report.refused)?;
         writeln!(
             text,
-            "requests: {} answered, {} unanswered, {} answers lost",
+            "requests: {} answered, {} unanswered, {} retransmissions dropped (--answer-loss)",
             report.requests.answered, report.requests.unanswered, report.requests.lost
         )?;
     }
@@ -131,7 +131,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// How often the end is looked for.
+/// Interval at which the end of the feed and signals are checked.
 const POLL: Duration = Duration::from_millis(20);
 
 fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
@@ -140,7 +140,7 @@ fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
         None => FeedSource::Itch(ItchDay {
             seed: args.seed,
             message_count: args.messages,
-            stock_count: args.stocks,
+            stock_count: args.instruments,
             session: args.session,
             ..ItchDay::default()
         }),
@@ -174,26 +174,26 @@ fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
     })
 }
 
-/// As it stands in packets: letters and digits, filled up with spaces on the right.
+/// Session name as in MoldUDP64 packets: letters and digits, padded with spaces on the right.
 fn session(name: &str) -> Result<MoldSession, String> {
     let is_plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
     if !is_plain || name.len() > size_of::<MoldSession>() {
-        return Err("a session's name has one to ten letters or digits".to_owned());
+        return Err("a session name has 1 to 10 letters or digits".to_owned());
     }
     let mut session = MoldSession::from([b' '; size_of::<MoldSession>()]);
     session[..name.len()].copy_from_slice(name.as_bytes());
     Ok(session)
 }
 
-/// The chance of one line, where one was given for all or one for each.
+/// The probability of one line; `values` holds one value for all lines or one per line.
 pub(super) fn chance(option: &str, values: &[f64], line: usize, lines: usize) -> anyhow::Result<f64> {
     let chance = value_of_line(option, values, line, lines)?;
-    ensure!((0.0..=1.0).contains(&chance), "{option} {chance}: a chance is between 0 and 1");
+    ensure!((0.0..=1.0).contains(&chance), "{option} {chance}: must be between 0 and 1");
     Ok(chance)
 }
 
-/// The value of one line, where one was given for all or one for each.
+/// The value of one line; `values` holds one value for all lines or one per line.
 pub(super) fn value_of_line<T: Copy>(option: &str, values: &[T], line: usize, lines: usize) -> anyhow::Result<T> {
-    ensure!(values.len() == 1 || values.len() == lines, "{option}: give one value, or one for each of {lines} lines");
+    ensure!(values.len() == 1 || values.len() == lines, "{option}: give one value, or one per line ({lines} lines)");
     values.get(line).or_else(|| values.first()).copied().with_context(|| format!("{option}: no value"))
 }

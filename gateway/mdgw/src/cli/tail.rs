@@ -1,11 +1,11 @@
-//! `mdgw tail`: receives what a gateway publishes.
+//! `mdgw tail`: subscribes to a gateway's output.
 
 mod row;
 
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddrV4},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -25,7 +25,9 @@ use mdgw_feeds::{
     identity::{ChannelId, GroupId, Sequence},
     time::TradingDate,
 };
+use mdgw_runtime::config::Resolved;
 use mdgw_subscriber::{ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, Start, Subscriber, SubscriberConfig};
+use mdgw_sys::sockets::Interface;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -33,38 +35,47 @@ use signal_hook::{
 
 use super::{Outcome, print, run::TsRecvArg, warn};
 
+/// What to subscribe to: the output of a configuration, or output lines given one by one.
+///
+/// From a configuration, the lines, their interfaces and the retransmission service are read; --line, --interface and
+/// --retransmission each override it. On the gateway's own host, its output lines need `loopback = true`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
+  mdgw tail gateway.toml
+  mdgw tail gateway.toml --group 2 --interface 10.1.0.7
   mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --retransmission 127.0.0.1:31100
   mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 -o today.dbn.zst")]
 pub(super) struct Args {
-    /// Output line of the gateway (address:port); once for each.
-    #[arg(long = "line", required = true, value_name = "ADDR:PORT")]
+    /// Configuration file of the gateway; its output is received.
+    #[arg(required_unless_present = "lines")]
+    config: Option<PathBuf>,
+    /// Output line of the gateway (address:port); repeat for each line.
+    #[arg(long = "line", value_name = "ADDR:PORT")]
     lines: Vec<SocketAddrV4>,
-    /// Address of the interface to join on.
-    #[arg(long, default_value = "0.0.0.0", value_name = "ADDR")]
-    interface: Ipv4Addr,
-    /// Retransmission service of a gateway; once for each gateway of the group: where one doesn't answer, the next is asked.
+    /// Address of the interface to join on. Default: the configured interface of each line, or the kernel's choice.
+    #[arg(long, value_name = "ADDR")]
+    interface: Option<Ipv4Addr>,
+    /// Retransmission service of a gateway; repeat for each gateway of the group. If one service does not answer, the
+    /// next is asked.
     #[arg(long, value_name = "ADDR:PORT")]
     retransmission: Vec<SocketAddrV4>,
-    /// Group to receive.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    group: u16,
+    /// Group to receive. Default: the first group of the configuration's first output, or 1.
+    #[arg(long, value_name = "N")]
+    group: Option<u16>,
     /// Channels to receive; all by default.
     #[arg(long, value_delimiter = ',', value_name = "N")]
     channel: Vec<u16>,
-    /// TestCli these schemas: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics.
+    /// Only these schemas: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics.
     #[arg(long, value_delimiter = ',', value_parser = parse_schema, value_name = "SCHEMA")]
     schema: Vec<SchemaSet>,
-    /// TestCli sessions of this trading date (YYYY-MM-DD).
+    /// Only sessions of this trading date (YYYY-MM-DD).
     #[arg(long, value_name = "DATE")]
     date: Option<TradingDate>,
-    /// Receive time of the records: the gateway's, or none, which makes the output a function of the feed alone.
+    /// Receive time of the records: the gateway's, or none (then the output depends on the feed only).
     #[arg(long, value_enum, default_value = "capture")]
     ts_recv: TsRecvArg,
-    /// Begin with what is published now instead of the oldest that the gateway still holds of the trading day, its earlier
-    /// sessions included.
+    /// Start with the current message instead of the oldest message of the trading day that the gateway still holds.
     #[arg(long)]
     from_now: bool,
     /// Write a DBN file, compressed if it ends in .zst; - is standard output. Without it records are printed.
@@ -73,13 +84,13 @@ pub(super) struct Args {
     /// Print records as JSON, one on a line.
     #[arg(long, conflicts_with = "out")]
     json: bool,
-    /// End after so many records; what comes after them is nobody's loss.
+    /// Exit after this many records.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// End when nothing new has come for so long, counted from the start.
+    /// Exit when nothing new was received for this many seconds.
     #[arg(long, value_name = "S")]
     exit_idle_s: Option<f64>,
-    /// End when every channel's session has ended.
+    /// Exit when the session of every channel has ended.
     #[arg(long)]
     until_ended: bool,
 }
@@ -89,21 +100,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
-    let mut config =
-        SubscriberConfig::new(args.lines.iter().map(|address| LineAddress::new(*address, args.interface)).collect());
-    config.services.clone_from(&args.retransmission);
-    config.receiver = ReceiverConfig {
-        group: GroupId(args.group),
-        channels: args.channel.iter().copied().map(ChannelId).collect(),
-        start: if args.from_now { Start::Now } else { Start::Day },
-        ..ReceiverConfig::default()
-    };
-    let mut subscriber = Subscriber::open(config).context("subscribe")?;
+    let mut subscriber = Subscriber::open(args.subscription()?).context("subscribe")?;
     let mut tail = Tail::new(args)?;
     let mut last_new = Instant::now();
     let mut seen = 0;
     while !stop.load(Ordering::Relaxed) && !tail.is_complete(args) {
-        subscriber.poll(POLL, &mut |output| tail.take(&output)).context("receive")?;
+        subscriber.poll(POLL, &mut |output| tail.accept(&output)).context("receive")?;
         tail.check()?;
         if tail.items != seen {
             (seen, last_new) = (tail.items, Instant::now());
@@ -113,17 +115,78 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             break;
         }
     }
-    subscriber.finish(&mut |output| tail.take(&output));
+    subscriber.finish(&mut |output| tail.accept(&output));
     for channel in subscriber.receiver().channels() {
         if channel.statistics().starts_unanswered > 0 {
             let id = channel.id().0;
             warn(&format!(
-                "channel {id}: no retransmission service answered, so it begins where it was heard first, without definitions \
-                 (does [retransmission] of the gateway allow this host?)"
+                "channel {id}: no retransmission service answered; starting at the first packet received, without \
+                 definitions (does [retransmission].allowed of the gateway include this host?)"
             ));
         }
     }
     tail.finish()
+}
+
+impl Args {
+    /// Lines, services and group of the configuration, if one is given; each is overridden by its option.
+    fn subscription(&self) -> anyhow::Result<SubscriberConfig> {
+        let configured = self.config.as_deref().map(|path| self.configured(path)).transpose()?;
+        let (group, configured_lines, services) = configured.unwrap_or((GroupId(1), Vec::new(), Vec::new()));
+        let lines = if self.lines.is_empty() {
+            configured_lines
+        } else {
+            let interface = self.interface.unwrap_or(Ipv4Addr::UNSPECIFIED);
+            self.lines.iter().map(|address| LineAddress::new(*address, interface)).collect()
+        };
+        let mut config = SubscriberConfig::new(lines);
+        config.services = if self.retransmission.is_empty() { services } else { self.retransmission.clone() };
+        config.receiver = ReceiverConfig {
+            group: self.group.map_or(group, GroupId),
+            channels: self.channel.iter().copied().map(ChannelId).collect(),
+            start: if self.from_now { Start::Now } else { Start::Day },
+            ..ReceiverConfig::default()
+        };
+        Ok(config)
+    }
+
+    /// Group, lines and retransmission service of the configured output that carries the group.
+    fn configured(&self, path: &Path) -> anyhow::Result<(GroupId, Vec<LineAddress>, Vec<SocketAddrV4>)> {
+        let config = Resolved::load(path)?;
+        let Some(group) =
+            self.group.map(GroupId).or_else(|| config.outputs.iter().find_map(|output| output.groups.first().copied()))
+        else {
+            bail!("tail: {} has no [[output]]", path.display());
+        };
+        let Some(output) = config.outputs.iter().find(|output| output.groups.contains(&group)) else {
+            let known = config.outputs.iter().flat_map(|output| &output.groups);
+            let known: Vec<String> = known.map(|group| group.0.to_string()).collect();
+            bail!("tail: no output of {} carries group {}; groups: {}", path.display(), group.0, known.join(", "));
+        };
+        let lines = if self.lines.is_empty() { output.lines.as_slice() } else { &[] };
+        let lines = lines.iter().map(|line| {
+            let interface = match self.interface {
+                Some(interface) => interface,
+                None => address_of(&line.interface)?,
+            };
+            Ok(LineAddress::new(line.address, interface))
+        });
+        // A service that listens on all addresses is reached on this host.
+        let service = config.retransmission.as_ref().map(|service| match service.listen {
+            listen if listen.ip().is_unspecified() => SocketAddrV4::new(Ipv4Addr::LOCALHOST, listen.port()),
+            listen => listen,
+        });
+        Ok((group, lines.collect::<anyhow::Result<_>>()?, service.into_iter().collect()))
+    }
+}
+
+/// The address to join on; a configuration may name the interface instead.
+fn address_of(interface: &Interface) -> anyhow::Result<Ipv4Addr> {
+    if let Interface::Address(address) = interface {
+        return Ok(*address);
+    }
+    let found = interface.lookup().context("tail: find the configured interface (--interface overrides it)")?;
+    found.address.with_context(|| format!("tail: interface {interface} has no IPv4 address"))
 }
 
 fn parse_schema(text: &str) -> Result<SchemaSet, String> {
@@ -133,29 +196,29 @@ fn parse_schema(text: &str) -> Result<SchemaSet, String> {
     })
 }
 
-/// How long a wait may last before the ends are looked for.
+/// Longest wait for packets before the exit conditions are checked.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Where records go.
+/// Writes or prints the received records, and counts gaps and losses.
 #[derive(Debug)]
 struct Tail {
     edges: ConsumerEdges,
     schemas: Option<SchemaSet>,
     date: Option<TradingDate>,
-    /// Most records wanted.
+    /// Stop after this many records.
     count: Option<u64>,
     writer: Option<DbnFileWriter>,
-    /// Of the file.
+    /// Dataset of the DBN file, set by the first session.
     dataset: Option<&'static str>,
     is_json: bool,
-    /// What instruments are called, by channel and number.
+    /// Symbols by channel and instrument id.
     symbols: BTreeMap<(ChannelId, u32), String>,
-    /// Everything that came, to tell silence from activity.
+    /// All items received, for `--exit-idle-s`.
     items: u64,
     records: u64,
     gaps: u64,
     lost: u64,
-    /// Sessions under way and ended, by channel.
+    /// Whether the session of a channel is still open, by channel.
     open_sessions: Vec<(ChannelId, bool)>,
     failure: Option<anyhow::Error>,
 }
@@ -193,7 +256,7 @@ impl Tail {
         })
     }
 
-    fn take(&mut self, output: &Output<'_>) {
+    fn accept(&mut self, output: &Output<'_>) {
         self.items += 1;
         if self.failure.is_none()
             && let Err(error) = self.try_accept(output)
@@ -213,7 +276,8 @@ impl Tail {
                     let dataset = output.session.feed.dataset();
                     if *self.dataset.get_or_insert(dataset) != dataset {
                         bail!(
-                            "channel {} is of {dataset}, and a DBN file holds one dataset: choose with --channel",
+                            "channel {} belongs to dataset {dataset}; a DBN file holds one dataset: choose with \
+                             --channel",
                             output.channel.0
                         );
                     }
@@ -227,12 +291,14 @@ impl Tail {
             }
             Item::Gap(gap) => {
                 self.gaps += gap.count();
-                let text = format!("gap [{}, {}): the venue's lines did not bring it", gap.first().0, gap.next().0);
+                let text =
+                    format!("gap [{}, {}): not received on any of the venue's lines", gap.first().0, gap.next().0);
                 self.report(&format!("channel {}: {text}", output.channel.0))
             }
             Item::Lost(gap) => {
                 self.lost += gap.count();
-                let text = format!("lost [{}, {}) on the way from the gateway", gap.first().0, gap.next().0);
+                let text =
+                    format!("lost [{}, {}): published by the gateway, not received here", gap.first().0, gap.next().0);
                 self.report(&format!("channel {}: {text}", output.channel.0))
             }
             Item::State(state) => self.report(&format!("channel {}: {state:?}", output.channel.0)),
@@ -241,16 +307,16 @@ impl Tail {
     }
 
     fn records_of(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
-        // Definitions told again at a late start name instruments; as records they stand at their own place.
+        // Definitions repeated at a late start only name instruments: as records they appear at their own position.
         let is_repeated_definition = matches!(output.item, Item::Definition { .. });
         let Self { edges, writer, schemas, count, records, is_json, symbols, .. } = self;
         let mut outcome = Ok(());
         let mut index = 0;
-        edges.deliver(output, |handed| {
+        edges.deliver(output, |edge_output| {
             if outcome.is_err() {
                 return;
             }
-            match handed {
+            match edge_output {
                 EdgeOutput::Mapping { id, symbol } => {
                     symbols.insert((output.channel, id.0), String::from_utf8_lossy(symbol).into_owned());
                     if let Some(writer) = writer {
@@ -280,14 +346,14 @@ impl Tail {
         outcome
     }
 
-    fn set_session_open(&mut self, channel: ChannelId, is_under_way: bool) {
+    fn set_session_open(&mut self, channel: ChannelId, is_open: bool) {
         match self.open_sessions.iter_mut().find(|(known, _)| *known == channel) {
-            Some((_, state)) => *state = is_under_way,
-            None => self.open_sessions.push((channel, is_under_way)),
+            Some((_, state)) => *state = is_open,
+            None => self.open_sessions.push((channel, is_open)),
         }
     }
 
-    /// What isn't a record goes where it can't get between them.
+    /// Prints events to standard error, so that they do not mix with records.
     #[allow(clippy::unnecessary_wraps, reason = "one arm among others that can fail")]
     fn report(&self, text: &str) -> anyhow::Result<()> {
         warn(text);
@@ -295,8 +361,7 @@ impl Tail {
     }
 
     fn is_complete(&self, args: &Args) -> bool {
-        let has_ended =
-            !self.open_sessions.is_empty() && self.open_sessions.iter().all(|(_, is_under_way)| !is_under_way);
+        let has_ended = !self.open_sessions.is_empty() && self.open_sessions.iter().all(|(_, is_open)| !is_open);
         (args.until_ended && has_ended) || self.is_full()
     }
 
@@ -306,7 +371,7 @@ impl Tail {
 
     fn check(&mut self) -> anyhow::Result<()> {
         self.failure.take().map_or(Ok(()), Err)?;
-        // A file without room for more is finished: its error says what is kept.
+        // After a write error the file is finished, and its error names what was kept.
         let failed = self.writer.take_if(|writer| writer.has_failed());
         Ok(failed.map_or(Ok(()), |writer| writer.finish().map(drop))?)
     }
@@ -318,14 +383,14 @@ impl Tail {
             warn(&format!("wrote {} records of {} instruments", written.record_count, written.symbol_count));
         }
         if self.lost > 0 {
-            bail!("{} messages were lost on the way from the gateway", self.lost);
+            bail!("{} messages published by the gateway were not received here", self.lost);
         }
-        // A gap of the venue's is told in the stream; the answer to "all of it?" is no.
+        // Gaps of the venue's lines are part of the stream; exit code 1 reports them.
         Ok(if self.gaps > 0 { Outcome::No } else { Outcome::Done })
     }
 }
 
-/// One record as a line of the table, the first one under its heading.
+/// Prints one record as a table row; the heading comes before the first row.
 fn show(
     output: &Output<'_>,
     index: u64,
@@ -343,7 +408,7 @@ fn show(
     print(&text)
 }
 
-/// One record as an object on a line, after the name that it was published under.
+/// Prints one record as a JSON object on one line: first the name that it was published under, then the fields.
 fn show_json(output: &Output<'_>, index: u64, record: &[u8]) -> anyhow::Result<()> {
     let mut decoder = RecordDecoder::new(record);
     let Some(record) = decoder.decode_record_ref().context("read a record")? else { return Ok(()) };
@@ -360,7 +425,7 @@ fn show_json(output: &Output<'_>, index: u64, record: &[u8]) -> anyhow::Result<(
     print(&text.replacen('{', &format!("{{{name},"), 1))
 }
 
-/// The input sequence that an item with records is named by.
+/// Input sequence of an item with records; 0 for other items.
 fn sequence(output: &Output<'_>) -> Sequence {
     match output.item {
         Item::Message { header, .. } | Item::Definition { header, .. } | Item::Snapshot { header, .. } => {
@@ -383,6 +448,53 @@ mod tests {
         args: Args,
     }
 
+    fn subscription(more: &[&str]) -> anyhow::Result<SubscriberConfig> {
+        let typed = std::iter::once("tail").chain(more.iter().copied());
+        TestCli::try_parse_from(typed)?.args.subscription()
+    }
+
+    /// A shipped configuration.
+    fn shipped(name: &str) -> String {
+        format!("{}/../../ops/config/{name}", env!("CARGO_MANIFEST_DIR"))
+    }
+
+    #[test]
+    fn a_configuration_gives_lines_interfaces_service_and_group() {
+        let config = subscription(&[&shipped("loopback.toml")]).unwrap();
+        let line = LineAddress::new("239.255.77.10:31000".parse().unwrap(), Ipv4Addr::LOCALHOST);
+        assert_eq!(config.lines, [line], "the name lo is resolved to its address");
+        assert_eq!(config.services, ["127.0.0.1:31100".parse().unwrap()]);
+        assert_eq!(config.receiver.group, GroupId(1));
+    }
+
+    #[test]
+    fn options_override_the_configuration_each_on_its_own() {
+        let path = shipped("mdgw.toml");
+        // Interfaces of the shipped configuration do not exist here, and with --interface they need not.
+        let config = subscription(&[&path, "--interface", "10.1.0.7", "--group", "2"]).unwrap();
+        let interface = Ipv4Addr::new(10, 1, 0, 7);
+        let lines = ["239.66.1.1:31000", "239.66.1.2:31000"].map(|a| LineAddress::new(a.parse().unwrap(), interface));
+        assert_eq!((config.lines.as_slice(), config.receiver.group), (&lines[..], GroupId(2)));
+        assert_eq!(config.services, ["10.20.0.5:31100".parse().unwrap()]);
+
+        let config = subscription(&[&path, "--line", "239.1.1.1:7", "--retransmission", "10.0.0.9:8"]).unwrap();
+        assert_eq!(config.lines, [LineAddress::new("239.1.1.1:7".parse().unwrap(), Ipv4Addr::UNSPECIFIED)]);
+        assert_eq!(config.services, ["10.0.0.9:8".parse().unwrap()]);
+    }
+
+    #[test]
+    fn without_a_configuration_the_group_is_1_and_a_line_is_required() {
+        let config = subscription(&["--line", "239.1.1.1:7"]).unwrap();
+        assert_eq!((config.receiver.group, config.services.len()), (GroupId(1), 0));
+        assert!(subscription(&[]).is_err());
+    }
+
+    #[test]
+    fn a_group_that_no_output_carries_is_refused() {
+        let error = subscription(&[&shipped("mdgw.toml"), "--group", "7"]).unwrap_err().to_string();
+        assert!(error.contains("carries group 7; groups: 1, 2"), "{error}");
+    }
+
     #[test]
     fn a_dbn_file_holds_one_dataset_and_the_table_any() {
         let folder = tempfile::tempdir().unwrap();
@@ -394,11 +506,11 @@ mod tests {
                 let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
                 let session = Session { feed, date, restart: 0 };
                 assert!(tail.failure.is_none());
-                tail.take(&Output { channel: ChannelId(channel), session, item: Item::Session });
+                tail.accept(&Output { channel: ChannelId(channel), session, item: Item::Session });
             }
             let outcome = tail.check().map_err(|error| error.to_string());
             assert_eq!(outcome.is_err(), is_refused, "{outcome:?}");
-            assert!(outcome.err().is_none_or(|text| text.contains("channel 3 is of IEXG.TOPS")));
+            assert!(outcome.err().is_none_or(|text| text.contains("channel 3 belongs to dataset IEXG.TOPS")));
         }
     }
 }

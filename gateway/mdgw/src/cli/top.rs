@@ -1,4 +1,4 @@
-//! `mdgw top`: a running gateway, or a replay, as it goes.
+//! `mdgw top`: live view of a running gateway or replay.
 
 mod screen;
 
@@ -23,8 +23,8 @@ use crate::top::{self, SortBy, Top};
 #[command(after_help = "\
 Keys: q quit, space freeze, s sort, r reverse, / filter, up and down scroll, h help.
 
-A gateway listens where gateway.control_socket says, a replay where `mdgw replay --offline --control SOCKET` does.
-Where standard output is no terminal, one table is printed, as with --once.
+The socket is gateway.control_socket of a gateway, or --control of `mdgw replay --offline`.
+If standard output is not a terminal, one table is printed, as with --once.
 
 Examples:
   mdgw top
@@ -35,25 +35,25 @@ pub(super) struct Args {
     /// Control socket of the gateway, or of the replay.
     #[arg(long, value_name = "SOCKET", default_value = "/run/mdgw/control")]
     socket: PathBuf,
-    /// Time between two looks; rates are means over it.
+    /// Refresh interval; rates are averages over it.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration_ns)]
     interval: u64,
-    /// Begin sorted by number, name, state, rate, lost, drops or p99.
+    /// Initial sort column: number, name, state, rate, lost, drops or p99.
     #[arg(long, value_name = "COLUMN", default_value = "number", value_parser = parse_sort)]
     sort: SortBy,
-    /// Begin with the channels that have this text in name, number or state.
+    /// Initial filter: channels with this text in name, number or state.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     filter: String,
-    /// Look twice, print one table, and end.
+    /// Take two samples, print one table and exit.
     #[arg(long)]
     once: bool,
-    /// Print one line of JSON instead of a table, and end.
+    /// Print one line of JSON instead of a table and exit.
     #[arg(long)]
     json: bool,
-    /// Write the screen as a picture, and end.
+    /// Write the screen as an SVG image and exit.
     #[arg(long, value_name = "OUT.svg", conflicts_with_all = ["once", "json"])]
     svg: Option<PathBuf>,
-    /// Columns and rows of the picture.
+    /// Columns and rows of the image.
     #[arg(long, value_name = "COLUMNSxROWS", default_value = "80x24", requires = "svg")]
     size: Size,
 }
@@ -63,9 +63,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     if !args.once && !args.json && args.svg.is_none() && io::stdout().is_terminal() {
         return screen::run(args, top);
     }
-    top.take(read_snapshot(&args.socket)?);
+    top.update(read_snapshot(&args.socket)?);
     std::thread::sleep(args.interval());
-    top.take(read_snapshot(&args.socket)?);
+    top.update(read_snapshot(&args.socket)?);
     if let Some(path) = &args.svg {
         let Size { columns, rows } = args.size;
         fs::write(path, top::svg(&top, columns, rows)).with_context(|| format!("write {}", path.display()))?;
@@ -83,13 +83,14 @@ impl Args {
     }
 }
 
-/// How it stands now.
+/// Requests a snapshot.
 fn read_snapshot(socket: &Path) -> anyhow::Result<Snapshot> {
     let value = send_request(socket, &Request::Snapshot {})?;
-    serde_json::from_value(value).map_err(|error| anyhow!("what {} tells is no snapshot: {error}", socket.display()))
+    serde_json::from_value(value)
+        .map_err(|error| anyhow!("{}: the answer is not a snapshot: {error}", socket.display()))
 }
 
-/// Of a screen.
+/// Size of a screen, in character cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     columns: u16,
@@ -114,5 +115,5 @@ fn parse_sort(text: &str) -> Result<SortBy, String> {
     })
 }
 
-/// Larger than any screen.
+/// Limit of columns and of rows, larger than any screen.
 const CELLS_MAX: u16 = 500;

@@ -1,4 +1,4 @@
-//! `mdgw witness`: votes for gateways and publishes nothing.
+//! `mdgw witness`: votes in the quorum election and publishes nothing.
 
 use std::{
     collections::BTreeMap,
@@ -35,21 +35,21 @@ Examples:
   mdgw witness witness.toml --check
 
 The file:
-  node = 3                                # its number among the voters, unlike any gateway's
+  node = 3                                # node number of this voter; unique among gateways and witnesses
   listen = \"10.0.0.3:27500\"
-  # Shared by all; made by (umask 077; openssl rand -hex 32 > FILE).
+  # Shared by all voters; create it with (umask 077; openssl rand -hex 32 > FILE).
   key_file = \"/etc/mdgw/key\"
-  vote_directory = \"/var/lib/mdgw/votes\"  # on a disk that outlives the power
-  [[peer]]                                # each gateway, and each other witness
+  vote_directory = \"/var/lib/mdgw/votes\"  # on a disk: must survive a power loss
+  [[peer]]                                # one for each gateway and each other witness
   node = 1
   address = \"10.0.0.1:27500\"
 
-One witness serves all groups of its gateways. It needs no port but this one, and answers nobody without the key.")]
+One witness serves all groups of its gateways. It uses this port only, and does not answer senders without the key.")]
 pub(super) struct Args {
-    /// Its configuration, TOML.
+    /// Configuration file of the witness (TOML).
     #[arg(value_name = "FILE")]
     config: PathBuf,
-    /// Only say what it would do, or what is wrong.
+    /// Validate the configuration and exit.
     #[arg(long)]
     check: bool,
 }
@@ -58,13 +58,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Config::load(&args.config)?;
     let key = SharedKey::load(&config.key_file)?;
     if args.check {
-        // Any port: the witness may be running.
+        // Any port, since the witness may be running on the configured one.
         UdpSocket::bind(SocketAddrV4::new(*config.listen.ip(), 0))
             .with_context(|| format!("listen on {}", config.listen))?;
         if let Err((place, error)) = check_writable(&config.vote_directory) {
             let directory = config.vote_directory.display();
-            return Err(error)
-                .with_context(|| format!("directory {directory} of the votes: write in {}", place.display()));
+            return Err(error).with_context(|| format!("vote_directory {directory}: write in {}", place.display()));
         }
         print(&config.explanation())?;
         return Ok(Outcome::Done);
@@ -134,16 +133,16 @@ impl Config {
             config.rate_error_ppm
         );
         ensure!((1..=65_536).contains(&config.groups_max), "groups_max = {}: must be 1 to 65536", config.groups_max);
-        ensure!(!config.peer.is_empty(), "no [[peer]]: a witness votes for gateways, name each with node and address");
+        ensure!(!config.peer.is_empty(), "no [[peer]]: name each gateway with node and address");
         for (index, peer) in config.peer.iter().enumerate() {
             let Peer { node, address } = peer;
             ensure!(
                 *node != config.node,
-                "peer.node = {node}: is the witness's own; every voter has a number of its own"
+                "peer.node = {node}: equals the witness's own number; each voter needs a unique number"
             );
             ensure!(address.port() != 0, "peer.address = \"{address}\": port must be 1 to 65535");
             if config.peer[..index].iter().any(|other| other.node == *node || other.address == *address) {
-                bail!("peer {node} at {address}: another peer has that number or address");
+                bail!("peer {node} at {address}: duplicate number or address");
             }
         }
         Ok(config)
@@ -162,7 +161,7 @@ impl Config {
             vote_directory.display()
         );
         for Peer { node, address } in peer {
-            // Writing to a string can't fail.
+            // Writing to a string cannot fail.
             let _written = writeln!(text, "peer         node {node} at {address}");
         }
         text
@@ -205,7 +204,7 @@ address = "10.0.0.2:27500"
     fn the_shipped_witness_and_gateway_configurations_match() {
         let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops");
         let witness = Config::load(&ops.join("witness/witness.toml")).unwrap();
-        let gateway = Resolved::load(&ops.join("config/votes.toml")).unwrap();
+        let gateway = Resolved::load(&ops.join("config/quorum.toml")).unwrap();
         let Backend::Quorum(quorum) = &gateway.election.as_ref().unwrap().backend else { panic!("it elects by votes") };
         assert_eq!(quorum.voters.get(&NodeId(witness.node)), Some(&witness.listen));
         let peers = witness.peers();
@@ -222,8 +221,8 @@ address = "10.0.0.2:27500"
             let error = format!("{:#}", Config::parse(&GOOD.replacen(from, to, 1)).unwrap_err());
             assert!(error.contains(expected), "{error}");
         };
-        check("node = 1", "node = 3", "peer.node = 3: is the witness's own");
-        check("node = 2", "node = 1", "peer 1 at 10.0.0.2:27500: another peer has that number");
+        check("node = 1", "node = 3", "peer.node = 3: equals the witness's own number");
+        check("node = 2", "node = 1", "peer 1 at 10.0.0.2:27500: duplicate number or address");
         check("\"127.0.0.1:27500\"", "\"127.0.0.1:0\"", "listen = \"127.0.0.1:0\": port must be 1 to 65535");
         check("\"127.0.0.1:27500\"", "\"127.0.0.1\"", "listen");
         check("node = 3", "node = 300", "300");

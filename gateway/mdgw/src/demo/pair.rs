@@ -1,12 +1,13 @@
-//! A pair on one machine: two gateways, an exchange whose lines lose packets, a subscriber and a witness of the output;
-//! whichever gateway leads is asked to hand over, stopped, and killed, again and again.
+//! A pair on one machine: two gateways, an exchange simulator with lossy lines, a subscriber and a monitor of the
+//! output. The leading gateway is in turn asked to hand over, paused (SIGSTOP), and killed (SIGKILL).
 //!
-//! Stopped, a process comes back with its books and without knowing how long it slept: that is what a fence has to stand.
-//! Nobody can tell of a stopped process, so its lease runs out; of a killed one its sentinel tells at once. Started again,
-//! that one has its books from the other, and stands when both are alike.
+//! A paused process continues later with its old books and does not know how long it slept; its fence must stop it from
+//! publishing. The peer cannot detect the pause, so it waits until the lease expires. The sentinel of a killed gateway
+//! announces the death immediately. A restarted gateway copies the books from its peer, and is eligible when both
+//! agree.
 //!
-//! Gateways and exchange are processes of their own, as in earnest: a signal that leaves no time is what they get. The
-//! subscriber and the witness live here, where the signals come from.
+//! Gateways and exchange simulator are separate processes, as in production, so that signals end them without cleanup.
+//! The subscriber and the monitor run in this process, which sends the signals.
 
 mod output_monitor;
 mod process;
@@ -40,168 +41,168 @@ use self::{
 };
 use super::{DemoAddresses, Received, Subscription, reference_config, toml_text};
 
-/// What is shown.
+/// Options of the demonstration.
 #[derive(Clone, Debug)]
 pub(crate) struct PairOptions {
-    /// Messages of the made-up day.
+    /// Messages in the synthetic session.
     pub messages: u64,
     /// Trading date; `None`: today.
     pub date: Option<TradingDate>,
-    /// Seed of the day and of the damage.
+    /// Seed of the synthetic session and of the injected faults.
     pub seed: u64,
-    /// Packets a second.
+    /// Packets per second.
     pub rate: f64,
-    /// Chance that a line loses a packet.
+    /// Probability that a line loses a packet.
     pub loss: f64,
-    /// How long a gateway leads before it is stopped or killed.
+    /// How long a gateway leads before the next fault.
     pub tenure: Duration,
     /// Lease profile: `default`, `fast` or `calm`.
     pub profile: String,
-    /// Where logs and the capture of the output go.
+    /// Directory for logs and the capture of the output.
     pub directory: PathBuf,
 }
 
-/// What has just happened.
+/// An event of the demonstration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PairEvent {
-    /// Feed received so far, of so many messages; who leads.
+    /// Regular progress report.
     Progress {
         /// Messages received.
         received: u64,
         /// Messages expected.
         expected: u64,
-        /// Who publishes.
+        /// The current leader.
         leader: Option<Leader>,
     },
-    /// Something was done to the leading gateway.
+    /// A fault was injected into the leading gateway.
     FaultInjected {
-        /// It.
+        /// The gateway that led.
         leader: Leader,
-        /// How.
+        /// The fault.
         fault: Fault,
-        /// Since the beginning.
+        /// Time since the start.
         after: Duration,
     },
-    /// The other one has said something new.
+    /// The other gateway has published new content.
     TookOver {
-        /// It.
+        /// The new leader.
         leader: Leader,
         /// From the last packet of the old leader to the first new content.
         blackout: Duration,
     },
-    /// The gateway that was stopped or killed stands for election again.
+    /// The gateway that was stopped or killed is eligible again.
     EligibleAgain {
-        /// Its node.
+        /// Node number of the gateway.
         node: u8,
-        /// Since it went on, or was started anew.
+        /// Time since the gateway was resumed or restarted.
         after: Duration,
     },
 }
 
-/// What is done to a leading gateway.
+/// A fault of the leading gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Asked to hand over (`mdgw ha hand-over`).
     HandedOver,
-    /// Stopped (SIGSTOP) until the other one leads.
+    /// Paused (SIGSTOP) until the other gateway leads.
     Stopped,
-    /// Killed (SIGKILL), and started again once the other one leads.
+    /// Killed (SIGKILL), and restarted once the other gateway leads.
     Killed,
 }
 
 /// One change of leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PairChange {
-    /// What was done to the gateway that led.
+    /// The fault of the previous leader.
     pub fault: Fault,
-    /// Who leads now.
+    /// The new leader.
     pub leader: Leader,
     /// From the last packet of the old leader to the first new content.
     pub blackout: Duration,
-    /// From when the old one went on, or was started anew, until it stood for election again.
+    /// From when the previous leader was resumed or restarted until it was eligible again.
     pub eligible_after: Duration,
 }
 
-/// Who publishes, as its packets say.
+/// The publishing gateway, as identified by its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leader {
-    /// Its node.
+    /// Node number.
     pub node: u8,
-    /// Count of its epoch.
+    /// Count of the epoch.
     pub epoch: u64,
 }
 
-/// What came of it.
+/// Result of the demonstration.
 #[derive(Debug)]
 pub(crate) struct PairReport {
-    /// What was played: packets and messages.
+    /// Packets and messages of the feed.
     pub played: (u64, u64),
-    /// What was done to leading gateways, and what it cost, in their order.
+    /// Changes of leadership, in order.
     pub changes: Vec<PairChange>,
-    /// What had to come out.
+    /// Digest of the reference output.
     pub expected: StreamDigest,
-    /// What the subscriber received.
+    /// Digest of the received output.
     pub received: StreamDigest,
     /// Messages in gaps that were declared.
     pub gap_messages: u64,
     /// Messages lost between gateways and subscriber.
     pub lost_messages: u64,
-    /// What the witness says of all that was published.
+    /// Verdict on the published output.
     pub verdict: Verdict,
-    /// What was published.
+    /// Capture of the published output.
     pub capture: PathBuf,
     /// From the first packet to the last record.
     pub elapsed: Duration,
-    /// It was interrupted.
+    /// Whether the demonstration was interrupted.
     pub was_interrupted: bool,
 }
 
 impl PairReport {
-    /// Whether nothing was lost, doubled or fenced wrongly.
+    /// Whether no message was lost, duplicated or fenced wrongly, and at least one fault was injected.
     #[must_use]
     pub(crate) fn is_correct(&self) -> bool {
         self.is_lossless() && (self.was_interrupted || !self.changes.is_empty())
     }
 
-    /// Whether that shows nothing: the day was over before a leader was struck.
+    /// Whether the session ended before the first fault, so that the run shows nothing.
     #[must_use]
     pub(crate) fn is_too_short(&self) -> bool {
         self.is_lossless() && !self.was_interrupted && self.changes.is_empty()
     }
 
     fn is_lossless(&self) -> bool {
-        let all_came = self.expected == self.received && self.gap_messages == 0 && self.lost_messages == 0;
-        all_came && self.verdict.is_kept()
+        let is_equal = self.expected == self.received && self.gap_messages == 0 && self.lost_messages == 0;
+        is_equal && self.verdict.is_kept()
     }
 }
 
-/// Runs the demonstration; `on_event` is told how it goes, and `stop` ends it early.
+/// Runs the demonstration; `on_event` is called for each event, and `stop` ends the run early.
 ///
 /// # Errors
-/// When a part can't be started, or nobody takes over.
+/// If a process cannot be started, or no gateway takes over.
 pub(crate) fn run(
     options: &PairOptions,
     stop: &AtomicBool,
     on_event: &mut dyn FnMut(PairEvent),
 ) -> anyhow::Result<PairReport> {
     fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
-    let scratch = tempfile::tempdir().context("make a scratch directory")?;
+    let scratch = tempfile::tempdir().context("create a temporary directory")?;
     let addresses = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
     let other = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
     let date = options.date.unwrap_or_else(|| TradingDate::in_new_york(unix_now()));
     let link = free_link_addresses().context("find free ports on loopback")?;
     let setup = DemoSetup { options, addresses, other, link, date, scratch: scratch.path() };
-    make_key(&setup.key()).context("make the key of the link")?;
+    make_key(&setup.key()).context("create the key of the pair link")?;
 
     let played = FeedSource::Itch(ItchDay {
         seed: options.seed,
         message_count: options.messages,
-        stock_count: STOCKS,
+        stock_count: INSTRUMENTS,
         ..ItchDay::default()
     });
     let (expected, packets, messages) = reference::digest(&played, setup.reference()?)?;
     let capture = options.directory.join("published.pcap");
-    let witness = OutputMonitor::start(addresses.output, &capture)?;
+    let monitor = OutputMonitor::start(addresses.output, &capture)?;
     let subscription = Subscription::start(&addresses)?;
     let mut gateways = [setup.gateway(1)?, setup.gateway(2)?];
     for (node, gateway) in (1..).zip(&mut gateways) {
@@ -215,7 +216,7 @@ pub(crate) fn run(
     let mut last = (0, Instant::now());
     let was_interrupted = loop {
         let received = subscription.messages();
-        on_event(PairEvent::Progress { received, expected: expected.messages, leader: witness.leader() });
+        on_event(PairEvent::Progress { received, expected: expected.messages, leader: monitor.leader() });
         if received != last.0 {
             last = (received, Instant::now());
         }
@@ -224,30 +225,30 @@ pub(crate) fn run(
             break stop.load(Ordering::Relaxed);
         }
         exchange.ensure_running()?;
-        // The exchange must still have something new to say afterwards.
+        // The exchange must still have messages left for the new leader.
         let is_time = led_since.elapsed() >= options.tenure && received < expected.messages / 8 * 7;
         if is_time && received > 0 {
             let fault = FAULTS[changes.len() % FAULTS.len()];
-            let leader = witness.leader().context("nobody leads")?;
+            let leader = monitor.leader().context("no gateway leads")?;
             let gateway = gateways.get_mut(usize::from(leader.node).wrapping_sub(1));
-            let gateway = gateway.with_context(|| format!("node {} is none of ours", leader.node))?;
+            let gateway = gateway.with_context(|| format!("unknown node {}", leader.node))?;
             let control = setup.control_socket(leader.node);
             let after = started.elapsed();
             match fault {
                 Fault::HandedOver => match send_request(&control, &Request::HandOver { group: None, target: None }) {
                     Ok(_) => {}
-                    // On a machine that stalls it may have lost leadership just now: the next one is asked.
+                    // After a stall the gateway may have just lost leadership: try again with the next leader.
                     Err(ControlError::Refused(_)) => {
                         led_since = Instant::now();
                         continue;
                     }
                     Err(error) => return Err(error).context("hand over"),
                 },
-                Fault::Stopped => gateway.stop()?,
+                Fault::Stopped => gateway.pause()?,
                 Fault::Killed => gateway.kill()?,
             }
             on_event(PairEvent::FaultInjected { leader, fault, after });
-            let (successor, blackout) = witness.wait_for_content_after(leader, STEP_TIMEOUT)?;
+            let (successor, blackout) = monitor.wait_for_content_after(leader, STEP_TIMEOUT)?;
             on_event(PairEvent::TookOver { leader: successor, blackout });
             let resumed_at = Instant::now();
             match fault {
@@ -266,12 +267,12 @@ pub(crate) fn run(
         std::thread::sleep(POLL_INTERVAL);
     };
     let elapsed = started.elapsed();
-    exchange.end(STEP_TIMEOUT)?;
+    exchange.terminate(STEP_TIMEOUT)?;
     for gateway in gateways {
-        gateway.end(STEP_TIMEOUT)?;
+        gateway.terminate(STEP_TIMEOUT)?;
     }
     let Received { digest, gap_messages, lost_messages } = subscription.stop()?;
-    let verdict = witness.stop()?;
+    let verdict = monitor.stop()?;
     Ok(PairReport {
         played: (packets, messages),
         changes,
@@ -286,7 +287,7 @@ pub(crate) fn run(
     })
 }
 
-/// Everything that the parts have in common.
+/// Settings shared by all processes.
 #[derive(Clone, Copy, Debug)]
 struct DemoSetup<'a> {
     options: &'a PairOptions,
@@ -319,7 +320,7 @@ impl DemoSetup<'_> {
             ("--line", line_b.to_string()),
             ("--request-server", requests.to_string()),
             ("--messages", messages.to_string()),
-            ("--stocks", STOCKS.to_string()),
+            ("--instruments", INSTRUMENTS.to_string()),
             ("--seed", seed.to_string()),
             ("--rate", rate.to_string()),
             ("--loss", loss.to_string()),
@@ -379,7 +380,7 @@ impl DemoSetup<'_> {
     }
 }
 
-/// Ports that nobody has just now.
+/// Addresses with ports that are free now.
 fn free_link_addresses() -> io::Result<[SocketAddrV4; 2]> {
     let probes = [UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?, UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?];
     let mut endpoints = [SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0); 2];
@@ -389,7 +390,7 @@ fn free_link_addresses() -> io::Result<[SocketAddrV4; 2]> {
     Ok(endpoints)
 }
 
-/// A key of this demonstration alone.
+/// Creates a key for this demonstration only.
 fn make_key(path: &Path) -> anyhow::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     for _ in 0..4 {
@@ -398,14 +399,14 @@ fn make_key(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is done to whoever leads, in turn. A gateway that was stopped knows that it stalled, so the one that is asked to
-/// lead is another.
+/// Faults, in turn. A hand-over does not go back to the gateway that was just paused, since that gateway has detected
+/// its stall.
 const FAULTS: [Fault; 3] = [Fault::HandedOver, Fault::Stopped, Fault::Killed];
-/// Stocks of the made-up day.
-const STOCKS: u16 = 1_000;
-/// Nothing takes as long on any machine; whatever takes longer hangs.
+/// Instruments of the synthetic session.
+const INSTRUMENTS: u16 = 1_000;
+/// Longer than any step takes on any machine; a step that takes longer hangs.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Nothing new for so long after the exchange has said everything: nothing more will come.
+/// After this time without a new message the run ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Between two looks at who leads.
+/// Interval at which progress and leader are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);

@@ -1,4 +1,4 @@
-//! The screen: a header, pools with their threads, channels as a table, a line of help.
+//! The screen: header, pools with their threads, table of channels, and a footer with keys.
 
 use mdgw_feeds::time::UnixNs;
 use mdgw_tools::report::quantity::{Latency, Timestamp};
@@ -19,7 +19,7 @@ use super::{
 pub(crate) fn draw(top: &Top, area: Rect, buffer: &mut Buffer) {
     let pools = top.pools();
     let pool_lines: Vec<Line<'_>> = pools.iter().flat_map(|pool| pool_lines(pool, area.width)).collect();
-    // Channels are what most people come for: pools leave them half of the screen.
+    // Channels matter most, so pools take at most half of the screen.
     let pool_rows = u16::try_from(pool_lines.len()).unwrap_or(u16::MAX).min(area.height.saturating_sub(4) / 2);
     let failures = failures(top);
     let failure_rows = u16::try_from(failures.len()).unwrap_or(u16::MAX);
@@ -57,7 +57,7 @@ fn header(top: &Top, width: u16) -> Vec<Line<'static>> {
     }
     let mut second = Vec::new();
     if let Some((read, all)) = snapshot.progress {
-        second.push(Span::raw(format!("{} % read  ", read.saturating_mul(100) / all.max(1))));
+        second.push(Span::raw(format!("{} % done  ", read.saturating_mul(100) / all.max(1))));
     }
     if let Some(span_ns) = top.span_ns() {
         let clock = if snapshot.progress.is_some() { " of the capture" } else { "" };
@@ -70,10 +70,10 @@ fn header(top: &Top, width: u16) -> Vec<Line<'static>> {
     vec![first, Line::from(second)]
 }
 
-/// A line of sums, and as many lines of threads as they need.
+/// One line of totals, then the threads, several per line.
 fn pool_lines(pool: &PoolRow, width: u16) -> Vec<Line<'static>> {
     let sums = format!(
-        "pool {}  {}  busy {}  without leader ",
+        "pool {}  {}  busy {}  saturated ",
         pool.name,
         if pool.threads.len() == 1 { "1 thread".to_owned() } else { format!("{} threads", pool.threads.len()) },
         percent(pool.busy)
@@ -94,7 +94,7 @@ fn pool_lines(pool: &PoolRow, width: u16) -> Vec<Line<'static>> {
     lines
 }
 
-/// Channels that are out of service, and why: the first ones.
+/// The first channels that are out of service, with the reason.
 fn failures(top: &Top) -> Vec<Line<'static>> {
     let channels = top.snapshot().map_or(&[][..], |snapshot| &snapshot.channels);
     let failed = channels.iter().filter_map(|channel| Some((&channel.name, channel.failed.as_ref()?)));
@@ -134,7 +134,7 @@ struct Column {
     name: &'static str,
     width: u16,
     align: Align,
-    /// From which width of the screen on it is shown.
+    /// Shown on screens of at least this width.
     from_width: u16,
     text: fn(&ChannelRow) -> String,
     style: fn(&ChannelRow) -> Style,
@@ -157,7 +157,7 @@ impl Column {
     }
 }
 
-/// Those that the screen has room for.
+/// The columns that fit on the screen.
 fn columns(width: u16) -> Vec<Column> {
     let plain: fn(&ChannelRow) -> Style = |_| Style::new();
     let column = |name, width, align, from_width, text, style| Column { name, width, align, from_width, text, style };
@@ -191,7 +191,7 @@ fn latency(row: &ChannelRow, pick: fn(&mdgw_status::snapshot::StageSnapshot) -> 
     row.channel.stage("wire_to_wire").map_or_else(|| "-".to_owned(), |stage| Latency(pick(stage)).to_string())
 }
 
-/// Which line is ahead, how often and by how much; or which one is silent.
+/// The leading line with its share and median lead; or the silent lines.
 fn lead(row: &ChannelRow) -> String {
     if !row.channel.silent_lines.is_empty() {
         return format!("silent {}", row.channel.silent_lines.join(" "));
@@ -209,7 +209,7 @@ fn footer(top: &Top) -> Line<'static> {
             Span::styled("filter: ", BOLD),
             Span::raw(top.filter().to_owned()),
             Span::styled(" ", Style::new().add_modifier(Modifier::REVERSED)),
-            Span::raw("  enter keeps it, esc ends it"),
+            Span::raw("  enter: apply, esc: cancel"),
         ]),
         Mode::Normal | Mode::Help => {
             let shown = top.channels().len();
@@ -240,14 +240,14 @@ fn help(area: Rect, buffer: &mut Buffer) {
         .render(place, buffer);
 }
 
-/// What the columns say, below the keys.
+/// Explanation of the columns, shown below the keys.
 const COLUMN_HELP: [&str; 6] = [
     "",
-    " rate: messages a second    gaps: declared    lost: messages in them",
-    " drops: refused, and should not have come    faults: contradict a book",
-    " lead: the line that is ahead most often, how often, and by how much (p50)",
-    " p50, p99: wire to wire, over the last interval of the latency log",
-    " without leader: every thread was processing",
+    " rate: messages/s    gaps: gaps declared    lost: messages in gaps",
+    " drops: unexpected packets, refused    faults: messages inconsistent with the book",
+    " lead: line that is most often first; share; median lead",
+    " p50, p99: wire to wire, last latency interval",
+    " saturated: share of time in which all threads were busy",
 ];
 
 fn role_style(role: &str) -> Style {
@@ -302,18 +302,18 @@ pub(super) fn count(count: u64) -> String {
     }
 }
 
-/// The first characters, as many as fit.
+/// The first `width` characters.
 fn truncate(text: &str, width: usize) -> String {
     text.chars().take(width).collect()
 }
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const ALARM: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
-/// Share of time without a leader that is worth a look.
+/// Share of time without a leader from which the pool is highlighted.
 const SATURATED: f64 = 0.01;
-/// Of a channel's name, at least; twice as much where there is room.
+/// Least width of the name column; up to twice as wide if there is room.
 const NAME_WIDTH: u16 = 14;
-/// Rows that tell why a channel failed.
+/// Most rows that show failed channels.
 const FAILURES_MAX: usize = 2;
-/// Columns that a thread takes: a long name, the longest role, its share.
+/// Cells per thread: name, longest role, and share.
 const THREAD_WIDTH: usize = 30;

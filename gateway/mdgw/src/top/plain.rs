@@ -1,4 +1,4 @@
-//! The view as text and as JSON, for where there is no screen.
+//! The view as text and as JSON, for output that is not a terminal.
 
 use std::fmt::{self, Write};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{draw::percent, state::Top};
 
-/// One moment as text, without anything that would steer a terminal.
+/// The current snapshot as text. Control characters are replaced, so that names cannot control the terminal.
 #[must_use]
 pub(crate) fn text(top: &Top) -> String {
     let mut text = String::new();
@@ -18,17 +18,17 @@ pub(crate) fn text(top: &Top) -> String {
 }
 
 fn write(top: &Top, out: &mut String) -> fmt::Result {
-    let Some(snapshot) = top.snapshot() else { return writeln!(out, "nothing is known yet") };
+    let Some(snapshot) = top.snapshot() else { return writeln!(out, "no data yet") };
     write!(out, "{}, {} UTC", snapshot.source, Timestamp(UnixNs(snapshot.time_ns)))?;
     match top.span_ns() {
         Some(span_ns) => write!(out, ", rates over {}", Latency(span_ns))?,
-        None => write!(out, ", no rates yet")?,
+        None => write!(out, ", no rates yet (one sample)")?,
     }
     writeln!(out, ", {} datagrams dropped by the kernel", snapshot.kernel_drops)?;
     for pool in top.pools() {
         writeln!(
             out,
-            "pool {}: busy {}, without leader {}, {:.0} turns/s",
+            "pool {}: busy {}, saturated {}, {:.0} turns/s",
             pool.name,
             percent(pool.busy),
             percent(pool.saturated),
@@ -75,7 +75,7 @@ fn write(top: &Top, out: &mut String) -> fmt::Result {
     Ok(())
 }
 
-/// One moment with its rates.
+/// The current snapshot with its rates.
 #[must_use]
 pub(crate) fn json(top: &Top) -> Value {
     let Some(snapshot) = top.snapshot() else { return Value::Null };
@@ -91,7 +91,7 @@ pub(crate) fn json(top: &Top) -> Value {
             json!({
                 "name": pool.name,
                 "busy": pool.busy,
-                "without_leader": pool.saturated,
+                "saturated": pool.saturated,
                 "turns_per_s": pool.turns_per_s,
                 "threads": threads,
             })

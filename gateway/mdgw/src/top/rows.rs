@@ -1,4 +1,4 @@
-//! What is shown: rates out of two snapshots, in the order and the choice that was asked for.
+//! Rows of the view: rates from two snapshots, sorted and filtered.
 
 use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, PoolSnapshot, Snapshot};
 
@@ -7,46 +7,46 @@ use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, PoolSnapshot, Snapsho
 pub(crate) struct ChannelRow {
     /// The channel.
     pub channel: ChannelSnapshot,
-    /// Messages a second since the last snapshot.
+    /// Messages per second since the last snapshot.
     pub messages_per_s: f64,
-    /// Datagrams a second.
+    /// Datagrams per second.
     pub datagrams_per_s: f64,
-    /// Packets published a second.
+    /// Published packets per second.
     pub sent_per_s: f64,
-    /// The line that is ahead most often, and its share of the messages that two lines brought.
+    /// The line that is most often first, and its share of the messages received on two lines.
     pub lead: Option<(LineSnapshot, f64)>,
 }
 
 /// One pool, as a block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PoolRow {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Waits a second that brought something.
+    /// Turns per second: waits that returned events.
     pub turns_per_s: f64,
     /// Share of time without a leader, 0 to 1.
     pub saturated: f64,
     /// Share of all threads' time spent processing, 0 to 1.
     pub busy: f64,
-    /// Its threads.
+    /// Threads of the pool.
     pub threads: Vec<ThreadRow>,
 }
 
 /// One thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ThreadRow {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What it does.
+    /// Current role in the pool: leader, processing, parked, …
     pub role: String,
     /// Share of its time spent processing, 0 to 1.
     pub busy: f64,
 }
 
-/// What rows are sorted by.
+/// Sort order of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SortBy {
-    /// As configured.
+    /// As configured, by channel number.
     #[default]
     Number,
     /// By name.
@@ -59,16 +59,16 @@ pub(crate) enum SortBy {
     Lost,
     /// Most drops first.
     Drops,
-    /// The slowest tail first.
+    /// Highest p99 first.
     P99,
 }
 
 impl SortBy {
-    /// All, in the order in which a key steps through them.
+    /// All sort orders, in the order in which the key `s` steps through them.
     pub(crate) const ALL: [Self; 7] =
         [Self::Number, Self::Name, Self::State, Self::Rate, Self::Lost, Self::Drops, Self::P99];
 
-    /// In a word.
+    /// Name on the command line and in the footer.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -82,7 +82,7 @@ impl SortBy {
         }
     }
 
-    /// The next one.
+    /// The sort order after this one.
     #[must_use]
     pub(crate) fn next(self) -> Self {
         let place = Self::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
@@ -102,7 +102,7 @@ impl SortBy {
     }
 }
 
-/// How bad a state is: what somebody has to look at comes first.
+/// Severity of a state, for sorting: higher needs attention first.
 fn severity(state: &str) -> u8 {
     match state {
         "failed" => 6,
@@ -116,14 +116,14 @@ fn severity(state: &str) -> u8 {
 }
 
 impl ChannelRow {
-    /// 99th percentile from wire to wire, ns; 0 where nothing was measured.
+    /// 99th percentile wire to wire, ns; 0 without measurement.
     #[must_use]
     pub(crate) fn p99_ns(&self) -> u64 {
         self.channel.stage("wire_to_wire").map_or(0, |stage| stage.p99_ns)
     }
 }
 
-/// Rows of channels whose name, number or state has `filter` in it.
+/// Rows of the channels whose name, number or state contains `filter`.
 #[must_use]
 pub(super) fn channel_rows(now: &Snapshot, before: Option<&Snapshot>, sort: SortBy, filter: &str) -> Vec<ChannelRow> {
     let wanted = filter.to_lowercase();
@@ -153,7 +153,7 @@ pub(super) fn channel_rows(now: &Snapshot, before: Option<&Snapshot>, sort: Sort
     rows
 }
 
-/// Blocks of pools.
+/// One block per pool.
 #[must_use]
 pub(super) fn pool_rows(now: &Snapshot, before: Option<&Snapshot>) -> Vec<PoolRow> {
     let row = |pool: &PoolSnapshot| {
@@ -184,7 +184,7 @@ pub(super) fn pool_rows(now: &Snapshot, before: Option<&Snapshot>) -> Vec<PoolRo
     now.pools.iter().map(row).collect()
 }
 
-/// Growth of a count over the time between two snapshots.
+/// Growth of a count per second between two snapshots.
 #[allow(clippy::cast_precision_loss, reason = "a rate")]
 fn per_s(count: u64, last: u64, now: &Snapshot, before: Option<&Snapshot>) -> f64 {
     let ns = before.map_or(0, |before| now.clock_ns.saturating_sub(before.clock_ns));

@@ -1,4 +1,5 @@
-//! What somebody who watches has chosen: which moment, which order, which channels. Keys in, state out; no terminal.
+//! State of the view: snapshot, sort order, filter and scroll position. Keys change the state; no terminal is used
+//! here.
 
 use mdgw_status::snapshot::Snapshot;
 
@@ -7,9 +8,9 @@ use super::rows::{ChannelRow, PoolRow, SortBy, channel_rows, pool_rows};
 /// The view.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Top {
-    /// The moment that is shown, and the one before it.
+    /// The displayed snapshot and the one before it.
     shown: Option<(Snapshot, Option<Snapshot>)>,
-    /// The newest one: while the view is frozen, not the one that is shown.
+    /// The newest snapshot; while the view is frozen, it is not displayed.
     latest: Option<Snapshot>,
     problem: Option<String>,
     sort: SortBy,
@@ -20,15 +21,15 @@ pub(crate) struct Top {
     offset: usize,
 }
 
-/// What keys mean.
+/// Meaning of the keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Commands.
     #[default]
     Normal,
-    /// They are the filter's text.
+    /// Characters edit the filter.
     EditingFilter,
-    /// Any ends the help.
+    /// Any key closes the help.
     Help,
 }
 
@@ -59,43 +60,43 @@ pub(crate) enum Key {
     Interrupt,
 }
 
-/// What comes of a key.
+/// Whether the view continues after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// On.
+    /// The view continues.
     Continue,
-    /// The end.
+    /// The view ends.
     Quit,
 }
 
-/// Keys and what they do, as the help says it.
+/// Keys and their effects, as shown in the help.
 pub(crate) const KEYS: [(&str, &str); 9] = [
     ("q", "quit"),
-    ("space", "freeze, and go on"),
-    ("s", "sort by the next column, as the last line names it"),
+    ("space", "freeze or resume"),
+    ("s", "sort by the next column (shown in the last line)"),
     ("r", "reverse the order"),
-    ("/", "channels with this text in name, number or state"),
-    ("esc", "show all channels again"),
+    ("/", "filter by text in name, number or state"),
+    ("esc", "clear the filter"),
     ("up, down", "scroll by a row"),
-    ("pages, home, end", "scroll by ten rows, to the first, to the last"),
+    ("pages, home, end", "scroll by a page; to the first or last row"),
     ("h, ?", "this help"),
 ];
 
 const PAGE_ROWS: usize = 10;
-/// Longer than any channel's name has to be.
+/// Longest filter text, in characters.
 const FILTER_CHARS_MAX: usize = 32;
 
 impl Top {
-    /// Nothing is known yet; what is to be shown of it once it is.
+    /// A view without snapshot, with this sort order and filter.
     #[must_use]
     pub(crate) fn new(sort: SortBy, filter: &str) -> Self {
         Self { sort, filter: filter.chars().take(FILTER_CHARS_MAX).collect(), ..Self::default() }
     }
 
-    /// A newer moment is known.
-    pub(crate) fn take(&mut self, snapshot: Snapshot) {
+    /// Accepts a newer snapshot.
+    pub(crate) fn update(&mut self, snapshot: Snapshot) {
         self.problem = None;
-        // One that began anew has counts that can't be compared with those before.
+        // After a restart, counts cannot be compared with the earlier ones.
         let is_newer = |last: &Snapshot| last.source == snapshot.source && last.clock_ns <= snapshot.clock_ns;
         let before = self.latest.replace(snapshot.clone()).filter(is_newer);
         if !self.is_frozen {
@@ -103,12 +104,12 @@ impl Top {
         }
     }
 
-    /// There is no news, and why. What was shown stays.
+    /// Reports why there is no new snapshot. The last one stays on display.
     pub(crate) fn set_problem(&mut self, problem: String) {
         self.problem = Some(problem);
     }
 
-    /// A key was pressed.
+    /// Handles a key.
     pub(crate) fn key(&mut self, key: Key) -> Flow {
         match (self.mode, key) {
             (_, Key::Interrupt) | (Mode::Normal, Key::Char('q')) => return Flow::Quit,
@@ -128,7 +129,7 @@ impl Top {
             (Mode::Normal, Key::End) => self.offset = usize::MAX,
             (Mode::Normal, _) => {}
         }
-        // Never beyond the last row, so that the way back is as long as the way there.
+        // Never beyond the last row, so that scrolling back takes the same number of keys.
         self.offset = self.offset.min(self.channels().len().saturating_sub(1));
         Flow::Continue
     }
@@ -156,20 +157,20 @@ impl Top {
         }
     }
 
-    /// The moment that is shown.
+    /// The displayed snapshot.
     #[must_use]
     pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
         self.shown.as_ref().map(|(snapshot, _)| snapshot)
     }
 
-    /// Over how long the rates were taken, ns; `None` where there is nothing to compare with.
+    /// Time between the two snapshots of the rates, ns; `None` with a single snapshot.
     #[must_use]
     pub(crate) fn span_ns(&self) -> Option<u64> {
         let (now, before) = self.shown.as_ref()?;
         Some(now.clock_ns.saturating_sub(before.as_ref()?.clock_ns))
     }
 
-    /// Channels to show, all of them, in order.
+    /// Rows of all matching channels, sorted.
     #[must_use]
     pub(crate) fn channels(&self) -> Vec<ChannelRow> {
         let Some((now, before)) = &self.shown else { return Vec::new() };
@@ -180,43 +181,43 @@ impl Top {
         rows
     }
 
-    /// Pools to show.
+    /// Blocks of all pools.
     #[must_use]
     pub(crate) fn pools(&self) -> Vec<PoolRow> {
         self.shown.as_ref().map_or_else(Vec::new, |(now, before)| pool_rows(now, before.as_ref()))
     }
 
-    /// Rows scrolled away at the top.
+    /// Number of rows scrolled off the top.
     #[must_use]
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 
-    /// What keys mean now.
+    /// Current meaning of the keys.
     #[must_use]
     pub(crate) fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// What the rows are sorted by, and whether in reverse.
+    /// Sort order, and whether it is reversed.
     #[must_use]
     pub(crate) fn order(&self) -> (SortBy, bool) {
         (self.sort, self.is_reversed)
     }
 
-    /// What names, numbers or states must have in them.
+    /// Text that names, numbers or states must contain.
     #[must_use]
     pub(crate) fn filter(&self) -> &str {
         &self.filter
     }
 
-    /// Whether it stands still.
+    /// Whether the view is frozen.
     #[must_use]
     pub(crate) fn is_frozen(&self) -> bool {
         self.is_frozen
     }
 
-    /// Why there is no news.
+    /// Why there is no new snapshot.
     #[must_use]
     pub(crate) fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
@@ -230,8 +231,8 @@ mod tests {
 
     fn top_with_two_snapshots() -> Top {
         let mut top = Top::default();
-        top.take(earlier_snapshot());
-        top.take(later_snapshot());
+        top.update(earlier_snapshot());
+        top.update(later_snapshot());
         top
     }
 
@@ -255,7 +256,7 @@ mod tests {
         assert_eq!(names(&top).len(), 4);
         assert_eq!(top.key(Key::Char('q')), Flow::Quit);
         top.key(Key::Char('/'));
-        assert_eq!(top.key(Key::Interrupt), Flow::Quit, "from everywhere");
+        assert_eq!(top.key(Key::Interrupt), Flow::Quit, "in every mode");
     }
 
     #[test]
@@ -265,7 +266,7 @@ mod tests {
         let mut newer = later_snapshot();
         newer.clock_ns += 1_000_000_000;
         newer.channels[0].messages += 7;
-        top.take(newer.clone());
+        top.update(newer.clone());
         assert_eq!(top.snapshot(), Some(&later_snapshot()));
         top.key(Key::Char(' '));
         assert_eq!(top.snapshot(), Some(&newer));
@@ -290,7 +291,7 @@ mod tests {
         let mut top = top_with_two_snapshots();
         top.set_problem("gone".to_owned());
         assert_eq!((top.problem(), names(&top).len()), (Some("gone"), 4));
-        top.take(Snapshot { source: "gateway 1, epoch 8".to_owned(), ..earlier_snapshot() });
+        top.update(Snapshot { source: "gateway 1, epoch 8".to_owned(), ..earlier_snapshot() });
         assert_eq!((top.problem(), top.span_ns()), (None, None));
         assert_eq!(top.channels()[0].messages_per_s, 0.0);
     }

@@ -1,4 +1,4 @@
-//! A drawn screen as SVG: for a document, or for a ticket.
+//! The screen as an SVG image, for documents and tickets.
 
 use std::fmt::{self, Write};
 
@@ -10,7 +10,7 @@ use ratatui::{
 
 use super::{draw::draw, state::Top};
 
-/// The view on a screen of that size, as a picture that asks for nothing else.
+/// The view on a screen of this size. The SVG is self-contained.
 #[must_use]
 pub(crate) fn svg(top: &Top, columns: u16, rows: u16) -> String {
     let mut buffer = Buffer::empty(Rect::new(0, 0, columns, rows));
@@ -43,7 +43,7 @@ fn write(buffer: &Buffer, out: &mut String) -> fmt::Result {
     writeln!(out, "</g>\n</svg>")
 }
 
-/// How some cells look.
+/// Style of a run of cells.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct CellStyle {
     foreground: &'static str,
@@ -84,7 +84,7 @@ impl CellStyle {
     }
 }
 
-/// A terminal's colours, as they are read on dark.
+/// Terminal colours for a dark background.
 fn foreground(color: Color) -> &'static str {
     match color {
         Color::Red => "#ff8f85",

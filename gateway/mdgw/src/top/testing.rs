@@ -1,8 +1,8 @@
-//! Two moments of a gateway, a second apart.
+//! Two snapshots of a gateway, one second apart.
 
 use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, PoolSnapshot, Snapshot, StageSnapshot, ThreadSnapshot};
 
-/// The earlier moment.
+/// The earlier snapshot.
 pub(super) fn earlier_snapshot() -> Snapshot {
     let thread = |number: usize, role: &str, busy_ns| ThreadSnapshot {
         name: format!("main-{number}"),
@@ -37,7 +37,7 @@ pub(super) fn earlier_snapshot() -> Snapshot {
     }
 }
 
-/// The later one.
+/// The later snapshot.
 pub(super) fn later_snapshot() -> Snapshot {
     let mut snapshot = earlier_snapshot();
     snapshot.time_ns += 1_000_000_000;

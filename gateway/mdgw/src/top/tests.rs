@@ -8,12 +8,12 @@ use super::{
 
 fn top_with_two_snapshots() -> Top {
     let mut top = Top::default();
-    top.take(earlier_snapshot());
-    top.take(later_snapshot());
+    top.update(earlier_snapshot());
+    top.update(later_snapshot());
     top
 }
 
-/// The screen as text, without the blanks at the ends of its rows.
+/// Compares the screen as text, without trailing spaces.
 fn check(top: &Top, (columns, rows): (u16, u16), expected: &Expect) {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
     terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut())).unwrap();
@@ -31,7 +31,7 @@ fn a_screen_of_80_columns_shows_threads_and_channels() {
         &expect![[r#"
             mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
             rates over 1.00 s  kernel drops 0
-            pool main  4 threads  busy 9 %  without leader 0 %  41500 turns/s
+            pool main  4 threads  busy 9 %  saturated 0 %  41500 turns/s
               main-0 leader 12 %            main-1 processing 25 %
               main-2 parked 0 %             main-3 parked 0 %
             iex-tops is out of service: a line's socket can't be read
@@ -65,7 +65,7 @@ fn a_wider_screen_shows_more_columns() {
         &expect![[r#"
             mdgw top  gateway 1, epoch 7                                                                     2019-01-30 14:30:06 UTC
             rates over 1.00 s  kernel drops 0
-            pool main  4 threads  busy 9 %  without leader 0 %  41500 turns/s
+            pool main  4 threads  busy 9 %  saturated 0 %  41500 turns/s
               main-0 leader 12 %            main-1 processing 25 %        main-2 parked 0 %             main-3 parked 0 %
             iex-tops is out of service: a line's socket can't be read
             name                      state       rate  pkt/s sent/s  gaps  lost drops faults lead               p50     p99   p99.9
@@ -117,19 +117,19 @@ fn help_sort_and_filter_are_shown() {
         &top,
         (80, 12),
         &expect![[r#"
-        mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
-        rates over 1.00 s  kernel drops 0
-        pool main  4 threads  busy 9 %  without leader 0 %  41500 turns/s
-          main-0 leader 12 %            main-1 processing 25 %
-          main-2 parked 0 %             main-3 parked 0 %
-        iex-tops is out of service: a line's socket can't be read
-        name^          state       rate  gaps  lost drops lead               p50     p99
-        nasdaq         live        123k     0     0     0 A 75% 12.3 us  4.64 us 27.2 us
-        iex-tops       failed         0     0     0     4 silent B             -       -
-        iex-deep       live         950     0     0     0 A 75% 12.3 us  2.32 us 13.6 us
-        bx             recovering  8000     2    37     0 A 75% 12.3 us  3.48 us 20.4 us
-        filter: i   enter keeps it, esc ends it
-    "#]],
+            mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
+            rates over 1.00 s  kernel drops 0
+            pool main  4 threads  busy 9 %  saturated 0 %  41500 turns/s
+              main-0 leader 12 %            main-1 processing 25 %
+              main-2 parked 0 %             main-3 parked 0 %
+            iex-tops is out of service: a line's socket can't be read
+            name^          state       rate  gaps  lost drops lead               p50     p99
+            nasdaq         live        123k     0     0     0 A 75% 12.3 us  4.64 us 27.2 us
+            iex-tops       failed         0     0     0     4 silent B             -       -
+            iex-deep       live         950     0     0     0 A 75% 12.3 us  2.32 us 13.6 us
+            bx             recovering  8000     2    37     0 A 75% 12.3 us  3.48 us 20.4 us
+            filter: i   enter: apply, esc: cancel
+        "#]],
     );
     top.key(Key::Enter);
     top.key(Key::Char('?'));
@@ -139,23 +139,23 @@ fn help_sort_and_filter_are_shown() {
         &expect![[r#"
             mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
             rates over 1.00 s  kernel drops 0
-            pool main  4 threads  busy 9 %  without leader 0 %  41500 turns/s
+            pool main  4 threads  busy 9 %  saturated 0 %  41500 turns/s
               ┌ keys ────────────────────────────────────────────────────────────────────┐
               │ q                 quit                                                   │
-            ie│ space             freeze, and go on                                      │
-            na│ s                 sort by the next column, as the last line names it     │99
+            ie│ space             freeze or resume                                       │
+            na│ s                 sort by the next column (shown in the last line)       │99
             na│ r                 reverse the order                                      │us
-            ie│ /                 channels with this text in name, number or state       │ -
-            ie│ esc               show all channels again                                │us
+            ie│ /                 filter by text in name, number or state                │ -
+            ie│ esc               clear the filter                                       │us
             bx│ up, down          scroll by a row                                        │us
-              │ pages, home, end  scroll by ten rows, to the first, to the last          │
+              │ pages, home, end  scroll by a page; to the first or last row             │
               │ h, ?              this help                                              │
               │                                                                          │
-              │ rate: messages a second    gaps: declared    lost: messages in them      │
-              │ drops: refused, and should not have come    faults: contradict a book    │
-              │ lead: the line that is ahead most often, how often, and by how much (p50)│
-              │ p50, p99: wire to wire, over the last interval of the latency log        │
-              │ without leader: every thread was processing                              │
+              │ rate: messages/s    gaps: gaps declared    lost: messages in gaps        │
+              │ drops: unexpected packets, refused    faults: messages inconsistent with │
+              │the book                                                                  │
+              │ lead: line that is most often first; share; median lead                  │
+              │ p50, p99: wire to wire, last latency interval                            │
               └──────────────────────────────────────────────────────────────────────────┘
 
 
@@ -213,14 +213,14 @@ fn screens_of_any_size_and_any_text_are_drawn() {
     unusual.channels[1].messages = u64::MAX;
     unusual.channels[1].stages[0].p99_ns = u64::MAX;
     unusual.pools[0].threads.clear();
-    top.take(unusual);
+    top.update(unusual);
     top.key(Key::Char('?'));
     for (columns, rows) in [(1, 1), (0, 0), (3, 2), (20, 5), (80, 1), (400, 200)] {
         let area = ratatui::layout::Rect::new(0, 0, columns, rows);
         let mut buffer = ratatui::buffer::Buffer::empty(area);
         draw(&top, area, &mut buffer);
         let escape = buffer.content().iter().any(|cell| cell.symbol().contains('\u{1b}'));
-        assert!(!escape, "a name from elsewhere steers no terminal");
+        assert!(!escape, "a name from a snapshot must not control the terminal");
     }
     assert!(!text(&top).contains('\u{1b}'));
 }
@@ -229,7 +229,7 @@ fn screens_of_any_size_and_any_text_are_drawn() {
 fn text_and_json_show_the_same_values() {
     expect![[r#"
         gateway 1, epoch 7, 2019-01-30 14:30:06 UTC, rates over 1.00 s, 0 datagrams dropped by the kernel
-        pool main: busy 9 %, without leader 0 %, 41500 turns/s
+        pool main: busy 9 %, saturated 0 %, 41500 turns/s
           main-0           leader       12 %
           main-1           processing   25 %
           main-2           parked        0 %

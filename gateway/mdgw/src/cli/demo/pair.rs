@@ -1,4 +1,4 @@
-//! `mdgw demo --pair`: a pair whose leader hands over, is stopped, is killed, and comes back.
+//! `mdgw demo --pair`: a pair whose leader in turn hands over, is stopped, and is killed and restarted.
 
 use std::{
     fmt::Write as _,
@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<O
         PairEvent::Progress { received, expected, leader } => {
             bar.set_length(expected);
             bar.set_position(received);
-            bar.set_message(leader.map_or_else(|| "nobody leads".to_owned(), name));
+            bar.set_message(leader.map_or_else(|| "no leader".to_owned(), name));
         }
         PairEvent::FaultInjected { leader, fault, after } => {
             bar.suspend(|| warn(&format!("{:.1} s: {} {}", after.as_secs_f64(), verb(fault), name(leader))));
@@ -45,7 +45,7 @@ pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<O
             bar.suspend(|| warn(&format!("       {} leads, blackout {} ms", name(leader), Milliseconds(blackout))));
         }
         PairEvent::EligibleAgain { node, after } => {
-            bar.suspend(|| warn(&format!("       gw{node} stands again after {:.1} s", after.as_secs_f64())));
+            bar.suspend(|| warn(&format!("       gw{node} eligible again after {:.1} s", after.as_secs_f64())));
         }
     })?;
     bar.finish_and_clear();
@@ -67,18 +67,18 @@ fn name(leader: Leader) -> String {
 
 fn table(report: &PairReport) -> anyhow::Result<String> {
     let mut text = String::new();
-    let mut row = |name: &str, value: String| writeln!(text, "{name:<28} {value}");
+    let mut row = |name: &str, value: String| writeln!(text, "{name:<36} {value}");
     let (packets, messages) = report.played;
-    row("played", format!("{packets} packets, {messages} messages, in {:.1} s", report.elapsed.as_secs_f64()))?;
+    row("sent", format!("{packets} packets, {messages} messages, in {:.1} s", report.elapsed.as_secs_f64()))?;
     for epoch in &report.verdict.epochs {
         let led = Duration::from_nanos(epoch.last_ns - epoch.first_ns);
         let mut line = format!("gw{}, {} packets in {:.3} s", epoch.node, epoch.packets, led.as_secs_f64());
         if let Some(change) = report.changes.iter().find(|change| change.leader.epoch == epoch.count) {
             let PairChange { fault, blackout, eligible_after, .. } = change;
-            write!(line, ", blackout {} ms: the leader was {}", Milliseconds(*blackout), verb(*fault))?;
+            write!(line, ", blackout {} ms; fault: leader {}", Milliseconds(*blackout), verb(*fault))?;
             match fault {
-                Fault::HandedOver => line.push_str(", as asked"),
-                _ => write!(line, ", stood again after {:.1} s", eligible_after.as_secs_f64())?,
+                Fault::HandedOver => line.push_str(", by request"),
+                _ => write!(line, ", eligible again after {:.1} s", eligible_after.as_secs_f64())?,
             }
         }
         row(&format!("epoch {}", epoch.count), line)?;
@@ -90,27 +90,27 @@ fn table(report: &PairReport) -> anyhow::Result<String> {
             row(&format!("blackout, {}", verb(fault)), text)?;
         }
     }
-    row("said again", format!("{} of {} names", report.verdict.republished, report.verdict.names))?;
+    row("republished", format!("{} of {} frames", report.verdict.republished, report.verdict.names))?;
     row("received", format!("{} records of {} messages", report.received.records, report.received.messages))?;
     row("expected", format!("{} records of {} messages", report.expected.records, report.expected.messages))?;
-    row("lost on the way", report.lost_messages.to_string())?;
+    row("lost between gateway and subscriber", report.lost_messages.to_string())?;
     row("gaps declared", format!("{} messages", report.gap_messages))?;
     for finding in &report.verdict.findings {
         row(finding.promise.name(), format!("BROKEN: {}", finding.text))?;
     }
     row("result", result(report).to_owned())?;
-    row("published", format!("{} (mdgw ha verify judges it again)", report.capture.display()))?;
+    row("published", format!("{} (check it with mdgw ha verify)", report.capture.display()))?;
     Ok(text)
 }
 
 fn result(report: &PairReport) -> &'static str {
     match (report.is_correct(), report.was_interrupted) {
-        (true, _) => "nothing lost, nothing doubled, one publisher at a time",
-        (false, true) => "interrupted before everything had come",
+        (true, _) => "passed: no loss, no duplicates, one publisher at a time",
+        (false, true) => "interrupted before all records were received",
         (false, false) if report.is_too_short() => {
-            "nothing shown: the day was over before anybody was struck (--messages, --rate, --tenure-s)"
+            "inconclusive: the session ended before the first fault (raise --messages, or lower --rate or --tenure-s)"
         }
-        (false, false) => "NOT what it must be",
+        (false, false) => "FAILED: see the findings above",
     }
 }
 
@@ -120,16 +120,16 @@ fn json(report: &PairReport) -> String {
     let value = serde_json::json!({
         "ok": report.is_correct(),
         "interrupted": report.was_interrupted,
-        "too_short": report.is_too_short(),
+        "ended_before_first_fault": report.is_too_short(),
         "packets": report.played.0,
         "messages": report.played.1,
         "elapsed_s": report.elapsed.as_secs_f64(),
-        "changes": report.changes.iter().map(|change| serde_json::json!({
+        "faults": report.changes.iter().map(|change| serde_json::json!({
             "old_leader": verb(change.fault),
             "leader": change.leader.node,
             "epoch": change.leader.epoch,
             "blackout_ms": ms(&change.blackout),
-            "stood_again_after_s": change.eligible_after.as_secs_f64(),
+            "eligible_again_after_s": change.eligible_after.as_secs_f64(),
         })).collect::<Vec<_>>(),
         "blackout_median_ms": median,
         "blackout_worst_ms": worst,
@@ -142,7 +142,7 @@ fn json(report: &PairReport) -> String {
     format!("{value}\n")
 }
 
-/// Median and worst of these changes.
+/// Median and maximum blackout of the selected changes; `None` if there are none.
 fn blackout(report: &PairReport, is_meant: impl Fn(Fault) -> bool) -> Option<[Duration; 2]> {
     let changes = report.changes.iter().filter(|change| is_meant(change.fault));
     let mut sorted: Vec<Duration> = changes.map(|change| change.blackout).collect();
@@ -150,7 +150,7 @@ fn blackout(report: &PairReport, is_meant: impl Fn(Fault) -> bool) -> Option<[Du
     Some([*sorted.get(sorted.len() / 2)?, *sorted.last()?])
 }
 
-/// With a thousandth.
+/// Prints milliseconds with three decimals.
 struct Milliseconds(Duration);
 
 impl std::fmt::Display for Milliseconds {
@@ -180,20 +180,20 @@ mod tests {
             elapsed: Duration::from_millis(80),
             was_interrupted: false,
         };
-        let told = |report: &PairReport| {
+        let outcome = |report: &PairReport| {
             let json: serde_json::Value = serde_json::from_str(&json(report)).unwrap();
-            (result(report), json["ok"] == true, json["too_short"] == true)
+            (result(report), json["ok"] == true, json["ended_before_first_fault"] == true)
         };
-        let (text, is_ok, is_too_short) = told(&report);
-        assert!(text.contains("the day was over before anybody was struck"), "{text}");
+        let (text, is_ok, is_too_short) = outcome(&report);
+        assert!(text.contains("the session ended before the first fault"), "{text}");
         assert_eq!((is_ok, is_too_short), (false, true));
         report.lost_messages = 1;
-        assert_eq!(told(&report), ("NOT what it must be", false, false));
+        assert_eq!(outcome(&report), ("FAILED: see the findings above", false, false));
         let leader = Leader { node: 2, epoch: 3 };
         let blackout = Duration::from_millis(3);
         report.changes.push(PairChange { fault: Fault::HandedOver, leader, blackout, eligible_after: Duration::ZERO });
-        assert_eq!(told(&report), ("NOT what it must be", false, false));
+        assert_eq!(outcome(&report), ("FAILED: see the findings above", false, false));
         report.lost_messages = 0;
-        assert_eq!(told(&report), ("nothing lost, nothing doubled, one publisher at a time", true, false));
+        assert_eq!(outcome(&report), ("passed: no loss, no duplicates, one publisher at a time", true, false));
     }
 }

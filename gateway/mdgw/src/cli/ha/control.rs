@@ -1,4 +1,4 @@
-//! `mdgw ha status`, `history`, `hand-over`, `pin`, `unpin`, `admit`: questions to a running gateway.
+//! `mdgw ha status`, `history`, `hand-over`, `pin`, `unpin`, `admit`: requests to the control socket of a running gateway.
 
 use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
 
@@ -8,10 +8,10 @@ use time::OffsetDateTime;
 
 use crate::cli::{Outcome, print, warn};
 
-/// Where the gateway listens.
+/// How to reach the gateway, and how to print its answer.
 #[derive(Debug, clap::Args)]
 pub(super) struct Socket {
-    /// The gateway's control socket, as its configuration names it.
+    /// Control socket of the gateway (gateway.control_socket).
     #[arg(long, value_name = "SOCKET", default_value = "/run/mdgw/control")]
     pub(super) socket: PathBuf,
     /// One line of JSON instead of a table.
@@ -23,7 +23,7 @@ pub(super) struct Socket {
 pub(super) struct HistoryArgs {
     #[command(flatten)]
     socket: Socket,
-    /// Lines of the audit, the newest ones.
+    /// Number of audit entries to show, newest last.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
     count: usize,
 }
@@ -32,7 +32,7 @@ pub(super) struct HistoryArgs {
 pub(super) struct GroupArgs {
     #[command(flatten)]
     pub(super) socket: Socket,
-    /// Of which group; needed where there are several.
+    /// Group; required if the gateway has several.
     #[arg(long, value_name = "N")]
     pub(super) group: Option<u16>,
 }
@@ -40,8 +40,8 @@ pub(super) struct GroupArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct HandOverArgs {
     #[command(flatten)]
-    of: GroupArgs,
-    /// Which gateway is to lead, by its node's number; the fittest where none is named.
+    group_args: GroupArgs,
+    /// Node number of the next leader. Default: the fittest candidate.
     #[arg(long, value_name = "NODE")]
     to: Option<u8>,
 }
@@ -49,7 +49,7 @@ pub(super) struct HandOverArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct AdmitArgs {
     #[command(flatten)]
-    of: GroupArgs,
+    group_args: GroupArgs,
     /// The gateway's node number.
     #[arg(long, value_name = "NODE")]
     node: u8,
@@ -61,14 +61,15 @@ pub(super) struct AdmitArgs {
 pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
     print_answer(args, &Request::Status {}, |value, text| {
         if value["groups"].as_array().is_none_or(Vec::is_empty) {
-            writeln!(text, "node {} stands alone: there is no election", value["node"])?;
+            writeln!(text, "node {} runs standalone: no election is configured", value["node"])?;
             return Ok(());
         }
         write_groups(value, text)
     })
 }
 
-/// A line for each group, what is amiss below it, and at the end who leads how much. 80 columns.
+/// Writes one line per group, its abnormal conditions below it, and at the end the load of each leader. At most 80
+/// columns, but for conditions.
 fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
     let mut loads: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     writeln!(text, "{:<6} {:<24} {:>7} {:>8}  {:<10} connection", "group", "leader", "epoch", "channels", "here")?;
@@ -85,8 +86,8 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
             plain_text(&group["connection"]),
             if group["pinned"] == true { ", pinned" } else { "" }
         )?;
-        if let Some(obstacle) = group["obstacle"].as_str() {
-            writeln!(text, "       stands in the way: {obstacle}")?;
+        if let Some(reason) = field(group, "ineligible_reason", "obstacle").as_str() {
+            writeln!(text, "       not eligible: {reason}")?;
         }
         write_condition(&group["details"], text)?;
         let load = loads.entry(leader).or_default();
@@ -101,40 +102,42 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What isn't as it should be: nothing for a gateway that stands and is fit, in an election that can't have two leaders.
+/// Writes abnormal conditions. Writes nothing if the gateway is eligible and fit and the election allows one leader
+/// only.
 fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
-    if details["may_split"] == true {
+    if *field(details, "allows_split_brain", "may_split") == true {
         writeln!(
             text,
-            "       splits are allowed (emergent): two may lead while the network is cut; receivers take the higher epoch"
+            "       split brain is allowed (backend emergent): during a network partition two gateways can lead; \
+             receivers accept the higher epoch"
         )?;
     }
     let joining = &details["joining"];
-    if joining["standing"] == "joins" {
+    if matches!(field(joining, "eligibility", "standing").as_str(), Some("joining" | "joins")) {
         writeln!(
             text,
-            "       joins its peer: {} messages behind, {} channels missing, level for {} ms",
-            joining["behind_messages"], joining["channels_missing"], joining["level_ms"]
+            "       joining: {} messages behind its peer, {} channels missing, caught up for {} ms",
+            joining["behind_messages"],
+            joining["channels_missing"],
+            field(joining, "caught_up_ms", "level_ms")
         )?;
-        if joining["unlike_ms"].as_u64().is_some_and(|unlike_ms| unlike_ms > 0) {
-            writeln!(
-                text,
-                "       its messages are not its peer's, for {} ms: its books are in doubt",
-                joining["unlike_ms"]
-            )?;
+        let mismatch_ms = field(joining, "content_mismatch_ms", "unlike_ms");
+        if mismatch_ms.as_u64().is_some_and(|ms| ms > 0) {
+            writeln!(text, "       content differs from its peer's for {} ms: its books are suspect", mismatch_ms)?;
         }
     }
     if let Some(class) = details["fitness"].as_str().filter(|class| *class != "fit") {
-        writeln!(text, "       not fit: {class}")?;
+        writeln!(text, "       fitness reduced: {class}")?;
     }
     for channel in details["channels"].as_array().into_iter().flatten() {
         if !matches!(channel["state"].as_str(), Some("live" | "ended" | "waiting")) {
             writeln!(text, "       channel {}: {}", channel["channel"], plain_text(&channel["state"]))?;
         }
-        if channel["kept"]["is_cut"] == true {
+        if *field(field(channel, "input_history", "kept"), "is_truncated", "is_cut") == true {
             writeln!(
                 text,
-                "       channel {}: history_bytes no longer holds the session: a peer that comes back has to copy the state",
+                "       channel {}: the input history no longer covers the whole session (history_bytes): a peer that \
+                 rejoins must copy the state",
                 channel["channel"]
             )?;
         }
@@ -162,7 +165,12 @@ pub(super) fn history(args: &HistoryArgs) -> anyhow::Result<Outcome> {
     })
 }
 
-/// What a takeover meant for one channel.
+/// A field by its name, or by the name that version 0.1.0 gives it in answers and audit files.
+fn field<'a>(value: &'a Value, name: &str, old_name: &str) -> &'a Value {
+    value.get(name).unwrap_or_else(|| &value[old_name])
+}
+
+/// One channel of a takeover entry as a line of text.
 fn channel_text(channel: &Value) -> String {
     let position_text = |position: &Value| match position {
         Value::Null => "nothing".to_owned(),
@@ -170,18 +178,18 @@ fn channel_text(channel: &Value) -> String {
     };
     let blackout = match channel["blackout_ns"].as_u64() {
         Some(ns) => format!("blackout {}.{:03} ms", ns / 1_000_000, ns / 1_000 % 1_000),
-        None => "no blackout known".to_owned(),
+        None => "blackout unknown".to_owned(),
     };
     format!(
-        "channel {}: {blackout}, heard up to {}, own input up to {}, {} packets sent again",
+        "channel {}: {blackout}; old leader's output received through {}, own input through {}, {} packets republished",
         channel["channel"],
-        position_text(&channel["heard"]),
-        position_text(&channel["ready"]),
-        channel["sent_again_packets"]
+        position_text(field(channel, "received_through", "heard")),
+        position_text(field(channel, "resumed_at", "ready")),
+        field(channel, "republished_packets", "sent_again_packets")
     )
 }
 
-/// To the millisecond, UTC.
+/// Date and time, UTC, with milliseconds.
 fn time_text(time_ns: &Value) -> String {
     let Some(ns) = time_ns.as_i64() else { return time_ns.to_string() };
     let Ok(time) = OffsetDateTime::from_unix_timestamp(ns.div_euclid(1_000_000_000)) else { return ns.to_string() };
@@ -191,29 +199,31 @@ fn time_text(time_ns: &Value) -> String {
 }
 
 pub(super) fn hand_over(args: &HandOverArgs) -> anyhow::Result<Outcome> {
-    print_answer(&args.of.socket, &Request::HandOver { group: args.of.group, target: args.to }, |value, text| {
-        Ok(writeln!(text, "group {} is led by {}", value["group"], leader(&value["leader"]))?)
-    })
+    print_answer(
+        &args.group_args.socket,
+        &Request::HandOver { group: args.group_args.group, target: args.to },
+        |value, text| Ok(writeln!(text, "group {}: leader is {}", value["group"], leader(&value["leader"]))?),
+    )
 }
 
 pub(super) fn set_pin(args: &GroupArgs, is_pinned: bool) -> anyhow::Result<Outcome> {
     let group = args.group;
     let request = if is_pinned { Request::Pin { group } } else { Request::Unpin { group } };
     print_answer(&args.socket, &request, |value, text| {
-        let state = if is_pinned { "moves no more by itself" } else { "may move by itself" };
-        Ok(writeln!(text, "leadership of groups {} {state}", value["groups"])?)
+        let state = if is_pinned { "is pinned (no automatic moves)" } else { "is unpinned (automatic moves allowed)" };
+        Ok(writeln!(text, "leadership of group(s) {} {state}", value["groups"])?)
     })
 }
 
 pub(super) fn admit(args: &AdmitArgs) -> anyhow::Result<Outcome> {
-    warn("whoever is admitted may lead: make sure that this name and number belong to one gateway alone");
-    let request = Request::Admit { group: args.of.group, node: args.node, name: args.name.clone() };
-    print_answer(&args.of.socket, &request, |_, text| {
+    warn("an admitted gateway can become leader: make sure that no other gateway has this name or number");
+    let request = Request::Admit { group: args.group_args.group, node: args.node, name: args.name.clone() };
+    print_answer(&args.group_args.socket, &request, |_, text| {
         Ok(writeln!(text, "node {} {} is admitted", args.node, args.name)?)
     })
 }
 
-/// Asks, and prints what came back; a refusal is the answer no.
+/// Sends the request and prints the answer. A refusal is printed to standard error and is [`Outcome::No`].
 fn print_answer(
     args: &Socket,
     request: &Request,
@@ -239,12 +249,12 @@ fn print_answer(
 
 pub(super) fn leader(value: &Value) -> String {
     match value {
-        Value::Null => "nobody".to_owned(),
+        Value::Null => "none".to_owned(),
         member => format!("{} (node {})", plain_text(&member["name"]), member["node"]),
     }
 }
 
-/// Text without its quotes, nothing for nothing.
+/// A JSON value as table text: strings without quotes, null as empty text.
 fn plain_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -255,7 +265,7 @@ fn plain_text(value: &Value) -> String {
     }
 }
 
-/// Keys of an audit's line that have columns of their own.
+/// Keys of an audit entry that are printed in columns of their own.
 const COLUMN_KEYS: [&str; 8] = ["number", "time_ns", "group", "node", "epoch_count", "epoch_node", "event", "channels"];
 
 #[cfg(test)]
@@ -270,7 +280,7 @@ mod tests {
             json!({
                 "group": group, "role": role, "epoch": { "count": 1_234 + u64::from(group), "node": node },
                 "leader": { "name": format!("gateway-{node}"), "node": node }, "connection": "reconnected",
-                "pinned": group == 2, "obstacle": (group == 3).then_some("it takes over state from its peer"),
+                "pinned": group == 2, "ineligible_reason": (group == 3).then_some("it takes over state from its peer"),
                 "details": { "channels": vec![json!({ "channel": 1, "state": "live" }); channels], "fitness": "fit" },
             })
         };
@@ -285,7 +295,7 @@ mod tests {
             1      gateway-1 (node 1)          1235        3  leader     reconnected
             2      gateway-2 (node 2)          1236        1  candidate  reconnected, pinned
             3      gateway-2 (node 2)          1237       12  bystander  reconnected
-                   stands in the way: it takes over state from its peer
+                   not eligible: it takes over state from its peer
 
             gateway-1 (node 1)              groups: 1, channels: 3
             gateway-2 (node 2)              groups: 2, channels: 13
@@ -297,31 +307,38 @@ mod tests {
     fn a_takeover_entry_is_printed_as_text() {
         let position = json!({ "session": "nasdaq-itch-5.0 2019-01-30 #0", "sequence": 17, "part": 0 });
         let channel = json!({
-            "channel": 3, "heard": position, "ready": position, "blackout_ns": 84_893_530, "sent_again_packets": 2,
+            "channel": 3, "received_through": position, "resumed_at": position, "blackout_ns": 84_893_530,
+            "republished_packets": 2,
         });
         assert_eq!(
             channel_text(&channel),
-            "channel 3: blackout 84.893 ms, heard up to 17 of nasdaq-itch-5.0 2019-01-30 #0, \
-             own input up to 17 of nasdaq-itch-5.0 2019-01-30 #0, 2 packets sent again"
+            "channel 3: blackout 84.893 ms; old leader's output received through 17 of nasdaq-itch-5.0 2019-01-30 #0, \
+             own input through 17 of nasdaq-itch-5.0 2019-01-30 #0, 2 packets republished"
         );
-        let nothing = json!({ "channel": 1, "sent_again_packets": 0 });
-        assert!(channel_text(&nothing).contains("no blackout known, heard up to nothing"));
+        let nothing = json!({ "channel": 1, "republished_packets": 0 });
+        assert!(channel_text(&nothing).contains("blackout unknown; old leader's output received through nothing"));
+        let old_names = json!({
+            "channel": 3, "heard": position, "ready": position, "blackout_ns": 84_893_530, "sent_again_packets": 2,
+        });
+        assert_eq!(channel_text(&old_names), channel_text(&channel), "audit files of version 0.1.0");
     }
 
     #[test]
     fn a_status_lists_abnormal_conditions() {
-        let told = |details: &Value| {
+        let conditions = |details: &Value| {
             let mut text = String::new();
             write_condition(details, &mut text).unwrap();
             text
         };
-        let channel = |is_truncated: bool| json!({ "channel": 3, "state": "live", "kept": { "is_cut": is_truncated } });
-        let well = json!({ "fitness": "fit", "may_split": false, "channels": [channel(false)] });
-        assert_eq!(told(&well), "");
-        assert!(told(&json!({ "may_split": true })).contains("splits are allowed (emergent)"));
+        let channel = |is_truncated: bool| json!({ "channel": 3, "state": "live", "input_history": { "is_truncated": is_truncated } });
+        let well = json!({ "fitness": "fit", "allows_split_brain": false, "channels": [channel(false)] });
+        assert_eq!(conditions(&well), "");
+        for name in ["allows_split_brain", "may_split"] {
+            assert!(conditions(&json!({ name: true })).contains("split brain is allowed (backend emergent)"), "{name}");
+        }
         assert!(
-            told(&json!({ "channels": [channel(true)] }))
-                .contains("channel 3: history_bytes no longer holds the session")
+            conditions(&json!({ "channels": [channel(true)] }))
+                .contains("channel 3: the input history no longer covers the whole session (history_bytes)")
         );
     }
 

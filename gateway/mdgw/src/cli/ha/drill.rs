@@ -1,4 +1,4 @@
-//! `mdgw ha drill`: leadership goes to another gateway and comes back.
+//! `mdgw ha drill`: hands leadership to another gateway and takes it back.
 
 use std::{
     fmt::Write as _,
@@ -16,22 +16,22 @@ use crate::cli::{Outcome, print, warn};
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    of: GroupArgs,
-    /// Which gateway is to lead meanwhile, by its node's number; the fittest where none is named.
+    group_args: GroupArgs,
+    /// Node number of the temporary leader. Default: the fittest candidate.
     #[arg(long, value_name = "NODE")]
     to: Option<u8>,
-    /// How long it leads, seconds.
+    /// Seconds that the temporary leader leads.
     #[arg(long, value_name = "N", default_value_t = 1)]
     hold_s: u64,
 }
 
-/// There and back: each way as the gateway that is asked sees it.
+/// Hands leadership over and takes it back. Each duration is measured at the gateway of the control socket.
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let GroupArgs { socket, group } = &args.of;
+    let GroupArgs { socket, group } = &args.group_args;
     let mut results = Vec::new();
     let times = DrillTiming { hold: Duration::from_secs(args.hold_s), retry_timeout: RETRY_TIMEOUT };
     if let Err(error) = hand_over_and_take_back(&socket.socket, *group, args.to, times, &mut results) {
-        let failed = format!("drill: {} of 2 hand-overs done, then {error}", results.len());
+        let failed = format!("drill: {} of 2 hand-overs completed, then: {error}", results.len());
         if matches!(error, ControlError::Refused(_)) {
             warn(&failed);
             return Ok(Outcome::No);
@@ -55,23 +55,23 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A hand-over that was done.
+/// A completed hand-over.
 #[derive(Debug)]
 struct HandOverResult {
     answer: Value,
-    /// From the question that was granted to the answer.
+    /// From the request that was granted to its answer, microseconds.
     took_us: u64,
 }
 
-/// How long the other gateway leads, and how long what is refused is tried again.
+/// How long the other gateway leads, and how long a refused hand-over is retried.
 #[derive(Clone, Copy, Debug)]
 struct DrillTiming {
     hold: Duration,
     retry_timeout: Duration,
 }
 
-/// The gateway at the socket leads, and leads again at the end: it asks the other one itself, over the pair link. What was
-/// done is in `results`, whatever comes of the rest.
+/// The gateway at the socket must lead, and leads again at the end: it requests leadership back over the pair link.
+/// `results` holds every completed hand-over, also if a later step fails.
 fn hand_over_and_take_back(
     socket: &Path,
     group: Option<u16>,
@@ -89,7 +89,7 @@ fn hand_over_and_take_back(
     Ok(())
 }
 
-/// The group that is meant, if the gateway at the socket leads it; where none is named, the only one.
+/// The group of the drill, which the gateway at the socket must lead. Without `group`: the only group.
 fn led_group(socket: &Path, group: Option<u16>) -> Result<u16, ControlError> {
     let status = send_request(socket, &Request::Status {})?;
     let refused = |why: String| Err(ControlError::Refused(why));
@@ -101,22 +101,22 @@ fn led_group(socket: &Path, group: Option<u16>) -> Result<u16, ControlError> {
     let Some(found) = found else {
         let known: Vec<String> = groups.iter().map(|known| known["group"].to_string()).collect();
         return match (known.is_empty(), group) {
-            (true, _) => refused("it stands alone: there is no election".to_owned()),
-            (false, Some(_)) => refused(format!("no such group: there are {}", known.join(", "))),
-            (false, None) => refused(format!("which group? there are {}", known.join(", "))),
+            (true, _) => refused("this gateway runs standalone: no election is configured".to_owned()),
+            (false, Some(_)) => refused(format!("no such group; groups: {}", known.join(", "))),
+            (false, None) => refused(format!("--group is required; groups: {}", known.join(", "))),
         };
     };
     let Some(group) = found["group"].as_u64().and_then(|group| group.try_into().ok()) else {
-        return refused(format!("{}: its status is not a gateway's", socket.display()));
+        return refused(format!("{}: the answer is not the status of a gateway", socket.display()));
     };
     if found["role"] != "leader" {
         let (node, leader) = (&status["node"], leader(&found["leader"]));
-        return refused(format!("node {node} does not lead group {group}, which is led by {leader}: begin there"));
+        return refused(format!("node {node} does not lead group {group}; run the drill on its leader, {leader}"));
     }
     Ok(group)
 }
 
-/// Whoever is to follow has to be heard first: what is refused is tried again for a while.
+/// Retries a refused hand-over until `retry_timeout`: the target may not have caught up yet.
 fn hand_over(
     socket: &Path,
     group: u16,
@@ -127,22 +127,22 @@ fn hand_over(
     let started = Instant::now();
     let mut is_warned = false;
     loop {
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         match send_request(socket, &request) {
             Ok(answer) => {
                 return Ok(HandOverResult {
                     answer,
-                    took_us: u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX),
+                    took_us: u64::try_from(sent_at.elapsed().as_micros()).unwrap_or(u64::MAX),
                 });
             }
             Err(ControlError::Refused(reason)) => {
                 let limit_s = retry_timeout.as_secs();
                 if started.elapsed() >= retry_timeout {
-                    let why = format!("group {group} was not handed over within {limit_s} s: {reason}");
+                    let why = format!("group {group}: no hand-over within {limit_s} s: {reason}");
                     return Err(ControlError::Refused(why));
                 }
                 if !std::mem::replace(&mut is_warned, true) {
-                    warn(&format!("drill: {reason}; tried again for up to {limit_s} s"));
+                    warn(&format!("drill: {reason}; retrying for up to {limit_s} s"));
                 }
             }
             Err(error) => return Err(error),
@@ -151,9 +151,9 @@ fn hand_over(
     }
 }
 
-/// Longer than a gateway takes that has handed over to stand again.
+/// Longer than a gateway needs to become eligible again after a hand-over.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two attempts.
+/// Pause between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
@@ -164,13 +164,13 @@ mod tests {
 
     use super::*;
 
-    /// Gateways 1, 2 and 3 with one group, 7, seen from the first: who leads it, how often the next one is not ready yet,
-    /// and what was asked.
+    /// Gateways 1, 2 and 3 with one group, 7, seen from the first: who leads it, how often the next one is not ready
+    /// yet, and what was asked.
     #[derive(Debug)]
     struct Group {
         leader: u8,
         refusals: u32,
-        asked: Vec<Request>,
+        requests: Vec<Request>,
     }
 
     fn member(node: u8) -> Value {
@@ -190,9 +190,9 @@ mod tests {
                 Response::Refused("leadership was not handed over: it is not ready".to_owned())
             }
             request => {
-                group.asked.push(request.clone());
+                group.requests.push(request.clone());
                 group.leader = match request {
-                    // Nobody is named: the fittest is the third.
+                    // Without a target: node 3 is the fittest.
                     Request::HandOver { target, .. } => target.unwrap_or(3),
                     _ => 1,
                 };
@@ -209,7 +209,7 @@ mod tests {
 
     impl Gateway {
         fn start(leader: u8, refusals: u32) -> Self {
-            let group = Arc::new(Mutex::new(Group { leader, refusals, asked: Vec::new() }));
+            let group = Arc::new(Mutex::new(Group { leader, refusals, requests: Vec::new() }));
             let folder = tempfile::tempdir().unwrap();
             let of_server = Arc::clone(&group);
             let path = folder.path().join("control");
@@ -217,7 +217,7 @@ mod tests {
             Self { group, _server: server, folder }
         }
 
-        /// The leaders one after the other, or what failed behind how many of them.
+        /// The successive leaders; or, after a failure, the number of completed hand-overs and the error.
         fn drill(
             &self,
             group: Option<u16>,
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(gateway.drill(None, Some(2), RETRY_TIMEOUT), Ok(vec![2, 1]));
         let [there, back] =
             [Request::HandOver { group: Some(7), target: Some(2) }, Request::TakeBack { group: Some(7) }];
-        assert_eq!(gateway.group.lock().unwrap().asked, [there, back]);
+        assert_eq!(gateway.group.lock().unwrap().requests, [there, back]);
         assert_eq!(gateway.drill(Some(7), None, RETRY_TIMEOUT), Ok(vec![3, 1]), "the fittest");
     }
 
@@ -246,10 +246,10 @@ mod tests {
     fn a_failed_drill_reports_the_reason() {
         let (done, why) = Gateway::start(1, u32::MAX).drill(Some(7), None, Duration::ZERO).unwrap_err();
         assert_eq!(done, 0);
-        assert!(why.starts_with("group 7 was not handed over within 0 s: "), "{why}");
+        assert!(why.starts_with("group 7: no hand-over within 0 s: "), "{why}");
         assert!(why.ends_with("it is not ready"), "{why}");
         let failed = |leader, group| Gateway::start(leader, 0).drill(group, None, RETRY_TIMEOUT).unwrap_err().1;
-        assert_eq!(failed(3, None), "node 1 does not lead group 7, which is led by gw3 (node 3): begin there");
-        assert_eq!(failed(1, Some(8)), "no such group: there are 7");
+        assert_eq!(failed(3, None), "node 1 does not lead group 7; run the drill on its leader, gw3 (node 3)");
+        assert_eq!(failed(1, Some(8)), "no such group; groups: 7");
     }
 }

@@ -1,4 +1,4 @@
-//! `mdgw ha verify`: whether the pair's promises were kept.
+//! `mdgw ha verify`: checks that the published output has no loss, no duplicates and one publisher at a time.
 
 use std::{
     fs::File,
@@ -18,33 +18,33 @@ use crate::cli::{Outcome, print, warn};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Each capture is taken as one receiver's view. Receivers' outputs are what `mdgw tail --json` prints; they do not tell
-who published, so what concerns epochs is not judged by them. What one of them lacks before its first record or after
-its last is told and breaks no promise: it may have run at another time.
-Exit code 1: a promise was broken; the first differences are named. 2: a file could not be read to its end.
+Each capture is the view of one receiver. A receiver's output is the output of `mdgw tail --json`; it does not name \
+the publisher, so the epoch checks need captures. Records missing before a receiver's first record or after its last \
+one are reported but are not a violation: the receiver may have run at another time. Exit code 1: a check failed; the \
+first violations are listed. 2: a file could not be read to its end.
 
 Examples:
   mdgw ha verify receiver-1.pcap.gz receiver-2.pcap.gz
   mdgw ha verify --by capture wire.pcapng --json
   mdgw ha verify receiver-1.jsonl receiver-2.jsonl")]
 pub(crate) struct Args {
-    /// Captures (pcap, pcapng; plain, gzip or zstd) and receivers' outputs (JSON lines), told by content.
+    /// Captures (pcap, pcapng; plain, gzip or zstd) and receivers' outputs (JSON lines), detected from the content.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Only this group. For captures: receivers' outputs carry none.
+    /// Only this group. For captures only: receivers' outputs carry no group.
     #[arg(long, value_name = "N")]
     group: Option<u16>,
-    /// Whose clock tells when an epoch was published: the publishers' own, or the capture's, which also shows what a
-    /// stopped process sent late.
+    /// Clock for the publish interval of an epoch: the publisher's send times, or the capture's times, which also show
+    /// what a stopped process sent late.
     #[arg(long, value_enum, default_value_t = ClockArg::Send)]
     by: ClockArg,
-    /// ClockArg how much the clocks of two publishers may differ.
+    /// Allowed clock difference between two publishers, microseconds.
     #[arg(long, value_name = "US", default_value_t = 0)]
     clock_error_us: u64,
-    /// Names remembered of each channel's session; older ones are not compared any more.
-    #[arg(long, value_name = "N", default_value_t = VerifyOptions::default().names_max)]
-    names: usize,
-    /// Differences that are told one by one.
+    /// Items remembered for each session of a channel; older items are no longer compared.
+    #[arg(long, alias = "names", value_name = "N", default_value_t = VerifyOptions::default().names_max)]
+    remember: usize,
+    /// Violations to list individually.
     #[arg(long, value_name = "N", default_value_t = VerifyOptions::default().findings_max)]
     differences: usize,
     /// One line of JSON instead of the table.
@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             ClockArg::Capture => PublishClock::Capture,
         },
         clock_error_ns: args.clock_error_us.saturating_mul(1_000),
-        names_max: args.names,
+        names_max: args.remember,
         findings_max: args.differences,
         ..VerifyOptions::default()
     };
@@ -77,25 +77,25 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         if is_output { &mut outputs } else { &mut captures }.push(path.clone());
     }
     if let Some(output) = outputs.first().filter(|_| args.group.is_some()) {
-        bail!("--group is for captures: the rows of {} carry no group", output.display());
+        bail!("--group applies to captures only: the rows of {} carry no group", output.display());
     }
     let mut damages = Vec::new();
-    let mut verdict = judge_captures(&captures, &options, &mut damages)?;
-    // Findings name files by number: captures first.
-    let of_outputs = judge_outputs(&outputs, captures.len(), &options, &mut damages)?;
+    let mut verdict = verify_captures(&captures, &options, &mut damages)?;
+    // Findings refer to files by index: captures first, then outputs.
+    let of_outputs = verify_outputs(&outputs, captures.len(), &options, &mut damages)?;
     verdict = verdict.with(of_outputs);
     let names: Vec<String> = captures.iter().chain(&outputs).map(|path| path.display().to_string()).collect();
     print(&if args.json { format!("{}\n", verdict.to_json(&names)) } else { verdict.to_table(&names) })?;
     if !damages.is_empty() {
-        bail!("{} (everything before was judged)", damages.join("; "));
+        bail!("{} (everything before this point was verified)", damages.join("; "));
     }
     if verdict.is_empty() {
-        bail!("verify: nothing that a gateway published in {}", names.join(", "));
+        bail!("verify: no published packets or rows in {}", names.join(", "));
     }
     Ok(if verdict.is_kept() { Outcome::Done } else { Outcome::No })
 }
 
-fn judge_captures(paths: &[PathBuf], options: &VerifyOptions, damages: &mut Vec<String>) -> anyhow::Result<Verdict> {
+fn verify_captures(paths: &[PathBuf], options: &VerifyOptions, damages: &mut Vec<String>) -> anyhow::Result<Verdict> {
     let mut verifier = Verifier::new(options.clone());
     let mut merge = CaptureMerge::open(paths, &OpenOptions::default(), Window::default())?;
     while merge.advance() {
@@ -109,13 +109,16 @@ fn judge_captures(paths: &[PathBuf], options: &VerifyOptions, damages: &mut Vec<
         });
     }
     if merge.truncated() > 0 {
-        warn(&format!("{} packets are cut by the captures' snap length and were not judged", merge.truncated()));
+        warn(&format!(
+            "{} packets are truncated by the captures' snap length and were not verified",
+            merge.truncated()
+        ));
     }
     damages.extend(merge.damages().iter().map(|damage| format!("{damage}: {}", damage.fault)));
     Ok(verifier.finish())
 }
 
-fn judge_outputs(
+fn verify_outputs(
     paths: &[PathBuf],
     first_number: usize,
     options: &VerifyOptions,
@@ -131,7 +134,7 @@ fn judge_outputs(
     Ok(verifier.finish())
 }
 
-/// Receivers' outputs are objects; no capture begins with a brace.
+/// Whether the file is a receiver's output: JSON lines begin with a brace, captures never do.
 fn looks_like_rows(path: &Path) -> std::io::Result<bool> {
     Ok(BufReader::new(File::open(path)?).fill_buf()?.first() == Some(&b'{'))
 }

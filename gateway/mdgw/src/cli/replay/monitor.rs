@@ -1,4 +1,4 @@
-//! A replay that is watched: a control socket at which it shows its channels, as a gateway does.
+//! Control socket of a replay, so that `mdgw top` can show its channels like those of a gateway.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::bytes_of;
 
-/// The socket, and what is told there.
+/// The control socket and the latest snapshot served on it.
 #[derive(Debug)]
 pub(super) struct ReplayMonitor {
     _server: ControlServer,
@@ -31,13 +31,13 @@ impl ReplayMonitor {
         let shared = Arc::clone(&latest);
         let server = ControlServer::start(socket, move |request| match request {
             Request::Snapshot {} => Response::Ok(json!(*shared.lock().unwrap_or_else(PoisonError::into_inner))),
-            _ => Response::Refused("this is a replay: it can only be watched".to_owned()),
+            _ => Response::Refused("this is a replay: only mdgw top is supported".to_owned()),
         });
         let server = server.with_context(|| format!("listen at {}", socket.display()))?;
         Ok(Self { _server: server, latest, shown: None, file_bytes: bytes_of(files) })
     }
 
-    /// Tells how it stands, a few times a second.
+    /// Updates the snapshot, at most ten times per second.
     pub(super) fn show(&mut self, drive: &ReplayDriver, read_bytes: u64) {
         if self.shown.is_some_and(|shown| shown.elapsed() < UPDATE_INTERVAL) {
             return;

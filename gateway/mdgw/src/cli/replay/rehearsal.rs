@@ -1,4 +1,4 @@
-//! What `mdgw replay` does to packets on their way, and how it looks for the rate that is too high.
+//! Options of `mdgw replay` that inject faults on the lines and search for the highest rate without loss.
 
 use std::{collections::BTreeSet, net::SocketAddrV4, path::PathBuf, str::FromStr};
 
@@ -15,50 +15,50 @@ use super::super::{
     sim::{chance, value_of_line},
 };
 
-/// What sends packets elsewhere than on lines. Said of each argument that needs `--lines`: what is required is not asked for
-/// where it would conflict, and damage that nobody does must not be asked for either.
+/// Options that exclude `--lines`. Each argument that requires `--lines` lists them as conflicts: clap does not enforce
+/// a required option that conflicts with a given one, and a fault option without lines would have no effect.
 const NO_LINES: [&str; 3] = ["offline", "to", "map"];
 
-/// Several lines, and what they do to packets.
+/// Send on several lines with injected faults.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Rehearsal")]
 pub(super) struct RehearsalArgs {
-    /// Send each packet on these lines (A,B,…); given once for each file, the n-th file goes to the n-th.
+    /// Send each packet on these lines (A,B,…); if given once per file, the n-th value is for the n-th file.
     #[arg(long, value_name = "ADDR:PORT,ADDR:PORT", conflicts_with_all = NO_LINES)]
     lines: Vec<LineAddresses>,
-    /// Chance that a packet is lost; one for all lines or one for each (0.01,0.02).
+    /// Probability of loss; one value for all lines, or one per line (0.01,0.02).
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P", requires = "lines", conflicts_with_all = NO_LINES)]
     loss: Vec<f64>,
-    /// Chance that a packet comes twice; as --loss.
+    /// Probability of duplication; values as for --loss.
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P", requires = "lines", conflicts_with_all = NO_LINES)]
     duplicate: Vec<f64>,
-    /// Chance that a packet is overtaken by the next ones; as --loss.
+    /// Probability of reordering; values as for --loss.
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P", requires = "lines", conflicts_with_all = NO_LINES)]
     reorder: Vec<f64>,
-    /// How much later each line delivers, in microseconds; as --loss.
+    /// Added delay of each line, microseconds; values as for --loss.
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "US", requires = "lines", conflicts_with_all = NO_LINES)]
     skew_us: Vec<u64>,
-    /// Never lose a packet on all lines.
+    /// Never lose the same packet on all lines.
     #[arg(long, requires = "lines", conflicts_with_all = NO_LINES)]
     never_on_all: bool,
-    /// The same seed does the same damage.
+    /// Seed of the injected faults.
     #[arg(long, default_value_t = 1, value_name = "N", requires = "lines", conflicts_with_all = NO_LINES)]
     seed: u64,
-    /// Raise the rate step by step, from --rate (1,000 packets/s by default), until a receiver loses a packet.
+    /// Increase the rate in steps, from --rate (default 1,000 packets/s), until a receiver loses a packet.
     #[arg(long, conflicts_with_all = ["offline", "speed", "max", "map", "loss"])]
     pub(super) until_loss: bool,
-    /// The next step's rate by this one's.
+    /// Factor from one step's rate to the next.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.25, value_parser = parse_factor, requires = "until_loss")]
     factor: f64,
-    /// How long a step lasts.
+    /// Duration of a step.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration_ns, requires = "until_loss")]
     step: u64,
-    /// Who receives: a sink of this program, or whatever programs of this host listen, of which the kernel's drop counts
-    /// are read.
+    /// Receiver: a sink in this program, or the programs of this host that listen on the destinations (their kernel
+    /// drop counts are read).
     #[arg(long, value_enum, default_value_t = ReceiverArg::Sink, requires = "until_loss")]
     receiver: ReceiverArg,
-    /// The receiver is the gateway of this host with that control socket: messages in gaps that it declares are losses too, and its
-    /// latency is told for each step that holds whole intervals of it (latency.interval_ms).
+    /// The receiver is the gateway of this host with this control socket. Messages in gaps that it declares count as
+    /// losses; its latency is reported for each step that contains complete latency intervals (latency.interval_ms).
     #[arg(long, value_name = "SOCKET", requires = "until_loss", conflicts_with = "receiver")]
     gateway: Option<PathBuf>,
 }
@@ -83,13 +83,13 @@ impl FromStr for LineAddresses {
 }
 
 impl RehearsalArgs {
-    /// The lines, where there are any.
+    /// Lines and faults; `None` without `--lines`.
     pub(super) fn rehearsal(&self, files: usize) -> anyhow::Result<Option<Rehearsal>> {
         let lines: Vec<Vec<SocketAddrV4>> = self.lines.iter().map(|lines| lines.0.clone()).collect();
         let Some(count) = lines.iter().map(Vec::len).max() else { return Ok(None) };
         ensure!(
             lines.len() == 1 || lines.len() == files,
-            "replay: --lines is given {} times for {files} files: give it once, or once for each",
+            "replay: --lines is given {} times for {files} files: give it once, or once per file",
             lines.len()
         );
         let impairment = (0..count).map(|line| {
@@ -109,12 +109,12 @@ impl RehearsalArgs {
         }))
     }
 
-    /// Steps of a search.
+    /// Rates and step duration of `--until-loss`.
     pub(super) fn ramp(&self, rate: Option<f64>) -> Rising {
         Rising { rate: rate.unwrap_or(1_000.0), factor: self.factor, step_ns: self.step }
     }
 
-    /// Who receives in a search, and at which addresses.
+    /// Receiver and destination addresses of `--until-loss`.
     pub(super) fn receiver(
         &self,
         to: &[SocketAddrV4],
@@ -122,7 +122,7 @@ impl RehearsalArgs {
     ) -> anyhow::Result<(Receiver, BTreeSet<SocketAddrV4>)> {
         let lines = self.lines.iter().flat_map(|lines| lines.0.iter().copied());
         let destinations: BTreeSet<_> = lines.chain(to.iter().copied()).collect();
-        ensure!(!destinations.is_empty(), "replay: --until-loss needs to know where to send: give --to or --lines");
+        ensure!(!destinations.is_empty(), "replay: --until-loss needs a destination: give --to or --lines");
         let receiver = match (self.receiver, &self.gateway) {
             (_, Some(socket)) => Receiver::Gateway(socket.clone()),
             (ReceiverArg::Sink, None) => Receiver::Sink(interface.cloned()),

@@ -1,4 +1,4 @@
-//! One record as one line of a table: its name, what it is of, what it says.
+//! One record as a table row: name, instrument and content.
 
 use std::fmt::{self, Write};
 
@@ -11,29 +11,29 @@ use mdgw_feeds::{
     time::{TradingDate, UnixNs},
 };
 
-/// Names of the columns.
+/// Column headings.
 pub(super) const HEADING: &str = concat!(
     "time (UTC)                    channel session            sequence  index record     act symbol    side",
     "           price       size flags        detail\n"
 );
 
-/// Under which name a record was published, and what its instrument is called.
+/// The name that a record was published under, and the symbol of its instrument.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowName<'a> {
     pub(super) channel: ChannelId,
     pub(super) session: Session,
-    /// Of the input message.
+    /// Sequence of the input message.
     pub(super) sequence: Sequence,
-    /// Number of the record among those of its message, from 0.
+    /// Index of the record within its message, from 0.
     pub(super) index: u64,
-    /// Instrument's symbol; `None` where no definition of it has come.
+    /// Symbol of the instrument; `None` before its definition is received.
     pub(super) symbol: Option<&'a str>,
 }
 
-/// Writes a record's line.
+/// Writes one row.
 ///
 /// # Errors
-/// What `out` says.
+/// Those of `out`.
 pub(super) fn write(name: &RowName<'_>, record: RecordRef<'_>, out: &mut impl Write) -> fmt::Result {
     let RowName { channel, session, sequence, index, symbol } = *name;
     let row = Row::of(record);
@@ -50,7 +50,7 @@ pub(super) fn write(name: &RowName<'_>, record: RecordRef<'_>, out: &mut impl Wr
     writeln!(out, "{}", line.trim_end())
 }
 
-/// What a record says, as texts; empty where its type has no such thing.
+/// Columns of a record as text; empty if the record type has no such field.
 #[derive(Debug, Default)]
 struct Row {
     kind: &'static str,
@@ -147,7 +147,7 @@ fn side_name(side: std::ffi::c_char) -> &'static str {
     }
 }
 
-/// In decimals, with the zeros at the end left out down to cents; nothing where there is none.
+/// Price as a decimal with at least two decimals and no other trailing zeros; empty if the price is undefined.
 fn price(price_e9: i64) -> String {
     if price_e9 == UNDEF_PRICE {
         return String::new();
@@ -176,7 +176,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// DBN's flags, a letter for each.
+/// Names of the DBN flags, separated by `|`.
 struct Flags(u8);
 
 impl fmt::Display for Flags {

@@ -1,4 +1,4 @@
-//! The view on a terminal: keys in, pictures out, and the terminal left as it was found, however it ends.
+//! The view on a terminal. It reads keys, draws the screen, and restores the terminal on every exit path.
 
 use std::{
     io,
@@ -29,21 +29,21 @@ use crate::{
 };
 
 pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
-    // Before the terminal is changed: whoever ends this process gets it back.
+    // Before the terminal is changed, so that a signal also restores it.
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
-    let updates = start_polling(args.socket.clone(), args.interval()).context("start the thread that asks")?;
+    let updates = start_polling(args.socket.clone(), args.interval()).context("start the polling thread")?;
     let mut screen = Screen::open().context("take over the terminal")?;
     let silence_max = ANSWER_TIMEOUT.max(3 * args.interval());
     let mut last_update = Instant::now();
     while !stop.load(Relaxed) {
-        for updates in updates.try_iter() {
+        for update in updates.try_iter() {
             last_update = Instant::now();
-            match updates {
-                Ok(snapshot) => top.take(snapshot),
-                Err(error) => top.set_problem(format!("{error:#}; trying again")),
+            match update {
+                Ok(snapshot) => top.update(snapshot),
+                Err(error) => top.set_problem(format!("{error:#}; retrying")),
             }
         }
         if last_update.elapsed() > silence_max {
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
             ));
         }
         screen.0.draw(|frame| top::draw(&top, frame.area(), frame.buffer_mut())).context("draw")?;
-        // Keys that are there already are all taken before the next picture.
+        // All pending keys are handled before the next draw.
         let mut patience = KEY_WAIT;
         while event::poll(patience).context("wait for a key")? {
             if let Some(key) = key(&event::read().context("read a key")?)
@@ -68,7 +68,7 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The terminal, ours until it is dropped. A panic gives it back before its message is written.
+/// The terminal in raw mode until dropped. A panic restores it before its message is printed.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -85,11 +85,11 @@ impl Drop for Screen {
 }
 
 fn restore_terminal() {
-    // A terminal that is gone needs nothing.
+    // Fails only if the terminal is gone.
     let _ = ratatui::try_restore();
 }
 
-/// Looks again and again, on a thread of its own: a gateway that hangs doesn't keep keys from being heard.
+/// Polls for snapshots on a separate thread, so that a gateway that hangs does not block the keys.
 fn start_polling(socket: PathBuf, interval: Duration) -> io::Result<Receiver<anyhow::Result<Snapshot>>> {
     let (updates, last_update) = sync_channel(1);
     std::thread::Builder::new().name("mdgw-top".to_owned()).spawn(move || poll_forever(&socket, interval, &updates))?;
@@ -102,7 +102,7 @@ fn poll_forever(socket: &std::path::Path, interval: Duration, updates: &SyncSend
     }
 }
 
-/// What the view understands of it.
+/// Translates a terminal event into a key of the view.
 fn key(event: &Event) -> Option<Key> {
     let Event::Key(KeyEvent { code, modifiers, kind, .. }) = event else { return None };
     if *kind == KeyEventKind::Release {
@@ -125,7 +125,7 @@ fn key(event: &Event) -> Option<Key> {
     })
 }
 
-/// How long a key is waited for before news are looked at, and a signal is obeyed.
+/// Longest wait for a key before snapshots and signals are checked.
 const KEY_WAIT: Duration = Duration::from_millis(100);
-/// A gateway that answers at all does so sooner.
+/// After this time without answer, the gateway is reported as silent.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! Sees everything that is published: writes it down, judges it, and knows who leads.
+//! Receives the published output: writes it to a capture, verifies it, and tracks the leader.
 
 use std::{
     fs::File,
@@ -25,7 +25,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::Leader;
 
-/// A receiver on a thread of its own.
+/// A receiver on a separate thread.
 #[derive(Debug)]
 pub(super) struct OutputMonitor {
     shared: Arc<Shared>,
@@ -39,15 +39,16 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Who leads, and what the last change cost.
+/// The current leader and the blackout of the last change.
 #[derive(Clone, Copy, Debug, Default)]
 struct MonitorState {
     epoch: Option<Epoch>,
-    /// How far content has come, whoever said it.
+    /// End of the content received so far, from any leader.
     received_through: Option<(Session, Sequence)>,
-    /// When the last packet came, ns since 1970 UTC.
+    /// Receive time of the last packet, ns since 1970 UTC.
     packet_ns: u64,
-    /// The present epoch has said nothing new yet: when the one before was last heard.
+    /// Set while the current epoch has not published new content: receive time of the last packet of the previous
+    /// epoch.
     blackout_since_ns: Option<u64>,
     blackout: Duration,
 }
@@ -60,7 +61,7 @@ impl OutputMonitor {
         let shared = Arc::new(Shared::default());
         let thread_shared = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
-            .name("mdgw-witness".to_owned())
+            .name("mdgw-monitor".to_owned())
             .spawn(move || thread_shared.run_receiver(&socket, group, writer))?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -69,7 +70,7 @@ impl OutputMonitor {
         self.shared.lock().leader()
     }
 
-    /// Waits until a later leader has said something new; what the change cost.
+    /// Waits until a later leader has published new content. Returns that leader and the blackout.
     pub(super) fn wait_for_content_after(
         &self,
         before: Leader,
@@ -85,7 +86,7 @@ impl OutputMonitor {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("nobody took over for {} s; the gateways' logs tell why", timeout.as_secs());
+                bail!("no takeover within {} s; see the gateways' logs", timeout.as_secs());
             }
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -93,8 +94,8 @@ impl OutputMonitor {
 
     pub(super) fn stop(mut self) -> anyhow::Result<Verdict> {
         self.shared.stop.store(true, Ordering::Release);
-        let Some(thread) = self.thread.take() else { bail!("the witness has ended") };
-        let judged = thread.join().map_err(|_| anyhow::anyhow!("the witness panicked"))?;
+        let Some(thread) = self.thread.take() else { bail!("the capture thread has ended") };
+        let judged = thread.join().map_err(|_| anyhow::anyhow!("the capture thread panicked"))?;
         judged.context("write the capture of the output")
     }
 }
@@ -116,7 +117,7 @@ impl Shared {
         let mut datagram = [0; DATAGRAM_BYTES_MAX];
         let mut number = 0;
         loop {
-            // Asked before, so that what lay in the socket then is still seen.
+            // Read before the loop, so that packets already in the socket are still received.
             let is_last = self.stop.load(Ordering::Acquire);
             while let Ok(length) = socket.recv(&mut datagram) {
                 let (time_ns, payload) = (unix_now().0, datagram.get(..length).unwrap_or_default());
@@ -176,5 +177,5 @@ fn open(group: SocketAddrV4) -> io::Result<UdpSocket> {
 }
 
 const DATAGRAM_BYTES_MAX: usize = 2_048;
-/// The witness must not lose what it judges.
+/// Large, since a packet lost here would count as a loss of the gateways.
 const RECEIVE_BUFFER_BYTES: usize = 16 << 20;

@@ -1,4 +1,4 @@
-//! The parts that are processes of their own: started, killed, started again, and never left behind.
+//! Child processes of the demonstration: started, paused, killed and restarted; never left behind.
 
 use std::{
     env,
@@ -12,12 +12,12 @@ use anyhow::{Context as _, bail};
 use mdgw_status::control::{Request, send_request};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// This program, to be given a subcommand.
+/// A command that runs this program.
 pub(super) fn this_program() -> anyhow::Result<Command> {
     Ok(Command::new(env::current_exe().context("find this program")?))
 }
 
-/// One running part. Killed when it is dropped.
+/// One running child process. Killed when it is dropped.
 #[derive(Debug)]
 pub(super) struct Process {
     name: String,
@@ -26,7 +26,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts it; its log goes on where an earlier one's of that name ended.
+    /// Starts the command. Its log is appended to the log of an earlier process with the same name.
     pub(super) fn start(mut command: Command, name: &str, directory: &Path) -> anyhow::Result<Self> {
         let log = directory.join(format!("{name}.log"));
         let open = || File::options().append(true).create(true).open(&log);
@@ -37,24 +37,24 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, log })
     }
 
-    /// Ends it as a crash does: no time for anything.
+    /// Kills the process (SIGKILL), as a crash does.
     pub(super) fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill().and_then(|()| self.child.wait()).with_context(|| format!("kill {}", self.name))?;
         Ok(())
     }
 
-    /// Lets it do nothing any more, until [`Self::resume`].
-    pub(super) fn stop(&self) -> anyhow::Result<()> {
+    /// Pauses the process (SIGSTOP) until [`Self::resume`].
+    pub(super) fn pause(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on where it was stopped.
+    /// Resumes the paused process (SIGCONT).
     pub(super) fn resume(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Ends it in order, or at last anyhow.
-    pub(super) fn end(mut self, timeout: Duration) -> anyhow::Result<()> {
+    /// Terminates the process (SIGTERM), or kills it after the timeout.
+    pub(super) fn terminate(mut self, timeout: Duration) -> anyhow::Result<()> {
         if self.has_ended()? {
             return Ok(());
         }
@@ -69,7 +69,7 @@ impl Process {
         Ok(())
     }
 
-    /// Waits until the gateway that listens at `control` stands for election, or leads.
+    /// Waits until the gateway with the control socket `control` is eligible or leads.
     pub(super) fn wait_until_eligible(&mut self, control: &Path, timeout: Duration) -> anyhow::Result<()> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -80,16 +80,16 @@ impl Process {
             }
             self.ensure_running()?;
             if Instant::now() >= deadline {
-                bail!("{} does not stand for election: see {}", self.name, self.log.display());
+                bail!("{} did not become eligible: see {}", self.name, self.log.display());
             }
             std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Nothing but this demonstration ends its parts.
+    /// Fails if the process has exited: only the demonstration may end its processes.
     pub(super) fn ensure_running(&mut self) -> anyhow::Result<()> {
         if self.has_ended()? {
-            bail!("{} has ended by itself: see {}", self.name, self.log.display());
+            bail!("{} exited unexpectedly: see {}", self.name, self.log.display());
         }
         Ok(())
     }
@@ -105,11 +105,11 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Fails if the process has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Between two looks at a process.
+/// Interval at which a process is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);

@@ -97,11 +97,11 @@ mod tests {
     /// The shipped gateway that votes, with a link, its files in `folder` and itself at `address`.
     fn voting(folder: &Path, address: &str) -> Resolved {
         let folder = folder.display().to_string();
-        let text = include_str!("../../../../../ops/config/votes.toml")
+        let text = include_str!("../../../../../ops/config/quorum.toml")
             .replace("10.20.0.7", address)
             .replace("/etc/mdgw", &folder)
             .replace("/var/lib/mdgw", &folder);
-        Resolved::from_text(Path::new("votes.toml"), &text).unwrap_or_else(|error| panic!("{error}"))
+        Resolved::from_text(Path::new("quorum.toml"), &text).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn election(config: &Resolved) -> &ElectionConfig {

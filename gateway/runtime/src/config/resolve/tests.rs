@@ -77,7 +77,7 @@ fn promotion_follows_the_wait_policy_unless_given() {
 
 #[test]
 fn shipped_configurations_load() {
-    for name in ["mdgw.toml", "loopback.toml", "pair.toml", "votes.toml", "groups.toml"] {
+    for name in ["mdgw.toml", "loopback.toml", "pair.toml", "quorum.toml", "groups.toml"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config").join(name);
         let resolved = Resolved::load(&path).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(resolved.warnings, Vec::<String>::new(), "{name}");

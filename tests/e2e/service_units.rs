@@ -1,0 +1,205 @@
+//! The systemd units of `ops/systemd` with the shipped configurations: systemd accepts the units, their directories
+//! cover the configured paths, and the gateway starts as the unprivileged user under the unit's restrictions.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use mdgw_tests::{
+    captures::say,
+    process::{self, Signal, program},
+};
+
+const UNITS: [&str; 3] = ["mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service"];
+
+fn ops(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops").join(path)
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The settings of a unit file, in order: key and value.
+struct Unit(Vec<(String, String)>);
+
+impl Unit {
+    fn load(name: &str) -> Self {
+        let text = read(&ops("systemd").join(name));
+        let settings = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='));
+        Self(settings.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
+    }
+
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+    }
+
+    /// Directories that the unit's user may write to.
+    fn writable(&self) -> Vec<PathBuf> {
+        let kinds = [("RuntimeDirectory", "/run"), ("StateDirectory", "/var/lib"), ("LogsDirectory", "/var/log")];
+        let created = kinds.into_iter().filter_map(|(key, parent)| Some(Path::new(parent).join(self.get(key)?)));
+        let granted = self.get("ReadWritePaths").into_iter().flat_map(str::split_whitespace).map(PathBuf::from);
+        created.chain(granted).collect()
+    }
+}
+
+/// Whether `systemd-analyze` is there; a line says that `test` is skipped where it isn't.
+fn has_systemd_analyze(test: &str) -> bool {
+    let is_there = Command::new("systemd-analyze").arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !is_there {
+        assert!(std::env::var_os("CI").is_none(), "{test}: systemd-analyze must be installed here");
+        say(&format!("SKIPPED: {test}: systemd-analyze (package systemd of Debian) is not installed"));
+    }
+    is_there
+}
+
+/// Runs `systemd-analyze` on a file: whether it succeeded, and what it printed.
+fn analyze(arguments: &[&str], unit: &Path) -> (bool, String) {
+    let output = Command::new("systemd-analyze").args(arguments).arg(unit).output().expect("systemd-analyze runs");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn systemd_accepts_the_units_and_rates_their_exposure_low() {
+    if !has_systemd_analyze("systemd_accepts_the_units_and_rates_their_exposure_low") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary directory can be created");
+    // systemd-analyze demands that the programs of a unit are there.
+    for name in UNITS {
+        let text = read(&ops("systemd").join(name));
+        assert!(text.contains("=/usr/bin/mdgw "), "{name}");
+        let text = text.replace("/usr/bin/mdgw", program().to_str().expect("a path of UTF-8"));
+        fs::write(folder.path().join(name), text).expect("a temporary file can be written");
+    }
+    // Exposure from 0 to 100; units without any restriction have 96.
+    for (name, exposure_max) in UNITS.into_iter().zip(["45", "60", "40"]) {
+        let unit = folder.path().join(name);
+        let (is_valid, text) = analyze(&["verify", "--man=no"], &unit);
+        assert!(is_valid && text.is_empty(), "{name}: {text}");
+        let (is_below, text) = analyze(&["security", "--offline=true", "--threshold", exposure_max], &unit);
+        assert!(is_below, "{name}: {text}");
+    }
+}
+
+#[test]
+fn no_unit_keeps_the_election_from_reading_the_clock_rate() {
+    for name in UNITS {
+        // It filters adjtimex(2) out, for reading too.
+        assert_eq!(Unit::load(name).get("ProtectClock"), None, "{name}");
+    }
+}
+
+#[test]
+fn the_directories_of_the_units_cover_the_configured_paths() {
+    let services = [
+        ("mdgw.service", "config/mdgw.toml"),
+        ("mdgw.service", "config/quorum.toml"),
+        ("mdgw-witness.service", "witness/witness.toml"),
+    ];
+    for (name, config) in services {
+        let unit = Unit::load(name);
+        assert!(unit.get("User").is_some_and(|user| user != "root"), "{name}");
+        let text = read(&ops(config));
+        let settings = text.lines().filter_map(|line| line.split_once(" = \"/"));
+        let mut count = 0;
+        for (key, rest) in settings.filter(|(key, _)| !key.starts_with('#') && !key.ends_with("key_file")) {
+            let path = PathBuf::from(format!("/{}", rest.split('"').next().unwrap_or_default()));
+            let is_covered = unit.writable().iter().any(|directory| path.starts_with(directory));
+            assert!(is_covered, "{name}: {config}: {key} = {}", path.display());
+            count += 1;
+        }
+        assert!(count > 0, "{config}");
+    }
+    let sentinel = Unit::load("mdgw-sentinel.service");
+    let socket = sentinel.get("ExecStart").and_then(|start| start.split_whitespace().last()).map(PathBuf::from);
+    assert!(socket.is_some_and(|socket| sentinel.writable().iter().any(|directory| socket.starts_with(directory))));
+}
+
+/// Ids of nobody, who owns nothing here.
+const USER: &str = "65534";
+
+/// Makes the unit's world around the gateway: interfaces of the shipped configuration in a network of its own, a
+/// read-only file system, empty parents of the unit's directories, and the directories owned by the user. Then it drops
+/// to the user and the unit's capabilities, runs the unit's check, and becomes the gateway. Arguments: user,
+/// capabilities (for setpriv), configuration, program, directories.
+const START: &str = r#"
+user=$1 capabilities=$2 config=$3 program=$4
+shift 4
+for number in 1 2 3 4; do
+    ip link add "eth$number" type veth peer name "far$number"
+    ip link set "far$number" up
+    ip address add "10.20.$((number % 3)).$((number + 4))/24" dev "eth$number"
+    ip link set "eth$number" up
+done
+ip address add 10.20.0.5/32 dev eth3
+ip link set lo up
+mount -o remount,bind,ro /
+for parent in /run /var/lib /var/log; do mount -t tmpfs -o mode=755 tmpfs "$parent"; done
+# The program may lie below /tmp, which the unit's private /tmp hides.
+: >/run/mdgw.program
+mount --bind "$program" /run/mdgw.program
+for parent in /tmp /dev/shm; do mount -t tmpfs -o mode=1777 tmpfs "$parent"; done
+install -m 644 /dev/stdin /run/mdgw.toml <<END
+$config
+END
+for directory in "$@"; do
+    case $directory in
+    /dev/shm) ;;
+    *) install -d -m 700 -o "$user" -g "$user" "$directory" ;;
+    esac
+done
+# As far as the machine allows: a container may not raise its limits.
+for limit in --memlock=unlimited --nofile=65536 --rtprio=99; do prlimit --pid $$ "$limit" 2>/dev/null || true; done
+become() {
+    exec setpriv --reuid "$user" --regid "$user" --clear-groups --no-new-privs \
+        --bounding-set "-all,$capabilities" --inh-caps "-all,$capabilities" --ambient-caps "-all,$capabilities" \
+        /run/mdgw.program "$@"
+}
+(become check /run/mdgw.toml)
+become run /run/mdgw.toml
+"#;
+
+#[test]
+fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
+    let test = "the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket";
+    if !rustix::process::geteuid().is_root() {
+        return say(&format!("SKIPPED: {test}: namespaces and another user take root"));
+    }
+    let isolated = ["--mount", "--net", "--propagation", "private"];
+    if !Command::new("unshare").args(isolated).arg("true").status().is_ok_and(|status| status.success()) {
+        return say(&format!("SKIPPED: {test}: no mount and network namespaces here"));
+    }
+    let unit = Unit::load("mdgw.service");
+    let capabilities = unit.get("AmbientCapabilities").expect("the unit names them").to_lowercase();
+    assert_eq!(Some(capabilities.to_uppercase().as_str()), unit.get("CapabilityBoundingSet"));
+    let capabilities: Vec<_> = capabilities.split(' ').map(|name| name.replacen("cap_", "+", 1)).collect();
+    let start = unit.get("ExecStart").expect("the unit starts a program");
+    assert_eq!(start, "/usr/bin/mdgw run /etc/mdgw/mdgw.toml", "as the script starts it");
+
+    // The shipped cores may not be there, and threads that spin would take all that there are.
+    let shipped = read(&ops("config/mdgw.toml"));
+    let config = shipped.replace("cores = [2, 3]", "threads = 2").replace("wait = \"spin\"", "wait = \"park\"");
+    assert_ne!(config, shipped);
+    let mut command = Command::new("unshare");
+    command.args(isolated).args(["sh", "-euc", START, "sh", USER, &capabilities.join(","), &config]);
+    command.arg(program()).args(unit.writable());
+    let gateway = process::spawn(command);
+    gateway.says("gateway runs");
+
+    let root = PathBuf::from(format!("/proc/{}/root", gateway.id()));
+    let status = read(&Path::new("/proc").join(gateway.id().to_string()).join("status"));
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).expect("the kernel tells the user");
+    assert!(uids.split_whitespace().all(|uid| uid == USER), "{uids}");
+    let socket = root.join("run/mdgw/control");
+    let socket = socket.to_str().expect("a path of digits and letters");
+    let answer = process::run(["ha", "status", "--json", "--socket", socket]).expect_code(0).json();
+    assert_eq!(answer["node"], 0, "{answer}");
+    for written in ["var/lib/mdgw/state", "dev/shm/mdgw"] {
+        assert!(root.join(written).exists(), "{written}");
+    }
+    let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
