@@ -1,4 +1,4 @@
-//! The straight line of one feed: session → arbiter → decoder, book, normaliser → sink.
+//! The data path of one feed: session → arbiter → decoder, book, normaliser → sink.
 
 use std::cmp::Ordering;
 
@@ -23,7 +23,7 @@ use crate::{
     transport::{Packet, PacketKind, Transport, VenueSession},
 };
 
-/// Everything of one channel but the choice of its feed.
+/// All parts of one channel; the feed is the type parameter.
 #[derive(Debug)]
 pub(super) struct DataPath<C> {
     pub(super) config: ChannelConfig,
@@ -33,24 +33,24 @@ pub(super) struct DataPath<C> {
     pub(super) counters: ChannelCounters,
     pub(super) drops: DropCounts,
     pub(super) evidence: RejectedPackets,
-    /// The next numbering, while this one waits for its last messages.
+    /// Datagrams of the next session, held while the current session waits for its last messages.
     pub(super) ahead: HeldDatagrams,
-    /// What lies so far ahead that only further packets would make it credible.
+    /// Packets so far ahead of the expected sequence that only further packets of their line confirm them.
     unconfirmed_jumps: UnconfirmedJumps,
-    /// The first packet of another session, while that is not believed to have begun.
+    /// First packet of another session whose start is not confirmed yet.
     unconfirmed_first: HeldDatagrams,
-    /// When it came, if nothing of the running session has come since.
+    /// When that packet was received. `None` once a packet of the current session has arrived after it.
     unconfirmed_first_since: Option<MonoNs>,
-    /// Where the venue said that the session ends.
+    /// Sequence at which the session ends, as announced by the venue.
     end_sequence: Option<Sequence>,
     has_ended: bool,
-    /// Input of this session was missed: what it named isn't known.
+    /// Input of this session was missed, so symbol mappings may be missing too.
     has_missed_input: bool,
-    /// The newest session of which the other gateway has published a gap.
+    /// The newest session in which the other gateway has published a gap.
     peer_gap_session: Option<Session>,
     pub(super) has_failed: bool,
     published_state: ChannelState,
-    /// Somebody takes a copy, slice by slice.
+    /// The copy in progress, if any; written slice by slice.
     copying: Option<Box<CopyWriter>>,
 }
 
@@ -112,7 +112,7 @@ impl<C: FeedCore> DataPath<C> {
             packet.first = self.arbiter.expected().unwrap_or(Sequence(1));
             self.counters.unsequenced += u64::from(packet.count);
         }
-        // An answer to a request belongs to the session that asked. It begins none.
+        // An answer to a request belongs to the session that sent the request. It cannot begin a session.
         if line == Line::RECOVERY && self.sessions.current().is_none_or(|current| current.venue != packet.session) {
             return Err(DropReason::SessionStale);
         }
@@ -120,7 +120,8 @@ impl<C: FeedCore> DataPath<C> {
             if self.ahead.hold(line, ts_recv, bytes) {
                 return Ok(());
             }
-            // No room to wait any longer. Taken for the old numbering's, the new one's messages would pass for copies.
+            // No room to hold more. If the new session's messages were taken for the old session's, they would count
+            // as duplicates.
             self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.end_if_complete(sink);
             self.release_next_session(now, sink);
@@ -143,13 +144,13 @@ impl<C: FeedCore> DataPath<C> {
         let next = packet.next();
         let is_end = packet.kind == PacketKind::EndOfSession;
         if is_end && self.arbiter.expected().is_some_and(|expected| packet.first < expected) {
-            // There are messages beyond this end.
+            // Messages beyond this end have been delivered, so the announced end is invalid.
             return Err(DropReason::SequenceInvalid);
         }
         if self.unconfirmed_jumps.is_continued(line, packet.first) && self.arbiter.would_accept(line, packet.first) {
             self.believe(line, now, sink);
         }
-        // Refusals are counted by the arbiter itself.
+        // The arbiter counts its own rejections.
         let mut outcome = Ok(());
         self.arbitrate(sink, |arbiter, mut deliver| match packet.kind {
             PacketKind::Messages => {
@@ -198,7 +199,7 @@ impl<C: FeedCore> DataPath<C> {
         [self.arbiter.next_deadline(), self.confirmation_deadline()].into_iter().flatten().min()
     }
 
-    /// When it is clear that nothing will speak against what came last.
+    /// When the silence is long enough to confirm the last unconfirmed packet.
     fn confirmation_deadline(&self) -> Option<MonoNs> {
         let unconfirmed_first = self.unconfirmed_first_since.map(|since| since.plus(CONFIRMATION_SILENCE_NS));
         [unconfirmed_first, self.unconfirmed_jumps.deadline()].into_iter().flatten().min()
@@ -219,8 +220,8 @@ impl<C: FeedCore> DataPath<C> {
         self.publish_state(sink);
     }
 
-    /// Whether the packet begins a numbering, or belongs to one that has begun to come, while messages of the current
-    /// one are missing that another line or the venue's server may still bring.
+    /// Whether the packet begins or continues the next session while messages of the current one are missing. Another
+    /// line or the venue's server may still deliver those.
     fn is_of_next_session(&self, packet: &Packet<'_>, ts_recv: UnixNs) -> bool {
         let is_waiting = matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering);
         if !is_waiting || packet.unsequenced {
@@ -237,7 +238,7 @@ impl<C: FeedCore> DataPath<C> {
         })
     }
 
-    /// Lets the next numbering begin once nothing of the current one can come any more.
+    /// Begins the next session once no missing message of the current session is pending.
     fn release_next_session<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
         if self.ahead.is_empty() || matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering) {
             return;
@@ -252,7 +253,7 @@ impl<C: FeedCore> DataPath<C> {
         self.ahead = ahead;
     }
 
-    /// The session has begun: its first packet, refused until then, was no forgery.
+    /// The session has begun, so its first packet, rejected as unconfirmed until then, was genuine.
     fn accept_unconfirmed_first<S: FrameSink>(&mut self, session: VenueSession, now: MonoNs, sink: &mut S) {
         let mut unconfirmed_first = std::mem::replace(&mut self.unconfirmed_first, HeldDatagrams::with_capacity(0));
         if let Some((line, ts_recv, bytes)) = unconfirmed_first.get(0)
@@ -265,8 +266,8 @@ impl<C: FeedCore> DataPath<C> {
         self.unconfirmed_first = unconfirmed_first;
     }
 
-    /// Nothing has come that would speak against what came last, and nothing will: the input has ended, or been silent for
-    /// [`CONFIRMATION_SILENCE_NS`].
+    /// Accepts the last unconfirmed packets: no packet has contradicted them and none will. Called when the input has
+    /// ended or was silent for [`CONFIRMATION_SILENCE_NS`].
     fn confirm_last_received<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
         if self.unconfirmed_first_since.take().is_some() {
             let mut unconfirmed_first = std::mem::replace(&mut self.unconfirmed_first, HeldDatagrams::with_capacity(0));
@@ -282,7 +283,7 @@ impl<C: FeedCore> DataPath<C> {
         }
     }
 
-    /// A line's packets that were refused for their place are in theirs after all.
+    /// Accepts a line's packets that were rejected as a jump and are now confirmed.
     fn believe<S: FrameSink>(&mut self, line: Line, now: MonoNs, sink: &mut S) {
         let Some((first, row)) = self.unconfirmed_jumps.take(line) else { return };
         self.arbiter.believe(first, now);
@@ -302,7 +303,7 @@ impl<C: FeedCore> DataPath<C> {
     fn begin_session<S: FrameSink>(&mut self, session: Session, packet: &Packet<'_>, sink: &mut S) {
         let is_first = self.counters.sessions == 0;
         if !is_first {
-            // Whatever the old numbering still has comes out under its own name.
+            // Messages still held of the old session are delivered under that session.
             self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.end(sink);
         }
@@ -313,9 +314,11 @@ impl<C: FeedCore> DataPath<C> {
         self.core.begin_session(session);
         self.end_sequence = None;
         self.has_ended = false;
-        // Who was listening when the numbering began expects its first message. Who comes late begins where it is.
+        // A gateway that was running when the session began expects its first message. A late joiner begins at the
+        // first packet received.
         let joins_late = is_first && packet.first > Sequence(1);
-        // What was published before a restart of ours ends there; what was missed since is asked for or declared.
+        // Output published before our restart ends at the log position. Messages missed since are requested or
+        // declared.
         let logged = self.config.logged.filter(|(logged, next)| *logged == session && *next <= packet.first);
         let expected = match logged {
             _ if self.config.late_start == LateStart::Whole => Some(Sequence(1)),
@@ -334,7 +337,7 @@ impl<C: FeedCore> DataPath<C> {
         }
     }
 
-    /// Lets the arbiter work and handles what it delivers, in order.
+    /// Runs `work` on the arbiter and processes its deliveries in order.
     fn arbitrate<S: FrameSink>(&mut self, sink: &mut S, work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>))) {
         let Self { config, arbiter, core, counters, drops, evidence, end_sequence, has_missed_input, copying, .. } =
             self;
@@ -380,7 +383,7 @@ impl<C: FeedCore> DataPath<C> {
         match expected.cmp(&end_sequence) {
             Ordering::Less => {}
             Ordering::Equal => self.end(sink),
-            // The venue went on after its end, so it was none.
+            // The venue continued after its announced end, so the end was false.
             Ordering::Greater => {
                 self.end_sequence = None;
                 self.has_ended = false;
@@ -388,7 +391,7 @@ impl<C: FeedCore> DataPath<C> {
         }
     }
 
-    /// The state comes first: nothing of the session follows its end.
+    /// Publishes the state before the end of session, since no frame of a session follows its end.
     fn end<S: FrameSink>(&mut self, sink: &mut S) {
         if !self.has_ended {
             self.has_ended = true;
@@ -423,7 +426,7 @@ impl<C: FeedCore> DataPath<C> {
         self.arbiter.peer_answer_ended(asked, now);
     }
 
-    /// It may be ahead, in a session that has not begun here.
+    /// The peer may be ahead, in a session that has not begun here yet.
     pub(super) fn peer_declared_gap(&mut self, session: Session) {
         self.peer_gap_session = self.peer_gap_session.max(Some(session));
         if self.sessions.current().is_some_and(|current| current.session == session) {
@@ -456,7 +459,7 @@ impl<C: FeedCore> DataPath<C> {
         step
     }
 
-    /// What a copy tells of the channel at its end.
+    /// Writes the channel's part of the last slice of a copy: session, positions and flags.
     fn write_end(&self, out: &mut Vec<u8>) -> Option<Sequence> {
         let expected = self.arbiter.expected()?;
         if !self.sessions.write(out) {
@@ -470,7 +473,7 @@ impl<C: FeedCore> DataPath<C> {
         Some(expected)
     }
 
-    /// Goes on where the copied channel stood. This one is new.
+    /// Continues at the copied channel's position. `self` must be new.
     pub(super) fn restore(&mut self, taken: &Taken, end: &[u8]) -> Result<(), CopyFault> {
         let mut rest = FieldReader(end);
         let session = self.sessions.restore(&mut rest)?;
@@ -491,7 +494,7 @@ impl<C: FeedCore> DataPath<C> {
         (self.has_missed_input, self.has_ended, self.peer_gap_session) =
             (has_missed_input, has_ended, peer_gap_session);
         self.end_sequence = is_ending.then_some(end_sequence);
-        // Its first numbering has begun.
+        // The copied session counts as begun.
         self.counters.sessions = 1;
         Ok(())
     }
@@ -518,7 +521,7 @@ impl<C: FeedCore> DataPath<C> {
         lines.into_iter().all(|line| self.arbiter.line_statistics(Line(line)).silent)
     }
 
-    /// Consumers hear of a new state, but not of each short wait for the other line.
+    /// Publishes state changes to consumers, except `Gap`: a short wait for the other line is not reported.
     fn publish_state<S: FrameSink>(&mut self, sink: &mut S) {
         let state = self.state();
         if state == self.published_state || state == ChannelState::Gap {
@@ -531,5 +534,5 @@ impl<C: FeedCore> DataPath<C> {
     }
 }
 
-/// More than the header of any transport.
+/// Upper bound of any transport's header, bytes.
 const HEADER_BYTES_MAX: usize = 64;

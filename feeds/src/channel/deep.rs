@@ -1,4 +1,4 @@
-//! IEX DEEP 1.0: price levels into books, completed events into records.
+//! IEX DEEP 1.0: applies price levels to books and turns completed events into records.
 
 use dbn::BidAskPair;
 
@@ -21,29 +21,29 @@ use crate::{
     },
 };
 
-/// Books, names and records of one DEEP channel.
+/// Books, instruments and records of one DEEP channel.
 #[derive(Debug)]
 pub(super) struct DeepCore {
     channel: IexCommon,
     books: LevelBooks,
-    /// Events under way, one for each instrument at the most. IEX works off one event after the other, so a handful
-    /// is plenty; of what doesn't fit, only the last message counts.
+    /// Open events, at most one per instrument. IEX completes one event after the other, so a handful is plenty. Of
+    /// an event that does not fit, only the last message counts.
     open: Vec<OpenEvent>,
 }
 
-/// An event of which the last message has not come yet: its book is not to be shown.
+/// An event whose last message has not been received yet. Its book must not be published.
 #[derive(Debug)]
 struct OpenEvent {
     instrument: InstrumentIndex,
-    /// The book as it was before the event.
+    /// The book before the event.
     before: MbpLevels,
-    /// Whether it was in doubt then.
+    /// Whether the book was suspect before the event.
     was_suspect_or_crossed: bool,
-    /// The best level that the event touched so far.
+    /// The best level that the event has touched so far.
     depth_min: u32,
 }
 
-/// Most events under way at once.
+/// Most open events.
 const OPEN_EVENTS_MAX: usize = 64;
 /// Event flags, bit 0: the event is complete.
 const EVENT_COMPLETE: u8 = 1;
@@ -60,7 +60,8 @@ impl DeepCore {
     fn level(&mut self, side: Side, update: &PriceLevelUpdate, sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
         let (instrument, context) =
             self.channel.context(update.symbol, update.timestamp_ns.get(), sequence).inspect_err(|reason| {
-                // An instrument that can't be entered has no book here. Any other may lack this level now.
+                // An instrument that cannot be inserted has no book here. Any other instrument may lack this level
+                // now.
                 if *reason == DropReason::FieldInvalid {
                     self.books.mark_all_suspect();
                 }
@@ -93,11 +94,11 @@ impl DeepCore {
             let was_suspect = self.books.view(instrument).is_suspect();
             let crossed = self.books.check_crossed(instrument);
             if crossed.is_some() && !was_suspect {
-                // A crossed book is in doubt as long as it is crossed, and no longer: see `is_suspect_or_crossed`.
+                // A crossed book is suspect only while it is crossed: see `is_suspect_or_crossed`.
                 self.books.clear_suspect(instrument);
             }
             fault = fault.or(crossed);
-            // Where the last message was refused, the event still ends, and the levels before it still changed.
+            // If the last message was rejected, the event still ends, and its earlier levels have changed the book.
             let what = set.map_or_else(|_| refused(side, price_e9), |change| record_event(&change));
             self.show(&context, instrument, &what, depth_min);
         }
@@ -108,8 +109,8 @@ impl DeepCore {
         })
     }
 
-    /// Whether the book is suspect, or crossed as it stands. The venue tells each level with its whole size, so a book
-    /// that is in order again holds what it told: unlike one by order, where an order that should be gone may still rest.
+    /// Whether the book is suspect, or currently crossed. The venue sends each level with its whole size, so an
+    /// uncrossed book is correct again. In a book by order, an order that should be gone may still rest.
     fn is_suspect_or_crossed(&self, instrument: InstrumentIndex) -> bool {
         let view = self.books.view(instrument);
         let is_crossed = match (view.top(Side::Bid), view.top(Side::Ask)) {
@@ -119,7 +120,7 @@ impl DeepCore {
         is_crossed || view.is_suspect()
     }
 
-    /// The book at the end of an event, if the event changed what is shown of it.
+    /// The book at the end of an event, if the event changed its published levels.
     fn show(&mut self, context: &RecordContext, instrument: InstrumentIndex, what: &RecordEvent, depth_min: u32) {
         if self.channel.wants(SchemaSet::MBP_1) && depth_min == 0 {
             let top = MbpLevels::top_of(&self.books.view(instrument));
@@ -137,7 +138,7 @@ impl DeepCore {
         if self.channel.wants(SchemaSet::TRADES) {
             self.channel.records.push(&context.trade(&what));
         }
-        // In the middle of an event the book before it is still the one to show.
+        // During an event, the book before the event is published.
         let open = self.open.iter().find(|event| event.instrument == instrument);
         let suspect = open.map_or_else(|| self.is_suspect_or_crossed(instrument), |event| event.was_suspect_or_crossed);
         if self.channel.wants(SchemaSet::MBP_1) || self.channel.wants(SchemaSet::MBP_10) {
@@ -176,7 +177,7 @@ impl FeedCore for DeepCore {
             Message::PriceLevelUpdateSell(update) => self.level(Side::Ask, update, sequence),
             Message::TradeReport(trade) => self.trade(trade, sequence),
             Message::SecurityEvent(event) => {
-                // The end of the opening or closing process; DBN has no record for it.
+                // End of the opening or closing process; DBN has no record for it.
                 self.channel.context(event.symbol, event.timestamp_ns.get(), sequence)?;
                 Ok(ApplyOutcome::default())
             }
@@ -193,7 +194,7 @@ impl FeedCore for DeepCore {
         self.open.clear();
     }
 
-    /// IEX recovers by other means than a request for a range.
+    /// IEX has no request for a range of messages.
     fn write_request(&self, _: VenueSession, _: Sequence, _: u64, _: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
         None
     }
@@ -217,7 +218,7 @@ impl FeedCore for DeepCore {
         CopyExtent { books: self.channel.named(), orders: 0 }
     }
 
-    /// Symbol, marks, levels of each side with their count, and of an event under way what was before it.
+    /// Symbol, marks, levels of each side with their count, and the open event's book before it.
     fn write_book(&self, index: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault> {
         let Some(symbol) = self.channel.symbol(index) else { return Ok(()) };
         let view = self.books.view(index);
@@ -308,7 +309,7 @@ impl OpenEvent {
     }
 }
 
-/// What a completed event tells: the level of its last message.
+/// The change of a completed event: the level of its last message.
 fn record_event(change: &Change) -> RecordEvent {
     let action = match change.level_change {
         LevelChange::Added => Action::Add,
@@ -326,7 +327,7 @@ fn record_event(change: &Change) -> RecordEvent {
     }
 }
 
-/// The same where the last message was refused by the book.
+/// The change where the book rejected the last message.
 fn refused(side: Side, price_e9: i64) -> RecordEvent {
     RecordEvent {
         action: Action::Modify,

@@ -1,7 +1,7 @@
-//! Datagrams of the next numbering that came before the last ones of this one.
+//! Holds datagrams of the next session that arrived before the last messages of the current one.
 //!
-//! The faster line begins the new numbering while the slower one still brings what the faster one lost of the old. Until
-//! the old numbering's gap is filled, or its timer has declared it, the new one waits here.
+//! The faster line begins the next session while the slower line still delivers messages of the current session that
+//! the faster line lost. The next session waits here until that gap is filled or declared.
 
 use crate::{identity::Line, time::UnixNs};
 

@@ -1,4 +1,4 @@
-//! Nasdaq TotalView-ITCH 5.0: messages onto books by order, books into records.
+//! Nasdaq TotalView-ITCH 5.0: applies messages to books by order and turns book changes into records.
 
 use dbn::{StatType, StatusAction, StatusReason, TriState, UNDEF_PRICE};
 
@@ -29,7 +29,7 @@ use crate::{
     venue::nasdaq::itch50::{self, Message},
 };
 
-/// Books, names and records of one ITCH channel.
+/// Books, symbols and records of one ITCH channel.
 #[derive(Debug)]
 pub(super) struct ItchCore<S: OrderStore> {
     books: OrderBooks<S>,
@@ -37,9 +37,9 @@ pub(super) struct ItchCore<S: OrderStore> {
     schemas: SchemaSet,
     feed: Feed,
     midnight_ns: u64,
-    /// Instruments that have been named in this session, one bit each.
+    /// Instruments whose symbol mapping was published in this session, one bit each.
     named: BitSet,
-    /// Instruments of which consumers were told in this session that the book begins empty, one bit each.
+    /// Instruments whose clear record was published in this session, one bit each.
     cleared: BitSet,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct ItchCore<S: OrderStore> {
 const LOCATES: usize = 1 << 16;
 /// A message's time is less than this after midnight.
 const NS_PER_DAY: u64 = 86_400_000_000_000;
-/// Flag of the last record that a message made for its instrument.
+/// DBN flag of the last record that a message produced for its instrument.
 const LAST: u8 = dbn::flags::LAST;
 
 impl<S: OrderStore> ItchCore<S> {
@@ -71,15 +71,15 @@ impl<S: OrderStore> ItchCore<S> {
         self.wants(SchemaSet::MBP_1) || self.wants(SchemaSet::MBP_10)
     }
 
-    /// Names the instrument once a session, before its first record.
+    /// Publishes an instrument's symbol mapping once per session, before its first record.
     fn name(&mut self, context: &RecordContext, locate: InstrumentIndex, symbol: &[u8; 8]) {
         if self.named.insert(locate.0) {
             self.records.push(&context.mapping(trim(symbol)));
         }
     }
 
-    /// A book's first record of a session says that it begins empty: what a consumer still has of the session before
-    /// is gone.
+    /// An instrument's first record of a session clears its book, so that consumers discard the levels of the
+    /// previous session.
     fn mbo(&mut self, context: &RecordContext, locate: InstrumentIndex, what: &RecordEvent) {
         if !self.wants(SchemaSet::MBO) {
             return;
@@ -98,12 +98,12 @@ impl<S: OrderStore> ItchCore<S> {
         self.records.push(&context.mbo(what));
     }
 
-    /// The shown levels as they stand.
+    /// The published levels of the current book.
     fn shown(&self, locate: InstrumentIndex) -> MbpLevels {
         MbpLevels::of(&self.books.view(locate))
     }
 
-    /// Market by price after an event, by the change that touched shown levels.
+    /// Market-by-price records of an event, for a change that touched the published levels.
     fn push_depth(&mut self, context: &RecordContext, locate: InstrumentIndex, what: &RecordEvent, best_depth: u32) {
         if self.wants(SchemaSet::MBP_1) && best_depth == 0 {
             let top = MbpLevels::top_of(&self.books.view(locate));
@@ -115,8 +115,8 @@ impl<S: OrderStore> ItchCore<S> {
         }
     }
 
-    /// A trade in every schema that shows trades. `before` is the book before the trade's effect; `then` the depth of
-    /// the change that follows it in the same message, if any.
+    /// A trade in every schema with trades. `before` is the book before the trade's effect. `then` is the depth of
+    /// the change that follows in the same message, if any.
     fn trade(&mut self, context: &RecordContext, what: &RecordEvent, before: Option<&MbpLevels>, then: Option<u32>) {
         let flags_if = |another_follows: bool| if another_follows { 0 } else { LAST };
         if self.wants(SchemaSet::TRADES) {
@@ -154,8 +154,8 @@ impl<S: OrderStore> ItchCore<S> {
         }
     }
 
-    /// An execution against a resting order, at its own price or (`execution_price_e9`) at another. What is not printable made
-    /// no trade that the tape would show.
+    /// An execution against a resting order, at its own price or at `execution_price_e9`. A non-printable execution
+    /// is no trade on the tape.
     fn execute(
         &mut self,
         context: &RecordContext,
@@ -203,7 +203,7 @@ impl<S: OrderStore> ItchCore<S> {
         }
     }
 
-    /// Cancel and add, not modify: the new order has a new id and a new place in the queue.
+    /// Cancel and add, not modify: the new order has a new id and a new queue position.
     fn replace(&mut self, context: &RecordContext, message: &itch50::OrderReplace) -> ApplyOutcome {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
         let replaced = self.books.replace(
@@ -224,7 +224,7 @@ impl<S: OrderStore> ItchCore<S> {
                 let add = record_event(Action::Add, added, LAST);
                 self.mbo(context, locate, &cancel);
                 self.mbo(context, locate, &add);
-                // One market-by-price record for the whole event, told by the half that touched the shown levels.
+                // One market-by-price record for the whole event, from the half that touched the published levels.
                 self.push_replacement_depth(context, locate, (removed, cancel), (added, add));
                 self.applied(locate, removed.fault.or(added.fault))
             }
@@ -265,7 +265,7 @@ impl<S: OrderStore> ItchCore<S> {
         }
     }
 
-    /// A trade without effect on the shown book: against a hidden order, or a cross.
+    /// A trade without effect on the displayed book: against a hidden order, or a cross.
     fn hidden_trade(&mut self, context: &RecordContext, locate: InstrumentIndex, what: &RecordEvent) -> ApplyOutcome {
         self.mbo(context, locate, &RecordEvent { flags: LAST, ..*what });
         let before = self.wants_depth().then(|| self.shown(locate));
@@ -338,7 +338,7 @@ impl<S: OrderStore> ItchCore<S> {
             _ => b'N',
         }
         .cast_signed();
-        // A blank indicator is one that cannot be calculated.
+        // A blank indicator cannot be calculated.
         let indicator = message.price_variation_indicator;
         record.significant_imbalance = if indicator == b' ' { b'~' } else { indicator }.cast_signed();
         self.records.push(&record);
@@ -356,7 +356,7 @@ impl<S: OrderStore> ItchCore<S> {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
         self.name(context, locate, &message.stock);
         let shares = message.shares.get();
-        // A cross in which nothing matched is reported with zero shares.
+        // A cross without matched orders is reported with zero shares.
         if shares == 0 {
             return ApplyOutcome::default();
         }
@@ -392,7 +392,7 @@ impl<S: OrderStore> ItchCore<S> {
         }
         let what = RecordEvent {
             action: Action::Trade,
-            // Since 2014-07-14 the field is 'B' whatever the hidden order was, so only 'S' tells anything.
+            // Since 2014-07-14 the field is always 'B' for hidden orders, so only 'S' carries information.
             side: (message.buy_sell_indicator == b'S').then_some(Side::Bid),
             price_e9: e9_from_e4(i64::from(message.price_e4.get())),
             size: shares,
@@ -403,7 +403,7 @@ impl<S: OrderStore> ItchCore<S> {
         self.hidden_trade(context, locate, &what)
     }
 
-    /// A short message by stock symbol: it names the instrument, whatever else it says.
+    /// A short message by stock symbol. It publishes the instrument's mapping if necessary.
     fn map_symbol_of(&mut self, context: &RecordContext, locate: u16, symbol: &[u8; 8]) {
         self.name(context, InstrumentIndex(u32::from(locate)), symbol);
     }
@@ -421,7 +421,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
 
     fn prefetch(&self, message: &[u8]) {
         if let Some(touched) = itch50::touches(message) {
-            // The longest way off, so first.
+            // The symbol lookup takes longest, so it is prefetched first.
             if let Some(order_id) = touched.order_reference_number {
                 self.books.prefetch_order(order_id);
             }
@@ -432,8 +432,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
     fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
         self.records.clear();
         let message = Message::parse(message).inspect_err(|reason| {
-            // A message that a book should have had is missing now. An unknown type, by the specification, is one that
-            // receivers may ignore.
+            // The books may now lack this message. By the specification, receivers may ignore unknown types.
             if *reason != DropReason::MessageTypeUnknown {
                 self.books.mark_all_suspect();
             }
@@ -509,7 +508,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
                     _ => return Err(DropReason::FieldInvalid),
                 };
                 self.map_symbol_of(&context, stock_locate, &halt.stock);
-                // A halt of one of Nasdaq's other markets says nothing about this one.
+                // A halt on another of Nasdaq's markets does not affect this one.
                 if halt.market_code == market_code(self.feed) {
                     self.status(&context, |record| {
                         record.action = action as u16;
@@ -563,7 +562,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
                 self.imbalance(&context, imbalance);
                 ApplyOutcome::default()
             }
-            // What DBN has no record for.
+            // Messages without a DBN record.
             Message::BrokenTrade(_) => {
                 ApplyOutcome { notice: Some(MessageNotice::TradeBroken), ..ApplyOutcome::default() }
             }
@@ -625,7 +624,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
         self.books.order(order_id)
     }
 
-    /// One byte: named, cleared, then the book's marks.
+    /// One byte: mapped, cleared, then the book's marks.
     fn write_book(&self, locate: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault> {
         let (named, cleared) = (self.named.contains(locate.0), self.cleared.contains(locate.0));
         let bits = u8::from(named) | u8::from(cleared) << 1 | self.books.marks(locate).to_bits() << 2;
@@ -680,7 +679,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
     }
 }
 
-/// One bit for each of a fixed number of members.
+/// A bit set over a fixed number of members.
 #[derive(Debug)]
 struct BitSet(Vec<u64>);
 
@@ -689,7 +688,7 @@ impl BitSet {
         Self(vec![0; members.div_ceil(64)])
     }
 
-    /// Puts `member` in; whether it was not in before. What lies beyond the set never is.
+    /// Inserts `member`. Returns whether it was absent; a member beyond the set never is.
     fn insert(&mut self, member: u32) -> bool {
         let Some(word) = self.0.get_mut((member / 64) as usize) else { return false };
         let bit = 1 << (member % 64);
@@ -727,7 +726,7 @@ fn record_event(action: Action, change: &Change, flags: u8) -> RecordEvent {
     }
 }
 
-/// Parsing admits `B` and `S` alone.
+/// Parsing admits only `B` and `S`.
 fn side_of(buy_sell_indicator: u8) -> Side {
     if buy_sell_indicator == b'B' { Side::Bid } else { Side::Ask }
 }
@@ -744,7 +743,7 @@ fn exchange(feed: Feed) -> &'static str {
     }
 }
 
-/// How the Operational Halt message names the market of a feed.
+/// The market code of a feed in the Operational Halt message.
 fn market_code(feed: Feed) -> u8 {
     match feed {
         Feed::BxItch => b'B',

@@ -1,30 +1,30 @@
-//! The packets that broke something: kept so that a person can look at them.
+//! Samples of rejected packets, kept for diagnosis.
 
 use super::feed_core::Fault;
 use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs};
 
-/// The first packets of a channel that contradicted a book or could not be understood. Bounded, allocated once; what
-/// comes after it is full is only counted, since what broke first explains the rest.
+/// The first packets of a channel that contradicted a book or could not be decoded. Bounded and allocated once. When
+/// it is full, further packets are only counted, since the first failures explain the rest.
 #[derive(Debug)]
 pub(super) struct RejectedPackets {
     kept: Vec<RejectedPacket>,
     used: usize,
 }
 
-/// One packet that broke something.
+/// A packet that could not be decoded or that contradicted a book.
 #[derive(Clone, Debug)]
 pub struct RejectedPacket {
-    /// What went wrong, and where.
+    /// The reason and the message.
     pub broken: Rejection,
     bytes: Vec<u8>,
 }
 
-/// What went wrong, and where.
+/// Why a packet was rejected, and which message caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// Why.
+    /// The reason.
     pub why: Why,
-    /// The message; 0 where the whole datagram was refused.
+    /// Sequence of the message; 0 where the whole datagram was rejected.
     pub sequence: Sequence,
     /// When the packet was received.
     pub ts_recv: UnixNs,
@@ -33,7 +33,7 @@ pub struct Rejection {
 /// Why a packet was kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It could not be understood.
+    /// It could not be decoded.
     Refused(DropReason),
     /// It contradicted a book.
     Contradicted(Fault),
@@ -50,7 +50,7 @@ impl Why {
 }
 
 impl RejectedPacket {
-    /// The packet: the whole datagram where it was refused as one, else its messages with their lengths.
+    /// The bytes: the whole datagram where it was rejected as such, else its message block with length prefixes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -58,12 +58,12 @@ impl RejectedPacket {
 }
 
 impl RejectedPackets {
-    /// Packets kept.
+    /// Most packets kept.
     const PACKETS_MAX: usize = 16;
-    /// Of these, packets that broke in one and the same way: a message type that the venue added must not take the room
-    /// of what contradicts a book.
+    /// Most packets kept of one kind. A message type added by the venue must not use up the room for packets that
+    /// contradict a book.
     const PACKETS_PER_KIND_MAX: usize = 4;
-    /// Bytes kept of each: a whole Ethernet payload.
+    /// Bytes kept of each packet: a full Ethernet payload.
     const PACKET_BYTES_MAX: usize = 2048;
 
     pub(super) fn new() -> Self {

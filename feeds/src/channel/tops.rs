@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Quotes, names and records of one TOPS channel.
+/// Quotes, instruments and records of one TOPS channel.
 #[derive(Debug)]
 pub(super) struct TopsCore {
     channel: IexCommon,
@@ -28,18 +28,18 @@ pub(super) struct TopsCore {
     faults: BookFaultCounts,
 }
 
-/// The quote of one instrument: shown with its trades.
+/// The quote of one instrument; published with its trades.
 #[derive(Clone, Debug, Default)]
 struct Quote {
     /// An empty side is undefined.
     pair: BidAskPair,
-    /// Quotes may have been missed since, or it is crossed. The next quote is whole in itself and mends it.
+    /// Quotes may have been missed since, or the quote is crossed. The next quote is complete and clears the mark.
     is_suspect: bool,
 }
 
-/// Flag of the last record that a message made for its instrument.
+/// DBN flag of the last record that a message produced for its instrument.
 const LAST: u8 = dbn::flags::LAST;
-/// Flag of a record that is a quote and no order.
+/// DBN flag of a record that is a quote and not an order.
 const TOB: u8 = dbn::flags::TOB;
 
 impl TopsCore {
@@ -80,7 +80,7 @@ impl TopsCore {
             }
         }
         if self.channel.wants(SchemaSet::MBP_1) {
-            // Both sides may have changed, so the record takes none; price and size are the bid's, else the ask's.
+            // Both sides may have changed, so the record has no side. Price and size are the bid's, else the ask's.
             let (price_e9, size) = if bid_px == UNDEF_PRICE { (ask_px, ask_sz) } else { (bid_px, bid_sz) };
             let what =
                 RecordEvent { action: Action::Modify, side: None, price_e9, size, order_id: 0, depth: 0, flags: LAST };
@@ -135,12 +135,12 @@ impl FeedCore for TopsCore {
         &self.channel.records
     }
 
-    /// Every quote is whole in itself, so a gap leaves no doubt about those that follow. Until then none is shown.
+    /// Every quote is complete, so a gap does not affect the quotes that follow. Until then no quote is published.
     fn on_gap(&mut self) {
         self.quotes.fill(Quote { pair: BidAskPair::default(), is_suspect: true });
     }
 
-    /// IEX recovers by other means than a request for a range.
+    /// IEX has no request for a range of messages.
     fn write_request(&self, _: VenueSession, _: Sequence, _: u64, _: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
         None
     }
@@ -173,7 +173,7 @@ impl FeedCore for TopsCore {
         CopyExtent { books: self.channel.named(), orders: 0 }
     }
 
-    /// Symbol, whether it is in doubt, then price and size of bid and ask.
+    /// Symbol, suspect mark, then price and size of bid and ask.
     fn write_book(&self, index: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault> {
         let (Some(symbol), Some(quote)) = (self.channel.symbol(index), self.quotes.get(index.0 as usize)) else {
             return Ok(());
@@ -219,7 +219,7 @@ impl FeedCore for TopsCore {
     }
 }
 
-/// What a trade report says happened. IEX doesn't tell the aggressor's side.
+/// The event of a trade report. IEX does not send the aggressor's side.
 pub(super) fn trade_of(trade: &TradeReport) -> RecordEvent {
     RecordEvent {
         action: Action::Trade,
@@ -232,7 +232,7 @@ pub(super) fn trade_of(trade: &TradeReport) -> RecordEvent {
     }
 }
 
-/// Price and size of one side of a quote; price 0 or size 0 is an empty side.
+/// Price and size of one side of a quote. Price 0 or size 0 means an empty side.
 fn side(price_e4: i64, size: u32) -> (i64, u32) {
     if price_e4 == 0 || size == 0 { (UNDEF_PRICE, 0) } else { (e9_from_e4(price_e4), size) }
 }

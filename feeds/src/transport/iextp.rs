@@ -6,9 +6,8 @@
 //!  16              24                              32          40
 //!  | stream_offset | first_message_sequence_number | send_time | message_length (2) message … |
 //! ```
-//! A segment without messages is a heartbeat and carries the next sequence and the next offset. There is no end of
-//! session in the transport: the end is said in the messages. The two lines may cut the same messages into different
-//! segments.
+//! A segment without messages is a heartbeat and carries the next sequence and the next offset. The transport has no
+//! end of session; a message marks it. The two lines may split the same messages into different segments.
 
 use core::marker::PhantomData;
 
@@ -29,9 +28,9 @@ pub type Tops = IexTp<TopsProtocol>;
 /// IEX-TP that carries DEEP.
 pub type Deep = IexTp<DeepProtocol>;
 
-/// A feed's message protocols: what the header of its segments may name.
+/// The message protocol ids that a feed's segment headers may contain.
 pub trait MessageProtocol {
-    /// The numbers.
+    /// The ids.
     const IDS: &'static [u16];
 }
 
@@ -69,15 +68,15 @@ wire_struct! {
         message_protocol_id: U16 as number,
         /// Stream within the message protocol.
         channel_id: U32 as number,
-        /// Numbering; a new one each day.
+        /// Session id; a new one each day.
         session_id: U32 as number,
         /// Bytes after the header.
         payload_length: U16 as number,
         /// Messages in the payload.
         message_count: U16 as number,
-        /// Payload bytes that the stream had before this segment.
+        /// Payload bytes of the stream before this segment.
         stream_offset: I64 as number,
-        /// Number of the first message in the segment; of the next one where there is none.
+        /// Sequence of the segment's first message; without messages, the next sequence.
         first_message_sequence_number: U64 as number,
         /// When the segment was sent, ns since 1970 UTC.
         send_time: U64 as unix_ns,
@@ -131,14 +130,14 @@ impl<P: MessageProtocol> Transport for IexTp<P> {
     }
 }
 
-/// The opaque form of a numbering's name.
+/// The opaque form of a session's name.
 #[inline]
 #[must_use]
 pub fn venue_session(session_id: u32, channel_id: u32) -> VenueSession {
     VenueSession((u128::from(session_id) | u128::from(channel_id) << 32).to_le_bytes())
 }
 
-/// The stream's number out of the opaque form of a numbering's name.
+/// The stream's channel id from the opaque form of a session's name.
 #[inline]
 #[must_use]
 pub fn channel_id(session: VenueSession) -> u32 {
@@ -146,29 +145,29 @@ pub fn channel_id(session: VenueSession) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// What stays the same over all segments of a stream.
+/// The constant header fields of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
     /// Which messages it carries.
     pub message_protocol_id: u16,
     /// Stream within the message protocol.
     pub channel_id: u32,
-    /// Numbering.
+    /// Session id.
     pub session_id: u32,
 }
 
-/// Where a segment stands in its stream.
+/// Position of a segment in its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// Number of its first message.
+    /// Sequence of its first message.
     pub first: Sequence,
-    /// Payload bytes before it. The header holds 63 bits, a larger number is held at the maximum.
+    /// Payload bytes before it. The header holds 63 bits; larger numbers are clamped.
     pub stream_offset: u64,
-    /// When it is sent.
+    /// Its send time.
     pub send_time: UnixNs,
 }
 
-/// Writing end: one segment, message by message, into memory that the caller reuses.
+/// Writer of one segment, message by message, into memory that the caller reuses.
 #[derive(Debug)]
 pub struct PacketWriter<'a> {
     out: &'a mut Vec<u8>,

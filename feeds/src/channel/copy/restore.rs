@@ -1,4 +1,4 @@
-//! The taker's side: slices into a channel that goes on where the copied one stood.
+//! The joiner's side of a copy: turns slices into a channel that continues at the copied position.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use crate::{
     transport::VenueSession,
 };
 
-/// Takes slices in their order, then makes a channel of them. On a cold thread: it allocates as much as comes, within what the
-/// channel's limits allow.
+/// Collects slices in order, then builds a channel from them. Runs on a cold thread: it allocates for what it
+/// receives, within the channel's limits.
 #[derive(Debug)]
 pub struct CopyRestorer {
     config: ChannelConfig,
@@ -25,39 +25,39 @@ pub struct CopyRestorer {
     end: Option<Vec<u8>>,
 }
 
-/// What came, as it came.
+/// Items as received.
 #[derive(Debug, Default)]
 pub(in crate::channel) struct Taken {
-    /// In the order of their coming; of those with one id the last one holds.
+    /// In order of arrival. For entries with the same id, the last one counts.
     pub(in crate::channel) orders: Vec<ReceivedOrder>,
-    /// By index; the last one that came.
+    /// By index; the last one received.
     pub(in crate::channel) books: BTreeMap<u32, Vec<u8>>,
     pub(in crate::channel) counts: CoreCounts,
 }
 
-/// An order, or that it is gone.
+/// An order, or its removal (`None`).
 #[derive(Clone, Copy, Debug)]
 pub(in crate::channel) struct ReceivedOrder {
     pub(in crate::channel) order_id: u64,
     pub(in crate::channel) resting: Option<OrderView>,
 }
 
-/// Room for each book, besides its levels.
+/// Bytes allowed for each book besides its levels.
 const BOOK_BYTES: usize = 512;
-/// A level as an item of a book holds it.
+/// Bytes of one level in a book item.
 const LEVEL_BYTES: usize = 12;
 
 impl CopyRestorer {
-    /// For a channel of that configuration.
+    /// For a channel with that configuration.
     #[must_use]
     pub fn new(config: ChannelConfig) -> Self {
         Self { config, has_head: false, taken: Taken::default(), book_bytes: 0, end: None }
     }
 
-    /// Takes the next slice. Whether it was the last one.
+    /// Processes the next slice. Returns whether it was the last one.
     ///
     /// # Errors
-    /// [`CopyFault`]: all of it is worth nothing then.
+    /// [`CopyFault`]: the whole copy is unusable then.
     pub fn take(&mut self, slice: &[u8]) -> Result<bool, CopyFault> {
         let mut rest = FieldReader(slice);
         while !rest.0.is_empty() {
@@ -82,7 +82,7 @@ impl CopyRestorer {
                 }
                 END => {
                     self.taken.counts = rest.counts()?;
-                    // The rest is the channel's.
+                    // The remaining bytes belong to the channel.
                     self.end = Some(std::mem::take(&mut rest.0).to_vec());
                 }
                 _ => return Err(CopyFault::Malformed),
@@ -91,20 +91,20 @@ impl CopyRestorer {
         Ok(self.end.is_some())
     }
 
-    /// Orders and books that have come, for whoever wants to see it go on.
+    /// Orders and books received, as a measure of progress.
     #[must_use]
     pub fn items(&self) -> usize {
         self.taken.orders.len() + self.taken.books.len()
     }
 
-    /// The channel in that state, with all its memory.
+    /// Builds the channel in the copied state, with all its memory.
     ///
     /// # Errors
-    /// [`CopyFault`]; `Incomplete` before the last slice has come.
+    /// [`CopyFault`]; `Incomplete` before the last slice was received.
     pub fn into_channel(self) -> Result<Channel, CopyFault> {
         let Self { config, mut taken, end, .. } = self;
         let end = end.ok_or(CopyFault::Incomplete)?;
-        // Stable, so that the last one of an id stays the last.
+        // The sort is stable, so the last entry of an id stays last.
         taken.orders.sort_by_key(|order| order.order_id);
         taken.orders.dedup_by(|later, earlier| {
             let is_same = later.order_id == earlier.order_id;
@@ -132,7 +132,7 @@ impl CopyRestorer {
     }
 
     fn put(&mut self, order: ReceivedOrder) -> Result<(), CopyFault> {
-        // Orders that were touched are told twice, or are gone again.
+        // Orders touched during the copy appear twice, or are removed again.
         let orders_max = (self.config.books.orders_max as usize).saturating_add(TOUCHED_MAX);
         if self.taken.orders.len() >= orders_max {
             return Err(CopyFault::NoRoom);
@@ -158,7 +158,7 @@ impl CopyRestorer {
 }
 
 impl Taken {
-    /// Resting orders, in the order in which they came to the books.
+    /// Resting orders in order of priority, oldest first.
     pub(in crate::channel) fn orders_by_priority(&self) -> Vec<OrderView> {
         let mut orders: Vec<OrderView> = self.orders.iter().filter_map(|order| order.resting).collect();
         orders.sort_unstable_by_key(|order| order.priority);
@@ -166,7 +166,7 @@ impl Taken {
     }
 }
 
-/// Bytes that are read from the front; each read checks that they are there.
+/// Reads fields from the front of a byte slice; each read checks the length.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::channel) struct FieldReader<'a>(pub(in crate::channel) &'a [u8]);
 
@@ -223,7 +223,7 @@ impl<'a> FieldReader<'a> {
         Session::from_bytes(self.array()?).ok_or(CopyFault::Malformed)
     }
 
-    /// Nothing is left over.
+    /// Checks that no bytes are left over.
     pub(in crate::channel) fn end(&self) -> Result<(), CopyFault> {
         if self.0.is_empty() { Ok(()) } else { Err(CopyFault::Malformed) }
     }

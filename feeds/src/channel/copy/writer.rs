@@ -1,4 +1,4 @@
-//! The giver's side: a walk over a channel in slices.
+//! The donor's side: visits a channel's state in slices.
 
 use super::{
     BOOK, CopyFault, CoreCounts, END, HEAD, ITEM_BYTES_MAX, MAGIC, ORDER, ORDER_REMOVED, SLICE_BYTES_MAX, TOUCHED_MAX,
@@ -11,62 +11,62 @@ use crate::{
     transport::Transport,
 };
 
-/// Memory of one copy: made by a cold thread, so that the channel's thread allocates nothing.
+/// Memory of one copy. A cold thread makes it, so that the channel's thread allocates nothing.
 #[derive(Debug)]
 pub struct CopyBuffer(Box<CopyWriter>);
 
-/// How far a copy has come.
+/// Progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyStep {
-    /// There is more: ask again.
+    /// More slices follow.
     More,
-    /// That was the end. The copy is the state before `next` of the channel's session.
+    /// This was the last slice. The copy is the state before `next` of the channel's session.
     Done {
         /// The next sequence to be delivered.
         next: Sequence,
     },
-    /// There is no copy.
+    /// The copy failed.
     Failed(CopyFault),
 }
 
-/// What a message may have changed.
+/// An entry that a message may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::channel) enum TouchedEntry {
-    /// What is kept of an instrument.
+    /// An instrument's state.
     Book(InstrumentIndex),
-    /// An order, and what is kept of its instrument.
+    /// An order, and its instrument's state.
     Order(u64),
 }
 
-/// A copy under way.
+/// A copy in progress.
 #[derive(Debug)]
 pub(in crate::channel) struct CopyWriter {
     has_written_head: bool,
-    /// The next place to look at.
+    /// The next slot to visit.
     place: usize,
-    /// What was touched since the walk began, and how much of it was written again.
+    /// Entries touched since the copy began, and how many of them were rewritten.
     touched: Vec<TouchedEntry>,
     written: usize,
     fault: Option<CopyFault>,
     budget: SliceBudget,
 }
 
-/// How much is done for one slice at the most.
+/// Work limits of one slice.
 #[derive(Clone, Copy, Debug)]
 struct SliceBudget {
-    /// Places of memory that are looked at.
+    /// Slots visited.
     cost: usize,
-    /// What was touched and is written again.
+    /// Touched entries rewritten.
     touched: usize,
 }
 
-/// Some microseconds of a processor.
+/// Some microseconds of processor time.
 const SLICE_BUDGET: SliceBudget = SliceBudget { cost: 2_048, touched: 256 };
-/// Of a book, in places of orders: it lies on pages of its own.
+/// Cost of a book, in order slots: a book lies on pages of its own.
 const BOOK_COST: usize = 8;
 
 impl CopyBuffer {
-    /// For one copy.
+    /// Buffer for one copy.
     #[must_use]
     pub fn new() -> Self {
         Self::with_budget(SLICE_BUDGET)
@@ -79,7 +79,7 @@ impl CopyBuffer {
     }
 
     fn with_budget(budget: SliceBudget) -> Self {
-        // Written once, so that the channel's thread meets no page that isn't there.
+        // Written once, so that the channel's thread takes no page fault.
         let mut touched = vec![TouchedEntry::Order(0); TOUCHED_MAX];
         touched.clear();
         Self(Box::new(CopyWriter { has_written_head: false, place: 0, touched, written: 0, fault: None, budget }))
@@ -101,13 +101,13 @@ impl Default for CopyBuffer {
 }
 
 impl CopyWriter {
-    /// Something has touched every book.
+    /// Marks the copy as invalid: an input touched every book.
     #[cold]
     pub(in crate::channel) fn invalidate(&mut self) {
         self.fault.get_or_insert(CopyFault::Invalidated);
     }
 
-    /// Messages `[from, until)` of a block that begins with `first` have been applied.
+    /// Records the entries touched by messages `[from, until)` of a block that begins with `first`.
     #[cold]
     pub(in crate::channel) fn note<C: FeedCore>(
         &mut self,
@@ -126,7 +126,7 @@ impl CopyWriter {
     }
 
     fn record_entry(&mut self, touched: TouchedEntry) {
-        // What was written since says nothing of what has come now.
+        // The earlier rewrite does not include this change.
         let is_written = self.written == self.touched.len();
         if !is_written && self.touched.last() == Some(&touched) {
             return;
@@ -138,8 +138,8 @@ impl CopyWriter {
         self.touched.push(touched);
     }
 
-    /// Writes the next slice into an empty buffer with room for [`SLICE_BYTES_MAX`]. `end` writes what is told of the channel
-    /// at its end; without it there is none yet, as the channel has no position.
+    /// Writes the next slice into an empty buffer with room for [`SLICE_BYTES_MAX`]. `end` writes the channel's part
+    /// of the end item; it returns `None` while the channel has no position.
     pub(in crate::channel) fn slice<C: FeedCore>(
         &mut self,
         core: &C,
@@ -165,7 +165,7 @@ impl CopyWriter {
         }
     }
 
-    /// Whether all has been written.
+    /// Whether all entries have been written.
     fn write<C: FeedCore>(&mut self, core: &C, config: &ChannelConfig, out: &mut Vec<u8>) -> Result<bool, CopyFault> {
         if !self.has_written_head {
             self.has_written_head = true;
@@ -216,7 +216,7 @@ impl CopyWriter {
     }
 }
 
-/// Room for the two longest items: what is touched may be an order and its book, and the end is shorter than a book.
+/// Room for the two longest items. A touched entry may be an order and its book; the end item is shorter than a book.
 fn has_room(out: &Vec<u8>) -> bool {
     out.capacity() - out.len() >= 2 * ITEM_BYTES_MAX
 }
@@ -231,7 +231,7 @@ fn write_order(order: &OrderView, out: &mut Vec<u8>) {
     out.extend(priority.to_le_bytes());
 }
 
-/// Without anything to tell of it, nothing is written, unless something else may have been told before.
+/// Writes nothing for an empty state, unless an earlier item may have to be overridden.
 fn write_book<C: FeedCore>(core: &C, index: usize, was_written: bool, out: &mut Vec<u8>) -> Result<(), CopyFault> {
     let begin = out.len();
     out.push(BOOK);
@@ -269,7 +269,7 @@ mod tests {
         walk.record_entry(book);
         walk.record_entry(book);
         assert_eq!(walk.touched, [book]);
-        // A slice that was full with it: there is another one before the end.
+        // The slice has no room for the end item; another slice follows.
         walk.written = 1;
         walk.record_entry(book);
         assert_eq!(walk.touched, [book; 2]);

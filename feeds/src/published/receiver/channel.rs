@@ -1,4 +1,4 @@
-//! One channel of a group: sessions, the start, and the way from a packet to items.
+//! One channel of a group: sessions, the start, and the path from packet to items.
 //!
 //! ```text
 //!             first packet, sequence 1 (or no service)
@@ -11,8 +11,8 @@
 //!  Start::Day, not the day's first session         │                           ▼ │
 //!  idle ───────────────────────────────────────────┴───────────────────── sessions (which do the logs hold?)
 //! ```
-//! Every question is repeated until it is answered or given up; the stream then goes on without. What logs hold is asked of
-//! every service.
+//! Every query is repeated until it is answered or given up; the stream then continues without the answer. Log
+//! extents are queried from every service.
 
 use crate::{
     arbiter::{AnswerEnd, Arbiter, ArbiterConfig, Arrival, RecoveryConfig, WhenFull},
@@ -38,11 +38,11 @@ pub(super) struct ReceiverChannel {
     service: Option<ServiceConfig>,
     start: Start,
     phase: Phase,
-    /// What the services' logs hold of the present session; while sessions are asked for, of the oldest of them.
+    /// Log extents of the current session; during a query for sessions, of the oldest session reported.
     holdings: LogExtents,
-    /// The session that was followed before the present one, which is therefore wanted from its beginning.
+    /// The session followed before the current one. If present, the current session is requested from its beginning.
     previous_session: Option<Session>,
-    /// What was heard of the present session while its start was being asked for.
+    /// Range observed of the current session while its start was being requested.
     skipped: Option<(Sequence, Sequence)>,
     /// Over positions: `sequence << 16 | part`.
     arbiter: Arbiter,
@@ -52,28 +52,29 @@ pub(super) struct ReceiverChannel {
 #[derive(Debug)]
 enum Phase {
     Idle,
-    /// Services are asked for the oldest session that their logs hold from `from` on: `oldest`, by what they have said so far.
-    /// `newer` is under way.
+    /// Querying the services for the oldest session in their logs from `from` on. `oldest` is the oldest reported so
+    /// far. `next_session` is already being published.
     Sessions {
         ask: ServiceQuery,
         from: Session,
         oldest: Option<Session>,
         newer: Session,
     },
-    /// Definitions up to `number` have come; they were last asked for from `asked` on. `newer` may have begun.
+    /// Definitions before index `next_definition` have arrived; the last request began at `requested_from`.
+    /// `next_session` may have begun.
     Definitions {
         number: Sequence,
         asked: Sequence,
         ask: ServiceQuery,
         newer: Option<Session>,
     },
-    /// What the logs hold is asked for. `newer` may have begun.
+    /// Querying the log extents. `next_session` may have begun.
     QueryingExtent {
         ask: ServiceQuery,
         newer: Option<Session>,
     },
     Running,
-    /// `newer` has begun. Whether all that there is of the present session has been announced to the arbiter.
+    /// `next_session` has begun. The flag records whether the arbiter knows the current session's end.
     ClosingSession {
         ask: ServiceQuery,
         is_end_known: bool,
@@ -88,7 +89,7 @@ impl ReceiverChannel {
             lines: config.lines,
             window_packets: config.window_packets,
             datagram_bytes_max: config.packet_bytes_max,
-            // A packet also settles messages that produced nothing, so its size doesn't bound its range.
+            // A packet also covers messages without output, so its size does not bound its range.
             messages_per_packet_max: jump_max,
             gap_timeout_ns: config.gap_timeout_ns,
             recovery: config.service.map(|service| RecoveryConfig {
@@ -97,14 +98,14 @@ impl ReceiverChannel {
                 peer_timeout_ns: 0,
                 peer_attempts_max: 0,
                 messages_per_request_max: service.messages_per_request_max.clamp(1, 1 << 40) << PART_BITS,
-                // The service limits itself; a late starter may want a whole day.
+                // The service limits itself; a late joiner may request a whole day.
                 requests_under_way_max: 1,
                 gap_messages_max: u64::MAX,
                 session_messages_max: u64::MAX,
                 answer_end: AnswerEnd::Announced,
             }),
             catch_up: None,
-            // What the window can't hold is in the service's log.
+            // Packets that do not fit the window are in the service's log.
             when_full: if config.service.is_some() { WhenFull::RefusePacket } else { WhenFull::DeclareGap },
             sequence_jump_max: jump_max,
             line_silence_ns: config.line_silence_ns,
@@ -157,7 +158,7 @@ impl ReceiverChannel {
         }
         let current = self.stream.session;
         if current != Some(packet.meta.session) {
-            // An answer of another session is none to what we asked.
+            // An answer for another session does not match our request.
             if is_answer || current.is_some_and(|current| packet.meta.session < current) {
                 return Err(DropReason::SessionStale);
             }
@@ -241,7 +242,7 @@ impl ReceiverChannel {
         stream.report_end_if_reached(arbiter.expected(), deliver);
     }
 
-    /// What is being asked for but for gaps.
+    /// The query in progress, apart from requests for gaps.
     fn ask(&self) -> Option<&ServiceQuery> {
         match &self.phase {
             Phase::Sessions { ask, .. }
@@ -262,14 +263,14 @@ impl ReceiverChannel {
         }
     }
 
-    /// Whether enough services have said what their logs hold, where that is being asked.
+    /// Whether enough services have answered a log extent query.
     fn is_query_satisfied(&self) -> bool {
         let asks_every_service = !matches!(self.phase, Phase::Definitions { .. });
         asks_every_service && self.ask().is_some_and(|ask| ask.is_satisfied_by(&self.holdings))
     }
 
-    /// A service has said what its log holds. Others are asked the same, until it is enough: at once, unless that was no news, as
-    /// with each answer about a gap.
+    /// Processes a service's log extent. The other services are queried too until enough have answered: at once,
+    /// unless the extent was no news, as with each answer about a gap.
     fn on_extent_reported(&mut self, is_first_report: bool, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         if self.is_query_satisfied() {
             self.finish_query(now, deliver);
@@ -278,7 +279,7 @@ impl ReceiverChannel {
         }
     }
 
-    /// Goes on with what has been answered; perhaps nothing.
+    /// Continues with the answers received, if any.
     fn finish_query(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         let is_answered = self.holdings.any_reported() && !matches!(self.phase, Phase::Definitions { .. });
         self.stream.statistics.starts_unanswered += u64::from(!is_answered);
@@ -289,7 +290,7 @@ impl ReceiverChannel {
                 self.switch_to(oldest, deliver);
                 self.start_at(if self.is_same_day_restart() { FIRST_SEQUENCE } else { first });
                 self.phase = Phase::ClosingSession { ask, is_end_known: true, newer };
-                // What it could refuse is counted, and shows as a loss when the session is left.
+                // Rejections are counted, and show as a loss when the session is left.
                 let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
             }
             Phase::Definitions { newer, .. } => self.after_definitions(newer, now, deliver),
@@ -301,7 +302,7 @@ impl ReceiverChannel {
                     self.start_at(first);
                 }
                 if let Some((_, next)) = held {
-                    // Whatever is refused here is counted by the arbiter, and live packets tell the same.
+                    // The arbiter counts a rejection, and live packets carry the same range.
                     let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
                 }
                 self.run(newer, now, deliver);
@@ -314,7 +315,8 @@ impl ReceiverChannel {
         self.close_when_complete(now, deliver);
     }
 
-    /// A newer session was heard, if at a message's beginning then at `first`. Whether it has begun here.
+    /// A packet of a newer session arrived; `first` is its position if it lies at a message's beginning. Returns
+    /// whether the session has begun here.
     fn on_newer_session(
         &mut self,
         session: Session,
@@ -333,7 +335,7 @@ impl ReceiverChannel {
             }
             (Phase::Running, Some(service)) if has_more => {
                 self.holdings.clear();
-                // Where the end was heard, only what is missing before it is asked for.
+                // If the end was received, only the messages missing before it are requested.
                 let is_end_known = self.stream.end.is_some();
                 self.phase =
                     Phase::ClosingSession { ask: ServiceQuery::new(service, now), is_end_known, newer: session };
@@ -343,7 +345,7 @@ impl ReceiverChannel {
         self.stream.session == Some(session)
     }
 
-    /// A session was heard for the first time. Those that the logs hold and that come before it are told before it.
+    /// The first packet of a session was observed. Earlier sessions in the logs are delivered before it.
     fn advance_to(
         &mut self,
         session: Session,
@@ -365,7 +367,7 @@ impl ReceiverChannel {
         }
     }
 
-    /// An answer while sessions are being asked for: the oldest that is over and comes before the one under way is told first.
+    /// Processes an answer about sessions. The oldest ended session before the next one is delivered first.
     fn accept_session_answer(
         &mut self,
         packet: &Packet<'_>,
@@ -375,13 +377,13 @@ impl ReceiverChannel {
     ) {
         let Phase::Sessions { from, oldest, newer, .. } = &mut self.phase else { return };
         let meta = &packet.meta;
-        // Else the answer to an earlier question.
+        // Otherwise it answers an earlier query.
         if !is_end_of_answer(packet) || meta.session < *from {
             return;
         }
         let is_held = meta.session < *newer && meta.next >= FIRST_SEQUENCE;
         if is_held && oldest.is_none_or(|oldest| meta.session < oldest) {
-            // Who has named a later one, or none, holds nothing of this one.
+            // A service that reports a later session, or none, holds nothing of this one.
             self.holdings.mark_empty();
             *oldest = Some(meta.session);
         }
@@ -391,7 +393,7 @@ impl ReceiverChannel {
         self.on_extent_reported(is_first_report, now, deliver);
     }
 
-    /// A session begins, with what was heard if that was its first message, else with what the logs hold of it.
+    /// Begins a session: with the packet received if that is its first message, else with the logs' extent.
     fn begin_session(
         &mut self,
         session: Session,
@@ -416,7 +418,7 @@ impl ReceiverChannel {
         }
     }
 
-    /// The present session is over, that one begins.
+    /// Ends the current session and begins the next one.
     fn switch_to(&mut self, session: Session, deliver: &mut impl FnMut(Output<'_>)) {
         self.finish(deliver);
         let skipped = self.skipped.take().filter(|_| self.arbiter.expected().is_none());
@@ -428,13 +430,14 @@ impl ReceiverChannel {
         self.stream.begin(session, deliver);
     }
 
-    /// The venue began to number again within the trading date that is followed, so the present session has a first message.
+    /// Whether the venue restarted within the trading date being followed. The current session then has a first
+    /// message.
     fn is_same_day_restart(&self) -> bool {
         let date_of = |session: Session| (session.feed, session.date);
         self.previous_session.is_some() && self.previous_session.map(date_of) == self.stream.session.map(date_of)
     }
 
-    /// While the start is being asked for: what the packet holds will be, too.
+    /// Ignores a packet while the start is being requested; its content is requested too.
     fn skip_before_start(&mut self, packet: &Packet<'_>) {
         self.stream.statistics.packets_before_start_position += 1;
         let (first, next) = self.skipped.unwrap_or((packet.meta.first, packet.meta.next));
@@ -446,7 +449,7 @@ impl ReceiverChannel {
         self.stream.told = first.max(FIRST_SEQUENCE);
     }
 
-    /// The start has been asked for. A newer session that was heard meanwhile is next.
+    /// The start is complete. A newer session observed meanwhile is next.
     fn run(&mut self, newer: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         self.phase = Phase::Running;
         if let Some(newer) = newer {
@@ -454,7 +457,7 @@ impl ReceiverChannel {
         }
     }
 
-    /// Goes on to the newer session once everything of the present one has come or been given up.
+    /// Moves to the next session once all messages of the current one have arrived or been given up.
     fn close_when_complete(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         let Phase::ClosingSession { is_end_known: true, newer, .. } = self.phase else { return };
         if self.arbiter.expected() == self.arbiter.frontier() {
@@ -475,7 +478,7 @@ impl ReceiverChannel {
         }
     }
 
-    /// An answer while the start is being asked for.
+    /// Processes an answer while the start is being requested.
     fn accept_start_answer(
         &mut self,
         packet: &Packet<'_>,
@@ -492,12 +495,12 @@ impl ReceiverChannel {
                     let newer = *newer;
                     self.after_definitions(newer, now, deliver);
                 } else if *number > *asked {
-                    // A limit cut the answer short, or a part of it was lost: the next piece. Without any progress
+                    // A limit shortened the answer, or a part was lost: request the next piece. Without any progress
                     // the deadline decides.
                     *ask = ServiceQuery::new(self.service.unwrap_or_default(), now);
                 }
             }
-            // Out of order or twice: the number asked for next time settles it.
+            // Reordered or duplicated; the index of the next request resolves it.
             Phase::Definitions { number, ask, .. }
                 if is_snapshot && first == *number && next.0 - first.0 == u64::from(packet.frame_count) =>
             {
@@ -527,7 +530,7 @@ impl ReceiverChannel {
         let flags = packet.meta.flags;
         let is_answer = datagram.line == Line::RECOVERY;
         if is_answer && flags.contains(PacketFlags::SNAPSHOT) {
-            // Definitions that were asked for twice.
+            // Duplicates of requested definitions.
             return Err(DropReason::Duplicate);
         }
         let (first, next) = positions_of(packet).ok_or(DropReason::FieldInvalid)?;
@@ -539,13 +542,14 @@ impl ReceiverChannel {
         if let Some(gone) = holdings.unavailable_before().filter(|_| is_answer_end) {
             arbiter.declare_missing_before(position_of(gone), now, &mut |delivery| stream.take(delivery, deliver));
         }
-        // A late starter can't begin inside of a message.
+        // A late joiner cannot begin in the middle of a message.
         if arbiter.expected().is_none() {
             let begin = if part_number(first) == 0 { first } else { position_of(message_of(first).plus(1)) };
             arbiter.begin_session(Some(begin));
             stream.told = message_of(begin);
         }
-        // The range of a live heartbeat was silent and is settled; that of an answer's end is the log's extent.
+        // The range of a live heartbeat has no output and is covered; the range of an answer's end is the log's
+        // extent.
         let outcome = if first < next && !is_answer_end {
             let arrival = Arrival {
                 line: datagram.line,
@@ -573,7 +577,7 @@ impl ReceiverChannel {
     }
 }
 
-/// The last packet of an answer about sessions or messages: it says what the service's log holds of the session.
+/// The last packet of an answer about sessions or messages: the log's extent in the session.
 fn is_end_of_answer(packet: &Packet<'_>) -> bool {
     let flags = packet.meta.flags;
     flags.contains(PacketFlags::HEARTBEAT) && !flags.contains(PacketFlags::SNAPSHOT)

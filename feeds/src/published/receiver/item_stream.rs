@@ -1,4 +1,4 @@
-//! What follows the arbiter: frames to items.
+//! Turns the arbiter's output into items.
 
 use zerocopy::FromBytes as _;
 
@@ -16,17 +16,17 @@ use super::{
     positions::{message_after, message_of, part_number, position_of},
 };
 
-/// Of one channel.
+/// Item stream of one channel.
 #[derive(Debug)]
 pub(super) struct ItemStream {
     pub(super) id: ChannelId,
     pub(super) session: Option<Session>,
     assembly: Assembly,
-    /// First message of which nothing has been told yet, neither records nor loss.
+    /// First message that was not reported yet, neither as records nor as loss.
     pub(super) told: Sequence,
     state: Option<u8>,
     snapshot: Option<(u64, u16)>,
-    /// Where the session ends, once the gateway has said so; and whether that has been handed on.
+    /// Where the session ends, once announced; and whether the end was delivered.
     pub(super) end: Option<Sequence>,
     pub(super) has_reported_end: bool,
     pub(super) statistics: ReceiverStatistics,
@@ -67,7 +67,7 @@ impl ItemStream {
     pub(super) fn take(&mut self, delivery: Delivery<'_>, deliver: &mut impl FnMut(Output<'_>)) {
         match delivery {
             Delivery::Gap(gap) => {
-                // Parts of a message at either end of the gap are of no use without the missing ones.
+                // Parts of a message at either end of the gap are useless without the missing ones.
                 self.assembly.clear();
                 self.report_lost(message_of(gap.first()), message_after(gap.next()), deliver);
             }
@@ -75,7 +75,7 @@ impl ItemStream {
                 for (header, body) in Frames::of_body(block) {
                     self.on_frame(header, body, from, until, deliver);
                 }
-                // Messages that produced nothing are settled by the range alone.
+                // Messages without output are covered by the range alone.
                 if part_number(until) == 0 {
                     self.told = self.told.max(message_of(until));
                 }
@@ -83,7 +83,7 @@ impl ItemStream {
         }
     }
 
-    /// One frame of a packet of which `[from, until)` is wanted.
+    /// Processes one frame of a packet of which `[from, until)` is wanted.
     fn on_frame(
         &mut self,
         header: &FrameHeader,
@@ -120,12 +120,12 @@ impl ItemStream {
         }
     }
 
-    /// Frames of a packet that settles nothing.
+    /// Frames of a packet that covers nothing.
     pub(super) fn on_out_of_sequence_frames(&mut self, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
         Frames::of_body(body).for_each(|(header, body)| self.on_out_of_sequence_frame(header, body, deliver));
     }
 
-    /// Frames that are no function of the input: told when they say something new, whichever gateway says it.
+    /// Frames that are not a function of the input. Delivered when their content is new, whichever gateway sent them.
     fn on_out_of_sequence_frame(&mut self, header: &FrameHeader, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
         match FrameKind::from_number(header.kind) {
             Some(FrameKind::State) => {
@@ -182,7 +182,7 @@ impl ItemStream {
         }
     }
 
-    /// The stream ends inside of a message.
+    /// The stream ends in the middle of a message.
     pub(super) fn abandon_incomplete_message(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
         if let Some(sequence) = self.assembly.open() {
             self.assembly.clear();

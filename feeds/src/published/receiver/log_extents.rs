@@ -1,13 +1,13 @@
-//! What the logs of the retransmission services hold of a session.
+//! Extents of the retransmission services' logs in one session.
 
 use crate::identity::Sequence;
 
 use super::{SERVICES_MAX, positions::FIRST_SEQUENCE};
 
-/// As each service said last: `[first, next)`.
+/// The last reported extent of each service: `[first, next)`.
 ///
-/// No service speaks for the others: a log may have begun later, lag behind, or have lost entries. So nothing is settled by
-/// what the log of one does not hold.
+/// Each service speaks only for its own log: a log may have begun later, lag behind, or have lost entries. Absence
+/// from one log therefore proves nothing about the others.
 #[derive(Clone, Debug)]
 pub(super) struct LogExtents {
     services: u8,
@@ -15,43 +15,44 @@ pub(super) struct LogExtents {
 }
 
 impl LogExtents {
-    /// Of so many services; they have said nothing yet.
+    /// For that many services, none of which has reported yet.
     pub(super) fn new(services: u8) -> Self {
         Self { services, said: [None; SERVICES_MAX] }
     }
 
-    /// A new question: what was said before counts no more.
+    /// A new query: discards all reports.
     pub(super) fn clear(&mut self) {
         self.said = [None; SERVICES_MAX];
     }
 
-    /// A service says what its log holds. Whether it had not spoken before.
+    /// Records a service's extent. Returns whether it is the service's first report.
     pub(super) fn say(&mut self, service: u8, first: Sequence, next: Sequence) -> bool {
         let said = self.said.iter_mut().take(self.services.into()).nth(service.into());
         said.is_some_and(|said| said.replace((first, next)).is_none())
     }
 
-    /// Who has spoken so far, as it turns out, holds nothing of the session that this is about.
+    /// Discards the extents of the services that have reported: they hold nothing of the session in question.
     pub(super) fn mark_empty(&mut self) {
         self.said.iter_mut().flatten().for_each(|said| *said = (Sequence(0), Sequence(0)));
     }
 
-    /// All services have spoken.
+    /// Whether all services have reported.
     pub(super) fn all_reported(&self) -> bool {
         self.said.iter().take(self.services.into()).all(Option::is_some)
     }
 
-    /// One has spoken, or more.
+    /// Whether at least one service has reported.
     pub(super) fn any_reported(&self) -> bool {
         self.said.iter().any(Option::is_some)
     }
 
-    /// From the first to the last that any log holds.
+    /// From the first to the last sequence in any log.
     pub(super) fn range(&self) -> Option<(Sequence, Sequence)> {
         self.held().reduce(|(first, next), (of_first, of_next)| (first.min(of_first), next.max(of_next)))
     }
 
-    /// Nobody has anything before it: all logs begin there or later. Nothing, while a log holds nothing at all: it may get it.
+    /// The start of the oldest log: no service can deliver an earlier sequence. `None` while a log is empty, since it
+    /// may still receive entries.
     pub(super) fn unavailable_before(&self) -> Option<Sequence> {
         let is_known = self.held().count() == usize::from(self.services);
         self.range().filter(|_| is_known).map(|(first, _)| first)
