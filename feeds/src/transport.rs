@@ -22,6 +22,7 @@ pub mod moldudp64;
 /// One datagram's header, independent of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
+    /// Messages, heartbeat or end of session.
     pub kind: PacketKind,
     /// The venue's own session name.
     pub session: VenueSession,

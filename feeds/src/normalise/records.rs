@@ -86,6 +86,7 @@ pub struct RecordContext {
 /// The event of a market-by-order, market-by-price or trade record.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordEvent {
+    /// The DBN action.
     pub action: Action,
     /// Side of the resting order, or of the aggressor of a trade; `None` if unknown.
     pub side: Option<Side>,

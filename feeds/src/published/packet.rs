@@ -104,9 +104,13 @@ impl PacketFlags {
 pub struct PacketMeta {
     /// Flags of the packet.
     pub flags: PacketFlags,
+    /// Group: the unit of leadership.
     pub group: GroupId,
+    /// Channel within the group.
     pub channel: ChannelId,
+    /// Epoch of the gateway that leads the group.
     pub epoch: Epoch,
+    /// Session that the sequences belong to.
     pub session: Session,
     /// First input sequence covered.
     pub first: Sequence,

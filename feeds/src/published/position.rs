@@ -12,6 +12,7 @@ use crate::{
 /// message `sequence`. A split message is passed only by its last part. Ordered as the stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamPosition {
+    /// Session that the sequence belongs to.
     pub session: Session,
     /// The first message that was not published completely.
     pub sequence: Sequence,

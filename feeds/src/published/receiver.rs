@@ -42,6 +42,7 @@ use super::{
 /// Configuration of a group's reception.
 #[derive(Clone, Debug)]
 pub struct ReceiverConfig {
+    /// Group to receive.
     pub group: GroupId,
     /// Channels to receive, allocated at the start. If empty: every channel observed, up to `channels_max`, allocated
     /// at its first packet.
@@ -361,6 +362,7 @@ pub struct ChannelView<'a> {
 }
 
 impl<'a> ChannelView<'a> {
+    /// The channel number in published packets.
     #[must_use]
     pub fn id(&self) -> ChannelId {
         self.channel.id()
@@ -372,6 +374,7 @@ impl<'a> ChannelView<'a> {
         self.channel.position()
     }
 
+    /// Statistics of the channel.
     #[must_use]
     pub fn statistics(&self) -> &'a ReceiverStatistics {
         self.channel.statistics()

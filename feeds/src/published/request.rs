@@ -2,14 +2,10 @@
 //!
 //! | request | answer, each packet with [`PacketFlags::RETRANSMISSION`] | end of the answer |
 //! | --- | --- | --- |
-//! | [`RequestKind::Range`] `[first, next)` | log entries that cover any of it, ascending; from the oldest available
-//! entry if `first` is gone | heartbeat: `[first, next)` is the log's extent in the session |
+//! | [`RequestKind::Range`] `[first, next)` | log entries that cover any of it, ascending; from the oldest available entry if `first` is gone | heartbeat: `[first, next)` is the log's extent in the session |
 //! | [`RequestKind::Range`] with `first == next` | none | the same |
-//! | [`RequestKind::Definitions`] from index `first` on | packets with [`PacketFlags::SNAPSHOT`]: `[first, next)` are
-//! the indices of their definitions, in the session's order | heartbeat with `SNAPSHOT`: `[first, next)` are the
-//! indices of the remaining ones |
-//! | [`RequestKind::Sessions`] from `session` on | none | heartbeat of the oldest session from `session` on in the
-//! log: `[first, next)` is the log's extent in it. If there is none, the requested session |
+//! | [`RequestKind::Definitions`] from index `first` on | packets with [`PacketFlags::SNAPSHOT`]: `[first, next)` are the indices of their definitions, in the session's order | heartbeat with `SNAPSHOT`: `[first, next)` are the indices of the remaining ones |
+//! | [`RequestKind::Sessions`] from `session` on | none | heartbeat of the oldest session from `session` on in the log: `[first, next)` is the log's extent in it. If there is none, the requested session |
 //!
 //! For a session that is not in the log the extent is `[0, 0)`. Every answer has such an end, also one shortened by a
 //! limit, and carries the highest epoch known to its sender. A limit leaves room for all parts of one message, so
@@ -80,8 +76,11 @@ pub enum RequestKind {
 /// A request in native types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRequest {
+    /// Determines which of the other fields are used.
     pub kind: RequestKind,
+    /// Group of the channel.
     pub group: GroupId,
+    /// Channel within the group.
     pub channel: ChannelId,
     /// Session; `None` requests the current one, or the sessions from the first on.
     pub session: Option<Session>,

@@ -176,15 +176,15 @@ pub struct PacketWriter<'a> {
 }
 
 impl<'a> PacketWriter<'a> {
-    /// Begins a segment in `out`, whose content is replaced. It will not grow beyond `payload_bytes_max`, header
-    /// included (at least the header is always written).
+    /// Begins a segment in `out`, replacing its content. It will not exceed `payload_bytes_max`, header included (but
+    /// the header is always written).
     pub fn begin(out: &'a mut Vec<u8>, stream: Stream, position: Position, payload_bytes_max: usize) -> Self {
         write_heartbeat(out, stream, position);
-        // The length of the payload has to fit its field too.
+        // The payload length must also fit its field.
         Self { out, payload_bytes_max: payload_bytes_max.min(HEADER_BYTES + usize::from(u16::MAX)), count: 0 }
     }
 
-    /// Adds a message. `false`, and nothing added, when it doesn't fit this segment any more.
+    /// Adds a message. Returns `false`, and adds nothing, if it does not fit this segment.
     pub fn push(&mut self, message: &[u8]) -> bool {
         let was_added =
             self.count < u16::MAX && push_message(self.out, self.payload_bytes_max, u16::to_le_bytes, message);
@@ -192,7 +192,7 @@ impl<'a> PacketWriter<'a> {
         was_added
     }
 
-    /// Ends the segment; how many messages are in it. One without messages is a heartbeat.
+    /// Ends the segment; returns its number of messages. A segment without messages is a heartbeat.
     pub fn finish(self) -> u16 {
         let payload_length = u16::try_from(self.out.len().saturating_sub(HEADER_BYTES)).unwrap_or(u16::MAX);
         if let Some((head, _)) = self.out.split_at_mut_checked(HEADER_BYTES)
@@ -205,7 +205,7 @@ impl<'a> PacketWriter<'a> {
     }
 }
 
-/// Writes a heartbeat into `out`, whose content is replaced: `position` is that of the next message.
+/// Writes a heartbeat into `out`, replacing its content; `position` is that of the next message.
 pub fn write_heartbeat(out: &mut Vec<u8>, stream: Stream, position: Position) {
     out.clear();
     let header = Header {
@@ -223,11 +223,11 @@ pub fn write_heartbeat(out: &mut Vec<u8>, stream: Stream, position: Position) {
     out.extend_from_slice(header.as_bytes());
 }
 
-/// Writes the messages `[from, until)` of a segment as a segment of their own into `out`, whose content is replaced.
-/// All else is the segment's: its stream, its sending time.
+/// Writes the messages `[from, until)` of a segment as a segment of their own into `out`, replacing its content.
+/// Stream and send time are those of the original segment.
 ///
 /// # Errors
-/// What [`IexTp::parse`] says of the segment; [`DropReason::CountMismatch`] where it doesn't hold those messages.
+/// The error of [`IexTp::parse`]; [`DropReason::CountMismatch`] if the segment does not hold those messages.
 pub fn write_part<P: MessageProtocol>(
     out: &mut Vec<u8>,
     datagram: &[u8],
@@ -260,8 +260,8 @@ fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(message)
 }
 
-/// Whether a stream can be at that offset before its message `first`: at 0 before the first one, and behind the lengths
-/// of those before it else. The field ends at 63 bits.
+/// Whether a stream can be at that offset before its message `first`: at 0 before the first message, otherwise at
+/// least at the length prefixes of the earlier messages. The field holds 63 bits.
 #[inline]
 fn is_valid_offset(offset: i64, first: u64) -> bool {
     let offset_min = (first - 1).saturating_mul(2).min(i64::MAX as u64);
@@ -282,7 +282,7 @@ fn check_messages(mut block: &[u8], count: u16) -> Result<(), DropReason> {
 mod tests {
     use super::*;
 
-    /// A header as the specification draws it, with what the tests change.
+    /// A header in the layout of the specification, with the fields that the tests change.
     struct Raw {
         version: u8,
         protocol: u16,
@@ -345,7 +345,7 @@ mod tests {
         for (first, offset) in [(5, -1), (1, 12), (2, 0), (2, 1), (5, 7), (u64::MAX, 0)] {
             check_refused(&segment(&Raw { first, offset, ..HEARTBEAT }, b""), DropReason::StreamOffsetInvalid);
         }
-        // Four messages without a byte.
+        // Four messages without content.
         assert!(Tops::parse(&segment(&Raw { first: 5, offset: 8, ..HEARTBEAT }, b"")).is_ok());
     }
 

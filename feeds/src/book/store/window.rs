@@ -1,35 +1,35 @@
-//! Ids that are dense and mostly young: an array for the latest ones, with the hash store behind it.
+//! Order store for dense and mostly young ids: an array for the latest ids in front of the hash store.
 //!
-//! The place of an id is the id itself modulo the window. A new order takes its place at once, next to the orders that
-//! came just before it, without a search; an older order that still rests there moves to the [`HashStore`]. Most orders
-//! live shortly, so few of them ever move, and a look-up is one place in an array.
+//! The slot of an id is the id modulo the window. A new order takes its slot at once, next to the preceding orders,
+//! without a search. An older order that still rests there moves to the [`HashStore`]. Most orders live shortly, so
+//! few of them move, and a lookup is one array access.
 //!
-//! Right for any ids, worth it for dense ones: Nasdaq numbers orders upwards within a day. Bounded like the hash store:
-//! a message moves one order at most. Memory is the hash store's 48 bytes per order and 32 for each place of the window,
-//! of which there are as many as `orders_max`, rounded down to a power of two.
+//! Correct for any ids, efficient for dense ones: Nasdaq numbers orders upwards within a day. Bounded like the hash
+//! store: a message moves at most one order. Memory is the hash store's 48 bytes per order, and 32 bytes per window
+//! slot. The window has as many slots as `orders_max`, rounded down to a power of two.
 
 use super::{
     super::{BookFault, BookLimits, memory, prefetch},
     HashStore, Order, OrderSlot, OrderStore,
 };
 
-/// The array option.
+/// The order store with an array in front.
 #[derive(Debug)]
 pub struct WindowStore {
-    /// A power of two of them.
+    /// The number of slots is a power of two.
     window: Vec<Order>,
     mask: u64,
     window_len: usize,
     displaced: HashStore,
     len_max: usize,
-    /// The highest id so far: what is above it can't be in the hash store, and needs no look there.
+    /// The highest id so far. A higher id cannot be in the hash store, so no lookup there is needed.
     id_max: Option<u64>,
 }
 
-/// So many additions ahead, where the ids are dense, an order that will lose its place is asked for.
+/// With dense ids, an order that will be moved is prefetched this many additions ahead.
 const DISPLACED_AHEAD: u64 = 8;
 
-/// Slots from here on are those of the hash store.
+/// Slots from here on belong to the hash store.
 const DISPLACED_SLOTS: usize = 1 << 32;
 
 impl WindowStore {
@@ -39,13 +39,13 @@ impl WindowStore {
         (order_id & self.mask) as usize
     }
 
-    /// Whether the order, if it rests at all, is one that has lost its place by now, where ids are dense.
+    /// With dense ids, whether a resting order with that id has been moved to the hash store by now.
     #[inline(always)]
     fn is_displaced(&self, order_id: u64) -> bool {
         self.id_max.is_some_and(|id_max| order_id.saturating_add(self.mask) < id_max)
     }
 
-    /// Where ids are dense, the next additions are known, and so are the orders that will lose their places to them.
+    /// With dense ids, the next additions are known, and so are the orders that they will move.
     #[inline(always)]
     fn prefetch_displaced(&self, order_id: u64) {
         prefetch::element(&self.window, self.place(order_id.wrapping_add(2 * DISPLACED_AHEAD)));
@@ -92,7 +92,7 @@ impl OrderStore for WindowStore {
 
     #[inline(always)]
     fn find(&self, order_id: u64) -> Option<OrderSlot> {
-        // Each look may have to wait for memory: the likelier one comes first.
+        // Each lookup may wait for memory: the more likely one comes first.
         if self.is_displaced(order_id) {
             self.find_displaced(order_id).or_else(|| self.find_in_window(order_id))
         } else {
@@ -158,7 +158,7 @@ impl OrderStore for WindowStore {
 
     #[inline(always)]
     fn prefetch(&self, order_id: u64) {
-        // Where ids are not dense, the window has old orders too.
+        // With sparse ids, the window holds old orders too.
         prefetch::element(&self.window, self.place(order_id));
         if self.is_displaced(order_id) {
             self.displaced.prefetch(order_id);
@@ -177,8 +177,8 @@ impl OrderStore for WindowStore {
         self.window.iter().filter(|place| place.size != 0).chain(self.displaced.iter())
     }
 
-    /// What moves goes from the window to the hash store, which comes behind it. Who moves within the walk over the hash store
-    /// has been met in the window.
+    /// Orders move only from the window to the hash store, whose slots follow. An order moved during the walk over
+    /// the hash store was visited in the window.
     fn places(&self) -> usize {
         self.window.len() + self.displaced.places()
     }

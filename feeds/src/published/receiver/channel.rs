@@ -3,13 +3,13 @@
 //! ```text
 //!             first packet, sequence 1 (or no service)
 //!  idle ──────────────────────────────────────────────────────────────────▶ running
-//!    │ first packet, later sequence                                            ▲ │ newer session,
-//!    └──▶ definitions ──answered──▶ extent (what the logs hold) ─answered──▶──┤ │ the old one not at its end
-//!              └─ Start::Now: straight on ─────────────────────────────────▶───┘ ▼
-//!                                          the newer session ◀───────────── closing (how far did the old one go?)
-//!                                                  ▲ none between              │ ▲ one between: that one first
-//!  Start::Day, not the day's first session         │                           ▼ │
-//!  idle ───────────────────────────────────────────┴───────────────────── sessions (which do the logs hold?)
+//!    │ first packet, later sequence                                            ▲ │ packet of a newer session,
+//!    └──▶ definitions ──answered──▶ extent (of the logs) ─────────answered──▶──┤ │ current one not at its end
+//!              └─ StartFrom::Live: directly ───────────────────────────────▶───┘ ▼
+//!                                          the newer session ◀───────────── closing (where did the current one end?)
+//!                                                  ▲ none between              │ ▲ a session between: that one first
+//!  StartFrom::OldestOfDay, not its first session   │                           ▼ │
+//!  idle ───────────────────────────────────────────┴───────────────────── sessions (which are in the logs?)
 //! ```
 //! Every query is repeated until it is answered or given up; the stream then continues without the answer. Log
 //! extents are queried from every service.
