@@ -23,7 +23,7 @@ mod recovery;
 mod tests;
 mod window;
 
-pub(crate) use self::pending_gaps::Holes;
+pub(crate) use self::pending_gaps::PendingGaps;
 pub use self::recovery::{
     AnswerEnd, REQUESTS_IN_FLIGHT_MAX, RecoveryConfig, RecoveryStatistics, Request, RequestTarget,
 };
@@ -230,9 +230,9 @@ pub const SEQUENCE_END: Sequence = Sequence(1 << 63);
 pub const JUMP_CONFIRMATIONS: u8 = 3;
 
 /// Catch-up fills the gap before `first_received`.
-fn begin_catch_up(catch_up_state: &mut Option<CatchUp>, heard: Sequence) {
+fn begin_catch_up(catch_up_state: &mut Option<CatchUp>, first_received: Sequence) {
     if let Some(catch_up_state) = catch_up_state.as_mut().filter(|catch_up_state| catch_up_state.until == Sequence(0)) {
-        catch_up_state.until = heard;
+        catch_up_state.until = first_received;
     }
 }
 
@@ -268,7 +268,7 @@ impl Arbiter {
     /// Starts the silence timers at `now`: a line that never sends counts as silent from here. Further calls have no
     /// effect until [`Self::stop_silence_timers`].
     #[inline]
-    pub fn watch(&mut self, now: MonoNs) {
+    pub fn start_silence_timers(&mut self, now: MonoNs) {
         if !self.has_silence_timers {
             self.has_silence_timers = true;
             self.lines.venue_lines_mut().for_each(|line| line.silence_since = now);
@@ -323,7 +323,7 @@ impl Arbiter {
             return self.refuse(arrival.line, DropReason::SourceUnexpected);
         };
         line.packets += 1;
-        line.touch(arrival.now);
+        line.on_activity(arrival.now);
         let is_in_order = arrival.first == self.expected && self.frontier == self.expected;
         let count = arrival.next.0.wrapping_sub(arrival.first.0);
         let is_sound = arrival.first < arrival.next && arrival.next < SEQUENCE_END;
@@ -344,7 +344,7 @@ impl Arbiter {
             return self.refuse(line, DropReason::SourceUnexpected);
         };
         statistics.heartbeats += 1;
-        statistics.touch(now);
+        statistics.on_activity(now);
         if next.0 == 0 || next >= SEQUENCE_END {
             return self.refuse(line, DropReason::SequenceInvalid);
         }
@@ -362,7 +362,7 @@ impl Arbiter {
             self.raise_frontier(next, now);
         }
         if line == Line::RECOVERY {
-            self.recover(|recovery, holes| recovery.answered(holes, now));
+            self.recover(|recovery, gaps| recovery.server_answer_ended(gaps, now));
         }
         Ok(())
     }
@@ -384,7 +384,7 @@ impl Arbiter {
     pub fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
         self.raise_alarms(now);
         self.end_catch_up_if_complete();
-        self.recover(|recovery, holes| recovery.on_deadline(holes, now));
+        self.recover(|recovery, gaps| recovery.on_deadline(gaps, now));
         while let Some(gap) = self.front_gap() {
             let given_up = match &self.recovery {
                 Some(recovery) => recovery.given_up(gap),
@@ -392,7 +392,7 @@ impl Arbiter {
             };
             let Some(gap) = given_up else { return };
             self.declare(gap, deliver);
-            self.recover(|recovery, holes| recovery.on_deadline(holes, now));
+            self.recover(|recovery, gaps| recovery.on_deadline(gaps, now));
         }
     }
 
@@ -402,10 +402,10 @@ impl Arbiter {
         self.recovery.as_mut()?.poll_request()
     }
 
-    /// The peer's answer to the request that began at `asked` has ended, or the peer cannot be reached. The next
+    /// The peer's answer to the request that began at `first` has ended, or the peer cannot be reached. The next
     /// deadline sends the next request.
-    pub fn peer_answer_ended(&mut self, asked: Sequence, now: MonoNs) {
-        self.recover(|recovery, holes| recovery.peer_answer_ended(asked, holes, now));
+    pub fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
+        self.recover(|recovery, gaps| recovery.peer_answer_ended(first, gaps, now));
     }
 
     /// Input or session have ended: declares all missing messages and delivers all held ones.
@@ -522,7 +522,7 @@ impl Arbiter {
                 (WhenFull::DeclareGap, Some(gap)) => {
                     self.statistics.gaps_window_full += 1;
                     // Not beyond this packet, which may lie in the gap.
-                    self.declare(gap.before(first), deliver);
+                    self.declare(gap.clipped_before(first), deliver);
                 }
                 _ => {
                     self.raise_frontier(next.max(self.frontier), now);
@@ -538,7 +538,7 @@ impl Arbiter {
             return self.refuse_old(&arrival);
         }
         let outcome = if first > self.expected { self.hold(&arrival) } else { self.merge(&arrival, deliver) };
-        self.recover(|recovery, holes| recovery.arrived(first, next, line == Line::RECOVERY, holes, now));
+        self.recover(|recovery, gaps| recovery.on_arrival(first, next, line == Line::RECOVERY, gaps, now));
         outcome
     }
 
@@ -567,7 +567,7 @@ impl Arbiter {
         }
         self.deliver_connected(deliver);
         self.restart_front_gap_timer(arrival.now);
-        self.won(arrival.line, added)
+        self.count_won(arrival.line, added)
     }
 
     /// Holds a packet that begins after the expected sequence.
@@ -586,10 +586,10 @@ impl Arbiter {
             self.trailing_gap_since = arrival.now;
         }
         self.frontier = self.frontier.max(arrival.next);
-        self.won(arrival.line, added)
+        self.count_won(arrival.line, added)
     }
 
-    fn won(&mut self, line: Line, added: u64) -> Result<(), DropReason> {
+    fn count_won(&mut self, line: Line, added: u64) -> Result<(), DropReason> {
         let Some(statistics) = self.lines.get_mut(line) else { return Err(DropReason::SourceUnexpected) };
         statistics.won_messages += added;
         if added == 0 { Err(DropReason::Duplicate) } else { Ok(()) }
@@ -612,7 +612,7 @@ impl Arbiter {
         }
         self.drops.count_many(DropReason::Duplicate, duplicate);
         if duplicate > 0 {
-            self.lines.duplicate(arrival.line, first, next, duplicate, arrival.ts_recv);
+            self.lines.record_duplicate(arrival.line, first, next, duplicate, arrival.ts_recv);
             DropReason::Duplicate
         } else {
             DropReason::LateAfterGap
@@ -649,7 +649,7 @@ impl Arbiter {
     }
 
     /// Accepts a confirmed jump: all messages before `next` exist, however far ahead.
-    pub fn believe(&mut self, next: Sequence, now: MonoNs) {
+    pub fn accept_jump(&mut self, next: Sequence, now: MonoNs) {
         if self.expected != NONE && next < SEQUENCE_END && next > self.frontier {
             self.raise_frontier(next, now);
         }
@@ -681,7 +681,7 @@ impl Arbiter {
         deliver: &mut impl FnMut(Delivery<'_>),
     ) {
         self.statistics.delivered_messages += until.0 - from.0;
-        self.lines.delivered(arrival.line, from, until, arrival.ts_recv);
+        self.lines.record_delivery(arrival.line, from, until, arrival.ts_recv);
         deliver(Delivery::Packet {
             line: arrival.line,
             first: arrival.first,
@@ -699,7 +699,7 @@ impl Arbiter {
         let Some((fragment, slot, block)) = self.window.pop_front() else { return };
         self.expected = fragment.until;
         self.statistics.delivered_messages += fragment.until.0 - fragment.from.0;
-        self.lines.delivered(slot.line, fragment.from, fragment.until, slot.ts_recv);
+        self.lines.record_delivery(slot.line, fragment.from, fragment.until, slot.ts_recv);
         deliver(Delivery::Packet {
             line: slot.line,
             first: slot.first,
@@ -746,18 +746,18 @@ impl Arbiter {
     fn gap_deadline(&self) -> Option<MonoNs> {
         let Some(recovery) = &self.recovery else { return Some(self.front_gap_due()) };
         let is_given_up = self.front_gap().is_some_and(|gap| recovery.given_up(gap).is_some());
-        if is_given_up { Some(recovery.given_up_at()) } else { recovery.next_deadline(&self.holes()) }
+        if is_given_up { Some(recovery.given_up_at()) } else { recovery.next_deadline(&self.pending_gaps()) }
     }
 
-    fn holes(&self) -> Holes<'_> {
-        Holes::new(&self.window, self.expected, (self.frontier, self.trailing_gap_since), &self.config)
+    fn pending_gaps(&self) -> PendingGaps<'_> {
+        PendingGaps::new(&self.window, self.expected, (self.frontier, self.trailing_gap_since), &self.config)
     }
 
     /// Runs `work` on recovery with the pending gaps.
-    fn recover(&mut self, work: impl FnOnce(&mut Recovery, &Holes<'_>)) {
+    fn recover(&mut self, work: impl FnOnce(&mut Recovery, &PendingGaps<'_>)) {
         let Self { recovery, window, expected, frontier, trailing_gap_since, config, .. } = self;
         if let Some(recovery) = recovery {
-            work(recovery, &Holes::new(window, *expected, (*frontier, *trailing_gap_since), config));
+            work(recovery, &PendingGaps::new(window, *expected, (*frontier, *trailing_gap_since), config));
         }
     }
 
@@ -795,7 +795,7 @@ impl Arbiter {
 
     fn silence_deadline(&self) -> Option<MonoNs> {
         let silence_ns = self.config.line_silence_ns.filter(|_| self.has_silence_timers)?;
-        self.lines.watched().filter_map(|line| line.silence_deadline(silence_ns)).min()
+        self.lines.venue_lines().filter_map(|line| line.silence_deadline(silence_ns)).min()
     }
 
     fn raise_alarms(&mut self, now: MonoNs) {

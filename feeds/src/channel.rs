@@ -18,11 +18,11 @@ mod unconfirmed_jumps;
 pub use self::{
     config::{ChannelConfig, LateStart, OrderStoreKind},
     copy::{CopyBuffer, CopyFault, CopyRestorer, CopyStep},
-    feed_core::Fault,
+    feed_core::InstrumentFault,
     held_datagrams::HeldDatagrams,
-    rejected_packets::{RejectedPacket, Rejection, Why},
+    rejected_packets::{RejectedPacket, Rejection, RejectionKind},
     schema_set::SchemaSet,
-    session::{Numbering, SessionMatch, SessionTracker},
+    session::{SessionMatch, SessionNumbering, SessionTracker},
     unconfirmed_jumps::{CONFIRMATION_SILENCE_NS, UnconfirmedJumps},
 };
 use self::{data_path::DataPath, deep::DeepCore, feed_core::FeedCore as _, itch::ItchCore, tops::TopsCore};
@@ -101,8 +101,8 @@ impl Channel {
 
     /// Starts the silence timers of the lines at `now`: a line that never sends counts as silent from here. Without
     /// this call, the first datagram starts them.
-    pub fn watch(&mut self, now: MonoNs) {
-        each_kind!(&mut self.0, line => line.arbiter.watch(now));
+    pub fn start_silence_timers(&mut self, now: MonoNs) {
+        each_kind!(&mut self.0, line => line.arbiter.start_silence_timers(now));
     }
 
     /// Processes a received datagram.
@@ -132,9 +132,9 @@ impl Channel {
         each_kind!(&mut self.0, line => line.poll_request(request))
     }
 
-    /// The peer's answer to the request that began at `asked` has ended, or the peer cannot be reached.
-    pub fn peer_answer_ended(&mut self, asked: Sequence, now: MonoNs) {
-        each_kind!(&mut self.0, line => line.peer_answer_ended(asked, now));
+    /// The peer's answer to the request that began at `first` has ended, or the peer cannot be reached.
+    pub fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
+        each_kind!(&mut self.0, line => line.peer_answer_ended(first, now));
     }
 
     /// The publishing gateway has declared a gap in that session. Consumers' books are suspect from there on, so this
@@ -157,8 +157,8 @@ impl Channel {
 
     /// The current session with its venue name and send times, for the state file.
     #[must_use]
-    pub fn numbering(&self) -> Option<Numbering> {
-        each_kind!(&self.0, line => line.numbering())
+    pub fn numbering(&self) -> Option<SessionNumbering> {
+        each_kind!(&self.0, line => line.session_numbering())
     }
 
     /// Counters of input and output.
@@ -212,8 +212,8 @@ impl Channel {
     }
 
     /// The first packets that contradicted a book or could not be decoded.
-    pub fn evidence(&self) -> impl Iterator<Item = &RejectedPacket> {
-        each_kind!(&self.0, line => line.evidence.iter())
+    pub fn rejected_packets(&self) -> impl Iterator<Item = &RejectedPacket> {
+        each_kind!(&self.0, line => line.rejected_packets.iter())
     }
 
     /// Memory held by window, books and tables, bytes.
@@ -240,8 +240,8 @@ impl Channel {
     }
 
     /// Continues at the copied channel's position. `self` must be new.
-    fn restore(&mut self, taken: &copy::Taken, end: &[u8]) -> Result<(), CopyFault> {
-        each_kind!(&mut self.0, line => line.restore(taken, end))
+    fn restore(&mut self, received: &copy::ReceivedCopy, end: &[u8]) -> Result<(), CopyFault> {
+        each_kind!(&mut self.0, line => line.restore(received, end))
     }
 
     /// Whether input of the current session was missed. The books are then suspect, and symbol mappings may be

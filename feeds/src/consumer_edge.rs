@@ -63,13 +63,13 @@ impl ConsumerEdge {
         if FrameFlags(header.flags).contains(FrameFlags::SUSPECT) {
             flags |= dbn::flags::MAYBE_BAD_BOOK;
         }
-        let told = header.ts_recv.get();
+        let published_ns = header.ts_recv.get();
         let mut local = None;
         // A gateway that runs without receive times marks that in the frame.
-        if self.ts_recv == TsRecvMode::Capture && told != dbn::UNDEF_TIMESTAMP {
+        if self.ts_recv == TsRecvMode::Capture && published_ns != dbn::UNDEF_TIMESTAMP {
             // Receive times never decrease within a channel. A lower one is raised, and the record is flagged.
-            let ts_recv = told.max(self.ts_recv_last);
-            if ts_recv != told {
+            let ts_recv = published_ns.max(self.ts_recv_last);
+            if ts_recv != published_ns {
                 flags |= dbn::flags::BAD_TS_RECV;
             }
             self.ts_recv_last = ts_recv;
@@ -89,7 +89,7 @@ impl ConsumerEdge {
             let mut record = [0_u8; MAX_RECORD_LEN];
             let Some(record) = record.get_mut(..bytes.len()) else { break };
             record.copy_from_slice(bytes);
-            complete(record, kind, flags, local);
+            fill_local_fields(record, kind, flags, local);
             emit(EdgeOutput::Record { rtype: kind, bytes: record });
         }
         rest.len()
@@ -124,7 +124,7 @@ fn has_length_of_its_type(record: &[u8]) -> bool {
 const RECORD_HEADER_BYTES: usize = size_of::<dbn::RecordHeader>();
 
 /// Writes the local values at their offsets in each record type (DBN version 3).
-fn complete(record: &mut [u8], kind: u8, flags: u8, local: Option<(u64, i32)>) {
+fn fill_local_fields(record: &mut [u8], kind: u8, flags: u8, local: Option<(u64, i32)>) {
     let Some(at) = LocalFieldOffsets::of(kind) else { return };
     if let Some(byte) = at.flags.and_then(|offset| record.get_mut(offset)) {
         *byte = FlagSet::new(*byte | flags).raw();

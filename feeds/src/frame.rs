@@ -135,7 +135,7 @@ pub struct FrameMeta {
 impl FrameMeta {
     /// For a frame that is not a function of the input.
     #[must_use]
-    pub fn own(kind: FrameKind, sequence: Sequence, next: Sequence) -> Self {
+    pub fn control(kind: FrameKind, sequence: Sequence, next: Sequence) -> Self {
         Self { sequence, next, kind, flags: FrameFlags::default(), ts_recv: 0, ts_in_delta_ns: 0 }
     }
 
@@ -158,7 +158,7 @@ impl FrameMeta {
     /// For a [`FrameKind::State`]; `next` is the first sequence not covered.
     #[must_use]
     pub fn state(next: Sequence) -> Self {
-        Self::own(FrameKind::State, next, next)
+        Self::control(FrameKind::State, next, next)
     }
 }
 

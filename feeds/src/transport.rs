@@ -173,7 +173,7 @@ pub fn detect_protocol(datagram: &[u8]) -> Option<DetectedProtocol> {
     let mut block = packet.messages;
     let mut messages = core::iter::from_fn(|| moldudp64::MoldUdp64::next_message(&mut block)).peekable();
     messages.peek()?;
-    messages.all(itch50::fits).then_some(DetectedProtocol::Itch50)
+    messages.all(itch50::has_known_length).then_some(DetectedProtocol::Itch50)
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ impl Gap {
     }
 
     /// The part before `bound`; the whole gap if no part lies before it.
-    pub(crate) fn before(self, bound: Sequence) -> Self {
+    pub(crate) fn clipped_before(self, bound: Sequence) -> Self {
         Self::new(self.first, self.next.min(bound)).unwrap_or(self)
     }
 

@@ -93,7 +93,7 @@ impl LineStatistics {
     }
 
     /// Records an arrival on the line.
-    pub(super) fn touch(&mut self, now: MonoNs) {
+    pub(super) fn on_activity(&mut self, now: MonoNs) {
         self.last_arrival = Some(now);
         self.silent = false;
     }
@@ -103,8 +103,8 @@ impl LineStatistics {
     }
 
     pub(super) fn silence_deadline(&self, silence_ns: u64) -> Option<MonoNs> {
-        let watched = self.is_configured && !self.silent;
-        watched.then(|| self.last_arrival.unwrap_or_default().max(self.silence_since).plus(silence_ns))
+        let is_monitored = self.is_configured && !self.silent;
+        is_monitored.then(|| self.last_arrival.unwrap_or_default().max(self.silence_since).plus(silence_ns))
     }
 }
 
@@ -113,7 +113,7 @@ impl LineStatistics {
 pub(super) struct Lines {
     statistics: [LineStatistics; Line::COUNT_MAX],
     /// Ring of the latest deliveries, ascending by sequence.
-    won: Box<[DeliveredRange]>,
+    history: Box<[DeliveredRange]>,
     /// Number of deliveries so far; the latest lies at `(count - 1) & mask`.
     history_count: u64,
     /// Per line: the delivery that matched its latest duplicate. Duplicates arrive in order too, so the next search
@@ -132,12 +132,12 @@ struct DeliveredRange {
 
 impl Lines {
     /// `history_len`: how many deliveries a slower line may lag behind and still be compared.
-    pub(super) fn new(lines: u8, remembered: usize) -> Self {
+    pub(super) fn new(lines: u8, history_len: usize) -> Self {
         Self {
             statistics: core::array::from_fn(|index| {
                 LineStatistics::new(index < usize::from(lines) || index == usize::from(Line::RECOVERY.0))
             }),
-            won: vec![DeliveredRange::default(); remembered.next_power_of_two()].into_boxed_slice(),
+            history: vec![DeliveredRange::default(); history_len.next_power_of_two()].into_boxed_slice(),
             history_count: 0,
             cursors: [0; Line::COUNT_MAX],
         }
@@ -163,7 +163,7 @@ impl Lines {
     }
 
     /// Lines with silence monitoring: all but the recovery line.
-    pub(super) fn watched(&self) -> impl Iterator<Item = &LineStatistics> {
+    pub(super) fn venue_lines(&self) -> impl Iterator<Item = &LineStatistics> {
         self.statistics.iter().take(usize::from(Line::RECOVERY.0)).filter(|line| line.is_configured)
     }
 
@@ -172,9 +172,9 @@ impl Lines {
     }
 
     /// Records that `[first, next)` of `line` were delivered. Ranges ascend from call to call.
-    pub(super) fn delivered(&mut self, line: Line, first: Sequence, next: Sequence, ts_recv: UnixNs) {
+    pub(super) fn record_delivery(&mut self, line: Line, first: Sequence, next: Sequence, ts_recv: UnixNs) {
         let index = self.index(self.history_count);
-        if let Some(entry) = self.won.get_mut(index) {
+        if let Some(entry) = self.history.get_mut(index) {
             *entry = DeliveredRange { first, next, ts_recv, line };
         }
         self.history_count += 1;
@@ -182,7 +182,14 @@ impl Lines {
 
     /// Records that `[first, next)` arrived on `line` again: `count` messages had been delivered, the others
     /// declared.
-    pub(super) fn duplicate(&mut self, line: Line, first: Sequence, next: Sequence, count: u64, ts_recv: UnixNs) {
+    pub(super) fn record_duplicate(
+        &mut self,
+        line: Line,
+        first: Sequence,
+        next: Sequence,
+        count: u64,
+        ts_recv: UnixNs,
+    ) {
         if let Some(statistics) = self.get_mut(line) {
             statistics.duplicate_messages += count;
         }
@@ -190,20 +197,20 @@ impl Lines {
         let mut compared = 0;
         while position < self.history_count {
             let index = self.index(position);
-            let Some(won) = self.won.get(index).copied() else { break };
-            if won.first >= next {
+            let Some(delivered) = self.history.get(index).copied() else { break };
+            if delivered.first >= next {
                 break;
             }
-            let overlap = won.next.min(next).0.saturating_sub(won.first.max(first).0);
+            let overlap = delivered.next.min(next).0.saturating_sub(delivered.first.max(first).0);
             compared += overlap;
-            let later_copy_won = self.compare(line, ts_recv, won.line, won.ts_recv, overlap);
+            let later_copy_won = self.record_lead(line, ts_recv, delivered.line, delivered.ts_recv, overlap);
             if later_copy_won
-                && overlap == won.next.0 - won.first.0
-                && let Some(entry) = self.won.get_mut(index)
+                && overlap == delivered.next.0 - delivered.first.0
+                && let Some(entry) = self.history.get_mut(index)
             {
-                *entry = DeliveredRange { ts_recv, line, ..won };
+                *entry = DeliveredRange { ts_recv, line, ..delivered };
             }
-            if won.next >= next {
+            if delivered.next >= next {
                 break;
             }
             position += 1;
@@ -221,11 +228,11 @@ impl Lines {
         if let Some(statistics) = self.get_mut(line) {
             statistics.duplicate_messages += held.count;
         }
-        self.compare(line, ts_recv, held.line, held.ts_recv, held.count);
+        self.record_lead(line, ts_recv, held.line, held.ts_recv, held.count);
     }
 
     /// Compares two copies of `count` messages by timestamp. Returns `true` if the copy drained later arrived first.
-    fn compare(&mut self, later: Line, later_ts: UnixNs, earlier: Line, earlier_ts: UnixNs, count: u64) -> bool {
+    fn record_lead(&mut self, later: Line, later_ts: UnixNs, earlier: Line, earlier_ts: UnixNs, count: u64) -> bool {
         // An answer to a request does not compete, and a line does not compete with itself.
         if later == earlier || later == Line::RECOVERY || earlier == Line::RECOVERY {
             return false;
@@ -251,8 +258,9 @@ impl Lines {
 
     /// The first delivery in the history that ends after `first`.
     fn find(&self, line: Line, first: Sequence) -> u64 {
-        let oldest = self.history_count.saturating_sub(self.won.len() as u64);
-        let ends_after = |position: u64| self.won.get(self.index(position)).is_some_and(|won| won.next > first);
+        let oldest = self.history_count.saturating_sub(self.history.len() as u64);
+        let ends_after =
+            |position: u64| self.history.get(self.index(position)).is_some_and(|delivered| delivered.next > first);
         let mut position = self.cursors.get(usize::from(line.0)).copied().unwrap_or(0).max(oldest);
         if position > oldest && ends_after(position - 1) {
             let (mut low, mut high) = (oldest, position);
@@ -269,11 +277,11 @@ impl Lines {
     }
 
     fn index(&self, position: u64) -> usize {
-        usize::try_from(position & (self.won.len() as u64 - 1)).unwrap_or(0)
+        usize::try_from(position & (self.history.len() as u64 - 1)).unwrap_or(0)
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
         let histograms = self.statistics.iter().map(|line| line.lead_ns.distinct_values() * size_of::<u64>());
-        size_of_val(&*self.won) + histograms.sum::<usize>()
+        size_of_val(&*self.history) + histograms.sum::<usize>()
     }
 }

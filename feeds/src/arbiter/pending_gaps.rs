@@ -6,7 +6,7 @@ use super::{ArbiterConfig, WhenFull, gap::Gap, window::Window};
 
 /// All pending gaps of a channel at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Holes<'w> {
+pub(crate) struct PendingGaps<'w> {
     window: &'w Window,
     expected: Sequence,
     frontier: Sequence,
@@ -24,7 +24,7 @@ pub(crate) struct PendingGap {
     pub(crate) due: MonoNs,
 }
 
-impl<'w> Holes<'w> {
+impl<'w> PendingGaps<'w> {
     /// `frontier` is the end of the known sequences, and the time since when its last gap is pending.
     #[inline]
     pub(super) fn new(
@@ -57,7 +57,7 @@ impl<'w> Holes<'w> {
     }
 
     /// Whether the gap that blocks delivery begins there.
-    pub(crate) fn is_first(&self, sequence: Sequence) -> bool {
+    pub(crate) fn is_front(&self, sequence: Sequence) -> bool {
         sequence <= self.expected
     }
 

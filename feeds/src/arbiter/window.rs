@@ -160,7 +160,7 @@ impl Window {
             self.free.push(slot_index);
             return 0;
         }
-        self.fill(slot_index, arrival, fragment_count);
+        self.store_packet(slot_index, arrival, fragment_count);
         added
     }
 
@@ -201,7 +201,7 @@ impl Window {
         }
     }
 
-    fn fill(&mut self, slot_index: u16, arrival: &Arrival<'_>, fragment_count: u16) {
+    fn store_packet(&mut self, slot_index: u16, arrival: &Arrival<'_>, fragment_count: u16) {
         let index = usize::from(slot_index);
         let start = index * self.slot_bytes;
         let block_bytes = arrival.block.len().min(self.slot_bytes);

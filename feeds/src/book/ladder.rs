@@ -46,7 +46,7 @@ pub(super) struct Ladders {
     books: Vec<Book>,
     /// Per hot array: slots in use, including the first [`LANES`].
     lens: Vec<PerSide<u16>>,
-    chunks: LevelTrees<CHUNK>,
+    trees: LevelTrees<CHUNK>,
     level_count: u32,
     levels_max: u32,
 }
@@ -167,11 +167,11 @@ impl Book {
     /// The hot array is full: moves its worse half into the tree. Returns `false`, and changes nothing, if the pool
     /// is used up.
     #[cold]
-    fn spill(&mut self, chunks: &mut LevelTrees<CHUNK>, side: Side, len: &mut u16) -> bool {
+    fn spill(&mut self, trees: &mut LevelTrees<CHUNK>, side: Side, len: &mut u16) -> bool {
         let mut root = self.deep(side);
         let hot = &mut self.hot.of_mut(side).0;
         let Some(worse) = hot.get(LANES..LANES + SPILL_LEVELS) else { return false };
-        if !chunks.append_best(&mut root, worse) {
+        if !trees.append_best(&mut root, worse) {
             return false;
         }
         hot.copy_within(LANES + SPILL_LEVELS.., LANES);
@@ -182,12 +182,12 @@ impl Book {
 
     /// The hot array is short: moves the best levels of the tree up.
     #[cold]
-    fn refill(&mut self, chunks: &mut LevelTrees<CHUNK>, side: Side, hot_len: &mut u16) {
+    fn refill(&mut self, trees: &mut LevelTrees<CHUNK>, side: Side, hot_len: &mut u16) {
         let mut root = self.deep(side);
         let mut len = usize::from(*hot_len);
         while len < LANES + HOT_MIN && !root.is_empty() {
             let mut better = [Level::default(); CHUNK / 2];
-            let taken = chunks.take_best(&mut root, &mut better);
+            let taken = trees.take_best(&mut root, &mut better);
             let hot = &mut self.hot.of_mut(side).0;
             if taken == 0 || len + taken > hot.len() {
                 break;
@@ -283,9 +283,9 @@ impl Ladders {
         let sides = 2 * limits.instruments_max as usize;
         let levels_max = limits.levels_max as usize;
         Self {
-            books: memory::touched(Book::EMPTY, limits.instruments_max as usize),
-            lens: memory::touched(PerSide([EMPTY_LEN; 2]), limits.instruments_max as usize),
-            chunks: LevelTrees::new(sides.min(levels_max / HOT_MIN), levels_max),
+            books: memory::prefaulted(Book::EMPTY, limits.instruments_max as usize),
+            lens: memory::prefaulted(PerSide([EMPTY_LEN; 2]), limits.instruments_max as usize),
+            trees: LevelTrees::new(sides.min(levels_max / HOT_MIN), levels_max),
             level_count: 0,
             levels_max: limits.levels_max,
         }
@@ -294,7 +294,7 @@ impl Ladders {
     pub(super) fn clear(&mut self) {
         self.books.fill(Book::EMPTY);
         self.lens.fill(PerSide([EMPTY_LEN; 2]));
-        self.chunks.clear();
+        self.trees.clear();
         self.level_count = 0;
     }
 
@@ -336,7 +336,7 @@ impl Ladders {
 
     /// Removes size, and `orders_removed` orders, from a level that has as much. A level without size is removed.
     #[inline(always)]
-    pub(super) fn take(
+    pub(super) fn reduce(
         &mut self,
         instrument: InstrumentIndex,
         side: Side,
@@ -344,8 +344,8 @@ impl Ladders {
         size: u32,
         orders_removed: u32,
     ) -> Option<LevelUpdate> {
-        let place = instrument.0 as usize;
-        let (book, lens) = (self.books.get_mut(place)?, self.lens.get_mut(place)?);
+        let index = instrument.0 as usize;
+        let (book, lens) = (self.books.get_mut(index)?, self.lens.get_mut(index)?);
         let key = key_of(side, price_e9);
         let hot_len = lens.of_mut(side);
         let len = usize::from(*hot_len);
@@ -375,7 +375,7 @@ impl Ladders {
         *book.level_counts.of_mut(side) -= 1;
         self.level_count -= 1;
         if len <= LANES + HOT_MIN && !book.deep(side).is_empty() {
-            book.refill(&mut self.chunks, side, hot_len);
+            book.refill(&mut self.trees, side, hot_len);
         }
         if book.is_crossed {
             book.is_crossed = book.has_crossed_prices();
@@ -386,7 +386,7 @@ impl Ladders {
     /// Removes a level.
     #[inline]
     pub(super) fn remove(&mut self, instrument: InstrumentIndex, side: Side, price_e9: i64) -> Option<LevelUpdate> {
-        self.take(instrument, side, price_e9, u32::MAX, u32::MAX)
+        self.reduce(instrument, side, price_e9, u32::MAX, u32::MAX)
     }
 
     /// Whether the best bid is above the best ask.
@@ -441,16 +441,16 @@ impl Ladders {
 
     #[inline]
     pub(super) fn view(&self, instrument: InstrumentIndex) -> BookView<'_> {
-        let place = instrument.0 as usize;
-        BookView { chunks: &self.chunks, book: self.books.get(place).zip(self.lens.get(place)) }
+        let index = instrument.0 as usize;
+        BookView { trees: &self.trees, book: self.books.get(index).zip(self.lens.get(index)) }
     }
 
     /// Prefetches the first line and the part that a search from the best levels reads first, on both sides.
     #[inline(always)]
     pub(super) fn prefetch(&self, instrument: InstrumentIndex) {
-        let place = instrument.0 as usize;
-        let (Some(book), Some(lens)) = (self.books.get(place), self.lens.get(place)) else { return };
-        prefetch::element(&self.books, place);
+        let index = instrument.0 as usize;
+        let (Some(book), Some(lens)) = (self.books.get(index), self.lens.get(index)) else { return };
+        prefetch::element(&self.books, index);
         for side in Side::BOTH {
             let len = usize::from(*lens.of(side));
             let hot = &book.hot.of(side).0;
@@ -463,7 +463,7 @@ impl Ladders {
     pub(super) fn memory_bytes(&self) -> usize {
         self.books.capacity() * size_of::<Book>()
             + self.lens.capacity() * size_of::<PerSide<u16>>()
-            + self.chunks.memory_bytes()
+            + self.trees.memory_bytes()
     }
 
     #[inline(always)]
@@ -475,8 +475,8 @@ impl Ladders {
         new: Level,
         update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
     ) -> Result<LevelUpdate, BookFault> {
-        let place = instrument.0 as usize;
-        let (Some(book), Some(lens)) = (self.books.get_mut(place), self.lens.get_mut(place)) else {
+        let index = instrument.0 as usize;
+        let (Some(book), Some(lens)) = (self.books.get_mut(index), self.lens.get_mut(index)) else {
             return Err(BookFault::InstrumentUnknown);
         };
         if !(-PRICE_E9_MAX..=PRICE_E9_MAX).contains(&price_e9) {
@@ -524,15 +524,15 @@ impl Ladders {
         keyed: Level,
         update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
     ) -> Result<LevelUpdate, BookFault> {
-        let place = instrument.0 as usize;
-        let (Some(book), Some(lens)) = (self.books.get_mut(place), self.lens.get_mut(place)) else {
+        let index = instrument.0 as usize;
+        let (Some(book), Some(lens)) = (self.books.get_mut(index), self.lens.get_mut(index)) else {
             return Err(BookFault::InstrumentUnknown);
         };
         let hot_len = lens.of_mut(side);
         let key = keyed.price_e9;
         let is_deep = book.levels(side, *hot_len).first().is_some_and(|worst| key < worst.price_e9);
         let mut root = book.deep(side);
-        if is_deep && let Some(level) = self.chunks.find_mut(root, key) {
+        if is_deep && let Some(level) = self.trees.find_mut(root, key) {
             update(level)?;
             return Ok(LevelUpdate::new(DEPTH_BEYOND, LevelChange::Changed, *level));
         }
@@ -542,7 +542,7 @@ impl Ladders {
         let mut depth = DEPTH_BEYOND;
         let is_deep = is_deep && !root.is_empty();
         if !is_deep && usize::from(*hot_len) == HOT_SLOTS {
-            if !book.spill(&mut self.chunks, side, hot_len) {
+            if !book.spill(&mut self.trees, side, hot_len) {
                 return Err(BookFault::LevelsFull);
             }
             root = book.deep(side);
@@ -551,7 +551,7 @@ impl Ladders {
         let hot = book.hot.of_mut(side);
         let index = hot.search(len, key);
         if is_deep || index < LANES {
-            let inserted = self.chunks.insert(&mut root, keyed);
+            let inserted = self.trees.insert(&mut root, keyed);
             book.set_deep(side, root);
             if !inserted {
                 return Err(BookFault::LevelsFull);
@@ -578,13 +578,13 @@ impl Ladders {
     ) -> Option<LevelUpdate> {
         let book = self.books.get_mut(instrument.0 as usize)?;
         let mut root = book.deep(side);
-        let level = self.chunks.find_mut(root, key)?;
+        let level = self.trees.find_mut(root, key)?;
         level.size = level.size.saturating_sub(size);
         level.order_count = level.order_count.saturating_sub(orders_removed);
         let level = *level;
         let mut change = LevelChange::Changed;
         if level.size == 0 {
-            self.chunks.remove(&mut root, key);
+            self.trees.remove(&mut root, key);
             book.set_deep(side, root);
             *book.level_counts.of_mut(side) -= 1;
             self.level_count -= 1;
@@ -607,7 +607,7 @@ fn depth_of(len: usize, index: usize) -> u32 {
 /// One instrument's book, best levels first. An index beyond the limits shows an empty book.
 #[derive(Clone, Copy, Debug)]
 pub struct BookView<'a> {
-    chunks: &'a LevelTrees<CHUNK>,
+    trees: &'a LevelTrees<CHUNK>,
     book: Option<(&'a Book, &'a PerSide<u16>)>,
 }
 
@@ -618,7 +618,7 @@ impl<'a> BookView<'a> {
         let (hot, root) = self
             .book
             .map_or((&[][..], Root::EMPTY), |(book, lens)| (book.levels(side, *lens.of(side)), book.deep(side)));
-        Levels { hot: hot.iter().rev(), chunks: self.chunks, root, deep: None, side }
+        Levels { hot: hot.iter().rev(), trees: self.trees, root, deep: None, side }
     }
 
     /// The best level of a side.
@@ -649,7 +649,7 @@ impl<'a> BookView<'a> {
 #[derive(Clone, Debug)]
 pub struct Levels<'a> {
     hot: Rev<core::slice::Iter<'a, Level>>,
-    chunks: &'a LevelTrees<CHUNK>,
+    trees: &'a LevelTrees<CHUNK>,
     root: Root,
     /// Created at the end of the hot array: most readers need only ten levels.
     deep: Option<level_tree::Iter<'a, CHUNK>>,
@@ -664,7 +664,7 @@ impl Iterator for Levels<'_> {
         let level = match self.hot.next() {
             Some(level) => *level,
             None if self.root.is_empty() => return None,
-            None => self.deep.get_or_insert_with(|| self.chunks.iter(self.root)).next()?,
+            None => self.deep.get_or_insert_with(|| self.trees.iter(self.root)).next()?,
         };
         Some(Level { price_e9: key_of(self.side, level.price_e9), ..level })
     }
@@ -677,7 +677,7 @@ impl Ladders {
         let book = &self.books[instrument.0 as usize];
         for side in Side::BOTH {
             let hot = book.levels(side, *self.lens[instrument.0 as usize].of(side));
-            let deep = self.chunks.check(book.deep(side));
+            let deep = self.trees.check(book.deep(side));
             assert!(book.hot.of(side).0[..LANES].iter().all(|level| *level == NO_LEVEL));
             assert!(hot.windows(2).all(|pair| pair[0].price_e9 < pair[1].price_e9));
             assert_eq!(*book.level_counts.of(side) as usize, hot.len() + deep);

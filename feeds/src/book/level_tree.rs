@@ -32,7 +32,7 @@ const HEIGHT_MAX: u16 = 12;
 /// Memory of all trees. A chunk has `C` levels.
 #[derive(Debug)]
 pub(super) struct LevelTrees<const C: usize> {
-    chunks: Vec<Leaf<C>>,
+    leaves: Vec<Leaf<C>>,
     /// Number of levels in each leaf.
     lens: Vec<u16>,
     free: Vec<u32>,
@@ -66,35 +66,35 @@ impl<const C: usize> LevelTrees<C> {
         // Each inner level has at most one node per `HALF` nodes below, and each tree has a root that may have fewer.
         let inners = leaves / (Self::HALF - 1) + trees_max.min(levels_max / C) + 2 * usize::from(HEIGHT_MAX);
         Self {
-            chunks: memory::touched(Leaf([Self::VACANT; C]), leaves),
+            leaves: memory::prefaulted(Leaf([Self::VACANT; C]), leaves),
             lens: vec![0; leaves],
             free: free_list(leaves),
-            inners: memory::touched(Inner { lows: [0; C], children: [NONE; C], len: 0 }, inners),
+            inners: memory::prefaulted(Inner { lows: [0; C], children: [NONE; C], len: 0 }, inners),
             inners_free: free_list(inners),
         }
     }
 
     pub(super) fn clear(&mut self) {
         self.free.clear();
-        self.free.extend(descending(self.chunks.len()));
+        self.free.extend(descending(self.leaves.len()));
         self.inners_free.clear();
         self.inners_free.extend(descending(self.inners.len()));
     }
 
     /// All slots of a chunk.
     #[inline]
-    fn places(&self, chunk: u32) -> &[Level] {
-        self.chunks.get(chunk as usize).map_or(&[], |chunk| &chunk.0)
+    fn slots(&self, chunk: u32) -> &[Level] {
+        self.leaves.get(chunk as usize).map_or(&[], |chunk| &chunk.0)
     }
 
     /// All slots of a chunk.
     #[inline]
     fn slots_mut(&mut self, chunk: u32) -> &mut [Level] {
-        self.chunks.get_mut(chunk as usize).map_or(&mut [], |chunk| &mut chunk.0)
+        self.leaves.get_mut(chunk as usize).map_or(&mut [], |chunk| &mut chunk.0)
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.chunks.capacity() * size_of::<Leaf<C>>()
+        self.leaves.capacity() * size_of::<Leaf<C>>()
             + self.lens.capacity() * size_of::<u16>()
             + self.inners.capacity() * size_of::<Inner<C>>()
             + (self.free.capacity() + self.inners_free.capacity()) * size_of::<u32>()
@@ -159,7 +159,7 @@ impl<const C: usize> LevelTrees<C> {
 
     /// Levels of a tree, best first.
     pub(super) fn iter(&self, root: Root) -> Iter<'_, C> {
-        let mut iter = Iter { chunks: self, path: [(NONE, 0); HEIGHT_MAX as usize], height: root.height, leaf: &[] };
+        let mut iter = Iter { trees: self, path: [(NONE, 0); HEIGHT_MAX as usize], height: root.height, leaf: &[] };
         if !root.is_empty() {
             iter.descend(root.node, root.height);
         }
@@ -222,8 +222,8 @@ impl<const C: usize> LevelTrees<C> {
             return self.insert_child(node, position + 1, low, sibling);
         }
         let len = self.len(node);
-        if let Some(places) = self.slots_mut(node).get_mut(len..len + levels.len()) {
-            places.copy_from_slice(levels);
+        if let Some(slots) = self.slots_mut(node).get_mut(len..len + levels.len()) {
+            slots.copy_from_slice(levels);
             self.set_len(node, len + levels.len());
             return None;
         }
@@ -303,8 +303,8 @@ impl<const C: usize> LevelTrees<C> {
             let first = leaf.len().saturating_sub(wanted);
             let best = leaf.get(first..).unwrap_or(&[]);
             let taken = best.len();
-            if let Some(places) = hot.get_mut(..taken) {
-                places.copy_from_slice(best);
+            if let Some(slots) = hot.get_mut(..taken) {
+                slots.copy_from_slice(best);
             }
             self.set_len(node, first);
             return taken;
@@ -419,7 +419,7 @@ impl<const C: usize> LevelTrees<C> {
     }
 
     fn two_leaves_mut(&mut self, one: u32, other: u32) -> (&mut [Level], &mut [Level]) {
-        match self.chunks.get_disjoint_mut([one as usize, other as usize]) {
+        match self.leaves.get_disjoint_mut([one as usize, other as usize]) {
             Ok([one, other]) => (&mut one.0, &mut other.0),
             Err(_) => (&mut [], &mut []),
         }
@@ -436,12 +436,12 @@ impl<const C: usize> LevelTrees<C> {
     }
 
     fn leaf(&self, leaf: u32) -> &[Level] {
-        self.places(leaf).get(..self.len(leaf)).unwrap_or(&[])
+        self.slots(leaf).get(..self.len(leaf)).unwrap_or(&[])
     }
 
     fn set_leaf(&mut self, leaf: u32, levels: &[Level]) {
-        if let Some(places) = self.slots_mut(leaf).get_mut(..levels.len()) {
-            places.copy_from_slice(levels);
+        if let Some(slots) = self.slots_mut(leaf).get_mut(..levels.len()) {
+            slots.copy_from_slice(levels);
         }
         self.set_len(leaf, levels.len());
     }
@@ -511,7 +511,7 @@ impl<const C: usize> Inner<C> {
 /// Levels of a tree, best first.
 #[derive(Clone, Debug)]
 pub(super) struct Iter<'a, const C: usize> {
-    chunks: &'a LevelTrees<C>,
+    trees: &'a LevelTrees<C>,
     /// Inner nodes from the root down, and the number of their remaining children.
     path: [(u32, usize); HEIGHT_MAX as usize],
     height: u16,
@@ -521,7 +521,7 @@ pub(super) struct Iter<'a, const C: usize> {
 impl<const C: usize> Iter<'_, C> {
     fn descend(&mut self, mut node: u32, mut height: u16) {
         while height > 0 {
-            let Some(inner) = self.chunks.inner(node) else { return };
+            let Some(inner) = self.trees.inner(node) else { return };
             let Some(last) = usize::from(inner.len).checked_sub(1) else { return };
             if let Some(step) = self.path.get_mut(usize::from(self.height - height)) {
                 *step = (node, last);
@@ -530,7 +530,7 @@ impl<const C: usize> Iter<'_, C> {
             node = child;
             height -= 1;
         }
-        self.leaf = self.chunks.leaf(node);
+        self.leaf = self.trees.leaf(node);
     }
 
     /// Moves to the next leaf; `false` at the end.
@@ -539,7 +539,7 @@ impl<const C: usize> Iter<'_, C> {
             let Some((node, position)) = self.path.get_mut(usize::from(depth)) else { return false };
             if *position > 0 {
                 *position -= 1;
-                let Some(child) = self.chunks.inner(*node).and_then(|inner| inner.child(*position)) else {
+                let Some(child) = self.trees.inner(*node).and_then(|inner| inner.child(*position)) else {
                     return false;
                 };
                 self.descend(child, self.height - depth - 1);
@@ -688,64 +688,64 @@ mod tests {
         /// Small chunks make tall trees: splits, merges and borrowing on every inner level.
         #[test]
         fn a_level_tree_matches_a_sorted_map(steps in steps()) {
-            let mut chunks = LevelTrees::<4>::new(1, 1_000);
-            let all_free = chunks.free_counts();
+            let mut trees = LevelTrees::<4>::new(1, 1_000);
+            let all_free = trees.free_counts();
             let mut root = Root::EMPTY;
             let mut model = BTreeMap::new();
             for step in steps {
                 match step {
                     Step::Insert(key) => if let std::collections::btree_map::Entry::Vacant(place) = model.entry(key) {
                         place.insert(1);
-                        prop_assert!(chunks.insert(&mut root, level(key)));
+                        prop_assert!(trees.insert(&mut root, level(key)));
                     },
                     Step::Remove(key) => {
-                        prop_assert_eq!(chunks.find_mut(root, key).is_some(), model.contains_key(&key));
-                        prop_assert_eq!(chunks.remove(&mut root, key).is_some(), model.remove(&key).is_some());
+                        prop_assert_eq!(trees.find_mut(root, key).is_some(), model.contains_key(&key));
+                        prop_assert_eq!(trees.remove(&mut root, key).is_some(), model.remove(&key).is_some());
                     }
                     Step::AppendBest(count) => {
                         let best = model.last_key_value().map_or(0, |(key, _)| *key);
                         let levels: Vec<Level> = (best + 1..).map(level).take(count).collect();
-                        prop_assert!(chunks.append_best(&mut root, &levels));
+                        prop_assert!(trees.append_best(&mut root, &levels));
                         model.extend(levels.iter().map(|level| (level.price_e9, 1)));
                     }
                     Step::TakeBest(count) => {
                         let mut hot = vec![Level::default(); count];
-                        let taken = chunks.take_best(&mut root, &mut hot);
+                        let taken = trees.take_best(&mut root, &mut hot);
                         prop_assert_eq!(taken == 0, model.is_empty());
                         for level in hot[..taken].iter().rev() {
                             prop_assert_eq!(model.pop_last().map(|(key, _)| key), Some(level.price_e9));
                         }
                     }
                 }
-                prop_assert_eq!(chunks.check(root), model.len());
-                let keys: Vec<i64> = chunks.iter(root).map(|level| level.price_e9).collect();
+                prop_assert_eq!(trees.check(root), model.len());
+                let keys: Vec<i64> = trees.iter(root).map(|level| level.price_e9).collect();
                 prop_assert_eq!(keys, model.keys().rev().copied().collect::<Vec<_>>());
             }
-            while chunks.take_best(&mut root, &mut [Level::default(); 2]) > 0 {}
-            prop_assert_eq!(chunks.free_counts(), all_free);
+            while trees.take_best(&mut root, &mut [Level::default(); 2]) > 0 {}
+            prop_assert_eq!(trees.free_counts(), all_free);
         }
     }
 
     #[test]
     fn the_pool_holds_its_configured_levels_for_any_insertion_order() {
         for stride in [1_i64, 7_919, -1] {
-            let mut chunks = LevelTrees::<8>::new(1, 10_000);
+            let mut trees = LevelTrees::<8>::new(1, 10_000);
             let mut root = Root::EMPTY;
             for index in 0..10_000 {
-                assert!(chunks.insert(&mut root, level((index * stride).rem_euclid(1_000_003))), "{stride} {index}");
+                assert!(trees.insert(&mut root, level((index * stride).rem_euclid(1_000_003))), "{stride} {index}");
             }
-            assert_eq!(chunks.check(root), 10_000);
+            assert_eq!(trees.check(root), 10_000);
         }
     }
 
     #[test]
     fn a_full_pool_refuses_inserts_and_stays_consistent() {
-        let mut chunks = LevelTrees::<4>::new(0, 0);
+        let mut trees = LevelTrees::<4>::new(0, 0);
         let mut root = Root::EMPTY;
-        let fitted = (0..1_000).take_while(|key| chunks.insert(&mut root, level(*key))).count();
+        let fitted = (0..1_000).take_while(|key| trees.insert(&mut root, level(*key))).count();
         assert!(fitted < 1_000);
-        assert_eq!(chunks.check(root), fitted);
-        assert!(chunks.remove(&mut root, 0).is_some());
-        assert_eq!(chunks.check(root), fitted - 1);
+        assert_eq!(trees.check(root), fitted);
+        assert!(trees.remove(&mut root, 0).is_some());
+        assert_eq!(trees.check(root), fitted - 1);
     }
 }

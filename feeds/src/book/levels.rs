@@ -41,22 +41,22 @@ impl LevelBooks {
         if !self.ladders.contains(instrument) {
             return Err(self.fault(instrument, BookFault::InstrumentUnknown));
         }
-        let touched = if size == 0 {
+        let changed = if size == 0 {
             self.ladders.remove(instrument, side, price_e9).ok_or(BookFault::UnknownLevel)
         } else {
             self.ladders.set(instrument, side, price_e9, size)
         };
-        match touched {
-            Ok(touched) => Ok(Change {
+        match changed {
+            Ok(changed) => Ok(Change {
                 instrument,
                 order_id: 0,
                 side,
                 price_e9,
                 size,
                 remaining: size,
-                depth: touched.depth,
-                level_change: touched.change,
-                level: touched.level(price_e9),
+                depth: changed.depth,
+                level_change: changed.change,
+                level: changed.level(price_e9),
                 fault: None,
             }),
             Err(fault) => Err(self.fault(instrument, fault)),

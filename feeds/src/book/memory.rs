@@ -7,7 +7,7 @@
 use core::mem::MaybeUninit;
 
 /// A vector of `len` times `value`, with all pages present: no first write takes a page fault.
-pub(super) fn touched<T: Copy>(value: T, len: usize) -> Vec<T> {
+pub(super) fn prefaulted<T: Copy>(value: T, len: usize) -> Vec<T> {
     let mut elements = Vec::with_capacity(len);
     advise_huge_pages(elements.spare_capacity_mut());
     elements.resize(len, value);

@@ -82,7 +82,7 @@ impl Model {
         Ok(change)
     }
 
-    pub(super) fn take(
+    pub(super) fn reduce_by(
         &mut self,
         instrument: InstrumentIndex,
         order_id: u64,

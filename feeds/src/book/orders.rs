@@ -63,8 +63,8 @@ impl<S: OrderStore> OrderBooks<S> {
         if let Err(fault) = self.store.insert(order) {
             return Err(self.fault(instrument, fault));
         }
-        let touched = match self.ladders.add(instrument, side, price_e9, size) {
-            Ok(touched) => touched,
+        let changed = match self.ladders.add(instrument, side, price_e9, size) {
+            Ok(changed) => changed,
             Err(fault) => {
                 if let Some(slot) = self.store.find(order_id) {
                     self.store.remove(slot);
@@ -73,9 +73,9 @@ impl<S: OrderStore> OrderBooks<S> {
             }
         };
         self.priority_next += 1;
-        let mut change = change_of(&order, size, size, touched);
+        let mut change = change_of(&order, size, size, changed);
         if self.ladders.has_crossed_prices(instrument) {
-            change.fault = self.check_new_best(instrument, touched);
+            change.fault = self.check_new_best(instrument, changed);
         }
         Ok(change)
     }
@@ -87,7 +87,7 @@ impl<S: OrderStore> OrderBooks<S> {
     /// `ZeroSize`, `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
     #[inline(always)]
     pub fn execute(&mut self, instrument: InstrumentIndex, order_id: u64, size: u32) -> Result<Change, BookFault> {
-        self.take(instrument, order_id, size, BookFault::OverExecution)
+        self.reduce_by(instrument, order_id, size, BookFault::OverExecution)
     }
 
     /// Cancels part or all of an order. If the size exceeds the order's: [`BookFault::OverCancel`] in the change, and
@@ -97,7 +97,7 @@ impl<S: OrderStore> OrderBooks<S> {
     /// `ZeroSize`, `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
     #[inline(always)]
     pub fn reduce(&mut self, instrument: InstrumentIndex, order_id: u64, size: u32) -> Result<Change, BookFault> {
-        self.take(instrument, order_id, size, BookFault::OverCancel)
+        self.reduce_by(instrument, order_id, size, BookFault::OverCancel)
     }
 
     /// Removes an order.
@@ -157,14 +157,14 @@ impl<S: OrderStore> OrderBooks<S> {
 
     /// Number of slots for a walk over all orders: see [`OrderStore::slot_count`].
     #[must_use]
-    pub fn places(&self) -> usize {
-        self.store.places()
+    pub fn slot_count(&self) -> usize {
+        self.store.slot_count()
     }
 
     /// The order in that slot, if any.
     #[must_use]
     pub fn order_in_slot(&self, place: usize) -> Option<OrderView> {
-        self.store.at(place).map(Order::view)
+        self.store.order_in_slot(place).map(Order::view)
     }
 
     /// Restores a copied order with its priority. No other effect: no fault is counted or marked.
@@ -271,7 +271,7 @@ impl<S: OrderStore> OrderBooks<S> {
     }
 
     #[inline(always)]
-    fn take(
+    fn reduce_by(
         &mut self,
         instrument: InstrumentIndex,
         order_id: u64,
@@ -293,17 +293,17 @@ impl<S: OrderStore> OrderBooks<S> {
         if let Some(order) = self.store.get_mut(slot) {
             order.size = remaining;
         }
-        let touched = self.ladders.take(instrument, order.side(), order.price_e9, size, 0);
-        debug_assert!(touched.is_some(), "a resting order has its level");
-        Ok(change_of(&order, size, remaining, touched.unwrap_or(LevelUpdate::MISSING)))
+        let changed = self.ladders.reduce(instrument, order.side(), order.price_e9, size, 0);
+        debug_assert!(changed.is_some(), "a resting order has its level");
+        Ok(change_of(&order, size, remaining, changed.unwrap_or(LevelUpdate::MISSING)))
     }
 
     #[inline(always)]
     fn remove(&mut self, slot: OrderSlot, order: &Order) -> Change {
         self.store.remove(slot);
-        let touched = self.ladders.take(order.instrument(), order.side(), order.price_e9, order.size, 1);
-        debug_assert!(touched.is_some(), "a resting order has its level");
-        change_of(order, order.size, 0, touched.unwrap_or(LevelUpdate::MISSING))
+        let changed = self.ladders.reduce(order.instrument(), order.side(), order.price_e9, order.size, 1);
+        debug_assert!(changed.is_some(), "a resting order has its level");
+        change_of(order, order.size, 0, changed.unwrap_or(LevelUpdate::MISSING))
     }
 
     #[inline(always)]
@@ -321,8 +321,8 @@ impl<S: OrderStore> OrderBooks<S> {
 
     /// Only a new best price can cross.
     #[cold]
-    fn check_new_best(&mut self, instrument: InstrumentIndex, touched: LevelUpdate) -> Option<BookFault> {
-        let is_new_best = touched.depth == 0 && touched.change == LevelChange::Added;
+    fn check_new_best(&mut self, instrument: InstrumentIndex, changed: LevelUpdate) -> Option<BookFault> {
+        let is_new_best = changed.depth == 0 && changed.change == LevelChange::Added;
         let is_fault = is_new_best && self.ladders.check_crossed(instrument);
         is_fault.then(|| self.fault(instrument, BookFault::Crossed))
     }
@@ -336,7 +336,7 @@ impl<S: OrderStore> OrderBooks<S> {
 }
 
 #[inline(always)]
-fn change_of(order: &Order, size: u32, remaining: u32, touched: LevelUpdate) -> Change {
+fn change_of(order: &Order, size: u32, remaining: u32, changed: LevelUpdate) -> Change {
     Change {
         instrument: order.instrument(),
         order_id: order.id,
@@ -344,9 +344,9 @@ fn change_of(order: &Order, size: u32, remaining: u32, touched: LevelUpdate) -> 
         price_e9: order.price_e9,
         size,
         remaining,
-        depth: touched.depth,
-        level_change: touched.change,
-        level: touched.level(order.price_e9),
+        depth: changed.depth,
+        level_change: changed.change,
+        level: changed.level(order.price_e9),
         fault: None,
     }
 }
@@ -413,12 +413,12 @@ mod tests {
                 Step::Execute(instrument, id, size) => {
                     let instrument = InstrumentIndex(instrument);
                     let change = books.execute(instrument, id, size);
-                    assert_eq!(change, model.take(instrument, id, size, BookFault::OverExecution));
+                    assert_eq!(change, model.reduce_by(instrument, id, size, BookFault::OverExecution));
                 }
                 Step::Reduce(instrument, id, size) => {
                     let instrument = InstrumentIndex(instrument);
                     let change = books.reduce(instrument, id, size);
-                    assert_eq!(change, model.take(instrument, id, size, BookFault::OverCancel));
+                    assert_eq!(change, model.reduce_by(instrument, id, size, BookFault::OverCancel));
                 }
                 Step::Delete(instrument, id) => {
                     let instrument = InstrumentIndex(instrument);

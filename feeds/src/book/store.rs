@@ -53,10 +53,10 @@ pub trait OrderStore {
 
     /// Number of slots. A walk over all slots meets every order that is neither inserted nor removed meanwhile, even
     /// if other orders change: an order may move to a later slot, never to an earlier one.
-    fn places(&self) -> usize;
+    fn slot_count(&self) -> usize;
 
     /// The order in that slot, if any.
-    fn at(&self, place: usize) -> Option<&Order>;
+    fn order_in_slot(&self, slot: usize) -> Option<&Order>;
 }
 
 /// Slot of an order in a store.

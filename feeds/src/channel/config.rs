@@ -1,6 +1,6 @@
 //! Configuration of a channel.
 
-use super::{Numbering, SchemaSet};
+use super::{SchemaSet, SessionNumbering};
 use crate::{
     arbiter::ArbiterConfig,
     book::BookLimits,
@@ -35,9 +35,9 @@ pub struct ChannelConfig {
     /// Whether frames carry receive times.
     pub ts_recv: TsRecvMode,
     /// The session that was current when the gateway last ran.
-    pub resume: Option<Numbering>,
+    pub resume: Option<SessionNumbering>,
     /// End of the publication log when the gateway last ran: session and next sequence.
-    pub logged: Option<(Session, Sequence)>,
+    pub log_position: Option<(Session, Sequence)>,
     /// Where the channel starts if it joins a session late.
     pub late_start: LateStart,
 }
@@ -49,7 +49,7 @@ pub enum LateStart {
     #[default]
     FromNow,
     /// At the session's first message, requested from a source that stores the session. Books are then complete.
-    Whole,
+    WholeSession,
 }
 
 /// How orders are looked up by id.
@@ -78,7 +78,7 @@ impl ChannelConfig {
             accept_unsequenced: false,
             ts_recv: TsRecvMode::default(),
             resume: None,
-            logged: None,
+            log_position: None,
             late_start: LateStart::default(),
         }
     }

@@ -29,7 +29,7 @@ pub use self::{
     writer::{CopyBuffer, CopyStep},
 };
 pub(super) use self::{
-    restore::{FieldReader, Taken},
+    restore::{FieldReader, ReceivedCopy},
     writer::{CopyWriter, TouchedEntry},
 };
 
@@ -47,7 +47,7 @@ pub enum CopyFault {
     /// The bytes are not a copy: unknown kind, or invalid length or value.
     Malformed,
     /// A copy of another version, feed, date or schema set.
-    Another,
+    Mismatch,
     /// More orders, levels or instruments than this gateway is configured for.
     NoRoom,
     /// The counts in the end item do not match the items received.
@@ -62,7 +62,7 @@ impl CopyFault {
         Self::TooBusy,
         Self::BookTooDeep,
         Self::Malformed,
-        Self::Another,
+        Self::Mismatch,
         Self::NoRoom,
         Self::Incomplete,
     ];
@@ -82,7 +82,7 @@ impl CopyFault {
             Self::TooBusy => "the state changed too much during the copy",
             Self::BookTooDeep => "a book has too many levels for a copy",
             Self::Malformed => "malformed",
-            Self::Another => "different version, feed, date or schemas",
+            Self::Mismatch => "different version, feed, date or schemas",
             Self::NoRoom => "exceeds the limits of this gateway (orders_max, levels_max)",
             Self::Incomplete => "record counts do not match",
         }

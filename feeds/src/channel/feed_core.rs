@@ -10,7 +10,7 @@ use crate::{
 
 use super::{
     REQUEST_BYTES_MAX,
-    copy::{CopyExtent, CopyFault, CoreCounts, Taken, TouchedEntry},
+    copy::{CopyExtent, CopyFault, CoreCounts, ReceivedCopy, TouchedEntry},
 };
 
 /// One feed's decoder, books and normaliser behind the arbiter.
@@ -82,7 +82,7 @@ pub(super) trait FeedCore {
     fn write_book(&self, index: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault>;
 
     /// Passes every entry that an applied message may have changed to the visitor.
-    fn touched(&self, message: &[u8], note: &mut dyn FnMut(TouchedEntry));
+    fn visit_touched(&self, message: &[u8], visit: &mut dyn FnMut(TouchedEntry));
 
     /// Totals of books and symbol mappings.
     fn counts(&self) -> CoreCounts;
@@ -91,7 +91,7 @@ pub(super) trait FeedCore {
     ///
     /// # Errors
     /// [`CopyFault`] if the state is invalid or does not fit. `self` is unusable then.
-    fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault>;
+    fn restore(&mut self, session: Session, received: &ReceivedCopy) -> Result<(), CopyFault>;
 }
 
 /// Result of one message besides its records.
@@ -102,7 +102,7 @@ pub(super) struct ApplyOutcome {
     /// The book behind the records is suspect.
     pub suspect: bool,
     /// The message contradicted the book.
-    pub fault: Option<Fault>,
+    pub fault: Option<InstrumentFault>,
     /// Content of the message that has no record.
     pub notice: Option<MessageNotice>,
 }
@@ -118,7 +118,7 @@ pub(super) enum MessageNotice {
 
 /// A message that contradicted a book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct InstrumentFault {
     /// The kind of contradiction.
     pub kind: BookFault,
     /// The instrument of the book.

@@ -182,20 +182,20 @@ impl IexCommon {
     }
 
     /// Number of instruments in the symbol table.
-    pub(super) fn named(&self) -> usize {
+    pub(super) fn instrument_count(&self) -> usize {
         self.symbols.count()
     }
 
     /// The symbol of an instrument.
     pub(super) fn symbol(&self, index: InstrumentIndex) -> Option<[u8; 8]> {
-        self.symbols.get(index).map(|named| named.symbol)
+        self.symbols.get(index).map(|entry| entry.symbol)
     }
 
     /// Any message type may have touched its instrument.
-    pub(super) fn touched(&self, message: &[u8], note: &mut dyn FnMut(TouchedEntry)) {
+    pub(super) fn visit_touched(&self, message: &[u8], visit: &mut dyn FnMut(TouchedEntry)) {
         let symbol = message.get(SYMBOL_OFFSET..).and_then(|rest| rest.first_chunk().copied());
         if let Some(index) = symbol.and_then(|symbol| self.symbols.find(symbol)) {
-            note(TouchedEntry::Book(index));
+            visit(TouchedEntry::Book(index));
         }
     }
 
@@ -203,7 +203,7 @@ impl IexCommon {
     ///
     /// # Errors
     /// The instrument would get another index, or none.
-    pub(super) fn restore(&mut self, index: u32, symbol: [u8; 8]) -> Result<InstrumentIndex, CopyFault> {
+    pub(super) fn restore_instrument(&mut self, index: u32, symbol: [u8; 8]) -> Result<InstrumentIndex, CopyFault> {
         let found = self.symbols.find_or_insert(symbol).map_err(|_| CopyFault::NoRoom)?;
         let is_expected_index = found.is_new && found.index.0 == index;
         if is_expected_index { Ok(found.index) } else { Err(CopyFault::Malformed) }

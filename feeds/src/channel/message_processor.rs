@@ -5,7 +5,7 @@ use zerocopy::IntoBytes as _;
 use super::{
     ChannelCounters,
     feed_core::{ApplyOutcome, FeedCore, MessageNotice},
-    rejected_packets::{RejectedPackets, Why},
+    rejected_packets::{RejectedPackets, RejectionKind},
 };
 use crate::{
     consumer_edge::TsRecvMode,
@@ -21,7 +21,7 @@ pub(super) struct MessageProcessor<'c, C> {
     pub(super) core: &'c mut C,
     pub(super) counters: &'c mut ChannelCounters,
     pub(super) drops: &'c mut DropCounts,
-    pub(super) evidence: &'c mut RejectedPackets,
+    pub(super) rejected_packets: &'c mut RejectedPackets,
     pub(super) ts_recv: TsRecvMode,
     /// Input of this session was missed.
     pub(super) has_missed_input: bool,
@@ -42,8 +42,8 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
         send_time: Option<UnixNs>,
         sink: &mut S,
     ) -> bool {
-        let mut ahead = block;
-        while let Some(message) = C::Transport::next_message(&mut ahead) {
+        let mut lookahead = block;
+        while let Some(message) = C::Transport::next_message(&mut lookahead) {
             self.core.prefetch(message);
         }
         let mut rest = block;
@@ -56,7 +56,7 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
                 self.core.on_gap();
                 let missing_first = sequence.max(from);
                 let body = GapBody { first: missing_first.0.into(), next: until.0.into() };
-                sink.frame(&FrameMeta::own(FrameKind::Gap, missing_first, until), 0, body.as_bytes());
+                sink.frame(&FrameMeta::control(FrameKind::Gap, missing_first, until), 0, body.as_bytes());
                 return false;
             };
             if sequence >= from {
@@ -82,7 +82,7 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
             Err(reason) => {
                 self.counters.messages_refused += 1;
                 self.drops.count(reason);
-                self.evidence.keep(Why::Refused(reason), sequence, ts_recv, block);
+                self.rejected_packets.add(RejectionKind::Refused(reason), sequence, ts_recv, block);
                 if reason == DropReason::MessageTypeUnknown {
                     return true;
                 }
@@ -90,7 +90,7 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
             }
         };
         if let Some(fault) = applied.fault {
-            self.evidence.keep(Why::Contradicted(fault), sequence, ts_recv, block);
+            self.rejected_packets.add(RejectionKind::Contradicted(fault), sequence, ts_recv, block);
         }
         match applied.notice {
             None => {}

@@ -1,13 +1,13 @@
 //! Samples of rejected packets, kept for diagnosis.
 
-use super::feed_core::Fault;
+use super::feed_core::InstrumentFault;
 use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs};
 
 /// The first packets of a channel that contradicted a book or could not be decoded. Bounded and allocated once. When
 /// it is full, further packets are only counted, since the first failures explain the rest.
 #[derive(Debug)]
 pub(super) struct RejectedPackets {
-    kept: Vec<RejectedPacket>,
+    packets: Vec<RejectedPacket>,
     used: usize,
 }
 
@@ -15,31 +15,31 @@ pub(super) struct RejectedPackets {
 #[derive(Clone, Debug)]
 pub struct RejectedPacket {
     /// The reason and the message.
-    pub broken: Rejection,
+    pub rejection: Rejection,
     bytes: Vec<u8>,
 }
 
-/// Why a packet was rejected, and which message caused it.
+/// RejectionKind a packet was rejected, and which message caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejection {
     /// The reason.
-    pub why: Why,
+    pub kind: RejectionKind,
     /// Sequence of the message; 0 where the whole datagram was rejected.
     pub sequence: Sequence,
     /// When the packet was received.
     pub ts_recv: UnixNs,
 }
 
-/// Why a packet was kept.
+/// RejectionKind a packet was packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum RejectionKind {
     /// It could not be decoded.
     Refused(DropReason),
     /// It contradicted a book.
-    Contradicted(Fault),
+    Contradicted(InstrumentFault),
 }
 
-impl Why {
+impl RejectionKind {
     fn is_same_kind(self, other: Self) -> bool {
         match (self, other) {
             (Self::Refused(reason), Self::Refused(other)) => reason == other,
@@ -58,7 +58,7 @@ impl RejectedPacket {
 }
 
 impl RejectedPackets {
-    /// Most packets kept.
+    /// Most packets packets.
     const PACKETS_MAX: usize = 16;
     /// Most packets kept of one kind. A message type added by the venue must not use up the room for packets that
     /// contradict a book.
@@ -68,31 +68,31 @@ impl RejectedPackets {
 
     pub(super) fn new() -> Self {
         let empty = RejectedPacket {
-            broken: Rejection {
-                why: Why::Refused(DropReason::FieldInvalid),
+            rejection: Rejection {
+                kind: RejectionKind::Refused(DropReason::FieldInvalid),
                 sequence: Sequence(0),
                 ts_recv: UnixNs(0),
             },
             bytes: Vec::new(),
         };
-        let mut kept = vec![empty; Self::PACKETS_MAX];
-        for evidence in &mut kept {
-            evidence.bytes.reserve_exact(Self::PACKET_BYTES_MAX);
+        let mut packets = vec![empty; Self::PACKETS_MAX];
+        for packet in &mut packets {
+            packet.bytes.reserve_exact(Self::PACKET_BYTES_MAX);
         }
-        Self { kept, used: 0 }
+        Self { packets, used: 0 }
     }
 
-    pub(super) fn keep(&mut self, why: Why, sequence: Sequence, ts_recv: UnixNs, packet: &[u8]) {
-        if self.iter().filter(|evidence| evidence.broken.why.is_same_kind(why)).count() >= Self::PACKETS_PER_KIND_MAX {
+    pub(super) fn add(&mut self, kind: RejectionKind, sequence: Sequence, ts_recv: UnixNs, bytes: &[u8]) {
+        if self.iter().filter(|packet| packet.rejection.kind.is_same_kind(kind)).count() >= Self::PACKETS_PER_KIND_MAX {
             return;
         }
-        let Some(evidence) = self.kept.get_mut(self.used) else { return };
+        let Some(packet) = self.packets.get_mut(self.used) else { return };
         self.used += 1;
-        evidence.broken = Rejection { why, sequence, ts_recv };
-        evidence.bytes.extend_from_slice(packet.get(..Self::PACKET_BYTES_MAX).unwrap_or(packet));
+        packet.rejection = Rejection { kind, sequence, ts_recv };
+        packet.bytes.extend_from_slice(bytes.get(..Self::PACKET_BYTES_MAX).unwrap_or(bytes));
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &RejectedPacket> {
-        self.kept.iter().take(self.used)
+        self.packets.iter().take(self.used)
     }
 }

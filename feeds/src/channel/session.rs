@@ -15,19 +15,19 @@ use crate::{
 pub struct SessionTracker {
     feed: Feed,
     date: Option<TradingDate>,
-    current: Option<Numbering>,
+    current: Option<SessionNumbering>,
     /// Sessions that ended recently: a slow line may still deliver their packets.
-    ended: [Option<VenueSession>; 4],
+    recently_ended: [Option<VenueSession>; 4],
     recently_ended_next: usize,
     /// Newest send time of the packets at the very start of the current session.
     restart_marker_latest: UnixNs,
     /// Run of consecutive packets far behind the expected sequence although sent long after it: next sequence and
     /// packet count. They suggest a restart whose first packets were lost.
-    behind: Option<(Sequence, u8)>,
+    restart_candidate: Option<(Sequence, u8)>,
     /// A session whose start is not confirmed yet.
     unconfirmed: Option<UnconfirmedSession>,
     /// Receive time of the latest packet of the current session.
-    heard: UnixNs,
+    last_received: UnixNs,
     /// The venue has announced the end of the current session and sent no messages of it since.
     has_ended: bool,
 }
@@ -37,7 +37,7 @@ pub struct SessionTracker {
 struct UnconfirmedSession {
     session: VenueSession,
     /// Packets received of it, and packets needed to confirm it.
-    seen: u8,
+    packets_received: u8,
     packets_needed: u8,
     /// Receive time of its first packet.
     since: UnixNs,
@@ -64,7 +64,7 @@ const RESTART_NS_MIN: u64 = 1_000_000;
 /// One session and what identifies its packets. The gateway keeps it in its state file, so that a restarted gateway
 /// continues with the same restart count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Numbering {
+pub struct SessionNumbering {
     /// The session's name in our output.
     pub session: Session,
     /// The session's name at the venue.
@@ -107,37 +107,39 @@ impl SessionTracker {
     /// `date` overrides the date taken from the input; `resume` is the session that was current when the gateway last
     /// ran.
     #[must_use]
-    pub fn new(feed: Feed, date: Option<TradingDate>, resume: Option<Numbering>) -> Self {
+    pub fn new(feed: Feed, date: Option<TradingDate>, resume: Option<SessionNumbering>) -> Self {
         Self {
             feed,
             date,
             current: resume,
-            ended: [None; 4],
+            recently_ended: [None; 4],
             recently_ended_next: 0,
             // Copies of the newest packet differ slightly in their send times.
             restart_marker_latest: resume.map_or(UnixNs(0), |resumed| resumed.latest),
-            behind: None,
+            restart_candidate: None,
             unconfirmed: None,
-            heard: UnixNs(0),
+            last_received: UnixNs(0),
             has_ended: false,
         }
     }
 
     /// Writes the session state for a copy; `false` where no session has begun.
     pub(super) fn write(&self, out: &mut Vec<u8>) -> bool {
-        let Some(Numbering { session, venue, started, latest, has_messages }) = self.current else { return false };
+        let Some(SessionNumbering { session, venue, started, latest, has_messages }) = self.current else {
+            return false;
+        };
         out.extend(session.to_bytes());
         out.extend(venue.0);
         out.extend(started.0.to_le_bytes());
         out.extend(latest.0.to_le_bytes());
         out.push(has_messages.into());
-        for ended in self.ended {
+        for ended in self.recently_ended {
             out.push(ended.is_some().into());
             out.extend(ended.unwrap_or_default().0);
         }
         out.extend(u8::try_from(self.recently_ended_next).unwrap_or(0).to_le_bytes());
         out.extend(self.restart_marker_latest.0.to_le_bytes());
-        out.extend(self.heard.0.to_le_bytes());
+        out.extend(self.last_received.0.to_le_bytes());
         out.push(self.has_ended.into());
         true
     }
@@ -149,26 +151,26 @@ impl SessionTracker {
     pub(super) fn restore(&mut self, rest: &mut FieldReader<'_>) -> Result<Session, CopyFault> {
         let session = rest.session()?;
         if session.feed != self.feed || self.date.is_some_and(|date| date != session.date) {
-            return Err(CopyFault::Another);
+            return Err(CopyFault::Mismatch);
         }
         let (venue, started, latest) = (rest.venue_session()?, rest.unix_ns()?, rest.unix_ns()?);
-        self.current = Some(Numbering { session, venue, started, latest, has_messages: rest.flag()? });
-        for ended in &mut self.ended {
+        self.current = Some(SessionNumbering { session, venue, started, latest, has_messages: rest.flag()? });
+        for ended in &mut self.recently_ended {
             let (is_some, venue) = (rest.flag()?, rest.venue_session()?);
             *ended = is_some.then_some(venue);
         }
         self.recently_ended_next = usize::from(rest.u8()?);
-        if self.recently_ended_next >= self.ended.len() {
+        if self.recently_ended_next >= self.recently_ended.len() {
             return Err(CopyFault::Malformed);
         }
-        (self.restart_marker_latest, self.heard) = (rest.unix_ns()?, rest.unix_ns()?);
+        (self.restart_marker_latest, self.last_received) = (rest.unix_ns()?, rest.unix_ns()?);
         self.has_ended = rest.flag()?;
         Ok(session)
     }
 
     /// The current session.
     #[must_use]
-    pub fn current(&self) -> Option<&Numbering> {
+    pub fn current(&self) -> Option<&SessionNumbering> {
         self.current.as_ref()
     }
 
@@ -191,10 +193,10 @@ impl SessionTracker {
         let sent = packet.send_time.unwrap_or_default();
         let Some(current) = &mut self.current else { return self.begin(packet, ts_recv, sent, 0) };
         if current.venue != packet.session {
-            if self.ended.contains(&Some(packet.session)) {
+            if self.recently_ended.contains(&Some(packet.session)) {
                 return SessionMatch::Ended;
             }
-            let is_over = self.has_ended || ts_recv.0 >= self.heard.0.saturating_add(SESSION_SILENCE_NS_MIN);
+            let is_over = self.has_ended || ts_recv.0 >= self.last_received.0.saturating_add(SESSION_SILENCE_NS_MIN);
             let is_confirmed = expected.is_none() || packet.first <= Sequence(1) && is_over;
             if !is_confirmed && !self.confirm_session(packet, ts_recv) {
                 return SessionMatch::Unconfirmed;
@@ -203,7 +205,7 @@ impl SessionTracker {
         }
         self.unconfirmed =
             self.unconfirmed.filter(|unconfirmed| unconfirmed.is_session_start() && !unconfirmed.is_expired(ts_recv));
-        self.heard = self.heard.max(ts_recv);
+        self.last_received = self.last_received.max(ts_recv);
         let is_beyond = expected.is_some_and(|expected| packet.next() > expected);
         match packet.kind {
             PacketKind::EndOfSession => self.has_ended = true,
@@ -224,17 +226,17 @@ impl SessionTracker {
         // restart whose start was missed.
         let is_behind = packet.send_time.is_some() && expected.is_some_and(|expected| packet.next() < expected);
         if is_behind && sent.0 > current.latest.0.saturating_add(MISSED_RESTART_NS_MIN) {
-            let seen = match self.behind {
-                Some((next, seen)) if next == packet.first => seen + 1,
+            let packets_received = match self.restart_candidate {
+                Some((next, count)) if next == packet.first => count + 1,
                 _ => 1,
             };
-            self.behind = Some((packet.next(), seen));
-            if seen >= MID_SESSION_CONFIRMATIONS {
+            self.restart_candidate = Some((packet.next(), packets_received));
+            if packets_received >= MID_SESSION_CONFIRMATIONS {
                 return self.switch_session(packet, ts_recv, sent);
             }
             return SessionMatch::Unconfirmed;
         }
-        self.behind = None;
+        self.restart_candidate = None;
         if packet.restart_marker {
             self.restart_marker_latest = self.restart_marker_latest.max(sent);
         }
@@ -254,32 +256,38 @@ impl SessionTracker {
         let packets_needed =
             if packet.first <= Sequence(1) { SESSION_START_CONFIRMATIONS } else { MID_SESSION_CONFIRMATIONS };
         let started = packet.send_time.unwrap_or_default();
-        let begun = UnconfirmedSession { session: packet.session, seen: 0, packets_needed, since: ts_recv, started };
-        let unconfirmed = known.unwrap_or(begun);
+        let first_packet = UnconfirmedSession {
+            session: packet.session,
+            packets_received: 0,
+            packets_needed,
+            since: ts_recv,
+            started,
+        };
+        let unconfirmed = known.unwrap_or(first_packet);
         let unconfirmed = UnconfirmedSession {
-            seen: unconfirmed.seen + 1,
+            packets_received: unconfirmed.packets_received + 1,
             packets_needed: unconfirmed.packets_needed.min(packets_needed),
             ..unconfirmed
         };
         self.unconfirmed = Some(unconfirmed);
-        unconfirmed.seen >= unconfirmed.packets_needed
+        unconfirmed.packets_received >= unconfirmed.packets_needed
     }
 
     fn switch_session(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, sent: UnixNs) -> SessionMatch {
         let Some(ending) = self.current else { return self.begin(packet, ts_recv, sent, 0) };
         if ending.venue != packet.session {
-            if let Some(slot) = self.ended.get_mut(self.recently_ended_next) {
+            if let Some(slot) = self.recently_ended.get_mut(self.recently_ended_next) {
                 *slot = Some(ending.venue);
             }
-            self.recently_ended_next = (self.recently_ended_next + 1) % self.ended.len();
+            self.recently_ended_next = (self.recently_ended_next + 1) % self.recently_ended.len();
         }
         self.begin(packet, ts_recv, sent, ending.session.restart.saturating_add(1))
     }
 
     /// Makes the packet's session current. `restart` applies only if the trading date is unchanged.
     fn begin(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, sent: UnixNs, restart: u32) -> SessionMatch {
-        let told = packet.send_time.unwrap_or(ts_recv);
-        let date = self.date.unwrap_or_else(|| TradingDate::in_new_york(told));
+        let sent_or_received = packet.send_time.unwrap_or(ts_recv);
+        let date = self.date.unwrap_or_else(|| TradingDate::in_new_york(sent_or_received));
         let session = match self.current {
             // Sessions only go forward: an earlier date than the current one can only come from a wrong clock.
             Some(ended) if date <= ended.session.date => Session { feed: self.feed, date: ended.session.date, restart },
@@ -287,12 +295,13 @@ impl SessionTracker {
         };
         self.restart_marker_latest = if packet.restart_marker { sent } else { UnixNs(0) };
         // Packets received before the session was confirmed count towards it.
-        let seen = self.unconfirmed.take().filter(|unconfirmed| unconfirmed.session == packet.session);
-        let started = seen.map_or(sent, |unconfirmed| unconfirmed.started.min(sent));
-        self.behind = None;
-        self.heard = ts_recv;
+        let confirmed = self.unconfirmed.take().filter(|unconfirmed| unconfirmed.session == packet.session);
+        let started = confirmed.map_or(sent, |unconfirmed| unconfirmed.started.min(sent));
+        self.restart_candidate = None;
+        self.last_received = ts_recv;
         self.has_ended = packet.kind == PacketKind::EndOfSession;
-        self.current = Some(Numbering { session, venue: packet.session, started, latest: sent, has_messages: false });
+        self.current =
+            Some(SessionNumbering { session, venue: packet.session, started, latest: sent, has_messages: false });
         SessionMatch::New(session)
     }
 }
@@ -319,8 +328,8 @@ mod tests {
         }
     }
 
-    fn restart_of(belongs: SessionMatch) -> u32 {
-        match belongs {
+    fn restart_of(matched: SessionMatch) -> u32 {
+        match matched {
             SessionMatch::New(session) => session.restart,
             other => panic!("{other:?} is no new session"),
         }
@@ -329,121 +338,122 @@ mod tests {
     #[test]
     fn iex_restarts_are_sessions_of_their_own() {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
-        let mut see = |first, sent, expected: Option<u64>| {
+        let mut classify = |first, sent, expected: Option<u64>| {
             tracker.classify(&packet(9, first, Some(sent)), UnixNs(NOON), expected.map(Sequence))
         };
-        assert_eq!(restart_of(see(1, 10, None)), 0);
+        assert_eq!(restart_of(classify(1, 10, None)), 0);
         // Heartbeats before the first message, on both lines.
-        assert_eq!(see(1, 20, Some(1)), SessionMatch::Current);
-        assert_eq!(see(1, 20, Some(1)), SessionMatch::Current);
-        assert_eq!(see(1, 30, Some(1)), SessionMatch::Current);
+        assert_eq!(classify(1, 20, Some(1)), SessionMatch::Current);
+        assert_eq!(classify(1, 20, Some(1)), SessionMatch::Current);
+        assert_eq!(classify(1, 30, Some(1)), SessionMatch::Current);
         // The slower line's first packet is no restart: its send time is not newer.
-        assert_eq!(see(1, 30, Some(50)), SessionMatch::Current);
-        assert_eq!(see(50, 40, Some(50)), SessionMatch::Current);
-        assert_eq!(restart_of(see(1, 50, Some(60))), 1);
+        assert_eq!(classify(1, 30, Some(50)), SessionMatch::Current);
+        assert_eq!(classify(50, 40, Some(50)), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 50, Some(60))), 1);
         // The slower line's late packets of the old session.
-        assert_eq!(see(60, 45, Some(1)), SessionMatch::Ended);
-        assert_eq!(restart_of(see(1, 60, Some(2))), 2);
+        assert_eq!(classify(60, 45, Some(1)), SessionMatch::Ended);
+        assert_eq!(restart_of(classify(1, 60, Some(2))), 2);
     }
 
     #[test]
     fn a_restart_with_lost_first_packets_is_confirmed_by_the_third_packet() {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
-        let mut see = |first, sent, expected: u64| {
+        let mut classify = |first, sent, expected: u64| {
             tracker.classify(&packet(9, first, Some(sent)), UnixNs(NOON), (expected > 0).then_some(Sequence(expected)))
         };
-        assert_eq!(restart_of(see(1, 10, 0)), 0);
-        assert_eq!(see(50, 20, 50), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 10, 0)), 0);
+        assert_eq!(classify(50, 20, 50), SessionMatch::Current);
         // The slower line's copies are as old as their originals.
-        assert_eq!(see(30, 20, 50), SessionMatch::Current);
-        assert_eq!(see(3, 60, 50), SessionMatch::Unconfirmed);
-        assert_eq!(see(3, 61, 50), SessionMatch::Unconfirmed);
-        assert_eq!(restart_of(see(3, 62, 50)), 1);
+        assert_eq!(classify(30, 20, 50), SessionMatch::Current);
+        assert_eq!(classify(3, 60, 50), SessionMatch::Unconfirmed);
+        assert_eq!(classify(3, 61, 50), SessionMatch::Unconfirmed);
+        assert_eq!(restart_of(classify(3, 62, 50)), 1);
     }
 
     #[test]
     fn moldudp64_sessions_are_identified_by_name() {
         let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
-        let mut see = |venue, first, day: u64, expected: Option<u64>| {
+        let mut classify = |venue, first, day: u64, expected: Option<u64>| {
             tracker.classify(&packet(venue, first, None), UnixNs(NOON + day * DAY_NS), expected.map(Sequence))
         };
-        assert_eq!(restart_of(see(1, 5, 0, None)), 0);
-        assert_eq!(see(1, 6, 0, Some(6)), SessionMatch::Current);
-        assert_eq!(see(2, 1, 0, Some(6)), SessionMatch::Unconfirmed);
-        assert_eq!(restart_of(see(2, 1, 0, Some(6))), 1);
-        assert_eq!(see(1, 6, 0, Some(1)), SessionMatch::Ended);
-        assert_eq!(restart_of(see(3, 1, 1, Some(6))), 0);
+        assert_eq!(restart_of(classify(1, 5, 0, None)), 0);
+        assert_eq!(classify(1, 6, 0, Some(6)), SessionMatch::Current);
+        assert_eq!(classify(2, 1, 0, Some(6)), SessionMatch::Unconfirmed);
+        assert_eq!(restart_of(classify(2, 1, 0, Some(6))), 1);
+        assert_eq!(classify(1, 6, 0, Some(1)), SessionMatch::Ended);
+        assert_eq!(restart_of(classify(3, 1, 1, Some(6))), 0);
     }
 
     #[test]
     fn stray_packets_do_not_end_a_session() {
         let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
-        let mut see = |venue, first| tracker.classify(&packet(venue, first, None), UnixNs(NOON), Some(Sequence(6)));
-        assert_eq!(restart_of(see(1, 5)), 0);
+        let mut classify =
+            |venue, first| tracker.classify(&packet(venue, first, None), UnixNs(NOON), Some(Sequence(6)));
+        assert_eq!(restart_of(classify(1, 5)), 0);
         for _ in 0..5 {
-            assert_eq!(see(2, 70), SessionMatch::Unconfirmed);
-            assert_eq!(see(2, 71), SessionMatch::Unconfirmed);
-            assert_eq!(see(1, 6), SessionMatch::Current);
+            assert_eq!(classify(2, 70), SessionMatch::Unconfirmed);
+            assert_eq!(classify(2, 71), SessionMatch::Unconfirmed);
+            assert_eq!(classify(1, 6), SessionMatch::Current);
         }
-        assert_eq!(see(2, 72), SessionMatch::Unconfirmed);
-        assert_eq!(see(3, 72), SessionMatch::Unconfirmed);
+        assert_eq!(classify(2, 72), SessionMatch::Unconfirmed);
+        assert_eq!(classify(3, 72), SessionMatch::Unconfirmed);
         // Negative control: a run that continues is confirmed.
-        assert_eq!([see(2, 73), see(2, 74)], [SessionMatch::Unconfirmed; 2]);
-        assert_eq!(restart_of(see(2, 75)), 1);
+        assert_eq!([classify(2, 73), classify(2, 74)], [SessionMatch::Unconfirmed; 2]);
+        assert_eq!(restart_of(classify(2, 75)), 1);
     }
 
     #[test]
     fn a_single_start_packet_does_not_end_the_running_session() {
         let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
-        let mut see = |venue, first, after_ms: u64, kind| {
+        let mut classify = |venue, first, after_ms: u64, kind| {
             let packet = Packet { kind, ..packet(venue, first, None) };
             tracker.classify(&packet, UnixNs(NOON + after_ms * 1_000_000), Some(Sequence(6)))
         };
         let (heartbeat, messages) = (PacketKind::Heartbeat, PacketKind::Messages);
-        assert_eq!(restart_of(see(1, 5, 0, messages)), 0);
-        assert_eq!(see(2, 1, 10, messages), SessionMatch::Unconfirmed);
-        assert_eq!(see(1, 6, 500, messages), SessionMatch::Current);
-        assert_eq!(see(1, 6, 1_400, messages), SessionMatch::Current);
-        assert_eq!(see(2, 1, 1_400, messages), SessionMatch::Unconfirmed, "the one before came too long ago");
-        assert_eq!(see(1, 6, 1_500, messages), SessionMatch::Current);
-        assert_eq!(see(3, 1, 1_600, messages), SessionMatch::Unconfirmed);
-        assert_eq!(see(2, 1, 1_600, messages), SessionMatch::Unconfirmed);
-        assert_eq!(see(1, 6, 1_700, messages), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 5, 0, messages)), 0);
+        assert_eq!(classify(2, 1, 10, messages), SessionMatch::Unconfirmed);
+        assert_eq!(classify(1, 6, 500, messages), SessionMatch::Current);
+        assert_eq!(classify(1, 6, 1_400, messages), SessionMatch::Current);
+        assert_eq!(classify(2, 1, 1_400, messages), SessionMatch::Unconfirmed, "the one before came too long ago");
+        assert_eq!(classify(1, 6, 1_500, messages), SessionMatch::Current);
+        assert_eq!(classify(3, 1, 1_600, messages), SessionMatch::Unconfirmed);
+        assert_eq!(classify(2, 1, 1_600, messages), SessionMatch::Unconfirmed);
+        assert_eq!(classify(1, 6, 1_700, messages), SessionMatch::Current);
         // The other line's copy, or the next packet, confirms the session.
-        assert_eq!(restart_of(see(2, 2, 1_800, messages)), 1);
+        assert_eq!(restart_of(classify(2, 2, 1_800, messages)), 1);
         // A session has ended after a second of silence, or once the venue announces its end.
-        assert_eq!(restart_of(see(4, 1, 2_800, messages)), 2);
-        assert_eq!(see(4, 9, 2_801, PacketKind::EndOfSession), SessionMatch::Current);
-        assert_eq!(see(4, 9, 2_802, heartbeat), SessionMatch::Current);
-        assert_eq!(restart_of(see(5, 1, 2_803, messages)), 3);
+        assert_eq!(restart_of(classify(4, 1, 2_800, messages)), 2);
+        assert_eq!(classify(4, 9, 2_801, PacketKind::EndOfSession), SessionMatch::Current);
+        assert_eq!(classify(4, 9, 2_802, heartbeat), SessionMatch::Current);
+        assert_eq!(restart_of(classify(5, 1, 2_803, messages)), 3);
     }
 
     #[test]
     fn start_packet_copies_with_own_send_times_are_no_restart() {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
-        let mut see = |first, sent_ns: u64, expected: u64| {
+        let mut classify = |first, sent_ns: u64, expected: u64| {
             let packet = Packet { send_time: Some(UnixNs(NOON + sent_ns)), ..packet(9, first, Some(0)) };
             tracker.classify(&packet, UnixNs(NOON), (sent_ns > 0).then_some(Sequence(expected)))
         };
-        assert_eq!(restart_of(see(1, 0, 1)), 0);
-        assert_eq!(see(1, 50 * SECOND_NS, 1), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 0, 1)), 0);
+        assert_eq!(classify(1, 50 * SECOND_NS, 1), SessionMatch::Current);
         // The other line's copy, with a later send time, after the first copy was delivered.
-        assert_eq!(see(1, 50 * SECOND_NS + 3_000, 20), SessionMatch::Current);
-        assert_eq!(see(1, 50 * SECOND_NS + RESTART_NS_MIN, 20), SessionMatch::Current);
-        assert_eq!(restart_of(see(1, 50 * SECOND_NS + 2 * RESTART_NS_MIN + 1, 20)), 1);
+        assert_eq!(classify(1, 50 * SECOND_NS + 3_000, 20), SessionMatch::Current);
+        assert_eq!(classify(1, 50 * SECOND_NS + RESTART_NS_MIN, 20), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 50 * SECOND_NS + 2 * RESTART_NS_MIN + 1, 20)), 1);
     }
 
     #[test]
     fn a_restart_is_detected_after_reordering() {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
-        let mut see = |first, sent, expected: Option<u64>| {
+        let mut classify = |first, sent, expected: Option<u64>| {
             tracker.classify(&packet(9, first, Some(sent)), UnixNs(NOON), expected.map(Sequence))
         };
-        assert_eq!(restart_of(see(1, 10, None)), 0);
-        assert_eq!(see(500, 20, Some(500)), SessionMatch::Current);
-        assert_eq!(see(4, 31, Some(500)), SessionMatch::Unconfirmed);
-        assert_eq!(restart_of(see(1, 30, Some(500))), 1);
-        assert_eq!(see(4, 31, Some(4)), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 10, None)), 0);
+        assert_eq!(classify(500, 20, Some(500)), SessionMatch::Current);
+        assert_eq!(classify(4, 31, Some(500)), SessionMatch::Unconfirmed);
+        assert_eq!(restart_of(classify(1, 30, Some(500))), 1);
+        assert_eq!(classify(4, 31, Some(4)), SessionMatch::Current);
     }
 
     #[test]
@@ -502,7 +512,7 @@ mod tests {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
         let started = packet(9, 1, Some(10));
         tracker.classify(&started, UnixNs(NOON), None);
-        let kept = tracker.current().map(|kept| Numbering { has_messages: true, ..*kept });
+        let kept = tracker.current().map(|kept| SessionNumbering { has_messages: true, ..*kept });
         let copy = Packet { send_time: started.send_time.map(|sent| UnixNs(sent.0 + 3_000)), ..started };
         let mut restarted = SessionTracker::new(Feed::IexDeep, None, kept);
         assert_eq!(restart_of(restarted.classify(&copy, UnixNs(NOON), None)), 0);

@@ -29,12 +29,12 @@ impl UnconfirmedJumps {
     /// With room for datagrams of up to `datagram_bytes_max` bytes.
     #[must_use]
     pub fn new(datagram_bytes_max: usize) -> Self {
-        let row = || JumpRun {
-            packets: HeldDatagrams::of(RUN_PACKETS_MAX, datagram_bytes_max),
+        let run = || JumpRun {
+            packets: HeldDatagrams::with_datagram_bytes(RUN_PACKETS_MAX, datagram_bytes_max),
             first: Sequence(0),
             next: Sequence(0),
         };
-        Self { runs: std::array::from_fn(|_| row()), has_any: false, uncontradicted_since: None }
+        Self { runs: std::array::from_fn(|_| run()), has_any: false, uncontradicted_since: None }
     }
 
     /// Whether any packet is held. If not, the caller can skip all other checks.
@@ -47,13 +47,13 @@ impl UnconfirmedJumps {
     /// Holds a packet that was rejected as a jump. It joins its line's run if it continues it, else it replaces the
     /// run.
     pub fn hold(&mut self, line: Line, packet: &Packet<'_>, ts_recv: UnixNs, datagram: &[u8], now: MonoNs) {
-        let Some(row) = self.runs.get_mut(usize::from(line.0)) else { return };
-        if row.packets.is_empty() || row.next != packet.first {
-            row.packets.clear();
-            row.first = packet.first;
+        let Some(run) = self.runs.get_mut(usize::from(line.0)) else { return };
+        if run.packets.is_empty() || run.next != packet.first {
+            run.packets.clear();
+            run.first = packet.first;
         }
-        if row.packets.hold(line, ts_recv, datagram) {
-            row.next = packet.next();
+        if run.packets.hold(line, ts_recv, datagram) {
+            run.next = packet.next();
             self.has_any = true;
             self.uncontradicted_since = Some(now);
         }
@@ -63,32 +63,32 @@ impl UnconfirmedJumps {
     #[inline]
     #[must_use]
     pub fn is_continued(&self, line: Line, first: Sequence) -> bool {
-        let is_continued = |row: &JumpRun| !row.packets.is_empty() && row.next == first;
+        let is_continued = |run: &JumpRun| !run.packets.is_empty() && run.next == first;
         self.has_any && self.runs.get(usize::from(line.0)).is_some_and(is_continued)
     }
 
     /// Discards the line's run: a packet was accepted, or counted as a duplicate, that the run does not continue.
-    pub fn contradict(&mut self, line: Line) {
-        if let Some(row) = self.runs.get_mut(usize::from(line.0)) {
-            row.packets.clear();
+    pub fn discard_run(&mut self, line: Line) {
+        if let Some(run) = self.runs.get_mut(usize::from(line.0)) {
+            run.packets.clear();
         }
         self.uncontradicted_since = None;
-        self.has_any = self.runs.iter().any(|row| !row.packets.is_empty());
+        self.has_any = self.runs.iter().any(|run| !run.packets.is_empty());
     }
 
     /// Takes a confirmed line's run and its first sequence. Hand the buffer [back](Self::return_buffer) afterwards.
-    pub fn take(&mut self, line: Line) -> Option<(Sequence, HeldDatagrams)> {
-        let row = self.runs.get_mut(usize::from(line.0)).filter(|row| !row.packets.is_empty())?;
-        Some((row.first, std::mem::replace(&mut row.packets, HeldDatagrams::with_capacity(0))))
+    pub fn take_run(&mut self, line: Line) -> Option<(Sequence, HeldDatagrams)> {
+        let run = self.runs.get_mut(usize::from(line.0)).filter(|run| !run.packets.is_empty())?;
+        Some((run.first, std::mem::replace(&mut run.packets, HeldDatagrams::with_capacity(0))))
     }
 
     /// Returns the buffer of a run that was [taken](Self::take_run).
     pub fn return_buffer(&mut self, line: Line, mut packets: HeldDatagrams) {
         packets.clear();
-        if let Some(row) = self.runs.get_mut(usize::from(line.0)) {
-            row.packets = packets;
+        if let Some(run) = self.runs.get_mut(usize::from(line.0)) {
+            run.packets = packets;
         }
-        self.has_any = self.runs.iter().any(|row| !row.packets.is_empty());
+        self.has_any = self.runs.iter().any(|run| !run.packets.is_empty());
     }
 
     /// When the latest packets count as confirmed without further input. Venues send heartbeats every second, so
@@ -105,14 +105,14 @@ impl UnconfirmedJumps {
 
     /// Forgets all runs: another session begins.
     pub fn clear(&mut self) {
-        self.runs.iter_mut().for_each(|row| row.packets.clear());
+        self.runs.iter_mut().for_each(|run| run.packets.clear());
         (self.has_any, self.uncontradicted_since) = (false, None);
     }
 
     /// Memory held, bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.runs.iter().map(|row| row.packets.bytes()).sum()
+        self.runs.iter().map(|run| run.packets.bytes()).sum()
     }
 }
 

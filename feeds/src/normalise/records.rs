@@ -131,14 +131,14 @@ impl MbpLevels {
     /// The best levels of a book.
     #[must_use]
     pub fn of(view: &BookView<'_>) -> Self {
-        let mut shown = Self::default();
-        for (pair, level) in shown.0.iter_mut().zip(view.levels(Side::Bid)) {
+        let mut mbp_levels = Self::default();
+        for (pair, level) in mbp_levels.0.iter_mut().zip(view.levels(Side::Bid)) {
             (pair.bid_px, pair.bid_sz, pair.bid_ct) = (level.price_e9, level.size, level.order_count);
         }
-        for (pair, level) in shown.0.iter_mut().zip(view.levels(Side::Ask)) {
+        for (pair, level) in mbp_levels.0.iter_mut().zip(view.levels(Side::Ask)) {
             (pair.ask_px, pair.ask_sz, pair.ask_ct) = (level.price_e9, level.size, level.order_count);
         }
-        shown
+        mbp_levels
     }
 
     /// The best level only.
@@ -163,14 +163,14 @@ impl MbpLevels {
 
 /// A record of an event at a price: the common fields of trades and market by price.
 macro_rules! price_record {
-    ($context:expr, $what:expr, $record:ident: $rtype:expr, $($field:ident: $value:expr),+) => {
+    ($context:expr, $event:expr, $record:ident: $rtype:expr, $($field:ident: $value:expr),+) => {
         $record {
             hd: $context.header::<$record>($rtype),
-            price: $what.price_e9,
-            size: $what.size,
-            action: $what.action as c_char,
-            side: side_char($what.side),
-            flags: FlagSet::new($what.flags),
+            price: $event.price_e9,
+            size: $event.size,
+            action: $event.action as c_char,
+            side: side_char($event.side),
+            flags: FlagSet::new($event.flags),
             ts_recv: UNDEF_TIMESTAMP,
             ts_in_delta: 0,
             sequence: $context.sequence,
@@ -182,16 +182,16 @@ macro_rules! price_record {
 impl RecordContext {
     /// Market by order.
     #[must_use]
-    pub fn mbo(&self, what: &RecordEvent) -> MboMsg {
+    pub fn mbo(&self, event: &RecordEvent) -> MboMsg {
         MboMsg {
             hd: self.header::<MboMsg>(rtype::MBO),
-            order_id: what.order_id,
-            price: what.price_e9,
-            size: what.size,
-            flags: FlagSet::new(what.flags),
+            order_id: event.order_id,
+            price: event.price_e9,
+            size: event.size,
+            flags: FlagSet::new(event.flags),
             channel_id: 0,
-            action: what.action as c_char,
-            side: side_char(what.side),
+            action: event.action as c_char,
+            side: side_char(event.side),
             ts_recv: UNDEF_TIMESTAMP,
             ts_in_delta: 0,
             sequence: self.sequence,
@@ -200,20 +200,20 @@ impl RecordContext {
 
     /// A trade.
     #[must_use]
-    pub fn trade(&self, what: &RecordEvent) -> TradeMsg {
-        price_record!(self, what, TradeMsg: rtype::MBP_0, depth: 0)
+    pub fn trade(&self, event: &RecordEvent) -> TradeMsg {
+        price_record!(self, event, TradeMsg: rtype::MBP_0, depth: 0)
     }
 
     /// The best level, with the event.
     #[must_use]
-    pub fn mbp_1(&self, what: &RecordEvent, top: BidAskPair) -> Mbp1Msg {
-        price_record!(self, what, Mbp1Msg: rtype::MBP_1, depth: depth_byte(what.depth), levels: [top])
+    pub fn mbp_1(&self, event: &RecordEvent, top: BidAskPair) -> Mbp1Msg {
+        price_record!(self, event, Mbp1Msg: rtype::MBP_1, depth: depth_byte(event.depth), levels: [top])
     }
 
     /// Ten levels, with the event.
     #[must_use]
-    pub fn mbp_10(&self, what: &RecordEvent, shown: MbpLevels) -> Mbp10Msg {
-        price_record!(self, what, Mbp10Msg: rtype::MBP_10, depth: depth_byte(what.depth), levels: shown.0)
+    pub fn mbp_10(&self, event: &RecordEvent, mbp_levels: MbpLevels) -> Mbp10Msg {
+        price_record!(self, event, Mbp10Msg: rtype::MBP_10, depth: depth_byte(event.depth), levels: mbp_levels.0)
     }
 
     /// Trading status, with all optional fields undefined.

@@ -61,7 +61,7 @@ impl SymbolTable {
     pub fn find_or_insert(&mut self, symbol: [u8; 8]) -> Result<SymbolLookup, DropReason> {
         match self.probe(symbol) {
             Ok((index, id)) => Ok(SymbolLookup { index, id, is_new: false }),
-            Err(slot) => self.enter(symbol, slot),
+            Err(slot) => self.insert(symbol, slot),
         }
     }
 
@@ -86,7 +86,7 @@ impl SymbolTable {
     /// The index of that id. Visits all instruments.
     #[must_use]
     pub fn index_of(&self, id: InstrumentId) -> Option<InstrumentIndex> {
-        let index = self.instruments.iter().position(|named| named.id == id)?;
+        let index = self.instruments.iter().position(|entry| entry.id == id)?;
         u32::try_from(index).ok().map(InstrumentIndex)
     }
 
@@ -99,15 +99,15 @@ impl SymbolTable {
         for _ in 0..=mask {
             let Some(entry @ 1..) = self.slots.get(slot).copied() else { break };
             let index = InstrumentIndex(entry - 1);
-            if let Some(named) = self.get(index).filter(|named| named.symbol == symbol) {
-                return Ok((index, named.id));
+            if let Some(occupied) = self.get(index).filter(|occupied| occupied.symbol == symbol) {
+                return Ok((index, occupied.id));
             }
             slot = (slot + 1) & mask;
         }
         Err(slot)
     }
 
-    fn enter(&mut self, symbol: [u8; 8], slot: usize) -> Result<SymbolLookup, DropReason> {
+    fn insert(&mut self, symbol: [u8; 8], slot: usize) -> Result<SymbolLookup, DropReason> {
         if self.instruments.len() >= self.instruments_max {
             return Err(DropReason::InstrumentTableFull);
         }
@@ -115,7 +115,7 @@ impl SymbolTable {
         let configured = self.configured_ids.iter().find(|(known, _)| *known == key).map(|(_, id)| *id);
         let id = configured.unwrap_or_else(|| InstrumentId::from_symbol(trim(&symbol)));
         // Visits all symbols, but only for a new one.
-        if self.instruments.iter().any(|named| named.id == id) {
+        if self.instruments.iter().any(|entry| entry.id == id) {
             return Err(DropReason::InstrumentIdCollision);
         }
         let index = u32::try_from(self.instruments.len()).map_err(|_| DropReason::InstrumentTableFull)?;

@@ -286,7 +286,7 @@ fn check_frames(meta: &PacketMeta, body: &[u8], frame_count: u16) -> Result<Opti
         let (header, frame_body, after) = split_frame(rest).ok_or(DropReason::MessageTruncated)?;
         rest = after;
         let kind = FrameKind::from_number(header.kind).ok_or(DropReason::ProtocolMismatch)?;
-        let settled = check_body(kind, header, frame_body)?;
+        let next_covered = check_body(kind, header, frame_body)?;
         // Snapshots are out of sequence, and a late fill precedes the packet's range by definition.
         let is_in_sequence = matches!(kind, FrameKind::Message | FrameKind::Gap)
             && !meta.flags.contains(PacketFlags::SNAPSHOT)
@@ -300,11 +300,11 @@ fn check_frames(meta: &PacketMeta, body: &[u8], frame_count: u16) -> Result<Opti
         }
         part = part_from_header(header);
         position = match part {
-            None => settled,
+            None => next_covered,
             // A part is alone in its packet, and the packet's range is limited to it.
             Some(_) if frame_count != 1 => return Err(DropReason::FieldInvalid),
             Some(Part { part: number, is_last, .. }) => {
-                let next = if is_last { settled } else { sequence };
+                let next = if is_last { next_covered } else { sequence };
                 if meta.next != next || (number > 0 && meta.first != sequence) {
                     return Err(DropReason::SequenceInvalid);
                 }

@@ -30,17 +30,17 @@ impl StreamPosition {
     /// The range that a packet covers: from where to where. Both are equal for a packet that covers nothing.
     #[must_use]
     pub fn range_of_packet(packet: &Packet<'_>) -> (Self, Self) {
-        Self::span(packet.meta.session, (packet.meta.first, packet.meta.next), packet.part)
+        Self::range_of_part(packet.meta.session, (packet.meta.first, packet.meta.next), packet.part)
     }
 
     /// The range covered by the packet with that body.
     #[must_use]
     pub fn range_of_body(session: Session, range: (Sequence, Sequence), body: &[u8]) -> (Self, Self) {
         let part = FrameHeader::ref_from_prefix(body).ok().and_then(|(header, _)| part_from_header(header));
-        Self::span(session, range, part)
+        Self::range_of_part(session, range, part)
     }
 
-    fn span(session: Session, (first, next): (Sequence, Sequence), part: Option<Part>) -> (Self, Self) {
+    fn range_of_part(session: Session, (first, next): (Sequence, Sequence), part: Option<Part>) -> (Self, Self) {
         let (first, next) = (Self::at(session, first), Self::at(session, next));
         let Some(part) = part else { return (first, next) };
         // The first part also covers the sequences before its message.

@@ -60,7 +60,7 @@ pub struct ReceiverConfig {
     /// The retransmission service. Without it, a gap that timed out is lost.
     pub service: Option<ServiceConfig>,
     /// Where a subscriber starts that joins late.
-    pub start: Start,
+    pub start: StartFrom,
     /// Largest step of the epoch's count above the highest accepted one.
     pub epoch_jump_max: u64,
     /// Largest distance of a packet from the known position, in messages, without confirmation by two more packets.
@@ -80,7 +80,7 @@ pub struct ServiceConfig {
     pub attempts_max: u16,
     /// Number of services, 1 to [`SERVICES_MAX`]. A repeated request goes to the next service. Queries for log
     /// extents go to all services, since each has its own log.
-    pub services: u8,
+    pub service_count: u8,
     /// Rounds of log extent queries to all services. After that, services without an answer are left out if another
     /// one has answered.
     pub unanswered_rounds_max: u16,
@@ -93,7 +93,7 @@ impl Default for ServiceConfig {
         Self {
             request_timeout_ns: 50_000_000,
             attempts_max: 10,
-            services: 1,
+            service_count: 1,
             unanswered_rounds_max: 2,
             messages_per_request_max: 10_000,
         }
@@ -105,15 +105,15 @@ pub const SERVICES_MAX: usize = 8;
 
 /// Where a subscriber starts that joins late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Start {
+pub enum StartFrom {
     /// At the oldest message of the session in the services' logs.
     #[default]
-    Oldest,
+    OldestOfSession,
     /// At the oldest message of the trading date in the services' logs: first the ended sessions, then as
     /// [`Self::OldestOfSession`].
-    Day,
+    OldestOfDay,
     /// At the messages published now, after the definitions.
-    Now,
+    Live,
 }
 
 impl Default for ReceiverConfig {
@@ -127,7 +127,7 @@ impl Default for ReceiverConfig {
             window_packets: 256,
             gap_timeout_ns: 2_000_000,
             service: None,
-            start: Start::Oldest,
+            start: StartFrom::OldestOfSession,
             epoch_jump_max: 1_000,
             sequence_jump_max: 1 << 24,
             message_bytes_max: 1 << 16,
@@ -269,11 +269,11 @@ impl Receiver {
         let is_retransmission = packet.meta.flags.contains(PacketFlags::RETRANSMISSION);
         // On the published lines, a new leader repeats what the previous one may not have sent. The end of an answer
         // is not valid there.
-        let belongs = match datagram.line {
+        let is_allowed_on_line = match datagram.line {
             Line::RECOVERY => is_retransmission,
             _ => !is_retransmission || !packet.meta.flags.contains(PacketFlags::HEARTBEAT),
         };
-        if !belongs || datagram.bytes.len() > self.config.packet_bytes_max {
+        if !is_allowed_on_line || datagram.bytes.len() > self.config.packet_bytes_max {
             return Err(self.refuse(DropReason::ProtocolMismatch));
         }
         let index = self.index_of(packet.meta.channel).map_err(|reason| self.refuse(reason))?;

@@ -147,7 +147,7 @@ pub fn channel_id(session: VenueSession) -> u32 {
 
 /// The constant header fields of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream {
+pub struct StreamIdentity {
     /// Which messages it carries.
     pub message_protocol_id: u16,
     /// Stream within the message protocol.
@@ -158,7 +158,7 @@ pub struct Stream {
 
 /// Position of a segment in its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
+pub struct SegmentPosition {
     /// Sequence of its first message.
     pub first: Sequence,
     /// Payload bytes before it. The header holds 63 bits; larger numbers are clamped.
@@ -178,7 +178,12 @@ pub struct PacketWriter<'a> {
 impl<'a> PacketWriter<'a> {
     /// Begins a segment in `out`, replacing its content. It will not exceed `payload_bytes_max`, header included (but
     /// the header is always written).
-    pub fn begin(out: &'a mut Vec<u8>, stream: Stream, position: Position, payload_bytes_max: usize) -> Self {
+    pub fn begin(
+        out: &'a mut Vec<u8>,
+        stream: StreamIdentity,
+        position: SegmentPosition,
+        payload_bytes_max: usize,
+    ) -> Self {
         write_heartbeat(out, stream, position);
         // The payload length must also fit its field.
         Self { out, payload_bytes_max: payload_bytes_max.min(HEADER_BYTES + usize::from(u16::MAX)), count: 0 }
@@ -206,7 +211,7 @@ impl<'a> PacketWriter<'a> {
 }
 
 /// Writes a heartbeat into `out`, replacing its content; `position` is that of the next message.
-pub fn write_heartbeat(out: &mut Vec<u8>, stream: Stream, position: Position) {
+pub fn write_heartbeat(out: &mut Vec<u8>, stream: StreamIdentity, position: SegmentPosition) {
     out.clear();
     let header = Header {
         version: VERSION,

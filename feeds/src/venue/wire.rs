@@ -68,7 +68,7 @@ impl fmt::Display for FieldValue<'_> {
 
 /// Lists a message's fields with the names and in the order of the specification. A name's unit suffix, such as
 /// `_e4`, is ours and removed; the message type is left out. For people and tests, not for the hot path.
-pub trait Fields {
+pub trait FieldList {
     /// Passes each field's name and content to `visit`.
     fn fields(&self, visit: &mut dyn FnMut(&'static str, FieldValue<'_>));
 }
@@ -103,13 +103,13 @@ pub fn u48_be_bytes(number: u64) -> [u8; 6] {
 /// A number of any width and byte order.
 pub trait WireNumber {
     /// Its value.
-    fn wide(&self) -> i128;
+    fn to_i128(&self) -> i128;
 }
 
 macro_rules! wire_numbers {
     ($($number:ty),*) => { $(
         impl WireNumber for $number {
-            fn wide(&self) -> i128 { i128::from(self.get()) }
+            fn to_i128(&self) -> i128 { i128::from(self.get()) }
         }
     )* };
 }
@@ -117,14 +117,14 @@ wire_numbers!(big_endian::U16, big_endian::U32, big_endian::U64);
 wire_numbers!(little_endian::U16, little_endian::U32, little_endian::U64, little_endian::I64);
 
 impl WireNumber for u8 {
-    fn wide(&self) -> i128 {
+    fn to_i128(&self) -> i128 {
         i128::from(*self)
     }
 }
 
 /// Big-endian.
 impl WireNumber for [u8; 6] {
-    fn wide(&self) -> i128 {
+    fn to_i128(&self) -> i128 {
         i128::from(u48_be(*self))
     }
 }
@@ -162,7 +162,7 @@ macro_rules! wire_struct {
         }
         const _: () = assert!(size_of::<$name>() == $bytes);
 
-        impl $crate::venue::wire::Fields for $name {
+        impl $crate::venue::wire::FieldList for $name {
             fn fields(&self, visit: &mut dyn FnMut(&'static str, $crate::venue::wire::FieldValue<'_>)) {
                 $( $crate::venue::wire::wire_field!(visit, stringify!($field), self.$field, $kind); )*
             }
@@ -174,10 +174,10 @@ macro_rules! wire_struct {
 macro_rules! wire_field {
     ($visit:ident, $name:expr, $value:expr, message_type) => {};
     ($visit:ident, $name:expr, $value:expr, fields) => {
-        $crate::venue::wire::Fields::fields(&$value, $visit)
+        $crate::venue::wire::FieldList::fields(&$value, $visit)
     };
     ($visit:ident, $name:expr, $value:expr, number) => {
-        $visit($name, $crate::venue::wire::FieldValue::Number($crate::venue::wire::WireNumber::wide(&$value)))
+        $visit($name, $crate::venue::wire::FieldValue::Number($crate::venue::wire::WireNumber::to_i128(&$value)))
     };
     ($visit:ident, $name:expr, $value:expr, e4) => {
         $crate::venue::wire::wire_field!($visit, $name, $value, price "_e4" 4)
@@ -198,7 +198,7 @@ macro_rules! wire_field {
         $crate::venue::wire::wire_field!($visit, $name, $value, time "_s" MidnightS)
     };
     ($visit:ident, $name:expr, $value:expr, price $unit:literal $decimals:literal) => {{
-        let raw = $crate::venue::wire::WireNumber::wide(&$value);
+        let raw = $crate::venue::wire::WireNumber::to_i128(&$value);
         $visit(
             $crate::venue::wire::without_unit($name, $unit),
             $crate::venue::wire::FieldValue::Price { raw, decimals: $decimals },
@@ -206,7 +206,7 @@ macro_rules! wire_field {
     }};
     ($visit:ident, $name:expr, $value:expr, time $unit:literal $scale:ident) => {{
         let (raw, scale) =
-            ($crate::venue::wire::WireNumber::wide(&$value), $crate::venue::wire::TimeScale::$scale);
+            ($crate::venue::wire::WireNumber::to_i128(&$value), $crate::venue::wire::TimeScale::$scale);
         $visit(
             $crate::venue::wire::without_unit($name, $unit),
             $crate::venue::wire::FieldValue::Time { raw, scale },
@@ -325,11 +325,11 @@ macro_rules! wire_messages {
             }
         }
 
-        impl $crate::venue::wire::Fields for $name<'_> {
+        impl $crate::venue::wire::FieldList for $name<'_> {
             fn fields(&self, visit: &mut dyn FnMut(&'static str, $crate::venue::wire::FieldValue<'_>)) {
                 match self {
-                    $( Self::$variant(view) => $crate::venue::wire::Fields::fields(*view, visit), )*
-                    $( Self::$other(message) => $crate::venue::wire::Fields::fields(message, visit), )?
+                    $( Self::$variant(view) => $crate::venue::wire::FieldList::fields(*view, visit), )*
+                    $( Self::$other(message) => $crate::venue::wire::FieldList::fields(message, visit), )?
                 }
             }
         }

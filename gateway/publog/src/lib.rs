@@ -36,7 +36,7 @@ mod model;
 pub use error::LogError;
 pub use reader::{Reader, SeekResult};
 pub use retention::{MaintenanceCounts, Retention, RetentionHold, SegmentMaintenance};
-pub use writer::{LogOptions, OpenedLog, Pending, Recovered, Verify, Writer, WriterCounts, open};
+pub use writer::{LogOptions, LogRecovery, OpenedLog, Pending, Verify, Writer, WriterCounts, open};
 
 /// Session identifier in its wire form. Only compared for equality.
 pub type SessionBytes = [u8; 16];

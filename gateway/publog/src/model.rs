@@ -76,7 +76,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let payload = || prop::collection::vec(any::<u8>(), 0..=PAYLOAD_BYTES_MAX);
     prop_oneof![
-        20 => (payload(), 0_u64..4).prop_map(|(payload, settled)| Step::Write(payload, settled)),
+        20 => (payload(), 0_u64..4).prop_map(|(payload, covered)| Step::Write(payload, covered)),
         2 => payload().prop_map(Step::Abandon),
         1 => Just(Step::NewSession),
         4 => Just(Step::Maintain),
@@ -101,11 +101,11 @@ proptest! {
         let (mut session, mut next) = (1_u8, 1);
         for step in steps {
             match step {
-                Step::Write(payload, settled) => {
+                Step::Write(payload, covered) => {
                     // Maintenance runs between any two entries, so no entry goes to private memory.
                     log.maintenance.run_once(NOW_NS);
-                    let written = WrittenEntry { session: [session; 16], first: next, next: next + settled, flags: 3, payload };
-                    next += settled;
+                    let written = WrittenEntry { session: [session; 16], first: next, next: next + covered, flags: 3, payload };
+                    next += covered;
                     written.write(&mut log);
                     model.push(written);
                 }
@@ -159,11 +159,11 @@ proptest! {
             let mut first = 1;
             for index in 0..*count {
                 log.maintenance.run_once(NOW_NS);
-                let settled = if index % part_every == 0 { 0 } else { *step };
+                let covered = if index % part_every == 0 { 0 } else { *step };
                 let session = [u8::try_from(run).unwrap(); 16];
                 let payload = vec![0; usize::try_from(index % 256).unwrap()];
-                WrittenEntry { session, first, next: first + settled, flags: 0, payload }.write(&mut log);
-                first += settled;
+                WrittenEntry { session, first, next: first + covered, flags: 0, payload }.write(&mut log);
+                first += covered;
             }
         }
         let numbers = segment_numbers(directory.path()).unwrap();

@@ -497,7 +497,8 @@ fn read_header(map: &MmapRaw) -> Result<SegmentHeader, &'static str> {
         return Err("header checksum mismatch");
     }
     let size = |value: u64| usize::try_from(value).unwrap_or(0);
-    let layout = Layout::new(size(words[3]), size(words[4] >> 32)).map_err(|_| "sizes in the header are out of range")?;
+    let layout =
+        Layout::new(size(words[3]), size(words[4] >> 32)).map_err(|_| "sizes in the header are out of range")?;
     if layout.slot_count_max as u64 != words[4] & 0xffff_ffff || map.len() < layout.entries_offset {
         return Err("truncated inside the index");
     }

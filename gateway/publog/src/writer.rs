@@ -77,12 +77,12 @@ pub struct OpenedLog {
     /// For a cold thread.
     pub maintenance: SegmentMaintenance,
     /// State found on opening.
-    pub recovered: Recovered,
+    pub recovered: LogRecovery,
 }
 
 /// State left by an earlier writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub struct LogRecovery {
     /// Segments kept.
     pub segments: usize,
     /// Segments that did not end in a whole entry; they were truncated there.
@@ -439,8 +439,8 @@ impl<'a> Iterator for Pending<'a> {
 const OLDER_AREAS_MAX: usize = 3;
 
 /// Seals the segments that an earlier writer left open. Returns the number for the next segment.
-fn recover(options: &LogOptions) -> Result<(Recovered, u64), LogError> {
-    let mut recovered = Recovered::default();
+fn recover(options: &LogOptions) -> Result<(LogRecovery, u64), LogError> {
+    let mut recovered = LogRecovery::default();
     let mut next_segment = 1;
     for number in segment_numbers(&options.directory)? {
         next_segment = number + 1;

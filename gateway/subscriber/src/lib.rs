@@ -28,7 +28,7 @@ mod tests;
 
 pub use mdgw_feeds::published::receiver::{
     ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, SERVICES_MAX,
-    ServiceConfig, Start,
+    ServiceConfig, StartFrom,
 };
 
 use std::{
@@ -177,10 +177,10 @@ impl Subscriber {
                 .map_err(|source| SubscriberError::Service { address, source })?;
             sockets.push((Line::RECOVERY, service, socket));
         }
-        let services = u8::try_from(config.services.len()).unwrap_or(u8::MAX);
-        config.receiver.service = (services > 0).then(|| {
+        let service_count = u8::try_from(config.services.len()).unwrap_or(u8::MAX);
+        config.receiver.service = (service_count > 0).then(|| {
             let service = config.receiver.service.unwrap_or_default();
-            ServiceConfig { services, ..service }
+            ServiceConfig { service_count, ..service }
         });
         let selector = ServiceSelector::new(config.services.len());
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);

@@ -16,7 +16,7 @@
 //! **Bounds.** An attacker who knows the multipliers can choose ids that collide. A search therefore visits
 //! [`PROBES_MAX`] slots at most, and an order that would rest further away is rejected
 //! ([`BookFault::OrderProbesExceeded`]). A secret [`BookLimits::order_hash_seed`] selects other multipliers: the
-//! first ones derived from it that place ascending ids far from each other. One odd number in two hundred is so near
+//! first ones derived from it that slot ascending ids far from each other. One odd number in two hundred is so near
 //! a simple fraction of 2^64 that a venue's ids would crowd in a few slots until the table rejects them. About as few
 //! are far enough from all such fractions to be accepted.
 
@@ -32,7 +32,7 @@ pub const PROBES_MAX: usize = 512;
 #[derive(Debug)]
 pub struct HashStore {
     /// Never empty.
-    places: Vec<Order>,
+    slots: Vec<Order>,
     len: usize,
     len_max: usize,
     /// The last id inserted.
@@ -70,11 +70,11 @@ const GROUPS_MAX: u64 = 1 << 30;
 
 impl HashStore {
     pub(super) fn with_len_max(len_max: usize, seed: u64) -> Self {
-        let places = len_max + len_max / 2;
-        let region_bits = if places >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
-        let regions = (places >> region_bits) + 1;
+        let slots = len_max + len_max / 2;
+        let region_bits = if slots >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
+        let regions = (slots >> region_bits) + 1;
         Self {
-            places: memory::touched(Order::VACANT, regions << region_bits),
+            slots: memory::prefaulted(Order::VACANT, regions << region_bits),
             regions,
             region_bits,
             len: 0,
@@ -86,27 +86,27 @@ impl HashStore {
 
     #[inline(always)]
     fn home(&self, order_id: u64) -> usize {
-        let [for_region, for_place] = self.multipliers;
+        let [for_region, for_slot] = self.multipliers;
         let group = order_id >> self.region_bits.saturating_sub(PART_BITS);
         let region = scale(group.wrapping_mul(for_region), self.regions);
-        let place = order_id.wrapping_mul(for_place) >> 1 >> (63 - self.region_bits);
-        (region << self.region_bits) + place as usize
+        let slot = order_id.wrapping_mul(for_slot) >> 1 >> (63 - self.region_bits);
+        (region << self.region_bits) + slot as usize
     }
 
     /// Inserts without prefetching.
     #[inline(always)]
-    pub(super) fn put(&mut self, order: Order) -> Result<(), BookFault> {
+    pub(super) fn insert_unprefetched(&mut self, order: Order) -> Result<(), BookFault> {
         let home = self.home(order.id);
         let mut vacant = None;
         let mut index = home;
         for _ in 0..PROBES_MAX {
-            let Some(place) = self.places.get(index) else { break };
-            if place.size == 0 {
+            let Some(slot) = self.slots.get(index) else { break };
+            if slot.size == 0 {
                 vacant.get_or_insert(index);
-            } else if place.id == order.id {
+            } else if slot.id == order.id {
                 return Err(BookFault::DuplicateOrder);
             }
-            if vacant.is_some() && place.passed() == 0 {
+            if vacant.is_some() && slot.overflow_count() == 0 {
                 break;
             }
             index = self.next_index(index);
@@ -115,11 +115,11 @@ impl HashStore {
             return Err(BookFault::OrdersFull);
         }
         let index = vacant.ok_or(BookFault::OrderProbesExceeded)?;
-        if let Some(place) = self.places.get_mut(index) {
-            *place = Order { priority_overflow: order.priority_overflow | place.passed(), ..order };
+        if let Some(slot) = self.slots.get_mut(index) {
+            *slot = Order { priority_overflow: order.priority_overflow | slot.overflow_count(), ..order };
         }
         if index != home {
-            self.change_overflow(home, index, |passed| passed + 1);
+            self.change_overflow(home, index, |count| count + 1);
         }
         self.len += 1;
         Ok(())
@@ -128,7 +128,7 @@ impl HashStore {
     /// Slots in the order of a search: from `first` to the end, then from the start.
     #[inline(always)]
     fn next_index(&self, index: usize) -> usize {
-        if index + 1 == self.places.len() { 0 } else { index + 1 }
+        if index + 1 == self.slots.len() { 0 } else { index + 1 }
     }
 
     /// Adjusts the counts of the slots from `home` up to `end`.
@@ -136,8 +136,8 @@ impl HashStore {
     fn change_overflow(&mut self, home: usize, end: usize, change: impl Fn(u64) -> u64) {
         let mut index = home;
         while index != end {
-            if let Some(place) = self.places.get_mut(index) {
-                place.priority_overflow = change(place.priority_overflow);
+            if let Some(slot) = self.slots.get_mut(index) {
+                slot.priority_overflow = change(slot.priority_overflow);
             }
             index = self.next_index(index);
         }
@@ -150,7 +150,7 @@ impl OrderStore for HashStore {
     }
 
     fn clear(&mut self) {
-        self.places.fill(Order::VACANT);
+        self.slots.fill(Order::VACANT);
         self.len = 0;
     }
 
@@ -158,11 +158,11 @@ impl OrderStore for HashStore {
     fn find(&self, order_id: u64) -> Option<OrderSlot> {
         let mut index = self.home(order_id);
         for _ in 0..PROBES_MAX {
-            let place = self.places.get(index)?;
-            if place.id == order_id && place.size != 0 {
+            let slot = self.slots.get(index)?;
+            if slot.id == order_id && slot.size != 0 {
                 return Some(OrderSlot(index));
             }
-            if place.passed() == 0 {
+            if slot.overflow_count() == 0 {
                 return None;
             }
             index = self.next_index(index);
@@ -172,12 +172,12 @@ impl OrderStore for HashStore {
 
     #[inline(always)]
     fn get(&self, slot: OrderSlot) -> Option<&Order> {
-        self.places.get(slot.0)
+        self.slots.get(slot.0)
     }
 
     #[inline(always)]
     fn get_mut(&mut self, slot: OrderSlot) -> Option<&mut Order> {
-        self.places.get_mut(slot.0)
+        self.slots.get_mut(slot.0)
     }
 
     #[inline(always)]
@@ -186,18 +186,18 @@ impl OrderStore for HashStore {
             self.prefetch(order.id.wrapping_add(PREFETCH_AHEAD));
         }
         self.id_last = order.id;
-        self.put(order)
+        self.insert_unprefetched(order)
     }
 
     #[inline(always)]
     fn remove(&mut self, slot: OrderSlot) {
-        let Some(place) = self.places.get_mut(slot.0) else { return };
-        let id = place.id;
-        place.size = 0;
+        let Some(order) = self.slots.get_mut(slot.0) else { return };
+        let id = order.id;
+        order.size = 0;
         self.len -= 1;
         let home = self.home(id);
         if home != slot.0 {
-            self.change_overflow(home, slot.0, |passed| passed - 1);
+            self.change_overflow(home, slot.0, |count| count - 1);
         }
     }
 
@@ -205,8 +205,8 @@ impl OrderStore for HashStore {
     #[inline(always)]
     fn prefetch(&self, order_id: u64) {
         let home = self.home(order_id);
-        prefetch::element(&self.places, home);
-        prefetch::element(&self.places, home + PLACES_PER_LINE);
+        prefetch::element(&self.slots, home);
+        prefetch::element(&self.slots, home + PLACES_PER_LINE);
     }
 
     fn len(&self) -> usize {
@@ -214,20 +214,20 @@ impl OrderStore for HashStore {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.places.capacity() * size_of::<Order>()
+        self.slots.capacity() * size_of::<Order>()
     }
 
     fn iter(&self) -> impl Iterator<Item = &Order> {
-        self.places.iter().filter(|place| place.size != 0)
+        self.slots.iter().filter(|slot| slot.size != 0)
     }
 
     /// Orders never move in this store.
-    fn places(&self) -> usize {
-        self.places.len()
+    fn slot_count(&self) -> usize {
+        self.slots.len()
     }
 
-    fn at(&self, place: usize) -> Option<&Order> {
-        self.places.get(place).filter(|place| place.size != 0)
+    fn order_in_slot(&self, slot: usize) -> Option<&Order> {
+        self.slots.get(slot).filter(|slot| slot.size != 0)
     }
 }
 
@@ -235,14 +235,14 @@ impl Order {
     const VACANT: Self = Self { id: 0, price_e9: 0, size: 0, instrument_side: 0, priority_overflow: 0 };
 
     #[inline(always)]
-    fn passed(&self) -> u64 {
+    fn overflow_count(&self) -> u64 {
         self.priority_overflow & ((1 << OVERFLOW_BITS) - 1)
     }
 
     /// The entry as inserted.
     #[cfg(test)]
     fn without_overflow(self) -> Self {
-        Self { priority_overflow: self.priority_overflow - self.passed(), ..self }
+        Self { priority_overflow: self.priority_overflow - self.overflow_count(), ..self }
     }
 }
 
@@ -436,13 +436,13 @@ mod tests {
         for id in &ids {
             store.insert(order(*id)).expect("room");
         }
-        assert_eq!(store.places[0].passed(), 99);
+        assert_eq!(store.slots[0].overflow_count(), 99);
         for (index, id) in ids.iter().enumerate() {
             let slot = store.find(*id).expect("still there");
             store.remove(slot);
             assert!(ids[index + 1..].iter().all(|id| store.find(*id).is_some()), "after {index}");
         }
         assert_eq!((store.len(), store.iter().count()), (0, 0));
-        assert!(store.places.iter().all(|place| place.passed() == 0));
+        assert!(store.slots.iter().all(|slot| slot.overflow_count() == 0));
     }
 }

@@ -35,7 +35,7 @@ const DISPLACED_SLOTS: usize = 1 << 32;
 impl WindowStore {
     #[expect(clippy::cast_possible_truncation, reason = "masked by a `usize`")]
     #[inline(always)]
-    fn place(&self, order_id: u64) -> usize {
+    fn window_index(&self, order_id: u64) -> usize {
         (order_id & self.mask) as usize
     }
 
@@ -48,17 +48,17 @@ impl WindowStore {
     /// With dense ids, the next additions are known, and so are the orders that they will move.
     #[inline(always)]
     fn prefetch_displaced(&self, order_id: u64) {
-        prefetch::element(&self.window, self.place(order_id.wrapping_add(2 * DISPLACED_AHEAD)));
-        if let Some(place) = self.window.get(self.place(order_id.wrapping_add(DISPLACED_AHEAD)))
-            && place.size != 0
+        prefetch::element(&self.window, self.window_index(order_id.wrapping_add(2 * DISPLACED_AHEAD)));
+        if let Some(slot) = self.window.get(self.window_index(order_id.wrapping_add(DISPLACED_AHEAD)))
+            && slot.size != 0
         {
-            self.displaced.prefetch(place.id);
+            self.displaced.prefetch(slot.id);
         }
     }
 
     #[inline(always)]
     fn find_in_window(&self, order_id: u64) -> Option<OrderSlot> {
-        let index = self.place(order_id);
+        let index = self.window_index(order_id);
         let order = self.window.get(index)?;
         (order.id == order_id && order.size != 0).then_some(OrderSlot(index))
     }
@@ -71,11 +71,11 @@ impl WindowStore {
 
 impl OrderStore for WindowStore {
     fn new(limits: &BookLimits) -> Self {
-        let places = (limits.orders_max as usize + 1).next_power_of_two() / 2;
-        let places = places.max(1);
+        let slots = (limits.orders_max as usize + 1).next_power_of_two() / 2;
+        let slots = slots.max(1);
         Self {
-            window: memory::touched(Order::default(), places),
-            mask: places as u64 - 1,
+            window: memory::prefaulted(Order::default(), slots),
+            mask: slots as u64 - 1,
             window_len: 0,
             displaced: HashStore::new(limits),
             len_max: limits.orders_max as usize,
@@ -118,9 +118,9 @@ impl OrderStore for WindowStore {
 
     #[inline(always)]
     fn insert(&mut self, order: Order) -> Result<(), BookFault> {
-        let index = self.place(order.id);
-        let Some(place) = self.window.get_mut(index) else { return Err(BookFault::OrdersFull) };
-        if place.size != 0 && place.id == order.id {
+        let index = self.window_index(order.id);
+        let Some(slot) = self.window.get_mut(index) else { return Err(BookFault::OrdersFull) };
+        if slot.size != 0 && slot.id == order.id {
             return Err(BookFault::DuplicateOrder);
         }
         let is_latest = self.id_max.is_none_or(|id_max| order.id > id_max);
@@ -130,12 +130,12 @@ impl OrderStore for WindowStore {
         if self.window_len + self.displaced.len() >= self.len_max {
             return Err(BookFault::OrdersFull);
         }
-        if place.size == 0 {
+        if slot.size == 0 {
             self.window_len += 1;
         } else {
-            self.displaced.put(*place)?;
+            self.displaced.insert_unprefetched(*slot)?;
         }
-        *place = order;
+        *slot = order;
         if is_latest {
             self.id_max = Some(order.id);
             self.prefetch_displaced(order.id);
@@ -147,8 +147,8 @@ impl OrderStore for WindowStore {
     fn remove(&mut self, slot: OrderSlot) {
         match slot.0.checked_sub(DISPLACED_SLOTS) {
             None => {
-                if let Some(place) = self.window.get_mut(slot.0) {
-                    place.size = 0;
+                if let Some(slot) = self.window.get_mut(slot.0) {
+                    slot.size = 0;
                     self.window_len -= 1;
                 }
             }
@@ -159,7 +159,7 @@ impl OrderStore for WindowStore {
     #[inline(always)]
     fn prefetch(&self, order_id: u64) {
         // With sparse ids, the window holds old orders too.
-        prefetch::element(&self.window, self.place(order_id));
+        prefetch::element(&self.window, self.window_index(order_id));
         if self.is_displaced(order_id) {
             self.displaced.prefetch(order_id);
         }
@@ -174,19 +174,19 @@ impl OrderStore for WindowStore {
     }
 
     fn iter(&self) -> impl Iterator<Item = &Order> {
-        self.window.iter().filter(|place| place.size != 0).chain(self.displaced.iter())
+        self.window.iter().filter(|slot| slot.size != 0).chain(self.displaced.iter())
     }
 
     /// Orders move only from the window to the hash store, whose slots follow. An order moved during the walk over
     /// the hash store was visited in the window.
-    fn places(&self) -> usize {
-        self.window.len() + self.displaced.places()
+    fn slot_count(&self) -> usize {
+        self.window.len() + self.displaced.slot_count()
     }
 
-    fn at(&self, place: usize) -> Option<&Order> {
-        match place.checked_sub(self.window.len()) {
-            None => self.window.get(place).filter(|place| place.size != 0),
-            Some(displaced_slot) => self.displaced.at(displaced_slot),
+    fn order_in_slot(&self, slot: usize) -> Option<&Order> {
+        match slot.checked_sub(self.window.len()) {
+            None => self.window.get(slot).filter(|slot| slot.size != 0),
+            Some(displaced_slot) => self.displaced.order_in_slot(displaced_slot),
         }
     }
 }

@@ -19,15 +19,15 @@ use crate::{
 pub struct CopyRestorer {
     config: ChannelConfig,
     has_head: bool,
-    taken: Taken,
-    /// Bytes of `taken.books`.
+    received: ReceivedCopy,
+    /// Bytes of `received.books`.
     book_bytes: usize,
     end: Option<Vec<u8>>,
 }
 
 /// Items as received.
 #[derive(Debug, Default)]
-pub(in crate::channel) struct Taken {
+pub(in crate::channel) struct ReceivedCopy {
     /// In order of arrival. For entries with the same id, the last one counts.
     pub(in crate::channel) orders: Vec<ReceivedOrder>,
     /// By index; the last one received.
@@ -51,14 +51,14 @@ impl CopyRestorer {
     /// For a channel with that configuration.
     #[must_use]
     pub fn new(config: ChannelConfig) -> Self {
-        Self { config, has_head: false, taken: Taken::default(), book_bytes: 0, end: None }
+        Self { config, has_head: false, received: ReceivedCopy::default(), book_bytes: 0, end: None }
     }
 
     /// Processes the next slice. Returns whether it was the last one.
     ///
     /// # Errors
     /// [`CopyFault`]: the whole copy is unusable then.
-    pub fn take(&mut self, slice: &[u8]) -> Result<bool, CopyFault> {
+    pub fn push_slice(&mut self, slice: &[u8]) -> Result<bool, CopyFault> {
         let mut rest = FieldReader(slice);
         while !rest.0.is_empty() {
             let kind = rest.u8()?;
@@ -69,11 +69,11 @@ impl CopyRestorer {
                 HEAD => self.head(&mut rest)?,
                 ORDER => {
                     let order = rest.order()?;
-                    self.put(ReceivedOrder { order_id: order.order_id, resting: Some(order) })?;
+                    self.add_order(ReceivedOrder { order_id: order.order_id, resting: Some(order) })?;
                 }
                 ORDER_REMOVED => {
                     let order_id = rest.u64()?;
-                    self.put(ReceivedOrder { order_id, resting: None })?;
+                    self.add_order(ReceivedOrder { order_id, resting: None })?;
                 }
                 BOOK => {
                     let index = rest.u32()?;
@@ -81,7 +81,7 @@ impl CopyRestorer {
                     self.book(index, rest.bytes(length)?)?;
                 }
                 END => {
-                    self.taken.counts = rest.counts()?;
+                    self.received.counts = rest.counts()?;
                     // The remaining bytes belong to the channel.
                     self.end = Some(std::mem::take(&mut rest.0).to_vec());
                 }
@@ -94,7 +94,7 @@ impl CopyRestorer {
     /// Orders and books received, as a measure of progress.
     #[must_use]
     pub fn items(&self) -> usize {
-        self.taken.orders.len() + self.taken.books.len()
+        self.received.orders.len() + self.received.books.len()
     }
 
     /// Builds the channel in the copied state, with all its memory.
@@ -102,20 +102,20 @@ impl CopyRestorer {
     /// # Errors
     /// [`CopyFault`]; `Incomplete` before the last slice was received.
     pub fn into_channel(self) -> Result<Channel, CopyFault> {
-        let Self { config, mut taken, end, .. } = self;
+        let Self { config, mut received, end, .. } = self;
         let end = end.ok_or(CopyFault::Incomplete)?;
         // The sort is stable, so the last entry of an id stays last.
-        taken.orders.sort_by_key(|order| order.order_id);
-        taken.orders.dedup_by(|later, earlier| {
+        received.orders.sort_by_key(|order| order.order_id);
+        received.orders.dedup_by(|later, earlier| {
             let is_same = later.order_id == earlier.order_id;
             if is_same {
                 *earlier = *later;
             }
             is_same
         });
-        taken.orders.retain(|order| order.resting.is_some());
+        received.orders.retain(|order| order.resting.is_some());
         let mut channel = Channel::new(config);
-        channel.restore(&taken, &end)?;
+        channel.restore(&received, &end)?;
         Ok(channel)
     }
 
@@ -125,19 +125,19 @@ impl CopyRestorer {
             return Err(CopyFault::Malformed);
         }
         if numbers != [VERSION, self.config.feed as u16, self.config.schemas.0] {
-            return Err(CopyFault::Another);
+            return Err(CopyFault::Mismatch);
         }
         self.has_head = true;
         Ok(())
     }
 
-    fn put(&mut self, order: ReceivedOrder) -> Result<(), CopyFault> {
+    fn add_order(&mut self, order: ReceivedOrder) -> Result<(), CopyFault> {
         // Orders touched during the copy appear twice, or are removed again.
         let orders_max = (self.config.books.orders_max as usize).saturating_add(TOUCHED_MAX);
-        if self.taken.orders.len() >= orders_max {
+        if self.received.orders.len() >= orders_max {
             return Err(CopyFault::NoRoom);
         }
-        self.taken.orders.push(order);
+        self.received.orders.push(order);
         Ok(())
     }
 
@@ -151,13 +151,13 @@ impl CopyRestorer {
         if index as usize >= books_max {
             return Err(CopyFault::NoRoom);
         }
-        let before = self.taken.books.insert(index, body.to_vec()).map_or(0, |before| before.len());
-        self.book_bytes = (self.book_bytes + body.len()).saturating_sub(before);
+        let previous_bytes = self.received.books.insert(index, body.to_vec()).map_or(0, |previous| previous.len());
+        self.book_bytes = (self.book_bytes + body.len()).saturating_sub(previous_bytes);
         if self.book_bytes > bytes_max { Err(CopyFault::NoRoom) } else { Ok(()) }
     }
 }
 
-impl Taken {
+impl ReceivedCopy {
     /// Resting orders in order of priority, oldest first.
     pub(in crate::channel) fn orders_by_priority(&self) -> Vec<OrderView> {
         let mut orders: Vec<OrderView> = self.orders.iter().filter_map(|order| order.resting).collect();

@@ -43,10 +43,10 @@ pub(in crate::channel) enum TouchedEntry {
 pub(in crate::channel) struct CopyWriter {
     has_written_head: bool,
     /// The next slot to visit.
-    place: usize,
+    cursor: usize,
     /// Entries touched since the copy began, and how many of them were rewritten.
     touched: Vec<TouchedEntry>,
-    written: usize,
+    rewritten: usize,
     fault: Option<CopyFault>,
     budget: SliceBudget,
 }
@@ -72,7 +72,7 @@ impl CopyBuffer {
         Self::with_budget(SLICE_BUDGET)
     }
 
-    /// In many slices: more may come between them.
+    /// With a small budget, so that a copy takes many slices.
     #[cfg(test)]
     pub(in crate::channel) fn in_small_slices() -> Self {
         Self::with_budget(SliceBudget { cost: 64, touched: 2 })
@@ -82,15 +82,15 @@ impl CopyBuffer {
         // Written once, so that the channel's thread takes no page fault.
         let mut touched = vec![TouchedEntry::Order(0); TOUCHED_MAX];
         touched.clear();
-        Self(Box::new(CopyWriter { has_written_head: false, place: 0, touched, written: 0, fault: None, budget }))
+        Self(Box::new(CopyWriter { has_written_head: false, cursor: 0, touched, rewritten: 0, fault: None, budget }))
     }
 
     pub(in crate::channel) fn into_writer(self) -> Box<CopyWriter> {
         self.0
     }
 
-    pub(in crate::channel) fn from_writer(walk: Box<CopyWriter>) -> Self {
-        Self(walk)
+    pub(in crate::channel) fn from_writer(writer: Box<CopyWriter>) -> Self {
+        Self(writer)
     }
 }
 
@@ -109,7 +109,7 @@ impl CopyWriter {
 
     /// Records the entries touched by messages `[from, until)` of a block that begins with `first`.
     #[cold]
-    pub(in crate::channel) fn note<C: FeedCore>(
+    pub(in crate::channel) fn record_touched<C: FeedCore>(
         &mut self,
         core: &C,
         (first, from, until): (Sequence, Sequence, Sequence),
@@ -119,7 +119,7 @@ impl CopyWriter {
         while sequence < until && self.fault.is_none() {
             let Some(message) = C::Transport::next_message(&mut rest) else { break };
             if sequence >= from {
-                core.touched(message, &mut |touched| self.record_entry(touched));
+                core.visit_touched(message, &mut |touched| self.record_entry(touched));
             }
             sequence = sequence.plus(1);
         }
@@ -127,7 +127,7 @@ impl CopyWriter {
 
     fn record_entry(&mut self, touched: TouchedEntry) {
         // The earlier rewrite does not include this change.
-        let is_written = self.written == self.touched.len();
+        let is_written = self.rewritten == self.touched.len();
         if !is_written && self.touched.last() == Some(&touched) {
             return;
         }
@@ -177,27 +177,27 @@ impl CopyWriter {
         }
         let places = core.copy_extent();
         let mut cost = 0;
-        while self.place < places.books + places.orders && cost < self.budget.cost && has_room(out) {
-            if self.place < places.books {
-                write_book(core, self.place, false, out)?;
+        while self.cursor < places.books + places.orders && cost < self.budget.cost && has_room(out) {
+            if self.cursor < places.books {
+                write_book(core, self.cursor, false, out)?;
                 cost += BOOK_COST;
             } else {
-                if let Some(order) = core.order_in_slot(self.place - places.books) {
+                if let Some(order) = core.order_in_slot(self.cursor - places.books) {
                     write_order(&order, out);
                 }
                 cost += 1;
             }
-            self.place += 1;
+            self.cursor += 1;
         }
-        if self.place < places.books + places.orders {
+        if self.cursor < places.books + places.orders {
             return Ok(false);
         }
         for _ in 0..self.budget.touched {
             if !has_room(out) {
                 return Ok(false);
             }
-            let Some(touched) = self.touched.get(self.written).copied() else { return Ok(true) };
-            self.written += 1;
+            let Some(touched) = self.touched.get(self.rewritten).copied() else { return Ok(true) };
+            self.rewritten += 1;
             match touched {
                 TouchedEntry::Book(InstrumentIndex(index)) => write_book(core, index as usize, true, out)?,
                 TouchedEntry::Order(order_id) => match core.order(order_id) {
@@ -212,7 +212,7 @@ impl CopyWriter {
                 },
             }
         }
-        Ok(self.written == self.touched.len() && has_room(out))
+        Ok(self.rewritten == self.touched.len() && has_room(out))
     }
 }
 
@@ -264,14 +264,14 @@ mod tests {
 
     #[test]
     fn an_entry_touched_after_it_was_written_is_recorded_again() {
-        let mut walk = CopyBuffer::in_small_slices().into_writer();
+        let mut writer = CopyBuffer::in_small_slices().into_writer();
         let book = TouchedEntry::Book(InstrumentIndex(7));
-        walk.record_entry(book);
-        walk.record_entry(book);
-        assert_eq!(walk.touched, [book]);
+        writer.record_entry(book);
+        writer.record_entry(book);
+        assert_eq!(writer.touched, [book]);
         // The slice has no room for the end item; another slice follows.
-        walk.written = 1;
-        walk.record_entry(book);
-        assert_eq!(walk.touched, [book; 2]);
+        writer.rewritten = 1;
+        writer.record_entry(book);
+        assert_eq!(writer.touched, [book; 2]);
     }
 }

@@ -38,11 +38,11 @@ impl Assembly {
     }
 
     /// The message of which some parts, but not the last, were added.
-    pub(super) fn open(&self) -> Option<Sequence> {
+    pub(super) fn incomplete_message(&self) -> Option<Sequence> {
         self.header.map(|header| Sequence(header.sequence.get()))
     }
 
-    pub(super) fn join(&mut self, header: &FrameHeader, body: &[u8]) -> JoinOutcome<'_> {
+    pub(super) fn add_part(&mut self, header: &FrameHeader, body: &[u8]) -> JoinOutcome<'_> {
         let part = header.part.get();
         if part == 0 {
             self.header = Some(*header);

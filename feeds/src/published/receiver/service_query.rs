@@ -48,8 +48,8 @@ impl ServiceQuery {
     }
 
     /// Whether the reports suffice: every service has answered or was queried often enough.
-    pub(super) fn is_satisfied_by(&self, holdings: &LogExtents) -> bool {
-        let attempts_max = self.config.unanswered_rounds_max.saturating_mul(self.config.services.into());
-        holdings.all_reported() || holdings.any_reported() && self.attempt > attempts_max
+    pub(super) fn is_satisfied_by(&self, log_extents: &LogExtents) -> bool {
+        let attempts_max = self.config.unanswered_rounds_max.saturating_mul(self.config.service_count.into());
+        log_extents.all_reported() || log_extents.any_reported() && self.attempt > attempts_max
     }
 }

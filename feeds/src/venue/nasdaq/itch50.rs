@@ -122,7 +122,7 @@ pub struct MessageTarget {
 /// `None` if the bytes are too short for any message.
 #[inline]
 #[must_use]
-pub fn touches(message: &[u8]) -> Option<MessageTarget> {
+pub fn target_of(message: &[u8]) -> Option<MessageTarget> {
     let (prefix, rest) = Prefix::ref_from_prefix(message).ok()?;
     let order_reference_number = match prefix.message_type {
         b'A' | b'F' | b'E' | b'C' | b'X' | b'D' | b'U' => rest.first_chunk().copied().map(u64::from_be_bytes),
@@ -133,7 +133,7 @@ pub fn touches(message: &[u8]) -> Option<MessageTarget> {
 
 /// Id of the new order of a replacement; `None` for any other message.
 #[must_use]
-pub fn replacement(message: &[u8]) -> Option<u64> {
+pub fn replacement_order_id(message: &[u8]) -> Option<u64> {
     let (prefix, rest) = Prefix::ref_from_prefix(message).ok()?;
     let new_id = rest.get(size_of::<u64>()..)?.first_chunk().copied().map(u64::from_be_bytes);
     new_id.filter(|_| prefix.message_type == b'U')
@@ -141,7 +141,7 @@ pub fn replacement(message: &[u8]) -> Option<u64> {
 
 /// Whether the bytes have a type of this protocol and its length.
 #[must_use]
-pub fn fits(message: &[u8]) -> bool {
+pub fn has_known_length(message: &[u8]) -> bool {
     Message::TYPES
         .iter()
         .any(|(message_type, _, bytes)| message.first() == Some(message_type) && message.len() == *bytes)

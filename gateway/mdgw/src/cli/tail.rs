@@ -25,7 +25,9 @@ use mdgw_feeds::{
     identity::{ChannelId, GroupId, Sequence},
     time::TradingDate,
 };
-use mdgw_subscriber::{ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, Start, Subscriber, SubscriberConfig};
+use mdgw_subscriber::{
+    ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig,
+};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -95,7 +97,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     config.receiver = ReceiverConfig {
         group: GroupId(args.group),
         channels: args.channel.iter().copied().map(ChannelId).collect(),
-        start: if args.from_now { Start::Now } else { Start::Day },
+        start: if args.from_now { StartFrom::Live } else { StartFrom::OldestOfDay },
         ..ReceiverConfig::default()
     };
     let mut subscriber = Subscriber::open(config).context("subscribe")?;
