@@ -157,7 +157,7 @@ impl Channel {
 
     /// The current session with its venue name and send times, for the state file.
     #[must_use]
-    pub fn numbering(&self) -> Option<SessionNumbering> {
+    pub fn session_numbering(&self) -> Option<SessionNumbering> {
         each_kind!(&self.0, line => line.session_numbering())
     }
 

@@ -4,8 +4,8 @@
 //!  slice   | item | item | …                                      whole items, no more than fit the buffer
 //!  head    | 0 | MDGWCOPY | version u16 | feed u16 | schemas u16 |              once, first
 //!  order   | 1 | id u64 | instrument and side u32 | price i64 | size u32 | priority u64 |
-//!  gone    | 2 | id u64 |                                         an order told before doesn't rest any more
-//!  book    | 3 | instrument u32 | length u16 | what the feed keeps of it |
+//!  gone    | 2 | id u64 |                                         an order written before no longer rests
+//!  book    | 3 | instrument u32 | length u16 | feed-specific state |
 //!  end     | 4 | position, session and counts |                   once, last
 //! ```
 //! Little-endian. For an order or a book written twice, the last item counts.

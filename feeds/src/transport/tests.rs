@@ -9,7 +9,8 @@ use super::{
     *,
 };
 
-const STREAM: StreamIdentity = StreamIdentity { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, channel_id: 1, session_id: 7 };
+const STREAM: StreamIdentity =
+    StreamIdentity { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, channel_id: 1, session_id: 7 };
 const SESSION: moldudp64::MoldSession = *b"SESSION 01";
 
 fn position(first: u64) -> SegmentPosition {
