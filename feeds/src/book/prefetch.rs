@@ -1,4 +1,4 @@
-//! Cache prefetch: the only module of this crate's data path with unsafe code.
+//! Cache prefetch. This module and [`memory`](super::memory) hold the crate's only unsafe code.
 #![allow(unsafe_code, reason = "the prefetch instruction has no safe form in the standard library")]
 
 /// Prefetches the cache line of `slice[index]` for a write soon. Beyond the end, the prefetch has no effect on the

@@ -248,7 +248,7 @@ itch_message! {
 itch_message! {
     /// Market Participant Position (`L`). 26 bytes.
     pub struct MarketParticipantPosition: 26 bytes {
-        /// Who.
+        /// Identifier of the market participant (MPID).
         mpid: [u8; 4] as text,
         /// Symbol.
         stock: [u8; 8] as symbol,
@@ -351,7 +351,7 @@ wire_struct! {
     pub struct AddOrderMpid: 40 bytes {
         /// The order, as without attribution.
         order: AddOrder as fields,
-        /// Who entered it.
+        /// Market participant (MPID) that entered the order.
         attribution: [u8; 4] as text,
     }
 }
