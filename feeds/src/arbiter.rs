@@ -1,4 +1,4 @@
-//! Arbitration of redundant lines: each message once, in order, from whichever line brings it first.
+//! Arbitration of redundant lines: delivers each message once, in order, from the line that delivers it first.
 //!
 //! ```text
 //!            first packet            packet ahead, or a later sequence announced
@@ -7,13 +7,13 @@
 //!                            │ └──────────── filled ───────────────┴─ recovering
 //!                            └─────── declared, with its bounds ──────┘
 //! ```
-//! Works by message number and not by packet: lines may cut packets differently, so ranges overlap in any way.
+//! Works by message sequence and not by packet: lines may split packets differently, so ranges may overlap in any
+//! way.
 //!
-//! What comes out, whatever goes in: ranges strictly ascend; each sequence from the start on is either delivered
+//! Guarantees for any input: delivered ranges strictly ascend. Each sequence from the start on is either delivered
 //! once or lies in one declared gap. Nothing is allocated after [`Arbiter::new`].
 //!
-//! What it deliberately does not do: look into messages, judge sessions (the caller calls
-//! [`Arbiter::begin_session`]), or read a clock.
+//! Out of scope: message content, sessions (the caller calls [`Arbiter::begin_session`]) and clocks.
 
 mod gap;
 mod lines;
@@ -23,7 +23,7 @@ mod recovery;
 mod tests;
 mod window;
 
-pub(crate) use self::pending_gaps::Holes;
+pub(crate) use self::pending_gaps::PendingGaps;
 pub use self::recovery::{
     AnswerEnd, REQUESTS_IN_FLIGHT_MAX, RecoveryConfig, RecoveryStatistics, Request, RequestTarget,
 };
@@ -47,43 +47,43 @@ use crate::{
     time::{MonoNs, UnixNs},
 };
 
-/// How a channel's lines are arbitrated.
+/// Configuration of a channel's arbitration.
 #[derive(Clone, Debug)]
 pub struct ArbiterConfig {
     /// Lines that carry the channel, without the recovery line: 1 to 7.
     pub lines: u8,
-    /// Packets that can be held while a gap waits, [`WINDOW_PACKETS_MIN`] to 32,768.
+    /// Packets that can be held while a gap is pending, [`WINDOW_PACKETS_MIN`] to 32,768.
     pub window_packets: usize,
     /// Longest message block that can be held, bytes.
     pub datagram_bytes_max: usize,
-    /// Most messages that one packet can truthfully bring.
+    /// Most messages that one packet can contain; a larger count is invalid.
     pub messages_per_packet_max: u64,
-    /// How long a gap may wait for another line, ns, counted from when it was found or last shrank.
+    /// How long a gap waits for another line, ns, counted from its detection or last partial fill.
     pub gap_timeout_ns: u64,
-    /// Retransmission, where there is a server; without it a gap that timed out is declared.
+    /// Retransmission, where a server exists. Without it, a gap that timed out is declared.
     pub recovery: Option<RecoveryConfig>,
-    /// Limits of recovery until all has come that lies before what is heard first, where somebody has that; so long, no packet
-    /// is held at the cost of a gap either.
+    /// Recovery limits during catch-up, until every message before the first received one has arrived, if a source
+    /// stores them. During catch-up no gap is declared to make room for a packet.
     pub catch_up: Option<RecoveryConfig>,
-    /// What gives way when the window is full.
+    /// Policy for a full window.
     pub when_full: WhenFull,
-    /// Farthest a packet may begin beyond what is expected without being confirmed. See [`Arbiter::accept`].
+    /// Largest distance of a packet from the expected sequence without confirmation. See [`Arbiter::accept`].
     pub sequence_jump_max: u64,
-    /// After how long without a packet or heartbeat a line's alarm is raised, ns; `None`: never.
+    /// Silence (no packet or heartbeat) after which a line's alarm is raised, ns; `None`: never.
     pub line_silence_ns: Option<u64>,
 }
 
-/// What gives way when the window is full.
+/// Policy for a full window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
-    /// The gap: the first one is declared at once, which makes room. A live feed goes on.
+    /// Declare the first gap at once, which makes room. For a live feed, which must go on.
     DeclareGap,
-    /// The packet: it is refused and asked for later. For a source that keeps everything, while catching up with it.
+    /// Reject the packet and request it later. For catch-up from a source that stores all messages.
     RefusePacket,
 }
 
-/// The largest number of datagrams that one drain of a socket brings: the window must not be smaller, or draining
-/// one line before the other would make a false gap.
+/// Most datagrams that one drain of a socket returns. The window must not be smaller: draining one line before the
+/// other would otherwise make a false gap.
 pub const WINDOW_PACKETS_MIN: usize = 64;
 
 impl Default for ArbiterConfig {
@@ -93,15 +93,15 @@ impl Default for ArbiterConfig {
             // Four full drains; 0.3 ms of a burst at a million packets a second.
             window_packets: 256,
             datagram_bytes_max: 2_048,
-            // A message is no shorter than its two bytes of length.
+            // A message takes at least its two bytes of length.
             messages_per_packet_max: 1_024,
             // Lines of one venue differ by microseconds on the same site, by a few milliseconds between sites.
             gap_timeout_ns: 5_000_000,
             recovery: None,
             catch_up: None,
             when_full: WhenFull::DeclareGap,
-            // A second of a busy feed. Beyond it two packets more are waited for, which is soon; a forged number that is
-            // believed costs the channel all messages up to it.
+            // A second of a busy feed. A jump beyond it waits for two more packets, which arrive soon. A forged
+            // sequence that is accepted would cost the channel all messages up to it.
             sequence_jump_max: 100_000,
             line_silence_ns: None,
         }
@@ -109,10 +109,10 @@ impl Default for ArbiterConfig {
 }
 
 impl ArbiterConfig {
-    /// Whether every value is in its range.
+    /// Checks that every value is in its range.
     ///
     /// # Errors
-    /// The name of the first value that is not, and what it has to be.
+    /// The first invalid value and its allowed range.
     pub fn check(&self) -> Result<(), &'static str> {
         let packets = WINDOW_PACKETS_MIN..=PACKETS_MAX;
         let rules = [
@@ -128,31 +128,31 @@ impl ArbiterConfig {
     }
 }
 
-/// A packet with messages, as its transport header told it.
+/// A packet with messages, as described by its transport header.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival<'a> {
-    /// Where it came from.
+    /// The line on which it was received.
     pub line: Line,
     /// Sequence of its first message.
     pub first: Sequence,
     /// Sequence after its last message.
     pub next: Sequence,
-    /// The messages; handed back as they are.
+    /// The message block; passed through unchanged.
     pub block: &'a [u8],
-    /// Receive stamp: says which line was first.
+    /// Receive timestamp: determines which line was first.
     pub ts_recv: UnixNs,
-    /// The venue's sending time, where its transport has one; handed back.
+    /// The venue's send time, where the transport has one; passed through.
     pub send_time: Option<UnixNs>,
-    /// Time for deadlines.
+    /// Current time, for deadlines.
     pub now: MonoNs,
 }
 
-/// What comes out, in order.
+/// Output of the arbiter, in order.
 #[derive(Clone, Copy, Debug)]
 pub enum Delivery<'a> {
-    /// Messages `[from, until)` of a block that holds `[first, next)`: skip what precedes, stop before the rest.
+    /// Messages `[from, until)` of a block that holds `[first, next)`: skip messages before `from`, stop at `until`.
     Packet {
-        /// The line whose copy this is.
+        /// The line of this copy.
         line: Line,
         /// Sequence of the block's first message.
         first: Sequence,
@@ -160,16 +160,16 @@ pub enum Delivery<'a> {
         next: Sequence,
         /// First message to deliver.
         from: Sequence,
-        /// First message not to deliver any more; more than `from`.
+        /// First message not to deliver; greater than `from`.
         until: Sequence,
         /// All messages of the packet.
         block: &'a [u8],
-        /// Receive stamp of this copy.
+        /// Receive timestamp of this copy.
         ts_recv: UnixNs,
-        /// The venue's sending time of this copy.
+        /// The venue's send time of this copy.
         send_time: Option<UnixNs>,
     },
-    /// These sequences will not come.
+    /// A declared gap: these sequences will not be delivered.
     Gap(Gap),
 }
 
@@ -178,18 +178,18 @@ pub enum Delivery<'a> {
 pub struct Arbiter {
     /// Next sequence to deliver; [`NONE`] before the first packet.
     expected: Sequence,
-    /// First sequence of which nothing is known. Equal to `expected` while there is no gap.
+    /// First sequence not known to exist. Equal to `expected` while there is no gap.
     frontier: Sequence,
     config: ArbiterConfig,
     lines: Lines,
     window: Window,
     declared: DeclaredGaps,
     recovery: Option<Recovery>,
-    /// While catching up: what holds afterwards.
+    /// During catch-up: the limits that apply afterwards.
     catch_up_state: Option<CatchUp>,
-    /// When the gap after everything held (known from an announcement) was found or last shrank.
+    /// When the gap after all held packets (known from an announcement) was detected or last shrank.
     trailing_gap_since: MonoNs,
-    /// Whether [`Self::watch`] has been called: without it, no alarm of a line is ever due.
+    /// Whether [`Self::start_silence_timers`] was called. Without it no silence alarm is due.
     has_silence_timers: bool,
     drops: DropCounts,
     statistics: ArbiterStatistics,
@@ -197,50 +197,50 @@ pub struct Arbiter {
 
 #[derive(Clone, Copy, Debug)]
 struct CatchUp {
-    /// All before it is to come: what was heard first, or refused last.
+    /// Catch-up ends at this sequence: the first received one, or the last rejected one.
     until: Sequence,
     recovery: Option<RecoveryConfig>,
     when_full: WhenFull,
 }
 
-/// Figures of the channel as a whole.
+/// Statistics of the whole channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArbiterStatistics {
     /// Messages delivered.
     pub delivered_messages: u64,
     /// Gaps declared.
     pub gaps: u64,
-    /// Messages in them.
+    /// Messages in declared gaps.
     pub gap_messages: u64,
-    /// Of these gaps, those declared early because the window was full.
+    /// Gaps declared early because the window was full.
     pub gaps_window_full: u64,
-    /// Gaps found, however they ended.
+    /// Gaps detected, whether filled or declared.
     pub gaps_found: u64,
-    /// Most packets held at a time.
+    /// Most packets held at the same time.
     pub window_packets_max: usize,
 }
 
-/// `expected` before the first packet; beyond [`SEQUENCE_END`], so no packet ever continues it.
+/// `expected` before the first packet. It lies beyond [`SEQUENCE_END`], so no packet continues it.
 const NONE: Sequence = Sequence(u64::MAX);
 
-/// Sequences from here on are refused, so that no sum with a count can wrap.
+/// Sequences from here on are rejected, so that no sum with a count can wrap.
 pub const SEQUENCE_END: Sequence = Sequence(1 << 63);
 
-/// How many packets of one line, in a row and each continuing the one before, make an incredible place credible.
+/// Consecutive packets of one line, each continuing the previous one, that confirm a sequence jump.
 pub const JUMP_CONFIRMATIONS: u8 = 3;
 
-/// The first gap is what lies before that.
-fn begin_catch_up(catch_up_state: &mut Option<CatchUp>, heard: Sequence) {
+/// Catch-up fills the gap before `first_received`.
+fn begin_catch_up(catch_up_state: &mut Option<CatchUp>, first_received: Sequence) {
     if let Some(catch_up_state) = catch_up_state.as_mut().filter(|catch_up_state| catch_up_state.until == Sequence(0)) {
-        catch_up_state.until = heard;
+        catch_up_state.until = first_received;
     }
 }
 
 impl Arbiter {
-    /// With all its memory allocated.
+    /// Allocates all memory.
     ///
     /// # Panics
-    /// When [`ArbiterConfig::check`] refuses the configuration.
+    /// If [`ArbiterConfig::check`] rejects the configuration.
     #[must_use]
     pub fn new(mut config: ArbiterConfig) -> Self {
         assert_eq!(config.check(), Ok(()), "arbiter configuration");
@@ -265,23 +265,23 @@ impl Arbiter {
         }
     }
 
-    /// The lines are listened to from `now` on: silence of those that never bring anything is counted from here. Further
-    /// calls change nothing, until [`Self::stop_silence_timers`].
+    /// Starts the silence timers at `now`: a line that never sends counts as silent from here. Further calls have no
+    /// effect until [`Self::stop_silence_timers`].
     #[inline]
-    pub fn watch(&mut self, now: MonoNs) {
+    pub fn start_silence_timers(&mut self, now: MonoNs) {
         if !self.has_silence_timers {
             self.has_silence_timers = true;
             self.lines.venue_lines_mut().for_each(|line| line.silence_since = now);
         }
     }
 
-    /// The lines may be silent: the venue has said all it has to say.
+    /// Stops the silence timers: the venue has ended its session.
     pub fn stop_silence_timers(&mut self) {
         self.has_silence_timers = false;
     }
 
-    /// A new numbering begins, at `expected` where that is known (and below [`SEQUENCE_END`]), else with the first
-    /// packet that comes. Call [`Self::finish`] before, or what is still held is forgotten.
+    /// Begins a new session at `expected` (below [`SEQUENCE_END`]), or with the first packet if `None`. Call
+    /// [`Self::finish`] before; otherwise held packets are discarded.
     pub fn begin_session(&mut self, expected: Option<Sequence>) {
         self.expected = expected.filter(|expected| *expected < SEQUENCE_END).unwrap_or(NONE);
         self.frontier = self.expected;
@@ -302,28 +302,28 @@ impl Arbiter {
         (self.expected != NONE).then_some(self.expected)
     }
 
-    /// First sequence of which nothing has been heard; `None` before the first packet.
+    /// First sequence not known to exist; `None` before the first packet.
     #[must_use]
     pub fn frontier(&self) -> Option<Sequence> {
         (self.frontier != NONE).then_some(self.frontier)
     }
 
-    /// A packet came. Delivers what can be delivered, holds the rest.
+    /// Processes a packet: delivers what is in sequence, holds the rest.
     ///
-    /// A packet that begins more than `sequence_jump_max` beyond what is expected is refused: one forged or damaged
-    /// number must not make a channel wait for, or declare, a gap that isn't there. Only the third packet of one
-    /// line in a row of which each continues the one before is believed; the ones before it lie in the gap then, unless
-    /// the caller has kept them and hands them in again (see [`Self::would_accept`]).
+    /// A packet that begins more than `sequence_jump_max` beyond the expected sequence is rejected. One forged or
+    /// damaged sequence must not make a channel wait for, or declare, a false gap. The third consecutive packet of
+    /// one line, each continuing the previous one, confirms the jump. The earlier two packets then lie in the gap,
+    /// unless the caller has kept them and passes them in again (see [`Self::would_accept`]).
     ///
     /// # Errors
-    /// Why nothing of the packet was used; counted here, in [`Self::drops`] and for its line.
+    /// Why no part of the packet was used. Counted here, in [`Self::drops`] and in the line's statistics.
     #[inline]
     pub fn accept(&mut self, arrival: Arrival<'_>, deliver: &mut impl FnMut(Delivery<'_>)) -> Result<(), DropReason> {
         let Some(line) = self.lines.get_mut(arrival.line) else {
             return self.refuse(arrival.line, DropReason::SourceUnexpected);
         };
         line.packets += 1;
-        line.touch(arrival.now);
+        line.on_activity(arrival.now);
         let is_in_order = arrival.first == self.expected && self.frontier == self.expected;
         let count = arrival.next.0.wrapping_sub(arrival.first.0);
         let is_sound = arrival.first < arrival.next && arrival.next < SEQUENCE_END;
@@ -337,13 +337,14 @@ impl Arbiter {
         self.accept_out_of_order(arrival, deliver)
     }
 
-    /// A heartbeat or an end of session told, on `line`, that `next` is the next sequence: all before it exist.
+    /// A heartbeat or end of session on `line` announced `next` as the next sequence: all messages before `next`
+    /// exist.
     pub fn announce(&mut self, line: Line, next: Sequence, now: MonoNs) -> Result<(), DropReason> {
         let Some(statistics) = self.lines.get_mut(line) else {
             return self.refuse(line, DropReason::SourceUnexpected);
         };
         statistics.heartbeats += 1;
-        statistics.touch(now);
+        statistics.on_activity(now);
         if next.0 == 0 || next >= SEQUENCE_END {
             return self.refuse(line, DropReason::SequenceInvalid);
         }
@@ -353,7 +354,7 @@ impl Arbiter {
             return Ok(());
         }
         self.end_catch_up_if_complete();
-        // The recovery line answers questions, and whoever is asked is believed.
+        // The recovery line only answers our own requests, so its sequences need no confirmation.
         if line != Line::RECOVERY && self.is_jump(next) && !self.confirm_jump(line, next, next) {
             return self.refuse(line, DropReason::SequenceJump);
         }
@@ -361,12 +362,12 @@ impl Arbiter {
             self.raise_frontier(next, now);
         }
         if line == Line::RECOVERY {
-            self.recover(|recovery, holes| recovery.answered(holes, now));
+            self.recover(|recovery, gaps| recovery.server_answer_ended(gaps, now));
         }
         Ok(())
     }
 
-    /// When [`Self::on_deadline`] wants to be called: a gap's, a request's or a silent line's time is up.
+    /// When [`Self::on_deadline`] must be called: for a gap, a request or a silent line.
     #[must_use]
     #[inline]
     pub fn next_deadline(&self) -> Option<MonoNs> {
@@ -378,11 +379,12 @@ impl Arbiter {
         }
     }
 
-    /// Time has passed. Drain the channel's lines before, or what lies in their sockets is taken for lost.
+    /// Processes expired deadlines. Drain the channel's lines before, or packets still in their sockets count as
+    /// lost.
     pub fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
         self.raise_alarms(now);
         self.end_catch_up_if_complete();
-        self.recover(|recovery, holes| recovery.on_deadline(holes, now));
+        self.recover(|recovery, gaps| recovery.on_deadline(gaps, now));
         while let Some(gap) = self.front_gap() {
             let given_up = match &self.recovery {
                 Some(recovery) => recovery.given_up(gap),
@@ -390,30 +392,31 @@ impl Arbiter {
             };
             let Some(gap) = given_up else { return };
             self.declare(gap, deliver);
-            self.recover(|recovery, holes| recovery.on_deadline(holes, now));
+            self.recover(|recovery, gaps| recovery.on_deadline(gaps, now));
         }
     }
 
-    /// A request to the peer or the retransmission server that is due. Its answers come back through [`Self::accept`], on
-    /// [`Line::RECOVERY`].
+    /// Returns a due request to the peer or the retransmission server. Its answers come back through
+    /// [`Self::accept`], on [`Line::RECOVERY`].
     pub fn poll_request(&mut self) -> Option<Request> {
         self.recovery.as_mut()?.poll_request()
     }
 
-    /// The peer has no more of what it was asked for from `asked` on, or can't be asked. The next one is asked with the next deadline.
-    pub fn peer_answer_ended(&mut self, asked: Sequence, now: MonoNs) {
-        self.recover(|recovery, holes| recovery.peer_answer_ended(asked, holes, now));
+    /// The peer's answer to the request that began at `first` has ended, or the peer cannot be reached. The next
+    /// deadline sends the next request.
+    pub fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
+        self.recover(|recovery, gaps| recovery.peer_answer_ended(first, gaps, now));
     }
 
-    /// Input or session have ended: declares what is missing, delivers everything held.
+    /// Input or session have ended: declares all missing messages and delivers all held ones.
     pub fn finish(&mut self, deliver: &mut impl FnMut(Delivery<'_>)) {
         while let Some(gap) = self.front_gap() {
             self.declare(gap, deliver);
         }
     }
 
-    /// It is known that nothing before `next` will come any more: declares what is missing up to there, delivers
-    /// what is held. What lies beyond is left as it is.
+    /// No message before `next` will arrive any more: declares all missing messages before it and delivers the held
+    /// ones. Later sequences are unchanged.
     pub fn declare_missing_before(&mut self, next: Sequence, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
         if self.expected == NONE || next >= SEQUENCE_END || next <= self.expected {
             return;
@@ -441,51 +444,51 @@ impl Arbiter {
         }
     }
 
-    /// Figures of one line.
+    /// Statistics of one line.
     #[must_use]
     pub fn line_statistics(&self, line: Line) -> &LineStatistics {
         self.lines.get(line)
     }
 
-    /// Takes a line's leads, and leaves `other` (from [`lead_histogram`]) in their place. Nothing is copied.
+    /// Swaps a line's lead histogram with `other` (from [`lead_histogram`]). Nothing is copied.
     pub fn exchange_lead(&mut self, line: Line, other: &mut Histogram<u64>) {
         if let Some(statistics) = self.lines.get_mut(line) {
             core::mem::swap(&mut statistics.lead_ns, other);
         }
     }
 
-    /// Figures of the channel.
+    /// Statistics of the channel.
     #[must_use]
     pub fn statistics(&self) -> &ArbiterStatistics {
         &self.statistics
     }
 
-    /// Figures of recovery, where there is any.
+    /// Statistics of recovery, where configured.
     #[must_use]
     pub fn recovery_statistics(&self) -> Option<&RecoveryStatistics> {
         self.recovery.as_ref().map(Recovery::statistics)
     }
 
-    /// What was refused: [`DropReason::Duplicate`] and [`DropReason::LateAfterGap`] count messages, also those of
-    /// packets of which a part was used; all other reasons count packets.
+    /// Rejections: [`DropReason::Duplicate`] and [`DropReason::LateAfterGap`] count messages, also those of packets
+    /// used in part. All other reasons count packets.
     #[must_use]
     pub fn drops(&self) -> &DropCounts {
         &self.drops
     }
 
-    /// How it was set up.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &ArbiterConfig {
         &self.config
     }
 
-    /// Memory held, all of it since the start.
+    /// Memory held, bytes; all allocated at the start.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.window.memory_bytes() + self.lines.memory_bytes() + self.declared.memory_bytes()
     }
 
-    /// Everything but the packet that continues a stream without gaps.
+    /// Handles every packet except one that continues a stream without gaps.
     fn accept_out_of_order(
         &mut self,
         arrival: Arrival<'_>,
@@ -519,7 +522,7 @@ impl Arbiter {
                 (WhenFull::DeclareGap, Some(gap)) => {
                     self.statistics.gaps_window_full += 1;
                     // Not beyond this packet, which may lie in the gap.
-                    self.declare(gap.before(first), deliver);
+                    self.declare(gap.clipped_before(first), deliver);
                 }
                 _ => {
                     self.raise_frontier(next.max(self.frontier), now);
@@ -530,17 +533,17 @@ impl Arbiter {
                 }
             }
         }
-        // Making room may have delivered a part of what this packet brings, or all of it.
+        // Making room may have delivered part or all of this packet's messages.
         if next <= self.expected {
             return self.refuse_old(&arrival);
         }
         let outcome = if first > self.expected { self.hold(&arrival) } else { self.merge(&arrival, deliver) };
-        self.recover(|recovery, holes| recovery.arrived(first, next, line == Line::RECOVERY, holes, now));
+        self.recover(|recovery, gaps| recovery.on_arrival(first, next, line == Line::RECOVERY, gaps, now));
         outcome
     }
 
-    /// Delivers a packet that begins at or before what is expected and ends after it, together with everything held
-    /// that it connects to. What was held came first and wins.
+    /// Delivers a packet that begins at or before the expected sequence and ends after it, together with all
+    /// connected held packets. For a message in both, the held copy is used, since it arrived first.
     fn merge(&mut self, arrival: &Arrival<'_>, deliver: &mut impl FnMut(Delivery<'_>)) -> Result<(), DropReason> {
         let mut added = 0;
         while self.expected < arrival.next {
@@ -564,10 +567,10 @@ impl Arbiter {
         }
         self.deliver_connected(deliver);
         self.restart_front_gap_timer(arrival.now);
-        self.won(arrival.line, added)
+        self.count_won(arrival.line, added)
     }
 
-    /// Holds a packet that begins after what is expected.
+    /// Holds a packet that begins after the expected sequence.
     fn hold(&mut self, arrival: &Arrival<'_>) -> Result<(), DropReason> {
         let Self { window, lines, drops, statistics, .. } = self;
         let added = window.hold(arrival, arrival.first, |overlap| {
@@ -583,21 +586,21 @@ impl Arbiter {
             self.trailing_gap_since = arrival.now;
         }
         self.frontier = self.frontier.max(arrival.next);
-        self.won(arrival.line, added)
+        self.count_won(arrival.line, added)
     }
 
-    fn won(&mut self, line: Line, added: u64) -> Result<(), DropReason> {
+    fn count_won(&mut self, line: Line, added: u64) -> Result<(), DropReason> {
         let Some(statistics) = self.lines.get_mut(line) else { return Err(DropReason::SourceUnexpected) };
         statistics.won_messages += added;
         if added == 0 { Err(DropReason::Duplicate) } else { Ok(()) }
     }
 
-    /// All of the packet lies before what is expected.
+    /// Rejects a packet that lies entirely before the expected sequence.
     fn refuse_old(&mut self, arrival: &Arrival<'_>) -> Result<(), DropReason> {
         Err(self.count_old(arrival, arrival.first, arrival.next))
     }
 
-    /// Counts messages `[first, next)`, all before what is expected, as duplicates or as too late.
+    /// Counts messages `[first, next)`, all before the expected sequence, as duplicates or as late.
     fn count_old(&mut self, arrival: &Arrival<'_>, first: Sequence, next: Sequence) -> DropReason {
         let late = self.declared.overlap(first, next);
         let duplicate = (next.0 - first.0).saturating_sub(late);
@@ -609,19 +612,19 @@ impl Arbiter {
         }
         self.drops.count_many(DropReason::Duplicate, duplicate);
         if duplicate > 0 {
-            self.lines.duplicate(arrival.line, first, next, duplicate, arrival.ts_recv);
+            self.lines.record_duplicate(arrival.line, first, next, duplicate, arrival.ts_recv);
             DropReason::Duplicate
         } else {
             DropReason::LateAfterGap
         }
     }
 
-    /// Whether nothing but confirmation makes this place credible.
+    /// Whether `first` is so far ahead that it needs confirmation.
     fn is_jump(&self, first: Sequence) -> bool {
         first.0.saturating_sub(self.frontier.0.max(self.expected.0)) > self.config.sequence_jump_max
     }
 
-    /// Counts packets of one line, in a row, that continue each other. True once they have made their case.
+    /// Counts consecutive packets of one line that continue each other. Returns whether they confirm the jump.
     fn confirm_jump(&mut self, line: Line, first: Sequence, next: Sequence) -> bool {
         let Some(line) = self.lines.get_mut(line) else { return false };
         let arrival_number = line.arrival_number();
@@ -634,7 +637,7 @@ impl Arbiter {
         is_confirmed
     }
 
-    /// Whether what begins at `first` would be believed as the next that `line` brings, however far ahead.
+    /// Whether a packet of `line` beginning at `first` would be accepted, however far ahead.
     #[must_use]
     pub fn would_accept(&self, line: Line, first: Sequence) -> bool {
         let line = self.lines.get(line);
@@ -645,14 +648,14 @@ impl Arbiter {
         !self.is_jump(first) || line.jump.is_some_and(confirms)
     }
 
-    /// `next` is believed to be reached, however far ahead: all before it exist.
-    pub fn believe(&mut self, next: Sequence, now: MonoNs) {
+    /// Accepts a confirmed jump: all messages before `next` exist, however far ahead.
+    pub fn accept_jump(&mut self, next: Sequence, now: MonoNs) {
         if self.expected != NONE && next < SEQUENCE_END && next > self.frontier {
             self.raise_frontier(next, now);
         }
     }
 
-    /// A packet that was refused for its jump is believed after all and will be accepted again: it was not dropped.
+    /// Corrects the counters for a packet rejected as a jump that will be accepted again.
     pub fn uncount_jump(&mut self, line: Line) {
         self.drops.uncount(DropReason::SequenceJump);
         if let Some(line) = self.lines.get_mut(line) {
@@ -678,7 +681,7 @@ impl Arbiter {
         deliver: &mut impl FnMut(Delivery<'_>),
     ) {
         self.statistics.delivered_messages += until.0 - from.0;
-        self.lines.delivered(arrival.line, from, until, arrival.ts_recv);
+        self.lines.record_delivery(arrival.line, from, until, arrival.ts_recv);
         deliver(Delivery::Packet {
             line: arrival.line,
             first: arrival.first,
@@ -691,12 +694,12 @@ impl Arbiter {
         });
     }
 
-    /// Delivers the first fragment, which is what is expected.
+    /// Delivers the first fragment, which begins at the expected sequence.
     fn deliver_front(&mut self, deliver: &mut impl FnMut(Delivery<'_>)) {
         let Some((fragment, slot, block)) = self.window.pop_front() else { return };
         self.expected = fragment.until;
         self.statistics.delivered_messages += fragment.until.0 - fragment.from.0;
-        self.lines.delivered(slot.line, fragment.from, fragment.until, slot.ts_recv);
+        self.lines.record_delivery(slot.line, fragment.from, fragment.until, slot.ts_recv);
         deliver(Delivery::Packet {
             line: slot.line,
             first: slot.first,
@@ -716,7 +719,7 @@ impl Arbiter {
         self.frontier = self.frontier.max(self.expected);
     }
 
-    /// Gives up on a gap that begins at what is expected, and delivers what follows it.
+    /// Declares a gap that begins at the expected sequence, and delivers the packets that follow it.
     fn declare(&mut self, gap: Gap, deliver: &mut impl FnMut(Delivery<'_>)) {
         self.declared.record(gap);
         self.statistics.gaps += 1;
@@ -729,12 +732,12 @@ impl Arbiter {
         }
     }
 
-    /// The gap that holds up delivery.
+    /// The gap that blocks delivery.
     fn front_gap(&self) -> Option<Gap> {
         Gap::new(self.expected, self.window.front().map_or(self.frontier, |held| held.from))
     }
 
-    /// When other lines have had their time to fill the first gap.
+    /// When the wait for other lines to fill the first gap ends.
     fn front_gap_due(&self) -> MonoNs {
         let since = self.window.front().map_or(self.trailing_gap_since, |held| held.gap_since);
         since.plus(self.config.gap_timeout_ns)
@@ -743,22 +746,22 @@ impl Arbiter {
     fn gap_deadline(&self) -> Option<MonoNs> {
         let Some(recovery) = &self.recovery else { return Some(self.front_gap_due()) };
         let is_given_up = self.front_gap().is_some_and(|gap| recovery.given_up(gap).is_some());
-        if is_given_up { Some(recovery.given_up_at()) } else { recovery.next_deadline(&self.holes()) }
+        if is_given_up { Some(recovery.given_up_at()) } else { recovery.next_deadline(&self.pending_gaps()) }
     }
 
-    fn holes(&self) -> Holes<'_> {
-        Holes::new(&self.window, self.expected, (self.frontier, self.trailing_gap_since), &self.config)
+    fn pending_gaps(&self) -> PendingGaps<'_> {
+        PendingGaps::new(&self.window, self.expected, (self.frontier, self.trailing_gap_since), &self.config)
     }
 
-    /// Lets recovery work on what is missing.
-    fn recover(&mut self, work: impl FnOnce(&mut Recovery, &Holes<'_>)) {
+    /// Runs `work` on recovery with the pending gaps.
+    fn recover(&mut self, work: impl FnOnce(&mut Recovery, &PendingGaps<'_>)) {
         let Self { recovery, window, expected, frontier, trailing_gap_since, config, .. } = self;
         if let Some(recovery) = recovery {
-            work(recovery, &Holes::new(window, *expected, (*frontier, *trailing_gap_since), config));
+            work(recovery, &PendingGaps::new(window, *expected, (*frontier, *trailing_gap_since), config));
         }
     }
 
-    /// Nothing is behind any more: gaps from now on are gaps.
+    /// Ends catch-up once nothing of it is missing. Later gaps follow the normal rules.
     fn end_catch_up_if_complete(&mut self) {
         let has_delivered = self.statistics.delivered_messages > 0;
         let is_over = |catch_up_state: &mut CatchUp| has_delivered && catch_up_state.until <= self.expected;
@@ -771,7 +774,7 @@ impl Arbiter {
         }
     }
 
-    /// Whoever fills a gap is still at work, so its time begins anew.
+    /// Restarts the first gap's timer: a line or the server is still filling the gap.
     fn restart_front_gap_timer(&mut self, now: MonoNs) {
         match self.window.front_mut() {
             Some(held) => held.gap_since = now,
@@ -792,7 +795,7 @@ impl Arbiter {
 
     fn silence_deadline(&self) -> Option<MonoNs> {
         let silence_ns = self.config.line_silence_ns.filter(|_| self.has_silence_timers)?;
-        self.lines.watched().filter_map(|line| line.silence_deadline(silence_ns)).min()
+        self.lines.venue_lines().filter_map(|line| line.silence_deadline(silence_ns)).min()
     }
 
     fn raise_alarms(&mut self, now: MonoNs) {

@@ -1,16 +1,16 @@
 //! Order books of one channel: by order and by price level, one view over both.
 //!
-//! [`orders::OrderBooks`] keeps every resting order of a by-order feed and the price levels they add up to;
-//! [`levels::LevelBooks`] keeps the price levels that a feed tells outright. Both show an instrument as a
-//! [`BookView`]. All memory is allocated by `new` and bounded by [`BookLimits`]; what does not fit is a counted
-//! [`BookFault`] that marks the instrument's book suspect.
+//! [`orders::OrderBooks`] stores every resting order of a by-order feed and the price levels they add up to.
+//! [`levels::LevelBooks`] stores the price levels of a feed that sends levels directly. Both show an instrument as a
+//! [`BookView`]. All memory is allocated by `new` and bounded by [`BookLimits`]. A change that does not fit is a
+//! counted [`BookFault`], and the instrument's book becomes suspect.
 //!
-//! What the books do not know: trading dates, packets, records. A caller that wants to keep the packet that broke a
-//! book does so when a call returns `Err` or a [`Change`] with a fault.
+//! Out of scope: trading dates, packets, records. A caller can keep the rejected packet when a call returns `Err` or
+//! a [`Change`] with a fault.
 //!
 //! **Locked and crossed.** A book is crossed when its best bid is *above* its best ask. Equal prices are a locked
-//! book and no fault: venues show it for a moment, and before the opening cross Nasdaq keeps orders that lock and
-//! cross. So the check can be switched off while an instrument is not in continuous trading
+//! book and no fault: venues show it for a moment, and before the opening cross Nasdaq's book holds orders that lock
+//! and cross. The check can therefore be switched off while an instrument is not in continuous trading
 //! (`set_cross_check`); it is on by default.
 
 pub mod fault;
@@ -27,7 +27,7 @@ pub mod store;
 pub use fault::{BookFault, BookFaultCounts};
 pub use ladder::{BookView, Levels};
 
-/// Dense number of an instrument within a channel: the stock locate of ITCH, the index in the symbol table of IEX.
+/// Dense index of an instrument within a channel: the stock locate of ITCH, the index in the symbol table of IEX.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstrumentIndex(pub u32);
 
@@ -54,7 +54,7 @@ impl Side {
         }
     }
 
-    /// Whether `price` is nearer to the market than `other` on this side.
+    /// Whether `price` is better than `other` on this side.
     #[must_use]
     pub fn is_better(self, price_e9: i64, other_e9: i64) -> bool {
         match self {
@@ -64,28 +64,28 @@ impl Side {
     }
 }
 
-/// All that rests at one price on one side.
+/// The orders at one price on one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
     /// Price in 1e-9.
     pub price_e9: i64,
     /// Shares or contracts; never 0 in a book.
     pub size: u32,
-    /// Orders that add up to `size`; 0 where the feed tells no orders.
+    /// Orders that add up to `size`; 0 where the feed has no single orders.
     pub order_count: u32,
 }
 
-/// How much the books of one channel may hold. All of it is allocated and touched by `new`.
+/// Capacity of one channel's books. All of it is allocated and prefaulted by `new`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BookLimits {
-    /// Instruments have indices below this. ITCH locates run from 1 to a little over the number of listed stocks.
+    /// Instrument indices are below this. ITCH locates run from 1 to a little over the number of listed stocks.
     pub instruments_max: u32,
-    /// Live orders; unused by [`levels::LevelBooks`].
+    /// Resting orders; unused by [`levels::LevelBooks`].
     pub orders_max: u32,
-    /// Price levels over all instruments and both sides.
+    /// Price levels of all instruments and both sides.
     pub levels_max: u32,
-    /// Mixed into the hash of order ids. A secret one keeps a hostile venue from choosing ids that collide; the books'
-    /// content doesn't depend on it.
+    /// Mixed into the hash of order ids. A secret seed prevents a hostile venue from choosing ids that collide. The
+    /// content of the books does not depend on it.
     pub order_hash_seed: u64,
 }
 
@@ -95,73 +95,73 @@ impl Default for BookLimits {
     }
 }
 
-/// What happened to the level that was touched.
+/// Effect on the touched level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LevelChange {
-    /// It is new.
+    /// The level was added.
     Added,
-    /// It was there and still is.
+    /// The level existed and still exists.
     Changed,
-    /// It is gone.
+    /// The level was removed.
     Removed,
 }
 
-/// What one call did to one book.
+/// The effect of one call on one book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Whose book.
+    /// The instrument of the book.
     pub instrument: InstrumentIndex,
-    /// The order that was touched; 0 in a book by level.
+    /// Id of the touched order; 0 in a book by level.
     pub order_id: u64,
     /// Side of the order or level.
     pub side: Side,
     /// Price of the order or level, in 1e-9.
     pub price_e9: i64,
-    /// What was added to the order or taken from it; in a book by level, the level's new size.
+    /// Size added to or removed from the order; in a book by level, the level's new size.
     pub size: u32,
-    /// What is left of the order; in a book by level, of the level.
+    /// Remaining size of the order; in a book by level, of the level.
     pub remaining: u32,
-    /// Index of the touched level from the best: where a removed level was, where an added one is now. 0 is the top.
-    /// Exact below [`DEPTH_EXACT`]; anything further off the top is [`DEPTH_BEYOND`].
+    /// Index of the touched level from the best, 0 being the top: a removed level's former index, an added level's
+    /// new one. Exact below [`DEPTH_EXACT`], otherwise [`DEPTH_BEYOND`].
     pub depth: u32,
-    /// What became of the level.
+    /// Effect on the level.
     pub level_change: LevelChange,
     /// The level after the change; sizes are 0 if it was removed.
     pub level: Level,
-    /// A fault that did not keep the change from being applied; it was counted and the book marked.
+    /// A fault despite which the change was applied. It was counted, and the book is suspect.
     pub fault: Option<BookFault>,
 }
 
 impl Change {
-    /// Whether the best level of the side is another now, or has another size or count.
+    /// Whether the best level of the side changed in price, size or count.
     #[must_use]
     pub fn touches_top(&self) -> bool {
         self.depth == 0
     }
 }
 
-/// What a replacement did.
+/// The effect of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplaceChange {
-    /// The old order is gone.
+    /// The removal of the old order.
     pub removed: Change,
-    /// The new order, or why it could not be added.
+    /// The addition of the new order, or why it failed.
     pub added: Result<Change, BookFault>,
 }
 
-/// A book as it stands, copied.
+/// A copy of a book.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BookSnapshot {
-    /// Levels to buy, best first.
+    /// Bid levels, best first.
     pub bids: Vec<Level>,
-    /// Levels to sell, best first.
+    /// Ask levels, best first.
     pub asks: Vec<Level>,
-    /// Whether it may differ from the venue's.
+    /// Whether the book may differ from the venue's.
     pub is_suspect: bool,
 }
 
 impl BookSnapshot {
-    /// Up to `depth` levels of each side.
+    /// Copies up to `depth` levels of each side.
     #[must_use]
     pub fn of(view: &BookView<'_>, depth: usize) -> Self {
         let levels = |side| view.levels(side).take(depth).collect();
@@ -169,25 +169,25 @@ impl BookSnapshot {
     }
 }
 
-/// What is known of a book besides its levels.
+/// Marks of a book besides its levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BookMarks {
-    /// It may differ from the venue's.
+    /// The book may differ from the venue's.
     pub is_suspect: bool,
-    /// It is crossed, and that has been told.
+    /// The book is crossed, and that was reported.
     pub is_crossed: bool,
-    /// It isn't looked at for being crossed.
+    /// The check for a crossed book is switched off.
     pub cross_check_off: bool,
 }
 
 impl BookMarks {
-    /// A bit for each.
+    /// One bit per mark.
     #[must_use]
     pub fn to_bits(self) -> u8 {
         u8::from(self.is_suspect) | u8::from(self.is_crossed) << 1 | u8::from(self.cross_check_off) << 2
     }
 
-    /// Of the lower three bits.
+    /// From the lower three bits.
     #[must_use]
     pub fn from_bits(bits: u8) -> Self {
         Self { is_suspect: bits & 1 != 0, is_crossed: bits & 2 != 0, cross_check_off: bits & 4 != 0 }
@@ -199,26 +199,26 @@ impl BookMarks {
 pub struct OrderView {
     /// The venue's id.
     pub order_id: u64,
-    /// Whose book.
+    /// Instrument of the book.
     pub instrument: InstrumentIndex,
     /// Side.
     pub side: Side,
     /// Price in 1e-9.
     pub price_e9: i64,
-    /// What is left of it.
+    /// Remaining size.
     pub size: u32,
     /// Orders of one level rest in ascending priority.
     pub priority: u64,
 }
 
-/// Prices beyond this, on either side of 0, are refused ([`BookFault::PriceOutOfRange`]): 4.6 thousand millions, more than any
-/// instrument costs.
+/// Prices beyond this, on either side of 0, are rejected ([`BookFault::PriceOutOfRange`]): 4.6 thousand million, more
+/// than any instrument costs.
 pub const PRICE_E9_MAX: i64 = (1 << 62) - 2;
 
 /// [`Change::depth`] is exact below this.
 pub const DEPTH_EXACT: u32 = 16;
 
-/// [`Change::depth`] of a level too far off the top to be counted.
+/// [`Change::depth`] of a level beyond the exact range.
 pub const DEPTH_BEYOND: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<Level>() == 16);

@@ -18,11 +18,11 @@ mod unconfirmed_jumps;
 pub use self::{
     config::{ChannelConfig, LateStart, OrderStoreKind},
     copy::{CopyBuffer, CopyFault, CopyRestorer, CopyStep},
-    feed_core::Fault,
+    feed_core::InstrumentFault,
     held_datagrams::HeldDatagrams,
-    rejected_packets::{RejectedPacket, Rejection, Why},
+    rejected_packets::{RejectedPacket, Rejection, RejectionKind},
     schema_set::SchemaSet,
-    session::{Numbering, SessionMatch, SessionTracker},
+    session::{SessionMatch, SessionNumbering, SessionTracker},
     unconfirmed_jumps::{CONFIRMATION_SILENCE_NS, UnconfirmedJumps},
 };
 use self::{data_path::DataPath, deep::DeepCore, feed_core::FeedCore as _, itch::ItchCore, tops::TopsCore};
@@ -39,22 +39,23 @@ use crate::{
     time::{MonoNs, UnixNs},
 };
 
-/// One datagram as the socket or the file gave it.
+/// One datagram as read from a socket or a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// The line it came on.
+    /// The line on which it was received.
     pub line: Line,
     /// UDP payload.
     pub bytes: &'a [u8],
-    /// When it was received: NIC or kernel stamp, else the clock on return from the wait; in replay the capture's.
+    /// Receive time: NIC or kernel timestamp, else the clock on return from the wait. In replay, the capture's
+    /// timestamp.
     pub ts_recv: UnixNs,
 }
 
-/// One channel. Drive it with datagrams and deadlines; it writes frames.
+/// One channel. The caller passes datagrams and deadlines in; frames are written to the caller's sink.
 #[derive(Debug)]
 pub struct Channel(Kind);
 
-/// The feed is chosen once for each channel, so no message pays for it.
+/// The feed is matched once per call and not per message.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a handful of channels, made once and never moved on the hot path")]
 enum Kind {
@@ -64,7 +65,7 @@ enum Kind {
     Deep(DataPath<DeepCore>),
 }
 
-/// Calls the same thing on whichever kind of channel it is.
+/// Dispatches a call to the channel's concrete data path.
 macro_rules! each_kind {
     ($channel:expr, $line:ident => $call:expr) => {
         match $channel {
@@ -77,7 +78,7 @@ macro_rules! each_kind {
 }
 
 impl Channel {
-    /// With all its memory allocated.
+    /// Allocates all memory of the channel.
     #[must_use]
     pub fn new(config: ChannelConfig) -> Self {
         Self(match (config.feed, config.order_store) {
@@ -92,87 +93,87 @@ impl Channel {
         })
     }
 
-    /// How it was set up.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &ChannelConfig {
         each_kind!(&self.0, line => &line.config)
     }
 
-    /// Its lines are listened to from `now` on: one that never brings anything is silent from here. Where nobody says so,
-    /// the first datagram does.
-    pub fn watch(&mut self, now: MonoNs) {
-        each_kind!(&mut self.0, line => line.arbiter.watch(now));
+    /// Starts the silence timers of the lines at `now`: a line that never sends counts as silent from here. Without
+    /// this call, the first datagram starts them.
+    pub fn start_silence_timers(&mut self, now: MonoNs) {
+        each_kind!(&mut self.0, line => line.arbiter.start_silence_timers(now));
     }
 
-    /// A datagram came.
+    /// Processes a received datagram.
     pub fn accept<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
         each_kind!(&mut self.0, line => line.accept(datagram, now, sink));
     }
 
-    /// When [`Self::on_deadline`] wants to be called.
+    /// When [`Self::on_deadline`] must be called.
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoNs> {
         each_kind!(&self.0, line => line.next_deadline())
     }
 
-    /// Time has passed: a gap may have to be asked for or declared, a line may have gone silent.
+    /// Processes expired deadlines: a gap may be requested or declared, a line may be reported silent.
     pub fn on_deadline<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
         each_kind!(&mut self.0, line => line.on_deadline(now, sink));
     }
 
-    /// The input has ended: what is held is delivered, what is missing declared.
+    /// The input has ended: delivers all held messages and declares all missing ones.
     pub fn finish<S: FrameSink>(&mut self, sink: &mut S) {
         each_kind!(&mut self.0, line => line.finish(sink));
     }
 
-    /// Messages that no line has brought and somebody has to be asked for now. A request to the venue's server is written
+    /// Returns the next request for messages that no line has delivered. A request to the venue's server is written
     /// into `request`. Answers are datagrams of [`Line::RECOVERY`].
     pub fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<MissingRequest> {
         each_kind!(&mut self.0, line => line.poll_request(request))
     }
 
-    /// The peer has sent all that it has of what it was asked for from `asked` on, or can't be asked.
-    pub fn peer_answer_ended(&mut self, asked: Sequence, now: MonoNs) {
-        each_kind!(&mut self.0, line => line.peer_answer_ended(asked, now));
+    /// The peer's answer to the request that began at `first` has ended, or the peer cannot be reached.
+    pub fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
+        each_kind!(&mut self.0, line => line.peer_answer_ended(first, now));
     }
 
-    /// The gateway that publishes has declared a gap of that numbering. Consumers' books are wrong since, so these are in
-    /// doubt too, whether or not this gateway has the messages.
+    /// The publishing gateway has declared a gap in that session. Consumers' books are suspect from there on, so this
+    /// channel's books become suspect too, even if this gateway received the messages.
     pub fn peer_declared_gap(&mut self, session: Session) {
         each_kind!(&mut self.0, line => line.peer_declared_gap(session));
     }
 
-    /// Where the channel stands.
+    /// The channel's state.
     #[must_use]
     pub fn state(&self) -> ChannelState {
         each_kind!(&self.0, line => line.state())
     }
 
-    /// The current numbering and the next sequence it expects, once a packet has come.
+    /// The current session and the next expected sequence; `None` before the first packet.
     #[must_use]
     pub fn position(&self) -> Option<(Session, Sequence)> {
         each_kind!(&self.0, line => Some((line.sessions.current()?.session, line.arbiter.expected()?)))
     }
 
-    /// The current numbering, for the state file.
+    /// The current session with its venue name and send times, for the state file.
     #[must_use]
-    pub fn numbering(&self) -> Option<Numbering> {
-        each_kind!(&self.0, line => line.numbering())
+    pub fn session_numbering(&self) -> Option<SessionNumbering> {
+        each_kind!(&self.0, line => line.session_numbering())
     }
 
-    /// What it has seen and made.
+    /// Counters of input and output.
     #[must_use]
     pub fn counters(&self) -> &ChannelCounters {
         each_kind!(&self.0, line => &line.counters)
     }
 
-    /// What was refused before or after arbitration, and why; without what the arbiter refused.
+    /// Rejections before or after arbitration, by reason. Rejections by the arbiter are in [`Self::arbiter_drops`].
     #[must_use]
     pub fn drops(&self) -> &DropCounts {
         each_kind!(&self.0, line => &line.drops)
     }
 
-    /// What the arbiter refused, and why.
+    /// Rejections by the arbiter, by reason.
     #[must_use]
     pub fn arbiter_drops(&self) -> &DropCounts {
         each_kind!(&self.0, line => line.arbiter.drops())
@@ -184,21 +185,21 @@ impl Channel {
         each_kind!(&self.0, data_path => data_path.arbiter.line_statistics(line))
     }
 
-    /// Up to `depth` levels of an instrument's book as it stands; empty for one that is not known. Copies them: for
-    /// people, not for the hot path.
+    /// Up to `depth` levels of an instrument's current book; empty for an unknown instrument. Copies the levels: for
+    /// display, not for the hot path.
     #[must_use]
     pub fn book(&self, instrument: InstrumentId, depth: usize) -> BookSnapshot {
         each_kind!(&self.0, line => line.core.book(instrument, depth))
     }
 
-    /// The resting orders of the wanted instruments: instrument by instrument, bids then asks, best price first, by
-    /// priority within a price. `None` where the feed tells no orders. Walks over all orders.
+    /// The resting orders of the wanted instruments: per instrument, bids then asks, best price first, by priority
+    /// within a price. `None` where the feed has no single orders. Visits all orders of the channel.
     #[must_use]
     pub fn orders(&self, is_wanted: &dyn Fn(InstrumentId) -> bool) -> Option<Vec<OrderView>> {
         each_kind!(&self.0, line => line.core.orders(is_wanted))
     }
 
-    /// Takes a line's leads, and leaves `other` in their place: see
+    /// Swaps a line's lead histogram with `other`: see
     /// [`Arbiter::exchange_lead`](crate::arbiter::Arbiter::exchange_lead).
     pub fn exchange_lead(&mut self, line: Line, other: &mut hdrhistogram::Histogram<u64>) {
         each_kind!(&mut self.0, data_path => data_path.arbiter.exchange_lead(line, other));
@@ -210,96 +211,97 @@ impl Channel {
         each_kind!(&self.0, line => line.core.faults())
     }
 
-    /// The first packets that contradicted a book or could not be understood.
-    pub fn evidence(&self) -> impl Iterator<Item = &RejectedPacket> {
-        each_kind!(&self.0, line => line.evidence.iter())
+    /// The first packets that contradicted a book or could not be decoded.
+    pub fn rejected_packets(&self) -> impl Iterator<Item = &RejectedPacket> {
+        each_kind!(&self.0, line => line.rejected_packets.iter())
     }
 
-    /// Bytes held by window, books and tables.
+    /// Memory held by window, books and tables, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         each_kind!(&self.0, line => line.memory_bytes())
     }
 
-    /// Somebody wants a copy of its state, and has brought the memory that it takes. One at a time: an earlier one ends here,
-    /// and its memory comes back.
+    /// Begins a copy of the channel's state in the given buffer. One copy at a time: a copy in progress ends, and its
+    /// buffer is returned.
     pub fn begin_copy(&mut self, buffer: CopyBuffer) -> Option<CopyBuffer> {
         each_kind!(&mut self.0, line => line.begin_copy(buffer.into_writer())).map(CopyBuffer::from_writer)
     }
 
-    /// The next slice of the copy, into an empty buffer with room for [`copy::SLICE_BYTES_MAX`]. Slices are bounded work; other
-    /// input may come between them.
+    /// Writes the next slice of the copy into `out`, which must be empty with room for [`copy::SLICE_BYTES_MAX`]. A
+    /// slice is bounded work; other input may be processed between slices.
     pub fn copy_slice(&mut self, out: &mut Vec<u8>) -> CopyStep {
         each_kind!(&mut self.0, line => line.copy_slice(out))
     }
 
-    /// No copy any more; its memory, for a cold thread to free.
+    /// Ends the copy. Returns its buffer, for a cold thread to free.
     pub fn end_copy(&mut self) -> Option<CopyBuffer> {
         each_kind!(&mut self.0, line => line.end_copy()).map(CopyBuffer::from_writer)
     }
 
-    /// Goes on where the copied channel stood. This one is new.
-    fn restore(&mut self, taken: &copy::Taken, end: &[u8]) -> Result<(), CopyFault> {
-        each_kind!(&mut self.0, line => line.restore(taken, end))
+    /// Continues at the copied channel's position. `self` must be new.
+    fn restore(&mut self, received: &copy::ReceivedCopy, end: &[u8]) -> Result<(), CopyFault> {
+        each_kind!(&mut self.0, line => line.restore(received, end))
     }
 
-    /// Whether input of the present session was missed: the books are in doubt, and may lack instruments' names.
+    /// Whether input of the current session was missed. The books are then suspect, and symbol mappings may be
+    /// missing.
     #[must_use]
     pub fn has_missed_input(&self) -> bool {
         each_kind!(&self.0, line => line.has_missed_input())
     }
 
-    /// Out of service: its handler failed.
+    /// Takes the channel out of service: its handler failed.
     pub fn fail(&mut self) {
         each_kind!(&mut self.0, line => line.has_failed = true);
     }
 }
 
-/// Who is to be asked for what no line has brought.
+/// Where to request messages that no line has delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissingRequest {
-    /// The venue's server: a request of so many bytes.
+    /// The venue's server. The request has this many bytes.
     Server(usize),
     /// The other gateway of the pair: messages `[first, next)`.
     Peer {
-        /// The numbering.
+        /// Session of the messages.
         session: Session,
-        /// First sequence.
+        /// First missing sequence.
         first: Sequence,
-        /// First sequence not wanted any more.
+        /// First sequence after the missing range.
         next: Sequence,
     },
 }
 
-/// Room for any request to a retransmission server.
+/// Maximum size of a request to a retransmission server, bytes.
 pub const REQUEST_BYTES_MAX: usize = 64;
 
-/// What a channel has seen and made. Written by whoever drives the channel.
+/// Counters of one channel. Written by the thread that drives the channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelCounters {
-    /// Datagrams of all lines.
+    /// Datagrams received on all lines.
     pub datagrams: u64,
     /// Heartbeats among them.
     pub heartbeats: u64,
-    /// Messages delivered in sequence, understood or not.
+    /// Messages delivered in sequence, decoded or not.
     pub messages: u64,
-    /// Of these, messages that could not be understood.
+    /// Messages among them that could not be decoded.
     pub messages_refused: u64,
     /// Frames written for messages.
     pub frames: u64,
-    /// Records in them.
+    /// Records in these frames.
     pub records: u64,
     /// Gaps declared.
     pub gaps: u64,
-    /// Messages in them.
+    /// Messages in these gaps.
     pub gap_messages: u64,
-    /// Numberings begun.
+    /// Sessions begun.
     pub sessions: u64,
-    /// Numberings joined after their first message; what came before was never asked for.
+    /// Sessions joined after their first message. Earlier messages were not requested.
     pub late_starts: u64,
-    /// Messages taken without a number of their own.
+    /// Messages accepted without a sequence of their own.
     pub unsequenced: u64,
-    /// Trades that the venue took back. DBN has no record for it.
+    /// Trades cancelled by the venue. DBN has no record for them.
     pub trades_broken: u64,
 }
 

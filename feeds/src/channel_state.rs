@@ -1,17 +1,17 @@
-//! Where a channel stands: what arbiter, channel and frames all speak of.
+//! State of a channel, shared by arbiter, channel and frames.
 
-/// Where a channel stands. The number is the one in a [`StateBody`](crate::frame::StateBody).
+/// State of a channel. The number is the one in a [`StateBody`](crate::frame::StateBody).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ChannelState {
-    /// Nothing has come yet.
+    /// No packet received yet.
     #[default]
     Waiting = 0,
     /// In sequence.
     Live = 1,
-    /// Input sequences are missing; another line may still bring them.
+    /// Input sequences are missing; another line may still deliver them.
     Gap = 2,
-    /// Missing sequences were asked of a retransmission server.
+    /// Missing sequences were requested.
     Recovering = 3,
     /// No packet and no heartbeat on any line within the interval.
     Stale = 4,
@@ -22,7 +22,7 @@ pub enum ChannelState {
 }
 
 impl ChannelState {
-    /// From its number in a [`StateBody`](crate::frame::StateBody).
+    /// Decodes the number in a [`StateBody`](crate::frame::StateBody).
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         use ChannelState::{Ended, Failed, Gap, Live, Recovering, Stale, Waiting};

@@ -1,9 +1,9 @@
-//! The consumer's edge: frames become the records that a consumer sees.
+//! The consumer's edge: turns frames into the records that a consumer sees.
 //!
-//! Inside the publication log and on the multicast a record is a function of the channel's input alone. What is local
-//! to one gateway stands in the frame's header and is put into the records here, where they are handed to a consumer:
-//! `ts_recv`, `ts_in_delta`, and the flags that follow from them and from the state of the book. Live consumers,
-//! journals and offline replay all pass through this one place.
+//! In the publication log and on the multicast, a record is a function of the channel's input alone. Values local to
+//! one gateway are in the frame's header. This module copies them into the records for a consumer: `ts_recv`,
+//! `ts_in_delta`, and the flags that follow from them and from the book's state. Live consumers, journals and offline
+//! replay all use it.
 
 use dbn::{FlagSet, MAX_RECORD_LEN, enums::rtype};
 use zerocopy::IntoBytes;
@@ -16,24 +16,24 @@ use crate::{
 /// Which receive time consumers get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TsRecvMode {
-    /// The time of the capture or the kernel's stamp.
+    /// The timestamp of the capture or the kernel.
     #[default]
     Capture,
-    /// None: undefined, and `ts_in_delta` 0. Output is then a function of the input alone.
+    /// Undefined, and `ts_in_delta` 0. Output is then a function of the input alone.
     None,
 }
 
-/// What the edge hands on.
+/// Output of the edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EdgeOutput<'a> {
-    /// A whole DBN record, complete.
+    /// A complete DBN record.
     Record {
         /// The record type number.
         rtype: u8,
         /// Header and body.
         bytes: &'a [u8],
     },
-    /// An instrument got its name. Not a record of any schema.
+    /// A symbol mapping. It belongs to no schema.
     Mapping {
         /// The instrument.
         id: InstrumentId,
@@ -50,26 +50,26 @@ pub struct ConsumerEdge {
 }
 
 impl ConsumerEdge {
-    /// An edge that fills in that receive time.
+    /// An edge with that receive time mode.
     #[must_use]
     pub fn new(ts_recv: TsRecvMode) -> Self {
         Self { ts_recv, ts_recv_last: 0 }
     }
 
-    /// Hands on the records of one frame's body. A body that isn't whole records ends where it stops making sense and
-    /// the rest is returned as a number of bytes (0 when all is well).
+    /// Delivers the records of one frame's body. Stops at bytes that are not a whole record and returns the number of
+    /// bytes left over (0 for a valid body).
     pub fn deliver(&mut self, header: &FrameHeader, body: &[u8], mut emit: impl FnMut(EdgeOutput<'_>)) -> usize {
         let mut flags = 0;
         if FrameFlags(header.flags).contains(FrameFlags::SUSPECT) {
             flags |= dbn::flags::MAYBE_BAD_BOOK;
         }
-        let told = header.ts_recv.get();
+        let published_ns = header.ts_recv.get();
         let mut local = None;
-        // A gateway that runs without receive times says so in the frame.
-        if self.ts_recv == TsRecvMode::Capture && told != dbn::UNDEF_TIMESTAMP {
-            // Within a channel receive times never run backwards; one that would is raised and says so.
-            let ts_recv = told.max(self.ts_recv_last);
-            if ts_recv != told {
+        // A gateway that runs without receive times marks that in the frame.
+        if self.ts_recv == TsRecvMode::Capture && published_ns != dbn::UNDEF_TIMESTAMP {
+            // Receive times never decrease within a channel. A lower one is raised, and the record is flagged.
+            let ts_recv = published_ns.max(self.ts_recv_last);
+            if ts_recv != published_ns {
                 flags |= dbn::flags::BAD_TS_RECV;
             }
             self.ts_recv_last = ts_recv;
@@ -89,22 +89,22 @@ impl ConsumerEdge {
             let mut record = [0_u8; MAX_RECORD_LEN];
             let Some(record) = record.get_mut(..bytes.len()) else { break };
             record.copy_from_slice(bytes);
-            complete(record, kind, flags, local);
+            fill_local_fields(record, kind, flags, local);
             emit(EdgeOutput::Record { rtype: kind, bytes: record });
         }
         rest.len()
     }
 }
 
-/// The record at the front of `body`, if one is whole there.
+/// The record at the front of `body`, if it is complete.
 #[must_use]
 pub fn first_record(body: &[u8]) -> Option<&[u8]> {
     let bytes = usize::from(*body.first()?) * dbn::RecordHeader::LENGTH_MULTIPLIER;
     (RECORD_HEADER_BYTES..=MAX_RECORD_LEN).contains(&bytes).then(|| body.get(..bytes)).flatten()
 }
 
-/// Whether a record has the length of its type (DBN version 3). Those who look into it take that for granted; types that
-/// a gateway doesn't publish may have any.
+/// Whether a record has the length of its type (DBN version 3). Readers of its fields rely on this. Types that a
+/// gateway does not publish may have any length.
 fn has_length_of_its_type(record: &[u8]) -> bool {
     let bytes = match record.get(1).copied() {
         Some(rtype::MBO) => size_of::<dbn::MboMsg>(),
@@ -123,8 +123,8 @@ fn has_length_of_its_type(record: &[u8]) -> bool {
 /// Bytes of a DBN record's header.
 const RECORD_HEADER_BYTES: usize = size_of::<dbn::RecordHeader>();
 
-/// Puts the local values at the offsets they have in each type of record (DBN version 3).
-fn complete(record: &mut [u8], kind: u8, flags: u8, local: Option<(u64, i32)>) {
+/// Writes the local values at their offsets in each record type (DBN version 3).
+fn fill_local_fields(record: &mut [u8], kind: u8, flags: u8, local: Option<(u64, i32)>) {
     let Some(at) = LocalFieldOffsets::of(kind) else { return };
     if let Some(byte) = at.flags.and_then(|offset| record.get_mut(offset)) {
         *byte = FlagSet::new(*byte | flags).raw();
@@ -138,7 +138,7 @@ fn complete(record: &mut [u8], kind: u8, flags: u8, local: Option<(u64, i32)>) {
     }
 }
 
-/// Where the local values stand in a record.
+/// Offsets of the local values in a record.
 struct LocalFieldOffsets {
     ts_recv: usize,
     ts_in_delta: Option<usize>,
@@ -157,7 +157,7 @@ impl LocalFieldOffsets {
                 offset_of!(dbn::MboMsg, ts_in_delta),
                 offset_of!(dbn::MboMsg, flags),
             ),
-            // The three share their layout up to the levels.
+            // The three types share their layout up to the levels.
             rtype::MBP_0 | rtype::MBP_1 | rtype::MBP_10 => with_flags(
                 offset_of!(dbn::TradeMsg, ts_recv),
                 offset_of!(dbn::TradeMsg, ts_in_delta),

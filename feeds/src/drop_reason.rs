@@ -1,4 +1,4 @@
-//! Every way in which input can be refused. One variant, one counter.
+//! Reasons to reject input. One variant, one counter.
 
 /// Why a datagram, a message or a part of them was not used. `Copy` and without text, for the hot path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -6,31 +6,31 @@
 pub enum DropReason {
     /// The datagram is shorter than its transport header.
     HeaderTruncated,
-    /// A version or protocol number that this feed doesn't have.
+    /// A version or protocol number that does not belong to this feed.
     ProtocolMismatch,
     /// A length in the transport header disagrees with the datagram.
     LengthMismatch,
-    /// The header announces more or fewer messages than there are.
+    /// The header announces another number of messages than the packet holds.
     CountMismatch,
     /// A message's length runs past the end of its datagram.
     MessageTruncated,
-    /// The message's type is not of this feed.
+    /// The message type does not belong to this feed.
     MessageTypeUnknown,
-    /// The message's length is not that of its type.
+    /// The message's length does not match its type.
     MessageLength,
-    /// A field holds a value that its type doesn't allow.
+    /// A field holds a value that its type does not allow.
     FieldInvalid,
-    /// Bytes after the last message that no header announced.
+    /// Bytes after the last announced message.
     TrailingBytes,
     /// The packet belongs to a session that has ended.
     SessionStale,
-    /// Of a session that nobody announced; only further packets would make it credible.
+    /// The packet belongs to an unconfirmed session; only further packets confirm it.
     SessionUnconfirmed,
     /// Sequence number 0, or one whose range would wrap.
     SequenceInvalid,
-    /// An IEX stream offset that the sequence number contradicts.
+    /// An IEX stream offset that contradicts the sequence number.
     StreamOffsetInvalid,
-    /// A sequence number so far ahead that only confirmation by further packets would make it credible.
+    /// A sequence so far ahead that only further packets confirm it.
     SequenceJump,
     /// Delivered before, by this or another line.
     Duplicate,
@@ -38,24 +38,24 @@ pub enum DropReason {
     LateAfterGap,
     /// The reorder window was full.
     WindowFull,
-    /// From a source address that the line doesn't expect.
+    /// From a source address that is not configured for the line.
     SourceUnexpected,
-    /// The kernel cut the datagram: larger than the receive buffer.
+    /// The kernel truncated the datagram: larger than the receive buffer.
     DatagramTruncated,
-    /// No room for a further instrument.
+    /// The instrument table is full.
     InstrumentTableFull,
-    /// Two symbols have the same number; the configuration has to settle it.
+    /// Two symbols have the same id; the configuration must resolve it.
     InstrumentIdCollision,
-    /// Published under an epoch below the highest accepted: its sender no longer leads.
+    /// Published under an epoch below the highest accepted one: the sender no longer leads.
     EpochStale,
-    /// An epoch too far above the highest accepted to be credible.
+    /// An epoch too far above the highest accepted one.
     EpochJump,
-    /// Of a group or a channel that is not received here.
+    /// For a group or a channel that is not received here.
     ChannelUnknown,
 }
 
 impl DropReason {
-    /// All of them, in the order of their counters.
+    /// All reasons, in the order of their counters.
     pub const ALL: [Self; 24] = [
         Self::HeaderTruncated,
         Self::ProtocolMismatch,
@@ -114,7 +114,7 @@ impl DropReason {
         }
     }
 
-    /// Whether the reason is an everyday event of redundant lines and no sign of damage.
+    /// Whether the reason is normal for redundant lines and no sign of damage.
     #[must_use]
     pub fn is_expected(self) -> bool {
         matches!(self, Self::Duplicate)
@@ -138,25 +138,25 @@ impl DropCounts {
         }
     }
 
-    /// One less: what was refused is used after all.
+    /// Decrements: a rejected packet was used after all.
     pub fn uncount(&mut self, reason: DropReason) {
         if let Some(slot) = self.0.get_mut(reason as usize) {
             *slot = slot.saturating_sub(1);
         }
     }
 
-    /// How often that reason applied.
+    /// Count of that reason.
     #[must_use]
     pub fn get(&self, reason: DropReason) -> u64 {
         self.0.get(reason as usize).copied().unwrap_or(0)
     }
 
-    /// Reasons that applied, with their counts.
+    /// Reasons with a non-zero count.
     pub fn iter(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
         DropReason::ALL.into_iter().map(|reason| (reason, self.get(reason))).filter(|(_, count)| *count > 0)
     }
 
-    /// All that is no everyday event of redundant lines.
+    /// Sum of all reasons that are not normal for redundant lines.
     #[must_use]
     pub fn unexpected(&self) -> u64 {
         self.iter().filter(|(reason, _)| !reason.is_expected()).map(|(_, count)| count).sum()

@@ -1,11 +1,12 @@
-//! Frame: all that one input message produced, under that message's name.
+//! Frame: all output of one input message, identified by that message's sequence.
 //!
 //! ```text
 //!  0        8         16             20        22        24    25     26    28        32
 //!  | sequence | ts_recv | ts_in_delta_ns | body_bytes | record_count | kind | flags | part | reserved | body … |
 //! ```
 //! Little-endian, 32 bytes, then `body_bytes` of body, a multiple of 8. For a message, the body is its DBN records
-//! back to back; inside them `ts_recv` is undefined and `ts_in_delta` 0 (they are local, so they stand here).
+//! back to back. Inside them `ts_recv` is undefined and `ts_in_delta` 0: they are local to the gateway, so they are
+//! in this header.
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -18,13 +19,14 @@ use crate::{channel_state::ChannelState, identity::Sequence};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FrameHeader {
-    /// Input sequence of the message; for a gap, its first missing sequence; for a snapshot, the sequence it is good for.
+    /// Input sequence of the message; for a gap, its first missing sequence; for a snapshot, the sequence it is valid
+    /// for.
     pub sequence: U64,
-    /// Receive time of the datagram that brought the message, ns since 1970 UTC; local to the gateway.
+    /// Receive time of the message's datagram, ns since 1970 UTC; local to the gateway.
     pub ts_recv: U64,
-    /// `ts_recv` less the venue's sending time, ns, clamped; local to the gateway.
+    /// `ts_recv` minus the venue's send time, ns, clamped; local to the gateway.
     pub ts_in_delta_ns: I32,
-    /// Bytes of the body that follows.
+    /// Bytes of the body.
     pub body_bytes: U16,
     /// Records in the body.
     pub record_count: U16,
@@ -32,7 +34,7 @@ pub struct FrameHeader {
     pub kind: u8,
     /// [`FrameFlags`].
     pub flags: u8,
-    /// Number of this part, from 0, of a message that had to be cut.
+    /// Index of this part, from 0, of a split message.
     pub part: U16,
     /// Zero.
     pub reserved: U32,
@@ -42,23 +44,23 @@ pub struct FrameHeader {
 pub const FRAME_HEADER_BYTES: usize = size_of::<FrameHeader>();
 const _: () = assert!(FRAME_HEADER_BYTES == 32);
 
-/// What a frame's body is.
+/// Kind of a frame's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// Records of one input message. A function of the channel's input. None, and [`FrameFlags::SUSPECT`], of a message that could
-    /// not be understood, or that a book could not take.
+    /// Records of one input message; a function of the channel's input. Empty with [`FrameFlags::SUSPECT`] for a
+    /// message that could not be decoded or that a book could not apply.
     Message = 0,
-    /// [`GapBody`]: input sequences that were declared missing. Named by its range.
+    /// [`GapBody`]: input sequences that were declared missing, identified by their range.
     Gap = 1,
-    /// Records that rebuild a book; named by the sequence it is good for.
+    /// Records that rebuild a book, identified by the sequence they are valid for.
     Snapshot = 2,
     /// [`StateBody`]: the channel changed its state.
     State = 3,
 }
 
 impl FrameKind {
-    /// From its number on the wire.
+    /// Decodes the number on the wire.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         [Self::Message, Self::Gap, Self::Snapshot, Self::State].into_iter().find(|kind| *kind as u8 == number)
@@ -70,14 +72,14 @@ impl FrameKind {
 pub struct FrameFlags(pub u8);
 
 impl FrameFlags {
-    /// First part of its message (an uncut message has both this and [`Self::LAST_PART`]).
+    /// First part of its message (a message that is not split has both this and [`Self::LAST_PART`]).
     pub const FIRST_PART: Self = Self(1);
     /// Last part of its message.
     pub const LAST_PART: Self = Self(1 << 1);
-    /// The book behind these records is in doubt: a gap or a fault has not been repaired. Or they name an instrument
-    /// after a gap that may have named it already.
+    /// The book behind these records is suspect: a gap or a fault has not been repaired. Or the records map an
+    /// instrument after a gap that may have contained its mapping.
     pub const SUSPECT: Self = Self(1 << 2);
-    /// Content of a range that had been declared a gap; in-order receivers drop it.
+    /// Content of a declared gap; in-order receivers discard it.
     pub const LATE_FILL: Self = Self(1 << 3);
 
     /// Both sets together.
@@ -93,7 +95,7 @@ impl FrameFlags {
     }
 }
 
-/// Body of a [`FrameKind::Gap`]: `[first, next)` will not come.
+/// Body of a [`FrameKind::Gap`]: `[first, next)` will not be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GapBody {
@@ -113,27 +115,27 @@ pub struct StateBody {
     pub reserved: [u8; 7],
 }
 
-/// What a channel says about one frame before its body; the sink turns it into a [`FrameHeader`].
+/// Properties of a frame, given before its body; the sink turns them into a [`FrameHeader`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameMeta {
-    /// Name: see [`FrameHeader::sequence`].
+    /// See [`FrameHeader::sequence`].
     pub sequence: Sequence,
-    /// First input sequence after what this frame settles. `sequence` itself for frames that settle nothing.
+    /// First input sequence after the covered range. Equal to `sequence` for frames that cover nothing.
     pub next: Sequence,
-    /// What the body is.
+    /// Kind of the body.
     pub kind: FrameKind,
-    /// `SUSPECT` and `LATE_FILL` as they apply; part flags are the sink's business.
+    /// `SUSPECT` and `LATE_FILL` as they apply; the sink sets the part flags.
     pub flags: FrameFlags,
-    /// Receive time of the datagram that brought the message, ns since 1970 UTC.
+    /// Receive time of the message's datagram, ns since 1970 UTC.
     pub ts_recv: u64,
-    /// `ts_recv` less the venue's sending time, ns, clamped.
+    /// `ts_recv` minus the venue's send time, ns, clamped.
     pub ts_in_delta_ns: i32,
 }
 
 impl FrameMeta {
-    /// Of a frame that is no function of the input.
+    /// For a frame that is not a function of the input.
     #[must_use]
-    pub fn own(kind: FrameKind, sequence: Sequence, next: Sequence) -> Self {
+    pub fn control(kind: FrameKind, sequence: Sequence, next: Sequence) -> Self {
         Self { sequence, next, kind, flags: FrameFlags::default(), ts_recv: 0, ts_in_delta_ns: 0 }
     }
 
@@ -153,37 +155,38 @@ impl FrameMeta {
         }
     }
 
-    /// Of a [`FrameKind::State`] where `next` is the first sequence that nothing settles.
+    /// For a [`FrameKind::State`]; `next` is the first sequence not covered.
     #[must_use]
     pub fn state(next: Sequence) -> Self {
-        Self::own(FrameKind::State, next, next)
+        Self::control(FrameKind::State, next, next)
     }
 }
 
 impl StateBody {
-    /// Says that state.
+    /// The body with that state.
     #[must_use]
     pub fn of(state: ChannelState) -> Self {
         Self { state: state as u8, reserved: [0; 7] }
     }
 }
 
-/// Where a channel writes what it produced: the publication log in the gateway, a file in offline replay, memory in
-/// tests. Calls come in the order of the stream.
+/// Receives a channel's output: the publication log in the gateway, a file in offline replay, memory in tests. Calls
+/// arrive in stream order.
 pub trait FrameSink {
-    /// One frame. `body` is `meta.kind`'s body; for records, `record_count` whole DBN records of 8-byte multiples.
+    /// One frame. `body` matches `meta.kind`; for records, `record_count` whole DBN records of 8-byte multiples.
     fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]);
 
-    /// Input messages up to (not including) `next` were handled; those without a frame produced nothing.
+    /// Input messages before `next` were processed. Messages without a frame had no output.
     fn covered_through(&mut self, next: Sequence);
 
-    /// The venue began a new numbering: what follows belongs to `session` and starts at `next`. Whatever the old one
-    /// still had was handed over before.
+    /// A session begins: later calls belong to `session`, starting at `next`. The previous session's output was
+    /// passed before.
     fn session(&mut self, session: crate::identity::Session, next: Sequence);
 
     /// The venue ended the current session.
     fn end_of_session(&mut self);
 
-    /// Arbitration of a datagram is done and its messages follow. A place to take the time; most sinks don't.
+    /// Arbitration of a datagram is complete and its messages follow. A place to take a timestamp; most sinks do
+    /// nothing.
     fn arbitrated(&mut self) {}
 }

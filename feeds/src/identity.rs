@@ -1,4 +1,4 @@
-//! Names of things: feeds, channels, lines, sessions, sequences, epochs, instruments.
+//! Identifiers: feeds, channels, lines, sessions, sequences, epochs, instruments.
 
 use core::fmt;
 
@@ -21,7 +21,7 @@ pub enum Feed {
 }
 
 impl Feed {
-    /// Every feed there is.
+    /// All feeds.
     pub const ALL: [Self; 5] = [Self::NasdaqItch, Self::BxItch, Self::PsxItch, Self::IexTops, Self::IexDeep];
 
     /// Name in configuration and reports.
@@ -36,19 +36,19 @@ impl Feed {
         }
     }
 
-    /// The feed of that [name](Self::name).
+    /// The feed with that [name](Self::name).
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|feed| feed.name() == name)
     }
 
-    /// The feed of that number, as it stands in a [`Session`].
+    /// The feed with that number in a [`Session`].
     #[must_use]
     pub fn from_number(number: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|feed| *feed as u16 == number)
     }
 
-    /// Dataset code in DBN metadata. `IEXG.DEEP` is ours, the others are the vendor's.
+    /// Dataset code in DBN metadata. `IEXG.DEEP` is ours, the others are Databento's.
     #[must_use]
     pub fn dataset(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Feed {
         }
     }
 
-    /// Publisher number in every record. Those from 60,001 on are ours.
+    /// Publisher id in every record. Ids from 60,001 on are ours.
     #[must_use]
     pub fn publisher_id(self) -> u16 {
         match self {
@@ -72,7 +72,7 @@ impl Feed {
         }
     }
 
-    /// Whether the feed tells single orders (ITCH) rather than quotes or price levels.
+    /// Whether the feed carries single orders (ITCH) rather than quotes or price levels.
     #[must_use]
     pub fn is_by_order(self) -> bool {
         matches!(self, Self::NasdaqItch | Self::BxItch | Self::PsxItch)
@@ -85,8 +85,8 @@ impl fmt::Display for Feed {
     }
 }
 
-/// One independently sequenced stream of a feed, as numbered in the configuration; the unit of order, of claiming
-/// and of state. It stands in every published packet.
+/// One independently sequenced stream of a feed, numbered in the configuration. The unit of order, claiming and
+/// state. It is in every published packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChannelId(pub u16);
 
@@ -103,9 +103,9 @@ impl Line {
     pub const A: Self = Self(0);
     /// Line B.
     pub const B: Self = Self(1);
-    /// Answers of a retransmission server: arbitrated as a line of its own.
+    /// Answers of a retransmission server, arbitrated as a line of its own.
     pub const RECOVERY: Self = Self(7);
-    /// Lines of one channel, the recovery line included: a set of them is one byte.
+    /// Maximum number of lines of a channel, the recovery line included: a set of lines fits one byte.
     pub const COUNT_MAX: usize = 8;
 }
 
@@ -123,30 +123,30 @@ impl fmt::Display for Line {
 pub struct Sequence(pub u64);
 
 impl Sequence {
-    /// The number `count` messages later, held at the maximum instead of wrapping.
+    /// The sequence `count` messages later, clamped to the maximum.
     #[must_use]
     pub fn plus(self, count: u64) -> Self {
         Self(self.0.saturating_add(count))
     }
 }
 
-/// One numbering of a channel. Sessions of one feed are ordered: by date, then by restart count.
+/// One numbering of a channel, which begins at 1. Sessions of one feed are ordered by date, then by restart count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Session {
     /// The feed.
     pub feed: Feed,
     /// The venue's trading date.
     pub date: TradingDate,
-    /// How many times the venue began its numbering again on that day.
+    /// Number of times the venue restarted its numbering on that date.
     pub restart: u32,
 }
 
 impl Session {
-    /// Bytes of the form on the wire and in the publication log: feed `u16`, zero `u16`, date `YYYYMMDD` `u32`,
-    /// restart count `u32`, zero `u32`; little-endian.
+    /// Size on the wire and in the publication log: feed `u16`, zero `u16`, date `YYYYMMDD` `u32`, restart count
+    /// `u32`, zero `u32`; little-endian.
     pub const BYTES: usize = 16;
 
-    /// To the form on the wire.
+    /// Encodes the session.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let number =
@@ -154,7 +154,7 @@ impl Session {
         number.to_le_bytes()
     }
 
-    /// From the form on the wire; `None` for an unknown feed, a day that does not exist, or bits that must be zero.
+    /// Decodes a session; `None` for an unknown feed, an invalid date, or non-zero reserved bits.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Option<Self> {
         let number = u128::from_le_bytes(bytes);
@@ -171,38 +171,38 @@ impl fmt::Display for Session {
     }
 }
 
-/// The fencing token: grows with every change of leadership of a group. The count stands in the upper 56 bits, the
-/// node in the lower 8, so that no two nodes ever publish under one epoch.
+/// The fencing token: grows with every change of leadership of a group. The count is in the upper 56 bits, the node
+/// in the lower 8, so that no two nodes publish under the same epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// From count and node. Counts beyond 56 bits are held at the maximum.
+    /// From count and node. The count is clamped to 56 bits.
     #[must_use]
     pub fn new(count: u64, node: u8) -> Self {
         Self(count.min(u64::MAX >> 8) << 8 | u64::from(node))
     }
 
-    /// How many leaderships there have been.
+    /// Number of leadership terms so far.
     #[must_use]
     pub fn count(self) -> u64 {
         self.0 >> 8
     }
 
-    /// The node that published under it.
+    /// The node that leads in this epoch.
     #[must_use]
     pub fn node(self) -> u8 {
         self.0.to_le_bytes()[0]
     }
 }
 
-/// Number of an instrument within a channel and a day: the venue's own, else [a hash of its symbol](Self::from_symbol).
+/// Id of an instrument within a channel and a day: the venue's own, else [a hash of its symbol](Self::from_symbol).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstrumentId(pub u32);
 
 impl InstrumentId {
-    /// The number of an instrument that its venue doesn't number: 32-bit FNV-1a over the symbol without its padding.
-    /// A function of the symbol alone, so both gateways of a pair agree without talking.
+    /// Id for an instrument that its venue does not number: 32-bit FNV-1a over the symbol without padding. It depends
+    /// on the symbol alone, so both gateways of a pair agree without communication.
     #[must_use]
     pub fn from_symbol(symbol: &[u8]) -> Self {
         let hash =

@@ -1,14 +1,14 @@
 //! Exchange feeds without I/O: datagrams and times in, DBN records out.
 //!
-//! What this crate promises:
-//! - **Deterministic.** What comes out is a function of what went in. No clock is read, no random number drawn, no
-//!   randomly ordered map walked.
-//! - **Bounded.** Every window, table and queue has a maximum that is allocated up front.
-//! - **No panic on any input.** What does not fit is a counted [`DropReason`](drop_reason::DropReason).
+//! Guarantees:
+//! - **Deterministic.** The output is a function of the input. The crate reads no clock, draws no random number and
+//!   iterates over no randomly ordered map.
+//! - **Bounded.** Every window, table and queue has a maximum that is allocated at the start.
+//! - **No panic on any input.** Every rejection is a counted [`DropReason`](drop_reason::DropReason).
 //!
-//! What it deliberately does not know: sockets, files, threads, clocks.
+//! Out of scope: sockets, files, threads, clocks.
 //!
-//! Read [`channel`] first: one channel from datagram to records. The way of a datagram is
+//! Read [`channel`] first: one channel from datagram to records. A datagram passes
 //! [`transport`] → [`arbiter`] → [`venue`] → [`book`] → [`normalise`] → [`frame`].
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic))]
 

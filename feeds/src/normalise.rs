@@ -1,6 +1,6 @@
-//! Normaliser: venue messages and what they did to a book become DBN records.
+//! Normaliser: turns venue messages and their book changes into DBN records.
 //!
-//! What is written here is a function of the channel's input alone: no local clock, no random number, no map order.
+//! Output is a function of the channel's input alone: no local clock, no random number, no map order.
 //! `ts_recv` stays undefined and `ts_in_delta` 0 in every record; the [edge](crate::consumer_edge) fills them in.
 
 pub mod records;

@@ -1,11 +1,11 @@
-//! Two clocks, two types: a wall time can never be compared with a deadline by mistake.
+//! Two clocks, two types, so that wall time is never compared with a deadline.
 
-/// Wall time: nanoseconds since 1970-01-01 00:00 UTC. Receive stamps, venue times, send times.
+/// Wall time: nanoseconds since 1970-01-01 00:00 UTC. Receive timestamps, venue times, send times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnixNs(pub u64);
 
-/// Monotonic time in nanoseconds, of a clock that counts suspend. Deadlines live here. In offline replay the
-/// capture's own clock takes its place.
+/// Monotonic time in nanoseconds, of a clock that counts suspend. Used for deadlines. In offline replay, the
+/// capture's timestamps replace it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MonoNs(pub u64);
 
@@ -21,7 +21,7 @@ impl UnixNs {
 }
 
 impl MonoNs {
-    /// The moment `ns` later, held at the end of time instead of wrapping.
+    /// The time `ns` later, clamped to the maximum.
     #[must_use]
     pub fn plus(self, ns: u64) -> Self {
         Self(self.0.saturating_add(ns))
@@ -39,7 +39,7 @@ impl MonoNs {
 pub struct TradingDate(u32);
 
 impl TradingDate {
-    /// From year, month and day; `None` when there is no such day or the year is not in 1970..=9999.
+    /// From year, month and day; `None` if the date is invalid or the year is not in 1970..=9999.
     #[must_use]
     pub fn from_ymd(year: u32, month: u32, day: u32) -> Option<Self> {
         if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) {
@@ -57,7 +57,7 @@ impl TradingDate {
     /// The day in New York on which `at` falls.
     #[must_use]
     pub fn in_new_york(at: UnixNs) -> Self {
-        // The offset depends on the day and the day on the offset; the standard-time guess settles which rule holds.
+        // The offset depends on the day and the day on the offset. The standard-time estimate determines the rule.
         let guess = Self::from_unix_days((at.0.saturating_sub(5 * NS_PER_HOUR)) / NS_PER_DAY);
         let offset_ns = guess.new_york_offset_ns();
         Self::from_unix_days(at.0.saturating_sub(offset_ns) / NS_PER_DAY)
@@ -87,8 +87,8 @@ impl TradingDate {
         UnixNs(self.unix_days() * NS_PER_DAY)
     }
 
-    /// Midnight New York of this day, by the offset in force when the markets are open. (The clocks change on
-    /// Sundays, so no session sees two offsets.)
+    /// Midnight New York of this day, by the offset in force during trading hours. (Clocks change on Sundays, so no
+    /// session has two offsets.)
     #[must_use]
     pub fn midnight_new_york(self) -> UnixNs {
         UnixNs(self.unix_days() * NS_PER_DAY + self.new_york_offset_ns())
@@ -100,8 +100,8 @@ impl TradingDate {
         Self::from_unix_days(self.unix_days() + 1)
     }
 
-    /// How far New York lies behind UTC on this day at noon: 4 h from the second Sunday of March to the first Sunday
-    /// of November (Energy Policy Act of 2005), else 5 h.
+    /// New York's offset behind UTC on this day at noon: 4 h from the second Sunday of March to the first Sunday of
+    /// November (Energy Policy Act of 2005), else 5 h.
     fn new_york_offset_ns(self) -> u64 {
         let (year, month, day) = self.ymd();
         let summer = match month {
@@ -159,7 +159,7 @@ impl core::str::FromStr for TradingDate {
     }
 }
 
-/// Text that is no day: neither `YYYY-MM-DD` nor `YYYYMMDD`, or a day that the calendar doesn't have.
+/// Not a date: neither `YYYY-MM-DD` nor `YYYYMMDD`, or a day that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidDate;
 

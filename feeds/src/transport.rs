@@ -1,9 +1,9 @@
-//! How venues pack messages into datagrams and files: one module each, both ends of each.
+//! Framing of messages in datagrams and files: one module per protocol, with reader and writer.
 //!
-//! A [`Transport`] checks the whole framing of a datagram once: header, number of messages, every length, and that
-//! nothing is left over. What it returns is a [`Packet`], whose messages can then be walked without a further
-//! check that could fail. It knows no state: whether the packet is the next one, a copy, or of a session long gone is
-//! the [arbiter](crate::arbiter)'s business.
+//! A [`Transport`] checks the whole framing of a datagram once: header, number of messages, every length, and that no
+//! bytes are left over. It returns a [`Packet`] whose messages can be iterated without further checks. It has no
+//! state: whether a packet is the next one, a duplicate or of an old session is decided by the
+//! [arbiter](crate::arbiter).
 #![allow(unnameable_types, reason = "zerocopy's derives make such types where a macro of ours makes the struct")]
 
 use core::fmt;
@@ -19,28 +19,28 @@ pub mod binaryfile;
 pub mod iextp;
 pub mod moldudp64;
 
-/// What one datagram says about its channel's numbering, whatever the protocol.
+/// One datagram's header, independent of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// What it is for.
+    /// Messages, heartbeat or end of session.
     pub kind: PacketKind,
-    /// The venue's own name of the numbering.
+    /// The venue's own session name.
     pub session: VenueSession,
-    /// Number of the first message; for a heartbeat or an end of session, the next one expected. Never 0, except in
-    /// an [`unsequenced`](Self::unsequenced) packet.
+    /// Sequence of the first message; for a heartbeat or an end of session, the next expected sequence. Never 0,
+    /// except in an [`unsequenced`](Self::unsequenced) packet.
     pub first: Sequence,
-    /// Messages in the packet; 0 unless it is of [`PacketKind::Messages`]. `first + count` doesn't wrap.
+    /// Messages in the packet; 0 unless it is of [`PacketKind::Messages`]. `first + count` does not wrap.
     pub count: u32,
-    /// When the venue sent it, where the transport says so.
+    /// The venue's send time, where the transport has one.
     pub send_time: Option<UnixNs>,
-    /// The packet stands at the very start of a numbering (IEX-TP: sequence 1 at stream offset 0). With a newer send
-    /// time, while more than 1 is expected, it means that the venue began again under the same session name.
+    /// The packet is at the very start of a session (IEX-TP: sequence 1 at stream offset 0). With a newer send time,
+    /// while a sequence above 1 is expected, it means that the venue has restarted under the same session name.
     pub restart_marker: bool,
-    /// Nobody numbered the packet: MoldUDP64 with a blank session and sequence 0, as files of messages that were
-    /// wrapped into packets later have it. Its messages can only be taken in the order they come.
+    /// The packet has no sequence: MoldUDP64 with a blank session and sequence 0, as in files whose messages were
+    /// wrapped into packets later. Its messages can only be processed in order of arrival.
     pub unsequenced: bool,
-    /// The messages, each behind its length. Framing is checked: [`Transport::next_message`] yields exactly `count`
-    /// of them.
+    /// The messages, each with its length prefix. Framing is checked: [`Transport::next_message`] yields exactly
+    /// `count` of them.
     pub messages: &'a [u8],
 }
 
@@ -52,37 +52,37 @@ impl Packet<'_> {
     }
 }
 
-/// What a packet is for.
+/// Kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PacketKind {
-    /// It brings messages.
+    /// It carries messages.
     Messages,
-    /// It only says that the line lives, and which sequence comes next.
+    /// It only shows that the line is alive, and announces the next sequence.
     Heartbeat,
     /// No further message will come in this session.
     EndOfSession,
 }
 
-/// The venue's own name of a numbering; opaque, only good for comparing. MoldUDP64: the ten bytes of the session,
-/// then zeros. IEX-TP: session and channel, little-endian as on the wire, then zeros.
+/// The venue's own session name; opaque, only compared. MoldUDP64: the ten bytes of the session, then zeros. IEX-TP:
+/// session and channel, little-endian as on the wire, then zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VenueSession(pub [u8; 16]);
 
-/// Reading end of a datagram protocol. Static dispatch: a channel knows its transport when it is built.
+/// Reader of a datagram protocol. Static dispatch: a channel's transport is fixed when it is built.
 pub trait Transport {
     /// Checks the framing of a whole datagram.
     ///
     /// # Errors
-    /// The first thing that doesn't fit. No part of a packet with a broken frame is used: where its messages begin
-    /// and which numbers they have can't be trusted then.
+    /// The first mismatch. No part of a packet with broken framing is used, since the message boundaries and
+    /// sequences are then unreliable.
     fn parse(datagram: &[u8]) -> Result<Packet<'_>, DropReason>;
 
-    /// Takes the next message, without its length, off the front of a checked block; `None` at the end.
+    /// Removes the next message, without its length, from the front of a checked block; `None` at the end.
     fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]>;
 }
 
-/// Writing end: a message behind its length, in the order of bytes that `length` makes. `false`, and nothing added, when
-/// the packet would grow beyond `packet_bytes_max`.
+/// Appends a message with its length prefix, in the byte order that `length` produces. Returns `false`, and appends
+/// nothing, if the packet would exceed `packet_bytes_max`.
 fn push_message(packet: &mut Vec<u8>, packet_bytes_max: usize, length: fn(u16) -> [u8; 2], message: &[u8]) -> bool {
     let Ok(message_bytes) = u16::try_from(message.len()) else { return false };
     if packet.len() + 2 + message.len() > packet_bytes_max {
@@ -95,7 +95,7 @@ fn push_message(packet: &mut Vec<u8>, packet_bytes_max: usize, length: fn(u16) -
 
 /// Some of the messages of a packet.
 struct MessageSlice<'a> {
-    /// They and their lengths.
+    /// The messages with their length prefixes.
     messages: &'a [u8],
     /// How many there are, at least 1.
     count: usize,
@@ -103,7 +103,7 @@ struct MessageSlice<'a> {
     skipped_bytes: usize,
 }
 
-/// The messages `[from, until)` of a packet, if it holds them all and they are any.
+/// The messages `[from, until)` of a packet, if the range is not empty and the packet holds all of it.
 fn slice_messages<'a, T: Transport>(
     packet: &Packet<'a>,
     from: Sequence,
@@ -125,11 +125,11 @@ fn slice_messages<'a, T: Transport>(
     Ok(MessageSlice { messages, count, skipped_bytes: packet.messages.len() - rest.len() })
 }
 
-/// What can be told of a feed from one of its datagrams alone.
+/// The feed as far as one datagram identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DetectedProtocol {
-    /// ITCH 5.0 over MoldUDP64. Nasdaq, BX and PSX speak the same protocol, so which of them it is has to come from
-    /// elsewhere (configuration, addresses).
+    /// ITCH 5.0 over MoldUDP64. Nasdaq, BX and PSX use the same protocol, so the feed must be known from elsewhere
+    /// (configuration, addresses).
     Itch50,
     /// IEX TOPS.
     IexTops,
@@ -138,7 +138,7 @@ pub enum DetectedProtocol {
 }
 
 impl DetectedProtocol {
-    /// The feeds it may be, the likeliest first.
+    /// The possible feeds, the most likely first.
     #[must_use]
     pub fn feeds(self) -> &'static [Feed] {
         match self {
@@ -159,8 +159,8 @@ impl fmt::Display for DetectedProtocol {
     }
 }
 
-/// Which feed a datagram belongs to. `None` for what is no known feed, and for what doesn't tell (MoldUDP64 heartbeats
-/// look the same whatever the messages are): ask again with the next datagram.
+/// Detects the feed of a datagram. `None` for an unknown feed, and for a datagram that does not identify it
+/// (MoldUDP64 heartbeats are the same for all messages): try again with the next one.
 #[must_use]
 pub fn detect_protocol(datagram: &[u8]) -> Option<DetectedProtocol> {
     if iextp::Tops::parse(datagram).is_ok() {
@@ -173,7 +173,7 @@ pub fn detect_protocol(datagram: &[u8]) -> Option<DetectedProtocol> {
     let mut block = packet.messages;
     let mut messages = core::iter::from_fn(|| moldudp64::MoldUdp64::next_message(&mut block)).peekable();
     messages.peek()?;
-    messages.all(itch50::fits).then_some(DetectedProtocol::Itch50)
+    messages.all(itch50::has_known_length).then_some(DetectedProtocol::Itch50)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use mdgw_feeds::{
     time::UnixNs,
     transport::{
         DetectedProtocol,
-        iextp::{self, Position, Stream},
+        iextp::{self, SegmentPosition, StreamIdentity},
     },
     venue::iex::tops,
 };
@@ -53,8 +53,8 @@ fn any_flipped_bit_is_detected() {
 /// A quote of our own, and what is to be found in it.
 fn synthetic_packet() -> (Vec<u8>, Json) {
     let mut bytes = Vec::new();
-    let stream = Stream { message_protocol_id: iextp::PROTOCOL_TOPS_1_6, channel_id: 1, session_id: 77 };
-    let position = Position { first: Sequence(9), stream_offset: 1_000, send_time: UnixNs(12) };
+    let stream = StreamIdentity { message_protocol_id: iextp::PROTOCOL_TOPS_1_6, channel_id: 1, session_id: 77 };
+    let position = SegmentPosition { first: Sequence(9), stream_offset: 1_000, send_time: UnixNs(12) };
     let mut packet = iextp::PacketWriter::begin(&mut bytes, stream, position, 1472);
     let quote = tops::QuoteUpdate {
         message_type: b'Q',

@@ -17,7 +17,7 @@ use mdgw_feeds::{
     time::UnixNs,
     transport::{
         Transport as _,
-        iextp::{self, PacketWriter, Position, Stream, Tops},
+        iextp::{self, PacketWriter, SegmentPosition, StreamIdentity, Tops},
         moldudp64::MoldUdp64,
     },
 };
@@ -530,12 +530,12 @@ fn iex_line(
     delay_ns: u64,
     lost: &dyn Fn(Range<u64>) -> bool,
 ) -> Vec<Packet> {
-    let stream = Stream { message_protocol_id: iextp::PROTOCOL_TOPS_1_6, channel_id: 1, session_id: 9 };
+    let stream = StreamIdentity { message_protocol_id: iextp::PROTOCOL_TOPS_1_6, channel_id: 1, session_id: 9 };
     let mut packets = Vec::new();
     let (mut first, mut stream_offset) = (1_u64, 0);
     while first <= messages {
         let sent_ns = start_ns + first * 10_000;
-        let position = Position { first: Sequence(first), stream_offset, send_time: UnixNs(sent_ns) };
+        let position = SegmentPosition { first: Sequence(first), stream_offset, send_time: UnixNs(sent_ns) };
         let mut bytes = Vec::new();
         let mut writer = PacketWriter::begin(&mut bytes, stream, position, 1_400);
         let wanted = (usize::try_from(first).unwrap() * seed) % (seed + 1) + 1;

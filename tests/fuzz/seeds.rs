@@ -13,7 +13,7 @@ use mdgw_captures::{
 };
 use mdgw_election::{identity::NodeId, quorum::vote_file::VoteFile};
 use mdgw_feeds::{
-    channel::Numbering,
+    channel::SessionNumbering,
     identity::{ChannelId, Epoch, Feed, GroupId, InstrumentId, Sequence, Session},
     time::{TradingDate, UnixNs},
     transport::VenueSession,
@@ -209,7 +209,7 @@ pub(crate) fn state_files() -> Vec<Vec<u8>> {
     state.begin(3, UnixNs(BEGIN_NS), 0).unwrap();
     let session = Session { feed: Feed::IexDeep, date: date(), restart: 2 };
     let (started, latest) = (UnixNs(BEGIN_NS), UnixNs(BEGIN_NS + 5));
-    let numbering = Numbering { session, venue: VenueSession([7; 16]), started, latest, has_messages: true };
+    let numbering = SessionNumbering { session, venue: VenueSession([7; 16]), started, latest, has_messages: true };
     for channel in [1, 2] {
         state.set_session(ChannelId(channel), numbering).unwrap();
     }

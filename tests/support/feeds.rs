@@ -15,7 +15,7 @@ use mdgw_captures::{
 use mdgw_feeds::{
     identity::Sequence,
     time::UnixNs,
-    transport::iextp::{self, PacketWriter, Position, Stream},
+    transport::iextp::{self, PacketWriter, SegmentPosition, StreamIdentity},
 };
 use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
 
@@ -142,8 +142,8 @@ pub fn iex_packets<'m>(
     start_ns: u64,
     messages: impl IntoIterator<Item = &'m [u8]>,
 ) -> Vec<Packet> {
-    let stream = Stream { message_protocol_id, channel_id: 1, session_id };
-    let mut position = Position { first: Sequence(1), stream_offset: 0, send_time: UnixNs(start_ns) };
+    let stream = StreamIdentity { message_protocol_id, channel_id: 1, session_id };
+    let mut position = SegmentPosition { first: Sequence(1), stream_offset: 0, send_time: UnixNs(start_ns) };
     let mut packets = Vec::new();
     let mut bytes = Vec::new();
     for message in messages {

@@ -164,7 +164,7 @@ pub(crate) fn run_prefetch_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, d
 /// Asks the memory for the message's order, which is the longest way off, and its instrument.
 #[inline(always)]
 fn prefetch<S: OrderStore>(books: &OrderBooks<S>, message: &[u8]) {
-    if let Some(touched) = itch50::touches(message) {
+    if let Some(touched) = itch50::target_of(message) {
         if let Some(order_id) = touched.order_reference_number {
             books.prefetch_order(order_id);
         }

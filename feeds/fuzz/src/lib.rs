@@ -1,9 +1,8 @@
-//! What each fuzz target asserts of its input. Nothing may panic, and beyond that:
-//! what a parser accepts is written again as the same bytes by our own writing end, and what comes out of arbiter,
-//! channel and receiver strictly ascends.
+//! Assertions of each fuzz target. Nothing may panic. Every input that a parser accepts is written again as the same
+//! bytes by our own writer. The output of arbiter, channel and receiver strictly ascends.
 //!
-//! The functions are those of the targets; the project's tests run them too, over mutations of the seeds and without
-//! libFuzzer (`tests/fuzz`).
+//! The functions are the bodies of the targets. The project's tests run them too, over mutations of the seeds and
+//! without libFuzzer (`tests/fuzz`).
 
 pub mod seeds;
 
@@ -23,12 +22,12 @@ use mdgw_feeds::{
     venue::{
         iex,
         nasdaq::itch50,
-        wire::{FieldValue, Fields},
+        wire::{FieldList, FieldValue},
     },
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What is done with one input.
+/// Checks one input.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
@@ -46,7 +45,7 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("receiver", receiver),
 ];
 
-/// Bytes of a length in front of each piece of an input that stands for several datagrams.
+/// Size of the length prefix of each piece, for an input that represents several datagrams.
 const LENGTH_BYTES: usize = 2;
 
 /// MoldUDP64: read, then written again.
@@ -75,12 +74,12 @@ pub fn iextp(input: &[u8]) {
     let Ok(packet) = parsed else { return };
     let messages = messages_of::<iextp::Tops>(&packet);
     let (header, _) = iextp::Header::ref_from_prefix(input).expect("a parsed segment has a header");
-    let stream = iextp::Stream {
+    let stream = iextp::StreamIdentity {
         message_protocol_id: header.message_protocol_id.get(),
         channel_id: header.channel_id.get(),
         session_id: header.session_id.get(),
     };
-    let position = iextp::Position {
+    let position = iextp::SegmentPosition {
         first: packet.first,
         stream_offset: header.stream_offset.get().cast_unsigned(),
         send_time: packet.send_time.expect("IEX tells it"),
@@ -89,7 +88,7 @@ pub fn iextp(input: &[u8]) {
     let mut writer = iextp::PacketWriter::begin(&mut again, stream, position, usize::MAX);
     assert!(messages.iter().all(|message| writer.push(message)));
     writer.finish();
-    // The reserved byte may be anything.
+    // The reserved byte may have any value.
     again[1] = input[1];
     assert_eq!(again, input);
 }
@@ -101,7 +100,7 @@ fn messages_of<'a, T: Transport>(packet: &Packet<'a>) -> Vec<&'a [u8]> {
     messages
 }
 
-/// Day files: what was read and what is left make up the input.
+/// Day files: the messages read and the rest make up the input.
 pub fn binaryfile(input: &[u8]) {
     let mut messages = binaryfile::Messages::new(input);
     let mut again = Vec::new();
@@ -122,15 +121,15 @@ pub fn binaryfile(input: &[u8]) {
     assert_eq!(damage.is_none(), messages.rest().is_empty());
 }
 
-/// ITCH 5.0: the view is the input, and the hint for the look-ahead tells the same as the message.
+/// ITCH 5.0: the view is the input, and the prefetch target matches the message.
 pub fn itch50(input: &[u8]) {
     let Ok(message) = itch50::Message::parse(input) else {
         return;
     };
     assert_eq!(message.as_bytes(), input);
-    assert!(itch50::fits(input));
-    let touched = itch50::touches(input).expect("every message begins like all");
-    assert_eq!(touched.stock_locate, message.stock_locate());
+    assert!(itch50::has_known_length(input));
+    let target = itch50::target_of(input).expect("every message begins like all");
+    assert_eq!(target.stock_locate, message.stock_locate());
     let mut references = Vec::new();
     message.fields(&mut |name, value| {
         if let FieldValue::Number(reference) = value
@@ -139,12 +138,12 @@ pub fn itch50(input: &[u8]) {
             references.push(reference);
         }
     });
-    if let Some(reference) = touched.order_reference_number {
+    if let Some(reference) = target.order_reference_number {
         assert_eq!(references.first(), Some(&i128::from(reference)));
     }
 }
 
-/// TOPS: what a later version puts behind a message changes nothing.
+/// TOPS: bytes appended by a later version change nothing.
 pub fn tops(input: &[u8]) {
     if let Ok(message) = iex::tops::Message::parse(input) {
         assert!(input.starts_with(message.as_bytes()));
@@ -154,7 +153,7 @@ pub fn tops(input: &[u8]) {
     }
 }
 
-/// DEEP: what a later version puts behind a message changes nothing.
+/// DEEP: bytes appended by a later version change nothing.
 pub fn deep(input: &[u8]) {
     if let Ok(message) = iex::deep::Message::parse(input) {
         assert!(input.starts_with(message.as_bytes()));
@@ -164,7 +163,7 @@ pub fn deep(input: &[u8]) {
     }
 }
 
-fn text_of(message: &impl Fields) -> String {
+fn text_of(message: &impl FieldList) -> String {
     let mut text = String::new();
     message.fields(&mut |name, value| text += &format!("{name} {value}\n"));
     text
@@ -190,7 +189,7 @@ pub fn request(input: &[u8]) {
     }
 }
 
-/// Arrivals on three lines, as numbers of one byte: ranges that come out follow each other without a hole.
+/// Arrivals on three lines, as sequences of one byte: delivered ranges follow each other without a hole.
 pub fn arbiter(input: &[u8]) {
     let config = ArbiterConfig { lines: 3, sequence_jump_max: 200, gap_timeout_ns: 1_000, ..ArbiterConfig::default() };
     let mut arbiter = Arbiter::new(config);
@@ -236,14 +235,14 @@ pub fn arbiter(input: &[u8]) {
                 Ok(())
             }
         };
-        // Whatever is refused is counted by the arbiter.
+        // The arbiter counts rejections.
         let _counted = refused;
     }
     arbiter.finish(&mut deliver);
     assert_eq!(arbiter.expected(), arbiter.frontier());
 }
 
-/// Datagrams on two lines of one channel, the feed chosen by the first byte: what comes out ascends within each session.
+/// Datagrams on two lines of one channel, the feed chosen by the first byte: output ascends within each session.
 pub fn channel(input: &[u8]) {
     let Some((feed, mut rest)) = input.split_first() else {
         return;
@@ -273,13 +272,13 @@ pub fn channel(input: &[u8]) {
 /// session.
 pub fn receiver(input: &[u8]) {
     let service =
-        ServiceConfig { services: 2, request_timeout_ns: 3_000_000, attempts_max: 5, ..ServiceConfig::default() };
+        ServiceConfig { service_count: 2, request_timeout_ns: 3_000_000, attempts_max: 5, ..ServiceConfig::default() };
     let config = ReceiverConfig {
         group: GroupId(1),
         channels: vec![ChannelId(1)],
         lines: 2,
         window_packets: 64,
-        // One input in two has services to ask.
+        // Every second input has services to ask.
         service: (input.len() % 2 == 1).then_some(service),
         ..ReceiverConfig::default()
     };
@@ -317,7 +316,7 @@ pub fn receiver(input: &[u8]) {
     receiver.finish(&mut deliver);
 }
 
-/// A sink that asserts the order of what it gets.
+/// A sink that asserts the order of its calls.
 #[derive(Default)]
 struct OrderCheckingSink {
     settled: Sequence,
@@ -355,7 +354,7 @@ impl FrameSink for OrderCheckingSink {
     }
 }
 
-/// Puts a datagram behind others in an input of [`channel`] or [`receiver`]: its length, its line, its bytes.
+/// Appends a datagram to an input of [`channel`] or [`receiver`]: its length, its line, its bytes.
 pub fn push_datagram(input: &mut Vec<u8>, line: Line, datagram: &[u8]) {
     let length = u16::try_from(1 + datagram.len()).expect("datagrams are shorter");
     input.extend_from_slice(&length.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Seeds: what our own writing ends make of a few messages of each kind.
+//! Seeds: a few messages of each kind, written by our own writers.
 
 use mdgw_feeds::{
     frame::{FrameFlags, FrameHeader, FrameKind, StateBody},
@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 
 use super::push_datagram;
 
-/// Those of each target, by its name.
+/// The seeds of each target, by its name.
 #[must_use]
 pub fn all() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     let itch = messages(itch50::Message::TYPES);
@@ -65,7 +65,7 @@ fn messages<A>(types: &[(u8, A, usize)]) -> Vec<Vec<u8>> {
     let message = |(code, _, length): &(u8, A, usize)| {
         let mut message = vec![b'B'; *length];
         message[0] = *code;
-        // Times of the day, and of the epoch, have small first bytes on Nasdaq's side and small last ones on IEX's.
+        // Nasdaq's times of day begin with small bytes, IEX's times since 1970 end with small ones.
         if *length > 10 {
             message[1..11].fill(0);
         }
@@ -89,8 +89,8 @@ fn mold_end(next: u64) -> Vec<u8> {
 }
 
 fn segment(message_protocol_id: u16, first: u64, messages: &[Vec<u8>]) -> Vec<u8> {
-    let stream = iextp::Stream { message_protocol_id, channel_id: 1, session_id: 7 };
-    let position = iextp::Position {
+    let stream = iextp::StreamIdentity { message_protocol_id, channel_id: 1, session_id: 7 };
+    let position = iextp::SegmentPosition {
         first: Sequence(first),
         stream_offset: 40 * (first - 1),
         send_time: UnixNs(1_548_858_600_000_000_000),

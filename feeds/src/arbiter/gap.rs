@@ -1,4 +1,4 @@
-//! A hole in the numbering, and the memory of holes that were declared.
+//! A gap in the sequence, and the history of declared gaps.
 
 use std::collections::VecDeque;
 
@@ -30,8 +30,8 @@ impl Gap {
         self.next
     }
 
-    /// What of it lies before `bound`; all of it where nothing does.
-    pub(crate) fn before(self, bound: Sequence) -> Self {
+    /// The part before `bound`; the whole gap if no part lies before it.
+    pub(crate) fn clipped_before(self, bound: Sequence) -> Self {
         Self::new(self.first, self.next.min(bound)).unwrap_or(self)
     }
 
@@ -42,8 +42,8 @@ impl Gap {
     }
 }
 
-/// The latest declared gaps of a session, ascending: tells a message that comes too late from a duplicate. The
-/// oldest are forgotten; what comes even later than that counts as a duplicate.
+/// The latest declared gaps of a session, ascending. Distinguishes a late message from a duplicate. The oldest gaps
+/// are forgotten; even later messages then count as duplicates.
 #[derive(Debug)]
 pub(super) struct DeclaredGaps {
     gaps: VecDeque<Gap>,
@@ -65,7 +65,7 @@ impl DeclaredGaps {
         self.gaps.push_back(gap);
     }
 
-    /// How many of `[first, next)` lie in declared gaps. One comparison for what is newer than the latest gap.
+    /// How many of `[first, next)` lie in declared gaps. One comparison for sequences after the latest gap.
     pub(super) fn overlap(&self, first: Sequence, next: Sequence) -> u64 {
         let newer = self.gaps.iter().rev().take_while(|gap| gap.next > first);
         newer.map(|gap| gap.next.min(next).0.saturating_sub(gap.first.max(first).0)).sum()

@@ -1,4 +1,4 @@
-//! What each line brought, and by how much the first was ahead of the others.
+//! Statistics per line, and the lead of the first line over the others.
 
 use hdrhistogram::Histogram;
 
@@ -7,38 +7,38 @@ use crate::{
     time::{MonoNs, UnixNs},
 };
 
-/// Figures of one line.
+/// Statistics of one line.
 #[derive(Clone, Debug)]
 pub struct LineStatistics {
-    /// Packets with messages, refused ones included.
+    /// Packets with messages, rejected ones included.
     pub packets: u64,
-    /// Heartbeats and other packets that only tell the next sequence.
+    /// Heartbeats and other packets that only announce the next sequence.
     pub heartbeats: u64,
-    /// Messages that this line was first to bring, judged by receive stamps.
+    /// Messages that this line delivered first, by receive timestamp.
     pub won_messages: u64,
-    /// Messages that another line, or this one, had brought before.
+    /// Messages that arrived before on another line, or on this one.
     pub duplicate_messages: u64,
-    /// Messages that came after their gap had been declared.
+    /// Messages received after their gap was declared.
     pub late_messages: u64,
-    /// Packets refused for what their numbers said, or for want of room.
+    /// Packets rejected for their sequences or for want of room.
     pub refused_packets: u64,
-    /// How often the line has gone silent.
+    /// How often the line became silent.
     pub silences: u64,
     /// Whether the line is silent now: its alarm.
     pub silent: bool,
-    /// When it last brought anything.
+    /// Time of the latest packet or heartbeat.
     pub last_arrival: Option<MonoNs>,
-    /// For each message that this line won and another line brought too: how much earlier it was, ns, held at
-    /// [`LEAD_NS_MAX`], to two digits.
+    /// For each message that this line delivered first and another line delivered too: the lead in ns, clamped to
+    /// [`LEAD_NS_MAX`], with two significant digits.
     pub lead_ns: Histogram<u64>,
-    /// Duplicates whose first copy was too long ago to compare.
+    /// Duplicates whose first copy is no longer in the delivery history.
     pub lead_unknown_messages: u64,
     pub(super) jump: Option<JumpCandidate>,
     pub(super) silence_since: MonoNs,
     pub(super) is_configured: bool,
 }
 
-/// Longest lead that is told apart, 1 s.
+/// Longest lead that is distinguished, 1 s.
 pub const LEAD_NS_MAX: u64 = 1_000_000_000;
 
 /// An empty histogram for [`LineStatistics::lead_ns`].
@@ -49,19 +49,19 @@ pub fn lead_histogram() -> Histogram<u64> {
 
 const LEAD_DIGITS: u8 = 2;
 
-/// Packets of one line that continue each other at an incredible place.
+/// Run of packets of one line that continue each other after a jump.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JumpCandidate {
-    /// Where the next one would have to begin.
+    /// Expected start of the next packet of the run.
     pub(super) next: Sequence,
-    /// How many have come.
+    /// Packets in the run.
     pub(super) confirmations: u8,
-    /// Number of the line's latest packet or heartbeat among them: any other in between ends the row.
+    /// Number of the line's latest arrival in the run. Any other arrival in between ends the run.
     pub(super) arrival_number: u64,
 }
 
 impl JumpCandidate {
-    /// Whether what begins at `first` and is the line's arrival of that number continues it, with nothing between.
+    /// Whether an arrival with that number and beginning at `first` continues the run directly.
     pub(super) fn is_continued(&self, first: Sequence, arrival_number: u64) -> bool {
         self.next == first && self.arrival_number.wrapping_add(1) == arrival_number
     }
@@ -92,8 +92,8 @@ impl LineStatistics {
         }
     }
 
-    /// Something came on the line.
-    pub(super) fn touch(&mut self, now: MonoNs) {
+    /// Records an arrival on the line.
+    pub(super) fn on_activity(&mut self, now: MonoNs) {
         self.last_arrival = Some(now);
         self.silent = false;
     }
@@ -103,24 +103,25 @@ impl LineStatistics {
     }
 
     pub(super) fn silence_deadline(&self, silence_ns: u64) -> Option<MonoNs> {
-        let watched = self.is_configured && !self.silent;
-        watched.then(|| self.last_arrival.unwrap_or_default().max(self.silence_since).plus(silence_ns))
+        let is_monitored = self.is_configured && !self.silent;
+        is_monitored.then(|| self.last_arrival.unwrap_or_default().max(self.silence_since).plus(silence_ns))
     }
 }
 
-/// All lines of a channel, and who brought the latest messages first.
+/// All lines of a channel, and which line delivered the latest messages first.
 #[derive(Debug)]
 pub(super) struct Lines {
     statistics: [LineStatistics; Line::COUNT_MAX],
-    /// A ring of the latest deliveries, ascending by sequence.
-    won: Box<[DeliveredRange]>,
-    /// Deliveries so far; the latest lies at `(count - 1) & mask`.
+    /// Ring of the latest deliveries, ascending by sequence.
+    history: Box<[DeliveredRange]>,
+    /// Number of deliveries so far; the latest lies at `(count - 1) & mask`.
     history_count: u64,
-    /// Per line: the delivery where its latest duplicate was found, since duplicates come in order too.
+    /// Per line: the delivery that matched its latest duplicate. Duplicates arrive in order too, so the next search
+    /// starts there.
     cursors: [u64; Line::COUNT_MAX],
 }
 
-/// One delivery: `[first, next)` came first on `line`, at `ts_recv`.
+/// One delivery: `[first, next)` arrived first on `line`, at `ts_recv`.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeliveredRange {
     first: Sequence,
@@ -130,19 +131,19 @@ struct DeliveredRange {
 }
 
 impl Lines {
-    /// `remembered`: how many deliveries a slower line may lag behind and still be compared.
-    pub(super) fn new(lines: u8, remembered: usize) -> Self {
+    /// `history_len`: how many deliveries a slower line may lag behind and still be compared.
+    pub(super) fn new(lines: u8, history_len: usize) -> Self {
         Self {
             statistics: core::array::from_fn(|index| {
                 LineStatistics::new(index < usize::from(lines) || index == usize::from(Line::RECOVERY.0))
             }),
-            won: vec![DeliveredRange::default(); remembered.next_power_of_two()].into_boxed_slice(),
+            history: vec![DeliveredRange::default(); history_len.next_power_of_two()].into_boxed_slice(),
             history_count: 0,
             cursors: [0; Line::COUNT_MAX],
         }
     }
 
-    /// A new numbering: earlier deliveries say nothing about it.
+    /// A new session: clears the history, since its sequences belong to the previous session.
     pub(super) fn begin_session(&mut self) {
         self.history_count = 0;
         self.cursors = [0; Line::COUNT_MAX];
@@ -161,8 +162,8 @@ impl Lines {
         self.statistics.get_mut(usize::from(line.0)).filter(|line| line.is_configured)
     }
 
-    /// Lines whose silence is watched: all but the recovery line.
-    pub(super) fn watched(&self) -> impl Iterator<Item = &LineStatistics> {
+    /// Lines with silence monitoring: all but the recovery line.
+    pub(super) fn venue_lines(&self) -> impl Iterator<Item = &LineStatistics> {
         self.statistics.iter().take(usize::from(Line::RECOVERY.0)).filter(|line| line.is_configured)
     }
 
@@ -170,17 +171,25 @@ impl Lines {
         self.statistics.iter_mut().take(usize::from(Line::RECOVERY.0)).filter(|line| line.is_configured)
     }
 
-    /// `[first, next)` were delivered, brought by `line`. Ranges ascend from call to call.
-    pub(super) fn delivered(&mut self, line: Line, first: Sequence, next: Sequence, ts_recv: UnixNs) {
+    /// Records that `[first, next)` of `line` were delivered. Ranges ascend from call to call.
+    pub(super) fn record_delivery(&mut self, line: Line, first: Sequence, next: Sequence, ts_recv: UnixNs) {
         let index = self.index(self.history_count);
-        if let Some(entry) = self.won.get_mut(index) {
+        if let Some(entry) = self.history.get_mut(index) {
             *entry = DeliveredRange { first, next, ts_recv, line };
         }
         self.history_count += 1;
     }
 
-    /// `line` brought `[first, next)`, of which `count` messages had been delivered and the others declared missing.
-    pub(super) fn duplicate(&mut self, line: Line, first: Sequence, next: Sequence, count: u64, ts_recv: UnixNs) {
+    /// Records that `[first, next)` arrived on `line` again: `count` messages had been delivered, the others
+    /// declared.
+    pub(super) fn record_duplicate(
+        &mut self,
+        line: Line,
+        first: Sequence,
+        next: Sequence,
+        count: u64,
+        ts_recv: UnixNs,
+    ) {
         if let Some(statistics) = self.get_mut(line) {
             statistics.duplicate_messages += count;
         }
@@ -188,20 +197,20 @@ impl Lines {
         let mut compared = 0;
         while position < self.history_count {
             let index = self.index(position);
-            let Some(won) = self.won.get(index).copied() else { break };
-            if won.first >= next {
+            let Some(delivered) = self.history.get(index).copied() else { break };
+            if delivered.first >= next {
                 break;
             }
-            let overlap = won.next.min(next).0.saturating_sub(won.first.max(first).0);
+            let overlap = delivered.next.min(next).0.saturating_sub(delivered.first.max(first).0);
             compared += overlap;
-            let later_copy_won = self.compare(line, ts_recv, won.line, won.ts_recv, overlap);
+            let later_copy_won = self.record_lead(line, ts_recv, delivered.line, delivered.ts_recv, overlap);
             if later_copy_won
-                && overlap == won.next.0 - won.first.0
-                && let Some(entry) = self.won.get_mut(index)
+                && overlap == delivered.next.0 - delivered.first.0
+                && let Some(entry) = self.history.get_mut(index)
             {
-                *entry = DeliveredRange { ts_recv, line, ..won };
+                *entry = DeliveredRange { ts_recv, line, ..delivered };
             }
-            if won.next >= next {
+            if delivered.next >= next {
                 break;
             }
             position += 1;
@@ -214,17 +223,17 @@ impl Lines {
         }
     }
 
-    /// `line` brought `count` messages that are held, unexpected as yet, from another packet.
+    /// Records that `count` messages of `line` are already held from another packet.
     pub(super) fn record_duplicate_of_held(&mut self, line: Line, ts_recv: UnixNs, held: super::window::Overlap) {
         if let Some(statistics) = self.get_mut(line) {
             statistics.duplicate_messages += held.count;
         }
-        self.compare(line, ts_recv, held.line, held.ts_recv, held.count);
+        self.record_lead(line, ts_recv, held.line, held.ts_recv, held.count);
     }
 
-    /// Judges two copies of `count` messages by their stamps. True when the one drained later had come first.
-    fn compare(&mut self, later: Line, later_ts: UnixNs, earlier: Line, earlier_ts: UnixNs, count: u64) -> bool {
-        // An answer to a request is no competitor, and a line is none to itself.
+    /// Compares two copies of `count` messages by timestamp. Returns `true` if the copy drained later arrived first.
+    fn record_lead(&mut self, later: Line, later_ts: UnixNs, earlier: Line, earlier_ts: UnixNs, count: u64) -> bool {
+        // An answer to a request does not compete, and a line does not compete with itself.
         if later == earlier || later == Line::RECOVERY || earlier == Line::RECOVERY {
             return false;
         }
@@ -247,10 +256,11 @@ impl Lines {
         later_copy_won
     }
 
-    /// The first remembered delivery that ends after `first`.
+    /// The first delivery in the history that ends after `first`.
     fn find(&self, line: Line, first: Sequence) -> u64 {
-        let oldest = self.history_count.saturating_sub(self.won.len() as u64);
-        let ends_after = |position: u64| self.won.get(self.index(position)).is_some_and(|won| won.next > first);
+        let oldest = self.history_count.saturating_sub(self.history.len() as u64);
+        let ends_after =
+            |position: u64| self.history.get(self.index(position)).is_some_and(|delivered| delivered.next > first);
         let mut position = self.cursors.get(usize::from(line.0)).copied().unwrap_or(0).max(oldest);
         if position > oldest && ends_after(position - 1) {
             let (mut low, mut high) = (oldest, position);
@@ -267,11 +277,11 @@ impl Lines {
     }
 
     fn index(&self, position: u64) -> usize {
-        usize::try_from(position & (self.won.len() as u64 - 1)).unwrap_or(0)
+        usize::try_from(position & (self.history.len() as u64 - 1)).unwrap_or(0)
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
         let histograms = self.statistics.iter().map(|line| line.lead_ns.distinct_values() * size_of::<u64>());
-        size_of_val(&*self.won) + histograms.sum::<usize>()
+        size_of_val(&*self.history) + histograms.sum::<usize>()
     }
 }

@@ -1,31 +1,31 @@
-//! What is missing between what is expected and what is known to exist.
+//! Gaps between the expected sequence and the last sequence known to exist.
 
 use crate::{identity::Sequence, time::MonoNs};
 
 use super::{ArbiterConfig, WhenFull, gap::Gap, window::Window};
 
-/// All holes of a channel at a moment.
+/// All pending gaps of a channel at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Holes<'w> {
+pub(crate) struct PendingGaps<'w> {
     window: &'w Window,
     expected: Sequence,
     frontier: Sequence,
-    /// When the hole behind everything held was found or last shrank.
+    /// When the gap after all held packets was detected or last shrank.
     trailing_gap_since: MonoNs,
     gap_timeout_ns: u64,
     when_full: WhenFull,
 }
 
-/// One of them, from where it was looked for.
+/// One pending gap, from the queried sequence on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingGap {
     pub(crate) gap: Gap,
-    /// When another line has had its time to fill it.
+    /// When the wait for another line ends.
     pub(crate) due: MonoNs,
 }
 
-impl<'w> Holes<'w> {
-    /// What is known to exist, and since when the last of it is missing, is the `frontier`.
+impl<'w> PendingGaps<'w> {
+    /// `frontier` is the end of the known sequences, and the time since when its last gap is pending.
     #[inline]
     pub(super) fn new(
         window: &'w Window,
@@ -37,7 +37,7 @@ impl<'w> Holes<'w> {
         Self { window, expected, frontier, trailing_gap_since, gap_timeout_ns, when_full }
     }
 
-    /// The first hole from `from` on.
+    /// The first gap from `from` on.
     pub(crate) fn from(&self, from: Sequence) -> Option<PendingGap> {
         let (first, behind) = self.window.first_missing_from(from.max(self.expected));
         let next = behind.map_or(self.frontier, |held| held.from);
@@ -45,27 +45,27 @@ impl<'w> Holes<'w> {
         Some(PendingGap { gap: Gap::new(first, next)?, due: since.plus(self.gap_timeout_ns) })
     }
 
-    /// What of the first hole from `from` on lies before `until`.
+    /// The part before `until` of the first gap from `from` on.
     pub(crate) fn first_gap_in(&self, from: Sequence, until: Sequence) -> Option<Gap> {
         let gap = self.from(from)?.gap;
         Gap::new(gap.first(), gap.next().min(until))
     }
 
-    /// The first sequence from `from` on that has not come.
+    /// The first sequence from `from` on that has not arrived.
     pub(crate) fn first_missing_from(&self, from: Sequence) -> Sequence {
         self.window.first_missing_from(from.max(self.expected)).0
     }
 
-    /// Whether what holds up delivery begins there.
-    pub(crate) fn is_first(&self, sequence: Sequence) -> bool {
+    /// Whether the gap that blocks delivery begins there.
+    pub(crate) fn is_front(&self, sequence: Sequence) -> bool {
         sequence <= self.expected
     }
 
-    /// Whether the window has room for what fills others than the first one.
+    /// Whether the window has room for packets that fill later gaps.
     pub(crate) fn has_space(&self) -> bool {
         match self.when_full {
             WhenFull::DeclareGap => !self.window.is_full(),
-            // What is refused has to be asked for again.
+            // Rejected packets must be requested again.
             WhenFull::RefusePacket => self.window.is_half_free(),
         }
     }

@@ -1,18 +1,18 @@
-//! Asking for what no line has brought, first the other gateway of the pair, then the venue's retransmission server: whom to ask
-//! for what, when to ask again, when to give up. No sockets.
+//! Requests messages that no line has delivered, first from the other gateway of the pair, then from the venue's
+//! retransmission server. Decides the target, the range, the repeats and when to give up. No sockets.
 //!
 //! ```text
-//! hole ──its time is up──▶ peer asked ──timeout, or it has no more──▶ server asked ──timeout, attempts left──▶ asked again
-//!   │                        │ ├──answer brought some──▶ asked for the rest, attempts anew                        │
-//!   └────────filled──────────┘                           given up: the arbiter declares it ◀──────────────────────┘
+//! gap ──wait over──▶ peer asked ──timeout, or no more data──▶ server asked ──timeout, attempts left──▶ asked again
+//!   │                  │ ├──answer filled a part──▶ rest requested, attempts reset                         │
+//!   └─────filled───────┘                            given up: the arbiter declares the gap ◀───────────────┘
 //! ```
-//! Where there is no peer or no server, the other one is asked alone.
+//! Without a peer or without a server, only the other one is asked.
 //!
-//! Holes are asked for in their order, each when its own time is up, several at a time: what one answer takes, or its loss, holds
-//! up nothing but its own hole. A large hole is asked for in pieces.
+//! Gaps are requested in order, each when its own wait has ended, several at the same time. A slow or lost answer
+//! therefore delays only its own gap. A large gap is requested in pieces.
 
 use crate::{
-    arbiter::{Gap, Holes},
+    arbiter::{Gap, PendingGaps},
     identity::Sequence,
     time::MonoNs,
 };
@@ -20,23 +20,23 @@ use crate::{
 /// Limits of recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecoveryConfig {
-    /// How long an answer of the server may take, ns.
+    /// Timeout for an answer of the server, ns.
     pub request_timeout_ns: u64,
-    /// How often the server is asked for the same position before it is given up; 0: there is no server.
+    /// Requests to the server for the same position before giving up; 0: there is no server.
     pub attempts_max: u16,
-    /// How long an answer of the peer may take, ns.
+    /// Timeout for an answer of the peer, ns.
     pub peer_timeout_ns: u64,
-    /// How often the peer is asked for the same position before the server is; 0: there is no peer.
+    /// Requests to the peer for the same position before the server is asked; 0: there is no peer.
     pub peer_attempts_max: u16,
-    /// Most messages in one request. Together the requests under way to the peer have no more either, since it answers with
-    /// all of them at once.
+    /// Most messages in one request. All requests in flight to the peer together have no more either, since the peer
+    /// sends all answers at once.
     pub messages_per_request_max: u64,
-    /// Most requests under way at a time, 1 to [`REQUESTS_IN_FLIGHT_MAX`]; 1 where the end of an answer is
-    /// [announced](AnswerEnd::Announced), which doesn't say whose.
-    pub requests_under_way_max: u16,
-    /// A larger gap is declared without asking: catching up with it would take longer than it is worth.
+    /// Most requests in flight, 1 to [`REQUESTS_IN_FLIGHT_MAX`]. Must be 1 where the end of an answer is
+    /// [announced](AnswerEnd::Announced), since an announcement does not identify its request.
+    pub requests_in_flight_max: u16,
+    /// A larger gap is declared without a request: the catch-up would take longer than it is worth.
     pub gap_messages_max: u64,
-    /// Most messages asked for in one session, repeats included, so that no fault turns into a flood.
+    /// Most messages requested in one session, repeats included, so that no fault causes a flood.
     pub session_messages_max: u64,
     /// How the end of an answer is recognised.
     pub answer_end: AnswerEnd,
@@ -52,8 +52,8 @@ impl Default for RecoveryConfig {
             peer_timeout_ns: 10_000_000,
             peer_attempts_max: 0,
             messages_per_request_max: 1_000,
-            // Each is one small packet and its answer another one.
-            requests_under_way_max: 16,
+            // Each request is one small packet, and so is its answer.
+            requests_in_flight_max: 16,
             gap_messages_max: 1_000_000,
             session_messages_max: 100_000_000,
             answer_end: AnswerEnd::EachPacket,
@@ -61,19 +61,19 @@ impl Default for RecoveryConfig {
     }
 }
 
-/// The most that [`RecoveryConfig::requests_under_way_max`] can be.
+/// Upper limit of [`RecoveryConfig::requests_in_flight_max`].
 pub const REQUESTS_IN_FLIGHT_MAX: u16 = 64;
 
-/// How the end of an answer is recognised, so that the rest can be asked for at once.
+/// How the end of an answer is recognised. The rest is then requested at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerEnd {
-    /// Every packet on the recovery line is an answer in itself (MoldUDP64).
+    /// Every packet on the recovery line is a complete answer (MoldUDP64).
     EachPacket,
-    /// An announcement on the recovery line ends the answer (our own service).
+    /// An announcement on the recovery line ends the answer (our retransmission service).
     Announced,
 }
 
-/// Who is asked.
+/// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestTarget {
     /// The other gateway of the pair.
@@ -82,83 +82,83 @@ pub enum RequestTarget {
     Server,
 }
 
-/// Ask for `[first, next)`; never empty.
+/// A request for `[first, next)`; never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Whom.
-    pub of: RequestTarget,
-    /// First sequence wanted.
+    /// The target.
+    pub target: RequestTarget,
+    /// First missing sequence.
     pub first: Sequence,
-    /// First sequence not wanted any more.
+    /// First sequence after the missing range.
     pub next: Sequence,
 }
 
-/// Figures of recovery.
+/// Statistics of recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryStatistics {
-    /// Requests made, repeats included.
+    /// Requests sent, repeats included.
     pub requests: u64,
-    /// Requests that were repeats.
+    /// Repeated requests.
     pub retries: u64,
-    /// Requests of the peer among them.
+    /// Requests to the peer.
     pub peer_requests: u64,
     /// Requests given up after the last attempt.
     pub given_up: u64,
-    /// Holes, or the rest of them, not asked for because of their size or the session's limit.
+    /// Gaps, or their remainders, not requested because of their size or the session's limit.
     pub over_limit: u64,
-    /// Most requests under way at a time.
+    /// Most requests in flight at the same time.
     pub in_flight_max: usize,
 }
 
-/// The machine.
+/// The request state machine.
 #[derive(Debug)]
 pub(super) struct Recovery {
     config: RecoveryConfig,
-    /// What is under way, ascending and disjoint; allocated once.
-    asked: Vec<Ask>,
-    /// What is missing before this is under way, or has been given up.
+    /// Requests in flight, ascending and disjoint; allocated once.
+    in_flight: Vec<PendingRequest>,
+    /// Every missing message before this sequence has been requested or given up.
     requested_through: Sequence,
-    /// The hole that was begun with last, of which further pieces may have to be asked for; its time was up at `current_gap_due`.
+    /// The gap of the latest request, if more pieces of it remain. Its wait ended at `current_gap_due`.
     current_gap_first: Sequence,
     current_gap_next: Sequence,
     current_gap_due: MonoNs,
-    /// When something was given up last.
+    /// When a request was last given up.
     given_up_at: MonoNs,
     session_messages: u64,
     statistics: RecoveryStatistics,
 }
 
-/// One request under way. What it asked for may have come in part.
+/// One request in flight. Part of its range may have arrived.
 #[derive(Clone, Copy, Debug)]
-struct Ask {
+struct PendingRequest {
     request: Request,
     attempt: u16,
     deadline: MonoNs,
-    /// It is still to be sent.
+    /// Not sent yet.
     is_unsent: bool,
 }
 
-/// What is asked for next.
+/// The next request to make.
 #[derive(Clone, Copy, Debug)]
 struct PlannedRequest {
-    hole: Gap,
+    gap: Gap,
     piece: Gap,
     due: MonoNs,
-    /// Another piece of its hole has been asked for.
+    /// An earlier piece of the same gap is in flight.
     is_continuation: bool,
 }
 
 impl Recovery {
-    /// Idle.
+    /// Idle state with all memory allocated.
     #[must_use]
     pub(super) fn new(config: RecoveryConfig) -> Self {
         let requests_max = match config.answer_end {
-            AnswerEnd::EachPacket => config.requests_under_way_max.clamp(1, REQUESTS_IN_FLIGHT_MAX),
+            AnswerEnd::EachPacket => config.requests_in_flight_max.clamp(1, REQUESTS_IN_FLIGHT_MAX),
             AnswerEnd::Announced => 1,
         };
         Self {
-            config: RecoveryConfig { requests_under_way_max: requests_max, ..config },
-            asked: Vec::with_capacity(usize::from(requests_max)),
+            config: RecoveryConfig { requests_in_flight_max: requests_max, ..config },
+            in_flight: Vec::with_capacity(usize::from(requests_max)),
             requested_through: Sequence(0),
             current_gap_first: Sequence(0),
             current_gap_next: Sequence(0),
@@ -169,133 +169,142 @@ impl Recovery {
         }
     }
 
-    /// The same machine under other limits; what of the session's limit was used up is forgotten.
+    /// The same state with other limits. The session's message count starts again at 0.
     #[must_use]
     pub(crate) fn with_limits(self, limits: RecoveryConfig) -> Self {
-        // As many may be under way as there is room for.
-        let requests_under_way_max = self.config.requests_under_way_max.min(limits.requests_under_way_max);
-        Self { config: RecoveryConfig { requests_under_way_max, ..limits }, session_messages: 0, ..self }
+        // The new limit must not exceed the allocated room.
+        let requests_in_flight_max = self.config.requests_in_flight_max.min(limits.requests_in_flight_max);
+        Self { config: RecoveryConfig { requests_in_flight_max, ..limits }, session_messages: 0, ..self }
     }
 
-    /// Forgets what it was about; the session's limit begins anew.
+    /// Clears all requests; the session's message count starts again at 0.
     pub(super) fn begin_session(&mut self) {
-        self.asked.clear();
+        self.in_flight.clear();
         (self.requested_through, self.current_gap_first, self.current_gap_next) =
             (Sequence(0), Sequence(0), Sequence(0));
         self.session_messages = 0;
     }
 
-    /// Whether anything is being asked for.
+    /// Whether any request is in flight.
     #[must_use]
     pub(super) fn is_active(&self) -> bool {
-        !self.asked.is_empty()
+        !self.in_flight.is_empty()
     }
 
-    /// When [`Self::on_deadline`] wants to be called.
-    pub(crate) fn next_deadline(&self, holes: &Holes<'_>) -> Option<MonoNs> {
-        let asked = self.asked.iter().map(|ask| ask.deadline).min();
-        let next = self.next_planned(holes).map(|piece| piece.due);
-        asked.into_iter().chain(next).min()
+    /// When [`Self::on_deadline`] must be called.
+    pub(crate) fn next_deadline(&self, gaps: &PendingGaps<'_>) -> Option<MonoNs> {
+        let answers = self.in_flight.iter().map(|pending| pending.deadline).min();
+        let next = self.next_planned(gaps).map(|piece| piece.due);
+        answers.into_iter().chain(next).min()
     }
 
-    /// `[first, next)` came, as an `answer` to a request or on another line.
+    /// `[first, next)` arrived, as an `answer` to a request or on another line.
     #[inline]
-    pub(crate) fn arrived(&mut self, first: Sequence, next: Sequence, answer: bool, holes: &Holes<'_>, now: MonoNs) {
-        // As nearly always: nothing is asked for, and no piece of a hole is left.
-        if self.asked.is_empty() && self.requested_through >= self.current_gap_next {
+    pub(crate) fn on_arrival(
+        &mut self,
+        first: Sequence,
+        next: Sequence,
+        is_answer: bool,
+        gaps: &PendingGaps<'_>,
+        now: MonoNs,
+    ) {
+        // The usual case: no request is in flight, and no piece of a gap remains.
+        if self.in_flight.is_empty() && self.requested_through >= self.current_gap_next {
             return;
         }
-        self.requested_through = holes.first_missing_from(self.requested_through);
+        self.requested_through = gaps.first_missing_from(self.requested_through);
         let mut index = 0;
-        while let Some(ask) = self.asked.get(index) {
-            let Request { of, first: asked_first, next: asked_next } = ask.request;
-            let is_touched = first < asked_next && asked_first < next;
-            let is_end = answer && of == RequestTarget::Server && self.config.answer_end == AnswerEnd::EachPacket;
-            let is_still_pending = !is_touched || self.continue_request(index, is_end, holes, now);
+        while let Some(pending) = self.in_flight.get(index) {
+            let Request { target, first: pending_first, next: pending_next } = pending.request;
+            let is_touched = first < pending_next && pending_first < next;
+            let is_end =
+                is_answer && target == RequestTarget::Server && self.config.answer_end == AnswerEnd::EachPacket;
+            let is_still_pending = !is_touched || self.continue_request(index, is_end, gaps, now);
             index += usize::from(is_still_pending);
         }
-        self.request_continuations(holes, now);
+        self.request_continuations(gaps, now);
     }
 
-    /// The end of a server's answer was announced. If it brought anything, the rest is asked for at once; if not, the
-    /// deadline decides.
-    pub(crate) fn answered(&mut self, holes: &Holes<'_>, now: MonoNs) {
+    /// A server announced the end of its answer. If the answer brought any message, the rest is requested at once;
+    /// otherwise the deadline decides.
+    pub(crate) fn server_answer_ended(&mut self, gaps: &PendingGaps<'_>, now: MonoNs) {
         if self.config.answer_end == AnswerEnd::Announced
-            && self.asked.first().is_some_and(|ask| ask.request.of == RequestTarget::Server)
+            && self.in_flight.first().is_some_and(|pending| pending.request.target == RequestTarget::Server)
         {
-            self.continue_request(0, true, holes, now);
+            self.continue_request(0, true, gaps, now);
         }
-        self.request_continuations(holes, now);
+        self.request_continuations(gaps, now);
     }
 
-    /// The peer has sent all that it has of what it was asked for from `asked` on, or can't be asked. If it brought
-    /// anything, it is asked for the rest; if not, the server is next.
+    /// The peer's answer to the request that began at `first` has ended, or the peer cannot be reached. If it brought
+    /// any message, the peer is asked for the rest; otherwise the server is next.
     ///
-    /// The answer to an earlier question, late or given a second time, says nothing of what is asked now.
-    pub(crate) fn peer_answer_ended(&mut self, asked: Sequence, holes: &Holes<'_>, now: MonoNs) {
-        let is_issued = |ask: &Ask| ask.request.of == RequestTarget::Peer && ask.request.first == asked;
-        let Some(index) = self.asked.iter().position(is_issued) else { return };
-        if self.continue_request(index, true, holes, now)
-            && let Some(ask) = self.asked.get_mut(index).filter(|ask| ask.request.first == asked)
+    /// A late or repeated answer to an earlier request has no effect on the current one.
+    pub(crate) fn peer_answer_ended(&mut self, first: Sequence, gaps: &PendingGaps<'_>, now: MonoNs) {
+        let is_issued =
+            |pending: &PendingRequest| pending.request.target == RequestTarget::Peer && pending.request.first == first;
+        let Some(index) = self.in_flight.iter().position(is_issued) else { return };
+        if self.continue_request(index, true, gaps, now)
+            && let Some(pending) = self.in_flight.get_mut(index).filter(|pending| pending.request.first == first)
         {
-            (ask.attempt, ask.deadline) = (self.config.peer_attempts_max, now);
+            (pending.attempt, pending.deadline) = (self.config.peer_attempts_max, now);
         }
-        self.request_continuations(holes, now);
+        self.request_continuations(gaps, now);
     }
 
-    /// Time has passed.
-    pub(crate) fn on_deadline(&mut self, holes: &Holes<'_>, now: MonoNs) {
+    /// Processes expired deadlines.
+    pub(crate) fn on_deadline(&mut self, gaps: &PendingGaps<'_>, now: MonoNs) {
         let mut index = 0;
-        while let Some(ask) = self.asked.get(index).copied() {
-            let is_still_pending = ask.deadline > now || self.retry(index, &ask, holes, now);
+        while let Some(pending) = self.in_flight.get(index).copied() {
+            let is_still_pending = pending.deadline > now || self.retry(index, &pending, gaps, now);
             index += usize::from(is_still_pending);
         }
-        while let Some(piece) = self.next_planned(holes).filter(|piece| piece.due <= now) {
-            self.begin(&piece, now);
+        while let Some(piece) = self.next_planned(gaps).filter(|piece| piece.due <= now) {
+            self.request_or_give_up(&piece, now);
         }
     }
 
-    /// Everything before `expected` has been delivered or declared.
+    /// Drops requests for sequences before `expected`: all were delivered or declared.
     pub(crate) fn forget_before(&mut self, expected: Sequence) {
-        self.asked.retain(|ask| ask.request.next > expected);
+        self.in_flight.retain(|pending| pending.request.next > expected);
         self.requested_through = self.requested_through.max(expected);
     }
 
-    /// What of the first gap nobody is left to be asked for. Nothing, while it is being asked for or its time is not up.
+    /// The part of the first gap that no source is left to fill. `None` while it is requested or still waits.
     pub(crate) fn given_up(&self, gap: Gap) -> Option<Gap> {
         if gap.first() >= self.requested_through {
             return None;
         }
-        match self.asked.iter().find(|ask| ask.request.next > gap.first()) {
-            Some(ask) if ask.request.first <= gap.first() => None,
-            Some(ask) => Some(gap.before(ask.request.first)),
+        match self.in_flight.iter().find(|pending| pending.request.next > gap.first()) {
+            Some(pending) if pending.request.first <= gap.first() => None,
+            Some(pending) => Some(gap.clipped_before(pending.request.first)),
             None => Some(gap),
         }
     }
 
-    /// When something was given up last.
+    /// When a request was last given up.
     pub(crate) fn given_up_at(&self) -> MonoNs {
         self.given_up_at
     }
 
-    /// A request that is to be sent now.
+    /// Returns a request that is due to be sent.
     pub(super) fn poll_request(&mut self) -> Option<Request> {
-        let ask = self.asked.iter_mut().find(|ask| ask.is_unsent)?;
-        ask.is_unsent = false;
-        Some(ask.request)
+        let pending = self.in_flight.iter_mut().find(|pending| pending.is_unsent)?;
+        pending.is_unsent = false;
+        Some(pending.request)
     }
 
-    /// Figures so far.
+    /// Statistics so far.
     #[must_use]
     pub(super) fn statistics(&self) -> &RecoveryStatistics {
         &self.statistics
     }
 
-    /// Part of what was asked for may have come, and `is_end` of the answer with it. False when nothing of it is asked for any
-    /// more.
-    fn continue_request(&mut self, index: usize, is_end: bool, holes: &Holes<'_>, now: MonoNs) -> bool {
-        let Some(Ask { request, .. }) = self.asked.get(index).copied() else { return false };
-        let is_still_pending = match holes.first_gap_in(request.first, request.next) {
+    /// Continues a request after an arrival; `is_end` says whether the answer ended. Returns `false` if nothing
+    /// remains requested.
+    fn continue_request(&mut self, index: usize, is_end: bool, gaps: &PendingGaps<'_>, now: MonoNs) -> bool {
+        let Some(PendingRequest { request, .. }) = self.in_flight.get(index).copied() else { return false };
+        let is_still_pending = match gaps.first_gap_in(request.first, request.next) {
             None => false,
             Some(rest) if is_end && rest.first() > request.first => {
                 return self.reissue_or_give_up(index, Request { first: rest.first(), ..request }, 1, now);
@@ -303,100 +312,103 @@ impl Recovery {
             Some(_) => true,
         };
         if !is_still_pending {
-            self.asked.remove(index);
+            self.in_flight.remove(index);
         }
         is_still_pending
     }
 
-    /// The time for an answer is up. False when nothing of it is asked for any more.
-    fn retry(&mut self, index: usize, ask: &Ask, holes: &Holes<'_>, now: MonoNs) -> bool {
-        let Some(rest) = holes.first_gap_in(ask.request.first, ask.request.next) else {
-            self.asked.remove(index);
+    /// Handles the timeout of a request. Returns `false` if nothing remains requested.
+    fn retry(&mut self, index: usize, pending: &PendingRequest, gaps: &PendingGaps<'_>, now: MonoNs) -> bool {
+        let Some(rest) = gaps.first_gap_in(pending.request.first, pending.request.next) else {
+            self.in_flight.remove(index);
             return false;
         };
-        if !holes.has_space() && !holes.is_first(rest.first()) {
-            // An answer would be refused, or may have been.
+        if !gaps.has_space() && !gaps.is_front(rest.first()) {
+            // An answer would be rejected, or was rejected.
             return self.defer_until_room(index, now);
         }
-        // Part of it came: a new position, a new count of attempts.
-        let attempt = if rest.first() > ask.request.first { 1 } else { ask.attempt.saturating_add(1) };
+        // A part has arrived: a new position with a new count of attempts.
+        let attempt = if rest.first() > pending.request.first { 1 } else { pending.attempt.saturating_add(1) };
         if attempt > self.attempts_max() {
             self.statistics.given_up += 1;
             self.given_up_at = now;
-            if let Some(behind) = holes.first_gap_in(rest.next(), ask.request.next) {
-                // Something behind it has come, so somebody answers: what else is missing there has its own attempts.
-                return self.reissue_or_give_up(index, Request { first: behind.first(), ..ask.request }, 1, now);
+            if let Some(behind) = gaps.first_gap_in(rest.next(), pending.request.next) {
+                // A later message has arrived, so the source answers. Other missing parts have their own attempts.
+                return self.reissue_or_give_up(index, Request { first: behind.first(), ..pending.request }, 1, now);
             }
-            self.asked.remove(index);
-            // Who doesn't answer won't for the other pieces of a large hole either.
-            if ask.request.first >= self.current_gap_first && rest.next() >= ask.request.next {
+            self.in_flight.remove(index);
+            // A source that does not answer will not answer for the other pieces of a large gap either.
+            if pending.request.first >= self.current_gap_first && rest.next() >= pending.request.next {
                 self.requested_through = self.requested_through.max(self.current_gap_next);
             }
             return false;
         }
-        let is_issued = self.reissue_or_give_up(index, Request { first: rest.first(), ..ask.request }, attempt, now);
+        let is_issued =
+            self.reissue_or_give_up(index, Request { first: rest.first(), ..pending.request }, attempt, now);
         self.statistics.retries += u64::from(is_issued);
         is_issued
     }
 
     fn reissue_or_give_up(&mut self, index: usize, request: Request, attempt: u16, now: MonoNs) -> bool {
-        let is_issued = self.ask(index, request, attempt, now);
+        let is_issued = self.issue(index, request, attempt, now);
         if !is_issued {
             self.statistics.over_limit += 1;
             self.given_up_at = now;
-            self.asked.remove(index);
+            self.in_flight.remove(index);
         }
         is_issued
     }
 
     fn defer_until_room(&mut self, index: usize, now: MonoNs) -> bool {
-        if let Some(ask) = self.asked.get_mut(index) {
-            ask.deadline = now.plus(self.config.request_timeout_ns.max(1));
+        if let Some(pending) = self.in_flight.get_mut(index) {
+            pending.deadline = now.plus(self.config.request_timeout_ns.max(1));
         }
         true
     }
 
-    /// What is to be asked for next, and when. Nothing where everything is, or there is no room.
-    fn next_planned(&self, holes: &Holes<'_>) -> Option<PlannedRequest> {
-        let is_full = self.asked.len() >= usize::from(self.config.requests_under_way_max);
-        if is_full || !self.asked.is_empty() && !holes.has_space() {
+    /// The next request to make, and when. `None` if all gaps are requested or there is no room.
+    fn next_planned(&self, gaps: &PendingGaps<'_>) -> Option<PlannedRequest> {
+        let is_full = self.in_flight.len() >= usize::from(self.config.requests_in_flight_max);
+        if is_full || !self.in_flight.is_empty() && !gaps.has_space() {
             return None;
         }
-        let hole = holes.from(self.requested_through)?;
-        let (first, is_continuation) = (hole.gap.first(), hole.gap.first() < self.current_gap_next);
-        let bound = if is_continuation { hole.gap.next().min(self.current_gap_next) } else { hole.gap.next() };
+        let gap = gaps.from(self.requested_through)?;
+        let (first, is_continuation) = (gap.gap.first(), gap.gap.first() < self.current_gap_next);
+        let bound = if is_continuation { gap.gap.next().min(self.current_gap_next) } else { gap.gap.next() };
         let piece = Gap::new(first, first.plus(self.config.messages_per_request_max.max(1)).min(bound))?;
-        let peer_requests_in_flight = self.asked.iter().filter(|ask| ask.request.of == RequestTarget::Peer);
-        let under_way: u64 = peer_requests_in_flight.map(|ask| ask.request.next.0 - ask.request.first.0).sum();
+        let peer_requests_in_flight =
+            self.in_flight.iter().filter(|pending| pending.request.target == RequestTarget::Peer);
+        let messages_in_flight: u64 =
+            peer_requests_in_flight.map(|pending| pending.request.next.0 - pending.request.first.0).sum();
         let messages_max = self.config.messages_per_request_max;
         let exceeds_peer_limit = self.config.peer_attempts_max > 0
-            && under_way > 0
-            && under_way.saturating_add(piece.count()) > messages_max;
-        let due = if is_continuation { self.current_gap_due } else { hole.due };
-        (!exceeds_peer_limit).then_some(PlannedRequest { hole: hole.gap, piece, due, is_continuation })
+            && messages_in_flight > 0
+            && messages_in_flight.saturating_add(piece.count()) > messages_max;
+        let due = if is_continuation { self.current_gap_due } else { gap.due };
+        (!exceeds_peer_limit).then_some(PlannedRequest { gap: gap.gap, piece, due, is_continuation })
     }
 
-    /// Another piece of a hole that is being asked for doesn't wait for the deadline.
-    fn request_continuations(&mut self, holes: &Holes<'_>, now: MonoNs) {
-        while let Some(piece) = self.next_planned(holes).filter(|piece| piece.is_continuation) {
-            self.begin(&piece, now);
+    /// Requests further pieces of a gap in flight without waiting for the deadline.
+    fn request_continuations(&mut self, gaps: &PendingGaps<'_>, now: MonoNs) {
+        while let Some(piece) = self.next_planned(gaps).filter(|piece| piece.is_continuation) {
+            self.request_or_give_up(&piece, now);
         }
     }
 
-    /// Asks for a piece, or gives up the hole that it is of.
-    fn begin(&mut self, next: &PlannedRequest, now: MonoNs) {
+    /// Requests a piece, or gives up its gap.
+    fn request_or_give_up(&mut self, next: &PlannedRequest, now: MonoNs) {
         if !next.is_continuation {
             (self.current_gap_first, self.current_gap_next, self.current_gap_due) =
-                (next.hole.first(), next.hole.next(), now);
+                (next.gap.first(), next.gap.next(), now);
         }
-        let request = Request { of: RequestTarget::Server, first: next.piece.first(), next: next.piece.next() };
-        let is_small = next.is_continuation || next.hole.count() <= self.config.gap_messages_max;
-        if is_small && self.ask(self.asked.len(), request, 1, now) {
+        let request = Request { target: RequestTarget::Server, first: next.piece.first(), next: next.piece.next() };
+        let is_small = next.is_continuation || next.gap.count() <= self.config.gap_messages_max;
+        if is_small && self.issue(self.in_flight.len(), request, 1, now) {
             self.requested_through = next.piece.next();
         } else {
             self.statistics.over_limit += 1;
             self.given_up_at = now;
-            self.requested_through = next.hole.next();
+            self.requested_through = next.gap.next();
         }
     }
 
@@ -404,27 +416,32 @@ impl Recovery {
         self.config.peer_attempts_max.saturating_add(self.config.attempts_max).max(1)
     }
 
-    /// Asks whose turn it is, in that place. False when the session's limit is used up.
-    fn ask(&mut self, index: usize, request: Request, attempt: u16, now: MonoNs) -> bool {
+    /// Creates the request to the next target at that index. Returns `false` if the session's limit is used up.
+    fn issue(&mut self, index: usize, request: Request, attempt: u16, now: MonoNs) -> bool {
         let session_messages = self.session_messages.saturating_add(request.next.0 - request.first.0);
         if session_messages > self.config.session_messages_max {
             return false;
         }
         self.session_messages = session_messages;
-        let of = if attempt <= self.config.peer_attempts_max { RequestTarget::Peer } else { RequestTarget::Server };
-        let timeout_ns = match of {
+        let target = if attempt <= self.config.peer_attempts_max { RequestTarget::Peer } else { RequestTarget::Server };
+        let timeout_ns = match target {
             RequestTarget::Peer => self.config.peer_timeout_ns,
             RequestTarget::Server => self.config.request_timeout_ns,
         };
-        let ask = Ask { request: Request { of, ..request }, attempt, deadline: now.plus(timeout_ns), is_unsent: true };
-        match self.asked.get_mut(index) {
-            Some(known) => *known = ask,
-            // Within the capacity that `new` took: `next_planned` has looked.
-            None => self.asked.push(ask),
+        let pending = PendingRequest {
+            request: Request { target, ..request },
+            attempt,
+            deadline: now.plus(timeout_ns),
+            is_unsent: true,
+        };
+        match self.in_flight.get_mut(index) {
+            Some(known) => *known = pending,
+            // Within the capacity allocated by `new`: `next_planned` has checked it.
+            None => self.in_flight.push(pending),
         }
         self.statistics.requests += 1;
-        self.statistics.peer_requests += u64::from(of == RequestTarget::Peer);
-        self.statistics.in_flight_max = self.statistics.in_flight_max.max(self.asked.len());
+        self.statistics.peer_requests += u64::from(target == RequestTarget::Peer);
+        self.statistics.in_flight_max = self.statistics.in_flight_max.max(self.in_flight.len());
         true
     }
 }

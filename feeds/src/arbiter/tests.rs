@@ -1,4 +1,4 @@
-//! Promises of the arbiter, told line by line and checked against "sort, drop duplicates, missing = gap".
+//! Tests of the arbiter, line by line, and checked against "sort, drop duplicates, missing = gap".
 #![allow(clippy::cast_possible_truncation, reason = "test sizes are small")]
 
 mod properties;
@@ -6,7 +6,7 @@ mod tables;
 
 use super::*;
 
-/// Bytes of one message in a test's block: its own number, so that a wrong slice shows.
+/// Bytes of one message in a test's block: its own sequence, so that a wrong slice is visible.
 const MESSAGE_BYTES: usize = 8;
 
 /// A block with the messages `[first, next)`.
@@ -14,7 +14,7 @@ fn block(first: u64, next: u64) -> Vec<u8> {
     (first..next).flat_map(u64::to_le_bytes).collect()
 }
 
-/// What a delivery brings, read out of its block.
+/// The sequences of a delivery, read from its block.
 fn messages(delivery: &Delivery<'_>) -> Vec<u64> {
     match delivery {
         Delivery::Gap(_) => Vec::new(),
@@ -34,7 +34,7 @@ fn recovery() -> RecoveryConfig {
         peer_timeout_ns: 1,
         peer_attempts_max: 0,
         messages_per_request_max: 100,
-        requests_under_way_max: 4,
+        requests_in_flight_max: 4,
         gap_messages_max: 1_000,
         session_messages_max: 10_000,
         answer_end: AnswerEnd::EachPacket,

@@ -1,4 +1,4 @@
-//! Reorder window: packets that came ahead of the expected sequence, in memory allocated at the start.
+//! Reorder window: packets ahead of the expected sequence, in memory allocated at the start.
 //!
 //! ```text
 //! expected                 frontier (known to exist)
@@ -6,8 +6,8 @@
 //!               \    /             |
 //!               slot 4           slot 9       whole packets, counted references
 //! ```
-//! A held packet occupies one slot; what it contributed are fragments: disjoint, ascending, never below what is
-//! expected. A packet that overlaps others contributes only what they don't have, possibly in several fragments.
+//! A held packet occupies one slot and contributes fragments: disjoint, ascending, never below the expected sequence.
+//! A packet that overlaps others contributes only the messages they lack, possibly in several fragments.
 
 use std::collections::VecDeque;
 
@@ -22,9 +22,9 @@ use super::Arrival;
 pub(super) struct Window {
     fragments: VecDeque<Fragment>,
     slots: Box<[HeldPacket]>,
-    /// Slots that hold nothing.
+    /// Free slots.
     free: Vec<u16>,
-    /// One stretch of `slot_bytes` for each slot.
+    /// `slot_bytes` of storage per slot.
     bytes: Box<[u8]>,
     slot_bytes: usize,
 }
@@ -34,7 +34,7 @@ pub(super) struct Window {
 pub(super) struct Fragment {
     pub(super) from: Sequence,
     pub(super) until: Sequence,
-    /// When the gap before this fragment was found or last shrank.
+    /// When the gap before this fragment was detected or last shrank.
     pub(super) gap_since: MonoNs,
     slot: u16,
 }
@@ -51,7 +51,7 @@ pub(super) struct HeldPacket {
     fragment_count: u16,
 }
 
-/// Part of an arriving packet that the window already has.
+/// Part of an arriving packet that the window already holds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Overlap {
     pub(super) count: u64,
@@ -102,7 +102,7 @@ impl Window {
         self.free.len() >= self.slots.len() / 2
     }
 
-    /// The first sequence from `from` on that isn't held, and the fragment behind it.
+    /// The first sequence from `from` on that is not held, and the fragment after it.
     pub(super) fn first_missing_from(&self, from: Sequence) -> (Sequence, Option<&Fragment>) {
         let mut position = from;
         for fragment in self.fragments.range(self.index_of(from)..) {
@@ -126,8 +126,8 @@ impl Window {
         position >= next
     }
 
-    /// Holds what of `[from, arrival.next)` is not here yet and reports what is. Returns how many messages were
-    /// new. The window must not be full, and the block no longer than a slot.
+    /// Holds the messages of `[from, arrival.next)` that are not held yet and reports the others. Returns the number
+    /// of new messages. The window must not be full, and the block must fit a slot.
     pub(super) fn hold(&mut self, arrival: &Arrival<'_>, from: Sequence, mut overlap: impl FnMut(Overlap)) -> u64 {
         let Some(slot_index) = self.free.pop() else { return 0 };
         let mut added = 0;
@@ -160,18 +160,18 @@ impl Window {
             self.free.push(slot_index);
             return 0;
         }
-        self.fill(slot_index, arrival, fragment_count);
+        self.store_packet(slot_index, arrival, fragment_count);
         added
     }
 
-    /// Takes the first fragment out. Its packet stays readable until the next [`Self::hold`].
+    /// Removes the first fragment. Its packet stays readable until the next [`Self::hold`].
     pub(super) fn pop_front(&mut self) -> Option<(Fragment, HeldPacket, &[u8])> {
         let fragment = self.fragments.pop_front()?;
         let index = usize::from(fragment.slot);
         let slot = self.slots.get_mut(index)?;
         slot.fragment_count = slot.fragment_count.saturating_sub(1);
         if slot.fragment_count == 0 {
-            // `free` was made with room for every slot.
+            // `free` was allocated with room for every slot.
             self.free.push(fragment.slot);
         }
         let start = index * self.slot_bytes;
@@ -179,7 +179,7 @@ impl Window {
         Some((fragment, *slot, block))
     }
 
-    /// Line and stamp of the packet behind the first fragment.
+    /// Line and timestamp of the packet that holds the first fragment.
     pub(super) fn front_origin(&self) -> Option<(Line, UnixNs)> {
         let slot = self.slots.get(usize::from(self.fragments.front()?.slot))?;
         Some((slot.line, slot.ts_recv))
@@ -192,7 +192,8 @@ impl Window {
             + self.fragments.capacity() * size_of::<Fragment>()
     }
 
-    /// Index of the first fragment that ends after `from`. Packets mostly come in order, so the end is tried first.
+    /// Index of the first fragment that ends after `from`. Packets mostly arrive in order, so the last fragment is
+    /// tried first.
     fn index_of(&self, from: Sequence) -> usize {
         match self.fragments.back() {
             Some(last) if last.until > from => self.fragments.partition_point(|held| held.until <= from),
@@ -200,7 +201,7 @@ impl Window {
         }
     }
 
-    fn fill(&mut self, slot_index: u16, arrival: &Arrival<'_>, fragment_count: u16) {
+    fn store_packet(&mut self, slot_index: u16, arrival: &Arrival<'_>, fragment_count: u16) {
         let index = usize::from(slot_index);
         let start = index * self.slot_bytes;
         let block_bytes = arrival.block.len().min(self.slot_bytes);

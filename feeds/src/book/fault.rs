@@ -1,30 +1,30 @@
-//! Every way in which a message can contradict the book. One variant, one counter.
+//! Contradictions between a message and the book. One variant, one counter.
 
-/// Why a book no longer is what its venue has. `Copy` and without text, for the hot path.
+/// Why a book no longer matches its venue's. `Copy` and without text, for the hot path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum BookFault {
-    /// No such order rests. Nothing is applied.
+    /// The order does not rest. Nothing is applied.
     UnknownOrder,
-    /// An order with that id rests already. The new one is ignored.
+    /// An order with that id already rests. The new one is ignored.
     DuplicateOrder,
-    /// More was executed than the order had left. The order is removed.
+    /// The executed size exceeds the order's. The order is removed.
     OverExecution,
-    /// More was cancelled than the order had left. The order is removed.
+    /// The cancelled size exceeds the order's. The order is removed.
     OverCancel,
-    /// The order rests in another instrument's book. Nothing is applied, both books are marked.
+    /// The order rests in another instrument's book. Nothing is applied; both books are marked.
     InstrumentMismatch,
-    /// The best bid is above the best ask. The change is applied; counted once until the book is in order again.
+    /// The best bid is above the best ask. The change is applied. Counted once until the book is uncrossed again.
     Crossed,
     /// No such price level to remove. Nothing is applied.
     UnknownLevel,
-    /// The sizes at one price no longer fit 32 bits. The order is ignored.
+    /// The total size at one price exceeds 32 bits. The order is ignored.
     LevelOverflow,
-    /// More live orders than `orders_max`, or an id that the store can't hold. The order is ignored.
+    /// More resting orders than `orders_max`, or an id that the store cannot hold. The order is ignored.
     OrdersFull,
-    /// The ids of live orders collide beyond the bounded search. The order is ignored.
+    /// The ids of resting orders collide beyond the bounded search. The order is ignored.
     OrderProbesExceeded,
-    /// More price levels than there is memory for. The order or level is ignored.
+    /// More price levels than allocated. The order or level is ignored.
     LevelsFull,
     /// A price beyond plus or minus [`PRICE_E9_MAX`](super::PRICE_E9_MAX). The order or level is ignored.
     PriceOutOfRange,
@@ -35,7 +35,7 @@ pub enum BookFault {
 }
 
 impl BookFault {
-    /// All of them, in the order of their counters.
+    /// All faults, in the order of their counters.
     pub const ALL: [Self; 14] = [
         Self::UnknownOrder,
         Self::DuplicateOrder,
@@ -87,18 +87,18 @@ impl BookFaultCounts {
         }
     }
 
-    /// How often that fault was found.
+    /// Count of that fault.
     #[must_use]
     pub fn get(&self, fault: BookFault) -> u64 {
         self.0.get(fault as usize).copied().unwrap_or(0)
     }
 
-    /// Faults that were found, with their counts.
+    /// Faults with a non-zero count.
     pub fn iter(&self) -> impl Iterator<Item = (BookFault, u64)> + '_ {
         BookFault::ALL.into_iter().map(|fault| (fault, self.get(fault))).filter(|(_, count)| *count > 0)
     }
 
-    /// All of them together.
+    /// Sum of all faults.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().fold(0, |sum, count| sum.saturating_add(*count))

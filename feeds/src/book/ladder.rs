@@ -1,17 +1,18 @@
 //! The price levels of all instruments of a channel.
 //!
-//! Each side of a book is a *hot array* of its best levels, sorted with the best last and searched from there, and
-//! behind it, only if there are more, a tree of [deeper](super::level_tree) ones. An instrument has all of this but the tree in
-//! one piece of memory: a cache line with both best levels and the counts, then the hot arrays. So a message touches one
-//! page of it, and the first line alone answers what the top of book is. Only how long the hot arrays are stands apart, in
-//! an array that is small enough to stay near: so a hint asks for a book's best levels without waiting for its first line.
+//! Each side of a book is a *hot array* of its best levels, sorted with the best last and searched from there. Behind
+//! it, only if there are more levels, is a tree of [deeper](super::level_tree) ones. An instrument has all of this
+//! except the tree in one piece of memory: a cache line with both best levels and the counts, then the hot arrays. A
+//! message therefore touches one page, and the first line alone holds the top of book. Only the lengths of the hot
+//! arrays are in a separate array, small enough to stay in the cache, so that a prefetch of a book's best levels does
+//! not wait for its first line.
 //!
-//! Inside, a price is kept as a *key*: the price itself for bids, its bitwise complement for asks. The better price is
-//! the larger key on both sides, so that neither search nor comparison asks for the side.
+//! A price is stored as a *key*: the price itself for bids, its bitwise complement for asks. The better price is the
+//! larger key on both sides, so search and comparison do not depend on the side.
 //!
-//! **Few branches that can't be foretold.** Where a price stands is a matter of chance, so the search compares eight
-//! levels at once and counts, and a level is put in or taken out by moving eight places, whether or not they are all in
-//! use. Below the worst level stand eight places that are worse than any price, so that there are always eight.
+//! **Few unpredictable branches.** The position of a price is random, so the search compares eight levels at once and
+//! counts. An insertion or removal moves eight slots, whether or not all are in use. Below the worst level are eight
+//! slots worse than any price, so that eight always exist.
 
 use core::{hint::select_unpredictable, iter::Rev};
 
@@ -25,16 +26,16 @@ use super::{
 /// Levels in a chunk of the deep tree.
 const CHUNK: usize = 64;
 
-/// Levels that are compared, and places that are moved, at once.
+/// Levels compared, and slots moved, at once.
 const LANES: usize = EMPTY_LEN as usize;
 
-/// Places in use of a hot array without levels.
+/// Slots in use of a hot array without levels.
 const EMPTY_LEN: u16 = 8;
 
-/// Places of a hot array, of which the first [`LANES`] never hold a level.
+/// Slots of a hot array. The first [`LANES`] never hold a level.
 const HOT_SLOTS: usize = 68;
 
-/// Deep levels move up when the hot array has fewer than this, so that the depth of a change is exact below it.
+/// Deep levels move up when the hot array has fewer levels than this, so that a change's depth is exact below it.
 const HOT_MIN: usize = 16;
 
 const _: () = assert!(HOT_MIN >= DEPTH_EXACT as usize && HOT_MIN + CHUNK / 2 <= HOT_SLOTS - LANES);
@@ -43,20 +44,21 @@ const _: () = assert!(HOT_MIN >= DEPTH_EXACT as usize && HOT_MIN + CHUNK / 2 <= 
 #[derive(Debug)]
 pub(super) struct Ladders {
     books: Vec<Book>,
-    /// Of each book's hot arrays: places in use, the first [`LANES`] among them.
+    /// Per hot array: slots in use, including the first [`LANES`].
     lens: Vec<PerSide<u16>>,
-    chunks: LevelTrees<CHUNK>,
+    trees: LevelTrees<CHUNK>,
     level_count: u32,
     levels_max: u32,
 }
 
-/// One instrument. An odd number of cache lines, so that the first lines of all instruments spread over the whole cache.
+/// One instrument. An odd number of cache lines, so that the first lines of all instruments spread over the whole
+/// cache.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 struct Book {
-    /// The best levels; [`NO_LEVEL`] without one.
+    /// The best levels, or [`NO_LEVEL`].
     tops: PerSide<Level>,
-    /// All levels, the deep ones too.
+    /// Number of levels, the deep ones included.
     level_counts: PerSide<u32>,
     deep_nodes: PerSide<u32>,
     deep_heights: PerSide<u16>,
@@ -71,13 +73,13 @@ struct Book {
 #[repr(C, align(64))]
 struct HotLevels([Level; HOT_SLOTS]);
 
-/// One for each side.
+/// One per side.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct PerSide<T>([T; 2]);
 
-/// What became of one level, whose price the caller knows. It fits two registers: through memory it would be written in
-/// parts and read as a whole, for which processors have to wait.
+/// Effect on one level, whose price the caller knows. It fits two registers. In memory it would be written in parts
+/// and read as a whole, which stalls store forwarding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LevelUpdate {
     pub(super) depth: u32,
@@ -88,10 +90,10 @@ pub(super) struct LevelUpdate {
 
 const _: () = assert!(size_of::<Result<LevelUpdate, BookFault>>() <= 16);
 
-/// Worse than any level. A real one has a size.
+/// Worse than any level: a real level has a size.
 const NO_LEVEL: Level = Level { price_e9: -KEY_LIMIT, size: 0, order_count: 0 };
 
-/// Keys are within it, so that the difference of two fits 64 bits.
+/// Keys are within this range, so that the difference of two fits 64 bits.
 const KEY_LIMIT: i64 = 1 << 62;
 
 const _: () = assert!(PRICE_E9_MAX < KEY_LIMIT - 1, "a key may be a price's complement");
@@ -99,7 +101,7 @@ const _: () = assert!(PRICE_E9_MAX < KEY_LIMIT - 1, "a key may be a price's comp
 const _: () = assert!(core::mem::offset_of!(Book, hot) == 64 && size_of::<Book>() / 64 % 2 == 1);
 
 impl LevelUpdate {
-    /// What stands for a level that should be there and isn't; debug builds assert before.
+    /// Stands for a level that should exist but does not; debug builds assert before.
     pub(super) const MISSING: Self =
         Self { depth: DEPTH_BEYOND, change: LevelChange::Removed, size: 0, order_count: 0 };
 
@@ -108,7 +110,7 @@ impl LevelUpdate {
         Self { depth, change, size: level.size, order_count: level.order_count }
     }
 
-    /// The level afterwards.
+    /// The level after the change.
     #[inline(always)]
     pub(super) fn level(self, price_e9: i64) -> Level {
         Level { price_e9, size: self.size, order_count: self.order_count }
@@ -162,13 +164,14 @@ impl Book {
         self.hot.of(side).0.get(LANES..usize::from(len)).unwrap_or(&[])
     }
 
-    /// The hot array is full: its worse half goes into the tree. False, and nothing done: the pool is used up.
+    /// The hot array is full: moves its worse half into the tree. Returns `false`, and changes nothing, if the pool
+    /// is used up.
     #[cold]
-    fn spill(&mut self, chunks: &mut LevelTrees<CHUNK>, side: Side, len: &mut u16) -> bool {
+    fn spill(&mut self, trees: &mut LevelTrees<CHUNK>, side: Side, len: &mut u16) -> bool {
         let mut root = self.deep(side);
         let hot = &mut self.hot.of_mut(side).0;
         let Some(worse) = hot.get(LANES..LANES + SPILL_LEVELS) else { return false };
-        if !chunks.append_best(&mut root, worse) {
+        if !trees.append_best(&mut root, worse) {
             return false;
         }
         hot.copy_within(LANES + SPILL_LEVELS.., LANES);
@@ -177,14 +180,14 @@ impl Book {
         true
     }
 
-    /// The hot array is short: the best of the tree come up.
+    /// The hot array is short: moves the best levels of the tree up.
     #[cold]
-    fn refill(&mut self, chunks: &mut LevelTrees<CHUNK>, side: Side, hot_len: &mut u16) {
+    fn refill(&mut self, trees: &mut LevelTrees<CHUNK>, side: Side, hot_len: &mut u16) {
         let mut root = self.deep(side);
         let mut len = usize::from(*hot_len);
         while len < LANES + HOT_MIN && !root.is_empty() {
             let mut better = [Level::default(); CHUNK / 2];
-            let taken = chunks.take_best(&mut root, &mut better);
+            let taken = trees.take_best(&mut root, &mut better);
             let hot = &mut self.hot.of_mut(side).0;
             if taken == 0 || len + taken > hot.len() {
                 break;
@@ -200,14 +203,14 @@ impl Book {
     }
 }
 
-/// So many leave a full hot array at once.
+/// Levels that leave a full hot array at once.
 const SPILL_LEVELS: usize = SPILL_LEVELS_U16 as usize;
 const SPILL_LEVELS_U16: u16 = 32;
 const _: () = assert!(SPILL_LEVELS <= CHUNK / 2);
 
 impl HotLevels {
-    /// Index of the best level that is no better than `key`: the level of that key, if there is one. Less than
-    /// [`LANES`] if all are better.
+    /// Index of the best level that is no better than `key`: the level with that key, if it exists. Less than
+    /// [`LANES`] if all levels are better.
     #[inline(always)]
     fn search(&self, len: usize, key: i64) -> usize {
         let mut end = len;
@@ -221,7 +224,7 @@ impl HotLevels {
         0
     }
 
-    /// Puts a level at `index`, which is at most `len`.
+    /// Inserts a level at `index`, which is at most `len`.
     #[inline(always)]
     fn insert_at(&mut self, len: usize, index: usize, level: Level) {
         match self.0.get_mut(index..).and_then(<[Level]>::first_chunk_mut::<{ LANES + 1 }>) {
@@ -234,7 +237,7 @@ impl HotLevels {
         }
     }
 
-    /// Takes the level at `index` out.
+    /// Removes the level at `index`.
     #[inline(always)]
     fn remove_at(&mut self, len: usize, index: usize) {
         match self.0.get_mut(index..).and_then(<[Level]>::first_chunk_mut::<{ LANES + 1 }>) {
@@ -252,14 +255,14 @@ impl HotLevels {
     }
 }
 
-/// 1 or 0, as the sign of the difference: that is done for two levels at once on every x86-64, a comparison of 64 bits is not.
-/// A tenth less time for a message, see `bench/RESULTS.md`.
+/// 1 or 0, from the sign of the difference. Every x86-64 does this for two levels at once, unlike a 64-bit
+/// comparison. Measured: a tenth less time per message, see `bench/RESULTS.md`.
 #[inline(always)]
 fn is_less(key: i64, other: i64) -> usize {
     (key.wrapping_sub(other).cast_unsigned() >> 63) as usize
 }
 
-/// Without a branch, since nobody can foretell it, and without reading what was written a moment ago in parts.
+/// Without a branch, since it would be unpredictable, and without reading back recent partial writes.
 #[inline(always)]
 fn replace_if(top: &mut Level, condition: bool, level: Level) {
     *top = Level {
@@ -269,7 +272,7 @@ fn replace_if(top: &mut Level, condition: bool, level: Level) {
     };
 }
 
-/// Turns a price of that side into its key, and back.
+/// Converts a price of that side to its key, and back.
 #[inline(always)]
 fn key_of(side: Side, price_e9: i64) -> i64 {
     price_e9 ^ -i64::from(side as u8)
@@ -280,9 +283,9 @@ impl Ladders {
         let sides = 2 * limits.instruments_max as usize;
         let levels_max = limits.levels_max as usize;
         Self {
-            books: memory::touched(Book::EMPTY, limits.instruments_max as usize),
-            lens: memory::touched(PerSide([EMPTY_LEN; 2]), limits.instruments_max as usize),
-            chunks: LevelTrees::new(sides.min(levels_max / HOT_MIN), levels_max),
+            books: memory::prefaulted(Book::EMPTY, limits.instruments_max as usize),
+            lens: memory::prefaulted(PerSide([EMPTY_LEN; 2]), limits.instruments_max as usize),
+            trees: LevelTrees::new(sides.min(levels_max / HOT_MIN), levels_max),
             level_count: 0,
             levels_max: limits.levels_max,
         }
@@ -291,7 +294,7 @@ impl Ladders {
     pub(super) fn clear(&mut self) {
         self.books.fill(Book::EMPTY);
         self.lens.fill(PerSide([EMPTY_LEN; 2]));
-        self.chunks.clear();
+        self.trees.clear();
         self.level_count = 0;
     }
 
@@ -316,7 +319,7 @@ impl Ladders {
         })
     }
 
-    /// Sets a level to a size that isn't 0.
+    /// Sets a level to a non-zero size.
     #[inline]
     pub(super) fn set(
         &mut self,
@@ -331,9 +334,9 @@ impl Ladders {
         })
     }
 
-    /// Takes size, and with `orders_removed` a whole order, from a level that has as much. Without size left it goes.
+    /// Removes size, and `orders_removed` orders, from a level that has as much. A level without size is removed.
     #[inline(always)]
-    pub(super) fn take(
+    pub(super) fn reduce(
         &mut self,
         instrument: InstrumentIndex,
         side: Side,
@@ -341,8 +344,8 @@ impl Ladders {
         size: u32,
         orders_removed: u32,
     ) -> Option<LevelUpdate> {
-        let place = instrument.0 as usize;
-        let (book, lens) = (self.books.get_mut(place)?, self.lens.get_mut(place)?);
+        let index = instrument.0 as usize;
+        let (book, lens) = (self.books.get_mut(index)?, self.lens.get_mut(index)?);
         let key = key_of(side, price_e9);
         let hot_len = lens.of_mut(side);
         let len = usize::from(*hot_len);
@@ -372,7 +375,7 @@ impl Ladders {
         *book.level_counts.of_mut(side) -= 1;
         self.level_count -= 1;
         if len <= LANES + HOT_MIN && !book.deep(side).is_empty() {
-            book.refill(&mut self.chunks, side, hot_len);
+            book.refill(&mut self.trees, side, hot_len);
         }
         if book.is_crossed {
             book.is_crossed = book.has_crossed_prices();
@@ -383,7 +386,7 @@ impl Ladders {
     /// Removes a level.
     #[inline]
     pub(super) fn remove(&mut self, instrument: InstrumentIndex, side: Side, price_e9: i64) -> Option<LevelUpdate> {
-        self.take(instrument, side, price_e9, u32::MAX, u32::MAX)
+        self.reduce(instrument, side, price_e9, u32::MAX, u32::MAX)
     }
 
     /// Whether the best bid is above the best ask.
@@ -392,7 +395,7 @@ impl Ladders {
         self.books.get(instrument.0 as usize).is_some_and(Book::has_crossed_prices)
     }
 
-    /// Compares the tops. True when the book has become crossed since it was last in order.
+    /// Compares the tops. Returns `true` if the book has become crossed since it was last uncrossed.
     #[inline]
     pub(super) fn check_crossed(&mut self, instrument: InstrumentIndex) -> bool {
         let Some(book) = self.books.get_mut(instrument.0 as usize) else { return false };
@@ -438,16 +441,16 @@ impl Ladders {
 
     #[inline]
     pub(super) fn view(&self, instrument: InstrumentIndex) -> BookView<'_> {
-        let place = instrument.0 as usize;
-        BookView { chunks: &self.chunks, book: self.books.get(place).zip(self.lens.get(place)) }
+        let index = instrument.0 as usize;
+        BookView { trees: &self.trees, book: self.books.get(index).zip(self.lens.get(index)) }
     }
 
-    /// Asks for the first line and for what a search from the best levels on reads first, on both sides.
+    /// Prefetches the first line and the part that a search from the best levels reads first, on both sides.
     #[inline(always)]
     pub(super) fn prefetch(&self, instrument: InstrumentIndex) {
-        let place = instrument.0 as usize;
-        let (Some(book), Some(lens)) = (self.books.get(place), self.lens.get(place)) else { return };
-        prefetch::element(&self.books, place);
+        let index = instrument.0 as usize;
+        let (Some(book), Some(lens)) = (self.books.get(index), self.lens.get(index)) else { return };
+        prefetch::element(&self.books, index);
         for side in Side::BOTH {
             let len = usize::from(*lens.of(side));
             let hot = &book.hot.of(side).0;
@@ -460,7 +463,7 @@ impl Ladders {
     pub(super) fn memory_bytes(&self) -> usize {
         self.books.capacity() * size_of::<Book>()
             + self.lens.capacity() * size_of::<PerSide<u16>>()
-            + self.chunks.memory_bytes()
+            + self.trees.memory_bytes()
     }
 
     #[inline(always)]
@@ -472,8 +475,8 @@ impl Ladders {
         new: Level,
         update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
     ) -> Result<LevelUpdate, BookFault> {
-        let place = instrument.0 as usize;
-        let (Some(book), Some(lens)) = (self.books.get_mut(place), self.lens.get_mut(place)) else {
+        let index = instrument.0 as usize;
+        let (Some(book), Some(lens)) = (self.books.get_mut(index), self.lens.get_mut(index)) else {
             return Err(BookFault::InstrumentUnknown);
         };
         if !(-PRICE_E9_MAX..=PRICE_E9_MAX).contains(&price_e9) {
@@ -501,7 +504,7 @@ impl Ladders {
         if self.level_count >= self.levels_max {
             return Err(BookFault::LevelsFull);
         }
-        // After the one that is worse, or in front of all.
+        // After the next worse level, or at the front.
         let index = index.max(LANES - 1) + 1;
         let hot = book.hot.of_mut(side);
         hot.insert_at(len, index, keyed);
@@ -512,7 +515,7 @@ impl Ladders {
         Ok(LevelUpdate::new(depth_of(len + 1, index), LevelChange::Added, keyed))
     }
 
-    /// A level that is not in the hot array, where that is full or there is a tree.
+    /// A level outside the hot array, where that is full or a tree exists.
     #[cold]
     fn upsert_slow(
         &mut self,
@@ -521,15 +524,15 @@ impl Ladders {
         keyed: Level,
         update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
     ) -> Result<LevelUpdate, BookFault> {
-        let place = instrument.0 as usize;
-        let (Some(book), Some(lens)) = (self.books.get_mut(place), self.lens.get_mut(place)) else {
+        let index = instrument.0 as usize;
+        let (Some(book), Some(lens)) = (self.books.get_mut(index), self.lens.get_mut(index)) else {
             return Err(BookFault::InstrumentUnknown);
         };
         let hot_len = lens.of_mut(side);
         let key = keyed.price_e9;
         let is_deep = book.levels(side, *hot_len).first().is_some_and(|worst| key < worst.price_e9);
         let mut root = book.deep(side);
-        if is_deep && let Some(level) = self.chunks.find_mut(root, key) {
+        if is_deep && let Some(level) = self.trees.find_mut(root, key) {
             update(level)?;
             return Ok(LevelUpdate::new(DEPTH_BEYOND, LevelChange::Changed, *level));
         }
@@ -539,7 +542,7 @@ impl Ladders {
         let mut depth = DEPTH_BEYOND;
         let is_deep = is_deep && !root.is_empty();
         if !is_deep && usize::from(*hot_len) == HOT_SLOTS {
-            if !book.spill(&mut self.chunks, side, hot_len) {
+            if !book.spill(&mut self.trees, side, hot_len) {
                 return Err(BookFault::LevelsFull);
             }
             root = book.deep(side);
@@ -548,7 +551,7 @@ impl Ladders {
         let hot = book.hot.of_mut(side);
         let index = hot.search(len, key);
         if is_deep || index < LANES {
-            let inserted = self.chunks.insert(&mut root, keyed);
+            let inserted = self.trees.insert(&mut root, keyed);
             book.set_deep(side, root);
             if !inserted {
                 return Err(BookFault::LevelsFull);
@@ -575,13 +578,13 @@ impl Ladders {
     ) -> Option<LevelUpdate> {
         let book = self.books.get_mut(instrument.0 as usize)?;
         let mut root = book.deep(side);
-        let level = self.chunks.find_mut(root, key)?;
+        let level = self.trees.find_mut(root, key)?;
         level.size = level.size.saturating_sub(size);
         level.order_count = level.order_count.saturating_sub(orders_removed);
         let level = *level;
         let mut change = LevelChange::Changed;
         if level.size == 0 {
-            self.chunks.remove(&mut root, key);
+            self.trees.remove(&mut root, key);
             book.set_deep(side, root);
             *book.level_counts.of_mut(side) -= 1;
             self.level_count -= 1;
@@ -601,10 +604,10 @@ fn depth_of(len: usize, index: usize) -> u32 {
     }
 }
 
-/// One instrument's book, best levels first. An instrument beyond the limits shows an empty one.
+/// One instrument's book, best levels first. An index beyond the limits shows an empty book.
 #[derive(Clone, Copy, Debug)]
 pub struct BookView<'a> {
-    chunks: &'a LevelTrees<CHUNK>,
+    trees: &'a LevelTrees<CHUNK>,
     book: Option<(&'a Book, &'a PerSide<u16>)>,
 }
 
@@ -615,7 +618,7 @@ impl<'a> BookView<'a> {
         let (hot, root) = self
             .book
             .map_or((&[][..], Root::EMPTY), |(book, lens)| (book.levels(side, *lens.of(side)), book.deep(side)));
-        Levels { hot: hot.iter().rev(), chunks: self.chunks, root, deep: None, side }
+        Levels { hot: hot.iter().rev(), trees: self.trees, root, deep: None, side }
     }
 
     /// The best level of a side.
@@ -626,15 +629,15 @@ impl<'a> BookView<'a> {
         (level.size > 0).then(|| Level { price_e9: key_of(side, level.price_e9), ..*level })
     }
 
-    /// How many levels a side has.
+    /// Number of levels of a side.
     #[must_use]
     #[inline]
     pub fn level_count(&self, side: Side) -> u32 {
         self.book.map_or(0, |(book, _)| *book.level_counts.of(side))
     }
 
-    /// Whether the book may differ from the venue's: after a fault or a gap, until it is rebuilt or cleared; and always of an
-    /// instrument beyond `instruments_max`, which has none.
+    /// Whether the book may differ from the venue's: after a fault or a gap, until it is rebuilt or cleared. Always
+    /// true for an index beyond `instruments_max`, which has no book.
     #[must_use]
     #[inline]
     pub fn is_suspect(&self) -> bool {
@@ -646,9 +649,9 @@ impl<'a> BookView<'a> {
 #[derive(Clone, Debug)]
 pub struct Levels<'a> {
     hot: Rev<core::slice::Iter<'a, Level>>,
-    chunks: &'a LevelTrees<CHUNK>,
+    trees: &'a LevelTrees<CHUNK>,
     root: Root,
-    /// Made when the hot array is through: most readers want ten levels.
+    /// Created at the end of the hot array: most readers need only ten levels.
     deep: Option<level_tree::Iter<'a, CHUNK>>,
     side: Side,
 }
@@ -661,7 +664,7 @@ impl Iterator for Levels<'_> {
         let level = match self.hot.next() {
             Some(level) => *level,
             None if self.root.is_empty() => return None,
-            None => self.deep.get_or_insert_with(|| self.chunks.iter(self.root)).next()?,
+            None => self.deep.get_or_insert_with(|| self.trees.iter(self.root)).next()?,
         };
         Some(Level { price_e9: key_of(self.side, level.price_e9), ..level })
     }
@@ -669,12 +672,12 @@ impl Iterator for Levels<'_> {
 
 #[cfg(test)]
 impl Ladders {
-    /// Checks everything that the module promises of one instrument.
+    /// Checks all invariants of the module for one instrument.
     pub(super) fn check(&self, instrument: InstrumentIndex) {
         let book = &self.books[instrument.0 as usize];
         for side in Side::BOTH {
             let hot = book.levels(side, *self.lens[instrument.0 as usize].of(side));
-            let deep = self.chunks.check(book.deep(side));
+            let deep = self.trees.check(book.deep(side));
             assert!(book.hot.of(side).0[..LANES].iter().all(|level| *level == NO_LEVEL));
             assert!(hot.windows(2).all(|pair| pair[0].price_e9 < pair[1].price_e9));
             assert_eq!(*book.level_counts.of(side) as usize, hot.len() + deep);

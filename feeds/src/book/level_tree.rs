@@ -1,14 +1,14 @@
-//! Levels too far off the top for the hot array: B+ trees of fixed-size chunks out of one preallocated pool.
+//! Levels beyond the hot array: B+ trees of fixed-size chunks from one preallocated pool.
 //!
-//! A leaf is a chunk of levels in ascending key, an inner node a sorted list of children. Every node but a root is at
-//! least half full, so that the pool holds a known number of levels, however hostile their prices. An operation
-//! touches one path; nothing longer than a chunk is ever moved.
+//! A leaf is a chunk of levels in ascending key, an inner node a sorted list of children. Every node except a root is
+//! at least half full, so the pool holds a known number of levels for any prices. An operation touches one path and
+//! never moves more than a chunk.
 //!
-//! A key is a price turned so that the better one is the larger one, on both sides (see [`super::ladder`]).
+//! A key is a price mapped so that the better price is the larger key on both sides (see [`super::ladder`]).
 
 use super::{Level, memory};
 
-/// A tree: its top node and how many storeys of inner nodes it has. Without a node it is empty.
+/// A tree: its root node and its number of inner levels. Without a root it is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Root {
     pub(super) node: u32,
@@ -26,14 +26,14 @@ impl Root {
 /// No node.
 const NONE: u32 = u32::MAX;
 
-/// Storeys of inner nodes a tree may have. With chunks of 64 that is far more than any pool could fill.
+/// Maximum number of inner levels of a tree. With chunks of 64 that is far more than any pool can fill.
 const HEIGHT_MAX: u16 = 12;
 
-/// Memory of all trees. `C` levels make a chunk.
+/// Memory of all trees. A chunk has `C` levels.
 #[derive(Debug)]
 pub(super) struct LevelTrees<const C: usize> {
-    chunks: Vec<Leaf<C>>,
-    /// How many levels each leaf holds.
+    leaves: Vec<Leaf<C>>,
+    /// Number of levels in each leaf.
     lens: Vec<u16>,
     free: Vec<u32>,
     inners: Vec<Inner<C>>,
@@ -47,7 +47,7 @@ struct Leaf<const C: usize>([Level; C]);
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 struct Inner<const C: usize> {
-    /// No key below child `i` is less than `lows[i]`, and none is as great as `lows[i + 1]`. The first is not looked at.
+    /// All keys below child `i` are at least `lows[i]` and less than `lows[i + 1]`. `lows[0]` is not used.
     lows: [i64; C],
     children: [u32; C],
     len: u16,
@@ -63,44 +63,44 @@ impl<const C: usize> LevelTrees<C> {
     /// Room for `levels_max` levels in up to `trees_max` trees.
     pub(super) fn new(trees_max: usize, levels_max: usize) -> Self {
         let leaves = levels_max / Self::HALF + trees_max + usize::from(HEIGHT_MAX);
-        // Each storey has at most one node for `HALF` of the one below, and each tree a root that may have fewer.
+        // Each inner level has at most one node per `HALF` nodes below, and each tree has a root that may have fewer.
         let inners = leaves / (Self::HALF - 1) + trees_max.min(levels_max / C) + 2 * usize::from(HEIGHT_MAX);
         Self {
-            chunks: memory::touched(Leaf([Self::VACANT; C]), leaves),
+            leaves: memory::prefaulted(Leaf([Self::VACANT; C]), leaves),
             lens: vec![0; leaves],
             free: free_list(leaves),
-            inners: memory::touched(Inner { lows: [0; C], children: [NONE; C], len: 0 }, inners),
+            inners: memory::prefaulted(Inner { lows: [0; C], children: [NONE; C], len: 0 }, inners),
             inners_free: free_list(inners),
         }
     }
 
     pub(super) fn clear(&mut self) {
         self.free.clear();
-        self.free.extend(descending(self.chunks.len()));
+        self.free.extend(descending(self.leaves.len()));
         self.inners_free.clear();
         self.inners_free.extend(descending(self.inners.len()));
     }
 
-    /// All places of a chunk.
+    /// All slots of a chunk.
     #[inline]
-    fn places(&self, chunk: u32) -> &[Level] {
-        self.chunks.get(chunk as usize).map_or(&[], |chunk| &chunk.0)
+    fn slots(&self, chunk: u32) -> &[Level] {
+        self.leaves.get(chunk as usize).map_or(&[], |chunk| &chunk.0)
     }
 
-    /// All places of a chunk.
+    /// All slots of a chunk.
     #[inline]
     fn slots_mut(&mut self, chunk: u32) -> &mut [Level] {
-        self.chunks.get_mut(chunk as usize).map_or(&mut [], |chunk| &mut chunk.0)
+        self.leaves.get_mut(chunk as usize).map_or(&mut [], |chunk| &mut chunk.0)
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.chunks.capacity() * size_of::<Leaf<C>>()
+        self.leaves.capacity() * size_of::<Leaf<C>>()
             + self.lens.capacity() * size_of::<u16>()
             + self.inners.capacity() * size_of::<Inner<C>>()
             + (self.free.capacity() + self.inners_free.capacity()) * size_of::<u32>()
     }
 
-    /// The level of that key.
+    /// The level with that key.
     pub(super) fn find_mut(&mut self, root: Root, key: i64) -> Option<&mut Level> {
         let mut node = root.node;
         for _ in 0..root.height {
@@ -111,7 +111,7 @@ impl<const C: usize> LevelTrees<C> {
         self.slots_mut(node).get_mut(index)
     }
 
-    /// A new level, of a key that isn't there. False, and nothing done: the pool is used up.
+    /// Inserts a level with a new key. Returns `false`, and changes nothing, if the pool is used up.
     pub(super) fn insert(&mut self, root: &mut Root, level: Level) -> bool {
         if root.is_empty() {
             return self.insert_first(root, &[level]);
@@ -124,8 +124,8 @@ impl<const C: usize> LevelTrees<C> {
         true
     }
 
-    /// Up to half a chunk of levels in ascending order, all better than those in the tree. False, and nothing done:
-    /// the pool is used up.
+    /// Inserts up to half a chunk of levels in ascending order, all better than those in the tree. Returns `false`,
+    /// and changes nothing, if the pool is used up.
     pub(super) fn append_best(&mut self, root: &mut Root, levels: &[Level]) -> bool {
         debug_assert!(levels.len() <= Self::HALF);
         if root.is_empty() {
@@ -139,14 +139,14 @@ impl<const C: usize> LevelTrees<C> {
         true
     }
 
-    /// Takes the level of that key out.
+    /// Removes the level with that key.
     pub(super) fn remove(&mut self, root: &mut Root, key: i64) -> Option<Level> {
         let removed = self.remove_below(root.node, root.height, key)?;
         self.shrink(root);
         Some(removed)
     }
 
-    /// Moves up to half a chunk of the best levels into the places at the front of `hot`, in ascending order; how many.
+    /// Moves up to half a chunk of the best levels to the front of `hot`, in ascending order. Returns their number.
     pub(super) fn take_best(&mut self, root: &mut Root, hot: &mut [Level]) -> usize {
         if root.is_empty() {
             return 0;
@@ -159,7 +159,7 @@ impl<const C: usize> LevelTrees<C> {
 
     /// Levels of a tree, best first.
     pub(super) fn iter(&self, root: Root) -> Iter<'_, C> {
-        let mut iter = Iter { chunks: self, path: [(NONE, 0); HEIGHT_MAX as usize], height: root.height, leaf: &[] };
+        let mut iter = Iter { trees: self, path: [(NONE, 0); HEIGHT_MAX as usize], height: root.height, leaf: &[] };
         if !root.is_empty() {
             iter.descend(root.node, root.height);
         }
@@ -179,12 +179,12 @@ impl<const C: usize> LevelTrees<C> {
         Some(leaf)
     }
 
-    /// Whether every node on a path may split and the tree may grow by a storey.
+    /// Whether every node on a path can be split and the tree can grow by one inner level.
     fn has_room_for_path(&self, root: Root) -> bool {
         root.height + 1 < HEIGHT_MAX && !self.free.is_empty() && self.inners_free.len() > usize::from(root.height) + 1
     }
 
-    /// Inserts; a new right sibling of `node`, with the least key it may hold, if it had to split.
+    /// Inserts a level. If `node` is split, returns its new right sibling with the sibling's least key.
     fn insert_below(&mut self, node: u32, height: u16, level: Level) -> Option<(i64, u32)> {
         if height == 0 {
             return self.insert_leaf(node, level);
@@ -222,19 +222,19 @@ impl<const C: usize> LevelTrees<C> {
             return self.insert_child(node, position + 1, low, sibling);
         }
         let len = self.len(node);
-        if let Some(places) = self.slots_mut(node).get_mut(len..len + levels.len()) {
-            places.copy_from_slice(levels);
+        if let Some(slots) = self.slots_mut(node).get_mut(len..len + levels.len()) {
+            slots.copy_from_slice(levels);
             self.set_len(node, len + levels.len());
             return None;
         }
         let sibling = self.new_leaf()?;
         self.set_leaf(sibling, levels);
-        // The last leaf is more than half full, or the levels would have fitted; the new one may be less.
+        // The last leaf is more than half full, or the levels would have fitted. The new leaf may be less.
         self.balance_leaves(node, sibling);
         Some((self.leaf(sibling).first()?.price_e9, sibling))
     }
 
-    /// Puts a child in; a new right sibling of `node` if it had to split.
+    /// Inserts a child. Returns the new right sibling of `node` if it is split.
     fn insert_child(&mut self, node: u32, position: usize, low: i64, child: u32) -> Option<(i64, u32)> {
         let inner = self.inner_mut(node)?;
         if usize::from(inner.len) < C {
@@ -303,8 +303,8 @@ impl<const C: usize> LevelTrees<C> {
             let first = leaf.len().saturating_sub(wanted);
             let best = leaf.get(first..).unwrap_or(&[]);
             let taken = best.len();
-            if let Some(places) = hot.get_mut(..taken) {
-                places.copy_from_slice(best);
+            if let Some(slots) = hot.get_mut(..taken) {
+                slots.copy_from_slice(best);
             }
             self.set_len(node, first);
             return taken;
@@ -317,7 +317,7 @@ impl<const C: usize> LevelTrees<C> {
         taken
     }
 
-    /// The child at `position` may be less than half full: levels it with a neighbour, or makes one out of both.
+    /// The child at `position` may be less than half full: balances it with a neighbour, or merges both.
     fn rebalance(&mut self, node: u32, height: u16, position: usize) {
         let Some(inner) = self.inner(node) else { return };
         let left_position = if position + 1 < usize::from(inner.len) { position } else { position.saturating_sub(1) };
@@ -347,7 +347,7 @@ impl<const C: usize> LevelTrees<C> {
             if usize::from(if child == left { a.len } else { b.len }) >= Self::HALF {
                 return;
             }
-            // The first low of a node isn't looked at, and so may be out of date: the parent has the true one.
+            // The first low of a node is unused and may be stale; the parent has the correct one.
             if let (Some(low), Some(boundary)) = (b.lows.first_mut(), boundary) {
                 *low = boundary;
             }
@@ -384,7 +384,7 @@ impl<const C: usize> LevelTrees<C> {
         }
     }
 
-    /// Makes two neighbouring leaves equally full.
+    /// Balances two neighbouring leaves.
     fn balance_leaves(&mut self, left: u32, right: u32) {
         let (left_len, right_len) = (self.len(left), self.len(right));
         let half = (left_len + right_len) / 2;
@@ -419,7 +419,7 @@ impl<const C: usize> LevelTrees<C> {
     }
 
     fn two_leaves_mut(&mut self, one: u32, other: u32) -> (&mut [Level], &mut [Level]) {
-        match self.chunks.get_disjoint_mut([one as usize, other as usize]) {
+        match self.leaves.get_disjoint_mut([one as usize, other as usize]) {
             Ok([one, other]) => (&mut one.0, &mut other.0),
             Err(_) => (&mut [], &mut []),
         }
@@ -436,12 +436,12 @@ impl<const C: usize> LevelTrees<C> {
     }
 
     fn leaf(&self, leaf: u32) -> &[Level] {
-        self.places(leaf).get(..self.len(leaf)).unwrap_or(&[])
+        self.slots(leaf).get(..self.len(leaf)).unwrap_or(&[])
     }
 
     fn set_leaf(&mut self, leaf: u32, levels: &[Level]) {
-        if let Some(places) = self.slots_mut(leaf).get_mut(..levels.len()) {
-            places.copy_from_slice(levels);
+        if let Some(slots) = self.slots_mut(leaf).get_mut(..levels.len()) {
+            slots.copy_from_slice(levels);
         }
         self.set_len(leaf, levels.len());
     }
@@ -456,7 +456,7 @@ impl<const C: usize> LevelTrees<C> {
 }
 
 impl<const C: usize> Inner<C> {
-    /// Where a key's child stands.
+    /// Position of the child for a key.
     fn position(&self, key: i64) -> usize {
         let lows = self.lows.get(1..usize::from(self.len)).unwrap_or(&[]);
         lows.partition_point(|low| *low <= key)
@@ -511,8 +511,8 @@ impl<const C: usize> Inner<C> {
 /// Levels of a tree, best first.
 #[derive(Clone, Debug)]
 pub(super) struct Iter<'a, const C: usize> {
-    chunks: &'a LevelTrees<C>,
-    /// Inner nodes from the top down, and how many of their children are still to come.
+    trees: &'a LevelTrees<C>,
+    /// Inner nodes from the root down, and the number of their remaining children.
     path: [(u32, usize); HEIGHT_MAX as usize],
     height: u16,
     leaf: &'a [Level],
@@ -521,7 +521,7 @@ pub(super) struct Iter<'a, const C: usize> {
 impl<const C: usize> Iter<'_, C> {
     fn descend(&mut self, mut node: u32, mut height: u16) {
         while height > 0 {
-            let Some(inner) = self.chunks.inner(node) else { return };
+            let Some(inner) = self.trees.inner(node) else { return };
             let Some(last) = usize::from(inner.len).checked_sub(1) else { return };
             if let Some(step) = self.path.get_mut(usize::from(self.height - height)) {
                 *step = (node, last);
@@ -530,16 +530,16 @@ impl<const C: usize> Iter<'_, C> {
             node = child;
             height -= 1;
         }
-        self.leaf = self.chunks.leaf(node);
+        self.leaf = self.trees.leaf(node);
     }
 
-    /// Goes on to the next leaf; false at the end.
+    /// Moves to the next leaf; `false` at the end.
     fn advance(&mut self) -> bool {
         for depth in (0..self.height).rev() {
             let Some((node, position)) = self.path.get_mut(usize::from(depth)) else { return false };
             if *position > 0 {
                 *position -= 1;
-                let Some(child) = self.chunks.inner(*node).and_then(|inner| inner.child(*position)) else {
+                let Some(child) = self.trees.inner(*node).and_then(|inner| inner.child(*position)) else {
                     return false;
                 };
                 self.descend(child, self.height - depth - 1);
@@ -566,7 +566,7 @@ impl<const C: usize> Iterator for Iter<'_, C> {
     }
 }
 
-/// Makes room at `index` among the first `len` of `items` and puts `item` there.
+/// Shifts the first `len` `items` from `index` on and inserts `item` there.
 #[inline]
 pub(super) fn insert_at<T: Copy>(items: &mut [T], len: usize, index: usize, item: T) {
     let Some(items) = items.get_mut(index..=len) else { return };
@@ -584,7 +584,7 @@ pub(super) fn insert_at<T: Copy>(items: &mut [T], len: usize, index: usize, item
     }
 }
 
-/// Takes out the one at `index` among the first `len` of `items`.
+/// Removes the item at `index` from the first `len` of `items`.
 #[inline]
 pub(super) fn remove_at<T: Copy>(items: &mut [T], len: usize, index: usize) -> Option<T> {
     let items = items.get_mut(index..len)?;
@@ -599,26 +599,26 @@ pub(super) fn remove_at<T: Copy>(items: &mut [T], len: usize, index: usize) -> O
     Some(carried)
 }
 
-/// Up to so many, a loop is quicker than a call.
+/// Up to this count, a loop is faster than a call.
 const MOVED_BY_LOOP_MAX: usize = 8;
 
 fn free_list(count: usize) -> Vec<u32> {
     descending(count).collect()
 }
 
-/// The last of the list is taken first, so that memory is used from the front.
+/// The end of the list is used first, so that memory is used from the front.
 fn descending(count: usize) -> impl Iterator<Item = u32> {
     (0..count).rev().map(|index| u32::try_from(index).unwrap_or(NONE))
 }
 
-/// Counts within a chunk fit 16 bits: `C` is asserted to.
+/// Counts within a chunk fit 16 bits: asserted for `C`.
 fn to_u16(count: usize) -> u16 {
     u16::try_from(count).unwrap_or(u16::MAX)
 }
 
 #[cfg(test)]
 impl<const C: usize> LevelTrees<C> {
-    /// Walks a tree and checks what the module promises; how many levels it has.
+    /// Walks a tree and checks the module's invariants. Returns its number of levels.
     pub(super) fn check(&self, root: Root) -> usize {
         if root.is_empty() {
             return 0;
@@ -685,67 +685,67 @@ mod tests {
     }
 
     proptest! {
-        /// Small chunks make tall trees: splits, merges and borrowing on every storey.
+        /// Small chunks make tall trees: splits, merges and borrowing on every inner level.
         #[test]
         fn a_level_tree_matches_a_sorted_map(steps in steps()) {
-            let mut chunks = LevelTrees::<4>::new(1, 1_000);
-            let all_free = chunks.free_counts();
+            let mut trees = LevelTrees::<4>::new(1, 1_000);
+            let all_free = trees.free_counts();
             let mut root = Root::EMPTY;
             let mut model = BTreeMap::new();
             for step in steps {
                 match step {
                     Step::Insert(key) => if let std::collections::btree_map::Entry::Vacant(place) = model.entry(key) {
                         place.insert(1);
-                        prop_assert!(chunks.insert(&mut root, level(key)));
+                        prop_assert!(trees.insert(&mut root, level(key)));
                     },
                     Step::Remove(key) => {
-                        prop_assert_eq!(chunks.find_mut(root, key).is_some(), model.contains_key(&key));
-                        prop_assert_eq!(chunks.remove(&mut root, key).is_some(), model.remove(&key).is_some());
+                        prop_assert_eq!(trees.find_mut(root, key).is_some(), model.contains_key(&key));
+                        prop_assert_eq!(trees.remove(&mut root, key).is_some(), model.remove(&key).is_some());
                     }
                     Step::AppendBest(count) => {
                         let best = model.last_key_value().map_or(0, |(key, _)| *key);
                         let levels: Vec<Level> = (best + 1..).map(level).take(count).collect();
-                        prop_assert!(chunks.append_best(&mut root, &levels));
+                        prop_assert!(trees.append_best(&mut root, &levels));
                         model.extend(levels.iter().map(|level| (level.price_e9, 1)));
                     }
                     Step::TakeBest(count) => {
                         let mut hot = vec![Level::default(); count];
-                        let taken = chunks.take_best(&mut root, &mut hot);
+                        let taken = trees.take_best(&mut root, &mut hot);
                         prop_assert_eq!(taken == 0, model.is_empty());
                         for level in hot[..taken].iter().rev() {
                             prop_assert_eq!(model.pop_last().map(|(key, _)| key), Some(level.price_e9));
                         }
                     }
                 }
-                prop_assert_eq!(chunks.check(root), model.len());
-                let keys: Vec<i64> = chunks.iter(root).map(|level| level.price_e9).collect();
+                prop_assert_eq!(trees.check(root), model.len());
+                let keys: Vec<i64> = trees.iter(root).map(|level| level.price_e9).collect();
                 prop_assert_eq!(keys, model.keys().rev().copied().collect::<Vec<_>>());
             }
-            while chunks.take_best(&mut root, &mut [Level::default(); 2]) > 0 {}
-            prop_assert_eq!(chunks.free_counts(), all_free);
+            while trees.take_best(&mut root, &mut [Level::default(); 2]) > 0 {}
+            prop_assert_eq!(trees.free_counts(), all_free);
         }
     }
 
     #[test]
     fn the_pool_holds_its_configured_levels_for_any_insertion_order() {
         for stride in [1_i64, 7_919, -1] {
-            let mut chunks = LevelTrees::<8>::new(1, 10_000);
+            let mut trees = LevelTrees::<8>::new(1, 10_000);
             let mut root = Root::EMPTY;
             for index in 0..10_000 {
-                assert!(chunks.insert(&mut root, level((index * stride).rem_euclid(1_000_003))), "{stride} {index}");
+                assert!(trees.insert(&mut root, level((index * stride).rem_euclid(1_000_003))), "{stride} {index}");
             }
-            assert_eq!(chunks.check(root), 10_000);
+            assert_eq!(trees.check(root), 10_000);
         }
     }
 
     #[test]
     fn a_full_pool_refuses_inserts_and_stays_consistent() {
-        let mut chunks = LevelTrees::<4>::new(0, 0);
+        let mut trees = LevelTrees::<4>::new(0, 0);
         let mut root = Root::EMPTY;
-        let fitted = (0..1_000).take_while(|key| chunks.insert(&mut root, level(*key))).count();
+        let fitted = (0..1_000).take_while(|key| trees.insert(&mut root, level(*key))).count();
         assert!(fitted < 1_000);
-        assert_eq!(chunks.check(root), fitted);
-        assert!(chunks.remove(&mut root, 0).is_some());
-        assert_eq!(chunks.check(root), fitted - 1);
+        assert_eq!(trees.check(root), fitted);
+        assert!(trees.remove(&mut root, 0).is_some());
+        assert_eq!(trees.check(root), fitted - 1);
     }
 }

@@ -1,11 +1,11 @@
-//! Books of a feed that tells price levels.
+//! Books of a feed that sends price levels.
 
 use super::{
     BookFault, BookFaultCounts, BookLimits, BookMarks, BookView, Change, InstrumentIndex, Side, ladder::Ladders,
 };
 
-/// All books of a channel by price level. `Err` means that nothing was applied; it is counted, and the book is
-/// suspect from then on.
+/// All books of a channel by price level. After `Err` nothing was applied; it is counted, and the book is suspect
+/// from then on.
 #[derive(Debug)]
 pub struct LevelBooks {
     ladders: Ladders,
@@ -13,22 +13,23 @@ pub struct LevelBooks {
 }
 
 impl LevelBooks {
-    /// With all memory allocated and touched.
+    /// Allocates and prefaults all memory.
     #[must_use]
     pub fn new(limits: BookLimits) -> Self {
         Self { ladders: Ladders::new(&limits), faults: BookFaultCounts::default() }
     }
 
-    /// Forgets all levels and marks, for a new session. Fault counts stay.
+    /// Removes all levels and marks, for a new session. Fault counts stay.
     pub fn clear(&mut self) {
         self.ladders.clear();
     }
 
-    /// The level now has that size; 0 removes it. Crossing is not looked at: a feed whose books are only whole at the
-    /// end of an event calls [`Self::check_crossed`] there.
+    /// Sets the level's size; 0 removes the level. Does not check for a crossed book: where books are only consistent
+    /// at the end of an event, the caller calls [`Self::check_crossed`] there.
     ///
     /// # Errors
-    /// `InstrumentUnknown`, `UnknownLevel` (removal of a level that isn't there), `LevelsFull`: nothing is applied.
+    /// `InstrumentUnknown`, `UnknownLevel` (removal of a level that does not exist), `LevelsFull`: nothing is
+    /// applied.
     #[inline]
     pub fn set_level(
         &mut self,
@@ -40,36 +41,36 @@ impl LevelBooks {
         if !self.ladders.contains(instrument) {
             return Err(self.fault(instrument, BookFault::InstrumentUnknown));
         }
-        let touched = if size == 0 {
+        let changed = if size == 0 {
             self.ladders.remove(instrument, side, price_e9).ok_or(BookFault::UnknownLevel)
         } else {
             self.ladders.set(instrument, side, price_e9, size)
         };
-        match touched {
-            Ok(touched) => Ok(Change {
+        match changed {
+            Ok(changed) => Ok(Change {
                 instrument,
                 order_id: 0,
                 side,
                 price_e9,
                 size,
                 remaining: size,
-                depth: touched.depth,
-                level_change: touched.change,
-                level: touched.level(price_e9),
+                depth: changed.depth,
+                level_change: changed.change,
+                level: changed.level(price_e9),
                 fault: None,
             }),
             Err(fault) => Err(self.fault(instrument, fault)),
         }
     }
 
-    /// To be called when the book is whole. A book that has become crossed since the last call is counted, marked and
-    /// told; one that still is crossed is not told again.
+    /// Checks a consistent book. A book that became crossed since the last call is counted, marked and reported. A
+    /// book that is still crossed is not reported again.
     #[inline]
     pub fn check_crossed(&mut self, instrument: InstrumentIndex) -> Option<BookFault> {
         self.ladders.check_crossed(instrument).then(|| self.fault(instrument, BookFault::Crossed))
     }
 
-    /// Puts a level back as it was shown elsewhere. Looks at nothing else: no fault is counted or marked.
+    /// Restores a copied level. No other effect: no fault is counted or marked.
     ///
     /// # Errors
     /// As [`Self::set_level`]; the level is ignored.
@@ -86,19 +87,19 @@ impl LevelBooks {
         self.ladders.set(instrument, side, price_e9, size).map(|_| ())
     }
 
-    /// Price levels of all books.
+    /// Number of price levels of all books.
     #[must_use]
     pub fn level_count(&self) -> u32 {
         self.ladders.level_count()
     }
 
-    /// What is known of a book besides its levels.
+    /// Marks of a book besides its levels.
     #[must_use]
     pub fn marks(&self, instrument: InstrumentIndex) -> BookMarks {
         self.ladders.marks(instrument)
     }
 
-    /// Marks a book as another one was.
+    /// Sets the marks of a restored book.
     pub fn set_marks(&mut self, instrument: InstrumentIndex, marks: BookMarks) {
         self.ladders.set_marks(instrument, marks);
     }
@@ -109,28 +110,28 @@ impl LevelBooks {
         self.ladders.view(instrument)
     }
 
-    /// A hint that this instrument's book will be touched soon, near its top.
+    /// Prefetches this instrument's book near its top.
     #[inline]
     pub fn prefetch_instrument(&self, instrument: InstrumentIndex) {
         self.ladders.prefetch(instrument);
     }
 
-    /// Switches the check for a crossed book; it is on until then.
+    /// Switches the check for a crossed book; on by default.
     pub fn set_cross_check(&mut self, instrument: InstrumentIndex, on: bool) {
         self.ladders.set_cross_check(instrument, on);
     }
 
-    /// The book may differ from the venue's.
+    /// Marks the book as suspect.
     pub fn mark_suspect(&mut self, instrument: InstrumentIndex) {
         self.ladders.set_suspect(instrument, true);
     }
 
-    /// All books may, after a gap.
+    /// Marks all books as suspect, after a gap.
     pub fn mark_all_suspect(&mut self) {
         self.ladders.set_all_suspect(true);
     }
 
-    /// The book has been rebuilt.
+    /// Clears the suspect mark: the book has been rebuilt.
     pub fn clear_suspect(&mut self, instrument: InstrumentIndex) {
         self.ladders.set_suspect(instrument, false);
     }
@@ -141,7 +142,7 @@ impl LevelBooks {
         &self.faults
     }
 
-    /// Bytes of all that was allocated.
+    /// Memory allocated, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.ladders.memory_bytes()

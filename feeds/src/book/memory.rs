@@ -1,20 +1,20 @@
-//! Memory of the books: touched before the session, and on huge pages where the kernel has them.
+//! Memory of the books: prefaulted before the session, and on huge pages where the kernel has them.
 //!
-//! An old order is found by chance anywhere in its table, so with pages of 4 KB nearly every look at one also misses
-//! the processor's table of addresses. Worth it: see the rows of huge pages in `bench/RESULTS.md`.
+//! An old order's slot is at a random position in its table. With 4 KB pages nearly every access to one also misses
+//! the TLB. Measured gain: see the rows of huge pages in `bench/RESULTS.md`.
 #![allow(unsafe_code, reason = "advice about memory is a system call")]
 
 use core::mem::MaybeUninit;
 
-/// `len` times `value`. Nothing of it is left for the first write to allocate.
-pub(super) fn touched<T: Copy>(value: T, len: usize) -> Vec<T> {
+/// A vector of `len` times `value`, with all pages present: no first write takes a page fault.
+pub(super) fn prefaulted<T: Copy>(value: T, len: usize) -> Vec<T> {
     let mut elements = Vec::with_capacity(len);
     advise_huge_pages(elements.spare_capacity_mut());
     elements.resize(len, value);
     elements
 }
 
-/// A wish only: a kernel without huge pages, or none free, gives pages of the usual size.
+/// A hint only: a kernel without free huge pages uses pages of the usual size.
 #[cfg(target_os = "linux")]
 fn advise_huge_pages<T>(memory: &mut [MaybeUninit<T>]) {
     const HUGE_PAGE_BYTES: usize = 2 << 20;

@@ -1,4 +1,5 @@
-//! The books as one would write them first: sorted maps, everything worked out anew. What the fast ones are held to.
+//! Reference model of the books in the simplest form: sorted maps, every value recomputed. The fast books are tested
+//! against it.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use super::{
     LevelChange, OrderView, PRICE_E9_MAX, ReplaceChange, Side,
 };
 
-/// Books of either kind.
+/// Books by order or by level.
 pub(super) struct Model {
     limits: BookLimits,
     orders: BTreeMap<u64, OrderView>,
@@ -81,7 +82,7 @@ impl Model {
         Ok(change)
     }
 
-    pub(super) fn take(
+    pub(super) fn reduce_by(
         &mut self,
         instrument: InstrumentIndex,
         order_id: u64,
@@ -168,7 +169,7 @@ impl Model {
         self.cross_check.insert(instrument, on);
     }
 
-    /// Best first.
+    /// Levels, best first.
     pub(super) fn levels(&self, instrument: InstrumentIndex, side: Side) -> Vec<Level> {
         let mut levels: Vec<Level> = self
             .levels
@@ -245,7 +246,7 @@ impl Model {
         change_of(order, size, remaining, depth, level_change, level)
     }
 
-    /// What is taken away can end a crossing, not begin one.
+    /// A removal can end a crossing, not begin one.
     fn clear_crossed_if_resolved(&mut self, instrument: InstrumentIndex) {
         if !self.is_crossed(instrument) {
             self.crossed.insert(instrument, false);
@@ -270,7 +271,7 @@ impl Model {
     }
 }
 
-/// Holds one fast book to the model's.
+/// Compares one fast book with the model's.
 pub(super) fn assert_same_book(book: &BookView<'_>, model: &Model, instrument: InstrumentIndex) {
     for side in Side::BOTH {
         let expected = model.levels(instrument, side);

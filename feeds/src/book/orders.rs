@@ -1,4 +1,4 @@
-//! Books of a feed that tells every order.
+//! Books of a feed that sends every order.
 
 use super::{
     BookFault, BookFaultCounts, BookLimits, BookMarks, BookView, Change, InstrumentIndex, LevelChange, OrderView,
@@ -9,9 +9,9 @@ use super::{
 
 /// All books of a channel by order. `S` holds the orders.
 ///
-/// Every call takes the instrument of the message, so that a fault marks the right book even where the order is not
-/// known. `Err` means that nothing was applied, a [`Change`] with a fault that something was. Both are counted, and
-/// the book is suspect from then on.
+/// Every call takes the instrument of the message, so that a fault marks the right book even if the order is unknown.
+/// After `Err` nothing was applied; after a [`Change`] with a fault something was. Both are counted, and the book is
+/// suspect from then on.
 #[derive(Debug)]
 pub struct OrderBooks<S: OrderStore = HashStore> {
     store: S,
@@ -21,7 +21,7 @@ pub struct OrderBooks<S: OrderStore = HashStore> {
 }
 
 impl<S: OrderStore> OrderBooks<S> {
-    /// With all memory allocated and touched.
+    /// Allocates and prefaults all memory.
     #[must_use]
     pub fn new(limits: BookLimits) -> Self {
         Self {
@@ -32,14 +32,14 @@ impl<S: OrderStore> OrderBooks<S> {
         }
     }
 
-    /// Forgets all orders, levels and marks, for a new session. Fault counts stay.
+    /// Removes all orders, levels and marks, for a new session. Fault counts stay.
     pub fn clear(&mut self) {
         self.store.clear();
         self.ladders.clear();
         self.priority_next = 0;
     }
 
-    /// A new order, behind all others at its price.
+    /// Adds an order, behind all others at its price.
     ///
     /// # Errors
     /// `InstrumentUnknown`, `ZeroSize`, `DuplicateOrder`, `OrdersFull`, `OrderProbesExceeded`, `LevelsFull`,
@@ -63,8 +63,8 @@ impl<S: OrderStore> OrderBooks<S> {
         if let Err(fault) = self.store.insert(order) {
             return Err(self.fault(instrument, fault));
         }
-        let touched = match self.ladders.add(instrument, side, price_e9, size) {
-            Ok(touched) => touched,
+        let changed = match self.ladders.add(instrument, side, price_e9, size) {
+            Ok(changed) => changed,
             Err(fault) => {
                 if let Some(slot) = self.store.find(order_id) {
                     self.store.remove(slot);
@@ -73,34 +73,34 @@ impl<S: OrderStore> OrderBooks<S> {
             }
         };
         self.priority_next += 1;
-        let mut change = change_of(&order, size, size, touched);
+        let mut change = change_of(&order, size, size, changed);
         if self.ladders.has_crossed_prices(instrument) {
-            change.fault = self.check_new_best(instrument, touched);
+            change.fault = self.check_new_best(instrument, changed);
         }
         Ok(change)
     }
 
-    /// Part or all of an order was executed. More than it has left: [`BookFault::OverExecution`] in the change, and
-    /// the order is gone.
+    /// Executes part or all of an order. If the size exceeds the order's: [`BookFault::OverExecution`] in the change,
+    /// and the order is removed.
     ///
     /// # Errors
     /// `ZeroSize`, `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
     #[inline(always)]
     pub fn execute(&mut self, instrument: InstrumentIndex, order_id: u64, size: u32) -> Result<Change, BookFault> {
-        self.take(instrument, order_id, size, BookFault::OverExecution)
+        self.reduce_by(instrument, order_id, size, BookFault::OverExecution)
     }
 
-    /// Part or all of an order was cancelled. More than it has left: [`BookFault::OverCancel`] in the change, and the
-    /// order is gone.
+    /// Cancels part or all of an order. If the size exceeds the order's: [`BookFault::OverCancel`] in the change, and
+    /// the order is removed.
     ///
     /// # Errors
     /// `ZeroSize`, `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
     #[inline(always)]
     pub fn reduce(&mut self, instrument: InstrumentIndex, order_id: u64, size: u32) -> Result<Change, BookFault> {
-        self.take(instrument, order_id, size, BookFault::OverCancel)
+        self.reduce_by(instrument, order_id, size, BookFault::OverCancel)
     }
 
-    /// What is left of an order goes.
+    /// Removes an order.
     ///
     /// # Errors
     /// `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
@@ -110,8 +110,8 @@ impl<S: OrderStore> OrderBooks<S> {
         Ok(self.remove(slot, &order))
     }
 
-    /// An order gives way to another one of the same side, with a new id, price, size and priority. The old order
-    /// goes, whether or not the new one can be added.
+    /// Replaces an order by another one of the same side, with a new id, price, size and priority. The old order is
+    /// removed, whether or not the new one can be added.
     ///
     /// # Errors
     /// `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
@@ -130,7 +130,7 @@ impl<S: OrderStore> OrderBooks<S> {
         Ok(ReplaceChange { removed, added })
     }
 
-    /// A resting order.
+    /// The resting order with that id.
     #[must_use]
     pub fn order(&self, order_id: u64) -> Option<OrderView> {
         self.store.find(order_id).and_then(|slot| self.store.get(slot)).map(Order::view)
@@ -143,7 +143,7 @@ impl<S: OrderStore> OrderBooks<S> {
         self.orders_where(|index| index == instrument)
     }
 
-    /// The same of all wanted instruments, one after the other, in a single walk.
+    /// The orders of all wanted instruments, one instrument after the other, in a single walk.
     #[must_use]
     pub fn orders_where(&self, is_wanted: impl Fn(InstrumentIndex) -> bool) -> Vec<OrderView> {
         let mut orders: Vec<OrderView> =
@@ -155,19 +155,19 @@ impl<S: OrderStore> OrderBooks<S> {
         orders
     }
 
-    /// Places of orders for a walk over all of them: see [`OrderStore::places`].
+    /// Number of slots for a walk over all orders: see [`OrderStore::slot_count`].
     #[must_use]
-    pub fn places(&self) -> usize {
-        self.store.places()
+    pub fn slot_count(&self) -> usize {
+        self.store.slot_count()
     }
 
-    /// The order in the place of that number, if there is one.
+    /// The order in that slot, if any.
     #[must_use]
     pub fn order_in_slot(&self, place: usize) -> Option<OrderView> {
-        self.store.at(place).map(Order::view)
+        self.store.order_in_slot(place).map(Order::view)
     }
 
-    /// Puts an order back as it was shown elsewhere, with its priority. Looks at nothing else: no fault is counted or marked.
+    /// Restores a copied order with its priority. No other effect: no fault is counted or marked.
     ///
     /// # Errors
     /// As [`Self::add`]; the order is ignored.
@@ -186,24 +186,24 @@ impl<S: OrderStore> OrderBooks<S> {
         self.priority_next
     }
 
-    /// Goes on with that priority.
+    /// Sets the priority of the next order.
     pub fn set_priority_next(&mut self, priority: u64) {
         self.priority_next = priority;
     }
 
-    /// Price levels of all books.
+    /// Number of price levels of all books.
     #[must_use]
     pub fn level_count(&self) -> u32 {
         self.ladders.level_count()
     }
 
-    /// What is known of a book besides its levels.
+    /// Marks of a book besides its levels.
     #[must_use]
     pub fn marks(&self, instrument: InstrumentIndex) -> BookMarks {
         self.ladders.marks(instrument)
     }
 
-    /// Marks a book as another one was.
+    /// Sets the marks of a restored book.
     pub fn set_marks(&mut self, instrument: InstrumentIndex, marks: BookMarks) {
         self.ladders.set_marks(instrument, marks);
     }
@@ -214,40 +214,40 @@ impl<S: OrderStore> OrderBooks<S> {
         self.ladders.view(instrument)
     }
 
-    /// Live orders.
+    /// Number of resting orders.
     #[must_use]
     pub fn order_count(&self) -> usize {
         self.store.len()
     }
 
-    /// A hint that this order will be touched soon.
+    /// Prefetches this order.
     #[inline]
     pub fn prefetch_order(&self, order_id: u64) {
         self.store.prefetch(order_id);
     }
 
-    /// A hint that this instrument's book will be touched soon, near its top.
+    /// Prefetches this instrument's book near its top.
     #[inline]
     pub fn prefetch_instrument(&self, instrument: InstrumentIndex) {
         self.ladders.prefetch(instrument);
     }
 
-    /// Switches the check for a crossed book; it is on until then.
+    /// Switches the check for a crossed book; on by default.
     pub fn set_cross_check(&mut self, instrument: InstrumentIndex, on: bool) {
         self.ladders.set_cross_check(instrument, on);
     }
 
-    /// The book may differ from the venue's.
+    /// Marks the book as suspect.
     pub fn mark_suspect(&mut self, instrument: InstrumentIndex) {
         self.ladders.set_suspect(instrument, true);
     }
 
-    /// All books may, after a gap.
+    /// Marks all books as suspect, after a gap.
     pub fn mark_all_suspect(&mut self) {
         self.ladders.set_all_suspect(true);
     }
 
-    /// The book has been rebuilt.
+    /// Clears the suspect mark: the book has been rebuilt.
     pub fn clear_suspect(&mut self, instrument: InstrumentIndex) {
         self.ladders.set_suspect(instrument, false);
     }
@@ -258,20 +258,20 @@ impl<S: OrderStore> OrderBooks<S> {
         &self.faults
     }
 
-    /// Bytes of the order store alone.
+    /// Memory of the order store, bytes.
     #[must_use]
     pub fn store_bytes(&self) -> usize {
         self.store.memory_bytes()
     }
 
-    /// Bytes of all that was allocated.
+    /// Memory allocated, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.store.memory_bytes() + self.ladders.memory_bytes()
     }
 
     #[inline(always)]
-    fn take(
+    fn reduce_by(
         &mut self,
         instrument: InstrumentIndex,
         order_id: u64,
@@ -293,17 +293,17 @@ impl<S: OrderStore> OrderBooks<S> {
         if let Some(order) = self.store.get_mut(slot) {
             order.size = remaining;
         }
-        let touched = self.ladders.take(instrument, order.side(), order.price_e9, size, 0);
-        debug_assert!(touched.is_some(), "a resting order has its level");
-        Ok(change_of(&order, size, remaining, touched.unwrap_or(LevelUpdate::MISSING)))
+        let changed = self.ladders.reduce(instrument, order.side(), order.price_e9, size, 0);
+        debug_assert!(changed.is_some(), "a resting order has its level");
+        Ok(change_of(&order, size, remaining, changed.unwrap_or(LevelUpdate::MISSING)))
     }
 
     #[inline(always)]
     fn remove(&mut self, slot: OrderSlot, order: &Order) -> Change {
         self.store.remove(slot);
-        let touched = self.ladders.take(order.instrument(), order.side(), order.price_e9, order.size, 1);
-        debug_assert!(touched.is_some(), "a resting order has its level");
-        change_of(order, order.size, 0, touched.unwrap_or(LevelUpdate::MISSING))
+        let changed = self.ladders.reduce(order.instrument(), order.side(), order.price_e9, order.size, 1);
+        debug_assert!(changed.is_some(), "a resting order has its level");
+        change_of(order, order.size, 0, changed.unwrap_or(LevelUpdate::MISSING))
     }
 
     #[inline(always)]
@@ -321,8 +321,8 @@ impl<S: OrderStore> OrderBooks<S> {
 
     /// Only a new best price can cross.
     #[cold]
-    fn check_new_best(&mut self, instrument: InstrumentIndex, touched: LevelUpdate) -> Option<BookFault> {
-        let is_new_best = touched.depth == 0 && touched.change == LevelChange::Added;
+    fn check_new_best(&mut self, instrument: InstrumentIndex, changed: LevelUpdate) -> Option<BookFault> {
+        let is_new_best = changed.depth == 0 && changed.change == LevelChange::Added;
         let is_fault = is_new_best && self.ladders.check_crossed(instrument);
         is_fault.then(|| self.fault(instrument, BookFault::Crossed))
     }
@@ -336,7 +336,7 @@ impl<S: OrderStore> OrderBooks<S> {
 }
 
 #[inline(always)]
-fn change_of(order: &Order, size: u32, remaining: u32, touched: LevelUpdate) -> Change {
+fn change_of(order: &Order, size: u32, remaining: u32, changed: LevelUpdate) -> Change {
     Change {
         instrument: order.instrument(),
         order_id: order.id,
@@ -344,9 +344,9 @@ fn change_of(order: &Order, size: u32, remaining: u32, touched: LevelUpdate) -> 
         price_e9: order.price_e9,
         size,
         remaining,
-        depth: touched.depth,
-        level_change: touched.change,
-        level: touched.level(order.price_e9),
+        depth: changed.depth,
+        level_change: changed.change,
+        level: changed.level(order.price_e9),
         fault: None,
     }
 }
@@ -375,7 +375,7 @@ mod tests {
         CrossCheck(u32, bool),
     }
 
-    /// Few ids and instruments, so that duplicates, strangers and mismatches are common; one instrument too many.
+    /// Few ids and instruments, so that duplicates, unknown ids and mismatches are common; one instrument too many.
     fn step(ids: u64, prices: i64) -> impl Strategy<Value = Step> {
         let id = move || 0..ids;
         let instrument = || prop_oneof![20 => Just(1_u32), 2 => Just(0_u32), 1 => Just(3_u32)];
@@ -387,7 +387,7 @@ mod tests {
         prop_oneof![
             10 => (instrument(), id(), side(), price(), size())
                 .prop_map(move |(instrument, id, side, price, size)| {
-                    // Mostly apart, sometimes crossed.
+                    // Mostly uncrossed, sometimes crossed.
                     let price = if side == Side::Bid { -price } else { price.saturating_sub(2) };
                     Step::Add(instrument, id, side, price, size)
                 }),
@@ -413,12 +413,12 @@ mod tests {
                 Step::Execute(instrument, id, size) => {
                     let instrument = InstrumentIndex(instrument);
                     let change = books.execute(instrument, id, size);
-                    assert_eq!(change, model.take(instrument, id, size, BookFault::OverExecution));
+                    assert_eq!(change, model.reduce_by(instrument, id, size, BookFault::OverExecution));
                 }
                 Step::Reduce(instrument, id, size) => {
                     let instrument = InstrumentIndex(instrument);
                     let change = books.reduce(instrument, id, size);
-                    assert_eq!(change, model.take(instrument, id, size, BookFault::OverCancel));
+                    assert_eq!(change, model.reduce_by(instrument, id, size, BookFault::OverCancel));
                 }
                 Step::Delete(instrument, id) => {
                     let instrument = InstrumentIndex(instrument);
@@ -455,7 +455,7 @@ mod tests {
             run::<WindowStore>(LIMITS, steps);
         }
 
-        /// Hundreds of levels: hot arrays spill into the tree and fill up from it.
+        /// Hundreds of levels: hot arrays overflow into the tree and refill from it.
         #[test]
         fn order_books_with_many_levels_match_the_model(steps in prop::collection::vec(step(600, 400), 600..1_500)) {
             let limits = BookLimits { orders_max: 600, levels_max: 600, ..LIMITS };

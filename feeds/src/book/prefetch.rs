@@ -1,8 +1,8 @@
-//! Hints to the cache: the only place of this crate with unsafe code.
+//! Cache prefetch. This module and [`memory`](super::memory) hold the crate's only unsafe code.
 #![allow(unsafe_code, reason = "the prefetch instruction has no safe form in the standard library")]
 
-/// Asks for the cache line of `slice[index]`, to be there when it is written soon. Beyond the end it asks for what nobody
-/// needs. Worth it: see the look-ahead rows of `bench/RESULTS.md`.
+/// Prefetches the cache line of `slice[index]` for a write soon. Beyond the end, the prefetch has no effect on the
+/// program. Measured gain: see the look-ahead rows of `bench/RESULTS.md`.
 #[inline(always)]
 pub fn element<T>(slice: &[T], index: usize) {
     line(slice.as_ptr().wrapping_add(index));

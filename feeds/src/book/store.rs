@@ -1,4 +1,4 @@
-//! Order id → resting order.
+//! Lookup of resting orders by order id.
 
 pub mod hash;
 pub mod window;
@@ -10,60 +10,60 @@ use super::{BookFault, BookLimits, InstrumentIndex, OrderView, Side};
 
 /// A table of resting orders, of bounded size.
 pub trait OrderStore {
-    /// With all its memory allocated and touched.
+    /// Allocates and prefaults all memory.
     fn new(limits: &BookLimits) -> Self;
 
-    /// Forgets all orders.
+    /// Removes all orders.
     fn clear(&mut self);
 
-    /// Where the order is, until the next insertion or removal.
+    /// Slot of the order, valid until the next insertion or removal.
     fn find(&self, order_id: u64) -> Option<OrderSlot>;
 
     /// The order in that slot.
     fn get(&self, slot: OrderSlot) -> Option<&Order>;
 
-    /// The order in that slot. Its id must not be changed, its size not be set to 0.
+    /// The order in that slot. The caller must not change its id or set its size to 0.
     fn get_mut(&mut self, slot: OrderSlot) -> Option<&mut Order>;
 
-    /// A new order, of a size that isn't 0.
+    /// Inserts a new order of non-zero size.
     ///
     /// # Errors
     /// `DuplicateOrder`, `OrdersFull` or `OrderProbesExceeded`; nothing is inserted then.
     fn insert(&mut self, order: Order) -> Result<(), BookFault>;
 
-    /// Takes the order out.
+    /// Removes the order.
     fn remove(&mut self, slot: OrderSlot);
 
-    /// Asks for the memory where that order is or would be.
+    /// Prefetches the memory of that order's slot.
     fn prefetch(&self, order_id: u64);
 
-    /// Live orders.
+    /// Number of resting orders.
     fn len(&self) -> usize;
 
-    /// Whether there is no live order.
+    /// Whether there is no resting order.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What was allocated.
+    /// Memory allocated, bytes.
     fn memory_bytes(&self) -> usize;
 
-    /// All live orders, in no order that means anything; walks the whole table.
+    /// All resting orders, in no particular order; walks the whole table.
     fn iter(&self) -> impl Iterator<Item = &Order>;
 
-    /// Places for orders. An order that is neither inserted nor removed meanwhile is met by a walk over all of them, whatever
-    /// becomes of the others: it may move to a place further on, never back.
-    fn places(&self) -> usize;
+    /// Number of slots. A walk over all slots meets every order that is neither inserted nor removed meanwhile, even
+    /// if other orders change: an order may move to a later slot, never to an earlier one.
+    fn slot_count(&self) -> usize;
 
-    /// The order in the place of that number, if there is one.
-    fn at(&self, place: usize) -> Option<&Order>;
+    /// The order in that slot, if any.
+    fn order_in_slot(&self, slot: usize) -> Option<&Order>;
 }
 
-/// Place of an order in a store.
+/// Slot of an order in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderSlot(pub(super) usize);
 
-/// One entry: a resting order, or, with size 0, a vacant place.
+/// One entry: a resting order, or a vacant slot (size 0).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub struct Order {
@@ -71,8 +71,8 @@ pub struct Order {
     pub(super) price_e9: i64,
     pub(super) size: u32,
     instrument_side: u32,
-    /// Priority in the upper 48 bits. Below, of a place in a [`HashStore`] and not of the order in it: how many orders
-    /// rest further off because this place was taken.
+    /// Priority in the upper 48 bits. Below, a property of the slot in a [`HashStore`] and not of its order: how many
+    /// orders passed this slot because it was occupied.
     priority_overflow: u64,
 }
 
@@ -94,7 +94,7 @@ impl Order {
         }
     }
 
-    /// The same as it was shown; `None` where its priority or its instrument's number can't be.
+    /// From a copied order; `None` if its priority or instrument index is invalid.
     pub(super) fn of_view(order: &OrderView) -> Option<Self> {
         let OrderView { order_id, instrument, side, price_e9, size, priority } = *order;
         let is_representable = instrument.0 >> 31 == 0 && priority >> (u64::BITS - OVERFLOW_BITS) == 0;
@@ -109,7 +109,7 @@ impl Order {
         if self.instrument_side & 1 == 0 { Side::Bid } else { Side::Ask }
     }
 
-    /// As callers see it.
+    /// The order in the form for callers.
     #[must_use]
     pub fn view(&self) -> OrderView {
         OrderView {

@@ -1,6 +1,6 @@
-//! How a channel is set up.
+//! Configuration of a channel.
 
-use super::{Numbering, SchemaSet};
+use super::{SchemaSet, SessionNumbering};
 use crate::{
     arbiter::ArbiterConfig,
     book::BookLimits,
@@ -9,60 +9,61 @@ use crate::{
     time::TradingDate,
 };
 
-/// How a channel is set up.
+/// Configuration of a channel.
 #[derive(Clone, Debug)]
 pub struct ChannelConfig {
-    /// Number in published packets.
+    /// Channel number in published packets.
     pub id: ChannelId,
-    /// What it decodes.
+    /// The feed to decode.
     pub feed: Feed,
-    /// What it publishes.
+    /// The schemas to publish.
     pub schemas: SchemaSet,
-    /// Trading date, where it is not to be taken from the input.
+    /// Trading date, where it must not be taken from the input.
     pub date: Option<TradingDate>,
     /// Lines, window, gap timer, recovery.
     pub arbiter: ArbiterConfig,
-    /// How much the books may hold.
+    /// Capacity of the books.
     pub books: BookLimits,
-    /// How orders are found by their id.
+    /// How orders are looked up by id.
     pub order_store: OrderStoreKind,
-    /// Numbers of instruments whose symbols collide (symbol, number); for venues that give none.
+    /// Instrument ids (symbol, id) for symbols whose hashes collide. Only for venues that do not number their
+    /// instruments.
     pub instrument_numbers: Vec<(String, u32)>,
-    /// Take packets that nobody numbered in the order in which they come. For files of messages that were wrapped into
-    /// packets without a session; on a wire such packets are refused.
+    /// Accept packets without sequence numbers in order of arrival. For files whose messages were wrapped into
+    /// packets without a session; on a wire such packets are rejected.
     pub accept_unsequenced: bool,
-    /// Whether frames carry their receive times.
+    /// Whether frames carry receive times.
     pub ts_recv: TsRecvMode,
-    /// The numbering that was current when the gateway last ran.
-    pub resume: Option<Numbering>,
-    /// How far the publication log had got when the gateway last ran: a session and the next sequence.
-    pub logged: Option<(Session, Sequence)>,
-    /// What a channel wants that comes into a session late.
+    /// The session that was current when the gateway last ran.
+    pub resume: Option<SessionNumbering>,
+    /// End of the publication log when the gateway last ran: session and next sequence.
+    pub log_position: Option<(Session, Sequence)>,
+    /// Where the channel starts if it joins a session late.
     pub late_start: LateStart,
 }
 
-/// What a channel wants that comes into a session late.
+/// Where a channel starts if it joins a session late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LateStart {
-    /// What comes from now on, or since the log's end. Its books lack what was before, and say so.
+    /// At the first packet received, or at the log's end. Books lack earlier messages and are suspect.
     #[default]
     FromNow,
-    /// All of the session, to be asked of whoever keeps it: its books are then as good as any.
-    Whole,
+    /// At the session's first message, requested from a source that stores the session. Books are then complete.
+    WholeSession,
 }
 
-/// How orders are found by their id.
+/// How orders are looked up by id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OrderStoreKind {
     /// Any 64-bit id: open addressing.
     #[default]
     Hash,
-    /// An array for the young orders before the hash: for venues that number their orders densely.
+    /// An array for recent orders in front of the hash table, for venues that number orders densely.
     Window,
 }
 
 impl ChannelConfig {
-    /// With the defaults of its feed.
+    /// A configuration with the defaults of the feed.
     #[must_use]
     pub fn new(id: ChannelId, feed: Feed) -> Self {
         Self {
@@ -77,7 +78,7 @@ impl ChannelConfig {
             accept_unsequenced: false,
             ts_recv: TsRecvMode::default(),
             resume: None,
-            logged: None,
+            log_position: None,
             late_start: LateStart::default(),
         }
     }

@@ -1,4 +1,4 @@
-//! The straight line of one feed: session → arbiter → decoder, book, normaliser → sink.
+//! The data path of one feed: session → arbiter → decoder, book, normaliser → sink.
 
 use std::cmp::Ordering;
 
@@ -6,12 +6,12 @@ use zerocopy::IntoBytes;
 
 use super::{
     CONFIRMATION_SILENCE_NS, ChannelConfig, ChannelCounters, ChannelState, CopyFault, CopyStep, Datagram, LateStart,
-    MissingRequest, Numbering, REQUEST_BYTES_MAX, UnconfirmedJumps,
-    copy::{CopyWriter, FieldReader, Taken},
+    MissingRequest, REQUEST_BYTES_MAX, SessionNumbering, UnconfirmedJumps,
+    copy::{CopyWriter, FieldReader, ReceivedCopy},
     feed_core::FeedCore,
     held_datagrams::HeldDatagrams,
     message_processor::MessageProcessor,
-    rejected_packets::{RejectedPackets, Why},
+    rejected_packets::{RejectedPackets, RejectionKind},
     session::{SessionMatch, SessionTracker},
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     transport::{Packet, PacketKind, Transport, VenueSession},
 };
 
-/// Everything of one channel but the choice of its feed.
+/// All parts of one channel; the feed is the type parameter.
 #[derive(Debug)]
 pub(super) struct DataPath<C> {
     pub(super) config: ChannelConfig,
@@ -32,25 +32,25 @@ pub(super) struct DataPath<C> {
     pub(super) core: C,
     pub(super) counters: ChannelCounters,
     pub(super) drops: DropCounts,
-    pub(super) evidence: RejectedPackets,
-    /// The next numbering, while this one waits for its last messages.
-    pub(super) ahead: HeldDatagrams,
-    /// What lies so far ahead that only further packets would make it credible.
+    pub(super) rejected_packets: RejectedPackets,
+    /// Datagrams of the next session, held while the current session waits for its last messages.
+    pub(super) next_session_held: HeldDatagrams,
+    /// Packets so far ahead of the expected sequence that only further packets of their line confirm them.
     unconfirmed_jumps: UnconfirmedJumps,
-    /// The first packet of another session, while that is not believed to have begun.
+    /// First packet of another session whose start is not confirmed yet.
     unconfirmed_first: HeldDatagrams,
-    /// When it came, if nothing of the running session has come since.
+    /// When that packet was received. `None` once a packet of the current session has arrived after it.
     unconfirmed_first_since: Option<MonoNs>,
-    /// Where the venue said that the session ends.
+    /// Sequence at which the session ends, as announced by the venue.
     end_sequence: Option<Sequence>,
     has_ended: bool,
-    /// Input of this session was missed: what it named isn't known.
+    /// Input of this session was missed, so symbol mappings may be missing too.
     has_missed_input: bool,
-    /// The newest session of which the other gateway has published a gap.
+    /// The newest session in which the other gateway has published a gap.
     peer_gap_session: Option<Session>,
     pub(super) has_failed: bool,
     published_state: ChannelState,
-    /// Somebody takes a copy, slice by slice.
+    /// The copy in progress, if any; written slice by slice.
     copying: Option<Box<CopyWriter>>,
 }
 
@@ -62,8 +62,8 @@ impl<C: FeedCore> DataPath<C> {
             core,
             counters: ChannelCounters::default(),
             drops: DropCounts::default(),
-            evidence: RejectedPackets::new(),
-            ahead: HeldDatagrams::with_capacity(config.arbiter.window_packets),
+            rejected_packets: RejectedPackets::new(),
+            next_session_held: HeldDatagrams::with_capacity(config.arbiter.window_packets),
             unconfirmed_jumps: UnconfirmedJumps::new(config.arbiter.datagram_bytes_max + HEADER_BYTES_MAX),
             unconfirmed_first: HeldDatagrams::with_capacity(1),
             unconfirmed_first_since: None,
@@ -83,7 +83,7 @@ impl<C: FeedCore> DataPath<C> {
         self.accept_one(datagram, now, sink);
         self.release_next_session(now, sink);
         if !self.has_ended {
-            self.arbiter.watch(now);
+            self.arbiter.start_silence_timers(now);
         }
         self.publish_state(sink);
     }
@@ -92,7 +92,12 @@ impl<C: FeedCore> DataPath<C> {
         if let Err(reason) = self.try_accept(datagram, now, sink) {
             self.drops.count(reason);
             if !reason.is_expected() && reason != DropReason::SessionStale {
-                self.evidence.keep(Why::Refused(reason), Sequence(0), datagram.ts_recv, datagram.bytes);
+                self.rejected_packets.add(
+                    RejectionKind::Refused(reason),
+                    Sequence(0),
+                    datagram.ts_recv,
+                    datagram.bytes,
+                );
             }
         }
     }
@@ -112,15 +117,16 @@ impl<C: FeedCore> DataPath<C> {
             packet.first = self.arbiter.expected().unwrap_or(Sequence(1));
             self.counters.unsequenced += u64::from(packet.count);
         }
-        // An answer to a request belongs to the session that asked. It begins none.
+        // An answer to a request belongs to the session that sent the request. It cannot begin a session.
         if line == Line::RECOVERY && self.sessions.current().is_none_or(|current| current.venue != packet.session) {
             return Err(DropReason::SessionStale);
         }
         if self.is_of_next_session(&packet, ts_recv) {
-            if self.ahead.hold(line, ts_recv, bytes) {
+            if self.next_session_held.hold(line, ts_recv, bytes) {
                 return Ok(());
             }
-            // No room to wait any longer. Taken for the old numbering's, the new one's messages would pass for copies.
+            // No room to hold more. If the new session's messages were received for the old session's, they would count
+            // as duplicates.
             self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.end_if_complete(sink);
             self.release_next_session(now, sink);
@@ -143,13 +149,13 @@ impl<C: FeedCore> DataPath<C> {
         let next = packet.next();
         let is_end = packet.kind == PacketKind::EndOfSession;
         if is_end && self.arbiter.expected().is_some_and(|expected| packet.first < expected) {
-            // There are messages beyond this end.
+            // Messages beyond this end have been delivered, so the announced end is invalid.
             return Err(DropReason::SequenceInvalid);
         }
         if self.unconfirmed_jumps.is_continued(line, packet.first) && self.arbiter.would_accept(line, packet.first) {
-            self.believe(line, now, sink);
+            self.deliver_confirmed_jump(line, now, sink);
         }
-        // Refusals are counted by the arbiter itself.
+        // The arbiter counts its own rejections.
         let mut outcome = Ok(());
         self.arbitrate(sink, |arbiter, mut deliver| match packet.kind {
             PacketKind::Messages => {
@@ -173,7 +179,7 @@ impl<C: FeedCore> DataPath<C> {
                 self.unconfirmed_jumps.hold(line, &packet, ts_recv, bytes, now);
             }
             Err(DropReason::SequenceJump) => {}
-            _ if self.unconfirmed_jumps.has_any() => self.unconfirmed_jumps.contradict(line),
+            _ if self.unconfirmed_jumps.has_any() => self.unconfirmed_jumps.discard_run(line),
             _ => {}
         }
         self.counters.heartbeats += u64::from(packet.kind == PacketKind::Heartbeat);
@@ -198,7 +204,7 @@ impl<C: FeedCore> DataPath<C> {
         [self.arbiter.next_deadline(), self.confirmation_deadline()].into_iter().flatten().min()
     }
 
-    /// When it is clear that nothing will speak against what came last.
+    /// When the silence is long enough to confirm the last unconfirmed packet.
     fn confirmation_deadline(&self) -> Option<MonoNs> {
         let unconfirmed_first = self.unconfirmed_first_since.map(|since| since.plus(CONFIRMATION_SILENCE_NS));
         [unconfirmed_first, self.unconfirmed_jumps.deadline()].into_iter().flatten().min()
@@ -207,7 +213,7 @@ impl<C: FeedCore> DataPath<C> {
     pub(super) fn finish<S: FrameSink>(&mut self, sink: &mut S) {
         self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         self.end_if_complete(sink);
-        if !self.ahead.is_empty() {
+        if !self.next_session_held.is_empty() {
             // No deadline follows, so any time will do.
             self.release_next_session(MonoNs(0), sink);
             self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
@@ -219,8 +225,8 @@ impl<C: FeedCore> DataPath<C> {
         self.publish_state(sink);
     }
 
-    /// Whether the packet begins a numbering, or belongs to one that has begun to come, while messages of the current
-    /// one are missing that another line or the venue's server may still bring.
+    /// Whether the packet begins or continues the next session while messages of the current one are missing. Another
+    /// line or the venue's server may still deliver those.
     fn is_of_next_session(&self, packet: &Packet<'_>, ts_recv: UnixNs) -> bool {
         let is_waiting = matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering);
         if !is_waiting || packet.unsequenced {
@@ -230,29 +236,31 @@ impl<C: FeedCore> DataPath<C> {
         if self.sessions.would_begin_session(packet, ts_recv, expected) {
             return true;
         }
-        let begun = self.ahead.get(0).and_then(|(_, _, bytes)| C::Transport::parse(bytes).ok());
-        begun.is_some_and(|begun| {
-            let is_other = self.sessions.current().is_some_and(|current| current.venue != begun.session);
-            begun.session == packet.session && (is_other || packet.send_time >= begun.send_time)
+        let held_first = self.next_session_held.get(0).and_then(|(_, _, bytes)| C::Transport::parse(bytes).ok());
+        held_first.is_some_and(|held_first| {
+            let is_other = self.sessions.current().is_some_and(|current| current.venue != held_first.session);
+            held_first.session == packet.session && (is_other || packet.send_time >= held_first.send_time)
         })
     }
 
-    /// Lets the next numbering begin once nothing of the current one can come any more.
+    /// Begins the next session once no missing message of the current session is pending.
     fn release_next_session<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
-        if self.ahead.is_empty() || matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering) {
+        if self.next_session_held.is_empty()
+            || matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering)
+        {
             return;
         }
-        let mut ahead = std::mem::replace(&mut self.ahead, HeldDatagrams::with_capacity(0));
+        let mut next_session_held = std::mem::replace(&mut self.next_session_held, HeldDatagrams::with_capacity(0));
         let mut index = 0;
-        while let Some((line, ts_recv, bytes)) = ahead.get(index) {
+        while let Some((line, ts_recv, bytes)) = next_session_held.get(index) {
             self.accept_one(Datagram { line, bytes, ts_recv }, now, sink);
             index += 1;
         }
-        ahead.clear();
-        self.ahead = ahead;
+        next_session_held.clear();
+        self.next_session_held = next_session_held;
     }
 
-    /// The session has begun: its first packet, refused until then, was no forgery.
+    /// The session has held_first, so its first packet, rejected as unconfirmed until then, was genuine.
     fn accept_unconfirmed_first<S: FrameSink>(&mut self, session: VenueSession, now: MonoNs, sink: &mut S) {
         let mut unconfirmed_first = std::mem::replace(&mut self.unconfirmed_first, HeldDatagrams::with_capacity(0));
         if let Some((line, ts_recv, bytes)) = unconfirmed_first.get(0)
@@ -265,8 +273,8 @@ impl<C: FeedCore> DataPath<C> {
         self.unconfirmed_first = unconfirmed_first;
     }
 
-    /// Nothing has come that would speak against what came last, and nothing will: the input has ended, or been silent for
-    /// [`CONFIRMATION_SILENCE_NS`].
+    /// Accepts the last unconfirmed packets: no packet has contradicted them and none will. Called when the input has
+    /// ended or was silent for [`CONFIRMATION_SILENCE_NS`].
     fn confirm_last_received<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
         if self.unconfirmed_first_since.take().is_some() {
             let mut unconfirmed_first = std::mem::replace(&mut self.unconfirmed_first, HeldDatagrams::with_capacity(0));
@@ -278,31 +286,34 @@ impl<C: FeedCore> DataPath<C> {
             self.unconfirmed_first = unconfirmed_first;
         }
         if self.unconfirmed_jumps.take_uncontradicted() {
-            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.believe(line, now, sink));
+            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.deliver_confirmed_jump(line, now, sink));
         }
     }
 
-    /// A line's packets that were refused for their place are in theirs after all.
-    fn believe<S: FrameSink>(&mut self, line: Line, now: MonoNs, sink: &mut S) {
-        let Some((first, row)) = self.unconfirmed_jumps.take(line) else { return };
-        self.arbiter.believe(first, now);
+    /// Accepts a line's packets that were rejected as a jump and are now confirmed.
+    fn deliver_confirmed_jump<S: FrameSink>(&mut self, line: Line, now: MonoNs, sink: &mut S) {
+        let Some((first, run)) = self.unconfirmed_jumps.take_run(line) else { return };
+        self.arbiter.accept_jump(first, now);
         let mut index = 0;
-        while let Some((line, ts_recv, bytes)) = row.get(index) {
+        while let Some((line, ts_recv, bytes)) = run.get(index) {
             self.arbiter.uncount_jump(line);
             self.accept_one(Datagram { line, bytes, ts_recv }, now, sink);
             index += 1;
         }
-        self.unconfirmed_jumps.return_buffer(line, row);
+        self.unconfirmed_jumps.return_buffer(line, run);
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.core.memory_bytes() + self.arbiter.memory_bytes() + self.ahead.bytes() + self.unconfirmed_jumps.bytes()
+        self.core.memory_bytes()
+            + self.arbiter.memory_bytes()
+            + self.next_session_held.bytes()
+            + self.unconfirmed_jumps.bytes()
     }
 
     fn begin_session<S: FrameSink>(&mut self, session: Session, packet: &Packet<'_>, sink: &mut S) {
         let is_first = self.counters.sessions == 0;
         if !is_first {
-            // Whatever the old numbering still has comes out under its own name.
+            // Messages still held of the old session are delivered under that session.
             self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.end(sink);
         }
@@ -313,12 +324,17 @@ impl<C: FeedCore> DataPath<C> {
         self.core.begin_session(session);
         self.end_sequence = None;
         self.has_ended = false;
-        // Who was listening when the numbering began expects its first message. Who comes late begins where it is.
+        // A gateway that was running when the session began expects its first message. A late joiner begins at the
+        // first packet received.
         let joins_late = is_first && packet.first > Sequence(1);
-        // What was published before a restart of ours ends there; what was missed since is asked for or declared.
-        let logged = self.config.logged.filter(|(logged, next)| *logged == session && *next <= packet.first);
-        let expected = match logged {
-            _ if self.config.late_start == LateStart::Whole => Some(Sequence(1)),
+        // Output published before our restart ends at the log position. Messages missed since are requested or
+        // declared.
+        let log_position = self
+            .config
+            .log_position
+            .filter(|(logged_session, next)| *logged_session == session && *next <= packet.first);
+        let expected = match log_position {
+            _ if self.config.late_start == LateStart::WholeSession => Some(Sequence(1)),
             Some((_, next)) if joins_late => Some(next),
             _ => (!joins_late).then_some(Sequence(1)),
         };
@@ -334,10 +350,20 @@ impl<C: FeedCore> DataPath<C> {
         }
     }
 
-    /// Lets the arbiter work and handles what it delivers, in order.
+    /// Runs `work` on the arbiter and processes its deliveries in order.
     fn arbitrate<S: FrameSink>(&mut self, sink: &mut S, work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>))) {
-        let Self { config, arbiter, core, counters, drops, evidence, end_sequence, has_missed_input, copying, .. } =
-            self;
+        let Self {
+            config,
+            arbiter,
+            core,
+            counters,
+            drops,
+            rejected_packets,
+            end_sequence,
+            has_missed_input,
+            copying,
+            ..
+        } = self;
         work(arbiter, &mut |delivery| match delivery {
             Delivery::Packet { first, from, until, block, ts_recv, send_time, .. } => {
                 sink.arbitrated();
@@ -346,7 +372,7 @@ impl<C: FeedCore> DataPath<C> {
                     core,
                     counters,
                     drops,
-                    evidence,
+                    rejected_packets,
                     end_sequence,
                     has_missed_input,
                     ts_recv: ts_recv_wanted,
@@ -356,7 +382,7 @@ impl<C: FeedCore> DataPath<C> {
                     if !is_all_understood {
                         copying.invalidate();
                     }
-                    copying.note(core, (first, from, until), block);
+                    copying.record_touched(core, (first, from, until), block);
                 }
                 sink.covered_through(until);
             }
@@ -369,7 +395,7 @@ impl<C: FeedCore> DataPath<C> {
                     copying.invalidate();
                 }
                 let body = GapBody { first: gap.first().0.into(), next: gap.next().0.into() };
-                sink.frame(&FrameMeta::own(FrameKind::Gap, gap.first(), gap.next()), 0, body.as_bytes());
+                sink.frame(&FrameMeta::control(FrameKind::Gap, gap.first(), gap.next()), 0, body.as_bytes());
                 sink.covered_through(gap.next());
             }
         });
@@ -380,7 +406,7 @@ impl<C: FeedCore> DataPath<C> {
         match expected.cmp(&end_sequence) {
             Ordering::Less => {}
             Ordering::Equal => self.end(sink),
-            // The venue went on after its end, so it was none.
+            // The venue continued after its announced end, so the end was false.
             Ordering::Greater => {
                 self.end_sequence = None;
                 self.has_ended = false;
@@ -388,7 +414,7 @@ impl<C: FeedCore> DataPath<C> {
         }
     }
 
-    /// The state comes first: nothing of the session follows its end.
+    /// Publishes the state before the end of session, since no frame of a session follows its end.
     fn end<S: FrameSink>(&mut self, sink: &mut S) {
         if !self.has_ended {
             self.has_ended = true;
@@ -399,18 +425,18 @@ impl<C: FeedCore> DataPath<C> {
         }
     }
 
-    pub(super) fn numbering(&self) -> Option<Numbering> {
+    pub(super) fn session_numbering(&self) -> Option<SessionNumbering> {
         let current = *self.sessions.current()?;
         let has_messages =
             current.has_messages || self.arbiter.expected().is_some_and(|expected| expected > Sequence(1));
-        Some(Numbering { has_messages, ..current })
+        Some(SessionNumbering { has_messages, ..current })
     }
 
     pub(super) fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<MissingRequest> {
-        let wanted = self.arbiter.poll_request()?;
+        let missing = self.arbiter.poll_request()?;
         let current = self.sessions.current()?;
-        let (first, next) = (wanted.first, wanted.next);
-        match wanted.of {
+        let (first, next) = (missing.first, missing.next);
+        match missing.target {
             RequestTarget::Peer => Some(MissingRequest::Peer { session: current.session, first, next }),
             RequestTarget::Server => {
                 let count = next.0.saturating_sub(first.0);
@@ -419,11 +445,11 @@ impl<C: FeedCore> DataPath<C> {
         }
     }
 
-    pub(super) fn peer_answer_ended(&mut self, asked: Sequence, now: MonoNs) {
-        self.arbiter.peer_answer_ended(asked, now);
+    pub(super) fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
+        self.arbiter.peer_answer_ended(first, now);
     }
 
-    /// It may be ahead, in a session that has not begun here.
+    /// The peer may be ahead, in a session that has not held_first here yet.
     pub(super) fn peer_declared_gap(&mut self, session: Session) {
         self.peer_gap_session = self.peer_gap_session.max(Some(session));
         if self.sessions.current().is_some_and(|current| current.session == session) {
@@ -438,8 +464,8 @@ impl<C: FeedCore> DataPath<C> {
         }
     }
 
-    pub(super) fn begin_copy(&mut self, walk: Box<CopyWriter>) -> Option<Box<CopyWriter>> {
-        self.copying.replace(walk)
+    pub(super) fn begin_copy(&mut self, writer: Box<CopyWriter>) -> Option<Box<CopyWriter>> {
+        self.copying.replace(writer)
     }
 
     pub(super) fn end_copy(&mut self) -> Option<Box<CopyWriter>> {
@@ -450,13 +476,13 @@ impl<C: FeedCore> DataPath<C> {
         if self.has_failed || self.sessions.current().is_none() || self.arbiter.expected().is_none() {
             return CopyStep::Failed(CopyFault::NoState);
         }
-        let Some(mut walk) = self.copying.take() else { return CopyStep::Failed(CopyFault::NoState) };
-        let step = walk.slice(&self.core, &self.config, out, |out| self.write_end(out));
-        self.copying = Some(walk);
+        let Some(mut writer) = self.copying.take() else { return CopyStep::Failed(CopyFault::NoState) };
+        let step = writer.slice(&self.core, &self.config, out, |out| self.write_end(out));
+        self.copying = Some(writer);
         step
     }
 
-    /// What a copy tells of the channel at its end.
+    /// Writes the channel's part of the last slice of a copy: session, positions and flags.
     fn write_end(&self, out: &mut Vec<u8>) -> Option<Sequence> {
         let expected = self.arbiter.expected()?;
         if !self.sessions.write(out) {
@@ -470,8 +496,8 @@ impl<C: FeedCore> DataPath<C> {
         Some(expected)
     }
 
-    /// Goes on where the copied channel stood. This one is new.
-    pub(super) fn restore(&mut self, taken: &Taken, end: &[u8]) -> Result<(), CopyFault> {
+    /// Continues at the copied channel's position. `self` must be new.
+    pub(super) fn restore(&mut self, received: &ReceivedCopy, end: &[u8]) -> Result<(), CopyFault> {
         let mut rest = FieldReader(end);
         let session = self.sessions.restore(&mut rest)?;
         let expected = Sequence(rest.u64()?);
@@ -483,15 +509,15 @@ impl<C: FeedCore> DataPath<C> {
             return Err(CopyFault::Malformed);
         }
         let peer_gap_session = is_gap.then(|| Session::from_bytes(gap).ok_or(CopyFault::Malformed)).transpose()?;
-        self.core.restore(session, taken)?;
-        if self.core.counts() != taken.counts {
+        self.core.restore(session, received)?;
+        if self.core.counts() != received.counts {
             return Err(CopyFault::Incomplete);
         }
         self.arbiter.begin_session(Some(expected));
         (self.has_missed_input, self.has_ended, self.peer_gap_session) =
             (has_missed_input, has_ended, peer_gap_session);
         self.end_sequence = is_ending.then_some(end_sequence);
-        // Its first numbering has begun.
+        // The copied session counts as held_first.
         self.counters.sessions = 1;
         Ok(())
     }
@@ -518,7 +544,7 @@ impl<C: FeedCore> DataPath<C> {
         lines.into_iter().all(|line| self.arbiter.line_statistics(Line(line)).silent)
     }
 
-    /// Consumers hear of a new state, but not of each short wait for the other line.
+    /// Publishes state changes to consumers, except `Gap`: a short wait for the other line is not reported.
     fn publish_state<S: FrameSink>(&mut self, sink: &mut S) {
         let state = self.state();
         if state == self.published_state || state == ChannelState::Gap {
@@ -531,5 +557,5 @@ impl<C: FeedCore> DataPath<C> {
     }
 }
 
-/// More than the header of any transport.
+/// Upper bound of any transport's header, bytes.
 const HEADER_BYTES_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! What differs between feeds: framing, and what a message does.
+//! The feed-specific part of a channel: framing, and the effect of each message.
 
 use crate::{
     book::{BookFault, BookFaultCounts, BookSnapshot, InstrumentIndex, OrderView},
@@ -10,34 +10,34 @@ use crate::{
 
 use super::{
     REQUEST_BYTES_MAX,
-    copy::{CopyExtent, CopyFault, CoreCounts, Taken, TouchedEntry},
+    copy::{CopyExtent, CopyFault, CoreCounts, ReceivedCopy, TouchedEntry},
 };
 
 /// One feed's decoder, books and normaliser behind the arbiter.
 pub(super) trait FeedCore {
-    /// How its datagrams are framed.
+    /// Framing of its datagrams.
     type Transport: Transport;
 
-    /// A new numbering: books are empty, instruments unnamed.
+    /// A new session: all books are empty, no instrument is mapped.
     fn begin_session(&mut self, session: Session);
 
-    /// First pass over a packet: asks the memory for what the message will touch. Changes nothing.
+    /// First pass over a packet: prefetches the memory that the message will touch. Changes nothing.
     fn prefetch(&self, message: &[u8]);
 
     /// Second pass: applies one message and leaves its records in [`Self::records`].
     ///
     /// # Errors
-    /// Why the message could not be understood. Nothing was applied and there are no records.
+    /// Why the message could not be decoded. Nothing was applied and there are no records.
     fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<ApplyOutcome, DropReason>;
 
     /// Records of the last message applied.
     fn records(&self) -> &Records;
 
-    /// Messages are missing: what the books hold is in doubt.
+    /// Messages are missing: all books become suspect.
     fn on_gap(&mut self);
 
-    /// Writes a request for `[first, first + count)` of the venue's session to its retransmission server; its length.
-    /// `None` where the venue has no such server.
+    /// Writes a request for `[first, first + count)` of the venue's session to its retransmission server. Returns its
+    /// length, or `None` where the venue has no such server.
     fn write_request(
         &self,
         venue: VenueSession,
@@ -49,8 +49,8 @@ pub(super) trait FeedCore {
     /// Up to `depth` levels of an instrument's book. Copies them: not for the hot path.
     fn book(&self, instrument: InstrumentId, depth: usize) -> BookSnapshot;
 
-    /// The resting orders of the wanted instruments, as in [`OrderBooks::orders_where`](crate::book::orders::OrderBooks);
-    /// `None` where the feed tells no orders.
+    /// The resting orders of the wanted instruments, as in
+    /// [`OrderBooks::orders_where`](crate::book::orders::OrderBooks); `None` where the feed has no single orders.
     fn orders(&self, _is_wanted: &dyn Fn(InstrumentId) -> bool) -> Option<Vec<OrderView>> {
         None
     }
@@ -58,69 +58,69 @@ pub(super) trait FeedCore {
     /// Faults of the books, by reason.
     fn faults(&self) -> &BookFaultCounts;
 
-    /// Bytes held by books and tables.
+    /// Memory held by books and tables, bytes.
     fn memory_bytes(&self) -> usize;
 
-    /// Over how much a copy walks.
+    /// Number of slots that a copy visits.
     fn copy_extent(&self) -> CopyExtent;
 
-    /// The order in that place; `None` where there is none, or the feed tells no orders.
+    /// The order in that slot; `None` where the slot is vacant or the feed has no single orders.
     fn order_in_slot(&self, _place: usize) -> Option<OrderView> {
         None
     }
 
-    /// A resting order.
+    /// The resting order with that id.
     fn order(&self, _order_id: u64) -> Option<OrderView> {
         None
     }
 
-    /// Writes what is kept of an instrument besides its orders, and of a feed by level its levels; nothing where that is nothing.
-    /// The buffer has room.
+    /// Writes an instrument's state except its orders, including the levels of a feed by price level. Writes nothing
+    /// if there is no such state. The buffer must have room.
     ///
     /// # Errors
     /// `BookTooDeep`.
     fn write_book(&self, index: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault>;
 
-    /// Names everything that a message which has been applied may have changed.
-    fn touched(&self, message: &[u8], note: &mut dyn FnMut(TouchedEntry));
+    /// Passes every entry that an applied message may have changed to the visitor.
+    fn visit_touched(&self, message: &[u8], visit: &mut dyn FnMut(TouchedEntry));
 
-    /// What books and names amount to.
+    /// Totals of books and symbol mappings.
     fn counts(&self) -> CoreCounts;
 
-    /// Takes the state of another one, in that session. This one is new.
+    /// Restores a copied state in that session. `self` must be new.
     ///
     /// # Errors
-    /// When it can't be, or there is no room. This one is worth nothing then.
-    fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault>;
+    /// [`CopyFault`] if the state is invalid or does not fit. `self` is unusable then.
+    fn restore(&mut self, session: Session, received: &ReceivedCopy) -> Result<(), CopyFault>;
 }
 
-/// What came of a message besides its records.
+/// Result of one message besides its records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ApplyOutcome {
     /// The venue's time of the message, ns since 1970 UTC.
     pub ts_event: u64,
-    /// The book behind the records is in doubt.
+    /// The book behind the records is suspect.
     pub suspect: bool,
     /// The message contradicted the book.
-    pub fault: Option<Fault>,
-    /// What else the message told.
+    pub fault: Option<InstrumentFault>,
+    /// Content of the message that has no record.
     pub notice: Option<MessageNotice>,
 }
 
-/// What a message tells that no record does.
+/// Content of a message that no record carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageNotice {
-    /// A trade told before didn't happen.
+    /// A published trade was cancelled.
     TradeBroken,
-    /// It is the last message of the session.
+    /// The message is the last of the session.
     EndOfMessages,
 }
 
 /// A message that contradicted a book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// How.
+pub struct InstrumentFault {
+    /// The kind of contradiction.
     pub kind: BookFault,
-    /// Whose book.
+    /// The instrument of the book.
     pub instrument: InstrumentIndex,
 }

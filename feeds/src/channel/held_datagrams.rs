@@ -1,41 +1,41 @@
-//! Datagrams of the next numbering that came before the last ones of this one.
+//! Holds datagrams of the next session that arrived before the last messages of the current one.
 //!
-//! The faster line begins the new numbering while the slower one still brings what the faster one lost of the old. Until
-//! the old numbering's gap is filled, or its timer has declared it, the new one waits here.
+//! The faster line begins the next session while the slower line still delivers messages of the current session that
+//! the faster line lost. The next session waits here until that gap is filled or declared.
 
 use crate::{identity::Line, time::UnixNs};
 
-/// Bounded, allocated once, in the order of arrival.
+/// Bounded, allocated once, in order of arrival.
 #[derive(Debug)]
 pub struct HeldDatagrams {
-    /// Line and receive time of each; its bytes end where the next one's begin.
+    /// Line, receive time and end offset of each datagram. A datagram begins at the previous one's end.
     held: Vec<(Line, UnixNs, usize)>,
     bytes: Vec<u8>,
 }
 
 impl HeldDatagrams {
-    /// Room for so many datagrams of the usual size: as many as may wait within a numbering.
+    /// With room for `datagrams_max` datagrams of the usual size.
     #[must_use]
     pub fn with_capacity(datagrams_max: usize) -> Self {
-        Self::of(datagrams_max, DATAGRAM_BYTES)
+        Self::with_datagram_bytes(datagrams_max, DATAGRAM_BYTES)
     }
 
-    /// Room for so many datagrams of that size.
+    /// With room for `datagrams_max` datagrams of `datagram_bytes`.
     #[must_use]
-    pub fn of(datagrams_max: usize, datagram_bytes: usize) -> Self {
+    pub fn with_datagram_bytes(datagrams_max: usize, datagram_bytes: usize) -> Self {
         Self {
             held: Vec::with_capacity(datagrams_max),
             bytes: Vec::with_capacity(datagrams_max.saturating_mul(datagram_bytes)),
         }
     }
 
-    /// Whether nothing waits.
+    /// Whether no datagram is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// Holds one more; `false` where there is no room.
+    /// Holds a datagram; `false` if there is no room.
     pub fn hold(&mut self, line: Line, ts_recv: UnixNs, datagram: &[u8]) -> bool {
         let has_room =
             self.held.len() < self.held.capacity() && self.bytes.len() + datagram.len() <= self.bytes.capacity();
@@ -54,18 +54,18 @@ impl HeldDatagrams {
         Some((line, ts_recv, self.bytes.get(start..end)?))
     }
 
-    /// Forgets what waited.
+    /// Drops all held datagrams.
     pub fn clear(&mut self) {
         self.held.clear();
         self.bytes.clear();
     }
 
-    /// Memory held for their bytes.
+    /// Memory held for their bytes, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes.capacity()
     }
 }
 
-/// What a datagram takes that fills an Ethernet frame.
+/// Size of a datagram that fills an Ethernet frame, bytes.
 const DATAGRAM_BYTES: usize = 1_500;

@@ -1,4 +1,4 @@
-//! What IEX's feeds share: names of instruments, and the administrative messages that TOPS and DEEP both carry.
+//! Shared by IEX's feeds: instruments, and the administrative messages of both TOPS and DEEP.
 
 use dbn::{StatType, StatusAction, StatusReason, TriState};
 
@@ -19,7 +19,7 @@ use crate::{
     venue::iex::admin::Admin,
 };
 
-/// Names and records of one IEX channel.
+/// Instruments and records of one IEX channel.
 #[derive(Debug)]
 pub(super) struct IexCommon {
     pub(super) records: Records,
@@ -47,15 +47,15 @@ impl IexCommon {
         self.schemas.contains(schema)
     }
 
-    /// The place of an instrument in the books. Walks over all of them: not for the hot path.
+    /// Index of an instrument in the books. Visits all instruments: not for the hot path.
     pub(super) fn index_of(&self, instrument: InstrumentId) -> Option<InstrumentIndex> {
         self.symbols.index_of(instrument)
     }
 
-    /// The instrument of a message, named before its first record of the session.
+    /// The instrument of a message. Publishes its symbol mapping before its first record of the session.
     ///
     /// # Errors
-    /// When the symbol can't be entered.
+    /// The symbol cannot be inserted.
     pub(super) fn context(
         &mut self,
         symbol: [u8; 8],
@@ -77,10 +77,10 @@ impl IexCommon {
         Ok((found.index, context))
     }
 
-    /// An administrative message.
+    /// Processes an administrative message.
     ///
     /// # Errors
-    /// When a code is not of the specification, or the symbol can't be entered.
+    /// A code is not in the specification, or the symbol cannot be inserted.
     pub(super) fn admin(&mut self, message: &Admin<'_>, sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
         let mut notice = None;
         match message {
@@ -104,7 +104,7 @@ impl IexCommon {
                 });
             }
             Admin::OperationalHaltStatus(halt) => {
-                // "Not halted" is told for every security before the open: it lifts this halt and no other.
+                // IEX sends "not halted" for every security before the open. It lifts only this kind of halt.
                 let (action, is_trading) = match halt.operational_halt_status {
                     b'O' => (StatusAction::Halt, TriState::No),
                     b'N' => (StatusAction::None, TriState::NotAvailable),
@@ -164,7 +164,7 @@ impl IexCommon {
                     self.records.push(&record);
                 }
             }
-            // What DBN has no record for. They still name their instrument.
+            // Messages without a DBN record. They still map their instrument.
             Admin::RetailLiquidityIndicator(indicator) => {
                 self.context(indicator.symbol, indicator.timestamp_ns.get(), sequence)?;
             }
@@ -172,7 +172,7 @@ impl IexCommon {
                 self.context(broken.symbol, broken.timestamp_ns.get(), sequence)?;
                 notice = Some(MessageNotice::TradeBroken);
             }
-            // The transport has no end of session: this is it.
+            // The transport has no end of session; this message marks it.
             Admin::SystemEvent(event) if event.system_event == END_OF_MESSAGES => {
                 notice = Some(MessageNotice::EndOfMessages)
             }
@@ -181,29 +181,29 @@ impl IexCommon {
         Ok(ApplyOutcome { notice, ..ApplyOutcome::default() })
     }
 
-    /// Instruments that have been named.
-    pub(super) fn named(&self) -> usize {
+    /// Number of instruments in the symbol table.
+    pub(super) fn instrument_count(&self) -> usize {
         self.symbols.count()
     }
 
-    /// The symbol of a named instrument.
+    /// The symbol of an instrument.
     pub(super) fn symbol(&self, index: InstrumentIndex) -> Option<[u8; 8]> {
-        self.symbols.get(index).map(|named| named.symbol)
+        self.symbols.get(index).map(|entry| entry.symbol)
     }
 
-    /// Whichever kind a message is, it may have touched the instrument that it names.
-    pub(super) fn touched(&self, message: &[u8], note: &mut dyn FnMut(TouchedEntry)) {
+    /// Any message type may have touched its instrument.
+    pub(super) fn visit_touched(&self, message: &[u8], visit: &mut dyn FnMut(TouchedEntry)) {
         let symbol = message.get(SYMBOL_OFFSET..).and_then(|rest| rest.first_chunk().copied());
         if let Some(index) = symbol.and_then(|symbol| self.symbols.find(symbol)) {
-            note(TouchedEntry::Book(index));
+            visit(TouchedEntry::Book(index));
         }
     }
 
-    /// Names an instrument as another gateway has: in the same order, so in the same place.
+    /// Inserts an instrument of a copy, in the copy's order, so that it gets the same index.
     ///
     /// # Errors
-    /// When it would come to another place, or to none.
-    pub(super) fn restore(&mut self, index: u32, symbol: [u8; 8]) -> Result<InstrumentIndex, CopyFault> {
+    /// The instrument would get another index, or none.
+    pub(super) fn restore_instrument(&mut self, index: u32, symbol: [u8; 8]) -> Result<InstrumentIndex, CopyFault> {
         let found = self.symbols.find_or_insert(symbol).map_err(|_| CopyFault::NoRoom)?;
         let is_expected_index = found.is_new && found.index.0 == index;
         if is_expected_index { Ok(found.index) } else { Err(CopyFault::Malformed) }
@@ -218,10 +218,10 @@ impl IexCommon {
     }
 }
 
-/// Where the symbol stands in every message that names an instrument: behind type, flags and time.
+/// Offset of the symbol in every message with an instrument: after type, flags and timestamp.
 const SYMBOL_OFFSET: usize = 10;
 
-/// System event after which no message of the day follows.
+/// System event after which the day has no further message.
 const END_OF_MESSAGES: u8 = b'C';
 
 fn tri_char(state: TriState) -> core::ffi::c_char {

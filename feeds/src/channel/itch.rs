@@ -1,11 +1,11 @@
-//! Nasdaq TotalView-ITCH 5.0: messages onto books by order, books into records.
+//! Nasdaq TotalView-ITCH 5.0: applies messages to books by order and turns book changes into records.
 
 use dbn::{StatType, StatusAction, StatusReason, TriState, UNDEF_PRICE};
 
 use super::{
     ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
-    copy::{CopyExtent, CopyFault, CoreCounts, Taken, TouchedEntry},
-    feed_core::{ApplyOutcome, Fault, FeedCore, MessageNotice},
+    copy::{CopyExtent, CopyFault, CoreCounts, ReceivedCopy, TouchedEntry},
+    feed_core::{ApplyOutcome, FeedCore, InstrumentFault, MessageNotice},
 };
 use crate::{
     book::{
@@ -29,7 +29,7 @@ use crate::{
     venue::nasdaq::itch50::{self, Message},
 };
 
-/// Books, names and records of one ITCH channel.
+/// Books, symbols and records of one ITCH channel.
 #[derive(Debug)]
 pub(super) struct ItchCore<S: OrderStore> {
     books: OrderBooks<S>,
@@ -37,9 +37,9 @@ pub(super) struct ItchCore<S: OrderStore> {
     schemas: SchemaSet,
     feed: Feed,
     midnight_ns: u64,
-    /// Instruments that have been named in this session, one bit each.
-    named: BitSet,
-    /// Instruments of which consumers were told in this session that the book begins empty, one bit each.
+    /// Instruments whose symbol mapping was published in this session, one bit each.
+    mapped: BitSet,
+    /// Instruments whose clear record was published in this session, one bit each.
     cleared: BitSet,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct ItchCore<S: OrderStore> {
 const LOCATES: usize = 1 << 16;
 /// A message's time is less than this after midnight.
 const NS_PER_DAY: u64 = 86_400_000_000_000;
-/// Flag of the last record that a message made for its instrument.
+/// DBN flag of the last record that a message produced for its instrument.
 const LAST: u8 = dbn::flags::LAST;
 
 impl<S: OrderStore> ItchCore<S> {
@@ -58,7 +58,7 @@ impl<S: OrderStore> ItchCore<S> {
             schemas: config.schemas,
             feed: config.feed,
             midnight_ns: 0,
-            named: BitSet::new(LOCATES),
+            mapped: BitSet::new(LOCATES),
             cleared: BitSet::new(LOCATES),
         }
     }
@@ -71,16 +71,16 @@ impl<S: OrderStore> ItchCore<S> {
         self.wants(SchemaSet::MBP_1) || self.wants(SchemaSet::MBP_10)
     }
 
-    /// Names the instrument once a session, before its first record.
-    fn name(&mut self, context: &RecordContext, locate: InstrumentIndex, symbol: &[u8; 8]) {
-        if self.named.insert(locate.0) {
+    /// Publishes an instrument's symbol mapping once per session, before its first record.
+    fn map_symbol(&mut self, context: &RecordContext, locate: InstrumentIndex, symbol: &[u8; 8]) {
+        if self.mapped.insert(locate.0) {
             self.records.push(&context.mapping(trim(symbol)));
         }
     }
 
-    /// A book's first record of a session says that it begins empty: what a consumer still has of the session before
-    /// is gone.
-    fn mbo(&mut self, context: &RecordContext, locate: InstrumentIndex, what: &RecordEvent) {
+    /// An instrument's first record of a session clears its book, so that consumers discard the levels of the
+    /// previous session.
+    fn mbo(&mut self, context: &RecordContext, locate: InstrumentIndex, event: &RecordEvent) {
         if !self.wants(SchemaSet::MBO) {
             return;
         }
@@ -95,47 +95,53 @@ impl<S: OrderStore> ItchCore<S> {
                 flags: 0,
             }));
         }
-        self.records.push(&context.mbo(what));
+        self.records.push(&context.mbo(event));
     }
 
-    /// The shown levels as they stand.
-    fn shown(&self, locate: InstrumentIndex) -> MbpLevels {
+    /// The published levels of the current book.
+    fn mbp_levels(&self, locate: InstrumentIndex) -> MbpLevels {
         MbpLevels::of(&self.books.view(locate))
     }
 
-    /// Market by price after an event, by the change that touched shown levels.
-    fn push_depth(&mut self, context: &RecordContext, locate: InstrumentIndex, what: &RecordEvent, best_depth: u32) {
+    /// Market-by-price records of an event, for a change that touched the published levels.
+    fn push_depth(&mut self, context: &RecordContext, locate: InstrumentIndex, event: &RecordEvent, best_depth: u32) {
         if self.wants(SchemaSet::MBP_1) && best_depth == 0 {
             let top = MbpLevels::top_of(&self.books.view(locate));
-            self.records.push(&context.mbp_1(what, top));
+            self.records.push(&context.mbp_1(event, top));
         }
         if self.wants(SchemaSet::MBP_10) && is_within_mbp(best_depth) {
-            let shown = self.shown(locate);
-            self.records.push(&context.mbp_10(what, shown));
+            let mbp_levels = self.mbp_levels(locate);
+            self.records.push(&context.mbp_10(event, mbp_levels));
         }
     }
 
-    /// A trade in every schema that shows trades. `before` is the book before the trade's effect; `then` the depth of
-    /// the change that follows it in the same message, if any.
-    fn trade(&mut self, context: &RecordContext, what: &RecordEvent, before: Option<&MbpLevels>, then: Option<u32>) {
+    /// A trade in every schema with trades. `levels_before` is the book before the trade's effect. `following_depth` is the depth of
+    /// the change that follows in the same message, if any.
+    fn trade(
+        &mut self,
+        context: &RecordContext,
+        event: &RecordEvent,
+        levels_before: Option<&MbpLevels>,
+        following_depth: Option<u32>,
+    ) {
         let flags_if = |another_follows: bool| if another_follows { 0 } else { LAST };
         if self.wants(SchemaSet::TRADES) {
-            self.records.push(&context.trade(&RecordEvent { flags: LAST, ..*what }));
+            self.records.push(&context.trade(&RecordEvent { flags: LAST, ..*event }));
         }
-        let Some(before) = before else { return };
+        let Some(levels_before) = levels_before else { return };
         if self.wants(SchemaSet::MBP_1) {
-            let flags = flags_if(then == Some(0));
-            self.records.push(&context.mbp_1(&RecordEvent { flags, ..*what }, before.top()));
+            let flags = flags_if(following_depth == Some(0));
+            self.records.push(&context.mbp_1(&RecordEvent { flags, ..*event }, levels_before.top()));
         }
         if self.wants(SchemaSet::MBP_10) {
-            let flags = flags_if(then.is_some_and(is_within_mbp));
-            self.records.push(&context.mbp_10(&RecordEvent { flags, ..*what }, before.clone()));
+            let flags = flags_if(following_depth.is_some_and(is_within_mbp));
+            self.records.push(&context.mbp_10(&RecordEvent { flags, ..*event }, levels_before.clone()));
         }
     }
 
     fn add(&mut self, context: &RecordContext, message: &itch50::AddOrder) -> ApplyOutcome {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(context, locate, &message.stock);
+        self.map_symbol(context, locate, &message.stock);
         let added = self.books.add(
             locate,
             message.order_reference_number.get(),
@@ -145,17 +151,17 @@ impl<S: OrderStore> ItchCore<S> {
         );
         match added {
             Ok(change) => {
-                let what = record_event(Action::Add, &change, LAST);
-                self.mbo(context, locate, &what);
-                self.push_depth(context, locate, &what, change.depth);
+                let event = record_event(Action::Add, &change, LAST);
+                self.mbo(context, locate, &event);
+                self.push_depth(context, locate, &event, change.depth);
                 self.applied(locate, change.fault)
             }
             Err(fault) => self.applied(locate, Some(fault)),
         }
     }
 
-    /// An execution against a resting order, at its own price or (`execution_price_e9`) at another. What is not printable made
-    /// no trade that the tape would show.
+    /// An execution against a resting order, at its own price or at `execution_price_e9`. A non-printable execution
+    /// is no trade on the tape.
     fn execute(
         &mut self,
         context: &RecordContext,
@@ -165,7 +171,7 @@ impl<S: OrderStore> ItchCore<S> {
         execution_price_e9: Option<i64>,
         is_printable: bool,
     ) -> ApplyOutcome {
-        let before = (is_printable && self.wants_depth()).then(|| self.shown(locate));
+        let levels_before = (is_printable && self.wants_depth()).then(|| self.mbp_levels(locate));
         let change = match self.books.execute(locate, order_id, shares) {
             Ok(change) => change,
             Err(fault) => return self.applied(locate, Some(fault)),
@@ -180,13 +186,13 @@ impl<S: OrderStore> ItchCore<S> {
         self.mbo(context, locate, &fill);
         self.mbo(context, locate, &cancel);
         if is_printable {
-            self.trade(context, &trade, before.as_ref(), Some(change.depth));
+            self.trade(context, &trade, levels_before.as_ref(), Some(change.depth));
         }
         self.push_depth(context, locate, &cancel, change.depth);
         self.applied(locate, change.fault)
     }
 
-    fn cancelled(
+    fn apply_cancel(
         &mut self,
         context: &RecordContext,
         locate: InstrumentIndex,
@@ -194,16 +200,16 @@ impl<S: OrderStore> ItchCore<S> {
     ) -> ApplyOutcome {
         match cancelled {
             Ok(change) => {
-                let what = record_event(Action::Cancel, &change, LAST);
-                self.mbo(context, locate, &what);
-                self.push_depth(context, locate, &what, change.depth);
+                let event = record_event(Action::Cancel, &change, LAST);
+                self.mbo(context, locate, &event);
+                self.push_depth(context, locate, &event, change.depth);
                 self.applied(locate, change.fault)
             }
             Err(fault) => self.applied(locate, Some(fault)),
         }
     }
 
-    /// Cancel and add, not modify: the new order has a new id and a new place in the queue.
+    /// Cancel and add, not modify: the new order has a new id and a new queue position.
     fn replace(&mut self, context: &RecordContext, message: &itch50::OrderReplace) -> ApplyOutcome {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
         let replaced = self.books.replace(
@@ -224,7 +230,7 @@ impl<S: OrderStore> ItchCore<S> {
                 let add = record_event(Action::Add, added, LAST);
                 self.mbo(context, locate, &cancel);
                 self.mbo(context, locate, &add);
-                // One market-by-price record for the whole event, told by the half that touched the shown levels.
+                // One market-by-price record for the whole event, from the half that touched the published levels.
                 self.push_replacement_depth(context, locate, (removed, cancel), (added, add));
                 self.applied(locate, removed.fault.or(added.fault))
             }
@@ -244,39 +250,39 @@ impl<S: OrderStore> ItchCore<S> {
         (removed, cancel): (&Change, RecordEvent),
         (added, add): (&Change, RecordEvent),
     ) {
-        let event_for = |shows: fn(u32) -> bool| {
-            if shows(added.depth) {
+        let event_for = |is_visible: fn(u32) -> bool| {
+            if is_visible(added.depth) {
                 Some(add)
             } else {
-                shows(removed.depth).then_some(RecordEvent { flags: LAST, ..cancel })
+                is_visible(removed.depth).then_some(RecordEvent { flags: LAST, ..cancel })
             }
         };
         if self.wants(SchemaSet::MBP_1)
-            && let Some(what) = event_for(|depth| depth == 0)
+            && let Some(event) = event_for(|depth| depth == 0)
         {
             let top = MbpLevels::top_of(&self.books.view(locate));
-            self.records.push(&context.mbp_1(&what, top));
+            self.records.push(&context.mbp_1(&event, top));
         }
         if self.wants(SchemaSet::MBP_10)
-            && let Some(what) = event_for(is_within_mbp)
+            && let Some(event) = event_for(is_within_mbp)
         {
-            let shown = self.shown(locate);
-            self.records.push(&context.mbp_10(&what, shown));
+            let mbp_levels = self.mbp_levels(locate);
+            self.records.push(&context.mbp_10(&event, mbp_levels));
         }
     }
 
-    /// A trade without effect on the shown book: against a hidden order, or a cross.
-    fn hidden_trade(&mut self, context: &RecordContext, locate: InstrumentIndex, what: &RecordEvent) -> ApplyOutcome {
-        self.mbo(context, locate, &RecordEvent { flags: LAST, ..*what });
-        let before = self.wants_depth().then(|| self.shown(locate));
-        self.trade(context, what, before.as_ref(), None);
+    /// A trade without effect on the displayed book: against a hidden order, or a cross.
+    fn hidden_trade(&mut self, context: &RecordContext, locate: InstrumentIndex, event: &RecordEvent) -> ApplyOutcome {
+        self.mbo(context, locate, &RecordEvent { flags: LAST, ..*event });
+        let levels_before = self.wants_depth().then(|| self.mbp_levels(locate));
+        self.trade(context, event, levels_before.as_ref(), None);
         self.applied(locate, None)
     }
 
     fn applied(&self, locate: InstrumentIndex, fault: Option<BookFault>) -> ApplyOutcome {
         ApplyOutcome {
             suspect: self.books.view(locate).is_suspect(),
-            fault: fault.map(|kind| Fault { kind, instrument: locate }),
+            fault: fault.map(|kind| InstrumentFault { kind, instrument: locate }),
             ..ApplyOutcome::default()
         }
     }
@@ -296,7 +302,7 @@ impl<S: OrderStore> ItchCore<S> {
     ) -> Result<ApplyOutcome, DropReason> {
         let state = status::nasdaq_trading_state(message.trading_state).ok_or(DropReason::FieldInvalid)?;
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(context, locate, &message.stock);
+        self.map_symbol(context, locate, &message.stock);
         // While trading is halted, orders that cross may rest until the auction.
         self.books.set_cross_check(locate, state.is_trading == TriState::Yes);
         self.status(context, |record| {
@@ -310,7 +316,7 @@ impl<S: OrderStore> ItchCore<S> {
 
     fn directory(&mut self, context: &RecordContext, message: &itch50::StockDirectory) {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(context, locate, &message.stock);
+        self.map_symbol(context, locate, &message.stock);
         if self.wants(SchemaSet::DEFINITION) {
             let mut definition = context.definition(trim(&message.stock), exchange(self.feed));
             definition.min_lot_size_round_lot = i32::try_from(message.round_lot_size.get()).unwrap_or(i32::MAX);
@@ -338,7 +344,7 @@ impl<S: OrderStore> ItchCore<S> {
             _ => b'N',
         }
         .cast_signed();
-        // A blank indicator is one that cannot be calculated.
+        // A blank indicator cannot be calculated.
         let indicator = message.price_variation_indicator;
         record.significant_imbalance = if indicator == b' ' { b'~' } else { indicator }.cast_signed();
         self.records.push(&record);
@@ -354,14 +360,14 @@ impl<S: OrderStore> ItchCore<S> {
 
     fn cross(&mut self, context: &RecordContext, message: &itch50::CrossTrade) -> ApplyOutcome {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(context, locate, &message.stock);
+        self.map_symbol(context, locate, &message.stock);
         let shares = message.shares.get();
-        // A cross in which nothing matched is reported with zero shares.
+        // A cross without matched orders is reported with zero shares.
         if shares == 0 {
             return ApplyOutcome::default();
         }
         let price_e9 = e9_from_e4(i64::from(message.cross_price_e4.get()));
-        let what = RecordEvent {
+        let event = RecordEvent {
             action: Action::Trade,
             side: None,
             price_e9,
@@ -370,7 +376,7 @@ impl<S: OrderStore> ItchCore<S> {
             depth: 0,
             flags: 0,
         };
-        let applied = self.hidden_trade(context, locate, &what);
+        let applied = self.hidden_trade(context, locate, &event);
         if self.wants(SchemaSet::STATISTICS) {
             let stat_type = match message.cross_type {
                 b'O' => StatType::OpeningPrice,
@@ -385,14 +391,14 @@ impl<S: OrderStore> ItchCore<S> {
 
     fn non_cross_trade(&mut self, context: &RecordContext, message: &itch50::NonCrossTrade) -> ApplyOutcome {
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
-        self.name(context, locate, &message.stock);
+        self.map_symbol(context, locate, &message.stock);
         let shares = message.shares.get();
         if shares == 0 {
             return ApplyOutcome::default();
         }
-        let what = RecordEvent {
+        let event = RecordEvent {
             action: Action::Trade,
-            // Since 2014-07-14 the field is 'B' whatever the hidden order was, so only 'S' tells anything.
+            // Since 2014-07-14 the field is always 'B' for hidden orders, so only 'S' carries information.
             side: (message.buy_sell_indicator == b'S').then_some(Side::Bid),
             price_e9: e9_from_e4(i64::from(message.price_e4.get())),
             size: shares,
@@ -400,12 +406,12 @@ impl<S: OrderStore> ItchCore<S> {
             depth: 0,
             flags: 0,
         };
-        self.hidden_trade(context, locate, &what)
+        self.hidden_trade(context, locate, &event)
     }
 
-    /// A short message by stock symbol: it names the instrument, whatever else it says.
+    /// A short message by stock symbol. It publishes the instrument's mapping if necessary.
     fn map_symbol_of(&mut self, context: &RecordContext, locate: u16, symbol: &[u8; 8]) {
-        self.name(context, InstrumentIndex(u32::from(locate)), symbol);
+        self.map_symbol(context, InstrumentIndex(u32::from(locate)), symbol);
     }
 }
 
@@ -415,13 +421,13 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
     fn begin_session(&mut self, session: Session) {
         self.midnight_ns = session.date.midnight_new_york().0;
         self.books.clear();
-        self.named.clear();
+        self.mapped.clear();
         self.cleared.clear();
     }
 
     fn prefetch(&self, message: &[u8]) {
-        if let Some(touched) = itch50::touches(message) {
-            // The longest way off, so first.
+        if let Some(touched) = itch50::target_of(message) {
+            // The symbol lookup takes longest, so it is prefetched first.
             if let Some(order_id) = touched.order_reference_number {
                 self.books.prefetch_order(order_id);
             }
@@ -432,8 +438,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
     fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<ApplyOutcome, DropReason> {
         self.records.clear();
         let message = Message::parse(message).inspect_err(|reason| {
-            // A message that a book should have had is missing now. An unknown type, by the specification, is one that
-            // receivers may ignore.
+            // The books may now lack this message. By the specification, receivers may ignore unknown types.
             if *reason != DropReason::MessageTypeUnknown {
                 self.books.mark_all_suspect();
             }
@@ -475,11 +480,11 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
             Message::OrderCancel(cancel) => {
                 let order_id = cancel.order_reference_number.get();
                 let cancelled = self.books.reduce(locate, order_id, cancel.cancelled_shares.get());
-                self.cancelled(&context, locate, cancelled)
+                self.apply_cancel(&context, locate, cancelled)
             }
             Message::OrderDelete(delete) => {
                 let cancelled = self.books.delete(locate, delete.order_reference_number.get());
-                self.cancelled(&context, locate, cancelled)
+                self.apply_cancel(&context, locate, cancelled)
             }
             Message::OrderReplace(replace) => self.replace(&context, replace),
             Message::NonCrossTrade(trade) => self.non_cross_trade(&context, trade),
@@ -509,7 +514,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
                     _ => return Err(DropReason::FieldInvalid),
                 };
                 self.map_symbol_of(&context, stock_locate, &halt.stock);
-                // A halt of one of Nasdaq's other markets says nothing about this one.
+                // A halt on another of Nasdaq's markets does not affect this one.
                 if halt.market_code == market_code(self.feed) {
                     self.status(&context, |record| {
                         record.action = action as u16;
@@ -563,7 +568,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
                 self.imbalance(&context, imbalance);
                 ApplyOutcome::default()
             }
-            // What DBN has no record for.
+            // Messages without a DBN record.
             Message::BrokenTrade(_) => {
                 ApplyOutcome { notice: Some(MessageNotice::TradeBroken), ..ApplyOutcome::default() }
             }
@@ -610,11 +615,11 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.books.memory_bytes() + self.named.bytes() + self.cleared.bytes()
+        self.books.memory_bytes() + self.mapped.bytes() + self.cleared.bytes()
     }
 
     fn copy_extent(&self) -> CopyExtent {
-        CopyExtent { books: LOCATES, orders: self.books.places() }
+        CopyExtent { books: LOCATES, orders: self.books.slot_count() }
     }
 
     fn order_in_slot(&self, place: usize) -> Option<OrderView> {
@@ -625,21 +630,21 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
         self.books.order(order_id)
     }
 
-    /// One byte: named, cleared, then the book's marks.
+    /// One byte: mapped, cleared, then the book's marks.
     fn write_book(&self, locate: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault> {
-        let (named, cleared) = (self.named.contains(locate.0), self.cleared.contains(locate.0));
-        let bits = u8::from(named) | u8::from(cleared) << 1 | self.books.marks(locate).to_bits() << 2;
+        let (mapped, cleared) = (self.mapped.contains(locate.0), self.cleared.contains(locate.0));
+        let bits = u8::from(mapped) | u8::from(cleared) << 1 | self.books.marks(locate).to_bits() << 2;
         if bits != 0 {
             out.push(bits);
         }
         Ok(())
     }
 
-    fn touched(&self, message: &[u8], note: &mut dyn FnMut(TouchedEntry)) {
-        let Some(touched) = itch50::touches(message) else { return };
-        note(TouchedEntry::Book(InstrumentIndex(u32::from(touched.stock_locate))));
-        for order_id in touched.order_reference_number.into_iter().chain(itch50::replacement(message)) {
-            note(TouchedEntry::Order(order_id));
+    fn visit_touched(&self, message: &[u8], visit: &mut dyn FnMut(TouchedEntry)) {
+        let Some(touched) = itch50::target_of(message) else { return };
+        visit(TouchedEntry::Book(InstrumentIndex(u32::from(touched.stock_locate))));
+        for order_id in touched.order_reference_number.into_iter().chain(itch50::replacement_order_id(message)) {
+            visit(TouchedEntry::Order(order_id));
         }
     }
 
@@ -653,23 +658,23 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
         }
     }
 
-    fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault> {
+    fn restore(&mut self, session: Session, received: &ReceivedCopy) -> Result<(), CopyFault> {
         self.begin_session(session);
-        for order in taken.orders_by_priority() {
-            if order.priority >= taken.counts.priority_next {
+        for order in received.orders_by_priority() {
+            if order.priority >= received.counts.priority_next {
                 return Err(CopyFault::Malformed);
             }
             self.books.restore_order(&order).map_err(|_| CopyFault::NoRoom)?;
         }
-        self.books.set_priority_next(taken.counts.priority_next);
-        for (locate, body) in &taken.books {
+        self.books.set_priority_next(received.counts.priority_next);
+        for (locate, body) in &received.books {
             let bits = match body.as_slice() {
                 [] => 0,
                 [bits @ 0..=0x1f] => *bits,
                 _ => return Err(CopyFault::Malformed),
             };
             if bits & 1 != 0 {
-                self.named.insert(*locate);
+                self.mapped.insert(*locate);
             }
             if bits & 2 != 0 {
                 self.cleared.insert(*locate);
@@ -680,7 +685,7 @@ impl<S: OrderStore> FeedCore for ItchCore<S> {
     }
 }
 
-/// One bit for each of a fixed number of members.
+/// A bit set over a fixed number of members.
 #[derive(Debug)]
 struct BitSet(Vec<u64>);
 
@@ -689,7 +694,7 @@ impl BitSet {
         Self(vec![0; members.div_ceil(64)])
     }
 
-    /// Puts `member` in; whether it was not in before. What lies beyond the set never is.
+    /// Inserts `member`. Returns whether it was absent; a member beyond the set never is.
     fn insert(&mut self, member: u32) -> bool {
         let Some(word) = self.0.get_mut((member / 64) as usize) else { return false };
         let bit = 1 << (member % 64);
@@ -727,7 +732,7 @@ fn record_event(action: Action, change: &Change, flags: u8) -> RecordEvent {
     }
 }
 
-/// Parsing admits `B` and `S` alone.
+/// Parsing admits only `B` and `S`.
 fn side_of(buy_sell_indicator: u8) -> Side {
     if buy_sell_indicator == b'B' { Side::Bid } else { Side::Ask }
 }
@@ -744,7 +749,7 @@ fn exchange(feed: Feed) -> &'static str {
     }
 }
 
-/// How the Operational Halt message names the market of a feed.
+/// The market code of a feed in the Operational Halt message.
 fn market_code(feed: Feed) -> u8 {
     match feed {
         Feed::BxItch => b'B',

@@ -1,11 +1,11 @@
-//! Delivered messages, into frames.
+//! Turns delivered messages into frames.
 
 use zerocopy::IntoBytes as _;
 
 use super::{
     ChannelCounters,
     feed_core::{ApplyOutcome, FeedCore, MessageNotice},
-    rejected_packets::{RejectedPackets, Why},
+    rejected_packets::{RejectedPackets, RejectionKind},
 };
 use crate::{
     consumer_edge::TsRecvMode,
@@ -16,12 +16,12 @@ use crate::{
     transport::Transport,
 };
 
-/// The part of a channel that works on delivered messages.
+/// The part of a channel that processes delivered messages.
 pub(super) struct MessageProcessor<'c, C> {
     pub(super) core: &'c mut C,
     pub(super) counters: &'c mut ChannelCounters,
     pub(super) drops: &'c mut DropCounts,
-    pub(super) evidence: &'c mut RejectedPackets,
+    pub(super) rejected_packets: &'c mut RejectedPackets,
     pub(super) ts_recv: TsRecvMode,
     /// Input of this session was missed.
     pub(super) has_missed_input: bool,
@@ -29,8 +29,8 @@ pub(super) struct MessageProcessor<'c, C> {
 }
 
 impl<C: FeedCore> MessageProcessor<'_, C> {
-    /// Two passes over the packet: the first asks the memory for what the second will touch. False where a message could not
-    /// be understood that a book should have had.
+    /// Two passes over the packet: the first prefetches the memory that the second will touch. Returns `false` if a
+    /// message that a book may depend on could not be decoded.
     #[allow(clippy::too_many_arguments, reason = "the fields of one delivery")]
     pub(super) fn packet<S: FrameSink>(
         &mut self,
@@ -42,20 +42,21 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
         send_time: Option<UnixNs>,
         sink: &mut S,
     ) -> bool {
-        let mut ahead = block;
-        while let Some(message) = C::Transport::next_message(&mut ahead) {
+        let mut lookahead = block;
+        while let Some(message) = C::Transport::next_message(&mut lookahead) {
             self.core.prefetch(message);
         }
         let mut rest = block;
         let (mut sequence, mut is_all_understood) = (first, true);
         while sequence < until {
             let Some(message) = C::Transport::next_message(&mut rest) else {
-                // A block shorter than its range: what it lacks must not pass for messages that say nothing.
+                // The block is shorter than its range. The missing messages must not count as messages without
+                // output.
                 self.drops.count(DropReason::MessageTruncated);
                 self.core.on_gap();
                 let missing_first = sequence.max(from);
                 let body = GapBody { first: missing_first.0.into(), next: until.0.into() };
-                sink.frame(&FrameMeta::own(FrameKind::Gap, missing_first, until), 0, body.as_bytes());
+                sink.frame(&FrameMeta::control(FrameKind::Gap, missing_first, until), 0, body.as_bytes());
                 return false;
             };
             if sequence >= from {
@@ -81,7 +82,7 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
             Err(reason) => {
                 self.counters.messages_refused += 1;
                 self.drops.count(reason);
-                self.evidence.keep(Why::Refused(reason), sequence, ts_recv, block);
+                self.rejected_packets.add(RejectionKind::Refused(reason), sequence, ts_recv, block);
                 if reason == DropReason::MessageTypeUnknown {
                     return true;
                 }
@@ -89,7 +90,7 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
             }
         };
         if let Some(fault) = applied.fault {
-            self.evidence.keep(Why::Contradicted(fault), sequence, ts_recv, block);
+            self.rejected_packets.add(RejectionKind::Contradicted(fault), sequence, ts_recv, block);
         }
         match applied.notice {
             None => {}
@@ -98,8 +99,8 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
         }
         let records = self.core.records();
         let (count, bytes) = if is_understood { (records.count(), records.bytes()) } else { (0, &[][..]) };
-        // What a book could not take is told without a record, as suspect: whoever leads next may have sound books, and would
-        // go on behind it as if it had meant nothing.
+        // A message that a book rejected is published as a suspect frame without records. The next leader may have
+        // sound books, and without this frame it would continue as if the message had no effect.
         if count == 0 && is_understood && applied.fault.is_none() {
             return true;
         }
@@ -109,7 +110,8 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
             TsRecvMode::Capture => (ts_recv, delta_ns(ts_recv, send_time.map_or(applied.ts_event, |sent| sent.0))),
             TsRecvMode::None => (UnixNs::UNDEFINED, 0),
         };
-        // What was missed may have named the instrument that this message names: with all of the input it would not.
+        // The missed input may already have mapped the instrument that this message maps. With complete input this
+        // record would not exist, so the frame is suspect.
         let is_suspect = applied.suspect || self.has_missed_input && records.begin_with_mapping();
         let meta = FrameMeta {
             sequence,
@@ -124,7 +126,7 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
     }
 }
 
-/// `ts_recv - sent`, clamped to what the record holds.
+/// `ts_recv - sent`, clamped to the range of the record's field.
 fn delta_ns(ts_recv: UnixNs, sent: u64) -> i32 {
     let delta = i128::from(ts_recv.0) - i128::from(sent);
     i32::try_from(delta).unwrap_or(if delta < 0 { i32::MIN } else { i32::MAX })

@@ -1,45 +1,45 @@
-//! The packets that broke something: kept so that a person can look at them.
+//! Samples of rejected packets, kept for diagnosis.
 
-use super::feed_core::Fault;
+use super::feed_core::InstrumentFault;
 use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs};
 
-/// The first packets of a channel that contradicted a book or could not be understood. Bounded, allocated once; what
-/// comes after it is full is only counted, since what broke first explains the rest.
+/// The first packets of a channel that contradicted a book or could not be decoded. Bounded and allocated once. When
+/// it is full, further packets are only counted, since the first failures explain the rest.
 #[derive(Debug)]
 pub(super) struct RejectedPackets {
-    kept: Vec<RejectedPacket>,
+    packets: Vec<RejectedPacket>,
     used: usize,
 }
 
-/// One packet that broke something.
+/// A packet that could not be decoded or that contradicted a book.
 #[derive(Clone, Debug)]
 pub struct RejectedPacket {
-    /// What went wrong, and where.
-    pub broken: Rejection,
+    /// The reason and the message.
+    pub rejection: Rejection,
     bytes: Vec<u8>,
 }
 
-/// What went wrong, and where.
+/// RejectionKind a packet was rejected, and which message caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// Why.
-    pub why: Why,
-    /// The message; 0 where the whole datagram was refused.
+    /// The reason.
+    pub kind: RejectionKind,
+    /// Sequence of the message; 0 where the whole datagram was rejected.
     pub sequence: Sequence,
     /// When the packet was received.
     pub ts_recv: UnixNs,
 }
 
-/// Why a packet was kept.
+/// RejectionKind a packet was packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// It could not be understood.
+pub enum RejectionKind {
+    /// It could not be decoded.
     Refused(DropReason),
     /// It contradicted a book.
-    Contradicted(Fault),
+    Contradicted(InstrumentFault),
 }
 
-impl Why {
+impl RejectionKind {
     fn is_same_kind(self, other: Self) -> bool {
         match (self, other) {
             (Self::Refused(reason), Self::Refused(other)) => reason == other,
@@ -50,7 +50,7 @@ impl Why {
 }
 
 impl RejectedPacket {
-    /// The packet: the whole datagram where it was refused as one, else its messages with their lengths.
+    /// The bytes: the whole datagram where it was rejected as such, else its message block with length prefixes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -58,41 +58,41 @@ impl RejectedPacket {
 }
 
 impl RejectedPackets {
-    /// Packets kept.
+    /// Most packets packets.
     const PACKETS_MAX: usize = 16;
-    /// Of these, packets that broke in one and the same way: a message type that the venue added must not take the room
-    /// of what contradicts a book.
+    /// Most packets kept of one kind. A message type added by the venue must not use up the room for packets that
+    /// contradict a book.
     const PACKETS_PER_KIND_MAX: usize = 4;
-    /// Bytes kept of each: a whole Ethernet payload.
+    /// Bytes kept of each packet: a full Ethernet payload.
     const PACKET_BYTES_MAX: usize = 2048;
 
     pub(super) fn new() -> Self {
         let empty = RejectedPacket {
-            broken: Rejection {
-                why: Why::Refused(DropReason::FieldInvalid),
+            rejection: Rejection {
+                kind: RejectionKind::Refused(DropReason::FieldInvalid),
                 sequence: Sequence(0),
                 ts_recv: UnixNs(0),
             },
             bytes: Vec::new(),
         };
-        let mut kept = vec![empty; Self::PACKETS_MAX];
-        for evidence in &mut kept {
-            evidence.bytes.reserve_exact(Self::PACKET_BYTES_MAX);
+        let mut packets = vec![empty; Self::PACKETS_MAX];
+        for packet in &mut packets {
+            packet.bytes.reserve_exact(Self::PACKET_BYTES_MAX);
         }
-        Self { kept, used: 0 }
+        Self { packets, used: 0 }
     }
 
-    pub(super) fn keep(&mut self, why: Why, sequence: Sequence, ts_recv: UnixNs, packet: &[u8]) {
-        if self.iter().filter(|evidence| evidence.broken.why.is_same_kind(why)).count() >= Self::PACKETS_PER_KIND_MAX {
+    pub(super) fn add(&mut self, kind: RejectionKind, sequence: Sequence, ts_recv: UnixNs, bytes: &[u8]) {
+        if self.iter().filter(|packet| packet.rejection.kind.is_same_kind(kind)).count() >= Self::PACKETS_PER_KIND_MAX {
             return;
         }
-        let Some(evidence) = self.kept.get_mut(self.used) else { return };
+        let Some(packet) = self.packets.get_mut(self.used) else { return };
         self.used += 1;
-        evidence.broken = Rejection { why, sequence, ts_recv };
-        evidence.bytes.extend_from_slice(packet.get(..Self::PACKET_BYTES_MAX).unwrap_or(packet));
+        packet.rejection = Rejection { kind, sequence, ts_recv };
+        packet.bytes.extend_from_slice(bytes.get(..Self::PACKET_BYTES_MAX).unwrap_or(bytes));
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &RejectedPacket> {
-        self.kept.iter().take(self.used)
+        self.packets.iter().take(self.used)
     }
 }

@@ -1,4 +1,4 @@
-//! What a channel can publish.
+//! The schemas that a channel can publish.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use dbn::enums::rtype;
 
 use crate::identity::Feed;
 
-/// What a channel can publish, a bit set of DBN schemas.
+/// A bit set of DBN schemas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchemaSet(pub u16);
 
@@ -40,7 +40,7 @@ impl SchemaSet {
         (Self::STATISTICS, "statistics"),
     ];
 
-    /// What a channel of that feed publishes unless it is configured.
+    /// Default schemas of a feed.
     #[must_use]
     pub fn default_for(feed: Feed) -> Self {
         match feed {
@@ -52,7 +52,7 @@ impl SchemaSet {
         }
     }
 
-    /// What a channel of that feed can publish: whatever its messages tell enough for.
+    /// All schemas for which the feed's messages carry enough data.
     #[must_use]
     pub fn of_feed(feed: Feed) -> Self {
         let all = Self::NAMES.into_iter().fold(Self::default(), |all, (schema, _)| all.with(schema));
@@ -65,7 +65,7 @@ impl SchemaSet {
         }
     }
 
-    /// The schema of that name.
+    /// The schema with that name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.into_iter().find(|(_, known)| *known == name).map(|(schema, _)| schema)
@@ -93,13 +93,13 @@ impl SchemaSet {
         Self(self.0 | other.0)
     }
 
-    /// What is in here and not in `other`.
+    /// The schemas of this set that are not in `other`.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Whether all of `other` is in here.
+    /// Whether this set contains all of `other`.
     #[must_use]
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0

@@ -1,7 +1,7 @@
-//! Which numbering a packet belongs to.
+//! Assigns packets to sessions. A session is one numbering of the venue, which begins at sequence 1.
 //!
-//! Venues name their sessions in their own ways (MoldUDP64: ten characters; IEX: a number that stays the same when the
-//! numbering restarts). Here each becomes a [`Session`]: feed, trading date, restart count.
+//! Venues name their sessions in different ways (MoldUDP64: ten characters; IEX: a number that stays the same when
+//! the venue restarts at 1). Here each becomes a [`Session`]: feed, trading date, restart count.
 
 use super::copy::{CopyFault, FieldReader};
 use crate::{
@@ -10,82 +10,85 @@ use crate::{
     transport::{Packet, PacketKind, VenueSession},
 };
 
-/// Follows the sessions of one channel.
+/// Tracks the sessions of one channel.
 #[derive(Clone, Debug)]
 pub struct SessionTracker {
     feed: Feed,
     date: Option<TradingDate>,
-    current: Option<Numbering>,
-    /// Sessions that ended a short while ago: a slow line may still bring their packets.
-    ended: [Option<VenueSession>; 4],
+    current: Option<SessionNumbering>,
+    /// Sessions that ended recently: a slow line may still deliver their packets.
+    recently_ended: [Option<VenueSession>; 4],
     recently_ended_next: usize,
-    /// The newest sending time of the packets that stand at the very start of the current numbering.
+    /// Newest send time of the packets at the very start of the current session.
     restart_marker_latest: UnixNs,
-    /// Packets in a row that continue each other far behind what is expected, though sent long after it.
-    behind: Option<(Sequence, u8)>,
-    /// A session that nobody announced.
+    /// Run of consecutive packets far behind the expected sequence although sent long after it: next sequence and
+    /// packet count. They suggest a restart whose first packets were lost.
+    restart_candidate: Option<(Sequence, u8)>,
+    /// A session whose start is not confirmed yet.
     unconfirmed: Option<UnconfirmedSession>,
-    /// When the current numbering was heard last.
-    heard: UnixNs,
-    /// The venue has said that the current session ends, and sent nothing of it since.
+    /// Receive time of the latest packet of the current session.
+    last_received: UnixNs,
+    /// The venue has announced the end of the current session and sent no messages of it since.
     has_ended: bool,
 }
 
-/// A session that is not believed yet.
+/// A session that is not confirmed yet.
 #[derive(Clone, Copy, Debug)]
 struct UnconfirmedSession {
     session: VenueSession,
-    /// Packets of it, and how many it takes.
-    seen: u8,
+    /// Packets received of it, and packets needed to confirm it.
+    packets_received: u8,
     packets_needed: u8,
-    /// When the first one came.
+    /// Receive time of its first packet.
     since: UnixNs,
-    /// The venue's sending time of it.
+    /// Send time of its first packet.
     started: UnixNs,
 }
 
-/// How many packets in a row make a session credible that doesn't begin at its beginning: a single forged or damaged
-/// packet must not end the one that runs.
+/// Consecutive packets that confirm a session joined in the middle. A single forged or damaged packet must not end
+/// the running session.
 const MID_SESSION_CONFIRMATIONS: u8 = 3;
-/// The same for one that begins at its beginning while another one runs, within [`SESSION_SILENCE_NS_MIN`]: two lines bring it at once.
-/// Not in a row: the slower line may still bring the old one's.
+/// Packets within [`SESSION_SILENCE_NS_MIN`] that confirm a session received from its start while another one runs:
+/// two lines deliver two at once. They need not be consecutive, since the slower line may still deliver the old
+/// session.
 const SESSION_START_CONFIRMATIONS: u8 = 2;
-/// A session of which nothing was heard for so long, ns, runs no longer: venues send heartbeats every second.
+/// Silence after which a session counts as over, ns: venues send heartbeats every second.
 const SESSION_SILENCE_NS_MIN: u64 = 1_000_000_000;
-/// How much later than everything before a packet with old numbers was sent, ns, to be of a numbering whose start was
-/// missed: more than any line's delay.
+/// Minimum delay, ns, between the newest send time and a packet with old sequences that marks a missed restart. It
+/// exceeds any line's delay.
 const MISSED_RESTART_NS_MIN: u64 = 1_000_000_000;
-/// How much newer than the start of a numbering the start of the next one is at the least, ns: more than lies between
-/// the sending times of two lines' copies of one packet.
+/// Minimum difference, ns, between the start times of two consecutive sessions. It exceeds the send time difference
+/// of two lines' copies of one packet.
 const RESTART_NS_MIN: u64 = 1_000_000;
 
-/// One numbering and how its packets are known. Kept in the gateway's state file, so that a restarted gateway goes on
-/// with the same restart count.
+/// One session and what identifies its packets. The gateway keeps it in its state file, so that a restarted gateway
+/// continues with the same restart count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Numbering {
-    /// Its name in our output.
+pub struct SessionNumbering {
+    /// The session's name in our output.
     pub session: Session,
-    /// Its name at the venue.
+    /// The session's name at the venue.
     pub venue: VenueSession,
-    /// The venue's sending time of its first packet, where packets tell it. Older packets belong to the numbering before.
+    /// Send time of its first packet, where the transport has send times. Older packets belong to the previous
+    /// session.
     pub started: UnixNs,
-    /// The newest sending time seen.
+    /// Newest send time received.
     pub latest: UnixNs,
-    /// Whether a message of it has come. A venue that stands at the beginning of a numbering without messages can't begin
-    /// it again.
+    /// Whether a message of it was received. A venue at the beginning of a session without messages cannot restart
+    /// it.
     pub has_messages: bool,
 }
 
-/// What a packet belongs to.
+/// Which session a packet belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionMatch {
-    /// The current numbering.
+    /// The current session.
     Current,
-    /// A new one, which is current from here on.
+    /// A new session, which is current from here on.
     New(Session),
-    /// One that has ended.
+    /// A session that has ended.
     Ended,
-    /// One that only further packets would make credible.
+    /// A session that only further packets confirm.
     Unconfirmed,
 }
 
@@ -94,86 +97,89 @@ impl UnconfirmedSession {
         self.packets_needed == SESSION_START_CONFIRMATIONS
     }
 
-    /// A beginner's second packet comes soon.
+    /// A session start is confirmed by a second packet soon after the first, or not at all.
     fn is_expired(&self, now: UnixNs) -> bool {
         self.is_session_start() && now.0 >= self.since.0.saturating_add(SESSION_SILENCE_NS_MIN)
     }
 }
 
 impl SessionTracker {
-    /// `date` overrides what the input tells; `resume` is the numbering that was current when the gateway last ran.
+    /// `date` overrides the date taken from the input; `resume` is the session that was current when the gateway last
+    /// ran.
     #[must_use]
-    pub fn new(feed: Feed, date: Option<TradingDate>, resume: Option<Numbering>) -> Self {
+    pub fn new(feed: Feed, date: Option<TradingDate>, resume: Option<SessionNumbering>) -> Self {
         Self {
             feed,
             date,
             current: resume,
-            ended: [None; 4],
+            recently_ended: [None; 4],
             recently_ended_next: 0,
-            // Copies of the packet that was the newest differ a little in their sending times.
+            // Copies of the newest packet differ slightly in their send times.
             restart_marker_latest: resume.map_or(UnixNs(0), |resumed| resumed.latest),
-            behind: None,
+            restart_candidate: None,
             unconfirmed: None,
-            heard: UnixNs(0),
+            last_received: UnixNs(0),
             has_ended: false,
         }
     }
 
-    /// Writes what is known of numberings, for a copy; false where there is none.
+    /// Writes the session state for a copy; `false` where no session has begun.
     pub(super) fn write(&self, out: &mut Vec<u8>) -> bool {
-        let Some(Numbering { session, venue, started, latest, has_messages }) = self.current else { return false };
+        let Some(SessionNumbering { session, venue, started, latest, has_messages }) = self.current else {
+            return false;
+        };
         out.extend(session.to_bytes());
         out.extend(venue.0);
         out.extend(started.0.to_le_bytes());
         out.extend(latest.0.to_le_bytes());
         out.push(has_messages.into());
-        for ended in self.ended {
+        for ended in self.recently_ended {
             out.push(ended.is_some().into());
             out.extend(ended.unwrap_or_default().0);
         }
         out.extend(u8::try_from(self.recently_ended_next).unwrap_or(0).to_le_bytes());
         out.extend(self.restart_marker_latest.0.to_le_bytes());
-        out.extend(self.heard.0.to_le_bytes());
+        out.extend(self.last_received.0.to_le_bytes());
         out.push(self.has_ended.into());
         true
     }
 
-    /// Knows what another one has written; packets that are still in doubt there count for nothing here.
+    /// Restores what another tracker has written. Packets unconfirmed there do not count here.
     ///
     /// # Errors
-    /// Where that can't be, or is of another feed or day.
+    /// [`CopyFault`]: the bytes are invalid, or belong to another feed or date.
     pub(super) fn restore(&mut self, rest: &mut FieldReader<'_>) -> Result<Session, CopyFault> {
         let session = rest.session()?;
         if session.feed != self.feed || self.date.is_some_and(|date| date != session.date) {
-            return Err(CopyFault::Another);
+            return Err(CopyFault::Mismatch);
         }
         let (venue, started, latest) = (rest.venue_session()?, rest.unix_ns()?, rest.unix_ns()?);
-        self.current = Some(Numbering { session, venue, started, latest, has_messages: rest.flag()? });
-        for ended in &mut self.ended {
+        self.current = Some(SessionNumbering { session, venue, started, latest, has_messages: rest.flag()? });
+        for ended in &mut self.recently_ended {
             let (is_some, venue) = (rest.flag()?, rest.venue_session()?);
             *ended = is_some.then_some(venue);
         }
         self.recently_ended_next = usize::from(rest.u8()?);
-        if self.recently_ended_next >= self.ended.len() {
+        if self.recently_ended_next >= self.recently_ended.len() {
             return Err(CopyFault::Malformed);
         }
-        (self.restart_marker_latest, self.heard) = (rest.unix_ns()?, rest.unix_ns()?);
+        (self.restart_marker_latest, self.last_received) = (rest.unix_ns()?, rest.unix_ns()?);
         self.has_ended = rest.flag()?;
         Ok(session)
     }
 
-    /// The current numbering.
+    /// The current session.
     #[must_use]
-    pub fn current(&self) -> Option<&Numbering> {
+    pub fn current(&self) -> Option<&SessionNumbering> {
         self.current.as_ref()
     }
 
-    /// The venue has said that the current session is over.
+    /// The venue has announced the end of the current session.
     pub fn end(&mut self) {
         self.has_ended = true;
     }
 
-    /// Whether `packet` would begin a new numbering while another one runs. Changes nothing.
+    /// Whether `packet` would begin a new session while another one runs. Changes nothing.
     #[must_use]
     pub fn would_begin_session(&self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> bool {
         let mut trial = self.clone();
@@ -181,16 +187,16 @@ impl SessionTracker {
         matches!(trial.classify(packet, ts_recv, expected), SessionMatch::New(session) if Some(session) != running)
     }
 
-    /// Says what `packet` belongs to. `expected` is the next sequence of the current numbering, once one of its
-    /// packets has come in this run.
+    /// Returns which session `packet` belongs to. `expected` is the next sequence of the current session, once this
+    /// run has received one of its packets.
     pub fn classify(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> SessionMatch {
         let sent = packet.send_time.unwrap_or_default();
         let Some(current) = &mut self.current else { return self.begin(packet, ts_recv, sent, 0) };
         if current.venue != packet.session {
-            if self.ended.contains(&Some(packet.session)) {
+            if self.recently_ended.contains(&Some(packet.session)) {
                 return SessionMatch::Ended;
             }
-            let is_over = self.has_ended || ts_recv.0 >= self.heard.0.saturating_add(SESSION_SILENCE_NS_MIN);
+            let is_over = self.has_ended || ts_recv.0 >= self.last_received.0.saturating_add(SESSION_SILENCE_NS_MIN);
             let is_confirmed = expected.is_none() || packet.first <= Sequence(1) && is_over;
             if !is_confirmed && !self.confirm_session(packet, ts_recv) {
                 return SessionMatch::Unconfirmed;
@@ -199,15 +205,15 @@ impl SessionTracker {
         }
         self.unconfirmed =
             self.unconfirmed.filter(|unconfirmed| unconfirmed.is_session_start() && !unconfirmed.is_expired(ts_recv));
-        self.heard = self.heard.max(ts_recv);
+        self.last_received = self.last_received.max(ts_recv);
         let is_beyond = expected.is_some_and(|expected| packet.next() > expected);
         match packet.kind {
             PacketKind::EndOfSession => self.has_ended = true,
             PacketKind::Messages if is_beyond => self.has_ended = false,
             PacketKind::Messages | PacketKind::Heartbeat => {}
         }
-        // IEX keeps its session id and starts again at sequence 1, stream offset 0, with a newer sending time. A resumed
-        // numbering has no expected sequence yet, but it is known whether it had got beyond 1.
+        // IEX keeps its session id and starts again at sequence 1, stream offset 0, with a newer send time. A resumed
+        // session has no expected sequence yet, but `has_messages` records whether it was beyond 1.
         current.has_messages |= expected.is_some_and(|expected| expected > Sequence(1));
         let is_newer = sent > current.latest && sent.0 > self.restart_marker_latest.0.saturating_add(RESTART_NS_MIN);
         if packet.restart_marker && current.has_messages && is_newer {
@@ -216,29 +222,30 @@ impl SessionTracker {
         if sent < current.started {
             return SessionMatch::Ended;
         }
-        // A copy is sent when its original is. Who sends old numbers much later has begun again, and we missed the start.
+        // A line sends a copy at about the time of the original. Old sequences with a much newer send time mean a
+        // restart whose start was missed.
         let is_behind = packet.send_time.is_some() && expected.is_some_and(|expected| packet.next() < expected);
         if is_behind && sent.0 > current.latest.0.saturating_add(MISSED_RESTART_NS_MIN) {
-            let seen = match self.behind {
-                Some((next, seen)) if next == packet.first => seen + 1,
+            let packets_received = match self.restart_candidate {
+                Some((next, count)) if next == packet.first => count + 1,
                 _ => 1,
             };
-            self.behind = Some((packet.next(), seen));
-            if seen >= MID_SESSION_CONFIRMATIONS {
+            self.restart_candidate = Some((packet.next(), packets_received));
+            if packets_received >= MID_SESSION_CONFIRMATIONS {
                 return self.switch_session(packet, ts_recv, sent);
             }
             return SessionMatch::Unconfirmed;
         }
-        self.behind = None;
+        self.restart_candidate = None;
         if packet.restart_marker {
             self.restart_marker_latest = self.restart_marker_latest.max(sent);
         }
-        // A packet behind what is expected may be the second one of a new numbering that overtook the first.
+        // A packet behind the expected sequence may be the second packet of a new session that overtook the first.
         if expected.is_none_or(|expected| packet.next() >= expected) {
             current.latest = current.latest.max(sent);
         }
         if expected.is_none() {
-            // The first packet of this run goes on with the numbering of the run before.
+            // The first packet of this run continues the session of the previous run.
             return SessionMatch::New(current.session);
         }
         SessionMatch::Current
@@ -249,45 +256,52 @@ impl SessionTracker {
         let packets_needed =
             if packet.first <= Sequence(1) { SESSION_START_CONFIRMATIONS } else { MID_SESSION_CONFIRMATIONS };
         let started = packet.send_time.unwrap_or_default();
-        let begun = UnconfirmedSession { session: packet.session, seen: 0, packets_needed, since: ts_recv, started };
-        let unconfirmed = known.unwrap_or(begun);
+        let first_packet = UnconfirmedSession {
+            session: packet.session,
+            packets_received: 0,
+            packets_needed,
+            since: ts_recv,
+            started,
+        };
+        let unconfirmed = known.unwrap_or(first_packet);
         let unconfirmed = UnconfirmedSession {
-            seen: unconfirmed.seen + 1,
+            packets_received: unconfirmed.packets_received + 1,
             packets_needed: unconfirmed.packets_needed.min(packets_needed),
             ..unconfirmed
         };
         self.unconfirmed = Some(unconfirmed);
-        unconfirmed.seen >= unconfirmed.packets_needed
+        unconfirmed.packets_received >= unconfirmed.packets_needed
     }
 
     fn switch_session(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, sent: UnixNs) -> SessionMatch {
         let Some(ending) = self.current else { return self.begin(packet, ts_recv, sent, 0) };
         if ending.venue != packet.session {
-            if let Some(slot) = self.ended.get_mut(self.recently_ended_next) {
+            if let Some(slot) = self.recently_ended.get_mut(self.recently_ended_next) {
                 *slot = Some(ending.venue);
             }
-            self.recently_ended_next = (self.recently_ended_next + 1) % self.ended.len();
+            self.recently_ended_next = (self.recently_ended_next + 1) % self.recently_ended.len();
         }
         self.begin(packet, ts_recv, sent, ending.session.restart.saturating_add(1))
     }
 
-    /// Makes the packet's numbering the current one. `restart` counts if the trading date is still the same.
+    /// Makes the packet's session current. `restart` applies only if the trading date is unchanged.
     fn begin(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, sent: UnixNs, restart: u32) -> SessionMatch {
-        let told = packet.send_time.unwrap_or(ts_recv);
-        let date = self.date.unwrap_or_else(|| TradingDate::in_new_york(told));
+        let sent_or_received = packet.send_time.unwrap_or(ts_recv);
+        let date = self.date.unwrap_or_else(|| TradingDate::in_new_york(sent_or_received));
         let session = match self.current {
-            // Sessions only go forward: a day before the current one can only be a clock that is wrong.
+            // Sessions only go forward: an earlier date than the current one can only come from a wrong clock.
             Some(ended) if date <= ended.session.date => Session { feed: self.feed, date: ended.session.date, restart },
             _ => Session { feed: self.feed, date, restart: 0 },
         };
         self.restart_marker_latest = if packet.restart_marker { sent } else { UnixNs(0) };
-        // What was seen of it before it was believed is of it too.
-        let seen = self.unconfirmed.take().filter(|unconfirmed| unconfirmed.session == packet.session);
-        let started = seen.map_or(sent, |unconfirmed| unconfirmed.started.min(sent));
-        self.behind = None;
-        self.heard = ts_recv;
+        // Packets received before the session was confirmed count towards it.
+        let confirmed = self.unconfirmed.take().filter(|unconfirmed| unconfirmed.session == packet.session);
+        let started = confirmed.map_or(sent, |unconfirmed| unconfirmed.started.min(sent));
+        self.restart_candidate = None;
+        self.last_received = ts_recv;
         self.has_ended = packet.kind == PacketKind::EndOfSession;
-        self.current = Some(Numbering { session, venue: packet.session, started, latest: sent, has_messages: false });
+        self.current =
+            Some(SessionNumbering { session, venue: packet.session, started, latest: sent, has_messages: false });
         SessionMatch::New(session)
     }
 }
@@ -314,8 +328,8 @@ mod tests {
         }
     }
 
-    fn restart_of(belongs: SessionMatch) -> u32 {
-        match belongs {
+    fn restart_of(matched: SessionMatch) -> u32 {
+        match matched {
             SessionMatch::New(session) => session.restart,
             other => panic!("{other:?} is no new session"),
         }
@@ -324,121 +338,122 @@ mod tests {
     #[test]
     fn iex_restarts_are_sessions_of_their_own() {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
-        let mut see = |first, sent, expected: Option<u64>| {
+        let mut classify = |first, sent, expected: Option<u64>| {
             tracker.classify(&packet(9, first, Some(sent)), UnixNs(NOON), expected.map(Sequence))
         };
-        assert_eq!(restart_of(see(1, 10, None)), 0);
+        assert_eq!(restart_of(classify(1, 10, None)), 0);
         // Heartbeats before the first message, on both lines.
-        assert_eq!(see(1, 20, Some(1)), SessionMatch::Current);
-        assert_eq!(see(1, 20, Some(1)), SessionMatch::Current);
-        assert_eq!(see(1, 30, Some(1)), SessionMatch::Current);
-        // The slower line's first packet is no restart: its sending time is not newer.
-        assert_eq!(see(1, 30, Some(50)), SessionMatch::Current);
-        assert_eq!(see(50, 40, Some(50)), SessionMatch::Current);
-        assert_eq!(restart_of(see(1, 50, Some(60))), 1);
-        // What the slower line still brings of the old numbering.
-        assert_eq!(see(60, 45, Some(1)), SessionMatch::Ended);
-        assert_eq!(restart_of(see(1, 60, Some(2))), 2);
+        assert_eq!(classify(1, 20, Some(1)), SessionMatch::Current);
+        assert_eq!(classify(1, 20, Some(1)), SessionMatch::Current);
+        assert_eq!(classify(1, 30, Some(1)), SessionMatch::Current);
+        // The slower line's first packet is no restart: its send time is not newer.
+        assert_eq!(classify(1, 30, Some(50)), SessionMatch::Current);
+        assert_eq!(classify(50, 40, Some(50)), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 50, Some(60))), 1);
+        // The slower line's late packets of the old session.
+        assert_eq!(classify(60, 45, Some(1)), SessionMatch::Ended);
+        assert_eq!(restart_of(classify(1, 60, Some(2))), 2);
     }
 
     #[test]
     fn a_restart_with_lost_first_packets_is_confirmed_by_the_third_packet() {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
-        let mut see = |first, sent, expected: u64| {
+        let mut classify = |first, sent, expected: u64| {
             tracker.classify(&packet(9, first, Some(sent)), UnixNs(NOON), (expected > 0).then_some(Sequence(expected)))
         };
-        assert_eq!(restart_of(see(1, 10, 0)), 0);
-        assert_eq!(see(50, 20, 50), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 10, 0)), 0);
+        assert_eq!(classify(50, 20, 50), SessionMatch::Current);
         // The slower line's copies are as old as their originals.
-        assert_eq!(see(30, 20, 50), SessionMatch::Current);
-        assert_eq!(see(3, 60, 50), SessionMatch::Unconfirmed);
-        assert_eq!(see(3, 61, 50), SessionMatch::Unconfirmed);
-        assert_eq!(restart_of(see(3, 62, 50)), 1);
+        assert_eq!(classify(30, 20, 50), SessionMatch::Current);
+        assert_eq!(classify(3, 60, 50), SessionMatch::Unconfirmed);
+        assert_eq!(classify(3, 61, 50), SessionMatch::Unconfirmed);
+        assert_eq!(restart_of(classify(3, 62, 50)), 1);
     }
 
     #[test]
     fn moldudp64_sessions_are_identified_by_name() {
         let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
-        let mut see = |venue, first, day: u64, expected: Option<u64>| {
+        let mut classify = |venue, first, day: u64, expected: Option<u64>| {
             tracker.classify(&packet(venue, first, None), UnixNs(NOON + day * DAY_NS), expected.map(Sequence))
         };
-        assert_eq!(restart_of(see(1, 5, 0, None)), 0);
-        assert_eq!(see(1, 6, 0, Some(6)), SessionMatch::Current);
-        assert_eq!(see(2, 1, 0, Some(6)), SessionMatch::Unconfirmed);
-        assert_eq!(restart_of(see(2, 1, 0, Some(6))), 1);
-        assert_eq!(see(1, 6, 0, Some(1)), SessionMatch::Ended);
-        assert_eq!(restart_of(see(3, 1, 1, Some(6))), 0);
+        assert_eq!(restart_of(classify(1, 5, 0, None)), 0);
+        assert_eq!(classify(1, 6, 0, Some(6)), SessionMatch::Current);
+        assert_eq!(classify(2, 1, 0, Some(6)), SessionMatch::Unconfirmed);
+        assert_eq!(restart_of(classify(2, 1, 0, Some(6))), 1);
+        assert_eq!(classify(1, 6, 0, Some(1)), SessionMatch::Ended);
+        assert_eq!(restart_of(classify(3, 1, 1, Some(6))), 0);
     }
 
     #[test]
     fn stray_packets_do_not_end_a_session() {
         let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
-        let mut see = |venue, first| tracker.classify(&packet(venue, first, None), UnixNs(NOON), Some(Sequence(6)));
-        assert_eq!(restart_of(see(1, 5)), 0);
+        let mut classify =
+            |venue, first| tracker.classify(&packet(venue, first, None), UnixNs(NOON), Some(Sequence(6)));
+        assert_eq!(restart_of(classify(1, 5)), 0);
         for _ in 0..5 {
-            assert_eq!(see(2, 70), SessionMatch::Unconfirmed);
-            assert_eq!(see(2, 71), SessionMatch::Unconfirmed);
-            assert_eq!(see(1, 6), SessionMatch::Current);
+            assert_eq!(classify(2, 70), SessionMatch::Unconfirmed);
+            assert_eq!(classify(2, 71), SessionMatch::Unconfirmed);
+            assert_eq!(classify(1, 6), SessionMatch::Current);
         }
-        assert_eq!(see(2, 72), SessionMatch::Unconfirmed);
-        assert_eq!(see(3, 72), SessionMatch::Unconfirmed);
-        // Negative control: what keeps coming is believed.
-        assert_eq!([see(2, 73), see(2, 74)], [SessionMatch::Unconfirmed; 2]);
-        assert_eq!(restart_of(see(2, 75)), 1);
+        assert_eq!(classify(2, 72), SessionMatch::Unconfirmed);
+        assert_eq!(classify(3, 72), SessionMatch::Unconfirmed);
+        // Negative control: a run that continues is confirmed.
+        assert_eq!([classify(2, 73), classify(2, 74)], [SessionMatch::Unconfirmed; 2]);
+        assert_eq!(restart_of(classify(2, 75)), 1);
     }
 
     #[test]
     fn a_single_start_packet_does_not_end_the_running_session() {
         let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
-        let mut see = |venue, first, after_ms: u64, kind| {
+        let mut classify = |venue, first, after_ms: u64, kind| {
             let packet = Packet { kind, ..packet(venue, first, None) };
             tracker.classify(&packet, UnixNs(NOON + after_ms * 1_000_000), Some(Sequence(6)))
         };
         let (heartbeat, messages) = (PacketKind::Heartbeat, PacketKind::Messages);
-        assert_eq!(restart_of(see(1, 5, 0, messages)), 0);
-        assert_eq!(see(2, 1, 10, messages), SessionMatch::Unconfirmed);
-        assert_eq!(see(1, 6, 500, messages), SessionMatch::Current);
-        assert_eq!(see(1, 6, 1_400, messages), SessionMatch::Current);
-        assert_eq!(see(2, 1, 1_400, messages), SessionMatch::Unconfirmed, "the one before came too long ago");
-        assert_eq!(see(1, 6, 1_500, messages), SessionMatch::Current);
-        assert_eq!(see(3, 1, 1_600, messages), SessionMatch::Unconfirmed);
-        assert_eq!(see(2, 1, 1_600, messages), SessionMatch::Unconfirmed);
-        assert_eq!(see(1, 6, 1_700, messages), SessionMatch::Current);
-        // The other line's copy, or the next packet.
-        assert_eq!(restart_of(see(2, 2, 1_800, messages)), 1);
-        // Whoever is silent for a second has ended, and who says so.
-        assert_eq!(restart_of(see(4, 1, 2_800, messages)), 2);
-        assert_eq!(see(4, 9, 2_801, PacketKind::EndOfSession), SessionMatch::Current);
-        assert_eq!(see(4, 9, 2_802, heartbeat), SessionMatch::Current);
-        assert_eq!(restart_of(see(5, 1, 2_803, messages)), 3);
+        assert_eq!(restart_of(classify(1, 5, 0, messages)), 0);
+        assert_eq!(classify(2, 1, 10, messages), SessionMatch::Unconfirmed);
+        assert_eq!(classify(1, 6, 500, messages), SessionMatch::Current);
+        assert_eq!(classify(1, 6, 1_400, messages), SessionMatch::Current);
+        assert_eq!(classify(2, 1, 1_400, messages), SessionMatch::Unconfirmed, "the one before came too long ago");
+        assert_eq!(classify(1, 6, 1_500, messages), SessionMatch::Current);
+        assert_eq!(classify(3, 1, 1_600, messages), SessionMatch::Unconfirmed);
+        assert_eq!(classify(2, 1, 1_600, messages), SessionMatch::Unconfirmed);
+        assert_eq!(classify(1, 6, 1_700, messages), SessionMatch::Current);
+        // The other line's copy, or the next packet, confirms the session.
+        assert_eq!(restart_of(classify(2, 2, 1_800, messages)), 1);
+        // A session has ended after a second of silence, or once the venue announces its end.
+        assert_eq!(restart_of(classify(4, 1, 2_800, messages)), 2);
+        assert_eq!(classify(4, 9, 2_801, PacketKind::EndOfSession), SessionMatch::Current);
+        assert_eq!(classify(4, 9, 2_802, heartbeat), SessionMatch::Current);
+        assert_eq!(restart_of(classify(5, 1, 2_803, messages)), 3);
     }
 
     #[test]
     fn start_packet_copies_with_own_send_times_are_no_restart() {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
-        let mut see = |first, sent_ns: u64, expected: u64| {
+        let mut classify = |first, sent_ns: u64, expected: u64| {
             let packet = Packet { send_time: Some(UnixNs(NOON + sent_ns)), ..packet(9, first, Some(0)) };
             tracker.classify(&packet, UnixNs(NOON), (sent_ns > 0).then_some(Sequence(expected)))
         };
-        assert_eq!(restart_of(see(1, 0, 1)), 0);
-        assert_eq!(see(1, 50 * SECOND_NS, 1), SessionMatch::Current);
-        // The other line's copy, stamped later, when the first copy has been delivered.
-        assert_eq!(see(1, 50 * SECOND_NS + 3_000, 20), SessionMatch::Current);
-        assert_eq!(see(1, 50 * SECOND_NS + RESTART_NS_MIN, 20), SessionMatch::Current);
-        assert_eq!(restart_of(see(1, 50 * SECOND_NS + 2 * RESTART_NS_MIN + 1, 20)), 1);
+        assert_eq!(restart_of(classify(1, 0, 1)), 0);
+        assert_eq!(classify(1, 50 * SECOND_NS, 1), SessionMatch::Current);
+        // The other line's copy, with a later send time, after the first copy was delivered.
+        assert_eq!(classify(1, 50 * SECOND_NS + 3_000, 20), SessionMatch::Current);
+        assert_eq!(classify(1, 50 * SECOND_NS + RESTART_NS_MIN, 20), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 50 * SECOND_NS + 2 * RESTART_NS_MIN + 1, 20)), 1);
     }
 
     #[test]
     fn a_restart_is_detected_after_reordering() {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
-        let mut see = |first, sent, expected: Option<u64>| {
+        let mut classify = |first, sent, expected: Option<u64>| {
             tracker.classify(&packet(9, first, Some(sent)), UnixNs(NOON), expected.map(Sequence))
         };
-        assert_eq!(restart_of(see(1, 10, None)), 0);
-        assert_eq!(see(500, 20, Some(500)), SessionMatch::Current);
-        assert_eq!(see(4, 31, Some(500)), SessionMatch::Unconfirmed);
-        assert_eq!(restart_of(see(1, 30, Some(500))), 1);
-        assert_eq!(see(4, 31, Some(4)), SessionMatch::Current);
+        assert_eq!(restart_of(classify(1, 10, None)), 0);
+        assert_eq!(classify(500, 20, Some(500)), SessionMatch::Current);
+        assert_eq!(classify(4, 31, Some(500)), SessionMatch::Unconfirmed);
+        assert_eq!(restart_of(classify(1, 30, Some(500))), 1);
+        assert_eq!(classify(4, 31, Some(4)), SessionMatch::Current);
     }
 
     #[test]
@@ -497,7 +512,7 @@ mod tests {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
         let started = packet(9, 1, Some(10));
         tracker.classify(&started, UnixNs(NOON), None);
-        let kept = tracker.current().map(|kept| Numbering { has_messages: true, ..*kept });
+        let kept = tracker.current().map(|kept| SessionNumbering { has_messages: true, ..*kept });
         let copy = Packet { send_time: started.send_time.map(|sent| UnixNs(sent.0 + 3_000)), ..started };
         let mut restarted = SessionTracker::new(Feed::IexDeep, None, kept);
         assert_eq!(restart_of(restarted.classify(&copy, UnixNs(NOON), None)), 0);

@@ -1,7 +1,7 @@
-//! Promises of the channel: what comes of each message, session by session, told as text.
+//! Tests of the channel: the output of each message, session by session, rendered as text.
 //!
-//! A step is a datagram on a line or time that passes; what comes out is a text with one line for each call of the sink
-//! and each record. A table in a test is the row of the specification that it promises.
+//! A step is a datagram on a line, or a lapse of time. The output has one line for each call of the sink and for each
+//! record. A table in a test is the row of the specification that it checks.
 #![allow(clippy::cast_possible_truncation, reason = "test sizes are small")]
 
 mod copy;
@@ -23,10 +23,10 @@ use crate::{
     time::TradingDate,
 };
 
-/// A channel and all that came out of it.
+/// A channel and all its output.
 struct ChannelHarness {
     channel: Channel,
-    seen: RecordedOutput,
+    output: RecordedOutput,
     now: MonoNs,
 }
 
@@ -37,10 +37,10 @@ const WIRE_NS: u64 = 7_000;
 
 impl ChannelHarness {
     fn new(config: ChannelConfig) -> Self {
-        Self { channel: Channel::new(config), seen: RecordedOutput::default(), now: MonoNs(1) }
+        Self { channel: Channel::new(config), output: RecordedOutput::default(), now: MonoNs(1) }
     }
 
-    /// With small books and one line, on a given day.
+    /// With small books and one line, on a fixed date.
     fn config(feed: Feed, schemas: SchemaSet) -> ChannelConfig {
         let books = BookLimits { instruments_max: 64, orders_max: 2_000, levels_max: 2_000, order_hash_seed: 0 };
         let arbiter = ArbiterConfig { lines: 2, gap_timeout_ns: 1_000_000, ..ArbiterConfig::default() };
@@ -55,7 +55,7 @@ impl ChannelHarness {
 
     fn datagram(&mut self, line: Line, bytes: &[u8]) -> &mut Self {
         let datagram = Datagram { line, bytes, ts_recv: UnixNs(OPEN.0 + WIRE_NS) };
-        self.channel.accept(datagram, self.now, &mut self.seen);
+        self.channel.accept(datagram, self.now, &mut self.output);
         self
     }
 
@@ -69,24 +69,24 @@ impl ChannelHarness {
     /// Lets every gap time out.
     fn wait(&mut self) -> &mut Self {
         self.now = self.now.plus(10_000_000);
-        self.channel.on_deadline(self.now, &mut self.seen);
+        self.channel.on_deadline(self.now, &mut self.output);
         self
     }
 
-    /// What came out since the last look.
-    fn shows(&mut self, expected: &Expect) -> &mut Self {
-        expected.assert_eq(&self.seen.take_text());
+    /// The output since the last call.
+    fn expect_output(&mut self, expected: &Expect) -> &mut Self {
+        expected.assert_eq(&self.output.take_text());
         self
     }
 }
 
-/// What the messages give, in one packet on one line: without the session's begin and the state of the channel, which
-/// are the same every time.
+/// The output of the messages, in one packet on one line. Without the session's begin and the channel's state, which
+/// are always the same.
 fn check(feed: Feed, schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> ChannelHarness {
     let mut harness = ChannelHarness::new(ChannelHarness::config(feed, schemas));
     let packets = Stream::new(feed).packets(messages, usize::MAX);
     harness.datagrams(&packets);
-    let text = harness.seen.take_text();
+    let text = harness.output.take_text();
     let text: String = text
         .lines()
         .filter(|line| !line.starts_with("session ") && *line != "state Live")

@@ -1,4 +1,4 @@
-//! Records of one message, and how each is made.
+//! Records of one message, and their construction.
 
 use core::ffi::c_char;
 
@@ -21,7 +21,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Room for all that one message can produce with every schema on: about 1.3 KB, rounded up.
+    /// Room for all records of one message with every schema enabled: about 1.3 KB, rounded up.
     const BYTES_MAX: usize = 4096;
 
     /// Empty, with all its memory.
@@ -30,7 +30,7 @@ impl Records {
         Self { bytes: Vec::with_capacity(Self::BYTES_MAX), count: 0 }
     }
 
-    /// Forgets the previous message's records.
+    /// Removes the previous message's records.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.count = 0;
@@ -45,13 +45,13 @@ impl Records {
         self.count += 1;
     }
 
-    /// How many there are.
+    /// Number of records.
     #[must_use]
     pub fn count(&self) -> u16 {
         self.count
     }
 
-    /// Whether the message names its instrument: a name comes before all else.
+    /// Whether the message maps its instrument: a mapping precedes all other records.
     #[must_use]
     pub fn begin_with_mapping(&self) -> bool {
         self.bytes.get(1) == Some(&rtype::SYMBOL_MAPPING)
@@ -70,35 +70,35 @@ impl Default for Records {
     }
 }
 
-/// What all records of one message share.
+/// Fields common to all records of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordContext {
-    /// Number of the publisher.
+    /// Publisher id.
     pub publisher_id: u16,
     /// The instrument.
     pub instrument_id: InstrumentId,
-    /// The venue's matching time, ns since 1970 UTC.
+    /// The venue's event time, ns since 1970 UTC.
     pub ts_event: u64,
     /// Input sequence, low 32 bits.
     pub sequence: u32,
 }
 
-/// What a market-by-order, market-by-price or trade record says happened.
+/// The event of a market-by-order, market-by-price or trade record.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordEvent {
-    /// What happened.
+    /// The DBN action.
     pub action: Action,
-    /// To which side: of the resting order, or of the aggressor of a trade; `None` if unknown.
+    /// Side of the resting order, or of the aggressor of a trade; `None` if unknown.
     pub side: Option<Side>,
     /// Price in 1e-9.
     pub price_e9: i64,
     /// Shares.
     pub size: u32,
-    /// The order; 0 where there is none.
+    /// Order id; 0 if there is none.
     pub order_id: u64,
-    /// Level that was touched, from 0 at the best.
+    /// Index of the touched level, 0 for the best.
     pub depth: u32,
-    /// DBN flags other than those the edge adds.
+    /// DBN flags, except those that the edge adds.
     pub flags: u8,
 }
 
@@ -110,9 +110,9 @@ pub enum Action {
     Add = b'A',
     /// An order or level with a new size.
     Modify = b'M',
-    /// All or part of an order, or a whole level, went away.
+    /// All or part of an order, or a whole level, was removed.
     Cancel = b'C',
-    /// The book is empty again.
+    /// The book is cleared.
     Clear = b'R',
     /// An aggressor traded; no effect on the book.
     Trade = b'T',
@@ -120,10 +120,10 @@ pub enum Action {
     Fill = b'F',
 }
 
-/// How many levels a market-by-price record shows.
+/// Number of levels in a market-by-price record.
 pub const MBP_LEVELS: usize = 10;
 
-/// The shown levels of a book, best first, in the form of the records.
+/// The published levels of a book, best first, in record form.
 #[derive(Clone, Debug, Default)]
 pub struct MbpLevels(pub [BidAskPair; MBP_LEVELS]);
 
@@ -131,17 +131,17 @@ impl MbpLevels {
     /// The best levels of a book.
     #[must_use]
     pub fn of(view: &BookView<'_>) -> Self {
-        let mut shown = Self::default();
-        for (pair, level) in shown.0.iter_mut().zip(view.levels(Side::Bid)) {
+        let mut mbp_levels = Self::default();
+        for (pair, level) in mbp_levels.0.iter_mut().zip(view.levels(Side::Bid)) {
             (pair.bid_px, pair.bid_sz, pair.bid_ct) = (level.price_e9, level.size, level.order_count);
         }
-        for (pair, level) in shown.0.iter_mut().zip(view.levels(Side::Ask)) {
+        for (pair, level) in mbp_levels.0.iter_mut().zip(view.levels(Side::Ask)) {
             (pair.ask_px, pair.ask_sz, pair.ask_ct) = (level.price_e9, level.size, level.order_count);
         }
-        shown
+        mbp_levels
     }
 
-    /// The best level alone.
+    /// The best level only.
     #[must_use]
     pub fn top_of(view: &BookView<'_>) -> BidAskPair {
         let mut pair = BidAskPair::default();
@@ -161,16 +161,16 @@ impl MbpLevels {
     }
 }
 
-/// A record of what happened at a price: the fields that trades and market by price share, in one place.
+/// A record of an event at a price: the common fields of trades and market by price.
 macro_rules! price_record {
-    ($context:expr, $what:expr, $record:ident: $rtype:expr, $($field:ident: $value:expr),+) => {
+    ($context:expr, $event:expr, $record:ident: $rtype:expr, $($field:ident: $value:expr),+) => {
         $record {
             hd: $context.header::<$record>($rtype),
-            price: $what.price_e9,
-            size: $what.size,
-            action: $what.action as c_char,
-            side: side_char($what.side),
-            flags: FlagSet::new($what.flags),
+            price: $event.price_e9,
+            size: $event.size,
+            action: $event.action as c_char,
+            side: side_char($event.side),
+            flags: FlagSet::new($event.flags),
             ts_recv: UNDEF_TIMESTAMP,
             ts_in_delta: 0,
             sequence: $context.sequence,
@@ -182,16 +182,16 @@ macro_rules! price_record {
 impl RecordContext {
     /// Market by order.
     #[must_use]
-    pub fn mbo(&self, what: &RecordEvent) -> MboMsg {
+    pub fn mbo(&self, event: &RecordEvent) -> MboMsg {
         MboMsg {
             hd: self.header::<MboMsg>(rtype::MBO),
-            order_id: what.order_id,
-            price: what.price_e9,
-            size: what.size,
-            flags: FlagSet::new(what.flags),
+            order_id: event.order_id,
+            price: event.price_e9,
+            size: event.size,
+            flags: FlagSet::new(event.flags),
             channel_id: 0,
-            action: what.action as c_char,
-            side: side_char(what.side),
+            action: event.action as c_char,
+            side: side_char(event.side),
             ts_recv: UNDEF_TIMESTAMP,
             ts_in_delta: 0,
             sequence: self.sequence,
@@ -200,35 +200,35 @@ impl RecordContext {
 
     /// A trade.
     #[must_use]
-    pub fn trade(&self, what: &RecordEvent) -> TradeMsg {
-        price_record!(self, what, TradeMsg: rtype::MBP_0, depth: 0)
+    pub fn trade(&self, event: &RecordEvent) -> TradeMsg {
+        price_record!(self, event, TradeMsg: rtype::MBP_0, depth: 0)
     }
 
-    /// The best level, and what happened to it.
+    /// The best level, with the event.
     #[must_use]
-    pub fn mbp_1(&self, what: &RecordEvent, top: BidAskPair) -> Mbp1Msg {
-        price_record!(self, what, Mbp1Msg: rtype::MBP_1, depth: depth_byte(what.depth), levels: [top])
+    pub fn mbp_1(&self, event: &RecordEvent, top: BidAskPair) -> Mbp1Msg {
+        price_record!(self, event, Mbp1Msg: rtype::MBP_1, depth: depth_byte(event.depth), levels: [top])
     }
 
-    /// Ten levels, and what happened to them.
+    /// Ten levels, with the event.
     #[must_use]
-    pub fn mbp_10(&self, what: &RecordEvent, shown: MbpLevels) -> Mbp10Msg {
-        price_record!(self, what, Mbp10Msg: rtype::MBP_10, depth: depth_byte(what.depth), levels: shown.0)
+    pub fn mbp_10(&self, event: &RecordEvent, mbp_levels: MbpLevels) -> Mbp10Msg {
+        price_record!(self, event, Mbp10Msg: rtype::MBP_10, depth: depth_byte(event.depth), levels: mbp_levels.0)
     }
 
-    /// Trading status, with everything left unsaid.
+    /// Trading status, with all optional fields undefined.
     #[must_use]
     pub fn status(&self) -> StatusMsg {
         StatusMsg { hd: self.header::<StatusMsg>(rtype::STATUS), ts_recv: UNDEF_TIMESTAMP, ..StatusMsg::default() }
     }
 
-    /// Auction imbalance, with everything left undefined.
+    /// Auction imbalance, with all optional fields undefined.
     #[must_use]
     pub fn imbalance(&self) -> ImbalanceMsg {
         ImbalanceMsg { hd: self.header::<ImbalanceMsg>(rtype::IMBALANCE), ..ImbalanceMsg::default() }
     }
 
-    /// A statistic that is a price, with a quantity where the venue tells one.
+    /// A statistic with a price, and with a quantity where the venue sends one.
     #[must_use]
     pub fn statistic(&self, stat_type: StatType, price_e9: i64, quantity: Option<i64>) -> StatMsg {
         StatMsg {
@@ -243,7 +243,7 @@ impl RecordContext {
         }
     }
 
-    /// The definition of a stock, with everything that no venue tells left undefined.
+    /// The definition of a stock, with all fields undefined that no venue sends.
     #[must_use]
     pub fn definition(&self, symbol: &[u8], exchange: &str) -> InstrumentDefMsg {
         InstrumentDefMsg {
@@ -259,7 +259,7 @@ impl RecordContext {
         }
     }
 
-    /// The instrument's name, told once before its first record of a session.
+    /// The symbol mapping, published once before the instrument's first record of a session.
     #[must_use]
     pub fn mapping(&self, symbol: &[u8]) -> SymbolMappingMsg {
         SymbolMappingMsg {
@@ -278,7 +278,7 @@ impl RecordContext {
     }
 }
 
-/// Text in a field of `N` bytes with at least one NUL at its end; what is longer is cut.
+/// Text in a field of `N` bytes with at least one NUL at its end; longer text is truncated.
 #[must_use]
 pub fn c_chars<const N: usize>(text: &[u8]) -> [c_char; N] {
     let mut field = [0; N];
@@ -288,19 +288,19 @@ pub fn c_chars<const N: usize>(text: &[u8]) -> [c_char; N] {
     field
 }
 
-/// A price in 1e-9 from one in 1e-4, undefined where the venue says 0 for "none".
+/// A price in 1e-9 from a price in 1e-4; undefined where the venue sends 0 for "none".
 #[must_use]
 pub fn price_or_undefined(price_e4: i64) -> i64 {
     if price_e4 == 0 { UNDEF_PRICE } else { e9_from_e4(price_e4) }
 }
 
-/// A price in 1e-9 from one in 1e-4; held at the ends of the range instead of wrapping.
+/// A price in 1e-9 from a price in 1e-4, clamped to the range.
 #[must_use]
 pub fn e9_from_e4(price_e4: i64) -> i64 {
     price_e4.saturating_mul(100_000)
 }
 
-/// A share count that DBN holds in 32 bits; what is larger is held at the largest that is not "undefined".
+/// A share count in DBN's 32 bits; a larger count is clamped to the largest defined value.
 #[must_use]
 pub fn size_u32(shares: u64) -> u32 {
     u32::try_from(shares).unwrap_or(u32::MAX).min(u32::MAX - 1)
@@ -314,7 +314,7 @@ fn side_char(side: Option<Side>) -> c_char {
     })
 }
 
-/// C's `char` has a sign on some processors and none on others.
+/// C's `char` is signed on some processors and unsigned on others.
 fn c_byte(byte: u8) -> c_char {
     c_char::from_ne_bytes([byte])
 }

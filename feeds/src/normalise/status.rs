@@ -2,10 +2,10 @@
 
 use dbn::{StatusAction, StatusReason, TriState};
 
-/// What a trading state means.
+/// Meaning of a trading state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TradingState {
-    /// What changed.
+    /// The status action.
     pub action: StatusAction,
     /// Whether orders match.
     pub is_trading: TriState,
@@ -26,8 +26,8 @@ pub fn nasdaq_trading_state(code: u8) -> Option<TradingState> {
     Some(TradingState { action, is_trading, is_quoting })
 }
 
-/// Nasdaq TotalView-ITCH 5.0, Stock Trading Action, field Reason (appendix "Stock Trading Action Codes"). A code that
-/// the appendix doesn't have is no reason.
+/// Nasdaq TotalView-ITCH 5.0, Stock Trading Action, field Reason (appendix "Stock Trading Action Codes"). Codes that
+/// are not in the appendix map to no reason.
 #[must_use]
 pub fn nasdaq_reason(code: [u8; 4]) -> StatusReason {
     match code.trim_ascii_end() {
@@ -65,7 +65,8 @@ pub fn iex_trading_state(code: u8) -> Option<TradingState> {
     let (action, is_trading, is_quoting) = match code {
         b'T' => (StatusAction::Trading, TriState::Yes, TriState::Yes),
         b'H' => (StatusAction::Halt, TriState::No, TriState::No),
-        // Released from the halt into an order acceptance period: orders are taken for the auction, nothing trades.
+        // Released from the halt into an order acceptance period: orders are accepted for the auction, nothing
+        // trades.
         b'O' => (StatusAction::PreCross, TriState::No, TriState::No),
         b'P' => (StatusAction::Pause, TriState::No, TriState::No),
         _ => return None,

@@ -1,11 +1,11 @@
-//! Symbols of a channel whose venue doesn't number its instruments.
+//! Symbol table of a channel whose venue does not number its instruments.
 
 use crate::{book::InstrumentIndex, drop_reason::DropReason, identity::InstrumentId};
 
-/// Instruments by symbol, numbered densely in the order in which they come. The table is bounded and allocated once.
+/// Instruments by symbol, with dense indices in order of arrival. The table is bounded and allocated once.
 #[derive(Debug)]
 pub struct SymbolTable {
-    /// Open addressing: index of the instrument plus one, 0 where free. Half full at the most.
+    /// Open addressing: index of the instrument plus one, 0 for a free slot. At most half full.
     slots: Vec<u32>,
     instruments: Vec<SymbolEntry>,
     instruments_max: usize,
@@ -17,24 +17,24 @@ pub struct SymbolTable {
 pub struct SymbolEntry {
     /// Eight bytes as on the wire, padded with spaces.
     pub symbol: [u8; 8],
-    /// Its number in records.
+    /// Its id in records.
     pub id: InstrumentId,
 }
 
-/// What a look-up found.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SymbolLookup {
-    /// Place in the books.
+    /// Index in the books.
     pub index: InstrumentIndex,
-    /// Number in records.
+    /// Id in records.
     pub id: InstrumentId,
-    /// The symbol had not been seen in this session.
+    /// Whether the symbol was new in this session.
     pub is_new: bool,
 }
 
 impl SymbolTable {
-    /// Room for `instruments_max` symbols. `configured_ids` settles collisions: the symbol gets that number instead of its
-    /// hash.
+    /// Room for `instruments_max` symbols. `configured_ids` resolves collisions: a symbol listed there gets that id
+    /// instead of its hash.
     #[must_use]
     pub fn new(instruments_max: usize, configured_ids: &[(String, u32)]) -> Self {
         let configured_ids =
@@ -48,49 +48,49 @@ impl SymbolTable {
         }
     }
 
-    /// Forgets all symbols: a new session.
+    /// Clears all symbols: a new session.
     pub fn clear(&mut self) {
         self.slots.fill(0);
         self.instruments.clear();
     }
 
-    /// The instrument of that symbol, entered if it is new.
+    /// The instrument of that symbol; inserted if it is new.
     ///
     /// # Errors
-    /// `InstrumentTableFull`, and `InstrumentIdCollision` where another symbol of this session has the same number.
+    /// `InstrumentTableFull`, and `InstrumentIdCollision` if another symbol of this session has the same id.
     pub fn find_or_insert(&mut self, symbol: [u8; 8]) -> Result<SymbolLookup, DropReason> {
         match self.probe(symbol) {
             Ok((index, id)) => Ok(SymbolLookup { index, id, is_new: false }),
-            Err(slot) => self.enter(symbol, slot),
+            Err(slot) => self.insert(symbol, slot),
         }
     }
 
-    /// The place of that symbol, if it has been entered.
+    /// The index of that symbol, if present.
     #[must_use]
     pub fn find(&self, symbol: [u8; 8]) -> Option<InstrumentIndex> {
         self.probe(symbol).ok().map(|(index, _)| index)
     }
 
-    /// How many have been entered.
+    /// Number of symbols.
     #[must_use]
     pub fn count(&self) -> usize {
         self.instruments.len()
     }
 
-    /// The instrument at that place.
+    /// The instrument at that index.
     #[must_use]
     pub fn get(&self, index: InstrumentIndex) -> Option<SymbolEntry> {
         self.instruments.get(usize::try_from(index.0).ok()?).copied()
     }
 
-    /// The place of that number. Walks over all of them.
+    /// The index of that id. Visits all instruments.
     #[must_use]
     pub fn index_of(&self, id: InstrumentId) -> Option<InstrumentIndex> {
-        let index = self.instruments.iter().position(|named| named.id == id)?;
+        let index = self.instruments.iter().position(|entry| entry.id == id)?;
         u32::try_from(index).ok().map(InstrumentIndex)
     }
 
-    /// The place and the number of a symbol, or the slot where it is to be entered.
+    /// Index and id of a symbol, or the slot for its insertion.
     fn probe(&self, symbol: [u8; 8]) -> Result<(InstrumentIndex, InstrumentId), usize> {
         let mask = self.slots.len() - 1;
         // Fibonacci hashing; symbols are few and the table is half empty, so runs are short.
@@ -99,23 +99,23 @@ impl SymbolTable {
         for _ in 0..=mask {
             let Some(entry @ 1..) = self.slots.get(slot).copied() else { break };
             let index = InstrumentIndex(entry - 1);
-            if let Some(named) = self.get(index).filter(|named| named.symbol == symbol) {
-                return Ok((index, named.id));
+            if let Some(occupied) = self.get(index).filter(|occupied| occupied.symbol == symbol) {
+                return Ok((index, occupied.id));
             }
             slot = (slot + 1) & mask;
         }
         Err(slot)
     }
 
-    fn enter(&mut self, symbol: [u8; 8], slot: usize) -> Result<SymbolLookup, DropReason> {
+    fn insert(&mut self, symbol: [u8; 8], slot: usize) -> Result<SymbolLookup, DropReason> {
         if self.instruments.len() >= self.instruments_max {
             return Err(DropReason::InstrumentTableFull);
         }
         let key = u64::from_le_bytes(symbol);
         let configured = self.configured_ids.iter().find(|(known, _)| *known == key).map(|(_, id)| *id);
         let id = configured.unwrap_or_else(|| InstrumentId::from_symbol(trim(&symbol)));
-        // A walk over all symbols, but only when a symbol is new.
-        if self.instruments.iter().any(|named| named.id == id) {
+        // Visits all symbols, but only for a new one.
+        if self.instruments.iter().any(|entry| entry.id == id) {
             return Err(DropReason::InstrumentIdCollision);
         }
         let index = u32::try_from(self.instruments.len()).map_err(|_| DropReason::InstrumentTableFull)?;

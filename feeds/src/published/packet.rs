@@ -4,13 +4,13 @@
 //!  0      4        5      6      8        10           12             14        16     24       40     48    56            64
 //!  | MDGW | version | flags | group | channel | frame_count | payload_bytes | reserved | epoch | session | first | next | send_time_ns | frames
 //! ```
-//! Little-endian. `[first, next)` are the input sequences that the packet settles. A message larger than a packet is
-//! cut into parts at record borders, each alone in its packet: those before the last settle nothing (`next` is the
-//! message's own sequence), the last settles the message.
+//! Little-endian. The packet covers the input sequences `[first, next)`. A message larger than a packet is split into
+//! parts at record borders, each alone in its packet. The parts before the last cover nothing (`next` is the
+//! message's own sequence); the last part covers the message.
 //!
-//! A live heartbeat's range reaches from the end of the last log entry to the present: messages that produced
-//! nothing. It says the same again until an entry covers it, so that no lost heartbeat leaves a gap which no log
-//! entry could fill.
+//! The range of a live heartbeat reaches from the end of the last log entry to the current position: messages without
+//! output. Heartbeats repeat the range until a log entry covers it. Otherwise a lost heartbeat would leave a gap that
+//! no log entry could fill.
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -47,11 +47,11 @@ pub struct PacketHeader {
     pub epoch: U64,
     /// [`Session`].
     pub session: [u8; Session::BYTES],
-    /// First input sequence settled.
+    /// First input sequence covered.
     pub first: U64,
-    /// First input sequence not settled yet.
+    /// First input sequence not covered yet.
     pub next: U64,
-    /// When it was handed to the kernel, ns since 1970 UTC.
+    /// When the packet was passed to the kernel, ns since 1970 UTC.
     pub send_time_ns: U64,
 }
 
@@ -65,7 +65,7 @@ pub const PACKET_MAGIC: u32 = u32::from_le_bytes(*b"MDGW");
 /// Version of the format.
 pub const PACKET_VERSION: u8 = 1;
 
-/// Longest packet unless configured otherwise: what Ethernet carries without fragments (1,500 less IPv4 and UDP).
+/// Default maximum packet size, bytes: an Ethernet frame without fragmentation (1,500 less IPv4 and UDP headers).
 pub const PACKET_BYTES_MAX: usize = 1_472;
 
 /// Flags of a packet, a bit set.
@@ -73,17 +73,17 @@ pub const PACKET_BYTES_MAX: usize = 1_472;
 pub struct PacketFlags(pub u8);
 
 impl PacketFlags {
-    /// No frames: tells where the channel stands. In an answer, its end.
+    /// No frames: announces the channel's position. In an answer: the end of the answer.
     pub const HEARTBEAT: Self = Self(1);
-    /// Said again: an answer to a request, sent to its asker alone; or, on the published lines, what a gateway that has
-    /// just taken over says because the one before it may not have.
+    /// Repeated data: an answer to a request, sent to the requester alone. On the published lines: packets
+    /// republished after a takeover, since the previous leader may not have sent them.
     pub const RETRANSMISSION: Self = Self(1 << 1);
-    /// Frames out of sequence that tell a state; in an answer, definitions.
+    /// Out-of-sequence frames that describe a state; in an answer, definitions.
     pub const SNAPSHOT: Self = Self(1 << 2);
     /// Nothing follows in this session: `next` is final.
     pub const END_OF_SESSION: Self = Self(1 << 3);
 
-    /// All that have a meaning.
+    /// All defined flags.
     const KNOWN: Self = Self(0b1111);
 
     /// Both sets together.
@@ -99,29 +99,29 @@ impl PacketFlags {
     }
 }
 
-/// What a packet says about itself before its frames; becomes a [`PacketHeader`].
+/// The header fields that the caller chooses; becomes a [`PacketHeader`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketMeta {
-    /// What kind of packet.
+    /// Flags of the packet.
     pub flags: PacketFlags,
-    /// Group.
+    /// Group: the unit of leadership.
     pub group: GroupId,
-    /// Channel.
+    /// Channel within the group.
     pub channel: ChannelId,
-    /// Epoch.
+    /// Epoch of the gateway that leads the group.
     pub epoch: Epoch,
-    /// Session.
+    /// Session that the sequences belong to.
     pub session: Session,
-    /// First input sequence settled.
+    /// First input sequence covered.
     pub first: Sequence,
-    /// First input sequence not settled yet.
+    /// First input sequence not covered yet.
     pub next: Sequence,
-    /// When it is handed to the kernel, ns since 1970 UTC.
+    /// When the packet is passed to the kernel, ns since 1970 UTC.
     pub send_time_ns: u64,
 }
 
 impl PacketHeader {
-    /// The header of a packet with these frames.
+    /// Builds the header of a packet with these frames.
     #[must_use]
     pub fn new(meta: &PacketMeta, frame_count: u16, payload_bytes: u16) -> Self {
         Self {
@@ -142,23 +142,23 @@ impl PacketHeader {
     }
 }
 
-/// A packet whose every length, count and range has been checked.
+/// A packet whose lengths, counts and ranges have all been checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// Its header, in words.
+    /// Its header in native types.
     pub meta: PacketMeta,
     /// Its frames.
     pub body: &'a [u8],
-    /// Which part of a message it is, if it is one: always alone in its packet.
+    /// The message part in the packet, if any: always alone in its packet.
     pub part: Option<Part>,
     /// Frames in it.
     pub frame_count: u16,
 }
 
-/// A packet with one part of a message that had to be cut.
+/// One part of a message that had to be split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The message.
+    /// Sequence of the message.
     pub sequence: Sequence,
     /// Number of the part, from 0.
     pub part: u16,
@@ -174,16 +174,16 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Checks a datagram.
+/// Parses and checks a datagram.
 ///
 /// # Errors
 /// - [`DropReason::HeaderTruncated`]: shorter than a header.
-/// - [`DropReason::ProtocolMismatch`]: not ours, or a version, flag or kind of frame that we don't know.
-/// - [`DropReason::LengthMismatch`]: `payload_bytes` or `frame_count` disagrees with what is there.
+/// - [`DropReason::ProtocolMismatch`]: another protocol, or an unknown version, flag or frame kind.
+/// - [`DropReason::LengthMismatch`]: `payload_bytes` or `frame_count` disagrees with the content.
 /// - [`DropReason::MessageTruncated`], [`DropReason::MessageLength`]: a frame that ends outside, or whose body
 ///   doesn't fit its kind.
 /// - [`DropReason::SequenceInvalid`]: a range that is reversed or would wrap, or frames that leave it or do not ascend.
-/// - [`DropReason::FieldInvalid`]: no session, or parts where none can be.
+/// - [`DropReason::FieldInvalid`]: no session, or parts where none are allowed.
 pub fn parse_packet(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     let (header, body) = PacketHeader::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
     let flags = PacketFlags(header.flags);
@@ -215,10 +215,11 @@ pub fn parse_packet(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     Ok(Packet { meta, body, part, frame_count })
 }
 
-/// Sequences of published packets end here: a message and its part then fit one 64-bit position.
+/// Sequences of published packets end here, so that a sequence and its part fit one 64-bit position.
 pub const SEQUENCE_END: u64 = 1 << 47;
 
-/// Writes a packet into `datagram`; its length, or `None` when there is no room or the body is no row of frames.
+/// Writes a packet into `datagram`. Returns its length, or `None` if there is no room or the body is not a list of
+/// whole frames.
 pub fn write_packet(meta: &PacketMeta, body: &[u8], datagram: &mut [u8]) -> Option<usize> {
     let header = PacketHeader::new(meta, count_frames(body)?, u16::try_from(body.len()).ok()?);
     let (head, rest) = datagram.split_at_mut_checked(PACKET_HEADER_BYTES)?;
@@ -227,7 +228,7 @@ pub fn write_packet(meta: &PacketMeta, body: &[u8], datagram: &mut [u8]) -> Opti
     Some(PACKET_HEADER_BYTES + body.len())
 }
 
-/// How many frames lie in `body`, back to back; `None` when it doesn't end with a frame.
+/// Number of frames in `body`, back to back; `None` if it does not end with a frame.
 #[must_use]
 pub fn count_frames(body: &[u8]) -> Option<u16> {
     let mut rest = body;
@@ -247,7 +248,7 @@ pub struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Over a body that [`parse_packet`] has checked; of another, up to the first frame that doesn't fit.
+    /// For a body checked by [`parse_packet`]. In an unchecked body, iteration ends at the first invalid frame.
     #[must_use]
     pub fn of_body(body: &'a [u8]) -> Self {
         Self { rest: body }
@@ -270,7 +271,7 @@ fn split_frame(bytes: &[u8]) -> Option<(&FrameHeader, &[u8], &[u8])> {
     Some((header, body, rest))
 }
 
-/// Every frame: its lengths, its body, its place in the packet's range.
+/// Checks every frame: lengths, body, and position within the packet's range.
 fn check_frames(meta: &PacketMeta, body: &[u8], frame_count: u16) -> Result<Option<Part>, DropReason> {
     if meta.flags.contains(PacketFlags::HEARTBEAT) && frame_count != 0 {
         return Err(DropReason::LengthMismatch);
@@ -285,8 +286,8 @@ fn check_frames(meta: &PacketMeta, body: &[u8], frame_count: u16) -> Result<Opti
         let (header, frame_body, after) = split_frame(rest).ok_or(DropReason::MessageTruncated)?;
         rest = after;
         let kind = FrameKind::from_number(header.kind).ok_or(DropReason::ProtocolMismatch)?;
-        let settled = check_body(kind, header, frame_body)?;
-        // Snapshots are out of sequence, and a late fill lies before the packet's range by its nature.
+        let next_covered = check_body(kind, header, frame_body)?;
+        // Snapshots are out of sequence, and a late fill precedes the packet's range by definition.
         let is_in_sequence = matches!(kind, FrameKind::Message | FrameKind::Gap)
             && !meta.flags.contains(PacketFlags::SNAPSHOT)
             && !FrameFlags(header.flags).contains(FrameFlags::LATE_FILL);
@@ -299,11 +300,11 @@ fn check_frames(meta: &PacketMeta, body: &[u8], frame_count: u16) -> Result<Opti
         }
         part = part_from_header(header);
         position = match part {
-            None => settled,
-            // Alone in its packet, and the packet's range is cut to it.
+            None => next_covered,
+            // A part is alone in its packet, and the packet's range is limited to it.
             Some(_) if frame_count != 1 => return Err(DropReason::FieldInvalid),
             Some(Part { part: number, is_last, .. }) => {
-                let next = if is_last { settled } else { sequence };
+                let next = if is_last { next_covered } else { sequence };
                 if meta.next != next || (number > 0 && meta.first != sequence) {
                     return Err(DropReason::SequenceInvalid);
                 }
@@ -317,7 +318,7 @@ fn check_frames(meta: &PacketMeta, body: &[u8], frame_count: u16) -> Result<Opti
     if rest.is_empty() { Ok(part) } else { Err(DropReason::LengthMismatch) }
 }
 
-/// A body that fits its kind; the first sequence after what the frame settles.
+/// Checks a body against its frame kind. Returns the first sequence after the frame's range.
 fn check_body(kind: FrameKind, header: &FrameHeader, body: &[u8]) -> Result<Sequence, DropReason> {
     if !body.len().is_multiple_of(8) {
         return Err(DropReason::MessageLength);
@@ -341,7 +342,7 @@ fn check_body(kind: FrameKind, header: &FrameHeader, body: &[u8]) -> Result<Sequ
     }
 }
 
-/// How many DBN records lie in `body`, back to back: the first byte of each is its length in units of 4 bytes.
+/// Number of DBN records in `body`, back to back. The first byte of each is its length in units of 4 bytes.
 fn count_records(body: &[u8]) -> Option<usize> {
     let mut rest = body;
     let mut count = 0;
@@ -359,7 +360,7 @@ fn count_records(body: &[u8]) -> Option<usize> {
 /// Bytes of a DBN record's header.
 const RECORD_HEADER_BYTES: usize = 16;
 
-/// Which part of a message a frame is, if it is one.
+/// Which part of a message a frame is, if any.
 pub(super) fn part_from_header(header: &FrameHeader) -> Option<Part> {
     let flags = FrameFlags(header.flags);
     let is_last = flags.contains(FrameFlags::LAST_PART);

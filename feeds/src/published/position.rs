@@ -1,4 +1,4 @@
-//! How far a channel's published stream has got.
+//! Position of a channel's published stream.
 
 use zerocopy::FromBytes;
 
@@ -8,42 +8,42 @@ use crate::{
     identity::{Sequence, Session},
 };
 
-/// Everything before it has been said: earlier sessions, earlier messages, and of the message `sequence` itself the
-/// parts before `part`. A message cut into parts is passed only by its last part. Ordered as the stream is.
+/// Everything before this position was published: earlier sessions, earlier messages, and the parts before `part` of
+/// message `sequence`. A split message is passed only by its last part. Ordered as the stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamPosition {
-    /// The numbering.
+    /// Session that the sequence belongs to.
     pub session: Session,
-    /// The first message that has not been said whole.
+    /// The first message that was not published completely.
     pub sequence: Sequence,
-    /// How many of its parts have been.
+    /// Number of its parts that were published.
     pub part: u16,
 }
 
 impl StreamPosition {
-    /// Before the first part of that message.
+    /// The position before the first part of that message.
     #[must_use]
     pub fn at(session: Session, sequence: Sequence) -> Self {
         Self { session, sequence, part: 0 }
     }
 
-    /// What a packet says: from where to where. Both are the same for one that settles nothing.
+    /// The range that a packet covers: from where to where. Both are equal for a packet that covers nothing.
     #[must_use]
     pub fn range_of_packet(packet: &Packet<'_>) -> (Self, Self) {
-        Self::span(packet.meta.session, (packet.meta.first, packet.meta.next), packet.part)
+        Self::range_of_part(packet.meta.session, (packet.meta.first, packet.meta.next), packet.part)
     }
 
-    /// What the packet says whose body that is.
+    /// The range covered by the packet with that body.
     #[must_use]
     pub fn range_of_body(session: Session, range: (Sequence, Sequence), body: &[u8]) -> (Self, Self) {
         let part = FrameHeader::ref_from_prefix(body).ok().and_then(|(header, _)| part_from_header(header));
-        Self::span(session, range, part)
+        Self::range_of_part(session, range, part)
     }
 
-    fn span(session: Session, (first, next): (Sequence, Sequence), part: Option<Part>) -> (Self, Self) {
+    fn range_of_part(session: Session, (first, next): (Sequence, Sequence), part: Option<Part>) -> (Self, Self) {
         let (first, next) = (Self::at(session, first), Self::at(session, next));
         let Some(part) = part else { return (first, next) };
-        // The first part also settles what came before its message.
+        // The first part also covers the sequences before its message.
         let first = if part.part == 0 { first } else { Self { part: part.part, ..Self::at(session, part.sequence) } };
         if part.is_last {
             return (first, next);
@@ -51,7 +51,7 @@ impl StreamPosition {
         (first, Self { part: part.part.saturating_add(1), ..Self::at(session, part.sequence) })
     }
 
-    /// In three words, for memory that threads share.
+    /// As three 64-bit words, for memory shared between threads.
     #[must_use]
     pub fn to_u64s(self) -> [u64; 3] {
         let bytes = u128::from_le_bytes(self.session.to_bytes());
@@ -60,7 +60,7 @@ impl StreamPosition {
         [low, high, self.sequence.0.min(SEQUENCE_END - 1) << PART_BITS | u64::from(self.part)]
     }
 
-    /// From [three words](Self::to_u64s); `None` for words that never came from there.
+    /// From [three words](Self::to_u64s); `None` for invalid ones.
     #[must_use]
     pub fn from_u64s([low, high, sequence_and_part]: [u64; 3]) -> Option<Self> {
         let session = Session::from_bytes((u128::from(low) | u128::from(high) << 64).to_le_bytes())?;
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(span(7, 7, &part(1, FrameFlags::default())), ((7, 1), (7, 2)));
         assert_eq!(span(7, 8, &part(2, last)), ((7, 2), (8, 0)));
         assert_eq!(span(3, 9, &[]), ((3, 0), (9, 0)));
-        // A gap settles its range, a state nothing.
+        // A gap frame covers its range, a state frame covers nothing.
         assert_eq!(span(3, 9, &frame(FrameKind::Gap, 3, 0, both)), ((3, 0), (9, 0)));
         assert_eq!(span(3, 3, &frame(FrameKind::State, 3, 0, both)), ((3, 0), (3, 0)));
         assert_eq!(span(3, 4, b"no frame"), ((3, 0), (4, 0)));

@@ -1,18 +1,18 @@
-//! From the datagrams of one group to whole messages: each once, in order, or declared lost. No sockets.
+//! Turns the datagrams of one group into whole messages: each once, in order, or declared lost. No sockets.
 //!
 //! ```text
 //! datagram → check → epoch filter → channel → session → arbiter (lines, window, gaps) → frames → parts joined → item
 //!                                                          └ gap → retransmission service → answers are one more line
 //! ```
-//! Output lines are arbitrated by our own [`Arbiter`](crate::arbiter::Arbiter), over positions
-//! `sequence << 16 | part`: so two gateways may cut their packets in any way, and a message cut into parts is put in
-//! order, de-duplicated and recovered part by part.
+//! Output lines are arbitrated by our own [`Arbiter`](crate::arbiter::Arbiter), over positions `sequence << 16 |
+//! part`. Two gateways may therefore split their packets differently, and split messages are ordered, de-duplicated
+//! and recovered part by part.
 //!
-//! Sessions that began and ended unheard between two that were heard are asked for too, so whoever follows a channel misses none
-//! that the log still holds.
+//! Sessions that began and ended unobserved between two observed ones are requested too. A subscriber thus misses no
+//! session that the logs still hold.
 //!
-//! What it deliberately does not do: fill in what is local to the consumer (that is [`crate::consumer_edge`]), or judge who
-//! may publish beyond the epoch: groups and the service's address are the network's to protect.
+//! Out of scope: filling in values local to the consumer (see [`crate::consumer_edge`]), and authentication of
+//! senders beyond the epoch. The network must protect the groups and the service's address.
 
 mod assembly;
 mod channel;
@@ -39,50 +39,50 @@ use super::{
     request::ServiceRequest,
 };
 
-/// How a group is received.
+/// Configuration of a group's reception.
 #[derive(Clone, Debug)]
 pub struct ReceiverConfig {
-    /// The group.
+    /// Group to receive.
     pub group: GroupId,
-    /// Its channels to receive, their memory allocated at the start; empty: every channel that is heard, up to
-    /// `channels_max`, allocated when it is first heard.
+    /// Channels to receive, allocated at the start. If empty: every channel observed, up to `channels_max`, allocated
+    /// at its first packet.
     pub channels: Vec<ChannelId>,
     /// Most channels.
     pub channels_max: usize,
-    /// Output lines that carry the group, 1 to 7.
+    /// Output lines of the group, 1 to 7.
     pub lines: u8,
-    /// Longest packet, bytes.
+    /// Maximum packet size, bytes.
     pub packet_bytes_max: usize,
-    /// Packets held per channel while a gap waits.
+    /// Packets held per channel while a gap is pending.
     pub window_packets: usize,
-    /// How long a gap may wait for the other line, ns.
+    /// How long a gap waits for another line, ns.
     pub gap_timeout_ns: u64,
-    /// The retransmission service; without it a gap that timed out is lost.
+    /// The retransmission service. Without it, a gap that timed out is lost.
     pub service: Option<ServiceConfig>,
-    /// Where a late starter begins.
-    pub start: Start,
-    /// How many counts above the highest accepted an epoch is believed.
+    /// Where a subscriber starts that joins late.
+    pub start: StartFrom,
+    /// Largest step of the epoch's count above the highest accepted one.
     pub epoch_jump_max: u64,
-    /// Farthest a packet may begin beyond what is known, in messages, without being confirmed by two more.
+    /// Largest distance of a packet from the known position, in messages, without confirmation by two more packets.
     pub sequence_jump_max: u64,
-    /// Most bytes of one message's records.
+    /// Maximum bytes of one message's records.
     pub message_bytes_max: usize,
-    /// After how long without a packet a line's alarm is raised, ns; `None`: never. More than the gateway's
-    /// heartbeat interval.
+    /// Silence after which a line's alarm is raised, ns; `None`: never. Must exceed the gateway's heartbeat interval.
     pub line_silence_ns: Option<u64>,
 }
 
-/// How the retransmission service is asked.
+/// Parameters of requests to the retransmission service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceConfig {
-    /// How long an answer may take, ns.
+    /// Timeout of an answer, ns.
     pub request_timeout_ns: u64,
-    /// How often the same is asked for; at least 1.
+    /// Attempts for the same request; at least 1.
     pub attempts_max: u16,
-    /// How many services answer, 1 to [`SERVICES_MAX`]: what is asked again is asked of the next. What logs hold is asked of all of
-    /// them, since none speaks for the others.
-    pub services: u8,
-    /// How often all services are asked what their logs hold before those that don't answer are left out, where another one has.
+    /// Number of services, 1 to [`SERVICES_MAX`]. A repeated request goes to the next service. Queries for log
+    /// extents go to all services, since each has its own log.
+    pub service_count: u8,
+    /// Rounds of log extent queries to all services. After that, services without an answer are left out if another
+    /// one has answered.
     pub unanswered_rounds_max: u16,
     /// Most messages in one request.
     pub messages_per_request_max: u64,
@@ -93,27 +93,27 @@ impl Default for ServiceConfig {
         Self {
             request_timeout_ns: 50_000_000,
             attempts_max: 10,
-            services: 1,
+            service_count: 1,
             unanswered_rounds_max: 2,
             messages_per_request_max: 10_000,
         }
     }
 }
 
-/// Most services that are asked.
+/// Maximum number of services.
 pub const SERVICES_MAX: usize = 8;
 
-/// Where a late starter begins.
+/// Where a subscriber starts that joins late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Start {
-    /// With the oldest that the service's log still holds of the session.
+pub enum StartFrom {
+    /// At the oldest message of the session in the services' logs.
     #[default]
-    Oldest,
-    /// With the oldest that the service's log still holds of the trading date: first the sessions that are over, then as
-    /// [`Self::Oldest`].
-    Day,
-    /// With what is published now, after the definitions.
-    Now,
+    OldestOfSession,
+    /// At the oldest message of the trading date in the services' logs: first the ended sessions, then as
+    /// [`Self::OldestOfSession`].
+    OldestOfDay,
+    /// At the messages published now, after the definitions.
+    Live,
 }
 
 impl Default for ReceiverConfig {
@@ -127,7 +127,7 @@ impl Default for ReceiverConfig {
             window_packets: 256,
             gap_timeout_ns: 2_000_000,
             service: None,
-            start: Start::Oldest,
+            start: StartFrom::OldestOfSession,
             epoch_jump_max: 1_000,
             sequence_jump_max: 1 << 24,
             message_bytes_max: 1 << 16,
@@ -136,32 +136,32 @@ impl Default for ReceiverConfig {
     }
 }
 
-/// One thing that comes out.
+/// One output of the receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Output<'a> {
     /// The channel.
     pub channel: ChannelId,
-    /// The numbering it belongs to.
+    /// The session.
     pub session: Session,
-    /// What it is.
+    /// The content.
     pub item: Item<'a>,
 }
 
-/// What comes out of a channel, in the order of its stream.
+/// Output of a channel, in stream order.
 #[derive(Clone, Copy, Debug)]
 pub enum Item<'a> {
-    /// A numbering begins: at the start, and when the venue began anew. Sessions only go forward.
+    /// A session begins: at the start, and after a restart of the venue's numbering. Sessions only go forward.
     Session,
-    /// All records of one input message, its parts joined. The header is that of the whole message; where
-    /// `body_bytes` can't hold the length it stands at its maximum, and `body.len()` counts. Without records, and suspect: the
-    /// gateway could not understand the message, or its book could not take it.
+    /// All records of one input message, its parts joined. The header is that of the whole message. If `body_bytes`
+    /// cannot hold the length, it is at its maximum and `body.len()` counts. An empty suspect message is one that the
+    /// gateway could not decode or its book could not apply.
     Message {
         /// Sequence, receive time, flags.
         header: &'a FrameHeader,
         /// DBN records, back to back.
         body: &'a [u8],
     },
-    /// A definition that was asked for at the start: an earlier message of the session, out of sequence.
+    /// A definition requested at the start: an earlier message of the session, out of sequence.
     Definition {
         /// Its message's header.
         header: &'a FrameHeader,
@@ -177,9 +177,9 @@ pub enum Item<'a> {
     },
     /// The gateway's channel changed its state.
     State(ChannelState),
-    /// The gateway declared it: no line of the venue had it.
+    /// A gap declared by the gateway: no line of the venue delivered it.
     Gap(Gap),
-    /// Neither the published lines nor the service had it.
+    /// Neither the published lines nor a service delivered these messages.
     Lost(Gap),
     /// The venue ended the session.
     EndOfSession,
@@ -188,13 +188,13 @@ pub enum Item<'a> {
 /// A published datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct PublishedDatagram<'a> {
-    /// The output line it came on; [`Line::RECOVERY`] for what the service sent to us alone.
+    /// The output line; [`Line::RECOVERY`] for the services' unicast answers.
     pub line: Line,
-    /// Which service sent it, from 0, where it came from one.
+    /// Index of the service that sent it, for answers.
     pub service: u8,
     /// UDP payload.
     pub bytes: &'a [u8],
-    /// Receive stamp: says which line was first.
+    /// Receive timestamp: determines which line was first.
     pub ts_recv: UnixNs,
 }
 
@@ -204,39 +204,39 @@ pub struct Receiver {
     config: ReceiverConfig,
     epochs: EpochFilter,
     channels: Vec<ReceiverChannel>,
-    /// Where the last look for requests ended.
+    /// Where the last search for due requests ended.
     poll_cursor: usize,
     nonce: u64,
     drops: DropCounts,
     packets: u64,
 }
 
-/// Figures of one channel.
+/// Statistics of one channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverStatistics {
-    /// Messages handed out.
+    /// Messages delivered.
     pub messages: u64,
     /// Input sequences in gaps that the gateway declared.
     pub gap_messages: u64,
-    /// Input sequences that were lost on the way from the gateway to here.
+    /// Input sequences published by the gateway but not received here.
     pub lost_messages: u64,
-    /// Definitions handed out at the start.
+    /// Definitions delivered at the start.
     pub definitions: u64,
-    /// Starts without definitions or without the log's oldest, because the service did not answer.
+    /// Starts without definitions or without the log's oldest message, because no service answered.
     pub starts_unanswered: u64,
-    /// Packets passed over while the start was being asked for; what they held is asked for, too.
+    /// Packets ignored while the start was being requested. Their messages are requested too.
     pub packets_before_start_position: u64,
-    /// Frames that fill what had been declared a gap; an in-order receiver drops them.
+    /// Frames that fill a declared gap. An in-order receiver discards them.
     pub late_fills: u64,
-    /// Messages larger than `message_bytes_max`, or whose parts did not fit together; they count as lost.
+    /// Messages larger than `message_bytes_max`, or with inconsistent parts. They count as lost.
     pub broken_messages: u64,
 }
 
 impl Receiver {
-    /// With the memory of the configured channels allocated.
+    /// Allocates the memory of the configured channels.
     ///
     /// # Panics
-    /// When a number is out of its range, as [`ArbiterConfig::check`](crate::arbiter::ArbiterConfig::check) has it.
+    /// If a number is out of its range, as in [`ArbiterConfig::check`](crate::arbiter::ArbiterConfig::check).
     #[must_use]
     pub fn new(config: ReceiverConfig) -> Self {
         let channels = config.channels.iter().map(|id| ReceiverChannel::new(*id, &config)).collect();
@@ -251,10 +251,10 @@ impl Receiver {
         }
     }
 
-    /// A datagram came. Hands out what has become deliverable.
+    /// Processes a datagram and delivers all items that become complete.
     ///
     /// # Errors
-    /// Why nothing of it was used; counted, in [`Self::drops`] or by the channel's arbiter.
+    /// Why no part of it was used. Counted in [`Self::drops`] or by the channel's arbiter.
     pub fn accept(
         &mut self,
         datagram: PublishedDatagram<'_>,
@@ -267,13 +267,13 @@ impl Receiver {
             return Err(self.refuse(DropReason::ChannelUnknown));
         }
         let is_retransmission = packet.meta.flags.contains(PacketFlags::RETRANSMISSION);
-        // On the published lines a new leader says again what the old one may not have said; the end of an answer
-        // has no place there.
-        let belongs = match datagram.line {
+        // On the published lines, a new leader repeats what the previous one may not have sent. The end of an answer
+        // is not valid there.
+        let is_allowed_on_line = match datagram.line {
             Line::RECOVERY => is_retransmission,
             _ => !is_retransmission || !packet.meta.flags.contains(PacketFlags::HEARTBEAT),
         };
-        if !belongs || datagram.bytes.len() > self.config.packet_bytes_max {
+        if !is_allowed_on_line || datagram.bytes.len() > self.config.packet_bytes_max {
             return Err(self.refuse(DropReason::ProtocolMismatch));
         }
         let index = self.index_of(packet.meta.channel).map_err(|reason| self.refuse(reason))?;
@@ -282,13 +282,13 @@ impl Receiver {
         channel.accept(&packet, &datagram, now, deliver).inspect_err(|reason| self.drops.count(*reason))
     }
 
-    /// When [`Self::on_deadline`] wants to be called.
+    /// When [`Self::on_deadline`] must be called.
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoNs> {
         self.channels.iter().filter_map(ReceiverChannel::next_deadline).min()
     }
 
-    /// Time has passed. Drain the sockets before.
+    /// Processes expired deadlines. Drain the sockets before.
     pub fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         for channel in &mut self.channels {
             if channel.next_deadline().is_some_and(|deadline| deadline <= now) {
@@ -297,7 +297,7 @@ impl Receiver {
         }
     }
 
-    /// A request to the retransmission service that is due; channels take turns.
+    /// Returns a due request to the retransmission service; channels take turns.
     pub fn poll_request(&mut self) -> Option<ServiceRequest> {
         for _ in 0..self.channels.len() {
             self.poll_cursor = (self.poll_cursor + 1) % self.channels.len();
@@ -310,7 +310,7 @@ impl Receiver {
         None
     }
 
-    /// Nothing more will come: hands out what is held, and declares the rest lost.
+    /// The input has ended: delivers held messages and reports the missing ones as lost.
     pub fn finish(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
         self.channels.iter_mut().for_each(|channel| channel.finish(deliver));
     }
@@ -321,13 +321,13 @@ impl Receiver {
         self.epochs.highest()
     }
 
-    /// Datagrams seen.
+    /// Datagrams received.
     #[must_use]
     pub fn packets(&self) -> u64 {
         self.packets
     }
 
-    /// What was refused, and why. Parts of packets that were used in part count with their channel.
+    /// Rejections, by reason. Rejected parts of packets used in part are in their channel's counts.
     #[must_use]
     pub fn drops(&self) -> &DropCounts {
         &self.drops
@@ -355,44 +355,44 @@ impl Receiver {
     }
 }
 
-/// What can be seen of one channel.
+/// Read access to one channel.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelView<'a> {
     channel: &'a ReceiverChannel,
 }
 
 impl<'a> ChannelView<'a> {
-    /// Its number.
+    /// The channel number in published packets.
     #[must_use]
     pub fn id(&self) -> ChannelId {
         self.channel.id()
     }
 
-    /// Session and the next message expected, once one has begun.
+    /// Session and next expected message; `None` before the first session.
     #[must_use]
     pub fn position(&self) -> Option<(Session, Sequence)> {
         self.channel.position()
     }
 
-    /// Figures.
+    /// Statistics of the channel.
     #[must_use]
     pub fn statistics(&self) -> &'a ReceiverStatistics {
         self.channel.statistics()
     }
 
-    /// Figures of one line; its counts are of positions, not of messages.
+    /// Statistics of one line; counted in positions, not in messages.
     #[must_use]
     pub fn line_statistics(&self, line: Line) -> &'a LineStatistics {
         self.channel.arbiter().line_statistics(line)
     }
 
-    /// Figures of the arbiter; its counts are of positions, not of messages.
+    /// Statistics of the arbiter; counted in positions, not in messages.
     #[must_use]
     pub fn arbiter_statistics(&self) -> &'a ArbiterStatistics {
         self.channel.arbiter().statistics()
     }
 
-    /// Figures of the requests for gaps.
+    /// Statistics of the requests for gaps.
     #[must_use]
     pub fn recovery_statistics(&self) -> Option<&'a RecoveryStatistics> {
         self.channel.arbiter().recovery_statistics()

@@ -1,14 +1,16 @@
 //! Retransmission: one request datagram, any number of answer datagrams.
 //!
-//! | asked | answered, each with [`PacketFlags::RETRANSMISSION`] | the end of the answer |
+//! | request | answer, each packet with [`PacketFlags::RETRANSMISSION`] | end of the answer |
 //! | --- | --- | --- |
-//! | [`RequestKind::Range`] `[first, next)` | log entries that settle any of it, ascending; from the oldest there is where `first` is gone | heartbeat: `[first, next)` is all that the log holds of the session |
+//! | [`RequestKind::Range`] `[first, next)` | log entries that cover any of it, ascending; from the oldest available entry if `first` is gone | heartbeat: `[first, next)` is the log's extent in the session |
 //! | [`RequestKind::Range`] with `first == next` | none | the same |
-//! | [`RequestKind::Definitions`] from number `first` on | packets with [`PacketFlags::SNAPSHOT`]: `[first, next)` are the numbers of their definitions, in the order in which the session brought them | heartbeat with `SNAPSHOT`: `[first, next)` are the numbers of those left over |
-//! | [`RequestKind::Sessions`] from `session` on | none | heartbeat of the oldest session from that one on of which the log holds anything: `[first, next)` is all that it holds. Where it holds none, the session that was asked for |
+//! | [`RequestKind::Definitions`] from index `first` on | packets with [`PacketFlags::SNAPSHOT`]: `[first, next)` are the indices of their definitions, in the session's order | heartbeat with `SNAPSHOT`: `[first, next)` are the indices of the remaining ones |
+//! | [`RequestKind::Sessions`] from `session` on | none | heartbeat of the oldest session from `session` on in the log: `[first, next)` is the log's extent in it. If there is none, the requested session |
 //!
-//! A log that holds nothing of the session says `[0, 0)`. Every answer, also one that a limit cuts short, has such an end, and carries the highest epoch that its sender
-//! knows. A limit leaves room for all parts of one message, or it would never come whole. A request beyond a requester's rate is not answered at all. The asker goes on from what it got.
+//! For a session that is not in the log the extent is `[0, 0)`. Every answer has such an end, also one shortened by a
+//! limit, and carries the highest epoch known to its sender. A limit leaves room for all parts of one message, so
+//! that a message can always arrive whole. A request beyond a requester's rate is not answered. The requester
+//! continues from the last position received.
 //!
 //! [`PacketFlags::RETRANSMISSION`]: super::packet::PacketFlags::RETRANSMISSION
 //! [`PacketFlags::SNAPSHOT`]: super::packet::PacketFlags::SNAPSHOT
@@ -39,13 +41,13 @@ pub struct RequestPacket {
     pub channel: U16,
     /// Zero.
     pub reserved: [u8; 6],
-    /// [`Session`]; all zero asks for the current one, or for sessions from the first on.
+    /// [`Session`]; all zero requests the current one, or the sessions from the first on.
     pub session: [u8; Session::BYTES],
-    /// First input sequence wanted, or number of the first definition.
+    /// First input sequence requested, or index of the first definition.
     pub first: U64,
-    /// First input sequence not wanted.
+    /// First input sequence not requested.
     pub next: U64,
-    /// Tells one request from the next in the service's records; of the asker's choice.
+    /// Distinguishes requests in the service's records; chosen by the requester.
     pub nonce: U64,
 }
 
@@ -59,7 +61,7 @@ pub const REQUEST_MAGIC: u32 = u32::from_le_bytes(*b"MDGR");
 /// Version of the format.
 pub const REQUEST_VERSION: u8 = 1;
 
-/// What is asked for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RequestKind {
@@ -67,31 +69,31 @@ pub enum RequestKind {
     Range = 1,
     /// Instrument definitions of the session so far.
     Definitions = 2,
-    /// Which session the log holds, that one or the next after it.
+    /// The oldest session in the log from the given one on.
     Sessions = 3,
 }
 
-/// A request, in words.
+/// A request in native types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRequest {
-    /// What is asked for.
+    /// Determines which of the other fields are used.
     pub kind: RequestKind,
-    /// Group.
+    /// Group of the channel.
     pub group: GroupId,
-    /// Channel.
+    /// Channel within the group.
     pub channel: ChannelId,
-    /// Session; `None` asks for the current one, or for sessions from the first on.
+    /// Session; `None` requests the current one, or the sessions from the first on.
     pub session: Option<Session>,
-    /// First input sequence wanted, or number of the first definition.
+    /// First input sequence requested, or index of the first definition.
     pub first: Sequence,
-    /// First input sequence not wanted.
+    /// First input sequence not requested.
     pub next: Sequence,
-    /// Of the asker's choice.
+    /// Chosen by the requester.
     pub nonce: u64,
 }
 
 impl ServiceRequest {
-    /// To the form on the wire.
+    /// Encodes the request.
     #[must_use]
     pub fn to_packet(&self) -> RequestPacket {
         RequestPacket {
@@ -108,12 +110,12 @@ impl ServiceRequest {
         }
     }
 
-    /// Checks a datagram.
+    /// Parses and checks a datagram.
     ///
     /// # Errors
     /// - [`DropReason::HeaderTruncated`], [`DropReason::TrailingBytes`]: shorter or longer than a request.
-    /// - [`DropReason::ProtocolMismatch`]: not a request, or a version or kind that we don't know.
-    /// - [`DropReason::FieldInvalid`]: a session that cannot be.
+    /// - [`DropReason::ProtocolMismatch`]: not a request, or an unknown version or kind.
+    /// - [`DropReason::FieldInvalid`]: an invalid session.
     /// - [`DropReason::SequenceInvalid`]: a reversed range.
     pub fn parse(datagram: &[u8]) -> Result<Self, DropReason> {
         let (packet, rest) = RequestPacket::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;

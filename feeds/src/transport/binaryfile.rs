@@ -1,10 +1,10 @@
-//! Nasdaq's day files (BinaryFILE 1.00): messages one after another, each behind its length in two bytes, big-endian.
-//! A message of length 0 marks the end of the session. There are no packets and no sequence numbers: the n-th message
+//! Nasdaq's day files (BinaryFILE 1.00): messages one after another, each with a two-byte big-endian length prefix. A
+//! message of length 0 marks the end of the session. There are no packets and no sequence numbers: the n-th message
 //! of the file has sequence n.
 
 use crate::drop_reason::DropReason;
 
-/// Walks over the messages of a file, or of the part of it that is in memory.
+/// Iterates over the messages of a file, or of the part of it that is in memory.
 #[derive(Clone, Debug)]
 pub struct Messages<'a> {
     rest: &'a [u8],
@@ -22,16 +22,16 @@ enum State {
 /// One message of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileMessage<'a> {
-    /// Where its length stands, counted from the start of the file.
+    /// Offset of its length prefix from the start of the file.
     pub offset: u64,
     /// The message, without its length.
     pub bytes: &'a [u8],
 }
 
-/// A file that ends inside a message, or goes on after its end.
+/// A file that ends inside a message, or continues after its end mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileDamage {
-    /// Where what doesn't fit begins, counted from the start of the file.
+    /// Offset of the first invalid byte from the start of the file.
     pub offset: u64,
     /// [`DropReason::MessageTruncated`] or [`DropReason::TrailingBytes`].
     pub reason: DropReason,
@@ -44,26 +44,26 @@ impl<'a> Messages<'a> {
         Self::resume(file, 0)
     }
 
-    /// Over a part of a file that begins, with the length of a message, at `offset`.
+    /// For a part of a file that begins at `offset` with a length prefix.
     #[must_use]
     pub fn resume(part: &'a [u8], offset: u64) -> Self {
         Self { rest: part, offset, state: State::Reading }
     }
 
-    /// Offset of what comes next.
+    /// Offset of the next message.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// What has not been read. After [`DropReason::MessageTruncated`], the message that is not whole: a reader that
-    /// has only a part of the file puts the next part behind it and [resumes](Self::resume).
+    /// The bytes that were not read. After [`DropReason::MessageTruncated`], the incomplete message: a reader with a
+    /// part of the file appends the next part and [resumes](Self::resume).
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// Whether the mark for the end of the session was read. A file without one was cut, or is not complete yet.
+    /// Whether the end mark was read. A file without it was truncated, or is not complete yet.
     #[must_use]
     pub fn has_end_mark(&self) -> bool {
         self.state == State::EndMarked
@@ -103,8 +103,8 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// Writing end: appends a message. `false`, and nothing appended, when it is empty (that is the end mark) or longer
-/// than its length can say.
+/// Appends a message. Returns `false`, and appends nothing, if the message is empty (that is the end mark) or too
+/// long for its length prefix.
 pub fn write_message(out: &mut Vec<u8>, message: &[u8]) -> bool {
     match u16::try_from(message.len()) {
         Ok(length) if length > 0 => {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     proptest! {
-        /// Cut anywhere, a file yields every whole message, and then says where the rest begins.
+        /// Truncated at any byte, a file yields every whole message, and then the offset of the rest.
         #[test]
         fn a_truncated_file_yields_its_complete_messages(messages in vec(vec(any::<u8>(), 1..40), 0..20), cut in any::<prop::sample::Index>()) {
             let whole = file(&messages);
@@ -154,7 +154,7 @@ mod tests {
             prop_assert_eq!(walk.next(), None);
             prop_assert_eq!(walk.rest(), &whole[offset..cut]);
 
-            // With the next part behind it, the rest goes on as if the file had never been cut.
+            // With the next part appended, reading continues as if the file had never been truncated.
             let rest = [walk.rest(), &whole[cut..]].concat();
             let resumed = Messages::resume(&rest, walk.offset()).collect::<Result<Vec<_>, _>>().unwrap();
             let uncut = Messages::new(&whole).collect::<Result<Vec<_>, _>>().unwrap();

@@ -6,9 +6,8 @@
 //!  16              24                              32          40
 //!  | stream_offset | first_message_sequence_number | send_time | message_length (2) message … |
 //! ```
-//! A segment without messages is a heartbeat and carries the next sequence and the next offset. There is no end of
-//! session in the transport: the end is said in the messages. The two lines may cut the same messages into different
-//! segments.
+//! A segment without messages is a heartbeat and carries the next sequence and the next offset. The transport has no
+//! end of session; a message marks it. The two lines may split the same messages into different segments.
 
 use core::marker::PhantomData;
 
@@ -29,9 +28,9 @@ pub type Tops = IexTp<TopsProtocol>;
 /// IEX-TP that carries DEEP.
 pub type Deep = IexTp<DeepProtocol>;
 
-/// A feed's message protocols: what the header of its segments may name.
+/// The message protocol ids that a feed's segment headers may contain.
 pub trait MessageProtocol {
-    /// The numbers.
+    /// The ids.
     const IDS: &'static [u16];
 }
 
@@ -69,15 +68,15 @@ wire_struct! {
         message_protocol_id: U16 as number,
         /// Stream within the message protocol.
         channel_id: U32 as number,
-        /// Numbering; a new one each day.
+        /// Session id; a new one each day.
         session_id: U32 as number,
         /// Bytes after the header.
         payload_length: U16 as number,
         /// Messages in the payload.
         message_count: U16 as number,
-        /// Payload bytes that the stream had before this segment.
+        /// Payload bytes of the stream before this segment.
         stream_offset: I64 as number,
-        /// Number of the first message in the segment; of the next one where there is none.
+        /// Sequence of the segment's first message; without messages, the next sequence.
         first_message_sequence_number: U64 as number,
         /// When the segment was sent, ns since 1970 UTC.
         send_time: U64 as unix_ns,
@@ -131,14 +130,14 @@ impl<P: MessageProtocol> Transport for IexTp<P> {
     }
 }
 
-/// The opaque form of a numbering's name.
+/// The opaque form of a session's name.
 #[inline]
 #[must_use]
 pub fn venue_session(session_id: u32, channel_id: u32) -> VenueSession {
     VenueSession((u128::from(session_id) | u128::from(channel_id) << 32).to_le_bytes())
 }
 
-/// The stream's number out of the opaque form of a numbering's name.
+/// The stream's channel id from the opaque form of a session's name.
 #[inline]
 #[must_use]
 pub fn channel_id(session: VenueSession) -> u32 {
@@ -146,29 +145,29 @@ pub fn channel_id(session: VenueSession) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// What stays the same over all segments of a stream.
+/// The constant header fields of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream {
+pub struct StreamIdentity {
     /// Which messages it carries.
     pub message_protocol_id: u16,
     /// Stream within the message protocol.
     pub channel_id: u32,
-    /// Numbering.
+    /// Session id.
     pub session_id: u32,
 }
 
-/// Where a segment stands in its stream.
+/// Position of a segment in its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
-    /// Number of its first message.
+pub struct SegmentPosition {
+    /// Sequence of its first message.
     pub first: Sequence,
-    /// Payload bytes before it. The header holds 63 bits, a larger number is held at the maximum.
+    /// Payload bytes before it. The header holds 63 bits; larger numbers are clamped.
     pub stream_offset: u64,
-    /// When it is sent.
+    /// Its send time.
     pub send_time: UnixNs,
 }
 
-/// Writing end: one segment, message by message, into memory that the caller reuses.
+/// Writer of one segment, message by message, into memory that the caller reuses.
 #[derive(Debug)]
 pub struct PacketWriter<'a> {
     out: &'a mut Vec<u8>,
@@ -177,15 +176,20 @@ pub struct PacketWriter<'a> {
 }
 
 impl<'a> PacketWriter<'a> {
-    /// Begins a segment in `out`, whose content is replaced. It will not grow beyond `payload_bytes_max`, header
-    /// included (at least the header is always written).
-    pub fn begin(out: &'a mut Vec<u8>, stream: Stream, position: Position, payload_bytes_max: usize) -> Self {
+    /// Begins a segment in `out`, replacing its content. It will not exceed `payload_bytes_max`, header included (but
+    /// the header is always written).
+    pub fn begin(
+        out: &'a mut Vec<u8>,
+        stream: StreamIdentity,
+        position: SegmentPosition,
+        payload_bytes_max: usize,
+    ) -> Self {
         write_heartbeat(out, stream, position);
-        // The length of the payload has to fit its field too.
+        // The payload length must also fit its field.
         Self { out, payload_bytes_max: payload_bytes_max.min(HEADER_BYTES + usize::from(u16::MAX)), count: 0 }
     }
 
-    /// Adds a message. `false`, and nothing added, when it doesn't fit this segment any more.
+    /// Adds a message. Returns `false`, and adds nothing, if it does not fit this segment.
     pub fn push(&mut self, message: &[u8]) -> bool {
         let was_added =
             self.count < u16::MAX && push_message(self.out, self.payload_bytes_max, u16::to_le_bytes, message);
@@ -193,7 +197,7 @@ impl<'a> PacketWriter<'a> {
         was_added
     }
 
-    /// Ends the segment; how many messages are in it. One without messages is a heartbeat.
+    /// Ends the segment; returns its number of messages. A segment without messages is a heartbeat.
     pub fn finish(self) -> u16 {
         let payload_length = u16::try_from(self.out.len().saturating_sub(HEADER_BYTES)).unwrap_or(u16::MAX);
         if let Some((head, _)) = self.out.split_at_mut_checked(HEADER_BYTES)
@@ -206,8 +210,8 @@ impl<'a> PacketWriter<'a> {
     }
 }
 
-/// Writes a heartbeat into `out`, whose content is replaced: `position` is that of the next message.
-pub fn write_heartbeat(out: &mut Vec<u8>, stream: Stream, position: Position) {
+/// Writes a heartbeat into `out`, replacing its content; `position` is that of the next message.
+pub fn write_heartbeat(out: &mut Vec<u8>, stream: StreamIdentity, position: SegmentPosition) {
     out.clear();
     let header = Header {
         version: VERSION,
@@ -224,11 +228,11 @@ pub fn write_heartbeat(out: &mut Vec<u8>, stream: Stream, position: Position) {
     out.extend_from_slice(header.as_bytes());
 }
 
-/// Writes the messages `[from, until)` of a segment as a segment of their own into `out`, whose content is replaced.
-/// All else is the segment's: its stream, its sending time.
+/// Writes the messages `[from, until)` of a segment as a segment of their own into `out`, replacing its content.
+/// Stream and send time are those of the original segment.
 ///
 /// # Errors
-/// What [`IexTp::parse`] says of the segment; [`DropReason::CountMismatch`] where it doesn't hold those messages.
+/// The error of [`IexTp::parse`]; [`DropReason::CountMismatch`] if the segment does not hold those messages.
 pub fn write_part<P: MessageProtocol>(
     out: &mut Vec<u8>,
     datagram: &[u8],
@@ -261,8 +265,8 @@ fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(message)
 }
 
-/// Whether a stream can be at that offset before its message `first`: at 0 before the first one, and behind the lengths
-/// of those before it else. The field ends at 63 bits.
+/// Whether a stream can be at that offset before its message `first`: at 0 before the first message, otherwise at
+/// least at the length prefixes of the earlier messages. The field holds 63 bits.
 #[inline]
 fn is_valid_offset(offset: i64, first: u64) -> bool {
     let offset_min = (first - 1).saturating_mul(2).min(i64::MAX as u64);
@@ -283,7 +287,7 @@ fn check_messages(mut block: &[u8], count: u16) -> Result<(), DropReason> {
 mod tests {
     use super::*;
 
-    /// A header as the specification draws it, with what the tests change.
+    /// A header in the layout of the specification, with the fields that the tests change.
     struct Raw {
         version: u8,
         protocol: u16,
@@ -346,7 +350,7 @@ mod tests {
         for (first, offset) in [(5, -1), (1, 12), (2, 0), (2, 1), (5, 7), (u64::MAX, 0)] {
             check_refused(&segment(&Raw { first, offset, ..HEARTBEAT }, b""), DropReason::StreamOffsetInvalid);
         }
-        // Four messages without a byte.
+        // Four messages without content.
         assert!(Tops::parse(&segment(&Raw { first: 5, offset: 8, ..HEARTBEAT }, b"")).is_ok());
     }
 

@@ -20,12 +20,12 @@ use crate::{drop_reason::DropReason, identity::Sequence, venue::wire::wire_struc
 pub struct MoldUdp64;
 
 wire_struct! {
-    /// Downstream Packet header, and Request Packet (there `sequence_number` is the first message asked for and
-    /// `message_count` how many). MoldUDP64 1.00. 20 bytes, big-endian.
+    /// Downstream Packet header, and Request Packet (there `sequence_number` is the first requested message and
+    /// `message_count` their number). MoldUDP64 1.00. 20 bytes, big-endian.
     pub struct Header: 20 bytes {
         /// Name of the session, ASCII.
         session: MoldSession as text,
-        /// Number of the first message in the packet; of the next one in heartbeats and at the end of the session.
+        /// Sequence of the packet's first message; in heartbeats and at the end of the session, the next sequence.
         sequence_number: U64 as number,
         /// Messages in the packet.
         message_count: U16 as number,
@@ -41,7 +41,7 @@ pub const COUNT_END_OF_SESSION: u16 = 0xffff;
 /// Most messages a packet can announce.
 pub const COUNT_MAX: u16 = COUNT_END_OF_SESSION - 1;
 
-/// A session's name as it stands in the header.
+/// A session's name as in the header.
 pub type MoldSession = [u8; 10];
 
 impl Transport for MoldUdp64 {
@@ -94,7 +94,7 @@ pub fn venue_session(session: MoldSession) -> VenueSession {
     VenueSession(bytes)
 }
 
-/// The session's name out of its opaque form, to ask a retransmission server with.
+/// The session's name from its opaque form, for a request to a retransmission server.
 #[must_use]
 pub fn session_name(session: VenueSession) -> MoldSession {
     let mut name = MoldSession::default();
@@ -104,19 +104,19 @@ pub fn session_name(session: VenueSession) -> MoldSession {
     name
 }
 
-/// What is asked of a retransmission server: the messages `[first, first + count)`.
+/// A request to a retransmission server: the messages `[first, first + count)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The session they belong to.
+    /// The session.
     pub session: MoldSession,
     /// The first one.
     pub first: Sequence,
-    /// How many, 1 to [`COUNT_MAX`]. The server may answer with fewer, as many as fit a packet.
+    /// Number of messages, 1 to [`COUNT_MAX`]. The server may answer with fewer, as many as fit a packet.
     pub count: u16,
 }
 
 impl Request {
-    /// To the form on the wire.
+    /// Encodes the request.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         zerocopy::transmute!(Header {
@@ -126,10 +126,10 @@ impl Request {
         })
     }
 
-    /// From the form on the wire: the server's end.
+    /// Decodes a request: the server's side.
     ///
     /// # Errors
-    /// Not exactly one header, a count that asks for nothing, or a range that begins at 0 or wraps.
+    /// Not exactly one header, a count without messages, or a range that begins at 0 or wraps.
     pub fn parse(datagram: &[u8]) -> Result<Self, DropReason> {
         let (header, rest) = Header::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
         if !rest.is_empty() {
@@ -146,7 +146,7 @@ impl Request {
     }
 }
 
-/// Writing end: one packet, message by message, into memory that the caller reuses.
+/// Writer of one packet, message by message, into memory that the caller reuses.
 #[derive(Debug)]
 pub struct PacketWriter<'a> {
     out: &'a mut Vec<u8>,
@@ -155,14 +155,14 @@ pub struct PacketWriter<'a> {
 }
 
 impl<'a> PacketWriter<'a> {
-    /// Begins a packet in `out`, whose content is replaced. It will not grow beyond `payload_bytes_max` (at least the
-    /// header is always written).
+    /// Begins a packet in `out`, replacing its content. It will not exceed `payload_bytes_max` (but the header is
+    /// always written).
     pub fn begin(out: &'a mut Vec<u8>, session: MoldSession, first: Sequence, payload_bytes_max: usize) -> Self {
         write_header(out, session, first, COUNT_HEARTBEAT);
         Self { out, payload_bytes_max, count: 0 }
     }
 
-    /// Adds a message. `false`, and nothing added, when it doesn't fit this packet any more.
+    /// Adds a message. Returns `false`, and adds nothing, if it does not fit this packet.
     pub fn push(&mut self, message: &[u8]) -> bool {
         let was_added =
             self.count < COUNT_MAX && push_message(self.out, self.payload_bytes_max, u16::to_be_bytes, message);
@@ -170,7 +170,7 @@ impl<'a> PacketWriter<'a> {
         was_added
     }
 
-    /// Ends the packet; how many messages are in it. One without messages is a heartbeat.
+    /// Ends the packet; returns its number of messages. A packet without messages is a heartbeat.
     pub fn finish(self) -> u16 {
         if let Some((head, _)) = self.out.split_at_mut_checked(HEADER_BYTES)
             && let Ok(header) = Header::mut_from_bytes(head)
@@ -181,20 +181,20 @@ impl<'a> PacketWriter<'a> {
     }
 }
 
-/// Writes a heartbeat into `out`, whose content is replaced.
+/// Writes a heartbeat into `out`, replacing its content.
 pub fn write_heartbeat(out: &mut Vec<u8>, session: MoldSession, next: Sequence) {
     write_header(out, session, next, COUNT_HEARTBEAT);
 }
 
-/// Writes an end-of-session packet into `out`, whose content is replaced.
+/// Writes an end-of-session packet into `out`, replacing its content.
 pub fn write_end_of_session(out: &mut Vec<u8>, session: MoldSession, next: Sequence) {
     write_header(out, session, next, COUNT_END_OF_SESSION);
 }
 
-/// Writes the messages `[from, until)` of a packet as a packet of their own into `out`, whose content is replaced.
+/// Writes the messages `[from, until)` of a packet as a packet of their own into `out`, replacing its content.
 ///
 /// # Errors
-/// What [`MoldUdp64::parse`] says of the packet; [`DropReason::CountMismatch`] where it doesn't hold those messages.
+/// The error of [`MoldUdp64::parse`]; [`DropReason::CountMismatch`] if the packet does not hold those messages.
 pub fn write_part(out: &mut Vec<u8>, datagram: &[u8], from: Sequence, until: Sequence) -> Result<(), DropReason> {
     let packet = MoldUdp64::parse(datagram)?;
     let part = slice_messages::<MoldUdp64>(&packet, from, until)?;
@@ -210,12 +210,12 @@ fn write_header(out: &mut Vec<u8>, session: MoldSession, sequence: Sequence, mes
     out.extend_from_slice(header.as_bytes());
 }
 
-/// Whether nobody gave the session a name.
+/// Whether the session name is blank.
 fn is_blank(session: &MoldSession) -> bool {
     session.iter().all(|byte| matches!(byte, b' ' | 0))
 }
 
-/// What is behind the next `count` messages.
+/// The bytes after the next `count` messages.
 fn skip_messages(mut block: &[u8], count: u16) -> Result<&[u8], DropReason> {
     for _ in 0..count {
         if MoldUdp64::next_message(&mut block).is_none() {
@@ -298,7 +298,7 @@ mod tests {
             let unsequenced = MoldUdp64::parse(&bytes).unwrap();
             assert!(unsequenced.unsequenced);
             assert_eq!((unsequenced.first, unsequenced.count), (Sequence(0), 1));
-            // A blank session alone is a session like any other.
+            // A blank session with a sequence is a session like any other.
             assert!(!MoldUdp64::parse(&packet(session, 1, 1, b"\0\x01a")).unwrap().unsequenced);
         }
     }

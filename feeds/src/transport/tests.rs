@@ -1,19 +1,20 @@
-//! What holds for every transport: writing and reading are inverse, and no bytes make reading panic.
+//! Properties of every transport: reading inverts writing, and no bytes make reading panic.
 
 use proptest::{collection::vec, prelude::*};
 use zerocopy::IntoBytes;
 
 use super::{
-    iextp::{self, Position, Stream},
+    iextp::{self, SegmentPosition, StreamIdentity},
     moldudp64::MoldUdp64,
     *,
 };
 
-const STREAM: Stream = Stream { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, channel_id: 1, session_id: 7 };
+const STREAM: StreamIdentity =
+    StreamIdentity { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, channel_id: 1, session_id: 7 };
 const SESSION: moldudp64::MoldSession = *b"SESSION 01";
 
-fn position(first: u64) -> Position {
-    Position { first: Sequence(first), stream_offset: (first - 1).saturating_mul(40), send_time: UnixNs(11) }
+fn position(first: u64) -> SegmentPosition {
+    SegmentPosition { first: Sequence(first), stream_offset: (first - 1).saturating_mul(40), send_time: UnixNs(11) }
 }
 
 fn mold(first: u64, messages: &[Vec<u8>]) -> Vec<u8> {
@@ -39,7 +40,7 @@ fn walk<T: Transport>(packet: &Packet<'_>) -> Vec<Vec<u8>> {
     messages
 }
 
-/// What was read is exactly what was written.
+/// The packet read is exactly the packet written.
 fn check_round_trip<T: Transport>(bytes: &[u8], first: u64, messages: &[Vec<u8>]) {
     let packet = T::parse(bytes).unwrap();
     assert_eq!(packet.first, Sequence(first));
@@ -48,7 +49,7 @@ fn check_round_trip<T: Transport>(bytes: &[u8], first: u64, messages: &[Vec<u8>]
     assert_eq!(walk::<T>(&packet), messages);
 }
 
-/// Whatever the bytes: refused, or a packet whose messages and lengths are all of what is behind its header.
+/// For any bytes: rejected, or a packet whose messages and lengths make up everything after its header.
 fn check_any<T: Transport>(bytes: &[u8], header_bytes: usize) {
     if let Ok(packet) = T::parse(bytes) {
         let messages = walk::<T>(&packet);
@@ -61,12 +62,12 @@ fn check_any<T: Transport>(bytes: &[u8], header_bytes: usize) {
     let _ = detect_protocol(bytes);
 }
 
-/// Messages of lengths that matter, some of them empty.
+/// Messages of boundary lengths, some of them empty.
 fn messages() -> impl Strategy<Value = Vec<Vec<u8>>> {
     vec(vec(any::<u8>(), 0..60), 0..30)
 }
 
-/// What can happen to a packet on its way.
+/// Damage to a packet in transit.
 #[derive(Clone, Debug)]
 enum Damage {
     Cut(usize),
@@ -161,7 +162,7 @@ fn a_feed_is_recognised_from_one_datagram() {
         (0x8005, None),
     ] {
         let mut bytes = Vec::new();
-        let stream = Stream { message_protocol_id, ..STREAM };
+        let stream = StreamIdentity { message_protocol_id, ..STREAM };
         iextp::write_heartbeat(&mut bytes, stream, position(1));
         assert_eq!(detect_protocol(&bytes), feed, "heartbeat of {message_protocol_id:#x}");
         let mut writer = iextp::PacketWriter::begin(&mut bytes, stream, position(1), 1472);
@@ -180,7 +181,7 @@ fn a_message_of_maximum_length_fits() {
     let mut bytes = Vec::new();
     let mut writer = moldudp64::PacketWriter::begin(&mut bytes, SESSION, Sequence(1), usize::MAX);
     assert!(!writer.push(&[longest.as_slice(), &[1]].concat()));
-    // In a segment the length of the payload has 16 bits too.
+    // In a segment the payload length has 16 bits too.
     let mut writer = iextp::PacketWriter::begin(&mut bytes, STREAM, position(1), usize::MAX);
     assert!(!writer.push(longest));
     assert!(writer.push(&longest[2..]));
@@ -202,8 +203,8 @@ fn header_layouts_match_the_specifications() {
     let header = moldudp64::Header { session: SESSION, sequence_number: 0x0102.into(), message_count: 3.into() };
     assert_eq!(header.as_bytes(), b"SESSION 01\0\0\0\0\0\0\x01\x02\0\x03");
     let mut bytes = Vec::new();
-    let stream = Stream { message_protocol_id: 0x8004, channel_id: 1, session_id: 0x0203_0405 };
-    let position = Position { first: Sequence(6), stream_offset: 7, send_time: UnixNs(0x0809) };
+    let stream = StreamIdentity { message_protocol_id: 0x8004, channel_id: 1, session_id: 0x0203_0405 };
+    let position = SegmentPosition { first: Sequence(6), stream_offset: 7, send_time: UnixNs(0x0809) };
     iextp::write_heartbeat(&mut bytes, stream, position);
     let wanted: [&[u8]; 10] = [
         &[1],

@@ -1,46 +1,46 @@
-//! Wire structs and the enums over them, written down once as the specification's tables.
+//! Wire structs and the enums over them, written once in the form of the specification's tables.
 //!
-//! [`wire_struct!`] makes a struct whose fields stand in the order of the specification, each with the
-//! [kind](FieldValue) of its content, so that the same table also lists the fields for people and for conformance
-//! tests. [`wire_messages!`] makes the enum over a protocol's messages and its parser, which looks at the type, then at
-//! the length, then at those fields that a book depends on. Nothing is copied: a message is a view of the datagram.
+//! [`wire_struct!`] makes a struct whose fields are in the order of the specification, each with the
+//! [kind](FieldValue) of its content. The same table also lists the fields for people and for conformance tests.
+//! [`wire_messages!`] makes the enum over a protocol's messages and its parser. The parser checks the type, then the
+//! length, then the fields that a book depends on. Nothing is copied: a message is a view of the datagram.
 
 use core::fmt;
 
 use zerocopy::{big_endian, little_endian};
 
-/// Raw content of one field: what is on the wire, without scaling or meaning.
+/// Raw content of one field: the value on the wire, without scaling or meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldValue<'a> {
     /// A number: count, identifier.
     Number(i128),
-    /// A price: so many units of the last of its decimals.
+    /// A price in units of its last decimal.
     Price {
-        /// As on the wire.
+        /// The value on the wire.
         raw: i128,
-        /// How many of its digits stand behind the point.
+        /// Number of decimals.
         decimals: u8,
     },
     /// A time.
     Time {
-        /// As on the wire.
+        /// The value on the wire.
         raw: i128,
-        /// What it counts, from when.
+        /// Its unit and origin.
         scale: TimeScale,
     },
-    /// One character, or a small number that stands for a case.
+    /// One character, or a small number that identifies a case.
     Code(u8),
-    /// Bits with a meaning each.
+    /// Bits with one meaning each.
     Bits(u8),
-    /// Text without the spaces and NULs behind it.
+    /// Text without trailing spaces and NULs.
     Text(&'a [u8]),
-    /// Name of an instrument, without the spaces and NULs behind it.
+    /// Symbol of an instrument, without trailing spaces and NULs.
     Symbol(&'a [u8]),
     /// Bytes without a meaning.
     Opaque(&'a [u8]),
 }
 
-/// What a venue's time counts, from when.
+/// Unit and origin of a venue's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimeScale {
     /// Nanoseconds since 1970 UTC.
@@ -66,21 +66,21 @@ impl fmt::Display for FieldValue<'_> {
     }
 }
 
-/// What is shown of a message: its fields with the names and in the order of the specification (a name's unit, such as
-/// `_e4`, is ours and left out), the message type left out. For people and tests, not for the hot path.
-pub trait Fields {
-    /// Hands each field's name and content to `visit`.
+/// Lists a message's fields with the names and in the order of the specification. A name's unit suffix, such as
+/// `_e4`, is ours and removed; the message type is left out. For people and tests, not for the hot path.
+pub trait FieldList {
+    /// Passes each field's name and content to `visit`.
     fn fields(&self, visit: &mut dyn FnMut(&'static str, FieldValue<'_>));
 }
 
-/// Text without the spaces and NULs behind it. Venues pad with spaces; NULs are what is left of an empty field.
+/// Text without trailing spaces and NULs. Venues pad with spaces; an empty field may hold NULs.
 #[must_use]
 pub fn trimmed(text: &[u8]) -> &[u8] {
     let padding = text.iter().rev().take_while(|byte| matches!(byte, b' ' | 0)).count();
     text.get(..text.len().saturating_sub(padding)).unwrap_or_default()
 }
 
-/// A field's name without the unit that we put behind it.
+/// A field's name without our unit suffix.
 pub(crate) fn without_unit(name: &'static str, unit: &str) -> &'static str {
     name.strip_suffix(unit).unwrap_or(name)
 }
@@ -103,13 +103,13 @@ pub fn u48_be_bytes(number: u64) -> [u8; 6] {
 /// A number of any width and byte order.
 pub trait WireNumber {
     /// Its value.
-    fn wide(&self) -> i128;
+    fn to_i128(&self) -> i128;
 }
 
 macro_rules! wire_numbers {
     ($($number:ty),*) => { $(
         impl WireNumber for $number {
-            fn wide(&self) -> i128 { i128::from(self.get()) }
+            fn to_i128(&self) -> i128 { i128::from(self.get()) }
         }
     )* };
 }
@@ -117,19 +117,19 @@ wire_numbers!(big_endian::U16, big_endian::U32, big_endian::U64);
 wire_numbers!(little_endian::U16, little_endian::U32, little_endian::U64, little_endian::I64);
 
 impl WireNumber for u8 {
-    fn wide(&self) -> i128 {
+    fn to_i128(&self) -> i128 {
         i128::from(*self)
     }
 }
 
 /// Big-endian.
 impl WireNumber for [u8; 6] {
-    fn wide(&self) -> i128 {
+    fn to_i128(&self) -> i128 {
         i128::from(u48_be(*self))
     }
 }
 
-/// A struct on the wire, its size pinned, its fields listed.
+/// A struct on the wire with a checked size and a list of its fields.
 ///
 /// ```text
 /// wire_struct! {
@@ -137,7 +137,7 @@ impl WireNumber for [u8; 6] {
 ///     pub struct Name: 36 bytes {
 ///         /// Code of the message.
 ///         message_type: u8 as message_type,
-///         /// What it means.
+/// Meaning of the field.
 ///         field: U32 as number,
 ///     }
 /// }
@@ -162,7 +162,7 @@ macro_rules! wire_struct {
         }
         const _: () = assert!(size_of::<$name>() == $bytes);
 
-        impl $crate::venue::wire::Fields for $name {
+        impl $crate::venue::wire::FieldList for $name {
             fn fields(&self, visit: &mut dyn FnMut(&'static str, $crate::venue::wire::FieldValue<'_>)) {
                 $( $crate::venue::wire::wire_field!(visit, stringify!($field), self.$field, $kind); )*
             }
@@ -174,10 +174,10 @@ macro_rules! wire_struct {
 macro_rules! wire_field {
     ($visit:ident, $name:expr, $value:expr, message_type) => {};
     ($visit:ident, $name:expr, $value:expr, fields) => {
-        $crate::venue::wire::Fields::fields(&$value, $visit)
+        $crate::venue::wire::FieldList::fields(&$value, $visit)
     };
     ($visit:ident, $name:expr, $value:expr, number) => {
-        $visit($name, $crate::venue::wire::FieldValue::Number($crate::venue::wire::WireNumber::wide(&$value)))
+        $visit($name, $crate::venue::wire::FieldValue::Number($crate::venue::wire::WireNumber::to_i128(&$value)))
     };
     ($visit:ident, $name:expr, $value:expr, e4) => {
         $crate::venue::wire::wire_field!($visit, $name, $value, price "_e4" 4)
@@ -198,7 +198,7 @@ macro_rules! wire_field {
         $crate::venue::wire::wire_field!($visit, $name, $value, time "_s" MidnightS)
     };
     ($visit:ident, $name:expr, $value:expr, price $unit:literal $decimals:literal) => {{
-        let raw = $crate::venue::wire::WireNumber::wide(&$value);
+        let raw = $crate::venue::wire::WireNumber::to_i128(&$value);
         $visit(
             $crate::venue::wire::without_unit($name, $unit),
             $crate::venue::wire::FieldValue::Price { raw, decimals: $decimals },
@@ -206,7 +206,7 @@ macro_rules! wire_field {
     }};
     ($visit:ident, $name:expr, $value:expr, time $unit:literal $scale:ident) => {{
         let (raw, scale) =
-            ($crate::venue::wire::WireNumber::wide(&$value), $crate::venue::wire::TimeScale::$scale);
+            ($crate::venue::wire::WireNumber::to_i128(&$value), $crate::venue::wire::TimeScale::$scale);
         $visit(
             $crate::venue::wire::without_unit($name, $unit),
             $crate::venue::wire::FieldValue::Time { raw, scale },
@@ -240,8 +240,8 @@ macro_rules! wire_field {
 ///     }
 /// }
 /// ```
-/// `exact`: a message has the length of its struct. `growing`: it may be longer, the rest is not looked at. `else Other`
-/// after it: types that are not in the table are left to the parser of the enum `Other`, as a variant of that name.
+/// `exact`: a message has the length of its struct. `growing`: it may be longer, and further bytes are ignored. `else
+/// Other` after it: types outside the table are parsed by the enum `Other`, as a variant of that name.
 macro_rules! wire_messages {
     (
         $(#[$attribute:meta])*
@@ -254,19 +254,20 @@ macro_rules! wire_messages {
         pub enum $name<'a> {
             $( $(#[$variant_attribute])* $variant(&'a $struct), )*
             $(
-                /// One of the messages that stand in a table of their own.
+                /// A message of the other table.
                 $other($other<'a>),
             )?
         }
 
         impl<'a> $name<'a> {
-            /// Views the bytes as the message that their first byte names.
+            /// Parses the bytes as the message type in their first byte.
             ///
             /// # Errors
-            /// [`DropReason`](crate::drop_reason::DropReason): `MessageTypeUnknown`; `MessageLength` when the length is
-            /// not that of the type (an empty message has none); `FieldInvalid` when a field that a book depends on
-            /// holds what its type doesn't allow.
-            // Inlined for sure: then the caller's match is threaded into this one, and a message is dispatched once.
+            /// [`DropReason`](crate::drop_reason::DropReason): `MessageTypeUnknown`; `MessageLength` if the length
+            /// does not match the type (an empty message has none); `FieldInvalid` if a field that a book depends on
+            /// has an invalid value.
+            // Always inlined, so that the compiler merges the caller's match with this one and dispatches a message
+            // once.
             #[inline(always)]
             pub fn parse(message: &'a [u8]) -> Result<Self, $crate::drop_reason::DropReason> {
                 use $crate::drop_reason::DropReason;
@@ -298,8 +299,8 @@ macro_rules! wire_messages {
                 }
             }
 
-            /// What the message begins with; `None` when `P` is longer than the message. Where all messages are longer
-            /// than `P`, the compiler sees that it never is.
+            /// The message's first bytes as a `P`; `None` if `P` is longer than the message. Where all messages are
+            /// longer than `P`, the compiler removes that case.
             #[inline]
             #[must_use]
             pub fn prefix_as<P>(&self) -> Option<&'a P>
@@ -314,7 +315,7 @@ macro_rules! wire_messages {
                 }
             }
 
-            /// The message's bytes, as far as this specification knows them.
+            /// The message's bytes, as far as this specification defines them.
             #[must_use]
             pub fn as_bytes(&self) -> &'a [u8] {
                 match *self {
@@ -324,18 +325,18 @@ macro_rules! wire_messages {
             }
         }
 
-        impl $crate::venue::wire::Fields for $name<'_> {
+        impl $crate::venue::wire::FieldList for $name<'_> {
             fn fields(&self, visit: &mut dyn FnMut(&'static str, $crate::venue::wire::FieldValue<'_>)) {
                 match self {
-                    $( Self::$variant(view) => $crate::venue::wire::Fields::fields(*view, visit), )*
-                    $( Self::$other(message) => $crate::venue::wire::Fields::fields(message, visit), )?
+                    $( Self::$variant(view) => $crate::venue::wire::FieldList::fields(*view, visit), )*
+                    $( Self::$other(message) => $crate::venue::wire::FieldList::fields(message, visit), )?
                 }
             }
         }
     };
 }
 
-/// A view of a message as a struct, by the rule for its length.
+/// A view of a message as a struct, checked by the rule for its length.
 macro_rules! wire_view {
     ($struct:ident, $message:expr, exact) => {
         <$struct as zerocopy::FromBytes>::ref_from_bytes($message).ok()
@@ -345,7 +346,7 @@ macro_rules! wire_view {
     };
 }
 
-/// A message of a type that is not in the table.
+/// A message type outside the table.
 macro_rules! wire_unlisted {
     ($message:expr) => {
         Err($crate::drop_reason::DropReason::MessageTypeUnknown)

@@ -23,7 +23,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    channel::{Channel, ChannelState, Datagram, LateStart, MissingRequest, Numbering, REQUEST_BYTES_MAX},
+    channel::{Channel, ChannelState, Datagram, LateStart, MissingRequest, REQUEST_BYTES_MAX, SessionNumbering},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Line, Sequence, Session},
@@ -68,7 +68,7 @@ pub struct ChannelPipeline {
     counters: CounterWriter,
     metrics: ChannelRecorder,
     /// New numberings on their way to the state file.
-    sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
     /// What of the numbering has been handed on: its session, and whether it has messages.
     reported_session: Option<(Session, bool)>,
     fail_reason: Option<FailReason>,
@@ -208,7 +208,7 @@ pub struct PipelineParts {
     /// Where its counts and its lines' leads are collected.
     pub metrics: ChannelRecorder,
     /// Where new numberings go, for the state file.
-    pub sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    pub sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
 }
 
 /// What a thread keeps for all the channels that it serves.
@@ -264,8 +264,8 @@ impl ChannelPipeline {
         let PipelineParts { index, mut channel, lines, recovery, peer_gap_requests, sink, publisher, fence, .. } =
             parts;
         let (counters, metrics, sessions) = (parts.counters, parts.metrics, parts.sessions);
-        let waits_for_link = channel.config().late_start == LateStart::Whole;
-        channel.watch(mono_now());
+        let waits_for_link = channel.config().late_start == LateStart::WholeSession;
+        channel.start_silence_timers(mono_now());
         Self {
             index,
             channel,
@@ -397,7 +397,7 @@ impl ChannelPipeline {
     /// What follows a batch or a deadline: requests that are due, news for cold threads.
     fn finish_batch(&mut self, now: MonoNs) {
         self.send_requests();
-        if let Some(numbering) = self.channel.numbering()
+        if let Some(numbering) = self.channel.session_numbering()
             && self.reported_session != Some((numbering.session, numbering.has_messages))
             && self.sessions.push((self.channel.config().id, numbering)).is_ok()
         {

@@ -1,16 +1,16 @@
-//! The commit protocol: one word says whether an entry is there.
+//! The commit protocol: one word states whether an entry is committed.
 //!
-//! Written over a trait, so that the model checker runs these very functions on its own atomics.
+//! Generic over a trait, so that the model checker runs these functions on its own atomics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The word at the beginning of an entry, and the count of index slots.
 pub(crate) trait CommitWord {
-    /// Stores; what was written before is visible to whoever loads this.
+    /// Release store: earlier writes are visible to an acquire load of this word.
     fn store_release(&self, value: u64);
-    /// Stores without ordering anything.
+    /// Store without ordering.
     fn store_relaxed(&self, value: u64);
-    /// Loads; what its writer had written before is visible.
+    /// Acquire load: the writer's earlier writes are visible.
     fn load_acquire(&self) -> u64;
 }
 
@@ -31,40 +31,40 @@ impl CommitWord for AtomicU64 {
     }
 }
 
-/// What stands at a place where an entry could begin.
+/// Content at a position where an entry could begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommitState {
-    /// Nothing yet.
+    /// Not committed yet.
     Uncommitted,
-    /// An entry of that many bytes, header and padding included.
+    /// A committed entry.
     Committed {
-        /// Header, payload and padding.
+        /// Length of header, payload and padding, bytes.
         length_bytes: u32,
         /// CRC-32C, or 0.
         crc: u32,
     },
-    /// Nothing ever: the log goes on in the next segment.
+    /// Sealed: the log continues in the next segment.
     Sealed,
 }
 
 const SEALED: u64 = u64::MAX;
 
-/// Makes the entry visible that `word` begins. `next_word` is the word where the next one will begin.
+/// Commits the entry that begins at `word`. `next_word` is where the next entry will begin.
 #[inline]
 pub(crate) fn commit<W: CommitWord>(word: &W, next_word: &W, length_bytes: u32, crc: u32) {
     next_word.store_relaxed(0);
-    // Release pairs with the Acquire in `observe`: header, payload and the 0 behind are visible with it.
+    // Release pairs with the Acquire in `observe`: header, payload and the 0 after them become visible with it.
     word.store_release(u64::from(length_bytes) | u64::from(crc) << 32);
 }
 
-/// Ends the segment at `word`.
+/// Seals the segment at `word`.
 #[inline]
 pub(crate) fn seal<W: CommitWord>(word: &W) {
-    // Release pairs with the Acquire in `observe`: the next segment exists for whoever sees this.
+    // Release pairs with the Acquire in `observe`: a reader of this word also sees the next segment.
     word.store_release(SEALED);
 }
 
-/// What stands there now.
+/// Reads the current content.
 #[inline]
 pub(crate) fn observe<W: CommitWord>(word: &W) -> CommitState {
     match word.load_acquire() {
@@ -100,11 +100,11 @@ mod model {
         }
     }
 
-    /// Two entries and the end of a segment, in memory that holds what an earlier use left there.
+    /// Two entries and a seal, in memory with remains of earlier use.
     struct Segment {
         words: [AtomicU64; 3],
         payloads: [AtomicU64; 2],
-        /// Stands for the next segment, which must be there for whoever sees the end.
+        /// Represents the next segment, which must exist for every reader that sees the seal.
         next: AtomicU64,
     }
 
@@ -113,8 +113,8 @@ mod model {
 
     const LEFT_OVER: u64 = 0x1234_0000_0040;
 
-    /// One writer, and one reader that tails it: what is seen must be whole. Payloads are stored and loaded without any
-    /// order of their own, so only the commit word can make them visible.
+    /// One writer and one reader that tails it: every observed entry must be complete. Payloads are stored and loaded
+    /// without ordering, so only the commit word can make them visible.
     fn check(commit: Commit, seal: Seal) {
         loom::model(move || {
             let segment = Arc::new(Segment {
@@ -144,7 +144,7 @@ mod model {
                         at += 1;
                     }
                     CommitState::Sealed => {
-                        assert_eq!((at, segment.next.load(Relaxed)), (2, 1), "an end with nothing behind it");
+                        assert_eq!((at, segment.next.load(Relaxed)), (2, 1), "a seal without a next segment");
                         break;
                     }
                 }
@@ -183,7 +183,7 @@ mod model {
     }
 
     #[test]
-    #[should_panic(expected = "an end with nothing behind it")]
+    #[should_panic(expected = "a seal without a next segment")]
     fn a_relaxed_seal_is_caught() {
         check(commit, |word| word.store_relaxed(SEALED));
     }

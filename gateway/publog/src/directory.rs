@@ -1,4 +1,4 @@
-//! Names of segment files, and which there are.
+//! Names and listing of segment files.
 
 use std::{
     fs,
@@ -7,12 +7,12 @@ use std::{
 
 use crate::LogError;
 
-/// Of segment `number`.
+/// Path of segment `number`.
 pub(crate) fn segment_path(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("{number:016}.{EXTENSION}"))
 }
 
-/// Where a segment is made before it gets its name.
+/// Path of a segment that is being made, before its rename.
 pub(crate) fn unfinished_path(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("{number:016}.unfinished"))
 }
@@ -22,7 +22,7 @@ pub(crate) fn lock_path(directory: &Path) -> PathBuf {
     directory.join("writer.lock")
 }
 
-/// Numbers of the segments there are, ascending.
+/// Numbers of the existing segments, ascending.
 pub(crate) fn segment_numbers(directory: &Path) -> Result<Vec<u64>, LogError> {
     let mut numbers = Vec::new();
     for item in fs::read_dir(directory).map_err(LogError::io("list", directory))? {
@@ -35,7 +35,7 @@ pub(crate) fn segment_numbers(directory: &Path) -> Result<Vec<u64>, LogError> {
     Ok(numbers)
 }
 
-/// Removes what a crashed writer did not finish.
+/// Removes a crashed writer's unfinished files.
 pub(crate) fn remove_unfinished(directory: &Path) -> Result<(), LogError> {
     for item in fs::read_dir(directory).map_err(LogError::io("list", directory))? {
         let path = item.map_err(LogError::io("list", directory))?.path();

@@ -1,46 +1,46 @@
-//! What can go wrong away from the hot path.
+//! Errors outside the hot path.
 
 use std::{io, path::PathBuf};
 
 use thiserror::Error;
 
-/// Why a log could not be opened, read or kept. The writer's own path has no errors.
+/// Why a log could not be opened, read or maintained. The writer's own path has no errors.
 #[derive(Debug, Error)]
 pub enum LogError {
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// What it said.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// Another process, or this one, writes the log already.
-    #[error("{} has a writer already", path.display())]
+    /// This or another process already writes the log.
+    #[error("{} already has a writer", path.display())]
     Busy {
         /// The log's directory.
         path: PathBuf,
     },
-    /// A file that is no segment of this log.
-    #[error("{} is no segment of channel {channel}: {reason}", path.display())]
+    /// A file that is not a segment of this log.
+    #[error("{} is not a segment of channel {channel}: {reason}", path.display())]
     NotASegment {
         /// The file.
         path: PathBuf,
         /// The log's channel.
         channel: u16,
-        /// What does not fit.
+        /// The mismatch.
         reason: &'static str,
     },
-    /// Sizes that do not fit each other.
+    /// Sizes that do not fit together.
     #[error(
-        "segment_bytes = {segment_bytes} is not possible: it must be a multiple of 4096, at most 4 GiB, and hold at least four entries of {payload_bytes_max} bytes"
+        "segment_bytes = {segment_bytes}: must be a multiple of 4096, at most 4 GiB, with room for at least four entries of {payload_bytes_max} bytes"
     )]
     Sizes {
-        /// As configured.
+        /// The configured segment size.
         segment_bytes: usize,
-        /// As configured.
+        /// The configured maximum payload.
         payload_bytes_max: usize,
     },
 }
@@ -50,7 +50,7 @@ impl LogError {
         move |source| Self::Io { action, path: path.into(), source }
     }
 
-    /// Whether it was for want of space.
+    /// Whether the cause was lack of space.
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::Io { source, .. }
             if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::OutOfMemory))

@@ -1,26 +1,26 @@
-//! Publication log: the memory-mapped, append-only record of what one channel produced. One writer, any number of
-//! readers in any process.
+//! Publication log: the memory-mapped, append-only log of one channel's output. One writer, any number of readers in
+//! any process.
 //!
-//! A log is a directory with segment files of one fixed size, numbered upwards:
+//! A log is a directory of segment files of one fixed size, numbered upwards:
 //!
 //! ```text
 //!  segment file                                   entry (8-byte aligned)
 //!  0         4096            entries_offset       0        8         16        32      40     48          56        64
 //!  | header | index slots … | entry | entry | …   | commit | number | session | first | next | ts_commit | sizes | payload …
 //! ```
-//! - An entry is whole once its commit word is stored (release, by the writer); readers load it (acquire). It holds
-//!   the entry's length and CRC-32C and is never 0. 0 means "not yet", all ones "this segment is over".
-//! - Before an entry is committed, the word behind it is 0. So memory need not be clean, and whatever an unfinished
-//!   entry left behind is never taken for one.
-//! - An index slot leads from session and sequence to an entry: one each 16 KiB, one at each change of session.
-//! - Segments are unlinked, never truncated and never written again, so what a reader has mapped stays valid.
-//! - A log that is opened again keeps what was committed and goes on in a new segment.
-//! - The writer makes no system call, allocates nothing and waits for nobody. A cold thread ([`SegmentMaintenance`]) makes
-//!   segments ahead and unlinks old ones. When none is ready (the keeper starved, or there is no space left), the
-//!   writer goes on in private memory: [what is published](Writer::pending) goes out as before, and readers find that
-//!   many entry numbers missing once the next segment is there ([`Reader::lost`]).
+//! - An entry is complete once its commit word is stored (release, by the writer); readers load it (acquire). The
+//! word holds the entry's length and CRC-32C and is never 0. 0 means "not committed", all ones "segment sealed".
+//! - Before an entry is committed, the word after it is set to 0. So memory need not be zeroed, and the remains of an
+//! unfinished entry are never read as an entry.
+//! - An index slot maps session and sequence to an entry: one slot per 16 KiB, and one at each change of session.
+//! - Segments are unlinked, never truncated or rewritten, so a reader's mapping stays valid.
+//! - A reopened log keeps its committed entries and continues in a new segment.
+//! - The writer makes no system call, allocates nothing and never waits. A cold thread ([`SegmentMaintenance`]) makes
+//! segments ahead and unlinks old ones. If no segment is ready (the thread starved, or the disk is full), the writer
+//! continues in private memory. [Publication](Writer::pending) is unaffected. Readers find those entry numbers
+//! missing once the next segment exists ([`Reader::lost`]).
 //!
-//! What it deliberately does not know: what a session, a sequence or a payload means, clocks, threads.
+//! Out of scope: the meaning of sessions, sequences and payloads; clocks; threads.
 
 mod commit;
 mod directory;
@@ -36,51 +36,51 @@ mod model;
 pub use error::LogError;
 pub use reader::{Reader, SeekResult};
 pub use retention::{MaintenanceCounts, Retention, RetentionHold, SegmentMaintenance};
-pub use writer::{LogOptions, OpenedLog, Pending, Recovered, Verify, Writer, WriterCounts, open};
+pub use writer::{LogOptions, LogRecovery, OpenedLog, Pending, Verify, Writer, WriterCounts, open};
 
-/// Name of a numbering, as its bytes stand on the wire. Compared for equality alone.
+/// Session identifier in its wire form. Only compared for equality.
 pub type SessionBytes = [u8; 16];
 
-/// A place in a log: where an entry begins, or will. Places of one log are ordered, over restarts too.
+/// A position in a log: where an entry begins or will begin. Positions of one log are ordered, also across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// Number of the segment.
     pub segment: u64,
-    /// Bytes from its beginning. Beyond the segment's size: in the writer's private memory.
+    /// Offset in bytes from the segment's start. Beyond the segment's size: in the writer's private memory.
     pub offset: u64,
 }
 
 /// One committed entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Where it begins.
+    /// Where the entry begins.
     pub position: Position,
-    /// Where the next one begins, if it is in the same segment.
+    /// Where the next entry begins, if it is in the same segment.
     pub end: Position,
-    /// Counts entries from the beginning of the log, over restarts too.
+    /// Entry number, counted from the beginning of the log, also across restarts.
     pub number: u64,
-    /// The numbering that `first` and `next` belong to.
+    /// The session of `first` and `next`.
     pub session: SessionBytes,
-    /// First input sequence it settles.
+    /// First input sequence covered.
     pub first: u64,
-    /// First input sequence after that; `first` for an entry that settles nothing.
+    /// First input sequence after the covered range; equal to `first` for an entry that covers nothing.
     pub next: u64,
     /// When it was committed, ns since 1970 UTC, by the writer's clock.
     pub ts_commit: u64,
     /// Frames in the payload.
     pub frame_count: u16,
-    /// The writer's own.
+    /// Flags for the writer's own use.
     pub flags: u16,
-    /// What the writer appended.
+    /// The appended bytes.
     pub payload: &'a [u8],
 }
 
 /// Whether entries carry a checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// CRC-32C over header and payload: after a crash of the machine it tells whole entries from torn ones.
+    /// CRC-32C over header and payload. After a crash of the machine it distinguishes whole entries from torn ones.
     #[default]
     Crc32c,
-    /// None: enough where the log lies in memory and dies with the machine.
+    /// None: sufficient for a log in memory that does not survive the machine.
     Off,
 }

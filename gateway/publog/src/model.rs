@@ -1,4 +1,4 @@
-//! The log against a `Vec`: what is committed is read, in order, each once, whatever happens to the writer.
+//! The log against a `Vec`: committed entries are read in order, each once, whatever happens to the writer.
 
 use std::{fs, path::Path};
 
@@ -15,7 +15,7 @@ const CHANNEL: u16 = 7;
 const NOW_NS: u64 = 1_700_000_000_000_000_000;
 const PAYLOAD_BYTES_MAX: usize = 256;
 
-/// What a test writes, and what it must read again.
+/// An entry that a test writes and must read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct WrittenEntry {
     session: SessionBytes,
@@ -76,7 +76,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let payload = || prop::collection::vec(any::<u8>(), 0..=PAYLOAD_BYTES_MAX);
     prop_oneof![
-        20 => (payload(), 0_u64..4).prop_map(|(payload, settled)| Step::Write(payload, settled)),
+        20 => (payload(), 0_u64..4).prop_map(|(payload, covered)| Step::Write(payload, covered)),
         2 => payload().prop_map(Step::Abandon),
         1 => Just(Step::NewSession),
         4 => Just(Step::Maintain),
@@ -101,11 +101,11 @@ proptest! {
         let (mut session, mut next) = (1_u8, 1);
         for step in steps {
             match step {
-                Step::Write(payload, settled) => {
-                    // The keeper runs between any two entries, so nothing goes to private memory.
+                Step::Write(payload, covered) => {
+                    // Maintenance runs between any two entries, so no entry goes to private memory.
                     log.maintenance.run_once(NOW_NS);
-                    let written = WrittenEntry { session: [session; 16], first: next, next: next + settled, flags: 3, payload };
-                    next += settled;
+                    let written = WrittenEntry { session: [session; 16], first: next, next: next + covered, flags: 3, payload };
+                    next += covered;
                     written.write(&mut log);
                     model.push(written);
                 }
@@ -159,11 +159,11 @@ proptest! {
             let mut first = 1;
             for index in 0..*count {
                 log.maintenance.run_once(NOW_NS);
-                let settled = if index % part_every == 0 { 0 } else { *step };
+                let covered = if index % part_every == 0 { 0 } else { *step };
                 let session = [u8::try_from(run).unwrap(); 16];
                 let payload = vec![0; usize::try_from(index % 256).unwrap()];
-                WrittenEntry { session, first, next: first + settled, flags: 0, payload }.write(&mut log);
-                first += settled;
+                WrittenEntry { session, first, next: first + covered, flags: 0, payload }.write(&mut log);
+                first += covered;
             }
         }
         let numbers = segment_numbers(directory.path()).unwrap();
@@ -189,7 +189,7 @@ proptest! {
     }
 }
 
-/// A log of three entries in one segment; where each begins, and where the last ends.
+/// A log of three entries in one segment; the start of each, and the end of the last.
 fn three_entries(directory: &Path) -> (Vec<WrittenEntry>, [usize; 4]) {
     let mut log = open(options(directory), NOW_NS).unwrap();
     let entries: Vec<_> = (1..=3).map(WrittenEntry::with_sequence).collect();
@@ -269,7 +269,7 @@ fn after_a_machine_crash_the_checksum_detects_any_torn_entry() {
             found += 1;
             assert_eq!(read_entries, &entries[..whole], "byte {position}");
         } else {
-            // Padding alone is not covered.
+            // Only padding is not covered.
             assert_eq!(read_entries, entries, "byte {position}");
         }
     }
@@ -281,13 +281,13 @@ fn entries_left_after_the_truncation_point_are_not_found() {
     let target = directory();
     let mut log = open(options(target.path()), NOW_NS).unwrap();
     let [_, second] = [1, 2].map(|sequence| WrittenEntry::with_sequence(sequence).write(&mut log));
-    // A session's first entry gets a slot of the index.
+    // A session's first entry gets an index slot.
     let next_session = WrittenEntry { session: [2; 16], ..WrittenEntry::with_sequence(1) };
     let stale_position = next_session.write(&mut log);
     drop(log);
     let path = segment_path(target.path(), stale_position.segment);
     let mut image = fs::read(&path).unwrap();
-    // The word that commits the entry before it has not come to the disk.
+    // The commit word of the previous entry did not reach the disk.
     let cut = usize::try_from(second.offset).unwrap();
     image[cut..cut + 8].fill(0);
     fs::write(&path, &image).unwrap();
@@ -360,7 +360,7 @@ fn inconsistent_sizes_are_refused() {
     }
 }
 
-/// The keeper never runs, as if starved: two segments, then private memory.
+/// Maintenance never runs, as if starved: two segments, then private memory.
 #[test]
 fn without_a_ready_segment_publishing_continues_and_readers_count_lost_entries() {
     let directory = directory();
@@ -425,7 +425,7 @@ fn retention_by_size_unlinks_the_oldest_and_mapped_segments_stay_readable() {
         WrittenEntry::with_sequence(written).write(&mut log);
     }
     let read_entries = read_all(&mut reader);
-    // The first segment whole, though it is gone; then what is left.
+    // The whole first segment, although it was unlinked; then the remaining entries.
     let first_gap = read_entries.windows(2).position(|pair| pair[1].first != pair[0].first + 1).unwrap();
     assert!(first_gap > 10);
     let missing = read_entries[first_gap + 1].first - read_entries[first_gap].first - 1;
@@ -520,7 +520,7 @@ fn readers_in_other_threads_see_every_entry_while_segments_are_created_and_unlin
                     (read, last) = (read + 1, entry.first);
                     begun_at.get_or_insert(entry.first);
                 }
-                // What it did not read since it began, it knows that it lost.
+                // Every entry that the reader did not read since its start is counted as lost.
                 assert_eq!(read + reader.lost_entries(), ENTRIES + 1 - begun_at.unwrap());
             })
         });

@@ -1,4 +1,4 @@
-//! Reading a log, from any process.
+//! Reads a log, from any process.
 
 use std::path::{Path, PathBuf};
 
@@ -8,35 +8,36 @@ use crate::{
     segment::{EntryState, IndexSlot, ReadSegment},
 };
 
-/// Follows a log. Within a segment, [`next`](Self::next) makes no system call; segments stay readable for as long as
-/// they are mapped here, even when they have been unlinked.
+/// Reads a log's entries in order. Within a segment, [`next`](Self::next) makes no system call. Segments stay
+/// readable for as long as they are mapped here, even after they were unlinked.
 #[derive(Debug)]
 pub struct Reader {
     directory: PathBuf,
     channel: u16,
     segment: Option<ReadSegment>,
     offset: usize,
-    /// Number of the next entry, while entries are read one after the other.
+    /// Number of the next entry, while entries are read consecutively.
     expected_number: Option<u64>,
     lost_entries: u64,
 }
 
-/// What [`Reader::seek`] found.
+/// Result of [`Reader::seek`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeekResult {
-    /// The next entry is the first that settles the sequence or something after it.
+    /// The next entry is the first that covers the sequence or a later one.
     Found,
-    /// It is gone, or never was: the next entry is the oldest there is, of that session if any is there.
+    /// The sequence is gone, or never existed. The next entry is the oldest one of that session if any exists, else
+    /// the oldest of the log.
     OldestAvailable,
-    /// It has not been written yet: the next entry is the one behind the last of that session.
+    /// The sequence is not written yet. The next entry is the one after the session's last entry.
     NotYetWritten,
 }
 
 impl Reader {
-    /// Opens the log in `directory` at the oldest entry there is. The log need not have been begun.
+    /// Opens the log in `directory` at its oldest entry. The log may still be empty.
     ///
     /// # Errors
-    /// When the directory can't be listed or a file in it is no segment of that channel.
+    /// If the directory cannot be listed or a file in it is not a segment of that channel.
     pub fn open(directory: impl Into<PathBuf>, channel: u16) -> Result<Self, LogError> {
         let mut reader = Self {
             directory: directory.into(),
@@ -50,16 +51,16 @@ impl Reader {
         Ok(reader)
     }
 
-    /// The channel whose log lies in `directory`; `None` where there is no segment.
+    /// The channel of the log in `directory`; `None` if there is no segment.
     ///
     /// # Errors
-    /// When the directory can't be listed or its first segment is none.
+    /// If the directory cannot be listed or its first segment is invalid.
     pub fn channel_of(directory: &Path) -> Result<Option<u16>, LogError> {
         let Some(number) = segment_numbers(directory)?.into_iter().next() else { return Ok(None) };
         ReadSegment::channel_of(&segment_path(directory, number)).map(Some)
     }
 
-    /// The next entry, or `None` while there is none.
+    /// The next entry, or `None` if it is not committed yet.
     #[inline]
     #[allow(clippy::should_implement_trait, reason = "an entry borrows from its reader")]
     pub fn next(&mut self) -> Option<Entry<'_>> {
@@ -71,7 +72,7 @@ impl Reader {
         Some(entry)
     }
 
-    /// The next entry without going on to the one behind it.
+    /// The next entry, without advancing.
     #[inline]
     pub fn peek(&mut self) -> Option<Entry<'_>> {
         self.advance_to_entry();
@@ -81,7 +82,8 @@ impl Reader {
         }
     }
 
-    /// The entries ahead in the segment that [`Self::peek`] has gone to, without going on: [`Self::skip_to`] does.
+    /// The committed entries ahead in the segment of the last [`Self::peek`], without advancing: [`Self::skip_to`]
+    /// advances.
     #[inline]
     pub fn entries_ahead(&self) -> impl Iterator<Item = Entry<'_>> {
         let segment = self.segment.as_ref();
@@ -95,12 +97,12 @@ impl Reader {
         })
     }
 
-    /// Goes to the end of an entry that [`Self::entries_ahead`] gave. Other places are not gone to.
+    /// Advances to the end of an entry from [`Self::entries_ahead`]. Other positions are ignored.
     pub fn skip_to(&mut self, end: Position) {
         while end.segment == self.position().segment && offset_of(end) > self.offset && self.next().is_some() {}
     }
 
-    /// Where it stands.
+    /// Current position.
     #[must_use]
     pub fn position(&self) -> Position {
         self.segment.as_ref().map_or_else(Position::default, |segment| Position {
@@ -109,14 +111,14 @@ impl Reader {
         })
     }
 
-    /// Entries that were missing between two that were read one after the other: their segment was unlinked before
-    /// this reader came to it, or they went to the writer's private memory.
+    /// Number of entries missing between two entries read consecutively. Either their segment was unlinked before
+    /// this reader reached it, or they are only in the writer's private memory.
     #[must_use]
     pub fn lost_entries(&self) -> u64 {
         self.lost_entries
     }
 
-    /// Goes to the oldest entry there is.
+    /// Moves to the oldest entry.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -126,7 +128,7 @@ impl Reader {
         self.open_segment_from(0)
     }
 
-    /// Goes behind the last entry there is.
+    /// Moves behind the last entry.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -135,7 +137,7 @@ impl Reader {
             let Some(segment) = self.map_segment(number)? else { continue };
             let begin = segment.header().layout.entries_offset;
             if matches!(segment.entry_at(begin), EntryState::Uncommitted) {
-                // Made ahead: unless the one before it is sealed, the log has not come here.
+                // A segment made ahead: unless the previous segment is sealed, the log has not reached this one.
                 continue;
             }
             let last_entry = segment.slots().rev().find(|slot| segment.is_valid_slot(slot));
@@ -147,7 +149,7 @@ impl Reader {
         self.seek_oldest()
     }
 
-    /// Session and `next` of the last entry there is. Leaves the reader behind it.
+    /// Session and `next` of the last entry. Leaves the reader behind that entry.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -162,7 +164,7 @@ impl Reader {
             while let Some(entry) = self.next() {
                 last_entry = Some((entry.session, entry.next));
             }
-            // One that was made ahead has nothing yet.
+            // A segment made ahead has no entry yet.
             if last_entry.is_some() {
                 return Ok(last_entry);
             }
@@ -170,8 +172,8 @@ impl Reader {
         Ok(None)
     }
 
-    /// Goes to the first entry of `session` that settles `sequence` or something after it, all parts of a message
-    /// that was cut included.
+    /// Moves to the first entry of `session` that covers `sequence` or a later one, including all parts of a split
+    /// message.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -182,7 +184,7 @@ impl Reader {
         };
         self.move_to(segment, offset);
         if !is_before {
-            // The session's first entry there is. It may begin at the very sequence.
+            // The session's oldest entry, which may begin at the very sequence.
             let found = self.peek().is_some_and(|entry| entry.first <= sequence);
             return Ok(if found { SeekResult::Found } else { SeekResult::OldestAvailable });
         }
@@ -195,7 +197,7 @@ impl Reader {
         }
     }
 
-    /// What the log holds of a session: `[first, next)`, `None` if nothing. Leaves the reader behind the session's last
+    /// The log's extent in a session: `[first, next)`, `None` if empty. Leaves the reader behind the session's last
     /// entry.
     ///
     /// # Errors
@@ -215,7 +217,7 @@ impl Reader {
         Ok(Some(range))
     }
 
-    /// The oldest session of those that are wanted.
+    /// The oldest of the wanted sessions.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -230,8 +232,8 @@ impl Reader {
         Ok(None)
     }
 
-    /// Goes to a place that a [`Reader`], or the log's writer, has named. `false` when it is gone or in the writer's
-    /// private memory; the reader is then where it was.
+    /// Moves to a position from a [`Reader`] or from the log's writer. Returns `false` if the position is gone or in
+    /// the writer's private memory; the reader then does not move.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -246,7 +248,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// The last index slot of the session before `sequence` and `true`, else the first of the session and `false`.
+    /// The last index slot of the session before `sequence` and `true`, else the session's first slot and `false`.
     fn find_slot(&self, session: SessionBytes, sequence: u64) -> Result<Option<(ReadSegment, usize, bool)>, LogError> {
         let mut oldest = None;
         for number in segment_numbers(&self.directory)?.into_iter().rev() {
@@ -272,12 +274,12 @@ impl Reader {
         self.expected_number = None;
     }
 
-    /// Goes on over the borders of segments, if it stands at one.
+    /// Advances across segment borders, if the reader is at one.
     #[inline]
     fn advance_to_entry(&mut self) {
         let next_segment = match self.segment.as_ref().map(|segment| segment.entry_at(self.offset)) {
             Some(EntryState::Uncommitted | EntryState::Entry(_)) => return,
-            // What is cut or damaged goes no further; what comes behind it shows in `lost_entries`.
+            // A truncated or damaged segment ends here; the entries behind it count in `lost_entries`.
             Some(EntryState::Sealed | EntryState::Damaged) => self.position().segment.saturating_add(1),
             None => 0,
         };
@@ -287,10 +289,10 @@ impl Reader {
     #[cold]
     fn cross_segment(&mut self, next_segment: u64) {
         let mut next_segment = next_segment;
-        // A segment can be sealed without an entry; more than a few of them in a row there are not.
+        // A segment can be sealed without an entry; there are never more than a few of them in a row.
         for _ in 0..EMPTY_SEGMENTS_MAX {
             let before = self.position();
-            // Trouble with the directory is as good as nothing new: the next call tries again.
+            // An error of the directory counts as no new entry: the next call tries again.
             if self.open_segment_from(next_segment).is_err() || self.position() == before {
                 return;
             }
@@ -303,7 +305,7 @@ impl Reader {
         }
     }
 
-    /// Goes to the beginning of the lowest segment from `number` on, if there is one.
+    /// Moves to the beginning of the lowest segment from `number` on, if any.
     fn open_segment_from(&mut self, number: u64) -> Result<(), LogError> {
         let mut found = if number > 0 { self.map_segment(number)? } else { None };
         if found.is_none() {
@@ -321,7 +323,7 @@ impl Reader {
         Ok(())
     }
 
-    /// `None` when it isn't there, or was unlinked since the directory was listed.
+    /// `None` if it does not exist, or was unlinked since the directory was listed.
     fn map_segment(&self, number: u64) -> Result<Option<ReadSegment>, LogError> {
         match ReadSegment::open(&segment_path(&self.directory, number), self.channel) {
             Ok(segment) => Ok(Some(segment)),

@@ -1,4 +1,4 @@
-//! The cold thread's side: makes segments ahead, unlinks old ones.
+//! Segment maintenance on the cold thread: makes segments ahead, unlinks old ones.
 
 use std::{
     collections::VecDeque,
@@ -18,34 +18,34 @@ use crate::{
     segment::{SegmentHeader, WriteSegment},
 };
 
-/// When old segments go. The current one and those made ahead never do.
+/// Limits for old segments. The current segment and those made ahead are never unlinked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// All segments together, those made ahead included.
+    /// Size of all segments, including those made ahead.
     pub bytes_max: u64,
-    /// How long ago the writer left a segment. Counted from the start for those that were there before.
+    /// Maximum age of a segment since the writer left it. Segments of an earlier run count from the start.
     pub age_ns_max: Option<u64>,
-    /// Above `bytes_max`, up to here, [protected](RetentionHold) segments stay.
+    /// Between `bytes_max` and this size, [protected](RetentionHold) segments stay.
     pub protected_bytes_max: u64,
 }
 
 impl Default for Retention {
-    /// 512 MiB, twice that for what is protected, no age.
+    /// 512 MiB, twice that for protected segments, no age limit.
     fn default() -> Self {
         Self { bytes_max: 512 << 20, age_ns_max: None, protected_bytes_max: 1 << 30 }
     }
 }
 
-/// Between writer and keeper. Every field is lock-free: neither can make the other wait.
+/// Shared by writer and maintenance. Every field is lock-free: neither waits for the other.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// SegmentMaintenance to writer: segments made ahead, lowest number first.
+    /// Maintenance to writer: segments made ahead, lowest number first.
     pub(crate) ready: ArrayQueue<WriteSegment>,
-    /// Writer to keeper: segments to unmap.
+    /// Writer to maintenance: segments to unmap.
     pub(crate) retired: ArrayQueue<WriteSegment>,
-    /// Number of the segment being written; by the writer. Orders nothing.
+    /// Number of the segment being written. Written by the writer; relaxed ordering suffices.
     pub(crate) current: AtomicU64,
-    /// First protected segment; by whoever holds [`RetentionHold`]. Orders nothing.
+    /// First protected segment. Written by the owner of [`RetentionHold`]; relaxed ordering suffices.
     retention_hold: AtomicU64,
 }
 
@@ -60,42 +60,42 @@ impl Shared {
     }
 }
 
-/// Protects part of a log: what the peer hasn't been heard to publish.
+/// Protects part of a log: entries that the peer was not observed to publish.
 #[derive(Clone, Debug)]
 pub struct RetentionHold(Arc<Shared>);
 
 impl RetentionHold {
-    /// Keeps the segment of `position` and all after it; `None` protects nothing.
+    /// Protects the segment of `position` and all later ones; `None` protects nothing.
     pub fn set(&self, position: Option<Position>) {
         self.0.retention_hold.store(position.map_or(u64::MAX, |position| position.segment), Relaxed);
     }
 }
 
-/// Makes segments and unlinks them. A cold thread calls [`Self::run_once`] every few milliseconds.
+/// Makes and unlinks segments. A cold thread calls [`Self::run_once`] every few milliseconds.
 #[derive(Debug)]
 pub struct SegmentMaintenance {
     directory: PathBuf,
     header: SegmentHeader,
     retention: Retention,
     next_segment: u64,
-    /// Those with a name, oldest first.
+    /// Segments with a file name, oldest first.
     segments: VecDeque<RetainedSegment>,
     shared: Arc<Shared>,
     counts: MaintenanceCounts,
 }
 
-/// What a [`SegmentMaintenance`] counts.
+/// Counters of a [`SegmentMaintenance`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaintenanceCounts {
     /// Segments made.
     pub made: u64,
     /// Segments unlinked.
     pub unlinked: u64,
-    /// Of these, protected ones: the gateway can't take over from what its peer has said last.
+    /// Protected segments unlinked: the gateway cannot take over from its peer's last observed position.
     pub protected_unlinked: u64,
-    /// Turns that found no space for a segment, nor anything to unlink for it.
+    /// Calls that found neither space for a segment nor an old segment to unlink.
     pub no_space: u64,
-    /// Other refusals of the operating system.
+    /// Other errors of the operating system.
     pub failures: u64,
 }
 
@@ -117,7 +117,7 @@ impl SegmentMaintenance {
         Self { directory, header, retention, next_segment, segments, shared, counts: MaintenanceCounts::default() }
     }
 
-    /// The segment to begin with.
+    /// The first segment.
     pub(crate) fn make_first(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
         for number in segment_numbers(&self.directory)? {
             self.segments.push_back(RetainedSegment { number, sealed_ns: Some(now_ns) });
@@ -126,8 +126,8 @@ impl SegmentMaintenance {
         self.make(now_ns)
     }
 
-    /// Does what there is to do; whether there was anything. `now_ns`: ns since 1970 UTC. What goes wrong is counted
-    /// and tried again in the next turn; [`Self::counts`] tells.
+    /// Makes and unlinks segments as necessary. Returns whether there was work. `now_ns`: ns since 1970 UTC. Errors
+    /// are counted in [`Self::counts`] and retried in the next call.
     pub fn run_once(&mut self, now_ns: u64) -> bool {
         let before = self.counts;
         let mut did_work = false;
@@ -136,7 +136,7 @@ impl SegmentMaintenance {
         }
         while !self.shared.ready.is_full() {
             match self.make(now_ns) {
-                // The queue has this one producer, so there is room.
+                // This queue has only one producer, so there is room.
                 Ok(segment) => drop(self.shared.ready.push(segment)),
                 Err(error) => {
                     if error.is_no_space() {
@@ -158,19 +158,19 @@ impl SegmentMaintenance {
         RetentionHold(Arc::clone(&self.shared))
     }
 
-    /// What it counts.
+    /// The counters.
     #[must_use]
     pub fn counts(&self) -> &MaintenanceCounts {
         &self.counts
     }
 
-    /// Bytes of all segments that have a name.
+    /// Size of all segments with a file name, bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.segments.len() as u64 * self.header.layout.segment_bytes as u64
     }
 
-    /// Makes one segment; where there is no space for it, the oldest go until there is.
+    /// Makes one segment. If there is no space, unlinks the oldest ones until there is.
     fn make(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
         loop {
             match self.try_make(now_ns) {
@@ -214,7 +214,7 @@ impl SegmentMaintenance {
         }
     }
 
-    /// Whether one could go.
+    /// Whether a segment may be unlinked.
     fn unlink_oldest(&mut self) -> bool {
         let Some(oldest) = self.segments.front().copied() else { return false };
         if oldest.number >= self.shared.current.load(Relaxed) {
@@ -235,10 +235,10 @@ impl SegmentMaintenance {
     }
 }
 
-/// Gives a finished segment its name.
+/// Gives a finished segment its file name.
 fn rename(from: &Path, to: &Path) -> Result<(), LogError> {
     fs::rename(from, to).map_err(LogError::io("rename to", to))
 }
 
-/// Segments that wait to be unmapped. The writer gives up at most one per segment it fills.
+/// Most segments that wait to be unmapped. The writer leaves at most one per segment that it fills.
 const RETIRED_MAX: usize = 8;

@@ -1,15 +1,15 @@
-//! One segment: its layout in mapped memory, and the only places that touch it.
+//! One segment: its layout in mapped memory. Only this module accesses that memory.
 //!
 //! ```text
 //!  header words (8 bytes each)                    written by
-//!    0  magic, 8 version|channel|checksum,        keeper, before the file gets its name
+//!    0  magic, 8 version|channel|checksum,        maintenance, before the rename
 //!   16  number, 24 segment_bytes,
 //!   32  slot_count_max|payload_bytes_max,
 //!   40  created_ns, 48 CRC-32C of the above
 //!  128  slot_count                                writer (release)
 //!  256  sealed_at                                 writer, once
 //! ```
-//! An index slot: session (2 words), first, offset. Slots are only ever appended.
+//! An index slot: session (2 words), first, offset. Slots are only appended.
 
 #![allow(unsafe_code, reason = "memory that other processes map")]
 
@@ -31,7 +31,7 @@ use crate::{
 /// Bytes of an entry before its payload.
 pub(crate) const ENTRY_HEADER_BYTES: usize = 64;
 
-/// Sizes of a segment, all following from two.
+/// Sizes of a segment, derived from two parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) segment_bytes: usize,
@@ -58,7 +58,7 @@ impl Layout {
     }
 }
 
-/// What stands in the fixed part of a segment's header.
+/// The fixed part of a segment's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentHeader {
     pub(crate) channel: u16,
@@ -68,21 +68,21 @@ pub(crate) struct SegmentHeader {
     pub(crate) layout: Layout,
 }
 
-/// What stands where an entry could begin.
+/// Content at a position where an entry could begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EntryState<'a> {
-    /// Nothing yet.
+    /// Not committed yet.
     Uncommitted,
-    /// A whole entry.
+    /// A committed entry.
     Entry(Entry<'a>),
-    /// The log goes on in the next segment.
+    /// Sealed: the log continues in the next segment.
     Sealed,
-    /// Lengths that cannot be, or a wrong checksum.
+    /// Invalid lengths, or a wrong checksum.
     Damaged,
 }
 
-/// A segment that readers look at. Committed bytes never change, so slices of them are sound for as long as the
-/// mapping lives, whatever becomes of the file's name.
+/// A segment mapped by a reader. Committed bytes never change, so slices of them are sound for as long as the mapping
+/// lives, even after the file is unlinked.
 #[derive(Debug)]
 pub(crate) struct ReadSegment {
     map: MmapRaw,
@@ -90,7 +90,7 @@ pub(crate) struct ReadSegment {
 }
 
 impl ReadSegment {
-    /// Maps an existing segment to read it.
+    /// Maps an existing segment for reading.
     pub(crate) fn open(path: &Path, channel: u16) -> Result<Self, LogError> {
         let file = File::open(path).map_err(LogError::io("open", path))?;
         let map = map_existing(&file, path, channel, |options, file| options.map_raw_read_only(file))?;
@@ -101,7 +101,7 @@ impl ReadSegment {
         Ok(Self { map, header })
     }
 
-    /// The channel that a segment says it is of.
+    /// The channel in the segment's header.
     pub(crate) fn channel_of(path: &Path) -> Result<u16, LogError> {
         let file = File::open(path).map_err(LogError::io("open", path))?;
         let map = map_existing(&file, path, 0, |options, file| options.map_raw_read_only(file))?;
@@ -113,7 +113,7 @@ impl ReadSegment {
         &self.header
     }
 
-    /// What stands at `offset`, lengths checked.
+    /// The content at `offset`, lengths checked.
     #[inline]
     pub(crate) fn entry_at(&self, offset: usize) -> EntryState<'_> {
         entry_at(&self.map, self.header.number, 0, offset)
@@ -131,36 +131,37 @@ impl ReadSegment {
         }
     }
 
-    /// Whether its writer left it.
+    /// Whether its writer has sealed it.
     pub(crate) fn is_sealed(&self) -> bool {
         self.sealed_at().is_some()
     }
 
-    /// Where its writer left it, or where it was cut after that.
+    /// Offset at which the segment is sealed, or was truncated later.
     fn sealed_at(&self) -> Option<usize> {
         let at = usize::try_from(word(&self.map, SEALED_AT).load(Relaxed)).unwrap_or(0);
         (at >= self.header.layout.entries_offset && matches!(self.entry_at(at), EntryState::Sealed)).then_some(at)
     }
 
-    /// Whether the segment has an end, and that is before `offset`. When a machine fails, entries and slots behind the place
-    /// at which its log is cut may have come to the disk: they count for nothing.
+    /// Whether the segment has an end before `offset`. After a machine failure, the disk may hold entries and slots
+    /// beyond the point of truncation. They are ignored.
     pub(crate) fn ends_before(&self, offset: usize) -> bool {
         self.sealed_at().is_some_and(|end| end < offset)
     }
 
-    /// Index slots, oldest first. They outlive a crash on their own, so [`Self::is_valid_slot`] has the last word.
+    /// Index slots, oldest first. After a crash they may refer to lost entries, so [`Self::is_valid_slot`] must check
+    /// each one.
     pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = IndexSlot> + '_ {
         slots(&self.map, &self.header)
     }
 
-    /// Whether the slot leads to the entry that it names.
+    /// Whether the slot points to the entry that it describes.
     pub(crate) fn is_valid_slot(&self, slot: &IndexSlot) -> bool {
         !self.ends_before(slot.offset)
             && matches!(self.entry_at(slot.offset), EntryState::Entry(entry) if entry.session == slot.session && entry.first == slot.first)
     }
 }
 
-/// One step of the way from sequence to entry.
+/// One index slot: maps a sequence to an entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IndexSlot {
     pub(crate) session: SessionBytes,
@@ -168,7 +169,7 @@ pub(crate) struct IndexSlot {
     pub(crate) offset: usize,
 }
 
-/// A segment that its one writer appends to.
+/// A segment mapped by its only writer.
 #[derive(Debug)]
 pub(crate) struct WriteSegment {
     map: MmapRaw,
@@ -180,7 +181,7 @@ pub(crate) struct WriteSegment {
     slot_session: SessionBytes,
 }
 
-/// What an entry's header says besides its lengths.
+/// Fields of an entry's header besides its lengths.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EntryHeader {
     pub(crate) number: u64,
@@ -193,7 +194,7 @@ pub(crate) struct EntryHeader {
 }
 
 impl WriteSegment {
-    /// Makes the file at `path`, which must not exist, with its space reserved and its pages present.
+    /// Creates the file at `path`, which must not exist, with reserved space and all pages present.
     pub(crate) fn create(path: &Path, header: SegmentHeader) -> Result<Self, LogError> {
         let file =
             File::options().read(true).write(true).create_new(true).open(path).map_err(LogError::io("create", path))?;
@@ -203,7 +204,7 @@ impl WriteSegment {
         Ok(Self::new(map, header))
     }
 
-    /// Private memory in the shape of a segment, pages present.
+    /// Private memory in the layout of a segment, all pages present.
     pub(crate) fn private(header: SegmentHeader) -> io::Result<Self> {
         let map = MmapOptions::new().len(header.layout.segment_bytes).map_anon()?;
         Ok(Self::new(map.into(), header))
@@ -211,7 +212,7 @@ impl WriteSegment {
 
     fn new(map: MmapRaw, header: SegmentHeader) -> Self {
         if map.advise(Advice::PopulateWrite).is_err() {
-            // Kernels before 5.14: one store per page does the same.
+            // Kernels before 5.14: one store per page has the same effect.
             for offset in (0..map.len()).step_by(PAGE_BYTES) {
                 word(&map, offset).store(0, Relaxed);
             }
@@ -240,25 +241,25 @@ impl WriteSegment {
         self.header.layout.segment_bytes
     }
 
-    /// Whether an entry of the greatest size fits, and the word behind it.
+    /// Whether there is room for an entry of the maximum size and the word after it.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.end + self.header.layout.entry_bytes_max() + WORD_BYTES <= self.map.len()
     }
 
-    /// Memory for the payload of the entry to come. What it holds is left over from earlier use.
+    /// Memory for the payload of the next entry. Its content is undefined remains of earlier use.
     #[inline]
     pub(crate) fn payload(&mut self) -> &mut [u8] {
         assert!(self.has_room());
         let begin = self.map.as_mut_ptr().wrapping_add(self.end + ENTRY_HEADER_BYTES);
-        // SAFETY: from_raw_parts_mut demands valid memory that nobody else accesses while the slice lives. By
-        // `has_room` the range lies inside the mapping, which `self` owns. It lies beyond `end`: readers, here or in
-        // other processes, look at no byte beyond the commit word at `end` until that is stored, which takes
-        // `&mut self` and so ends this borrow. No second writer exists: the directory is locked.
+        // SAFETY: from_raw_parts_mut demands valid memory that no other code accesses while the slice lives. By
+        // `has_room` the range lies inside the mapping, which `self` owns. The range lies beyond `end`: readers, in
+        // this or other processes, read no byte beyond the commit word at `end` until that word is stored. Storing it
+        // takes `&mut self` and so ends this borrow. No second writer exists: the directory is locked.
         unsafe { std::slice::from_raw_parts_mut(begin, self.header.layout.payload_bytes_max) }
     }
 
-    /// Makes the entry visible whose payload is the first `payload_bytes` of [`Self::payload`].
+    /// Commits the entry whose payload is the first `payload_bytes` of [`Self::payload`].
     #[inline]
     pub(crate) fn commit(&mut self, entry: &EntryHeader, payload_bytes: usize) {
         assert!(self.has_room() && payload_bytes <= self.header.layout.payload_bytes_max);
@@ -282,13 +283,13 @@ impl WriteSegment {
         }
     }
 
-    /// Ends the segment here.
+    /// Seals the segment at its current end.
     pub(crate) fn seal(&mut self) {
         word(&self.map, SEALED_AT).store(self.end as u64, Relaxed);
         commit::seal(word(&self.map, self.end));
     }
 
-    /// Forgets every entry: for private memory alone, which no reader maps.
+    /// Removes every entry. Only for private memory, which no reader maps.
     pub(crate) fn reset(&mut self) {
         self.end = self.header.layout.entries_offset;
         self.slot_count = 0;
@@ -297,7 +298,7 @@ impl WriteSegment {
         word(&self.map, self.end).store_release(0);
     }
 
-    /// What stands at `offset`; positions get `base` added.
+    /// The content at `offset`; `base` is added to positions.
     #[inline]
     pub(crate) fn entry_at(&self, number: u64, base: u64, offset: usize) -> EntryState<'_> {
         entry_at(&self.map, number, base, offset)
@@ -308,7 +309,7 @@ impl WriteSegment {
         slots(&self.map, &self.header)
     }
 
-    /// Sparse, so a full table is no error: the way from the last slot only gets longer.
+    /// The index is sparse, so a full table is no error: the scan from the last slot only gets longer.
     fn push_slot(&mut self, entry: &EntryHeader, offset: usize) {
         if self.slot_count >= self.header.layout.slot_count_max {
             return;
@@ -325,12 +326,12 @@ impl WriteSegment {
     }
 }
 
-/// Ends an existing segment at `offset`, where its last whole entry ends, after its writer has gone.
+/// Seals an existing segment at `offset`, where its last whole entry ends. Its writer must be gone.
 pub(crate) fn seal_after_crash(path: &Path, channel: u16, offset: usize) -> Result<(), LogError> {
     let file = File::options().read(true).write(true).open(path).map_err(LogError::io("open", path))?;
     let map = map_existing(&file, path, channel, |options, file| options.map_raw(file))?;
     if offset.checked_add(WORD_BYTES).is_none_or(|end| end > map.len()) {
-        // Cut off inside its last entry: there is no word to store, and readers end at the end of the file.
+        // Truncated inside its last entry: there is no word to store, and readers end at the end of the file.
         return Ok(());
     }
     word(&map, SEALED_AT).store(offset as u64, Relaxed);
@@ -338,7 +339,7 @@ pub(crate) fn seal_after_crash(path: &Path, channel: u16, offset: usize) -> Resu
     Ok(())
 }
 
-/// Locks a file for as long as it is open; `false` when another has it.
+/// Locks a file for as long as it is open; `false` if another process has locked it.
 pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
     // SAFETY: flock(2) takes a descriptor, which `file` keeps open over the call, and touches no memory of ours.
     let result = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
@@ -366,11 +367,11 @@ fn map_existing(
     channel: u16,
     map: impl FnOnce(&MmapOptions, &File) -> io::Result<MmapRaw>,
 ) -> Result<MmapRaw, LogError> {
-    let bytes = file.metadata().map_err(LogError::io("look at", path))?.len();
-    // Whole words alone, so that no word can reach over the end of the file.
+    let bytes = file.metadata().map_err(LogError::io("stat", path))?.len();
+    // Whole words only, so that no word extends beyond the end of the file.
     let bytes = usize::try_from(bytes).unwrap_or(0) / WORD_BYTES * WORD_BYTES;
     if bytes < HEADER_BYTES {
-        return Err(not_a_segment(path, channel, "it is shorter than a header"));
+        return Err(not_a_segment(path, channel, "shorter than a segment header"));
     }
     map(MmapOptions::new().len(bytes), file).map_err(LogError::io("map", path))
 }
@@ -412,7 +413,7 @@ fn entry_at(map: &MmapRaw, number: u64, base: u64, offset: usize) -> EntryState<
     })
 }
 
-/// CRC-32C of an entry from behind its commit word to the end of its payload. For committed entries, or for the one
+/// CRC-32C of an entry from after its commit word to the end of its payload. For committed entries, or for the entry
 /// that the writer is about to commit.
 fn committed_crc(map: &MmapRaw, offset: usize, payload_bytes: usize) -> u32 {
     crc32c::crc32c(bytes(map, offset + WORD_BYTES, ENTRY_HEADER_BYTES - WORD_BYTES + payload_bytes))
@@ -429,8 +430,8 @@ fn word(map: &MmapRaw, offset: usize) -> &AtomicU64 {
     unsafe { &*at }
 }
 
-/// Bytes that nobody writes any more. Private to this module: callers show that the range is committed, or, in the
-/// writer, that it is their own and not being written.
+/// Bytes that are no longer written. Private to this module: callers ensure that the range is committed or, in the
+/// writer, owned and not being written.
 #[inline]
 fn bytes(map: &MmapRaw, offset: usize, length: usize) -> &[u8] {
     assert!(offset.checked_add(length).is_some_and(|end| end <= map.len()));
@@ -490,15 +491,16 @@ fn header_crc(words: &[u64; 7]) -> u64 {
 fn read_header(map: &MmapRaw) -> Result<SegmentHeader, &'static str> {
     let words: [u64; 7] = std::array::from_fn(|index| word(map, index * WORD_BYTES).load(Relaxed));
     if words[0] != MAGIC || words[1] & 0xffff_ffff != VERSION {
-        return Err("magic number or version differ");
+        return Err("wrong magic number or version");
     }
     if words[6] != header_crc(&words) {
-        return Err("its header is damaged");
+        return Err("header checksum mismatch");
     }
     let size = |value: u64| usize::try_from(value).unwrap_or(0);
-    let layout = Layout::new(size(words[3]), size(words[4] >> 32)).map_err(|_| "its sizes are not possible")?;
+    let layout =
+        Layout::new(size(words[3]), size(words[4] >> 32)).map_err(|_| "sizes in the header are out of range")?;
     if layout.slot_count_max as u64 != words[4] & 0xffff_ffff || map.len() < layout.entries_offset {
-        return Err("it is cut off inside its index");
+        return Err("truncated inside the index");
     }
     Ok(SegmentHeader {
         channel: (words[1] >> 32 & 0xffff) as u16,
@@ -511,19 +513,19 @@ fn read_header(map: &MmapRaw) -> Result<SegmentHeader, &'static str> {
 
 /// `MDGWPLOG`, little-endian.
 const MAGIC: u64 = u64::from_le_bytes(*b"MDGWPLOG");
-/// Of this layout.
+/// Version of this layout.
 const VERSION: u64 = 1;
 const WORD_BYTES: usize = 8;
 const PAGE_BYTES: usize = 4096;
 const HEADER_BYTES: usize = PAGE_BYTES;
-/// 128 from the fixed words, so that readers polling the header do not share a line with what the writer stores.
+/// 128 bytes from the fixed words, so that readers polling the header share no cache line with the writer's stores.
 const SLOT_COUNT: usize = 128;
 const SEALED_AT: usize = 256;
 const SLOT_BYTES: usize = 32;
-/// A lookup walks at most this many bytes of entries, some 12 full packets, from its slot.
+/// A lookup scans at most this many bytes of entries, some 12 full packets, from its slot.
 const INDEX_INTERVAL_BYTES: usize = 16 << 10;
-/// Slots for changes of session, besides those that entries make.
+/// Slots reserved for changes of session, in addition to those for entries.
 const SESSION_SLOTS: usize = 64;
 
-// Files are little-endian, as everything that is published.
+// Files are little-endian, as is everything published.
 const _: () = assert!(cfg!(target_endian = "little"));

@@ -1,4 +1,4 @@
-//! The one writer of a log.
+//! The only writer of a log.
 
 use std::{
     collections::VecDeque,
@@ -17,32 +17,32 @@ use crate::{
     },
 };
 
-/// How a log is set up.
+/// Configuration of a log.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// Where its segments lie; made if it doesn't exist. One log per directory.
+    /// Directory of its segments; created if it does not exist. One log per directory.
     pub directory: PathBuf,
-    /// Stands in each segment, so that logs cannot be mixed up.
+    /// Written into each segment, so that logs cannot be mixed up.
     pub channel: u16,
-    /// Size of each segment file. Large enough that the keeper (a page takes about a microsecond) makes one while
-    /// the worst burst fills another.
+    /// Size of each segment file. Large enough that maintenance (about a microsecond per page) makes one while the
+    /// worst burst fills another.
     pub segment_bytes: usize,
-    /// Greatest payload of an entry.
+    /// Maximum payload of an entry.
     pub payload_bytes_max: usize,
-    /// Whether entries carry one.
+    /// Whether entries carry a checksum.
     pub checksum: Checksum,
-    /// When old segments go.
+    /// Limits for old segments.
     pub retention: Retention,
     /// Segments made ahead, 1 to 8.
     pub ready_segments: usize,
-    /// Size of each of the two areas of private memory that take over while no segment is ready.
+    /// Size of each of the two private memory areas that are used while no segment is ready.
     pub private_bytes: usize,
-    /// What is checked when a log is opened again.
+    /// Extent of the check when a log is reopened.
     pub verify: Verify,
 }
 
 impl LogOptions {
-    /// In that directory, all else as it comes: 64 MiB segments, 512 MiB in all, payloads of one Ethernet frame.
+    /// Defaults for that directory: 64 MiB segments, 512 MiB in all, payloads of one Ethernet frame.
     #[must_use]
     pub fn new(directory: impl Into<PathBuf>, channel: u16) -> Self {
         Self {
@@ -59,10 +59,10 @@ impl LogOptions {
     }
 }
 
-/// What is checked when a log is opened again.
+/// Extent of the check when a log is reopened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// Segments that no writer has sealed: enough after a crash of the process.
+    /// Only segments that no writer has sealed: sufficient after a crash of the process.
     #[default]
     Unsealed,
     /// All segments: after a crash of the machine, for a log on a disk.
@@ -72,22 +72,22 @@ pub enum Verify {
 /// A log opened for writing.
 #[derive(Debug)]
 pub struct OpenedLog {
-    /// For the thread that produces.
+    /// For the producing thread.
     pub writer: Writer,
     /// For a cold thread.
     pub maintenance: SegmentMaintenance,
-    /// What was there already.
-    pub recovered: Recovered,
+    /// State found on opening.
+    pub recovered: LogRecovery,
 }
 
-/// What an earlier writer had left.
+/// State left by an earlier writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub struct LogRecovery {
     /// Segments kept.
     pub segments: usize,
-    /// Segments that ended in something other than a whole entry; they were cut there.
+    /// Segments that did not end in a whole entry; they were truncated there.
     pub damaged_segments: usize,
-    /// Files that were no segments of this log; they were removed.
+    /// Files that were not segments of this log; they were removed.
     pub removed_files: usize,
     /// The last whole entry: its session and `next`.
     pub last: Option<(SessionBytes, u64)>,
@@ -97,10 +97,10 @@ pub struct Recovered {
     pub next_number: u64,
 }
 
-/// Opens the log for writing, keeping what is there. `now_ns`: ns since 1970 UTC.
+/// Opens the log for writing and keeps its entries. `now_ns`: ns since 1970 UTC.
 ///
 /// # Errors
-/// When sizes do not fit, the log has a writer already, or the operating system refuses.
+/// If sizes do not fit together, another writer has the log, or the operating system returns an error.
 pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
     let layout = Layout::new(options.segment_bytes, options.payload_bytes_max)?;
     let private_layout = Layout::new(options.private_bytes, options.payload_bytes_max)?;
@@ -145,15 +145,15 @@ pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
     Ok(OpenedLog { writer, maintenance, recovered })
 }
 
-/// Appends entries. Makes no system call, allocates nothing, never waits; owned by one thread at a time.
+/// Appends entries. Makes no system call, allocates nothing, never waits. Owned by one thread at a time.
 ///
 /// `begin`, any number of `append`, then `commit` or `abandon`.
 #[derive(Debug)]
 pub struct Writer {
     current: LogArea,
-    /// What the publisher may still have to send, oldest first; at most [`OLDER_AREAS_MAX`].
+    /// Segments that the publisher may still have to send, oldest first; at most [`OLDER_AREAS_MAX`].
     older_areas: VecDeque<LogArea>,
-    /// Private areas that are not in use.
+    /// Unused private areas.
     spare: Vec<WriteSegment>,
     entry: Option<OpenEntry>,
     payload_bytes_max: usize,
@@ -163,7 +163,7 @@ pub struct Writer {
     _lock: File,
 }
 
-/// What a [`Writer`] counts.
+/// Counters of a [`Writer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriterCounts {
     /// Entries committed.
@@ -172,11 +172,11 @@ pub struct WriterCounts {
     pub payload_bytes: u64,
     /// Segments begun.
     pub segments: u64,
-    /// Times no segment was ready, so that private memory took over.
+    /// Times that private memory was used because no segment was ready.
     pub segments_not_ready: u64,
-    /// Entries that went to private memory: published, but not there for readers.
+    /// Entries in private memory: published, but missing for readers.
     pub entries_private: u64,
-    /// Areas given up although the publisher was not through with them.
+    /// Areas released before the publisher had sent all of their entries.
     pub areas_evicted: u64,
 }
 
@@ -187,11 +187,11 @@ struct OpenEntry {
     payload_bytes: usize,
 }
 
-/// A stretch of the log in this process' memory.
+/// A range of the log in this process' memory.
 #[derive(Debug)]
 struct LogArea {
     number: u64,
-    /// Added to offsets to make positions: 0 for files.
+    /// Added to offsets to form positions: 0 for files.
     base: u64,
     kind: AreaKind,
     segment: WriteSegment,
@@ -214,7 +214,7 @@ impl LogArea {
 }
 
 impl Writer {
-    /// Begins an entry that settles sequences from `first` on. One that was begun and not committed is abandoned.
+    /// Begins an entry that covers sequences from `first` on. An uncommitted entry is abandoned.
     #[inline]
     pub fn begin(&mut self, session: SessionBytes, first: u64) {
         if !self.current.segment.has_room() || self.current.kind == AreaKind::Private {
@@ -223,19 +223,19 @@ impl Writer {
         self.entry = Some(OpenEntry { session, first, payload_bytes: 0 });
     }
 
-    /// Whether an entry has been begun and neither committed nor abandoned.
+    /// Whether an entry is open, that is neither committed nor abandoned.
     #[must_use]
     pub fn has_open_entry(&self) -> bool {
         self.entry.is_some()
     }
 
-    /// Greatest payload of an entry.
+    /// Maximum payload of an entry.
     #[must_use]
     pub fn payload_bytes_max(&self) -> usize {
         self.payload_bytes_max
     }
 
-    /// Bytes that the open entry can still take; 0 without one.
+    /// Free bytes in the open entry; 0 without one.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {
@@ -249,14 +249,13 @@ impl Writer {
         self.entry.as_ref().map_or(0, |entry| entry.payload_bytes)
     }
 
-    /// Whether there is no open entry or nothing in it yet.
+    /// Whether there is no open entry or it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies `bytes` behind what the open entry holds. `false`, and nothing is copied, when there is no
-    /// [room](Self::room).
+    /// Appends `bytes` to the open entry. Returns `false`, and appends nothing, if there is no [room](Self::room).
     #[inline]
     pub fn append(&mut self, bytes: &[u8]) -> bool {
         let Some(entry) = self.entry.as_mut() else { return false };
@@ -267,7 +266,7 @@ impl Writer {
         true
     }
 
-    /// Makes the open entry visible to every reader. `ts_commit`: ns since 1970 UTC. `None` without an open entry.
+    /// Commits the open entry. `ts_commit`: ns since 1970 UTC. `None` without an open entry.
     #[inline]
     pub fn commit(&mut self, next: u64, frame_count: u16, flags: u16, ts_commit: u64) -> Option<Position> {
         let OpenEntry { session, first, payload_bytes } = self.entry.take()?;
@@ -282,22 +281,22 @@ impl Writer {
         Some(position)
     }
 
-    /// Drops the open entry: nobody will have seen it.
+    /// Abandons the open entry: no reader has seen it.
     pub fn abandon(&mut self) {
         self.entry = None;
     }
 
-    /// Where the next entry will begin, or would if it fits.
+    /// Position where the next entry begins, if it fits the segment.
     #[must_use]
     pub fn end(&self) -> Position {
         self.current.end()
     }
 
-    /// Committed entries from `from` on, for the publisher: in this process' own mapping, so without system calls and
-    /// page faults. `None` when the place is no longer here: read it with a [`Reader`](crate::Reader), until that
-    /// comes to [`Self::end`].
+    /// Committed entries from `from` on, for the publisher: in this process' own mapping, without system calls and
+    /// page faults. `None` if the position is no longer mapped here. Read it with a [`Reader`](crate::Reader) then,
+    /// until the reader reaches [`Self::end`].
     ///
-    /// The iterator goes on over the borders of segments.
+    /// The iterator continues across segment borders.
     #[inline]
     #[must_use]
     pub fn pending(&self, from: Position) -> Option<Pending<'_>> {
@@ -308,9 +307,8 @@ impl Writer {
         Some(Pending { writer: self, area_index, at: from })
     }
 
-    /// A place that [`Self::pending`] knows, not far before the first entry of `session` that settles `sequence` or
-    /// something after it. `None` when memory does not show that none of them is older: ask a
-    /// [`Reader`](crate::Reader).
+    /// A position known to [`Self::pending`], not far before the first entry of `session` that covers `sequence` or a
+    /// later one. `None` if an older such entry may exist outside this memory: use a [`Reader`](crate::Reader) then.
     #[must_use]
     pub fn pending_before(&self, session: SessionBytes, sequence: u64) -> Option<Position> {
         (0..=self.older_areas.len()).rev().find_map(|index| {
@@ -321,14 +319,14 @@ impl Writer {
         })
     }
 
-    /// The oldest place that [`Self::pending`] still knows.
+    /// The oldest position known to [`Self::pending`].
     #[must_use]
     pub fn oldest_pending(&self) -> Position {
         self.area(0).begin()
     }
 
-    /// Says that the publisher is through with all before `position` (as [`Pending::position`] gave it), so that the
-    /// memory can be given back.
+    /// The publisher has sent all entries before `position` (from [`Pending::position`]), so their memory can be
+    /// released.
     #[inline]
     pub fn release_before(&mut self, position: Position) {
         while self.older_areas.front().is_some_and(|area| area.end() < position) {
@@ -336,7 +334,7 @@ impl Writer {
         }
     }
 
-    /// What it counts.
+    /// The counters.
     #[must_use]
     pub fn counts(&self) -> &WriterCounts {
         &self.counts
@@ -346,7 +344,7 @@ impl Writer {
         self.older_areas.get(index).unwrap_or(&self.current)
     }
 
-    /// Goes on in the next segment, or in private memory while there is none.
+    /// Continues in the next segment, or in private memory if none is ready.
     #[cold]
     fn roll_segment(&mut self) {
         if let Some(segment) = self.shared.ready.pop() {
@@ -362,7 +360,7 @@ impl Writer {
         self.counts.segments_not_ready += 1;
         if self.spare.is_empty() {
             let oldest_private = self.older_areas.iter().position(|area| area.kind == AreaKind::Private);
-            // Both private areas are in use and one is current, so the other is here.
+            // Both private areas are in use and one is current, so the other is in this list.
             while oldest_private.is_some() && self.spare.is_empty() {
                 self.counts.areas_evicted += 1;
                 self.release_oldest();
@@ -391,7 +389,7 @@ impl Writer {
         let Some(area) = self.older_areas.pop_front() else { return };
         match area.kind {
             AreaKind::Private => self.spare.push(area.segment),
-            // Unmapping takes long, so the keeper does it; only if it starved is it done here.
+            // Unmapping is slow, so maintenance does it. The writer does it only if maintenance starved.
             AreaKind::File => drop(self.shared.retired.push(area.segment)),
         }
     }
@@ -406,7 +404,7 @@ pub struct Pending<'a> {
 }
 
 impl Pending<'_> {
-    /// Where the next entry is looked for.
+    /// Position of the next entry.
     #[must_use]
     pub fn position(&self) -> Position {
         self.at
@@ -440,9 +438,9 @@ impl<'a> Iterator for Pending<'a> {
 /// Segments behind the current one that stay mapped for the publisher.
 const OLDER_AREAS_MAX: usize = 3;
 
-/// Seals what a former writer left open; the number for the next segment.
-fn recover(options: &LogOptions) -> Result<(Recovered, u64), LogError> {
-    let mut recovered = Recovered::default();
+/// Seals the segments that an earlier writer left open. Returns the number for the next segment.
+fn recover(options: &LogOptions) -> Result<(LogRecovery, u64), LogError> {
+    let mut recovered = LogRecovery::default();
     let mut next_segment = 1;
     for number in segment_numbers(&options.directory)? {
         next_segment = number + 1;
@@ -473,10 +471,10 @@ fn recover(options: &LogOptions) -> Result<(Recovered, u64), LogError> {
             }
         };
         drop(segment);
-        // Also before it is removed: a reader that stands there goes on.
+        // Sealed even before its removal, so that a reader positioned there advances.
         seal_after_crash(&path, options.channel, offset)?;
         if has_no_entry {
-            // Made ahead and never begun, or cut before its first entry.
+            // Made ahead and never used, or truncated before its first entry.
             fs::remove_file(&path).map_err(LogError::io("remove", &path))?;
             recovered.removed_files += usize::from(!is_intact);
             continue;

@@ -13,7 +13,7 @@ use std::{
 
 use mdgw_election::identity::Incarnation;
 use mdgw_feeds::{
-    channel::Numbering,
+    channel::SessionNumbering,
     identity::{ChannelId, Epoch, Feed, Sequence, Session},
     time::{TradingDate, UnixNs},
     transport::VenueSession,
@@ -142,7 +142,7 @@ impl StateFile {
 
     /// The last numbering of a channel.
     #[must_use]
-    pub fn numbering(&self, channel: ChannelId) -> Option<Numbering> {
+    pub fn numbering(&self, channel: ChannelId) -> Option<SessionNumbering> {
         self.state.sessions.get(&channel.0).and_then(StoredSession::to_numbering)
     }
 
@@ -150,9 +150,9 @@ impl StateFile {
     ///
     /// # Errors
     /// When it can't be written; the old one then stays in force.
-    pub fn set_session(&mut self, channel: ChannelId, numbering: Numbering) -> Result<(), StateError> {
+    pub fn set_session(&mut self, channel: ChannelId, numbering: SessionNumbering) -> Result<(), StateError> {
         let is_stored =
-            |kept: Numbering| kept.session == numbering.session && kept.has_messages >= numbering.has_messages;
+            |kept: SessionNumbering| kept.session == numbering.session && kept.has_messages >= numbering.has_messages;
         if self.numbering(channel).is_some_and(is_stored) {
             return Ok(());
         }
@@ -274,8 +274,8 @@ impl State {
 }
 
 impl StoredSession {
-    fn of(numbering: &Numbering) -> Self {
-        let Numbering { session, venue, started, latest, has_messages } = numbering;
+    fn of(numbering: &SessionNumbering) -> Self {
+        let SessionNumbering { session, venue, started, latest, has_messages } = numbering;
         Self {
             feed: session.feed.name().to_owned(),
             date: session.date.yyyymmdd(),
@@ -288,10 +288,10 @@ impl StoredSession {
         }
     }
 
-    fn to_numbering(&self) -> Option<Numbering> {
+    fn to_numbering(&self) -> Option<SessionNumbering> {
         let feed = Feed::from_name(&self.feed)?;
         let session = Session { feed, date: TradingDate::from_yyyymmdd(self.date)?, restart: self.restart };
-        Some(Numbering {
+        Some(SessionNumbering {
             session,
             venue: VenueSession(self.venue),
             started: UnixNs(self.started_ns),
@@ -343,9 +343,9 @@ mod tests {
 
     const NOW: UnixNs = UnixNs(1_700_000_000_000_000_000);
 
-    fn numbering(restart: u32) -> Numbering {
+    fn numbering(restart: u32) -> SessionNumbering {
         let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
-        Numbering {
+        SessionNumbering {
             session: Session { feed: Feed::IexDeep, date, restart },
             venue: VenueSession([7; 16]),
             started: UnixNs(1),
@@ -417,7 +417,7 @@ mod tests {
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
         for has_messages in [false, true, false] {
-            state.set_session(ChannelId(1), Numbering { has_messages, ..numbering(0) }).unwrap();
+            state.set_session(ChannelId(1), SessionNumbering { has_messages, ..numbering(0) }).unwrap();
         }
         drop(state);
         assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
@@ -525,7 +525,7 @@ mod tests {
     fn a_state_file_written_by_0_1_0_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
-        let other = Numbering { has_messages: false, ..numbering(4) };
+        let other = SessionNumbering { has_messages: false, ..numbering(4) };
         let left = ShutdownPosition { session: numbering(3).session, next: Sequence(9), has_ended: true };
         fs::write(&path, include_str!("../../../tests/data/formats/state.json")).unwrap();
         let mut state = StateFile::open(&path).unwrap();

@@ -8,7 +8,7 @@ use mdgw_feeds::{
     time::{TradingDate, UnixNs},
     transport::{
         DetectedProtocol, PacketKind, Transport, detect_protocol,
-        iextp::{self, Position, Stream},
+        iextp::{self, SegmentPosition, StreamIdentity},
         moldudp64::{self, MoldUdp64},
     },
 };
@@ -49,7 +49,7 @@ pub(super) struct SourcePacket {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FeedPosition {
     Mold { session: moldudp64::MoldSession, next: Sequence },
-    Iex { stream: Stream, position: Position },
+    Iex { stream: StreamIdentity, position: SegmentPosition },
 }
 
 /// Why the source broke off.
@@ -115,14 +115,14 @@ fn count_and_position(datagram: &[u8]) -> (u64, Option<FeedPosition>) {
     let is_iex = matches!(detect_protocol(datagram), Some(DetectedProtocol::IexTops | DetectedProtocol::IexDeep));
     if is_iex {
         let Ok((header, _)) = iextp::Header::read_from_prefix(datagram) else { return (0, None) };
-        let stream = Stream {
+        let stream = StreamIdentity {
             message_protocol_id: header.message_protocol_id.get(),
             channel_id: header.channel_id.get(),
             session_id: header.session_id.get(),
         };
         let count = u64::from(header.message_count.get());
         let offset = u64::try_from(header.stream_offset.get()).unwrap_or(0);
-        let position = Position {
+        let position = SegmentPosition {
             first: Sequence(header.first_message_sequence_number.get()).plus(count),
             stream_offset: offset + u64::from(header.payload_length.get()),
             send_time: UnixNs(header.send_time.get()),

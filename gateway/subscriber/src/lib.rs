@@ -1,4 +1,4 @@
-//! What a consumer of the published multicast links: one blocking loop around [`Receiver`].
+//! Library for consumers of the published multicast: one blocking loop around [`Receiver`].
 //!
 //! ```no_run
 //! use mdgw_subscriber::{Item, LineAddress, Subscriber, SubscriberConfig};
@@ -14,11 +14,11 @@
 //! }
 //! # }
 //! ```
-//! All logic (fencing by epoch, arbitration of two output lines, gaps, retransmission, late start) is in
-//! [`mdgw_feeds::published`], which knows no sockets. Here are the sockets, the clock and nothing else. For records
-//! with `ts_recv` filled in, as consumers see them, hand the output on to [`ConsumerEdges`].
+//! The logic (epoch filter, arbitration of two output lines, gaps, retransmission, late start) is in
+//! [`mdgw_feeds::published`], which has no sockets. This crate adds only the sockets and the clock. For records with
+//! `ts_recv` filled in, pass the output to [`ConsumerEdges`].
 //!
-//! Memory is allocated when the subscriber is opened and when a channel is first heard. No thread is started.
+//! Memory is allocated when the subscriber is opened and when a channel is first observed. No thread is started.
 
 mod records;
 mod services;
@@ -28,7 +28,7 @@ mod tests;
 
 pub use mdgw_feeds::published::receiver::{
     ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, SERVICES_MAX,
-    ServiceConfig, Start,
+    ServiceConfig, StartFrom,
 };
 
 use std::{
@@ -49,49 +49,49 @@ use zerocopy::IntoBytes;
 
 pub use self::{records::ConsumerEdges, services::ServiceSelector};
 
-/// How to subscribe to one group.
+/// Configuration of a subscription to one group.
 #[derive(Clone, Debug)]
 pub struct SubscriberConfig {
     /// The output lines, 1 to 7.
     pub lines: Vec<LineAddress>,
-    /// The gateways' retransmission services, up to [`SERVICES_MAX`]: any of them can answer, so where one doesn't, or lacks what
-    /// is missing, the next is asked.
+    /// The gateways' retransmission services, up to [`SERVICES_MAX`]. If one does not answer, or lacks the missing
+    /// range, the next one is asked.
     pub services: Vec<SocketAddrV4>,
-    /// Receive buffer to ask the kernel for, per line, bytes.
+    /// Receive buffer requested from the kernel per line, bytes.
     pub receive_buffer_bytes: usize,
-    /// Everything else. Its `lines` and how many services it asks follow from the above; the rest of its `service` counts where
-    /// there are any.
+    /// All other settings. `lines` and the number of services are set from the fields above. The rest of `service`
+    /// only applies if there are services.
     pub receiver: ReceiverConfig,
 }
 
 impl SubscriberConfig {
-    /// With defaults for all but the lines.
+    /// Defaults for everything except the lines.
     #[must_use]
     pub fn new(lines: Vec<LineAddress>) -> Self {
         Self { lines, services: Vec::new(), receive_buffer_bytes: 8 << 20, receiver: ReceiverConfig::default() }
     }
 }
 
-/// Where one output line is received.
+/// Address of one output line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineAddress {
-    /// Multicast group and port; an address of our own where the line is sent by unicast.
+    /// Multicast group and port; a local address if the line is sent by unicast.
     pub address: SocketAddrV4,
-    /// Address of the interface to join on; `0.0.0.0` leaves the choice to the kernel.
+    /// Address of the interface to join on; `0.0.0.0` lets the kernel choose.
     pub interface: Ipv4Addr,
-    /// The only sender to listen to (source-specific join).
+    /// The only accepted sender (source-specific join); `None` accepts all.
     pub source: Option<Ipv4Addr>,
 }
 
 impl LineAddress {
-    /// From any sender.
+    /// Accepts any sender.
     #[must_use]
     pub fn new(address: SocketAddrV4, interface: Ipv4Addr) -> Self {
         Self { address, interface, source: None }
     }
 }
 
-/// What went wrong with a socket. Nothing that comes in on one is an error.
+/// Socket errors. Invalid input on a socket is not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum SubscriberError {
     /// A line could not be opened or joined.
@@ -101,7 +101,7 @@ pub enum SubscriberError {
         address: SocketAddrV4,
         /// The interface.
         interface: Ipv4Addr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The socket for requests could not be opened.
@@ -109,52 +109,52 @@ pub enum SubscriberError {
     Service {
         /// The service's address.
         address: SocketAddrV4,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The configuration has no line, or more than seven.
-    #[error("{0} lines configured; 1 to 7 are possible")]
+    #[error("{0} lines configured; must be 1 to 7")]
     LineCount(usize),
     /// The configuration has too many services.
-    #[error("{0} retransmission services configured; at most {SERVICES_MAX} are possible")]
+    #[error("{0} retransmission services configured; at most {SERVICES_MAX} are supported")]
     ServiceCount(usize),
-    /// A socket could not be waited for or read.
+    /// Polling or reading a socket failed.
     #[error("cannot receive: {0}")]
     Receive(#[source] io::Error),
 }
 
-/// Figures of the sockets.
+/// Statistics of the sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SubscriberStatistics {
     /// Datagrams read.
     pub datagrams: u64,
-    /// Requests sent to the service.
+    /// Requests sent to a service.
     pub requests: u64,
-    /// Requests that could not be sent, or whose refusal came back; they are repeated.
+    /// Requests that could not be sent, or that the service's host refused; they are repeated.
     pub requests_failed: u64,
-    /// The smallest receive buffer that the kernel granted, bytes, as it counts them.
+    /// The smallest receive buffer granted by the kernel, bytes, as the kernel counts it.
     pub receive_buffer_bytes: usize,
 }
 
-/// A subscription to one group. Not for use by several threads at once.
+/// A subscription to one group. For use by one thread at a time.
 #[derive(Debug)]
 pub struct Subscriber {
     receiver: Receiver,
-    /// The lines, then the services; of each its number among its like.
+    /// The lines, then the services; each with its index among its kind.
     sockets: Vec<(Line, u8, UdpSocket)>,
     selector: ServiceSelector,
     buffer: Box<[u8]>,
     statistics: SubscriberStatistics,
 }
 
-/// Most datagrams read from one socket before the others have their turn.
+/// Most datagrams read from one socket before the other sockets have their turn.
 const DATAGRAMS_PER_SOCKET_MAX: usize = 64;
 
 impl Subscriber {
     /// Opens the sockets and joins the groups.
     ///
     /// # Errors
-    /// When a socket cannot be opened, bound or joined.
+    /// If a socket cannot be opened, bound or joined.
     pub fn open(mut config: SubscriberConfig) -> Result<Self, SubscriberError> {
         let line_count = config.lines.len();
         if !(1..=usize::from(Line::RECOVERY.0)).contains(&line_count) {
@@ -177,23 +177,23 @@ impl Subscriber {
                 .map_err(|source| SubscriberError::Service { address, source })?;
             sockets.push((Line::RECOVERY, service, socket));
         }
-        let services = u8::try_from(config.services.len()).unwrap_or(u8::MAX);
-        config.receiver.service = (services > 0).then(|| {
+        let service_count = u8::try_from(config.services.len()).unwrap_or(u8::MAX);
+        config.receiver.service = (service_count > 0).then(|| {
             let service = config.receiver.service.unwrap_or_default();
-            ServiceConfig { services, ..service }
+            ServiceConfig { service_count, ..service }
         });
         let selector = ServiceSelector::new(config.services.len());
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
-        // One byte more than a packet may have: one that was cut off is too long, and refused.
+        // One byte more than the maximum packet size, so that a truncated packet is too long and is rejected.
         let buffer = vec![0; config.receiver.packet_bytes_max + 1].into_boxed_slice();
         Ok(Self { receiver: Receiver::new(config.receiver), sockets, selector, buffer, statistics })
     }
 
-    /// Waits at most `timeout` for datagrams or for a deadline, handles what there is, and returns. Returns how many
-    /// datagrams were read: 0 when the time was up.
+    /// Waits at most `timeout` for datagrams or a deadline, processes them, and returns the number of datagrams read:
+    /// 0 on timeout.
     ///
     /// # Errors
-    /// When a socket cannot be waited for or read.
+    /// If polling or reading a socket fails.
     pub fn poll(&mut self, timeout: Duration, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
         let now = mono_now();
         let until = now.plus(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
@@ -206,7 +206,7 @@ impl Subscriber {
             is_drained &= read < DATAGRAMS_PER_SOCKET_MAX;
             count += read;
         }
-        // What lies in a socket is not missing: deadlines have to wait for it.
+        // Datagrams still in a socket are not missing: deadlines must wait for them.
         if is_drained {
             self.receiver.on_deadline(mono_now(), deliver);
         }
@@ -214,27 +214,27 @@ impl Subscriber {
         Ok(count)
     }
 
-    /// Nothing more will be read: hands out what is held and declares the rest lost.
+    /// Ends the input: delivers held messages and reports the missing ones as lost.
     pub fn finish(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
         self.receiver.finish(deliver);
     }
 
-    /// The receiver, for its figures.
+    /// The receiver, for its statistics.
     #[must_use]
     pub fn receiver(&self) -> &Receiver {
         &self.receiver
     }
 
-    /// Figures of the sockets.
+    /// Statistics of the sockets.
     #[must_use]
     pub fn statistics(&self) -> &SubscriberStatistics {
         &self.statistics
     }
 
-    /// Where the lines are received, for tests and for reports: a port of 0 has become a real one.
+    /// Local addresses of the lines, for tests and reports: port 0 is replaced by the actual port.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn line_addresses(&self) -> Result<Vec<SocketAddr>, SubscriberError> {
         let lines = self.sockets.iter().filter(|(line, ..)| *line != Line::RECOVERY);
         lines.map(|(.., socket)| socket.local_addr().map_err(SubscriberError::Receive)).collect()
@@ -254,7 +254,7 @@ impl Subscriber {
         }
     }
 
-    /// Reads one socket until it is empty or its quota is used up; how many datagrams there were.
+    /// Reads one socket until it is empty or its quota is used up. Returns the number of datagrams.
     fn drain(&mut self, index: usize, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
         let Some((line, service, socket)) = self.sockets.get(index) else { return Ok(0) };
         let mut count = 0;
@@ -263,7 +263,7 @@ impl Subscriber {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // The service is not there yet, or no more; the request is repeated.
+                // The service is not running; the request is repeated.
                 Err(_) if *line == Line::RECOVERY => {
                     self.statistics.requests_failed += 1;
                     break;
@@ -274,7 +274,7 @@ impl Subscriber {
             self.statistics.datagrams += 1;
             let bytes = self.buffer.get(..length).unwrap_or_default();
             let datagram = PublishedDatagram { line: *line, service: *service, bytes, ts_recv: unix_now() };
-            // A refusal is the receiver's to count.
+            // The receiver counts rejections.
             let _refused = self.receiver.accept(datagram, mono_now(), deliver);
         }
         Ok(count)

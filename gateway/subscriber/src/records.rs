@@ -1,4 +1,4 @@
-//! From messages to the records that a consumer sees.
+//! Turns messages into the records that a consumer sees.
 
 use mdgw_feeds::{
     consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
@@ -7,8 +7,8 @@ use mdgw_feeds::{
 
 use super::{Item, Output};
 
-/// One [`ConsumerEdge`] for each channel: puts what is local to the gateway (`ts_recv`, `ts_in_delta`, the flags that follow
-/// from them) into the records.
+/// One [`ConsumerEdge`] per channel: copies values local to the gateway (`ts_recv`, `ts_in_delta`, and the flags that
+/// follow from them) into the records.
 #[derive(Debug)]
 pub struct ConsumerEdges {
     ts_recv: TsRecvMode,
@@ -16,14 +16,14 @@ pub struct ConsumerEdges {
 }
 
 impl ConsumerEdges {
-    /// With that receive time in the records.
+    /// With that receive time mode.
     #[must_use]
     pub fn new(ts_recv: TsRecvMode) -> Self {
         Self { ts_recv, edges: Vec::new() }
     }
 
-    /// Hands on the records of messages, definitions and snapshots; other items have none. Returns the bytes at the
-    /// end of a body that are no record: 0 when all is well.
+    /// Delivers the records of messages, definitions and snapshots; other items have none. Returns the number of
+    /// trailing bytes that are not a record: 0 for a valid body.
     pub fn deliver(&mut self, output: &Output<'_>, deliver_record: impl FnMut(EdgeOutput<'_>)) -> usize {
         let (Item::Message { header, body } | Item::Definition { header, body } | Item::Snapshot { header, body }) =
             output.item
@@ -31,7 +31,7 @@ impl ConsumerEdges {
             return 0;
         };
         if matches!(output.item, Item::Definition { .. }) {
-            // Answered out of turn, with the time it was published: what is told after it may well be older.
+            // Sent out of order with its publication time; messages delivered later may be older.
             return ConsumerEdge::new(self.ts_recv).deliver(header, body, deliver_record);
         }
         let index = self.edges.iter().position(|(channel, _)| *channel == output.channel).unwrap_or_else(|| {

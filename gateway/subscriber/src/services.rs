@@ -1,4 +1,5 @@
-//! Which retransmission service is asked: any gateway of a group can answer, and one of them may be gone.
+//! Selects the retransmission service for each request. Any gateway of a group can answer, and one of them may be
+//! down.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +8,11 @@ use mdgw_feeds::{
     published::request::{RequestKind, ServiceRequest},
 };
 
-/// Stays with the service that answers. One that has to be asked the same again is followed by the next.
+/// Stays with the service that answers. A repeated request goes to the next service.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceSelector {
     count: usize,
-    /// Questions for messages and those for what logs hold are asked in between each other, so they take turns apart.
+    /// Requests for messages and queries for log extents alternate, so each kind has its own turn.
     selections: BTreeMap<(ChannelId, bool), Selection>,
 }
 
@@ -22,13 +23,13 @@ struct Selection {
 }
 
 impl ServiceSelector {
-    /// Among so many.
+    /// For that many services.
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self { count, selections: BTreeMap::new() }
     }
 
-    /// Where this request goes, from 0; 0 too where there is none.
+    /// The service of this request, from 0; also 0 if there is none.
     pub fn select(&mut self, request: &ServiceRequest) -> usize {
         let turn = self.selections.entry((request.channel, request.first < request.next)).or_default();
         let last_request = (request.kind, request.session, request.first);

@@ -1,4 +1,4 @@
-//! The sockets: one for each output line, one to the retransmission service.
+//! The sockets: one per output line, one per retransmission service.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::LineAddress;
 
-/// A socket that receives this line and nothing else; and the receive buffer that the kernel granted.
+/// A socket that receives only this line, and the receive buffer granted by the kernel.
 pub(super) fn open_line(line: &LineAddress, receive_buffer_bytes: usize) -> io::Result<(UdpSocket, usize)> {
     let (socket, granted) = open(receive_buffer_bytes)?;
     // Several subscribers may run on one host.
@@ -17,7 +17,7 @@ pub(super) fn open_line(line: &LineAddress, receive_buffer_bytes: usize) -> io::
     socket.bind(&line.address.into())?;
     let group = line.address.ip();
     if group.is_multicast() {
-        // Without this, groups that other processes joined on the same port would come here too.
+        // Otherwise, groups that other processes joined on the same port would arrive here too.
         socket.set_multicast_all_v4(false)?;
         match &line.source {
             Some(source) => socket.join_ssm_v4(source, group, &line.interface)?,
@@ -27,7 +27,7 @@ pub(super) fn open_line(line: &LineAddress, receive_buffer_bytes: usize) -> io::
     Ok((socket.into(), granted))
 }
 
-/// A socket connected to the service, so that nobody else's datagrams are taken for its answers.
+/// A socket connected to the service, so that only the service's datagrams are accepted as answers.
 pub(super) fn open_service(address: SocketAddrV4, receive_buffer_bytes: usize) -> io::Result<UdpSocket> {
     let (socket, _) = open(receive_buffer_bytes)?;
     socket.bind(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into())?;

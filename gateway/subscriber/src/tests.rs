@@ -1,4 +1,4 @@
-//! Over real sockets on loopback: a line that loses packets, and a service that has them.
+//! Tests over loopback sockets: a line that loses packets, and a service that stores them.
 
 use std::net::UdpSocket;
 
@@ -70,7 +70,7 @@ fn poll_until(subscriber: &mut Subscriber, items: &mut Vec<String>, is_done: imp
 
 #[test]
 fn lost_messages_are_recovered_from_a_responding_service() {
-    // A gateway that never answers, and one that does.
+    // A gateway that never answers, and another one that does.
     let silent_service = UdpSocket::bind((LOOPBACK, 0)).unwrap();
     let SocketAddr::V4(dead_address) = silent_service.local_addr().unwrap() else { panic!("asked for IPv4") };
     let service = UdpSocket::bind((LOOPBACK, 0)).unwrap();
@@ -167,13 +167,13 @@ fn messages_after_a_requested_definition_keep_their_receive_time() {
         let output = Output { channel: ChannelId(1), session: session(), item };
         let rest = edges.deliver(&output, |handed| {
             if let mdgw_feeds::consumer_edge::EdgeOutput::Record { bytes, .. } = handed {
-                // Of an mbo record: flags, among which bit 3 says that `ts_recv` is none, and `ts_recv`.
+                // Of an mbo record: flags (bit 3: `ts_recv` is undefined) and `ts_recv`.
                 delivered.push((u64::from_le_bytes(bytes[40..48].try_into().unwrap()), bytes[36] & 1 << 3 != 0));
             }
         });
         assert_eq!(rest, 0);
     }
-    // Control: within the stream itself, times don't run backwards.
+    // Control: within the stream itself, times never decrease.
     assert_eq!(delivered, [(9_000, false), (2_000, false), (2_000, true)]);
 }
 

@@ -23,7 +23,7 @@ use mdgw_feeds::{
     },
     time::{MonoNs, UnixNs},
 };
-use mdgw_publog::{LogOptions, OpenedLog, Position, Reader, Recovered, SegmentMaintenance, WriterCounts};
+use mdgw_publog::{LogOptions, LogRecovery, OpenedLog, Position, Reader, SegmentMaintenance, WriterCounts};
 use mdgw_runtime::{
     config::resolved::RetransmissionLimits,
     retransmit::{Responder, ServedChannel},
@@ -98,7 +98,7 @@ impl Gateway {
             ..LogOptions::new(&self.directory, CHANNEL.0)
         };
         let OpenedLog { writer, maintenance, recovered } = mdgw_publog::open(options, NOW_NS).expect("the log opens");
-        let Recovered { last, last_flags, damaged_segments, .. } = recovered;
+        let LogRecovery { last, last_flags, damaged_segments, .. } = recovered;
         assert_eq!(damaged_segments, 0, "a process that dies leaves no half of an entry behind");
         let mut log = LogSink::new(writer);
         let mut step = 0;

@@ -56,7 +56,7 @@ impl Subscriber {
         let service = |services| ServiceConfig {
             request_timeout_ns: 3 * MS,
             attempts_max: 60,
-            services: if setup.asks_all_services { u8::try_from(services).expect("few services") } else { 1 },
+            service_count: if setup.asks_all_services { u8::try_from(services).expect("few services") } else { 1 },
             // Who is dead comes back, and what it alone has is wanted.
             unanswered_rounds_max: 60,
             ..ServiceConfig::default()

@@ -153,7 +153,7 @@ impl Receiver {
                 // Whoever is asked may have to be started again first.
                 service: Some(ServiceConfig {
                     attempts_max: 400,
-                    services: u8::try_from(services.len()).expect("few gateways"),
+                    service_count: u8::try_from(services.len()).expect("few gateways"),
                     ..ServiceConfig::default()
                 }),
                 ..ReceiverConfig::default()

@@ -1,4 +1,4 @@
-//! Any interleaving, loss, duplication, reordering and cutting of lines against the slow model.
+//! Any interleaving, loss, duplication, reordering and packet split of the lines against the slow model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The promise: output ascends without holes, every sequence is delivered once or lies in one gap, and a gap holds
-/// nothing that had arrived.
+/// The guarantee: output ascends without holes, every sequence is delivered once or lies in one gap, and a gap
+/// contains no message that had arrived.
 #[derive(Default)]
 struct Checker {
     expected: Option<u64>,
@@ -45,7 +45,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Everything that arrived before its gap was declared has been delivered.
+    /// Every message that arrived before its gap was declared has been delivered.
     fn finish(&self) -> Result<(), String> {
         let Some(lost) = self.arrived.difference(&self.delivered).find(|sequence| !self.missing.contains(sequence))
         else {
@@ -55,7 +55,7 @@ impl Checker {
     }
 }
 
-/// One packet on its way.
+/// One packet in flight.
 #[derive(Clone, Copy, Debug)]
 struct PacketInFlight {
     line: Line,
@@ -63,7 +63,7 @@ struct PacketInFlight {
     next: u64,
 }
 
-/// What happens to the packets of one line.
+/// Fates of the packets of one line.
 #[derive(Clone, Debug)]
 struct LinePlan {
     /// Sizes of packets, in messages; repeated.
@@ -78,7 +78,7 @@ fn line_plan() -> impl Strategy<Value = LinePlan> {
         .prop_map(|(cuts, fates)| LinePlan { cuts, fates })
 }
 
-/// How the retransmission server behaves.
+/// Behaviour of the retransmission server.
 #[derive(Clone, Debug)]
 struct ServerPlan {
     messages_per_answer: u64,
@@ -126,7 +126,7 @@ enum Sabotage {
     TrimWrongly,
 }
 
-/// Plays the lines into an arbiter until nothing is in flight, then ends the input.
+/// Feeds the lines into an arbiter until nothing is in flight, then ends the input.
 fn run_lines(
     config: ArbiterConfig,
     mut flights: BTreeMap<u64, Vec<PacketInFlight>>,
@@ -172,7 +172,7 @@ fn run_lines(
             let open = (flight.first..flight.next).filter(|sequence| !checker.missing.contains(sequence));
             checker.arrived.extend(open.collect::<Vec<_>>());
             let _counted = arbiter.accept(arrival, &mut |delivery| {
-                faults.extend(tell(&mut checker, &delivery, sabotage));
+                faults.extend(feed_checker(&mut checker, &delivery, sabotage));
             });
         }
         answer(&mut arbiter, &mut flights, at)?;
@@ -181,21 +181,21 @@ fn run_lines(
             if until.is_some_and(|until| deadline.0 >= until * 1_000) {
                 break;
             }
-            // One that has passed is acted on now.
+            // A deadline that has passed is processed now.
             let now = deadline.max(now);
-            arbiter.on_deadline(now, &mut |delivery| faults.extend(tell(&mut checker, &delivery, sabotage)));
+            arbiter.on_deadline(now, &mut |delivery| faults.extend(feed_checker(&mut checker, &delivery, sabotage)));
             answer(&mut arbiter, &mut flights, now.0 / 1_000)?;
             if flights.keys().next().copied() != until {
                 break;
             }
         }
     }
-    arbiter.finish(&mut |delivery| faults.extend(tell(&mut checker, &delivery, sabotage)));
+    arbiter.finish(&mut |delivery| faults.extend(feed_checker(&mut checker, &delivery, sabotage)));
     if arbiter.memory_bytes() != memory_bytes {
         return Err("memory grew".to_owned());
     }
     let under_way = arbiter.recovery_statistics().map_or(0, |recovery| recovery.in_flight_max);
-    if limits.is_some_and(|limits| under_way > usize::from(limits.requests_under_way_max)) {
+    if limits.is_some_and(|limits| under_way > usize::from(limits.requests_in_flight_max)) {
         return Err(format!("{under_way} requests under way"));
     }
     if arbiter.statistics().delivered_messages != checker.delivered.len() as u64 {
@@ -211,8 +211,8 @@ fn run_lines(
     }
 }
 
-/// Hands a delivery to the checker, as it is or as a broken arbiter would.
-fn tell(checker: &mut Checker, delivery: &Delivery<'_>, sabotage: Sabotage) -> Option<String> {
+/// Passes a delivery to the checker, unchanged or as a broken arbiter would.
+fn feed_checker(checker: &mut Checker, delivery: &Delivery<'_>, sabotage: Sabotage) -> Option<String> {
     let is_fifth = checker.delivered.len() >= 5;
     let broken = match (sabotage, delivery) {
         (Sabotage::DeliverTwice, Delivery::Packet { .. }) if is_fifth => {
@@ -245,7 +245,7 @@ fn all_arrivals(flights: &BTreeMap<u64, Vec<PacketInFlight>>) -> BTreeSet<u64> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// With time enough: exactly what "sort, drop duplicates, missing = gap" gives.
+    /// With enough time: exactly the result of "sort, drop duplicates, missing = gap".
     #[test]
     fn without_timeouts_the_arbiter_delivers_the_union_of_all_lines(
         messages in 1..300_u64,
@@ -263,7 +263,7 @@ proptest! {
         prop_assert_eq!(&checker.missing, &missing);
     }
 
-    /// With timeouts, small windows and a server that answers or doesn't: each sequence once or in one exact gap.
+    /// With timeouts, small windows and an unreliable server: each sequence once or in one exact gap.
     #[test]
     fn every_sequence_is_delivered_once_or_declared_once(
         messages in 1..400_u64,
@@ -271,29 +271,30 @@ proptest! {
         server in server_plan(),
         window_packets in 64..100_usize,
         gap_timeout_us in 1..20_000_u64,
-        requests_under_way_max in 1..9_u16,
+        requests_in_flight_max in 1..9_u16,
     ) {
         let recovery =
-            server.as_ref().map(|_| RecoveryConfig { messages_per_request_max: 30, requests_under_way_max, ..recovery() });
+            server.as_ref().map(|_| RecoveryConfig { messages_per_request_max: 30, requests_in_flight_max, ..recovery() });
         let config = ArbiterConfig {
             lines: lines.len() as u8, window_packets, gap_timeout_ns: gap_timeout_us * 1_000, recovery, ..config()
         };
         run_lines(config, flights(messages, &lines), server.as_ref(), Sabotage::None).map_err(TestCaseError::fail)?;
     }
 
-    /// A server that answers at last: nothing is missing, whatever the lines lose (the end is theirs to tell).
+    /// A server that answers eventually: nothing is missing, whatever the lines lose (only the lines announce the
+    /// end).
     #[test]
     fn an_eventually_answering_server_leaves_no_gap(
         messages in 1..400_u64,
         lines in prop::collection::vec(line_plan(), 1..4),
         answers in prop::collection::vec(any::<bool>(), 0..6),
-        requests_under_way_max in 1..9_u16,
+        requests_in_flight_max in 1..9_u16,
     ) {
         let answers = answers.into_iter().chain([true]).collect();
         let server = ServerPlan { messages_per_answer: 9, answers };
-        // However the others' requests lie between its own, one of so many is answered.
+        // However other requests interleave, one of this many is answered.
         let recovery = Some(RecoveryConfig {
-            attempts_max: u16::MAX, session_messages_max: u64::MAX, requests_under_way_max, ..recovery()
+            attempts_max: u16::MAX, session_messages_max: u64::MAX, requests_in_flight_max, ..recovery()
         });
         let config = ArbiterConfig { lines: lines.len() as u8, window_packets: 2_048, recovery, ..config() };
         let flights = flights(messages, &lines);
@@ -303,7 +304,7 @@ proptest! {
         prop_assert_eq!(checker.delivered, (1..=end).collect::<BTreeSet<_>>());
     }
 
-    /// Whatever numbers come, also ones made up: output strictly ascends, and no gap is empty.
+    /// For any sequences, also forged ones: output strictly ascends, and no gap is empty.
     #[test]
     fn output_strictly_ascends_on_fuzzed_arrivals(
         start in prop::option::of(any::<u64>()),
@@ -357,12 +358,12 @@ proptest! {
     }
 }
 
-/// Numbers near each other, and the edges of the number range.
+/// Sequences near each other, and the edges of the range.
 fn hostile() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 1..300_u64, 1 => 1..20_000_u64, 1 => any::<u64>(), 1 => (0..5_u64).prop_map(|n| u64::MAX - n), 1 => 0..3_u64]
 }
 
-/// Lines on which every sabotage has something to spoil.
+/// Lines on which every sabotage has an effect.
 fn damaged_lines() -> Vec<LinePlan> {
     let loses_some = |cuts: &[u64]| {
         let fates = (0..7).map(|index| (index == 3, index == 2, index * 90)).collect();

@@ -1,7 +1,8 @@
-//! One story for each promise.
+//! One scenario for each guarantee.
 //!
-//! `A3` is message 3 on line A, `A3..6` a packet `[3, 6)`, `A3@7` one with the receive stamp 7, `A=9` an announcement
-//! that 9 is next, `R…` the recovery line, `P2` the peer's word that it has no more of what it was asked for from 2 on; `+30ms` lets time pass, `end` ends the input, `session=1` begins one.
+//! `A3` is message 3 on line A, `A3..6` a packet `[3, 6)`, `A3@7` a packet with receive timestamp 7. `A=9` announces
+//! that 9 is next. `R…` is the recovery line. `P2` means that the peer has answered all it can of the request from 2 on.
+//! `+30ms` is a lapse of time, `end` ends the input, `session=1` begins a session.
 
 use std::fmt::Write;
 
@@ -16,39 +17,39 @@ fn check(story: &str, expected: Expect) {
 fn check_with(config: ArbiterConfig, story: &str, expected: Expect) {
     let mut harness = ArbiterHarness::new(config);
     story.split_whitespace().for_each(|word| harness.step(word));
-    expected.assert_eq(harness.said.trim_start());
+    expected.assert_eq(harness.output.trim_start());
 }
 
 struct ArbiterHarness {
     arbiter: Arbiter,
     now: MonoNs,
-    said: String,
+    output: String,
 }
 
 impl ArbiterHarness {
     fn new(config: ArbiterConfig) -> Self {
-        Self { arbiter: Arbiter::new(config), now: MonoNs(1_000), said: String::new() }
+        Self { arbiter: Arbiter::new(config), now: MonoNs(1_000), output: String::new() }
     }
 
     fn step(&mut self, word: &str) {
-        let said = &mut self.said;
-        let mut tell = |delivery: Delivery<'_>| match delivery {
-            Delivery::Gap(gap) => write!(said, " gap:{}..{}", gap.first().0, gap.next().0).unwrap(),
+        let output = &mut self.output;
+        let mut record = |delivery: Delivery<'_>| match delivery {
+            Delivery::Gap(gap) => write!(output, " gap:{}..{}", gap.first().0, gap.next().0).unwrap(),
             Delivery::Packet { line, from, until, .. } => {
                 assert_eq!(messages(&delivery), (from.0..until.0).collect::<Vec<_>>());
                 let name = if line == Line::RECOVERY { "R".to_owned() } else { line.to_string() };
-                write!(said, " {name}{}..{}", from.0, until.0).unwrap();
+                write!(output, " {name}{}..{}", from.0, until.0).unwrap();
             }
         };
         if let Some(ms) = word.strip_prefix('+') {
             let until = self.now.plus(ms.strip_suffix("ms").unwrap().parse::<u64>().unwrap() * 1_000_000);
             while let Some(deadline) = self.arbiter.next_deadline().filter(|deadline| *deadline <= until) {
-                self.arbiter.on_deadline(deadline, &mut tell);
+                self.arbiter.on_deadline(deadline, &mut record);
                 assert_ne!(self.arbiter.next_deadline(), Some(deadline), "a deadline that was acted on is over");
             }
             self.now = until;
         } else if word == "end" {
-            self.arbiter.finish(&mut tell);
+            self.arbiter.finish(&mut record);
         } else if let Some(first) = word.strip_prefix("session=") {
             self.arbiter.begin_session(first.parse().ok().map(Sequence));
         } else if let Some(asked) = word.strip_prefix('P') {
@@ -56,7 +57,7 @@ impl ArbiterHarness {
         } else if let Some((line, next)) = word.split_once('=') {
             let next = Sequence(next.parse().unwrap());
             if let Err(reason) = self.arbiter.announce(line_of(line), next, self.now) {
-                write!(self.said, " !{}", reason.name()).unwrap();
+                write!(self.output, " !{}", reason.name()).unwrap();
             }
         } else {
             let (line, rest) = word.split_at(1);
@@ -75,13 +76,13 @@ impl ArbiterHarness {
                 send_time: None,
                 now: self.now,
             };
-            if let Err(reason) = self.arbiter.accept(arrival, &mut tell) {
-                write!(self.said, " !{}", reason.name()).unwrap();
+            if let Err(reason) = self.arbiter.accept(arrival, &mut record) {
+                write!(self.output, " !{}", reason.name()).unwrap();
             }
         }
         while let Some(request) = self.arbiter.poll_request() {
-            let whom = if request.of == RequestTarget::Peer { "peer" } else { "ask" };
-            write!(self.said, " {whom}:{}..{}", request.first.0, request.next.0).unwrap();
+            let whom = if request.target == RequestTarget::Peer { "peer" } else { "ask" };
+            write!(self.output, " {whom}:{}..{}", request.first.0, request.next.0).unwrap();
         }
     }
 }
@@ -184,19 +185,19 @@ fn requests_respect_their_limits() {
 fn each_gap_is_requested_after_its_own_timeout() {
     let config = ArbiterConfig { recovery: Some(recovery()), ..config() };
     check_with(config.clone(), "A1 A3 A5 +20ms R4 R2", expect!["A1..2 ask:2..3 ask:4..5 R2..3 A3..4 R4..5 A5..6"]);
-    // A lost answer holds up its own hole alone.
+    // A lost answer delays only its own gap.
     check_with(
         config.clone(),
         "A1 A3 +5ms A5 +15ms +5ms R4 +5ms R2",
         expect!["A1..2 ask:2..3 ask:4..5 ask:2..3 R2..3 A3..4 R4..5 A5..6"],
     );
-    // The tail that an announcement tells of is a hole like others.
+    // The trailing gap of an announcement is a gap like any other.
     check_with(config, "A1 A3 A=6 +20ms R4..6 R2", expect!["A1..2 ask:2..3 ask:4..6 R2..3 A3..4 R4..6"]);
 }
 
 #[test]
 fn requests_in_flight_stay_within_the_limit() {
-    let recovery = RecoveryConfig { requests_under_way_max: 2, messages_per_request_max: 3, ..recovery() };
+    let recovery = RecoveryConfig { requests_in_flight_max: 2, messages_per_request_max: 3, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
     check_with(
         config.clone(),
@@ -219,7 +220,7 @@ fn abandoned_gaps_are_declared_in_order() {
         "A1 A3 A5 +20ms +10ms B2 +10ms",
         expect!["A1..2 ask:2..3 ask:4..5 ask:2..3 ask:4..5 B2..3 A3..4 gap:4..5 A5..6"],
     );
-    // The second one is given up first, and waits for the first one's answer.
+    // The second gap is given up first, and waits for the first one's answer.
     check_with(
         ArbiterConfig { recovery: Some(RecoveryConfig { gap_messages_max: 3, ..recovery() }), ..config },
         "A1 A3 A9 +20ms R2 +0ms",
@@ -241,7 +242,7 @@ fn an_unavailable_range_is_declared_while_pending_ranges_wait() {
 #[test]
 fn without_answers_a_large_gap_is_abandoned_as_soon_as_a_small_one() {
     let recovery =
-        RecoveryConfig { messages_per_request_max: 3, requests_under_way_max: 2, attempts_max: 1, ..recovery() };
+        RecoveryConfig { messages_per_request_max: 3, requests_in_flight_max: 2, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
     check_with(config, "A1 A12 +20ms +10ms", expect!["A1..2 ask:2..5 ask:5..8 gap:2..12 A12..13"]);
 }
@@ -250,7 +251,8 @@ fn without_answers_a_large_gap_is_abandoned_as_soon_as_a_small_one() {
 fn a_server_that_has_only_the_end_of_a_gap_is_asked_for_all_of_it() {
     let recovery = RecoveryConfig { messages_per_request_max: 6, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
-    // Of the first piece, 5 comes: 2 to 4 nobody has, of 6 and 7 the answer was lost, and the second piece is another matter.
+    // Of the first piece, 5 arrives: no source has 2 to 4, the answer for 6 and 7 was lost, and the second piece is
+    // independent.
     check_with(
         config,
         "A1 A10 +20ms R5 R8..10 +10ms R6..8",
@@ -280,21 +282,21 @@ fn catch_up_limits_apply_only_during_catch_up() {
     };
     let config = ArbiterConfig { recovery: Some(of(1)), catch_up: Some(of(4)), ..config() };
     let config = ArbiterConfig { window_packets: WINDOW_PACKETS_MIN, ..config };
-    // What is missing before the first packet is worth waiting for, what is missing later is not.
+    // Messages missing before the first packet are worth waiting for, later ones are not.
     check_with(
         config.clone(),
         "session=1 A5 +20ms +1ms +1ms R1..5 A7 +20ms +1ms",
         expect!["peer:1..5 peer:1..5 peer:1..5 R1..5 A5..6 peer:6..7 gap:6..7 A7..8"],
     );
-    // Also where nothing was.
+    // Also where no message existed.
     check_with(config.clone(), "session=1 A1 A3 +20ms +1ms", expect!["A1..2 peer:2..3 gap:2..3 A3..4"]);
-    // A loss meanwhile belongs to it, until all that was heard first is there.
+    // A loss during catch-up belongs to it, until all messages before the first received one are there.
     check_with(
         config.clone(),
         "session=1 A5 A7 +20ms R1..5 +1ms A9 +20ms +1ms",
         expect!["peer:1..5 peer:6..7 R1..5 A5..6 gap:6..7 A7..8 peer:8..9 gap:8..9 A9..10"],
     );
-    // A packet that has no room then doesn't cost the gap; afterwards it does.
+    // A packet without room does not declare the gap during catch-up; afterwards it does.
     let held = (0..64).map(|packet| format!("A{}", 5 + 2 * packet)).collect::<Vec<_>>().join(" ");
     let mut harness = ArbiterHarness::new(config);
     format!("session=1 {held} A200").split_whitespace().for_each(|word| harness.step(word));
@@ -302,7 +304,7 @@ fn catch_up_limits_apply_only_during_catch_up() {
     assert_eq!(harness.arbiter.drops().get(DropReason::WindowFull), 1);
     let rest = (0..64).map(|packet| format!("R{}", 6 + 2 * packet)).collect::<Vec<_>>().join(" ");
     format!("R1..5 {rest} R133..167 R167..201").split_whitespace().for_each(|word| harness.step(word));
-    assert_eq!(harness.arbiter.expected(), Some(Sequence(201)), "{}", harness.said);
+    assert_eq!(harness.arbiter.expected(), Some(Sequence(201)), "{}", harness.output);
     let held = (0..66).map(|packet| format!("A{}", 203 + 2 * packet)).collect::<Vec<_>>().join(" ");
     held.split_whitespace().for_each(|word| harness.step(word));
     assert!(harness.arbiter.statistics().gaps_window_full > 0);
@@ -312,7 +314,7 @@ fn catch_up_limits_apply_only_during_catch_up() {
 fn an_empty_peer_answer_moves_on_to_the_server() {
     let recovery = RecoveryConfig { peer_timeout_ns: 5_000_000, peer_attempts_max: 2, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
-    // What it says of the first hole is nothing about the second; said again, it is about nothing.
+    // The end of the answer for the first gap does not affect the second; repeated, it has no effect.
     check_with(
         config,
         "A1 A3 A5 +20ms P2 +0ms P2 R4 +10ms",
@@ -324,7 +326,7 @@ fn an_empty_peer_answer_moves_on_to_the_server() {
 fn a_partial_peer_answer_requests_the_rest_from_the_peer() {
     let recovery = RecoveryConfig { peer_timeout_ns: 5_000_000, peer_attempts_max: 1, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
-    // The first question's answer may come twice.
+    // The first request's answer may arrive twice.
     check_with(config, "A1 A9 +20ms R2..4 P2 P2 R4..9", expect!["A1..2 peer:2..9 R2..4 peer:4..9 R4..9 A9..10"]);
 }
 
@@ -392,10 +394,10 @@ fn a_full_window_declares_the_first_gap_and_continues() {
     let mut harness = ArbiterHarness::new(config);
     harness.step("A1");
     (0..64).for_each(|index| harness.step(&format!("A{}", 3 + index)));
-    assert_eq!(harness.said, " A1..2");
+    assert_eq!(harness.output, " A1..2");
     harness.step("A67");
-    assert!(harness.said.starts_with(" A1..2 gap:2..3 A3..4 "), "{}", harness.said);
-    assert!(harness.said.ends_with(" A66..67 A67..68"), "{}", harness.said);
+    assert!(harness.output.starts_with(" A1..2 gap:2..3 A3..4 "), "{}", harness.output);
+    assert!(harness.output.ends_with(" A66..67 A67..68"), "{}", harness.output);
     assert_eq!(harness.arbiter.statistics().gaps_window_full, 1);
     assert_eq!(harness.arbiter.drops().get(DropReason::WindowFull), 0);
 }
@@ -408,9 +410,9 @@ fn a_full_window_may_refuse_packets_and_request_them_later() {
     let mut harness = ArbiterHarness::new(config);
     harness.step("A1");
     (0..64).for_each(|index| harness.step(&format!("A{}", 3 + index)));
-    harness.said.clear();
+    harness.output.clear();
     ["A67", "A68", "A66", "+20ms", "R2", "+20ms", "R67..69"].into_iter().for_each(|word| harness.step(word));
-    let (head, tail) = harness.said.split_at(harness.said.find("R2").unwrap());
+    let (head, tail) = harness.output.split_at(harness.output.find("R2").unwrap());
     expect![" !window_full !window_full !duplicate ask:2..3 "].assert_eq(head);
     assert!(tail.ends_with(" A66..67 ask:67..69 R67..69"), "{tail}");
 }
@@ -458,8 +460,8 @@ fn a_silent_line_raises_its_alarm_once_and_its_next_packet_clears_it() {
         let line = |line| harness.arbiter.line_statistics(line);
         (line(Line::A).silent, line(Line::B).silent, line(Line::A).silences, line(Line::B).silences)
     };
-    // The clock of a line that never spoke runs from the start.
-    harness.arbiter.watch(harness.now);
+    // The silence timer of a line that never sent runs from the start.
+    harness.arbiter.start_silence_timers(harness.now);
     ["A1", "+40ms", "A2"].into_iter().for_each(|word| harness.step(word));
     assert_eq!(silent(&harness), (false, false, 0, 0));
     harness.step("+40ms");
@@ -487,14 +489,14 @@ fn states_follow_the_module_diagram() {
 fn declare_missing_before_declares_at_once() {
     let mut arbiter = ArbiterHarness::new(config());
     ["session=1", "A10", "A20"].into_iter().for_each(|word| arbiter.step(word));
-    let mut said = Vec::new();
-    let mut tell = |delivery: Delivery<'_>| match delivery {
-        Delivery::Gap(gap) => said.push((gap.first().0, gap.next().0)),
+    let mut gaps = Vec::new();
+    let mut record = |delivery: Delivery<'_>| match delivery {
+        Delivery::Gap(gap) => gaps.push((gap.first().0, gap.next().0)),
         Delivery::Packet { .. } => {}
     };
-    arbiter.arbiter.declare_missing_before(Sequence(15), MonoNs(0), &mut tell);
-    arbiter.arbiter.declare_missing_before(Sequence(12), MonoNs(0), &mut tell);
-    assert_eq!(said, [(1, 10), (11, 15)]);
+    arbiter.arbiter.declare_missing_before(Sequence(15), MonoNs(0), &mut record);
+    arbiter.arbiter.declare_missing_before(Sequence(12), MonoNs(0), &mut record);
+    assert_eq!(gaps, [(1, 10), (11, 15)]);
     assert_eq!(arbiter.arbiter.expected(), Some(Sequence(15)));
 }
 

@@ -1,78 +1,80 @@
-//! Any 64-bit id, by open addressing: linear probing, with a count in each place of the orders that had to pass it.
+//! Order store for any 64-bit id: open addressing with linear probing. Each slot counts the orders that had to pass
+//! it.
 //!
-//! Entries are 32 bytes, two to a cache line, and at most two thirds of the places are used: 48 bytes per order. An
-//! order beyond that is refused ([`BookFault::OrdersFull`]) and its book is suspect from then on.
+//! Entries are 32 bytes, two per cache line, and at most two thirds of the slots are used: 48 bytes per order. An
+//! order beyond that is rejected ([`BookFault::OrdersFull`]), and its book is suspect from then on.
 //!
-//! **Homes.** 32 neighbouring ids share a region of 128 places (4 KB), spread over it as evenly as can be. Which region, and
-//! where in it, are the upper parts of products with two odd numbers. So the orders of the last moments rest on a few
-//! pages of memory, whose addresses the processor still knows, and fill no region by more than a quarter at once; other
-//! ids spread as by chance.
+//! **Home slots.** 32 neighbouring ids share a region of 128 slots (4 KB) and are spread evenly over it. The region,
+//! and the slot in it, are the upper parts of products with two odd numbers. The latest orders therefore rest on a
+//! few pages, which are still in the TLB, and fill no region by more than a quarter at once. Other ids spread as if
+//! at random.
 //!
-//! **Counts.** An order that finds its home taken goes on to the next vacant place and adds one to the count of each
-//! place that it passes; when it goes, it takes them back. So a search ends where nobody passed, and a removal moves
-//! nothing and looks at nothing but the order's own way.
+//! **Counts.** An order whose home slot is occupied goes to the next vacant slot and increments the count of each
+//! slot it passes; its removal decrements them. A search therefore ends at a slot that no order passed. A removal
+//! moves nothing and touches only the order's own path.
 //!
-//! **Bounds.** Whoever knows the multipliers can choose ids that collide; so a search goes
-//! [`PROBES_MAX`] places at most, and what would rest further off is refused ([`BookFault::OrderProbesExceeded`]).
-//! A secret [`BookLimits::order_hash_seed`] makes other multipliers: of those that the seed leads to, the first ones under
-//! which ids that are numbered upwards come to places far from each other. One odd number in two hundred is so near a simple
-//! fraction of 2^64 that a venue's ids would crowd in a few places of the table until it refuses them; about as few are far
-//! enough from all of them to be taken.
+//! **Bounds.** An attacker who knows the multipliers can choose ids that collide. A search therefore visits
+//! [`PROBES_MAX`] slots at most, and an order that would rest further away is rejected
+//! ([`BookFault::OrderProbesExceeded`]). A secret [`BookLimits::order_hash_seed`] selects other multipliers: the
+//! first ones derived from it that slot ascending ids far from each other. One odd number in two hundred is so near
+//! a simple fraction of 2^64 that a venue's ids would crowd in a few slots until the table rejects them. About as few
+//! are far enough from all such fractions to be accepted.
 
 use super::{
     super::{BookFault, BookLimits, memory, prefetch},
     OVERFLOW_BITS, Order, OrderSlot, OrderStore,
 };
 
-/// Longest search. 512 places are 16 KB in a row: a few microseconds at worst.
+/// Longest search. 512 slots are 16 KB: a few microseconds at worst.
 pub const PROBES_MAX: usize = 512;
 
-/// The base store: any ids at all.
+/// The base store, for any ids.
 #[derive(Debug)]
 pub struct HashStore {
     /// Never empty.
-    places: Vec<Order>,
+    slots: Vec<Order>,
     len: usize,
     len_max: usize,
     /// The last id inserted.
     id_last: u64,
-    /// For regions, and for the places within one. They differ, or a region's ids would all come to the same places of it.
+    /// For regions, and for slots within one. They differ, since otherwise all ids of a region would share the same
+    /// slots.
     multipliers: [u64; 2],
     /// Whole regions in the table.
     regions: usize,
-    /// log2 of the places in a region.
+    /// log2 of the slots in a region.
     region_bits: u32,
 }
 
-/// So many additions ahead, where ids come in order, the memory of one is asked for.
+/// With ascending ids, memory is prefetched this many additions ahead.
 const PREFETCH_AHEAD: u64 = 8;
 
 const PLACES_PER_LINE: usize = 64 / size_of::<Order>();
 
-/// log2 of the places in a region, but for tables of a few regions: there a region is a place.
+/// log2 of the slots in a region. In tables of a few regions, a region is one slot.
 const REGION_BITS: u32 = 7;
 const REGIONS_MIN: usize = 64;
 
-/// log2 of a region's part that the ids of one group come to.
+/// log2 of the part of a region used by one group of ids.
 const PART_BITS: u32 = 2;
 
 /// Where the search for multipliers begins: odd numbers near 2^64 times an irrational number.
 const MULTIPLIERS: [u64; 2] = [0xd1b5_4a32_d192_ed03, 0x9e37_79b9_7f4a_7c15];
 
-/// How near a multiplier may come to a fraction: see [`has_small_quotients`].
+/// Minimum distance of a multiplier from a fraction: see [`has_small_quotients`].
 const QUOTIENT_MAX: u64 = 8;
-/// Where ids come in steps: each is nearly a group of its own, so fewer orders crowd at a place.
+/// For ids that ascend in steps: each id is nearly a group of its own, so fewer orders crowd at a slot.
 const STRIDE_QUOTIENT_MAX: u64 = 256;
-/// Groups of ids that a day counts, and more.
+/// Upper bound of the groups of ids in a day.
 const GROUPS_MAX: u64 = 1 << 30;
 
 impl HashStore {
     pub(super) fn with_len_max(len_max: usize, seed: u64) -> Self {
-        let places = len_max + len_max / 2;
-        let region_bits = if places >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
-        let regions = (places >> region_bits) + 1;
+        let slots = len_max + len_max / 2;
+        let region_bits = if slots >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
+        let regions = (slots >> region_bits) + 1;
         Self {
-            places: memory::touched(Order::VACANT, regions << region_bits),
+            slots: memory::prefaulted(Order::VACANT, regions << region_bits),
             regions,
             region_bits,
             len: 0,
@@ -84,27 +86,27 @@ impl HashStore {
 
     #[inline(always)]
     fn home(&self, order_id: u64) -> usize {
-        let [for_region, for_place] = self.multipliers;
+        let [for_region, for_slot] = self.multipliers;
         let group = order_id >> self.region_bits.saturating_sub(PART_BITS);
         let region = scale(group.wrapping_mul(for_region), self.regions);
-        let place = order_id.wrapping_mul(for_place) >> 1 >> (63 - self.region_bits);
-        (region << self.region_bits) + place as usize
+        let slot = order_id.wrapping_mul(for_slot) >> 1 >> (63 - self.region_bits);
+        (region << self.region_bits) + slot as usize
     }
 
-    /// Inserts, and asks for nothing.
+    /// Inserts without prefetching.
     #[inline(always)]
-    pub(super) fn put(&mut self, order: Order) -> Result<(), BookFault> {
+    pub(super) fn insert_unprefetched(&mut self, order: Order) -> Result<(), BookFault> {
         let home = self.home(order.id);
         let mut vacant = None;
         let mut index = home;
         for _ in 0..PROBES_MAX {
-            let Some(place) = self.places.get(index) else { break };
-            if place.size == 0 {
+            let Some(slot) = self.slots.get(index) else { break };
+            if slot.size == 0 {
                 vacant.get_or_insert(index);
-            } else if place.id == order.id {
+            } else if slot.id == order.id {
                 return Err(BookFault::DuplicateOrder);
             }
-            if vacant.is_some() && place.passed() == 0 {
+            if vacant.is_some() && slot.overflow_count() == 0 {
                 break;
             }
             index = self.next_index(index);
@@ -113,29 +115,29 @@ impl HashStore {
             return Err(BookFault::OrdersFull);
         }
         let index = vacant.ok_or(BookFault::OrderProbesExceeded)?;
-        if let Some(place) = self.places.get_mut(index) {
-            *place = Order { priority_overflow: order.priority_overflow | place.passed(), ..order };
+        if let Some(slot) = self.slots.get_mut(index) {
+            *slot = Order { priority_overflow: order.priority_overflow | slot.overflow_count(), ..order };
         }
         if index != home {
-            self.change_overflow(home, index, |passed| passed + 1);
+            self.change_overflow(home, index, |count| count + 1);
         }
         self.len += 1;
         Ok(())
     }
 
-    /// Places in the order of a search: from `first` to the end, then from the start.
+    /// Slots in the order of a search: from `first` to the end, then from the start.
     #[inline(always)]
     fn next_index(&self, index: usize) -> usize {
-        if index + 1 == self.places.len() { 0 } else { index + 1 }
+        if index + 1 == self.slots.len() { 0 } else { index + 1 }
     }
 
-    /// Adds to or takes from the counts of the places from `home` on, up to `end`.
+    /// Adjusts the counts of the slots from `home` up to `end`.
     #[inline(never)]
     fn change_overflow(&mut self, home: usize, end: usize, change: impl Fn(u64) -> u64) {
         let mut index = home;
         while index != end {
-            if let Some(place) = self.places.get_mut(index) {
-                place.priority_overflow = change(place.priority_overflow);
+            if let Some(slot) = self.slots.get_mut(index) {
+                slot.priority_overflow = change(slot.priority_overflow);
             }
             index = self.next_index(index);
         }
@@ -148,7 +150,7 @@ impl OrderStore for HashStore {
     }
 
     fn clear(&mut self) {
-        self.places.fill(Order::VACANT);
+        self.slots.fill(Order::VACANT);
         self.len = 0;
     }
 
@@ -156,11 +158,11 @@ impl OrderStore for HashStore {
     fn find(&self, order_id: u64) -> Option<OrderSlot> {
         let mut index = self.home(order_id);
         for _ in 0..PROBES_MAX {
-            let place = self.places.get(index)?;
-            if place.id == order_id && place.size != 0 {
+            let slot = self.slots.get(index)?;
+            if slot.id == order_id && slot.size != 0 {
                 return Some(OrderSlot(index));
             }
-            if place.passed() == 0 {
+            if slot.overflow_count() == 0 {
                 return None;
             }
             index = self.next_index(index);
@@ -170,12 +172,12 @@ impl OrderStore for HashStore {
 
     #[inline(always)]
     fn get(&self, slot: OrderSlot) -> Option<&Order> {
-        self.places.get(slot.0)
+        self.slots.get(slot.0)
     }
 
     #[inline(always)]
     fn get_mut(&mut self, slot: OrderSlot) -> Option<&mut Order> {
-        self.places.get_mut(slot.0)
+        self.slots.get_mut(slot.0)
     }
 
     #[inline(always)]
@@ -184,27 +186,27 @@ impl OrderStore for HashStore {
             self.prefetch(order.id.wrapping_add(PREFETCH_AHEAD));
         }
         self.id_last = order.id;
-        self.put(order)
+        self.insert_unprefetched(order)
     }
 
     #[inline(always)]
     fn remove(&mut self, slot: OrderSlot) {
-        let Some(place) = self.places.get_mut(slot.0) else { return };
-        let id = place.id;
-        place.size = 0;
+        let Some(order) = self.slots.get_mut(slot.0) else { return };
+        let id = order.id;
+        order.size = 0;
         self.len -= 1;
         let home = self.home(id);
         if home != slot.0 {
-            self.change_overflow(home, slot.0, |passed| passed - 1);
+            self.change_overflow(home, slot.0, |count| count - 1);
         }
     }
 
-    /// Two lines: one order in five rests beyond the line of its home, one in 25 beyond the next.
+    /// Two lines: one order in five rests beyond the line of its home slot, one in 25 beyond the next.
     #[inline(always)]
     fn prefetch(&self, order_id: u64) {
         let home = self.home(order_id);
-        prefetch::element(&self.places, home);
-        prefetch::element(&self.places, home + PLACES_PER_LINE);
+        prefetch::element(&self.slots, home);
+        prefetch::element(&self.slots, home + PLACES_PER_LINE);
     }
 
     fn len(&self) -> usize {
@@ -212,20 +214,20 @@ impl OrderStore for HashStore {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.places.capacity() * size_of::<Order>()
+        self.slots.capacity() * size_of::<Order>()
     }
 
     fn iter(&self) -> impl Iterator<Item = &Order> {
-        self.places.iter().filter(|place| place.size != 0)
+        self.slots.iter().filter(|slot| slot.size != 0)
     }
 
-    /// Nothing ever moves here.
-    fn places(&self) -> usize {
-        self.places.len()
+    /// Orders never move in this store.
+    fn slot_count(&self) -> usize {
+        self.slots.len()
     }
 
-    fn at(&self, place: usize) -> Option<&Order> {
-        self.places.get(place).filter(|place| place.size != 0)
+    fn order_in_slot(&self, slot: usize) -> Option<&Order> {
+        self.slots.get(slot).filter(|slot| slot.size != 0)
     }
 }
 
@@ -233,22 +235,22 @@ impl Order {
     const VACANT: Self = Self { id: 0, price_e9: 0, size: 0, instrument_side: 0, priority_overflow: 0 };
 
     #[inline(always)]
-    fn passed(&self) -> u64 {
+    fn overflow_count(&self) -> u64 {
         self.priority_overflow & ((1 << OVERFLOW_BITS) - 1)
     }
 
-    /// As it was inserted.
+    /// The entry as inserted.
     #[cfg(test)]
     fn without_overflow(self) -> Self {
-        Self { priority_overflow: self.priority_overflow - self.passed(), ..self }
+        Self { priority_overflow: self.priority_overflow - self.overflow_count(), ..self }
     }
 }
 
-/// The first of the multipliers to which `odd` and `seed` lead that spreads ids which count upwards, in steps of one, or of a power
-/// of two or ten.
+/// The first multiplier derived from `odd` and `seed` that spreads ascending ids, in steps of one, of a power of two
+/// or of a power of ten.
 fn multiplier(odd: u64, seed: u64) -> u64 {
     let spreads = |multiplier: &u64| {
-        // Ids in steps of ten to the p are in groups of 32 some progressions whose steps have fewer twos.
+        // In groups of 32, ids in steps of 10^p form progressions whose steps have fewer factors of two.
         let of_ten = (1..=6).map(|power| 10_u64.pow(power)).flat_map(|ten| [ten, ten >> ten.trailing_zeros().min(5)]);
         let mut strides = (1..=20).map(|power| 1 << power).chain(of_ten);
         has_small_quotients(*multiplier, QUOTIENT_MAX)
@@ -261,10 +263,10 @@ fn multiplier(odd: u64, seed: u64) -> u64 {
 /// Whether no partial quotient of the continued fraction of `multiplier` / 2^64 is above `quotient_max`, up to denominators of
 /// [`GROUPS_MAX`].
 ///
-/// The places of the numbers 0 to N are then nowhere closer to each other than about 1 / (`quotient_max` N) of the table. A large
-/// quotient is a fraction p/q very close by: the places of all numbers lie in q small crowds.
+/// The slots of the numbers 0 to N are then at least about 1 / (`quotient_max` N) of the table apart. A large
+/// quotient means a fraction p/q very close by: the slots of all numbers then lie in q small clusters.
 fn has_small_quotients(multiplier: u64, quotient_max: u64) -> bool {
-    // 2^64 is divided without being held.
+    // 2^64 does not fit the type, so the division avoids it.
     let first = u64::MAX / multiplier.max(1);
     let (mut divisor, mut remainder) = (multiplier, 0_u64.wrapping_sub(first.wrapping_mul(multiplier)));
     let (mut quotient, mut denominators) = (first, (1, first));
@@ -299,7 +301,7 @@ mod tests {
         Order::new(id, InstrumentIndex(1), Side::Bid, 5, 7, id)
     }
 
-    /// Ids whose homes are all at the very start of the table.
+    /// Ids whose home slots are all at the very start of the table.
     fn colliding(store: &HashStore, count: usize) -> Vec<u64> {
         let mut inverse = 1_u64;
         for _ in 0..6 {
@@ -312,7 +314,7 @@ mod tests {
     }
 
     proptest! {
-        /// A small, full table, ids from one home or from anywhere: every search wraps, every removal shifts.
+        /// A small, full table, ids from one home slot or from anywhere: every search wraps, every removal shifts.
         #[test]
         fn the_hash_store_matches_a_map(steps in prop::collection::vec((any::<bool>(), 0_usize..40), 1..400)) {
             let mut store = HashStore::with_len_max(16, 3);
@@ -347,7 +349,7 @@ mod tests {
         }
     }
 
-    /// The configured number of orders, dense or scattered ids, and a day's coming and going: nothing is refused.
+    /// The configured number of orders, dense or scattered ids, and a day's additions and removals: none is rejected.
     #[test]
     fn a_full_table_accepts_dense_and_random_ids() {
         let scatter = |number: u64| (number ^ number >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31);
@@ -358,7 +360,7 @@ mod tests {
                 assert_eq!(store.insert(order(id_of(number))), Ok(()));
             }
             for number in len_max as u64..10 * len_max as u64 {
-                // One of ten stays; the others go in their turn.
+                // One of ten stays; the others are removed in turn.
                 let gone = store.find(id_of(number - len_max as u64 + u64::from(number % 10 == 0)));
                 let Some(slot) = gone else { continue };
                 store.remove(slot);
@@ -368,7 +370,7 @@ mod tests {
         }
     }
 
-    /// Seeds whose first multiplier is very near a fraction: 2/5 and the like.
+    /// Seeds whose first multiplier is very near a fraction such as 2/5.
     const CLUSTERING_SEEDS: [u64; 5] = [
         0x544f_d007_fdcf_9873,
         0x2626_04da_56b1_7b8e,
@@ -403,7 +405,7 @@ mod tests {
                     assert_eq!(store.insert(order(number * stride)), Ok(()), "{seed:#x}, in steps of {stride}");
                 }
             }
-            // Negative control: with the first multiplier that the seed leads to many are refused.
+            // Negative control: with the seed's first multiplier, many are rejected.
             let mut clustered = HashStore::with_len_max(100_000, 0);
             clustered.multipliers[0] = plain;
             let taken = (0..100_000).filter(|number| clustered.insert(order(*number)).is_ok()).count();
@@ -434,13 +436,13 @@ mod tests {
         for id in &ids {
             store.insert(order(*id)).expect("room");
         }
-        assert_eq!(store.places[0].passed(), 99);
+        assert_eq!(store.slots[0].overflow_count(), 99);
         for (index, id) in ids.iter().enumerate() {
             let slot = store.find(*id).expect("still there");
             store.remove(slot);
             assert!(ids[index + 1..].iter().all(|id| store.find(*id).is_some()), "after {index}");
         }
         assert_eq!((store.len(), store.iter().count()), (0, 0));
-        assert!(store.places.iter().all(|place| place.passed() == 0));
+        assert!(store.slots.iter().all(|slot| slot.overflow_count() == 0));
     }
 }

@@ -1,64 +1,64 @@
-//! Ids that are dense and mostly young: an array for the latest ones, with the hash store behind it.
+//! Order store for dense and mostly young ids: an array for the latest ids in front of the hash store.
 //!
-//! The place of an id is the id itself modulo the window. A new order takes its place at once, next to the orders that
-//! came just before it, without a search; an older order that still rests there moves to the [`HashStore`]. Most orders
-//! live shortly, so few of them ever move, and a look-up is one place in an array.
+//! The slot of an id is the id modulo the window. A new order takes its slot at once, next to the preceding orders,
+//! without a search. An older order that still rests there moves to the [`HashStore`]. Most orders live shortly, so
+//! few of them move, and a lookup is one array access.
 //!
-//! Right for any ids, worth it for dense ones: Nasdaq numbers orders upwards within a day. Bounded like the hash store:
-//! a message moves one order at most. Memory is the hash store's 48 bytes per order and 32 for each place of the window,
-//! of which there are as many as `orders_max`, rounded down to a power of two.
+//! Correct for any ids, efficient for dense ones: Nasdaq numbers orders upwards within a day. Bounded like the hash
+//! store: a message moves at most one order. Memory is the hash store's 48 bytes per order, and 32 bytes per window
+//! slot. The window has as many slots as `orders_max`, rounded down to a power of two.
 
 use super::{
     super::{BookFault, BookLimits, memory, prefetch},
     HashStore, Order, OrderSlot, OrderStore,
 };
 
-/// The array option.
+/// The order store with an array in front.
 #[derive(Debug)]
 pub struct WindowStore {
-    /// A power of two of them.
+    /// The number of slots is a power of two.
     window: Vec<Order>,
     mask: u64,
     window_len: usize,
     displaced: HashStore,
     len_max: usize,
-    /// The highest id so far: what is above it can't be in the hash store, and needs no look there.
+    /// The highest id so far. A higher id cannot be in the hash store, so no lookup there is needed.
     id_max: Option<u64>,
 }
 
-/// So many additions ahead, where the ids are dense, an order that will lose its place is asked for.
+/// With dense ids, an order that will be moved is prefetched this many additions ahead.
 const DISPLACED_AHEAD: u64 = 8;
 
-/// Slots from here on are those of the hash store.
+/// Slots from here on belong to the hash store.
 const DISPLACED_SLOTS: usize = 1 << 32;
 
 impl WindowStore {
     #[expect(clippy::cast_possible_truncation, reason = "masked by a `usize`")]
     #[inline(always)]
-    fn place(&self, order_id: u64) -> usize {
+    fn window_index(&self, order_id: u64) -> usize {
         (order_id & self.mask) as usize
     }
 
-    /// Whether the order, if it rests at all, is one that has lost its place by now, where ids are dense.
+    /// With dense ids, whether a resting order with that id has been moved to the hash store by now.
     #[inline(always)]
     fn is_displaced(&self, order_id: u64) -> bool {
         self.id_max.is_some_and(|id_max| order_id.saturating_add(self.mask) < id_max)
     }
 
-    /// Where ids are dense, the next additions are known, and so are the orders that will lose their places to them.
+    /// With dense ids, the next additions are known, and so are the orders that they will move.
     #[inline(always)]
     fn prefetch_displaced(&self, order_id: u64) {
-        prefetch::element(&self.window, self.place(order_id.wrapping_add(2 * DISPLACED_AHEAD)));
-        if let Some(place) = self.window.get(self.place(order_id.wrapping_add(DISPLACED_AHEAD)))
-            && place.size != 0
+        prefetch::element(&self.window, self.window_index(order_id.wrapping_add(2 * DISPLACED_AHEAD)));
+        if let Some(slot) = self.window.get(self.window_index(order_id.wrapping_add(DISPLACED_AHEAD)))
+            && slot.size != 0
         {
-            self.displaced.prefetch(place.id);
+            self.displaced.prefetch(slot.id);
         }
     }
 
     #[inline(always)]
     fn find_in_window(&self, order_id: u64) -> Option<OrderSlot> {
-        let index = self.place(order_id);
+        let index = self.window_index(order_id);
         let order = self.window.get(index)?;
         (order.id == order_id && order.size != 0).then_some(OrderSlot(index))
     }
@@ -71,11 +71,11 @@ impl WindowStore {
 
 impl OrderStore for WindowStore {
     fn new(limits: &BookLimits) -> Self {
-        let places = (limits.orders_max as usize + 1).next_power_of_two() / 2;
-        let places = places.max(1);
+        let slots = (limits.orders_max as usize + 1).next_power_of_two() / 2;
+        let slots = slots.max(1);
         Self {
-            window: memory::touched(Order::default(), places),
-            mask: places as u64 - 1,
+            window: memory::prefaulted(Order::default(), slots),
+            mask: slots as u64 - 1,
             window_len: 0,
             displaced: HashStore::new(limits),
             len_max: limits.orders_max as usize,
@@ -92,7 +92,7 @@ impl OrderStore for WindowStore {
 
     #[inline(always)]
     fn find(&self, order_id: u64) -> Option<OrderSlot> {
-        // Each look may have to wait for memory: the likelier one comes first.
+        // Each lookup may wait for memory: the more likely one comes first.
         if self.is_displaced(order_id) {
             self.find_displaced(order_id).or_else(|| self.find_in_window(order_id))
         } else {
@@ -118,9 +118,9 @@ impl OrderStore for WindowStore {
 
     #[inline(always)]
     fn insert(&mut self, order: Order) -> Result<(), BookFault> {
-        let index = self.place(order.id);
-        let Some(place) = self.window.get_mut(index) else { return Err(BookFault::OrdersFull) };
-        if place.size != 0 && place.id == order.id {
+        let index = self.window_index(order.id);
+        let Some(slot) = self.window.get_mut(index) else { return Err(BookFault::OrdersFull) };
+        if slot.size != 0 && slot.id == order.id {
             return Err(BookFault::DuplicateOrder);
         }
         let is_latest = self.id_max.is_none_or(|id_max| order.id > id_max);
@@ -130,12 +130,12 @@ impl OrderStore for WindowStore {
         if self.window_len + self.displaced.len() >= self.len_max {
             return Err(BookFault::OrdersFull);
         }
-        if place.size == 0 {
+        if slot.size == 0 {
             self.window_len += 1;
         } else {
-            self.displaced.put(*place)?;
+            self.displaced.insert_unprefetched(*slot)?;
         }
-        *place = order;
+        *slot = order;
         if is_latest {
             self.id_max = Some(order.id);
             self.prefetch_displaced(order.id);
@@ -147,8 +147,8 @@ impl OrderStore for WindowStore {
     fn remove(&mut self, slot: OrderSlot) {
         match slot.0.checked_sub(DISPLACED_SLOTS) {
             None => {
-                if let Some(place) = self.window.get_mut(slot.0) {
-                    place.size = 0;
+                if let Some(slot) = self.window.get_mut(slot.0) {
+                    slot.size = 0;
                     self.window_len -= 1;
                 }
             }
@@ -158,8 +158,8 @@ impl OrderStore for WindowStore {
 
     #[inline(always)]
     fn prefetch(&self, order_id: u64) {
-        // Where ids are not dense, the window has old orders too.
-        prefetch::element(&self.window, self.place(order_id));
+        // With sparse ids, the window holds old orders too.
+        prefetch::element(&self.window, self.window_index(order_id));
         if self.is_displaced(order_id) {
             self.displaced.prefetch(order_id);
         }
@@ -174,19 +174,19 @@ impl OrderStore for WindowStore {
     }
 
     fn iter(&self) -> impl Iterator<Item = &Order> {
-        self.window.iter().filter(|place| place.size != 0).chain(self.displaced.iter())
+        self.window.iter().filter(|slot| slot.size != 0).chain(self.displaced.iter())
     }
 
-    /// What moves goes from the window to the hash store, which comes behind it. Who moves within the walk over the hash store
-    /// has been met in the window.
-    fn places(&self) -> usize {
-        self.window.len() + self.displaced.places()
+    /// Orders move only from the window to the hash store, whose slots follow. An order moved during the walk over
+    /// the hash store was visited in the window.
+    fn slot_count(&self) -> usize {
+        self.window.len() + self.displaced.slot_count()
     }
 
-    fn at(&self, place: usize) -> Option<&Order> {
-        match place.checked_sub(self.window.len()) {
-            None => self.window.get(place).filter(|place| place.size != 0),
-            Some(displaced_slot) => self.displaced.at(displaced_slot),
+    fn order_in_slot(&self, slot: usize) -> Option<&Order> {
+        match slot.checked_sub(self.window.len()) {
+            None => self.window.get(slot).filter(|slot| slot.size != 0),
+            Some(displaced_slot) => self.displaced.order_in_slot(displaced_slot),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The taker's side: slices into a channel that goes on where the copied one stood.
+//! The joiner's side of a copy: turns slices into a channel that continues at the copied position.
 
 use std::collections::BTreeMap;
 
@@ -13,52 +13,52 @@ use crate::{
     transport::VenueSession,
 };
 
-/// Takes slices in their order, then makes a channel of them. On a cold thread: it allocates as much as comes, within what the
-/// channel's limits allow.
+/// Collects slices in order, then builds a channel from them. Runs on a cold thread: it allocates for what it
+/// receives, within the channel's limits.
 #[derive(Debug)]
 pub struct CopyRestorer {
     config: ChannelConfig,
     has_head: bool,
-    taken: Taken,
-    /// Bytes of `taken.books`.
+    received: ReceivedCopy,
+    /// Bytes of `received.books`.
     book_bytes: usize,
     end: Option<Vec<u8>>,
 }
 
-/// What came, as it came.
+/// Items as received.
 #[derive(Debug, Default)]
-pub(in crate::channel) struct Taken {
-    /// In the order of their coming; of those with one id the last one holds.
+pub(in crate::channel) struct ReceivedCopy {
+    /// In order of arrival. For entries with the same id, the last one counts.
     pub(in crate::channel) orders: Vec<ReceivedOrder>,
-    /// By index; the last one that came.
+    /// By index; the last one received.
     pub(in crate::channel) books: BTreeMap<u32, Vec<u8>>,
     pub(in crate::channel) counts: CoreCounts,
 }
 
-/// An order, or that it is gone.
+/// An order, or its removal (`None`).
 #[derive(Clone, Copy, Debug)]
 pub(in crate::channel) struct ReceivedOrder {
     pub(in crate::channel) order_id: u64,
     pub(in crate::channel) resting: Option<OrderView>,
 }
 
-/// Room for each book, besides its levels.
+/// Bytes allowed for each book besides its levels.
 const BOOK_BYTES: usize = 512;
-/// A level as an item of a book holds it.
+/// Bytes of one level in a book item.
 const LEVEL_BYTES: usize = 12;
 
 impl CopyRestorer {
-    /// For a channel of that configuration.
+    /// For a channel with that configuration.
     #[must_use]
     pub fn new(config: ChannelConfig) -> Self {
-        Self { config, has_head: false, taken: Taken::default(), book_bytes: 0, end: None }
+        Self { config, has_head: false, received: ReceivedCopy::default(), book_bytes: 0, end: None }
     }
 
-    /// Takes the next slice. Whether it was the last one.
+    /// Processes the next slice. Returns whether it was the last one.
     ///
     /// # Errors
-    /// [`CopyFault`]: all of it is worth nothing then.
-    pub fn take(&mut self, slice: &[u8]) -> Result<bool, CopyFault> {
+    /// [`CopyFault`]: the whole copy is unusable then.
+    pub fn push_slice(&mut self, slice: &[u8]) -> Result<bool, CopyFault> {
         let mut rest = FieldReader(slice);
         while !rest.0.is_empty() {
             let kind = rest.u8()?;
@@ -69,11 +69,11 @@ impl CopyRestorer {
                 HEAD => self.head(&mut rest)?,
                 ORDER => {
                     let order = rest.order()?;
-                    self.put(ReceivedOrder { order_id: order.order_id, resting: Some(order) })?;
+                    self.add_order(ReceivedOrder { order_id: order.order_id, resting: Some(order) })?;
                 }
                 ORDER_REMOVED => {
                     let order_id = rest.u64()?;
-                    self.put(ReceivedOrder { order_id, resting: None })?;
+                    self.add_order(ReceivedOrder { order_id, resting: None })?;
                 }
                 BOOK => {
                     let index = rest.u32()?;
@@ -81,8 +81,8 @@ impl CopyRestorer {
                     self.book(index, rest.bytes(length)?)?;
                 }
                 END => {
-                    self.taken.counts = rest.counts()?;
-                    // The rest is the channel's.
+                    self.received.counts = rest.counts()?;
+                    // The remaining bytes belong to the channel.
                     self.end = Some(std::mem::take(&mut rest.0).to_vec());
                 }
                 _ => return Err(CopyFault::Malformed),
@@ -91,31 +91,31 @@ impl CopyRestorer {
         Ok(self.end.is_some())
     }
 
-    /// Orders and books that have come, for whoever wants to see it go on.
+    /// Orders and books received, as a measure of progress.
     #[must_use]
     pub fn items(&self) -> usize {
-        self.taken.orders.len() + self.taken.books.len()
+        self.received.orders.len() + self.received.books.len()
     }
 
-    /// The channel in that state, with all its memory.
+    /// Builds the channel in the copied state, with all its memory.
     ///
     /// # Errors
-    /// [`CopyFault`]; `Incomplete` before the last slice has come.
+    /// [`CopyFault`]; `Incomplete` before the last slice was received.
     pub fn into_channel(self) -> Result<Channel, CopyFault> {
-        let Self { config, mut taken, end, .. } = self;
+        let Self { config, mut received, end, .. } = self;
         let end = end.ok_or(CopyFault::Incomplete)?;
-        // Stable, so that the last one of an id stays the last.
-        taken.orders.sort_by_key(|order| order.order_id);
-        taken.orders.dedup_by(|later, earlier| {
+        // The sort is stable, so the last entry of an id stays last.
+        received.orders.sort_by_key(|order| order.order_id);
+        received.orders.dedup_by(|later, earlier| {
             let is_same = later.order_id == earlier.order_id;
             if is_same {
                 *earlier = *later;
             }
             is_same
         });
-        taken.orders.retain(|order| order.resting.is_some());
+        received.orders.retain(|order| order.resting.is_some());
         let mut channel = Channel::new(config);
-        channel.restore(&taken, &end)?;
+        channel.restore(&received, &end)?;
         Ok(channel)
     }
 
@@ -125,19 +125,19 @@ impl CopyRestorer {
             return Err(CopyFault::Malformed);
         }
         if numbers != [VERSION, self.config.feed as u16, self.config.schemas.0] {
-            return Err(CopyFault::Another);
+            return Err(CopyFault::Mismatch);
         }
         self.has_head = true;
         Ok(())
     }
 
-    fn put(&mut self, order: ReceivedOrder) -> Result<(), CopyFault> {
-        // Orders that were touched are told twice, or are gone again.
+    fn add_order(&mut self, order: ReceivedOrder) -> Result<(), CopyFault> {
+        // Orders touched during the copy appear twice, or are removed again.
         let orders_max = (self.config.books.orders_max as usize).saturating_add(TOUCHED_MAX);
-        if self.taken.orders.len() >= orders_max {
+        if self.received.orders.len() >= orders_max {
             return Err(CopyFault::NoRoom);
         }
-        self.taken.orders.push(order);
+        self.received.orders.push(order);
         Ok(())
     }
 
@@ -151,14 +151,14 @@ impl CopyRestorer {
         if index as usize >= books_max {
             return Err(CopyFault::NoRoom);
         }
-        let before = self.taken.books.insert(index, body.to_vec()).map_or(0, |before| before.len());
-        self.book_bytes = (self.book_bytes + body.len()).saturating_sub(before);
+        let previous_bytes = self.received.books.insert(index, body.to_vec()).map_or(0, |previous| previous.len());
+        self.book_bytes = (self.book_bytes + body.len()).saturating_sub(previous_bytes);
         if self.book_bytes > bytes_max { Err(CopyFault::NoRoom) } else { Ok(()) }
     }
 }
 
-impl Taken {
-    /// Resting orders, in the order in which they came to the books.
+impl ReceivedCopy {
+    /// Resting orders in order of priority, oldest first.
     pub(in crate::channel) fn orders_by_priority(&self) -> Vec<OrderView> {
         let mut orders: Vec<OrderView> = self.orders.iter().filter_map(|order| order.resting).collect();
         orders.sort_unstable_by_key(|order| order.priority);
@@ -166,7 +166,7 @@ impl Taken {
     }
 }
 
-/// Bytes that are read from the front; each read checks that they are there.
+/// Reads fields from the front of a byte slice; each read checks the length.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::channel) struct FieldReader<'a>(pub(in crate::channel) &'a [u8]);
 
@@ -223,7 +223,7 @@ impl<'a> FieldReader<'a> {
         Session::from_bytes(self.array()?).ok_or(CopyFault::Malformed)
     }
 
-    /// Nothing is left over.
+    /// Checks that no bytes are left over.
     pub(in crate::channel) fn end(&self) -> Result<(), CopyFault> {
         if self.0.is_empty() { Ok(()) } else { Err(CopyFault::Malformed) }
     }

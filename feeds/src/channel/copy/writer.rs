@@ -1,4 +1,4 @@
-//! The giver's side: a walk over a channel in slices.
+//! The donor's side: visits a channel's state in slices.
 
 use super::{
     BOOK, CopyFault, CoreCounts, END, HEAD, ITEM_BYTES_MAX, MAGIC, ORDER, ORDER_REMOVED, SLICE_BYTES_MAX, TOUCHED_MAX,
@@ -11,86 +11,86 @@ use crate::{
     transport::Transport,
 };
 
-/// Memory of one copy: made by a cold thread, so that the channel's thread allocates nothing.
+/// Memory of one copy. A cold thread makes it, so that the channel's thread allocates nothing.
 #[derive(Debug)]
 pub struct CopyBuffer(Box<CopyWriter>);
 
-/// How far a copy has come.
+/// Progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyStep {
-    /// There is more: ask again.
+    /// More slices follow.
     More,
-    /// That was the end. The copy is the state before `next` of the channel's session.
+    /// This was the last slice. The copy is the state before `next` of the channel's session.
     Done {
         /// The next sequence to be delivered.
         next: Sequence,
     },
-    /// There is no copy.
+    /// The copy failed.
     Failed(CopyFault),
 }
 
-/// What a message may have changed.
+/// An entry that a message may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::channel) enum TouchedEntry {
-    /// What is kept of an instrument.
+    /// An instrument's state.
     Book(InstrumentIndex),
-    /// An order, and what is kept of its instrument.
+    /// An order, and its instrument's state.
     Order(u64),
 }
 
-/// A copy under way.
+/// A copy in progress.
 #[derive(Debug)]
 pub(in crate::channel) struct CopyWriter {
     has_written_head: bool,
-    /// The next place to look at.
-    place: usize,
-    /// What was touched since the walk began, and how much of it was written again.
+    /// The next slot to visit.
+    cursor: usize,
+    /// Entries touched since the copy began, and how many of them were rewritten.
     touched: Vec<TouchedEntry>,
-    written: usize,
+    rewritten: usize,
     fault: Option<CopyFault>,
     budget: SliceBudget,
 }
 
-/// How much is done for one slice at the most.
+/// Work limits of one slice.
 #[derive(Clone, Copy, Debug)]
 struct SliceBudget {
-    /// Places of memory that are looked at.
+    /// Slots visited.
     cost: usize,
-    /// What was touched and is written again.
+    /// Touched entries rewritten.
     touched: usize,
 }
 
-/// Some microseconds of a processor.
+/// Some microseconds of processor time.
 const SLICE_BUDGET: SliceBudget = SliceBudget { cost: 2_048, touched: 256 };
-/// Of a book, in places of orders: it lies on pages of its own.
+/// Cost of a book, in order slots: a book lies on pages of its own.
 const BOOK_COST: usize = 8;
 
 impl CopyBuffer {
-    /// For one copy.
+    /// Buffer for one copy.
     #[must_use]
     pub fn new() -> Self {
         Self::with_budget(SLICE_BUDGET)
     }
 
-    /// In many slices: more may come between them.
+    /// With a small budget, so that a copy takes many slices.
     #[cfg(test)]
     pub(in crate::channel) fn in_small_slices() -> Self {
         Self::with_budget(SliceBudget { cost: 64, touched: 2 })
     }
 
     fn with_budget(budget: SliceBudget) -> Self {
-        // Written once, so that the channel's thread meets no page that isn't there.
+        // Written once, so that the channel's thread takes no page fault.
         let mut touched = vec![TouchedEntry::Order(0); TOUCHED_MAX];
         touched.clear();
-        Self(Box::new(CopyWriter { has_written_head: false, place: 0, touched, written: 0, fault: None, budget }))
+        Self(Box::new(CopyWriter { has_written_head: false, cursor: 0, touched, rewritten: 0, fault: None, budget }))
     }
 
     pub(in crate::channel) fn into_writer(self) -> Box<CopyWriter> {
         self.0
     }
 
-    pub(in crate::channel) fn from_writer(walk: Box<CopyWriter>) -> Self {
-        Self(walk)
+    pub(in crate::channel) fn from_writer(writer: Box<CopyWriter>) -> Self {
+        Self(writer)
     }
 }
 
@@ -101,15 +101,15 @@ impl Default for CopyBuffer {
 }
 
 impl CopyWriter {
-    /// Something has touched every book.
+    /// Marks the copy as invalid: an input touched every book.
     #[cold]
     pub(in crate::channel) fn invalidate(&mut self) {
         self.fault.get_or_insert(CopyFault::Invalidated);
     }
 
-    /// Messages `[from, until)` of a block that begins with `first` have been applied.
+    /// Records the entries touched by messages `[from, until)` of a block that begins with `first`.
     #[cold]
-    pub(in crate::channel) fn note<C: FeedCore>(
+    pub(in crate::channel) fn record_touched<C: FeedCore>(
         &mut self,
         core: &C,
         (first, from, until): (Sequence, Sequence, Sequence),
@@ -119,15 +119,15 @@ impl CopyWriter {
         while sequence < until && self.fault.is_none() {
             let Some(message) = C::Transport::next_message(&mut rest) else { break };
             if sequence >= from {
-                core.touched(message, &mut |touched| self.record_entry(touched));
+                core.visit_touched(message, &mut |touched| self.record_entry(touched));
             }
             sequence = sequence.plus(1);
         }
     }
 
     fn record_entry(&mut self, touched: TouchedEntry) {
-        // What was written since says nothing of what has come now.
-        let is_written = self.written == self.touched.len();
+        // The earlier rewrite does not include this change.
+        let is_written = self.rewritten == self.touched.len();
         if !is_written && self.touched.last() == Some(&touched) {
             return;
         }
@@ -138,8 +138,8 @@ impl CopyWriter {
         self.touched.push(touched);
     }
 
-    /// Writes the next slice into an empty buffer with room for [`SLICE_BYTES_MAX`]. `end` writes what is told of the channel
-    /// at its end; without it there is none yet, as the channel has no position.
+    /// Writes the next slice into an empty buffer with room for [`SLICE_BYTES_MAX`]. `end` writes the channel's part
+    /// of the end item; it returns `None` while the channel has no position.
     pub(in crate::channel) fn slice<C: FeedCore>(
         &mut self,
         core: &C,
@@ -165,7 +165,7 @@ impl CopyWriter {
         }
     }
 
-    /// Whether all has been written.
+    /// Whether all entries have been written.
     fn write<C: FeedCore>(&mut self, core: &C, config: &ChannelConfig, out: &mut Vec<u8>) -> Result<bool, CopyFault> {
         if !self.has_written_head {
             self.has_written_head = true;
@@ -177,27 +177,27 @@ impl CopyWriter {
         }
         let places = core.copy_extent();
         let mut cost = 0;
-        while self.place < places.books + places.orders && cost < self.budget.cost && has_room(out) {
-            if self.place < places.books {
-                write_book(core, self.place, false, out)?;
+        while self.cursor < places.books + places.orders && cost < self.budget.cost && has_room(out) {
+            if self.cursor < places.books {
+                write_book(core, self.cursor, false, out)?;
                 cost += BOOK_COST;
             } else {
-                if let Some(order) = core.order_in_slot(self.place - places.books) {
+                if let Some(order) = core.order_in_slot(self.cursor - places.books) {
                     write_order(&order, out);
                 }
                 cost += 1;
             }
-            self.place += 1;
+            self.cursor += 1;
         }
-        if self.place < places.books + places.orders {
+        if self.cursor < places.books + places.orders {
             return Ok(false);
         }
         for _ in 0..self.budget.touched {
             if !has_room(out) {
                 return Ok(false);
             }
-            let Some(touched) = self.touched.get(self.written).copied() else { return Ok(true) };
-            self.written += 1;
+            let Some(touched) = self.touched.get(self.rewritten).copied() else { return Ok(true) };
+            self.rewritten += 1;
             match touched {
                 TouchedEntry::Book(InstrumentIndex(index)) => write_book(core, index as usize, true, out)?,
                 TouchedEntry::Order(order_id) => match core.order(order_id) {
@@ -212,11 +212,11 @@ impl CopyWriter {
                 },
             }
         }
-        Ok(self.written == self.touched.len() && has_room(out))
+        Ok(self.rewritten == self.touched.len() && has_room(out))
     }
 }
 
-/// Room for the two longest items: what is touched may be an order and its book, and the end is shorter than a book.
+/// Room for the two longest items. A touched entry may be an order and its book; the end item is shorter than a book.
 fn has_room(out: &Vec<u8>) -> bool {
     out.capacity() - out.len() >= 2 * ITEM_BYTES_MAX
 }
@@ -231,7 +231,7 @@ fn write_order(order: &OrderView, out: &mut Vec<u8>) {
     out.extend(priority.to_le_bytes());
 }
 
-/// Without anything to tell of it, nothing is written, unless something else may have been told before.
+/// Writes nothing for an empty state, unless an earlier item may have to be overridden.
 fn write_book<C: FeedCore>(core: &C, index: usize, was_written: bool, out: &mut Vec<u8>) -> Result<(), CopyFault> {
     let begin = out.len();
     out.push(BOOK);
@@ -264,14 +264,14 @@ mod tests {
 
     #[test]
     fn an_entry_touched_after_it_was_written_is_recorded_again() {
-        let mut walk = CopyBuffer::in_small_slices().into_writer();
+        let mut writer = CopyBuffer::in_small_slices().into_writer();
         let book = TouchedEntry::Book(InstrumentIndex(7));
-        walk.record_entry(book);
-        walk.record_entry(book);
-        assert_eq!(walk.touched, [book]);
-        // A slice that was full with it: there is another one before the end.
-        walk.written = 1;
-        walk.record_entry(book);
-        assert_eq!(walk.touched, [book; 2]);
+        writer.record_entry(book);
+        writer.record_entry(book);
+        assert_eq!(writer.touched, [book]);
+        // The slice has no room for the end item; another slice follows.
+        writer.rewritten = 1;
+        writer.record_entry(book);
+        assert_eq!(writer.touched, [book; 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! A copied channel goes on as if it had been there from the beginning.
+//! A restored channel continues as if it had processed the input from the beginning.
 
 use proptest::{prelude::*, sample::Index};
 
@@ -14,14 +14,14 @@ use crate::{
     identity::{InstrumentId, Sequence},
 };
 
-/// What is done to a day before it is cut into packets, so that books contradict it.
+/// Changes to a day before it is split into packets, so that books contradict it.
 #[derive(Clone, Debug)]
 enum InputFault {
-    /// The message is missing, and its number too.
+    /// The message is missing, and its sequence too.
     Dropped(Index),
-    /// It is about another instrument.
+    /// It names another instrument.
     OtherInstrument(Index),
-    /// It can't be understood.
+    /// It cannot be decoded.
     Truncated(Index),
 }
 
@@ -55,26 +55,26 @@ fn apply_input_faults(messages: &mut Vec<Vec<u8>>, input_faults: &[InputFault]) 
     }
 }
 
-/// When packets come between the slices of a copy: how many slices pass before the first one, and between two.
+/// Interleaving of packets with the slices of a copy: slices before the first packet, and between two packets.
 #[derive(Clone, Copy, Debug)]
 struct Interleaving {
     first: usize,
     every: usize,
 }
 
-fn between() -> impl Strategy<Value = Interleaving> {
-    // So many small slices take all books of a feed by order; the orders follow.
+fn interleaving() -> impl Strategy<Value = Interleaving> {
+    // This many small slices cover all books of a feed by order; the orders follow.
     (prop::sample::select(&[0, 8_190][..]), 1_usize..12).prop_map(|(first, every)| Interleaving { first, every })
 }
 
 fn config(feed: Feed, store: OrderStoreKind) -> ChannelConfig {
     let config = ChannelHarness::config(feed, SCHEMAS);
-    // So few that orders move out of the window.
+    // Small enough that orders move out of the window.
     let books = BookLimits { orders_max: if store == OrderStoreKind::Window { 32 } else { 2_000 }, ..config.books };
     ChannelConfig { order_store: store, books, ..config }
 }
 
-/// A day's packets, and how many come before the next gap is declared: meanwhile what lies behind it is held.
+/// A day's packets, and the number of packets until the next gap is declared. Meanwhile later packets are held.
 #[derive(Clone, Copy)]
 struct Input<'a> {
     packets: &'a [Vec<u8>],
@@ -82,28 +82,29 @@ struct Input<'a> {
 }
 
 impl Input<'_> {
-    fn one(self, harness: &mut ChannelHarness, number: usize) {
+    fn deliver_one(self, harness: &mut ChannelHarness, number: usize) {
         harness.datagram(Line::A, &self.packets[number]);
         if (number + 1).is_multiple_of(self.packets_per_timeout) || number + 1 == self.packets.len() {
             harness.wait();
         }
     }
 
-    fn some(self, harness: &mut ChannelHarness, numbers: std::ops::Range<usize>) {
-        numbers.for_each(|number| self.one(harness, number));
+    fn deliver_range(self, harness: &mut ChannelHarness, numbers: std::ops::Range<usize>) {
+        numbers.for_each(|number| self.deliver_one(harness, number));
     }
 
-    fn all(self, harness: &mut ChannelHarness) {
-        self.some(harness, 0..self.packets.len());
+    fn deliver_all(self, harness: &mut ChannelHarness) {
+        self.deliver_range(harness, 0..self.packets.len());
     }
 }
 
-/// All slices of a copy, and where it ends. Packets from `begin` on come meanwhile; what spoils a copy begins another one.
-fn copied(
+/// All slices of a copy, and its end position. Packets from `begin` on arrive meanwhile; an invalidated copy is
+/// restarted.
+fn take_copy(
     harness: &mut ChannelHarness,
     input: Input<'_>,
     begin: usize,
-    between: Interleaving,
+    interleaving: Interleaving,
 ) -> (Vec<Vec<u8>>, Sequence) {
     let mut numbers = begin..input.packets.len();
     'copies: loop {
@@ -118,7 +119,7 @@ fn copied(
                 CopyStep::More => {}
                 CopyStep::Done { next } => {
                     assert!(harness.channel.end_copy().is_some() && harness.channel.end_copy().is_none());
-                    input.some(harness, numbers);
+                    input.deliver_range(harness, numbers);
                     return (slices, next);
                 }
                 CopyStep::Failed(fault) => {
@@ -126,11 +127,11 @@ fn copied(
                     continue 'copies;
                 }
             }
-            if count >= between.first
-                && count % between.every == 0
+            if count >= interleaving.first
+                && count % interleaving.every == 0
                 && let Some(number) = numbers.next()
             {
-                input.one(harness, number);
+                input.deliver_one(harness, number);
             }
         }
     }
@@ -138,24 +139,24 @@ fn copied(
 
 const NO_INPUT: Input<'_> = Input { packets: &[], packets_per_timeout: 1 };
 
-fn taken(config: &ChannelConfig, slices: &[Vec<u8>]) -> Result<ChannelHarness, CopyFault> {
-    let mut taker = CopyRestorer::new(config.clone());
+fn restored(config: &ChannelConfig, slices: &[Vec<u8>]) -> Result<ChannelHarness, CopyFault> {
+    let mut joiner = CopyRestorer::new(config.clone());
     for (number, slice) in slices.iter().enumerate() {
-        assert_eq!(taker.take(slice)?, number + 1 == slices.len());
+        assert_eq!(joiner.push_slice(slice)?, number + 1 == slices.len());
     }
     let mut harness = ChannelHarness::new(config.clone());
-    harness.channel = taker.into_channel()?;
+    harness.channel = joiner.into_channel()?;
     let (session, next) = harness.channel.position().expect("a copy has a position");
-    harness.seen.session(session, next);
+    harness.output.session(session, next);
     Ok(harness)
 }
 
-fn behind(frames: Vec<Frame>, next: Sequence) -> Vec<Frame> {
+fn frames_from(frames: Vec<Frame>, next: Sequence) -> Vec<Frame> {
     frames.into_iter().filter(|frame| frame.sequence >= next).collect()
 }
 
 proptest! {
-    /// Whatever came before, wherever the copy begins, whatever comes while it is made.
+    /// For any earlier input, any start of the copy, and any input during the copy.
     #[test]
     fn a_restored_channel_continues_like_the_copied_one(
         (feed, mut messages) in any_day(),
@@ -163,7 +164,7 @@ proptest! {
         lengths in prop::collection::vec(1_usize..8, 1..8),
         missing in prop::option::of(any::<Index>()),
         is_late in prop::bool::weighted(0.2),
-        (begin, between, packets_per_timeout) in (any::<Index>(), between(), 1_usize..5),
+        (begin, interleaving, packets_per_timeout) in (any::<Index>(), interleaving(), 1_usize..5),
         store in prop::sample::select(&[OrderStoreKind::Hash, OrderStoreKind::Window][..]),
     ) {
         apply_input_faults(&mut messages, &input_faults);
@@ -178,35 +179,35 @@ proptest! {
         let config = config(feed, store);
         let mut whole = ChannelHarness::new(config.clone());
         let input = Input { packets: &packets, packets_per_timeout };
-        input.all(&mut whole);
+        input.deliver_all(&mut whole);
 
         let begin = begin.index(packets.len()) + 1;
-        let mut giver = ChannelHarness::new(config.clone());
-        input.some(&mut giver, 0..begin);
-        let (slices, next) = copied(&mut giver, input, begin, between);
-        prop_assert_eq!(&giver.seen.messages(), &whole.seen.messages(), "to be copied changes nothing");
+        let mut donor = ChannelHarness::new(config.clone());
+        input.deliver_range(&mut donor, 0..begin);
+        let (slices, next) = take_copy(&mut donor, input, begin, interleaving);
+        prop_assert_eq!(&donor.output.messages(), &whole.output.messages(), "to be copied changes nothing");
 
-        let mut taker = taken(&config, &slices).unwrap();
-        prop_assert_eq!(taker.channel.position().map(|(_, next)| next), Some(next));
-        // All of the input once more: what lies before the copy's position is old.
-        input.all(&mut taker);
-        prop_assert_eq!(taker.seen.messages(), behind(whole.seen.messages(), next), "{:?} from {}", feed, next.0);
-        prop_assert_eq!(taker.channel.position(), whole.channel.position());
-        prop_assert_eq!(taker.channel.has_missed_input(), whole.channel.has_missed_input());
+        let mut joiner = restored(&config, &slices).unwrap();
+        prop_assert_eq!(joiner.channel.position().map(|(_, next)| next), Some(next));
+        // The whole input once more: packets before the copy's position are old.
+        input.deliver_all(&mut joiner);
+        prop_assert_eq!(joiner.output.messages(), frames_from(whole.output.messages(), next), "{:?} from {}", feed, next.0);
+        prop_assert_eq!(joiner.channel.position(), whole.channel.position());
+        prop_assert_eq!(joiner.channel.has_missed_input(), whole.channel.has_missed_input());
         let by_name = |name: &str| InstrumentId::from_symbol(name.as_bytes());
         for instrument in (0..5).map(InstrumentId).chain(["ZIEXT", "ZEXIT", "ZXIET"].map(by_name)) {
-            prop_assert_eq!(taker.channel.book(instrument, 99), whole.channel.book(instrument, 99));
+            prop_assert_eq!(joiner.channel.book(instrument, 99), whole.channel.book(instrument, 99));
         }
-        prop_assert_eq!(taker.channel.orders(&|_| true), whole.channel.orders(&|_| true));
+        prop_assert_eq!(joiner.channel.orders(&|_| true), whole.channel.orders(&|_| true));
 
-        // A copy of the copy is as good.
-        let (again, next) = copied(&mut taker, NO_INPUT, 0, between);
-        let third = taken(&config, &again).unwrap();
+        // A copy of the copy is equal.
+        let (again, next) = take_copy(&mut joiner, NO_INPUT, 0, interleaving);
+        let third = restored(&config, &again).unwrap();
         prop_assert_eq!(third.channel.position().map(|(_, next)| next), Some(next));
         prop_assert_eq!(third.channel.orders(&|_| true), whole.channel.orders(&|_| true));
     }
 
-    /// Bytes changed, left out, doubled or added anywhere: no panic, and what is taken has the counts that it was told.
+    /// Bytes changed, removed, duplicated or added anywhere: no panic, and an accepted copy matches its counts.
     #[test]
     fn a_damaged_copy_is_refused_or_complete(
         (feed, messages) in any_day(),
@@ -216,9 +217,9 @@ proptest! {
         prop_assume!(!messages.is_empty());
         let config = config(feed, OrderStoreKind::Hash);
         let packets = cut_of(feed, &messages, &[5]);
-        let mut giver = ChannelHarness::new(config.clone());
-        giver.datagrams(&packets);
-        let (mut slices, _) = copied(&mut giver, NO_INPUT, 0, Interleaving { first: 0, every: 1 });
+        let mut donor = ChannelHarness::new(config.clone());
+        donor.datagrams(&packets);
+        let (mut slices, _) = take_copy(&mut donor, NO_INPUT, 0, Interleaving { first: 0, every: 1 });
         slices.retain(|slice| !slice.is_empty());
         for (slice, at, byte) in changes {
             let slice = slice.index(slices.len());
@@ -233,9 +234,9 @@ proptest! {
             let last = slices.last_mut().unwrap();
             last.truncate(cut.index(last.len()));
         }
-        let mut taker = CopyRestorer::new(config.clone());
-        let outcome = slices.iter().try_for_each(|slice| taker.take(slice).map(drop));
-        if let Ok(channel) = outcome.and_then(|()| taker.into_channel()) {
+        let mut joiner = CopyRestorer::new(config.clone());
+        let outcome = slices.iter().try_for_each(|slice| joiner.push_slice(slice).map(drop));
+        if let Ok(channel) = outcome.and_then(|()| joiner.into_channel()) {
             let mut harness = ChannelHarness { channel, ..ChannelHarness::new(config) };
             harness.datagrams(&packets).wait();
         }
@@ -248,26 +249,26 @@ fn itch_day() -> Vec<Vec<u8>> {
 
 fn slices_of(feed: Feed, messages: &[Vec<u8>]) -> (ChannelConfig, Vec<Vec<u8>>) {
     let config = config(feed, OrderStoreKind::Hash);
-    let mut giver = ChannelHarness::new(config.clone());
-    giver.datagrams(&cut_of(feed, messages, &[2]));
-    let (slices, _) = copied(&mut giver, NO_INPUT, 0, Interleaving { first: 0, every: 1 });
+    let mut donor = ChannelHarness::new(config.clone());
+    donor.datagrams(&cut_of(feed, messages, &[2]));
+    let (slices, _) = take_copy(&mut donor, NO_INPUT, 0, Interleaving { first: 0, every: 1 });
     (config, slices.into_iter().filter(|slice| !slice.is_empty()).collect())
 }
 
 #[test]
 fn a_copy_of_another_version_feed_day_or_set_of_schemas_is_refused() {
     let (config, slices) = slices_of(Feed::NasdaqItch, &itch_day());
-    assert!(taken(&config, &slices).is_ok(), "the control");
-    let refused = |config: &ChannelConfig, slices: &[Vec<u8>]| taken(config, slices).err();
+    assert!(restored(&config, &slices).is_ok(), "the control");
+    let rejection = |config: &ChannelConfig, slices: &[Vec<u8>]| restored(config, slices).err();
     let mut newer = slices.clone();
     newer[0][9] += 1;
-    assert_eq!(refused(&config, &newer), Some(CopyFault::Another));
+    assert_eq!(rejection(&config, &newer), Some(CopyFault::Mismatch));
     for other in [
         ChannelConfig { feed: Feed::BxItch, ..config.clone() },
         ChannelConfig { schemas: SchemaSet::MBO, ..config.clone() },
         ChannelConfig { date: TradingDate::from_yyyymmdd(20_190_131), ..config.clone() },
     ] {
-        assert_eq!(refused(&other, &slices), Some(CopyFault::Another));
+        assert_eq!(rejection(&other, &slices), Some(CopyFault::Mismatch));
     }
 }
 
@@ -275,50 +276,50 @@ fn a_copy_of_another_version_feed_day_or_set_of_schemas_is_refused() {
 fn an_incomplete_or_too_large_copy_is_refused() {
     let (config, slices) = slices_of(Feed::NasdaqItch, &itch_day());
     let all: Vec<u8> = slices.concat();
-    let mut taker = CopyRestorer::new(config.clone());
-    assert_eq!(taker.take(&all), Ok(true));
-    // An order is 33 bytes, behind the head and two books of 8 bytes.
+    let mut joiner = CopyRestorer::new(config.clone());
+    assert_eq!(joiner.push_slice(&all), Ok(true));
+    // An order is 33 bytes, after the head and two books of 8 bytes.
     let (head, order) = (15 + 2 * 8, 33);
     assert_eq!(all[head], 1, "an order comes next");
     let lacking = [&all[..head], &all[head + order..]].concat();
-    let mut taker = CopyRestorer::new(config.clone());
-    assert_eq!(taker.take(&lacking), Ok(true));
-    assert_eq!(taker.into_channel().err(), Some(CopyFault::Incomplete));
-    let mut taker = CopyRestorer::new(config.clone());
-    assert_eq!(taker.take(&all[..head]), Ok(false));
-    assert_eq!(taker.into_channel().err(), Some(CopyFault::Incomplete));
-    assert_eq!(CopyRestorer::new(config.clone()).take(&all[15..]), Err(CopyFault::Malformed), "without its head");
+    let mut joiner = CopyRestorer::new(config.clone());
+    assert_eq!(joiner.push_slice(&lacking), Ok(true));
+    assert_eq!(joiner.into_channel().err(), Some(CopyFault::Incomplete));
+    let mut joiner = CopyRestorer::new(config.clone());
+    assert_eq!(joiner.push_slice(&all[..head]), Ok(false));
+    assert_eq!(joiner.into_channel().err(), Some(CopyFault::Incomplete));
+    assert_eq!(CopyRestorer::new(config.clone()).push_slice(&all[15..]), Err(CopyFault::Malformed), "without its head");
     let small = BookLimits { orders_max: 1, ..config.books };
     assert_eq!(
-        taken(&ChannelConfig { books: small, ..config.clone() }, std::slice::from_ref(&all)).err(),
+        restored(&ChannelConfig { books: small, ..config.clone() }, std::slice::from_ref(&all)).err(),
         Some(CopyFault::NoRoom)
     );
     let small = BookLimits { levels_max: 1, ..config.books };
-    assert_eq!(taken(&ChannelConfig { books: small, ..config }, &[all]).err(), Some(CopyFault::NoRoom));
+    assert_eq!(restored(&ChannelConfig { books: small, ..config }, &[all]).err(), Some(CopyFault::NoRoom));
 }
 
-/// Negative control: what the property above compares goes wrong where a change that came while copying isn't told again.
+/// Negative control: the comparison above fails if a change during the copy is not written again.
 #[test]
 fn a_copy_without_entries_touched_meanwhile_differs() {
     let messages = [add(1, 1, BUY, 10, 100_000), cancel(1, 1, 3)];
     let config = config(Feed::NasdaqItch, OrderStoreKind::Hash);
     let packets = cut_of(Feed::NasdaqItch, &messages, &[1]);
-    let mut giver = ChannelHarness::new(config.clone());
-    giver.datagrams(&packets[..1]);
-    let _earlier = giver.channel.begin_copy(CopyBuffer::in_small_slices());
+    let mut donor = ChannelHarness::new(config.clone());
+    donor.datagrams(&packets[..1]);
+    let _earlier = donor.channel.begin_copy(CopyBuffer::in_small_slices());
     let (mut bytes, mut step) = (Vec::new(), CopyStep::More);
     let order = [&[1][..], &1_u64.to_le_bytes()].concat();
     let told_at = |bytes: &[u8]| bytes.windows(order.len()).rposition(|window| window == order);
     while step == CopyStep::More {
         let was_told = told_at(&bytes).is_some();
         let mut slice = Vec::with_capacity(SLICE_BYTES_MAX);
-        step = giver.channel.copy_slice(&mut slice);
+        step = donor.channel.copy_slice(&mut slice);
         bytes.extend(slice);
         if !was_told && told_at(&bytes).is_some() {
-            giver.datagrams(&packets[1..]);
+            donor.datagrams(&packets[1..]);
         }
     }
-    let size = |bytes: &[u8]| taken(&config, &[bytes.to_vec()]).unwrap().channel.orders(&|_| true).unwrap()[0].size;
+    let size = |bytes: &[u8]| restored(&config, &[bytes.to_vec()]).unwrap().channel.orders(&|_| true).unwrap()[0].size;
     assert_eq!(size(&bytes), 7);
     let again = told_at(&bytes).unwrap();
     bytes.drain(again..again + 33);
@@ -366,7 +367,7 @@ fn a_deep_book_is_copied_during_an_incomplete_event() {
     let messages = [
         level(b'8', "ZIEXT", 5, 3, 1),
         level(b'5', "ZIEXT", 5, 9, 1),
-        // The event is under way: two messages of three.
+        // The event is open: two messages of three.
         level(b'8', "ZIEXT", 0, 3, 0),
         level(b'8', "ZIEXT", 4, 4, 0),
         trade("ZIEXT", 1, 3),
@@ -376,12 +377,12 @@ fn a_deep_book_is_copied_during_an_incomplete_event() {
     let packets = cut_of(Feed::IexDeep, &messages, &[1]);
     let mut whole = ChannelHarness::new(config.clone());
     whole.datagrams(&packets);
-    let mut giver = ChannelHarness::new(config.clone());
-    giver.datagrams(&packets[..4]);
-    let (slices, next) = copied(&mut giver, NO_INPUT, 0, Interleaving { first: 0, every: 1 });
-    let mut taker = taken(&config, &slices).unwrap();
-    taker.datagrams(&packets[4..]);
-    let expected = behind(whole.seen.messages(), next);
+    let mut donor = ChannelHarness::new(config.clone());
+    donor.datagrams(&packets[..4]);
+    let (slices, next) = take_copy(&mut donor, NO_INPUT, 0, Interleaving { first: 0, every: 1 });
+    let mut joiner = restored(&config, &slices).unwrap();
+    joiner.datagrams(&packets[4..]);
+    let expected = frames_from(whole.output.messages(), next);
     assert!(next == Sequence(5) && expected.len() == 2);
-    assert_eq!(taker.seen.messages(), expected);
+    assert_eq!(joiner.output.messages(), expected);
 }

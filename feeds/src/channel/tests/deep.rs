@@ -106,10 +106,10 @@ fn a_gap_discards_incomplete_events() {
     harness.datagram(Line::A, &stream.packet(&[level(BID, "ZIEXT", 100, 990_500, 1)]));
     harness.datagram(Line::A, &stream.packet(&[level(BID, "ZIEXT", 30, 990_500, 0)]));
     drop(stream.packet(&[level(BID, "ZIEXT", 20, 990_500, 1)]));
-    harness.seen.take_text();
+    harness.output.take_text();
     harness.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 990_500), level(ASK, "ZIEXT", 9, 991_000, 1)]));
-    // The trade shows the book as far as it is known, not the one before the event that was cut off.
-    harness.wait().shows(&expect![[r#"
+    // The trade shows the book as far as it is known, not the one before the truncated event.
+    harness.wait().expect_output(&expect![[r#"
         gap [3, 4)
         4 delta 5000 suspect
           mbp1 T N 99.05 x1 L d0 [99.05x30(0) | -]
@@ -132,12 +132,13 @@ fn a_damaged_message_marks_every_book_suspect() {
         let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
         let messages = [level(BID, "OTHER", 1, 10_000, 1), message, level(BID, "OTHER", 2, 10_000, 1)];
         harness.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
-        let frames: Vec<_> = harness.seen.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
+        let frames: Vec<_> =
+            harness.output.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
         let refused = (reason != DropReason::MessageTypeUnknown).then_some((2, true));
         let expected: Vec<_> = [Some((1, false)), refused, Some((3, is_suspect))].into_iter().flatten().collect();
         assert_eq!(frames, expected);
         assert_eq!(harness.channel.drops().iter().collect::<Vec<_>>(), [(reason, 1)]);
-        assert_eq!(harness.channel.evidence().count(), 1);
+        assert_eq!(harness.channel.rejected_packets().count(), 1);
     }
 }
 
@@ -181,7 +182,7 @@ fn crossing_is_checked_only_at_the_end_of_an_event() {
         let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
         harness.datagrams(&Stream::new(Feed::IexDeep).packets(&crossed(last), usize::MAX));
         assert_eq!(harness.channel.book_faults().get(BookFault::Crossed), faults);
-        assert_eq!(harness.seen.messages().last().map(|frame| frame.is_suspect), Some(faults > 0));
+        assert_eq!(harness.output.messages().last().map(|frame| frame.is_suspect), Some(faults > 0));
     }
 }
 
@@ -192,7 +193,7 @@ fn a_crossed_book_is_suspect_while_crossed_and_counted_once() {
         level(BID, "ZIEXT", 5, 991_500, 1),
         trade("ZIEXT", 1, 991_000),
         level(BID, "ZIEXT", 6, 991_500, 1),
-        // In order again in the middle of an event, which a trade does not see yet.
+        // Uncrossed again in the middle of an event; a trade does not reflect this yet.
         level(BID, "ZIEXT", 0, 991_500, 0),
         trade("ZIEXT", 1, 991_000),
         level(BID, "ZIEXT", 3, 990_000, 1),
@@ -205,10 +206,10 @@ fn a_crossed_book_is_suspect_while_crossed_and_counted_once() {
     let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_10));
     harness.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
     let suspects: Vec<u64> =
-        harness.seen.messages().iter().filter(|frame| frame.is_suspect).map(|frame| frame.sequence.0).collect();
+        harness.output.messages().iter().filter(|frame| frame.is_suspect).map(|frame| frame.sequence.0).collect();
     assert_eq!(suspects, [2, 3, 4, 6]);
     assert_eq!(harness.channel.book_faults().iter().collect::<Vec<_>>(), [(BookFault::Crossed, 1)]);
-    assert_eq!(harness.channel.evidence().count(), 1);
+    assert_eq!(harness.channel.rejected_packets().count(), 1);
 }
 
 #[test]
@@ -218,7 +219,7 @@ fn a_book_suspect_after_a_gap_stays_suspect_after_uncrossing() {
     let messages =
         [level(ASK, "ZIEXT", 5, 991_000, 1), level(BID, "ZIEXT", 5, 991_500, 1), level(BID, "ZIEXT", 0, 991_500, 1)];
     harness.datagrams(&stream.packets(&messages, 1));
-    assert!(harness.seen.messages().iter().all(|frame| frame.is_suspect), "joined late: every book is suspect");
+    assert!(harness.output.messages().iter().all(|frame| frame.is_suspect), "joined late: every book is suspect");
 }
 
 #[test]
@@ -228,8 +229,8 @@ fn events_beyond_the_open_event_limit_are_no_fault() {
     let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
     harness.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
     assert_eq!(harness.channel.book_faults().total(), 0);
-    // A name for the first message of each, a record for the second.
-    assert_eq!(harness.seen.messages().len(), 120);
+    // A symbol mapping for the first message of each instrument, a record for the second.
+    assert_eq!(harness.output.messages().len(), 120);
 }
 
 #[test]

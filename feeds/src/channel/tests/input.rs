@@ -1,4 +1,4 @@
-//! Messages and packets as venues send them.
+//! Messages and packets in the form in which venues send them.
 
 use zerocopy::{FromZeros as _, IntoBytes};
 
@@ -10,19 +10,19 @@ use crate::{
 
 /// Nanoseconds from midnight in New York to [`OPEN`].
 const OPEN_NS: u64 = 34_200_000_000_000;
-/// When IEX sends a packet, after [`OPEN`].
+/// Send time of an IEX packet, ns after [`OPEN`].
 const SENT_NS: u64 = 2_000;
 
-/// One numbering of one venue, from its first message on.
+/// One session of one venue, from its first message on.
 pub(super) struct Stream {
     pub(super) feed: Feed,
-    /// Name of the numbering.
+    /// Name of the session.
     pub(super) name: u8,
     /// Next sequence.
     pub(super) first: u64,
     /// Next payload byte of IEX.
     pub(super) offset: u64,
-    /// When IEX sends, after [`OPEN`].
+    /// Send time of the next IEX packet, ns after [`OPEN`].
     pub(super) sent_ns: u64,
 }
 
@@ -31,7 +31,7 @@ impl Stream {
         Self { feed, name: b'1', first: 1, offset: 0, sent_ns: SENT_NS }
     }
 
-    /// The messages in packets of `count` at the most.
+    /// The messages in packets of at most `count`.
     pub(super) fn packets(&mut self, messages: &[Vec<u8>], count: usize) -> Vec<Vec<u8>> {
         messages.chunks(count.min(10_000)).map(|messages| self.packet(messages)).collect()
     }
@@ -69,16 +69,16 @@ impl Stream {
         out
     }
 
-    fn stream(&self) -> iextp::Stream {
+    fn stream(&self) -> iextp::StreamIdentity {
         let message_protocol_id =
             if self.feed == Feed::IexTops { iextp::PROTOCOL_TOPS_1_6 } else { iextp::PROTOCOL_DEEP_1_0 };
-        iextp::Stream { message_protocol_id, channel_id: 1, session_id: u32::from(self.name) }
+        iextp::StreamIdentity { message_protocol_id, channel_id: 1, session_id: u32::from(self.name) }
     }
 
-    fn position(&self) -> iextp::Position {
-        iextp::Position {
+    fn position(&self) -> iextp::SegmentPosition {
+        iextp::SegmentPosition {
             first: Sequence(self.first),
-            // Who begins in the middle has had messages before, if empty ones.
+            // A stream that begins in the middle has had messages before, though empty ones.
             stream_offset: self.offset.max(2 * (self.first - 1)),
             send_time: UnixNs(OPEN.0 + self.sent_ns),
         }

@@ -226,7 +226,7 @@ fn a_replacement_is_one_market_by_price_record() {
     let messages = [
         add(7, 1, BUY, 100, 100_000),
         add(7, 2, BUY, 10, 99_000),
-        // Off the top: told by the half that left it.
+        // Below the top: published by the half that touched the published levels.
         replace(7, 1, 3, 100, 98_000),
         // Below the top in both halves.
         replace(7, 3, 4, 100, 97_000),
@@ -256,10 +256,10 @@ fn changes_beyond_ten_levels_give_no_mbp_record() {
     messages.extend([cancel(7, 11, 5), delete(7, 2)]);
     let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::NasdaqItch, SchemaSet::MBP_10));
     harness.datagrams(&Stream::new(Feed::NasdaqItch).packets(&messages, usize::MAX));
-    let frames: Vec<u64> = harness.seen.messages().iter().map(|frame| frame.sequence.0).collect();
-    // Neither the eleventh level nor its change; but it moves up when one goes.
+    let frames: Vec<u64> = harness.output.messages().iter().map(|frame| frame.sequence.0).collect();
+    // Neither the eleventh level nor its change is published; it moves up when a better level is removed.
     assert_eq!(frames, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13]);
-    let last = harness.seen.messages().pop().unwrap();
+    let last = harness.output.messages().pop().unwrap();
     assert_eq!(recorded_output::pairs(last.records()[0], 10)[9].bid_sz, 5);
 }
 
@@ -288,7 +288,7 @@ fn one_frame_carries_all_schemas_each_with_its_last_flag() {
     );
 }
 
-/// What the book refuses gives no record, is counted, marks the book, and the packet is kept.
+/// A message that the book rejects has no record, is counted, marks the book, and its packet is kept.
 #[test]
 fn contradicting_messages_mark_the_book_suspect_and_are_sampled() {
     for (message, fault) in [
@@ -303,23 +303,23 @@ fn contradicting_messages_mark_the_book_suspect_and_are_sampled() {
         let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::NasdaqItch, MBO));
         let mut stream = Stream::new(Feed::NasdaqItch);
         harness.datagram(Line::A, &stream.packet(&[add(7, 1, BUY, 100, 100_000)]));
-        assert!(harness.seen.messages().iter().all(|frame| !frame.is_suspect), "negative control");
+        assert!(harness.output.messages().iter().all(|frame| !frame.is_suspect), "negative control");
         let broken = stream.packet(&[message]);
         harness.datagram(Line::A, &broken);
-        let told = harness.seen.messages().last().map(|frame| (frame.sequence.0, frame.body.len(), frame.is_suspect));
-        assert_eq!(told, Some((2, 0, true)), "{fault:?} gives no record, and is told");
+        let last = harness.output.messages().last().map(|frame| (frame.sequence.0, frame.body.len(), frame.is_suspect));
+        assert_eq!(last, Some((2, 0, true)), "{fault:?} has no record, but a frame");
         assert_eq!(harness.channel.book_faults().iter().collect::<Vec<_>>(), [(fault, 1)]);
-        let evidence: Vec<_> = harness.channel.evidence().collect();
-        let [evidence] = evidence[..] else { panic!("{} kept", evidence.len()) };
-        assert!(matches!(evidence.broken.why, Why::Contradicted(found) if found.kind == fault));
-        assert_eq!((evidence.broken.sequence, evidence.bytes()), (Sequence(2), &broken[20..]));
+        let rejected: Vec<_> = harness.channel.rejected_packets().collect();
+        let [rejected] = rejected[..] else { panic!("{} kept", rejected.len()) };
+        assert!(matches!(rejected.rejection.kind, RejectionKind::Contradicted(found) if found.kind == fault));
+        assert_eq!((rejected.rejection.sequence, rejected.bytes()), (Sequence(2), &broken[20..]));
         harness.datagram(Line::A, &stream.packet(&[cancel(7, 1, 1), add(9, 3, BUY, 1, 100_000)]));
-        let suspects: Vec<bool> = harness.seen.messages()[2..].iter().map(|frame| frame.is_suspect).collect();
+        let suspects: Vec<bool> = harness.output.messages()[2..].iter().map(|frame| frame.is_suspect).collect();
         assert_eq!(suspects, [true, false], "{fault:?} is the instrument's alone");
     }
 }
 
-/// It has no book that could be marked: all that is told of it is in doubt.
+/// An unknown instrument has no book to mark: all of its frames are suspect.
 #[test]
 fn an_instrument_beyond_the_limit_is_published_as_suspect() {
     let harness = rows(
@@ -403,14 +403,16 @@ fn damaged_messages_are_counted_sampled_and_mark_every_book_suspect() {
         let mut stream = Stream::new(Feed::NasdaqItch);
         let packet = stream.packet(&[add(8, 1, BUY, 100, 100_000), message, cancel(8, 1, 1)]);
         harness.datagram(Line::A, &packet);
-        let frames: Vec<_> = harness.seen.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
+        let frames: Vec<_> =
+            harness.output.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
         let refused = (reason != DropReason::MessageTypeUnknown).then_some((2, true));
         let expected: Vec<_> = [Some((1, false)), refused, Some((3, is_suspect))].into_iter().flatten().collect();
         assert_eq!(frames, expected);
         assert_eq!(harness.channel.drops().iter().collect::<Vec<_>>(), [(reason, 1)]);
         assert_eq!(harness.channel.counters().messages_refused, 1);
-        let kept: Vec<_> = harness.channel.evidence().map(|kept| (kept.broken.why, kept.bytes().to_vec())).collect();
-        assert_eq!(kept, [(Why::Refused(reason), packet[20..].to_vec())]);
+        let kept: Vec<_> =
+            harness.channel.rejected_packets().map(|kept| (kept.rejection.kind, kept.bytes().to_vec())).collect();
+        assert_eq!(kept, [(RejectionKind::Refused(reason), packet[20..].to_vec())]);
     }
 }
 
@@ -418,6 +420,6 @@ fn damaged_messages_are_counted_sampled_and_mark_every_book_suspect() {
 fn event_times_use_the_new_york_trading_date() {
     let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::NasdaqItch, MBO));
     harness.datagram(Line::A, &Stream::new(Feed::NasdaqItch).packet(&[add(7, 1, BUY, 1, 1)]));
-    let frame = harness.seen.messages().remove(0);
+    let frame = harness.output.messages().remove(0);
     assert!(frame.records().iter().all(|record| recorded_output::u64_at(record, 8) == OPEN.0));
 }

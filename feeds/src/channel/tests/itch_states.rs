@@ -59,7 +59,7 @@ fn short_sale_restrictions_and_operational_halts_give_status_records() {
           status 7 reason 60 trading Y quoting ~ restricted ~
     "#]],
     );
-    // A sister market's halt names the instrument and says no more.
+    // A sister market's halt maps the instrument and has no other effect.
     rows(
         ALL,
         &[operational(b'B', b'H')],
@@ -187,7 +187,7 @@ fn messages_without_a_record_give_no_frame() {
     ];
     let harness = rows(ALL, &messages, &expect![[r#""#]]);
     assert_eq!((harness.channel.counters().messages, harness.channel.counters().messages_refused), (5, 0));
-    assert_eq!(harness.seen.settled, Some(Sequence(6)));
+    assert_eq!(harness.output.covered, Some(Sequence(6)));
 }
 
 #[test]
@@ -212,9 +212,9 @@ fn sister_markets_have_their_own_publisher_and_exchange() {
         let mut harness = ChannelHarness::new(ChannelHarness::config(feed, ALL));
         let directory = itch!(b'R', 7, StockDirectory { stock: stock(7) });
         harness.datagram(Line::A, &Stream::new(feed).packet(&[directory]));
-        let frame = harness.seen.messages().remove(0);
+        let frame = harness.output.messages().remove(0);
         let definition = frame.records()[1];
         assert_eq!(definition[2..4], publisher.to_le_bytes());
-        assert!(recorded_output::shown(definition).contains(exchange));
+        assert!(recorded_output::render_record(definition).contains(exchange));
     }
 }

@@ -1,4 +1,4 @@
-//! What holds for every input.
+//! Properties that hold for every input.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use super::{
 };
 use crate::venue::iex::admin::TradingStatus;
 
-/// What happens to the copies of one packet.
+/// Fate of the copies of one packet.
 #[derive(Clone, Copy, Debug)]
 struct Fate {
     /// Whether line A, line B or neither loses its copy; never both.
     lost: Option<Line>,
     is_doubled: bool,
-    /// How many places later each copy comes.
+    /// By how many positions each copy is delayed.
     delay: [u8; 2],
 }
 
@@ -31,7 +31,7 @@ fn fate() -> impl Strategy<Value = Fate> {
     })
 }
 
-/// What one message of a generated day is about; made valid by [`day`].
+/// Subject of one message of a generated day; made valid by [`day`].
 #[derive(Clone, Debug)]
 enum Step {
     Add { locate: u16, is_bid: bool, price: u32, shares: u32 },
@@ -61,7 +61,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The messages of a venue that keeps its own rules: no order is more than used up, no book crossed.
+/// The messages of a venue that keeps its own rules: no order is over-executed, no book crossed.
 fn day(steps: &[Step]) -> Vec<Vec<u8>> {
     let mut live: Vec<(u16, u64, bool, u32)> = Vec::new();
     let price_e4 = |is_bid: bool, away: u32| if is_bid { 100_000 - away * 100 } else { 100_100 + away * 100 };
@@ -117,7 +117,7 @@ fn day(steps: &[Step]) -> Vec<Vec<u8>> {
     messages
 }
 
-/// Packets cut at these lengths, over and over.
+/// Packets split at these lengths, repeatedly.
 fn cut(messages: &[Vec<u8>], lengths: &[usize]) -> Vec<Vec<u8>> {
     cut_of(Feed::NasdaqItch, messages, lengths)
 }
@@ -139,7 +139,7 @@ pub(super) fn cut_of(feed: Feed, messages: &[Vec<u8>], lengths: &[usize]) -> Vec
 
 pub(super) const SCHEMAS: SchemaSet = SchemaSet(0xff);
 
-/// A message of IEX's: of each kind some, about a few symbols.
+/// An IEX message of any kind, for a few symbols.
 fn iex_message(feed: Feed) -> impl Strategy<Value = Vec<u8>> {
     let name = || prop::sample::select(&["ZIEXT", "ZEXIT", "ZXIET"][..]);
     let trading = |name: &str| iex!(b'H', name, TradingStatus { trading_status: b'T' });
@@ -164,7 +164,7 @@ pub(super) fn any_day() -> impl Strategy<Value = (Feed, Vec<Vec<u8>>)> {
     prop_oneof![itch, iex(Feed::IexTops), iex(Feed::IexDeep)]
 }
 
-/// Frames without their local times, after everything on the lines came as it is.
+/// Frames without their local times, after the lines delivered everything in order.
 fn frames(arrivals: &[(Line, Vec<u8>)]) -> (Vec<Frame>, ChannelHarness) {
     frames_of(Feed::NasdaqItch, arrivals)
 }
@@ -174,8 +174,8 @@ fn frames_of(feed: Feed, arrivals: &[(Line, Vec<u8>)]) -> (Vec<Frame>, ChannelHa
     for (line, packet) in arrivals {
         harness.datagram(*line, packet);
     }
-    harness.channel.finish(&mut harness.seen);
-    let frames = harness.seen.messages();
+    harness.channel.finish(&mut harness.output);
+    let frames = harness.output.messages();
     (frames, harness)
 }
 
@@ -184,7 +184,7 @@ fn single_line(messages: &[Vec<u8>]) -> (Vec<Frame>, ChannelHarness) {
     frames(&packets.into_iter().map(|packet| (Line::A, packet)).collect::<Vec<_>>())
 }
 
-/// Both lines of these packets, damaged. The beginning is undamaged: a channel that joins late begins later.
+/// Both lines of these packets, damaged, except for the beginning: a late joiner begins later.
 fn damaged(packets: &[Vec<u8>], fates: &[Fate]) -> Vec<(Line, Vec<u8>)> {
     let mut arrivals = Vec::new();
     for (number, (packet, fate)) in packets.iter().zip(fates.iter().cycle()).enumerate() {
@@ -217,7 +217,7 @@ proptest! {
         prop_assert_eq!(&whole, &mended);
     }
 
-    /// Of the beginning or in the middle.
+    /// Missing input at the beginning or in the middle.
     #[test]
     fn output_that_differs_after_missed_input_is_suspect(
         (feed, messages) in any_day(),
@@ -254,8 +254,8 @@ proptest! {
         prop_assert_eq!(whole, frames(&arrivals).0);
     }
 
-    /// A consumer who knows nothing but A, C, M and R has at each event the levels that mbp-10 shows, and the trades
-    /// show those before it.
+    /// A consumer that applies only A, C, M and R has at each event the levels of mbp-10, and the trades show the
+    /// levels before the event.
     #[test]
     fn mbo_records_rebuild_the_published_mbp_levels(steps in prop::collection::vec(step(), 1..250)) {
         let (frames, _) = single_line(&day(&steps));
@@ -276,7 +276,7 @@ proptest! {
         }
     }
 
-    /// Any bytes behind any header, on any line, at any time: no panic, and frames of messages strictly ascend.
+    /// Any bytes after any header, on any line, at any time: no panic, and message frames strictly ascend.
     #[test]
     fn frames_ascend_for_any_input(
         feed in prop::sample::select(&Feed::ALL[..]),
@@ -292,21 +292,21 @@ proptest! {
                 harness.wait();
             }
         }
-        harness.channel.finish(&mut harness.seen);
-        let frames = harness.seen.messages();
+        harness.channel.finish(&mut harness.output);
+        let frames = harness.output.messages();
         prop_assert!(frames.is_sorted_by(|one, other| (one.session, one.sequence) < (other.session, other.sequence)));
-        let settling = harness.seen.frames.iter().filter(|frame| matches!(frame.kind, FrameKind::Message | FrameKind::Gap));
+        let settling = harness.output.frames.iter().filter(|frame| matches!(frame.kind, FrameKind::Message | FrameKind::Gap));
         for (one, other) in settling.clone().zip(settling.skip(1)) {
             prop_assert!(one.session < other.session || one.next <= other.sequence);
         }
     }
 }
 
-/// A datagram between whole and arbitrary.
+/// A datagram that is partly valid, partly arbitrary.
 #[derive(Clone, Debug)]
 struct Hostile {
     messages: Vec<Vec<u8>>,
-    /// Bytes of the datagram that are changed, and to what.
+    /// Changed bytes of the datagram, and their new values.
     changes: Vec<(Index, u8)>,
     arbitrary: Option<Vec<u8>>,
 }
@@ -346,20 +346,20 @@ impl Hostile {
     }
 }
 
-/// A book as a consumer of records by order keeps it: order id to side, price and size.
+/// A book that a consumer builds from records by order: order id to side, price and size.
 #[derive(Default)]
 struct Consumer {
     books: BTreeMap<u32, BTreeMap<u64, (u8, i64, u32)>>,
-    /// How many records by price were compared.
+    /// Number of records by price compared.
     compared: usize,
 }
 
 impl Consumer {
-    /// Follows the frames. `Err`: the first sequence where a record by price shows something else.
+    /// Applies the frames. `Err`: the first sequence at which a record by price differs.
     fn follow(mut self, frames: &[Frame]) -> Result<usize, u64> {
         for frame in frames {
             let records = frame.records();
-            // Trades show the book before: compare them first.
+            // Trades show the book before the event: compare them first.
             for is_before in [true, false] {
                 let shows_before = |record: &&&[u8]| (record[28] == b'T') == is_before;
                 let by_price = records.iter().filter(|record| record[1] == rtype::MBP_10);
@@ -413,7 +413,7 @@ impl Consumer {
     }
 }
 
-// negative control: the checkers above find what they are there for.
+// Negative control: the checkers above detect their violations.
 #[test]
 fn the_checkers_detect_faults() {
     let messages = [add(1, 1, BUY, 10, 100_000), add(1, 2, BUY, 10, 99_000), delete(1, 1), add(1, 3, SELL, 5, 101_000)];

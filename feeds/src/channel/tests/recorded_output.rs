@@ -1,4 +1,4 @@
-//! What came out of a channel, as text.
+//! Output of a channel, as text.
 
 use std::fmt::Write as _;
 
@@ -11,13 +11,13 @@ use crate::{
     identity::{Sequence, Session},
 };
 
-/// Everything a channel handed over.
+/// All output of a channel.
 #[derive(Default)]
 pub(super) struct RecordedOutput {
     text: String,
     pub(super) frames: Vec<Frame>,
     pub(super) sessions: Vec<(Session, Sequence)>,
-    pub(super) settled: Option<Sequence>,
+    pub(super) covered: Option<Sequence>,
 }
 
 /// One frame, without its local times.
@@ -68,7 +68,7 @@ impl FrameSink for RecordedOutput {
                 let records = records(body);
                 assert_eq!(records.len(), usize::from(record_count));
                 for record in records {
-                    writeln!(text, "  {}", shown(record)).unwrap();
+                    writeln!(text, "  {}", render_record(record)).unwrap();
                 }
             }
             FrameKind::Gap => {
@@ -85,13 +85,13 @@ impl FrameSink for RecordedOutput {
     }
 
     fn covered_through(&mut self, next: Sequence) {
-        assert!(self.settled.is_none_or(|settled| settled < next), "what is settled ascends");
-        self.settled = Some(next);
+        assert!(self.covered.is_none_or(|covered| covered < next), "what is covered ascends");
+        self.covered = Some(next);
     }
 
     fn session(&mut self, session: Session, next: Sequence) {
         self.sessions.push((session, next));
-        self.settled = None;
+        self.covered = None;
         writeln!(self.text, "session {session} from {}", next.0).unwrap();
     }
 
@@ -111,9 +111,9 @@ fn records(mut body: &[u8]) -> Vec<&[u8]> {
     records
 }
 
-/// One record by the offsets of the DBN documentation, so that it doesn't depend on what wrote it. Flags: `L` last, `T`
-/// top of book, `M` by price.
-pub(super) fn shown(record: &[u8]) -> String {
+/// One record, read at the offsets of the DBN documentation, so that the test is independent of the writer. Flags:
+/// `L` last, `T` top of book, `M` by price.
+pub(super) fn render_record(record: &[u8]) -> String {
     let at = |offset| u64_at(record, offset);
     let char_at = |offset: usize| char::from(record[offset]);
     match record[1] {
@@ -190,7 +190,7 @@ fn by_price(record: &[u8]) -> String {
     format!("{action} {side} {} x{}{}", price(u64_at(record, 16)), u32_at(record, 24), flags(record[30]))
 }
 
-/// ` [bid | send_request]` with sizes and counts, levels from the best; levels empty on both sides are left out.
+/// ` [bid | ask]` with sizes and counts, levels from the best; levels empty on both sides are left out.
 fn levels(record: &[u8], count: usize) -> String {
     let mut text = String::from(" [");
     for level in pairs(record, count).iter().filter(|pair| pair.bid_px != UNDEF_PRICE || pair.ask_px != UNDEF_PRICE) {

@@ -1,4 +1,4 @@
-//! Sessions, gaps, states: what a channel says besides its messages.
+//! Sessions, gaps, states: a channel's output besides its messages.
 
 use expect_test::expect;
 use zerocopy::IntoBytes as _;
@@ -21,7 +21,7 @@ fn a_gap_is_declared_with_its_bounds_and_every_book_is_suspect() {
     let (mut harness, mut stream) = itch();
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
     drop(stream.packet(&[order(2), order(3)]));
-    harness.datagram(Line::A, &stream.packet(&[order(4)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &stream.packet(&[order(4)])).expect_output(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         1 delta 7000
           mapping 7 S7
@@ -29,16 +29,16 @@ fn a_gap_is_declared_with_its_bounds_and_every_book_is_suspect() {
           mbo A B 10 x100 #1 L
         state Live
     "#]]);
-    harness.wait().shows(&expect![[r#"
+    harness.wait().expect_output(&expect![[r#"
         gap [2, 4)
         4 delta 7000 suspect
           mbo A B 10 x100 #4 L
     "#]]);
     let late = Stream { first: 2, ..Stream::new(Feed::NasdaqItch) }.packet(&[order(2), order(3)]);
-    harness.datagram(Line::B, &late).shows(&expect![[r#""#]]);
+    harness.datagram(Line::B, &late).expect_output(&expect![[r#""#]]);
     assert_eq!(harness.channel.arbiter_drops().get(DropReason::LateAfterGap), 2);
     assert_eq!((harness.channel.counters().gaps, harness.channel.counters().gap_messages), (1, 2));
-    assert_eq!(harness.seen.settled, Some(Sequence(5)));
+    assert_eq!(harness.output.covered, Some(Sequence(5)));
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn a_gap_filled_by_the_other_line_changes_no_output() {
     let (mut harness, mut stream) = itch();
     let packets = stream.packets(&[order(1), order(2), order(3)], 1);
     harness.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]).datagram(Line::B, &packets[1]);
-    harness.wait().shows(&expect![[r#"
+    harness.wait().expect_output(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         1 delta 7000
           mapping 7 S7
@@ -65,7 +65,7 @@ fn a_heartbeat_with_a_later_sequence_reveals_a_gap() {
     let (mut harness, mut stream) = itch();
     harness.datagram(Line::A, &stream.heartbeat());
     drop(stream.packet(&[order(1)]));
-    harness.datagram(Line::A, &stream.heartbeat()).wait().shows(&expect![[r#"
+    harness.datagram(Line::A, &stream.heartbeat()).wait().expect_output(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         state Live
         gap [1, 2)
@@ -77,7 +77,7 @@ fn a_heartbeat_with_a_later_sequence_reveals_a_gap() {
 fn a_late_start_begins_at_the_first_received_sequence_with_suspect_books() {
     let (mut harness, mut stream) = itch();
     stream.first = 500;
-    harness.datagram(Line::A, &stream.packet(&[order(1)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &stream.packet(&[order(1)])).expect_output(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 500
         500 delta 7000 suspect
           mapping 7 S7
@@ -86,14 +86,14 @@ fn a_late_start_begins_at_the_first_received_sequence_with_suspect_books() {
         state Live
     "#]]);
     assert_eq!(harness.channel.counters().late_starts, 1);
-    // TOPS: what was never quoted here is in doubt too, until it is.
+    // TOPS: an instrument without a quote so far is suspect too, until its first quote.
     let mut tops = ChannelHarness::new(ChannelHarness::config(Feed::IexTops, SchemaSet::MBP_1));
     let mut stream = Stream { first: 500, ..Stream::new(Feed::IexTops) };
     tops.datagram(
         Line::A,
         &stream.packet(&[trade("ZIEXT", 1, 1), quote("ZIEXT", (1, 1), (1, 2)), trade("ZIEXT", 1, 1)]),
     );
-    let suspects: Vec<bool> = tops.seen.messages().iter().map(|frame| frame.is_suspect).collect();
+    let suspects: Vec<bool> = tops.output.messages().iter().map(|frame| frame.is_suspect).collect();
     assert_eq!(suspects, [true, false, false]);
 }
 
@@ -102,12 +102,12 @@ fn a_gap_published_by_the_peer_marks_books_suspect_in_its_session() {
     let (mut before, mut stream) = itch();
     let first = stream.packet(&[order(1)]);
     before.datagram(Line::A, &first);
-    let (session, _) = before.seen.sessions[0];
-    for (told, is_suspect) in [(session, true), (Session { restart: session.restart + 1, ..session }, false)] {
+    let (session, _) = before.output.sessions[0];
+    for (reported, is_suspect) in [(session, true), (Session { restart: session.restart + 1, ..session }, false)] {
         let (mut harness, _) = itch();
-        harness.channel.peer_declared_gap(told);
+        harness.channel.peer_declared_gap(reported);
         harness.datagram(Line::A, &first);
-        assert_eq!(harness.seen.messages()[0].is_suspect, is_suspect, "{told}, before {session} began here");
+        assert_eq!(harness.output.messages()[0].is_suspect, is_suspect, "{reported}, before {session} began here");
     }
 }
 
@@ -115,7 +115,7 @@ fn a_gap_published_by_the_peer_marks_books_suspect_in_its_session() {
 fn a_session_ends_after_its_last_message() {
     let (mut harness, mut stream) = itch();
     let packets = stream.packets(&[order(1), order(2)], 1);
-    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &stream.end_of_session()).shows(&expect![[r#"
+    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &stream.end_of_session()).expect_output(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         1 delta 7000
           mapping 7 S7
@@ -123,13 +123,13 @@ fn a_session_ends_after_its_last_message() {
           mbo A B 10 x100 #1 L
         state Live
     "#]]);
-    harness.datagram(Line::B, &packets[1]).shows(&expect![[r#"
+    harness.datagram(Line::B, &packets[1]).expect_output(&expect![[r#"
         2 delta 7000
           mbo A B 10 x100 #2 L
         state Ended
         end of session
     "#]]);
-    harness.datagram(Line::B, &stream.end_of_session()).shows(&expect![[""]]);
+    harness.datagram(Line::B, &stream.end_of_session()).expect_output(&expect![[""]]);
     assert_eq!(harness.channel.state(), ChannelState::Ended);
 }
 
@@ -138,8 +138,8 @@ fn an_end_of_session_before_delivered_messages_is_refused() {
     let (mut harness, mut stream) = itch();
     let early = stream.end_of_session();
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
-    harness.seen.take_text();
-    harness.datagram(Line::A, &early).shows(&expect![[""]]);
+    harness.output.take_text();
+    harness.datagram(Line::A, &early).expect_output(&expect![[""]]);
     assert_eq!(harness.channel.drops().get(DropReason::SequenceInvalid), 1);
     assert_eq!(harness.channel.state(), ChannelState::Live);
 }
@@ -149,8 +149,8 @@ fn messages_after_an_end_of_session_reopen_the_session() {
     let (mut harness, mut stream) = itch();
     harness.datagram(Line::A, &stream.packet(&[order(1)])).datagram(Line::A, &stream.end_of_session());
     assert_eq!(harness.channel.state(), ChannelState::Ended);
-    harness.seen.take_text();
-    harness.datagram(Line::A, &stream.packet(&[order(2)])).shows(&expect![[r#"
+    harness.output.take_text();
+    harness.datagram(Line::A, &stream.packet(&[order(2)])).expect_output(&expect![[r#"
         2 delta 7000
           mbo A B 10 x100 #2 L
         state Live
@@ -166,8 +166,8 @@ fn an_iex_end_of_messages_event_ends_the_session() {
         let mut harness = ChannelHarness::new(ChannelHarness::config(feed, SchemaSet::TRADES));
         let mut stream = Stream::new(feed);
         harness.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 10_000)]));
-        harness.seen.take_text();
-        harness.datagram(Line::A, &stream.packet(std::slice::from_ref(&end))).shows(&expect![[r#"
+        harness.output.take_text();
+        harness.datagram(Line::A, &stream.packet(std::slice::from_ref(&end))).expect_output(&expect![[r#"
             state Ended
             end of session
         "#]]);
@@ -180,15 +180,15 @@ fn a_new_session_starts_with_empty_books_and_maps_symbols_again() {
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
     let held = Stream { first: 3, ..Stream::new(Feed::NasdaqItch) }.packet(&[order(3)]);
     harness.datagram(Line::A, &held);
-    harness.seen.take_text();
+    harness.output.take_text();
     let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
-    // Line A begins the new session while the old one still misses a message.
-    harness.datagram(Line::A, &second.packet(&[order(1), execute(7, 1, 100)])).shows(&expect![""]);
+    // Line A begins the new session while a message of the old one is still missing.
+    harness.datagram(Line::A, &second.packet(&[order(1), execute(7, 1, 100)])).expect_output(&expect![""]);
     assert_eq!(harness.channel.drops().get(DropReason::SessionUnconfirmed), 1, "one packet may be a forgery");
-    harness.datagram(Line::A, &second.packet(&[order(2)])).shows(&expect![""]);
+    harness.datagram(Line::A, &second.packet(&[order(2)])).expect_output(&expect![""]);
     assert_eq!(harness.channel.book_faults().total(), 0, "order 1 is not of the old session");
-    // The slower line brings it: all of the old session comes out first, under its own name.
-    harness.datagram(Line::B, &stream.packet(&[order(2)])).shows(&expect![[r#"
+    // The slower line delivers it: the old session is published completely before the new one.
+    harness.datagram(Line::B, &stream.packet(&[order(2)])).expect_output(&expect![[r#"
         2 delta 7000
           mbo A B 10 x100 #2 L
         3 delta 7000
@@ -208,7 +208,7 @@ fn a_new_session_starts_with_empty_books_and_maps_symbols_again() {
           mbo A B 10 x100 #2 L
         state Live
     "#]]);
-    harness.datagram(Line::B, &stream.packet(&[order(3)])).shows(&expect![[""]]);
+    harness.datagram(Line::B, &stream.packet(&[order(3)])).expect_output(&expect![[""]]);
     assert_eq!(harness.channel.drops().get(DropReason::SessionStale), 1);
 }
 
@@ -216,17 +216,17 @@ fn a_new_session_starts_with_empty_books_and_maps_symbols_again() {
 fn a_single_packet_of_another_session_does_not_end_the_current_one() {
     let (mut harness, mut stream) = itch();
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
-    harness.seen.take_text();
+    harness.output.take_text();
     let forged = Stream { name: b'9', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
-    harness.datagram(Line::A, &forged).datagram(Line::A, &stream.packet(&[order(2)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &forged).datagram(Line::A, &stream.packet(&[order(2)])).expect_output(&expect![[r#"
         2 delta 7000
           mbo A B 10 x100 #2 L
     "#]]);
     assert_eq!(harness.channel.drops().get(DropReason::SessionUnconfirmed), 1);
-    // The true next one begins with its first message, though the first packet of it is not believed alone.
+    // The genuine next session begins with its first message, though its first packet alone does not confirm it.
     let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
-    harness.datagram(Line::A, &second.packet(&[order(1)])).shows(&expect![[""]]);
-    harness.datagram(Line::A, &second.packet(&[order(2)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &second.packet(&[order(1)])).expect_output(&expect![[""]]);
+    harness.datagram(Line::A, &second.packet(&[order(2)])).expect_output(&expect![[r#"
         state Ended
         end of session
         session nasdaq-itch-5.0 2019-01-30 #1 from 1
@@ -247,11 +247,11 @@ fn an_iex_session_confirmed_by_its_second_packet_starts_with_its_first_message()
     let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexDeep, SchemaSet::MBP_1));
     let first = Stream::new(Feed::IexDeep).packet(&[level(b'8', "ZIEXT", 100, 990_500, 1)]);
     harness.datagram(Line::A, &first);
-    harness.seen.take_text();
+    harness.output.take_text();
     let mut second = Stream { name: b'2', sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
-    harness.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[""]]);
+    harness.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).expect_output(&expect![[""]]);
     second.sent_ns += 1_000;
-    harness.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 80, 990_500, 1)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 80, 990_500, 1)])).expect_output(&expect![[r#"
         state Ended
         end of session
         session iex-deep-1.0 2019-01-30 #1 from 1
@@ -274,7 +274,7 @@ fn a_session_start_in_the_last_packet_of_a_capture_is_confirmed() {
         if !is_last {
             harness.datagram(Line::A, &stream.packet(&[order(2)]));
         }
-        harness.channel.finish(&mut harness.seen);
+        harness.channel.finish(&mut harness.output);
         assert_eq!(harness.channel.counters().sessions, 1 + u64::from(is_last));
         assert_eq!(harness.channel.drops().get(DropReason::SessionUnconfirmed), u64::from(!is_last));
     }
@@ -284,12 +284,12 @@ fn a_session_start_in_the_last_packet_of_a_capture_is_confirmed() {
 fn a_session_first_received_in_its_middle_starts_with_a_gap_when_the_channel_was_already_listening() {
     let (mut harness, mut stream) = itch();
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
-    harness.seen.take_text();
+    harness.output.take_text();
     let mut second = Stream { name: b'2', first: 40, ..Stream::new(Feed::NasdaqItch) };
     let packets = second.packets(&[order(1), order(2), order(3), order(4)], 1);
-    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[1]).shows(&expect![[""]]);
+    harness.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[1]).expect_output(&expect![[""]]);
     assert_eq!(harness.channel.drops().get(DropReason::SessionUnconfirmed), 2);
-    harness.datagram(Line::A, &packets[2]).datagram(Line::A, &packets[3]).wait().shows(&expect![[r#"
+    harness.datagram(Line::A, &packets[2]).datagram(Line::A, &packets[3]).wait().expect_output(&expect![[r#"
         state Ended
         end of session
         session nasdaq-itch-5.0 2019-01-30 #1 from 1
@@ -310,21 +310,21 @@ fn iex_restarts_within_one_session_id() {
     let mut stream = Stream::new(Feed::IexDeep);
     let first = stream.packet(&[level(b'8', "ZIEXT", 100, 990_500, 1), level(b'8', "ZIEXT", 90, 990_500, 1)]);
     harness.datagram(Line::A, &first).datagram(Line::B, &first);
-    harness.seen.take_text();
+    harness.output.take_text();
     let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
-    harness.datagram(Line::A, &again.heartbeat()).shows(&expect![[r#"
+    harness.datagram(Line::A, &again.heartbeat()).expect_output(&expect![[r#"
         state Ended
         end of session
         session iex-deep-1.0 2019-01-30 #1 from 1
         state Live
     "#]]);
-    harness.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[r#"
+    harness.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).expect_output(&expect![[r#"
         1 delta -2147483648
           mapping 1190146663 ZIEXT
           mbp1 A B 99.05 x70 LM d0 [99.05x70(0) | -]
     "#]]);
-    // The other line's copy of the old numbering.
-    harness.datagram(Line::B, &first).shows(&expect![[""]]);
+    // The other line's copy of the old session.
+    harness.datagram(Line::B, &first).expect_output(&expect![[""]]);
     assert_eq!(harness.channel.drops().get(DropReason::SessionStale), 1);
     assert_eq!(harness.channel.counters().sessions, 2);
 }
@@ -335,12 +335,12 @@ fn messages_of_the_slower_line_are_delivered_before_the_next_session() {
     let mut stream = Stream::new(Feed::IexDeep);
     let packets = [100, 200, 300].map(|size| stream.packet(&[level(b'8', "ZIEXT", size, 990_500, 1)]));
     harness.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
-    harness.seen.take_text();
-    // Line A has lost the second packet and begins anew; line B is a moment behind.
+    harness.output.take_text();
+    // Line A has lost the second packet and restarts; line B is slightly behind.
     let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
-    harness.datagram(Line::A, &again.heartbeat()).shows(&expect![[""]]);
-    harness.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[""]]);
-    harness.datagram(Line::B, &packets[1]).shows(&expect![[r#"
+    harness.datagram(Line::A, &again.heartbeat()).expect_output(&expect![[""]]);
+    harness.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).expect_output(&expect![[""]]);
+    harness.datagram(Line::B, &packets[1]).expect_output(&expect![[r#"
         2 delta 5000
           mbp1 M B 99.05 x200 LM d0 [99.05x200(0) | -]
         3 delta 5000
@@ -367,7 +367,7 @@ fn the_next_session_waits_at_most_the_gap_timeout() {
     harness.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)]));
     assert_eq!((harness.channel.counters().gaps, harness.channel.counters().sessions), (0, 1));
     let deadline = harness.channel.next_deadline().expect("the gap's");
-    harness.channel.on_deadline(deadline, &mut harness.seen);
+    harness.channel.on_deadline(deadline, &mut harness.output);
     assert_eq!((harness.channel.counters().gaps, harness.channel.counters().sessions), (1, 2));
     assert_eq!(harness.channel.position().map(|(_, expected)| expected.0), Some(2));
 }
@@ -400,18 +400,20 @@ fn a_next_session_that_fills_its_buffer_declares_the_old_gap_and_loses_no_messag
 fn a_restarted_gateway_declares_the_gap_since_its_log_position() {
     let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
     let session = Session { feed: Feed::NasdaqItch, date, restart: 0 };
-    let logged = Some((session, Sequence(490)));
-    let mut harness = ChannelHarness::new(ChannelConfig { logged, ..ChannelHarness::config(Feed::NasdaqItch, MBO) });
+    let log_position = Some((session, Sequence(490)));
+    let mut harness =
+        ChannelHarness::new(ChannelConfig { log_position, ..ChannelHarness::config(Feed::NasdaqItch, MBO) });
     let mut stream = Stream { first: 500, ..Stream::new(Feed::NasdaqItch) };
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
     assert_eq!(harness.channel.position().map(|(_, expected)| expected), Some(Sequence(490)));
     let deadline = harness.channel.next_deadline().expect("the gap's");
-    harness.channel.on_deadline(deadline, &mut harness.seen);
+    harness.channel.on_deadline(deadline, &mut harness.output);
     let counters = harness.channel.counters();
     assert_eq!((counters.gaps, counters.gap_messages, counters.messages), (1, 10, 1));
-    // The log of another session says nothing about this one.
-    let logged = Some((Session { restart: 1, ..session }, Sequence(490)));
-    let mut harness = ChannelHarness::new(ChannelConfig { logged, ..ChannelHarness::config(Feed::NasdaqItch, MBO) });
+    // The log position of another session is ignored.
+    let log_position = Some((Session { restart: 1, ..session }, Sequence(490)));
+    let mut harness =
+        ChannelHarness::new(ChannelConfig { log_position, ..ChannelHarness::config(Feed::NasdaqItch, MBO) });
     let mut stream = Stream { first: 500, ..Stream::new(Feed::NasdaqItch) };
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
     assert_eq!(harness.channel.position().map(|(_, expected)| expected), Some(Sequence(501)));
@@ -425,7 +427,7 @@ fn an_unconfirmed_jump_is_accepted_at_the_end_unless_contradicted() {
     let far = far.packet(&[order(9)]);
     harness.datagram(Line::A, &first).datagram(Line::A, &far);
     assert_eq!(harness.channel.counters().messages, 1);
-    harness.channel.finish(&mut harness.seen);
+    harness.channel.finish(&mut harness.output);
     let counters = harness.channel.counters();
     assert_eq!((counters.messages, counters.gaps, counters.gap_messages), (2, 1, 4_999_998));
     assert_eq!(harness.channel.arbiter_drops().get(DropReason::SequenceJump), 0, "it was not dropped");
@@ -433,7 +435,7 @@ fn an_unconfirmed_jump_is_accepted_at_the_end_unless_contradicted() {
     let (mut harness, mut stream) = itch();
     let packets = [1, 2].map(|id| stream.packet(&[order(id)]));
     harness.datagram(Line::A, &packets[0]).datagram(Line::A, &far).datagram(Line::A, &packets[1]);
-    harness.channel.finish(&mut harness.seen);
+    harness.channel.finish(&mut harness.output);
     let counters = harness.channel.counters();
     assert_eq!((counters.messages, counters.gaps), (2, 0));
     assert_eq!(harness.channel.arbiter_drops().get(DropReason::SequenceJump), 1);
@@ -473,35 +475,35 @@ fn an_unconfirmed_jump_is_accepted_after_silence() {
     let since = harness.now;
     assert_eq!(harness.channel.next_deadline(), Some(since.plus(CONFIRMATION_SILENCE_NS)));
     while let Some(deadline) = harness.channel.next_deadline() {
-        harness.channel.on_deadline(deadline, &mut harness.seen);
+        harness.channel.on_deadline(deadline, &mut harness.output);
         assert_ne!(harness.channel.next_deadline(), Some(deadline));
     }
     let mut offline = itch().0;
     offline.datagram(Line::A, &Stream::new(Feed::NasdaqItch).packet(&[order(1)])).datagram(Line::A, &far);
-    offline.channel.finish(&mut offline.seen);
-    assert_eq!(harness.seen.take_text(), offline.seen.take_text());
+    offline.channel.finish(&mut offline.output);
+    assert_eq!(harness.output.take_text(), offline.output.take_text());
     assert_eq!((harness.channel.counters().messages, harness.channel.counters().gaps), (2, 1));
 
-    // A session whose first packet was the last of all.
+    // A session whose first packet is the last of the input.
     let (mut harness, mut stream) = itch();
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
     let second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
     harness.datagram(Line::A, &second);
     assert_eq!(harness.channel.counters().sessions, 1);
     let deadline = harness.channel.next_deadline().expect("the doubt's");
-    harness.channel.on_deadline(deadline, &mut harness.seen);
+    harness.channel.on_deadline(deadline, &mut harness.output);
     assert_eq!((harness.channel.counters().sessions, harness.channel.next_deadline()), (2, None));
 }
 
 #[test]
 fn retransmitted_packets_do_not_start_a_session() {
     let (mut harness, mut stream) = itch();
-    harness.datagram(Line::RECOVERY, &stream.packet(&[order(1)])).shows(&expect![[""]]);
+    harness.datagram(Line::RECOVERY, &stream.packet(&[order(1)])).expect_output(&expect![[""]]);
     let mut stream = Stream::new(Feed::NasdaqItch);
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
-    harness.seen.take_text();
+    harness.output.take_text();
     let other = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
-    harness.datagram(Line::RECOVERY, &other).shows(&expect![[""]]);
+    harness.datagram(Line::RECOVERY, &other).expect_output(&expect![[""]]);
     assert_eq!(harness.channel.drops().get(DropReason::SessionStale), 2);
 }
 
@@ -513,11 +515,11 @@ fn unsequenced_packets_are_accepted_in_arrival_order_if_configured() {
         packet
     };
     let (mut refusing, _) = itch();
-    refusing.datagram(Line::A, &unnumbered(1)).shows(&expect![[""]]);
+    refusing.datagram(Line::A, &unnumbered(1)).expect_output(&expect![[""]]);
     assert_eq!(refusing.channel.drops().get(DropReason::SequenceInvalid), 1);
     let config = ChannelHarness::config(Feed::NasdaqItch, MBO);
     let mut harness = ChannelHarness::new(ChannelConfig { accept_unsequenced: true, ..config });
-    harness.datagram(Line::A, &unnumbered(1)).datagram(Line::A, &unnumbered(2)).shows(&expect![[r#"
+    harness.datagram(Line::A, &unnumbered(1)).datagram(Line::A, &unnumbered(2)).expect_output(&expect![[r#"
         session nasdaq-itch-5.0 2019-01-30 #0 from 1
         1 delta 7000
           mapping 7 S7
@@ -537,11 +539,11 @@ fn silence_on_every_line_publishes_the_stale_state() {
     let mut harness = ChannelHarness::new(config);
     let stream = Stream::new(Feed::NasdaqItch);
     harness.datagram(Line::A, &stream.heartbeat());
-    harness.seen.take_text();
-    harness.wait().shows(&expect![[r#"
+    harness.output.take_text();
+    harness.wait().expect_output(&expect![[r#"
         state Stale
     "#]]);
-    harness.datagram(Line::B, &stream.heartbeat()).shows(&expect![[r#"
+    harness.datagram(Line::B, &stream.heartbeat()).expect_output(&expect![[r#"
         state Live
     "#]]);
 }
@@ -559,7 +561,7 @@ fn silence_after_the_end_of_session_is_not_stale() {
     let silent =
         |harness: &ChannelHarness| [Line::A, Line::B].map(|line| harness.channel.line_statistics(line).silences);
     assert_eq!((silent(&harness), harness.channel.state()), ([0, 0], ChannelState::Ended));
-    // The next morning both have their time again.
+    // The next morning both silence timers start again.
     harness.now = harness.now.plus(50_000_000_000_000);
     let mut next = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
     harness.datagram(Line::A, &next.packet(&[order(1)])).datagram(Line::A, &next.packet(&[order(2)]));
@@ -573,13 +575,14 @@ fn silence_after_the_end_of_session_is_not_stale() {
 fn ts_in_delta_is_clamped_receive_time_minus_send_time() {
     let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexTops, SchemaSet::TRADES));
     for (sent_ns, delta) in [(0, "7000"), (7_001, "-1"), (10_000_000_000, "-2147483648")] {
-        let mut stream = Stream { sent_ns, first: harness.seen.frames.len() as u64 + 1, ..Stream::new(Feed::IexTops) };
+        let mut stream =
+            Stream { sent_ns, first: harness.output.frames.len() as u64 + 1, ..Stream::new(Feed::IexTops) };
         let packet = stream.packet(&[trade("ZIEXT", 1, 1)]);
         harness.datagram(Line::A, &packet);
-        let text = harness.seen.take_text();
+        let text = harness.output.take_text();
         assert!(text.contains(&format!(" delta {delta}\n")), "{text}");
-        // The state's frame makes the first sequence one too many.
-        harness.seen.frames.retain(|frame| frame.kind == FrameKind::Message);
+        // The state frame makes the first sequence one too many.
+        harness.output.frames.retain(|frame| frame.kind == FrameKind::Message);
     }
 }
 
@@ -588,10 +591,10 @@ fn refused_datagrams_are_counted_and_sampled() {
     let (mut harness, mut stream) = itch();
     let mut cut = stream.packet(&[order(1)]);
     cut.pop();
-    harness.datagram(Line::A, &cut).datagram(Line::A, &[]).shows(&expect![[""]]);
+    harness.datagram(Line::A, &cut).datagram(Line::A, &[]).expect_output(&expect![[""]]);
     assert_eq!(harness.channel.drops().get(DropReason::MessageTruncated), 1);
     assert_eq!(harness.channel.drops().get(DropReason::HeaderTruncated), 1);
-    let kept: Vec<_> = harness.channel.evidence().map(|kept| kept.bytes().to_vec()).collect();
+    let kept: Vec<_> = harness.channel.rejected_packets().map(|kept| kept.bytes().to_vec()).collect();
     assert_eq!(kept, [cut, vec![]]);
 }
 
@@ -602,6 +605,6 @@ fn rejected_packet_samples_are_limited_per_kind() {
         harness.datagram(Line::A, &stream.packet(&[b"?".to_vec()]));
     }
     harness.datagram(Line::A, &stream.packet(&[delete(7, 1)]));
-    assert_eq!(harness.channel.evidence().count(), 5);
+    assert_eq!(harness.channel.rejected_packets().count(), 5);
     assert_eq!(harness.channel.drops().get(DropReason::MessageTypeUnknown), 50);
 }

@@ -104,14 +104,14 @@ fn a_crossed_quote_is_suspect_until_the_next_one() {
     ];
     let mut harness = ChannelHarness::new(ChannelHarness::config(Feed::IexTops, SchemaSet::MBP_1));
     harness.datagrams(&Stream::new(Feed::IexTops).packets(&messages, usize::MAX));
-    let suspects: Vec<bool> = harness.seen.messages().iter().map(|frame| frame.is_suspect).collect();
-    // A locked quote is none.
+    let suspects: Vec<bool> = harness.output.messages().iter().map(|frame| frame.is_suspect).collect();
+    // A locked quote is not crossed.
     assert_eq!(suspects, [false, true, true, false, false]);
     assert_eq!(harness.channel.book_faults().iter().collect::<Vec<_>>(), [(BookFault::Crossed, 1)]);
-    assert_eq!(harness.channel.evidence().count(), 1);
+    assert_eq!(harness.channel.rejected_packets().count(), 1);
 }
 
-/// Also after a message that could not be understood, which may have been a quote.
+/// Also after a message that could not be decoded: it may have been a quote.
 #[test]
 fn after_a_gap_quotes_are_empty_until_the_next_quote() {
     let damaged = quote("ZIEXT", (1, 1), (1, 2))[..20].to_vec();
@@ -124,11 +124,11 @@ fn after_a_gap_quotes_are_empty_until_the_next_quote() {
         if !is_lost {
             harness.datagram(Line::A, &packet);
         }
-        harness.seen.take_text();
+        harness.output.take_text();
         harness.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 991_000)])).wait();
         harness.datagram(Line::A, &stream.packet(&[quote("ZIEXT", (100, 990_500), (200, 991_000))]));
         harness.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 991_000)]));
-        let text = harness.seen.take_text();
+        let text = harness.output.take_text();
         expect![[r#"
             3 delta 5000 suspect
               mbp1 T N 99.1 x1 L d0 []

@@ -1,4 +1,4 @@
-//! Every field that can be wrong is refused, by its reason.
+//! Every invalid field is rejected with its reason.
 
 use proptest::prelude::*;
 use zerocopy::little_endian::I32;
@@ -129,7 +129,7 @@ fn frames_that_leave_the_range_or_do_not_ascend_are_refused() {
     assert_eq!(reason(&packet(&meta(1, 3), &[message(1), message(1)])), DropReason::SequenceInvalid);
     assert_eq!(reason(&packet(&meta(3, 2), &[])), DropReason::SequenceInvalid);
     assert_eq!(reason(&packet(&meta(1, SEQUENCE_END), &[])), DropReason::SequenceInvalid);
-    // What fills a declared gap lies before the range by its nature.
+    // A late fill precedes the packet's range by definition.
     let late_fill = frame(1, FrameKind::Message, 0, 3 | FrameFlags::LATE_FILL.0, &record());
     assert!(parse_packet(&packet(&meta(9, 10), &[late_fill, message(9)])).is_ok());
 }
@@ -189,7 +189,7 @@ fn a_packet_larger_than_the_buffer_is_not_written() {
 }
 
 proptest! {
-    /// Whatever passes the check is walked to its end, frame by frame, without anything left over.
+    /// Every accepted packet is iterated to its end, frame by frame, with nothing left over.
     #[test]
     fn frames_of_a_checked_packet_fill_its_body(
         damage in prop::collection::vec((0..300_usize, any::<u8>()), 0..6),

@@ -7,7 +7,7 @@ use crate::{
     identity::Sequence,
 };
 
-/// The message being joined. Parts come in order; the arbiter sees to that.
+/// The message being joined. The arbiter delivers parts in order.
 #[derive(Debug)]
 pub(super) struct Assembly {
     header: Option<FrameHeader>,
@@ -16,14 +16,14 @@ pub(super) struct Assembly {
     is_broken: bool,
 }
 
-/// What a part came to.
+/// Result of adding a part.
 #[derive(Debug)]
 pub(super) enum JoinOutcome<'a> {
-    /// More parts are to come.
+    /// More parts follow.
     Incomplete,
-    /// The message, whole.
+    /// The complete message.
     Whole(FrameHeader, &'a [u8]),
-    /// The last part of a message that cannot be handed out: too large, or its beginning never came.
+    /// The last part of a message that cannot be delivered: too large, or its beginning is missing.
     Broken,
 }
 
@@ -32,17 +32,17 @@ impl Assembly {
         Self { header: None, next_part: 0, bytes: Vec::with_capacity(message_bytes_max), is_broken: false }
     }
 
-    /// Forgets the parts so far.
+    /// Discards the parts so far.
     pub(super) fn clear(&mut self) {
         self.header = None;
     }
 
-    /// The message of which some parts, but not the last, have come.
-    pub(super) fn open(&self) -> Option<Sequence> {
+    /// The message of which some parts, but not the last, were added.
+    pub(super) fn incomplete_message(&self) -> Option<Sequence> {
         self.header.map(|header| Sequence(header.sequence.get()))
     }
 
-    pub(super) fn join(&mut self, header: &FrameHeader, body: &[u8]) -> JoinOutcome<'_> {
+    pub(super) fn add_part(&mut self, header: &FrameHeader, body: &[u8]) -> JoinOutcome<'_> {
         let part = header.part.get();
         if part == 0 {
             self.header = Some(*header);

@@ -1,18 +1,18 @@
-//! One channel of a group: sessions, the start, and the way from a packet to items.
+//! One channel of a group: sessions, the start, and the path from packet to items.
 //!
 //! ```text
 //!             first packet, sequence 1 (or no service)
 //!  idle ──────────────────────────────────────────────────────────────────▶ running
-//!    │ first packet, later sequence                                            ▲ │ newer session,
-//!    └──▶ definitions ──answered──▶ extent (what the logs hold) ─answered──▶──┤ │ the old one not at its end
-//!              └─ Start::Now: straight on ─────────────────────────────────▶───┘ ▼
-//!                                          the newer session ◀───────────── closing (how far did the old one go?)
-//!                                                  ▲ none between              │ ▲ one between: that one first
-//!  Start::Day, not the day's first session         │                           ▼ │
-//!  idle ───────────────────────────────────────────┴───────────────────── sessions (which do the logs hold?)
+//!    │ first packet, later sequence                                            ▲ │ packet of a newer session,
+//!    └──▶ definitions ──answered──▶ extent (of the logs) ─────────answered──▶──┤ │ current one not at its end
+//!              └─ StartFrom::Live: directly ───────────────────────────────▶───┘ ▼
+//!                                          the newer session ◀───────────── closing (where did the current one end?)
+//!                                                  ▲ none between              │ ▲ a session between: that one first
+//!  StartFrom::OldestOfDay, not its first session   │                           ▼ │
+//!  idle ───────────────────────────────────────────┴───────────────────── sessions (which are in the logs?)
 //! ```
-//! Every question is repeated until it is answered or given up; the stream then goes on without. What logs hold is asked of
-//! every service.
+//! Every query is repeated until it is answered or given up; the stream then continues without the answer. Log
+//! extents are queried from every service.
 
 use crate::{
     arbiter::{AnswerEnd, Arbiter, ArbiterConfig, Arrival, RecoveryConfig, WhenFull},
@@ -26,7 +26,7 @@ use crate::{
 };
 
 use super::{
-    Item, Output, PublishedDatagram, ReceiverConfig, ReceiverStatistics, ServiceConfig, Start,
+    Item, Output, PublishedDatagram, ReceiverConfig, ReceiverStatistics, ServiceConfig, StartFrom,
     item_stream::ItemStream,
     log_extents::LogExtents,
     positions::{FIRST_SEQUENCE, PART_BITS, message_after, message_of, part_number, position_of, positions_of},
@@ -36,13 +36,13 @@ use super::{
 #[derive(Debug)]
 pub(super) struct ReceiverChannel {
     service: Option<ServiceConfig>,
-    start: Start,
+    start: StartFrom,
     phase: Phase,
-    /// What the services' logs hold of the present session; while sessions are asked for, of the oldest of them.
-    holdings: LogExtents,
-    /// The session that was followed before the present one, which is therefore wanted from its beginning.
+    /// Log extents of the current session; during a query for sessions, of the oldest session reported.
+    log_extents: LogExtents,
+    /// The session followed before the current one. If present, the current session is requested from its beginning.
     previous_session: Option<Session>,
-    /// What was heard of the present session while its start was being asked for.
+    /// Range observed of the current session while its start was being requested.
     skipped: Option<(Sequence, Sequence)>,
     /// Over positions: `sequence << 16 | part`.
     arbiter: Arbiter,
@@ -52,32 +52,33 @@ pub(super) struct ReceiverChannel {
 #[derive(Debug)]
 enum Phase {
     Idle,
-    /// Services are asked for the oldest session that their logs hold from `from` on: `oldest`, by what they have said so far.
-    /// `newer` is under way.
-    Sessions {
-        ask: ServiceQuery,
+    /// Querying the services for the oldest session in their logs from `from` on. `oldest` is the oldest reported so
+    /// far. `next_session` is already being published.
+    QueryingSessions {
+        query: ServiceQuery,
         from: Session,
         oldest: Option<Session>,
-        newer: Session,
+        next_session: Session,
     },
-    /// Definitions up to `number` have come; they were last asked for from `asked` on. `newer` may have begun.
-    Definitions {
-        number: Sequence,
-        asked: Sequence,
-        ask: ServiceQuery,
-        newer: Option<Session>,
+    /// Definitions before index `next_definition` have arrived; the last request began at `requested_from`.
+    /// `next_session` may have begun.
+    QueryingDefinitions {
+        next_definition: Sequence,
+        requested_from: Sequence,
+        query: ServiceQuery,
+        next_session: Option<Session>,
     },
-    /// What the logs hold is asked for. `newer` may have begun.
+    /// Querying the log extents. `next_session` may have begun.
     QueryingExtent {
-        ask: ServiceQuery,
-        newer: Option<Session>,
+        query: ServiceQuery,
+        next_session: Option<Session>,
     },
     Running,
-    /// `newer` has begun. Whether all that there is of the present session has been announced to the arbiter.
+    /// `next_session` has begun. The flag records whether the arbiter knows the current session's end.
     ClosingSession {
-        ask: ServiceQuery,
+        query: ServiceQuery,
         is_end_known: bool,
-        newer: Session,
+        next_session: Session,
     },
 }
 
@@ -88,7 +89,7 @@ impl ReceiverChannel {
             lines: config.lines,
             window_packets: config.window_packets,
             datagram_bytes_max: config.packet_bytes_max,
-            // A packet also settles messages that produced nothing, so its size doesn't bound its range.
+            // A packet also covers messages without output, so its size does not bound its range.
             messages_per_packet_max: jump_max,
             gap_timeout_ns: config.gap_timeout_ns,
             recovery: config.service.map(|service| RecoveryConfig {
@@ -97,14 +98,14 @@ impl ReceiverChannel {
                 peer_timeout_ns: 0,
                 peer_attempts_max: 0,
                 messages_per_request_max: service.messages_per_request_max.clamp(1, 1 << 40) << PART_BITS,
-                // The service limits itself; a late starter may want a whole day.
-                requests_under_way_max: 1,
+                // The service limits itself; a late joiner may request a whole day.
+                requests_in_flight_max: 1,
                 gap_messages_max: u64::MAX,
                 session_messages_max: u64::MAX,
                 answer_end: AnswerEnd::Announced,
             }),
             catch_up: None,
-            // What the window can't hold is in the service's log.
+            // Packets that do not fit the window are in the service's log.
             when_full: if config.service.is_some() { WhenFull::RefusePacket } else { WhenFull::DeclareGap },
             sequence_jump_max: jump_max,
             line_silence_ns: config.line_silence_ns,
@@ -113,7 +114,7 @@ impl ReceiverChannel {
             service: config.service,
             start: config.start,
             phase: Phase::Idle,
-            holdings: LogExtents::new(config.service.map_or(0, |service| service.services)),
+            log_extents: LogExtents::new(config.service.map_or(0, |service| service.service_count)),
             previous_session: None,
             skipped: None,
             arbiter: Arbiter::new(arbiter),
@@ -144,20 +145,20 @@ impl ReceiverChannel {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) -> Result<(), DropReason> {
-        self.arbiter.watch(now);
+        self.arbiter.start_silence_timers(now);
         let is_answer = datagram.line == Line::RECOVERY;
-        if let Phase::Sessions { newer, .. } = &mut self.phase {
+        if let Phase::QueryingSessions { next_session, .. } = &mut self.phase {
             if is_answer {
                 self.accept_session_answer(packet, datagram.service, now, deliver);
             } else {
-                *newer = packet.meta.session.max(*newer);
+                *next_session = packet.meta.session.max(*next_session);
                 self.stream.statistics.packets_before_start_position += 1;
             }
             return Ok(());
         }
         let current = self.stream.session;
         if current != Some(packet.meta.session) {
-            // An answer of another session is none to what we asked.
+            // An answer for another session does not match our request.
             if is_answer || current.is_some_and(|current| packet.meta.session < current) {
                 return Err(DropReason::SessionStale);
             }
@@ -169,14 +170,17 @@ impl ReceiverChannel {
             }
         }
         if packet.meta.flags.contains(PacketFlags::END_OF_SESSION) {
-            self.stream.end = Some(position_of(packet.meta.next));
+            self.stream.session_end = Some(position_of(packet.meta.next));
         }
         match &self.phase {
-            Phase::Definitions { .. } | Phase::QueryingExtent { .. } if is_answer => {
+            Phase::QueryingDefinitions { .. } | Phase::QueryingExtent { .. } if is_answer => {
                 self.accept_start_answer(packet, datagram.service, now, deliver);
                 Ok(())
             }
-            Phase::Idle | Phase::Sessions { .. } | Phase::Definitions { .. } | Phase::QueryingExtent { .. } => {
+            Phase::Idle
+            | Phase::QueryingSessions { .. }
+            | Phase::QueryingDefinitions { .. }
+            | Phase::QueryingExtent { .. } => {
                 self.skip_before_start(packet);
                 Ok(())
             }
@@ -185,18 +189,18 @@ impl ReceiverChannel {
     }
 
     pub(super) fn next_deadline(&self) -> Option<MonoNs> {
-        let ask = self.ask().map(ServiceQuery::deadline);
-        match (ask, self.arbiter.next_deadline()) {
-            (Some(ask), Some(gap)) => Some(ask.min(gap)),
-            (ask, gap) => ask.or(gap),
+        let query = self.query().map(ServiceQuery::deadline);
+        match (query, self.arbiter.next_deadline()) {
+            (Some(query), Some(gap)) => Some(query.min(gap)),
+            (query, gap) => query.or(gap),
         }
     }
 
     pub(super) fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         let Self { arbiter, stream, .. } = self;
-        arbiter.on_deadline(now, &mut |delivery| stream.take(delivery, deliver));
+        arbiter.on_deadline(now, &mut |delivery| stream.on_delivery(delivery, deliver));
         stream.report_end_if_reached(arbiter.expected(), deliver);
-        let is_given_up = self.ask_mut().is_some_and(|ask| !ask.on_deadline(now));
+        let is_given_up = self.query_mut().is_some_and(|query| !query.on_deadline(now));
         if is_given_up || self.is_query_satisfied() {
             self.finish_query(now, deliver);
         }
@@ -211,110 +215,113 @@ impl ReceiverChannel {
         };
         let start = self.arbiter.expected().map_or(Sequence(0), message_of);
         match &mut self.phase {
-            Phase::Sessions { ask, from, .. } => {
-                if ask.take_due() {
+            Phase::QueryingSessions { query, from, .. } => {
+                if query.take_due() {
                     let request = request(RequestKind::Sessions, Sequence(0), Sequence(0));
                     return Some(ServiceRequest { session: Some(*from), ..request });
                 }
             }
-            Phase::Definitions { number, asked, ask, .. } => {
-                if ask.take_due() {
-                    *asked = *number;
-                    return Some(request(RequestKind::Definitions, *number, *number));
+            Phase::QueryingDefinitions { next_definition, requested_from, query, .. } => {
+                if query.take_due() {
+                    *requested_from = *next_definition;
+                    return Some(request(RequestKind::Definitions, *next_definition, *next_definition));
                 }
             }
-            Phase::QueryingExtent { ask, .. } | Phase::ClosingSession { ask, is_end_known: false, .. } => {
-                if ask.take_due() {
+            Phase::QueryingExtent { query, .. } | Phase::ClosingSession { query, is_end_known: false, .. } => {
+                if query.take_due() {
                     return Some(request(RequestKind::Range, start, start));
                 }
             }
             Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => {}
         }
-        let wanted = self.arbiter.poll_request()?;
-        Some(request(RequestKind::Range, message_of(wanted.first), message_after(wanted.next)))
+        let missing = self.arbiter.poll_request()?;
+        Some(request(RequestKind::Range, message_of(missing.first), message_after(missing.next)))
     }
 
     pub(super) fn finish(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
         let Self { arbiter, stream, .. } = self;
-        arbiter.finish(&mut |delivery| stream.take(delivery, deliver));
+        arbiter.finish(&mut |delivery| stream.on_delivery(delivery, deliver));
         stream.abandon_incomplete_message(deliver);
         stream.report_end_if_reached(arbiter.expected(), deliver);
     }
 
-    /// What is being asked for but for gaps.
-    fn ask(&self) -> Option<&ServiceQuery> {
+    /// The query in progress, apart from requests for gaps.
+    fn query(&self) -> Option<&ServiceQuery> {
         match &self.phase {
-            Phase::Sessions { ask, .. }
-            | Phase::Definitions { ask, .. }
-            | Phase::QueryingExtent { ask, .. }
-            | Phase::ClosingSession { ask, is_end_known: false, .. } => Some(ask),
+            Phase::QueryingSessions { query, .. }
+            | Phase::QueryingDefinitions { query, .. }
+            | Phase::QueryingExtent { query, .. }
+            | Phase::ClosingSession { query, is_end_known: false, .. } => Some(query),
             Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => None,
         }
     }
 
-    fn ask_mut(&mut self) -> Option<&mut ServiceQuery> {
+    fn query_mut(&mut self) -> Option<&mut ServiceQuery> {
         match &mut self.phase {
-            Phase::Sessions { ask, .. }
-            | Phase::Definitions { ask, .. }
-            | Phase::QueryingExtent { ask, .. }
-            | Phase::ClosingSession { ask, is_end_known: false, .. } => Some(ask),
+            Phase::QueryingSessions { query, .. }
+            | Phase::QueryingDefinitions { query, .. }
+            | Phase::QueryingExtent { query, .. }
+            | Phase::ClosingSession { query, is_end_known: false, .. } => Some(query),
             Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => None,
         }
     }
 
-    /// Whether enough services have said what their logs hold, where that is being asked.
+    /// Whether enough services have answered a log extent query.
     fn is_query_satisfied(&self) -> bool {
-        let asks_every_service = !matches!(self.phase, Phase::Definitions { .. });
-        asks_every_service && self.ask().is_some_and(|ask| ask.is_satisfied_by(&self.holdings))
+        let asks_every_service = !matches!(self.phase, Phase::QueryingDefinitions { .. });
+        asks_every_service && self.query().is_some_and(|query| query.is_satisfied_by(&self.log_extents))
     }
 
-    /// A service has said what its log holds. Others are asked the same, until it is enough: at once, unless that was no news, as
-    /// with each answer about a gap.
+    /// Processes a service's log extent. The other services are queried too until enough have answered: at once,
+    /// unless the extent was no news, as with each answer about a gap.
     fn on_extent_reported(&mut self, is_first_report: bool, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         if self.is_query_satisfied() {
             self.finish_query(now, deliver);
-        } else if let Some(ask) = self.ask_mut().filter(|_| is_first_report) {
-            ask.query_next_service(now);
+        } else if let Some(query) = self.query_mut().filter(|_| is_first_report) {
+            query.query_next_service(now);
         }
     }
 
-    /// Goes on with what has been answered; perhaps nothing.
+    /// Continues with the answers received, if any.
     fn finish_query(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        let is_answered = self.holdings.any_reported() && !matches!(self.phase, Phase::Definitions { .. });
+        let is_answered = self.log_extents.any_reported() && !matches!(self.phase, Phase::QueryingDefinitions { .. });
         self.stream.statistics.starts_unanswered += u64::from(!is_answered);
         match self.phase {
-            Phase::Sessions { oldest: None, newer, .. } => self.begin_session(newer, None, now, deliver),
-            Phase::Sessions { ask, oldest: Some(oldest), newer, .. } => {
-                let (first, next) = self.holdings.range().unwrap_or((FIRST_SEQUENCE, FIRST_SEQUENCE));
+            Phase::QueryingSessions { oldest: None, next_session, .. } => {
+                self.begin_session(next_session, None, now, deliver)
+            }
+            Phase::QueryingSessions { query, oldest: Some(oldest), next_session, .. } => {
+                let (first, next) = self.log_extents.range().unwrap_or((FIRST_SEQUENCE, FIRST_SEQUENCE));
                 self.switch_to(oldest, deliver);
                 self.start_at(if self.is_same_day_restart() { FIRST_SEQUENCE } else { first });
-                self.phase = Phase::ClosingSession { ask, is_end_known: true, newer };
-                // What it could refuse is counted, and shows as a loss when the session is left.
+                self.phase = Phase::ClosingSession { query, is_end_known: true, next_session };
+                // Rejections are counted, and show as a loss when the session is left.
                 let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
             }
-            Phase::Definitions { newer, .. } => self.after_definitions(newer, now, deliver),
-            Phase::QueryingExtent { newer, .. } => {
-                let held = self.holdings.range();
+            Phase::QueryingDefinitions { next_session, .. } => self.after_definitions(next_session, now, deliver),
+            Phase::QueryingExtent { next_session, .. } => {
+                let extent = self.log_extents.range();
                 if let Some(first) =
-                    if self.is_same_day_restart() { Some(FIRST_SEQUENCE) } else { held.map(|(first, _)| first) }
+                    if self.is_same_day_restart() { Some(FIRST_SEQUENCE) } else { extent.map(|(first, _)| first) }
                 {
                     self.start_at(first);
                 }
-                if let Some((_, next)) = held {
-                    // Whatever is refused here is counted by the arbiter, and live packets tell the same.
+                if let Some((_, next)) = extent {
+                    // The arbiter counts a rejection, and live packets carry the same range.
                     let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
                 }
-                self.run(newer, now, deliver);
+                self.start_running(next_session, now, deliver);
             }
-            Phase::ClosingSession { ask, newer, .. } => {
-                self.phase = Phase::ClosingSession { ask, is_end_known: true, newer }
+            Phase::ClosingSession { query, next_session, .. } => {
+                self.phase = Phase::ClosingSession { query, is_end_known: true, next_session }
             }
             Phase::Idle | Phase::Running => {}
         }
         self.close_when_complete(now, deliver);
     }
 
-    /// A newer session was heard, if at a message's beginning then at `first`. Whether it has begun here.
+    /// A packet of a newer session arrived; `first` is its position if it lies at a message's beginning. Returns
+    /// whether the session has begun here.
     fn on_newer_session(
         &mut self,
         session: Session,
@@ -324,26 +331,29 @@ impl ReceiverChannel {
     ) -> bool {
         let has_more = self.arbiter.expected().is_some() && !self.stream.has_reported_end;
         match (&mut self.phase, self.service) {
-            (Phase::Definitions { newer, .. } | Phase::QueryingExtent { newer, .. }, _) => {
-                *newer = Some(session).max(*newer)
+            (Phase::QueryingDefinitions { next_session, .. } | Phase::QueryingExtent { next_session, .. }, _) => {
+                *next_session = Some(session).max(*next_session)
             }
-            (Phase::ClosingSession { newer, .. }, _) => {
-                *newer = session.max(*newer);
+            (Phase::ClosingSession { next_session, .. }, _) => {
+                *next_session = session.max(*next_session);
                 self.close_when_complete(now, deliver);
             }
             (Phase::Running, Some(service)) if has_more => {
-                self.holdings.clear();
-                // Where the end was heard, only what is missing before it is asked for.
-                let is_end_known = self.stream.end.is_some();
-                self.phase =
-                    Phase::ClosingSession { ask: ServiceQuery::new(service, now), is_end_known, newer: session };
+                self.log_extents.clear();
+                // If the end was received, only the messages missing before it are requested.
+                let is_end_known = self.stream.session_end.is_some();
+                self.phase = Phase::ClosingSession {
+                    query: ServiceQuery::new(service, now),
+                    is_end_known,
+                    next_session: session,
+                };
             }
             _ => self.advance_to(session, first, now, deliver),
         }
         self.stream.session == Some(session)
     }
 
-    /// A session was heard for the first time. Those that the logs hold and that come before it are told before it.
+    /// The first packet of a session was observed. Earlier sessions in the logs are delivered before it.
     fn advance_to(
         &mut self,
         session: Session,
@@ -353,19 +363,23 @@ impl ReceiverChannel {
     ) {
         let from = match self.stream.session {
             Some(current) => current.restart.checked_add(1).map(|restart| Session { restart, ..current }),
-            None => Some(Session { restart: 0, ..session }).filter(|_| self.start == Start::Day),
+            None => Some(Session { restart: 0, ..session }).filter(|_| self.start == StartFrom::OldestOfDay),
         };
         match (self.service, from.filter(|from| *from < session)) {
             (Some(service), Some(from)) => {
-                self.holdings.clear();
-                self.phase =
-                    Phase::Sessions { ask: ServiceQuery::new(service, now), from, oldest: None, newer: session };
+                self.log_extents.clear();
+                self.phase = Phase::QueryingSessions {
+                    query: ServiceQuery::new(service, now),
+                    from,
+                    oldest: None,
+                    next_session: session,
+                };
             }
             _ => self.begin_session(session, first, now, deliver),
         }
     }
 
-    /// An answer while sessions are being asked for: the oldest that is over and comes before the one under way is told first.
+    /// Processes an answer about sessions. The oldest ended session before the next one is delivered first.
     fn accept_session_answer(
         &mut self,
         packet: &Packet<'_>,
@@ -373,25 +387,25 @@ impl ReceiverChannel {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) {
-        let Phase::Sessions { from, oldest, newer, .. } = &mut self.phase else { return };
+        let Phase::QueryingSessions { from, oldest, next_session, .. } = &mut self.phase else { return };
         let meta = &packet.meta;
-        // Else the answer to an earlier question.
+        // Otherwise it answers an earlier query.
         if !is_end_of_answer(packet) || meta.session < *from {
             return;
         }
-        let is_held = meta.session < *newer && meta.next >= FIRST_SEQUENCE;
-        if is_held && oldest.is_none_or(|oldest| meta.session < oldest) {
-            // Who has named a later one, or none, holds nothing of this one.
-            self.holdings.mark_empty();
+        let is_in_log = meta.session < *next_session && meta.next >= FIRST_SEQUENCE;
+        if is_in_log && oldest.is_none_or(|oldest| meta.session < oldest) {
+            // A service that reports a later session, or none, holds nothing of this one.
+            self.log_extents.mark_empty();
             *oldest = Some(meta.session);
         }
-        let is_oldest = is_held && *oldest == Some(meta.session);
+        let is_oldest = is_in_log && *oldest == Some(meta.session);
         let (first, next) = if is_oldest { (meta.first, meta.next) } else { (Sequence(0), Sequence(0)) };
-        let is_first_report = self.holdings.say(service, first, next);
+        let is_first_report = self.log_extents.report(service, first, next);
         self.on_extent_reported(is_first_report, now, deliver);
     }
 
-    /// A session begins, with what was heard if that was its first message, else with what the logs hold of it.
+    /// Begins a session: with the packet received if that is its first message, else with the logs' extent.
     fn begin_session(
         &mut self,
         session: Session,
@@ -404,8 +418,13 @@ impl ReceiverChannel {
         let is_received_from_start = first.is_some_and(|first| first <= FIRST_SEQUENCE);
         match self.service.filter(|_| !is_received_from_start) {
             Some(service) => {
-                let (number, ask) = (Sequence(0), ServiceQuery::new(service, now));
-                self.phase = Phase::Definitions { number, asked: number, ask, newer: None };
+                let (next_definition, query) = (Sequence(0), ServiceQuery::new(service, now));
+                self.phase = Phase::QueryingDefinitions {
+                    next_definition,
+                    requested_from: next_definition,
+                    query,
+                    next_session: None,
+                };
             }
             None => {
                 if is_received_from_start || self.is_same_day_restart() {
@@ -416,25 +435,26 @@ impl ReceiverChannel {
         }
     }
 
-    /// The present session is over, that one begins.
+    /// Ends the current session and begins the next one.
     fn switch_to(&mut self, session: Session, deliver: &mut impl FnMut(Output<'_>)) {
         self.finish(deliver);
         let skipped = self.skipped.take().filter(|_| self.arbiter.expected().is_none());
         if let Some((first, next)) = skipped {
             self.stream.report_lost(first, next, deliver);
         }
-        self.holdings.clear();
+        self.log_extents.clear();
         self.previous_session = self.stream.session;
         self.stream.begin(session, deliver);
     }
 
-    /// The venue began to number again within the trading date that is followed, so the present session has a first message.
+    /// Whether the venue restarted within the trading date being followed. The current session then has a first
+    /// message.
     fn is_same_day_restart(&self) -> bool {
         let date_of = |session: Session| (session.feed, session.date);
         self.previous_session.is_some() && self.previous_session.map(date_of) == self.stream.session.map(date_of)
     }
 
-    /// While the start is being asked for: what the packet holds will be, too.
+    /// Ignores a packet while the start is being requested; its content is requested too.
     fn skip_before_start(&mut self, packet: &Packet<'_>) {
         self.stream.statistics.packets_before_start_position += 1;
         let (first, next) = self.skipped.unwrap_or((packet.meta.first, packet.meta.next));
@@ -443,39 +463,39 @@ impl ReceiverChannel {
 
     fn start_at(&mut self, first: Sequence) {
         self.arbiter.begin_session(Some(position_of(first.max(FIRST_SEQUENCE))));
-        self.stream.told = first.max(FIRST_SEQUENCE);
+        self.stream.reported_through = first.max(FIRST_SEQUENCE);
     }
 
-    /// The start has been asked for. A newer session that was heard meanwhile is next.
-    fn run(&mut self, newer: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+    /// The start is complete. A newer session observed meanwhile is next.
+    fn start_running(&mut self, next_session: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         self.phase = Phase::Running;
-        if let Some(newer) = newer {
-            self.on_newer_session(newer, None, now, deliver);
+        if let Some(next_session) = next_session {
+            self.on_newer_session(next_session, None, now, deliver);
         }
     }
 
-    /// Goes on to the newer session once everything of the present one has come or been given up.
+    /// Moves to the next session once all messages of the current one have arrived or been given up.
     fn close_when_complete(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        let Phase::ClosingSession { is_end_known: true, newer, .. } = self.phase else { return };
+        let Phase::ClosingSession { is_end_known: true, next_session, .. } = self.phase else { return };
         if self.arbiter.expected() == self.arbiter.frontier() {
-            self.advance_to(newer, None, now, deliver);
+            self.advance_to(next_session, None, now, deliver);
         }
     }
 
-    fn after_definitions(&mut self, newer: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        match self.service.filter(|_| self.previous_session.is_some() || self.start != Start::Now) {
+    fn after_definitions(&mut self, next_session: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        match self.service.filter(|_| self.previous_session.is_some() || self.start != StartFrom::Live) {
             Some(service) => {
-                self.holdings.clear();
-                self.phase = Phase::QueryingExtent { ask: ServiceQuery::new(service, now), newer };
+                self.log_extents.clear();
+                self.phase = Phase::QueryingExtent { query: ServiceQuery::new(service, now), next_session };
             }
             None => {
                 self.skipped = None;
-                self.run(newer, now, deliver);
+                self.start_running(next_session, now, deliver);
             }
         }
     }
 
-    /// An answer while the start is being asked for.
+    /// Processes an answer while the start is being requested.
     fn accept_start_answer(
         &mut self,
         packet: &Packet<'_>,
@@ -487,29 +507,31 @@ impl ReceiverChannel {
         let is_snapshot = packet.meta.flags.contains(PacketFlags::SNAPSHOT);
         let (first, next) = (packet.meta.first, packet.meta.next);
         match &mut self.phase {
-            Phase::Definitions { number, asked, ask, newer } if is_snapshot && is_end => {
-                if first == next && first <= *number {
-                    let newer = *newer;
-                    self.after_definitions(newer, now, deliver);
-                } else if *number > *asked {
-                    // A limit cut the answer short, or a part of it was lost: the next piece. Without any progress
+            Phase::QueryingDefinitions { next_definition, requested_from, query, next_session }
+                if is_snapshot && is_end =>
+            {
+                if first == next && first <= *next_definition {
+                    let next_session = *next_session;
+                    self.after_definitions(next_session, now, deliver);
+                } else if *next_definition > *requested_from {
+                    // A limit shortened the answer, or a part was lost: request the next piece. Without any progress
                     // the deadline decides.
-                    *ask = ServiceQuery::new(self.service.unwrap_or_default(), now);
+                    *query = ServiceQuery::new(self.service.unwrap_or_default(), now);
                 }
             }
-            // Out of order or twice: the number asked for next time settles it.
-            Phase::Definitions { number, ask, .. }
-                if is_snapshot && first == *number && next.0 - first.0 == u64::from(packet.frame_count) =>
+            // Reordered or duplicated; the index of the next request resolves it.
+            Phase::QueryingDefinitions { next_definition, query, .. }
+                if is_snapshot && first == *next_definition && next.0 - first.0 == u64::from(packet.frame_count) =>
             {
-                *number = next;
-                ask.on_progress(now);
+                *next_definition = next;
+                query.on_progress(now);
                 for (header, body) in packet.frames() {
                     self.stream.statistics.definitions += 1;
-                    self.stream.tell(Item::Definition { header, body }, deliver);
+                    self.stream.emit(Item::Definition { header, body }, deliver);
                 }
             }
             Phase::QueryingExtent { .. } if is_end_of_answer(packet) => {
-                let is_first_report = self.holdings.say(service, first, next);
+                let is_first_report = self.log_extents.report(service, first, next);
                 self.on_extent_reported(is_first_report, now, deliver);
             }
             _ => {}
@@ -523,11 +545,11 @@ impl ReceiverChannel {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) -> Result<(), DropReason> {
-        let Self { arbiter, stream, holdings, .. } = self;
+        let Self { arbiter, stream, log_extents, .. } = self;
         let flags = packet.meta.flags;
         let is_answer = datagram.line == Line::RECOVERY;
         if is_answer && flags.contains(PacketFlags::SNAPSHOT) {
-            // Definitions that were asked for twice.
+            // Duplicates of requested definitions.
             return Err(DropReason::Duplicate);
         }
         let (first, next) = positions_of(packet).ok_or(DropReason::FieldInvalid)?;
@@ -535,17 +557,21 @@ impl ReceiverChannel {
             return Err(DropReason::SequenceInvalid);
         }
         let is_answer_end = is_answer && is_end_of_answer(packet);
-        let is_first_report = is_answer_end && holdings.say(datagram.service, packet.meta.first, packet.meta.next);
-        if let Some(gone) = holdings.unavailable_before().filter(|_| is_answer_end) {
-            arbiter.declare_missing_before(position_of(gone), now, &mut |delivery| stream.take(delivery, deliver));
+        let is_first_report =
+            is_answer_end && log_extents.report(datagram.service, packet.meta.first, packet.meta.next);
+        if let Some(unavailable) = log_extents.unavailable_before().filter(|_| is_answer_end) {
+            arbiter.declare_missing_before(position_of(unavailable), now, &mut |delivery| {
+                stream.on_delivery(delivery, deliver)
+            });
         }
-        // A late starter can't begin inside of a message.
+        // A late joiner cannot begin in the middle of a message.
         if arbiter.expected().is_none() {
             let begin = if part_number(first) == 0 { first } else { position_of(message_of(first).plus(1)) };
             arbiter.begin_session(Some(begin));
-            stream.told = message_of(begin);
+            stream.reported_through = message_of(begin);
         }
-        // The range of a live heartbeat was silent and is settled; that of an answer's end is the log's extent.
+        // The range of a live heartbeat has no output and is covered; the range of an answer's end is the log's
+        // extent.
         let outcome = if first < next && !is_answer_end {
             let arrival = Arrival {
                 line: datagram.line,
@@ -556,7 +582,7 @@ impl ReceiverChannel {
                 send_time: None,
                 now,
             };
-            arbiter.accept(arrival, &mut |delivery| stream.take(delivery, deliver))
+            arbiter.accept(arrival, &mut |delivery| stream.on_delivery(delivery, deliver))
         } else {
             let outcome = arbiter.announce(datagram.line, next, now);
             if outcome.is_ok() && arbiter.expected().is_some_and(|expected| expected <= next) {
@@ -573,7 +599,7 @@ impl ReceiverChannel {
     }
 }
 
-/// The last packet of an answer about sessions or messages: it says what the service's log holds of the session.
+/// The last packet of an answer about sessions or messages: the log's extent in the session.
 fn is_end_of_answer(packet: &Packet<'_>) -> bool {
     let flags = packet.meta.flags;
     flags.contains(PacketFlags::HEARTBEAT) && !flags.contains(PacketFlags::SNAPSHOT)

@@ -1,9 +1,9 @@
-//! Whose packets are believed: the highest epoch heard, within reason.
+//! Accepts packets by epoch: the highest one observed, with a bounded step.
 
 use crate::{drop_reason::DropReason, identity::Epoch};
 
-/// Epochs of one group. Lower ones are of a gateway that no longer leads, and closes the hole between its check of
-/// the fence and its send.
+/// Epochs of one group. A lower epoch belongs to a gateway that no longer leads. The filter covers the time between
+/// that gateway's fence check and its send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EpochFilter {
     highest: Option<Epoch>,
@@ -19,8 +19,8 @@ impl EpochFilter {
         self.highest
     }
 
-    /// The first is taken as it comes, later ones within a bounded jump of the highest: one damaged packet must not
-    /// shut out every honest one after it.
+    /// The first epoch is accepted as it is, later ones only within a bounded step above the highest. Otherwise one
+    /// damaged packet would block all later valid ones.
     pub(super) fn accept(&mut self, epoch: Epoch) -> Result<(), DropReason> {
         match self.highest {
             Some(highest) if epoch == highest => return Ok(()),

@@ -1,4 +1,4 @@
-//! What follows the arbiter: frames to items.
+//! Turns the arbiter's output into items.
 
 use zerocopy::FromBytes as _;
 
@@ -16,18 +16,18 @@ use super::{
     positions::{message_after, message_of, part_number, position_of},
 };
 
-/// Of one channel.
+/// Item stream of one channel.
 #[derive(Debug)]
 pub(super) struct ItemStream {
     pub(super) id: ChannelId,
     pub(super) session: Option<Session>,
     assembly: Assembly,
-    /// First message of which nothing has been told yet, neither records nor loss.
-    pub(super) told: Sequence,
+    /// First message that was not reported yet, neither as records nor as loss.
+    pub(super) reported_through: Sequence,
     state: Option<u8>,
     snapshot: Option<(u64, u16)>,
-    /// Where the session ends, once the gateway has said so; and whether that has been handed on.
-    pub(super) end: Option<Sequence>,
+    /// Where the session ends, once announced; and whether the end was delivered.
+    pub(super) session_end: Option<Sequence>,
     pub(super) has_reported_end: bool,
     pub(super) statistics: ReceiverStatistics,
 }
@@ -38,10 +38,10 @@ impl ItemStream {
             id,
             session: None,
             assembly: Assembly::new(message_bytes_max),
-            told: Sequence(0),
+            reported_through: Sequence(0),
             state: None,
             snapshot: None,
-            end: None,
+            session_end: None,
             has_reported_end: false,
             statistics: ReceiverStatistics::default(),
         }
@@ -50,24 +50,24 @@ impl ItemStream {
     pub(super) fn begin(&mut self, session: Session, deliver: &mut impl FnMut(Output<'_>)) {
         self.session = Some(session);
         self.assembly.clear();
-        self.told = Sequence(0);
+        self.reported_through = Sequence(0);
         self.state = None;
         self.snapshot = None;
-        self.end = None;
+        self.session_end = None;
         self.has_reported_end = false;
-        self.tell(Item::Session, deliver);
+        self.emit(Item::Session, deliver);
     }
 
-    pub(super) fn tell(&self, item: Item<'_>, deliver: &mut impl FnMut(Output<'_>)) {
+    pub(super) fn emit(&self, item: Item<'_>, deliver: &mut impl FnMut(Output<'_>)) {
         if let Some(session) = self.session {
             deliver(Output { channel: self.id, session, item });
         }
     }
 
-    pub(super) fn take(&mut self, delivery: Delivery<'_>, deliver: &mut impl FnMut(Output<'_>)) {
+    pub(super) fn on_delivery(&mut self, delivery: Delivery<'_>, deliver: &mut impl FnMut(Output<'_>)) {
         match delivery {
             Delivery::Gap(gap) => {
-                // Parts of a message at either end of the gap are of no use without the missing ones.
+                // Parts of a message at either end of the gap are useless without the missing ones.
                 self.assembly.clear();
                 self.report_lost(message_of(gap.first()), message_after(gap.next()), deliver);
             }
@@ -75,15 +75,15 @@ impl ItemStream {
                 for (header, body) in Frames::of_body(block) {
                     self.on_frame(header, body, from, until, deliver);
                 }
-                // Messages that produced nothing are settled by the range alone.
+                // Messages without output are covered by the range alone.
                 if part_number(until) == 0 {
-                    self.told = self.told.max(message_of(until));
+                    self.reported_through = self.reported_through.max(message_of(until));
                 }
             }
         }
     }
 
-    /// One frame of a packet of which `[from, until)` is wanted.
+    /// Processes one frame of a packet of which `[from, until)` is wanted.
     fn on_frame(
         &mut self,
         header: &FrameHeader,
@@ -104,13 +104,13 @@ impl ItemStream {
             }
             Some(FrameKind::Gap) => {
                 let Ok(gap) = GapBody::ref_from_bytes(body) else { return };
-                let first = Sequence(gap.first.get()).max(message_of(from)).max(self.told);
+                let first = Sequence(gap.first.get()).max(message_of(from)).max(self.reported_through);
                 let next = Sequence(gap.next.get()).min(message_after(until));
                 if let Some(gap) = Gap::new(first, next) {
                     self.assembly.clear();
                     self.statistics.gap_messages += gap.count();
-                    self.told = next;
-                    self.tell(Item::Gap(gap), deliver);
+                    self.reported_through = next;
+                    self.emit(Item::Gap(gap), deliver);
                 }
             }
             Some(FrameKind::State | FrameKind::Snapshot) if from <= position && position <= until => {
@@ -120,12 +120,12 @@ impl ItemStream {
         }
     }
 
-    /// Frames of a packet that settles nothing.
+    /// Frames of a packet that covers nothing.
     pub(super) fn on_out_of_sequence_frames(&mut self, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
         Frames::of_body(body).for_each(|(header, body)| self.on_out_of_sequence_frame(header, body, deliver));
     }
 
-    /// Frames that are no function of the input: told when they say something new, whichever gateway says it.
+    /// Frames that are not a function of the input. Delivered when their content is new, whichever gateway sent them.
     fn on_out_of_sequence_frame(&mut self, header: &FrameHeader, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
         match FrameKind::from_number(header.kind) {
             Some(FrameKind::State) => {
@@ -133,14 +133,14 @@ impl ItemStream {
                 if self.state.replace(body.state) != Some(body.state)
                     && let Some(state) = ChannelState::from_number(body.state)
                 {
-                    self.tell(Item::State(state), deliver);
+                    self.emit(Item::State(state), deliver);
                 }
             }
             Some(FrameKind::Snapshot) => {
                 let name = (header.sequence.get(), header.part.get());
                 if self.snapshot.is_none_or(|last| last < name) {
                     self.snapshot = Some(name);
-                    self.tell(Item::Snapshot { header, body }, deliver);
+                    self.emit(Item::Snapshot { header, body }, deliver);
                 }
             }
             _ => {}
@@ -149,7 +149,7 @@ impl ItemStream {
 
     fn on_message(&mut self, header: &FrameHeader, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
         let sequence = Sequence(header.sequence.get());
-        if sequence < self.told {
+        if sequence < self.reported_through {
             return;
         }
         let Some(session) = self.session else { return };
@@ -158,7 +158,7 @@ impl ItemStream {
         if FrameFlags(header.flags).contains(whole) {
             deliver(Output { channel, session, item: Item::Message { header, body } });
         } else {
-            match self.assembly.join(header, body) {
+            match self.assembly.add_part(header, body) {
                 JoinOutcome::Incomplete => return,
                 JoinOutcome::Whole(header, body) => {
                     deliver(Output { channel, session, item: Item::Message { header: &header, body } });
@@ -171,29 +171,31 @@ impl ItemStream {
             }
         }
         self.statistics.messages += 1;
-        self.told = sequence.plus(1);
+        self.reported_through = sequence.plus(1);
     }
 
     pub(super) fn report_lost(&mut self, first: Sequence, next: Sequence, deliver: &mut impl FnMut(Output<'_>)) {
-        if let Some(gap) = Gap::new(first.max(self.told), next) {
+        if let Some(gap) = Gap::new(first.max(self.reported_through), next) {
             self.statistics.lost_messages += gap.count();
-            self.told = next;
-            self.tell(Item::Lost(gap), deliver);
+            self.reported_through = next;
+            self.emit(Item::Lost(gap), deliver);
         }
     }
 
-    /// The stream ends inside of a message.
+    /// The stream ends in the middle of a message.
     pub(super) fn abandon_incomplete_message(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
-        if let Some(sequence) = self.assembly.open() {
+        if let Some(sequence) = self.assembly.incomplete_message() {
             self.assembly.clear();
             self.report_lost(sequence, sequence.plus(1), deliver);
         }
     }
 
     pub(super) fn report_end_if_reached(&mut self, expected: Option<Sequence>, deliver: &mut impl FnMut(Output<'_>)) {
-        if !self.has_reported_end && self.end.is_some_and(|end| expected.is_some_and(|expected| expected >= end)) {
+        if !self.has_reported_end
+            && self.session_end.is_some_and(|end| expected.is_some_and(|expected| expected >= end))
+        {
             self.has_reported_end = true;
-            self.tell(Item::EndOfSession, deliver);
+            self.emit(Item::EndOfSession, deliver);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Positions of the arbiter: `sequence << 16 | part`, so that parts of messages are put in order, too.
+//! Positions of the arbiter: `sequence << 16 | part`, so that parts of messages are ordered too.
 
 use crate::{identity::Sequence, published::packet::Packet};
 
 /// The first message of every venue.
 pub(super) const FIRST_SEQUENCE: Sequence = Sequence(1);
 
-/// Bits of a position that number the part.
+/// Bits of a position that hold the part.
 pub(super) const PART_BITS: u32 = 16;
 
 /// Position of a message's first part.
@@ -14,7 +14,7 @@ pub(super) fn position_of(sequence: Sequence) -> Sequence {
     Sequence(sequence.0 << PART_BITS)
 }
 
-/// The message that a position lies in.
+/// The message that contains a position.
 pub(super) fn message_of(position: Sequence) -> Sequence {
     Sequence(position.0 >> PART_BITS)
 }
@@ -28,7 +28,7 @@ pub(super) fn part_number(position: Sequence) -> u64 {
     position.0 & ((1 << PART_BITS) - 1)
 }
 
-/// What a packet settles, in positions. `None` for a part number beyond the last that can be followed.
+/// The range that a packet covers, in positions. `None` for a part number above the supported maximum.
 pub(super) fn positions_of(packet: &Packet<'_>) -> Option<(Sequence, Sequence)> {
     let (first, next) = (position_of(packet.meta.first), position_of(packet.meta.next));
     let Some(part) = packet.part else { return Some((first, next)) };

@@ -1,4 +1,4 @@
-//! One question to the services, repeated until it is answered or given up.
+//! A query to the services, repeated until it is answered or given up.
 
 use crate::time::MonoNs;
 
@@ -21,25 +21,25 @@ impl ServiceQuery {
         self.deadline
     }
 
-    /// Whether the question is to be sent now.
+    /// Whether the query is due to be sent.
     pub(super) fn take_due(&mut self) -> bool {
         core::mem::take(&mut self.is_due)
     }
 
-    /// Part of the answer has come: the rest has its own time and attempts.
+    /// Part of the answer arrived: the rest gets a new timeout and new attempts.
     pub(super) fn on_progress(&mut self, now: MonoNs) {
         self.attempt = 1;
         self.deadline = now.plus(self.config.request_timeout_ns);
     }
 
-    /// The next service is to be asked the same.
+    /// Sends the same query to the next service.
     pub(super) fn query_next_service(&mut self, now: MonoNs) {
         self.attempt = self.attempt.saturating_add(1);
         self.deadline = now.plus(self.config.request_timeout_ns);
         self.is_due = true;
     }
 
-    /// Time has passed. False when it is given up.
+    /// Handles an expired deadline. Returns `false` if the query is given up.
     pub(super) fn on_deadline(&mut self, now: MonoNs) -> bool {
         if self.deadline <= now {
             self.query_next_service(now);
@@ -47,9 +47,9 @@ impl ServiceQuery {
         self.attempt <= self.config.attempts_max.max(1)
     }
 
-    /// Whether what the services have said is enough: all have, or those that have not were asked often enough.
-    pub(super) fn is_satisfied_by(&self, holdings: &LogExtents) -> bool {
-        let attempts_max = self.config.unanswered_rounds_max.saturating_mul(self.config.services.into());
-        holdings.all_reported() || holdings.any_reported() && self.attempt > attempts_max
+    /// Whether the reports suffice: every service has answered or was queried often enough.
+    pub(super) fn is_satisfied_by(&self, log_extents: &LogExtents) -> bool {
+        let attempts_max = self.config.unanswered_rounds_max.saturating_mul(self.config.service_count.into());
+        log_extents.all_reported() || log_extents.any_reported() && self.attempt > attempts_max
     }
 }

@@ -1,5 +1,5 @@
-//! Two gateways that cut their packets differently, lines that lose, copy and reorder, a service that answers or
-//! doesn't: what comes out is the stream as it went in, or says what is missing.
+//! Two gateways that split packets differently, lines that lose, duplicate and reorder, and a service that may not
+//! answer. The output is the stream as published, or reports the missing messages.
 #![allow(clippy::cast_possible_truncation, reason = "test sizes are small")]
 
 use std::{
@@ -30,11 +30,11 @@ const CHANNEL: ChannelId = ChannelId(7);
 const BODY_BYTES_MAX: usize = 400;
 const RECORD_BYTES: usize = 56;
 
-/// What one input sequence of the channel became.
+/// Output of one input sequence of the channel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Input {
     Silent,
-    /// So many records.
+    /// This many records.
     Records(u16),
     /// Declared missing by every gateway.
     Missing,
@@ -44,7 +44,7 @@ fn session(restart: u32) -> Session {
     Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_240_102).unwrap(), restart }
 }
 
-/// Records of one message: each says whose it is.
+/// Records of one message; each contains the message's sequence.
 fn records(sequence: u64, count: u16) -> Vec<u8> {
     let mut body = Vec::new();
     for index in 0..count {
@@ -83,7 +83,7 @@ struct Entry {
     body: Vec<u8>,
 }
 
-/// What a gateway's log holds of these inputs, numbered from 1, with that many messages in a packet.
+/// A gateway's log of these inputs, numbered from 1, with that many messages per packet.
 fn log_of(inputs: &[Input], cuts: &[u64]) -> Vec<Entry> {
     let mut log: Vec<Entry> = Vec::new();
     let mut open = Entry { first: 1, next: 1, body: Vec::new() };
@@ -151,15 +151,15 @@ struct ReceiverHarness {
     inputs: Vec<Vec<Input>>,
     /// Per session, per gateway.
     logs: Vec<Vec<Vec<Entry>>>,
-    /// What of its log each service has, in entries. They take turns.
-    held: Vec<Range<usize>>,
+    /// The part of its log that each service has, in entries. The services take turns.
+    service_log_ranges: Vec<Range<usize>>,
     packets_per_answer: usize,
     answers: Vec<bool>,
     requests: usize,
     flights: BTreeMap<u64, Vec<(Line, u8, Vec<u8>)>>,
     receiver: Receiver,
-    said: Vec<ReceiverEvent>,
-    late: bool,
+    events: Vec<ReceiverEvent>,
+    is_late_start: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -178,14 +178,14 @@ impl ReceiverHarness {
         Self {
             inputs,
             logs,
-            held: vec![WHOLE_LOG],
+            service_log_ranges: vec![WHOLE_LOG],
             packets_per_answer: 5,
             answers: vec![true],
             requests: 0,
             flights: BTreeMap::new(),
             receiver: Receiver::new(config),
-            said: Vec::new(),
-            late: false,
+            events: Vec::new(),
+            is_late_start: false,
         }
     }
 
@@ -197,7 +197,7 @@ impl ReceiverHarness {
             let session = session(number as u32);
             let before = gateways[0].iter().take(take_over_after);
             let settled = before.clone().next_back().map_or(1, |entry| entry.next);
-            // The successor begins with the entry that holds what the old one did not settle.
+            // The successor begins with the entry that contains the first sequence not covered by the old leader.
             let after = gateways[1].iter().filter(|entry| entry.next > settled || (entry.first..entry.next).is_empty());
             let after = after.filter(|entry| entry.next >= settled);
             let old = Epoch::new(2 * number as u64 + 1, 1);
@@ -215,7 +215,7 @@ impl ReceiverHarness {
             for (line, fates) in (0..).map(Line).zip(lines) {
                 for (index, packet) in packets.iter().enumerate() {
                     let (lost, twice, delay) = fates[index % fates.len()];
-                    // The last heartbeat always comes.
+                    // The last heartbeat always arrives.
                     let lost = lost && index + 1 < packets.len();
                     let leaves = at + 100 * index as u64;
                     if leaves < received_from_us {
@@ -237,13 +237,13 @@ impl ReceiverHarness {
         while let Some((at, datagrams)) = self.flights.pop_first() {
             let now = MonoNs(at * 1_000);
             for (line, service, mut bytes) in datagrams {
-                // The service hears the same epochs, and answers with the latest.
+                // The service observes the same epochs, and answers with the latest.
                 if let Some(epoch) = self.receiver.epoch().filter(|_| line == Line::RECOVERY) {
                     bytes[16..24].copy_from_slice(&epoch.0.to_le_bytes());
                 }
                 let datagram = PublishedDatagram { line, service, bytes: &bytes, ts_recv: UnixNs(now.0) };
-                let said = &mut self.said;
-                let _counted = self.receiver.accept(datagram, now, &mut |output| record_event(said, &output));
+                let events = &mut self.events;
+                let _counted = self.receiver.accept(datagram, now, &mut |output| record_event(events, &output));
             }
             self.answer(at);
             let until = self.flights.keys().next().copied();
@@ -251,27 +251,27 @@ impl ReceiverHarness {
                 if until.is_some_and(|until| deadline.0 >= until * 1_000) {
                     break;
                 }
-                let said = &mut self.said;
-                self.receiver.on_deadline(deadline, &mut |output| record_event(said, &output));
+                let events = &mut self.events;
+                self.receiver.on_deadline(deadline, &mut |output| record_event(events, &output));
                 self.answer(deadline.0 / 1_000);
                 if self.flights.keys().next().copied() != until {
                     break;
                 }
             }
         }
-        let said = &mut self.said;
-        self.receiver.finish(&mut |output| record_event(said, &output));
+        let events = &mut self.events;
+        self.receiver.finish(&mut |output| record_event(events, &output));
     }
 
-    /// The services, standing on the second gateway's log.
+    /// The services, reading the second gateway's log.
     fn answer(&mut self, at: u64) {
         while let Some(request) = self.receiver.poll_request() {
             let wire = request.to_packet();
             let request = ServiceRequest::parse(wire.as_bytes()).unwrap();
             assert_eq!((request.group, request.channel), (GROUP, CHANNEL));
             let answered = self.answers[self.requests % self.answers.len()];
-            let service = self.requests % self.held.len();
-            let Range { start, end } = self.held[service].clone();
+            let service = self.requests % self.service_log_ranges.len();
+            let Range { start, end } = self.service_log_ranges[service].clone();
             self.requests += 1;
             assert!(self.requests < 20_000, "a flood of requests");
             if !answered {
@@ -319,24 +319,24 @@ impl ReceiverHarness {
         }
     }
 
-    /// The promise: sessions only go forward; in each, every message that said anything comes once, in order, with
-    /// its own records, or lies in a loss that is told; nothing is told twice.
+    /// The guarantee: sessions only go forward. In each, every message with output arrives once, in order and with
+    /// its own records, or lies in a reported loss. Nothing is reported twice.
     fn check(&self) -> Result<BTreeSet<(u32, u64)>, String> {
         let mut current: Option<u32> = None;
-        let mut told = 1;
+        let mut reported_through = 1;
         let mut lost = BTreeSet::new();
         let mut is_ended = false;
-        for said in &self.said {
-            let (first, next) = match said {
+        for event in &self.events {
+            let (first, next) = match event {
                 ReceiverEvent::Session(number) => {
                     if current.is_some_and(|current| *number <= current) {
                         return Err(format!("session {number} after {current:?}"));
                     }
                     if let Some(current) = current {
-                        self.check_all_reported(current, told)?;
+                        self.check_all_reported(current, reported_through)?;
                     }
-                    // Only who has followed none before may begin anywhere.
-                    (is_ended, told) = (false, u64::from(current.is_some()));
+                    // Only a receiver without a previous session may begin anywhere.
+                    (is_ended, reported_through) = (false, u64::from(current.is_some()));
                     current = Some(*number);
                     continue;
                 }
@@ -347,39 +347,41 @@ impl ReceiverHarness {
                 }
                 ReceiverEvent::Definition(_) => continue,
                 ReceiverEvent::Message(number, sequence) if Some(*number) == current => (*sequence, *sequence + 1),
-                ReceiverEvent::Message(..) => return Err(format!("{said:?} in session {current:?}")),
+                ReceiverEvent::Message(..) => return Err(format!("{event:?} in session {current:?}")),
                 ReceiverEvent::Gap(first, next) | ReceiverEvent::Lost(first, next) => (*first, *next),
             };
-            if is_ended || first < told {
-                return Err(format!("{said:?} after {told}, ended: {is_ended}"));
+            if is_ended || first < reported_through {
+                return Err(format!("{event:?} after {reported_through}, ended: {is_ended}"));
             }
             let number = current.ok_or("before any session")?;
             let at = |sequence: u64| self.inputs[number as usize].get(sequence as usize - 1).copied();
-            // A late starter's first message may follow anything.
-            if told > 0
-                && let Some(skipped) = (told..first).find(|sequence| at(*sequence) != Some(Input::Silent))
+            // A late joiner's first message may follow anything.
+            if reported_through > 0
+                && let Some(skipped) = (reported_through..first).find(|sequence| at(*sequence) != Some(Input::Silent))
             {
-                return Err(format!("{skipped} was skipped silently before {said:?}"));
+                return Err(format!("{skipped} was skipped silently before {event:?}"));
             }
-            match said {
+            match event {
                 ReceiverEvent::Gap(..) if (first..next).any(|sequence| at(sequence) != Some(Input::Missing)) => {
-                    return Err(format!("{said:?} is not what the gateway declared"));
+                    return Err(format!("{event:?} is not what the gateway declared"));
                 }
                 ReceiverEvent::Lost(..) => lost.extend((first..next).map(|sequence| (number, sequence))),
                 _ => {}
             }
-            told = next;
+            reported_through = next;
         }
-        self.check_all_reported(current.unwrap_or(0), told)?;
+        self.check_all_reported(current.unwrap_or(0), reported_through)?;
         Ok(lost)
     }
 
-    fn check_all_reported(&self, number: u32, told: u64) -> Result<(), String> {
+    fn check_all_reported(&self, number: u32, reported_through: u64) -> Result<(), String> {
         let inputs = &self.inputs[number as usize];
-        let rest = inputs.get(told.saturating_sub(1) as usize..).unwrap_or_default();
+        let rest = inputs.get(reported_through.saturating_sub(1) as usize..).unwrap_or_default();
         let unreported = rest.iter().position(|input| *input != Input::Silent);
         match unreported {
-            Some(index) if !self.late => Err(format!("{} of session {number} was never told", told + index as u64)),
+            Some(index) if !self.is_late_start => {
+                Err(format!("{} of session {number} was never reported", reported_through + index as u64))
+            }
             _ => Ok(()),
         }
     }
@@ -387,13 +389,13 @@ impl ReceiverHarness {
 
 const DEFINITIONS: u64 = 3;
 
-/// Of a log.
+/// Extent of a log.
 const WHOLE_LOG: Range<usize> = 0..usize::MAX;
 
-fn record_event(said: &mut Vec<ReceiverEvent>, output: &Output<'_>) {
+fn record_event(events: &mut Vec<ReceiverEvent>, output: &Output<'_>) {
     assert_eq!(output.channel, CHANNEL);
     let restart = output.session.restart;
-    said.push(match output.item {
+    events.push(match output.item {
         Item::Session => ReceiverEvent::Session(restart),
         Item::Message { header, body } => {
             let sequence = header.sequence.get();
@@ -437,7 +439,7 @@ fn inputs() -> impl Strategy<Value = Vec<Input>> {
     let input = prop_oneof![
         3 => Just(Input::Silent),
         8 => (0..5_u16).prop_map(Input::Records),
-        // Cut into two to four parts.
+        // Split into two to four parts.
         1 => (7..24_u16).prop_map(Input::Records),
         1 => Just(Input::Missing),
     ];
@@ -456,7 +458,7 @@ fn cuts() -> impl Strategy<Value = Vec<u64>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// With a service that answers: nothing is lost, whatever the lines do, over a take-over and a new session.
+    /// With a service that answers: nothing is lost, whatever the lines do, across a takeover and a new session.
     #[test]
     fn an_answering_service_leaves_no_loss(
         sessions in prop::collection::vec(inputs(), 1..3),
@@ -471,11 +473,11 @@ proptest! {
         harness.run();
         let lost = harness.check().map_err(TestCaseError::fail)?;
         prop_assert_eq!(lost.len(), 0);
-        let ends = harness.said.iter().filter(|said| **said == ReceiverEvent::End).count();
+        let ends = harness.events.iter().filter(|event| **event == ReceiverEvent::End).count();
         prop_assert_eq!(ends, harness.inputs.len());
     }
 
-    /// Without a service, or with one that answers now and then: each message once and in order, or told as lost.
+    /// With no service or an unreliable one: each message once and in order, or reported as lost.
     #[test]
     fn missing_messages_are_reported(
         sessions in prop::collection::vec(inputs(), 1..3),
@@ -486,14 +488,14 @@ proptest! {
     ) {
         let mut harness = ReceiverHarness::new(sessions, [&left, &right], config(answers.as_ref().map(|_| service())));
         // A lost first packet without an answering service is a late start.
-        harness.late = true;
+        harness.is_late_start = true;
         harness.answers = answers.unwrap_or_else(|| vec![false]);
         harness.publish(&lines, take_over_after, 0);
         harness.run();
         harness.check().map_err(TestCaseError::fail)?;
     }
 
-    /// A late starter gets the definitions first and then everything that the log still holds.
+    /// A late joiner gets the definitions first and then everything still in the log.
     #[test]
     fn a_late_starter_receives_everything_the_log_holds(
         session in inputs(),
@@ -503,20 +505,20 @@ proptest! {
         oldest_entry in 0..4_usize,
     ) {
         let mut harness = ReceiverHarness::new(vec![session], [&left, &right], config(Some(service())));
-        // A log that begins inside of a message has lost that message.
+        // A log that begins in the middle of a message has lost that message.
         let log = &harness.logs[0][1];
         let begins = |index: &usize| log.get(*index).is_none_or(|entry| *index == 0 || log[index - 1].next == entry.first && log[index - 1].first < entry.first);
         let oldest_entry = (oldest_entry..).find(begins).unwrap();
-        harness.held = vec![Range { start: oldest_entry, ..WHOLE_LOG }];
+        harness.service_log_ranges = vec![Range { start: oldest_entry, ..WHOLE_LOG }];
         harness.publish(&lines, usize::MAX, received_from_us);
         harness.run();
-        harness.late = !harness.said.iter().any(|said| matches!(said, ReceiverEvent::Message(..) | ReceiverEvent::Gap(..)));
+        harness.is_late_start = !harness.events.iter().any(|said| matches!(said, ReceiverEvent::Message(..) | ReceiverEvent::Gap(..)));
         let lost = harness.check();
         let oldest = harness.logs[0][1].get(oldest_entry).map(|entry| entry.first);
-        if let (Some(ReceiverEvent::Definition(1)), Some(oldest)) = (harness.said.get(1), oldest) {
+        if let (Some(ReceiverEvent::Definition(1)), Some(oldest)) = (harness.events.get(1), oldest) {
             prop_assert_eq!(lost.map_err(TestCaseError::fail)?.len(), 0);
-            prop_assert_eq!(&harness.said[1..4], &[ReceiverEvent::Definition(1), ReceiverEvent::Definition(2), ReceiverEvent::Definition(3)]);
-            let first = harness.said.iter().find_map(|said| match said {
+            prop_assert_eq!(&harness.events[1..4], &[ReceiverEvent::Definition(1), ReceiverEvent::Definition(2), ReceiverEvent::Definition(3)]);
+            let first = harness.events.iter().find_map(|event| match event {
                 ReceiverEvent::Message(_, sequence) => Some(*sequence),
                 _ => None,
             });
@@ -527,7 +529,7 @@ proptest! {
         }
     }
 
-    /// Any bytes: no panic, and whatever passes the check is walked to its end.
+    /// Any bytes: no panic, and every accepted packet is iterated to its end.
     #[test]
     fn damaged_datagrams_never_panic(
         damage in prop::collection::vec((0..30_usize, 0..500_usize, any::<u8>()), 1..300),
@@ -559,7 +561,7 @@ fn a_message_larger_than_a_packet_is_reassembled() {
     harness.publish(&[vec![NO_FAULTS]], usize::MAX, 0);
     harness.run();
     let message = |sequence| ReceiverEvent::Message(0, sequence);
-    assert_eq!(harness.said, [ReceiverEvent::Session(0), message(1), message(2), message(4), ReceiverEvent::End]);
+    assert_eq!(harness.events, [ReceiverEvent::Session(0), message(1), message(2), message(4), ReceiverEvent::End]);
     assert_eq!(harness.receiver.channels().next().unwrap().statistics().messages, 3);
 }
 
@@ -572,8 +574,8 @@ fn a_message_with_a_lost_part_is_reported_lost_once() {
         fates[lost].0 = true;
         harness.publish(&[fates], usize::MAX, 0);
         harness.run();
-        assert_eq!(harness.said[2], ReceiverEvent::Lost(2, 3), "part {lost}: {:?}", harness.said);
-        assert_eq!(harness.said[3], ReceiverEvent::Message(0, 3));
+        assert_eq!(harness.events[2], ReceiverEvent::Lost(2, 3), "part {lost}: {:?}", harness.events);
+        assert_eq!(harness.events[3], ReceiverEvent::Message(0, 3));
     }
 }
 
@@ -602,16 +604,20 @@ fn catch_up_packets_of_a_new_leader_are_accepted_like_first_transmissions() {
         let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
         let bytes = datagram(flags, session(0), epoch, (sequence, sequence + 1), &body);
         let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &bytes, ts_recv: UnixNs(0) };
-        let said = &mut harness.said;
-        harness.receiver.accept(datagram, MonoNs(0), &mut |output| record_event(said, &output))
+        let events = &mut harness.events;
+        harness.receiver.accept(datagram, MonoNs(0), &mut |output| record_event(events, &output))
     };
     let (old, new) = (Epoch::new(5, 1), Epoch::new(6, 2));
     assert_eq!(accept(PacketFlags::default(), old, 1), Ok(()));
     assert_eq!(accept(PacketFlags::RETRANSMISSION, new, 1), Err(DropReason::Duplicate));
     assert_eq!(accept(PacketFlags::RETRANSMISSION, new, 2), Ok(()));
     assert_eq!(accept(PacketFlags::default(), new, 3), Ok(()));
-    let told: Vec<_> = harness.said.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).cloned().collect();
-    assert_eq!(told, [ReceiverEvent::Message(0, 1), ReceiverEvent::Message(0, 2), ReceiverEvent::Message(0, 3)]);
+    let reported_through: Vec<_> =
+        harness.events.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).cloned().collect();
+    assert_eq!(
+        reported_through,
+        [ReceiverEvent::Message(0, 1), ReceiverEvent::Message(0, 2), ReceiverEvent::Message(0, 3)]
+    );
 }
 
 #[test]
@@ -650,22 +656,22 @@ fn a_new_session_waits_until_the_previous_one_is_complete() {
     let last_heartbeat = *harness.flights.range(..400_000).next_back().unwrap().0;
     harness.flights.remove(&last_heartbeat);
     harness.run();
-    let place = |said: ReceiverEvent| harness.said.iter().position(|known| *known == said);
+    let place = |said: ReceiverEvent| harness.events.iter().position(|known| *known == said);
     assert!(
         place(ReceiverEvent::Message(0, 10)).unwrap() < place(ReceiverEvent::Session(1)).unwrap(),
         "{:?}",
-        harness.said
+        harness.events
     );
     assert_eq!(harness.check().unwrap().len(), 0);
 }
 
-/// Ten messages each, the second gateway's log with one in each entry; nothing heard of the first session's messages from
-/// `heard` on, nor of its end.
-fn with_truncated_session(heard: usize, service: ServiceConfig) -> ReceiverHarness {
+/// Two sessions of ten messages; the second gateway's log has one message per entry. Of the first session, messages from
+/// `received_count` on and the end are not received.
+fn with_truncated_session(received_count: usize, service: ServiceConfig) -> ReceiverHarness {
     let sessions = vec![vec![Input::Records(1); 10], vec![Input::Records(1); 10]];
     let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service)));
     let mut fates = vec![NO_FAULTS; 14];
-    fates[heard..].fill((true, false, 0));
+    fates[received_count..].fill((true, false, 0));
     harness.publish(&[fates], usize::MAX, 0);
     let last_heartbeat = *harness.flights.range(..400_000).next_back().unwrap().0;
     harness.flights.remove(&last_heartbeat);
@@ -674,65 +680,66 @@ fn with_truncated_session(heard: usize, service: ServiceConfig) -> ReceiverHarne
 
 #[test]
 fn ranges_missing_in_one_log_are_fetched_from_another() {
-    let service = ServiceConfig { services: 2, ..service() };
+    let service = ServiceConfig { service_count: 2, ..service() };
     for held in [[0..4, 0..10], [6..10, 0..10], [0..5, 5..10], [0..0, 0..10]] {
         for turned in [held.clone(), [held[1].clone(), held[0].clone()]] {
             let mut harness = with_truncated_session(2, service);
-            harness.held = turned.to_vec();
+            harness.service_log_ranges = turned.to_vec();
             harness.run();
-            assert_eq!(harness.check().unwrap().len(), 0, "{held:?}: {:?}", harness.said);
+            assert_eq!(harness.check().unwrap().len(), 0, "{held:?}: {:?}", harness.events);
         }
     }
-    // Nobody has the third and the fourth: no need to ask for them often. Of the second session the first two were heard, but
-    // passed over for the first one's end.
+    // No service has the third and the fourth message, so a few requests suffice. The first two messages of the second
+    // session were received, but ignored while the first session's end was queried.
     let mut harness = with_truncated_session(2, ServiceConfig { attempts_max: 1_000, ..service });
-    harness.held = vec![4..10, 5..10];
+    harness.service_log_ranges = vec![4..10, 5..10];
     harness.run();
     assert_eq!(harness.check().unwrap(), BTreeSet::from([(0, 3), (0, 4), (1, 1), (1, 2), (1, 3), (1, 4)]));
 }
 
 #[test]
 fn a_silent_service_is_skipped_if_another_answers() {
-    let service = ServiceConfig { services: 2, attempts_max: 1_000, unanswered_rounds_max: 2, ..service() };
+    let service = ServiceConfig { service_count: 2, attempts_max: 1_000, unanswered_rounds_max: 2, ..service() };
     for silent in 0..2 {
         let mut harness = with_truncated_session(8, service);
-        harness.held = vec![0..10, 0..10];
+        harness.service_log_ranges = vec![0..10, 0..10];
         harness.answers = vec![silent != 0, silent != 1];
         harness.run();
-        assert_eq!(harness.check().unwrap().len(), 0, "{:?}", harness.said);
+        assert_eq!(harness.check().unwrap().len(), 0, "{:?}", harness.events);
         assert!(harness.requests < 40, "{} requests", harness.requests);
     }
 }
 
 #[test]
 fn a_session_with_a_pending_start_query_is_reported_before_a_newer_one() {
-    // The second session is heard from its third message on, and the third one while it is asked where that one begins.
+    // The second session is observed from its third message on, and the third session during the query for the second
+    // one's start.
     let sessions = vec![vec![Input::Records(1); 10]; 3];
     let message = |number: u32, sequence: u64| {
         let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
         datagram(PacketFlags::default(), session(number), Epoch::new(9, 1), (sequence, sequence + 1), &body)
     };
-    let heard = [(0, message(0, 1)), (1, message(0, 2)), (40_000, message(1, 3)), (40_001, message(2, 1))];
+    let received_count = [(0, message(0, 1)), (1, message(0, 2)), (40_000, message(1, 3)), (40_001, message(2, 1))];
     let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service())));
-    harness.flights = heard.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
+    harness.flights = received_count.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
     harness.flights.insert(90_000, vec![(Line::A, 0, message(2, 10))]);
     harness.run();
-    let told = harness.said.iter().filter(|said| matches!(said, ReceiverEvent::Message(1, _))).count();
-    assert_eq!((told, harness.check().unwrap().len()), (10, 0), "{:?}", harness.said);
+    let reported_through = harness.events.iter().filter(|said| matches!(said, ReceiverEvent::Message(1, _))).count();
+    assert_eq!((reported_through, harness.check().unwrap().len()), (10, 0), "{:?}", harness.events);
 
-    // Nobody answers: what was heard of it is lost, and told so.
+    // Nobody answers: the received part is reported as lost.
     let sessions = vec![vec![Input::Records(1); 10]; 3];
     let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service())));
     harness.answers = vec![false];
-    let heard = [(0, message(1, 3)), (1, message(1, 4)), (2, message(2, 1)), (400_000, message(2, 2))];
-    harness.flights = heard.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
+    let received_count = [(0, message(1, 3)), (1, message(1, 4)), (2, message(2, 1)), (400_000, message(2, 2))];
+    harness.flights = received_count.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
     harness.run();
-    assert_eq!(harness.said[..2], [ReceiverEvent::Session(1), ReceiverEvent::Lost(3, 5)], "{:?}", harness.said);
+    assert_eq!(harness.events[..2], [ReceiverEvent::Session(1), ReceiverEvent::Lost(3, 5)], "{:?}", harness.events);
 }
 
 #[test]
 fn a_restarted_session_starts_with_its_first_message() {
-    // Its first three packets are lost, and there is nobody to ask.
+    // Its first three packets are lost, and there is no service.
     let sessions = vec![vec![Input::Records(1); 10], vec![Input::Records(1); 10]];
     let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(None));
     harness.publish(&[vec![NO_FAULTS]], usize::MAX, 0);
@@ -745,20 +752,20 @@ fn a_restarted_session_starts_with_its_first_message() {
 #[test]
 fn completed_sessions_are_reported_before_the_first_received_one() {
     let sessions = vec![vec![Input::Records(1); 10]; 3];
-    for (start, told) in [(Start::Day, vec![0, 1, 2]), (Start::Oldest, vec![2])] {
+    for (start, reported_through) in [(StartFrom::OldestOfDay, vec![0, 1, 2]), (StartFrom::OldestOfSession, vec![2])] {
         let mut harness =
             ReceiverHarness::new(sessions.clone(), [&[1], &[1]], ReceiverConfig { start, ..config(Some(service())) });
-        // From the third one's third packet on.
+        // From the third session's third packet on.
         harness.publish(&[vec![NO_FAULTS]], usize::MAX, 1_003_000);
         harness.run();
         assert_eq!(harness.check().unwrap().len(), 0);
-        let begun = harness.said.iter().filter_map(|said| match said {
+        let begun = harness.events.iter().filter_map(|event| match event {
             ReceiverEvent::Session(number) => Some(*number),
             _ => None,
         });
-        assert_eq!(begun.collect::<Vec<_>>(), told);
-        let messages = harness.said.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).count();
-        assert_eq!(messages, 10 * told.len());
+        assert_eq!(begun.collect::<Vec<_>>(), reported_through);
+        let messages = harness.events.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).count();
+        assert_eq!(messages, 10 * reported_through.len());
     }
 }
 
@@ -771,7 +778,7 @@ fn a_session_received_only_from_the_log_is_reported_in_order() {
     harness.run();
     assert_eq!(harness.check().unwrap().len(), 0);
     let messages: Vec<_> =
-        harness.said.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).cloned().collect();
+        harness.events.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).cloned().collect();
     let expected = (0..3).flat_map(|number| (1..=10).map(move |sequence| ReceiverEvent::Message(number, sequence)));
     assert_eq!(messages, expected.collect::<Vec<_>>());
 }
@@ -779,12 +786,12 @@ fn a_session_received_only_from_the_log_is_reported_in_order() {
 #[test]
 fn a_service_without_sessions_does_not_delay_the_current_session() {
     let sessions = vec![vec![Input::Records(1); 10]; 3];
-    let config = ReceiverConfig { start: Start::Day, ..config(Some(service())) };
+    let config = ReceiverConfig { start: StartFrom::OldestOfDay, ..config(Some(service())) };
     let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config);
-    (harness.late, harness.answers) = (true, vec![false]);
+    (harness.is_late_start, harness.answers) = (true, vec![false]);
     harness.publish(&[vec![NO_FAULTS]], usize::MAX, 1_002_900);
     harness.run();
-    assert_eq!(harness.said.first(), Some(&ReceiverEvent::Session(2)));
+    assert_eq!(harness.events.first(), Some(&ReceiverEvent::Session(2)));
     assert_eq!(harness.receiver.channels().next().unwrap().statistics().starts_unanswered, 3);
 }
 
@@ -794,7 +801,7 @@ fn the_checker_detects_a_faulty_receiver() {
         let mut harness = ReceiverHarness::new(vec![vec![Input::Records(1); 9]], [&[2], &[3]], config(None));
         harness.publish(&[vec![NO_FAULTS]], 2, 0);
         harness.run();
-        spoil(&mut harness.said);
+        spoil(&mut harness.events);
         harness.check().map(|_| ())
     };
     assert_eq!(run(|_| {}), Ok(()));

@@ -1,4 +1,4 @@
-//! What IEX TOPS 1.6 (specification 1.66) and DEEP 1.0 (specification 1.08) have in common: administrative messages,
+//! Messages common to IEX TOPS 1.6 (specification 1.66) and DEEP 1.0 (specification 1.08): administrative messages,
 //! trade reports and breaks, official prices, auction information.
 
 use zerocopy::little_endian::{I64, U32};
@@ -123,7 +123,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Trade Report Message (`T`), and Trade Break Message (`B`), which repeats the report that it breaks. 38 bytes.
+    /// Trade Report Message (`T`), and Trade Break Message (`B`), which repeats the cancelled report. 38 bytes.
     pub struct TradeReport: 38 bytes {
         /// Code of the message.
         message_type: u8 as message_type,
@@ -143,7 +143,7 @@ wire_struct! {
 }
 
 impl TradeReport {
-    /// Whether the price can be told in 1e-9 dollars.
+    /// Whether the price fits 1e-9 dollars in 64 bits.
     #[inline]
     pub(super) fn has_price(&self) -> bool {
         is_price(self.price_e4.get())
@@ -202,7 +202,7 @@ wire_struct! {
     }
 }
 
-/// Whether a price can stand in a book: not negative, and in the range of 1e-9 dollars in 64 bits.
+/// Whether a price is valid in a book: not negative, and in the range of 1e-9 dollars in 64 bits.
 #[inline]
 pub(super) fn is_price(price_e4: i64) -> bool {
     (0..=i64::MAX / 100_000).contains(&price_e4)

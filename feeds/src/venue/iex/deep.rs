@@ -39,7 +39,7 @@ wire_struct! {
     pub struct PriceLevelUpdate: 30 bytes {
         /// Code of the message.
         message_type: u8 as message_type,
-        /// Bit 0: the event is complete; until then the book is in transition and is not to be shown.
+        /// Bit 0: the event is complete; until then the book is in transition and must not be published.
         event_flags: u8 as bits,
         /// Since 1970 UTC.
         timestamp_ns: I64 as unix_ns,

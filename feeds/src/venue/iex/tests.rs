@@ -1,18 +1,18 @@
-//! Vectors written by hand from the specifications' tables, one for each message type of TOPS and DEEP, and what must
-//! be refused.
+//! Vectors written by hand from the specifications' tables, one for each message type of TOPS and DEEP, and invalid
+//! messages.
 
 use proptest::prelude::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{admin, deep, tops};
-use crate::{drop_reason::DropReason, venue::wire::Fields};
+use crate::{drop_reason::DropReason, venue::wire::FieldList};
 
 /// 2016-08-23 19:30:32.572716 UTC.
 const TIME: [u8; 8] = 1_471_980_632_572_716_000_i64.to_le_bytes();
 const SYMBOL: &[u8] = b"ZIEXT   ";
 const PRICE: [u8; 8] = 990_500_i64.to_le_bytes();
 
-fn listed(name: &str, message: &impl Fields) -> String {
+fn listed(name: &str, message: &impl FieldList) -> String {
     let mut listed = name.to_owned();
     message.fields(&mut |name, value| listed.push_str(&format!(" {name}={value}")));
     listed
@@ -181,7 +181,7 @@ proptest! {
     ) {
         let types = types(deep::Message::TYPES);
         let (code, _, length) = types[at.index(types.len())];
-        // One byte too short, right, and longer.
+        // One byte too short, correct, and longer.
         let mut bytes = content[..length - 1 + more].to_vec();
         bytes[0] = code;
         for parsed in [

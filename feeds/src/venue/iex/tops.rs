@@ -1,5 +1,5 @@
-//! IEX TOPS 1.6, specification 1.66: quotes and trades. TOPS 1.5 is read too: its quote updates, trade reports and trade
-//! breaks are of the same form, and it has no others.
+//! IEX TOPS 1.6, specification 1.66: quotes and trades. TOPS 1.5 is accepted too: its quote updates, trade reports
+//! and trade breaks have the same form, and it has no other messages.
 
 use zerocopy::little_endian::{I64, U32};
 

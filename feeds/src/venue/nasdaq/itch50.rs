@@ -1,7 +1,7 @@
-//! Nasdaq TotalView-ITCH 5.0, as spoken by Nasdaq, BX and PSX. Big-endian.
+//! Nasdaq TotalView-ITCH 5.0, used by Nasdaq, BX and PSX. Big-endian.
 //!
-//! A message has exactly the length of its type. Times are nanoseconds since midnight in New York, prices unsigned
-//! numbers of 1e-4 dollars (`_e4`; in the decline levels 1e-8, `_e8`), text is ASCII with spaces behind it.
+//! A message has exactly the length of its type. Times are nanoseconds since midnight in New York. Prices are
+//! unsigned numbers of 1e-4 dollars (`_e4`; in the decline levels 1e-8, `_e8`). Text is ASCII, padded with spaces.
 //!
 //! Two titles are shortened: "Market-Wide Circuit Breaker" to `Mwcb`, "Add Order with MPID Attribution" to
 //! `AddOrderMpid`.
@@ -66,7 +66,7 @@ wire_messages! {
 }
 
 impl Message<'_> {
-    /// What all messages begin with.
+    /// The common first fields of all messages.
     #[inline]
     #[must_use]
     pub fn prefix(&self) -> &Prefix {
@@ -74,14 +74,14 @@ impl Message<'_> {
         self.prefix_as().unwrap_or(&Prefix::NONE)
     }
 
-    /// When it happened: ns since midnight, New York.
+    /// Time of the event, ns since midnight, New York.
     #[inline]
     #[must_use]
     pub fn timestamp_ns(&self) -> u64 {
         u48_be(self.prefix().timestamp_ns)
     }
 
-    /// Number of the stock for the day; 0 in messages about the whole market.
+    /// Stock locate: number of the stock for the day; 0 in messages about the whole market.
     #[inline]
     #[must_use]
     pub fn stock_locate(&self) -> u16 {
@@ -89,7 +89,7 @@ impl Message<'_> {
     }
 }
 
-/// What all messages begin with. 11 bytes.
+/// The common first fields of all messages. 11 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Prefix {
@@ -109,20 +109,20 @@ impl Prefix {
         Self { message_type: 0, stock_locate: U16::ZERO, tracking_number: U16::ZERO, timestamp_ns: [0; 6] };
 }
 
-/// What a book will be asked for on account of a message.
+/// The book and the order that a message will touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageTarget {
-    /// Number of the stock.
+    /// Stock locate.
     pub stock_locate: u16,
-    /// The order that the message is about: added, executed, cancelled, deleted, or replaced.
+    /// Id of the order that the message adds, executes, cancels, deletes or replaces.
     pub order_reference_number: Option<u64>,
 }
 
-/// What a message will touch, read without a full parse, for the pass over a packet that asks the memory for it in
-/// advance. `None` for what is too short to be any message.
+/// Reads the book and order that a message will touch without a full parse, for the prefetch pass over a packet.
+/// `None` if the bytes are too short for any message.
 #[inline]
 #[must_use]
-pub fn touches(message: &[u8]) -> Option<MessageTarget> {
+pub fn target_of(message: &[u8]) -> Option<MessageTarget> {
     let (prefix, rest) = Prefix::ref_from_prefix(message).ok()?;
     let order_reference_number = match prefix.message_type {
         b'A' | b'F' | b'E' | b'C' | b'X' | b'D' | b'U' => rest.first_chunk().copied().map(u64::from_be_bytes),
@@ -131,23 +131,23 @@ pub fn touches(message: &[u8]) -> Option<MessageTarget> {
     Some(MessageTarget { stock_locate: prefix.stock_locate.get(), order_reference_number })
 }
 
-/// The id of the order that takes another one's place by a replacement; `None` for any other message.
+/// Id of the new order of a replacement; `None` for any other message.
 #[must_use]
-pub fn replacement(message: &[u8]) -> Option<u64> {
+pub fn replacement_order_id(message: &[u8]) -> Option<u64> {
     let (prefix, rest) = Prefix::ref_from_prefix(message).ok()?;
     let new_id = rest.get(size_of::<u64>()..)?.first_chunk().copied().map(u64::from_be_bytes);
     new_id.filter(|_| prefix.message_type == b'U')
 }
 
-/// Whether the bytes have a type of this protocol and the length that goes with it.
+/// Whether the bytes have a type of this protocol and its length.
 #[must_use]
-pub fn fits(message: &[u8]) -> bool {
+pub fn has_known_length(message: &[u8]) -> bool {
     Message::TYPES
         .iter()
         .any(|(message_type, _, bytes)| message.first() == Some(message_type) && message.len() == *bytes)
 }
 
-/// Whether a character says which side an order is on.
+/// Whether a character is a valid side.
 #[inline]
 fn is_side(code: u8) -> bool {
     matches!(code, b'B' | b'S')
@@ -248,7 +248,7 @@ itch_message! {
 itch_message! {
     /// Market Participant Position (`L`). 26 bytes.
     pub struct MarketParticipantPosition: 26 bytes {
-        /// Who.
+        /// Identifier of the market participant (MPID).
         mpid: [u8; 4] as text,
         /// Symbol.
         stock: [u8; 8] as symbol,
@@ -351,7 +351,7 @@ wire_struct! {
     pub struct AddOrderMpid: 40 bytes {
         /// The order, as without attribution.
         order: AddOrder as fields,
-        /// Who entered it.
+        /// Market participant (MPID) that entered the order.
         attribution: [u8; 4] as text,
     }
 }
@@ -384,8 +384,8 @@ itch_message! {
         executed_shares: U32 as number,
         /// Number of the match, unique for the day.
         match_number: U64 as number,
-        /// `Y` when it belongs into time and sales and volume, `N` when another message will tell it; a parsed message
-        /// has no other.
+        /// `Y` when it counts in time and sales and volume, `N` when another message reports it. Parsing admits no
+        /// other value.
         printable: u8 as code,
         /// 1e-4 dollars.
         execution_price_e4: U32 as e4,

@@ -205,7 +205,7 @@ impl LogSink {
         self.counts.refused += 1;
         if meta.kind == FrameKind::Message && self.session_progress.is_some() {
             let body = GapBody { first: meta.sequence.0.into(), next: meta.next.0.into() };
-            self.frame(&FrameMeta::own(FrameKind::Gap, meta.sequence, meta.next), 0, body.as_bytes());
+            self.frame(&FrameMeta::control(FrameKind::Gap, meta.sequence, meta.next), 0, body.as_bytes());
         }
     }
 
@@ -214,7 +214,7 @@ impl LogSink {
     fn skip_replayed(&mut self, meta: &FrameMeta, until: Sequence) {
         if meta.kind == FrameKind::Gap && meta.next > until {
             let body = GapBody { first: until.0.into(), next: meta.next.0.into() };
-            self.frame(&FrameMeta::own(FrameKind::Gap, until, meta.next), 0, body.as_bytes());
+            self.frame(&FrameMeta::control(FrameKind::Gap, until, meta.next), 0, body.as_bytes());
         }
     }
 
@@ -558,8 +558,8 @@ mod tests {
         sink.resume(session(0), Sequence(4), false);
         sink.session(session(0), Sequence(1));
         let gap = |first, next| GapBody { first: U64::new(first), next: U64::new(next) };
-        sink.frame(&FrameMeta::own(FrameKind::Gap, Sequence(1), Sequence(3)), 0, gap(1, 3).as_bytes());
-        sink.frame(&FrameMeta::own(FrameKind::Gap, Sequence(3), Sequence(9)), 0, gap(3, 9).as_bytes());
+        sink.frame(&FrameMeta::control(FrameKind::Gap, Sequence(1), Sequence(3)), 0, gap(1, 3).as_bytes());
+        sink.frame(&FrameMeta::control(FrameKind::Gap, Sequence(3), Sequence(9)), 0, gap(3, 9).as_bytes());
         sink.flush();
         assert_eq!(world.entries(), ["#0 [4,9) 0: (4.0+0)"]);
         let mut reader = Reader::open(world.directory.path(), 1).unwrap();

@@ -26,7 +26,7 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 use mdgw_runtime::config::Resolved;
-use mdgw_subscriber::{ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, Start, Subscriber, SubscriberConfig};
+use mdgw_subscriber::{ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig};
 use mdgw_sys::sockets::Interface;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -144,7 +144,7 @@ impl Args {
         config.receiver = ReceiverConfig {
             group: self.group.map_or(group, GroupId),
             channels: self.channel.iter().copied().map(ChannelId).collect(),
-            start: if self.from_now { Start::Now } else { Start::Day },
+            start: if self.from_now { StartFrom::Live } else { StartFrom::OldestOfDay },
             ..ReceiverConfig::default()
         };
         Ok(config)

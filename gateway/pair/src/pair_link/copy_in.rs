@@ -91,7 +91,7 @@ pub fn fetch_copy(
                 }
                 slices += 1;
                 checksum = crc32c::crc32c_append(checksum, &bytes);
-                let _is_last = receiver.take(&bytes)?;
+                let _is_last = receiver.push_slice(&bytes)?;
                 progressed = Instant::now();
                 if logged_at.elapsed() >= LOG_INTERVAL {
                     logged_at = Instant::now();

@@ -197,7 +197,7 @@ fn parse(feed: Feed, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
 mod tests {
     use mdgw_feeds::{
         time::UnixNs,
-        transport::iextp::{PacketWriter, Position, Stream},
+        transport::iextp::{PacketWriter, SegmentPosition, StreamIdentity},
     };
 
     use super::*;
@@ -207,8 +207,9 @@ mod tests {
     /// Messages of 40 bytes, each behind its length.
     fn packet(session: u32, first: u64, count: u64) -> Vec<u8> {
         let stream_offset = (first - 1) * 42;
-        let stream = Stream { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, channel_id: 1, session_id: session };
-        let position = Position { first: Sequence(first), stream_offset, send_time: UnixNs(5) };
+        let stream =
+            StreamIdentity { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, channel_id: 1, session_id: session };
+        let position = SegmentPosition { first: Sequence(first), stream_offset, send_time: UnixNs(5) };
         let mut bytes = Vec::new();
         let mut writer = PacketWriter::begin(&mut bytes, stream, position, 1_400);
         for _ in 0..count {

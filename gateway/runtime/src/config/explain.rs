@@ -115,7 +115,7 @@ fn explain_channel(config: &Resolved, channel: &ChannelSetup, out: &mut impl Wri
             recovery.attempts_max,
             Nanoseconds(recovery.timeout_ns),
             recovery.messages_per_request_max,
-            recovery.requests_under_way_max
+            recovery.requests_in_flight_max
         )?,
         None => writeln!(out, "  recovery   none: a gap that no line fills is declared")?,
     }

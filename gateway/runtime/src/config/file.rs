@@ -156,7 +156,8 @@ pub struct Recovery {
     /// Messages per request.
     pub messages_per_request_max: FileValue<i64>,
     /// Requests that may wait for their answers at a time.
-    pub requests_under_way_max: FileValue<i64>,
+    #[serde(alias = "requests_under_way_max")]
+    pub requests_in_flight_max: FileValue<i64>,
 }
 
 /// `[[output]]`

@@ -230,7 +230,7 @@ impl ChannelSetup {
             request_timeout_ns: recovery.timeout_ns,
             attempts_max: u16::try_from(recovery.attempts_max).unwrap_or(u16::MAX),
             messages_per_request_max: u64::from(recovery.messages_per_request_max),
-            requests_under_way_max: recovery.requests_under_way_max,
+            requests_in_flight_max: recovery.requests_in_flight_max,
             ..arbiter::RecoveryConfig::default()
         });
         config
@@ -278,7 +278,7 @@ pub struct RecoveryConfig {
     /// Messages asked for in one request.
     pub messages_per_request_max: u16,
     /// Requests under way at a time.
-    pub requests_under_way_max: u16,
+    pub requests_in_flight_max: u16,
 }
 
 /// Where the packets of some groups go.

@@ -154,7 +154,7 @@ impl SettingList {
                 list.push("recovery.timeout_ms", recovery.timeout_ns / 1_000_000);
                 list.push("recovery.attempts_max", recovery.attempts_max);
                 list.push("recovery.messages_per_request_max", recovery.messages_per_request_max);
-                list.push("recovery.requests_under_way_max", recovery.requests_under_way_max);
+                list.push("recovery.requests_in_flight_max", recovery.requests_in_flight_max);
             }
         });
         for line in &channel.lines {

@@ -12,7 +12,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    channel::Numbering,
+    channel::SessionNumbering,
     identity::{ChannelId, Line},
 };
 use mdgw_pair::standby::KnownEpochs;
@@ -36,7 +36,7 @@ use crate::{
 pub(super) struct ColdParts<'c> {
     pub(super) config: &'c Resolved,
     pub(super) state: StateFile,
-    pub(super) sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    pub(super) sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
     pub(super) logs: Vec<MaintainedLog>,
     pub(super) watched: InterfaceDependents,
     pub(super) drops: SocketDrops,
@@ -168,7 +168,7 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 struct MaintenanceTasks {
     state: StateFile,
-    sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
     logs: Vec<MaintainedLog>,
     drops: SocketDrops,
     kernel_drops: KernelDrops,

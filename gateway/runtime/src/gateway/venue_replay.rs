@@ -12,7 +12,7 @@ use std::{
 };
 
 use mdgw_feeds::{
-    channel::Numbering,
+    channel::SessionNumbering,
     identity::Sequence,
     transport::{
         Packet, Transport as _,
@@ -27,13 +27,13 @@ use crate::config::resolved::{ChannelSetup, RecoveryConfig};
 pub(super) struct VenueReplay<'c> {
     setup: &'c ChannelSetup,
     /// What would be played; `None`: nothing, or nobody wants it.
-    numbering: Option<Numbering>,
+    numbering: Option<SessionNumbering>,
     is_available: Option<bool>,
 }
 
 impl<'c> VenueReplay<'c> {
     /// Nobody has been asked yet.
-    pub(super) fn new(setup: &'c ChannelSetup, numbering: Option<Numbering>) -> Self {
+    pub(super) fn new(setup: &'c ChannelSetup, numbering: Option<SessionNumbering>) -> Self {
         Self { setup, numbering, is_available: None }
     }
 
@@ -53,7 +53,7 @@ impl<'c> VenueReplay<'c> {
 }
 
 /// Whether the server answers with the first message. Only MoldUDP64 has such servers.
-fn first_message(recovery: &RecoveryConfig, numbering: &Numbering) -> io::Result<bool> {
+fn first_message(recovery: &RecoveryConfig, numbering: &SessionNumbering) -> io::Result<bool> {
     let socket = UdpSocket::bind(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(recovery.server)?;
     socket.set_read_timeout(Some(Duration::from_nanos(recovery.timeout_ns.max(1))))?;
@@ -76,7 +76,7 @@ fn first_message(recovery: &RecoveryConfig, numbering: &Numbering) -> io::Result
     Ok(false)
 }
 
-fn is_first_message(answer: &Packet<'_>, numbering: &Numbering) -> bool {
+fn is_first_message(answer: &Packet<'_>, numbering: &SessionNumbering) -> bool {
     (answer.session, answer.first) == (numbering.venue, Sequence(1)) && answer.count > 0
 }
 
@@ -95,10 +95,10 @@ mod tests {
 
     const NAME: [u8; 10] = *b"SESSION001";
 
-    fn numbering() -> Numbering {
+    fn numbering() -> SessionNumbering {
         let session = Session { feed: Feed::NasdaqItch, date: "2019-01-30".parse().unwrap(), restart: 0 };
         let (started, latest) = (UnixNs(0), UnixNs(0));
-        Numbering { session, venue: venue_session(NAME), started, latest, has_messages: true }
+        SessionNumbering { session, venue: venue_session(NAME), started, latest, has_messages: true }
     }
 
     /// Answers each request with the next of these; then with nothing any more, but is there for a while.
@@ -119,7 +119,7 @@ mod tests {
             timeout_ns: 5_000_000_000,
             attempts_max: 3,
             messages_per_request_max: 100,
-            requests_under_way_max: 1,
+            requests_in_flight_max: 1,
         }
     }
 

@@ -24,14 +24,14 @@ use mdgw_engine::{
 };
 use mdgw_feeds::{
     arbiter::{REQUESTS_IN_FLIGHT_MAX, RecoveryConfig},
-    channel::{Channel, ChannelConfig, ChannelState, LateStart, Numbering},
+    channel::{Channel, ChannelConfig, ChannelState, LateStart, SessionNumbering},
     identity::{ChannelId, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
 };
 use mdgw_pair::standby::{
     ChannelGauges, InputHistory, KnownEpochs, MonitoredChannel, MonitoredInput, MonitoredOutput, Standby, StandbyConfig,
 };
-use mdgw_publog::{LogOptions, Recovered, Retention};
+use mdgw_publog::{LogOptions, LogRecovery, Retention};
 use mdgw_status::disclosure::Disclosure;
 use mdgw_sys::{
     batch::{HEADER_BYTES, OutputIndex, Outputs, ReceiveBatch, SendBuffers},
@@ -81,7 +81,7 @@ pub(super) struct Wiring<'c> {
     monitored: Vec<MonitoredChannel>,
     words: BTreeMap<ChannelId, Arc<TakeoverShared>>,
     outputs: Arc<Outputs>,
-    sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
     donors: Donors,
     logs: Vec<MaintainedLog>,
     watched: InterfaceDependents,
@@ -306,7 +306,7 @@ impl<'c> Wiring<'c> {
         let start_position = copied.as_ref().and_then(copied_position);
         let OpenedLog { sink, directory: log_directory, resumed } =
             self.open_log(setup, output, &words, gauges, start_position, replays_whole_session)?;
-        config.logged = resumed.map(|shutdown| (shutdown.session, shutdown.next));
+        config.log_position = resumed.map(|shutdown| (shutdown.session, shutdown.next));
         let is_mid_session = resumed.is_some_and(|shutdown| !shutdown.has_ended && shutdown.next > Sequence(1));
         if copied.is_none() && !replays_whole_session && is_mid_session && replay.is_available() {
             tracing::info!(channel = setup.name, "the venue's server plays the session again, for the books");
@@ -371,7 +371,7 @@ impl<'c> Wiring<'c> {
             .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
         tracing::info!(channel = setup.name, recovered = ?opened.recovered, "publication log");
         let GroupParts { fence, epochs } = self.group_of(setup);
-        let Recovered { last, last_flags, .. } = opened.recovered;
+        let LogRecovery { last, last_flags, .. } = opened.recovered;
         let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
         self.monitored.push(MonitoredChannel {
             group: setup.group,
@@ -417,7 +417,7 @@ impl<'c> Wiring<'c> {
     }
 
     /// What the books of a channel can be had from again, should no other gateway give them.
-    fn numbering_to_replay(&self, channel: ChannelId) -> Option<Numbering> {
+    fn numbering_to_replay(&self, channel: ChannelId) -> Option<SessionNumbering> {
         let Overrides { leadership, copy_peer_state, .. } = self.overrides;
         let is_wanted = leadership == Leadership::Elected && copy_peer_state;
         self.state.numbering(channel).filter(|numbering| is_wanted && numbering.has_messages)
@@ -541,7 +541,7 @@ fn replay_config(mut config: ChannelConfig) -> ChannelConfig {
     let (gap_messages_max, session_messages_max) = (u64::MAX, u64::MAX);
     config.arbiter.catch_up =
         config.arbiter.recovery.map(|recovery| RecoveryConfig { gap_messages_max, session_messages_max, ..recovery });
-    config.late_start = LateStart::Whole;
+    config.late_start = LateStart::WholeSession;
     config
 }
 

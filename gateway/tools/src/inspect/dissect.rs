@@ -7,7 +7,7 @@ use mdgw_feeds::{
     drop_reason::DropReason,
     identity::Sequence,
     transport::{DetectedProtocol, Packet, PacketKind, Transport as _, detect_protocol, moldudp64::MoldUdp64},
-    venue::wire::{FieldValue, Fields as _},
+    venue::wire::{FieldList as _, FieldValue},
 };
 
 use super::protocol::{self, AnyMessage};

@@ -1,7 +1,7 @@
 //! A packet as one JSON object: numbers raw as on the wire, text without its padding, fields in the specification's order.
 
 use mdgw_captures::capture_file::CaptureKind;
-use mdgw_feeds::venue::wire::{FieldValue, Fields, trimmed};
+use mdgw_feeds::venue::wire::{FieldList, FieldValue, trimmed};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::dissect::{Framing, LENGTH_BYTES, MessageView, PacketView};

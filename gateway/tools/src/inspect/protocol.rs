@@ -6,7 +6,7 @@ use mdgw_feeds::{
     venue::{
         iex::{deep, tops},
         nasdaq::itch50,
-        wire::{FieldValue, Fields},
+        wire::{FieldList, FieldValue},
     },
 };
 use zerocopy::FromBytes as _;
@@ -57,7 +57,7 @@ impl<'a> AnyMessage<'a> {
     }
 }
 
-impl Fields for AnyMessage<'_> {
+impl FieldList for AnyMessage<'_> {
     fn fields(&self, visit: &mut dyn FnMut(&'static str, FieldValue<'_>)) {
         match self {
             Self::Itch50(message) => message.fields(visit),

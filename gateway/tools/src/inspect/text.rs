@@ -7,7 +7,7 @@ use mdgw_feeds::{
     drop_reason::DropReason,
     time::{TradingDate, UnixNs},
     transport::{DetectedProtocol, PacketKind},
-    venue::wire::{FieldValue, Fields as _, TimeScale},
+    venue::wire::{FieldList as _, FieldValue, TimeScale},
 };
 
 use super::dissect::{Framing, MessageView, PacketView};

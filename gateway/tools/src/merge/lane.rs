@@ -186,7 +186,7 @@ impl Lane {
         }
         // Nothing came after it that would speak against it: a capture may be a sample of a few packets.
         if self.unconfirmed_jump.take_uncontradicted() {
-            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.believe(line, output));
+            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.deliver_confirmed_jump(line, output));
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         }
         let frontier = self.arbiter.expected();
@@ -196,18 +196,18 @@ impl Lane {
     }
 
     /// A line's packets that were refused for their place are in theirs after all.
-    fn believe(&mut self, line: Line, output: &mut impl PacketSink) {
-        let Some((first, row)) = self.unconfirmed_jump.take(line) else { return };
-        self.arbiter.believe(first, NOW);
+    fn deliver_confirmed_jump(&mut self, line: Line, output: &mut impl PacketSink) {
+        let Some((first, run)) = self.unconfirmed_jump.take_run(line) else { return };
+        self.arbiter.accept_jump(first, NOW);
         let mut index = 0;
-        while let Some((line, ts_recv, bytes)) = row.get(index) {
+        while let Some((line, ts_recv, bytes)) = run.get(index) {
             if let Ok(packet) = routes::parse(self.feed, bytes) {
                 self.arbiter.uncount_jump(line);
                 self.accept_packet(line, &packet, ts_recv, bytes, output);
             }
             index += 1;
         }
-        self.unconfirmed_jump.return_buffer(line, row);
+        self.unconfirmed_jump.return_buffer(line, run);
     }
 
     fn accept_packet(
@@ -240,7 +240,7 @@ impl Lane {
             SessionMatch::Current => {}
         }
         if self.unconfirmed_jump.is_continued(line, packet.first) && self.arbiter.would_accept(line, packet.first) {
-            self.believe(line, output);
+            self.deliver_confirmed_jump(line, output);
         }
         let is_message = packet.kind == PacketKind::Messages;
         let mut outcome = Ok(());
@@ -266,7 +266,7 @@ impl Lane {
                 self.unconfirmed_jump.hold(line, packet, ts_recv, bytes, NOW)
             }
             Err(DropReason::SequenceJump) => {}
-            _ if self.unconfirmed_jump.has_any() => self.unconfirmed_jump.contradict(line),
+            _ if self.unconfirmed_jump.has_any() => self.unconfirmed_jump.discard_run(line),
             _ => {}
         }
         if matches!(outcome, Ok(()) | Err(DropReason::Duplicate | DropReason::LateAfterGap)) {

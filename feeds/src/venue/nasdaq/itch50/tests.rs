@@ -1,4 +1,4 @@
-//! Vectors written by hand from the specification's tables, one for each message type, and what must be refused.
+//! Vectors written by hand from the specification's tables, one for each message type, and invalid messages.
 
 use proptest::prelude::*;
 use zerocopy::{FromZeros, IntoBytes};
@@ -6,7 +6,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::*;
 use crate::{
     drop_reason::DropReason,
-    venue::wire::{Fields, u48_be_bytes},
+    venue::wire::{FieldList, u48_be_bytes},
 };
 
 /// 09:30:00.000000001 in ns since midnight.
@@ -17,7 +17,7 @@ fn message(code: u8, body: &[&[u8]]) -> Vec<u8> {
     [&[code][..], &[0, 13], &[0, 2], &HALF_PAST_NINE, &body.concat()].concat()
 }
 
-/// The message parses, lists these fields behind the common ones, and is viewed, not copied.
+/// The message parses, lists these fields after the common ones, and is viewed, not copied.
 #[track_caller]
 fn check(code: u8, body: &[&[u8]], expected: &str) {
     let bytes = message(code, body);
@@ -216,7 +216,7 @@ fn each_type_has_one_length_and_unknown_types_are_refused() {
                 Some((b'C', _, _)) => assert_eq!(parsed, Err(DropReason::FieldInvalid)),
                 Some((_, name, _)) => assert_eq!(parsed, Ok(*name)),
             }
-            assert_eq!(fits(&bytes), known.is_some_and(|(_, _, bytes)| *bytes == length));
+            assert_eq!(has_known_length(&bytes), known.is_some_and(|(_, _, bytes)| *bytes == length));
         }
     }
     assert_eq!(Message::parse(&[]), Err(DropReason::MessageLength));
@@ -243,16 +243,16 @@ fn an_invalid_side_is_refused() {
 
 #[test]
 fn prefetch_targets_match_the_parsed_message() {
-    let touched = |code, body: &[&[u8]]| touches(&message(code, body));
+    let target = |code, body: &[&[u8]]| target_of(&message(code, body));
     let order = |number| Some(MessageTarget { stock_locate: 13, order_reference_number: number });
     for code in [b'A', b'F', b'E', b'C', b'X', b'D', b'U'] {
-        assert_eq!(touched(code, &[&77_u64.to_be_bytes(), &[0; 8]]), order(Some(77)));
-        assert_eq!(touched(code, &[&[0; 7]]), order(None), "cut short");
+        assert_eq!(target(code, &[&77_u64.to_be_bytes(), &[0; 8]]), order(Some(77)));
+        assert_eq!(target(code, &[&[0; 7]]), order(None), "truncated");
     }
     for code in [b'P', b'R', b'I', b'?'] {
-        assert_eq!(touched(code, &[&[0; 8]]), order(None));
+        assert_eq!(target(code, &[&[0; 8]]), order(None));
     }
-    assert_eq!(touches(&[0; 10]), None);
+    assert_eq!(target_of(&[0; 10]), None);
 }
 
 proptest! {
@@ -263,14 +263,14 @@ proptest! {
         more in 0_usize..3,
     ) {
         let (code, _, length) = Message::TYPES[at.index(Message::TYPES.len())];
-        // One byte too short, right, one too long.
+        // One byte too short, correct, one too long.
         let mut bytes = content[..length - 1 + more].to_vec();
         bytes[0] = code;
-        let touched = touches(&bytes).unwrap();
+        let target = target_of(&bytes).unwrap();
         match Message::parse(&bytes) {
             Ok(message) => {
                 prop_assert_eq!(message.as_bytes(), bytes.as_slice());
-                prop_assert_eq!(touched.stock_locate, message.stock_locate());
+                prop_assert_eq!(target.stock_locate, message.stock_locate());
                 let mut fields = 0;
                 message.fields(&mut |_, _| fields += 1);
                 prop_assert!(fields >= 4);

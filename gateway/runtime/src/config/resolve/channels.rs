@@ -185,7 +185,7 @@ impl Resolver<'_> {
             timeout_ns: self.number::<u64>(&recovery.timeout_ms, limits::RECOVERY_TIMEOUT_MS) * NS_PER_MS,
             attempts_max: self.number(&recovery.attempts_max, limits::ATTEMPTS_MAX),
             messages_per_request_max: self.number(&recovery.messages_per_request_max, limits::MESSAGES_PER_REQUEST_MAX),
-            requests_under_way_max: self.number(&recovery.requests_under_way_max, limits::REQUESTS_IN_FLIGHT_MAX),
+            requests_in_flight_max: self.number(&recovery.requests_in_flight_max, limits::REQUESTS_IN_FLIGHT_MAX),
         }
     }
 

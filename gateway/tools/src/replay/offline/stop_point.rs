@@ -110,7 +110,7 @@ pub struct InvalidSession;
 mod tests {
     use mdgw_feeds::{
         time::UnixNs,
-        transport::iextp::{Position, Stream},
+        transport::iextp::{SegmentPosition, StreamIdentity},
     };
 
     use super::*;
@@ -142,8 +142,8 @@ mod tests {
         writer.finish();
         check(Feed::NasdaqItch, &packet, 7);
 
-        let stream = Stream { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, channel_id: 1, session_id: 5 };
-        let position = Position { first: Sequence(9), stream_offset: 100, send_time: UnixNs(3) };
+        let stream = StreamIdentity { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, channel_id: 1, session_id: 5 };
+        let position = SegmentPosition { first: Sequence(9), stream_offset: 100, send_time: UnixNs(3) };
         let mut writer = iextp::PacketWriter::begin(&mut packet, stream, position, 1_400);
         assert!(MESSAGES.into_iter().all(|message| writer.push(message)));
         writer.finish();
