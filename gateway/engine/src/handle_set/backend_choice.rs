@@ -1,4 +1,4 @@
-//! Which backend a pool runs on: what was asked for, what the kernel has, and what measurement favours.
+//! Chooses the backend of a pool: from the configuration, the kernel's features, and measurements.
 
 use std::{fmt, io, str::FromStr};
 
@@ -6,13 +6,13 @@ use io_uring::{IoUring, Probe, opcode};
 
 use super::ring::EpollWaitMethod;
 
-/// What the configuration asks for (`io`).
+/// The configuration key `io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum IoChoice {
-    /// What the kernel has and measurement favours.
+    /// Chosen by the kernel's features and measurements.
     #[default]
     Auto,
-    /// io_uring or nothing.
+    /// io_uring, or an error.
     IoUring,
     /// epoll.
     Epoll,
@@ -31,7 +31,7 @@ impl FromStr for IoChoice {
     }
 }
 
-/// No such choice.
+/// The text names no choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected \"auto\", \"io_uring\" or \"epoll\"")]
 pub struct UnknownIoChoice;
@@ -58,29 +58,29 @@ impl fmt::Display for Backend {
     }
 }
 
-/// How the leading thread of a pool waits, as far as the choice depends on it.
+/// Wait strategy of a pool's leader, as far as the choice depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// It looks again and again.
+    /// It polls without sleeping.
     Spinning,
     /// It blocks (perhaps after spinning for a while).
     Blocking,
 }
 
-/// The backend for a pool of so many threads, with the reason logged.
+/// The backend for a pool of `threads` threads. Logs the reason.
 ///
 /// # Errors
-/// When io_uring was asked for and the kernel doesn't have what it takes; says what is missing.
+/// If the configuration demands io_uring and the kernel lacks a feature; the error names it.
 pub fn choose(requested: IoChoice, threads: usize, waiting: Waiting) -> Result<Backend, MissingIoUring> {
     let (backend, reason) = decide(requested, threads, waiting, probe_io_uring())?;
     tracing::info!(%backend, reason, threads, "handle set");
     Ok(backend)
 }
 
-/// What io_uring can do here.
+/// How io_uring can wait for an epoll set on this kernel.
 ///
 /// # Errors
-/// What is missing.
+/// The missing feature.
 pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
     // From kernel 6.1, which has multishot receive with control data (6.0) and rings of provided buffers (5.19) too.
     let ring: IoUring = IoUring::builder()
@@ -107,7 +107,7 @@ pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
     Ok(if has_epoll_wait { EpollWaitMethod::Events } else { EpollWaitMethod::Readiness })
 }
 
-/// Why io_uring is not to be had.
+/// Why io_uring is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("io = \"io_uring\" is not possible here: {0}; take \"auto\" or \"epoll\"")]
 pub struct MissingIoUring(String);
@@ -126,8 +126,8 @@ impl MissingIoUring {
     }
 }
 
-/// The backend and why. `auto` takes epoll wherever both work: see the reasons below, with what was measured for them
-/// in `ARCHITECTURE.md`.
+/// The backend and the reason. `auto` takes epoll wherever both work: see the reasons below, and the measurements in
+/// `ARCHITECTURE.md`.
 fn decide(
     requested: IoChoice,
     threads: usize,
@@ -146,11 +146,11 @@ fn decide(
     }
 }
 
-/// Whether io_uring is taken where both work. `cargo bench -p mdgw-bench --bench net` measures what a turn costs: by
-/// rings of several threads 1.5 to 2.1 times epoll's time (each receive is a request of its own, and one more finds
-/// that it was the last), sends 1.1 to 1.2 times. With one thread a multishot turn costs 0.83 to 0.97 of epoll's, not
-/// counting what it adds on the sending side of the socket; from send to receive epoll was measured faster, at the
-/// median by 0.5 us when spinning and in the tail always, and latency is what decides here.
+/// Whether io_uring is taken where both work. `cargo bench -p mdgw-bench --bench net` measures the cost of a turn. With
+/// rings of several threads a receive costs 1.5 to 2.1 times epoll's time, since each receive is a request and one more
+/// finds the socket empty; a send costs 1.1 to 1.2 times. With one thread a multishot turn costs 0.83 to 0.97 of
+/// epoll's, not counting its extra cost on the sending side of the socket. From send to receive epoll was faster: by
+/// 0.5 us at the median when spinning, and always in the tail. Latency decides here.
 fn prefers_io_uring(threads: usize, waiting: Waiting) -> (bool, &'static str) {
     match (threads, waiting) {
         (1, Waiting::Spinning) => (false, "one spinning thread: epoll has the lower latency"),
