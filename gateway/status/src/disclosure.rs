@@ -1,5 +1,5 @@
-//! What a latency figure means nothing without: configuration, host, clocks, build. Made by the machine, so that
-//! nobody has to remember it, and carried by every log.
+//! Conditions of a measurement: configuration, host, clocks, build. A latency means nothing without them. They are
+//! collected by the machine and carried in every log.
 
 use std::{fs, path::Path};
 
@@ -10,7 +10,8 @@ pub struct Disclosure {
 }
 
 impl Disclosure {
-    /// Of this process, on this machine, now. `stamps` says where receive times come from, such as `kernel software`.
+    /// Conditions of this process on this machine now. `stamps` names the source of receive times, such as `kernel
+    /// software`.
     #[must_use]
     pub fn of_this_host(stamps: &str) -> Self {
         let mut disclosure = Self::default();
@@ -24,7 +25,7 @@ impl Disclosure {
         disclosure
     }
 
-    /// With all settings in force, as `config.KEY`.
+    /// Adds all settings in force, as `config.KEY`.
     #[must_use]
     pub fn with_settings(mut self, settings: impl IntoIterator<Item = (String, String)>) -> Self {
         for (key, value) in settings {
@@ -33,13 +34,13 @@ impl Disclosure {
         self
     }
 
-    /// One more; line breaks become spaces.
+    /// Adds an entry; line breaks become spaces.
     pub fn push(&mut self, key: &str, value: &str) {
         let line = |text: &str| text.split(['\n', '\r']).map(str::trim).collect::<Vec<_>>().join(" ");
         self.entries.push((line(key), line(value)));
     }
 
-    /// All of it, in order.
+    /// All entries, in order.
     #[must_use]
     pub fn entries(&self) -> &[(String, String)] {
         &self.entries
@@ -52,7 +53,7 @@ impl Disclosure {
     }
 }
 
-/// What the kernel tells about the machine, below `root`. What it doesn't tell is said to be so.
+/// Reads the kernel's description of the machine below `root`. An entry that the kernel does not report says so.
 fn host(root: &Path) -> Vec<(&'static str, String)> {
     let files = [
         ("host", "proc/sys/kernel/hostname"),
