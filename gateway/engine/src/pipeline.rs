@@ -494,7 +494,7 @@ impl ChannelHandler for ChannelPipeline {
     fn on_ready<I: ThreadIo>(
         &mut self,
         lines: LineSet,
-        _quota: usize,
+        quota: usize,
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<Progress, Failure> {
         self.record_claim_wait(context);
@@ -504,12 +504,12 @@ impl ChannelHandler for ChannelPipeline {
             *slot = (line, socket.raw_fd());
             count += 1;
         }
-        context.local.batch.clear();
-        // The batch has room for one quota.
+        // A full batch is one quota of the default configuration; the rest of a quota takes a part of it.
+        context.local.batch.clear_with_limit(quota);
         let more = context
             .io
             .receive(&sockets[..count], &mut context.local.batch)
-            .map_err(|_| Failure("a line's socket can't be read"))?;
+            .map_err(|_| Failure("cannot read a line's socket"))?;
         Ok(Progress { packets: self.process_batch(context), unfinished_lines: more })
     }
 

@@ -64,6 +64,8 @@ pub struct ReceiveBatch {
     entries: Vec<DatagramEntry>,
     /// Rows among `entries`; the others lie in buffers of `provider`.
     rows_used: usize,
+    /// Datagrams accepted until the next clear, at most the number of rows.
+    packets_limit: usize,
     provider: Option<Arc<ProvidedBuffers>>,
 }
 
@@ -88,26 +90,34 @@ impl ReceiveBatch {
             is_free_sorted: true,
             entries: Vec::with_capacity(packets_max),
             rows_used: 0,
+            packets_limit: packets_max,
             provider: None,
         }
     }
 
     /// Forgets its datagrams. Those that were lent go back to where they came from.
     pub fn clear(&mut self) {
-        for entries in &self.entries {
-            if let (BufferLocation::Provided { id, .. }, Some(provider)) = (entries.location, &self.provider) {
+        for entry in &self.entries {
+            if let (BufferLocation::Provided { id, .. }, Some(provider)) = (entry.location, &self.provider) {
                 provider.return_buffer(id);
             }
         }
         self.entries.clear();
         self.rows_used = 0;
+        self.packets_limit = self.free.len();
         if !self.is_free_sorted {
             self.free.sort_unstable();
             self.is_free_sorted = true;
         }
     }
 
-    /// Datagrams in it.
+    /// Clears the batch. It then accepts at most `packets_max` datagrams until it is cleared again.
+    pub fn clear_with_limit(&mut self, packets_max: usize) {
+        self.clear();
+        self.packets_limit = self.packets_limit.min(packets_max);
+    }
+
+    /// Number of datagrams in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -122,18 +132,18 @@ impl ReceiveBatch {
     /// How many more it can take.
     #[must_use]
     pub fn room(&self) -> usize {
-        self.free.len() - self.entries.len()
+        self.packets_limit - self.entries.len()
     }
 
     /// One of its datagrams, in the order in which they were read.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<ReceivedDatagram<'_>> {
-        self.entries.get(index).map(|entries| self.view(entries))
+        self.entries.get(index).map(|entry| self.view(entry))
     }
 
     /// Its datagrams, in the order in which they were read.
     pub fn iter(&self) -> impl Iterator<Item = ReceivedDatagram<'_>> {
-        self.entries.iter().map(|entries| self.view(entries))
+        self.entries.iter().map(|entry| self.view(entry))
     }
 
     /// Copies a datagram in, for sources that are no socket. False when there is no room.
@@ -211,18 +221,18 @@ impl ReceiveBatch {
         }
     }
 
-    fn view(&self, entries: &DatagramEntry) -> ReceivedDatagram<'_> {
+    fn view(&self, entry: &DatagramEntry) -> ReceivedDatagram<'_> {
         // SAFETY: a row has been in use since its `length` bytes were written (`record_row` and `push_copy` cut it at the
         // row's size); a lent buffer is ours since `record_provided`, and `length` bytes of it were written. Nobody writes to
         // either before `clear`, which needs `&mut self`.
-        let bytes = unsafe { std::slice::from_raw_parts(self.address(entries.location), entries.length) };
+        let bytes = unsafe { std::slice::from_raw_parts(self.address(entry.location), entry.length) };
         ReceivedDatagram {
-            line: entries.line,
+            line: entry.line,
             bytes,
-            ts_recv: entries.ts_recv,
-            stamp: entries.stamp,
-            source: entries.source,
-            truncated: entries.truncated,
+            ts_recv: entry.ts_recv,
+            stamp: entry.stamp,
+            source: entry.source,
+            truncated: entry.truncated,
         }
     }
 
@@ -230,7 +240,7 @@ impl ReceiveBatch {
         match (location, &self.provider) {
             (BufferLocation::Row(row), _) => self.rows.bytes_of(row),
             (BufferLocation::Provided { id, offset }, Some(provider)) => provider.at(id).wrapping_add(offset),
-            (BufferLocation::Provided { .. }, None) => unreachable!("`hold` comes after `take_from`"),
+            (BufferLocation::Provided { .. }, None) => unreachable!("`record_provided` comes after `set_provider`"),
         }
     }
 
@@ -422,6 +432,25 @@ mod tests {
         assert_eq!(batch.get(0).unwrap().bytes, b"five");
         assert!(!batch.get(0).unwrap().truncated, "the flag of the last use is gone");
         assert!(!batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "nothing there is no error");
+    }
+
+    #[test]
+    fn a_limit_bounds_what_a_batch_accepts_until_it_is_cleared() {
+        let (receiver, sender) = pair();
+        let mut batch = ReceiveBatch::new(4, 8);
+        for number in 0..6_u8 {
+            sender.send(&[number]).unwrap();
+        }
+        batch.clear_with_limit(2);
+        assert_eq!(batch.room(), 2);
+        assert!(batch.receive_many(Line::A, receiver.as_raw_fd(), usize::MAX).unwrap(), "at the limit: may hold more");
+        assert_eq!((batch.len(), batch.room()), (2, 0));
+        assert!(batch.free_header(0).is_none(), "nor does a request get a row");
+        batch.clear_with_limit(usize::MAX);
+        assert!(batch.receive_many(Line::A, receiver.as_raw_fd(), usize::MAX).unwrap(), "the rows are a limit too");
+        assert_eq!((batch.len(), batch.get(0).unwrap().bytes), (4, &[2_u8][..]));
+        batch.clear();
+        assert_eq!(batch.room(), 4);
     }
 
     #[test]
