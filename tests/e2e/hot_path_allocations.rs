@@ -24,7 +24,7 @@ use mdgw_engine::{
         epoll::EpollSet,
         ring::{MultishotSet, RingSet},
     },
-    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGapRequests, PipelineLocal, PipelineParts, RecoverySocket},
+    pipeline::{ChannelPipeline, LineSocket, PeerGapRequests, PipelineLocal, PipelineParts, RecoverySocket},
     publish::{LogSink, Publisher, PublisherConfig},
 };
 use mdgw_feeds::{
@@ -193,7 +193,7 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
         publisher: Publisher::new(publisher, &sink, Arc::default()),
         sink,
         fence: Arc::new(Fence::standalone(Epoch::new(1, 0))),
-        counters: registry.register("one", &COUNTERS),
+        counters: registry.register("one"),
         metrics,
         sessions: Arc::new(ArrayQueue::new(4)),
     });

@@ -38,6 +38,7 @@ use mdgw_sys::{
 };
 use mdgw_telemetry::{
     channel_metrics::ChannelRecorder,
+    counter_block,
     counters::CounterWriter,
     stages::{Stage, StageRecorder},
 };
@@ -65,7 +66,7 @@ pub struct ChannelPipeline {
     requests: u64,
     requests_failed: u64,
     stamps: StampCounts,
-    counters: CounterWriter,
+    counters: CounterWriter<ChannelCounters>,
     metrics: ChannelRecorder,
     /// New sessions on their way to the state file.
     sessions: Arc<ArrayQueue<(ChannelId, Numbering)>>,
@@ -204,8 +205,8 @@ pub struct PipelineParts {
     pub publisher: Publisher,
     /// Decides at each send whether this gateway may publish.
     pub fence: Arc<Fence>,
-    /// Counters named [`COUNTERS`].
-    pub counters: CounterWriter,
+    /// Counters that other threads read.
+    pub counters: CounterWriter<ChannelCounters>,
     /// Records the channel's counts and its lines' leads for a cold thread.
     pub metrics: ChannelRecorder,
     /// Queue of new sessions, for the state file.
@@ -232,31 +233,32 @@ impl PipelineLocal {
     }
 }
 
-/// Counters of a channel that other threads can read while it runs, in the order in which they are registered.
-/// `state` is the number of its [`ChannelState`], `lines_silent` has one bit for each line whose alarm is raised.
-pub const COUNTERS: [&str; 21] = [
-    "state",
-    "datagrams",
-    "messages",
-    "messages_refused",
-    "records",
-    "gaps",
-    "gap_messages",
-    "sessions",
-    "duplicates",
-    "drops",
-    "book_faults",
-    "expected",
-    "requests",
-    "packets_sent",
-    "sends_refused",
-    "log_entries_lost",
-    "lines_silent",
-    "log_segments_missed",
-    "log_entries_private",
-    "sends_slow",
-    "frames_refused",
-];
+counter_block! {
+    /// Counters of a channel that other threads can read while it runs. Written by the holder of its claim.
+    pub struct ChannelCounters, key ChannelCounter {
+        state: Gauge, None, "number of the channel's state (`ChannelState`)";
+        datagrams: Counter, Packets, "datagrams received on all lines";
+        messages: Counter, Messages, "messages in sequence, each once";
+        messages_refused: Counter, Messages, "messages that could not be decoded";
+        records: Counter, Records, "DBN records produced";
+        gaps: Counter, None, "gaps declared";
+        gap_messages: Counter, Messages, "messages in declared gaps";
+        sessions: Counter, None, "sessions started";
+        duplicates: Counter, Messages, "messages that another line had delivered before";
+        drops: Counter, None, "packets and messages dropped unexpectedly";
+        book_faults: Counter, Messages, "messages that contradict a book";
+        expected_sequence: Gauge, Sequence, "next input sequence";
+        recovery_requests: Counter, None, "requests sent to the venue's retransmission server";
+        packets_sent: Counter, Packets, "packets published, on all output lines";
+        sends_refused: Counter, None, "sends that the kernel refused; retried";
+        output_overruns: Counter, None, "times an output line fell behind the log and skipped entries";
+        silent_lines_mask: Mask, None, "bit n: line n is silent";
+        log_segments_not_ready: Counter, None, "times no log segment was ready";
+        log_entries_missing: Counter, Entries, "entries published but not written to the log";
+        sends_slow: Counter, None, "sends slower than the fence's margin allows";
+        frames_refused: Counter, Messages, "messages too large for a packet, published as gaps";
+    }
+}
 
 impl ChannelPipeline {
     /// Assembles a pipeline and starts the channel's silence timers.
@@ -449,41 +451,37 @@ impl ChannelPipeline {
         let counters = channel.counters();
         let arbiter_drops = channel.arbiter_drops();
         let drops = self.drops.unexpected() + channel.drops().unexpected() + arbiter_drops.unexpected();
-        let expected = channel.position().map_or(0, |(_, expected)| expected.0);
+        let expected_sequence = channel.position().map_or(0, |(_, expected)| expected.0);
         let sent = self.publisher.counts();
         let log = self.sink.writer().counts();
         let lines = self.lines.iter().map(|line| line.line);
-        // One bit for each line whose alarm is raised.
-        let silent = lines
+        let silent_lines_mask = lines
             .filter(|line| channel.line_statistics(*line).silent)
-            .fold(0, |silent, line| silent | 1_u64 << (line.0 & 7));
-        let values = [
-            channel.state() as u64,
-            counters.datagrams,
-            counters.messages,
-            counters.messages_refused,
-            counters.records,
-            counters.gaps,
-            counters.gap_messages,
-            counters.sessions,
-            arbiter_drops.get(DropReason::Duplicate),
+            .fold(0, |mask, line| mask | 1_u64 << (line.0 & 7));
+        let values = ChannelCounters {
+            state: channel.state() as u64,
+            datagrams: counters.datagrams,
+            messages: counters.messages,
+            messages_refused: counters.messages_refused,
+            records: counters.records,
+            gaps: counters.gaps,
+            gap_messages: counters.gap_messages,
+            sessions: counters.sessions,
+            duplicates: arbiter_drops.get(DropReason::Duplicate),
             drops,
-            channel.book_faults().total(),
-            expected,
-            self.requests,
-            sent.packets,
-            sent.refused + sent.errors,
-            sent.memory_overruns,
-            silent,
-            log.segments_not_ready,
-            log.entries_private,
-            sent.slow_sends,
-            self.sink.counts().refused,
-        ];
-        const { assert!(COUNTERS.len() == 21) };
-        for (place, value) in values.into_iter().enumerate() {
-            self.counters.set(place, value);
-        }
+            book_faults: channel.book_faults().total(),
+            expected_sequence,
+            recovery_requests: self.requests,
+            packets_sent: sent.packets,
+            sends_refused: sent.refused + sent.errors,
+            output_overruns: sent.memory_overruns,
+            silent_lines_mask,
+            log_segments_not_ready: log.segments_not_ready,
+            log_entries_missing: log.entries_private,
+            sends_slow: sent.slow_sends,
+            frames_refused: self.sink.counts().refused,
+        };
+        self.counters.publish(&values);
     }
 }
 
@@ -593,7 +591,7 @@ impl ChannelHandler for ChannelPipeline {
     fn on_failed<I: ThreadIo>(&mut self, fail_reason: &FailReason, context: &mut TurnContext<'_, I, PipelineLocal>) {
         self.channel.fail();
         self.fail_reason = Some(fail_reason.clone());
-        self.counters.set(0, ChannelState::Failed as u64);
+        self.counters.set(ChannelCounter::state, ChannelState::Failed as u64);
         let PipelineLocal { buffers, wall, .. } = &mut *context.local;
         self.sink.begin(wall.at(mono_now()));
         self.sink.fail();

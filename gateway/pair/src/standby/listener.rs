@@ -116,10 +116,10 @@ pub struct MonitoredChannel {
 pub struct ChannelGauges {
     /// Number of its [`ChannelState`].
     pub state: CounterReader,
-    /// Entries of the log that outputs have missed.
-    pub log_entries_lost: CounterReader,
-    /// Entries that readers of the log have missed.
-    pub log_entries_private: CounterReader,
+    /// Times an output line fell behind the log and skipped entries.
+    pub output_overruns: CounterReader,
+    /// Entries published but not written to the log.
+    pub log_entries_missing: CounterReader,
 }
 
 /// What cold threads know of the channels, for each other.
@@ -561,10 +561,10 @@ impl Channel {
     /// What has changed becomes known.
     fn update_status(&mut self, now: MonoNs, status_table: &StatusTable) {
         self.tracker.on_timer(now);
-        let ChannelGauges { state, log_entries_lost, log_entries_private } = &self.gauges;
+        let ChannelGauges { state, output_overruns, log_entries_missing } = &self.gauges;
         self.status_table.state =
             u8::try_from(state.get()).ok().and_then(ChannelState::from_number).unwrap_or_default();
-        self.status_table.log_entries_lost = log_entries_lost.get() + log_entries_private.get();
+        self.status_table.log_entries_lost = output_overruns.get() + log_entries_missing.get();
         self.status_table.logged_through = self.follower.logged_through();
         self.status_table.published = self.follower.published();
         self.status_table.followed_from = self.follower.from();
