@@ -300,7 +300,7 @@ pub enum StartError {
     #[error("{0}")]
     InvalidSetting(&'static str),
     /// Two threads on one core.
-    #[error("core {0} is configured for two threads of one pool")]
+    #[error("core {0} is used by two threads of one pool")]
     DuplicateCore(usize),
     /// The kernel refused to run a thread on its configured core.
     #[error("thread {thread}: {source}")]

@@ -129,7 +129,7 @@ pub enum ChannelMessage {
     /// The leader has published a gap of that session.
     PeerDeclaredGap(Session),
     /// A slice of the channel's state, for a joining gateway.
-    Copy(Box<CopyRequest>),
+    CopySlice(Box<CopyRequest>),
 }
 
 /// A range `[first, next)` of input that no line has delivered, requested from the peer.
@@ -568,8 +568,8 @@ impl ChannelHandler for ChannelPipeline {
             ChannelMessage::PeerAnswerEnded(asked) => self.channel.peer_answer_ended(asked, context.now),
             ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
             // A copy changes nothing in the channel.
-            ChannelMessage::Copy(copy_request) => {
-                copy_request.take(&mut self.channel);
+            ChannelMessage::CopySlice(copy_request) => {
+                copy_request.run(&mut self.channel);
                 return Ok(());
             }
         }

@@ -29,6 +29,6 @@ pub use packet::packet_header;
 pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};
 pub use sink::{LogSink, SessionProgress, SinkCounts};
 pub use takeover_state::{
-    DrainAck, DrainAckShared, FenceOpening, FenceOpeningShared, Heard, OutputEndShared, ReceiveWatermarkShared,
-    SentPositionShared, TakeoverShared,
+    DrainAck, DrainAckShared, FenceOpening, FenceOpeningShared, OutputEndShared, ReceiveWatermark,
+    ReceiveWatermarkShared, SentPositionShared, TakeoverShared,
 };

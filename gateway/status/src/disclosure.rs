@@ -15,10 +15,10 @@ impl Disclosure {
     #[must_use]
     pub fn of_this_host(stamps: &str) -> Self {
         let mut disclosure = Self::default();
-        let profile = if cfg!(debug_assertions) { "debug: latency figures are of no use" } else { "release" };
+        let profile = if cfg!(debug_assertions) { "debug build: latencies are not meaningful" } else { "release" };
         disclosure.push("version", concat!("mdgw ", env!("CARGO_PKG_VERSION")));
         disclosure.push("build", &format!("{profile}, {}", std::env::consts::ARCH));
-        disclosure.push("receive stamps", stamps);
+        disclosure.push("receive timestamps", stamps);
         for (key, value) in host(Path::new("/")) {
             disclosure.push(key, &value);
         }
@@ -75,7 +75,7 @@ fn host(root: &Path) -> Vec<(&'static str, String)> {
     let is_guest = field("flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"));
     let mut entries = vec![
         ("CPU", field("model name").unwrap_or_else(|| NOT_REPORTED.to_owned())),
-        ("virtual machine", if is_guest { "yes: other guests may take its time" } else { "no" }.to_owned()),
+        ("virtual machine", if is_guest { "yes: other guests can steal CPU time" } else { "no" }.to_owned()),
     ];
     entries.extend(files.map(|(key, file)| {
         let value = fs::read_to_string(root.join(file)).map(|text| text.trim().to_owned());
@@ -85,7 +85,7 @@ fn host(root: &Path) -> Vec<(&'static str, String)> {
     entries
 }
 
-const NOT_REPORTED: &str = "not told by the kernel";
+const NOT_REPORTED: &str = "not reported by the kernel";
 
 #[cfg(test)]
 mod tests {
@@ -97,7 +97,7 @@ mod tests {
         for key in [
             "version",
             "build",
-            "receive stamps",
+            "receive timestamps",
             "CPU",
             "kernel",
             "clock source",

@@ -21,7 +21,7 @@ pub fn usable_cores() -> Vec<usize> {
 
 /// A refused pin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot pin a thread to core {core}: this process may use cores {usable:?}")]
+#[error("cannot pin a thread to core {core}: cores available to this process: {usable:?}")]
 pub struct PinError {
     /// What was asked for.
     pub core: usize,

@@ -55,7 +55,7 @@ impl Fence {
     /// May this gateway send at `now`, a clock read just made?
     #[inline]
     #[must_use]
-    pub fn allows(&self, now: MonoNs) -> bool {
+    pub fn is_open_at(&self, now: MonoNs) -> bool {
         now.0 < self.deadline.load(Acquire)
     }
 
@@ -63,7 +63,7 @@ impl Fence {
     #[inline]
     #[must_use]
     pub fn epoch_if_open(&self, now: MonoNs) -> Option<Epoch> {
-        self.allows(now).then(|| self.epoch())
+        self.is_open_at(now).then(|| self.epoch())
     }
 
     /// Epoch of the present opening, or of the last one while closed.

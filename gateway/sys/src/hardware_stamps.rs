@@ -37,7 +37,7 @@ pub fn enable(interface: &str) -> Result<(), HardwareStampError> {
 
 /// Why an interface does not stamp what it receives.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot have interface {interface} stamp what it receives: {reason}; kernel stamps are used instead")]
+#[error("interface {interface}: no hardware timestamps: {reason}; kernel timestamps are used")]
 pub struct HardwareStampError {
     interface: String,
     #[source]
@@ -46,15 +46,15 @@ pub struct HardwareStampError {
 
 #[derive(Debug, thiserror::Error)]
 enum Reason {
-    #[error("that is no interface's name")]
+    #[error("invalid interface name")]
     InvalidName,
-    #[error("CAP_NET_ADMIN is needed, or somebody who has it sets it beforehand")]
+    #[error("needs CAP_NET_ADMIN, or configure it beforehand (hwstamp_ctl)")]
     Privilege,
     #[error("there is no such interface")]
     NoInterface,
-    #[error("its driver has no stamps")]
+    #[error("the driver does not support timestamps")]
     Driver,
-    #[error("it can stamp only some kinds of packets")]
+    #[error("the driver timestamps only some packet types (e.g. PTP)")]
     PartialOnly,
     #[error("{0}")]
     System(io::Error),

@@ -42,7 +42,7 @@ pub const PROBE_MAGIC: &[u8; 4] = b"MDGP";
 /// A fence in force. Dropping it lets everything out again, unless somebody else has its descriptors.
 #[derive(Debug)]
 pub struct KernelFence {
-    shutter: FenceCloser,
+    closer: FenceCloser,
     group_count: usize,
 }
 
@@ -54,16 +54,20 @@ impl KernelFence {
     pub fn attach(cgroup: &Path, groups: &[GroupId], destinations: &[SocketAddrV4]) -> Result<Self, KernelFenceError> {
         let during = |action: &'static str| move |source| KernelFenceError { action, source };
         if !(1..=GROUPS_MAX).contains(&groups.len()) || !(1..=DESTINATIONS_MAX).contains(&destinations.len()) {
-            let source = io::Error::other(format!("{} groups, {} destinations", groups.len(), destinations.len()));
-            return Err(during("fence so many")(source));
+            let source = io::Error::other(format!(
+                "too many for the kernel fence: {} groups, {} destinations",
+                groups.len(),
+                destinations.len()
+            ));
+            return Err(during("create the fence")(source));
         }
-        let map = Map::create(groups.len() * SLOT_ATOMICS).map_err(during("make a BPF map"))?;
+        let map = Map::create(groups.len() * SLOT_ATOMICS).map_err(during("create a BPF map"))?;
         let program = program::fence(&map, groups, &Destinations::new(destinations));
         let program = bpf::load(&program).map_err(during("load a BPF program"))?;
         let directory = File::open(cgroup).map_err(during("open the cgroup"))?;
         let link = bpf::link_to_egress(&program, &directory).map_err(during("attach a BPF program to the cgroup"))?;
         Ok(Self {
-            shutter: FenceCloser { atomics: map.atomics(), map: map.into_descriptor(), link },
+            closer: FenceCloser { atomics: map.atomics(), map: map.into_descriptor(), link },
             group_count: groups.len(),
         })
     }
@@ -75,7 +79,7 @@ impl KernelFence {
     pub fn probe() -> Result<(), KernelFenceError> {
         let during = |action: &'static str| move |source| KernelFenceError { action, source };
         super::cgroup::check_available().map_err(during("find the cgroup of this process"))?;
-        let map = Map::create(SLOT_ATOMICS).map_err(during("make a BPF map"))?;
+        let map = Map::create(SLOT_ATOMICS).map_err(during("create a BPF map"))?;
         let no_destinations = Destinations::new(&[SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0)]);
         bpf::load(&program::fence(&map, &[GroupId(0)], &no_destinations))
             .map(drop)
@@ -90,14 +94,14 @@ impl KernelFence {
     pub fn group(&self, index: usize) -> KernelFenceSlot {
         assert!(index < self.group_count, "group {index} of {}", self.group_count);
         let (deadline, epoch) =
-            (&self.shutter.atomics[index * SLOT_ATOMICS], &self.shutter.atomics[index * SLOT_ATOMICS + 1]);
+            (&self.closer.atomics[index * SLOT_ATOMICS], &self.closer.atomics[index * SLOT_ATOMICS + 1]);
         KernelFenceSlot { deadline, epoch }
     }
 
     /// Map and link, to hand to the sentinel.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.shutter.map.as_fd(), self.shutter.link.as_fd()]
+        [self.closer.map.as_fd(), self.closer.link.as_fd()]
     }
 }
 
@@ -120,7 +124,7 @@ impl FenceCloser {
     }
 
     /// Lets nothing more out, for any group.
-    pub fn shut(&self) {
+    pub fn close_all(&self) {
         for slot in self.atomics.chunks_exact(SLOT_ATOMICS) {
             slot[0].store(0, Release);
         }
@@ -173,9 +177,9 @@ impl KernelFenceError {
 fn hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
-            "; it takes CAP_BPF and CAP_NET_ADMIN, and a cgroup of its own (Delegate=yes where systemd starts it)"
+            "; needs CAP_BPF, CAP_NET_ADMIN and its own cgroup (Delegate=yes under systemd)"
         }
-        Some(libc::ENOSYS | libc::EINVAL) => "; it takes Linux 5.8 with CONFIG_CGROUP_BPF",
+        Some(libc::ENOSYS | libc::EINVAL) => "; needs Linux 5.8 with CONFIG_CGROUP_BPF",
         _ => "",
     }
 }

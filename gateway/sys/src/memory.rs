@@ -13,7 +13,7 @@ use rustix::{
 ///
 /// # Errors
 /// When it may not, as [`check_lockable`] says.
-pub fn lock() -> io::Result<()> {
+pub fn lock_all() -> io::Result<()> {
     check_lockable()?;
     mlockall(MlockAllFlags::CURRENT)?;
     mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;

@@ -35,14 +35,14 @@ impl PidFd {
     ///
     /// # Errors
     /// When it is no pidfd, or one of another process than its sender: what we may kill, its sender might not.
-    pub fn handed_over(descriptor: OwnedFd, sender: Pid) -> io::Result<Self> {
+    pub fn from_sender(descriptor: OwnedFd, sender: Pid) -> io::Result<Self> {
         use std::os::fd::AsRawFd as _;
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd()))?;
         let process = info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<i32>().ok());
         match process {
             // -1: it has ended meanwhile, and can't be killed any more.
             Some(process) if process == sender.as_raw_nonzero().get() || process == -1 => Ok(Self(descriptor)),
-            Some(process) => Err(io::Error::other(format!("a pidfd of process {process}, not of its sender"))),
+            Some(process) => Err(io::Error::other(format!("pidfd refers to process {process}, not to its sender"))),
             None => Err(io::Error::other("not a pidfd")),
         }
     }
@@ -96,10 +96,10 @@ mod tests {
     fn a_pidfd_of_another_process_is_refused() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let child_pidfd = PidFd::of(Pid::from_child(&child)).unwrap();
-        let text = PidFd::handed_over(child_pidfd.0, getpid()).unwrap_err().to_string();
+        let text = PidFd::from_sender(child_pidfd.0, getpid()).unwrap_err().to_string();
         assert!(text.contains(&child.id().to_string()), "{text}");
-        PidFd::handed_over(PidFd::own().unwrap().0, getpid()).unwrap();
-        assert!(PidFd::handed_over(tempfile::tempfile().unwrap().into(), getpid()).is_err());
+        PidFd::from_sender(PidFd::own().unwrap().0, getpid()).unwrap();
+        assert!(PidFd::from_sender(tempfile::tempfile().unwrap().into(), getpid()).is_err());
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -7,11 +7,11 @@
 
 use std::{io, mem::MaybeUninit, ptr, sync::atomic::AtomicU64, sync::atomic::Ordering::Relaxed};
 
-/// A mutex over [`WORDS`](Self::WORDS) words of memory that stays mapped for good. Shared between processes of ours
+/// A mutex over [`ATOMIC_COUNT`](Self::ATOMIC_COUNT) words of memory that stays mapped for good. Shared between processes of ours
 /// alone: glibc follows pointers that stand in it.
 #[derive(Clone, Copy, Debug)]
 pub struct RobustMutex {
-    atomics: &'static [AtomicU64; Self::WORDS],
+    atomics: &'static [AtomicU64; Self::ATOMIC_COUNT],
 }
 
 /// How a mutex was had.
@@ -25,13 +25,13 @@ pub enum Acquired {
 
 impl RobustMutex {
     /// What it takes of the shared memory.
-    pub const WORDS: usize = size_of::<libc::pthread_mutex_t>() / size_of::<AtomicU64>();
+    pub const ATOMIC_COUNT: usize = size_of::<libc::pthread_mutex_t>() / size_of::<AtomicU64>();
 
     /// Makes a free mutex out of words that are all 0.
     ///
     /// # Errors
     /// When they are not, so that a mutex in use can't be made anew; or without memory for it.
-    pub fn create(atomics: &'static [AtomicU64; Self::WORDS]) -> io::Result<Self> {
+    pub fn create(atomics: &'static [AtomicU64; Self::ATOMIC_COUNT]) -> io::Result<Self> {
         if atomics.iter().any(|word| word.load(Relaxed) != 0) {
             return Err(io::Error::other("a mutex can be made of unused memory only"));
         }
@@ -54,7 +54,7 @@ impl RobustMutex {
 
     /// The mutex that another process made there.
     #[must_use]
-    pub fn open(atomics: &'static [AtomicU64; Self::WORDS]) -> Self {
+    pub fn open(atomics: &'static [AtomicU64; Self::ATOMIC_COUNT]) -> Self {
         Self { atomics }
     }
 
@@ -92,7 +92,7 @@ impl RobustMutex {
     }
 }
 
-const _: () = assert!(RobustMutex::WORDS * size_of::<AtomicU64>() == size_of::<libc::pthread_mutex_t>());
+const _: () = assert!(RobustMutex::ATOMIC_COUNT * size_of::<AtomicU64>() == size_of::<libc::pthread_mutex_t>());
 const _: () = assert!(align_of::<libc::pthread_mutex_t>() <= align_of::<AtomicU64>());
 
 fn acquire_result(result: libc::c_int) -> io::Result<Acquired> {
@@ -112,8 +112,8 @@ mod tests {
     use super::*;
     use crate::shared_atomics::SharedAtomics;
 
-    fn atomics() -> &'static [AtomicU64; RobustMutex::WORDS] {
-        let memory = SharedAtomics::create("mdgw-test", RobustMutex::WORDS).unwrap();
+    fn atomics() -> &'static [AtomicU64; RobustMutex::ATOMIC_COUNT] {
+        let memory = SharedAtomics::create("mdgw-test", RobustMutex::ATOMIC_COUNT).unwrap();
         memory.atomics().try_into().unwrap()
     }
 

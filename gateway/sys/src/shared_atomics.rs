@@ -41,7 +41,7 @@ impl SharedAtomics {
     pub fn open(memory: OwnedFd, count: usize) -> io::Result<Self> {
         let bytes = u64::try_from(fstat(&memory)?.st_size).unwrap_or(0);
         if bytes != bytes_of(count)? {
-            return Err(io::Error::other(format!("shared memory of {bytes} bytes, not of {count} words")));
+            return Err(io::Error::other(format!("shared memory has {bytes} bytes, expected {count} words")));
         }
         if !fcntl_get_seals(&memory)?.contains(SIZE_SEALS) {
             return Err(io::Error::other("shared memory whose size is not sealed"));
@@ -78,7 +78,7 @@ const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 fn bytes_of(count: usize) -> io::Result<u64> {
     let bytes = count.checked_mul(size_of::<AtomicU64>()).and_then(|bytes| u64::try_from(bytes).ok());
-    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| io::Error::other("shared memory of no possible size"))
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| io::Error::other("invalid size of shared memory"))
 }
 
 #[cfg(test)]

@@ -41,18 +41,18 @@ impl<T> Claim<T> {
     }
 
     /// Posts events. Returns the claim if no thread holds it; otherwise its holder sees the events before it releases.
-    pub(super) fn post(&self, events: PendingEvents) -> Option<Held<'_, T>> {
+    pub(super) fn post(&self, events: PendingEvents) -> Option<HeldClaim<'_, T>> {
         // Ordered before the count by the Release in it.
         self.events.fetch_or(events.0, Relaxed);
         // Acquire pairs with the Release of the last `release`: we see the value as its last holder left it.
         let before = self.post_count.fetch_add(1, AcqRel);
-        (before == 0).then_some(Held { claim: self, observed_count: 0 })
+        (before == 0).then_some(HeldClaim { claim: self, observed_count: 0 })
     }
 
     /// Resumes a deferred claim.
-    pub(super) fn resume(&self, deferred: DeferredClaim) -> Held<'_, T> {
+    pub(super) fn resume(&self, deferred: DeferredClaim) -> HeldClaim<'_, T> {
         assert_eq!(deferred.claim, std::ptr::from_ref(self).addr(), "a ticket is good for the claim that issued it");
-        Held { claim: self, observed_count: 0 }
+        HeldClaim { claim: self, observed_count: 0 }
     }
 
     /// The value, after all threads have ended.
@@ -64,13 +64,13 @@ impl<T> Claim<T> {
 /// The right to process. A `HeldClaim` that is dropped keeps the claim for ever.
 #[derive(Debug)]
 #[must_use = "a claim that is neither released nor laid by is never free again"]
-pub(super) struct Held<'a, T> {
+pub(super) struct HeldClaim<'a, T> {
     claim: &'a Claim<T>,
     /// The count when the events were last taken.
     observed_count: u64,
 }
 
-impl<'a, T> Held<'a, T> {
+impl<'a, T> HeldClaim<'a, T> {
     /// Takes the pending events. The count is read first, so the events of every counted post are among them.
     pub(super) fn take_events(&mut self) -> PendingEvents {
         // Acquire pairs with the Release of each `post` and of `defer`.
@@ -179,8 +179,8 @@ mod models {
     /// The holder's two steps: the real ones, or broken ones that the checker must detect.
     #[derive(Clone, Copy)]
     struct Steps {
-        take_events: fn(&mut Held<'_, Processed>) -> PendingEvents,
-        release: for<'a> fn(Held<'a, Processed>) -> Result<(), Held<'a, Processed>>,
+        take_events: fn(&mut HeldClaim<'_, Processed>) -> PendingEvents,
+        release: for<'a> fn(HeldClaim<'a, Processed>) -> Result<(), HeldClaim<'a, Processed>>,
     }
 
     const REAL: Steps = Steps { take_events: |held| held.take_events(), release: |held| held.release() };
@@ -207,7 +207,7 @@ mod models {
             }
         }
 
-        fn process(&self, mut held: Held<'_, Processed>) {
+        fn process(&self, mut held: HeldClaim<'_, Processed>) {
             loop {
                 let events = (self.steps.take_events)(&mut held);
                 self.drain(&mut held, events);
@@ -218,7 +218,7 @@ mod models {
             }
         }
 
-        fn drain(&self, held: &mut Held<'_, Processed>, events: PendingEvents) {
+        fn drain(&self, held: &mut HeldClaim<'_, Processed>, events: PendingEvents) {
             for (line, socket) in (0..).map(Line).zip(&self.sockets) {
                 if events.ready_lines().contains(line) || events.contains(PendingEvents::DEADLINE) {
                     let packets = socket.swap(0, Relaxed);
@@ -241,7 +241,7 @@ mod models {
         fn into_processed(self: Arc<Self>) -> Processed {
             let world = Arc::into_inner(self).expect("all threads are joined");
             for socket in world.sockets {
-                assert_eq!(socket.load(Relaxed), 0, "a packet was left lying");
+                assert_eq!(socket.load(Relaxed), 0, "a packet was left unread");
             }
             world.claim.into_inner()
         }
@@ -266,10 +266,10 @@ mod models {
     }
 
     #[test]
-    #[should_panic(expected = "left lying")]
+    #[should_panic(expected = "left unread")]
     fn a_release_that_ignores_new_posts_loses_an_edge() {
         explore(3, || {
-            let release = |held: Held<'_, Processed>| {
+            let release = |held: HeldClaim<'_, Processed>| {
                 held.claim.post_count.store(0, Release);
                 Ok(())
             };
@@ -278,10 +278,10 @@ mod models {
     }
 
     #[test]
-    #[should_panic(expected = "left lying")]
+    #[should_panic(expected = "left unread")]
     fn events_taken_before_the_count_lose_an_edge() {
         explore(3, || {
-            let take_events = |held: &mut Held<'_, Processed>| {
+            let take_events = |held: &mut HeldClaim<'_, Processed>| {
                 let events = PendingEvents(held.claim.events.swap(0, AcqRel));
                 held.observed_count = held.claim.post_count.load(Acquire);
                 events
@@ -297,7 +297,7 @@ mod models {
             let world = World::new(REAL);
             let other = world.clone();
             let touch = |world: &World| {
-                Held { claim: &world.claim, observed_count: 0 }.with(|processed| processed.packets += 1);
+                HeldClaim { claim: &world.claim, observed_count: 0 }.with(|processed| processed.packets += 1);
             };
             let thread = thread::spawn(move || touch(&other));
             touch(&world);

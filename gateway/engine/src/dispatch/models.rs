@@ -10,7 +10,7 @@ use loom::{
 use mdgw_sys::handle::LineSet;
 
 use super::{
-    claim::{Claim, Held, PendingEvents},
+    claim::{Claim, HeldClaim, PendingEvents},
     token::{FollowOptions, TakeOutcome, Token},
 };
 
@@ -60,7 +60,7 @@ impl World {
         loop {
             let waiting = FollowOptions { may_spin: false, keep_spinning: || false };
             let take = match self.token.try_take() {
-                TakeOutcome::Held => self.token.follow(waiting, |_| (), || ()),
+                TakeOutcome::AlreadyHeld => self.token.follow(waiting, |_| (), || ()),
                 take => take,
             };
             if take == TakeOutcome::Stopping || !self.lead() {
@@ -93,7 +93,7 @@ impl World {
         }
     }
 
-    fn process(&self, mut held: Held<'_, u32>) {
+    fn process(&self, mut held: HeldClaim<'_, u32>) {
         loop {
             if held.take_events() != PendingEvents::NONE {
                 let packets = std::mem::take(&mut self.set.lock().unwrap().socket);

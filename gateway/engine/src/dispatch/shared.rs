@@ -130,7 +130,7 @@ impl Settings {
             return Err(StartError::InvalidSetting("quota_packets and inbox_messages_max must be at least 1"));
         }
         if delivers_data && threads.len() > 1 {
-            return Err(StartError::InvalidSetting("a handle set that lends datagrams serves a pool of one thread"));
+            return Err(StartError::InvalidSetting("a handle set that delivers datagrams serves a pool of one thread"));
         }
         let mut cores: Vec<usize> = threads.iter().filter_map(|thread| thread.core).collect();
         cores.sort_unstable();
@@ -139,7 +139,7 @@ impl Settings {
         }
         let is_unpinned_realtime = |thread: &ThreadConfig| thread.core.is_none() && thread.fifo_priority.is_some();
         if config.wait != WaitPolicy::Park && threads.iter().any(is_unpinned_realtime) {
-            return Err(StartError::InvalidSetting("a real-time thread that spins needs a core of its own"));
+            return Err(StartError::InvalidSetting("a spinning real-time thread needs its own core"));
         }
         // Leader and follower spin at the same time, so each needs its own core.
         let core_count = if cores.len() == threads.len() { cores.len() } else { affinity::usable_cores().len() };

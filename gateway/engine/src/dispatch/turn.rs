@@ -15,7 +15,7 @@ use mdgw_sys::{
 };
 
 use super::{
-    claim::{Held, PendingEvents},
+    claim::{HeldClaim, PendingEvents},
     roles::{Role, ThreadGauges},
     shared::{ChannelSlot, RunQueueEntry, Shared, panic_text},
     token::{FollowOptions, Promoted, TakeOutcome},
@@ -49,7 +49,7 @@ pub(super) struct Worker<'p, S: HandleSet, H: ChannelHandler> {
 
 struct Claimed<'p, H> {
     index: usize,
-    held: Held<'p, H>,
+    held: HeldClaim<'p, H>,
 }
 
 impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
@@ -343,7 +343,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     }
 
     /// No event will come for the remaining work: some thread resumes it from the run queue, at the latest this one.
-    fn defer(&mut self, index: usize, held: Held<'p, H>, remaining: PendingEvents) {
+    fn defer(&mut self, index: usize, held: HeldClaim<'p, H>, remaining: PendingEvents) {
         self.gauges.quota_hits.add(1);
         let deferred = held.defer(remaining);
         let pushed = self.shared.run_queue.push(RunQueueEntry { index, deferred });
@@ -354,7 +354,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     fn handle_events(
         &mut self,
         index: usize,
-        held: &mut Held<'p, H>,
+        held: &mut HeldClaim<'p, H>,
         pending: PendingEvents,
         quota: &mut usize,
     ) -> PendingEvents {
@@ -394,7 +394,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     fn call_failed(
         &mut self,
         index: usize,
-        held: &mut Held<'p, H>,
+        held: &mut HeldClaim<'p, H>,
         call: impl FnOnce(&mut H, &mut TurnContext<'_, S::Io, H::Local>),
     ) {
         let woken_at = self.wall.at(self.now);

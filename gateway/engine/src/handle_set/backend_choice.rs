@@ -60,7 +60,7 @@ impl fmt::Display for Backend {
 
 /// Wait strategy of a pool's leader, as far as the choice depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum LeaderWait {
     /// It polls without sleeping.
     Spinning,
     /// It blocks (perhaps after spinning for a while).
@@ -71,7 +71,7 @@ pub enum Waiting {
 ///
 /// # Errors
 /// If the configuration demands io_uring and the kernel lacks a feature; the error names it.
-pub fn choose(requested: IoChoice, threads: usize, waiting: Waiting) -> Result<Backend, MissingIoUring> {
+pub fn choose_backend(requested: IoChoice, threads: usize, waiting: LeaderWait) -> Result<Backend, MissingIoUring> {
     let (backend, reason) = decide(requested, threads, waiting, probe_io_uring())?;
     tracing::info!(%backend, reason, threads, "handle set");
     Ok(backend)
@@ -93,7 +93,7 @@ pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
     let mut probe_io_uring = Probe::new();
     ring.submitter()
         .register_probe(&mut probe_io_uring)
-        .map_err(|error| MissingIoUring(format!("no probe: {error}")))?;
+        .map_err(|error| MissingIoUring(format!("probe failed: {error}")))?;
     let needed = [
         ("IORING_OP_RECVMSG", opcode::RecvMsg::CODE),
         ("IORING_OP_SENDMSG", opcode::SendMsg::CODE),
@@ -109,15 +109,15 @@ pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
 
 /// Why io_uring is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("io = \"io_uring\" is not possible here: {0}; take \"auto\" or \"epoll\"")]
+#[error("io = \"io_uring\" is not available: {0}; use \"auto\" or \"epoll\"")]
 pub struct MissingIoUring(String);
 
 impl MissingIoUring {
     fn from_setup(error: &io::Error) -> Self {
         Self(match error.raw_os_error() {
-            Some(libc::ENOSYS) => "the kernel was built without it, or a filter of system calls hides it".to_owned(),
+            Some(libc::ENOSYS) => "not supported by the kernel, or blocked by a seccomp filter".to_owned(),
             Some(libc::EPERM) => {
-                "this process may not use it (sysctl kernel.io_uring_disabled, or a filter of system calls)".to_owned()
+                "not permitted for this process (sysctl kernel.io_uring_disabled, or a seccomp filter)".to_owned()
             }
             Some(libc::EINVAL) => "the kernel is older than 6.1 (no IORING_SETUP_DEFER_TASKRUN)".to_owned(),
             Some(libc::ENOMEM) => "not enough locked memory (ulimit -l)".to_owned(),
@@ -131,7 +131,7 @@ impl MissingIoUring {
 fn decide(
     requested: IoChoice,
     threads: usize,
-    waiting: Waiting,
+    waiting: LeaderWait,
     probed: Result<EpollWaitMethod, MissingIoUring>,
 ) -> Result<(Backend, String), MissingIoUring> {
     let with_rings = |wait| if threads == 1 { Backend::Multishot } else { Backend::Ring(wait) };
@@ -151,10 +151,12 @@ fn decide(
 /// finds the socket empty; a send costs 1.1 to 1.2 times. With one thread a multishot turn costs 0.83 to 0.97 of
 /// epoll's, not counting its extra cost on the sending side of the socket. From send to receive epoll was faster: by
 /// 0.5 us at the median when spinning, and always in the tail. Latency decides here.
-fn prefers_io_uring(threads: usize, waiting: Waiting) -> (bool, &'static str) {
+fn prefers_io_uring(threads: usize, waiting: LeaderWait) -> (bool, &'static str) {
     match (threads, waiting) {
-        (1, Waiting::Spinning) => (false, "one spinning thread: epoll has the lower latency"),
-        (1, Waiting::Blocking) => (false, "one blocking thread: the same median latency, epoll has the lower tail"),
+        (1, LeaderWait::Spinning) => (false, "one spinning thread: epoll has lower latency"),
+        (1, LeaderWait::Blocking) => {
+            (false, "one blocking thread: same median latency, epoll has a lower tail latency")
+        }
         _ => (false, "several threads: a batch costs less by recvmmsg than by a submission of single receives"),
     }
 }
@@ -170,7 +172,7 @@ mod tests {
     #[test]
     fn without_io_uring_auto_falls_back_to_epoll_and_gives_the_reason() {
         for threads in [1, 4] {
-            let (backend, reason) = decide(IoChoice::Auto, threads, Waiting::Spinning, Err(missing())).unwrap();
+            let (backend, reason) = decide(IoChoice::Auto, threads, LeaderWait::Spinning, Err(missing())).unwrap();
             assert_eq!(backend, Backend::Epoll);
             assert!(reason.contains("older than 6.1"), "{reason}");
         }
@@ -179,13 +181,13 @@ mod tests {
     #[test]
     fn a_backend_requested_by_name_is_used_or_refused() {
         for wait in [EpollWaitMethod::Events, EpollWaitMethod::Readiness] {
-            let decide = |threads| decide(IoChoice::IoUring, threads, Waiting::Blocking, Ok(wait)).unwrap().0;
+            let decide = |threads| decide(IoChoice::IoUring, threads, LeaderWait::Blocking, Ok(wait)).unwrap().0;
             assert_eq!(decide(1), Backend::Multishot);
             assert_eq!(decide(2), Backend::Ring(wait));
         }
-        let refused = decide(IoChoice::IoUring, 2, Waiting::Spinning, Err(missing())).unwrap_err().to_string();
+        let refused = decide(IoChoice::IoUring, 2, LeaderWait::Spinning, Err(missing())).unwrap_err().to_string();
         assert!(refused.contains("older than 6.1") && refused.contains("epoll"), "{refused}");
-        let epoll = decide(IoChoice::Epoll, 2, Waiting::Spinning, Ok(EpollWaitMethod::Events)).unwrap();
+        let epoll = decide(IoChoice::Epoll, 2, LeaderWait::Spinning, Ok(EpollWaitMethod::Events)).unwrap();
         assert_eq!(epoll.0, Backend::Epoll);
     }
 

@@ -25,7 +25,7 @@ use crossbeam_queue::ArrayQueue;
 use io_uring::{opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 use mdgw_sys::{
-    batch::{PACKETS_MAX, ReceiveBatch, SendBatch, is_past_send_error, pinned_array::Fixed},
+    batch::{PACKETS_MAX, ReceiveBatch, SendBatch, is_past_send_error, pinned_array::PinnedArray},
     handle::{Handle, LineSet},
 };
 
@@ -78,7 +78,7 @@ impl HandleSet for RingSet {
             leftover: Arc::clone(&self.leftover),
             wait_method: self.wait,
             armed: false,
-            wait_buffer: Fixed::new(EVENTS_MAX, |_| libc::epoll_event { events: 0, u64: 0 }),
+            wait_buffer: PinnedArray::new(EVENTS_MAX, |_| libc::epoll_event { events: 0, u64: 0 }),
             poll_buffer: Box::new([libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX]),
             undelivered: Vec::with_capacity(EVENTS_MAX),
             fault: None,
@@ -112,7 +112,7 @@ pub struct RingIo {
     /// Whether a request waits for the set.
     armed: bool,
     /// Where the kernel puts events while a request waits.
-    wait_buffer: Fixed<libc::epoll_event>,
+    wait_buffer: PinnedArray<libc::epoll_event>,
     /// Where `epoll_wait` puts them.
     poll_buffer: Box<[libc::epoll_event; EVENTS_MAX]>,
     /// Events not yet passed on, the last first.
@@ -292,7 +292,7 @@ impl Drop for RingIo {
     fn drop(&mut self) {
         if self.release_wait().is_err() {
             // The kernel may still write there: leak the memory rather than reuse it.
-            std::mem::forget(std::mem::replace(&mut self.wait_buffer, Fixed::new(0, |_| unreachable!())));
+            std::mem::forget(std::mem::replace(&mut self.wait_buffer, PinnedArray::new(0, |_| unreachable!())));
         }
     }
 }

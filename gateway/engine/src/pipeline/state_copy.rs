@@ -35,19 +35,19 @@ impl CopyRequest {
 
     /// A further request of the copy.
     #[must_use]
-    pub fn go_on(return_queue: &Arc<ArrayQueue<Box<Self>>>) -> Box<Self> {
+    pub fn next_slice(return_queue: &Arc<ArrayQueue<Box<Self>>>) -> Box<Self> {
         Self::with(CopyCommand::Next, return_queue)
     }
 
     /// Cancels a copy: its last request.
     #[must_use]
-    pub fn end(return_queue: &Arc<ArrayQueue<Box<Self>>>) -> Box<Self> {
+    pub fn cancel(return_queue: &Arc<ArrayQueue<Box<Self>>>) -> Box<Self> {
         Self::with(CopyCommand::Cancel, return_queue)
     }
 
     /// Reuses a returned request for the next slice.
     #[must_use]
-    pub fn again(mut self: Box<Self>) -> Box<Self> {
+    pub fn reuse(mut self: Box<Self>) -> Box<Self> {
         self.slice.clear();
         self.command = CopyCommand::Next;
         self
@@ -55,7 +55,7 @@ impl CopyRequest {
 
     /// The slice, and the state of the copy after it.
     #[must_use]
-    pub fn came(&self) -> (&[u8], CopyStep) {
+    pub fn result(&self) -> (&[u8], CopyStep) {
         (&self.slice, self.step)
     }
 
@@ -65,7 +65,7 @@ impl CopyRequest {
     }
 
     /// Runs the command on the channel. Nothing is allocated or freed.
-    pub fn take(mut self: Box<Self>, channel: &mut Channel) {
+    pub fn run(mut self: Box<Self>, channel: &mut Channel) {
         let mut free = match std::mem::replace(&mut self.command, CopyCommand::Next) {
             CopyCommand::Begin(buffer) => channel.begin_copy(buffer),
             CopyCommand::Next => None,

@@ -15,7 +15,7 @@ use mdgw_publog::Position;
 /// How far another gateway has published a channel. Each position says that every message before it has been published.
 /// A position that is too low repeats messages, which receivers drop; one that is too high loses messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
+pub struct ReceiveWatermark {
     /// Received without a gap, from the output itself. Any host may write to a multicast group, so a position beyond
     /// the gateway's own input is not trusted.
     pub received_through: Option<StreamPosition>,
@@ -25,7 +25,7 @@ pub struct Heard {
     pub reported_through: Option<StreamPosition>,
 }
 
-impl Heard {
+impl ReceiveWatermark {
     /// The watermark that a gateway trusts whose own log ends at `committed_through`.
     #[must_use]
     pub fn trusted_through(&self, committed_through: Option<StreamPosition>) -> Option<StreamPosition> {
@@ -226,14 +226,14 @@ impl ReceiveWatermarkShared {
     }
 
     /// Sets the watermark. Called by the one writer alone.
-    pub fn set(&self, received_through: Heard) {
+    pub fn set(&self, received_through: ReceiveWatermark) {
         self.0.set(received_through.to_u64s());
     }
 
     /// The last watermark. Empty if the writer was too quick for too long: then more is republished.
     #[must_use]
-    pub fn get(&self) -> Heard {
-        self.0.get().map(Heard::from_u64s).unwrap_or_default()
+    pub fn get(&self) -> ReceiveWatermark {
+        self.0.get().map(ReceiveWatermark::from_u64s).unwrap_or_default()
     }
 }
 
@@ -302,15 +302,18 @@ mod tests {
     #[test]
     fn the_last_watermark_set_is_read() {
         let shared = ReceiveWatermarkShared::new();
-        assert_eq!(shared.get(), Heard::default());
+        assert_eq!(shared.get(), ReceiveWatermark::default());
         for sequence in 1..5 {
-            let received_through =
-                Heard { received_through: at(0, sequence), epoch: Epoch(sequence), reported_through: at(1, 9) };
+            let received_through = ReceiveWatermark {
+                received_through: at(0, sequence),
+                epoch: Epoch(sequence),
+                reported_through: at(1, 9),
+            };
             shared.set(received_through);
             assert_eq!(shared.get(), received_through);
         }
-        shared.set(Heard::default());
-        assert_eq!(shared.get(), Heard::default());
+        shared.set(ReceiveWatermark::default());
+        assert_eq!(shared.get(), ReceiveWatermark::default());
     }
 
     #[test]
@@ -342,8 +345,11 @@ mod tests {
 
     #[test]
     fn a_watermark_beyond_own_input_counts_only_if_the_peer_reported_it() {
-        let received_through =
-            |received_through, reported_through| Heard { received_through, epoch: Epoch(1), reported_through };
+        let received_through = |received_through, reported_through| ReceiveWatermark {
+            received_through,
+            epoch: Epoch(1),
+            reported_through,
+        };
         assert_eq!(received_through(at(0, 5), None).trusted_through(at(0, 9)), at(0, 5));
         assert_eq!(received_through(at(0, 12), None).trusted_through(at(0, 9)), at(0, 9));
         assert_eq!(received_through(at(7, 1), None).trusted_through(at(0, 9)), at(0, 9));
@@ -411,7 +417,7 @@ mod model {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || {
                     for _ in 0..2 {
-                        if shared.fence.allows(MonoNs(5)) {
+                        if shared.fence.is_open_at(MonoNs(5)) {
                             assert!(!shared.is_over.load(Acquire), "sent after it was said to be over");
                         }
                         let request = shared.inbox.lock().unwrap().take();

@@ -159,7 +159,7 @@ impl World {
     /// Another gateway has been heard to publish what is before that place.
     fn set_watermark(&self, epoch: u64, restart: u32, sequence: u64, part: u16) {
         let position = StreamPosition { session: Session { restart, ..session() }, sequence: Sequence(sequence), part };
-        self.takeover.received_through.set(Heard {
+        self.takeover.received_through.set(ReceiveWatermark {
             received_through: Some(position),
             epoch: Epoch(epoch),
             reported_through: None,
@@ -359,7 +359,7 @@ fn entries_evicted_during_catch_up_are_read_from_the_files() {
     world.messages(1, 40);
     world.set_watermark(1, 0, 5, 0);
     // Heard after each hand-over: what is due at once on a machine that came late is more than a socket holds.
-    let (set_watermark, heard) = std::sync::mpsc::channel();
+    let (sender, received) = std::sync::mpsc::channel();
     let receiver = world.receivers[0].try_clone().unwrap();
     world.io.after = Some(Box::new(move || {
         let mut datagram = [0; 2_048];
@@ -375,7 +375,7 @@ fn entries_evicted_during_catch_up_are_read_from_the_files() {
         world.deadline(mono_now(), &fence);
     }
     world.send(&fence);
-    let mut sent_packets: Vec<String> = heard.try_iter().collect();
+    let mut sent_packets: Vec<String> = received.try_iter().collect();
     sent_packets.retain(|text| !text.contains('h'));
     assert_eq!(sent_packets, [retransmitted(2, 5..40), live(2, 40..3_000)].concat());
     assert_eq!(world.publisher.counts().memory_overruns, 0);
@@ -397,7 +397,7 @@ fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
         world.messages(5, 6);
         world.set_watermark(1, 0, 4, part);
         world.send(&Fence::standalone(Epoch(2)));
-        assert_eq!(world.received(0), expected, "{part} parts were heard");
+        assert_eq!(world.received(0), expected, "{part} parts were received");
     }
 }
 
@@ -420,7 +420,7 @@ fn a_leader_behind_its_predecessor_publishes_nothing_new_until_caught_up() {
     world.log.session(session(), Sequence(1));
     world.messages(1, 4);
     let reported_through = Some(StreamPosition::at(session(), Sequence(6)));
-    world.takeover.received_through.set(Heard { received_through: None, epoch: Epoch(1), reported_through });
+    world.takeover.received_through.set(ReceiveWatermark { received_through: None, epoch: Epoch(1), reported_through });
     world.send(&fence);
     assert_eq!(world.received(0), ["2 [6,6) h0"]);
     world.messages(4, 5);
@@ -675,14 +675,14 @@ fn a_failed_channel_is_published_at_once_and_in_every_heartbeat() {
     world.log.fail();
     world.send(&fence);
     early.set_watermark(&world);
-    assert_eq!(early.heard, ["session", "message 1", "message 2", "state Failed"]);
+    assert_eq!(early.items, ["session", "message 1", "message 2", "state Failed"]);
     let mut late = Subscriber::new();
     for _ in 0..2 {
         let due = world.publisher.next_deadline().unwrap();
         world.deadline(due, &fence);
         late.set_watermark(&world);
     }
-    assert_eq!(late.heard, ["session", "state Failed"]);
+    assert_eq!(late.items, ["session", "state Failed"]);
     assert_eq!(world.publisher.counts().heartbeats, 3);
     assert_eq!(world.log.session_progress().unwrap().committed, Sequence(3));
 }
@@ -690,22 +690,22 @@ fn a_failed_channel_is_published_at_once_and_in_every_heartbeat() {
 /// What a consumer hears.
 struct Subscriber {
     receiver: Receiver,
-    heard: Vec<String>,
+    items: Vec<String>,
 }
 
 impl Subscriber {
     fn new() -> Self {
         let config = ReceiverConfig { group: GroupId(2), ..ReceiverConfig::default() };
-        Self { receiver: Receiver::new(config), heard: Vec::new() }
+        Self { receiver: Receiver::new(config), items: Vec::new() }
     }
 
     fn set_watermark(&mut self, world: &World) {
-        let Self { receiver, heard } = self;
+        let Self { receiver, items } = self;
         let mut datagram = [0; 2_048];
         while let Ok(length) = world.receivers[0].recv(&mut datagram) {
             let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &datagram[..length], ts_recv: NOW };
             let mut deliver = |output: Output<'_>| {
-                heard.push(match output.item {
+                items.push(match output.item {
                     Item::Session => "session".to_owned(),
                     Item::Message { header, .. } => format!("message {}", header.sequence),
                     Item::State(state) => format!("state {state:?}"),

@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let level = logging::start(config.log.level);
     // While there is little but the program: what comes later is locked as it is touched.
     if config.gateway.lock_memory
-        && let Err(error) = memory::lock()
+        && let Err(error) = memory::lock_all()
     {
         tracing::warn!(%error, "memory is not locked: it may be taken away when it runs short");
     }

@@ -15,7 +15,7 @@ use mdgw_engine::{
     dispatch::{Dispatch, WaitPolicy, pool::Pool},
     handle_set::{
         HandleSet,
-        backend_choice::{self, Backend, Waiting},
+        backend_choice::{self, Backend, LeaderWait},
         epoll::EpollSet,
         ring::{MultishotSet, RingSet},
     },
@@ -199,9 +199,9 @@ impl<'c> Wiring<'c> {
             let index = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
             pipelines.push(self.pipeline(index, setup)?);
         }
-        let waiting = if pool.wait == WaitPolicy::Spin { Waiting::Spinning } else { Waiting::Blocking };
+        let waiting = if pool.wait == WaitPolicy::Spin { LeaderWait::Spinning } else { LeaderWait::Blocking };
         let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
-        let running = match backend_choice::choose(pool.io.into(), pool.threads.count(), waiting)? {
+        let running = match backend_choice::choose_backend(pool.io.into(), pool.threads.count(), waiting)? {
             Backend::Epoll => {
                 self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines, words)?
             }

@@ -16,7 +16,7 @@ use super::{Request, Response};
 pub enum ControlError {
     /// No gateway listens on the socket.
     #[error(
-        "cannot reach a gateway at {} (it listens where gateway.control_socket of its configuration says): {source}",
+        "cannot connect to the control socket {} (gateway.control_socket): {source}",
         path.display()
     )]
     Connect {
@@ -26,7 +26,7 @@ pub enum ControlError {
         source: io::Error,
     },
     /// The connection ended before the response.
-    #[error("the gateway at {} gave no answer: {source}", path.display())]
+    #[error("no answer from the gateway at {}: {source}", path.display())]
     Io {
         /// Path of the socket.
         path: PathBuf,

@@ -69,7 +69,7 @@ impl std::fmt::Debug for ControlServer {
 /// Created under another name and then renamed, so that no client connects before the permissions are set.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another gateway listens there"));
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "the socket is in use by another gateway"));
     }
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{}", std::process::id()));
@@ -121,12 +121,12 @@ fn serve(connection: UnixStream, answer: &RequestHandler, stop: &AtomicBool) -> 
         }
         if !line.ends_with(b"\n") {
             // The rest of the line would be read as further requests.
-            let text = if bytes == REQUEST_BYTES_MAX { "the question is too long" } else { "the question broke off" };
+            let text = if bytes == REQUEST_BYTES_MAX { "the request is too long" } else { "the request is incomplete" };
             return write(&mut writer, &Response::Refused(text.to_owned()));
         }
         let response = match serde_json::from_slice(&line) {
             Ok(request) => answer(request),
-            Err(error) => Response::Refused(format!("not understood: {error}")),
+            Err(error) => Response::Refused(format!("invalid request: {error}")),
         };
         write(&mut writer, &response)?;
     }
@@ -194,10 +194,10 @@ mod tests {
         let path = folder.path().join("control");
         let _server = ControlServer::start(&path, echo).unwrap();
         for (request_bytes, expected) in [
-            (&b"{\"command\":\"fly\"}\n"[..], "not understood"),
-            (b"{\"command\":\"status\",\"colour\":1}\n", "not understood"),
-            (b"\xff\xfe\n", "not understood"),
-            (b"{\"command\":\"sta", "broke off"),
+            (&b"{\"command\":\"fly\"}\n"[..], "invalid request"),
+            (b"{\"command\":\"status\",\"colour\":1}\n", "invalid request"),
+            (b"\xff\xfe\n", "invalid request"),
+            (b"{\"command\":\"sta", "is incomplete"),
             (&[b'x'; REQUEST_BYTES_MAX + 10], "too long"),
         ] {
             let answer = raw(&path, request_bytes);

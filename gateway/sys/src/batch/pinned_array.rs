@@ -1,4 +1,4 @@
-//! Fixed memory that the kernel is given pointers into.
+//! PinnedArray memory that the kernel is given pointers into.
 
 #![allow(unsafe_code, reason = "headers that the kernel writes through")]
 
@@ -6,12 +6,12 @@ use std::{fmt, ptr::NonNull};
 
 /// A run of values at one address for as long as it lives. Handed out as raw pointers only, so that a pointer which
 /// lies in a kernel header is never invalidated by a Rust reference to the whole.
-pub struct Fixed<T> {
+pub struct PinnedArray<T> {
     first: NonNull<T>,
     count: usize,
 }
 
-impl<T> Fixed<T> {
+impl<T> PinnedArray<T> {
     /// `count` values made by `value(index)`.
     pub fn new(count: usize, value: impl FnMut(usize) -> T) -> Self {
         let values: Box<[T]> = (0..count).map(value).collect();
@@ -29,13 +29,13 @@ impl<T> Fixed<T> {
     }
 }
 
-impl<T> fmt::Debug for Fixed<T> {
+impl<T> fmt::Debug for PinnedArray<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fixed").field("count", &self.count).finish_non_exhaustive()
+        f.debug_struct("PinnedArray").field("count", &self.count).finish_non_exhaustive()
     }
 }
 
-impl<T> Drop for Fixed<T> {
+impl<T> Drop for PinnedArray<T> {
     fn drop(&mut self) {
         let all = std::ptr::slice_from_raw_parts_mut(self.first.as_ptr(), self.count);
         // SAFETY: `new` leaked a box of `count` values at `first`; it is taken back once, here.

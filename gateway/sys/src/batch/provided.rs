@@ -14,7 +14,7 @@ use mdgw_feeds::{identity::Line, time::UnixNs};
 use super::{
     StampKind,
     control::{self, CONTROL_BYTES},
-    pinned_array::Fixed,
+    pinned_array::PinnedArray,
     receive::{NAME_BYTES, ReceiveBatch},
 };
 
@@ -26,7 +26,7 @@ use super::{
 ///   | recvmsg header 16 | source 16 | control data 96 | datagram ... 2,048 |
 /// ```
 pub struct ProvidedBuffers {
-    memory: Fixed<u8>,
+    memory: PinnedArray<u8>,
     returned: ArrayQueue<u16>,
 }
 
@@ -38,7 +38,7 @@ impl ProvidedBuffers {
     /// That many buffers, none of them given back yet.
     #[must_use]
     pub fn new(count: u16) -> Self {
-        let memory = Fixed::new(usize::from(count) * STRIDE, |_| 0);
+        let memory = PinnedArray::new(usize::from(count) * STRIDE, |_| 0);
         Self { memory, returned: ArrayQueue::new(usize::from(count)) }
     }
 

@@ -13,7 +13,7 @@ use mdgw_feeds::{identity::Line, time::UnixNs};
 
 use super::{
     control::{self, CONTROL_BYTES, Control},
-    pinned_array::Fixed,
+    pinned_array::PinnedArray,
     provided::{ProvidedBuffers, ProvidedDatagram},
 };
 
@@ -348,25 +348,25 @@ enum BufferLocation {
 
 /// The memory that the kernel fills.
 struct Rows {
-    headers: Fixed<libc::mmsghdr>,
-    names: Fixed<libc::sockaddr_in>,
-    controls: Fixed<Control>,
-    bytes: Fixed<u8>,
+    headers: PinnedArray<libc::mmsghdr>,
+    names: PinnedArray<libc::sockaddr_in>,
+    controls: PinnedArray<Control>,
+    bytes: PinnedArray<u8>,
     datagram_bytes_max: usize,
     /// Reached through the headers only.
-    _iovecs: Fixed<libc::iovec>,
+    _iovecs: PinnedArray<libc::iovec>,
 }
 
 impl Rows {
     fn new(count: usize, datagram_bytes_max: usize) -> Self {
-        let bytes = Fixed::new(count * datagram_bytes_max, |_| 0_u8);
-        let names = Fixed::new(count, |_| NO_NAME);
-        let controls = Fixed::new(count, |_| Control([0; CONTROL_BYTES]));
-        let iovecs = Fixed::new(count, |row| libc::iovec {
+        let bytes = PinnedArray::new(count * datagram_bytes_max, |_| 0_u8);
+        let names = PinnedArray::new(count, |_| NO_NAME);
+        let controls = PinnedArray::new(count, |_| Control([0; CONTROL_BYTES]));
+        let iovecs = PinnedArray::new(count, |row| libc::iovec {
             iov_base: bytes.at(row * datagram_bytes_max).cast(),
             iov_len: datagram_bytes_max,
         });
-        let headers = Fixed::new(count, |row| libc::mmsghdr {
+        let headers = PinnedArray::new(count, |row| libc::mmsghdr {
             msg_hdr: libc::msghdr {
                 msg_name: names.at(row).cast(),
                 msg_namelen: NAME_BYTES,

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{pinned_array::Fixed, receive::NAME_BYTES};
+use super::{pinned_array::PinnedArray, receive::NAME_BYTES};
 
 /// Bytes of a published packet's header.
 pub const HEADER_BYTES: usize = 64;
@@ -72,10 +72,10 @@ impl Outputs {
 /// ```
 pub struct SendBuffers {
     outputs: Arc<Outputs>,
-    messages: Fixed<libc::mmsghdr>,
-    iovecs: Fixed<libc::iovec>,
-    headers: Fixed<[u8; HEADER_BYTES]>,
-    names: Fixed<libc::sockaddr_in>,
+    messages: PinnedArray<libc::mmsghdr>,
+    iovecs: PinnedArray<libc::iovec>,
+    headers: PinnedArray<[u8; HEADER_BYTES]>,
+    names: PinnedArray<libc::sockaddr_in>,
     sockets: [RawFd; PACKETS_MAX],
 }
 
@@ -83,13 +83,13 @@ impl SendBuffers {
     /// Allocates all of its memory.
     #[must_use]
     pub fn new(outputs: Arc<Outputs>) -> Self {
-        let headers = Fixed::new(PACKETS_MAX, |_| [0; HEADER_BYTES]);
-        let iovecs = Fixed::new(PACKETS_MAX * 2, |index| libc::iovec {
+        let headers = PinnedArray::new(PACKETS_MAX, |_| [0; HEADER_BYTES]);
+        let iovecs = PinnedArray::new(PACKETS_MAX * 2, |index| libc::iovec {
             iov_base: if index % 2 == 0 { headers.at(index / 2).cast() } else { std::ptr::null_mut() },
             iov_len: if index % 2 == 0 { HEADER_BYTES } else { 0 },
         });
-        let names = Fixed::new(outputs.len(), |index| name(outputs.outputs[index].destination));
-        let messages = Fixed::new(PACKETS_MAX, |index| libc::mmsghdr {
+        let names = PinnedArray::new(outputs.len(), |index| name(outputs.outputs[index].destination));
+        let messages = PinnedArray::new(PACKETS_MAX, |index| libc::mmsghdr {
             msg_hdr: libc::msghdr {
                 msg_name: std::ptr::null_mut(),
                 msg_namelen: 0,

@@ -92,7 +92,7 @@ pub(super) fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
         && let Ok(reason) = CStr::from_bytes_until_nul(&log)
         && !reason.is_empty()
     {
-        tracing::debug!("the kernel's checker: {}", reason.to_string_lossy());
+        tracing::debug!("BPF verifier: {}", reason.to_string_lossy());
     }
     Err(refused)
 }

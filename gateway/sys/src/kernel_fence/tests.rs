@@ -120,7 +120,7 @@ fn gateway_process() {
     };
     reply(format!("fenced in {}", cgroup.path().display()));
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let mut shutter = None;
+    let mut closer = None;
     for send_command in io::stdin().lines().map_while(Result::ok) {
         let words: Vec<_> = send_command.split(' ').collect();
         let number = |at: usize| words[at].parse::<u64>().unwrap();
@@ -129,11 +129,11 @@ fn gateway_process() {
             // group, count of the epoch, from now in ns
             "open" => fence.group(index(1)).open(Epoch::new(number(2), 1), mono_now().plus(number(3))),
             "close" => fence.group(index(1)).close(),
-            "shut-by-copies" => {
+            "close-by-copies" => {
                 let copies = fence.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap());
                 let opened = FenceCloser::open(copies, GROUPS.len()).unwrap();
-                opened.shut();
-                shutter = Some(opened);
+                opened.close_all();
+                closer = Some(opened);
             }
             "panic" => panic!("as ordered"),
             "leave" => break,
@@ -177,7 +177,7 @@ fn gateway_process() {
         }
         reply("done".to_owned());
     }
-    drop(shutter);
+    drop(closer);
     drop(fence);
     drop(cgroup);
     reply("left".to_owned());
@@ -320,7 +320,7 @@ fn the_sentinels_descriptors_close_the_fence_and_keep_it_attached() {
     let Some(mut gateway) = Gateway::start() else { return };
     gateway.command(&format!("open 0 5 {FAR_NS}"));
     assert_eq!(gateway.command(&format!("send {OUTPUT} 0 5")), "sent");
-    gateway.command("shut-by-copies");
+    gateway.command("close-by-copies");
     assert_eq!(gateway.command(&format!("send {OUTPUT} 0 5")), "refused");
 }
 

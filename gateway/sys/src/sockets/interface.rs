@@ -38,7 +38,7 @@ impl Interface {
         let first = candidates.next();
         let found = first.filter(|entry| entry.address.is_some()).or_else(|| candidates.next()).or(first);
         found.cloned().ok_or_else(|| {
-            let text = format!("there is no interface {self}; there are {}", InterfaceList(&all));
+            let text = format!("no interface {self}; available: {}", InterfaceList(&all));
             io::Error::new(io::ErrorKind::NotFound, text)
         })
     }

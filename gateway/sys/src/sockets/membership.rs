@@ -136,7 +136,7 @@ fn watch(
     let mut missing = vec![false; memberships.len() + egresses.len()];
     loop {
         if let Err(error) = poll::readable([changes.as_fd(), stopped.as_fd()], interval) {
-            tracing::error!(%error, "interfaces are no longer watched");
+            tracing::error!(%error, "interface monitoring stopped");
             return;
         }
         if poll::readable([stopped.as_fd()], Duration::ZERO).unwrap_or(true) {
@@ -152,11 +152,11 @@ fn watch(
                 Ok(RepairOutcome::Repaired) => {
                     *missing = false;
                     repair_count.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(subject, "joined or directed again: its interface came back");
+                    tracing::warn!(subject, "interface is back: group rejoined or output rebound");
                 }
                 Err(error) if !*missing => {
                     *missing = true;
-                    tracing::error!(subject, %error, "its interface is gone");
+                    tracing::error!(subject, %error, "interface is gone");
                 }
                 Err(_) => {}
             }
@@ -321,7 +321,7 @@ mod tests {
             let egresses = Egress::of(&options, &output).into_iter().collect();
             let dependents = InterfaceDependents { memberships: Vec::new(), egresses };
             namespace::ip("link del in0");
-            assert!(sender.send(b"x").is_err(), "its interface is gone");
+            assert!(sender.send(b"x").is_err(), "interface is gone");
             let watch = MembershipWatch::start(dependents, MembershipWatch::INTERVAL).unwrap();
             veth_pair();
             while watch.repair_count() == 0 {

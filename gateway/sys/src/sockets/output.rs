@@ -40,7 +40,7 @@ pub fn open_output(options: &OutputOptions) -> Result<Output, SocketError> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), Some(Protocol::UDP))
         .with_action(destination, "open a socket")?;
     if let Some(bytes) = options.send_buffer_bytes {
-        let action = format!("ask for a send buffer of {bytes} bytes");
+        let action = format!("request a send buffer of {bytes} bytes");
         socket.set_send_buffer_size(bytes).with_action(destination, action)?;
     }
     if !destination.ip().is_multicast() {

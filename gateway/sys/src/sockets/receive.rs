@@ -115,14 +115,14 @@ pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketErr
         .with_action(address, "open a socket")?;
     if address.ip().is_multicast() {
         socket.set_reuse_address(true).with_action(address, "share the port (SO_REUSEADDR)")?;
-        socket.set_multicast_all_v4(false).with_action(address, "keep out other groups (IP_MULTICAST_ALL)")?;
+        socket.set_multicast_all_v4(false).with_action(address, "exclude other groups (IP_MULTICAST_ALL)")?;
     }
     let buffer = set_receive_buffer(&socket, options)?;
     if let Some(busy_poll_us) = options.busy_poll_us {
         let action = format!("set busy polling to {busy_poll_us} us (SO_BUSY_POLL; raising it needs CAP_NET_ADMIN)");
         socket.set_busy_poll(busy_poll_us).with_action(address, action)?;
     }
-    request_stamps(&socket, options.stamps).with_action(address, "have datagrams stamped (SO_TIMESTAMPING)")?;
+    request_stamps(&socket, options.stamps).with_action(address, "enable timestamps (SO_TIMESTAMPING)")?;
     socket.bind(&address.into()).with_action(address, "bind a socket")?;
     let socket = Arc::new(socket);
     let membership = address.ip().is_multicast().then(|| Membership {
@@ -150,7 +150,7 @@ fn set_receive_buffer(socket: &Socket, options: &ReceiveOptions) -> Result<Recei
     let forced =
         i32::try_from(requested_bytes).is_ok_and(|bytes| socket_options::force_receive_buffer(socket, bytes).is_ok());
     if !forced {
-        let action = format!("ask for a receive buffer of {requested_bytes} bytes");
+        let action = format!("request a receive buffer of {requested_bytes} bytes");
         socket.set_recv_buffer_size(requested_bytes).with_action(address, action)?;
     }
     // The kernel doubles what was asked, for its own overhead, and reports the double.
@@ -159,7 +159,7 @@ fn set_receive_buffer(socket: &Socket, options: &ReceiveOptions) -> Result<Recei
     if buffer.is_capped() {
         tracing::warn!(
             %address, requested_bytes, granted_bytes,
-            "the kernel capped the receive buffer; raise net.core.rmem_max or give CAP_NET_ADMIN"
+            "the kernel capped the receive buffer; raise net.core.rmem_max or grant CAP_NET_ADMIN"
         );
     }
     Ok(buffer)

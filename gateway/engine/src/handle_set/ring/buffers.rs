@@ -12,7 +12,7 @@ use std::{
 
 use io_uring::types::BufRingEntry;
 use mdgw_sys::batch::{
-    pinned_array::Fixed,
+    pinned_array::PinnedArray,
     provided::{ProvidedBuffers, STRIDE},
 };
 
@@ -26,7 +26,7 @@ pub(super) const GROUP: u16 = 0;
 #[derive(Debug)]
 pub(super) struct BufferRing {
     pub(super) buffers: Arc<ProvidedBuffers>,
-    entries: Fixed<RingPage>,
+    entries: PinnedArray<RingPage>,
     count: u16,
     tail: u16,
     /// Buffers that the kernel has and has not filled yet.
@@ -43,7 +43,7 @@ impl BufferRing {
     /// Allocates `count` buffers and registers them, all owned by the kernel.
     pub(super) fn new(ring: &Ring, count: u16) -> io::Result<Self> {
         let pages = usize::from(count).div_ceil(ENTRIES_PER_PAGE);
-        let entries = Fixed::new(pages, |_| RingPage([0; 4_096]));
+        let entries = PinnedArray::new(pages, |_| RingPage([0; 4_096]));
         let mut buffers =
             Self { buffers: Arc::new(ProvidedBuffers::new(count)), entries, count, tail: 0, available: 0 };
         // SAFETY: `entries` has room for `count` entries, begins at a page, and is freed only after it was unregistered
@@ -92,7 +92,7 @@ impl BufferRing {
     pub(super) fn unregister(&mut self, ring: &Ring) {
         if ring.unregister_buffers(GROUP).is_err() {
             mem::forget(Arc::clone(&self.buffers));
-            mem::forget(mem::replace(&mut self.entries, Fixed::new(0, |_| unreachable!())));
+            mem::forget(mem::replace(&mut self.entries, PinnedArray::new(0, |_| unreachable!())));
         }
     }
 

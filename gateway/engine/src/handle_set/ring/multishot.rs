@@ -22,7 +22,7 @@ use std::{
 use io_uring::{cqueue, opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 use mdgw_sys::{
-    batch::{ReceiveBatch, SendBatch, is_past_send_error, pinned_array::Fixed, provided, receive_round_robin},
+    batch::{ReceiveBatch, SendBatch, is_past_send_error, pinned_array::PinnedArray, provided, receive_round_robin},
     handle::{Handle, LineSet},
 };
 
@@ -165,7 +165,7 @@ pub struct MultishotIo {
     shared: Arc<Shared>,
     buffers: BufferRing,
     /// Tells the kernel the layout of a buffer; read whenever a receive is armed.
-    message_template: Fixed<libc::msghdr>,
+    message_template: PinnedArray<libc::msghdr>,
     slots: Vec<SocketSlot>,
     /// Filled buffers of a slot form a chain: for each buffer its successor and its length in bytes.
     chain: Box<[(u16, u32)]>,
@@ -235,7 +235,7 @@ impl MultishotIo {
             ring,
             shared,
             buffers,
-            message_template: Fixed::new(1, |_| provided::message_template()),
+            message_template: PinnedArray::new(1, |_| provided::message_template()),
             slots: Vec::with_capacity(MultishotSet::SOCKETS_MAX),
             chain: vec![(NONE, 0); usize::from(buffer_count)].into(),
             ready_slots: VecDeque::with_capacity(MultishotSet::SOCKETS_MAX),
