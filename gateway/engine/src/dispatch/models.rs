@@ -59,11 +59,11 @@ impl World {
     fn run(&self) {
         loop {
             let waiting = FollowOptions { may_spin: false, keep_spinning: || false };
-            let take = match self.token.try_take() {
+            let outcome = match self.token.try_take() {
                 TakeOutcome::AlreadyHeld => self.token.follow(waiting, |_| (), || ()),
-                take => take,
+                outcome => outcome,
             };
-            if take == TakeOutcome::Stopping || !self.lead() {
+            if outcome == TakeOutcome::Stopping || !self.lead() {
                 return;
             }
         }

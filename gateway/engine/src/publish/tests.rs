@@ -364,7 +364,7 @@ fn entries_evicted_during_catch_up_are_read_from_the_files() {
     world.io.after = Some(Box::new(move || {
         let mut datagram = [0; 2_048];
         while let Ok(length) = receiver.recv(&mut datagram) {
-            set_watermark.send(text_of(&datagram[..length])).unwrap();
+            sender.send(text_of(&datagram[..length])).unwrap();
         }
     }));
     world.send(&fence);

@@ -1,4 +1,4 @@
-//! Datagrams of one channel, as the kernel gave them.
+//! Received datagrams of one channel.
 
 #![allow(unsafe_code, reason = "headers that the kernel writes through")]
 
@@ -17,14 +17,14 @@ use super::{
     provided::{ProvidedBuffers, ProvidedDatagram},
 };
 
-/// Where a receive time comes from.
+/// Source of a receive timestamp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StampKind {
-    /// The NIC's clock, when the datagram was on the wire.
+    /// The NIC's clock, at the arrival from the wire.
     Hardware,
     /// The kernel's clock, when the driver handed the datagram over.
     Kernel,
-    /// Neither: the caller takes the clock on return from the wait.
+    /// No timestamp: the caller uses the clock on return from the wait.
     #[default]
     None,
 }
@@ -32,34 +32,34 @@ pub enum StampKind {
 /// One datagram of a [`ReceiveBatch`].
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedDatagram<'a> {
-    /// The line on whose socket it came.
+    /// The line on whose socket it arrived.
     pub line: Line,
-    /// UDP payload, cut at the batch's limit when `truncated`.
+    /// UDP payload, truncated at the batch's limit if `truncated`.
     pub bytes: &'a [u8],
-    /// NIC or kernel stamp.
+    /// Timestamp of the NIC or of the kernel.
     pub ts_recv: Option<UnixNs>,
-    /// Which of them.
+    /// Source of `ts_recv`.
     pub stamp: StampKind,
-    /// Who sent it.
+    /// Address of the sender.
     pub source: SocketAddrV4,
     /// The datagram was larger than the buffer.
     pub truncated: bool,
 }
 
-/// Room for a fixed number of datagrams of a fixed size, with everything the kernel wants to be told about it.
+/// Room for a fixed number of datagrams of a fixed size, with the headers that the kernel needs.
 ///
 /// ```text
 ///   headers[i] ─┬─ iovecs[i] ── bytes[i * datagram_bytes_max ..]
-///               ├─ names[i]       who sent it
-///               └─ controls[i]    stamps
+///               ├─ names[i]       address of the sender
+///               └─ controls[i]    timestamps
 /// ```
-/// `free[rows_used..]` are the numbers of rows that hold nothing; row order and order of arrival differ where a submission
-/// left holes.
+/// `free[rows_used..]` are the numbers of free rows. Row order and order of arrival differ after a submission of which
+/// some requests received nothing.
 pub struct ReceiveBatch {
     rows: Rows,
-    /// A permutation of the row numbers: those in front are in use, the others free.
+    /// A permutation of the row numbers: first those in use, then the free ones.
     free: Box<[u16]>,
-    /// Whether `free` still counts up, so that free rows lie side by side.
+    /// Whether `free` still ascends, so that free rows are adjacent.
     is_free_sorted: bool,
     entries: Vec<DatagramEntry>,
     /// Rows among `entries`; the others lie in buffers of `provider`.
@@ -70,7 +70,7 @@ pub struct ReceiveBatch {
 }
 
 impl ReceiveBatch {
-    /// Packets of the usual batch, also the quota of one claim.
+    /// Packets of a default batch, also the default quota of one claim.
     pub const PACKETS_MAX: usize = 64;
     /// Bytes that hold any datagram of an Ethernet frame.
     pub const DATAGRAM_BYTES_MAX: usize = 2_048;
@@ -78,7 +78,7 @@ impl ReceiveBatch {
     /// Allocates and touches all of its memory.
     ///
     /// # Panics
-    /// When there is no room for any packet, or for more than 1,024 (what one system call takes).
+    /// If `packets_max` is 0 or above 1,024 (the limit of one system call).
     #[must_use]
     pub fn new(packets_max: usize, datagram_bytes_max: usize) -> Self {
         assert!((1..=1_024).contains(&packets_max), "packets_max {packets_max}: 1 to 1,024");
@@ -95,7 +95,7 @@ impl ReceiveBatch {
         }
     }
 
-    /// Forgets its datagrams. Those that were lent go back to where they came from.
+    /// Removes all datagrams. Provided buffers are returned to their ring.
     pub fn clear(&mut self) {
         for entry in &self.entries {
             if let (BufferLocation::Provided { id, .. }, Some(provider)) = (entry.location, &self.provider) {
@@ -123,30 +123,30 @@ impl ReceiveBatch {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the batch is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// How many more it can take.
+    /// Number of datagrams that still fit.
     #[must_use]
     pub fn room(&self) -> usize {
         self.packets_limit - self.entries.len()
     }
 
-    /// One of its datagrams, in the order in which they were read.
+    /// A datagram of the batch, in the order of reading.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<ReceivedDatagram<'_>> {
         self.entries.get(index).map(|entry| self.view(entry))
     }
 
-    /// Its datagrams, in the order in which they were read.
+    /// All datagrams, in the order of reading.
     pub fn iter(&self) -> impl Iterator<Item = ReceivedDatagram<'_>> {
         self.entries.iter().map(|entry| self.view(entry))
     }
 
-    /// Copies a datagram in, for sources that are no socket. False when there is no room.
+    /// Copies a datagram into the batch, for sources other than sockets. `false` if the batch is full.
     pub fn push_copy(&mut self, datagram: &ReceivedDatagram<'_>) -> bool {
         let Some(row) = self.first_free_row() else { return false };
         let length = datagram.bytes.len().min(self.rows.datagram_bytes_max);
@@ -167,18 +167,18 @@ impl ReceiveBatch {
         true
     }
 
-    /// Reads a socket without blocking until it is short, `packets_max` have come or there is no more room. True: it
-    /// may hold more.
+    /// Reads a socket without blocking until a read is short, `packets_max` datagrams have been read or the batch is
+    /// full. `true`: the socket may hold more.
     ///
     /// # Errors
-    /// As `recvmmsg`, other than "nothing there".
+    /// As `recvmmsg`, other than "would block".
     pub fn receive_many(&mut self, line: Line, socket: RawFd, packets_max: usize) -> io::Result<bool> {
         let Some(row) = self.first_free_row() else { return Ok(true) };
         let requested = self.contiguous_free_rows().min(u16::try_from(packets_max).unwrap_or(u16::MAX));
         let headers = self.rows.headers.at(usize::from(row));
         // SAFETY: recvmmsg(2) reads and writes `requested` headers from `headers` on and, through them, the memory that
-        // `Rows` wired to them. They are rows `row..row + requested`, all of them free, so no reference into them exists.
-        // `MSG_DONTWAIT`: the kernel keeps none of the pointers after the call.
+        // `Rows` linked to them. They are rows `row..row + requested`, all of them free, so no reference into them
+        // exists. `MSG_DONTWAIT`: the kernel keeps none of the pointers after the call.
         let received =
             unsafe { libc::recvmmsg(socket, headers, u32::from(requested), libc::MSG_DONTWAIT, std::ptr::null_mut()) };
         let Ok(received) = u16::try_from(received) else {
@@ -191,7 +191,7 @@ impl ReceiveBatch {
         Ok(received == requested)
     }
 
-    /// Header of the `offset`th free row, for a request that fills it; `None` when there is no such row. The kernel may
+    /// Header of the `offset`th free row, for a request that fills it; `None` if there is no such row. The kernel may
     /// write to the row until [`Self::accept_completions`].
     pub fn free_header(&mut self, offset: usize) -> Option<*mut libc::msghdr> {
         if offset >= self.room() {
@@ -203,11 +203,11 @@ impl ReceiveBatch {
         Some(unsafe { &raw mut (*header).msg_hdr })
     }
 
-    /// Takes over the free rows that requests filled: for each, in the order of [`Self::free_header`], its line and
-    /// the bytes received, `None` where nothing was.
+    /// Adds the free rows that requests filled. `requests` has, in the order of [`Self::free_header`], each row's line
+    /// and the bytes received, `None` if nothing was received.
     ///
     /// # Safety
-    /// Every one of the requests has been completed, and wrote as many bytes to its row as is said here.
+    /// Every request has completed, and wrote that many bytes to its row.
     pub unsafe fn accept_completions(&mut self, requests: impl Iterator<Item = (Line, Option<usize>)>) {
         let first = self.rows_used;
         for (offset, (line, received)) in requests.enumerate() {
@@ -222,9 +222,9 @@ impl ReceiveBatch {
     }
 
     fn view(&self, entry: &DatagramEntry) -> ReceivedDatagram<'_> {
-        // SAFETY: a row has been in use since its `length` bytes were written (`record_row` and `push_copy` cut it at the
-        // row's size); a lent buffer is ours since `record_provided`, and `length` bytes of it were written. Nobody writes to
-        // either before `clear`, which needs `&mut self`.
+        // SAFETY: a row has been in use since its `length` bytes were written (`record_row` and `push_copy` limit it to
+        // the row's size). A provided buffer is ours since `record_provided`, and `length` bytes of it were written. No
+        // code writes to either before `clear`, which needs `&mut self`.
         let bytes = unsafe { std::slice::from_raw_parts(self.address(entry.location), entry.length) };
         ReceivedDatagram {
             line: entry.line,
@@ -244,7 +244,7 @@ impl ReceiveBatch {
         }
     }
 
-    /// Makes these buffers the ones that the batch may hold.
+    /// Sets the provider of the buffers that the batch may hold.
     pub(super) fn set_provider(&mut self, buffers: &Arc<ProvidedBuffers>) -> io::Result<()> {
         if self.provider.as_ref().is_some_and(|provider| Arc::ptr_eq(provider, buffers)) {
             return Ok(());
@@ -256,7 +256,7 @@ impl ReceiveBatch {
         Ok(())
     }
 
-    /// Notes a datagram in a buffer that is the batch's from now on.
+    /// Records a datagram in a buffer that the batch owns from now on.
     pub(super) fn record_provided(&mut self, id: u16, datagram: &ProvidedDatagram, line: Line) {
         self.entries.push(DatagramEntry {
             location: BufferLocation::Provided { id, offset: datagram.offset },
@@ -273,7 +273,7 @@ impl ReceiveBatch {
         if self.room() == 0 { None } else { self.free.get(self.rows_used).copied() }
     }
 
-    /// How many free rows follow the first free one without a hole.
+    /// Number of adjacent free rows from the first free one on.
     fn contiguous_free_rows(&self) -> u16 {
         let free = self.free.get(self.rows_used..).unwrap_or(&[]);
         let count = if self.is_free_sorted {
@@ -284,14 +284,14 @@ impl ReceiveBatch {
         u16::try_from(count.min(self.room())).unwrap_or(u16::MAX)
     }
 
-    /// Notes what the kernel wrote into the first free row, and makes its header ready for the next time. `length`
-    /// where the header doesn't tell it (a single `recvmsg`).
+    /// Records a datagram that the kernel wrote into the first free row, and resets its header. `length` is given if
+    /// the header does not contain it (a single `recvmsg`).
     fn record_row(&mut self, row: u16, line: Line, length: Option<usize>) {
         let header = self.rows.headers.at(usize::from(row));
         // SAFETY: the kernel is done with the row, and `&mut self` is the only access to it.
         let header = unsafe { &mut *header };
         let length = length.unwrap_or(header.msg_len as usize).min(self.rows.datagram_bytes_max);
-        // SAFETY: `names` has a value at every row, wired by `Rows`, with no other access to it.
+        // SAFETY: `names` has a value at every row, linked by `Rows`, with no other access to it.
         let name = unsafe { *self.rows.names.at(usize::from(row)) };
         // SAFETY: as above, for `controls`.
         let control = unsafe { &*self.rows.controls.at(usize::from(row)) };
@@ -325,10 +325,10 @@ impl fmt::Debug for ReceiveBatch {
     }
 }
 
-// SAFETY: the pointers in a batch lead to memory that it owns alone; whoever owns the batch has all access to it.
+// SAFETY: the pointers in a batch lead to memory that it owns alone; the owner of the batch has all access to it.
 unsafe impl Send for ReceiveBatch {}
 
-/// What is known of a datagram.
+/// Metadata of a datagram.
 struct DatagramEntry {
     location: BufferLocation,
     length: usize,
@@ -339,7 +339,7 @@ struct DatagramEntry {
     truncated: bool,
 }
 
-/// Where a datagram's bytes lie.
+/// Memory of a datagram's bytes.
 #[derive(Clone, Copy)]
 enum BufferLocation {
     Row(u16),

@@ -1,5 +1,5 @@
-//! Each test plays a gateway in a process of its own, inside a network namespace and a cgroup that end with it: the
-//! kernel decides, so the kernel is asked.
+//! Each test runs a gateway in a child process, inside a network namespace and a cgroup that end with it, since only
+//! the kernel can decide about its packets.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -29,10 +29,10 @@ const OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 255, 72, 1), 9
 const SECOND_OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 1), 9_101);
 const OTHER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 1), 9_102);
 const FAR_NS: u64 = 3_600_000_000_000;
-/// Longer than a process takes from its order to its check.
+/// Longer than a child process takes from a command to its check, ns.
 const SHORT_NS: u64 = 1_000_000_000;
 
-/// A gateway in a process of its own, that does one thing for each line it is told, and answers with a line.
+/// A gateway in a child process. It runs one command for each line on standard input, and answers with a line.
 struct Gateway {
     child: Child,
     to: ChildStdin,
@@ -41,7 +41,8 @@ struct Gateway {
 }
 
 impl Gateway {
-    /// In the calling thread's network namespace. `None`: fences are not permitted here, which has been said.
+    /// Starts in the calling thread's network namespace. `None`: fences are not permitted here; the reason has been
+    /// printed.
     fn start() -> Option<Self> {
         let program = std::env::current_exe().unwrap();
         let part = "kernel_fence::tests::gateway_process";
@@ -74,7 +75,7 @@ impl Gateway {
         writeln!(self.to, "{send_command}").unwrap();
     }
 
-    /// Its next line; what the test harness says in between is none.
+    /// The next answer; output of the test harness in between is skipped.
     fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -99,7 +100,7 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // As the next start would.
+        // As the next start would do.
         let _ = fs::remove_dir(&self.cgroup);
     }
 }
@@ -211,7 +212,7 @@ fn packet(group: GroupId, epoch: Epoch) -> Vec<u8> {
     PacketHeader::new(&meta, 0, 0).as_bytes().to_vec()
 }
 
-/// A listener on the first output, in a namespace where groups go by the loopback interface.
+/// A listener on the first output, in a namespace whose groups use the loopback interface.
 fn listener() -> UdpSocket {
     namespace::ip("link set lo multicast on");
     namespace::ip("route add 239.0.0.0/8 dev lo");
@@ -221,7 +222,7 @@ fn listener() -> UdpSocket {
     socket
 }
 
-/// Packets that lie in the socket: on the loopback interface all that was sent is there when the send returns.
+/// Packets in the socket: on the loopback interface a packet has arrived when its send returns.
 fn arrived(listener: &UdpSocket) -> usize {
     let mut bytes = [0; 2_000];
     std::iter::from_fn(|| listener.recv(&mut bytes).ok()).count()
@@ -264,7 +265,7 @@ fn a_process_stopped_between_check_and_send_is_refused() {
     while gateway.state() != 'T' {
         std::thread::yield_now();
     }
-    // The deadline was set before this moment.
+    // The deadline was set before this time.
     let until = mono_now().plus(SHORT_NS);
     while mono_now() < until {
         std::thread::sleep(Duration::from_millis(10));
@@ -272,7 +273,7 @@ fn a_process_stopped_between_check_and_send_is_refused() {
     kill_process(gateway.id(), Signal::CONT).unwrap();
     assert_eq!(gateway.answer(), "refused");
     assert_eq!(arrived(&listener), 0);
-    // Control: stopped for as long, with a deadline that is still far off.
+    // Control: stopped for the same time, with a deadline that is still far off.
     gateway.command(&format!("open 0 6 {FAR_NS}"));
     gateway.send_command(&format!("check-stop-send {OUTPUT} 0 6"));
     while gateway.state() != 'T' {
@@ -338,7 +339,7 @@ fn the_kernel_fence_is_removed_however_the_gateway_ends() {
             gateway.send_command(end);
         }
         gateway.child.wait().unwrap();
-        // After a kill nobody was left to remove the directory; the next start does.
+        // After a kill no process was left to remove the directory; the next start does.
         assert_eq!(cgroup.exists(), end == "kill", "{end}");
         let Some(next) = Gateway::start() else { return };
         assert!(!cgroup.exists(), "{end}");
