@@ -118,10 +118,10 @@ mod model {
             };
             // At 15 only the second opening's deadline is open.
             if let Some(epoch) = fence.epoch_if_open(MonoNs(15)) {
-                assert_eq!(epoch, Epoch(2), "sent under the epoch of an opening that is over");
+                assert_eq!(epoch, Epoch(2), "sent under the epoch of an earlier opening");
             }
             writer.join().unwrap();
-            assert_eq!(fence.epoch_if_open(MonoNs(0)), None, "closed is closed");
+            assert_eq!(fence.epoch_if_open(MonoNs(0)), None, "a closed fence is closed at any time");
         });
     }
 

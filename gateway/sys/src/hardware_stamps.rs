@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn an_interface_without_stamps_is_refused_with_the_reason() {
         let text = enable("lo").unwrap_err().to_string();
-        assert!(text.contains("driver has no stamps") || text.contains("CAP_NET_ADMIN"), "{text}");
+        assert!(text.contains("driver does not support timestamps") || text.contains("CAP_NET_ADMIN"), "{text}");
         for name in ["no-such-one", "a name that is longer than any"] {
             let text = enable(name).unwrap_err().to_string();
             assert!(

@@ -239,7 +239,7 @@ fn bind(socket: &OwnedFd, interface_index: u32) -> io::Result<()> {
     }
     match address.sll_hatype {
         libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK => Ok(()),
-        other => Err(io::Error::other(format!("the interface is no Ethernet (hardware type {other})"))),
+        other => Err(io::Error::other(format!("not an Ethernet interface (hardware type {other})"))),
     }
 }
 

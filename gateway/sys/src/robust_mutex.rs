@@ -34,7 +34,7 @@ impl RobustMutex {
     /// If one is not 0, so that a mutex in use cannot be overwritten; or without memory.
     pub fn create(atomics: &'static [AtomicU64; Self::ATOMIC_COUNT]) -> io::Result<Self> {
         if atomics.iter().any(|word| word.load(Relaxed) != 0) {
-            return Err(io::Error::other("a mutex can be made of unused memory only"));
+            return Err(io::Error::other("the memory of a new mutex must be all 0"));
         }
         let mutex = Self { atomics };
         let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();

@@ -234,7 +234,7 @@ mod tests {
         recorder.at_batch_boundary(MonoNs(10), &mut channel, 0);
         feed_both_lines(&mut channel, 1, 5);
         collector.collect(|set| summaries.push(summary(set)));
-        assert_eq!(summaries, [], "asked for only now");
+        assert_eq!(summaries, [], "requested only now");
         recorder.at_batch_boundary(MonoNs(20), &mut channel, 0);
         feed_both_lines(&mut channel, 6, 3);
         recorder.at_batch_boundary(MonoNs(30), &mut channel, 0);

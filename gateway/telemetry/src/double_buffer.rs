@@ -73,7 +73,7 @@ impl<S> BufferProducer<S> {
     /// This end has ended: returns its remaining set.
     pub(super) fn hand_back_last(&self, set: Box<S>) {
         let handed_over = self.0.last.push(set);
-        debug_assert!(handed_over.is_ok(), "a hot end is done once");
+        debug_assert!(handed_over.is_ok(), "a hot end ends once");
     }
 }
 

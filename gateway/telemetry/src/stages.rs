@@ -323,7 +323,7 @@ mod tests {
         recorder.histograms().record(CHANNEL, Stage::Publish, 6);
         let mut collected = Vec::new();
         collector.collect(|histograms| collected.push((count(histograms), histograms.interval())));
-        assert_eq!(collected, [], "asked for only now");
+        assert_eq!(collected, [], "requested only now");
         recorder.at_batch_boundary(MonoNs(30));
         recorder.histograms().record(CHANNEL, Stage::Publish, 7);
         collector.collect(|histograms| collected.push((count(histograms), histograms.interval())));

@@ -51,7 +51,11 @@ impl<T> Claim<T> {
 
     /// Resumes a deferred claim.
     pub(super) fn resume(&self, deferred: DeferredClaim) -> HeldClaim<'_, T> {
-        assert_eq!(deferred.claim, std::ptr::from_ref(self).addr(), "a ticket is good for the claim that issued it");
+        assert_eq!(
+            deferred.claim,
+            std::ptr::from_ref(self).addr(),
+            "a deferred claim is resumed by the claim that issued it"
+        );
         HeldClaim { claim: self, observed_count: 0 }
     }
 

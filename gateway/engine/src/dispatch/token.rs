@@ -249,7 +249,10 @@ mod models {
     }
 
     impl Pool {
-        #[expect(clippy::arc_with_non_send_sync, reason = "the checker watches over the cell, and asks for neither")]
+        #[expect(
+            clippy::arc_with_non_send_sync,
+            reason = "the model checker's cell is neither Send nor Sync, and needs neither"
+        )]
         fn new() -> Arc<Self> {
             Arc::new(Self { token: Token::new(), lead_count: Cell::new(0) })
         }
@@ -272,7 +275,7 @@ mod models {
                 thread.join().unwrap();
             }
             assert_eq!(pool.lead_count.get(), 3);
-            assert_eq!(pool.token.state.load(Relaxed), 0, "nobody is counted who is gone");
+            assert_eq!(pool.token.state.load(Relaxed), 0, "no thread that has ended is counted");
         }
     }
 

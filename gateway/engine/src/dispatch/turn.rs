@@ -347,7 +347,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         self.gauges.quota_hits.add(1);
         let deferred = held.defer(remaining);
         let pushed = self.shared.run_queue.push(RunQueueEntry { index, deferred });
-        debug_assert!(pushed.is_ok(), "a claimed channel is laid by once, and there is room for all");
+        debug_assert!(pushed.is_ok(), "a claimed channel is deferred once, and there is room for all");
     }
 
     /// Calls the handler for all events. Returns those that the quota left over.

@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn refused_rings_are_explained() {
-        for (code, word) in [(libc::EPERM, "io_uring_disabled"), (libc::EINVAL, "6.1"), (libc::ENOSYS, "without it")] {
+        for (code, word) in [(libc::EPERM, "io_uring_disabled"), (libc::EINVAL, "6.1"), (libc::ENOSYS, "seccomp")] {
             let text = MissingIoUring::from_setup(&io::Error::from_raw_os_error(code)).to_string();
             assert!(text.contains(word), "{text}");
         }

@@ -387,7 +387,7 @@ mod model {
                 thread::spawn(move || (1..=3).for_each(|value| set(&slots, value)))
             };
             if let Some([a, b]) = slots.get() {
-                assert_eq!(a, b, "words of two versions");
+                assert_eq!(a, b, "values of two versions");
             }
             writer.join().unwrap();
             assert_eq!(slots.get(), Some([3, 3]));
@@ -418,7 +418,7 @@ mod model {
                 thread::spawn(move || {
                     for _ in 0..2 {
                         if shared.fence.is_open_at(MonoNs(5)) {
-                            assert!(!shared.is_over.load(Acquire), "sent after it was said to be over");
+                            assert!(!shared.is_over.load(Acquire), "sent after the declared end");
                         }
                         let request = shared.inbox.lock().unwrap().take();
                         if let Some(number) = request {
@@ -442,7 +442,7 @@ mod model {
     }
 
     #[test]
-    #[should_panic(expected = "sent after it was said to be over")]
+    #[should_panic(expected = "sent after the declared end")]
     fn a_hand_over_without_drain_acknowledgement_is_caught() {
         check_hand_over(|_| true);
     }
@@ -453,7 +453,7 @@ mod model {
     }
 
     #[test]
-    #[should_panic(expected = "words of two versions")]
+    #[should_panic(expected = "values of two versions")]
     fn a_version_published_before_its_values_is_caught() {
         check(|slots, value| {
             slots.version.store(value, Release);
@@ -464,7 +464,7 @@ mod model {
     }
 
     #[test]
-    #[should_panic(expected = "words of two versions")]
+    #[should_panic(expected = "values of two versions")]
     fn values_not_ordered_after_the_previous_version_are_caught() {
         check(|slots, value| {
             for place in slots.slot(value) {

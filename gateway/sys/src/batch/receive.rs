@@ -430,8 +430,8 @@ mod tests {
         assert!(batch.get(0).is_none());
         assert!(!batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "short: drained");
         assert_eq!(batch.get(0).unwrap().bytes, b"five");
-        assert!(!batch.get(0).unwrap().truncated, "the flag of the last use is gone");
-        assert!(!batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "nothing there is no error");
+        assert!(!batch.get(0).unwrap().truncated, "the flag of the last use is cleared");
+        assert!(!batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "an empty socket is no error");
     }
 
     #[test]
@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(batch.room(), 2);
         assert!(batch.receive_many(Line::A, receiver.as_raw_fd(), usize::MAX).unwrap(), "at the limit: may hold more");
         assert_eq!((batch.len(), batch.room()), (2, 0));
-        assert!(batch.free_header(0).is_none(), "nor does a request get a row");
+        assert!(batch.free_header(0).is_none(), "a request gets no row either");
         batch.clear_with_limit(usize::MAX);
         assert!(batch.receive_many(Line::A, receiver.as_raw_fd(), usize::MAX).unwrap(), "the rows are a limit too");
         assert_eq!((batch.len(), batch.get(0).unwrap().bytes), (4, &[2_u8][..]));

@@ -79,7 +79,7 @@ impl Gateway {
     fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
-            assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "it has ended");
+            assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "the gateway has ended");
             if let Some((_, answer)) = line.split_once("> ") {
                 return answer.trim_end().to_owned();
             }
@@ -239,12 +239,12 @@ fn packets_pass_only_before_the_deadline_and_under_its_epoch() {
     gateway.command(&format!("open 0 5 {FAR_NS}"));
     assert_eq!(send(&mut gateway, 0, 5), "sent");
     assert_eq!(arrived(&listener), 1);
-    assert_eq!(send(&mut gateway, 0, 4), "refused", "of an epoch that is over");
-    assert_eq!(send(&mut gateway, 0, 6), "refused", "of an epoch that was not given");
+    assert_eq!(send(&mut gateway, 0, 4), "refused", "epoch has ended");
+    assert_eq!(send(&mut gateway, 0, 6), "refused", "epoch was never opened");
     assert_eq!(send(&mut gateway, 1, 5), "refused", "the other group is closed");
     gateway.command(&format!("open 1 9 {FAR_NS}"));
     assert_eq!(send(&mut gateway, 1, 9), "sent");
-    assert_eq!(gateway.command(&format!("send {SECOND_OUTPUT} 1 9")), "sent", "the second line is fenced alike");
+    assert_eq!(gateway.command(&format!("send {SECOND_OUTPUT} 1 9")), "sent", "the second line is fenced too");
     assert_eq!(gateway.command(&format!("send {SECOND_OUTPUT} 1 8")), "refused");
     gateway.command("close 0");
     assert_eq!(send(&mut gateway, 0, 5), "refused");
@@ -252,7 +252,7 @@ fn packets_pass_only_before_the_deadline_and_under_its_epoch() {
     gateway.command("open 0 7 20000000");
     gateway.command("sleep-past-deadline 0");
     assert_eq!(send(&mut gateway, 0, 7), "refused", "the deadline passes by itself");
-    assert_eq!(arrived(&listener), 2, "what was refused did not arrive");
+    assert_eq!(arrived(&listener), 2, "refused packets did not arrive");
 }
 
 #[test]
@@ -290,10 +290,14 @@ fn unrelated_traffic_passes() {
     let listener = listener();
     let Some(mut gateway) = Gateway::start() else { return };
     assert_eq!(gateway.command(&format!("send-plain {OTHER}")), "sent", "another destination");
-    assert_eq!(gateway.command(&format!("send {OTHER} 0 5")), "sent", "a packet of ours for somebody else: an answer");
+    assert_eq!(
+        gateway.command(&format!("send {OTHER} 0 5")),
+        "sent",
+        "a published packet to another destination: an answer"
+    );
     let other_port = SocketAddrV4::new(*OUTPUT.ip(), OUTPUT.port() + 1);
     assert_eq!(gateway.command(&format!("send-plain {other_port}")), "sent", "another port of the group's address");
-    assert_eq!(gateway.command(&format!("send-plain {OUTPUT}")), "refused", "no packet of ours, to the group");
+    assert_eq!(gateway.command(&format!("send-plain {OUTPUT}")), "refused", "not a published packet, to the group");
     assert_eq!(gateway.command(&format!("send-unknown-group {OUTPUT} 5")), "refused");
     // This process is not in the gateway's cgroup.
     let outside_socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

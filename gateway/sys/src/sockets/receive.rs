@@ -290,6 +290,6 @@ mod tests {
         let address = SocketAddrV4::new(group(5), 0);
         let error = open_receive(&ReceiveOptions::new(address, Some("no-such-one".parse().unwrap()))).unwrap_err();
         let text = error.to_string();
-        assert!(text.starts_with("cannot join the group on no-such-one for 239.255.71.5:0: there is no"), "{text}");
+        assert!(text.starts_with("cannot join the group on no-such-one for 239.255.71.5:0: no interface"), "{text}");
     }
 }
