@@ -358,8 +358,8 @@ impl ChannelPipeline {
             let Some(datagram) = batch.get(usize::from(*place)) else { continue };
             let ts_recv = datagram.ts_recv.unwrap_or(context.woken_at);
             debug_assert_eq!(ts_recv.0, *stamp);
-            if let Err(fail_reason) = admit(&self.lines, self.recovery.as_ref(), &datagram) {
-                self.drops.count(fail_reason);
+            if let Err(reason) = admit(&self.lines, self.recovery.as_ref(), &datagram) {
+                self.drops.count(reason);
                 continue;
             }
             self.stamps.count(datagram.stamp);
@@ -588,9 +588,9 @@ impl ChannelHandler for ChannelPipeline {
         self.sockets().fold(LineSet::default(), |lines, (line, _)| lines.with(line))
     }
 
-    fn on_failed<I: ThreadIo>(&mut self, fail_reason: &FailReason, context: &mut TurnContext<'_, I, PipelineLocal>) {
+    fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, context: &mut TurnContext<'_, I, PipelineLocal>) {
         self.channel.fail();
-        self.fail_reason = Some(fail_reason.clone());
+        self.fail_reason = Some(reason.clone());
         self.counters.set(ChannelCounter::state, ChannelState::Failed as u64);
         let PipelineLocal { buffers, wall, .. } = &mut *context.local;
         self.sink.begin(wall.at(mono_now()));

@@ -84,9 +84,8 @@ impl PacketRing {
             set(&socket, libc::SOL_PACKET, libc::PACKET_TIMESTAMP, &libc::SOF_TIMESTAMPING_RAW_HARDWARE)?;
         }
         let block_count = options.ring_bytes.div_ceil(BLOCK_BYTES).max(BLOCKS_MIN);
-        let words = [BLOCK_BYTES, block_count, FRAME_BYTES_MIN, BLOCK_BYTES / FRAME_BYTES_MIN * block_count];
-        let [block_bytes, blocks, frame_bytes, frames] =
-            words.map(|read_u32| u32::try_from(read_u32).unwrap_or(u32::MAX));
+        let sizes = [BLOCK_BYTES, block_count, FRAME_BYTES_MIN, BLOCK_BYTES / FRAME_BYTES_MIN * block_count];
+        let [block_bytes, blocks, frame_bytes, frames] = sizes.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
         let request = libc::tpacket_req3 {
             tp_block_size: block_bytes,
             tp_block_nr: blocks,
@@ -185,10 +184,10 @@ impl PacketRing {
     /// The status word, which says which side owns the block.
     fn status(&self) -> &AtomicU32 {
         let at = self.block * BLOCK_BYTES + BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, block_status);
-        let read_u32 = self.memory.as_mut_ptr().wrapping_add(at).cast::<u32>();
+        let word = self.memory.as_mut_ptr().wrapping_add(at).cast::<u32>();
         // SAFETY: the word lies within the mapping, aligned (blocks begin on pages, the word at 8), and both sides
         // access it as a whole. We read it as part of `bytes` only while no side writes to it.
-        unsafe { AtomicU32::from_ptr(read_u32) }
+        unsafe { AtomicU32::from_ptr(word) }
     }
 }
 
@@ -212,11 +211,11 @@ const _: () = assert!(offset_of!(libc::tpacket_block_desc, hdr) == BLOCK_HEADER)
 const _: () = assert!(size_of::<libc::tpacket_stats_v3>() == size_of::<[u32; 3]>());
 
 fn read_u32(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |read_u32| u32::from_ne_bytes(*read_u32))
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
 
 fn read_u16(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |read_u32| u16::from_ne_bytes(*read_u32))
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u16::from_ne_bytes(*word))
 }
 
 /// Receives every frame of the interface that passes the filter.

@@ -87,8 +87,8 @@ impl<S> BufferCollector<S> {
             self.spare = Some(full);
         }
         if let Some(empty) = self.spare.take() {
-            let is_offered = self.double_buffer.empty.push(empty);
-            debug_assert!(is_offered.is_ok(), "two sets exist, and the other end has one");
+            let pushed = self.double_buffer.empty.push(empty);
+            debug_assert!(pushed.is_ok(), "two sets exist, and the other end has one");
             // Release pairs with the Acquire in `is_requested`.
             self.double_buffer.is_offered.store(true, Ordering::Release);
         }

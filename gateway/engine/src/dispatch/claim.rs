@@ -67,7 +67,7 @@ impl<T> Claim<T> {
 
 /// The right to process. A `HeldClaim` that is dropped keeps the claim for ever.
 #[derive(Debug)]
-#[must_use = "a claim that is neither released nor laid by is never free again"]
+#[must_use = "a claim that is neither released nor deferred is never free again"]
 pub(super) struct HeldClaim<'a, T> {
     claim: &'a Claim<T>,
     /// The count when the events were last taken.
@@ -113,7 +113,7 @@ impl<'a, T> HeldClaim<'a, T> {
 
 /// A deferred claim. Only the owner of this value may resume it.
 #[derive(Debug)]
-#[must_use = "a claim that is laid by and not taken up is never free again"]
+#[must_use = "a claim that is deferred and not resumed is never free again"]
 pub(super) struct DeferredClaim {
     claim: usize,
 }

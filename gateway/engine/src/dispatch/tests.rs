@@ -172,7 +172,7 @@ fn a_channel_over_its_quota_is_resumed_from_the_run_queue_without_a_new_edge() {
     let handlers = vec![TestChannel::new(&probe)];
     let pool = Pool::start(&settings, Arc::new(SharedSet(set.clone())), handlers, |thread| thread).unwrap();
     wait_until("all packets processed", || probe.processed.load(SeqCst) == 100);
-    wait_until("gauges settled", || pool.gauges().counts.quota_hits == 10);
+    wait_until("the gauges are final", || pool.gauges().counts.quota_hits == 10);
     assert_eq!(pool.gauges().counts.events, 1, "there was one edge only");
 }
 
@@ -308,7 +308,7 @@ fn messages_wake_a_sleeping_pool_and_a_full_inbox_refuses_them() {
             accepted += 1;
         }
     }
-    wait_until("all messages heard", || world.channels[1].messages.load(SeqCst) == 1_000);
+    wait_until("all messages received", || world.channels[1].messages.load(SeqCst) == 1_000);
     assert_eq!(world.channels[1].overlaps.load(SeqCst), 0);
     assert_eq!(world.pool.send(ChannelIndex(2), 5), Err(5), "no such channel");
 }

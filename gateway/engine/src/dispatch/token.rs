@@ -119,11 +119,11 @@ impl Token {
     ) -> TakeOutcome {
         loop {
             match self.become_follower(options.may_spin) {
-                FollowerEntry::Decided(take) => return take,
+                FollowerEntry::Decided(outcome) => return outcome,
                 FollowerEntry::Spinning => {
                     on_role(Role::Spinning);
-                    if let Some(take) = self.spin(&mut options.keep_spinning) {
-                        return take;
+                    if let Some(outcome) = self.spin(&mut options.keep_spinning) {
+                        return outcome;
                     }
                     // One spell of spinning per wait: after a spurious wake the follower sleeps at once.
                     options.may_spin = false;

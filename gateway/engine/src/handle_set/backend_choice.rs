@@ -90,20 +90,18 @@ pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
         .setup_submit_all()
         .build(2)
         .map_err(|error| MissingIoUring::from_setup(&error))?;
-    let mut probe_io_uring = Probe::new();
-    ring.submitter()
-        .register_probe(&mut probe_io_uring)
-        .map_err(|error| MissingIoUring(format!("probe failed: {error}")))?;
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).map_err(|error| MissingIoUring(format!("probe failed: {error}")))?;
     let needed = [
         ("IORING_OP_RECVMSG", opcode::RecvMsg::CODE),
         ("IORING_OP_SENDMSG", opcode::SendMsg::CODE),
         ("IORING_OP_POLL_ADD", opcode::PollAdd::CODE),
         ("IORING_OP_ASYNC_CANCEL", opcode::AsyncCancel::CODE),
     ];
-    if let Some((name, _)) = needed.into_iter().find(|(_, code)| !probe_io_uring.is_supported(*code)) {
+    if let Some((name, _)) = needed.into_iter().find(|(_, code)| !probe.is_supported(*code)) {
         return Err(MissingIoUring(format!("the kernel has no {name}")));
     }
-    let has_epoll_wait = probe_io_uring.is_supported(opcode::EpollWait::CODE);
+    let has_epoll_wait = probe.is_supported(opcode::EpollWait::CODE);
     Ok(if has_epoll_wait { EpollWaitMethod::Events } else { EpollWaitMethod::Readiness })
 }
 

@@ -102,8 +102,8 @@ impl<'f, I: ThreadIo> EventReader<'f, I> {
             match *event {
                 Event::Ready(handle) => loop {
                     self.batch.clear();
-                    let feed = self.pairs.iter().find(|feed| feed.handle == handle).unwrap();
-                    let sockets = [(handle.line, feed.receiver.as_raw_fd())];
+                    let pair = self.pairs.iter().find(|pair| pair.handle == handle).unwrap();
+                    let sockets = [(handle.line, pair.receiver.as_raw_fd())];
                     let unfinished = self.io.receive(&sockets, &mut self.batch).unwrap();
                     self.batch.iter().for_each(|datagram| each(handle, &datagram));
                     if unfinished.is_empty() {
@@ -228,7 +228,7 @@ pub(super) fn a_small_event_limit_loses_no_event<S: HandleSet>(set: &S) {
     let pairs: Vec<_> = (0..5).map(|channel| SocketPair::new(channel, Line::A).added_to(set)).collect();
     let mut reader = EventReader::new(set, &pairs);
     reader.drain_events();
-    pairs.iter().for_each(|feed| assert_eq!(feed.sender.send(b"x").unwrap(), 1));
+    pairs.iter().for_each(|pair| assert_eq!(pair.sender.send(b"x").unwrap(), 1));
     let mut seen = Vec::new();
     while seen.len() < pairs.len() {
         reader.wait_and_read(Wait::Block, 1, |handle, _| seen.push(handle.channel.0));
@@ -238,14 +238,14 @@ pub(super) fn a_small_event_limit_loses_no_event<S: HandleSet>(set: &S) {
 }
 
 pub(super) fn datagrams_queued_before_a_socket_was_added_are_received<S: HandleSet>(set: &S) {
-    let feed = SocketPair::new(0, Line::A);
-    feed.sender.send(b"early").unwrap();
-    let pairs = [feed.added_to(set)];
+    let pair = SocketPair::new(0, Line::A);
+    pair.sender.send(b"early").unwrap();
+    let pairs = [pair.added_to(set)];
     assert_eq!(EventReader::new(set, &pairs).read(1), [b"early"]);
 }
 
 pub(super) fn adding_and_removing_wakes_the_waiting_leader<S: HandleSet>(set: &S) {
-    let feed = SocketPair::new(0, Line::A);
+    let pair = SocketPair::new(0, Line::A);
     let (events_out, events) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -254,9 +254,9 @@ pub(super) fn adding_and_removing_wakes_the_waiting_leader<S: HandleSet>(set: &S
                 events_out.send(reader.wait_and_read(Wait::Block, 8, |_, _| {})).unwrap();
             }
         });
-        set.add(feed.receiver.as_fd(), feed.handle).unwrap();
+        set.add(pair.receiver.as_fd(), pair.handle).unwrap();
         assert_eq!(events.recv().unwrap(), [Event::Wake]);
-        set.remove(feed.receiver.as_fd()).unwrap();
+        set.remove(pair.receiver.as_fd()).unwrap();
         assert_eq!(events.recv().unwrap(), [Event::Wake]);
     });
 }
@@ -300,10 +300,10 @@ pub(super) fn sent_packets_arrive<S: HandleSet>(set: &S) {
             batch.push(&[round; HEADER_BYTES], &body[..length * 10], OutputIndex(1)).unwrap();
         }
         assert_eq!(io.send(&batch).unwrap(), 40);
-        for feed in [&first, &second] {
+        for pair in [&first, &second] {
             for length in 0..20 {
                 let mut bytes = [0; 300];
-                let received = feed.receiver.recv(&mut bytes).unwrap();
+                let received = pair.receiver.recv(&mut bytes).unwrap();
                 assert_eq!(bytes[..received], [&[round; HEADER_BYTES][..], &body[..length * 10]].concat());
             }
         }
@@ -362,8 +362,8 @@ pub(super) fn leadership_moves_between_threads_without_loss<S: HandleSet>(set: &
 
 fn send_within_window(pairs: &[SocketPair; 2], received: &AtomicUsize) {
     for number in 0..PACKETS / 2 {
-        for feed in pairs {
-            feed.sender.send(&u32::try_from(number).unwrap().to_le_bytes()).unwrap();
+        for pair in pairs {
+            pair.sender.send(&u32::try_from(number).unwrap().to_le_bytes()).unwrap();
         }
         while number * 2 > received.load(Ordering::Acquire) + WINDOW {
             thread::yield_now();

@@ -470,9 +470,9 @@ impl Publisher {
                 let entries = entries.take_while(|entry| !is_in_catch_up || entry.position < log_end);
                 count = fill(&mut batch, entries, &headers, flags, line.output);
             }
-            let sent_at = send_batch(&batch, now, io, &self.config, &mut self.counts);
-            let SendResult { taken, is_short, .. } = sent_at;
-            (sent_max, sent_on_all_lines, at) = (sent_max.max(taken.min(count)), sent_on_all_lines + taken, sent_at.at);
+            let result = send_batch(&batch, now, io, &self.config, &mut self.counts);
+            let SendResult { taken, is_short, .. } = result;
+            (sent_max, sent_on_all_lines, at) = (sent_max.max(taken.min(count)), sent_on_all_lines + taken, result.at);
             // The hand-over ended at one line; the lines after it get another try without it.
             let served = taken / count.max(1) + 1;
             lines = if is_short { lines.get(served..).unwrap_or_default() } else { &[] };
@@ -590,8 +590,8 @@ impl Publisher {
             return Some(StreamState { session, next: first, has_ended: false, has_failed: false });
         }
         let all_sent = |line: &LineCursor| log.writer().pending(line.at).is_some_and(|mut rest| rest.next().is_none());
-        let numbering = log.session_progress().filter(|_| self.lines.iter().all(all_sent))?;
-        let SessionProgress { session, committed, has_ended, has_failed, .. } = *numbering;
+        let progress = log.session_progress().filter(|_| self.lines.iter().all(all_sent))?;
+        let SessionProgress { session, committed, has_ended, has_failed, .. } = *progress;
         Some(StreamState { session, next: committed.0, has_ended, has_failed })
     }
 }

@@ -76,10 +76,10 @@ impl LogSink {
     pub fn fail(&mut self) {
         self.writer.abandon();
         self.frame_count = 0;
-        let Some(session_progress) = self.session_progress.as_mut() else { return };
-        session_progress.has_failed = true;
-        session_progress.covered_through = session_progress.committed;
-        let meta = FrameMeta::state(session_progress.committed);
+        let Some(progress) = self.session_progress.as_mut() else { return };
+        progress.has_failed = true;
+        progress.covered_through = progress.committed;
+        let meta = FrameMeta::state(progress.committed);
         self.frame(&meta, 0, StateBody::of(ChannelState::Failed).as_bytes());
         self.flush();
     }
@@ -93,10 +93,10 @@ impl LogSink {
     /// Commits the open entry: readers and the publisher see it.
     #[inline]
     pub fn flush(&mut self) {
-        if let Some(session_progress) = self.session_progress
+        if let Some(progress) = self.session_progress
             && self.frame_count > 0
         {
-            self.commit(session_progress.covered_through, PacketFlags::default());
+            self.commit(progress.covered_through, PacketFlags::default());
         }
     }
 
@@ -105,8 +105,8 @@ impl LogSink {
     pub fn commit_covered(&mut self) -> bool {
         self.flush();
         match self.session_progress {
-            Some(session_progress) if session_progress.covered_through > session_progress.committed => {
-                self.commit_empty(session_progress.covered_through, PacketFlags::HEARTBEAT);
+            Some(progress) if progress.covered_through > progress.committed => {
+                self.commit_empty(progress.covered_through, PacketFlags::HEARTBEAT);
                 true
             }
             _ => false,
@@ -122,8 +122,8 @@ impl LogSink {
     /// End of the committed entries.
     #[must_use]
     pub fn committed_through(&self) -> Option<StreamPosition> {
-        let session_progress = self.session_progress?;
-        Some(StreamPosition::at(Session::from_bytes(session_progress.session)?, session_progress.committed))
+        let progress = self.session_progress?;
+        Some(StreamPosition::at(Session::from_bytes(progress.session)?, progress.committed))
     }
 
     /// The log.
@@ -145,16 +145,15 @@ impl LogSink {
 
     /// Appends one whole frame, in a new entry if the open one has no room. `false` if no entry has room.
     fn append(&mut self, header: &FrameHeader, body: &[u8]) -> bool {
-        let Some(session_progress) = self.session_progress else { return false };
+        let Some(progress) = self.session_progress else { return false };
         let frame_bytes = FRAME_HEADER_BYTES + body.len();
         if self.writer.room() < frame_bytes {
             self.flush();
         }
         if !self.writer.has_open_entry() {
-            // `flush` may have changed `first`.
-            let first =
-                self.session_progress.map_or(session_progress.committed, |session_progress| session_progress.committed);
-            self.writer.begin(session_progress.session, first.0);
+            // `flush` may have committed more.
+            let first = self.session_progress.map_or(progress.committed, |progress| progress.committed);
+            self.writer.begin(progress.session, first.0);
         }
         if self.writer.room() < frame_bytes {
             return false;
@@ -171,8 +170,8 @@ impl LogSink {
         let part_bytes_max = self.part_bytes_max();
         let mut rest = body;
         let mut part = 0_u16;
-        while let Some((split_messages, record_count)) = records_up_to(rest, part_bytes_max) {
-            let (part_body, behind) = rest.split_at(split_messages);
+        while let Some((part_bytes, record_count)) = records_up_to(rest, part_bytes_max) {
+            let (part_body, behind) = rest.split_at(part_bytes);
             let is_last = behind.is_empty();
             let mut flags = meta.flags;
             if part == 0 {
@@ -220,16 +219,16 @@ impl LogSink {
 
     #[inline]
     fn commit(&mut self, next: Sequence, flags: PacketFlags) {
-        let Some(session_progress) = self.session_progress.as_mut() else { return };
-        session_progress.covered_through = session_progress.covered_through.max(next);
-        session_progress.committed = session_progress.committed.max(next);
-        self.writer.commit(session_progress.committed.0, self.frame_count, flags.0.into(), self.now.0);
+        let Some(progress) = self.session_progress.as_mut() else { return };
+        progress.covered_through = progress.covered_through.max(next);
+        progress.committed = progress.committed.max(next);
+        self.writer.commit(progress.committed.0, self.frame_count, flags.0.into(), self.now.0);
         self.frame_count = 0;
     }
 
     fn commit_empty(&mut self, next: Sequence, flags: PacketFlags) {
-        if let Some(session_progress) = self.session_progress {
-            self.writer.begin(session_progress.session, session_progress.committed.0);
+        if let Some(progress) = self.session_progress {
+            self.writer.begin(progress.session, progress.committed.0);
             self.commit(next, flags);
             self.counts.empty_entries += 1;
         }
@@ -261,8 +260,8 @@ impl FrameSink for LogSink {
 
     #[inline]
     fn covered_through(&mut self, next: Sequence) {
-        if let Some(session_progress) = self.session_progress.as_mut() {
-            session_progress.covered_through = session_progress.covered_through.max(next);
+        if let Some(progress) = self.session_progress.as_mut() {
+            progress.covered_through = progress.covered_through.max(next);
         }
     }
 
@@ -277,11 +276,9 @@ impl FrameSink for LogSink {
 
     fn end_of_session(&mut self) {
         self.flush();
-        if let Some(session_progress) =
-            self.session_progress.as_mut().filter(|session_progress| !session_progress.has_ended)
-        {
-            session_progress.has_ended = true;
-            let covered_through = session_progress.covered_through;
+        if let Some(progress) = self.session_progress.as_mut().filter(|progress| !progress.has_ended) {
+            progress.has_ended = true;
+            let covered_through = progress.covered_through;
             self.commit_empty(covered_through, PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION));
         }
     }
@@ -326,15 +323,15 @@ fn header(meta: &FrameMeta, record_count: u16, body_bytes: usize, flags: FrameFl
 ///
 /// The first byte of a DBN record is its length in units of four bytes.
 fn records_up_to(body: &[u8], bytes_max: usize) -> Option<(usize, u16)> {
-    let (mut split_messages, mut count) = (0, 0);
-    while let Some(length) = body.get(split_messages) {
-        let end = split_messages + 4 * usize::from(*length);
-        if end == split_messages || end > bytes_max || end > body.len() {
+    let (mut fitting_bytes, mut count) = (0, 0);
+    while let Some(length) = body.get(fitting_bytes) {
+        let end = fitting_bytes + 4 * usize::from(*length);
+        if end == fitting_bytes || end > bytes_max || end > body.len() {
             break;
         }
-        (split_messages, count) = (end, count + 1);
+        (fitting_bytes, count) = (end, count + 1);
     }
-    (count > 0).then_some((split_messages, count))
+    (count > 0).then_some((fitting_bytes, count))
 }
 
 #[cfg(test)]

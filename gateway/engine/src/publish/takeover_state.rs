@@ -128,9 +128,9 @@ pub struct DrainAck {
 }
 
 impl DrainAckShared {
-    pub(super) fn set(&self, look: DrainAck) {
-        let [a, b, c] = look.position.map_or([0; 3], StreamPosition::to_u64s);
-        self.0.set([look.number, a, b, c]);
+    pub(super) fn set(&self, ack: DrainAck) {
+        let [a, b, c] = ack.position.map_or([0; 3], StreamPosition::to_u64s);
+        self.0.set([ack.number, a, b, c]);
     }
 
     /// The last acknowledgement.
@@ -260,12 +260,12 @@ impl<const N: usize> Seqlock<N> {
         Self { version: AtomicU64::new(0), slots: [slot(), slot()] }
     }
 
-    fn set(&self, shared: [u64; N]) {
+    fn set(&self, values: [u64; N]) {
         let version = self.version.load(Relaxed).wrapping_add(1);
         // With the fence in `get`: a reader of any value of this version will see that the previous version is over.
         fence(Release);
-        for (place, word) in self.slot(version).iter().zip(shared) {
-            place.store(word, Relaxed);
+        for (place, value) in self.slot(version).iter().zip(values) {
+            place.store(value, Relaxed);
         }
         // Release pairs with the Acquire in `get`: a reader of this version sees its values, or later ones.
         self.version.store(version, Release);
@@ -274,9 +274,9 @@ impl<const N: usize> Seqlock<N> {
     fn get(&self) -> Option<[u64; N]> {
         (0..READ_ATTEMPTS_MAX).find_map(|_| {
             let version = self.version.load(Acquire);
-            let shared = std::array::from_fn(|index| self.slot(version)[index].load(Relaxed));
+            let values = std::array::from_fn(|index| self.slot(version)[index].load(Relaxed));
             fence(Acquire);
-            (self.version.load(Relaxed) == version).then_some(shared)
+            (self.version.load(Relaxed) == version).then_some(values)
         })
     }
 

@@ -668,19 +668,19 @@ fn a_failed_channel_is_published_at_once_and_in_every_heartbeat() {
     world.messages(1, 3);
     world.send(&fence);
     let mut early = Subscriber::new();
-    early.set_watermark(&world);
+    early.receive(&world);
     // The third message was being written into the log, and the fourth had produced no frame.
     world.log.frame(&message(3), 1, &RECORD);
     world.log.covered_through(Sequence(5));
     world.log.fail();
     world.send(&fence);
-    early.set_watermark(&world);
+    early.receive(&world);
     assert_eq!(early.items, ["session", "message 1", "message 2", "state Failed"]);
     let mut late = Subscriber::new();
     for _ in 0..2 {
         let due = world.publisher.next_deadline().unwrap();
         world.deadline(due, &fence);
-        late.set_watermark(&world);
+        late.receive(&world);
     }
     assert_eq!(late.items, ["session", "state Failed"]);
     assert_eq!(world.publisher.counts().heartbeats, 3);
@@ -699,7 +699,7 @@ impl Subscriber {
         Self { receiver: Receiver::new(config), items: Vec::new() }
     }
 
-    fn set_watermark(&mut self, world: &World) {
+    fn receive(&mut self, world: &World) {
         let Self { receiver, items } = self;
         let mut datagram = [0; 2_048];
         while let Ok(length) = world.receivers[0].recv(&mut datagram) {

@@ -467,8 +467,8 @@ impl ThreadIo for MultishotIo {
         {
             // SAFETY: the kernel filled the buffer with that many bytes and gave it up with its completion; it left the
             // chain, so the batch alone holds it.
-            let take_provided = unsafe { batch.push_provided(&self.buffers.buffers, id, bytes as usize, handle.line) };
-            if !matches!(take_provided, Ok(true)) {
+            let pushed = unsafe { batch.push_provided(&self.buffers.buffers, id, bytes as usize, handle.line) };
+            if !matches!(pushed, Ok(true)) {
                 // The batch holds another ring's buffers, a mistake of the caller: the datagram is lost.
                 self.buffers.provide(id);
             }
@@ -530,11 +530,11 @@ mod tests {
     #[test]
     fn datagrams_wait_in_the_socket_while_no_buffer_is_free() {
         let set = MultishotSet::new(16).unwrap();
-        let feeds = [SocketPair::new(0, Line::A), SocketPair::new(0, Line::B)];
+        let pairs = [SocketPair::new(0, Line::A), SocketPair::new(0, Line::B)];
         let mut io = set.thread_io().unwrap();
-        for feed in &feeds {
-            set.add(feed.receiver.as_fd(), feed.handle).unwrap();
-            (0..100_u8).for_each(|number| assert_eq!(feed.sender.send(&[number]).unwrap(), 1));
+        for pair in &pairs {
+            set.add(pair.receiver.as_fd(), pair.handle).unwrap();
+            (0..100_u8).for_each(|number| assert_eq!(pair.sender.send(&[number]).unwrap(), 1));
         }
         let (mut events, mut next) = (Vec::new(), [0_u8; 2]);
         // The batches hold all buffers at times, and are cleared in no particular order.
@@ -564,19 +564,19 @@ mod tests {
     #[test]
     fn provided_buffers_outlive_the_ring_that_filled_them() {
         let set = MultishotSet::new(16).unwrap();
-        let feed = SocketPair::new(0, Line::A);
-        set.add(feed.receiver.as_fd(), feed.handle).unwrap();
+        let pair = SocketPair::new(0, Line::A);
+        set.add(pair.receiver.as_fd(), pair.handle).unwrap();
         let mut io = set.thread_io().unwrap();
         let mut batch = ReceiveBatch::new(8, 64);
-        feed.sender.send(b"kept").unwrap();
+        pair.sender.send(b"kept").unwrap();
         let mut events = Vec::new();
         while batch.is_empty() {
             events.clear();
             io.wait(Wait::Block, 8, &mut events).unwrap();
-            io.take_provided(feed.handle, &mut batch);
+            io.take_provided(pair.handle, &mut batch);
         }
         drop(io);
-        feed.sender.send(b"later").unwrap();
+        pair.sender.send(b"later").unwrap();
         assert_eq!(batch.get(0).unwrap().bytes, b"kept");
 
         // A new thread's part takes over the sockets; the batch holds the old part's buffer until it is cleared.
@@ -585,7 +585,7 @@ mod tests {
         while batch.is_empty() {
             events.clear();
             io.wait(Wait::Block, 8, &mut events).unwrap();
-            io.take_provided(feed.handle, &mut batch);
+            io.take_provided(pair.handle, &mut batch);
         }
         assert_eq!(batch.get(0).unwrap().bytes, b"later");
     }
