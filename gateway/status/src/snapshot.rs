@@ -36,7 +36,7 @@ pub struct PoolSnapshot {
     /// Waits that returned at least one event.
     pub turns: u64,
     /// Events posted to a channel that another thread held.
-    #[serde(rename = "deferrals")]
+    #[serde(alias = "deferrals")]
     pub busy_channel_posts: u64,
     /// Time without a leader because every thread was processing, ns.
     pub saturation_ns: u64,
