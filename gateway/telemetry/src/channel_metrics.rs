@@ -7,37 +7,33 @@
 use hdrhistogram::Histogram;
 use mdgw_feeds::{arbiter::lead_histogram, channel::Channel, drop_reason::DropReason, identity::Line, time::MonoNs};
 
-use super::double_buffer::{BufferCollector, BufferProducer, double_buffer};
+use super::{
+    counter_block,
+    double_buffer::{BufferCollector, BufferProducer, double_buffer},
+};
 
-/// Counts of a channel since its gateway started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ChannelCounts {
-    /// Datagrams received on all lines.
-    pub datagrams: u64,
-    /// Messages in sequence, each once.
-    pub messages: u64,
-    /// Messages that another line had delivered before.
-    pub duplicates: u64,
-    /// Gaps declared.
-    pub gaps: u64,
-    /// Messages in declared gaps.
-    pub gap_messages: u64,
-    /// Packets and messages dropped unexpectedly, by channel and arbiter.
-    pub drops: u64,
+counter_block! {
+    /// Counts of a channel since its gateway started. Latency logs write them under these names, so the names are part
+    /// of a file format.
+    pub struct ChannelCounts, key ChannelCount {
+        datagrams: Counter, Packets, "datagrams received on all lines";
+        messages: Counter, Messages, "messages in sequence, each once";
+        duplicates: Counter, Messages, "messages that another line had delivered before";
+        gaps: Counter, None, "gaps declared";
+        gap_messages: Counter, Messages, "messages in declared gaps";
+        drops: Counter, None, "packets and messages dropped unexpectedly, by channel and arbiter";
+    }
 }
 
-/// Counts of a line since its gateway started. They may decrease a little: a line first counted as the winner loses a
-/// message when the other line's copy turns out to be earlier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LineCounts {
-    /// Packets with messages.
-    pub packets: u64,
-    /// Messages that arrived on this line first.
-    pub won_messages: u64,
-    /// Messages that another line had delivered before.
-    pub duplicate_messages: u64,
-    /// Messages that arrived after their gap had been declared.
-    pub late_messages: u64,
+counter_block! {
+    /// Counts of a line since its gateway started, named as in latency logs. They may decrease a little: a line first
+    /// counted as the winner loses a message when the other line's copy turns out to be earlier.
+    pub struct LineCounts, key LineCount {
+        packets: Counter, Packets, "packets with messages";
+        won_messages: Counter, Messages, "messages that arrived on this line first";
+        duplicate_messages: Counter, Messages, "messages that another line had delivered before";
+        late_messages: Counter, Messages, "messages that arrived after their gap had been declared";
+    }
 }
 
 /// One interval of one channel.

@@ -142,6 +142,11 @@ pub trait CounterKey: Copy {
 
     /// Index of the counter in its block's [`CounterBlock::DESCRIPTORS`].
     fn index(self) -> usize;
+
+    /// Declaration of the counter.
+    fn descriptor(self) -> &'static Descriptor {
+        &Self::Block::DESCRIPTORS[self.index()]
+    }
 }
 
 /// Declares a block of counters: a struct with the values and an enum with the keys. Each line gives a counter's name
@@ -337,6 +342,7 @@ mod tests {
         let expected = [("a", "packets", 0), ("a", "duplicates", 7), ("b", "packets", 9), ("b", "duplicates", 0)];
         assert_eq!(readings, expected.map(|(scope, name, value)| (scope.to_owned(), name, value)));
         let descriptor = registry.read()[1].descriptor;
+        assert_eq!(descriptor, PacketCounter::duplicates.descriptor());
         assert_eq!(
             (descriptor.kind, descriptor.unit, descriptor.help),
             (Kind::Counter, Unit::Packets, "packets received twice")
