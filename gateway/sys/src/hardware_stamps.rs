@@ -92,7 +92,7 @@ mod tests {
             let text = enable(name).unwrap_err().to_string();
             assert!(
                 text.contains("no such interface")
-                    || text.contains("no interface's name")
+                    || text.contains("invalid interface name")
                     || text.contains("CAP_NET_ADMIN"),
                 "{text}"
             );
