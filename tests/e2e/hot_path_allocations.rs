@@ -20,11 +20,11 @@ use mdgw_engine::{
     dispatch::{ChannelHandler as _, TurnContext},
     handle_set::{
         Event, HandleSet, ThreadIo as _, Wait,
-        backend_choice::{self, Backend, Waiting},
+        backend_choice::{self, Backend, LeaderWait},
         epoll::EpollSet,
         ring::{MultishotSet, RingSet},
     },
-    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGapRequests, PipelineLocal, PipelineParts, RecoverySocket},
+    pipeline::{ChannelPipeline, LineSocket, PeerGapRequests, PipelineLocal, PipelineParts, RecoverySocket},
     publish::{LogSink, Publisher, PublisherConfig},
 };
 use mdgw_feeds::{
@@ -77,7 +77,7 @@ fn the_pipeline_on_epoll_allocates_nothing() {
 
 #[test]
 fn the_pipeline_on_rings_allocates_nothing() {
-    match backend_choice::choose(backend_choice::IoChoice::IoUring, 2, Waiting::Blocking) {
+    match backend_choice::choose_backend(backend_choice::IoChoice::IoUring, 2, LeaderWait::Blocking) {
         Ok(Backend::Ring(wait)) => run_pipeline(RingSet::new(wait).unwrap(), || {}).assert_allocates_nothing(),
         other => captures::say(&format!("SKIPPED: the pipeline on rings: {other:?}")),
     }
@@ -85,7 +85,7 @@ fn the_pipeline_on_rings_allocates_nothing() {
 
 #[test]
 fn the_pipeline_on_a_multishot_ring_allocates_nothing() {
-    match backend_choice::choose(backend_choice::IoChoice::IoUring, 1, Waiting::Blocking) {
+    match backend_choice::choose_backend(backend_choice::IoChoice::IoUring, 1, LeaderWait::Blocking) {
         Ok(Backend::Multishot) => {
             run_pipeline(MultishotSet::new(MultishotSet::BUFFERS).unwrap(), || {}).assert_allocates_nothing();
         }
@@ -193,7 +193,7 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
         publisher: Publisher::new(publisher, &sink, Arc::default()),
         sink,
         fence: Arc::new(Fence::standalone(Epoch::new(1, 0))),
-        counters: registry.register("one", &COUNTERS),
+        counters: registry.register("one"),
         metrics,
         sessions: Arc::new(ArrayQueue::new(4)),
     });

@@ -6,6 +6,7 @@ use std::hint::black_box;
 use mdgw_feeds::time::{MonoNs, UnixNs};
 use mdgw_sys::handle::ChannelIndex;
 use mdgw_telemetry::{
+    counter_block,
     counters::Registry,
     stages::{Stage, stage_recorder_pair},
 };
@@ -42,10 +43,22 @@ fn recording_and_handing_over_allocates_nothing() {
     assert!(handed_over > 900 * 24, "the sets did change hands: {handed_over}");
 }
 
+counter_block! {
+    /// Counters of a receiving thread.
+    struct ReceiveCounters, key ReceiveCounter {
+        packets: Counter, Packets, "packets received";
+        duplicates: Counter, Packets, "packets received twice";
+    }
+}
+
 #[test]
 fn counting_allocates_nothing() {
     let registry = Registry::default();
-    let mut counters = registry.register("thread=main-0", &["packets", "bytes"]);
-    assert_eq!(allocations_in(|| (0..1_000).for_each(|n| counters.add(1, n))), 0);
+    let mut counters = registry.register::<ReceiveCounters>("main-0");
+    let count = allocations_in(|| {
+        (0..1_000).for_each(|n| counters.add(ReceiveCounter::duplicates, n));
+        (0..1_000).for_each(|packets| counters.publish(&ReceiveCounters { packets, duplicates: 499_500 }));
+    });
+    assert_eq!(count, 0);
     assert_eq!(registry.read()[1].value, 499_500);
 }

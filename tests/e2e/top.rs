@@ -70,7 +70,7 @@ fn a_running_gateway_shows_its_threads_channels_lines_and_latencies() {
 
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     let exited = process::run(["top", "--socket", text(&socket)]).expect_code(2);
-    assert!(exited.stderr.contains("cannot reach a gateway at"), "{}", exited.stderr);
+    assert!(exited.stderr.contains("cannot connect to the control socket"), "{}", exited.stderr);
 }
 
 #[test]

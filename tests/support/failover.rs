@@ -179,7 +179,7 @@ impl ElectionHooks for FenceReporter {
     fn on_leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
         let now = mono_now();
         match lost {
-            None => say(&format!("open {} {} {}", now.0, epoch.0, u8::from(self.0.allows(now)))),
+            None => say(&format!("open {} {} {}", now.0, epoch.0, u8::from(self.0.is_open_at(now)))),
             Some(_) => say(&format!("close {} {}", now.0, epoch.0)),
         }
     }

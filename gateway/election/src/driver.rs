@@ -355,7 +355,7 @@ impl LeaderLatch for Election {
     }
 
     fn has_leadership(&self) -> bool {
-        self.shared.fence.allows(mono_now())
+        self.shared.fence.is_open_at(mono_now())
     }
 
     fn await_leadership(&self) -> Result<Epoch, Closed> {

@@ -1,21 +1,21 @@
-//! Dispatch: which thread processes which channel when.
+//! Dispatch: which thread processes which channel, and when.
 //!
-//! Here are the two traits that the rest of the gateway is written against: what a channel's handler must do
-//! ([`ChannelHandler`]), and what every dispatch model offers ([`Dispatch`]). [`pool`] is the model there is:
+//! This module has the two traits that the rest of the gateway is written against: [`ChannelHandler`] says what a
+//! channel's handler must do, [`Dispatch`] what every dispatch model offers. [`pool`] holds the only model,
 //! Leader/Followers.
 //!
 //! ```text
-//!   follower --promoted--> leader: wait, claim what is ready, promote one --> processing: drain the claimed channels
+//!   follower --promoted--> leader: wait, claim ready channels, promote one --> processing: drain the claimed channels
 //!      ^                                                                                     |
-//!      +------------- token held, nothing laid by <------------------------------------------+
+//!      +------------- token held, run queue empty <------------------------------------------+
 //! ```
 //! Invariants, each with its module and model-checked there:
-//! - At most one thread leads, and a free token is always seen by somebody (`token`).
-//! - At most one thread touches a channel, and whatever was brought to it is processed by its holder or the next
+//! - At most one thread leads, and some thread always notices a free token (`token`).
+//! - At most one thread touches a channel. Its holder, or the next holder, processes every event posted to the channel
 //!   (`claim`).
-//! - The timer goes off no later than the earliest deadline of any channel that nobody holds (`deadline_timer`).
+//! - The timer expires no later than the earliest deadline of any channel that no thread holds (`deadline_timer`).
 //!
-//! What is absent: no lock is held while a channel is processed, and no thread ever waits for a channel.
+//! No lock is held while a channel is processed, and no thread ever waits for a channel.
 
 pub mod pool;
 pub mod roles;
@@ -51,23 +51,25 @@ use crate::{
     handle_set::{HandleSet, ThreadIo},
 };
 
-/// One channel's straight line. Called by one thread at a time, in order, and by different threads over time: what one
-/// call wrote the next one sees. A handler never blocks, and never allocates or takes a lock after warm-up.
+/// The data path of one channel. One thread at a time calls the handler, in order; different threads call it over time.
+/// Each call sees what the previous call wrote. A handler never blocks, and after warm-up it never allocates or takes a
+/// lock.
 ///
-/// A call that panics or returns [`Failure`] takes the channel out of service: [`Self::on_failed`] follows, and then
-/// [`Self::on_failed_deadline`] alone.
+/// A call that panics or returns [`Failure`] takes the channel out of service. The pool then calls [`Self::on_failed`]
+/// once, and only [`Self::on_failed_deadline`] after that.
 pub trait ChannelHandler: Send + 'static {
-    /// What a thread keeps for all the channels that it serves: receive buffers, histograms.
+    /// State that a thread keeps for all channels it serves: receive buffers, histograms.
     type Local: 'static;
-    /// What other threads may tell a running channel: a socket to use from now on, recovered data, a position.
+    /// Messages from other threads to a running channel: recovered data, a change of the fence.
     type Message: Send + 'static;
 
-    /// Drains the sockets of `lines` until each is short, but takes no more than `quota` packets.
+    /// Receives from the sockets of `lines` and processes what was received, at most `quota` packets. Lines that may
+    /// still hold data are returned in [`Progress::unfinished_lines`].
     ///
-    /// A marked line may turn out to be empty, or to have no socket any more.
+    /// A ready line may turn out to be empty, or to have no socket any more.
     ///
     /// # Errors
-    /// What the channel cannot go on after.
+    /// A failure after which the channel cannot continue.
     fn on_ready<I: ThreadIo>(
         &mut self,
         lines: LineSet,
@@ -75,97 +77,97 @@ pub trait ChannelHandler: Send + 'static {
         context: &mut TurnContext<'_, I, Self::Local>,
     ) -> Result<Progress, Failure>;
 
-    /// Takes all the datagrams that already came for this handle ([`ThreadIo::lent`]).
+    /// Processes all datagrams that the last wait delivered for this handle ([`ThreadIo::take_provided`]).
     ///
     /// # Errors
-    /// What the channel cannot go on after.
+    /// A failure after which the channel cannot continue.
     fn on_provided<I: ThreadIo>(
         &mut self,
         handle: Handle,
         context: &mut TurnContext<'_, I, Self::Local>,
     ) -> Result<Progress, Failure>;
 
-    /// The deadline has passed, and everything that had come in before `now` has been drained.
+    /// The deadline has passed, and everything received before `now` has been drained.
     ///
     /// # Errors
-    /// What the channel cannot go on after.
+    /// A failure after which the channel cannot continue.
     fn on_deadline<I: ThreadIo>(
         &mut self,
         now: MonoNs,
         context: &mut TurnContext<'_, I, Self::Local>,
     ) -> Result<(), Failure>;
 
-    /// Somebody told the channel something ([`Dispatch::send`]).
+    /// Another thread sent the channel a message ([`Dispatch::send`]).
     ///
     /// # Errors
-    /// What the channel cannot go on after.
+    /// A failure after which the channel cannot continue.
     fn on_message<I: ThreadIo>(
         &mut self,
         message: Self::Message,
         context: &mut TurnContext<'_, I, Self::Local>,
     ) -> Result<(), Failure>;
 
-    /// When [`Self::on_deadline`] wants to be called, or [`Self::on_failed_deadline`] once the channel is out of service. Asked
-    /// after every other call.
+    /// Time of the next call of [`Self::on_deadline`], or of [`Self::on_failed_deadline`] once the channel is out of
+    /// service. The pool reads it after every other call.
     fn next_deadline(&self) -> Option<MonoNs>;
 
-    /// The lines that have a socket: all of them are drained before a deadline is acted on.
+    /// The lines that have a socket. All of them are drained before a deadline is handled.
     fn lines(&self) -> LineSet;
 
     /// The channel is out of service from now on. Its state is as the failed call left it.
     fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, context: &mut TurnContext<'_, I, Self::Local>);
 
-    /// The deadline of a channel that is out of service has passed: it may say again that it is. A panic here, or in
-    /// [`Self::on_failed`], silences it for good.
+    /// The deadline of a channel that is out of service has passed: the handler may publish that state again. After a
+    /// panic here or in [`Self::on_failed`], the pool never calls the handler again.
     fn on_failed_deadline<I: ThreadIo>(&mut self, now: MonoNs, context: &mut TurnContext<'_, I, Self::Local>);
 }
 
-/// What a call of a handler may use: all of it belongs to the calling thread, for this call.
+/// Resources for one call of a handler. All of them belong to the calling thread for the duration of the call.
 #[derive(Debug)]
 pub struct TurnContext<'a, I, L> {
-    /// Receiving and sending.
+    /// Receives and sends.
     pub io: &'a mut I,
-    /// The thread's own part of the handlers' state.
+    /// The calling thread's [`ChannelHandler::Local`].
     pub local: &'a mut L,
-    /// When the wait returned that brought the work; one clock read for the whole batch.
+    /// Time at which the wait for this work returned: one clock read for the whole batch.
     pub now: MonoNs,
-    /// The same moment on the clock of the kernel's receive stamps.
+    /// The same time on the clock of the kernel's receive timestamps.
     pub woken_at: UnixNs,
     /// Number of the thread in its pool, from 0.
     pub thread: usize,
 }
 
-/// What a call of a handler did.
+/// Result of a handler's call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Packets taken from sockets.
     pub packets: usize,
-    /// Lines that may still hold data. No new readiness comes for them; the pool calls again.
+    /// Lines that may still hold data. No new readiness event comes for them, so the pool calls the handler again.
     pub unfinished_lines: LineSet,
 }
 
-/// Why a handler says that its channel can't go on.
+/// A handler's reason why its channel cannot continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure(pub &'static str);
 
 /// Why a channel is out of service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FailReason {
-    /// Its handler panicked.
+    /// The handler panicked, with the panic's text.
     #[error("handler panicked: {0}")]
     Panicked(String),
-    /// Its handler said so.
+    /// The handler returned [`Failure`].
     #[error("handler failed: {0}")]
     Failed(&'static str),
 }
 
 /// A dispatch model over one handle set.
 pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
-    /// Starts the threads and returns when all of them run, pinned, with their I/O made. The position of a handler in
-    /// `channels` is its [`ChannelIndex`]. `local` is called once on each thread, with the thread's number.
+    /// Starts the threads. Returns when all of them run, pinned and with their I/O created. The position of a handler
+    /// in `channels` is its [`ChannelIndex`]. Each thread calls `local` once with its number.
     ///
     /// # Errors
-    /// See [`StartError`]. No thread is left behind.
+    /// See [`StartError`]. On an error all threads have ended.
     fn start(
         config: &DispatchConfig,
         set: Arc<S>,
@@ -173,66 +175,66 @@ pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
         local: impl Fn(usize) -> H::Local + Send + Sync + 'static,
     ) -> Result<Self, StartError>;
 
-    /// Watches a socket of a channel, from now on. Wakes whoever waits.
+    /// Starts to watch a socket of a channel, and wakes the waiting thread.
     ///
     /// # Errors
-    /// As [`HandleSet::add`]; a channel that doesn't exist is `InvalidInput`.
+    /// As [`HandleSet::add`]; `InvalidInput` for a channel that does not exist.
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()>;
 
-    /// Stops watching a socket. Readiness that was seen before may still reach the handler, so it is the handler that
-    /// should close the socket: remove it here, then [tell](Self::send) the channel.
+    /// Stops watching a socket. Earlier readiness may still reach the handler, so the handler should close the socket:
+    /// remove it here first, then [send](Self::send) the channel a message.
     ///
     /// # Errors
     /// As [`HandleSet::remove`].
     fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Tells a channel something, to be read by whoever processes it next. May be called by any thread.
+    /// Sends a message to a channel. The thread that processes the channel next reads it. Any thread may call this.
     ///
     /// # Errors
-    /// The message comes back when the channel's inbox is full, or the channel doesn't exist or has failed.
+    /// Returns the message if the channel's inbox is full, or if the channel does not exist or has failed.
     fn send(&self, channel: ChannelIndex, message: H::Message) -> Result<(), H::Message>;
 
-    /// Why a channel is out of service; `None` while it isn't.
+    /// Why a channel is out of service; `None` while it is in service.
     fn failed(&self, channel: ChannelIndex) -> Option<FailReason>;
 
-    /// Why the model has stopped by itself; `None` while it runs.
+    /// Why the pool has stopped by itself; `None` while it runs.
     fn fault(&self) -> Option<String>;
 
-    /// What the threads are doing and have done.
+    /// The present roles of the threads, and their counters.
     fn gauges(&self) -> Gauges;
 
-    /// Ends the work in hand, wakes and joins all threads, and gives the handlers back in their order. Data that still
-    /// lies in sockets stays there.
+    /// Finishes the work in progress, wakes and joins all threads, and returns the handlers in their order. Unread data
+    /// stays in the sockets.
     fn shutdown(self) -> Vec<H>;
 }
 
-/// How a dispatch model is set up.
+/// Settings of a dispatch model.
 #[derive(Clone, Debug)]
 pub struct DispatchConfig {
-    /// Name of the threads; a number is added.
+    /// Prefix of the threads' names; the thread's number is appended.
     pub name: String,
     /// One entry per thread.
     pub threads: Vec<ThreadConfig>,
-    /// How a thread waits.
+    /// Wait strategy of the threads.
     pub wait: WaitPolicy,
-    /// When a follower is promoted; by default as [`PromotionPolicy::default_for`] says.
+    /// When a follower is promoted; the default is [`PromotionPolicy::default_for`].
     pub promotion: Option<PromotionPolicy>,
-    /// Events that one turn claims at most, 1..=1024. More cost less per packet and bind more channels to one thread;
-    /// 8 to 64 is where it pays.
+    /// Maximum number of events that one turn claims, 1..=1024. A larger number costs less per packet, but binds more
+    /// channels to one thread; 8 to 64 is a good range.
     pub batch_events_max: usize,
-    /// Packets that one claim takes at most, so that a hot channel can't keep a thread. The reorder window must be
-    /// larger than what that many packets can hold.
+    /// Maximum number of packets that one claim takes, so that a busy channel cannot occupy a thread. The reorder
+    /// window must be larger than the number of messages in that many packets.
     pub quota_packets: usize,
     /// How long a thread spins before it parks ([`WaitPolicy::SpinThenPark`]).
     pub spin_ns: u64,
-    /// How long `lazy` may keep the lead while processing, to which one claim's work may come.
+    /// How long a leader with the `lazy` policy may keep the lead while it processes. One claim's work may come on top.
     pub stall_ns_max: u64,
-    /// Messages that a channel's inbox holds at most.
+    /// Maximum number of messages in a channel's inbox.
     pub inbox_messages_max: usize,
 }
 
 impl Default for DispatchConfig {
-    /// One thread, anywhere.
+    /// One thread, not pinned.
     fn default() -> Self {
         Self {
             name: "mdgw".to_owned(),
@@ -251,20 +253,20 @@ impl Default for DispatchConfig {
 /// Where and how one thread runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadConfig {
-    /// The core that it is pinned to; `None` leaves it to the kernel, for tests and demonstrations.
+    /// Core to which the thread is pinned; `None` leaves the choice to the kernel, for tests and demonstrations.
     pub core: Option<usize>,
-    /// Real-time priority (`SCHED_FIFO`, 1..=99); `None` leaves the class as it is.
+    /// Real-time priority (`SCHED_FIFO`, 1..=99); `None` keeps the present scheduling class.
     pub fifo_priority: Option<u8>,
-    /// Where it shows how far it has got, if anybody looks.
+    /// Counter through which another process can see that the thread makes progress; `None`: not observed.
     pub progress: Option<ProgressCounter>,
 }
 
-/// How a thread waits, leader for events or follower for promotion.
+/// Wait strategy of a thread, both as leader (for events) and as follower (for promotion).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WaitPolicy {
-    /// The leader looks again and again, and so does one follower; the others park.
+    /// The leader and one follower spin; the other followers park.
     Spin,
-    /// Everybody sleeps in the kernel.
+    /// Every waiting thread sleeps in the kernel.
     Park,
     /// First spin, then park.
     SpinThenPark,
@@ -275,13 +277,13 @@ pub enum WaitPolicy {
 pub enum PromotionPolicy {
     /// Always before processing.
     Strict,
-    /// Before processing only when the claimed work is expected to take longer than a wake is worth; else it keeps the
-    /// lead, no longer than [`DispatchConfig::stall_ns_max`] and one claim's work.
+    /// Before processing only if the claimed work is expected to take longer than waking a follower. Otherwise the
+    /// leader keeps the lead, at most for [`DispatchConfig::stall_ns_max`] and one claim's work.
     Lazy,
 }
 
 impl PromotionPolicy {
-    /// Strict where a follower spins and is there in no time, lazy where followers park.
+    /// Strict if followers spin, since a spinning follower leads at once; lazy if followers park.
     #[must_use]
     pub fn default_for(wait: WaitPolicy) -> Self {
         match wait {
@@ -294,38 +296,38 @@ impl PromotionPolicy {
 /// Why a dispatch model could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A setting that can't be.
+    /// A setting is out of range or does not fit the others.
     #[error("{0}")]
     InvalidSetting(&'static str),
     /// Two threads on one core.
-    #[error("core {0} is configured for two threads of one pool")]
+    #[error("core {0} is used by two threads of one pool")]
     DuplicateCore(usize),
-    /// The kernel would not run a thread where it was configured.
+    /// The kernel refused to run a thread on its configured core.
     #[error("thread {thread}: {source}")]
     Pin {
         /// Number of the thread.
         thread: usize,
-        /// What was refused.
+        /// The kernel's refusal.
         source: PinError,
     },
-    /// The kernel would not give a thread its priority.
+    /// The kernel refused a thread's real-time priority.
     #[error("thread {thread}: cannot set real-time priority {priority}: {source}")]
     Priority {
         /// Number of the thread.
         thread: usize,
-        /// What was asked for.
+        /// The requested priority, 1..=99.
         priority: u8,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A thread could not be made, or its I/O.
+    /// A thread or its I/O could not be created.
     #[error("thread {thread}: cannot {action}: {source}")]
     Thread {
         /// Number of the thread.
         thread: usize,
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

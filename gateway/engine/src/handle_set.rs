@@ -1,13 +1,12 @@
-//! Handle set: what the leading thread waits for, behind one trait.
+//! Handle set: the events that the leading thread waits for, behind one trait.
 //!
-//! Shared part ([`HandleSet`]): readiness of many sockets, one timer, one wake-up. It has no owner, so leadership can
-//! move freely between threads. Thread's part ([`ThreadIo`]): what a thread does itself between taking and giving up
-//! a turn: waiting on the set, receiving, sending. An io_uring request belongs to the thread that armed it, so rings
-//! live there and nowhere else.
+//! The shared part ([`HandleSet`]) holds the readiness of many sockets, one timer and one wake-up. No thread owns it,
+//! so the lead can move freely between threads. The thread's part ([`ThreadIo`]) waits on the set, receives and sends.
+//! An io_uring request belongs to the thread that armed it, so rings live in the thread's part only.
 //!
-//! An event is either *a channel's line that is ready* (its holder then receives) or *datagrams of a channel that
-//! are already here*, in memory that the backend lends out and takes back: io_uring's provided buffers today, the
-//! blocks of a packet ring later. Nothing here assumes one socket per datagram or that buffers are ours.
+//! An event is either *a channel's line that is ready* (the channel's holder then receives) or *datagrams of a channel
+//! that have been delivered*. Delivered datagrams lie in memory that the backend provides and takes back: io_uring's
+//! provided buffers. The traits assume neither one socket per datagram nor that the caller owns the buffers.
 
 pub mod backend_choice;
 #[cfg(test)]
@@ -26,23 +25,23 @@ use mdgw_sys::{
     handle::{Handle, LineSet},
 };
 
-/// What the wait brought.
+/// An event returned by a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The socket of this handle has something to read. Edge-triggered: read until it is short.
+    /// The socket of this handle is readable. Edge-triggered: read until a read is short.
     Ready(Handle),
     /// Datagrams of this handle lie in the thread's own batch (see [`ThreadIo::take_provided`]).
     Provided(Handle),
-    /// The set's timer went off.
+    /// The set's timer expired.
     Timer,
-    /// Somebody called [`HandleSet::wake`]: handles changed, or the pool shuts down.
+    /// A thread called [`HandleSet::wake`]: messages or handles changed, or the pool shuts down.
     Wake,
 }
 
 /// How the leading thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Look and return at once.
+    /// Check once and return.
     Poll,
     /// Block until an event.
     Block,
@@ -53,10 +52,10 @@ pub trait HandleSet: Send + Sync {
     /// The thread's part.
     type Io: ThreadIo;
 
-    /// The part of the calling thread, to be used by that thread alone.
+    /// Creates the part of the calling thread, to be used by that thread alone.
     ///
     /// # Errors
-    /// When the kernel refuses the thread's ring, descriptors or memory.
+    /// If the kernel refuses the thread's ring, descriptors or memory.
     fn thread_io(&self) -> io::Result<Self::Io>;
 
     /// Watches a socket. May be called while another thread waits.
@@ -74,44 +73,45 @@ pub trait HandleSet: Send + Sync {
     /// Makes the current or the next wait return with [`Event::Wake`].
     fn wake(&self);
 
-    /// Sets the one timer, or clears it. A moment in the past goes off at once.
+    /// Sets the one timer, or clears it. A time in the past expires at once.
     fn set_timer(&self, at: Option<MonoNs>);
 
-    /// Whether waits bring [`Event::Provided`]. Such a set serves a pool of one thread: what was lent lies in the memory of
-    /// the thread that waited.
+    /// Whether waits return [`Event::Provided`]. Such a set serves a pool of one thread, since the delivered datagrams
+    /// lie in the memory of the thread that waited.
     fn delivers_data(&self) -> bool {
         false
     }
 }
 
-/// The thread's part. Not `Send` in spirit: made on the thread that uses it.
+/// The thread's part. Created on the thread that uses it, and not moved to another.
 pub trait ThreadIo {
     /// Waits, as the leader, and pushes at most `room` events.
     ///
     /// # Errors
-    /// What the kernel says; an interrupted wait is no error and brings no events.
+    /// The kernel's error. An interrupted wait is no error and returns no events.
     fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()>;
 
     /// Gives up the lead: afterwards nothing of this thread waits on the set.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     fn release_wait(&mut self) -> io::Result<()>;
 
-    /// Reads sockets without blocking into `batch` until each is short or the batch is full. Datagrams carry their
-    /// line and their kernel stamp. Returns the lines that may hold more.
+    /// Reads sockets without blocking into `batch` until a read of each socket is short or the batch is full. Datagrams
+    /// carry their line and their kernel timestamp. Returns the lines that may hold more.
     ///
     /// # Errors
-    /// What the kernel says of a socket other than "nothing there".
+    /// The kernel's error on a socket, other than "would block".
     fn receive(&mut self, sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet>;
 
-    /// The datagrams that came with the last wait for this handle ([`Event::Provided`]), handed back by the next wait.
+    /// Moves the datagrams that the last wait delivered for this handle ([`Event::Provided`]) into `batch`. Their
+    /// buffers return to the kernel when the batch is cleared.
     fn take_provided(&mut self, handle: Handle, batch: &mut ReceiveBatch);
 
-    /// Hands the packets over to the kernel; all of them are handed over or refused when this returns. Never blocks.
-    /// Returns how many were taken, from the front.
+    /// Hands the packets to the kernel. On return each packet is handed over or refused. Never blocks. Returns how many
+    /// were taken, from the front.
     ///
     /// # Errors
-    /// What the kernel says other than "would block".
+    /// The kernel's error, other than "would block".
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize>;
 }

@@ -1,4 +1,4 @@
-//! The hot half of the gateway: handle sets, the Leader/Followers pool, and the data path that its threads run.
+//! The data plane of the gateway: handle sets, the Leader/Followers pool, and the data path that its threads run.
 //!
 //! Read [`pipeline`] first: from socket to multicast, in one function.
 

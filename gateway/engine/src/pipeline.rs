@@ -1,12 +1,12 @@
-//! The straight line of one channel, from its sockets to the multicast. Read [`ChannelPipeline::process_batch`] first.
+//! The data path of one channel, from its sockets to the multicast. Read [`ChannelPipeline::process_batch`] first.
 //!
 //! ```text
 //! socket → handle set → claim → receive → arbitrate → decode → book → normalise → publication log → fence → multicast
-//!          └── net, engine ──┘   net      └────────────── feeds ─────────────┘   publog           publish
+//!          └─ handle_set, dispatch ──┘     └────────────── feeds ─────────────┘   publog           publish
 //! ```
-//! One thread carries a datagram from the first to the last, without a queue and without a hand-over. Everything slower
-//! reads the publication log from its own threads. The claim sees to it that one thread at a time is in here for a
-//! channel; nothing here waits, allocates or locks.
+//! One thread carries a datagram through all steps, without a queue or a hand-over. Slower work reads the publication
+//! log from its own threads. The claim admits one thread at a time to a channel's pipeline. No code here waits,
+//! allocates or locks.
 
 mod state_copy;
 
@@ -38,6 +38,7 @@ use mdgw_sys::{
 };
 use mdgw_telemetry::{
     channel_metrics::ChannelRecorder,
+    counter_block,
     counters::CounterWriter,
     stages::{Stage, StageRecorder},
 };
@@ -48,7 +49,7 @@ use crate::{
     publish::{LogSink, Publisher},
 };
 
-/// One channel with everything that belongs to it alone. Owned by the holder of its claim.
+/// One channel with all state that belongs to it alone. Owned by the holder of its claim.
 #[derive(Debug)]
 pub struct ChannelPipeline {
     index: ChannelIndex,
@@ -58,30 +59,30 @@ pub struct ChannelPipeline {
     sink: LogSink,
     publisher: Publisher,
     fence: Arc<Fence>,
-    /// What sockets brought that never reached the channel.
+    /// Datagrams from sockets that were refused before they reached the channel.
     drops: DropCounts,
     peer_gap_requests: Arc<PeerGapRequests>,
     waits_for_link: bool,
     requests: u64,
     requests_failed: u64,
     stamps: StampCounts,
-    counters: CounterWriter,
+    counters: CounterWriter<ChannelCounters>,
     metrics: ChannelRecorder,
-    /// New numberings on their way to the state file.
+    /// New sessions on their way to the state file.
     sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
-    /// What of the numbering has been handed on: its session, and whether it has messages.
+    /// The last session put into `sessions`, and whether it had messages.
     reported_session: Option<(Session, bool)>,
     fail_reason: Option<FailReason>,
 }
 
-/// Datagrams by whose receive stamp they carried.
+/// Datagrams by the source of their receive timestamp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StampCounts {
-    /// The NIC's.
+    /// Timestamp of the NIC.
     pub hardware: u64,
-    /// The kernel's.
+    /// Timestamp of the kernel.
     pub kernel: u64,
-    /// None: the clock on return from the wait took its place.
+    /// No timestamp: the clock on return from the wait was used.
     pub none: u64,
 }
 
@@ -95,56 +96,57 @@ impl StampCounts {
     }
 }
 
-/// One line: where it comes in, and from whom it is believed.
+/// One line: its socket and the sources it accepts.
 #[derive(Debug)]
 pub struct LineSocket {
-    /// Which line.
+    /// The line of the venue: A, B, or a further one.
     pub line: Line,
-    /// Its socket.
+    /// Joined to the line's group.
     pub socket: ReceiveSocket,
-    /// Who is believed.
+    /// Sources whose datagrams are accepted.
     pub filter: SourceFilter,
 }
 
-/// The way to the venue's retransmission server. Its answers come in as a line of their own.
+/// The connection to the venue's retransmission server. Its answers are received as a line ([`Line::RECOVERY`]).
 #[derive(Debug)]
 pub struct RecoverySocket {
-    /// The socket.
+    /// Sends requests and receives answers.
     pub socket: ReceiveSocket,
-    /// Where requests go.
+    /// Destination of requests.
     pub server: SocketAddrV4,
 }
 
-/// What other threads tell a channel.
+/// Messages from other threads to a channel.
 #[derive(Debug)]
 pub enum ChannelMessage {
-    /// The fence has opened or closed: look at once, don't wait for the next packet or heartbeat, and answer with that
-    /// number.
+    /// The fence has opened or closed: send what is due now, without waiting for the next packet or heartbeat, and
+    /// acknowledge the drain with this number.
     FenceChanged(u64),
-    /// A datagram of the venue's that the peer had, as an answer to a [`PeerGapRequest`].
+    /// A datagram of the venue that the peer had received, in answer to a [`PeerGapRequest`].
     Recovered(Box<[u8]>),
-    /// The answer's end: the peer has no more of what it was asked for from there on.
+    /// End of the answer: the peer has no requested data from this sequence on.
     PeerAnswerEnded(Sequence),
-    /// The gateway that leads has published a gap of that numbering.
+    /// The leader has published a gap of that session.
     PeerDeclaredGap(Session),
-    /// A slice of its state, for a gateway that joins.
-    Copy(Box<CopyRequest>),
+    /// A slice of the channel's state, for a joining gateway.
+    CopySlice(Box<CopyRequest>),
 }
 
-/// Input that no line has brought, asked of the other gateway.
+/// A range `[first, next)` of input that no line has delivered, requested from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerGapRequest {
-    /// The channel.
+    /// Channel of the missing range.
     pub channel: ChannelId,
-    /// The numbering.
+    /// Session of the missing range.
     pub session: Session,
-    /// First sequence.
+    /// First missing sequence.
     pub first: Sequence,
-    /// First sequence after it.
+    /// First sequence after the range.
     pub next: Sequence,
 }
 
-/// On the way to the pair link. Its thread says whether there is a peer to ask; while there is none nobody waits for one.
+/// Queue of requests to the pair link. The link's thread says whether a peer is connected; without a peer the channel
+/// does not wait for an answer.
 #[derive(Debug)]
 pub struct PeerGapRequests {
     queue: ArrayQueue<PeerGapRequest>,
@@ -152,29 +154,29 @@ pub struct PeerGapRequests {
 }
 
 impl PeerGapRequests {
-    /// Room for that many questions; no peer yet.
+    /// A queue with room for `room` requests; no peer is connected yet.
     ///
     /// # Panics
-    /// Without room.
+    /// If `room` is 0.
     #[must_use]
     pub fn new(room: usize) -> Self {
         Self { queue: ArrayQueue::new(room), is_linked: AtomicBool::new(false) }
     }
 
-    /// Whether there is a peer to ask. By the pair link's thread.
+    /// Sets whether a peer is connected. Called by the pair link's thread.
     pub fn set_linked(&self, is_linked: bool) {
-        // Relaxed: a question that comes a moment too late is lost like one on the wire.
+        // Relaxed: a request that arrives a moment too late is lost, as on the network.
         self.is_linked.store(is_linked, Relaxed);
     }
 
-    /// The next question.
+    /// The next request.
     #[must_use]
     pub fn take(&self) -> Option<PeerGapRequest> {
         self.queue.pop()
     }
 
-    /// Whether there is a peer to ask. Without room the question is lost like one on the wire, and asked again after its
-    /// time-out: it says nothing of what the peer has.
+    /// Queues a request and returns whether a peer is connected. If the queue is full the request is lost, as on the
+    /// network, and repeated after its time-out. A full queue says nothing about the data that the peer has.
     fn request_from_peer(&self, gap: PeerGapRequest) -> bool {
         let is_linked = self.is_linked.load(Relaxed);
         if is_linked {
@@ -184,38 +186,38 @@ impl PeerGapRequests {
     }
 }
 
-/// What a pipeline is made of.
+/// Parts of a pipeline.
 #[derive(Debug)]
 pub struct PipelineParts {
-    /// Its place in its pool.
+    /// Index of the channel in its pool.
     pub index: ChannelIndex,
-    /// The sans-I/O channel.
+    /// The sans-I/O channel: arbitration, decoding, books.
     pub channel: Channel,
-    /// Its lines.
+    /// The line sockets.
     pub lines: Vec<LineSocket>,
-    /// Where gaps are asked for.
+    /// Connection to the venue's retransmission server, if it has one.
     pub recovery: Option<RecoverySocket>,
-    /// Where they are asked for before that.
+    /// Requests to the peer; they precede those to the server.
     pub peer_gap_requests: Arc<PeerGapRequests>,
-    /// Its publication log.
+    /// Writes the publication log.
     pub sink: LogSink,
-    /// Its way out.
+    /// Sends the log's entries.
     pub publisher: Publisher,
-    /// May it send?
+    /// Decides at each send whether this gateway may publish.
     pub fence: Arc<Fence>,
-    /// Counters named [`COUNTERS`].
-    pub counters: CounterWriter,
-    /// Where its counts and its lines' leads are collected.
+    /// Counters that other threads read.
+    pub counters: CounterWriter<ChannelCounters>,
+    /// Records the channel's counts and its lines' leads for a cold thread.
     pub metrics: ChannelRecorder,
-    /// Where new numberings go, for the state file.
+    /// Queue of new sessions, for the state file.
     pub sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
 }
 
-/// What a thread keeps for all the channels that it serves.
+/// Memory of one thread for all channels that it serves.
 #[derive(Debug)]
 pub struct PipelineLocal {
     batch: ReceiveBatch,
-    /// Receive stamp and place of each datagram of the batch, oldest first.
+    /// Receive timestamp and place of each datagram of the batch, oldest first.
     order: Vec<(u64, u16)>,
     buffers: SendBuffers,
     stages: StageRecorder,
@@ -223,7 +225,7 @@ pub struct PipelineLocal {
 }
 
 impl PipelineLocal {
-    /// With all its memory.
+    /// Allocates all of its memory.
     #[must_use]
     pub fn new(batch: ReceiveBatch, buffers: SendBuffers, stages: StageRecorder) -> Self {
         let order = Vec::with_capacity(batch.room());
@@ -231,34 +233,35 @@ impl PipelineLocal {
     }
 }
 
-/// Counters of a channel that other threads can read while it runs, in the order in which they are registered.
-/// `state` is the number of its [`ChannelState`], `lines_silent` has one bit for each line whose alarm is raised.
-pub const COUNTERS: [&str; 21] = [
-    "state",
-    "datagrams",
-    "messages",
-    "messages_refused",
-    "records",
-    "gaps",
-    "gap_messages",
-    "sessions",
-    "duplicates",
-    "drops",
-    "book_faults",
-    "expected",
-    "requests",
-    "packets_sent",
-    "sends_refused",
-    "log_entries_lost",
-    "lines_silent",
-    "log_segments_missed",
-    "log_entries_private",
-    "sends_slow",
-    "frames_refused",
-];
+counter_block! {
+    /// Counters of a channel that other threads can read while it runs. Written by the holder of its claim.
+    pub struct ChannelCounters, key ChannelCounter {
+        state: Gauge, None, "number of the channel's state (`ChannelState`)";
+        datagrams: Counter, Packets, "datagrams received on all lines";
+        messages: Counter, Messages, "messages in sequence, each once";
+        messages_refused: Counter, Messages, "messages that could not be decoded";
+        records: Counter, Records, "DBN records produced";
+        gaps: Counter, None, "gaps declared";
+        gap_messages: Counter, Messages, "messages in declared gaps";
+        sessions: Counter, None, "sessions started";
+        duplicates: Counter, Messages, "messages that another line had delivered before";
+        drops: Counter, None, "packets and messages dropped unexpectedly";
+        book_faults: Counter, Messages, "messages that contradict a book";
+        expected_sequence: Gauge, Sequence, "next input sequence";
+        recovery_requests: Counter, None, "requests sent to the venue's retransmission server";
+        packets_sent: Counter, Packets, "packets published, on all output lines";
+        sends_refused: Counter, None, "sends that the kernel refused; retried";
+        output_overruns: Counter, None, "times an output line fell behind the log and skipped entries";
+        silent_lines_mask: Mask, None, "bit n: line n is silent";
+        log_segments_not_ready: Counter, None, "times no log segment was ready";
+        log_entries_missing: Counter, Entries, "entries published but not written to the log";
+        sends_slow: Counter, None, "sends slower than the fence's margin allows";
+        frames_refused: Counter, Messages, "messages too large for a packet, published as gaps";
+    }
+}
 
 impl ChannelPipeline {
-    /// Puts it together.
+    /// Assembles a pipeline and starts the channel's silence timers.
     #[must_use]
     pub fn new(parts: PipelineParts) -> Self {
         let PipelineParts { index, mut channel, lines, recovery, peer_gap_requests, sink, publisher, fence, .. } =
@@ -294,7 +297,7 @@ impl ChannelPipeline {
         &self.channel
     }
 
-    /// The way out with its counts.
+    /// The publisher with its counts.
     #[must_use]
     pub fn publisher(&self) -> &Publisher {
         &self.publisher
@@ -306,7 +309,7 @@ impl ChannelPipeline {
         &self.sink
     }
 
-    /// What sockets brought that never reached the channel.
+    /// Datagrams from sockets that were refused before they reached the channel.
     #[must_use]
     pub fn socket_drops(&self) -> &DropCounts {
         &self.drops
@@ -318,13 +321,13 @@ impl ChannelPipeline {
         (self.requests, self.requests_failed)
     }
 
-    /// Whose receive stamps the datagrams carried.
+    /// Sources of the datagrams' receive timestamps.
     #[must_use]
     pub fn stamps(&self) -> StampCounts {
         self.stamps
     }
 
-    /// Why it is out of service.
+    /// Why the channel is out of service.
     #[must_use]
     pub fn failed(&self) -> Option<&FailReason> {
         self.fail_reason.as_ref()
@@ -336,7 +339,8 @@ impl ChannelPipeline {
         lines.chain(self.recovery.iter().map(|recovery| (Line::RECOVERY, &recovery.socket)))
     }
 
-    /// The straight line: everything in the batch, in the order in which it was received, whichever line it came on.
+    /// The data path: processes all datagrams of the batch in the order of their receive timestamps, whichever line
+    /// they came on. Returns the number of datagrams.
     fn process_batch<I: ThreadIo>(&mut self, context: &mut TurnContext<'_, I, PipelineLocal>) -> usize {
         let PipelineLocal { batch, order, buffers, stages, wall } = &mut *context.local;
         let received_at = wall.at(mono_now());
@@ -347,15 +351,15 @@ impl ChannelPipeline {
             let stamp = datagram.ts_recv.unwrap_or(context.woken_at);
             order.push((stamp.0, u16::try_from(place).unwrap_or(u16::MAX)));
         }
-        // Lines were drained one after the other; who was first is judged by the stamps.
+        // Lines were drained one after the other; the timestamps decide the order between them.
         order.sort_unstable();
 
         for (stamp, place) in order.iter() {
             let Some(datagram) = batch.get(usize::from(*place)) else { continue };
             let ts_recv = datagram.ts_recv.unwrap_or(context.woken_at);
             debug_assert_eq!(ts_recv.0, *stamp);
-            if let Err(fail_reason) = admit(&self.lines, self.recovery.as_ref(), &datagram) {
-                self.drops.count(fail_reason);
+            if let Err(reason) = admit(&self.lines, self.recovery.as_ref(), &datagram) {
+                self.drops.count(reason);
                 continue;
             }
             self.stamps.count(datagram.stamp);
@@ -368,7 +372,7 @@ impl ChannelPipeline {
             let datagram = Datagram { line: datagram.line, bytes: datagram.bytes, ts_recv };
             self.channel.accept(datagram, context.now, &mut timed_sink);
             let arbitrated = timed_sink.arbitrated;
-            // What one datagram brought goes out at once.
+            // The records of one datagram are published at once.
             self.sink.flush();
             let committed = mono_now();
             stages.record_mono(self.index, Stage::Arbitrate, started_at, arbitrated.unwrap_or(committed));
@@ -387,14 +391,14 @@ impl ChannelPipeline {
         order.len()
     }
 
-    /// The claim is ours.
+    /// Records the time between the wait's return and the claim.
     fn record_claim_wait<I>(&self, context: &mut TurnContext<'_, I, PipelineLocal>) {
         let stages = &mut context.local.stages;
         stages.at_batch_boundary(context.now);
         stages.histograms().record_mono(self.index, Stage::ClaimWait, context.now, mono_now());
     }
 
-    /// What follows a batch or a deadline: requests that are due, news for cold threads.
+    /// Ends a batch or a deadline: sends due requests, reports to cold threads.
     fn finish_batch(&mut self, now: MonoNs) {
         self.send_requests();
         if let Some(numbering) = self.channel.session_numbering()
@@ -407,12 +411,12 @@ impl ChannelPipeline {
         self.metrics.at_batch_boundary(now, &mut self.channel, self.drops.unexpected());
     }
 
-    /// The channel has ended: what was recorded since the last interval goes into the log.
+    /// Hands the records since the last interval to the collector. Called when the channel has ended.
     pub fn flush_metrics(&mut self, now: MonoNs) {
         self.metrics.finish(now, &mut self.channel, self.drops.unexpected());
     }
 
-    /// Gaps are rare, so the system call here is.
+    /// Gaps are rare, so a system call is acceptable here.
     fn send_requests(&mut self) {
         let mut request = [0; REQUEST_BYTES_MAX];
         while let Some(wanted) = self.channel.poll_request(&mut request) {
@@ -421,7 +425,8 @@ impl ChannelPipeline {
                     let channel = self.channel.config().id;
                     let is_requested =
                         self.peer_gap_requests.request_from_peer(PeerGapRequest { channel, session, first, next });
-                    // Who joins waits for the link to come up once; then the next one who may have it is asked.
+                    // A joining channel waits once for the link to come up. After that, the next source of the data is
+                    // asked.
                     self.waits_for_link &= !is_requested;
                     if !is_requested && !self.waits_for_link {
                         self.channel.peer_answer_ended(first, mono_now());
@@ -436,7 +441,7 @@ impl ChannelPipeline {
                 }
                 (MissingRequest::Server(_), None) => false,
             };
-            // One that is lost here is lost like one on the wire: it is asked again after its time-out.
+            // A request lost here is lost as on the network: it is repeated after its time-out.
             self.requests_failed += u64::from(!is_requested);
         }
     }
@@ -446,41 +451,37 @@ impl ChannelPipeline {
         let counters = channel.counters();
         let arbiter_drops = channel.arbiter_drops();
         let drops = self.drops.unexpected() + channel.drops().unexpected() + arbiter_drops.unexpected();
-        let expected = channel.position().map_or(0, |(_, expected)| expected.0);
+        let expected_sequence = channel.position().map_or(0, |(_, expected)| expected.0);
         let sent = self.publisher.counts();
         let log = self.sink.writer().counts();
         let lines = self.lines.iter().map(|line| line.line);
-        // One bit for each line whose alarm is raised.
-        let silent = lines
+        let silent_lines_mask = lines
             .filter(|line| channel.line_statistics(*line).silent)
-            .fold(0, |silent, line| silent | 1_u64 << (line.0 & 7));
-        let values = [
-            channel.state() as u64,
-            counters.datagrams,
-            counters.messages,
-            counters.messages_refused,
-            counters.records,
-            counters.gaps,
-            counters.gap_messages,
-            counters.sessions,
-            arbiter_drops.get(DropReason::Duplicate),
+            .fold(0, |mask, line| mask | 1_u64 << (line.0 & 7));
+        let values = ChannelCounters {
+            state: channel.state() as u64,
+            datagrams: counters.datagrams,
+            messages: counters.messages,
+            messages_refused: counters.messages_refused,
+            records: counters.records,
+            gaps: counters.gaps,
+            gap_messages: counters.gap_messages,
+            sessions: counters.sessions,
+            duplicates: arbiter_drops.get(DropReason::Duplicate),
             drops,
-            channel.book_faults().total(),
-            expected,
-            self.requests,
-            sent.packets,
-            sent.refused + sent.errors,
-            sent.memory_overruns,
-            silent,
-            log.segments_not_ready,
-            log.entries_private,
-            sent.slow_sends,
-            self.sink.counts().refused,
-        ];
-        const { assert!(COUNTERS.len() == 21) };
-        for (place, value) in values.into_iter().enumerate() {
-            self.counters.set(place, value);
-        }
+            book_faults: channel.book_faults().total(),
+            expected_sequence,
+            recovery_requests: self.requests,
+            packets_sent: sent.packets,
+            sends_refused: sent.refused + sent.errors,
+            output_overruns: sent.memory_overruns,
+            silent_lines_mask,
+            log_segments_not_ready: log.segments_not_ready,
+            log_entries_missing: log.entries_private,
+            sends_slow: sent.slow_sends,
+            frames_refused: self.sink.counts().refused,
+        };
+        self.counters.publish(&values);
     }
 }
 
@@ -491,7 +492,7 @@ impl ChannelHandler for ChannelPipeline {
     fn on_ready<I: ThreadIo>(
         &mut self,
         lines: LineSet,
-        _quota: usize,
+        quota: usize,
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<Progress, Failure> {
         self.record_claim_wait(context);
@@ -501,12 +502,12 @@ impl ChannelHandler for ChannelPipeline {
             *slot = (line, socket.raw_fd());
             count += 1;
         }
-        context.local.batch.clear();
-        // The batch has room for one quota.
+        // A full batch is one quota of the default configuration; the rest of a quota takes a part of it.
+        context.local.batch.clear_with_limit(quota);
         let more = context
             .io
             .receive(&sockets[..count], &mut context.local.batch)
-            .map_err(|_| Failure("a line's socket can't be read"))?;
+            .map_err(|_| Failure("cannot read a line's socket"))?;
         Ok(Progress { packets: self.process_batch(context), unfinished_lines: more })
     }
 
@@ -518,7 +519,7 @@ impl ChannelHandler for ChannelPipeline {
         self.record_claim_wait(context);
         let mut packets = 0;
         loop {
-            // Clearing the batch gives its buffers back.
+            // Clearing the batch returns its buffers.
             context.local.batch.clear();
             context.io.take_provided(handle, &mut context.local.batch);
             if context.local.batch.is_empty() {
@@ -566,9 +567,9 @@ impl ChannelHandler for ChannelPipeline {
             }
             ChannelMessage::PeerAnswerEnded(asked) => self.channel.peer_answer_ended(asked, context.now),
             ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
-            // It changes nothing here.
-            ChannelMessage::Copy(copy_request) => {
-                copy_request.take(&mut self.channel);
+            // A copy changes nothing in the channel.
+            ChannelMessage::CopySlice(copy_request) => {
+                copy_request.run(&mut self.channel);
                 return Ok(());
             }
         }
@@ -587,10 +588,10 @@ impl ChannelHandler for ChannelPipeline {
         self.sockets().fold(LineSet::default(), |lines, (line, _)| lines.with(line))
     }
 
-    fn on_failed<I: ThreadIo>(&mut self, fail_reason: &FailReason, context: &mut TurnContext<'_, I, PipelineLocal>) {
+    fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, context: &mut TurnContext<'_, I, PipelineLocal>) {
         self.channel.fail();
-        self.fail_reason = Some(fail_reason.clone());
-        self.counters.set(0, ChannelState::Failed as u64);
+        self.fail_reason = Some(reason.clone());
+        self.counters.set(ChannelCounter::state, ChannelState::Failed as u64);
         let PipelineLocal { buffers, wall, .. } = &mut *context.local;
         self.sink.begin(wall.at(mono_now()));
         self.sink.fail();
@@ -602,7 +603,7 @@ impl ChannelHandler for ChannelPipeline {
     }
 }
 
-/// Whether a datagram may go to the channel.
+/// Checks whether a datagram may be passed to the channel.
 fn admit(
     lines: &[LineSocket],
     recovery: Option<&RecoverySocket>,
@@ -619,7 +620,7 @@ fn admit(
     line.filter.check(datagram.source)
 }
 
-/// The log, and the moment at which arbitration was done.
+/// The log, and the time at which arbitration was done.
 struct TimedSink<'s> {
     sink: &'s mut LogSink,
     arbitrated: Option<MonoNs>,

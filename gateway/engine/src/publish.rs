@@ -5,16 +5,16 @@
 //!  frames → LogSink → publication log → Publisher → fence → kernel
 //!                                          cursor: one place in the log per output line
 //! ```
-//! A cursor is in one of three modes:
+//! A publisher is in one of three modes:
 //!
-//! | mode | when | what it does |
+//! | mode | when | action |
 //! | --- | --- | --- |
-//! | closed | the fence lets nothing through | nothing; the log grows without it |
-//! | tail | the fence has opened under a new epoch | a heartbeat, then what the log holds beyond what has been published, by this gateway or as [heard](ReceiveWatermarkShared) of the one before, flagged as retransmission and paced |
-//! | live | it has caught up | each entry once it is committed |
+//! | closed | the fence is closed | nothing; the log grows |
+//! | catch-up | the fence has opened under a new epoch | a heartbeat, then the entries not yet published by this gateway or, by its [receive watermark](ReceiveWatermarkShared), by the previous leader; flagged as retransmission and paced |
+//! | live | the catch-up is complete | sends each entry once it is committed |
 //!
-//! The fence is asked with a fresh clock at each hand-over to the kernel. What the kernel refuses is counted and tried
-//! again from the cursor; nothing ever blocks or waits to be filled.
+//! The publisher checks the fence with a fresh clock at each hand-over to the kernel. A send that the kernel refuses is
+//! counted and retried from the cursor. No send blocks, and no packet waits to be filled.
 
 mod catch_up;
 mod packet;
@@ -29,6 +29,6 @@ pub use packet::packet_header;
 pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};
 pub use sink::{LogSink, SessionProgress, SinkCounts};
 pub use takeover_state::{
-    DrainAck, DrainAckShared, FenceOpening, FenceOpeningShared, Heard, OutputEndShared, ReceiveWatermarkShared,
-    SentPositionShared, TakeoverShared,
+    DrainAck, DrainAckShared, FenceOpening, FenceOpeningShared, OutputEndShared, ReceiveWatermark,
+    ReceiveWatermarkShared, SentPositionShared, TakeoverShared,
 };

@@ -568,9 +568,8 @@ impl Gateway {
     /// Logs what has become worth a look since the last call. To be called once a second or so; the names of the alarms
     /// are those of the pages in `ops/runbooks`.
     pub fn log_alarms(&mut self) {
-        let readings = self.registry.read();
         let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
-        self.alarms.check(&readings, &failed);
+        self.alarms.check(&self.registry, &failed);
         if let Some(fault) = self.sentinel.as_mut().and_then(SentinelHandle::fault) {
             tracing::error!(alarm = "no-sentinel", fault, "the other gateway would have to wait for the lease");
             self.sentinel = None;

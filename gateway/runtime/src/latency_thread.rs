@@ -23,6 +23,7 @@ use mdgw_status::{
 use mdgw_sys::clock::{mono_now, unix_now};
 use mdgw_telemetry::{
     channel_metrics::{ChannelCollector, ChannelCounts, ChannelMetrics, LineCounts},
+    counters::CounterBlock,
     stages::{Stage, StageCollector, StageHistograms, VALUE_NS_MAX, VALUE_NS_MIN},
 };
 
@@ -351,24 +352,10 @@ fn write_channel(
     let before_lines: Vec<LineCounts> =
         set.lines().iter().map(|line| previous.lines.insert(line.line, line.counts).unwrap_or_default()).collect();
     let Some(log) = log else { return Ok(()) };
-    let counts = [
-        ("datagrams", current.datagrams, before.datagrams),
-        ("messages", current.messages, before.messages),
-        ("duplicates", current.duplicates, before.duplicates),
-        ("gaps", current.gaps, before.gaps),
-        ("gap_messages", current.gap_messages, before.gap_messages),
-        ("drops", current.drops, before.drops),
-    ];
-    log.write_counts(&CountsTag { channel, line: None }, start, length_ns, &counts.map(increase))?;
+    log.write_counts(&CountsTag { channel, line: None }, start, length_ns, &increases(&current, &before))?;
     for (line, before) in set.lines().iter().zip(before_lines) {
-        let current = line.counts;
-        let counts = [
-            ("packets", current.packets, before.packets),
-            ("won_messages", current.won_messages, before.won_messages),
-            ("duplicate_messages", current.duplicate_messages, before.duplicate_messages),
-            ("late_messages", current.late_messages, before.late_messages),
-        ];
-        log.write_counts(&CountsTag { channel, line: Some(line.line) }, start, length_ns, &counts.map(increase))?;
+        let counts = increases(&line.counts, &before);
+        log.write_counts(&CountsTag { channel, line: Some(line.line) }, start, length_ns, &counts)?;
         if !line.lead_ns.is_empty() {
             log.write(&LeadTag { channel, line: line.line }, start, length_ns, &line.lead_ns)?;
         }
@@ -376,9 +363,10 @@ fn write_channel(
     Ok(())
 }
 
-/// By how much a count grew.
-fn increase((name, current, before): (&'static str, u64, u64)) -> (&'static str, u64) {
-    (name, current.saturating_sub(before))
+/// By how much each count has grown, with its name.
+fn increases<B: CounterBlock>(current: &B, before: &B) -> Vec<(&'static str, u64)> {
+    let growth = current.values().zip(before.values()).map(|(current, before)| current.saturating_sub(before));
+    B::DESCRIPTORS.iter().map(|descriptor| descriptor.name).zip(growth).collect()
 }
 
 impl LatencyTotals {

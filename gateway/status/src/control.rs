@@ -1,12 +1,12 @@
-//! How a running gateway is asked and told: a Unix socket, one JSON object per line each way.
+//! The control protocol: a Unix socket, one JSON object per line in each direction.
 //!
 //! ```text
 //! → {"command":"hand_over","group":1,"target":2}
 //! ← {"ok":{"leader":"gw2 (node 2, start 7)"}}          or {"refused":"this gateway does not lead"}
 //! ```
-//! Who may open the socket may do all of it: it belongs to the gateway's user alone. Answers come in the order of the
-//! questions of one connection. Unknown commands and keys are refused, lines are bounded, and so is the number of
-//! connections.
+//! A user who can open the socket may send every command, so the socket belongs to the gateway's user alone. On one
+//! connection, responses come in the order of the requests. Unknown commands and keys are refused. The length of a line
+//! and the number of connections are limited.
 
 mod client;
 mod server;
@@ -19,65 +19,65 @@ pub use self::{
     server::ControlServer,
 };
 
-/// What can be asked.
+/// A request to a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Roles, epochs, positions.
+    /// Returns roles, epochs, positions.
     Status {},
-    /// Counters, threads and latencies: see [`Snapshot`](crate::snapshot::Snapshot).
+    /// Returns counters, threads and latencies: see [`Snapshot`](crate::snapshot::Snapshot).
     Snapshot {},
-    /// The last lines of the audit.
+    /// Returns the last lines of the audit.
     History {
-        /// How many.
+        /// Number of lines.
         count: usize,
     },
-    /// Another gateway is to lead.
+    /// Hands leadership over to another gateway.
     HandOver {
-        /// Of which group; needed where there are several.
+        /// The group; required if the gateway has several.
         #[serde(default)]
         group: Option<u16>,
-        /// Which gateway; the fittest where none is named.
+        /// Node number of the new leader; without it the fittest gateway.
         #[serde(default)]
         target: Option<u8>,
     },
-    /// The gateway that leads is asked to hand over to this one.
+    /// Asks the leader to hand over to this gateway.
     TakeBack {
-        /// Of which group; needed where there are several.
+        /// The group; required if the gateway has several.
         #[serde(default)]
         group: Option<u16>,
     },
-    /// Leadership moves no more by itself.
+    /// Stops automatic moves of leadership.
     Pin {
-        /// Of which group; all where none is named.
+        /// The group; all groups if absent.
         #[serde(default)]
         group: Option<u16>,
     },
-    /// Leadership may move by itself again.
+    /// Allows automatic moves of leadership again.
     Unpin {
-        /// Of which group; all where none is named.
+        /// The group; all groups if absent.
         #[serde(default)]
         group: Option<u16>,
     },
-    /// A gateway that the record doesn't name may stand.
+    /// Makes a gateway eligible that the election record does not name.
     Admit {
-        /// Of which group; needed where there are several.
+        /// The group; required if the gateway has several.
         #[serde(default)]
         group: Option<u16>,
-        /// Its number.
+        /// Node number of the gateway.
         node: u8,
-        /// Its name.
+        /// Name of the gateway.
         name: String,
     },
 }
 
-/// What comes back.
+/// A response to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Response {
-    /// It was done; what came of it.
+    /// The command succeeded, with its result.
     Ok(Value),
-    /// It was not, and why.
+    /// The command was refused, with the reason.
     Refused(String),
 }
 
@@ -90,7 +90,7 @@ impl From<Result<Value, String>> for Response {
     }
 }
 
-/// Longest line of a question.
+/// Longest line of a request, bytes.
 const REQUEST_BYTES_MAX: usize = 4_096;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What a latency figure means nothing without: configuration, host, clocks, build. Made by the machine, so that
-//! nobody has to remember it, and carried by every log.
+//! Conditions of a measurement: configuration, host, clocks, build. A latency means nothing without them. They are
+//! collected by the machine and carried in every log.
 
 use std::{fs, path::Path};
 
@@ -10,21 +10,22 @@ pub struct Disclosure {
 }
 
 impl Disclosure {
-    /// Of this process, on this machine, now. `stamps` says where receive times come from, such as `kernel software`.
+    /// Conditions of this process on this machine now. `stamps` names the source of receive times, such as `kernel
+    /// software`.
     #[must_use]
     pub fn of_this_host(stamps: &str) -> Self {
         let mut disclosure = Self::default();
-        let profile = if cfg!(debug_assertions) { "debug: latency figures are of no use" } else { "release" };
+        let profile = if cfg!(debug_assertions) { "debug build: latencies are not meaningful" } else { "release" };
         disclosure.push("version", concat!("mdgw ", env!("CARGO_PKG_VERSION")));
         disclosure.push("build", &format!("{profile}, {}", std::env::consts::ARCH));
-        disclosure.push("receive stamps", stamps);
+        disclosure.push("receive timestamps", stamps);
         for (key, value) in host(Path::new("/")) {
             disclosure.push(key, &value);
         }
         disclosure
     }
 
-    /// With all settings in force, as `config.KEY`.
+    /// Adds all settings in force, as `config.KEY`.
     #[must_use]
     pub fn with_settings(mut self, settings: impl IntoIterator<Item = (String, String)>) -> Self {
         for (key, value) in settings {
@@ -33,13 +34,13 @@ impl Disclosure {
         self
     }
 
-    /// One more; line breaks become spaces.
+    /// Adds an entry; line breaks become spaces.
     pub fn push(&mut self, key: &str, value: &str) {
         let line = |text: &str| text.split(['\n', '\r']).map(str::trim).collect::<Vec<_>>().join(" ");
         self.entries.push((line(key), line(value)));
     }
 
-    /// All of it, in order.
+    /// All entries, in order.
     #[must_use]
     pub fn entries(&self) -> &[(String, String)] {
         &self.entries
@@ -52,7 +53,7 @@ impl Disclosure {
     }
 }
 
-/// What the kernel tells about the machine, below `root`. What it doesn't tell is said to be so.
+/// Reads the kernel's description of the machine below `root`. An entry that the kernel does not report says so.
 fn host(root: &Path) -> Vec<(&'static str, String)> {
     let files = [
         ("host", "proc/sys/kernel/hostname"),
@@ -74,7 +75,7 @@ fn host(root: &Path) -> Vec<(&'static str, String)> {
     let is_guest = field("flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"));
     let mut entries = vec![
         ("CPU", field("model name").unwrap_or_else(|| NOT_REPORTED.to_owned())),
-        ("virtual machine", if is_guest { "yes: other guests may take its time" } else { "no" }.to_owned()),
+        ("virtual machine", if is_guest { "yes: other guests can steal CPU time" } else { "no" }.to_owned()),
     ];
     entries.extend(files.map(|(key, file)| {
         let value = fs::read_to_string(root.join(file)).map(|text| text.trim().to_owned());
@@ -84,7 +85,7 @@ fn host(root: &Path) -> Vec<(&'static str, String)> {
     entries
 }
 
-const NOT_REPORTED: &str = "not told by the kernel";
+const NOT_REPORTED: &str = "not reported by the kernel";
 
 #[cfg(test)]
 mod tests {
@@ -96,7 +97,7 @@ mod tests {
         for key in [
             "version",
             "build",
-            "receive stamps",
+            "receive timestamps",
             "CPU",
             "kernel",
             "clock source",

@@ -1,4 +1,4 @@
-//! HdrHistogram interval logs, format version 1.3: what the official tools read, with our disclosure in comments.
+//! HdrHistogram interval logs, format version 1.3, readable by the official tools, with our disclosure in comments.
 //!
 //! ```text
 //! #[Histogram log format version 1.3]
@@ -12,9 +12,9 @@
 //! #[counts channel=1,0.127,1.007,datagrams=900;messages=2100;duplicates=1040;gaps=0;gap_messages=0;drops=0]
 //! #[counts channel=1;line=A,0.127,1.007,packets=450;won_messages=1930;duplicate_messages=170;late_messages=0]
 //! ```
-//! Start stamps count from the base time; lengths and stamps are seconds, maxima milliseconds, the histograms' values
-//! nanoseconds. A tag may hold no comma and no space, hence the semicolons. `lead=A`: by how much line A was ahead, one
-//! value for each message that another line brought too. Counts are what came in that interval.
+//! Start timestamps count from the base time. Lengths and timestamps are seconds, maxima milliseconds, the histograms'
+//! values nanoseconds. A tag may contain no comma and no space, hence the semicolons. `lead=A`: the lead of line A, one
+//! value for each message that arrived on A before another line. Counts are those of the interval.
 
 use std::{
     fmt,
@@ -39,24 +39,24 @@ use super::disclosure::Disclosure;
 
 /// First line of a log.
 pub const FORMAT_LINE: &str = "#[Histogram log format version 1.3]";
-/// Names of the columns.
+/// Header line with the names of the columns.
 pub const LEGEND: &str = r#""StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram""#;
-/// What an entry of the disclosure starts with.
+/// Prefix of an entry of the disclosure.
 pub const DISCLOSURE_PREFIX: &str = "#[mdgw ";
-/// What a count of negative values starts with.
+/// Prefix of a count of negative values.
 pub const NEGATIVE_PREFIX: &str = "#[negative ";
 
-/// What counts of a channel or a line start with.
+/// Prefix of the counts of a channel or a line.
 pub const COUNTS_PREFIX: &str = "#[counts ";
 
-/// Whose interval it is.
+/// Tag of a stage's interval.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IntervalTag {
-    /// The channel.
+    /// Id of the channel.
     pub channel: ChannelId,
-    /// The stage.
+    /// The measured stage.
     pub stage: Stage,
-    /// The thread, by name.
+    /// Name of the thread.
     pub thread: String,
 }
 
@@ -82,10 +82,10 @@ impl FromStr for IntervalTag {
     }
 }
 
-/// Whose lead it is.
+/// Tag of a line's lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeadTag {
-    /// The channel.
+    /// Id of the channel.
     pub channel: ChannelId,
     /// The line that was ahead.
     pub line: Line,
@@ -106,12 +106,12 @@ impl FromStr for LeadTag {
     }
 }
 
-/// Whose counts they are.
+/// Tag of counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CountsTag {
-    /// The channel.
+    /// Id of the channel.
     pub channel: ChannelId,
-    /// One of its lines, or all of it.
+    /// One of its lines, or `None` for the whole channel.
     pub line: Option<Line>,
 }
 
@@ -141,13 +141,13 @@ fn parse_channel_and<'t>(text: &'t str, key: &str) -> Result<(ChannelId, &'t str
     Ok((ChannelId(channel), rest))
 }
 
-/// The line of that letter.
+/// Parses the letter of a line.
 fn parse_line(text: &str) -> Result<Line, InvalidTag> {
     let lines = (0..=u8::MAX).map(Line).take(Line::COUNT_MAX);
     lines.into_iter().find(|line| line.to_string() == text).ok_or(InvalidTag)
 }
 
-/// A tag that this gateway has not written.
+/// The tag has another form than this module writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a tag such as channel=1;stage=wire_to_wire;thread=main-0 or channel=1;lead=A")]
 pub struct InvalidTag;
@@ -162,10 +162,10 @@ pub struct IntervalLogWriter<W: Write> {
 }
 
 impl IntervalLogWriter<BufWriter<File>> {
-    /// Makes a new file in `directory`, named by its begin, and writes the header into it.
+    /// Creates a file in `directory`, named by its start time, and writes the header.
     ///
     /// # Errors
-    /// What the file system says. An existing file is never written over.
+    /// The file system's error. An existing file is never overwritten.
     pub fn create(directory: &Path, base: UnixNs, disclosure: &Disclosure) -> io::Result<(Self, PathBuf)> {
         std::fs::create_dir_all(directory)?;
         let path = directory.join(file_name(base, std::process::id()));
@@ -178,7 +178,7 @@ impl<W: Write> IntervalLogWriter<W> {
     /// Writes the header.
     ///
     /// # Errors
-    /// What `out` says.
+    /// The error of `out`.
     pub fn begin(mut out: W, base: UnixNs, disclosure: &Disclosure) -> io::Result<Self> {
         writeln!(out, "{FORMAT_LINE}")?;
         for (key, value) in disclosure.entries() {
@@ -188,15 +188,15 @@ impl<W: Write> IntervalLogWriter<W> {
         writeln!(out, "#[StartTime: {seconds} (seconds since epoch)]")?;
         writeln!(out, "#[BaseTime: {seconds} (seconds since epoch)]")?;
         writeln!(out, "{LEGEND}")?;
-        // Stamps are written in milliseconds, so the base that they count from has to be one.
+        // Timestamps are written in milliseconds, so their base must be a whole millisecond.
         let base = UnixNs(base.0 / NS_PER_MS * NS_PER_MS);
         Ok(Self { out, base, serializer: V2DeflateSerializer::new(), bytes: Vec::new(), text: String::new() })
     }
 
-    /// One interval of one tag.
+    /// Writes one interval of one tag.
     ///
     /// # Errors
-    /// What `out` says.
+    /// The error of `out`.
     pub fn write<T: Counter>(
         &mut self,
         tag: &impl fmt::Display,
@@ -213,18 +213,18 @@ impl<W: Write> IntervalLogWriter<W> {
         writeln!(self.out, "Tag={tag},{start},{},{max_ms},{}", Seconds(length_ns), self.text)
     }
 
-    /// How many values of a tag came out negative.
+    /// Writes the number of negative values of a tag.
     ///
     /// # Errors
-    /// What `out` says.
+    /// The error of `out`.
     pub fn write_negative(&mut self, tag: &IntervalTag, count: u64) -> io::Result<()> {
         writeln!(self.out, "{NEGATIVE_PREFIX}{tag} = {count}]")
     }
 
-    /// What was counted over an interval, by name.
+    /// Writes the counts of an interval, by name.
     ///
     /// # Errors
-    /// What `out` says.
+    /// The error of `out`.
     pub fn write_counts(
         &mut self,
         tag: &CountsTag,
@@ -237,18 +237,18 @@ impl<W: Write> IntervalLogWriter<W> {
         writeln!(self.out, "{COUNTS_PREFIX}{tag},{start},{},{}]", Seconds(length_ns), counts.join(";"))
     }
 
-    /// Hands over what was written.
+    /// Flushes the log.
     ///
     /// # Errors
-    /// What `out` says.
+    /// The error of `out`.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 
-    /// The writer's target.
+    /// Returns the writer's target.
     ///
     /// # Errors
-    /// What `out` says to the last flush.
+    /// The error of the last flush.
     pub fn into_inner(mut self) -> io::Result<W> {
         self.out.flush()?;
         Ok(self.out)
@@ -390,7 +390,7 @@ mod tests {
         let written = String::from_utf8(log.into_inner().unwrap()).unwrap();
 
         let fixture = include_str!("../../../tests/data/formats/interval_log.hlog");
-        // Histograms are compared by their values: how they are packed is up to the compressing library.
+        // Histograms are compared by their values: the packed form depends on the compression library.
         let plain = |log: &str| -> String {
             log.lines().map(|line| line.split(",HISTF").next().unwrap_or_default().to_owned() + "\n").collect()
         };

@@ -1,4 +1,4 @@
-//! What cold threads make of telemetry, and what tools read of it: snapshots, interval logs, disclosure of the host, and the
+//! Status of a running gateway for cold threads and tools: snapshots, interval logs, disclosure of the host, and the
 //! control protocol with its client and server.
 
 pub mod control;

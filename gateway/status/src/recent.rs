@@ -1,5 +1,5 @@
-//! The last interval's figures, for whoever looks while the gateway runs. Written by the thread that collects them, read
-//! by those that answer questions; both are cold, so a lock is fine.
+//! The last interval's metrics, for readers while the gateway runs. The collecting thread writes them, threads that
+//! answer requests read them. Both are cold, so a lock is fine.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use mdgw_telemetry::stages::{Stage, VALUE_NS_MAX, VALUE_NS_MIN};
 
 use super::snapshot::{LineSnapshot, StageSnapshot};
 
-/// The last figures of each channel.
+/// The last metrics of each channel.
 #[derive(Debug, Default)]
 pub struct RecentIntervals(Mutex<Intervals>);
 
@@ -27,22 +27,22 @@ struct Intervals {
     lines: BTreeMap<(ChannelId, Line), (u64, LineSnapshot)>,
 }
 
-/// A stage of all threads.
+/// Sum of a stage over all threads.
 #[derive(Debug)]
 struct MergedStage {
-    /// Number of its interval.
+    /// Number of the interval it belongs to.
     number: u64,
-    /// When the first of the threads began to record, and when the last one gave its figures back.
+    /// When the first thread began to record, and when the last one returned its set.
     span: (MonoNs, MonoNs),
     histogram: Histogram<u64>,
 }
 
-/// After so many intervals without news figures are old. A thread that had no batch gives its figures back an interval
+/// Metrics without an update for this many intervals are removed. A thread without a batch returns its set an interval
 /// later.
 const INTERVALS_AGE_MAX: u64 = 2;
 
 impl RecentIntervals {
-    /// A new interval begins to be collected: what is old goes.
+    /// Begins a new interval and removes old metrics.
     pub fn begin(&self) {
         self.with(|intervals| {
             intervals.number += 1;
@@ -52,7 +52,7 @@ impl RecentIntervals {
         });
     }
 
-    /// What a thread recorded of a stage from one moment to another; threads are added up.
+    /// Adds one thread's values of a stage, recorded during `span`.
     pub fn add_stage(&self, channel: ChannelId, stage: Stage, span: (MonoNs, MonoNs), histogram: &Histogram<u32>) {
         self.with(|intervals| {
             let number = intervals.number;
@@ -72,7 +72,7 @@ impl RecentIntervals {
         });
     }
 
-    /// By how much a line led.
+    /// Sets a line's lead.
     pub fn set_line(&self, channel: ChannelId, line: Line, lead_ns: &Histogram<u64>) {
         let snapshot = LineSnapshot::of(line, lead_ns);
         self.with(|intervals| {
@@ -81,7 +81,7 @@ impl RecentIntervals {
         });
     }
 
-    /// Stages of a channel, in the order of the straight line.
+    /// Stages of a channel, in the order of the data path.
     #[must_use]
     pub fn stages(&self, channel: ChannelId) -> Vec<StageSnapshot> {
         self.with(|intervals| {

@@ -1,23 +1,23 @@
-//! What a gateway, or a replay, shows of itself at one moment: plain data, which a control socket carries as JSON.
-//! A reader takes what it doesn't find as nothing, so that it may be newer or older than the gateway.
+//! Status of a gateway, or of a replay, at one moment: plain data, carried as JSON by the control socket. A reader
+//! takes missing fields as empty, so it may be newer or older than the gateway.
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::identity::Line;
 use serde::{Deserialize, Serialize};
 
-/// All of it. Counts are since the start; rates are made of two of these.
+/// The whole snapshot. Counts are since the start; rates are computed from two snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Snapshot {
-    /// What it is of, in a few words: `gateway 1, epoch 7`.
+    /// Short name of the source: `gateway 1, epoch 7`.
     pub source: String,
-    /// Wall time, ns since 1970 UTC; of a replay, the capture's.
+    /// Wall time, ns since 1970 UTC; of a replay, the capture's time.
     pub time_ns: u64,
-    /// The clock that rates are made by, ns; it never goes back.
+    /// Monotonic clock for the computation of rates, ns.
     pub clock_ns: u64,
-    /// Bytes read and to be read, of a replay.
+    /// Bytes read and total bytes, of a replay.
     pub progress: Option<(u64, u64)>,
-    /// Datagrams that the kernel dropped for want of room in sockets.
+    /// Datagrams that the kernel dropped because a receive buffer was full.
     pub kernel_drops: u64,
     /// Pools of threads.
     pub pools: Vec<PoolSnapshot>,
@@ -29,14 +29,14 @@ pub struct Snapshot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PoolSnapshot {
-    /// Its name.
+    /// Name from the configuration.
     pub name: String,
     /// Its threads.
     pub threads: Vec<ThreadSnapshot>,
-    /// Waits that brought something.
+    /// Waits that returned at least one event.
     pub turns: u64,
-    /// Events whose channel another thread held.
-    #[serde(rename = "deferrals")]
+    /// Events posted to a channel that another thread held.
+    #[serde(alias = "deferrals")]
     pub busy_channel_posts: u64,
     /// Time without a leader because every thread was processing, ns.
     pub saturation_ns: u64,
@@ -46,11 +46,11 @@ pub struct PoolSnapshot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ThreadSnapshot {
-    /// Its name.
+    /// Name of the thread.
     pub name: String,
-    /// What it does: `absent`, `leader`, `spinning`, `parked`, `processing`.
+    /// Present role: `absent`, `leader`, `spinning`, `parked`, `processing`.
     pub role: String,
-    /// Time that it has spent processing, ns.
+    /// Time spent in processing, ns.
     pub busy_ns: u64,
 }
 
@@ -58,51 +58,51 @@ pub struct ThreadSnapshot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChannelSnapshot {
-    /// Its number.
+    /// Id of the channel.
     pub id: u16,
-    /// Its name.
+    /// Name from the configuration.
     pub name: String,
-    /// Its pool.
+    /// Name of its pool.
     pub pool: String,
     /// `waiting`, `live`, `gap`, `recovering`, `stale`, `ended`, `failed`.
     pub state: String,
-    /// Why it is out of service.
+    /// Why the channel is out of service.
     pub failed: Option<String>,
-    /// Datagrams of all lines.
+    /// Datagrams received on all lines.
     pub datagrams: u64,
-    /// Messages, each once.
+    /// Messages in sequence, each once.
     pub messages: u64,
-    /// Records made of them.
+    /// DBN records produced.
     pub records: u64,
     /// Packets published.
     pub packets_sent: u64,
     /// Gaps declared.
     pub gaps: u64,
-    /// Messages in them.
+    /// Messages in declared gaps.
     pub gap_messages: u64,
-    /// What was refused and should not have come.
+    /// Packets and messages dropped unexpectedly.
     pub drops: u64,
     /// Messages that contradict a book.
     pub book_faults: u64,
-    /// Lines that are silent, by name.
+    /// Names of the lines that are silent.
     pub silent_lines: Vec<String>,
-    /// Its lines over the last interval; over all of it, of a replay.
+    /// Its lines over the last interval; of a replay, over the whole run.
     pub lines: Vec<LineSnapshot>,
     /// Latencies by stage over the last interval.
     pub stages: Vec<StageSnapshot>,
 }
 
-/// One line: of the messages that it and another one brought, those that it brought first.
+/// One line's lead: counts the messages that arrived on this line before the other, of those that arrived on both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LineSnapshot {
-    /// Its name.
+    /// Name of the line.
     pub line: String,
-    /// How many.
+    /// Number of such messages.
     pub lead_count: u64,
-    /// By how much, median, ns.
+    /// Median lead, ns.
     pub lead_p50_ns: u64,
-    /// By how much, 99th percentile, ns.
+    /// 99th percentile of the lead, ns.
     pub lead_p99_ns: u64,
 }
 
@@ -110,13 +110,13 @@ pub struct LineSnapshot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StageSnapshot {
-    /// Its name, as in latency logs.
+    /// Name of the stage, as in latency logs.
     pub stage: String,
-    /// When recording began, on [the clock of the snapshot](Snapshot::clock_ns); 0 where nobody says.
+    /// When recording began, on [the clock of the snapshot](Snapshot::clock_ns); 0 if unknown.
     pub begin_ns: u64,
-    /// When it ended.
+    /// When recording ended, on the same clock.
     pub end_ns: u64,
-    /// Values.
+    /// Number of values.
     pub count: u64,
     /// Median, ns.
     pub p50_ns: u64,
@@ -129,7 +129,7 @@ pub struct StageSnapshot {
 }
 
 impl LineSnapshot {
-    /// Of one line, with the leads of its last interval.
+    /// Snapshot of one line from the leads of its last interval.
     #[must_use]
     pub fn of(line: Line, lead_ns: &Histogram<u64>) -> Self {
         Self {
@@ -142,7 +142,7 @@ impl LineSnapshot {
 }
 
 impl ChannelSnapshot {
-    /// The stage of that name, if it was measured.
+    /// The stage with that name, if it was measured.
     #[must_use]
     pub fn stage(&self, name: &str) -> Option<&StageSnapshot> {
         self.stages.iter().find(|stage| stage.stage == name)

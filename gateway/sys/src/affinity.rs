@@ -1,31 +1,31 @@
-//! Threads to cores.
+//! Pins threads to cores.
 
 use core_affinity::CoreId;
 
 /// Pins the calling thread to one core.
 ///
 /// # Errors
-/// When the core does not exist, is offline, or lies outside what this process may use. A thread that runs elsewhere
-/// than configured would falsify every latency figure, so there is no fallback.
+/// If the core does not exist, is offline, or is not available to this process. A thread on another core than
+/// configured would falsify every measured latency, so there is no fallback.
 pub fn pin_to(core: usize) -> Result<(), PinError> {
-    // The crate's set of cores has a fixed size and must not be asked for a core beyond it.
+    // The `core_affinity` crate has a core set of fixed size and must not be given a core beyond it.
     let allowed = core < CORE_COUNT_MAX && core_affinity::set_for_current(CoreId { id: core });
     if allowed { Ok(()) } else { Err(PinError { core, usable: usable_cores() }) }
 }
 
-/// The cores that the calling thread may use; empty when the kernel doesn't say.
+/// The cores available to the calling thread; empty if the kernel does not report them.
 #[must_use]
 pub fn usable_cores() -> Vec<usize> {
     core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect()
 }
 
-/// A refused pin.
+/// A thread could not be pinned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot pin a thread to core {core}: this process may use cores {usable:?}")]
+#[error("cannot pin a thread to core {core}: cores available to this process: {usable:?}")]
 pub struct PinError {
-    /// What was asked for.
+    /// The requested core.
     pub core: usize,
-    /// What could have been had.
+    /// The cores available to this process.
     pub usable: Vec<usize>,
 }
 

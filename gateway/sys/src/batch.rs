@@ -1,11 +1,11 @@
 //! Receive and send buffers: fixed, reused, filled or emptied by one system call or submission for many packets.
 //!
-//! A [`ReceiveBatch`] belongs to one thread and is filled by its [`ThreadIo`](mdgw_engine::handle_set::ThreadIo). A
-//! [`SendBatch`] is built afresh for every send in a thread's [`SendBuffers`]: it copies each packet's header and
-//! borrows its body, which for published packets lies in the mapped publication log.
+//! A [`ReceiveBatch`] belongs to one thread and is filled by the thread's part of a handle set. A [`SendBatch`] is
+//! built for each send in a thread's [`SendBuffers`]: it copies each packet's header and borrows its body, which for
+//! published packets lies in the mapped publication log.
 //!
-//! Both hold the headers that the kernel reads and writes (`mmsghdr`, `iovec`, addresses, control data), wired
-//! together once. Nothing here allocates after construction, and nothing here makes a system call.
+//! Both hold the headers that the kernel reads and writes (`mmsghdr`, `iovec`, addresses, control data), linked once at
+//! construction. After construction no code here allocates.
 
 mod control;
 pub mod pinned_array;

@@ -1,5 +1,5 @@
-//! Cgroups (v2) of our own: one below the present cgroup for the gateway's fence in the kernel, one beside it for the
-//! sentinel, so that a limit or a kill of the gateway's cgroup leaves it alone.
+//! Own cgroups (v2): one below the present cgroup for the gateway's fence in the kernel, one beside it for the
+//! sentinel. So a limit on the gateway's cgroup, or its kill, does not affect the sentinel.
 
 use std::{
     fs, io,
@@ -7,20 +7,20 @@ use std::{
     process,
 };
 
-/// The cgroup that the fence is attached to. Sockets belong to the cgroup in which they were opened: enter it first.
+/// The cgroup to which the fence is attached. A socket belongs to the cgroup in which it was opened: enter it first.
 #[derive(Debug)]
 pub struct FenceCgroup {
     path: PathBuf,
-    /// The cgroup to return to, where one was made.
+    /// The cgroup to return to, if one was created.
     parent: Option<PathBuf>,
 }
 
 impl FenceCgroup {
-    /// Moves this process into a new cgroup below its present one. Where it may not, and the present one is not the
-    /// root of all, that one has to do: a service's own.
+    /// Moves this process into a new cgroup below its present one. Without permission to create one, the present cgroup
+    /// is used unless it is the root: a service's own cgroup.
     ///
     /// # Errors
-    /// Where there is no cgroup v2, or the process is in its root and may make no other.
+    /// If there is no cgroup v2, or the process is in the root cgroup and may not create another.
     pub fn enter() -> io::Result<Self> {
         let current = current()?;
         match enter_new(&current.path(), FENCE_PREFIX) {
@@ -30,7 +30,7 @@ impl FenceCgroup {
         }
     }
 
-    /// Its directory.
+    /// Directory of the cgroup.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -39,7 +39,7 @@ impl FenceCgroup {
 
 impl Drop for FenceCgroup {
     fn drop(&mut self) {
-        // A directory that stays is removed by the next start.
+        // If the removal fails, the next start removes the directory.
         if let Some(parent) = &self.parent
             && enter(parent).is_ok()
         {
@@ -48,27 +48,27 @@ impl Drop for FenceCgroup {
     }
 }
 
-/// Whether this host has a cgroup v2 that this process is in.
+/// Whether this host has a cgroup v2 that contains this process.
 ///
 /// # Errors
-/// Says what is missing.
+/// Names the missing feature.
 pub fn check_available() -> io::Result<()> {
     current().map(drop)
 }
 
-/// Moves this process into a new cgroup beside the one that the gateway was started in, which it has inherited.
+/// Moves this process into a new cgroup beside that of the gateway, which it has inherited.
 ///
 /// # Errors
-/// Where there is no cgroup v2, or this process may not.
+/// If there is no cgroup v2, or the process lacks permission.
 pub fn enter_sibling() -> io::Result<PathBuf> {
     enter_new(&current()?.sibling_parent(), SENTINEL_PREFIX)
 }
 
 #[derive(Debug)]
 struct CurrentCgroup {
-    /// Where the hierarchy, or what is seen of it, is mounted.
+    /// Mount point of the hierarchy, or of its visible part.
     mount_point: PathBuf,
-    /// The cgroup below that.
+    /// Path of the cgroup below the mount point.
     relative_path: PathBuf,
     is_root: bool,
 }
@@ -78,7 +78,8 @@ impl CurrentCgroup {
         self.mount_point.join(&self.relative_path)
     }
 
-    /// The cgroup above that of a gateway, which may have put itself into one for its fence. Where there is none, the root.
+    /// The parent of the gateway's cgroup. The gateway may have entered its own cgroup for the fence. The root has no
+    /// parent and is returned itself.
     fn sibling_parent(&self) -> PathBuf {
         let name = self.relative_path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let of_gateway = if name.starts_with(FENCE_PREFIX) {
@@ -97,7 +98,7 @@ fn current() -> io::Result<CurrentCgroup> {
     find(&proc_cgroup, &mounts).ok_or_else(|| io::Error::other("no cgroup v2 is mounted here"))
 }
 
-/// From this process's `/proc` files. The unified hierarchy is the line `0::`; it may be mounted anywhere, and a
+/// Parses this process's `/proc` files. The line `0::` is the unified hierarchy; it may be mounted anywhere, and a
 /// container may see only a part of it.
 fn find(proc_cgroup: &str, mounts: &str) -> Option<CurrentCgroup> {
     let proc_cgroup = proc_cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
@@ -115,7 +116,7 @@ fn find(proc_cgroup: &str, mounts: &str) -> Option<CurrentCgroup> {
     })
 }
 
-/// Makes a cgroup named after this process and moves it there.
+/// Creates a cgroup named after this process and moves the process there.
 fn enter_new(parent: &Path, prefix: &str) -> io::Result<PathBuf> {
     remove_stale(parent, prefix);
     let path = parent.join(format!("{prefix}{}", process::id()));
@@ -133,7 +134,7 @@ fn enter(cgroup: &Path) -> io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), process::id().to_string())
 }
 
-/// Cgroups of processes that were killed: their process is gone, and only empty ones can be removed.
+/// Removes cgroups of killed processes: only empty ones can be removed.
 fn remove_stale(parent: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {

@@ -1,44 +1,44 @@
-//! The two clocks of the gateway. Only the edges read them: the turn (once per batch), the publisher (send time), the
+//! The two clocks of the gateway. Only these read them: the turn (once per batch), the publisher (send time), the
 //! fence, and cold threads.
 
 #![allow(unsafe_code, reason = "system calls")]
 
 use mdgw_feeds::time::{MonoNs, UnixNs};
 
-/// Monotonic time that counts suspend (`CLOCK_BOOTTIME`), so that a lease can't outlive a sleeping machine.
+/// Monotonic time that counts suspend (`CLOCK_BOOTTIME`), so that a lease expires while the machine sleeps.
 #[must_use]
 pub fn mono_now() -> MonoNs {
     MonoNs(read(libc::CLOCK_BOOTTIME))
 }
 
-/// Wall time (`CLOCK_REALTIME`): the clock of the kernel's receive stamps. May step.
+/// Wall time (`CLOCK_REALTIME`): the clock of the kernel's receive timestamps. It may step.
 #[must_use]
 pub fn unix_now() -> UnixNs {
     UnixNs(read(libc::CLOCK_REALTIME))
 }
 
-/// How far the kernel's time daemons have the clocks' rate corrected, parts per million, without sign: the frequency
-/// and the length of a tick. `CLOCK_BOOTTIME` is slewed with the rest.
+/// Present correction of the clocks' rate by time daemons, parts per million, absolute value: frequency and length of a
+/// tick. `CLOCK_BOOTTIME` is corrected like the others.
 #[must_use]
 pub fn rate_correction_ppm() -> u32 {
-    // SAFETY: all-zero is a valid timex: integers, with no mode set it asks and changes nothing.
+    // SAFETY: all-zero is a valid timex: integers; without a mode bit the call only reads.
     let mut time: libc::timex = unsafe { std::mem::zeroed() };
     // SAFETY: adjtimex(2) writes one timex through the pointer, which is to a live local of that type.
     let state = unsafe { libc::adjtimex(&raw mut time) };
     if state < 0 {
         return 0;
     }
-    // `freq` is in 2^-16 ppm; a tick is nominally 10,000 us, and one of them is 100 ppm.
+    // `freq` is in 2^-16 ppm; a tick is nominally 10,000 us, so 1 us of a tick is 100 ppm.
     let frequency_ppm = time.freq.unsigned_abs() >> 16;
     let tick_ppm = (time.tick - TICK_US).unsigned_abs() * 100;
     u32::try_from(frequency_ppm.saturating_add(tick_ppm)).unwrap_or(u32::MAX)
 }
 
-/// Nominal length of a tick, for a kernel's user at 100 Hz.
+/// Nominal length of a tick in us, by the kernel's user-visible rate of 100 Hz.
 const TICK_US: i64 = 10_000;
 
-/// Wall time from the monotonic clock and an offset that is measured anew every millisecond: both clocks are
-/// disciplined alike and differ by steps alone, so a step is seen a millisecond late and one read is saved per batch.
+/// Wall time from the monotonic clock and an offset that is measured again every millisecond. Both clocks are corrected
+/// alike and differ by steps alone. So a step is seen a millisecond late, and one clock read is saved per batch.
 #[derive(Clone, Copy, Debug)]
 pub struct WallFromMono {
     measured_at: MonoNs,
@@ -69,7 +69,7 @@ impl Default for WallFromMono {
     }
 }
 
-/// How long an offset between the clocks is believed.
+/// Longest use of a measured offset, ns.
 const OFFSET_AGE_NS_MAX: u64 = 1_000_000;
 
 fn read(clock: libc::clockid_t) -> u64 {

@@ -1,4 +1,4 @@
-//! What the kernel dropped before anybody could receive it, read by a cold thread.
+//! Datagrams that the kernel dropped before they could be received, read by a cold thread.
 
 use std::{
     io,
@@ -12,10 +12,10 @@ use socket2::Socket;
 
 use crate::{handle::Handle, socket_options};
 
-/// Drop counters of a pool's sockets. One cold thread calls [`Self::read`]; anybody may look at the sums.
+/// Drop counters of a pool's sockets. One cold thread calls [`Self::read`]; any thread may read the sums.
 ///
-/// The kernel counts, for each socket, datagrams for which its buffer had no room and those with a wrong checksum, in
-/// 32 bits that wrap; what is kept here doesn't.
+/// For each socket the kernel counts datagrams that did not fit the buffer and datagrams with a wrong checksum, in 32
+/// bits that wrap. The sums here are 64 bits wide.
 #[derive(Debug, Default)]
 pub struct SocketDrops {
     sockets: Vec<WatchedSocket>,
@@ -30,17 +30,17 @@ struct WatchedSocket {
 }
 
 impl SocketDrops {
-    /// Watches one more socket. The counter shows what was dropped since the socket was opened.
+    /// Adds a socket. Its counter starts with the drops since the socket was opened.
     pub fn add(&mut self, handle: Handle, socket: Arc<Socket>) -> Arc<AtomicU64> {
         let total = Arc::new(AtomicU64::new(0));
         self.sockets.push(WatchedSocket { handle, socket, last: 0, total: Arc::clone(&total) });
         total
     }
 
-    /// Reads all of them; hands each socket that dropped something since the last time to `on_drop`, with how many.
+    /// Reads all sockets. Calls `on_drop` for each socket with new drops, with their number.
     ///
     /// # Errors
-    /// The first that the kernel refused, when all have been tried.
+    /// The first error, after all sockets were tried.
     pub fn read(&mut self, mut on_drop: impl FnMut(Handle, u32)) -> io::Result<()> {
         let mut fault = None;
         for watched in &mut self.sockets {

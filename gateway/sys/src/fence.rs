@@ -1,7 +1,7 @@
-//! May I send now? One deadline, one epoch.
+//! The fence: whether the gateway may send now. One deadline, one epoch.
 //!
-//! Whoever decides about leadership writes, the publisher reads: that is all they have in common. The fence fails
-//! closed: nobody has to act for it to close, since the deadline passes by itself.
+//! The election thread writes, the publisher reads; they share nothing else. The fence fails closed: it closes without
+//! any action, since the deadline passes by itself.
 
 #[cfg(all(test, feature = "loom"))]
 use loom::sync::atomic::AtomicU64;
@@ -11,34 +11,34 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
-/// The two words of a group's fence. One thread writes them; any number read. Alone on its cache lines: readers share
-/// them, and only a renewal takes them away for a moment.
+/// Deadline and epoch of a group's fence. One thread writes them; any number read. On their own cache lines: the
+/// readers share the lines, and only a renewal invalidates them for a moment.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Fence {
-    /// Sending is allowed before it; 0 is closed. Written last when opening.
+    /// Sending is allowed before this time; 0 is closed. Written last when opening.
     deadline: AtomicU64,
-    /// Of the opening that `deadline` belongs to, or a newer one.
+    /// Epoch of the opening that `deadline` belongs to, or a newer one.
     epoch: AtomicU64,
 }
 
 impl Fence {
-    /// Of a gateway that does not lead.
+    /// A closed fence, of a gateway that does not lead.
     #[must_use]
     pub fn closed() -> Self {
         Self { deadline: AtomicU64::new(0), epoch: AtomicU64::new(0) }
     }
 
-    /// Of a gateway that stands alone: open for good, under the epoch of this start.
+    /// The fence of a gateway without a peer: open for good, under the epoch of this start.
     #[must_use]
     pub fn standalone(epoch: Epoch) -> Self {
         Self { deadline: AtomicU64::new(u64::MAX), epoch: AtomicU64::new(epoch.0) }
     }
 
-    /// Opens it, after it was closed, under a new epoch. The margin is already taken off `deadline`.
+    /// Opens a closed fence under a new epoch. The margin has already been subtracted from `deadline`.
     pub fn open(&self, epoch: Epoch, deadline: MonoNs) {
         self.epoch.store(epoch.0, Relaxed);
-        // Release pairs with the Acquire in `epoch_if_open`: who sees this deadline sees this epoch.
+        // Release pairs with the Acquire in `epoch_if_open`: a reader of this deadline sees this epoch.
         self.deadline.store(deadline.0, Release);
     }
 
@@ -47,15 +47,15 @@ impl Fence {
         self.deadline.store(deadline.0, Release);
     }
 
-    /// Closes it. A send that was checked before may still be on its way.
+    /// Closes the fence. A send that was checked earlier may still be in progress.
     pub fn close(&self) {
         self.deadline.store(0, Release);
     }
 
-    /// May this gateway send at `now`, a clock read just made?
+    /// Whether this gateway may send at `now`, a fresh clock reading.
     #[inline]
     #[must_use]
-    pub fn allows(&self, now: MonoNs) -> bool {
+    pub fn is_open_at(&self, now: MonoNs) -> bool {
         now.0 < self.deadline.load(Acquire)
     }
 
@@ -63,7 +63,7 @@ impl Fence {
     #[inline]
     #[must_use]
     pub fn epoch_if_open(&self, now: MonoNs) -> Option<Epoch> {
-        self.allows(now).then(|| self.epoch())
+        self.is_open_at(now).then(|| self.epoch())
     }
 
     /// Epoch of the present opening, or of the last one while closed.
@@ -103,7 +103,7 @@ mod model {
 
     use super::*;
 
-    /// Two openings, each with a deadline of its own, and one check in between.
+    /// Two openings, each with its own deadline, and one check in between.
     fn check(open: fn(&Fence, Epoch, MonoNs)) {
         loom::model(move || {
             let fence = Arc::new(Fence::closed());
@@ -116,12 +116,12 @@ mod model {
                     fence.close();
                 })
             };
-            // At 15 only the second opening's deadline allows it.
+            // At 15 only the second opening's deadline is open.
             if let Some(epoch) = fence.epoch_if_open(MonoNs(15)) {
-                assert_eq!(epoch, Epoch(2), "sent under the epoch of an opening that is over");
+                assert_eq!(epoch, Epoch(2), "sent under the epoch of an earlier opening");
             }
             writer.join().unwrap();
-            assert_eq!(fence.epoch_if_open(MonoNs(0)), None, "closed is closed");
+            assert_eq!(fence.epoch_if_open(MonoNs(0)), None, "a closed fence is closed at any time");
         });
     }
 

@@ -1,12 +1,12 @@
-//! Locks of whole files, which end with the process that has them.
+//! Locks of whole files, released at the end of the owning process.
 
 #![allow(unsafe_code, reason = "system calls")]
 
 use std::{fs::File, io, os::fd::AsRawFd, thread, time::Duration};
 
-/// Locks `file` for as long as it is open. `false` when somebody else has the lock, and not for a moment only: between its
-/// beginning and its program, a child has copies of all descriptors of its parent, so a lock outlives a closed file that
-/// long.
+/// Locks `file` for as long as it is open. Returns `false` if another process holds the lock for more than a moment. A
+/// child process has copies of all its parent's descriptors between fork and exec, so a lock outlives a closed file for
+/// that time.
 ///
 /// # Errors
 /// As flock(2), other than "would block".

@@ -1,20 +1,21 @@
-//! Sleeping on a word of memory: what std's parking is made of, without its allocation per thread.
+//! Sleeps on a 32-bit atomic: like std's thread parking, without its allocation per thread.
 
 #![allow(unsafe_code, reason = "system calls")]
 
 use std::{ptr, sync::atomic::AtomicU32};
 
-/// Sleeps until woken, if the word still is `expected`. May return for no reason.
+/// Sleeps until woken, if the value still is `expected`. May return without a reason.
 pub fn wait(word: &AtomicU32, expected: u32) {
     let no_limit: *const libc::timespec = ptr::null();
-    // SAFETY: futex(2) with FUTEX_WAIT reads one aligned 32-bit word at the address, which the borrow keeps alive for
-    // the call, and no timeout where that pointer is null. Every result (woken, value changed, interrupted) is allowed.
+    // SAFETY: futex(2) with FUTEX_WAIT reads one aligned 32-bit value at the address, which the borrow keeps alive for
+    // the call, and no timeout, since that pointer is null. Every result (woken, value changed, interrupted) is
+    // allowed.
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, expected, no_limit)
     };
 }
 
-/// Wakes at most `count` of those who sleep on the word.
+/// Wakes at most `count` threads that sleep on the value.
 pub fn wake(word: &AtomicU32, count: u32) {
     // SAFETY: futex(2) with FUTEX_WAKE uses the address as a key and touches no memory.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, count) };

@@ -1,5 +1,5 @@
-//! Names of what a handle set watches: channel index, handle, set of lines. Shared by the pool, the receive batches and
-//! the counters, so that none of them needs the others.
+//! Identifies watched sockets: channel index, handle, set of lines. Shared by the pool, the receive batches and the
+//! counters, so that none of them depends on the others.
 
 use mdgw_feeds::identity::Line;
 
@@ -7,12 +7,12 @@ use mdgw_feeds::identity::Line;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChannelIndex(pub u32);
 
-/// Whose socket it is: travels through the kernel as 64 bits of user data.
+/// Channel and line of a socket, stored in the kernel's 64 bits of user data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
     /// The channel.
     pub channel: ChannelIndex,
-    /// Which of its lines.
+    /// The line within the channel.
     pub line: Line,
 }
 
@@ -21,25 +21,25 @@ pub struct Handle {
 pub struct LineSet(pub u8);
 
 impl LineSet {
-    /// With `line` in it.
+    /// This set and `line`.
     #[must_use]
     pub fn with(self, line: Line) -> Self {
         Self(self.0 | 1 << (line.0 & 7))
     }
 
-    /// Whether `line` is in it.
+    /// Whether `line` is in the set.
     #[must_use]
     pub fn contains(self, line: Line) -> bool {
         self.0 & 1 << (line.0 & 7) != 0
     }
 
-    /// Both sets together.
+    /// The union of both sets.
     #[must_use]
     pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether none is.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0

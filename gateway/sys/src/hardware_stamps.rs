@@ -1,16 +1,16 @@
-//! Receive stamps of the NIC: a setting of the whole interface, and so of everybody who uses it.
+//! Receive timestamps of the NIC: a setting of the whole interface, and so of all its users.
 
 #![allow(unsafe_code, reason = "system calls")]
 
 use std::{io, os::fd::AsRawFd};
 
-/// Tells the NIC to stamp every packet it receives (`SIOCSHWTSTAMP`). Lasts until somebody changes it or the driver
-/// is loaded anew; sockets that want the stamps must ask for them besides. A NIC that can stamp only some packets is
-/// left as it is.
+/// Makes the NIC timestamp every received packet (`SIOCSHWTSTAMP`). The setting lasts until it is changed or the driver
+/// is reloaded; sockets must request the timestamps in addition. A NIC that can timestamp only some packets is not
+/// changed.
 ///
 /// # Errors
-/// Without CAP_NET_ADMIN, without such an interface, when its driver has no receive stamps, or only for some packets
-/// (for example those of the precision time protocol); the text says which.
+/// Without CAP_NET_ADMIN, without such an interface, or if its driver has no receive timestamps or only for some
+/// packets (for example those of the precision time protocol); the text says which.
 pub fn enable(interface: &str) -> Result<(), HardwareStampError> {
     let refused = |reason| HardwareStampError { interface: interface.to_owned(), reason };
     let mut config = StampConfig { flags: 0, transmit: libc::HWTSTAMP_TX_OFF, filter: libc::HWTSTAMP_FILTER_ALL };
@@ -35,9 +35,9 @@ pub fn enable(interface: &str) -> Result<(), HardwareStampError> {
     if config.filter == libc::HWTSTAMP_FILTER_ALL { Ok(()) } else { Err(refused(Reason::PartialOnly)) }
 }
 
-/// Why an interface does not stamp what it receives.
+/// Why an interface does not timestamp what it receives.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot have interface {interface} stamp what it receives: {reason}; kernel stamps are used instead")]
+#[error("interface {interface}: no hardware timestamps: {reason}; kernel timestamps are used")]
 pub struct HardwareStampError {
     interface: String,
     #[source]
@@ -46,15 +46,15 @@ pub struct HardwareStampError {
 
 #[derive(Debug, thiserror::Error)]
 enum Reason {
-    #[error("that is no interface's name")]
+    #[error("invalid interface name")]
     InvalidName,
-    #[error("CAP_NET_ADMIN is needed, or somebody who has it sets it beforehand")]
+    #[error("needs CAP_NET_ADMIN, or configure it beforehand (hwstamp_ctl)")]
     Privilege,
     #[error("there is no such interface")]
     NoInterface,
-    #[error("its driver has no stamps")]
+    #[error("the driver does not support timestamps")]
     Driver,
-    #[error("it can stamp only some kinds of packets")]
+    #[error("the driver timestamps only some packet types (e.g. PTP)")]
     PartialOnly,
     #[error("{0}")]
     System(io::Error),
@@ -87,12 +87,12 @@ mod tests {
     #[test]
     fn an_interface_without_stamps_is_refused_with_the_reason() {
         let text = enable("lo").unwrap_err().to_string();
-        assert!(text.contains("driver has no stamps") || text.contains("CAP_NET_ADMIN"), "{text}");
+        assert!(text.contains("driver does not support timestamps") || text.contains("CAP_NET_ADMIN"), "{text}");
         for name in ["no-such-one", "a name that is longer than any"] {
             let text = enable(name).unwrap_err().to_string();
             assert!(
                 text.contains("no such interface")
-                    || text.contains("no interface's name")
+                    || text.contains("invalid interface name")
                     || text.contains("CAP_NET_ADMIN"),
                 "{text}"
             );

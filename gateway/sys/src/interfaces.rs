@@ -9,16 +9,16 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
 
-/// One IPv4 address of an interface, or the interface alone when it has none.
+/// One IPv4 address of an interface, or an interface without an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceAddress {
     /// Name, for example `eth0`.
     pub name: String,
-    /// Index; a new one when an interface is removed and made again.
+    /// Index; a removed and recreated interface has a new one.
     pub index: u32,
     /// Address; `None` for an entry without an IPv4 address.
     pub address: Option<Ipv4Addr>,
-    /// Whether it is switched on and has a carrier.
+    /// Whether it is up and has a carrier.
     pub running: bool,
 }
 
@@ -39,15 +39,15 @@ pub fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
         found.extend(entry(element));
         next = element.ifa_next;
     }
-    // SAFETY: `first` came from getifaddrs and is freed once; nothing found refers to it.
+    // SAFETY: `first` came from getifaddrs and is freed once; no result refers to it.
     unsafe { libc::freeifaddrs(first) };
     Ok(found)
 }
 
-/// A socket that becomes readable whenever a link or an IPv4 address of the namespace comes, goes or changes.
+/// A socket that becomes readable whenever a link or an IPv4 address of the namespace is added, removed or changed.
 ///
 /// # Errors
-/// When the kernel has no netlink.
+/// If the kernel has no netlink.
 pub fn changes() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: socket(2) takes no pointer.
@@ -55,7 +55,7 @@ pub fn changes() -> io::Result<OwnedFd> {
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just returned it, so it is open and nobody else knows it.
+    // SAFETY: the kernel has just returned it, so it is open and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
     let address = NetlinkAddress {
         family: u16::try_from(libc::AF_NETLINK).unwrap_or(0),
@@ -69,7 +69,7 @@ pub fn changes() -> io::Result<OwnedFd> {
     if refused == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Takes what lies in the socket of [`changes`], unread.
+/// Discards all pending notifications of the socket of [`changes`].
 pub fn discard_changes(socket: &OwnedFd) {
     let mut bytes = [0_u8; 8_192];
     // SAFETY: recv(2) writes at most the given number of bytes to `bytes`, which has that many.
@@ -93,7 +93,7 @@ fn entry(element: &libc::ifaddrs) -> Option<InterfaceAddress> {
         _ => return None,
     };
     let on = (libc::IFF_UP | libc::IFF_RUNNING).unsigned_abs();
-    // 0: it vanished in the meantime.
+    // 0: the interface vanished in the meantime.
     (index != 0).then(|| InterfaceAddress {
         name: name.to_string_lossy().into_owned(),
         index,

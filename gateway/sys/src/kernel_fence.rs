@@ -1,16 +1,17 @@
-//! Fence in the kernel: a small BPF program at the egress of the gateway's cgroup, which lets published packets out
+//! The fence in the kernel: a small BPF program at the egress of the gateway's cgroup. It lets published packets out
 //! only before an absolute deadline of the boot clock, and only under the present epoch.
 //!
-//! The fence in the process is asked before a send; between the two the process may be stopped for any time. The
-//! program is asked when the packet passes the kernel's output, in the sender's own context, so nothing lies between
-//! but what the network stack does by itself. What it doesn't let out is refused to the sender (`EPERM`).
+//! The process's own fence is checked before a send; between check and send the process may be stopped for any time.
+//! The program runs when the packet passes the kernel's output, in the sender's context, so only the network stack
+//! comes after it. A refused packet returns `EPERM` to the sender.
 //!
-//! - Only UDP over IPv4 to the configured destinations is looked at; of that, whatever is no published packet of a
-//!   known group is refused, but for [probes](PROBE_MAGIC) that stay on the host. All else passes.
-//! - Deadlines and epochs stand in memory that the election thread and the kernel share, so a renewal is one store.
-//! - It fails closed: memory starts as 0, which is closed.
-//! - Everything hangs on descriptors: when the last process that has them is gone, the kernel removes program and map.
-//!   A sentinel that was handed copies keeps the fence in force, and can shut it, until it has announced the death.
+//! - Only UDP over IPv4 to the configured destinations is checked. Of that traffic the program refuses every packet
+//!   that is no published packet of a known group, except [probes](PROBE_MAGIC) that stay on the host. All other
+//!   traffic passes.
+//! - Deadlines and epochs are in memory that the election thread and the kernel share, so a renewal is one store.
+//! - The fence fails closed: memory starts as 0, which is closed.
+//! - Program and map belong to descriptors: the kernel removes them when the last process that holds them has ended. A
+//!   sentinel with copies keeps the fence in force, and can close it, until it has announced the gateway's death.
 
 mod bpf;
 mod program;
@@ -35,73 +36,77 @@ use mdgw_feeds::{
 use self::{bpf::Map, program::Destinations};
 pub use super::cgroup::FenceCgroup;
 
-/// Begins a datagram by which a gateway finds out whether it hears its own group. With TTL 0 the fence lets it pass: a
-/// standby, whose fence is closed, has to know that too.
+/// Prefix of a datagram by which a gateway checks whether it receives its own group. With TTL 0 the fence lets it pass:
+/// a standby, whose fence is closed, sends probes too.
 pub const PROBE_MAGIC: &[u8; 4] = b"MDGP";
 
-/// A fence in force. Dropping it lets everything out again, unless somebody else has its descriptors.
+/// A fence in force. Dropping it lets all packets out again, unless another process holds its descriptors.
 #[derive(Debug)]
 pub struct KernelFence {
-    shutter: FenceCloser,
+    closer: FenceCloser,
     group_count: usize,
 }
 
 impl KernelFence {
-    /// Puts a closed fence around the processes of a cgroup: what they send to `destinations` for `groups`.
+    /// Attaches a closed fence to a cgroup: to what its processes send to `destinations` for `groups`.
     ///
     /// # Errors
-    /// Where BPF programs are not permitted, or the kernel has no such place for them; says which.
+    /// If BPF programs are not permitted, or the kernel does not support this attachment; says which.
     pub fn attach(cgroup: &Path, groups: &[GroupId], destinations: &[SocketAddrV4]) -> Result<Self, KernelFenceError> {
         let during = |action: &'static str| move |source| KernelFenceError { action, source };
         if !(1..=GROUPS_MAX).contains(&groups.len()) || !(1..=DESTINATIONS_MAX).contains(&destinations.len()) {
-            let source = io::Error::other(format!("{} groups, {} destinations", groups.len(), destinations.len()));
-            return Err(during("fence so many")(source));
+            let source = io::Error::other(format!(
+                "too many for the kernel fence: {} groups, {} destinations",
+                groups.len(),
+                destinations.len()
+            ));
+            return Err(during("create the fence")(source));
         }
-        let map = Map::create(groups.len() * SLOT_ATOMICS).map_err(during("make a BPF map"))?;
+        let map = Map::create(groups.len() * SLOT_ATOMICS).map_err(during("create a BPF map"))?;
         let program = program::fence(&map, groups, &Destinations::new(destinations));
         let program = bpf::load(&program).map_err(during("load a BPF program"))?;
         let directory = File::open(cgroup).map_err(during("open the cgroup"))?;
         let link = bpf::link_to_egress(&program, &directory).map_err(during("attach a BPF program to the cgroup"))?;
         Ok(Self {
-            shutter: FenceCloser { atomics: map.atomics(), map: map.into_descriptor(), link },
+            closer: FenceCloser { atomics: map.atomics(), map: map.into_descriptor(), link },
             group_count: groups.len(),
         })
     }
 
-    /// Whether this process may have a fence, as far as can be told without putting one up.
+    /// Whether this process may attach a fence, as far as can be checked without attaching one.
     ///
     /// # Errors
-    /// Says what is missing.
+    /// Names the missing feature.
     pub fn probe() -> Result<(), KernelFenceError> {
         let during = |action: &'static str| move |source| KernelFenceError { action, source };
         super::cgroup::check_available().map_err(during("find the cgroup of this process"))?;
-        let map = Map::create(SLOT_ATOMICS).map_err(during("make a BPF map"))?;
+        let map = Map::create(SLOT_ATOMICS).map_err(during("create a BPF map"))?;
         let no_destinations = Destinations::new(&[SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0)]);
         bpf::load(&program::fence(&map, &[GroupId(0)], &no_destinations))
             .map(drop)
             .map_err(during("load a BPF program"))
     }
 
-    /// The fence of the group that stands at that index of `groups`.
+    /// The fence of the group with that index in `groups`.
     ///
     /// # Panics
-    /// When none does.
+    /// If there is no such group.
     #[must_use]
     pub fn group(&self, index: usize) -> KernelFenceSlot {
         assert!(index < self.group_count, "group {index} of {}", self.group_count);
         let (deadline, epoch) =
-            (&self.shutter.atomics[index * SLOT_ATOMICS], &self.shutter.atomics[index * SLOT_ATOMICS + 1]);
+            (&self.closer.atomics[index * SLOT_ATOMICS], &self.closer.atomics[index * SLOT_ATOMICS + 1]);
         KernelFenceSlot { deadline, epoch }
     }
 
-    /// Map and link, to hand to the sentinel.
+    /// Descriptors of map and link, for the sentinel.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.shutter.map.as_fd(), self.shutter.link.as_fd()]
+        [self.closer.map.as_fd(), self.closer.link.as_fd()]
     }
 }
 
-/// The sentinel's copy of a fence: keeps it in force, and shuts it.
+/// The sentinel's copy of a fence: keeps it in force, and closes it.
 #[derive(Debug)]
 pub struct FenceCloser {
     atomics: &'static [AtomicU64],
@@ -110,25 +115,25 @@ pub struct FenceCloser {
 }
 
 impl FenceCloser {
-    /// From the [descriptors](KernelFence::descriptors) of a fence of so many groups.
+    /// Opens the [descriptors](KernelFence::descriptors) of a fence of `group_count` groups.
     ///
     /// # Errors
-    /// When they are no such fence's.
+    /// If the descriptors do not belong to such a fence.
     pub fn open([map, link]: [OwnedFd; 2], group_count: usize) -> io::Result<Self> {
         let map = Map::open(map, group_count.clamp(1, GROUPS_MAX) * SLOT_ATOMICS)?;
         Ok(Self { atomics: map.atomics(), map: map.into_descriptor(), link })
     }
 
-    /// Lets nothing more out, for any group.
-    pub fn shut(&self) {
+    /// Closes the fence for all groups.
+    pub fn close_all(&self) {
         for slot in self.atomics.chunks_exact(SLOT_ATOMICS) {
             slot[0].store(0, Release);
         }
     }
 }
 
-/// Deadline and epoch of one group, as the kernel reads them. One thread writes them: the one that writes the
-/// gateway's own fence.
+/// Deadline and epoch of one group, as the kernel reads them. Only the thread that writes the gateway's own fence
+/// writes them.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelFenceSlot {
     deadline: &'static AtomicU64,
@@ -136,25 +141,25 @@ pub struct KernelFenceSlot {
 }
 
 impl KernelFenceSlot {
-    /// Opens it, after it was closed, under a new epoch; before the gateway's own fence opens.
+    /// Opens a closed fence under a new epoch. Called before the gateway's own fence opens.
     pub fn open(&self, epoch: Epoch, deadline: MonoNs) {
-        // The program reads the deadline first. Both stores are Release, so that they reach it in this order.
+        // The program reads the deadline first. Both stores are Release, so the program sees them in this order.
         self.epoch.store(epoch.0, Release);
         self.deadline.store(deadline.0, Release);
     }
 
-    /// Moves the deadline of the present opening; before that of the gateway's own fence.
+    /// Moves the deadline of the present opening. Called before that of the gateway's own fence.
     pub fn renew(&self, deadline: MonoNs) {
         self.deadline.store(deadline.0, Release);
     }
 
-    /// Closes it.
+    /// Closes the fence.
     pub fn close(&self) {
         self.deadline.store(0, Release);
     }
 }
 
-/// No fence in the kernel.
+/// Why there is no fence in the kernel.
 #[derive(Debug, thiserror::Error)]
 #[error("kernel_fence: cannot {action}: {source}{}", hint(source))]
 pub struct KernelFenceError {
@@ -163,7 +168,7 @@ pub struct KernelFenceError {
 }
 
 impl KernelFenceError {
-    /// Whether privileges or the kernel's build are what is missing, so that a test may be skipped.
+    /// Whether privileges or a kernel feature are missing, so that a test may be skipped.
     #[must_use]
     pub fn is_not_permitted(&self) -> bool {
         self.source.kind() == io::ErrorKind::PermissionDenied || self.source.raw_os_error() == Some(libc::ENOSYS)
@@ -173,16 +178,16 @@ impl KernelFenceError {
 fn hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
-            "; it takes CAP_BPF and CAP_NET_ADMIN, and a cgroup of its own (Delegate=yes where systemd starts it)"
+            "; needs CAP_BPF, CAP_NET_ADMIN and its own cgroup (Delegate=yes under systemd)"
         }
-        Some(libc::ENOSYS | libc::EINVAL) => "; it takes Linux 5.8 with CONFIG_CGROUP_BPF",
+        Some(libc::ENOSYS | libc::EINVAL) => "; needs Linux 5.8 with CONFIG_CGROUP_BPF",
         _ => "",
     }
 }
 
-/// Groups in one fence.
+/// Maximum number of groups of one fence.
 pub const GROUPS_MAX: usize = 64;
-/// Destinations in one fence; each is a comparison in the program.
+/// Maximum number of destinations; each is a comparison in the program.
 pub const DESTINATIONS_MAX: usize = 128;
-/// Deadline, epoch.
+/// Atomics per group: deadline, epoch.
 const SLOT_ATOMICS: usize = 2;

@@ -1,5 +1,6 @@
-//! System calls with safe faces: sockets and batches of packets, clocks, cores and scheduling, shared memory, the kernel's
-//! fence. And the few words that hot and cold threads share: the [`fence`], progress counts, channel indices.
+//! Safe wrappers of system calls: sockets and batches of packets, clocks, cores and scheduling, shared memory, the
+//! fence in the kernel. Also the small types that hot and cold threads share: the [`fence`], progress counters, channel
+//! indices.
 
 pub mod affinity;
 pub mod batch;

@@ -1,4 +1,4 @@
-//! Keeping the process's memory from being taken away.
+//! Locks the process's memory.
 
 use std::{fs, io};
 
@@ -7,24 +7,24 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-/// Locks what the process has, its program included, and whatever else it comes to touch: nothing of it is written out
-/// or dropped when memory runs short, so no thread waits for a disk to read its own program again. Memory that is only
-/// reserved stays so.
+/// Locks the present memory of the process, its program included, and all memory it touches later. Locked memory is not
+/// swapped out or dropped when memory runs short, so no thread waits for a disk to read its program again. Reserved
+/// memory stays untouched.
 ///
 /// # Errors
-/// When it may not, as [`check_lockable`] says.
-pub fn lock() -> io::Result<()> {
+/// If the process may not lock all memory, see [`check_lockable`].
+pub fn lock_all() -> io::Result<()> {
     check_lockable()?;
     mlockall(MlockAllFlags::CURRENT)?;
     mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
     Ok(())
 }
 
-/// Whether a process may lock all of its memory.
+/// Whether this process may lock all of its memory.
 ///
 /// # Errors
-/// With a limit on locked memory and no right to pass it: there a lock for good would have every later mapping that goes
-/// beyond the limit fail.
+/// If locked memory is limited and the process has no right to exceed the limit: every later mapping beyond the limit
+/// would fail.
 pub fn check_lockable() -> io::Result<()> {
     let Some(limit_bytes) = getrlimit(Resource::Memlock).current else { return Ok(()) };
     let status = fs::read_to_string("/proc/self/status")?;
@@ -35,7 +35,7 @@ pub fn check_lockable() -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Whether a process with that `/proc/PID/status` has a capability in force.
+/// Whether a process with that `/proc/PID/status` has a capability in effect.
 fn has_capability(status: &str, number: u32) -> bool {
     let digits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = digits.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());

@@ -1,11 +1,11 @@
-//! A network namespace for one test: it belongs to the calling thread and is gone when that thread ends, however.
+//! A network namespace for one test: it belongs to the calling thread and ends with that thread, also after a panic.
 
 #![allow(unsafe_code, reason = "system calls")]
 
 use std::{io, process::Command};
 
-/// Moves the calling thread into a namespace of its own. `None`, with a word on standard error, when this process may
-/// not: the test is then skipped.
+/// Moves the calling thread into a new namespace. `None`, with a message on standard error, if the process may not: the
+/// test is skipped.
 pub(crate) fn enter() -> Option<()> {
     // SAFETY: unshare(2) takes no pointer; of this thread's state only the network namespace changes.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -20,7 +20,7 @@ pub(crate) fn enter() -> Option<()> {
     Some(())
 }
 
-/// Runs `ip` with the given words in the thread's namespace.
+/// Runs `ip` with these arguments in the thread's namespace.
 pub(crate) fn ip(words: &str) {
     let done = Command::new("ip").args(words.split_whitespace()).output().unwrap();
     assert!(done.status.success(), "ip {words}: {}", String::from_utf8_lossy(&done.stderr));

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!  block 0            block 1            …      the kernel fills a block, hands it over when it is full or RETIRE_MS
-//!  [frame|frame|…]    [frame|frame|…]           old, and goes on with the next; we hand it back when it is read
+//!  [frame|frame|…]    [frame|frame|…]           old, and continues with the next; we return it after reading
 //! ```
-//! A block belongs to one side at a time; the word that says to whom is the only memory that both touch at once.
-//! Frames that find no block of the kernel's are dropped and counted.
+//! A block belongs to one side at a time. Its status word is the only memory that both sides access at once. Frames
+//! that find no block owned by the kernel are dropped and counted.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -21,16 +21,16 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use super::socket_options::{get, set};
 
-/// Which frames, and how much room.
+/// Which frames to receive, and how much room.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketRingOptions {
-    /// The interface, which must be an Ethernet or the loopback one.
+    /// Index of the interface, Ethernet or loopback.
     pub interface_index: u32,
-    /// UDP datagrams to there.
+    /// Destination of the UDP datagrams to receive.
     pub destination: SocketAddrV4,
     /// Room for frames with their headers; rounded up to whole blocks.
     pub ring_bytes: usize,
-    /// Take the NIC's stamps where it makes them.
+    /// Use the NIC's timestamps if it makes them.
     pub hardware_stamps: bool,
 }
 
@@ -40,9 +40,9 @@ pub struct PacketRing {
     socket: OwnedFd,
     memory: MmapRaw,
     block_count: usize,
-    /// The block that is being read, or the next to be.
+    /// The block that is being read, or the next one to be read.
     block: usize,
-    /// Frames of the block not taken yet; where the first of them begins in the block.
+    /// Frames of the block not yet popped, and the offset of the first of them.
     frames_left: u32,
     frame_offset: usize,
     owns_block: bool,
@@ -51,31 +51,31 @@ pub struct PacketRing {
 /// One frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingFrame<'r> {
-    /// Its stamp, ns since 1970 UTC by the clock that stamped it.
+    /// Its timestamp, ns since 1970 UTC by the clock of its source.
     pub time_ns: u64,
-    /// Whether that was the NIC.
+    /// Whether the timestamp is the NIC's.
     pub is_hardware: bool,
-    /// Bytes of it on the wire, without the tag.
+    /// Bytes on the wire, without the VLAN tag.
     pub wire_bytes: u32,
-    /// The VLAN tag (type and control) that the kernel took off.
+    /// The VLAN tag (type and control) that the kernel removed.
     pub vlan: Option<[u8; 4]>,
     /// The frame from its MAC addresses on.
     pub bytes: &'r [u8],
 }
 
 impl PacketRing {
-    /// Opens a ring. Frames that this host sends are left out, but for those it receives itself (loopback).
+    /// Opens a ring. Frames that this host sends are left out, except those it receives itself (loopback).
     ///
     /// # Errors
-    /// Without CAP_NET_RAW; when the interface is gone or no Ethernet; when there is no memory for the ring.
+    /// Without CAP_NET_RAW; if the interface does not exist or is no Ethernet; without memory for the ring.
     pub fn open(options: &PacketRingOptions) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: socket(2) takes no pointer. Protocol 0: nothing is received before `bind` says what.
+        // SAFETY: socket(2) takes no pointer. Protocol 0: no frame is received before `bind`.
         let descriptor = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel just returned it, so it is open and nobody else knows it.
+        // SAFETY: the kernel has just returned it, so it is open and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
         attach_filter(&socket, options.destination)?;
         set(&socket, libc::SOL_PACKET, libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V3 as i32))?;
@@ -84,9 +84,8 @@ impl PacketRing {
             set(&socket, libc::SOL_PACKET, libc::PACKET_TIMESTAMP, &libc::SOF_TIMESTAMPING_RAW_HARDWARE)?;
         }
         let block_count = options.ring_bytes.div_ceil(BLOCK_BYTES).max(BLOCKS_MIN);
-        let words = [BLOCK_BYTES, block_count, FRAME_BYTES_MIN, BLOCK_BYTES / FRAME_BYTES_MIN * block_count];
-        let [block_bytes, blocks, frame_bytes, frames] =
-            words.map(|read_u32| u32::try_from(read_u32).unwrap_or(u32::MAX));
+        let sizes = [BLOCK_BYTES, block_count, FRAME_BYTES_MIN, BLOCK_BYTES / FRAME_BYTES_MIN * block_count];
+        let [block_bytes, blocks, frame_bytes, frames] = sizes.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
         let request = libc::tpacket_req3 {
             tp_block_size: block_bytes,
             tp_block_nr: blocks,
@@ -102,7 +101,7 @@ impl PacketRing {
         Ok(Self { socket, memory, block_count, block: 0, frames_left: 0, frame_offset: 0, owns_block: false })
     }
 
-    /// Hands the block that was read back to the kernel and goes on to the next. False: the kernel still fills that.
+    /// Returns the block that was read to the kernel and moves to the next. `false`: the kernel still fills that block.
     pub fn next_block(&mut self) -> bool {
         if std::mem::take(&mut self.owns_block) {
             // Release: our reads of the block come before the kernel's writes to it.
@@ -121,7 +120,7 @@ impl PacketRing {
         true
     }
 
-    /// The first frame of the block that was not [taken](Self::pop) yet.
+    /// The first frame of the block that was not [popped](Self::pop) yet.
     #[must_use]
     pub fn head(&self) -> Option<RingFrame<'_>> {
         if self.frames_left == 0 {
@@ -153,7 +152,7 @@ impl PacketRing {
         })
     }
 
-    /// Takes the [head](Self::head).
+    /// Removes the [head](Self::head).
     pub fn pop(&mut self) {
         let header = self.bytes().get(self.frame_offset..).unwrap_or_default();
         let step = read_u32(header, offset_of!(libc::tpacket3_hdr, tp_next_offset)) as usize;
@@ -166,12 +165,12 @@ impl PacketRing {
     /// # Errors
     /// As getsockopt(2).
     pub fn take_dropped(&self) -> io::Result<u32> {
-        // Three counts: frames, dropped frames, how often the ring was found full. Reading clears them.
+        // Three counts: frames, dropped frames, times the ring was found full. Reading clears them.
         let [_, dropped, _] = get::<[u32; 3]>(&self.socket, libc::SOL_PACKET, libc::PACKET_STATISTICS)?;
         Ok(dropped)
     }
 
-    /// The block, empty unless it is ours.
+    /// The bytes of the block; empty unless this side owns it.
     fn bytes(&self) -> &[u8] {
         if !self.owns_block {
             return &[];
@@ -182,13 +181,13 @@ impl PacketRing {
         unsafe { std::slice::from_raw_parts(start, BLOCK_BYTES) }
     }
 
-    /// The word that says whose the block is.
+    /// The status word, which says which side owns the block.
     fn status(&self) -> &AtomicU32 {
         let at = self.block * BLOCK_BYTES + BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, block_status);
-        let read_u32 = self.memory.as_mut_ptr().wrapping_add(at).cast::<u32>();
-        // SAFETY: the word lies within the mapping, aligned (blocks begin on pages, the word at 8), and both sides touch
-        // it by whole words; we read it besides as part of `bytes` only while nobody writes to it.
-        unsafe { AtomicU32::from_ptr(read_u32) }
+        let word = self.memory.as_mut_ptr().wrapping_add(at).cast::<u32>();
+        // SAFETY: the word lies within the mapping, aligned (blocks begin on pages, the word at 8), and both sides
+        // access it as a whole. We read it as part of `bytes` only while no side writes to it.
+        unsafe { AtomicU32::from_ptr(word) }
     }
 }
 
@@ -202,9 +201,9 @@ impl AsFd for PacketRing {
 pub const RETIRE_MS: u32 = 8;
 /// Bytes of a block: a power of two of pages, and room for a few hundred packets.
 const BLOCK_BYTES: usize = 256 << 10;
-/// One is read while the others are filled.
+/// One block is read while the others are filled.
 const BLOCKS_MIN: usize = 4;
-/// Only for the sum that the kernel checks: in version 3 frames take the room they need.
+/// Only for the kernel's check of the sizes: in version 3 frames take the room they need.
 const FRAME_BYTES_MIN: usize = 2_048;
 /// `tpacket_block_desc`: two words, then `tpacket_hdr_v1`.
 const BLOCK_HEADER: usize = 8;
@@ -212,14 +211,14 @@ const _: () = assert!(offset_of!(libc::tpacket_block_desc, hdr) == BLOCK_HEADER)
 const _: () = assert!(size_of::<libc::tpacket_stats_v3>() == size_of::<[u32; 3]>());
 
 fn read_u32(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |read_u32| u32::from_ne_bytes(*read_u32))
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
 
 fn read_u16(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |read_u32| u16::from_ne_bytes(*read_u32))
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u16::from_ne_bytes(*word))
 }
 
-/// Every frame of the interface, as far as the filter lets it through.
+/// Receives every frame of the interface that passes the filter.
 fn bind(socket: &OwnedFd, interface_index: u32) -> io::Result<()> {
     // SAFETY: all-zero is a valid sockaddr_ll: integers.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -239,11 +238,11 @@ fn bind(socket: &OwnedFd, interface_index: u32) -> io::Result<()> {
     }
     match address.sll_hatype {
         libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK => Ok(()),
-        other => Err(io::Error::other(format!("the interface is no Ethernet (hardware type {other})"))),
+        other => Err(io::Error::other(format!("not an Ethernet interface (hardware type {other})"))),
     }
 }
 
-/// Lets UDP over IPv4 to `destination` through, first fragments included. The kernel has taken a VLAN tag off by then.
+/// Accepts UDP over IPv4 to `destination`, first fragments included. The kernel has removed a VLAN tag before.
 fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> {
     const LOAD_WORD: u16 = 0x20;
     const LOAD_HALF: u16 = 0x28;
@@ -255,7 +254,7 @@ fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> 
     const RETURN: u16 = 0x06;
     const REJECT: usize = 11;
     let step = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
-    // Conditional: where it does not hold (or, for a bit, where it does), on to the rejection.
+    // Conditional jump: if the value differs (or, for a bit, if it is set), jump to the rejection.
     let unless =
         |at: usize, k| libc::sock_filter { jf: u8::try_from(REJECT - at - 1).unwrap_or(0), ..step(JUMP_IF_EQUAL, k) };
     let mut program = [
@@ -275,6 +274,6 @@ fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> 
     ];
     let program =
         libc::sock_fprog { len: u16::try_from(program.len()).map_err(io::Error::other)?, filter: program.as_mut_ptr() };
-    // The kernel copies the program; `set` outlives the call alone, as the array does.
+    // The kernel copies the program; `set` outlives only the call, as does the array.
     set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }

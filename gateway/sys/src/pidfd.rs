@@ -1,4 +1,4 @@
-//! A process by descriptor: unlike its number it never comes to mean another one.
+//! A process by descriptor: unlike a process number, the descriptor never refers to another process later.
 
 use std::{
     io,
@@ -18,39 +18,41 @@ impl PidFd {
     /// The calling process.
     ///
     /// # Errors
-    /// Before Linux 5.3, or where a filter of system calls forbids it.
+    /// Before Linux 5.3, or if a seccomp filter forbids it.
     pub fn own() -> io::Result<Self> {
         Self::of(getpid())
     }
 
-    /// The process of that number: to be asked for by its parent, so that the number still means it.
+    /// The process of that number. Only its parent should call this, since for the parent the number still refers to
+    /// its child.
     ///
     /// # Errors
-    /// When there is no such process; as [`Self::own`].
+    /// If there is no such process; as [`Self::own`].
     pub fn of(process: Pid) -> io::Result<Self> {
         Ok(Self(pidfd_open(process, PidfdFlags::empty())?))
     }
 
-    /// A descriptor that was handed over by process `sender`.
+    /// A descriptor received from process `sender`.
     ///
     /// # Errors
-    /// When it is no pidfd, or one of another process than its sender: what we may kill, its sender might not.
-    pub fn handed_over(descriptor: OwnedFd, sender: Pid) -> io::Result<Self> {
+    /// If it is no pidfd, or refers to another process than its sender: the sender may lack the right to kill that
+    /// process.
+    pub fn from_sender(descriptor: OwnedFd, sender: Pid) -> io::Result<Self> {
         use std::os::fd::AsRawFd as _;
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd()))?;
         let process = info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<i32>().ok());
         match process {
-            // -1: it has ended meanwhile, and can't be killed any more.
+            // -1: the process has ended meanwhile, and cannot be killed any more.
             Some(process) if process == sender.as_raw_nonzero().get() || process == -1 => Ok(Self(descriptor)),
-            Some(process) => Err(io::Error::other(format!("a pidfd of process {process}, not of its sender"))),
+            Some(process) => Err(io::Error::other(format!("pidfd refers to process {process}, not to its sender"))),
             None => Err(io::Error::other("not a pidfd")),
         }
     }
 
-    /// Kills the process, whatever state it is in. Done too when it has ended already.
+    /// Kills the process, whatever state it is in. Succeeds too if it has already ended.
     ///
     /// # Errors
-    /// When it may not be killed by us.
+    /// If this process may not kill it.
     pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.0, Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -58,7 +60,7 @@ impl PidFd {
         }
     }
 
-    /// Waits for its end, at most `limit`. True: all of its threads have ended.
+    /// Waits for its end, at most `limit`. `true`: all of its threads have ended.
     ///
     /// # Errors
     /// As poll(2).
@@ -96,10 +98,10 @@ mod tests {
     fn a_pidfd_of_another_process_is_refused() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let child_pidfd = PidFd::of(Pid::from_child(&child)).unwrap();
-        let text = PidFd::handed_over(child_pidfd.0, getpid()).unwrap_err().to_string();
+        let text = PidFd::from_sender(child_pidfd.0, getpid()).unwrap_err().to_string();
         assert!(text.contains(&child.id().to_string()), "{text}");
-        PidFd::handed_over(PidFd::own().unwrap().0, getpid()).unwrap();
-        assert!(PidFd::handed_over(tempfile::tempfile().unwrap().into(), getpid()).is_err());
+        PidFd::from_sender(PidFd::own().unwrap().0, getpid()).unwrap();
+        assert!(PidFd::from_sender(tempfile::tempfile().unwrap().into(), getpid()).is_err());
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -1,4 +1,4 @@
-//! Waiting for a few descriptors: cold threads only, the pool waits on its handle set.
+//! Waits for a few descriptors: for cold threads only; the pool waits on its handle set.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-/// Waits until one of the descriptors is readable or closed at its other end, at most `limit`. True: one is. An
-/// interruption counts as time passed.
+/// Waits until one of the descriptors is readable or closed at its other end, at most `limit`. `true`: one is. After an
+/// interruption the call returns as after `limit`.
 ///
 /// # Errors
 /// As poll(2).

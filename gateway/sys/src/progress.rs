@@ -1,25 +1,25 @@
-//! How far a hot thread has got, where a process beside this one looks.
+//! Progress of a hot thread, as another process on the host sees it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A count that is odd while its thread has work in hand. Written by that thread alone, with plain stores.
+/// A counter that is odd while its thread works. Written by that thread alone, with plain stores.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressCounter(&'static AtomicU64);
 
 impl ProgressCounter {
-    /// In that word of shared memory.
+    /// A counter at that place of shared memory.
     #[must_use]
     pub fn new(counter: &'static AtomicU64) -> Self {
         Self(counter)
     }
 
-    /// It takes up work, or has got on with it.
+    /// The thread starts work, or has made progress with it.
     #[inline]
     pub fn mark_busy(&self) {
         self.0.store(self.count().wrapping_add(1) | 1, Relaxed);
     }
 
-    /// It waits for work. Nothing changes where it did before.
+    /// The thread waits for work. A thread that already waited changes nothing.
     #[inline]
     pub fn mark_idle(&self) {
         let count = self.count();
@@ -28,7 +28,7 @@ impl ProgressCounter {
         }
     }
 
-    /// The count.
+    /// The present count.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.load(Relaxed)
@@ -36,7 +36,7 @@ impl ProgressCounter {
 }
 
 impl PartialEq for ProgressCounter {
-    /// Whether it is the same word.
+    /// Whether both are the same place in memory.
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.0, other.0)
     }

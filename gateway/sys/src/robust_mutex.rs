@@ -1,39 +1,40 @@
-//! A mutex in shared memory that tells when its owner died: the kernel walks a dying thread's list of such mutexes
-//! early in its exit, long before the memory of a large process has been torn down.
+//! A mutex in shared memory that reports the death of its owner: the kernel walks a dying thread's list of such mutexes
+//! early in its exit, long before it has freed the memory of a large process.
 //!
-//! glibc's own (`PTHREAD_PROCESS_SHARED`, `PTHREAD_MUTEX_ROBUST`), since a thread has one list and glibc owns it.
+//! It is glibc's (`PTHREAD_PROCESS_SHARED`, `PTHREAD_MUTEX_ROBUST`), since a thread has one such list and glibc owns
+//! it.
 
 #![allow(unsafe_code, reason = "system calls")]
 
 use std::{io, mem::MaybeUninit, ptr, sync::atomic::AtomicU64, sync::atomic::Ordering::Relaxed};
 
-/// A mutex over [`WORDS`](Self::WORDS) words of memory that stays mapped for good. Shared between processes of ours
-/// alone: glibc follows pointers that stand in it.
+/// A mutex in [`ATOMIC_COUNT`](Self::ATOMIC_COUNT) atomics of memory that is never unmapped. Shared only between
+/// processes that trust each other: glibc follows pointers stored in it.
 #[derive(Clone, Copy, Debug)]
 pub struct RobustMutex {
-    atomics: &'static [AtomicU64; Self::WORDS],
+    atomics: &'static [AtomicU64; Self::ATOMIC_COUNT],
 }
 
-/// How a mutex was had.
+/// How a mutex was acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// It was free, or its owner gave it up.
+    /// It was free.
     Free,
-    /// Its owner's thread ended while it had it.
+    /// Its owner's thread ended while it held the mutex.
     OwnerDied,
 }
 
 impl RobustMutex {
-    /// What it takes of the shared memory.
-    pub const WORDS: usize = size_of::<libc::pthread_mutex_t>() / size_of::<AtomicU64>();
+    /// Size of the mutex in 64-bit atomics.
+    pub const ATOMIC_COUNT: usize = size_of::<libc::pthread_mutex_t>() / size_of::<AtomicU64>();
 
-    /// Makes a free mutex out of words that are all 0.
+    /// Creates a free mutex in atomics that are all 0.
     ///
     /// # Errors
-    /// When they are not, so that a mutex in use can't be made anew; or without memory for it.
-    pub fn create(atomics: &'static [AtomicU64; Self::WORDS]) -> io::Result<Self> {
+    /// If one is not 0, so that a mutex in use cannot be overwritten; or without memory.
+    pub fn create(atomics: &'static [AtomicU64; Self::ATOMIC_COUNT]) -> io::Result<Self> {
         if atomics.iter().any(|word| word.load(Relaxed) != 0) {
-            return Err(io::Error::other("a mutex can be made of unused memory only"));
+            return Err(io::Error::other("the memory of a new mutex must be all 0"));
         }
         let mutex = Self { atomics };
         let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
@@ -44,31 +45,31 @@ impl RobustMutex {
         check_errno(unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) })?;
         // SAFETY: the attributes are initialised.
         check_errno(unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) })?;
-        // SAFETY: the attributes are initialised; the mutex's memory is as large and as aligned as it must be, nobody
-        // uses it yet, and it stays mapped for good.
+        // SAFETY: the attributes are initialised; the mutex's memory has the required size and alignment, is not in use
+        // yet, and is never unmapped.
         check_errno(unsafe { libc::pthread_mutex_init(mutex.as_ptr(), attributes) })?;
         // SAFETY: the attributes are initialised and not used again.
         check_errno(unsafe { libc::pthread_mutexattr_destroy(attributes) })?;
         Ok(mutex)
     }
 
-    /// The mutex that another process made there.
+    /// Opens the mutex that another process created there.
     #[must_use]
-    pub fn open(atomics: &'static [AtomicU64; Self::WORDS]) -> Self {
+    pub fn open(atomics: &'static [AtomicU64; Self::ATOMIC_COUNT]) -> Self {
         Self { atomics }
     }
 
-    /// Waits until it is had. It then belongs to the calling thread until [`Self::unlock`] or the thread's end.
+    /// Waits for the mutex. It then belongs to the calling thread until [`Self::unlock`] or the thread's end.
     ///
     /// # Errors
-    /// When it is no robust mutex, or was given up after its owner's death without being repaired.
+    /// If it is no robust mutex, or was unlocked after its owner's death without being repaired.
     pub fn lock(self) -> io::Result<Acquired> {
-        // SAFETY: the memory is a mutex (`create`) or was handed over as one by a process of ours, and stays mapped for
-        // good, also while it is on this thread's list.
+        // SAFETY: the memory is a mutex (`create`) or was passed as one by a trusted process. It is never unmapped,
+        // also while the mutex is on this thread's list.
         acquire_result(unsafe { libc::pthread_mutex_lock(self.as_ptr()) })
     }
 
-    /// Takes it if nobody has it; `None` when somebody does.
+    /// Takes the mutex if it is free; `None` if another thread holds it.
     ///
     /// # Errors
     /// As [`Self::lock`].
@@ -78,12 +79,12 @@ impl RobustMutex {
         if result == libc::EBUSY { Ok(None) } else { acquire_result(result).map(Some) }
     }
 
-    /// Gives it up.
+    /// Unlocks the mutex.
     ///
     /// # Errors
-    /// When the calling thread doesn't have it.
+    /// If the calling thread does not hold it.
     pub fn unlock(self) -> io::Result<()> {
-        // SAFETY: as in `lock`; a robust mutex refuses a thread that doesn't own it.
+        // SAFETY: as in `lock`; a robust mutex refuses a thread that does not own it.
         check_errno(unsafe { libc::pthread_mutex_unlock(self.as_ptr()) })
     }
 
@@ -92,7 +93,7 @@ impl RobustMutex {
     }
 }
 
-const _: () = assert!(RobustMutex::WORDS * size_of::<AtomicU64>() == size_of::<libc::pthread_mutex_t>());
+const _: () = assert!(RobustMutex::ATOMIC_COUNT * size_of::<AtomicU64>() == size_of::<libc::pthread_mutex_t>());
 const _: () = assert!(align_of::<libc::pthread_mutex_t>() <= align_of::<AtomicU64>());
 
 fn acquire_result(result: libc::c_int) -> io::Result<Acquired> {
@@ -102,7 +103,7 @@ fn acquire_result(result: libc::c_int) -> io::Result<Acquired> {
     check_errno(result).map(|()| Acquired::Free)
 }
 
-/// Threads' functions return their error.
+/// Pthread functions return their error number.
 fn check_errno(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
 }
@@ -112,8 +113,8 @@ mod tests {
     use super::*;
     use crate::shared_atomics::SharedAtomics;
 
-    fn atomics() -> &'static [AtomicU64; RobustMutex::WORDS] {
-        let memory = SharedAtomics::create("mdgw-test", RobustMutex::WORDS).unwrap();
+    fn atomics() -> &'static [AtomicU64; RobustMutex::ATOMIC_COUNT] {
+        let memory = SharedAtomics::create("mdgw-test", RobustMutex::ATOMIC_COUNT).unwrap();
         memory.atomics().try_into().unwrap()
     }
 

@@ -1,4 +1,4 @@
-//! Scheduling class of a thread, and what the kernel counted of its switches.
+//! Scheduling class of a thread, and its context switches.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -16,10 +16,10 @@ pub fn set_fifo(priority: u8) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Asks that the calling thread, and those that it starts, get a core soon after they wake, where others are busy: by
-/// the shortest slice that the kernel's fair scheduler gives. Their share of the core stays the same, and one that has
-/// had more than it waits like any other. Linux before 6.12 takes no notice; a thread of another class, and one that may
-/// not ask, stays as it is.
+/// Requests that the calling thread, and the threads it starts, run soon after a wake-up on a busy core: sets the
+/// shortest slice of the kernel's fair scheduler. Their share of the core stays the same, and a thread that has
+/// exceeded its share waits like any other. Linux before 6.12 ignores the request. A thread of another class, or
+/// without permission, is not changed.
 pub fn request_short_slice() {
     let Ok(mut attributes) = attributes() else { return };
     if i32::try_from(attributes.sched_policy) == Ok(libc::SCHED_OTHER) {
@@ -30,10 +30,10 @@ pub fn request_short_slice() {
     }
 }
 
-/// Starts a thread of that name that [wakes promptly](request_short_slice).
+/// Starts a thread with that name and [the shortest slice](request_short_slice).
 ///
 /// # Errors
-/// When the system has no more threads.
+/// If the system allows no more threads.
 pub fn spawn_short_slice(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(|| {
         request_short_slice();
@@ -43,7 +43,7 @@ pub fn spawn_short_slice(name: &str, body: impl FnOnce() + Send + 'static) -> io
 
 fn attributes() -> io::Result<libc::sched_attr> {
     let size = size_of::<libc::sched_attr>();
-    // SAFETY: a sched_attr is numbers alone, for which zeros are values.
+    // SAFETY: a sched_attr has only integers, for which zero is valid.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
     // SAFETY: sched_getattr(2) writes at most `size` bytes through the pointer, which is to a live local of that size;
     // thread id 0 is the calling thread.
@@ -51,30 +51,30 @@ fn attributes() -> io::Result<libc::sched_attr> {
     if result == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The kernel gives no shorter one.
+/// Shortest slice that the kernel accepts, ns.
 const SLICE_NS_MIN: u64 = 100_000;
 
-/// The kernel's number of the calling thread, as in `/proc/self/task`.
+/// Thread id of the calling thread, as in `/proc/self/task`.
 #[must_use]
 pub fn thread_id() -> i32 {
     // SAFETY: gettid(2) has no arguments and cannot fail.
     unsafe { libc::gettid() }
 }
 
-/// Context switches of one thread of this process since it began.
+/// Context switches of one thread of this process since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchCounts {
-    /// It gave up the core: it blocked.
+    /// The thread blocked.
     pub voluntary: u64,
-    /// The core was taken from it.
+    /// The scheduler preempted the thread.
     pub involuntary: u64,
 }
 
 impl SwitchCounts {
-    /// Of the thread with that [number](thread_id).
+    /// Switches of the thread with that [id](thread_id).
     ///
     /// # Errors
-    /// When the thread is gone.
+    /// If the thread has ended.
     pub fn of(thread_id: i32) -> io::Result<Self> {
         let status = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/status"))?;
         let field = |name: &str| {
@@ -86,7 +86,7 @@ impl SwitchCounts {
         })
     }
 
-    /// What happened since `earlier`.
+    /// Switches since `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -112,7 +112,7 @@ mod tests {
         });
         let id = from_thread.recv().unwrap();
         let before = SwitchCounts::of(id).unwrap();
-        // It waits for each message before it gets the next; sooner or later it sleeps.
+        // The thread waits for each message before it gets the next; sooner or later it sleeps.
         while SwitchCounts::of(id).unwrap().since(before).voluntary < 10 {
             to_thread.send(()).unwrap();
             from_thread.recv().unwrap();
@@ -128,7 +128,8 @@ mod tests {
     #[test]
     fn requesting_a_short_slice_keeps_class_and_niceness() {
         let of_thread = std::thread::spawn(|| {
-            // SAFETY: setpriority(2) takes numbers alone; 0 is the calling thread, which may always be nicer.
+            // SAFETY: setpriority(2) takes integers alone; 0 is the calling thread, which may always raise its nice
+            // value.
             assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 3) }, 0);
             let before = attributes().unwrap();
             request_short_slice();
@@ -136,7 +137,7 @@ mod tests {
         });
         let (before, after) = of_thread.join().unwrap();
         assert_eq!((after.sched_policy, after.sched_nice), (before.sched_policy, 3));
-        // A kernel that takes no notice tells no slice either.
+        // A kernel that ignores the request reports no slice either.
         let expected = if before.sched_runtime == 0 { 0 } else { SLICE_NS_MIN };
         assert_eq!(after.sched_runtime, expected, "before: {}", before.sched_runtime);
     }

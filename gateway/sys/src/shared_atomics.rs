@@ -1,5 +1,5 @@
-//! Memory that two processes share: a memfd of 64-bit words, all of them atomic, so that no content can be wrong for
-//! the language, whatever the other process writes.
+//! Memory shared by two processes: a memfd of 64-bit atomics. Every bit pattern is valid, whatever the other process
+//! writes.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -15,7 +15,7 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap},
 };
 
-/// A mapping for the rest of the process's life: whoever holds a robust mutex in it may not lose the memory under it.
+/// A mapping for the rest of the process's life: the memory of a robust mutex must not go away while it is held.
 #[derive(Debug)]
 pub struct SharedAtomics {
     memory: OwnedFd,
@@ -23,10 +23,10 @@ pub struct SharedAtomics {
 }
 
 impl SharedAtomics {
-    /// So many words, all 0, under a name that shows in `/proc`.
+    /// Creates `count` atomics, all 0, with a name that is shown in `/proc`.
     ///
     /// # Errors
-    /// Without memory, or where memfd_create(2) is not to be had.
+    /// Without memory, or if memfd_create(2) is not available.
     pub fn create(name: &str, count: usize) -> io::Result<Self> {
         let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&memory, bytes_of(count)?)?;
@@ -34,14 +34,14 @@ impl SharedAtomics {
         Self::map(memory, count)
     }
 
-    /// The memory that another process made, of the size that is expected.
+    /// Opens the memory that another process created.
     ///
     /// # Errors
-    /// When it is of another size, or of one that could still change (touching it might then be a SIGBUS).
+    /// If it has another size than `count` atomics, or can still change its size (an access might then raise SIGBUS).
     pub fn open(memory: OwnedFd, count: usize) -> io::Result<Self> {
         let bytes = u64::try_from(fstat(&memory)?.st_size).unwrap_or(0);
         if bytes != bytes_of(count)? {
-            return Err(io::Error::other(format!("shared memory of {bytes} bytes, not of {count} words")));
+            return Err(io::Error::other(format!("shared memory has {bytes} bytes, expected {count} words")));
         }
         if !fcntl_get_seals(&memory)?.contains(SIZE_SEALS) {
             return Err(io::Error::other("shared memory whose size is not sealed"));
@@ -49,7 +49,7 @@ impl SharedAtomics {
         Self::map(memory, count)
     }
 
-    /// The words. Each may change at any time.
+    /// The atomics. The other process may change each of them at any time.
     #[must_use]
     pub fn atomics(&self) -> &'static [AtomicU64] {
         self.atomics
@@ -60,15 +60,16 @@ impl SharedAtomics {
         // SAFETY: mmap(2) chooses a fresh address, so nothing that exists is touched.
         let address =
             unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &memory, 0) }?;
-        // SAFETY: the mapping is page-aligned, `count` words long, backed by a file of that size which is sealed against
-        // shrinking, and never unmapped. Atomic words may be changed by others at any time and have no wrong content.
+        // SAFETY: the mapping is page-aligned, `count` atomics long, backed by a file of that size which is sealed
+        // against shrinking, and never unmapped. Other processes may change atomics at any time, and every bit pattern
+        // is valid.
         let atomics = unsafe { std::slice::from_raw_parts(address.cast::<AtomicU64>(), count) };
         Ok(Self { memory, atomics })
     }
 }
 
 impl AsFd for SharedAtomics {
-    /// To hand to the other process.
+    /// The descriptor, to be passed to the other process.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
@@ -78,7 +79,7 @@ const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 fn bytes_of(count: usize) -> io::Result<u64> {
     let bytes = count.checked_mul(size_of::<AtomicU64>()).and_then(|bytes| u64::try_from(bytes).ok());
-    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| io::Error::other("shared memory of no possible size"))
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| io::Error::other("invalid size of shared memory"))
 }
 
 #[cfg(test)]

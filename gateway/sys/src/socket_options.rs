@@ -1,4 +1,4 @@
-//! Socket options that `socket2` doesn't have.
+//! Socket options that `socket2` lacks.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsFd, AsRawFd},
 };
 
-/// Asks for a receive buffer past the system's limit (`SO_RCVBUFFORCE`).
+/// Requests a receive buffer above the system's limit (`SO_RCVBUFFORCE`).
 ///
 /// # Errors
 /// Without CAP_NET_ADMIN.
@@ -16,19 +16,19 @@ pub fn force_receive_buffer(socket: &impl AsFd, bytes: i32) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
 }
 
-/// Asks for receive stamps (`SO_TIMESTAMPING`); `flags` are `SOF_TIMESTAMPING_*`.
+/// Requests receive timestamps (`SO_TIMESTAMPING`); `flags` are `SOF_TIMESTAMPING_*`.
 ///
 /// # Errors
-/// When the kernel doesn't know a flag.
+/// If the kernel does not know a flag.
 pub fn request_stamps(socket: &impl AsFd, flags: u32) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, &flags)
 }
 
-/// Interface by which multicast leaves, by its index, and the address it carries as its source (`IP_MULTICAST_IF`).
-/// Without an address the routing table chooses one, for the loopback interface another interface's.
+/// Sets the interface of outgoing multicast by its index, and the source address of its packets (`IP_MULTICAST_IF`).
+/// Without an address the routing table chooses one; for the loopback interface that is another interface's address.
 ///
 /// # Errors
-/// When there is no such interface.
+/// If there is no such interface.
 pub fn set_egress(socket: &impl AsFd, interface_index: u32, source: Option<Ipv4Addr>) -> io::Result<()> {
     let request = libc::ip_mreqn {
         imr_multiaddr: libc::in_addr { s_addr: 0 },
@@ -38,20 +38,20 @@ pub fn set_egress(socket: &impl AsFd, interface_index: u32, source: Option<Ipv4A
     set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request)
 }
 
-/// Joins a group for one source (`MCAST_JOIN_SOURCE_GROUP`), on the interface of that index; 0 leaves the choice to
+/// Joins a group for one source (`MCAST_JOIN_SOURCE_GROUP`), on the interface with that index; 0 leaves the choice to
 /// the routing table.
 ///
 /// # Errors
-/// When there is no such interface, the group is no group, or it is joined already.
+/// If there is no such interface, the address is no multicast group, or the group is already joined.
 pub fn join_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, source: Ipv4Addr) -> io::Result<()> {
     let request = source_request(interface_index, group, source);
     set(socket, libc::IPPROTO_IP, libc::MCAST_JOIN_SOURCE_GROUP, &request)
 }
 
-/// Undoes [`join_source`].
+/// Leaves a group joined by [`join_source`].
 ///
 /// # Errors
-/// When it was not joined.
+/// If it was not joined.
 pub fn leave_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, source: Ipv4Addr) -> io::Result<()> {
     let request = source_request(interface_index, group, source);
     set(socket, libc::IPPROTO_IP, libc::MCAST_LEAVE_SOURCE_GROUP, &request)
@@ -60,26 +60,26 @@ pub fn leave_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, s
 /// Datagrams that the kernel dropped because the socket's buffer was full or their checksum wrong (`SO_MEMINFO`).
 ///
 /// # Errors
-/// When it is no socket.
+/// If the descriptor is no socket.
 pub fn drop_count(socket: &impl AsFd) -> io::Result<u32> {
     let values = get::<[u32; MEMINFO_VALUES]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
     Ok(values[DROPS])
 }
 
-/// Reads an option whose form is `T`, integers all; what the kernel doesn't write stays 0.
+/// Reads an option of type `T`, all integers; parts that the kernel does not write stay 0.
 pub(super) fn get<T: zerocopy::FromBytes>(socket: &impl AsFd, level: i32, option: i32) -> io::Result<T> {
     let mut value = T::new_zeroed();
     let mut length = bytes_of::<T>();
     let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: getsockopt(2) writes at most `length` bytes to `value`, which has that many and may hold any, and the
-    // length written to `length`.
+    // SAFETY: getsockopt(2) writes at most `length` bytes to `value`, which has that many and for which every bit
+    // pattern is valid, and the length written to `length`.
     let refused = unsafe { libc::getsockopt(descriptor, level, option, (&raw mut value).cast(), &raw mut length) };
     if refused == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends to sockets of ours that have `value` as an option's form.
+/// Sets an option whose type is `T`.
 pub(super) fn set<T>(socket: &impl AsFd, level: i32, option: i32, value: &T) -> io::Result<()> {
-    // SAFETY: setsockopt(2) reads `value`, whose size it is told.
+    // SAFETY: setsockopt(2) reads `value`, whose size it is given.
     let refused = unsafe {
         libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), bytes_of::<T>())
     };
@@ -105,7 +105,7 @@ struct SourceRequest {
 }
 const _: () = assert!(size_of::<SourceRequest>() == size_of::<libc::group_source_req>());
 
-/// A `sockaddr_in` in the room of a `sockaddr_storage`.
+/// A `sockaddr_in`, padded to the size of a `sockaddr_storage`.
 #[repr(C)]
 struct Address {
     _address: libc::sockaddr_in,

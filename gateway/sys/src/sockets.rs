@@ -1,9 +1,9 @@
-//! UDP sockets: groups joined on an interface, buffers, stamps, egress.
+//! UDP sockets: joined groups, buffers, timestamps, egress.
 //!
-//! Every option is asked for, read back where the kernel may give less, and refused or warned about by name. A socket
-//! is bound to its group's address, so that it never sees what another program on this host joined
-//! (`IP_MULTICAST_ALL` is off besides, which keeps out the same group on other interfaces). Unicast addresses work
-//! too: then nothing is joined.
+//! Every option is requested, and read back if the kernel may grant less; a refusal is an error or a warning that names
+//! the option. A socket is bound to its group's address, so it never receives groups that another program on this host
+//! joined. `IP_MULTICAST_ALL` is off in addition, which excludes the same group on other interfaces. Unicast addresses
+//! work too: then no group is joined.
 
 mod interface;
 mod membership;
@@ -21,23 +21,24 @@ pub use source_filter::SourceFilter;
 
 use crate::socket_options;
 
-/// Which receive stamps a socket asks for. What a datagram then carries is told by its
-/// [`StampKind`](super::batch::StampKind).
+/// Which receive timestamps a socket requests. The [`StampKind`](super::batch::StampKind) of a datagram says which it
+/// has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stamps {
     /// None.
     None,
-    /// The kernel's.
+    /// Timestamps of the kernel.
     #[default]
     Kernel,
-    /// The NIC's where it stamps (see [`hardware_stamps`](crate::hardware_stamps)), else the kernel's.
+    /// Timestamps of the NIC if it makes them (see [`hardware_stamps`](crate::hardware_stamps)), else of the kernel.
     Hardware,
 }
 
-/// Asks the kernel to stamp what the socket receives. It begins a moment later: the first datagrams may carry none.
+/// Requests timestamps for received datagrams. The first datagrams may have none, since the kernel starts a moment
+/// later.
 ///
 /// # Errors
-/// When the kernel doesn't know the option.
+/// If the kernel does not know the option.
 pub fn request_stamps(socket: &impl AsFd, stamps: Stamps) -> io::Result<()> {
     let kernel = libc::SOF_TIMESTAMPING_RX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE;
     let hardware = libc::SOF_TIMESTAMPING_RX_HARDWARE | libc::SOF_TIMESTAMPING_RAW_HARDWARE;
@@ -53,15 +54,15 @@ pub fn request_stamps(socket: &impl AsFd, stamps: Stamps) -> io::Result<()> {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} for {address}: {source}")]
 pub struct SocketError {
-    /// What was tried.
+    /// The attempted action.
     pub action: String,
-    /// The address that was configured.
+    /// The configured address.
     pub address: std::net::SocketAddrV4,
-    /// What the kernel said.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
-/// Names the act that failed.
+/// Names the action that failed.
 trait ErrorContext<T> {
     fn with_action(self, address: std::net::SocketAddrV4, action: impl Into<String>) -> Result<T, SocketError>;
 }

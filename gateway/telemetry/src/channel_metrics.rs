@@ -1,43 +1,39 @@
-//! What each channel and each of its lines did over an interval: counts, and by how much a line led.
+//! Metrics of a channel and its lines over an interval: counts, and the lead of one line over the other.
 //!
-//! The holder of a channel's claim keeps these figures itself. Once an interval a cold thread offers a set of empty
-//! histograms; after its next batch or deadline the holder changes them for its own, writes its counts beside them and
+//! The holder of a channel's claim keeps the metrics. Once an interval a cold thread offers a set of empty histograms.
+//! After its next batch or deadline the holder exchanges the histograms for its own, writes its counts beside them and
 //! gives the set back ([`double_buffer`](super::double_buffer)).
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::{arbiter::lead_histogram, channel::Channel, drop_reason::DropReason, identity::Line, time::MonoNs};
 
-use super::double_buffer::{BufferCollector, BufferProducer, double_buffer};
+use super::{
+    counter_block,
+    double_buffer::{BufferCollector, BufferProducer, double_buffer},
+};
 
-/// Counts of a channel since its gateway began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ChannelCounts {
-    /// Datagrams of all lines.
-    pub datagrams: u64,
-    /// Messages, each once.
-    pub messages: u64,
-    /// Messages that a line brought though another had.
-    pub duplicates: u64,
-    /// Gaps declared.
-    pub gaps: u64,
-    /// Messages in them.
-    pub gap_messages: u64,
-    /// What was refused and should not have come, by channel and arbiter.
-    pub drops: u64,
+counter_block! {
+    /// Counts of a channel since its gateway started. Latency logs write them under these names, so the names are part
+    /// of a file format.
+    pub struct ChannelCounts, key ChannelCount {
+        datagrams: Counter, Packets, "datagrams received on all lines";
+        messages: Counter, Messages, "messages in sequence, each once";
+        duplicates: Counter, Messages, "messages that another line had delivered before";
+        gaps: Counter, None, "gaps declared";
+        gap_messages: Counter, Messages, "messages in declared gaps";
+        drops: Counter, None, "packets and messages dropped unexpectedly, by channel and arbiter";
+    }
 }
 
-/// Counts of a line since its gateway began. They may go down a little: a line that was thought first is found to have
-/// been second when the other one's copy is looked at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LineCounts {
-    /// Packets with messages.
-    pub packets: u64,
-    /// Messages that it was first to bring.
-    pub won_messages: u64,
-    /// Messages that another line had brought.
-    pub duplicate_messages: u64,
-    /// Messages that came after their gap had been declared.
-    pub late_messages: u64,
+counter_block! {
+    /// Counts of a line since its gateway started, named as in latency logs. They may decrease a little: a line first
+    /// counted as the winner loses a message when the other line's copy turns out to be earlier.
+    pub struct LineCounts, key LineCount {
+        packets: Counter, Packets, "packets with messages";
+        won_messages: Counter, Messages, "messages that arrived on this line first";
+        duplicate_messages: Counter, Messages, "messages that another line had delivered before";
+        late_messages: Counter, Messages, "messages that arrived after their gap had been declared";
+    }
 }
 
 /// One interval of one channel.
@@ -52,11 +48,11 @@ pub struct ChannelMetrics {
 /// One interval of one line.
 #[derive(Debug)]
 pub struct LineMetrics {
-    /// Which.
+    /// Id of the line.
     pub line: Line,
-    /// Its counts at the end of the interval.
+    /// Counts at the end of the interval.
     pub counts: LineCounts,
-    /// Within the interval, for each message that this line and another one brought: how much earlier this one was, ns.
+    /// For each message of the interval that arrived on this line before another: how much earlier, ns.
     pub lead_ns: Histogram<u64>,
 }
 
@@ -72,7 +68,7 @@ impl ChannelMetrics {
         }
     }
 
-    /// From when to when; `None` for a channel that has just begun.
+    /// Begin and end of the interval; `None` for a channel that has just begun.
     #[must_use]
     pub fn interval(&self) -> Option<(MonoNs, MonoNs)> {
         self.since.zip(self.until)
@@ -84,13 +80,13 @@ impl ChannelMetrics {
         &self.counts
     }
 
-    /// Its lines.
+    /// The channel's lines.
     #[must_use]
     pub fn lines(&self) -> &[LineMetrics] {
         &self.lines
     }
 
-    /// Changes histograms with the channel and writes its counts down.
+    /// Exchanges histograms with the channel and copies its counts.
     fn fill(&mut self, channel: &mut Channel, socket_drops: u64, since: Option<MonoNs>, now: MonoNs) {
         (self.since, self.until) = (since, Some(now));
         let (counters, arbiter_drops) = (channel.counters(), channel.arbiter_drops());
@@ -121,7 +117,7 @@ impl ChannelMetrics {
     }
 }
 
-/// Both ends of one channel's hand-over, for its `lines`.
+/// Recorder and collector of one channel with these `lines`.
 #[must_use]
 pub fn channel_recorder_pair(lines: &[Line]) -> (ChannelRecorder, ChannelCollector) {
     let set = || Box::new(ChannelMetrics::new(lines));
@@ -129,7 +125,7 @@ pub fn channel_recorder_pair(lines: &[Line]) -> (ChannelRecorder, ChannelCollect
     (ChannelRecorder { since: None, last: Some(set()), producer }, collector)
 }
 
-/// The hot end: with the channel, in the hands of its holder.
+/// The hot end, owned with the channel by the holder of its claim.
 #[derive(Debug)]
 pub struct ChannelRecorder {
     since: Option<MonoNs>,
@@ -139,8 +135,8 @@ pub struct ChannelRecorder {
 }
 
 impl ChannelRecorder {
-    /// After a batch or a deadline: hands over what the channel has, if it was asked for. `socket_drops`: what never
-    /// reached the channel.
+    /// Called after a batch or a deadline: hands over the metrics if the cold end requests them. `socket_drops`:
+    /// datagrams that never reached the channel.
     #[inline]
     pub fn at_batch_boundary(&mut self, now: MonoNs, channel: &mut Channel, socket_drops: u64) {
         if self.producer.is_requested() {
@@ -157,7 +153,7 @@ impl ChannelRecorder {
         self.producer.hand_back(set);
     }
 
-    /// The channel has ended: hands over what it still has.
+    /// The channel has ended: hands over its remaining metrics.
     pub fn finish(&mut self, now: MonoNs, channel: &mut Channel, socket_drops: u64) {
         if let Some(mut set) = self.last.take() {
             set.fill(channel, socket_drops, self.since.take(), now);
@@ -166,11 +162,11 @@ impl ChannelRecorder {
     }
 }
 
-/// The cold end. A channel without a batch or a deadline since the last time keeps its figures.
+/// The cold end. A channel without a batch or a deadline since the last interval keeps its metrics.
 pub type ChannelCollector = BufferCollector<ChannelMetrics>;
 
 impl ChannelCollector {
-    /// Bytes of both sets of a channel with so many lines.
+    /// Bytes of both sets of a channel with `line_count` lines.
     #[must_use]
     pub fn memory_bytes(line_count: usize) -> usize {
         2 * line_count * (lead_histogram().distinct_values() * size_of::<u64>() + size_of::<LineMetrics>())
@@ -189,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// Frames are of no interest here.
+    /// Drops all frames.
     struct DiscardingSink;
 
     impl FrameSink for DiscardingSink {
@@ -201,7 +197,7 @@ mod tests {
 
     const LINES: [Line; 2] = [Line(0), Line(1)];
 
-    /// A channel that both lines bring `count` messages, line A 1,000 ns earlier; `first` is the number of the first.
+    /// Feeds `count` messages on both lines, line A 1,000 ns earlier; `first` is the first sequence.
     fn feed_both_lines(channel: &mut Channel, first: u64, count: u64) {
         for sequence in first..first + count {
             for (line, delay_ns) in [(Line::A, 0), (Line::B, 1_000)] {
@@ -234,7 +230,7 @@ mod tests {
         recorder.at_batch_boundary(MonoNs(10), &mut channel, 0);
         feed_both_lines(&mut channel, 1, 5);
         collector.collect(|set| summaries.push(summary(set)));
-        assert_eq!(summaries, [], "asked for only now");
+        assert_eq!(summaries, [], "requested only now");
         recorder.at_batch_boundary(MonoNs(20), &mut channel, 0);
         feed_both_lines(&mut channel, 6, 3);
         recorder.at_batch_boundary(MonoNs(30), &mut channel, 0);

@@ -1,123 +1,304 @@
 //! Counters: each written by one thread at a time, read by any cold thread.
 //!
-//! Counters that are written together form a block, 128 bytes apart from all others, so that no two writers ever
-//! share a cache line (nor the neighbouring one that the prefetcher brings along). Adding is a plain load and store:
-//! there is one writer, so no read-modify-write is needed.
+//! [`counter_block!`](crate::counter_block) declares a block: for each counter one line with its name, kind, unit and
+//! help text. The macro makes a struct with a field per counter and an enum with a key per counter. A writer publishes
+//! the struct, so a missing or surplus value does not compile; a reader names a key, so an unknown counter or a counter
+//! of another block does not compile.
+//!
+//! Counters of one block lie 128 bytes apart from all others, so no two writers share a cache line (nor the adjacent
+//! line that the prefetcher loads). Adding is a plain load and store: there is one writer, so no read-modify-write is
+//! needed.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    any::TypeId,
+    marker::PhantomData,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-/// All counters of the gateway. Blocks are added at start and stay.
+/// All counters of the gateway. Blocks are added at start and never removed.
 #[derive(Debug, Default)]
 pub struct Registry {
-    blocks: Mutex<Vec<Arc<Block>>>,
+    blocks: Mutex<Vec<Arc<BlockStorage>>>,
 }
 
 impl Registry {
-    /// A block of counters, one for each name, all 0. `scope` says whose they are: `channel=nasdaq`, `thread=main-0`.
-    pub fn register(&self, scope: &str, names: &'static [&'static str]) -> CounterWriter {
-        let lines = names.len().div_ceil(COUNTERS_PER_LINE);
-        let block = Arc::new(Block {
+    /// Adds a block of counters, all 0. `scope` names their owner: a channel's name, `group 1`. Several blocks of
+    /// different types may have the same scope.
+    pub fn register<B: CounterBlock>(&self, scope: &str) -> CounterWriter<B> {
+        let lines = B::DESCRIPTORS.len().div_ceil(COUNTERS_PER_LINE);
+        let block = Arc::new(BlockStorage {
             scope: scope.to_owned(),
-            names,
+            block_type: TypeId::of::<B>(),
+            descriptors: B::DESCRIPTORS,
             lines: std::iter::repeat_with(CounterLine::default).take(lines).collect(),
         });
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&block));
-        CounterWriter { block }
+        self.lock().push(Arc::clone(&block));
+        CounterWriter { block, values: PhantomData }
     }
 
-    /// The counters as they stand, block by block in the order of their registration. Each value is one that the
-    /// counter had; values of one block need not be of the same moment.
+    /// The present values, block by block in the order of registration. Values of one block may be of slightly
+    /// different times.
     #[must_use]
     pub fn read(&self) -> Vec<Reading> {
-        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        let readings = |block: &Arc<Block>| {
+        let readings = |block: &Arc<BlockStorage>| {
             let block = Arc::clone(block);
-            (0..block.names.len()).map(move |index| Reading {
+            block.descriptors.iter().enumerate().map(move |(index, descriptor)| Reading {
                 scope: block.scope.clone(),
-                name: block.names[index],
-                value: block.cell(index).map_or(0, |cell| cell.load(Ordering::Relaxed)),
+                descriptor,
+                value: block.value(index),
             })
         };
-        blocks.iter().flat_map(readings).collect()
+        self.lock().iter().flat_map(readings).collect()
+    }
+
+    /// The present values of all blocks of one type, each with its scope, in the order of registration.
+    #[must_use]
+    pub fn values<B: CounterBlock>(&self) -> Vec<(String, B)> {
+        let blocks = self.lock();
+        let of_type = blocks.iter().filter(|block| block.block_type == TypeId::of::<B>());
+        of_type.map(|block| (block.scope.clone(), B::from_values(|index| block.value(index)))).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<BlockStorage>>> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One counter's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// Whose it is.
+    /// Owner of the counter, as registered.
     pub scope: String,
-    /// What is counted.
-    pub name: &'static str,
-    /// How often.
+    /// Declaration of the counter.
+    pub descriptor: &'static Descriptor,
+    /// The value, in the counter's unit.
     pub value: u64,
 }
 
-/// The writing end of a block. It can be handed to another thread, but not shared.
+/// Declaration of a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Name as printed, unique in its block.
+    pub name: &'static str,
+    /// How the value changes.
+    pub kind: Kind,
+    /// Unit of the value.
+    pub unit: Unit,
+    /// Meaning, one line.
+    pub help: &'static str,
+}
+
+/// How a value changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Only grows, from 0.
+    Counter,
+    /// Any value at any time.
+    Gauge,
+    /// A set of bits.
+    Mask,
+}
+
+/// Unit of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// Occurrences, or a number without a unit.
+    None,
+    /// Datagrams or published packets.
+    Packets,
+    /// Messages of a venue.
+    Messages,
+    /// DBN records.
+    Records,
+    /// Entries of the publication log.
+    Entries,
+    /// Segments of the publication log.
+    Segments,
+    /// Nanoseconds.
+    Nanoseconds,
+    /// A sequence of the input.
+    Sequence,
+}
+
+/// The values of one block of counters. Implemented by [`counter_block!`](crate::counter_block) alone.
+pub trait CounterBlock: Copy + Default + 'static {
+    /// Declarations, in the order of the fields.
+    const DESCRIPTORS: &'static [Descriptor];
+
+    /// The values, in the order of the fields.
+    fn values(&self) -> impl Iterator<Item = u64>;
+
+    /// The block whose fields have the values `value(index)`.
+    fn from_values(value: impl Fn(usize) -> u64) -> Self;
+}
+
+/// Key of one counter of a block. Implemented by [`counter_block!`](crate::counter_block) alone.
+pub trait CounterKey: Copy {
+    /// The block that has the counter.
+    type Block: CounterBlock;
+
+    /// Index of the counter in its block's [`CounterBlock::DESCRIPTORS`].
+    fn index(self) -> usize;
+
+    /// Declaration of the counter.
+    fn descriptor(self) -> &'static Descriptor {
+        &Self::Block::DESCRIPTORS[self.index()]
+    }
+}
+
+/// Declares a block of counters: a struct with the values and an enum with the keys. Each line gives a counter's name
+/// (of the field, of the key, and as printed), its [`Kind`](crate::counters::Kind), its
+/// [`Unit`](crate::counters::Unit) and its help text.
+///
+/// ```
+/// mdgw_telemetry::counter_block! {
+///     /// Counters of a cache.
+///     pub struct CacheCounters, key CacheCounter {
+///         hits: Counter, None, "look-ups that found an entry";
+///         entries: Gauge, Entries, "entries at present";
+///     }
+/// }
+/// let registry = mdgw_telemetry::counters::Registry::default();
+/// let mut writer = registry.register::<CacheCounters>("main");
+/// writer.publish(&CacheCounters { hits: 3, entries: 2 });
+/// assert_eq!(writer.reader(CacheCounter::hits).get(), 3);
+/// ```
+/// A counter that is not declared does not compile:
+/// ```compile_fail
+/// # mdgw_telemetry::counter_block! {
+/// #     /// Counters of a cache.
+/// #     pub struct CacheCounters, key CacheCounter {
+/// #         hits: Counter, None, "look-ups that found an entry";
+/// #     }
+/// # }
+/// let registry = mdgw_telemetry::counters::Registry::default();
+/// let writer = registry.register::<CacheCounters>("main");
+/// let reader = writer.reader(CacheCounter::misses);
+/// ```
+#[macro_export]
+macro_rules! counter_block {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $block:ident, key $key:ident {
+            $($name:ident: $kind:ident, $unit:ident, $help:literal;)+
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        $visibility struct $block {
+            $(#[doc = $help] $visibility $name: u64,)+
+        }
+
+        #[doc = concat!("Keys of [`", stringify!($block), "`].")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(non_camel_case_types, dead_code, reason = "spelled as the field and the printed name; a complete list")]
+        $visibility enum $key {
+            $(#[doc = $help] $name,)+
+        }
+
+        impl $crate::counters::CounterBlock for $block {
+            const DESCRIPTORS: &'static [$crate::counters::Descriptor] = &[$($crate::counters::Descriptor {
+                name: stringify!($name),
+                kind: $crate::counters::Kind::$kind,
+                unit: $crate::counters::Unit::$unit,
+                help: $help,
+            }),+];
+
+            fn values(&self) -> impl Iterator<Item = u64> {
+                [$(self.$name),+].into_iter()
+            }
+
+            fn from_values(value: impl Fn(usize) -> u64) -> Self {
+                Self { $($name: value($key::$name as usize)),+ }
+            }
+        }
+
+        impl $crate::counters::CounterKey for $key {
+            type Block = $block;
+
+            fn index(self) -> usize {
+                self as usize
+            }
+        }
+    };
+}
+
+/// The writing end of a block. It can be moved to another thread, but not shared.
 #[derive(Debug)]
-pub struct CounterWriter {
-    block: Arc<Block>,
+pub struct CounterWriter<B> {
+    block: Arc<BlockStorage>,
+    values: PhantomData<fn(B)>,
 }
 
-impl CounterWriter {
-    /// Adds to the counter with that index among the block's names; one that doesn't exist is ignored.
+impl<B: CounterBlock> CounterWriter<B> {
+    /// Publishes all values of the block.
     #[inline]
-    pub fn add(&mut self, index: usize, count: u64) {
-        if let Some(cell) = self.block.cell(index) {
-            // Relaxed: a count orders nothing else. `&mut self` makes this the only writer.
-            cell.store(cell.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    pub fn publish(&mut self, values: &B) {
+        for (index, value) in values.values().enumerate() {
+            self.block.set(index, value);
         }
     }
 
-    /// The counter of that name, for another thread; one that doesn't exist reads as 0.
+    /// Adds to one counter.
+    #[inline]
+    pub fn add(&mut self, key: impl CounterKey<Block = B>, count: u64) {
+        // `&mut self` makes this the only writer.
+        self.block.set(key.index(), self.block.value(key.index()).wrapping_add(count));
+    }
+
+    /// Sets one counter or gauge.
+    #[inline]
+    pub fn set(&mut self, key: impl CounterKey<Block = B>, value: u64) {
+        self.block.set(key.index(), value);
+    }
+
+    /// A reader of one counter, for another thread.
     #[must_use]
-    pub fn reader(&self, name: &str) -> CounterReader {
-        let index = self.block.names.iter().position(|known| *known == name).unwrap_or(usize::MAX);
-        CounterReader { block: Arc::clone(&self.block), index }
-    }
-
-    /// Sets a gauge.
-    #[inline]
-    pub fn set(&mut self, index: usize, value: u64) {
-        if let Some(cell) = self.block.cell(index) {
-            cell.store(value, Ordering::Relaxed);
-        }
+    pub fn reader(&self, key: impl CounterKey<Block = B>) -> CounterReader {
+        CounterReader { block: Arc::clone(&self.block), index: key.index() }
     }
 }
 
-/// The reading end of one counter, for a cold thread that looks often.
+/// The reading end of one counter, for a cold thread that reads often.
 #[derive(Clone, Debug)]
 pub struct CounterReader {
-    block: Arc<Block>,
+    block: Arc<BlockStorage>,
     index: usize,
 }
 
 impl CounterReader {
-    /// As it stands.
+    /// The present value.
     #[must_use]
     pub fn get(&self) -> u64 {
-        self.block.cell(self.index).map_or(0, |cell| cell.load(Ordering::Relaxed))
+        self.block.value(self.index)
     }
 }
 
 #[derive(Debug)]
-struct Block {
+struct BlockStorage {
     scope: String,
-    names: &'static [&'static str],
+    block_type: TypeId,
+    descriptors: &'static [Descriptor],
     lines: Box<[CounterLine]>,
 }
 
-impl Block {
+impl BlockStorage {
+    // Every index is that of a descriptor: keys and writers have the block's type. Relaxed: a count orders nothing else.
     #[inline]
-    fn cell(&self, index: usize) -> Option<&AtomicU64> {
-        self.lines.get(index / COUNTERS_PER_LINE)?.0.get(index % COUNTERS_PER_LINE)
+    fn value(&self, index: usize) -> u64 {
+        self.lines[index / COUNTERS_PER_LINE].0[index % COUNTERS_PER_LINE].load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn set(&self, index: usize, value: u64) {
+        self.lines[index / COUNTERS_PER_LINE].0[index % COUNTERS_PER_LINE].store(value, Ordering::Relaxed);
     }
 }
 
-/// Two cache lines: the unit that the adjacent-line prefetcher moves.
+/// Two cache lines: the unit that the adjacent-line prefetcher loads.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CounterLine([AtomicU64; COUNTERS_PER_LINE]);
@@ -129,41 +310,78 @@ const _: () = assert!(size_of::<CounterLine>() == 128);
 mod tests {
     use super::*;
 
-    #[test]
-    fn readings_have_scope_and_name_in_registration_order() {
-        let registry = Registry::default();
-        let mut first = registry.register("channel=a", &["packets", "duplicates"]);
-        let mut second = registry.register("channel=b", &["packets"]);
-        first.add(1, 5);
-        first.add(1, 2);
-        second.set(0, 9);
-        second.add(100, 1);
-        assert_eq!((first.reader("duplicates").get(), first.reader("neither").get()), (7, 0));
-        let readings: Vec<_> = registry.read().into_iter().map(|r| (r.scope, r.name, r.value)).collect();
-        let expected = [("channel=a", "packets", 0), ("channel=a", "duplicates", 7), ("channel=b", "packets", 9)];
-        assert_eq!(readings, expected.map(|(scope, name, value)| (scope.to_owned(), name, value)));
+    counter_block! {
+        /// Two counters.
+        struct PacketCounters, key PacketCounter {
+            packets: Counter, Packets, "packets received";
+            duplicates: Counter, Packets, "packets received twice";
+        }
+    }
+
+    counter_block! {
+        /// One more counter than a pair of cache lines holds.
+        struct ManyCounters, key ManyCounter {
+            c0: Counter, None, "c"; c1: Counter, None, "c"; c2: Counter, None, "c"; c3: Counter, None, "c";
+            c4: Counter, None, "c"; c5: Counter, None, "c"; c6: Counter, None, "c"; c7: Counter, None, "c";
+            c8: Counter, None, "c"; c9: Counter, None, "c"; c10: Counter, None, "c"; c11: Counter, None, "c";
+            c12: Counter, None, "c"; c13: Counter, None, "c"; c14: Counter, None, "c"; c15: Counter, None, "c";
+            c16: Gauge, None, "c";
+        }
     }
 
     #[test]
-    fn blocks_longer_than_a_cache_line_pair_keep_their_counters_apart() {
-        static NAMES: [&str; 20] = ["n"; 20];
+    fn readings_have_scope_and_descriptor_in_registration_order() {
         let registry = Registry::default();
-        let mut writer = registry.register("", &NAMES);
-        for index in 0..NAMES.len() {
-            writer.add(index, index as u64);
+        let mut first = registry.register::<PacketCounters>("a");
+        let mut second = registry.register::<PacketCounters>("b");
+        first.add(PacketCounter::duplicates, 5);
+        first.add(PacketCounter::duplicates, 2);
+        second.set(PacketCounter::packets, 9);
+        assert_eq!(first.reader(PacketCounter::duplicates).get(), 7);
+        let readings: Vec<_> = registry.read().into_iter().map(|r| (r.scope, r.descriptor.name, r.value)).collect();
+        let expected = [("a", "packets", 0), ("a", "duplicates", 7), ("b", "packets", 9), ("b", "duplicates", 0)];
+        assert_eq!(readings, expected.map(|(scope, name, value)| (scope.to_owned(), name, value)));
+        let descriptor = registry.read()[1].descriptor;
+        assert_eq!(descriptor, PacketCounter::duplicates.descriptor());
+        assert_eq!(
+            (descriptor.kind, descriptor.unit, descriptor.help),
+            (Kind::Counter, Unit::Packets, "packets received twice")
+        );
+    }
+
+    #[test]
+    fn each_field_is_read_back_under_its_own_key_in_long_blocks_too() {
+        let registry = Registry::default();
+        let mut writer = registry.register::<ManyCounters>("many");
+        let published = ManyCounters::from_values(|index| index as u64 + 100);
+        writer.publish(&published);
+        assert_eq!((published.c0, published.c9, published.c16), (100, 109, 116));
+        for (key, value) in [(ManyCounter::c0, 100), (ManyCounter::c15, 115), (ManyCounter::c16, 116)] {
+            assert_eq!(writer.reader(key).get(), value, "{key:?}");
         }
+        assert_eq!(registry.values::<ManyCounters>(), [("many".to_owned(), published)]);
         let values: Vec<u64> = registry.read().into_iter().map(|reading| reading.value).collect();
-        assert_eq!(values, (0..20).collect::<Vec<u64>>());
+        assert_eq!(values, (100..117).collect::<Vec<u64>>());
+    }
+
+    #[test]
+    fn values_of_one_type_leave_out_other_blocks_of_the_same_scope() {
+        let registry = Registry::default();
+        let mut packets = registry.register::<PacketCounters>("a");
+        let _many = registry.register::<ManyCounters>("a");
+        let published = PacketCounters { packets: 3, duplicates: 1 };
+        packets.publish(&published);
+        assert_eq!(registry.values::<PacketCounters>(), [("a".to_owned(), published)]);
     }
 
     #[test]
     fn a_writer_moves_between_threads_and_loses_nothing() {
         let registry = Registry::default();
-        let mut writer = registry.register("", &["n"]);
+        let mut writer = registry.register::<PacketCounters>("");
         for _ in 0..4 {
             writer = std::thread::spawn(move || {
                 for _ in 0..10_000 {
-                    writer.add(0, 1);
+                    writer.add(PacketCounter::packets, 1);
                 }
                 writer
             })

@@ -1,8 +1,8 @@
-//! How figures get from a hot thread to a cold one: two sets go to and fro, nobody waits, nothing is allocated.
+//! Moves metrics from a hot thread to a cold one: two sets are exchanged, no thread waits, nothing is allocated.
 //!
-//! Once an interval the cold end offers an empty set; at its next border the hot end takes it and gives back a full one.
-//! Two sets exist, so there is always room: the flag is raised only after the offer is complete, and the offer is made
-//! only after the last full set was taken out.
+//! Once an interval the cold end offers an empty set. At its next batch boundary the hot end takes it and returns a
+//! full one. Two sets exist, so there is always room: the flag is raised only after the offer is complete, and an offer
+//! is made only after the last full set was taken out.
 
 use std::sync::{
     Arc,
@@ -13,13 +13,13 @@ use crossbeam_queue::ArrayQueue;
 
 #[derive(Debug)]
 struct DoubleBuffer<S> {
-    /// An empty set is ready to be taken. Written by both ends, read by the hot one at each border.
+    /// An empty set is ready. Written by both ends, read by the hot end at each batch boundary.
     is_offered: AtomicBool,
     /// Cold to hot.
     empty: ArrayQueue<Box<S>>,
     /// Hot to cold.
     full: ArrayQueue<Box<S>>,
-    /// Hot to cold, once, when the hot end is done.
+    /// Hot to cold, once, when the hot end has ended.
     last: ArrayQueue<Box<S>>,
 }
 
@@ -35,7 +35,7 @@ pub struct BufferCollector<S> {
     clear: fn(&mut S),
 }
 
-/// Both ends. `spare` is the cold end's set, the hot one has its own; `clear` empties a set that was seen.
+/// Both ends. `spare` is the cold end's set, the hot end has its own; `clear` empties a collected set.
 pub(super) fn double_buffer<S>(spare: Box<S>, clear: fn(&mut S)) -> (BufferProducer<S>, BufferCollector<S>) {
     let double_buffer = Arc::new(DoubleBuffer {
         is_offered: AtomicBool::new(false),
@@ -47,39 +47,39 @@ pub(super) fn double_buffer<S>(spare: Box<S>, clear: fn(&mut S)) -> (BufferProdu
 }
 
 impl<S> BufferProducer<S> {
-    /// Whether a full set is asked for.
+    /// Whether the cold end requests a full set.
     #[inline]
     #[must_use]
     pub(super) fn is_requested(&self) -> bool {
         // Acquire pairs with the Release in `collect`: the push of the empty set is complete, and so is the pop of the
-        // last full one, so no queue operation of this end can meet one that is under way.
+        // last full one. So no queue operation of this end overlaps one of the other end.
         self.0.is_offered.load(Ordering::Acquire)
     }
 
-    /// The empty set, where this end [is asked](Self::is_requested): a full one goes back for it.
+    /// The empty set, if one [is requested](Self::is_requested): a full one must be returned for it.
     pub(super) fn take_empty(&self) -> Option<Box<S>> {
         let empty = self.0.empty.pop()?;
-        // Only this end lowers the flag and only the other raises it, after it has seen the full set.
+        // Only this end lowers the flag. Only the other end raises it, after it has seen the full set.
         self.0.is_offered.store(false, Ordering::Relaxed);
         Some(empty)
     }
 
-    /// Gives a full set for the empty one that was taken.
+    /// Returns a full set for the empty one.
     pub(super) fn hand_back(&self, full: Box<S>) {
         let pushed = self.0.full.push(full);
         debug_assert!(pushed.is_ok(), "two sets exist, and the other end holds none");
     }
 
-    /// This end is done: gives what it still has.
+    /// This end has ended: returns its remaining set.
     pub(super) fn hand_back_last(&self, set: Box<S>) {
         let handed_over = self.0.last.push(set);
-        debug_assert!(handed_over.is_ok(), "a hot end is done once");
+        debug_assert!(handed_over.is_ok(), "a hot end ends once");
     }
 }
 
 impl<S> BufferCollector<S> {
-    /// Shows `visit` the set that was given back since the last call, if one was, and offers an empty one. A hot end that had
-    /// no border in the meantime keeps its figures: its interval is longer then, nothing is lost.
+    /// Passes the set returned since the last call, if any, to `visit`, and offers an empty one. A hot end without a
+    /// batch boundary in the meantime keeps its metrics: its interval is longer, nothing is lost.
     pub fn collect(&mut self, mut visit: impl FnMut(&S)) {
         if let Some(mut full) = self.double_buffer.full.pop() {
             visit(&full);
@@ -87,14 +87,14 @@ impl<S> BufferCollector<S> {
             self.spare = Some(full);
         }
         if let Some(empty) = self.spare.take() {
-            let is_offered = self.double_buffer.empty.push(empty);
-            debug_assert!(is_offered.is_ok(), "two sets exist, and the other end has one");
+            let pushed = self.double_buffer.empty.push(empty);
+            debug_assert!(pushed.is_ok(), "two sets exist, and the other end has one");
             // Release pairs with the Acquire in `is_requested`.
             self.double_buffer.is_offered.store(true, Ordering::Release);
         }
     }
 
-    /// After the hot end is done: the sets that are still under way, the older first.
+    /// After the hot end has ended: passes the remaining sets to `visit`, the older first.
     pub fn finish(self, mut visit: impl FnMut(&S)) {
         for queue in [&self.double_buffer.full, &self.double_buffer.last] {
             if let Some(set) = queue.pop() {

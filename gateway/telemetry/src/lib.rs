@@ -1,5 +1,5 @@
-//! What hot threads write for others to read: counters, stage histograms, what each channel and its lines brought.
-//! Hot threads only add to memory that they alone write; collecting and showing it is for cold threads.
+//! Metrics that hot threads write for others to read: counters, stage histograms, channel and line metrics. Hot threads
+//! write only to memory of their own. Cold threads collect and show it.
 
 pub mod channel_metrics;
 pub mod counters;

@@ -6,21 +6,21 @@
 //!    └──────────────────────────── wire_to_wire ────────────────────────────────────────────────┘
 //! ```
 //!
-//! What one datagram brought goes out at once, so every stage behind the claim is measured for each packet:
+//! The output of one datagram is sent at once, so every stage after the claim is measured for each packet:
 //!
 //! | stage | one value per | from | to |
 //! | --- | --- | --- | --- |
-//! | `wire_to_user` | packet | its receive stamp | it lies in the gateway's memory, received with its batch |
+//! | `wire_to_user` | packet | its receive timestamp | it is in the gateway's memory, received with its batch |
 //! | `claim_wait` | claim | the return of the wait | the holder begins to drain |
-//! | `arbitrate` | packet | the packet is looked at | its first message is known to be next, or the packet is done with |
-//! | `decode_and_book` | packet that brought something new | that | its last record is in the publication log |
-//! | `publish` | packet that published something | that | the send call that carried it returned |
-//! | `wire_to_wire` | packet that published something | its receive stamp | that return |
+//! | `arbitrate` | packet | the start of its processing | its first message is in sequence, or the packet brought nothing new |
+//! | `decode_and_book` | packet with new messages | end of `arbitrate` | its last record is in the publication log |
+//! | `publish` | packet whose records were published | end of `decode_and_book` | its send call returned |
+//! | `wire_to_wire` | packet whose records were published | its receive timestamp | its send call returned |
 //!
-//! **Hand-over.** A thread records into a [`StageHistograms`] of its own, and changes it for an empty one at a batch border when a cold
-//! thread asks for it ([`double_buffer`](super::double_buffer)).
+//! **Hand-over.** A thread records into its own [`StageHistograms`]. At a batch boundary it exchanges them for empty
+//! ones if a cold thread requests it ([`double_buffer`](super::double_buffer)).
 //!
-//! A stage that comes out negative (two clock domains, a step of the clock) is counted, not recorded.
+//! A negative duration (two clock domains, a step of the clock) is counted, not recorded.
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::time::{MonoNs, UnixNs};
@@ -28,26 +28,26 @@ use mdgw_sys::handle::ChannelIndex;
 
 use super::double_buffer::{BufferCollector, BufferProducer, double_buffer};
 
-/// A part of the way from the wire to the wire.
+/// A section of the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Stage {
-    /// Receive stamp to the gateway's memory.
+    /// Receive timestamp to the gateway's memory.
     WireToUser = 0,
     /// Return of the wait to the begin of processing.
     ClaimWait = 1,
-    /// Into sequence.
+    /// Arbitration of the lines.
     Arbitrate = 2,
     /// Decode, book, normalise, publication log.
     DecodeAndBook = 3,
-    /// Out of the log, past the fence, to the kernel.
+    /// From the log through the fence to the kernel.
     Publish = 4,
-    /// All of it.
+    /// The whole data path.
     WireToWire = 5,
 }
 
 impl Stage {
-    /// In the order of the straight line; the whole comes last.
+    /// In the order of the data path; the whole comes last.
     pub const ALL: [Self; 6] =
         [Self::WireToUser, Self::ClaimWait, Self::Arbitrate, Self::DecodeAndBook, Self::Publish, Self::WireToWire];
 
@@ -71,20 +71,20 @@ impl Stage {
     }
 }
 
-/// Smallest value told apart from 0.
+/// Smallest value distinguished from 0, ns.
 pub const VALUE_NS_MIN: u64 = 1;
-/// Largest value; longer ones are recorded as this one.
+/// Largest value, ns; longer ones are recorded as this one.
 pub const VALUE_NS_MAX: u64 = 60_000_000_000;
 
 /// The histograms of one thread over one interval. Written by that thread alone.
 #[derive(Debug)]
 pub struct StageHistograms {
-    /// Channel by channel, stage by stage. Counts are 32 bits wide and stop at their maximum: 4 billion packets of
-    /// one channel within one interval.
+    /// By channel, then stage. Counts are 32 bits wide and stop at their maximum: 4 billion packets of one channel
+    /// within one interval.
     cells: Box<[Cell]>,
-    /// When the thread began to record into it; `None` before its first batch border.
+    /// When the thread began to record into this set; `None` before its first batch boundary.
     since: Option<MonoNs>,
-    /// When the thread gave it back.
+    /// When the thread returned the set.
     until: Option<MonoNs>,
 }
 
@@ -94,7 +94,7 @@ struct Cell {
     negative_count: u64,
 }
 
-/// What one thread recorded of one channel and stage over one interval.
+/// Values of one thread, channel and stage over one interval.
 #[derive(Clone, Copy, Debug)]
 pub struct Recorded<'a> {
     /// The channel, by its index in the pool.
@@ -103,15 +103,15 @@ pub struct Recorded<'a> {
     pub stage: Stage,
     /// Values in nanoseconds.
     pub histogram: &'a Histogram<u32>,
-    /// Values that came out negative.
+    /// Number of negative values, which are not in the histogram.
     pub negative_count: u64,
 }
 
 impl StageHistograms {
-    /// For so many channels, with all its memory allocated and touched.
+    /// For `channels` channels, with all memory allocated and touched.
     ///
     /// # Panics
-    /// When `significant_digits` is not in 1..=5.
+    /// If `significant_digits` is not in 1..=5.
     #[must_use]
     pub fn new(channel_count: usize, significant_digits: u8) -> Self {
         let cell = || {
@@ -123,13 +123,13 @@ impl StageHistograms {
         Self { cells: (0..channel_count * Stage::ALL.len()).map(|_| cell()).collect(), since: None, until: None }
     }
 
-    /// One value. A channel that the set was not made for is ignored.
+    /// Records one value. A channel beyond the set's channels is ignored.
     #[inline]
     pub fn record(&mut self, channel: ChannelIndex, stage: Stage, value_ns: u64) {
         self.record_n(channel, stage, value_ns, 1);
     }
 
-    /// The same value `count` times.
+    /// Records the same value `count` times.
     #[inline]
     pub fn record_n(&mut self, channel: ChannelIndex, stage: Stage, value_ns: u64, count: u32) {
         if let Some(cell) = self.cell(channel, stage) {
@@ -137,7 +137,7 @@ impl StageHistograms {
         }
     }
 
-    /// From one wall time to a later one. Negative is counted apart; an undefined stamp is ignored.
+    /// Records the time between two wall times. A negative duration is only counted; an undefined timestamp is ignored.
     #[inline]
     pub fn record_wall(&mut self, channel: ChannelIndex, stage: Stage, from: UnixNs, to: UnixNs) {
         if from == UnixNs::UNDEFINED {
@@ -151,7 +151,7 @@ impl StageHistograms {
         }
     }
 
-    /// From one moment to a later one of the same clock, which cannot be negative.
+    /// Records the time between two readings of the monotonic clock, which is never negative.
     #[inline]
     pub fn record_mono(&mut self, channel: ChannelIndex, stage: Stage, from: MonoNs, to: MonoNs) {
         self.record(channel, stage, to.since(from));
@@ -163,7 +163,7 @@ impl StageHistograms {
         self.since.zip(self.until)
     }
 
-    /// Everything that has values, in the order of channels and stages.
+    /// All histograms with values, in the order of channels and stages.
     pub fn recorded(&self) -> impl Iterator<Item = Recorded<'_>> {
         let keys = (0_u32..).flat_map(|channel| Stage::ALL.map(|stage| (ChannelIndex(channel), stage)));
         keys.zip(&self.cells).filter(|(_, cell)| !cell.is_empty()).map(|((channel, stage), cell)| Recorded {
@@ -174,13 +174,13 @@ impl StageHistograms {
         })
     }
 
-    /// Bytes that its histograms take.
+    /// Memory of its histograms, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.cells.iter().map(|cell| cell.histogram.distinct_values() * size_of::<u32>() + size_of::<Cell>()).sum()
     }
 
-    /// Empties it. What had no values is left alone.
+    /// Empties the set. Histograms without values are skipped.
     fn clear(&mut self) {
         for cell in self.cells.iter_mut().filter(|cell| !cell.is_empty()) {
             cell.histogram.reset();
@@ -202,7 +202,7 @@ impl Cell {
     }
 }
 
-/// Both ends of one thread's hand-over.
+/// Recorder and collector of one thread.
 #[must_use]
 pub fn stage_recorder_pair(channel_count: usize, significant_digits: u8) -> (StageRecorder, StageCollector) {
     let histograms = || Box::new(StageHistograms::new(channel_count, significant_digits));
@@ -210,7 +210,7 @@ pub fn stage_recorder_pair(channel_count: usize, significant_digits: u8) -> (Sta
     (StageRecorder { histograms: histograms(), producer }, collector)
 }
 
-/// The hot end: where one thread records. Dropping it hands over what it still holds.
+/// The hot end: one thread records here. Dropping it hands over its remaining set.
 #[derive(Debug)]
 pub struct StageRecorder {
     histograms: Box<StageHistograms>,
@@ -218,13 +218,13 @@ pub struct StageRecorder {
 }
 
 impl StageRecorder {
-    /// The set to record into until the next border.
+    /// The set to record into until the next batch boundary.
     #[inline]
     pub fn histograms(&mut self) -> &mut StageHistograms {
         &mut self.histograms
     }
 
-    /// Between two batches: changes sets if the cold end asked for it. `now` is the batch's own time.
+    /// Called between two batches: exchanges sets if the cold end requests it. `now` is the batch's own time.
     #[inline]
     pub fn at_batch_boundary(&mut self, now: MonoNs) {
         if self.producer.is_requested() {
@@ -252,7 +252,7 @@ impl Drop for StageRecorder {
     }
 }
 
-/// The cold end: collects what one thread recorded, also what it still held when its recorder was dropped.
+/// The cold end: collects the sets of one thread, also the last set of a dropped recorder.
 pub type StageCollector = BufferCollector<StageHistograms>;
 
 impl StageCollector {
@@ -323,7 +323,7 @@ mod tests {
         recorder.histograms().record(CHANNEL, Stage::Publish, 6);
         let mut collected = Vec::new();
         collector.collect(|histograms| collected.push((count(histograms), histograms.interval())));
-        assert_eq!(collected, [], "asked for only now");
+        assert_eq!(collected, [], "requested only now");
         recorder.at_batch_boundary(MonoNs(30));
         recorder.histograms().record(CHANNEL, Stage::Publish, 7);
         collector.collect(|histograms| collected.push((count(histograms), histograms.interval())));

@@ -296,7 +296,7 @@ impl World {
     pub(crate) fn leading(&self) -> Option<usize> {
         (0..self.gateways.len()).find(|gateway| {
             let SimulatedGateway { fence, paused, .. } = &self.gateways[*gateway];
-            !paused && fence.allows(self.local(*gateway))
+            !paused && fence.is_open_at(self.local(*gateway))
         })
     }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use mdgw_captures::random::Random;
-use mdgw_engine::publish::{Heard, LogSink, PublishCounts, Publisher, PublisherConfig, TakeoverShared};
+use mdgw_engine::publish::{LogSink, PublishCounts, Publisher, PublisherConfig, ReceiveWatermark, TakeoverShared};
 use mdgw_feeds::{
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameKind, FrameMeta, FrameSink as _},
     identity::{Epoch, Sequence, Session},
@@ -307,7 +307,7 @@ impl RunningGateway {
 
     /// For a control: as if all that it has logged had been heard.
     pub(super) fn assume_all_received(&self, epoch: Epoch) {
-        self.words.received_through.set(Heard {
+        self.words.received_through.set(ReceiveWatermark {
             received_through: self.log.committed_through(),
             epoch,
             reported_through: None,

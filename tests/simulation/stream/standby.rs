@@ -3,7 +3,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use mdgw_engine::publish::{Heard, TakeoverShared};
+use mdgw_engine::publish::{ReceiveWatermark, TakeoverShared};
 use mdgw_feeds::{
     identity::{Epoch, Sequence, Session},
     published::{packet::parse_packet, position::StreamPosition},
@@ -79,7 +79,11 @@ impl StandbyReceiver {
         let received_through = self.tracker.position();
         let reported_through =
             if self.doubts { self.reported_through } else { self.reported_through.max(received_through) };
-        self.words.received_through.set(Heard { received_through, epoch: self.tracker.epoch(), reported_through });
+        self.words.received_through.set(ReceiveWatermark {
+            received_through,
+            epoch: self.tracker.epoch(),
+            reported_through,
+        });
     }
 
     /// Another gateway was heard, under this epoch at last.

@@ -166,7 +166,7 @@ struct RecordingListener {
 
 impl RecordingListener {
     fn note(&self, what: &'static str, epoch: Epoch) {
-        self.events.lock().unwrap().push((what, epoch, self.fence.allows(mono_now())));
+        self.events.lock().unwrap().push((what, epoch, self.fence.is_open_at(mono_now())));
         while self.blocks.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(1));
         }

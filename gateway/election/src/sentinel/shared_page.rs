@@ -200,9 +200,9 @@ const WORDS: usize = (THREADS_BLOCK + THREADS_MAX) * BLOCK_U64S;
 /// `MDGWPAG` and the version of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"MDGWPAG\x01");
 
-const _: () = assert!(RobustMutex::WORDS <= BLOCK_U64S);
+const _: () = assert!(RobustMutex::ATOMIC_COUNT <= BLOCK_U64S);
 
-fn mutex_atomics(memory: &SharedAtomics) -> &'static [AtomicU64; RobustMutex::WORDS] {
+fn mutex_atomics(memory: &SharedAtomics) -> &'static [AtomicU64; RobustMutex::ATOMIC_COUNT] {
     let from_mutex = &memory.atomics()[MUTEX_BLOCK * BLOCK_U64S..];
     from_mutex.first_chunk().unwrap_or_else(|| unreachable!("a page has more than one block"))
 }

@@ -119,7 +119,7 @@ impl GatewayWatch {
             (Some(_), None) => return Err(io::Error::other("kernel fence: needs two descriptors, map and link")),
         };
         let page = SharedPage::open(page)?;
-        let gateway = PidFd::handed_over(gateway, socket_peercred(stream)?.pid)?;
+        let gateway = PidFd::from_sender(gateway, socket_peercred(stream)?.pid)?;
         let key = SharedKey::load(&registration.key_file).map_err(io::Error::other)?;
         let announcer = Announcer::new(key, registration.recipients.clone())?;
         if !page.is_held()? {
@@ -217,7 +217,7 @@ impl GatewayWatch {
         // that cannot be killed is not announced as dead.
         self.gateway.kill()?;
         if let Some(kernel_fence) = &self.kernel_fence {
-            kernel_fence.shut();
+            kernel_fence.close_all();
         }
         if self.is_announced.swap(true, Relaxed) {
             return Ok(None);

@@ -1,18 +1,18 @@
-//! The claim: one thread at a time processes a channel, nobody waits for it, and no edge is lost.
+//! The claim: one thread at a time processes a channel, no thread waits for it, and no event is lost.
 //!
-//! Whoever brings work leaves marks (which lines are ready, whether a deadline passed) and then adds itself to a pending
-//! count. The one who finds zero there holds the channel; the others go their way. The holder reads the count, takes
-//! the marks, does what they say, and takes off what it had read: if that was not all, somebody came meanwhile and left
-//! marks, so it looks again.
+//! A thread that has events for a channel (lines that are ready, a deadline that passed) sets their bits and then adds
+//! one to a post count. The thread that finds the count at zero holds the channel; the others continue. The holder
+//! reads the count, takes the events, processes them, and subtracts the count it read. If the result is not zero,
+//! another thread has posted events meanwhile, and the holder starts again.
 //!
 //! ```text
-//!   bring:   marks |= m;  pending += 1          was 0: hold        else: the holder will see m
-//!   hold:    seen = pending;  m = take marks;   process m
-//!   release: pending -= seen                     was seen: free     else: hold on
+//!   post:    events |= e;  post_count += 1       was 0: hold        else: the holder will see e
+//!   hold:    seen = post_count;  e = take events;   process e
+//!   release: post_count -= seen                  was seen: free     else: hold on
 //! ```
-//! A mark is set before its count, and the count is read before the marks are taken: so whatever count the holder takes
-//! off, the marks that go with it have been processed. A claim can be laid by with work left over ([`Held::defer`]) and
-//! taken up by another thread; in between nobody else can take it.
+//! An event is set before its count is added, and the count is read before the events are taken. So the holder has
+//! processed the events of every post that it subtracts. A holder can defer a claim with work left over
+//! ([`HeldClaim::defer`]) and another thread can resume it; in between no thread can take the claim.
 
 #![allow(unsafe_code, reason = "the cell that a claim guards")]
 
@@ -22,7 +22,7 @@ use mdgw_sys::handle::LineSet;
 
 use super::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
-/// A value that one thread at a time may touch, and the work that waits for it.
+/// A value that one thread at a time may touch, and the events that are pending for it.
 #[derive(Debug)]
 pub(super) struct Claim<T> {
     post_count: AtomicU64,
@@ -30,8 +30,8 @@ pub(super) struct Claim<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through `Held` alone. A `Held` exists for the thread that raised `post_count` from zero, or
-// that was given the ticket of a claim laid by, until `post_count` is back at zero: never two at a time. The value moves
+// SAFETY: the value is reached through `HeldClaim` alone. A `HeldClaim` exists for the thread that raised `post_count`
+// from zero, or that resumed a deferred claim, until `post_count` is back at zero: never two at a time. The value moves
 // between threads that way, hence `T: Send`; it is never shared, so it need not be `Sync`.
 unsafe impl<T: Send> Sync for Claim<T> {}
 
@@ -40,79 +40,85 @@ impl<T> Claim<T> {
         Self { post_count: AtomicU64::new(0), events: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Leaves marks; the claim, if nobody holds it. Otherwise its holder sees the marks before it lets go.
-    pub(super) fn post(&self, events: PendingEvents) -> Option<Held<'_, T>> {
+    /// Posts events. Returns the claim if no thread holds it; otherwise its holder sees the events before it releases.
+    pub(super) fn post(&self, events: PendingEvents) -> Option<HeldClaim<'_, T>> {
         // Ordered before the count by the Release in it.
         self.events.fetch_or(events.0, Relaxed);
         // Acquire pairs with the Release of the last `release`: we see the value as its last holder left it.
         let before = self.post_count.fetch_add(1, AcqRel);
-        (before == 0).then_some(Held { claim: self, observed_count: 0 })
+        (before == 0).then_some(HeldClaim { claim: self, observed_count: 0 })
     }
 
-    /// Takes up a claim that was laid by.
-    pub(super) fn resume(&self, deferred: DeferredClaim) -> Held<'_, T> {
-        assert_eq!(deferred.claim, std::ptr::from_ref(self).addr(), "a ticket is good for the claim that issued it");
-        Held { claim: self, observed_count: 0 }
+    /// Resumes a deferred claim.
+    pub(super) fn resume(&self, deferred: DeferredClaim) -> HeldClaim<'_, T> {
+        assert_eq!(
+            deferred.claim,
+            std::ptr::from_ref(self).addr(),
+            "a deferred claim is resumed by the claim that issued it"
+        );
+        HeldClaim { claim: self, observed_count: 0 }
     }
 
-    /// The value, when all threads are gone.
+    /// The value, after all threads have ended.
     pub(super) fn into_inner(self) -> T {
         self.value.into_inner()
     }
 }
 
-/// The right to process. To drop it is to keep it for ever.
+/// The right to process. A `HeldClaim` that is dropped keeps the claim for ever.
 #[derive(Debug)]
-#[must_use = "a claim that is neither released nor laid by is never free again"]
-pub(super) struct Held<'a, T> {
+#[must_use = "a claim that is neither released nor deferred is never free again"]
+pub(super) struct HeldClaim<'a, T> {
     claim: &'a Claim<T>,
-    /// The count when the marks were last taken.
+    /// The count when the events were last taken.
     observed_count: u64,
 }
 
-impl<'a, T> Held<'a, T> {
-    /// Takes what there is to do. The count is read first: what it counts, the marks contain.
+impl<'a, T> HeldClaim<'a, T> {
+    /// Takes the pending events. The count is read first, so the events of every counted post are among them.
     pub(super) fn take_events(&mut self) -> PendingEvents {
         // Acquire pairs with the Release of each `post` and of `defer`.
         self.observed_count = self.claim.post_count.load(Acquire);
         PendingEvents(self.claim.events.swap(0, AcqRel))
     }
 
-    /// Touches the value.
+    /// Gives `f` access to the value.
     pub(super) fn with<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> R {
         self.claim.value.with_mut(|value| {
-            // SAFETY: `self` is the only `Held` of this claim (see `Sync` above) and is borrowed for the call, so no
-            // other reference to the value exists while `f` runs.
+            // SAFETY: `self` is the only `HeldClaim` of this claim (see `Sync` above) and is borrowed for the call, so
+            // no other reference to the value exists while `f` runs.
             let value = unsafe { &mut *value };
             f(value)
         })
     }
 
-    /// Lets go, unless somebody brought work since [`Self::take_events`]: then the claim comes back.
+    /// Releases the claim, unless another thread has posted events since [`Self::take_events`]: then the claim is
+    /// returned.
     pub(super) fn release(self) -> Result<(), Self> {
-        // Release publishes the value to the next holder; Acquire, when the claim comes back, the marks left meanwhile.
+        // Release publishes the value to the next holder; Acquire, when the claim comes back, the events posted
+        // meanwhile.
         let before = self.claim.post_count.fetch_sub(self.observed_count, AcqRel);
         if before == self.observed_count { Ok(()) } else { Err(Self { claim: self.claim, observed_count: 0 }) }
     }
 
-    /// Leaves the rest of the work to whoever takes up the ticket. The claim stays taken meanwhile.
+    /// Leaves the remaining work to the thread that resumes the claim. The claim stays taken meanwhile.
     pub(super) fn defer(self, remaining: PendingEvents) -> DeferredClaim {
         self.claim.events.fetch_or(remaining.0, Relaxed);
-        // Release publishes the value and the rest to the thread that takes the claim up and reads the count. The count
+        // Release publishes the value and the rest to the thread that resumes the claim and reads the count. The count
         // was above zero and stays there.
         self.claim.post_count.fetch_add(1, Release);
         DeferredClaim { claim: std::ptr::from_ref(self.claim).addr() }
     }
 }
 
-/// A claim laid by: whoever has this, and nobody else, may take it up.
+/// A deferred claim. Only the owner of this value may resume it.
 #[derive(Debug)]
-#[must_use = "a claim that is laid by and not taken up is never free again"]
+#[must_use = "a claim that is deferred and not resumed is never free again"]
 pub(super) struct DeferredClaim {
     claim: usize,
 }
 
-/// What there is to do on a channel: lines that are ready, lines whose datagrams are here, a deadline, messages.
+/// Pending events of a channel: lines that are ready, lines with provided datagrams, a deadline, messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PendingEvents(u32);
 
@@ -174,11 +180,11 @@ mod models {
         deadlines: u32,
     }
 
-    /// The holder's two steps: the real ones, or broken ones that the checker must see through.
+    /// The holder's two steps: the real ones, or broken ones that the checker must detect.
     #[derive(Clone, Copy)]
     struct Steps {
-        take_events: fn(&mut Held<'_, Processed>) -> PendingEvents,
-        release: for<'a> fn(Held<'a, Processed>) -> Result<(), Held<'a, Processed>>,
+        take_events: fn(&mut HeldClaim<'_, Processed>) -> PendingEvents,
+        release: for<'a> fn(HeldClaim<'a, Processed>) -> Result<(), HeldClaim<'a, Processed>>,
     }
 
     const REAL: Steps = Steps { take_events: |held| held.take_events(), release: |held| held.release() };
@@ -193,7 +199,7 @@ mod models {
             })
         }
 
-        /// A packet comes and its edge reaches a thread, who claims and, as holder, processes.
+        /// A packet arrives and its edge reaches a thread, which posts it and, as holder, processes.
         fn packet(&self, line: u8) {
             self.sockets[usize::from(line)].fetch_add(1, Relaxed);
             self.edge(line);
@@ -205,7 +211,7 @@ mod models {
             }
         }
 
-        fn process(&self, mut held: Held<'_, Processed>) {
+        fn process(&self, mut held: HeldClaim<'_, Processed>) {
             loop {
                 let events = (self.steps.take_events)(&mut held);
                 self.drain(&mut held, events);
@@ -216,7 +222,7 @@ mod models {
             }
         }
 
-        fn drain(&self, held: &mut Held<'_, Processed>, events: PendingEvents) {
+        fn drain(&self, held: &mut HeldClaim<'_, Processed>, events: PendingEvents) {
             for (line, socket) in (0..).map(Line).zip(&self.sockets) {
                 if events.ready_lines().contains(line) || events.contains(PendingEvents::DEADLINE) {
                     let packets = socket.swap(0, Relaxed);
@@ -228,7 +234,7 @@ mod models {
             }
         }
 
-        /// Takes up what was laid by, as a thread does that comes back to the pool.
+        /// Resumes the deferred claim, as a thread does that returns to the pool.
         fn run_deferred(&self) {
             let deferred = self.run_queue.lock().unwrap().take();
             if let Some(deferred) = deferred {
@@ -239,7 +245,7 @@ mod models {
         fn into_processed(self: Arc<Self>) -> Processed {
             let world = Arc::into_inner(self).expect("all threads are joined");
             for socket in world.sockets {
-                assert_eq!(socket.load(Relaxed), 0, "a packet was left lying");
+                assert_eq!(socket.load(Relaxed), 0, "a packet was left unread");
             }
             world.claim.into_inner()
         }
@@ -264,10 +270,10 @@ mod models {
     }
 
     #[test]
-    #[should_panic(expected = "left lying")]
+    #[should_panic(expected = "left unread")]
     fn a_release_that_ignores_new_posts_loses_an_edge() {
         explore(3, || {
-            let release = |held: Held<'_, Processed>| {
+            let release = |held: HeldClaim<'_, Processed>| {
                 held.claim.post_count.store(0, Release);
                 Ok(())
             };
@@ -276,10 +282,10 @@ mod models {
     }
 
     #[test]
-    #[should_panic(expected = "left lying")]
+    #[should_panic(expected = "left unread")]
     fn events_taken_before_the_count_lose_an_edge() {
         explore(3, || {
-            let take_events = |held: &mut Held<'_, Processed>| {
+            let take_events = |held: &mut HeldClaim<'_, Processed>| {
                 let events = PendingEvents(held.claim.events.swap(0, AcqRel));
                 held.observed_count = held.claim.post_count.load(Acquire);
                 events
@@ -295,7 +301,7 @@ mod models {
             let world = World::new(REAL);
             let other = world.clone();
             let touch = |world: &World| {
-                Held { claim: &world.claim, observed_count: 0 }.with(|processed| processed.packets += 1);
+                HeldClaim { claim: &world.claim, observed_count: 0 }.with(|processed| processed.packets += 1);
             };
             let thread = thread::spawn(move || touch(&other));
             touch(&world);
@@ -317,7 +323,7 @@ mod models {
         });
     }
 
-    /// A holder out of quota lays by what it took; packets come meanwhile; any thread takes it up.
+    /// A holder out of quota defers the events it took; packets arrive meanwhile; any thread resumes the claim.
     #[test]
     fn a_deferred_claim_is_resumed_once_with_all_its_events() {
         explore(3, || {
@@ -332,7 +338,7 @@ mod models {
                     *holder.run_queue.lock().unwrap() = Some(held.defer(remaining));
                     holder.run_deferred();
                 } else {
-                    // The other one holds it. Ten packets more, so that the sum is the same either way.
+                    // The other thread holds the claim. Ten packets more, so that the sum is the same either way.
                     holder.sockets[1].fetch_add(10, Relaxed);
                     holder.edge(1);
                 }

@@ -1,9 +1,9 @@
 //! Only the leader waits: the context switches of a pool's threads, counted over real sockets, on every backend.
 //!
 //! A thread gives up its core to wait for events, as the leader, or to wait for its promotion, as a follower, and never
-//! because another thread waits in its place. So each voluntary switch of a thread has its cause among that thread's own
-//! counters, and a pool that spins has none at all. The arrangement that breaks this, a ring shared under a rotating
-//! leader, must be found out by the same count.
+//! because another thread waits in its place. So each voluntary switch of a thread has its cause among that thread's
+//! own counters, and a pool that spins has none at all. The same count must detect the design that breaks this: a ring
+//! shared under a rotating leader.
 
 use std::{
     net::UdpSocket,
@@ -113,32 +113,31 @@ impl ChannelHandler for SequenceCheckedChannel {
     fn on_failed_deadline<I: ThreadIo>(&mut self, _now: MonoNs, _context: &mut TurnContext<'_, I, ReceiveBatch>) {}
 }
 
-/// What one thread did.
+/// Counts of one thread.
 #[derive(Debug)]
 struct ThreadRun {
-    /// Times it gave up its core, as the kernel counts them.
+    /// Voluntary context switches, as the kernel counts them.
     switches: u64,
-    /// Waits that it led.
+    /// Waits as the leader.
     waits: u64,
     /// Sleeps as a follower.
     sleeps: u64,
 }
 
 impl ThreadRun {
-    /// Switches for which the thread itself has no reason.
+    /// Switches for which the thread's own counters have no reason.
     fn unaccounted(&self) -> u64 {
-        // It may be on its way to sleep when counting begins, and in its last wait when it ends.
+        // The thread may be going to sleep when counting begins, and in its last wait when counting ends.
         self.switches.saturating_sub(self.waits + self.sleeps + 2)
     }
 }
 
 const CHANNELS: u32 = 8;
-/// A round of a pool that sleeps takes microseconds; of one that spins, where the machine has other work, a time slice.
+/// A round of a sleeping pool takes microseconds; of a spinning pool on a busy machine, a time slice.
 const ROUNDS_SLEEPING: u64 = 500;
 const ROUNDS_SPINNING: u64 = 60;
 
-/// Sends numbered packets to all channels, waiting for each round to be processed, and counts what the pool did from the
-/// second round on.
+/// Sends numbered packets to all channels, waiting for each round to be processed. Counts from the second round on.
 fn run<S: HandleSet + 'static>(
     set: S,
     thread_count: usize,
@@ -211,7 +210,7 @@ fn run<S: HandleSet + 'static>(
     (0..thread_count).map(thread_run).collect()
 }
 
-/// Each voluntary switch of a thread is its own wait for events, or its own for a promotion.
+/// Each voluntary switch of a thread is its own wait for events, or for a promotion.
 fn check_sleeping<S: HandleSet + 'static>(make: impl Fn() -> S, thread_count: usize) {
     for promotion in [PromotionPolicy::Strict, PromotionPolicy::Lazy] {
         let threads = run(make(), thread_count, WaitPolicy::Park, promotion);
@@ -221,7 +220,7 @@ fn check_sleeping<S: HandleSet + 'static>(make: impl Fn() -> S, thread_count: us
     }
 }
 
-/// Nobody gives up the core.
+/// No thread gives up its core.
 fn check_spinning<S: HandleSet + 'static>(make: impl Fn() -> S, thread_count: usize) {
     for promotion in [PromotionPolicy::Strict, PromotionPolicy::Lazy] {
         let threads = run(make(), thread_count, WaitPolicy::Spin, promotion);
@@ -249,12 +248,12 @@ fn a_ring_shared_under_a_rotating_leader_is_caught() {
     if backend_choice::probe_io_uring().is_err() {
         return;
     }
-    // Not in each run does the thread that armed the ring sleep while another waits.
+    // Not in every run does the thread that armed the ring sleep while another waits.
     let is_caught = (0..10).any(|_| {
         let threads = run(SharedRingSet::new().unwrap(), 3, WaitPolicy::Park, PromotionPolicy::Strict);
         threads.iter().any(|thread| thread.unaccounted() > ROUNDS_SLEEPING / 4)
     });
-    assert!(is_caught, "a thread that sleeps is woken for what another one waits for, and the count doesn't see it");
+    assert!(is_caught, "the count misses a sleeping thread that is woken for another thread's wait");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! One timer for the deadlines of all channels.
 //!
-//! Each channel has a deadline, written by the holder of its claim; the alarm is set no later than the earliest of
-//! them. A deadline that moves later costs no system call: the alarm goes off at the old moment, finds nothing due and is set
-//! anew. Going off, it takes each deadline that has passed away from its channel, so that the holder, who writes the
-//! next one, knows that the alarm doesn't count on this one any more.
+//! Each channel has a deadline, written by the holder of its claim; the timer is set no later than the earliest of
+//! them. A deadline that moves later costs no system call: the timer expires at the old time, finds nothing due and is
+//! set again. On expiry the leader clears each deadline that has passed. The holder, which writes the next deadline,
+//! sees by the cleared value that the timer no longer covers the old one.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -33,24 +33,24 @@ impl DeadlineTimer {
         Self { armed: AtomicU64::new(NEVER) }
     }
 
-    /// The holder of a channel writes its next deadline. `set_timer` is called if the timer would be late.
+    /// The holder of a channel writes its next deadline. Calls `set_timer` if the timer would expire too late.
     pub(super) fn publish(&self, deadline: &Deadline, at: Option<MonoNs>, set_timer: impl Fn(MonoNs)) {
         let at_ns = at.map_or(NEVER, |at| at.0);
-        // Only holders write anything but NEVER, and this thread holds the claim: an equal value is this channel's own,
-        // or it has been taken away since, and then a mark has been left that brings us here once more.
+        // Only holders write values other than NEVER, and this thread holds the claim. So an equal value is this
+        // channel's own. If it has been cleared since, an event was posted that brings a holder here once more.
         if deadline.0.load(Relaxed) == at_ns {
             return;
         }
-        // AcqRel, against the exchange in `expire`: either that one sees the new deadline, or this one sees that the old
-        // one is gone.
+        // AcqRel, against the exchange in `expire`: either `expire` sees the new deadline, or this thread sees that the
+        // old one is cleared.
         let before_ns = deadline.0.swap(at_ns, AcqRel);
         if at_ns < before_ns {
             self.arm_no_later_than(at_ns, set_timer);
         }
     }
 
-    /// The timer went off: calls `due` for each channel whose deadline has passed and sets the timer for the others.
-    /// Called by the leader.
+    /// Called by the leader when the timer has expired. Calls `due` for each channel whose deadline has passed, and
+    /// sets the timer for the others.
     pub(super) fn expire<'a>(
         &self,
         now: MonoNs,
@@ -58,7 +58,8 @@ impl DeadlineTimer {
         mut due: impl FnMut(usize),
         set_timer: impl Fn(MonoNs),
     ) {
-        // From here on whoever lowers a deadline sets the timer itself. Acquire: what was lowered before is seen below.
+        // From here on a holder that lowers a deadline sets the timer itself. Acquire: deadlines lowered before are
+        // seen below.
         self.armed.swap(NEVER, AcqRel);
         let mut earliest_ns = NEVER;
         for (index, deadline) in deadlines {
@@ -79,8 +80,8 @@ impl DeadlineTimer {
         }
     }
 
-    /// Two threads may set the timer in the wrong order; the one that finds another moment agreed on than the one it set
-    /// sets it again.
+    /// Two threads may set the timer in the wrong order. A thread that finds another agreed time than the one it set,
+    /// sets the timer again.
     fn arm_no_later_than(&self, at_ns: u64, set_timer: impl Fn(MonoNs)) {
         if self.armed.fetch_min(at_ns, AcqRel) <= at_ns {
             return;
@@ -135,7 +136,7 @@ mod models {
             self.deadline_timer.publish(&self.deadlines[channel], Some(MonoNs(at_ns)), |at| self.set_timer(at));
         }
 
-        /// The leader at the moment 10.
+        /// The leader at time 10.
         fn expire(&self) {
             *self.timer_ns.lock().unwrap() = NEVER;
             let due = |index| self.due.lock().unwrap().push(index);

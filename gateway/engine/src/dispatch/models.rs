@@ -1,5 +1,5 @@
 //! Model checking: every interleaving of a few threads within a bound on preemptions, and every value that the memory
-//! model lets a load return. Each protocol has its models beside it; here they run together as a small pool.
+//! model lets a load return. Each protocol has its own models beside it; here they run together as a small pool.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -10,11 +10,11 @@ use loom::{
 use mdgw_sys::handle::LineSet;
 
 use super::{
-    claim::{Claim, Held, PendingEvents},
+    claim::{Claim, HeldClaim, PendingEvents},
     token::{FollowOptions, TakeOutcome, Token},
 };
 
-/// Runs `model` in every way that has at most `preemptions` switches away from a thread that could have gone on.
+/// Runs `model` in every way with at most `preemptions` switches away from a thread that could have continued.
 pub(super) fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -55,15 +55,15 @@ impl World {
         })
     }
 
-    /// The life of a thread, strict promotion.
+    /// Main function of a thread, strict promotion.
     fn run(&self) {
         loop {
             let waiting = FollowOptions { may_spin: false, keep_spinning: || false };
-            let take = match self.token.try_take() {
-                TakeOutcome::Held => self.token.follow(waiting, |_| (), || ()),
-                take => take,
+            let outcome = match self.token.try_take() {
+                TakeOutcome::AlreadyHeld => self.token.follow(waiting, |_| (), || ()),
+                outcome => outcome,
             };
-            if take == TakeOutcome::Stopping || !self.lead() {
+            if outcome == TakeOutcome::Stopping || !self.lead() {
                 return;
             }
         }
@@ -93,7 +93,7 @@ impl World {
         }
     }
 
-    fn process(&self, mut held: Held<'_, u32>) {
+    fn process(&self, mut held: HeldClaim<'_, u32>) {
         loop {
             if held.take_events() != PendingEvents::NONE {
                 let packets = std::mem::take(&mut self.set.lock().unwrap().socket);
@@ -130,7 +130,7 @@ fn run_and_stop(packets: u32, wakes: bool) {
         let world = world.clone();
         thread::spawn(move || world.run())
     });
-    // Packets reach a leader that waits already, or is about to.
+    // Packets reach a leader that already waits, or is about to wait.
     (0..packets).for_each(|_| world.packet());
     let mut processed = world.processed.lock().unwrap();
     while *processed < packets {

@@ -1,10 +1,10 @@
-//! Where followers sleep: a counting semaphore, so that a permit granted before its taker sleeps is not lost.
+//! Where followers sleep: a counting semaphore. A permit granted before a follower sleeps is not lost.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::sync::Futex;
 
-/// Permits to stop sleeping. Granted by whoever promotes or shuts down, taken one per sleeper.
+/// Permits to stop sleeping. Granted by the thread that promotes or shuts down; each sleeper takes one.
 #[derive(Debug)]
 pub(super) struct Permits {
     available: Futex,
@@ -33,7 +33,7 @@ impl Permits {
         }
     }
 
-    /// Lets `count` sleepers go, those of now or the next ones.
+    /// Lets `count` threads stop sleeping: present sleepers or the next ones.
     pub(super) fn grant(&self, count: u32) {
         self.available.word().fetch_add(count, Release);
         self.available.wake(count);

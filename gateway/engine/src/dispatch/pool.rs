@@ -1,7 +1,7 @@
 //! Leader/Followers: T threads, one handle set, one token.
 //!
-//! With T = 1 it is a reactor: the one thread leads for ever, nothing is promoted, and the handle set may lend datagrams
-//! ([`Event::Provided`](crate::handle_set::Event::Provided)).
+//! With T = 1 the pool is a reactor: its one thread always leads, promotes no other, and the handle set may deliver
+//! datagrams instead of readiness ([`Event::Provided`](crate::handle_set::Event::Provided)).
 
 use std::{
     io,
@@ -46,8 +46,8 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
         let local = Arc::new(local);
         let (report, reports) = mpsc::channel();
         let mut pool = Self { shared, threads: Vec::new() };
-        // A thread begins only when all of them could be set up: a pool that can't start has touched nothing. Declared
-        // after the pool, the gates are closed before it joins its threads.
+        // The threads begin only after all of them could be set up: a pool that cannot start has touched no channel.
+        // `gates` is declared after the pool, so the gates are closed before the pool joins its threads.
         let mut gates = Vec::new();
         for (index, thread) in config.threads.iter().copied().enumerate() {
             let (gate, start_signal) = mpsc::channel();
@@ -59,12 +59,12 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
                 spawned.map_err(|source| StartError::Thread { thread: index, action: "be started", source })?;
             pool.threads.push(joined);
         }
-        // Each thread reports once, and this end keeps a sender too: the receiver can't run dry.
+        // Each thread reports once, and this end keeps a sender too: the receiver cannot be disconnected.
         for report in reports.iter().take(config.threads.len()) {
             report?;
         }
         for gate in gates {
-            // A thread that is gone already has stopped the pool and says why in its fault.
+            // A thread that has ended already has stopped the pool and left the reason as its fault.
             let _disconnected = gate.send(());
         }
         Ok(pool)
@@ -87,7 +87,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
             return Err(message);
         }
         slot.inbox.push(message)?;
-        // The leader looks into all inboxes when it is woken.
+        // The leader reads all inboxes when it is woken.
         self.shared.set.wake();
         Ok(())
     }
@@ -115,7 +115,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
 }
 
 impl<S: HandleSet + 'static, H: ChannelHandler> Pool<S, H> {
-    /// What each thread has done, in the order of their numbers.
+    /// The counters of each thread, in the order of their numbers.
     #[cfg(all(test, not(feature = "loom")))]
     pub(super) fn thread_counts(&self) -> Vec<super::roles::Counts> {
         self.shared.gauges.iter().map(|gauges| gauges.counts()).collect()
@@ -136,7 +136,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Drop for Pool<S, H> {
     }
 }
 
-/// The life of one thread.
+/// Main function of one thread.
 fn run<S: HandleSet, H: ChannelHandler>(
     shared: &Shared<S, H>,
     index: usize,
@@ -150,7 +150,7 @@ fn run<S: HandleSet, H: ChannelHandler>(
             Ok(worker) => worker,
             Err(error) => return drop(report.send(Err(error))),
         };
-        // Whoever started us waits for all reports or is gone; a closed gate says which.
+        // The starting thread waits for all reports, or has given up; a closed gate says which.
         let _disconnected = report.send(Ok(()));
         if start_signal.recv().is_ok() {
             worker.run();

@@ -1,5 +1,5 @@
-//! What the threads of a pool are doing and have done. Each thread writes its own counters, 128 bytes apart from the
-//! others', with plain stores; whoever reads adds them up.
+//! Roles and counters of a pool's threads. Each thread writes its own counters with plain stores, 128 bytes apart from
+//! the others'. A reader adds them up.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
@@ -9,19 +9,19 @@ use mdgw_sys::progress::ProgressCounter;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
-    /// It has not begun, or has ended.
+    /// The thread has not begun, or has ended.
     Absent = 0,
-    /// It holds the token: waits for events, or claims them, or (lazy) processes without having promoted.
+    /// The thread holds the token: it waits for events, claims them, or (lazy) processes without having promoted.
     Leader = 1,
     /// Follower, spinning.
     Spinning = 2,
     /// Follower, asleep.
     Parked = 3,
-    /// It processes channels.
+    /// The thread processes channels.
     Processing = 4,
 }
 
-/// What a pool shows of itself: sums over its threads, read without stopping them.
+/// State of a pool: sums over its threads, read without stopping them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
     /// Threads that lead: one, or for a moment none.
@@ -38,21 +38,21 @@ pub struct Gauges {
     pub threads: Vec<ThreadActivity>,
 }
 
-/// What one thread shows of itself.
+/// State of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadActivity {
     /// What it is doing.
     pub role: Role,
-    /// All its processing together, ns.
+    /// Time spent in processing, ns, since the pool began.
     pub handler_ns_sum: u64,
 }
 
-/// How many buckets a distribution has; the last one holds all that is larger.
+/// Number of buckets of a distribution; the last bucket holds all larger values.
 pub const BUCKET_COUNT: usize = 24;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of a pool, since it began. They only grow.
+        /// Counters of a pool since it began. They only grow.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)*
@@ -92,7 +92,7 @@ macro_rules! counters {
         }
 
         impl Counts {
-            /// Names and values, for whoever prints or exports them.
+            /// Names and values, for output.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
@@ -101,47 +101,47 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Waits that brought at least one event.
+    /// Waits that returned at least one event.
     turns,
-    /// Events that the waits brought.
+    /// Events that the waits returned.
     events,
-    /// Claims that were processed, those taken up from the run queue included.
+    /// Claims that were processed, those resumed from the run queue included.
     claims,
     /// Packets that the handlers took.
     packets,
-    /// Events whose channel another thread held: it was left a mark.
+    /// Events posted to a channel that another thread held.
     busy_channel_posts,
-    /// Claims that were laid by in the run queue because their quota was used up.
+    /// Claims that were deferred to the run queue because their quota was used up.
     quota_hits,
     /// Promotions before processing.
     promotions,
-    /// Those of them that found no follower.
+    /// Promotions that found no follower.
     promotions_without_follower,
     /// Turns whose work was processed without giving up the lead (`lazy`).
     leads_retained,
-    /// Leads given up in the midst of processing, because it took longer than was expected (`lazy`).
+    /// Leads given up during processing, because it took longer than expected (`lazy`).
     late_promotions,
-    /// Time without a leader after a promotion that found no follower.
+    /// Time without a leader after a promotion that found no follower, ns.
     saturation_ns,
-    /// Blocking waits that brought nothing.
+    /// Blocking waits that returned no event.
     empty_waits,
     /// Times a follower went to sleep.
     sleeps,
     /// Followers that were woken and found another thread leading.
     spurious_wakes,
-    /// Times the timer went off.
+    /// Timer expiries.
     timer_expiries,
-    /// Times somebody woke the leader.
+    /// Times another thread woke the leader.
     wakes,
-    /// Deadlines that were acted on.
+    /// Deadlines that were handled.
     deadlines,
     /// Events of channels that are out of service, or do not exist.
     orphan_events,
-    /// Channels put out of service.
+    /// Channels taken out of service.
     failures,
-    /// Longest processing of one turn.
+    /// Longest processing of one turn, ns.
     handler_ns_max,
-    /// All processing together.
+    /// Time spent in processing, ns.
     handler_ns_sum,
 }
 
@@ -168,7 +168,7 @@ impl Gauges {
 }
 
 impl Role {
-    /// Name for whoever shows it.
+    /// Name for output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -191,21 +191,21 @@ impl ThreadGauges {
         self.role.store(role as u8, Relaxed);
     }
 
-    /// It takes up work, or has got on with it: for whoever looks from outside.
+    /// The thread starts work or has made progress with it: for an observer outside the process.
     pub(super) fn mark_busy(&self) {
         if let Some(progress) = &self.progress {
             progress.mark_busy();
         }
     }
 
-    /// It waits for work.
+    /// The thread waits for work.
     pub(super) fn mark_idle(&self) {
         if let Some(progress) = &self.progress {
             progress.mark_idle();
         }
     }
 
-    /// What this thread alone has done.
+    /// Counters of this thread alone.
     #[cfg(all(test, not(feature = "loom")))]
     pub(super) fn counts(&self) -> Counts {
         let mut counts = Counts::default();

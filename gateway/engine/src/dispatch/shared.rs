@@ -1,4 +1,4 @@
-//! What the threads of a pool share: the token, the channels' claims, what is laid by, and the settings.
+//! State that the threads of a pool share: the token, the channels' claims, the run queue, and the settings.
 
 use std::{
     any::Any,
@@ -19,17 +19,17 @@ use crate::{
     handle_set::HandleSet,
 };
 
-/// What the threads of a pool share.
+/// State that the threads of a pool share.
 pub(super) struct Shared<S, H: ChannelHandler> {
     pub(super) token: Token,
     pub(super) deadline_timer: DeadlineTimer,
     pub(super) slots: Box<[ChannelSlot<H>]>,
-    /// Claims laid by: their channels have work left for which no event will come. Room for every channel.
+    /// Deferred claims: their channels have work left for which no event will come. Room for every channel.
     pub(super) run_queue: ArrayQueue<RunQueueEntry>,
     pub(super) set: Arc<S>,
     pub(super) gauges: Box<[ThreadGauges]>,
     pub(super) settings: Settings,
-    /// When the lead was given up with no follower there, in ns; 0 while it is not so. Written by who leads.
+    /// Time at which the lead was given up without a follower, ns; 0 otherwise. Written by the leader.
     pub(super) saturated_since: atomic::AtomicU64,
     pub(super) fault: OnceLock<String>,
 }
@@ -56,10 +56,10 @@ impl<S: HandleSet, H: ChannelHandler> Shared<S, H> {
         }
     }
 
-    /// A channel may have a deadline before anything came: its lines may be silent from the start.
+    /// A channel may have a deadline before its first packet: its lines may be silent from the start.
     pub(super) fn arm_first_deadlines(&self) {
         for slot in &self.slots {
-            // The claim is free, nobody knows the slot yet.
+            // The claim is free: no thread knows the slot yet.
             let Some(mut held) = slot.claim.post(PendingEvents::NONE) else { continue };
             let deadline = held.with(|handler| handler.next_deadline());
             self.deadline_timer.publish(&slot.deadline, deadline, |at| self.set.set_timer(Some(at)));
@@ -91,7 +91,8 @@ pub(super) struct ChannelSlot<H: ChannelHandler> {
     pub(super) claim: Claim<H>,
     pub(super) deadline: Deadline,
     pub(super) failed: OnceLock<FailReason>,
-    /// It panicked once more while it was told that it had failed. Written and read by the holder of the claim.
+    /// The handler panicked once more in `on_failed` or `on_failed_deadline`. Written and read by the holder of the
+    /// claim.
     pub(super) is_muted: atomic::AtomicBool,
     pub(super) inbox: ArrayQueue<H::Message>,
 }
@@ -102,7 +103,7 @@ pub(super) struct RunQueueEntry {
     pub(super) deferred: DeferredClaim,
 }
 
-/// A checked configuration, as the turn needs it.
+/// A validated configuration, as the turn needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub(super) wait: WaitPolicy,
@@ -129,7 +130,7 @@ impl Settings {
             return Err(StartError::InvalidSetting("quota_packets and inbox_messages_max must be at least 1"));
         }
         if delivers_data && threads.len() > 1 {
-            return Err(StartError::InvalidSetting("a handle set that lends datagrams serves a pool of one thread"));
+            return Err(StartError::InvalidSetting("a handle set that delivers datagrams serves a pool of one thread"));
         }
         let mut cores: Vec<usize> = threads.iter().filter_map(|thread| thread.core).collect();
         cores.sort_unstable();
@@ -138,9 +139,9 @@ impl Settings {
         }
         let is_unpinned_realtime = |thread: &ThreadConfig| thread.core.is_none() && thread.fifo_priority.is_some();
         if config.wait != WaitPolicy::Park && threads.iter().any(is_unpinned_realtime) {
-            return Err(StartError::InvalidSetting("a real-time thread that spins needs a core of its own"));
+            return Err(StartError::InvalidSetting("a spinning real-time thread needs its own core"));
         }
-        // Leader and follower spin at the same time, so they need a core each.
+        // Leader and follower spin at the same time, so each needs its own core.
         let core_count = if cores.len() == threads.len() { cores.len() } else { affinity::usable_cores().len() };
         Ok(Self {
             wait: config.wait,
@@ -156,10 +157,10 @@ impl Settings {
     }
 }
 
-/// A turn that claims more than this has stopped sharing its work with the other threads.
+/// A turn that claims more than this no longer shares its work with the other threads.
 const BATCH_EVENTS_MAX: usize = 1_024;
 
-/// What a panic said.
+/// Text of a panic.
 pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a text".to_owned())

@@ -1,5 +1,5 @@
-//! The atomics, the cell and the futex that the pool's protocols are made of: the real ones, or those of the model
-//! checker, which tries every interleaving and every value that the memory model allows.
+//! The atomics, the cell and the futex that the pool's protocols use: the real ones, or those of the model checker,
+//! which tries every interleaving and every value that the memory model allows.
 
 pub(super) use imp::{AtomicU32, AtomicU64, Futex, UnsafeCell};
 
@@ -11,7 +11,7 @@ mod imp {
 
     use mdgw_sys::futex;
 
-    /// A word to sleep on.
+    /// A 32-bit atomic to sleep on.
     #[derive(Debug)]
     pub(in crate::dispatch) struct Futex(AtomicU32);
 
@@ -24,7 +24,7 @@ mod imp {
             &self.0
         }
 
-        /// Sleeps until woken, if the word still is `expected`.
+        /// Sleeps until woken, if the value still is `expected`.
         pub(in crate::dispatch) fn wait(&self, expected: u32) {
             futex::wait(&self.0, expected);
         }
@@ -33,13 +33,13 @@ mod imp {
             futex::wake(&self.0, count);
         }
 
-        /// The word, for a wait that must not spin.
+        /// The value, for a wait that must not spin.
         pub(in crate::dispatch) fn load(&self, ordering: Ordering) -> u32 {
             self.0.load(ordering)
         }
     }
 
-    /// A cell with the checker's interface.
+    /// A cell with the model checker's interface.
     #[derive(Debug)]
     pub(in crate::dispatch) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -69,7 +69,7 @@ mod imp {
 
     use loom::sync::{Condvar, Mutex};
 
-    /// The kernel's futex as the checker can see it: comparing and falling asleep are one step to whoever wakes.
+    /// The kernel's futex for the model checker: comparing and falling asleep are one step, as a waking thread sees it.
     #[derive(Debug)]
     pub(in crate::dispatch) struct Futex {
         word: AtomicU32,

@@ -1,4 +1,4 @@
-//! A handle set in memory with the behaviour of an edge-triggered one, and channels that check what happens to them.
+//! An edge-triggered handle set in memory, and channels that check how they are called.
 
 use std::{
     collections::VecDeque,
@@ -23,7 +23,7 @@ use crate::{
     handle_set::{Event, HandleSet, ThreadIo, Wait},
 };
 
-/// Events by hand. A handle that is in the ready list already is not put there twice; taking it out forgets it until
+/// A queue of ready handles. A handle that is in the queue already is not added again; taking it out forgets it until
 /// the next packet: an edge.
 #[derive(Default)]
 pub(super) struct MemorySet {
@@ -32,7 +32,7 @@ pub(super) struct MemorySet {
     waiting: AtomicUsize,
     /// Waits that found another thread waiting.
     pub(super) concurrent_waits: AtomicUsize,
-    /// Waits that are about to fail.
+    /// The next waits fail.
     pub(super) fail_waits: AtomicBool,
     /// Blocking waits that have begun.
     pub(super) blocking_waits: AtomicUsize,
@@ -58,10 +58,10 @@ impl MemorySet {
     }
 }
 
-/// The thread's part: there is nothing in it but the set.
+/// The thread's part: a reference to the set.
 pub(super) struct MemoryIo(Arc<MemorySet>);
 
-/// What the pool is given: threads need the set itself.
+/// The set as the pool gets it: threads need the set itself.
 pub(super) struct SharedSet(pub(super) Arc<MemorySet>);
 
 impl HandleSet for SharedSet {
@@ -134,7 +134,7 @@ impl ThreadIo for MemoryIo {
     }
 }
 
-/// A channel seen from outside: what feeds it, and what it found.
+/// The test's side of a channel: its input and its observations.
 pub(super) struct ChannelProbe {
     set: Arc<MemorySet>,
     channel: ChannelIndex,
@@ -142,27 +142,27 @@ pub(super) struct ChannelProbe {
     busy: AtomicBool,
     /// Packets processed.
     pub(super) processed: AtomicU64,
-    /// Packets that came out of their order.
+    /// Packets out of order.
     pub(super) out_of_order: AtomicU64,
     /// Calls while another thread was in the handler.
     pub(super) overlaps: AtomicU64,
-    /// Deadlines acted on while a line still held packets.
+    /// Deadlines handled while a line still held packets.
     pub(super) early_deadlines: AtomicU64,
-    /// Deadlines acted on.
+    /// Deadlines handled.
     pub(super) deadlines: AtomicU64,
-    /// Messages heard.
+    /// Messages received.
     pub(super) messages: AtomicU64,
-    /// Most packets that one call took.
+    /// Largest number of packets in one call.
     pub(super) packets_per_call_max: AtomicUsize,
     /// Why it failed.
     pub(super) failed: Mutex<Option<FailReason>>,
     /// Calls since it failed.
     pub(super) calls_after_failure: AtomicU64,
-    /// At which of these calls it panics once more.
+    /// Number of the call after the failure that panics once more.
     pub(super) panic_at_call_after_failure: AtomicU64,
 }
 
-/// Every test channel has two.
+/// Lines of every test channel.
 pub(super) const LINES: usize = 2;
 
 /// Packets with special effects.
@@ -189,12 +189,12 @@ impl ChannelProbe {
         })
     }
 
-    /// A packet lies in the socket, and nobody has been told yet.
+    /// Puts a packet into the socket without an event.
     pub(super) fn queue_without_event(&self, line: usize, packet: u64) {
         self.lines[line].lock().unwrap().push_back(packet);
     }
 
-    /// A packet comes in.
+    /// Puts a packet into the socket, with its event.
     pub(super) fn send(&self, line: usize, packet: u64) {
         self.queue_without_event(line, packet);
         self.set.post(Event::Ready(self.handle(line)));
@@ -219,14 +219,14 @@ impl ChannelProbe {
     }
 }
 
-/// The inside: which packet comes next on each line.
+/// The handler: the next expected packet of each line.
 pub(super) struct TestChannel {
     pub(super) probe: Arc<ChannelProbe>,
-    /// The number that each line brings next.
+    /// Expected number of each line's next packet.
     pub(super) next: [u64; LINES],
-    /// When its next deadline is.
+    /// Next deadline.
     pub(super) deadline: Option<MonoNs>,
-    /// Set anew, that much later, each time it passed.
+    /// Distance of the deadline from the last one, ns; `None`: no further deadline.
     pub(super) period_ns: Option<u64>,
 }
 
@@ -235,7 +235,7 @@ impl TestChannel {
         Self { probe: probe.clone(), next: [0; LINES], deadline: None, period_ns: None }
     }
 
-    /// Reads lines until short or out of quota, and checks.
+    /// Reads lines until they are short or the quota is used up, and checks the order.
     pub(super) fn drain(&mut self, lines: LineSet, quota: usize) -> Result<Progress, Failure> {
         let probe = self.probe.clone();
         probe.enter();
@@ -262,7 +262,7 @@ impl TestChannel {
                 if packet != self.next[index] {
                     probe.out_of_order.fetch_add(1, SeqCst);
                 }
-                // Gives a second thread the chance to overtake between taking a packet and remembering it.
+                // Gives a second thread the chance to overtake between reading a packet and recording it.
                 std::thread::yield_now();
                 self.next[index] = packet + 1;
                 probe.processed.fetch_add(1, SeqCst);
@@ -284,7 +284,7 @@ impl ChannelHandler for TestChannel {
         quota: usize,
         context: &mut TurnContext<'_, I, usize>,
     ) -> Result<Progress, Failure> {
-        assert_eq!(*context.local, context.thread, "a thread's own part stays with it");
+        assert_eq!(*context.local, context.thread, "a thread's local state stays with the thread");
         self.drain(lines, quota)
     }
 

@@ -106,7 +106,7 @@ fn every_packet_of_a_channel_is_processed_once_and_in_order() {
             assert_eq!(counts.packets, total, "{policy:?}");
             assert_eq!(counts.failures, 0);
             if thread_count == 1 {
-                assert_eq!(counts.promotions, 0, "one thread has nobody to promote");
+                assert_eq!(counts.promotions, 0, "one thread has no follower to promote");
             } else if policy.1 == PromotionPolicy::Strict {
                 assert!(counts.promotions > 0);
                 assert_eq!(counts.leads_retained, 0, "strict always promotes before processing");
@@ -125,12 +125,12 @@ fn without_the_claim_the_order_check_fails() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                // Each thread with a channel of its own over the same packets: what two threads without a claim see.
+                // Each thread with its own channel over the same packets: the view of two threads without a claim.
                 let mut channel = TestChannel::new(&probe);
                 let mut rounds = 0;
                 while !is_disorder_seen() {
                     rounds += 1;
-                    assert!(rounds < 10_000_000, "two threads in one channel went unnoticed");
+                    assert!(rounds < 10_000_000, "the check missed two threads in one channel");
                     let mut packet = sent.lock().unwrap();
                     probe.send(0, *packet);
                     *packet += 1;
@@ -172,8 +172,8 @@ fn a_channel_over_its_quota_is_resumed_from_the_run_queue_without_a_new_edge() {
     let handlers = vec![TestChannel::new(&probe)];
     let pool = Pool::start(&settings, Arc::new(SharedSet(set.clone())), handlers, |thread| thread).unwrap();
     wait_until("all packets processed", || probe.processed.load(SeqCst) == 100);
-    wait_until("gauges settled", || pool.gauges().counts.quota_hits == 10);
-    assert_eq!(pool.gauges().counts.events, 1, "one edge was all there was");
+    wait_until("the gauges are final", || pool.gauges().counts.quota_hits == 10);
+    assert_eq!(pool.gauges().counts.events, 1, "there was one edge only");
 }
 
 #[test]
@@ -186,16 +186,16 @@ fn a_failing_handler_is_contained() {
         world.channels[2].send(0, packet);
         wait_until("channel failed", || world.pool.failed(ChannelIndex(2)).is_some());
         assert_eq!(world.pool.failed(ChannelIndex(2)), Some(reason.clone()));
-        assert_eq!(*world.channels[2].failed.lock().unwrap(), Some(reason), "the handler was told");
+        assert_eq!(*world.channels[2].failed.lock().unwrap(), Some(reason), "the handler got the reason");
         assert_eq!(world.pool.send(ChannelIndex(2), 7), Err(7));
-        // Its packets go nowhere, the others' all arrive.
+        // Its packets are not processed; all packets of the others arrive.
         world.feed(100);
         wait_until("other channels processed", || world.processed() == 600);
         world.check_order();
         assert_eq!(world.channels[2].processed.load(SeqCst), 0);
         assert_eq!(world.pool.fault(), None);
         assert_eq!(world.pool.gauges().counts.failures, 1);
-        assert_eq!(world.pool.shutdown().len(), 4, "the failed one is handed back too");
+        assert_eq!(world.pool.shutdown().len(), 4, "the failed handler is returned too");
     }
 }
 
@@ -211,7 +211,7 @@ fn a_failed_channel_repeats_its_state_until_it_panics_again() {
     wait_until("both have spoken", || calls(0) >= 20 && calls(1) == 5);
     let calls_before = calls(0);
     wait_until("the silenced one would have spoken again", || calls(0) >= calls_before + 20);
-    assert_eq!(calls(1), 5, "it panicked and is not called again");
+    assert_eq!(calls(1), 5, "the handler panicked and is not called again");
     assert_eq!((world.pool.fault(), world.pool.gauges().counts.failures), (None, 2));
     assert_eq!(world.channels[0].processed.load(SeqCst), 0);
 }
@@ -308,7 +308,7 @@ fn messages_wake_a_sleeping_pool_and_a_full_inbox_refuses_them() {
             accepted += 1;
         }
     }
-    wait_until("all messages heard", || world.channels[1].messages.load(SeqCst) == 1_000);
+    wait_until("all messages received", || world.channels[1].messages.load(SeqCst) == 1_000);
     assert_eq!(world.channels[1].overlaps.load(SeqCst), 0);
     assert_eq!(world.pool.send(ChannelIndex(2), 5), Err(5), "no such channel");
 }
@@ -361,7 +361,7 @@ fn an_impossible_configuration_is_refused_before_any_thread_runs() {
         probe.send(0, 0);
         let handlers = vec![TestChannel::new(&probe)];
         let result = Pool::start(config, Arc::new(SharedSet(set.clone())), handlers, |thread| thread).map(drop);
-        assert!(result.is_ok() || !set.is_drained(), "a refused pool touched a packet");
+        assert!(result.is_ok() || !set.is_drained(), "a pool that could not start took a packet");
         result
     };
     let pinned = |core| ThreadConfig { core: Some(core), fifo_priority: None, progress: None };

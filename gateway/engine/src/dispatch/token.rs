@@ -1,17 +1,18 @@
-//! The leader token: who holds it, and nobody else, waits for events.
+//! The leader token: only the thread that holds it waits for events.
 //!
-//! One word on its own cache line says whether the token is held, whether a follower spins for it, how many sleep, and
-//! whether the pool stops. Every change is one atomic step on that word, so that no promotion is lost: a thread goes to
-//! sleep in the same step that finds the token held, and who releases takes a sleeper off the count in the same step
-//! that frees it.
+//! One atomic on its own cache line says whether the token is held, whether a follower spins for it, how many followers
+//! sleep, and whether the pool stops. Every change is one atomic step, so no promotion is lost: a thread goes to sleep
+//! in the same step that finds the token held, and a releasing thread takes a sleeper off the count in the same step
+//! that frees the token.
 //!
 //! ```text
-//!              try_take                    release: somebody spins     -> free, the spinner sees it
-//!    free  ----------------->  held  ----  release: somebody sleeps    -> free, one fewer sleeps, one permit
-//!          <-----------------              release: nobody             -> free until a thread comes back
+//!              try_take                    release: a follower spins   -> free, the spinner sees it
+//!    free  ----------------->  held  ----  release: a follower sleeps  -> free, one sleeper less, one permit
+//!          <-----------------              release: no follower        -> free until a thread comes back
 //! ```
-//! The token is not handed over: a thread that comes back from processing may take it before the promoted follower is
-//! awake, which saves the wait for it; the follower then finds it held and goes back (counted as woken in vain).
+//! The token is not handed over directly. A thread that comes back from processing may take the token before the
+//! promoted follower is awake, which saves the wait for that follower. The follower then finds the token held and
+//! sleeps again (counted as a spurious wake).
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -25,40 +26,40 @@ pub(super) struct Token {
     sleep: Sleepers,
 }
 
-/// On a line of its own: sleepers and their wakers must not disturb the word that a spinner reads.
+/// On its own cache line: sleepers and their wakers must not disturb the atomic that a spinner reads.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Sleepers {
     permits: Permits,
 }
 
-/// What came of trying to lead.
+/// Result of an attempt to lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TakeOutcome {
     /// The caller leads.
     Acquired,
-    /// Another thread does.
+    /// Another thread leads.
     AlreadyHeld,
-    /// NoFollower shall any more.
+    /// The pool stops: no thread may lead any more.
     Stopping,
 }
 
-/// Whom a release promoted.
+/// Which follower a release promoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Promoted {
     /// The follower that spins.
     Spinner,
-    /// One that slept.
+    /// A follower that slept.
     Sleeper,
     /// There was no follower: the next thread that comes back will lead.
     NoFollower,
 }
 
-/// How a follower waits.
+/// Options of a follower's wait.
 pub(super) struct FollowOptions<F> {
-    /// Whether it may spin, if no other does.
+    /// Whether the thread may spin, if no other follower does.
     pub(super) may_spin: bool,
-    /// Asked while it spins; false sends it to sleep.
+    /// Called while the thread spins; `false` sends it to sleep.
     pub(super) keep_spinning: F,
 }
 
@@ -67,7 +68,7 @@ impl Token {
         Self { state: AtomicU32::new(0), sleep: Sleepers { permits: Permits::new() } }
     }
 
-    /// Acquired if nobody does.
+    /// Takes the token if no thread holds it.
     pub(super) fn try_take(&self) -> TakeOutcome {
         let mut state = self.state.load(Relaxed);
         loop {
@@ -84,7 +85,7 @@ impl Token {
         }
     }
 
-    /// Gives up the lead and promotes exactly one follower, if there is any.
+    /// Gives up the lead and promotes exactly one follower, if there is one.
     pub(super) fn release(&self) -> Promoted {
         let mut state = self.state.load(Relaxed);
         loop {
@@ -108,8 +109,8 @@ impl Token {
         }
     }
 
-    /// Waits as a follower until the caller leads or the pool stops. `on_role` hears what it does meanwhile, `on_spurious_wake`
-    /// of each promotion that another thread was quicker to take.
+    /// Waits as a follower until the caller leads or the pool stops. Calls `on_role` at each change of role, and
+    /// `on_spurious_wake` for each promotion that another thread was quicker to take.
     pub(super) fn follow<F: FnMut() -> bool>(
         &self,
         mut options: FollowOptions<F>,
@@ -118,13 +119,13 @@ impl Token {
     ) -> TakeOutcome {
         loop {
             match self.become_follower(options.may_spin) {
-                FollowerEntry::Decided(take) => return take,
+                FollowerEntry::Decided(outcome) => return outcome,
                 FollowerEntry::Spinning => {
                     on_role(Role::Spinning);
-                    if let Some(take) = self.spin(&mut options.keep_spinning) {
-                        return take;
+                    if let Some(outcome) = self.spin(&mut options.keep_spinning) {
+                        return outcome;
                     }
-                    // One spell of spinning per wait: who was woken in vain after it sleeps again at once.
+                    // One spell of spinning per wait: after a spurious wake the follower sleeps at once.
                     options.may_spin = false;
                 }
                 FollowerEntry::Sleeping => {}
@@ -137,8 +138,8 @@ impl Token {
         }
     }
 
-    /// NoFollower leads from now on. Wakes all who sleep; who spins sees it; who leads or processes sees it when it next
-    /// asks.
+    /// No thread leads from now on. Wakes all sleepers. A spinner sees the flag; a thread that leads or processes sees
+    /// it at its next check.
     pub(super) fn stop(&self) {
         let mut state = self.state.load(Relaxed);
         loop {
@@ -158,17 +159,17 @@ impl Token {
         self.state.load(Relaxed) & STOPPING != 0
     }
 
-    /// Whether a follower spins, ready to lead in no time.
+    /// Whether a follower spins, ready to lead at once.
     pub(super) fn has_spinner(&self) -> bool {
         self.state.load(Relaxed) & SPINNING != 0
     }
 
-    /// Whether any follower is there to be promoted.
+    /// Whether any follower could be promoted.
     pub(super) fn has_follower(&self) -> bool {
         self.state.load(Relaxed) & !(HELD | STOPPING) != 0
     }
 
-    /// Becomes a follower, unless the token is free at that very moment.
+    /// Becomes a follower, unless the token is free at that moment.
     fn become_follower(&self, may_spin: bool) -> FollowerEntry {
         let mut state = self.state.load(Relaxed);
         loop {
@@ -189,7 +190,7 @@ impl Token {
         }
     }
 
-    /// Spinning; `None` when it went to sleep instead, and is counted as a sleeper.
+    /// Spins; returns `None` if the thread goes to sleep instead and is counted as a sleeper.
     fn spin(&self, keep_spinning: &mut impl FnMut() -> bool) -> Option<TakeOutcome> {
         loop {
             let state = self.state.load(Relaxed);
@@ -207,7 +208,7 @@ impl Token {
         }
     }
 
-    /// Acquire and Release pair with each other from holder to holder: what the last leader did, the next one sees.
+    /// Acquire and Release pair with each other from holder to holder: the next leader sees all writes of the last.
     fn exchange(&self, state: u32, next: u32) -> Result<(), u32> {
         self.state.compare_exchange(state, next, AcqRel, Acquire).map(drop)
     }
@@ -222,7 +223,7 @@ enum FollowerEntry {
 const HELD: u32 = 1;
 const SPINNING: u32 = 1 << 1;
 const STOPPING: u32 = 1 << 2;
-/// One sleeper; their number stands above the flags.
+/// One sleeper; the number of sleepers is stored above the flags.
 const SLEEPER: u32 = 1 << 3;
 
 fn spin_hint() {
@@ -241,14 +242,17 @@ mod models {
     use super::*;
     use crate::dispatch::models::explore;
 
-    /// What only the leader touches: the checker reports two threads that do so at once.
+    /// State that only the leader touches: the checker reports two threads that do so at once.
     struct Pool {
         token: Token,
         lead_count: Cell<u32>,
     }
 
     impl Pool {
-        #[expect(clippy::arc_with_non_send_sync, reason = "the checker watches over the cell, and asks for neither")]
+        #[expect(
+            clippy::arc_with_non_send_sync,
+            reason = "the model checker's cell is neither Send nor Sync, and needs neither"
+        )]
         fn new() -> Arc<Self> {
             Arc::new(Self { token: Token::new(), lead_count: Cell::new(0) })
         }
@@ -271,11 +275,11 @@ mod models {
                 thread.join().unwrap();
             }
             assert_eq!(pool.lead_count.get(), 3);
-            assert_eq!(pool.token.state.load(Relaxed), 0, "nobody is counted who is gone");
+            assert_eq!(pool.token.state.load(Relaxed), 0, "no thread that has ended is counted");
         }
     }
 
-    /// One look, then to sleep.
+    /// Checks once, then goes to sleep.
     fn follow(token: &Token, may_spin: bool) -> TakeOutcome {
         let mut polls = 0;
         let keep_spinning = || {
@@ -338,7 +342,7 @@ mod models {
                 let pool = pool.clone();
                 thread::spawn(move || follow(&pool.token, false))
             });
-            // Whenever the two arrive, one of them leads and the other sleeps or stops.
+            // Whenever the two threads arrive, one of them leads and the other sleeps or stops.
             pool.token.release();
             pool.token.stop();
             let takes = followers.map(|follower| follower.join().unwrap());
@@ -346,7 +350,7 @@ mod models {
         });
     }
 
-    /// Stopping while somebody leads, against followers on their way to sleep or spinning.
+    /// Stopping while another thread leads, against followers that go to sleep or spin.
     fn stops(may_spin: bool, stop: impl Fn(&Token)) {
         let token = Arc::new(Token::new());
         assert_eq!(token.try_take(), TakeOutcome::Acquired);

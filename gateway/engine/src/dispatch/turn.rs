@@ -1,4 +1,4 @@
-//! One turn of the leader, and what a thread does between turns.
+//! One turn of the leader, and the work of a thread between turns.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +15,7 @@ use mdgw_sys::{
 };
 
 use super::{
-    claim::{Held, PendingEvents},
+    claim::{HeldClaim, PendingEvents},
     roles::{Role, ThreadGauges},
     shared::{ChannelSlot, RunQueueEntry, Shared, panic_text},
     token::{FollowOptions, Promoted, TakeOutcome},
@@ -33,23 +33,23 @@ pub(super) struct Worker<'p, S: HandleSet, H: ChannelHandler> {
     io: S::Io,
     local: H::Local,
     wall: WallFromMono,
-    /// When the work in hand came.
+    /// Time at which the present work arrived.
     now: MonoNs,
     events: Vec<Event>,
     claimed: VecDeque<Claimed<'p, H>>,
-    /// Since when the leader looks in vain.
+    /// Time since which the leader has polled without an event.
     idle_since: Option<MonoNs>,
-    /// The timer went off, and the datagrams that came before are not all here yet (sets that lend).
+    /// The timer expired, and the datagrams received before it are not all delivered yet (sets that deliver data).
     is_timer_pending: bool,
     /// Provided datagrams belong to a channel in the run queue; they must be processed before the next wait.
     is_provided_pending: bool,
-    /// Running mean of what one claimed channel costs.
+    /// Running mean of the time for one claimed channel, ns.
     claim_ns_mean: u64,
 }
 
 struct Claimed<'p, H> {
     index: usize,
-    held: Held<'p, H>,
+    held: HeldClaim<'p, H>,
 }
 
 impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
@@ -72,7 +72,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         }
     }
 
-    /// Until the pool stops.
+    /// Runs until the pool stops.
     pub(super) fn run(&mut self) {
         loop {
             let take = match self.shared.token.try_take() {
@@ -116,7 +116,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         ControlFlow::Break(())
     }
 
-    /// Waits for events; the clock is read when they have come.
+    /// Waits for events; reads the clock after the wait.
     fn wait(&mut self) -> io::Result<()> {
         let wait = if self.must_poll() { Wait::Poll } else { Wait::Block };
         self.events.clear();
@@ -137,7 +137,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         Ok(())
     }
 
-    /// Whether the leader must not sleep: there is work that no event announces, or it still spins.
+    /// Whether the leader must not sleep: there is work without a coming event, or the leader still spins.
     fn must_poll(&self) -> bool {
         let spins = match self.shared.settings.wait {
             WaitPolicy::Spin => true,
@@ -149,7 +149,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         spins || self.is_timer_pending || !self.shared.run_queue.is_empty()
     }
 
-    /// Claims the channels that the events speak of, and one from the run queue.
+    /// Claims the channels of the events, and one from the run queue.
     fn claim(&mut self) {
         let event_count = self.events.len();
         for position in 0..event_count {
@@ -172,8 +172,8 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
                 }
             }
         }
-        // What a set lends comes by the wait alone, so nothing is drained before a deadline until a wait came back short.
-        // Sockets can be read at any time.
+        // A set that delivers data does so only in the wait. So everything before a deadline is drained once a wait
+        // came back short. Sockets can be read at any time.
         let all_received = !self.shared.settings.delivers_data || event_count < self.shared.settings.batch_events_max;
         if self.is_timer_pending && all_received {
             self.is_timer_pending = false;
@@ -188,7 +188,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         }
     }
 
-    /// Claims a channel, or leaves the marks with its holder. Whether this thread holds it.
+    /// Claims a channel, or leaves the events to its holder. Returns whether this thread holds it.
     fn post(&mut self, channel: ChannelIndex, pending: PendingEvents) -> bool {
         let (Ok(index), Some(slot)) = (usize::try_from(channel.0), self.shared.slot(channel)) else {
             self.gauges.orphan_events.add(1);
@@ -223,14 +223,14 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         let deadlines = shared.slots.iter().map(|slot| &slot.deadline).enumerate();
         let now = self.now;
         let due = |index| {
-            // The pool has far fewer channels than that.
+            // The pool has far fewer channels than `u32::MAX`.
             let channel = u32::try_from(index).unwrap_or(u32::MAX);
             self.post(ChannelIndex(channel), PendingEvents::DEADLINE);
         };
         shared.deadline_timer.expire(now, deadlines, due, |at| shared.set.set_timer(Some(at)));
     }
 
-    /// Whether the lead is given up before the claimed channels are processed.
+    /// Whether to give up the lead before the claimed channels are processed.
     fn should_promote_first(&self) -> bool {
         let settings = &self.shared.settings;
         settings.is_multi_threaded
@@ -249,7 +249,8 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             return self.fail_pool("give up its wait", &error);
         }
         if !self.shared.token.has_follower() {
-            // Before the release: the next leader reads it. Should a follower come in between, it ends at once.
+            // Before the release, since the next leader reads it. If a follower arrives in between, the saturation ends
+            // at once.
             self.shared.saturated_since.store(self.now.0, Relaxed);
         }
         let promoted = self.shared.token.release();
@@ -261,7 +262,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         ControlFlow::Continue(())
     }
 
-    /// Processes without having promoted, but gives up the lead when that takes longer than was expected.
+    /// Processes without having promoted, but gives up the lead when that takes longer than expected.
     fn process_while_leading(&mut self) -> ControlFlow<(), LeadState> {
         let claimed_count = self.claimed.len();
         let mut lead = LeadState::Retained;
@@ -296,7 +297,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         self.record_processing(claimed_count);
     }
 
-    /// Takes a channel from the run queue while another thread leads.
+    /// Processes a channel from the run queue while another thread leads.
     fn run_deferred(&mut self, entry: RunQueueEntry) {
         self.gauges.set_role(Role::Processing);
         self.now = mono_now();
@@ -316,7 +317,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         self.claim_ns_mean = (self.claim_ns_mean * (MEAN_WEIGHT - 1) + per_claim_ns) / MEAN_WEIGHT;
     }
 
-    /// Processes a channel until nothing is left of what was brought to it, or its quota is used up.
+    /// Processes a channel until no posted event is left, or its quota is used up.
     fn process(&mut self, Claimed { index, mut held }: Claimed<'p, H>) {
         let slot = &self.shared.slots[index];
         self.gauges.mark_busy();
@@ -328,7 +329,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             if remaining != PendingEvents::NONE {
                 return self.defer(index, held, remaining);
             }
-            // Relaxed: the claim orders what its holders write.
+            // Relaxed: the claim orders the writes of its holders.
             let deadline =
                 if slot.is_muted.load(Relaxed) { None } else { held.with(|handler| handler.next_deadline()) };
             let set = &self.shared.set;
@@ -341,19 +342,19 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         }
     }
 
-    /// No event will come for what is left: some thread takes it up from the run queue, this one at the latest.
-    fn defer(&mut self, index: usize, held: Held<'p, H>, remaining: PendingEvents) {
+    /// No event will come for the remaining work: some thread resumes it from the run queue, at the latest this one.
+    fn defer(&mut self, index: usize, held: HeldClaim<'p, H>, remaining: PendingEvents) {
         self.gauges.quota_hits.add(1);
         let deferred = held.defer(remaining);
         let pushed = self.shared.run_queue.push(RunQueueEntry { index, deferred });
-        debug_assert!(pushed.is_ok(), "a claimed channel is laid by once, and there is room for all");
+        debug_assert!(pushed.is_ok(), "a claimed channel is deferred once, and there is room for all");
     }
 
-    /// Calls the handler for all that the marks say; what the quota left over.
+    /// Calls the handler for all events. Returns those that the quota left over.
     fn handle_events(
         &mut self,
         index: usize,
-        held: &mut Held<'p, H>,
+        held: &mut HeldClaim<'p, H>,
         pending: PendingEvents,
         quota: &mut usize,
     ) -> PendingEvents {
@@ -373,7 +374,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         let context =
             TurnContext { io: &mut self.io, local: &mut self.local, now: self.now, woken_at, thread: self.thread };
         let mut handler_call = HandlerCall { slot, index, context, gauges: self.gauges, quota };
-        // Contained: no lock is open across a handler, and a failed channel's state is never used again.
+        // The panic is contained: no lock is held across a handler, and a failed channel's state is never used again.
         let outcome =
             catch_unwind(AssertUnwindSafe(|| held.with(|handler| handler_call.handle_events(handler, pending))));
         let reason = match outcome {
@@ -383,17 +384,17 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         };
         self.gauges.failures.add(1);
         self.call_failed(index, held, |handler, context| handler.on_failed(&reason, context));
-        // It is set once: only a holder sets it, and only after having found it unset.
+        // Only a holder sets it, and only after it found it unset.
         let _was_set = slot.failed.set(reason);
         while slot.inbox.pop().is_some() {}
         PendingEvents::NONE
     }
 
-    /// Lets a channel that is out of service speak. One that panics even here has no more to say.
+    /// Calls the handler of a channel that is out of service. A panic mutes the handler for good.
     fn call_failed(
         &mut self,
         index: usize,
-        held: &mut Held<'p, H>,
+        held: &mut HeldClaim<'p, H>,
         call: impl FnOnce(&mut H, &mut TurnContext<'_, S::Io, H::Local>),
     ) {
         let woken_at = self.wall.at(self.now);
@@ -448,7 +449,7 @@ enum LeadState {
     Released,
 }
 
-/// What it takes to call one handler.
+/// All that one call of a handler needs.
 struct HandlerCall<'s, 'p, I, H: ChannelHandler> {
     slot: &'p ChannelSlot<H>,
     index: usize,
@@ -459,7 +460,7 @@ struct HandlerCall<'s, 'p, I, H: ChannelHandler> {
 
 impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
     fn handle_events(&mut self, handler: &mut H, pending: PendingEvents) -> Result<PendingEvents, Failure> {
-        // Read before draining: what came in before that moment is drained before the deadline is acted on.
+        // Read before draining: everything received before that time is drained before the deadline is handled.
         let due_at = pending.contains(PendingEvents::DEADLINE).then(mono_now);
         if pending.contains(PendingEvents::MESSAGE) {
             self.read_inbox(handler)?;
@@ -480,7 +481,7 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
         Ok(PendingEvents::NONE)
     }
 
-    /// What was told after the mark was set comes with the next mark.
+    /// A message sent after the event was taken comes with the next event.
     fn read_inbox(&mut self, handler: &mut H) -> Result<(), Failure> {
         for _ in 0..self.slot.inbox.capacity() {
             let Some(message) = self.slot.inbox.pop() else { break };
@@ -489,7 +490,8 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
         Ok(())
     }
 
-    /// Provided datagrams are in memory already and go back with the next wait: the quota counts but does not stop them.
+    /// Provided datagrams are in memory already and go back with the next wait: the quota counts them but does not stop
+    /// them.
     fn process_provided(&mut self, handler: &mut H, lines: LineSet) -> Result<(), Failure> {
         let channel = ChannelIndex(u32::try_from(self.index).unwrap_or(u32::MAX));
         for line in (0..8).map(Line).filter(|line| lines.contains(*line)) {
@@ -499,7 +501,7 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
         Ok(())
     }
 
-    /// Reads the lines until all are short or the quota is used up; those that may hold more.
+    /// Reads the lines until all are short or the quota is used up. Returns those that may hold more.
     fn drain(&mut self, handler: &mut H, mut lines: LineSet) -> Result<LineSet, Failure> {
         while !lines.is_empty() && *self.quota > 0 {
             let progress = handler.on_ready(lines, *self.quota, &mut self.context)?;
@@ -509,7 +511,8 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
         Ok(lines)
     }
 
-    /// A call that took nothing costs one, so that a handler which never finds its lines short can't keep the thread.
+    /// A call without a packet costs one, so that a handler that never reports its lines short cannot occupy the
+    /// thread.
     fn charge_quota(&mut self, packets: usize) {
         self.gauges.mark_busy();
         self.gauges.packets.add(count(packets));
@@ -517,15 +520,15 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
     }
 }
 
-/// What a promotion costs where a follower spins, and where it sleeps: processing that is shorter is not worth one.
+/// Cost of a promotion if the follower spins, and if it sleeps, ns: shorter processing is not worth a promotion.
 const SPINNER_WAKE_NS: u64 = 1_000;
 const SLEEPER_WAKE_NS: u64 = 10_000;
-/// The running mean forgets at this rate.
+/// Weight of the running mean: each new value counts one part in so many.
 const MEAN_WEIGHT: u64 = 8;
-/// How often a spinning follower looks at the token for each look at the clock.
+/// Checks of the token by a spinning follower for each read of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 64;
 
 fn count(number: usize) -> u64 {
-    // No 128-bit platforms.
+    // There are no 128-bit platforms.
     u64::try_from(number).unwrap_or(u64::MAX)
 }

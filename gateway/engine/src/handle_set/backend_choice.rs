@@ -1,4 +1,4 @@
-//! Which backend a pool runs on: what was asked for, what the kernel has, and what measurement favours.
+//! Chooses the backend of a pool: from the configuration, the kernel's features, and measurements.
 
 use std::{fmt, io, str::FromStr};
 
@@ -6,13 +6,13 @@ use io_uring::{IoUring, Probe, opcode};
 
 use super::ring::EpollWaitMethod;
 
-/// What the configuration asks for (`io`).
+/// The configuration key `io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum IoChoice {
-    /// What the kernel has and measurement favours.
+    /// Chosen by the kernel's features and measurements.
     #[default]
     Auto,
-    /// io_uring or nothing.
+    /// io_uring, or an error.
     IoUring,
     /// epoll.
     Epoll,
@@ -31,7 +31,7 @@ impl FromStr for IoChoice {
     }
 }
 
-/// No such choice.
+/// The text names no choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected \"auto\", \"io_uring\" or \"epoll\"")]
 pub struct UnknownIoChoice;
@@ -58,29 +58,29 @@ impl fmt::Display for Backend {
     }
 }
 
-/// How the leading thread of a pool waits, as far as the choice depends on it.
+/// Wait strategy of a pool's leader, as far as the choice depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
-    /// It looks again and again.
+pub enum LeaderWait {
+    /// It polls without sleeping.
     Spinning,
     /// It blocks (perhaps after spinning for a while).
     Blocking,
 }
 
-/// The backend for a pool of so many threads, with the reason logged.
+/// The backend for a pool of `threads` threads. Logs the reason.
 ///
 /// # Errors
-/// When io_uring was asked for and the kernel doesn't have what it takes; says what is missing.
-pub fn choose(requested: IoChoice, threads: usize, waiting: Waiting) -> Result<Backend, MissingIoUring> {
+/// If the configuration demands io_uring and the kernel lacks a feature; the error names it.
+pub fn choose_backend(requested: IoChoice, threads: usize, waiting: LeaderWait) -> Result<Backend, MissingIoUring> {
     let (backend, reason) = decide(requested, threads, waiting, probe_io_uring())?;
     tracing::info!(%backend, reason, threads, "handle set");
     Ok(backend)
 }
 
-/// What io_uring can do here.
+/// How io_uring can wait for an epoll set on this kernel.
 ///
 /// # Errors
-/// What is missing.
+/// The missing feature.
 pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
     // From kernel 6.1, which has multishot receive with control data (6.0) and rings of provided buffers (5.19) too.
     let ring: IoUring = IoUring::builder()
@@ -90,34 +90,32 @@ pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
         .setup_submit_all()
         .build(2)
         .map_err(|error| MissingIoUring::from_setup(&error))?;
-    let mut probe_io_uring = Probe::new();
-    ring.submitter()
-        .register_probe(&mut probe_io_uring)
-        .map_err(|error| MissingIoUring(format!("no probe: {error}")))?;
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).map_err(|error| MissingIoUring(format!("probe failed: {error}")))?;
     let needed = [
         ("IORING_OP_RECVMSG", opcode::RecvMsg::CODE),
         ("IORING_OP_SENDMSG", opcode::SendMsg::CODE),
         ("IORING_OP_POLL_ADD", opcode::PollAdd::CODE),
         ("IORING_OP_ASYNC_CANCEL", opcode::AsyncCancel::CODE),
     ];
-    if let Some((name, _)) = needed.into_iter().find(|(_, code)| !probe_io_uring.is_supported(*code)) {
+    if let Some((name, _)) = needed.into_iter().find(|(_, code)| !probe.is_supported(*code)) {
         return Err(MissingIoUring(format!("the kernel has no {name}")));
     }
-    let has_epoll_wait = probe_io_uring.is_supported(opcode::EpollWait::CODE);
+    let has_epoll_wait = probe.is_supported(opcode::EpollWait::CODE);
     Ok(if has_epoll_wait { EpollWaitMethod::Events } else { EpollWaitMethod::Readiness })
 }
 
-/// Why io_uring is not to be had.
+/// Why io_uring is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("io = \"io_uring\" is not possible here: {0}; take \"auto\" or \"epoll\"")]
+#[error("io = \"io_uring\" is not available: {0}; use \"auto\" or \"epoll\"")]
 pub struct MissingIoUring(String);
 
 impl MissingIoUring {
     fn from_setup(error: &io::Error) -> Self {
         Self(match error.raw_os_error() {
-            Some(libc::ENOSYS) => "the kernel was built without it, or a filter of system calls hides it".to_owned(),
+            Some(libc::ENOSYS) => "not supported by the kernel, or blocked by a seccomp filter".to_owned(),
             Some(libc::EPERM) => {
-                "this process may not use it (sysctl kernel.io_uring_disabled, or a filter of system calls)".to_owned()
+                "not permitted for this process (sysctl kernel.io_uring_disabled, or a seccomp filter)".to_owned()
             }
             Some(libc::EINVAL) => "the kernel is older than 6.1 (no IORING_SETUP_DEFER_TASKRUN)".to_owned(),
             Some(libc::ENOMEM) => "not enough locked memory (ulimit -l)".to_owned(),
@@ -126,12 +124,12 @@ impl MissingIoUring {
     }
 }
 
-/// The backend and why. `auto` takes epoll wherever both work: see the reasons below, with what was measured for them
-/// in `ARCHITECTURE.md`.
+/// The backend and the reason. `auto` takes epoll wherever both work: see the reasons below, and the measurements in
+/// `ARCHITECTURE.md`.
 fn decide(
     requested: IoChoice,
     threads: usize,
-    waiting: Waiting,
+    waiting: LeaderWait,
     probed: Result<EpollWaitMethod, MissingIoUring>,
 ) -> Result<(Backend, String), MissingIoUring> {
     let with_rings = |wait| if threads == 1 { Backend::Multishot } else { Backend::Ring(wait) };
@@ -146,15 +144,17 @@ fn decide(
     }
 }
 
-/// Whether io_uring is taken where both work. `cargo bench -p mdgw-bench --bench net` measures what a turn costs: by
-/// rings of several threads 1.5 to 2.1 times epoll's time (each receive is a request of its own, and one more finds
-/// that it was the last), sends 1.1 to 1.2 times. With one thread a multishot turn costs 0.83 to 0.97 of epoll's, not
-/// counting what it adds on the sending side of the socket; from send to receive epoll was measured faster, at the
-/// median by 0.5 us when spinning and in the tail always, and latency is what decides here.
-fn prefers_io_uring(threads: usize, waiting: Waiting) -> (bool, &'static str) {
+/// Whether io_uring is taken where both work. `cargo bench -p mdgw-bench --bench net` measures the cost of a turn. With
+/// rings of several threads a receive costs 1.5 to 2.1 times epoll's time, since each receive is a request and one more
+/// finds the socket empty; a send costs 1.1 to 1.2 times. With one thread a multishot turn costs 0.83 to 0.97 of
+/// epoll's, not counting its extra cost on the sending side of the socket. From send to receive epoll was faster: by
+/// 0.5 us at the median when spinning, and always in the tail. Latency decides here.
+fn prefers_io_uring(threads: usize, waiting: LeaderWait) -> (bool, &'static str) {
     match (threads, waiting) {
-        (1, Waiting::Spinning) => (false, "one spinning thread: epoll has the lower latency"),
-        (1, Waiting::Blocking) => (false, "one blocking thread: the same median latency, epoll has the lower tail"),
+        (1, LeaderWait::Spinning) => (false, "one spinning thread: epoll has lower latency"),
+        (1, LeaderWait::Blocking) => {
+            (false, "one blocking thread: same median latency, epoll has a lower tail latency")
+        }
         _ => (false, "several threads: a batch costs less by recvmmsg than by a submission of single receives"),
     }
 }
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn without_io_uring_auto_falls_back_to_epoll_and_gives_the_reason() {
         for threads in [1, 4] {
-            let (backend, reason) = decide(IoChoice::Auto, threads, Waiting::Spinning, Err(missing())).unwrap();
+            let (backend, reason) = decide(IoChoice::Auto, threads, LeaderWait::Spinning, Err(missing())).unwrap();
             assert_eq!(backend, Backend::Epoll);
             assert!(reason.contains("older than 6.1"), "{reason}");
         }
@@ -179,19 +179,19 @@ mod tests {
     #[test]
     fn a_backend_requested_by_name_is_used_or_refused() {
         for wait in [EpollWaitMethod::Events, EpollWaitMethod::Readiness] {
-            let decide = |threads| decide(IoChoice::IoUring, threads, Waiting::Blocking, Ok(wait)).unwrap().0;
+            let decide = |threads| decide(IoChoice::IoUring, threads, LeaderWait::Blocking, Ok(wait)).unwrap().0;
             assert_eq!(decide(1), Backend::Multishot);
             assert_eq!(decide(2), Backend::Ring(wait));
         }
-        let refused = decide(IoChoice::IoUring, 2, Waiting::Spinning, Err(missing())).unwrap_err().to_string();
+        let refused = decide(IoChoice::IoUring, 2, LeaderWait::Spinning, Err(missing())).unwrap_err().to_string();
         assert!(refused.contains("older than 6.1") && refused.contains("epoll"), "{refused}");
-        let epoll = decide(IoChoice::Epoll, 2, Waiting::Spinning, Ok(EpollWaitMethod::Events)).unwrap();
+        let epoll = decide(IoChoice::Epoll, 2, LeaderWait::Spinning, Ok(EpollWaitMethod::Events)).unwrap();
         assert_eq!(epoll.0, Backend::Epoll);
     }
 
     #[test]
     fn refused_rings_are_explained() {
-        for (code, word) in [(libc::EPERM, "io_uring_disabled"), (libc::EINVAL, "6.1"), (libc::ENOSYS, "without it")] {
+        for (code, word) in [(libc::EPERM, "io_uring_disabled"), (libc::EINVAL, "6.1"), (libc::ENOSYS, "seccomp")] {
             let text = MissingIoUring::from_setup(&io::Error::from_raw_os_error(code)).to_string();
             assert!(text.contains(word), "{text}");
         }

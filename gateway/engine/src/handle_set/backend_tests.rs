@@ -1,4 +1,4 @@
-//! What every backend promises, tested once for all of them on loopback.
+//! Promises of every backend, tested once for all of them on loopback.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -51,7 +51,7 @@ macro_rules! for_each_backend_test {
 }
 pub(super) use for_each_backend_test;
 
-/// A receiving socket with its handle, and one that sends to it.
+/// A receiving socket with its handle, and a socket that sends to it.
 pub(super) struct SocketPair {
     pub(super) handle: Handle,
     pub(super) receiver: UdpSocket,
@@ -74,7 +74,7 @@ impl SocketPair {
     }
 }
 
-/// A thread with its part of a set, and the sockets it may be told of.
+/// A thread with its part of a set, and the sockets that the set may report.
 pub(super) struct EventReader<'f, I> {
     pub(super) io: I,
     pairs: &'f [SocketPair],
@@ -88,7 +88,7 @@ impl<'f, I: ThreadIo> EventReader<'f, I> {
         Self { io: set.thread_io().unwrap(), pairs, events: Vec::with_capacity(64), batch }
     }
 
-    /// One wait; what it brought, with all sockets read until short.
+    /// Waits once; returns the events after reading all sockets until short.
     fn wait_and_read(
         &mut self,
         wait: Wait,
@@ -102,8 +102,8 @@ impl<'f, I: ThreadIo> EventReader<'f, I> {
             match *event {
                 Event::Ready(handle) => loop {
                     self.batch.clear();
-                    let feed = self.pairs.iter().find(|feed| feed.handle == handle).unwrap();
-                    let sockets = [(handle.line, feed.receiver.as_raw_fd())];
+                    let pair = self.pairs.iter().find(|pair| pair.handle == handle).unwrap();
+                    let sockets = [(handle.line, pair.receiver.as_raw_fd())];
                     let unfinished = self.io.receive(&sockets, &mut self.batch).unwrap();
                     self.batch.iter().for_each(|datagram| each(handle, &datagram));
                     if unfinished.is_empty() {
@@ -124,7 +124,7 @@ impl<'f, I: ThreadIo> EventReader<'f, I> {
         self.events.clone()
     }
 
-    /// Blocks until `count` datagrams have come; their bytes, in order.
+    /// Blocks until `count` datagrams have been received; returns their bytes, in order.
     fn read(&mut self, count: usize) -> Vec<Vec<u8>> {
         let mut bytes = Vec::new();
         while bytes.len() < count {
@@ -133,7 +133,7 @@ impl<'f, I: ThreadIo> EventReader<'f, I> {
         bytes
     }
 
-    /// Takes the wake-up of `add` or `remove`.
+    /// Discards the wake-up of `add` or `remove`.
     fn drain_events(&mut self) {
         while !self.wait_and_read(Wait::Block, 64, |_, _| {}).contains(&Event::Wake) {}
         while !self.wait_and_read(Wait::Poll, 64, |_, _| {}).is_empty() {}
@@ -156,7 +156,11 @@ pub(super) fn the_timer_expires_once_per_setting<S: HandleSet>(set: &S) {
     let mut reader = EventReader::new(set, &[]);
     for at in [MonoNs(0), MonoNs(1)] {
         set.set_timer(Some(at));
-        assert_eq!(reader.wait_and_read(Wait::Block, 8, |_, _| {}), [Event::Timer], "the past goes off at once");
+        assert_eq!(
+            reader.wait_and_read(Wait::Block, 8, |_, _| {}),
+            [Event::Timer],
+            "a time in the past expires at once"
+        );
         assert_eq!(reader.wait_and_read(Wait::Poll, 8, |_, _| {}), []);
     }
     let soon = mono_now().plus(2_000_000);
@@ -168,7 +172,7 @@ pub(super) fn the_timer_expires_once_per_setting<S: HandleSet>(set: &S) {
     set.set_timer(None);
     assert_eq!(reader.wait_and_read(Wait::Poll, 8, |_, _| {}), [], "cleared");
     set.set_timer(Some(MonoNs(u64::MAX)));
-    assert_eq!(reader.wait_and_read(Wait::Poll, 8, |_, _| {}), [], "the end of time is far");
+    assert_eq!(reader.wait_and_read(Wait::Poll, 8, |_, _| {}), [], "a timer far in the future does not expire");
 }
 
 pub(super) fn each_arrival_is_reported_once<S: HandleSet>(set: &S) {
@@ -202,7 +206,7 @@ pub(super) fn datagrams_carry_stamp_source_and_truncation<S: HandleSet>(set: &S)
     let mut reader = EventReader::new(set, &pairs);
     let source = pairs[0].sender.local_addr().unwrap();
     let mut stamped_count = 0_u64;
-    // The kernel begins to stamp a moment after it was asked to.
+    // The kernel begins to timestamp a moment after the request.
     while stamped_count < 3 {
         pairs[0].sender.send(&[1; 2_048]).unwrap();
         pairs[0].sender.send(&[2; 2_049]).unwrap();
@@ -224,7 +228,7 @@ pub(super) fn a_small_event_limit_loses_no_event<S: HandleSet>(set: &S) {
     let pairs: Vec<_> = (0..5).map(|channel| SocketPair::new(channel, Line::A).added_to(set)).collect();
     let mut reader = EventReader::new(set, &pairs);
     reader.drain_events();
-    pairs.iter().for_each(|feed| assert_eq!(feed.sender.send(b"x").unwrap(), 1));
+    pairs.iter().for_each(|pair| assert_eq!(pair.sender.send(b"x").unwrap(), 1));
     let mut seen = Vec::new();
     while seen.len() < pairs.len() {
         reader.wait_and_read(Wait::Block, 1, |handle, _| seen.push(handle.channel.0));
@@ -234,14 +238,14 @@ pub(super) fn a_small_event_limit_loses_no_event<S: HandleSet>(set: &S) {
 }
 
 pub(super) fn datagrams_queued_before_a_socket_was_added_are_received<S: HandleSet>(set: &S) {
-    let feed = SocketPair::new(0, Line::A);
-    feed.sender.send(b"early").unwrap();
-    let pairs = [feed.added_to(set)];
+    let pair = SocketPair::new(0, Line::A);
+    pair.sender.send(b"early").unwrap();
+    let pairs = [pair.added_to(set)];
     assert_eq!(EventReader::new(set, &pairs).read(1), [b"early"]);
 }
 
 pub(super) fn adding_and_removing_wakes_the_waiting_leader<S: HandleSet>(set: &S) {
-    let feed = SocketPair::new(0, Line::A);
+    let pair = SocketPair::new(0, Line::A);
     let (events_out, events) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -250,9 +254,9 @@ pub(super) fn adding_and_removing_wakes_the_waiting_leader<S: HandleSet>(set: &S
                 events_out.send(reader.wait_and_read(Wait::Block, 8, |_, _| {})).unwrap();
             }
         });
-        set.add(feed.receiver.as_fd(), feed.handle).unwrap();
+        set.add(pair.receiver.as_fd(), pair.handle).unwrap();
         assert_eq!(events.recv().unwrap(), [Event::Wake]);
-        set.remove(feed.receiver.as_fd()).unwrap();
+        set.remove(pair.receiver.as_fd()).unwrap();
         assert_eq!(events.recv().unwrap(), [Event::Wake]);
     });
 }
@@ -267,7 +271,7 @@ pub(super) fn a_removed_socket_reports_nothing_and_can_be_added_again<S: HandleS
     pairs[1].sender.send(b"seen").unwrap();
     assert_eq!(reader.read(1), [b"seen"]);
     assert_eq!(reader.wait_and_read(Wait::Poll, 8, |_, _| {}), []);
-    assert!(set.remove(pairs[0].receiver.as_fd()).is_err(), "it is not there");
+    assert!(set.remove(pairs[0].receiver.as_fd()).is_err(), "the socket is not in the set");
 
     set.add(pairs[0].receiver.as_fd(), pairs[0].handle).unwrap();
     assert!(set.add(pairs[0].receiver.as_fd(), pairs[0].handle).is_err(), "it is there");
@@ -296,17 +300,17 @@ pub(super) fn sent_packets_arrive<S: HandleSet>(set: &S) {
             batch.push(&[round; HEADER_BYTES], &body[..length * 10], OutputIndex(1)).unwrap();
         }
         assert_eq!(io.send(&batch).unwrap(), 40);
-        for feed in [&first, &second] {
+        for pair in [&first, &second] {
             for length in 0..20 {
                 let mut bytes = [0; 300];
-                let received = feed.receiver.recv(&mut bytes).unwrap();
+                let received = pair.receiver.recv(&mut bytes).unwrap();
                 assert_eq!(bytes[..received], [&[round; HEADER_BYTES][..], &body[..length * 10]].concat());
             }
         }
     }
 }
 
-/// One reader; the sender keeps no more on the way than the socket holds.
+/// One reader; the sender keeps no more in flight than the socket holds.
 pub(super) fn no_packet_of_100000_is_lost<S: HandleSet>(set: &S) {
     let pairs = [SocketPair::new(0, Line::A).added_to(set), SocketPair::new(0, Line::B).added_to(set)];
     let received = AtomicUsize::new(0);
@@ -323,7 +327,8 @@ pub(super) fn no_packet_of_100000_is_lost<S: HandleSet>(set: &S) {
     });
 }
 
-/// The lead changes from thread to thread after every wait; nothing is lost, and who doesn't lead is told of nothing.
+/// The lead moves from thread to thread after every wait; nothing is lost, and a thread that does not lead gets no
+/// event.
 pub(super) fn leadership_moves_between_threads_without_loss<S: HandleSet>(set: &S) {
     let pairs = [SocketPair::new(0, Line::A).added_to(set), SocketPair::new(0, Line::B).added_to(set)];
     let (received, lead) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -340,7 +345,7 @@ pub(super) fn leadership_moves_between_threads_without_loss<S: HandleSet>(set: &
                         continue;
                     }
                     let mut next = next.lock().unwrap();
-                    // Only the leader receives, so while something is missing it cannot block for good.
+                    // Only the leader receives, so it cannot block for good while something is missing.
                     let wait = if lead.load(Ordering::Relaxed) % 3 == 0 { Wait::Block } else { Wait::Poll };
                     reader.wait_and_read(wait, 8, |handle, datagram| {
                         check_next(&mut next[usize::from(handle.line.0)], datagram);
@@ -357,8 +362,8 @@ pub(super) fn leadership_moves_between_threads_without_loss<S: HandleSet>(set: &
 
 fn send_within_window(pairs: &[SocketPair; 2], received: &AtomicUsize) {
     for number in 0..PACKETS / 2 {
-        for feed in pairs {
-            feed.sender.send(&u32::try_from(number).unwrap().to_le_bytes()).unwrap();
+        for pair in pairs {
+            pair.sender.send(&u32::try_from(number).unwrap().to_le_bytes()).unwrap();
         }
         while number * 2 > received.load(Ordering::Acquire) + WINDOW {
             thread::yield_now();
@@ -372,6 +377,6 @@ fn check_next(next: &mut u32, datagram: &ReceivedDatagram<'_>) {
 }
 
 const PACKETS: usize = 100_000;
-/// Packets on the way: what a socket of the default size (212,992 bytes) holds of small ones.
+/// Packets in flight: small packets that fit a socket of the default size (212,992 bytes).
 const WINDOW: usize = 128;
 const THREADS: usize = 2;

@@ -1,8 +1,8 @@
 //! The epoll backend: readiness from one edge-triggered set, `recvmmsg`, `sendmmsg`.
 //!
-//! The set is what "only the leader waits" means: readiness has no owner, so the lead can move to any thread without
-//! a hand-over. Its timer and its wake-up are descriptors in the set, so that the leader's wait is one wait. Neither
-//! is ever read: each expiry and each wake-up is an edge of its own, and arming the timer anew clears it.
+//! Readiness has no owner, so the lead can move to any thread without a hand-over. The timer and the wake-up are
+//! descriptors in the set, so the leader has one wait for all. Neither descriptor is ever read: each expiry and each
+//! wake-up is a separate edge, and setting the timer again clears it.
 
 mod ready;
 
@@ -28,10 +28,10 @@ pub struct EpollSet {
 }
 
 impl EpollSet {
-    /// An empty set.
+    /// Creates an empty set.
     ///
     /// # Errors
-    /// When the kernel gives no descriptors.
+    /// If the kernel gives no descriptors.
     pub fn new() -> io::Result<Self> {
         Ok(Self { ready: Arc::new(ReadySet::new()?) })
     }
@@ -61,7 +61,7 @@ impl HandleSet for EpollSet {
     }
 }
 
-/// A thread's part: nothing but a place for events.
+/// A thread's part: a buffer for events.
 #[derive(Debug)]
 pub struct EpollIo {
     ready: Arc<ReadySet>,

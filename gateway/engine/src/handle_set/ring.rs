@@ -1,11 +1,11 @@
-//! The io_uring backend of pools with several threads: readiness from the shared epoll set, everything else from a
-//! ring of the thread's own.
+//! The io_uring backend of pools with several threads: readiness from the shared epoll set, all other I/O through a
+//! ring of each thread.
 //!
-//! An io_uring request belongs to the task that armed it: completed by another thread's doing, it wakes or interrupts
-//! the one that armed it. So no ring is shared and no request outlives its turn: the leading thread waits *in its own
-//! ring* for the epoll set, and takes that wait back before it gives up the lead; receives and sends are submitted and
-//! completed within one call. What a wait brought that was being taken back is left to the next leader in
-//! [`LeftoverEvents`], or its edges would be lost.
+//! An io_uring request belongs to the task that armed it. If the action of another thread completes the request, the
+//! completion wakes or interrupts the task that armed it. So no ring is shared and no request outlives its turn. The
+//! leading thread waits *in its own ring* for the epoll set, and cancels that wait before it gives up the lead;
+//! receives and sends are submitted and completed within one call. Events of a wait that is being cancelled go to the
+//! next leader through [`LeftoverEvents`]; otherwise their edges would be lost.
 
 #![allow(unsafe_code, reason = "requests whose memory the kernel holds")]
 
@@ -25,7 +25,7 @@ use crossbeam_queue::ArrayQueue;
 use io_uring::{opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 use mdgw_sys::{
-    batch::{PACKETS_MAX, ReceiveBatch, SendBatch, is_past_send_error, pinned_array::Fixed},
+    batch::{PACKETS_MAX, ReceiveBatch, SendBatch, is_past_send_error, pinned_array::PinnedArray},
     handle::{Handle, LineSet},
 };
 
@@ -39,7 +39,7 @@ use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
 /// How a ring waits for the epoll set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EpollWaitMethod {
-    /// The request brings the events itself (`IORING_OP_EPOLL_WAIT`, from kernel 6.15).
+    /// The request returns the events itself (`IORING_OP_EPOLL_WAIT`, from kernel 6.15).
     Events,
     /// A one-shot poll on the set's descriptor, then `epoll_wait` without blocking.
     Readiness,
@@ -57,12 +57,13 @@ pub struct RingSet {
 type LeftoverEvents = ArrayQueue<Event>;
 
 impl RingSet {
-    /// An empty set. Whether the kernel has what `wait` needs is told by [`probe`](super::backend_choice).
+    /// Creates an empty set. [`probe_io_uring`](super::backend_choice::probe_io_uring) says which `wait` the kernel
+    /// offers.
     ///
     /// # Errors
-    /// When the kernel gives no descriptors.
+    /// If the kernel gives no descriptors.
     pub fn new(wait: EpollWaitMethod) -> io::Result<Self> {
-        // One wait's events at most are on the way: the next leader takes them before it waits itself.
+        // At most one wait's events are in the queue: the next leader takes them before it waits.
         Ok(Self { ready: Arc::new(ReadySet::new()?), leftover: Arc::new(ArrayQueue::new(2 * EVENTS_MAX)), wait })
     }
 }
@@ -77,7 +78,7 @@ impl HandleSet for RingSet {
             leftover: Arc::clone(&self.leftover),
             wait_method: self.wait,
             armed: false,
-            wait_buffer: Fixed::new(EVENTS_MAX, |_| libc::epoll_event { events: 0, u64: 0 }),
+            wait_buffer: PinnedArray::new(EVENTS_MAX, |_| libc::epoll_event { events: 0, u64: 0 }),
             poll_buffer: Box::new([libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX]),
             undelivered: Vec::with_capacity(EVENTS_MAX),
             fault: None,
@@ -111,12 +112,12 @@ pub struct RingIo {
     /// Whether a request waits for the set.
     armed: bool,
     /// Where the kernel puts events while a request waits.
-    wait_buffer: Fixed<libc::epoll_event>,
+    wait_buffer: PinnedArray<libc::epoll_event>,
     /// Where `epoll_wait` puts them.
     poll_buffer: Box<[libc::epoll_event; EVENTS_MAX]>,
-    /// Events that have come and were not passed on yet, the last first.
+    /// Events not yet passed on, the last first.
     undelivered: Vec<Event>,
-    /// Why a wait ended without events; the next wait returns it, whatever was going on when it ended.
+    /// Why a wait ended without events. The next wait returns the error, whatever call saw it.
     fault: Option<io::Error>,
 }
 
@@ -130,14 +131,14 @@ impl RingIo {
             }
             EpollWaitMethod::Readiness => opcode::PollAdd::new(set, u32::from(libc::POLLIN.unsigned_abs())).build(),
         };
-        // SAFETY: the kernel writes at most `EVENTS_MAX` events to `wait_buffer`, which has that many, is read only when
-        // the request has been completed, and is given up only after it was taken back (`drop`).
+        // SAFETY: the kernel writes at most `EVENTS_MAX` events to `wait_buffer`, which has that many. It is read only
+        // after the request has completed, and freed only after the request was cancelled (`drop`).
         unsafe { self.ring.push(request, Request::Wait)? };
         self.armed = true;
         Ok(())
     }
 
-    /// Hands what has been completed to `on_other`, but for the wait.
+    /// Reaps completions: handles those of the wait, and passes all others to `on_other`.
     fn reap(&mut self, mut on_other: impl FnMut(Request, i32)) {
         let mut ended = None;
         self.ring.completions(|request, result, _flags| match request {
@@ -187,7 +188,8 @@ impl ThreadIo for RingIo {
             if !self.armed {
                 self.arm()?;
             }
-            // Spinning costs a look at memory: the ring is entered only for what was just armed or is flagged.
+            // Spinning costs a read of memory: the ring is entered only for a newly armed request or if the kernel has
+            // flagged work.
             match wait {
                 Wait::Poll if self.ring.is_idle() => return Ok(()),
                 Wait::Poll => self.ring.enter(0)?,
@@ -209,7 +211,7 @@ impl ThreadIo for RingIo {
             // SAFETY: the request holds no pointer.
             unsafe { self.ring.push(cancel, Request::Cancel)? };
         }
-        // Both end: the wait (as cancelled, or with what it just brought) and the request to cancel it.
+        // Both requests complete: the wait (cancelled, or with its last events) and the cancellation.
         while self.armed || !cancelled {
             self.ring.enter(1)?;
             self.reap(|request, _| cancelled |= request == Request::Cancel);
@@ -236,8 +238,8 @@ impl ThreadIo for RingIo {
                     let Some(slot) = receives.slots.get_mut(receives.count) else { break };
                     let Some(header) = batch.free_header(receives.count) else { break };
                     let request = opcode::RecvMsg::new(types::Fd(socket), header).flags(DONT_WAIT).build();
-                    // SAFETY: the header and what it leads to are a free row of `batch`, which is borrowed until
-                    // every request has been completed below: with MSG_DONTWAIT none waits.
+                    // SAFETY: the header and the buffers it points to are a free row of `batch`, which is borrowed
+                    // until every request has completed below: with MSG_DONTWAIT no request waits.
                     unsafe { self.ring.push(request, Request::Receive(receives.count))? };
                     *slot = (line, -libc::ECANCELED);
                     receives.count += 1;
@@ -289,8 +291,8 @@ impl ThreadIo for RingIo {
 impl Drop for RingIo {
     fn drop(&mut self) {
         if self.release_wait().is_err() {
-            // The kernel may still write there: better lost than given to somebody else.
-            std::mem::forget(std::mem::replace(&mut self.wait_buffer, Fixed::new(0, |_| unreachable!())));
+            // The kernel may still write there: leak the memory rather than reuse it.
+            std::mem::forget(std::mem::replace(&mut self.wait_buffer, PinnedArray::new(0, |_| unreachable!())));
         }
     }
 }
@@ -311,10 +313,10 @@ fn without(set: LineSet, line: Line) -> LineSet {
     LineSet(set.0 & !LineSet::default().with(line).0)
 }
 
-/// Requests for each socket in the first submission: usually one datagram has come, and the second request finds that
-/// it was the last. Each later submission asks for four times as many.
+/// Requests for each socket in the first submission: usually one datagram has arrived, and the second request finds the
+/// socket empty. Each later submission has four times as many.
 const FIRST_REQUESTS_PER_SOCKET: usize = 2;
-/// Submissions for one call; what is left then is told as unfinished.
+/// Submissions of one call; what is left then is reported as unfinished.
 const ROUNDS_MAX: usize = 8;
 /// Room for a full batch, the wait and its cancellation.
 const SUBMISSIONS: u32 = 128;

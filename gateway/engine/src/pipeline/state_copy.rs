@@ -1,13 +1,13 @@
-//! A channel's state for a gateway that joins: one slice for each message, made under the claim.
+//! A channel's state for a joining gateway: one slice for each message, made under the claim.
 //!
-//! A cold thread brings all the memory and takes it back; what it costs the channel is a bounded walk between two packets.
+//! A cold thread allocates and frees all memory. The channel's cost is a bounded walk between two packets.
 
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::channel::{Channel, CopyBuffer, CopyStep, copy::SLICE_BYTES_MAX};
 
-/// Goes to a channel with an order and comes back with a slice.
+/// A message that goes to a channel with a command and comes back with a slice.
 #[derive(Debug)]
 pub struct CopyRequest {
     command: CopyCommand,
@@ -18,44 +18,44 @@ pub struct CopyRequest {
 
 #[derive(Debug)]
 enum CopyCommand {
-    /// A copy begins, with its first slice. On the way back: that memory is free again.
+    /// Begins a copy and makes its first slice. On the way back it holds memory that is free again.
     Begin(CopyBuffer),
     /// The next slice.
     Next,
-    /// Nobody wants it any more.
+    /// Cancels the copy.
     Cancel,
 }
 
 impl CopyRequest {
-    /// The first turn of a copy. It comes back into that queue, which has room for all turns of the copy.
+    /// The first request of a copy. It returns to `return_queue`, which has room for all requests of the copy.
     #[must_use]
     pub fn begin(return_queue: &Arc<ArrayQueue<Box<Self>>>) -> Box<Self> {
         Self::with(CopyCommand::Begin(CopyBuffer::new()), return_queue)
     }
 
-    /// A further one.
+    /// A further request of the copy.
     #[must_use]
-    pub fn go_on(return_queue: &Arc<ArrayQueue<Box<Self>>>) -> Box<Self> {
+    pub fn next_slice(return_queue: &Arc<ArrayQueue<Box<Self>>>) -> Box<Self> {
         Self::with(CopyCommand::Next, return_queue)
     }
 
-    /// The last one of a copy that nobody wants any more.
+    /// Cancels a copy: its last request.
     #[must_use]
-    pub fn end(return_queue: &Arc<ArrayQueue<Box<Self>>>) -> Box<Self> {
+    pub fn cancel(return_queue: &Arc<ArrayQueue<Box<Self>>>) -> Box<Self> {
         Self::with(CopyCommand::Cancel, return_queue)
     }
 
-    /// One that has come back goes once more.
+    /// Reuses a returned request for the next slice.
     #[must_use]
-    pub fn again(mut self: Box<Self>) -> Box<Self> {
+    pub fn reuse(mut self: Box<Self>) -> Box<Self> {
         self.slice.clear();
         self.command = CopyCommand::Next;
         self
     }
 
-    /// What it came back with.
+    /// The slice, and the state of the copy after it.
     #[must_use]
-    pub fn came(&self) -> (&[u8], CopyStep) {
+    pub fn result(&self) -> (&[u8], CopyStep) {
         (&self.slice, self.step)
     }
 
@@ -64,8 +64,8 @@ impl CopyRequest {
         Box::new(Self { command, slice, step, return_queue: Arc::clone(return_queue) })
     }
 
-    /// The channel's part. Nothing is allocated or freed.
-    pub fn take(mut self: Box<Self>, channel: &mut Channel) {
+    /// Runs the command on the channel. Nothing is allocated or freed.
+    pub fn run(mut self: Box<Self>, channel: &mut Channel) {
         let mut free = match std::mem::replace(&mut self.command, CopyCommand::Next) {
             CopyCommand::Begin(buffer) => channel.begin_copy(buffer),
             CopyCommand::Next => None,
@@ -79,7 +79,7 @@ impl CopyRequest {
             self.command = CopyCommand::Begin(memory);
         }
         let return_queue = Arc::clone(&self.return_queue);
-        // There is room, as long as nobody makes more turns than that; the memory would be freed here else.
+        // There is room as long as no more requests exist than that; otherwise the memory would be freed here.
         let _room = return_queue.push(self);
     }
 }

@@ -1,4 +1,4 @@
-//! What the gateway before had not sent, and where it is read from.
+//! The catch-up: entries that the previous leader had not sent, and the place they are read from.
 
 use mdgw_feeds::{
     identity::{Sequence, Session},
@@ -7,31 +7,31 @@ use mdgw_feeds::{
 };
 use mdgw_publog::{Entry, Position, Reader, Writer};
 
-/// Entries of the log that go out as a takeover's tail.
+/// Log entries to be sent by a takeover's catch-up.
 #[derive(Debug)]
 pub(super) struct CatchUp {
     source: CatchUpSource,
-    /// Where the log ended when the fence opened.
+    /// End of the log when the fence opened.
     pub(super) log_end: Position,
-    /// When the next portion may go.
+    /// When the next portion may be sent.
     pub(super) due: MonoNs,
-    /// The gateway before had come so far, which this one hasn't yet: nothing new is said until it has.
+    /// Position that the previous leader had reached and this gateway has not: nothing new is published before it.
     pub(super) predecessor_through: Option<StreamPosition>,
 }
 
-/// Where the next entry stands.
+/// Place of the next entry.
 #[derive(Debug)]
 pub(super) enum CatchUpSource {
-    /// In the writer's own memory: no system call, no page fault.
+    /// The writer's own memory: no system call, no page fault.
     Memory(Position),
-    /// In the log's files: older than what memory keeps.
+    /// The log's files, for entries older than those in memory.
     Files(Reader),
 }
 
 impl CatchUpSource {
-    /// The first entry in memory that says more than was heard; `None` when it may be older than what memory keeps.
+    /// The first entry in memory that reaches beyond the watermark; `None` if that entry may be older than the memory.
     pub(super) fn from_memory(writer: &Writer, published_through: StreamPosition) -> Option<Self> {
-        // The first part of a message may stand in an entry that settles only what came before it.
+        // The first part of a message may lie in an entry that covers only the messages before it.
         let before = writer
             .pending_before(published_through.session.to_bytes(), published_through.sequence.0.saturating_sub(1))?;
         let mut at = before;
@@ -59,12 +59,12 @@ impl CatchUp {
         Self { source, log_end, due, predecessor_through }
     }
 
-    /// Where the next entry stands.
+    /// Place of the next entry.
     pub(super) fn position(&self) -> Position {
         self.source.position()
     }
 
-    /// Memory has been given to newer entries: the files have the place, if anything does.
+    /// Whether newer entries have overwritten the place in memory: then only the files may have it.
     pub(super) fn is_evicted(&self, writer: &Writer) -> bool {
         matches!(self.source, CatchUpSource::Memory(at) if writer.pending(at).is_none())
     }
@@ -81,7 +81,7 @@ impl CatchUp {
         }
     }
 
-    /// The next entries, as far as they are at hand after [`Self::peek`].
+    /// The next entries, as far as they are loaded after [`Self::peek`].
     pub(super) fn entries_ahead<'a>(&'a self, writer: &'a Writer) -> impl Iterator<Item = Entry<'a>> {
         let (memory, files) = match &self.source {
             CatchUpSource::Memory(at) => (writer.pending(*at), None),
@@ -90,7 +90,7 @@ impl CatchUp {
         memory.into_iter().flatten().chain(files.into_iter().flatten())
     }
 
-    /// Goes behind the first `count` entries ahead.
+    /// Moves behind the first `count` entries ahead.
     pub(super) fn skip(&mut self, count: usize, writer: &Writer) {
         let last = count.checked_sub(1).and_then(|index| self.entries_ahead(writer).nth(index));
         let Some(end) = last.map(|entry| entry.end) else { return };
@@ -100,7 +100,7 @@ impl CatchUp {
         }
     }
 
-    /// Goes on to the first entry that says more than was heard. How many were passed over.
+    /// Skips entries up to the watermark. Returns how many were skipped.
     pub(super) fn skip_published(&mut self, writer: &Writer) -> u64 {
         let mut count = 0;
         while let Some(published_through) = self.predecessor_through
@@ -117,14 +117,14 @@ impl CatchUp {
     }
 }
 
-/// Whether an entry says nothing beyond `published_through`.
+/// Whether an entry holds nothing beyond `published_through`.
 pub fn is_covered_by(entry: &Entry<'_>, published_through: StreamPosition) -> bool {
-    // An entry that settles nothing has something to say where it stands.
+    // An entry that covers no sequence (a heartbeat) still counts at its position.
     covered_span(entry)
         .is_some_and(|(from, log_end)| log_end < published_through || (log_end == published_through && from < log_end))
 }
 
-/// From where to where an entry says something.
+/// The range of the stream that an entry covers.
 pub(super) fn covered_span(entry: &Entry<'_>) -> Option<(StreamPosition, StreamPosition)> {
     let range = (Sequence(entry.first), Sequence(entry.next));
     let session = Session::from_bytes(entry.session)?;

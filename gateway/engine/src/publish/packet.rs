@@ -1,4 +1,4 @@
-//! An entry's header as it goes on the wire.
+//! Packet header of a log entry.
 
 use mdgw_feeds::{
     identity::{ChannelId, Epoch, GroupId},
@@ -9,8 +9,8 @@ use mdgw_publog::Entry;
 use mdgw_sys::batch::HEADER_BYTES;
 use zerocopy::transmute;
 
-/// The header of the packet whose body is `entry`; `flags` on top of those that the entry was committed with. In a
-/// retransmission a heartbeat ends an answer, so an entry without frames isn't flagged as one there.
+/// The header of the packet whose body is `entry`. `flags` are added to the flags that the entry was committed with. In
+/// a retransmission a heartbeat ends an answer, so an entry without frames is not flagged as a retransmission.
 #[inline]
 pub fn packet_header(
     group: GroupId,

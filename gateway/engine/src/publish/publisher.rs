@@ -1,4 +1,4 @@
-//! One channel's way out: cursor, fence, heartbeats.
+//! Sends one channel: cursor, fence, heartbeats.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -23,82 +23,83 @@ use super::{
 };
 use crate::handle_set::ThreadIo;
 
-/// How a channel is published.
+/// Settings of a channel's output.
 #[derive(Clone, Debug)]
 pub struct PublisherConfig {
-    /// The group that the channel belongs to.
+    /// The channel's group.
     pub group: GroupId,
-    /// The channel.
+    /// Id of the channel in packet headers.
     pub channel: ChannelId,
-    /// Output lines that carry the same packets, 1 or 2; none: nothing is sent.
+    /// Output lines that carry the same packets, 1 or 2; with none, nothing is sent.
     pub outputs: Vec<OutputIndex>,
-    /// After so long without a packet, a heartbeat goes out.
+    /// Longest time without a packet, ns; then a heartbeat is sent.
     pub heartbeat_ns: u64,
-    /// Least entries per second while working off what the gateway before had not sent; twice of what comes in, if
-    /// that is more: a slower tail never catches up, one without a limit overruns receivers.
+    /// Least rate of the catch-up, entries per second. If twice the input's rate is higher, that rate applies: a slower
+    /// catch-up never ends, and an unlimited one overruns receivers.
     pub catch_up_packets_per_s: u64,
-    /// A hand-over to the kernel that takes longer is counted: the time that the fence's margin allows for.
+    /// Hand-overs to the kernel that take longer are counted, ns: the time that the fence's margin allows for.
     pub send_ns_max: u64,
-    /// Where the log's segments lie.
+    /// Directory of the log's segments.
     pub log_directory: PathBuf,
 }
 
-/// What a cursor does.
+/// Mode of a publisher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublishMode {
-    /// Idle: the fence lets nothing through.
+    /// Idle: the fence is closed.
     Closed,
-    /// Works off what had not been sent.
+    /// Sends the entries that had not been sent before the takeover.
     CatchUp,
-    /// Sends each entry as it comes.
+    /// Sends each entry once it is committed.
     Live,
 }
 
-/// What a [`Publisher`] counts. A packet that goes out on two lines counts twice.
+/// Counts of a [`Publisher`]. A packet that is sent on two lines counts twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishCounts {
-    /// Packets that the kernel took, heartbeats included.
+    /// Packets that the kernel accepted, heartbeats included.
     pub packets: u64,
-    /// Packets among them that were sent while in [`PublishMode::CatchUp`].
+    /// Packets among them that were sent in [`PublishMode::CatchUp`].
     pub catch_up_packets: u64,
     /// Heartbeats among them.
     pub heartbeats: u64,
-    /// Hand-overs that the kernel cut short: no room. Tried again.
+    /// Hand-overs that the kernel cut short for lack of room. Retried.
     pub refused: u64,
-    /// Hand-overs that failed otherwise. Tried again.
+    /// Hand-overs that failed with another error. Retried.
     pub errors: u64,
     /// Times the fence was found closed at a hand-over.
     pub fence_closures: u64,
     /// Openings of the fence.
     pub openings: u64,
-    /// Hand-overs that took longer than they may.
+    /// Hand-overs that took longer than [`PublisherConfig::send_ns_max`].
     pub slow_sends: u64,
-    /// Times a line was so far behind that the log's memory for it was gone: it went on with the oldest there.
+    /// Times a line was so far behind that the log's memory had lost its place. The line continues with the oldest
+    /// entry.
     pub memory_overruns: u64,
-    /// Trouble with reading the log for the tail, which then began later.
+    /// Failures to read the log for the catch-up, which then began later in the stream.
     pub log_failures: u64,
-    /// Entries that were not sent, since the gateway that led before had come further than this one.
+    /// Entries that were not sent, because the previous leader had already published beyond them.
     pub skipped_entries: u64,
 }
 
-/// Sends one channel's log. Driven by whoever holds the channel's claim: nobody else moves the cursor.
+/// Sends one channel's log. Only the holder of the channel's claim moves the cursor.
 #[derive(Debug)]
 pub struct Publisher {
     config: PublisherConfig,
     lines: Vec<LineCursor>,
     mode: PublishMode,
-    /// Under which the last packet went out.
+    /// Epoch of the last packet.
     epoch: Epoch,
     catch_up: Option<CatchUp>,
-    /// What was heard of whoever led before, and how far this one has sent.
+    /// Receive watermark of the previous leader's output, and how far this gateway has sent.
     takeover: Arc<TakeoverShared>,
     input: InputRate,
     heartbeat_at: MonoNs,
     retry_at: Option<MonoNs>,
     wall: WallFromMono,
-    /// What the last opening of the fence has come to.
+    /// Results of the last opening of the fence.
     opening: FenceOpening,
-    /// Packets sent as a tail before it.
+    /// Catch-up packets sent before the last opening.
     catch_up_packets_before: u64,
     counts: PublishCounts,
 }
@@ -109,7 +110,7 @@ struct LineCursor {
     at: Position,
 }
 
-/// How fast the log grows.
+/// Measures how fast the log grows.
 #[derive(Clone, Copy, Debug)]
 struct InputRate {
     entries: u64,
@@ -128,7 +129,7 @@ impl InputRate {
     }
 }
 
-/// Where in the log a packet says the channel stands.
+/// Place in the log and stream position that belong together.
 #[derive(Clone, Copy, Debug)]
 struct StreamState {
     session: SessionBytes,
@@ -138,7 +139,8 @@ struct StreamState {
 }
 
 impl Publisher {
-    /// Begins at the end of the log, unless `takeover` tell of another gateway: what an earlier run left there has been sent.
+    /// Begins at the end of the log, unless `takeover` holds a watermark of another gateway: entries of an earlier run
+    /// have been sent.
     ///
     /// # Panics
     /// With more than four outputs.
@@ -165,7 +167,7 @@ impl Publisher {
         }
     }
 
-    /// Sends what is due, until it is all handed over, or the kernel or the fence takes no more. The time of the last
+    /// Sends all due entries, until none is left, or the kernel or the fence refuses. Returns the time of the last
     /// hand-over, if there was one.
     #[inline]
     pub fn send_from<I: ThreadIo>(
@@ -186,7 +188,7 @@ impl Publisher {
             };
             if self.mode == PublishMode::Closed || epoch != self.epoch {
                 if let Some(received_through) = self.open(epoch, log) {
-                    // Before anything is looked up in the log: receivers fence the old leader from here on.
+                    // Before any entry is read from the log: from this packet on receivers fence the old leader.
                     self.send_state(&StreamState::at(received_through), now, buffers, io);
                     self.begin_catch_up(Some(received_through), log, now);
                 } else {
@@ -213,10 +215,10 @@ impl Publisher {
         sent_at
     }
 
-    /// When [`Self::on_deadline`] wants to be called.
+    /// Time of the next call of [`Self::on_deadline`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoNs> {
-        // While it is behind, what it waits for is its input.
+        // A publisher behind the previous leader waits for its own input.
         let catch_up = self
             .catch_up
             .as_ref()
@@ -226,8 +228,8 @@ impl Publisher {
         [heartbeat, self.retry_at, catch_up].into_iter().flatten().min()
     }
 
-    /// Time has passed: a heartbeat, the next portion of the tail or another try may be due. While the fence is closed
-    /// this is where its opening is noticed at the latest.
+    /// Sends a heartbeat, the next portion of the catch-up or a retry, if one is due. While the fence is closed, this
+    /// call notices its opening at the latest.
     pub fn on_deadline<I: ThreadIo>(
         &mut self,
         now: MonoNs,
@@ -250,14 +252,14 @@ impl Publisher {
         }
     }
 
-    /// Answers a question about the fence: what there was to send under it is sent, and nothing is under way.
+    /// Acknowledges a drain: all entries due under the fence are sent, and no send is in progress.
     #[cold]
     pub fn acknowledge_drain(&mut self, number: u64, log: &LogSink) {
         let sent_through = self.sent_through(log);
         self.takeover.drain_ack.set(DrainAck { number, position: sent_through });
     }
 
-    /// Everything before it has been sent on every line; `None` before the first opening, or when it can't be told.
+    /// Every position before it has been sent on every line; `None` before the first opening, or if it is unknown.
     fn sent_through(&mut self, log: &LogSink) -> Option<StreamPosition> {
         if self.counts.openings == 0 {
             return None;
@@ -290,13 +292,13 @@ impl Publisher {
     fn close(&mut self) {
         if self.mode != PublishMode::Closed {
             self.counts.fence_closures += 1;
-            // The lines are where the tail was, so the next opening goes on there.
+            // The lines are where the catch-up was, so the next opening continues there.
             self.mode = PublishMode::Closed;
             self.catch_up = None;
         }
     }
 
-    /// Every opening is a takeover. What has been heard of the gateway that led before, unless this one has led since.
+    /// Every opening is a takeover. Takes the previous leader's watermark, unless this gateway has led since.
     #[cold]
     fn open(&mut self, epoch: Epoch, log: &LogSink) -> Option<StreamPosition> {
         self.counts.openings += 1;
@@ -326,7 +328,7 @@ impl Publisher {
         self.takeover.opening.set(self.opening);
     }
 
-    /// From what was heard, else from the place last sent.
+    /// Starts at the watermark, or else at the place last sent.
     #[cold]
     fn begin_catch_up(&mut self, received_through: Option<StreamPosition>, log: &LogSink, now: MonoNs) {
         let log_end = log.writer().end();
@@ -354,17 +356,17 @@ impl Publisher {
             }
             Some(_) => self.go_live(log_end, log),
             None if is_caught_up => self.go_live(log_end, log),
-            // The files don't tell. What memory still has is more than enough, or all there is.
+            // The files do not have the place. The entries in memory are more than enough, or all there are.
             None if received_through.is_some() => self.go_live(log.writer().oldest_pending(), log),
             None => self.go_live(sent, log),
         }
     }
 
-    /// A reader at the first entry that says more than was heard, or at the oldest if that is gone.
+    /// A reader at the first entry beyond the watermark, or at the oldest if that entry is gone.
     fn read_from_watermark(&mut self, received_through: StreamPosition) -> Option<Reader> {
         let open = || -> Result<(Reader, bool), LogError> {
             let mut reader = Reader::open(&self.config.log_directory, self.config.channel.0)?;
-            // The first part of a message may stand in an entry that settles only what came before it.
+            // The first part of a message may lie in an entry that covers only the messages before it.
             reader.seek(received_through.session.to_bytes(), received_through.sequence.0.saturating_sub(1))?;
             while reader.peek().is_some_and(|entry| is_covered_by(&entry, received_through)) {
                 reader.next();
@@ -402,7 +404,7 @@ impl Publisher {
         }
     }
 
-    /// `false` when there is no tail any more: neither memory nor the files have its next entry.
+    /// `false` if the catch-up cannot continue: neither memory nor the files have its next entry.
     fn is_catch_up_readable(&mut self, log: &LogSink) -> bool {
         let Some(at) =
             self.catch_up.as_ref().filter(|catch_up| catch_up.is_evicted(log.writer())).map(CatchUp::position)
@@ -421,8 +423,9 @@ impl Publisher {
         }
     }
 
-    /// One portion of the tail. The lines go together: one that takes less of it than another is left behind, so that a line
-    /// out of order keeps no takeover from its end. What it lacks is on the other, and at the retransmission services.
+    /// Sends one portion of the catch-up. The lines advance together. A line that takes fewer packets than another is
+    /// left behind, so that a faulty line cannot delay the end of a takeover. The packets it lacks are on the other
+    /// line and at the retransmission services.
     #[cold]
     fn send_catch_up<I: ThreadIo>(
         &mut self,
@@ -441,14 +444,15 @@ impl Publisher {
         if catch_up.predecessor_through.is_some() {
             return SendProgress::Idle;
         }
-        // What came since the opening waits behind the tail, and goes out at its pace while it is more than a portion.
+        // Entries committed since the opening wait behind the catch-up. They are sent at its pace while they exceed one
+        // portion.
         let log_end = catch_up.log_end;
         let next = catch_up.peek(log.writer()).map(|entry| entry.position);
         let is_in_catch_up = next.is_some_and(|next| next < log_end);
         let mut waiting = log.writer().pending(catch_up.position());
         let is_short = waiting.as_mut().is_some_and(|waiting| waiting.nth(CATCH_UP_PORTION_PACKETS).is_none());
         if !is_in_catch_up && (is_short || next.is_none()) {
-            // From here on the writer's own memory has it.
+            // From here on the entries are in the writer's own memory.
             let at = catch_up.position();
             self.go_live(at, log);
             return SendProgress::ModeChanged;
@@ -466,10 +470,10 @@ impl Publisher {
                 let entries = entries.take_while(|entry| !is_in_catch_up || entry.position < log_end);
                 count = fill(&mut batch, entries, &headers, flags, line.output);
             }
-            let sent_at = send_batch(&batch, now, io, &self.config, &mut self.counts);
-            let SendResult { taken, is_short, .. } = sent_at;
-            (sent_max, sent_on_all_lines, at) = (sent_max.max(taken.min(count)), sent_on_all_lines + taken, sent_at.at);
-            // The hand-over ended at one line; those after it get another try without it.
+            let result = send_batch(&batch, now, io, &self.config, &mut self.counts);
+            let SendResult { taken, is_short, .. } = result;
+            (sent_max, sent_on_all_lines, at) = (sent_max.max(taken.min(count)), sent_on_all_lines + taken, result.at);
+            // The hand-over ended at one line; the lines after it get another try without it.
             let served = taken / count.max(1) + 1;
             lines = if is_short { lines.get(served..).unwrap_or_default() } else { &[] };
         }
@@ -485,7 +489,7 @@ impl Publisher {
         let input_per_s = self.input.measure(log.writer().counts().entries, now);
         let per_s = self.config.catch_up_packets_per_s.max(input_per_s.saturating_mul(2)).max(1);
         let portion_ns = (sent_max as u64).saturating_mul(NS_PER_S) / per_s;
-        // A timer that comes late doesn't make the tail slower, nor does a long stall make it a burst.
+        // A late timer does not slow the catch-up, and a long stall does not make it a burst.
         catch_up.due = catch_up.due.max(MonoNs(now.0.saturating_sub(CATCH_UP_LATE_NS_MAX))).plus(portion_ns);
         self.counts.catch_up_packets += sent_on_all_lines as u64;
         self.heartbeat_at = at.plus(self.config.heartbeat_ns);
@@ -543,8 +547,8 @@ impl Publisher {
         if is_any_taken { SendProgress::Sent(at) } else { SendProgress::ModeChanged }
     }
 
-    /// Says under which epoch and how far the channel has been sent, and where it is out of service that
-    /// too; if the fence lets it.
+    /// Sends the epoch and the channel's position, and the state of a channel that is out of service, if the fence is
+    /// open.
     fn send_heartbeat<I: ThreadIo>(&mut self, log: &LogSink, fence: &Fence, buffers: &mut SendBuffers, io: &mut I) {
         let Some(stream_state) = self.stream_state(log) else { return };
         let now = mono_now();
@@ -553,7 +557,7 @@ impl Publisher {
         }
     }
 
-    /// A heartbeat. Not tried again: the next one is due soon.
+    /// Sends a heartbeat. Not retried: the next one is due soon.
     fn send_state<I: ThreadIo>(
         &mut self,
         stream_state: &StreamState,
@@ -575,7 +579,7 @@ impl Publisher {
         self.heartbeat_at = at.plus(self.config.heartbeat_ns);
     }
 
-    /// `None` before the first session, and while packets that say more wait to be tried again.
+    /// `None` before the first session, and while packets beyond the position wait for a retry.
     fn stream_state(&mut self, log: &LogSink) -> Option<StreamState> {
         if let Some(catch_up) = self.catch_up.as_mut() {
             if let Some(received_through) = catch_up.predecessor_through {
@@ -586,8 +590,8 @@ impl Publisher {
             return Some(StreamState { session, next: first, has_ended: false, has_failed: false });
         }
         let all_sent = |line: &LineCursor| log.writer().pending(line.at).is_some_and(|mut rest| rest.next().is_none());
-        let numbering = log.session_progress().filter(|_| self.lines.iter().all(all_sent))?;
-        let SessionProgress { session, committed, has_ended, has_failed, .. } = *numbering;
+        let progress = log.session_progress().filter(|_| self.lines.iter().all(all_sent))?;
+        let SessionProgress { session, committed, has_ended, has_failed, .. } = *progress;
         Some(StreamState { session, next: committed.0, has_ended, has_failed })
     }
 }
@@ -603,11 +607,11 @@ impl StreamState {
     }
 }
 
-/// What one round of sending came to.
+/// Result of one round of sending.
 enum SendProgress {
-    /// There is nothing more to send now.
+    /// No entry is due now.
     Idle,
-    /// Something was handed over, at this time.
+    /// Entries were handed to the kernel at this time.
     Sent(MonoNs),
     /// The mode has changed.
     ModeChanged,
@@ -619,7 +623,7 @@ struct SendResult {
     is_short: bool,
 }
 
-/// Makes headers of one batch.
+/// Builds the headers of one batch.
 struct HeaderBuilder<'a> {
     config: &'a PublisherConfig,
     epoch: Epoch,
@@ -632,7 +636,7 @@ impl HeaderBuilder<'_> {
         packet_header(self.config.group, self.config.channel, self.epoch, self.send_time, entry, flags)
     }
 
-    /// `frames`: none, or the one that tells a state.
+    /// `frames`: none, or the frame with the channel's state.
     fn of_state(&self, stream_state: &StreamState, frames: &[u8]) -> [u8; HEADER_BYTES] {
         let kind = if frames.is_empty() { PacketFlags::HEARTBEAT } else { PacketFlags::SNAPSHOT };
         let flags = if stream_state.has_ended { PacketFlags::END_OF_SESSION } else { PacketFlags::default() };
@@ -694,14 +698,14 @@ fn send_batch<I: ThreadIo>(
     SendResult { taken, at, is_short: taken < batch.len() }
 }
 
-/// A gateway's output lines: two, and room for a third while they are moved.
+/// Output lines of a gateway: two, and room for more while lines are moved.
 const LINES_MAX: usize = 4;
-/// How soon the kernel is asked again that refused a packet: some ten packets' time on a 1 Gbit/s wire.
+/// Time until a refused packet is retried, ns: about ten packets on a 1 Gbit/s wire.
 const RETRY_NS: u64 = 100_000;
-/// So many, then other channels have their turn.
+/// Packets of one portion; then other channels have their turn.
 const CATCH_UP_PORTION_PACKETS: usize = 32;
-/// How much later than planned a portion of the tail may be and still count as sent in time.
+/// A portion of the catch-up that is late by at most this time still counts as sent on schedule, ns.
 const CATCH_UP_LATE_NS_MAX: u64 = 2_000_000;
-/// Over what time the input's rate is measured, at least.
+/// Shortest time over which the input's rate is measured, ns.
 const RATE_WINDOW_NS: u64 = 20_000_000;
 const NS_PER_S: u64 = 1_000_000_000;

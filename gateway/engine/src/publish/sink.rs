@@ -10,16 +10,16 @@ use mdgw_feeds::{
 use mdgw_publog::{SessionBytes, Writer};
 use zerocopy::IntoBytes;
 
-/// A channel's frames on their way into its publication log.
+/// Writes a channel's frames to its publication log.
 ///
-/// Frames that fit are packed together until [`Self::flush`], which ends what one datagram brought: nothing ever waits
-/// to be filled. The ranges of entries follow each other without a hole within a session. Messages that produced no
-/// frame extend the range of the next entry, or of the one that [`Self::commit_covered`] makes.
+/// Frames that fit are packed together until [`Self::flush`], which ends the output of one datagram: no entry ever
+/// waits to be filled. Within a session the ranges of entries follow each other without a gap. Messages that produced
+/// no frame extend the range of the next entry, or of the entry that [`Self::commit_covered`] makes.
 #[derive(Debug)]
 pub struct LogSink {
     writer: Writer,
     session_progress: Option<SessionProgress>,
-    /// What comes before it is in the log already, and comes again for the sake of the books.
+    /// The log already holds everything before this sequence; the input is replayed only to rebuild the books.
     replayed_until: Option<Sequence>,
     /// Frames in the open entry.
     frame_count: u16,
@@ -27,14 +27,14 @@ pub struct LogSink {
     counts: SinkCounts,
 }
 
-/// Where the stream stands.
+/// Position of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionProgress {
     /// The present session, as in packets.
     pub session: SessionBytes,
-    /// First sequence that no committed entry settles.
+    /// First sequence that no committed entry covers.
     pub committed: Sequence,
-    /// First sequence that has not been handled.
+    /// First sequence that the channel has not handled.
     pub covered_through: Sequence,
     /// Whether the venue has ended the session.
     pub has_ended: bool,
@@ -42,10 +42,10 @@ pub struct SessionProgress {
     pub has_failed: bool,
 }
 
-/// What a [`LogSink`] counts.
+/// Counts of a [`LogSink`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SinkCounts {
-    /// Frames written, parts of a message counted once.
+    /// Frames written; the parts of a message count once.
     pub frames: u64,
     /// Records in them.
     pub records: u64,
@@ -53,77 +53,77 @@ pub struct SinkCounts {
     pub split_messages: u64,
     /// Entries without a frame: ranges in which nothing was produced.
     pub empty_entries: u64,
-    /// Frames that could not be written: no session had begun, or a body that neither fits nor can be cut. In place of a message a
-    /// gap is told.
+    /// Frames that could not be written: no session had begun, or the body neither fits nor can be split. A gap is
+    /// published in place of the message.
     pub refused: u64,
 }
 
 impl LogSink {
-    /// Writes to that log.
+    /// A sink that writes to that log.
     #[must_use]
     pub fn new(writer: Writer) -> Self {
         let counts = SinkCounts::default();
         Self { writer, session_progress: None, replayed_until: None, frame_count: 0, now: UnixNs(0), counts }
     }
 
-    /// Goes on where the run before had got: what it committed ended at `next` of `session`, which the venue may have
-    /// ended there. Until the venue is heard again, heartbeats say so.
+    /// Continues after an earlier run, whose committed entries ended at `next` of `session`; `has_ended`: the venue had
+    /// ended the session there. Until the venue sends again, heartbeats carry that position.
     pub fn resume(&mut self, session: Session, next: Sequence, has_ended: bool) {
         self.session_progress = Some(SessionProgress { has_ended, ..SessionProgress::starting_at(session, next) });
     }
 
-    /// The channel is out of service: what was not committed is dropped, and readers hear of it.
+    /// Takes the channel out of service: uncommitted frames are dropped, and a state frame informs readers.
     pub fn fail(&mut self) {
         self.writer.abandon();
         self.frame_count = 0;
-        let Some(session_progress) = self.session_progress.as_mut() else { return };
-        session_progress.has_failed = true;
-        session_progress.covered_through = session_progress.committed;
-        let meta = FrameMeta::state(session_progress.committed);
+        let Some(progress) = self.session_progress.as_mut() else { return };
+        progress.has_failed = true;
+        progress.covered_through = progress.committed;
+        let meta = FrameMeta::state(progress.committed);
         self.frame(&meta, 0, StateBody::of(ChannelState::Failed).as_bytes());
         self.flush();
     }
 
-    /// A datagram, a deadline or whatever else begins to be handled, at `now`: entries get that time.
+    /// Begins a datagram, a deadline or other input at `now`: entries get that time.
     #[inline]
     pub fn begin(&mut self, now: UnixNs) {
         self.now = now;
     }
 
-    /// Commits what has been written: readers and the publisher see it.
+    /// Commits the open entry: readers and the publisher see it.
     #[inline]
     pub fn flush(&mut self) {
-        if let Some(session_progress) = self.session_progress
+        if let Some(progress) = self.session_progress
             && self.frame_count > 0
         {
-            self.commit(session_progress.covered_through, PacketFlags::default());
+            self.commit(progress.covered_through, PacketFlags::default());
         }
     }
 
-    /// Commits what has been written, and an entry without frames if there are settled sequences that no entry covers:
-    /// what a heartbeat is due for. Whether there was anything.
+    /// Commits the open entry, and an entry without frames if no entry covers some handled sequences. A heartbeat needs
+    /// this. Returns whether there was anything to commit.
     pub fn commit_covered(&mut self) -> bool {
         self.flush();
         match self.session_progress {
-            Some(session_progress) if session_progress.covered_through > session_progress.committed => {
-                self.commit_empty(session_progress.covered_through, PacketFlags::HEARTBEAT);
+            Some(progress) if progress.covered_through > progress.committed => {
+                self.commit_empty(progress.covered_through, PacketFlags::HEARTBEAT);
                 true
             }
             _ => false,
         }
     }
 
-    /// Where the stream stands, once a session has begun.
+    /// Position of the stream, once a session has begun.
     #[must_use]
     pub fn session_progress(&self) -> Option<&SessionProgress> {
         self.session_progress.as_ref()
     }
 
-    /// How far the committed entries have come.
+    /// End of the committed entries.
     #[must_use]
     pub fn committed_through(&self) -> Option<StreamPosition> {
-        let session_progress = self.session_progress?;
-        Some(StreamPosition::at(Session::from_bytes(session_progress.session)?, session_progress.committed))
+        let progress = self.session_progress?;
+        Some(StreamPosition::at(Session::from_bytes(progress.session)?, progress.committed))
     }
 
     /// The log.
@@ -132,7 +132,7 @@ impl LogSink {
         &self.writer
     }
 
-    /// The log, to release what was sent.
+    /// The log, to release sent entries.
     pub(super) fn writer_mut(&mut self) -> &mut Writer {
         &mut self.writer
     }
@@ -145,16 +145,15 @@ impl LogSink {
 
     /// Appends one whole frame, in a new entry if the open one has no room. `false` if no entry has room.
     fn append(&mut self, header: &FrameHeader, body: &[u8]) -> bool {
-        let Some(session_progress) = self.session_progress else { return false };
+        let Some(progress) = self.session_progress else { return false };
         let frame_bytes = FRAME_HEADER_BYTES + body.len();
         if self.writer.room() < frame_bytes {
             self.flush();
         }
         if !self.writer.has_open_entry() {
-            // `flush` may have moved it.
-            let first =
-                self.session_progress.map_or(session_progress.committed, |session_progress| session_progress.committed);
-            self.writer.begin(session_progress.session, first.0);
+            // `flush` may have committed more.
+            let first = self.session_progress.map_or(progress.committed, |progress| progress.committed);
+            self.writer.begin(progress.session, first.0);
         }
         if self.writer.room() < frame_bytes {
             return false;
@@ -163,16 +162,16 @@ impl LogSink {
         self.writer.append(header.as_bytes()) && self.writer.append(body)
     }
 
-    /// Cuts a message's body at record borders; each part is alone in its packet. Only the last settles the
-    /// message; the first settles what came before it.
+    /// Splits a message's body at record boundaries; each part is alone in its packet. Only the last part covers the
+    /// message; the first covers the messages before it.
     #[cold]
     fn append_parts(&mut self, meta: &FrameMeta, body: &[u8]) -> bool {
         self.flush();
         let part_bytes_max = self.part_bytes_max();
         let mut rest = body;
         let mut part = 0_u16;
-        while let Some((split_messages, record_count)) = records_up_to(rest, part_bytes_max) {
-            let (part_body, behind) = rest.split_at(split_messages);
+        while let Some((part_bytes, record_count)) = records_up_to(rest, part_bytes_max) {
+            let (part_body, behind) = rest.split_at(part_bytes);
             let is_last = behind.is_empty();
             let mut flags = meta.flags;
             if part == 0 {
@@ -199,7 +198,7 @@ impl LogSink {
         self.writer.payload_bytes_max().saturating_sub(FRAME_HEADER_BYTES)
     }
 
-    /// What can't be written is missing for good: readers are told, as of what the venue's lines did not bring.
+    /// A message that cannot be written is missing for good: readers get a gap, as for input that no line delivered.
     #[cold]
     fn refuse(&mut self, meta: &FrameMeta) {
         self.counts.refused += 1;
@@ -209,7 +208,7 @@ impl LogSink {
         }
     }
 
-    /// A frame of what is in the log already. Of a gap the rest is new, where the log ends inside it.
+    /// Handles a frame that the log already holds. If the log ends inside a gap, the rest of the gap is new.
     #[cold]
     fn skip_replayed(&mut self, meta: &FrameMeta, until: Sequence) {
         if meta.kind == FrameKind::Gap && meta.next > until {
@@ -220,16 +219,16 @@ impl LogSink {
 
     #[inline]
     fn commit(&mut self, next: Sequence, flags: PacketFlags) {
-        let Some(session_progress) = self.session_progress.as_mut() else { return };
-        session_progress.covered_through = session_progress.covered_through.max(next);
-        session_progress.committed = session_progress.committed.max(next);
-        self.writer.commit(session_progress.committed.0, self.frame_count, flags.0.into(), self.now.0);
+        let Some(progress) = self.session_progress.as_mut() else { return };
+        progress.covered_through = progress.covered_through.max(next);
+        progress.committed = progress.committed.max(next);
+        self.writer.commit(progress.committed.0, self.frame_count, flags.0.into(), self.now.0);
         self.frame_count = 0;
     }
 
     fn commit_empty(&mut self, next: Sequence, flags: PacketFlags) {
-        if let Some(session_progress) = self.session_progress {
-            self.writer.begin(session_progress.session, session_progress.committed.0);
+        if let Some(progress) = self.session_progress {
+            self.writer.begin(progress.session, progress.committed.0);
             self.commit(next, flags);
             self.counts.empty_entries += 1;
         }
@@ -261,8 +260,8 @@ impl FrameSink for LogSink {
 
     #[inline]
     fn covered_through(&mut self, next: Sequence) {
-        if let Some(session_progress) = self.session_progress.as_mut() {
-            session_progress.covered_through = session_progress.covered_through.max(next);
+        if let Some(progress) = self.session_progress.as_mut() {
+            progress.covered_through = progress.covered_through.max(next);
         }
     }
 
@@ -277,11 +276,9 @@ impl FrameSink for LogSink {
 
     fn end_of_session(&mut self) {
         self.flush();
-        if let Some(session_progress) =
-            self.session_progress.as_mut().filter(|session_progress| !session_progress.has_ended)
-        {
-            session_progress.has_ended = true;
-            let covered_through = session_progress.covered_through;
+        if let Some(progress) = self.session_progress.as_mut().filter(|progress| !progress.has_ended) {
+            progress.has_ended = true;
+            let covered_through = progress.covered_through;
             self.commit_empty(covered_through, PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION));
         }
     }
@@ -294,7 +291,7 @@ impl SessionProgress {
     }
 }
 
-/// A whole frame that says in which state the channel stands that has settled everything before `next`.
+/// A whole frame with the state of a channel that has handled everything before `next`.
 pub(super) fn state_frame(next: Sequence, state: ChannelState) -> [u8; STATE_FRAME_BYTES] {
     let flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
     let header = header(&FrameMeta::state(next), 0, size_of::<StateBody>(), flags, 0);
@@ -312,7 +309,7 @@ fn header(meta: &FrameMeta, record_count: u16, body_bytes: usize, flags: FrameFl
         sequence: meta.sequence.0.into(),
         ts_recv: meta.ts_recv.into(),
         ts_in_delta_ns: meta.ts_in_delta_ns.into(),
-        // A body that fits a packet fits; one that doesn't is refused where it is appended.
+        // A body that fits a packet fits here; a larger one is refused where it is appended.
         body_bytes: u16::try_from(body_bytes).unwrap_or(u16::MAX).into(),
         record_count: record_count.into(),
         kind: meta.kind as u8,
@@ -322,19 +319,19 @@ fn header(meta: &FrameMeta, record_count: u16, body_bytes: usize, flags: FrameFl
     }
 }
 
-/// How many bytes and records at the front of `body` fit `bytes_max`; `None` if not even one does.
+/// Bytes and records at the front of `body` that fit `bytes_max`; `None` if not even one record fits.
 ///
 /// The first byte of a DBN record is its length in units of four bytes.
 fn records_up_to(body: &[u8], bytes_max: usize) -> Option<(usize, u16)> {
-    let (mut split_messages, mut count) = (0, 0);
-    while let Some(length) = body.get(split_messages) {
-        let end = split_messages + 4 * usize::from(*length);
-        if end == split_messages || end > bytes_max || end > body.len() {
+    let (mut fitting_bytes, mut count) = (0, 0);
+    while let Some(length) = body.get(fitting_bytes) {
+        let end = fitting_bytes + 4 * usize::from(*length);
+        if end == fitting_bytes || end > bytes_max || end > body.len() {
             break;
         }
-        (split_messages, count) = (end, count + 1);
+        (fitting_bytes, count) = (end, count + 1);
     }
-    (count > 0).then_some((split_messages, count))
+    (count > 0).then_some((fitting_bytes, count))
 }
 
 #[cfg(test)]
@@ -366,8 +363,8 @@ mod tests {
             Self { directory, sink }
         }
 
-        /// Each entry as `#restart [first,next) flags: frames`; a frame as `sequence.part+records` and `(`, `)` where it
-        /// begins or ends its message.
+        /// Each entry as `#restart [first,next) flags: frames`; a frame as `sequence.part+records`, and `(`, `)` where
+        /// it begins or ends its message.
         fn entries(&self) -> Vec<String> {
             let mut reader = Reader::open(self.directory.path(), 1).unwrap();
             let mut lines = Vec::new();
@@ -413,7 +410,7 @@ mod tests {
         }
     }
 
-    /// That many records of that many bytes.
+    /// `count` records of `bytes` bytes.
     fn records(count: usize, bytes: usize) -> Vec<u8> {
         let mut record = vec![0; bytes];
         record[0] = u8::try_from(bytes / 4).unwrap();

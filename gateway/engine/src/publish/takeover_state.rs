@@ -1,7 +1,7 @@
-//! What a standby has heard of the leader's output, for when it leads itself.
+//! What a standby knows about the leader's output, for its own takeover.
 //!
-//! A cold thread hears, the holder of the channel's claim looks when the fence opens: they share [`ReceiveWatermarkShared`], and
-//! neither ever waits for the other.
+//! A cold thread receives the leader's output; the holder of the channel's claim reads the watermark when the fence
+//! opens. They share [`ReceiveWatermarkShared`], and neither waits for the other.
 
 #[cfg(all(test, feature = "loom"))]
 use loom::sync::atomic::{AtomicU64, fence};
@@ -12,21 +12,21 @@ use std::sync::atomic::{AtomicU64, fence};
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 use mdgw_publog::Position;
 
-/// How far another gateway has published a channel. Each position says that everything before it has been published:
-/// one too low repeats what receivers drop, one too high loses it.
+/// How far another gateway has published a channel. Each position says that every message before it has been published.
+/// A position that is too low repeats messages, which receivers drop; one that is too high loses messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
-    /// Without a hole, from the output itself. Anybody may write to a multicast group, so what goes beyond the
-    /// gateway's own input isn't believed.
+pub struct ReceiveWatermark {
+    /// Received without a gap, from the output itself. Any host may write to a multicast group, so a position beyond
+    /// the gateway's own input is not trusted.
     pub received_through: Option<StreamPosition>,
-    /// Under which epoch that was said last.
+    /// Epoch of the last packet received.
     pub epoch: Epoch,
-    /// As the peer itself has told, authenticated.
+    /// Reported by the peer itself, authenticated.
     pub reported_through: Option<StreamPosition>,
 }
 
-impl Heard {
-    /// What a gateway believes whose own log has come to `committed_through`.
+impl ReceiveWatermark {
+    /// The watermark that a gateway trusts whose own log ends at `committed_through`.
     #[must_use]
     pub fn trusted_through(&self, committed_through: Option<StreamPosition>) -> Option<StreamPosition> {
         let received_through = self
@@ -49,23 +49,23 @@ impl Heard {
     }
 }
 
-/// What the publisher of one channel and the cold threads beside it share.
+/// State shared by the publisher of one channel and cold threads.
 #[derive(Debug, Default)]
 pub struct TakeoverShared {
-    /// What was heard: in.
+    /// Input: receive watermark of another gateway's output.
     pub received_through: ReceiveWatermarkShared,
-    /// Where the output of the gateway before ended: in.
+    /// Input: end of the previous leader's output.
     pub output_end: OutputEndShared,
-    /// What was sent: out.
+    /// Output: position sent.
     pub sent: SentPositionShared,
-    /// Where the output stood when the channel looked at the fence last: out.
+    /// Output: position at the last drain acknowledgement.
     pub drain_ack: DrainAckShared,
-    /// What the last opening of the fence came to: out.
+    /// Output: results of the last opening of the fence.
     pub opening: FenceOpeningShared,
 }
 
-/// What the last opening of the fence has come to. Written by the holder of the channel's claim when the fence opens, when
-/// the first content is out and when the tail is through; read by any.
+/// Results of the last opening of the fence. Written by the holder of the channel's claim when the fence opens, when
+/// the first content is sent, and when the catch-up is complete. Any thread may read it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct FenceOpeningShared(Seqlock<9>);
@@ -73,15 +73,15 @@ pub struct FenceOpeningShared(Seqlock<9>);
 /// An opening of the fence, as one channel sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FenceOpening {
-    /// Its epoch; 0 before the first.
+    /// Epoch of the opening; 0 before the first.
     pub epoch: Epoch,
-    /// Up to where the gateway before was heard to publish; `None`: this one led before, or nobody was heard.
+    /// Watermark of the previous leader's output; `None` if this gateway led before, or no output was received.
     pub received_through: Option<StreamPosition>,
-    /// How far the own log had come.
+    /// End of this gateway's own log at the opening.
     pub committed_through: Option<StreamPosition>,
-    /// When the first content was handed to the kernel; `None` until then.
+    /// Time at which the first content was handed to the kernel; `None` until then.
     pub first_content: Option<MonoNs>,
-    /// Packets that were sent as a tail, each counted once for each line.
+    /// Packets of the catch-up; a packet on two lines counts twice.
     pub catch_up_packets: u64,
 }
 
@@ -93,7 +93,7 @@ impl FenceOpeningShared {
         self.0.set([epoch.0, a, b, c, d, e, f, first_content.map_or(0, |at| at.0), catch_up_packets]);
     }
 
-    /// The last one.
+    /// The last opening.
     #[must_use]
     pub fn get(&self) -> FenceOpening {
         let [epoch, a, b, c, d, e, f, first_content, catch_up_packets] = self.0.get().unwrap_or_default();
@@ -109,31 +109,31 @@ impl Default for FenceOpeningShared {
     }
 }
 
-/// The last look at the fence that the channel was asked for, and where its output stood then. Written by the holder of
-/// the channel's claim, read by any.
+/// The last drain acknowledgement of the channel, and the position of its output at that time. Written by the holder of
+/// the channel's claim, read by any thread.
 ///
-/// A channel sends nothing while it answers, and under its claim alone. So once it has answered a question that was asked
-/// after the fence had closed, no send of it is outstanding, and none will come.
+/// A channel sends only under its claim, and sends nothing while it acknowledges. So an acknowledgement of a request
+/// made after the fence had closed means: no send of the channel is in progress, and none will follow.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct DrainAckShared(Seqlock<4>);
 
-/// An answer: see [`DrainAckShared`].
+/// A drain acknowledgement: see [`DrainAckShared`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainAck {
-    /// Number of the question; 0 before the first.
+    /// Number of the request; 0 before the first.
     pub number: u64,
-    /// Everything before it was sent by this gateway, or by those that led before it.
+    /// This gateway, or an earlier leader, has sent every message before it.
     pub position: Option<StreamPosition>,
 }
 
 impl DrainAckShared {
-    pub(super) fn set(&self, look: DrainAck) {
-        let [a, b, c] = look.position.map_or([0; 3], StreamPosition::to_u64s);
-        self.0.set([look.number, a, b, c]);
+    pub(super) fn set(&self, ack: DrainAck) {
+        let [a, b, c] = ack.position.map_or([0; 3], StreamPosition::to_u64s);
+        self.0.set([ack.number, a, b, c]);
     }
 
-    /// The last answer.
+    /// The last acknowledgement.
     #[must_use]
     pub fn get(&self) -> DrainAck {
         let [number, a, b, c] = self.0.get().unwrap_or_default();
@@ -147,14 +147,15 @@ impl Default for DrainAckShared {
     }
 }
 
-/// Where a gateway that has given up its leadership has said that its output ended; authenticated. Written by the election
-/// thread, read by the holder of the channel's claim.
+/// End of the output of a gateway that has given up its leadership, as reported by it; authenticated. Written by the
+/// election thread, read by the holder of the channel's claim.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct OutputEndShared(Seqlock<4>);
 
 impl OutputEndShared {
-    /// Everything before it was sent under that epoch, or earlier ones. What is older changes nothing. By the election thread alone.
+    /// Every message before `position` was sent under `epoch` or an earlier one. Older reports change nothing. Called
+    /// by the election thread alone.
     pub fn advance(&self, epoch: Epoch, position: StreamPosition) {
         if self.get().is_none_or(|(before, _)| before < epoch) {
             let [a, b, c] = position.to_u64s();
@@ -167,7 +168,7 @@ impl OutputEndShared {
         Some((Epoch(epoch), StreamPosition::from_u64s([a, b, c])?))
     }
 
-    /// Where it ended under an epoch after that one.
+    /// The reported end, if its epoch is newer than `epoch`.
     pub(super) fn newer_than(&self, epoch: Epoch) -> Option<StreamPosition> {
         self.get().filter(|(output_end, _)| *output_end > epoch).map(|(_, position)| position)
     }
@@ -179,21 +180,21 @@ impl Default for OutputEndShared {
     }
 }
 
-/// How far in its log a gateway that leads has sent on every line, and handed over to the kernel. Written by the holder of
-/// the channel's claim, read by any.
+/// Place in a leader's log before which every entry has been handed to the kernel on every line. Written by the holder
+/// of the channel's claim, read by any thread.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct SentPositionShared(AtomicU64);
 
 impl SentPositionShared {
-    /// Everything before that place is sent.
+    /// Sets the place: every entry before it is sent.
     #[inline]
     pub(super) fn set(&self, place: Position) {
-        // Relaxed: the word says all there is to say.
+        // Relaxed: the value depends on no other memory.
         self.0.store(place.segment << OFFSET_BITS | place.offset.min((1 << OFFSET_BITS) - 1), Relaxed);
     }
 
-    /// Everything before it is sent; `None` before the first opening of the fence.
+    /// Every entry before it is sent; `None` before the first opening of the fence.
     #[must_use]
     pub fn get(&self) -> Option<Position> {
         let word = self.0.load(Relaxed);
@@ -208,31 +209,31 @@ impl Default for SentPositionShared {
     }
 }
 
-/// A segment has at most 2^34 bytes, and private memory goes on counting behind it.
+/// A segment has at most 2^34 bytes, and offsets in private memory continue behind it.
 const OFFSET_BITS: u32 = 40;
 
-/// One channel's [`Heard`] in shared memory: written by one thread, the one that listens; read by any. Two slots take
-/// turns, so a reader starts anew only if the writer has come round meanwhile.
+/// One channel's [`ReceiveWatermark`] in shared atomics: written by the listener's thread, read by any. Two slots
+/// alternate, so a reader retries only if the writer has reused its slot meanwhile.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct ReceiveWatermarkShared(Seqlock<WATERMARK_WORDS>);
 
 impl ReceiveWatermarkShared {
-    /// Nothing heard yet.
+    /// Nothing received yet.
     #[must_use]
     pub fn new() -> Self {
         Self(Seqlock::new())
     }
 
-    /// What is known now. By the one writer alone.
-    pub fn set(&self, received_through: Heard) {
+    /// Sets the watermark. Called by the one writer alone.
+    pub fn set(&self, received_through: ReceiveWatermark) {
         self.0.set(received_through.to_u64s());
     }
 
-    /// What was known last. Nothing, if the writer was too quick for too long: then more is said again.
+    /// The last watermark. Empty if the writer was too quick for too long: then more is republished.
     #[must_use]
-    pub fn get(&self) -> Heard {
-        self.0.get().map(Heard::from_u64s).unwrap_or_default()
+    pub fn get(&self) -> ReceiveWatermark {
+        self.0.get().map(ReceiveWatermark::from_u64s).unwrap_or_default()
     }
 }
 
@@ -243,12 +244,12 @@ impl Default for ReceiveWatermarkShared {
 }
 
 const WATERMARK_WORDS: usize = 7;
-/// So many changes of what was heard cannot come while one is being read.
+/// Attempts of a reader: that many changes cannot happen during one read.
 const READ_ATTEMPTS_MAX: usize = 16;
 
 #[derive(Debug)]
 struct Seqlock<const N: usize> {
-    /// Counts what was set; its lowest bit says where that is.
+    /// Number of writes; its lowest bit selects the slot.
     version: AtomicU64,
     slots: [[AtomicU64; N]; 2],
 }
@@ -259,23 +260,23 @@ impl<const N: usize> Seqlock<N> {
         Self { version: AtomicU64::new(0), slots: [slot(), slot()] }
     }
 
-    fn set(&self, shared: [u64; N]) {
+    fn set(&self, values: [u64; N]) {
         let version = self.version.load(Relaxed).wrapping_add(1);
-        // With the fence in `get`: who reads a word of this version will find the one before it to be over.
+        // With the fence in `get`: a reader of any value of this version will see that the previous version is over.
         fence(Release);
-        for (place, word) in self.slot(version).iter().zip(shared) {
-            place.store(word, Relaxed);
+        for (place, value) in self.slot(version).iter().zip(values) {
+            place.store(value, Relaxed);
         }
-        // Release pairs with the Acquire in `get`: who sees this version sees its words, or later ones.
+        // Release pairs with the Acquire in `get`: a reader of this version sees its values, or later ones.
         self.version.store(version, Release);
     }
 
     fn get(&self) -> Option<[u64; N]> {
         (0..READ_ATTEMPTS_MAX).find_map(|_| {
             let version = self.version.load(Acquire);
-            let shared = std::array::from_fn(|index| self.slot(version)[index].load(Relaxed));
+            let values = std::array::from_fn(|index| self.slot(version)[index].load(Relaxed));
             fence(Acquire);
-            (self.version.load(Relaxed) == version).then_some(shared)
+            (self.version.load(Relaxed) == version).then_some(values)
         })
     }
 
@@ -301,15 +302,18 @@ mod tests {
     #[test]
     fn the_last_watermark_set_is_read() {
         let shared = ReceiveWatermarkShared::new();
-        assert_eq!(shared.get(), Heard::default());
+        assert_eq!(shared.get(), ReceiveWatermark::default());
         for sequence in 1..5 {
-            let received_through =
-                Heard { received_through: at(0, sequence), epoch: Epoch(sequence), reported_through: at(1, 9) };
+            let received_through = ReceiveWatermark {
+                received_through: at(0, sequence),
+                epoch: Epoch(sequence),
+                reported_through: at(1, 9),
+            };
             shared.set(received_through);
             assert_eq!(shared.get(), received_through);
         }
-        shared.set(Heard::default());
-        assert_eq!(shared.get(), Heard::default());
+        shared.set(ReceiveWatermark::default());
+        assert_eq!(shared.get(), ReceiveWatermark::default());
     }
 
     #[test]
@@ -341,8 +345,11 @@ mod tests {
 
     #[test]
     fn a_watermark_beyond_own_input_counts_only_if_the_peer_reported_it() {
-        let received_through =
-            |received_through, reported_through| Heard { received_through, epoch: Epoch(1), reported_through };
+        let received_through = |received_through, reported_through| ReceiveWatermark {
+            received_through,
+            epoch: Epoch(1),
+            reported_through,
+        };
         assert_eq!(received_through(at(0, 5), None).trusted_through(at(0, 9)), at(0, 5));
         assert_eq!(received_through(at(0, 12), None).trusted_through(at(0, 9)), at(0, 9));
         assert_eq!(received_through(at(7, 1), None).trusted_through(at(0, 9)), at(0, 9));
@@ -371,7 +378,7 @@ mod model {
         thread,
     };
 
-    /// Two words that always agree, set three times while they are read once.
+    /// Two values that always agree, written three times while they are read once.
     fn check(set: fn(&Seqlock<2>, u64)) {
         loom::model(move || {
             let slots = Arc::new(Seqlock::<2>::new());
@@ -380,15 +387,15 @@ mod model {
                 thread::spawn(move || (1..=3).for_each(|value| set(&slots, value)))
             };
             if let Some([a, b]) = slots.get() {
-                assert_eq!(a, b, "words of two versions");
+                assert_eq!(a, b, "values of two versions");
             }
             writer.join().unwrap();
             assert_eq!(slots.get(), Some([3, 3]));
         });
     }
 
-    /// What a hand-over is about: the fence, a question in the inbox, the answer; and whether the gateway has said that it
-    /// sends no more.
+    /// State of a hand-over: the fence, a request in the inbox, the acknowledgement, and whether the gateway has
+    /// declared that it sends no more.
     struct HandOver {
         fence: mdgw_sys::fence::Fence,
         inbox: Mutex<Option<u64>>,
@@ -396,7 +403,7 @@ mod model {
         is_over: AtomicBool,
     }
 
-    /// A channel that sends once, then finds its inbox; a hand-over that says "over" as soon as `is_drained`.
+    /// A channel that sends once, then reads its inbox; a hand-over that declares the end as soon as `is_drained`.
     fn check_hand_over(is_drained: fn(&HandOver) -> bool) {
         loom::model(move || {
             let shared = Arc::new(HandOver {
@@ -410,8 +417,8 @@ mod model {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || {
                     for _ in 0..2 {
-                        if shared.fence.allows(MonoNs(5)) {
-                            assert!(!shared.is_over.load(Acquire), "sent after it was said to be over");
+                        if shared.fence.is_open_at(MonoNs(5)) {
+                            assert!(!shared.is_over.load(Acquire), "sent after the declared end");
                         }
                         let request = shared.inbox.lock().unwrap().take();
                         if let Some(number) = request {
@@ -435,7 +442,7 @@ mod model {
     }
 
     #[test]
-    #[should_panic(expected = "sent after it was said to be over")]
+    #[should_panic(expected = "sent after the declared end")]
     fn a_hand_over_without_drain_acknowledgement_is_caught() {
         check_hand_over(|_| true);
     }
@@ -446,7 +453,7 @@ mod model {
     }
 
     #[test]
-    #[should_panic(expected = "words of two versions")]
+    #[should_panic(expected = "values of two versions")]
     fn a_version_published_before_its_values_is_caught() {
         check(|slots, value| {
             slots.version.store(value, Release);
@@ -457,7 +464,7 @@ mod model {
     }
 
     #[test]
-    #[should_panic(expected = "words of two versions")]
+    #[should_panic(expected = "values of two versions")]
     fn values_not_ordered_after_the_previous_version_are_caught() {
         check(|slots, value| {
             for place in slots.slot(value) {

@@ -30,10 +30,10 @@ use crate::handle_set::{
     epoll::{EpollIo, EpollSet},
 };
 
-/// An I/O that sends for real but can be made to refuse.
+/// An I/O that really sends but can be made to refuse.
 struct TestIo {
     inner: EpollIo,
-    /// Hand-overs to refuse.
+    /// Number of hand-overs to refuse.
     refuse: usize,
     /// Called after each hand-over.
     after: Option<Box<dyn FnMut()>>,
@@ -80,7 +80,7 @@ struct World {
     receivers: Vec<UdpSocket>,
 }
 
-/// What a test wants different.
+/// Settings in which a test differs from the default.
 struct Setup {
     lines: usize,
     broken_line: Option<usize>,
@@ -156,10 +156,10 @@ impl World {
         self.log.flush();
     }
 
-    /// Another gateway has been heard to publish what is before that place.
+    /// Sets the watermark: another gateway has published everything before that position.
     fn set_watermark(&self, epoch: u64, restart: u32, sequence: u64, part: u16) {
         let position = StreamPosition { session: Session { restart, ..session() }, sequence: Sequence(sequence), part };
-        self.takeover.received_through.set(Heard {
+        self.takeover.received_through.set(ReceiveWatermark {
             received_through: Some(position),
             epoch: Epoch(epoch),
             reported_through: None,
@@ -174,7 +174,7 @@ impl World {
         self.publisher.on_deadline(now, &mut self.log, fence, &mut self.buffers, &mut self.io);
     }
 
-    /// What line `line` received since last asked: `epoch [first,next) letters`, letters for flags and frames.
+    /// Packets that `line` received since the last call: `epoch [first,next) letters`, letters for flags and frames.
     fn received(&self, line: usize) -> Vec<String> {
         let mut texts = Vec::new();
         let mut datagram = [0; 2_048];
@@ -226,7 +226,7 @@ fn live(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
     range.map(|sequence| format!("{epoch} [{sequence},{}) 1", sequence + 1)).collect()
 }
 
-/// The same as a takeover's tail.
+/// The same, as a takeover's catch-up.
 fn retransmitted(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
     live(epoch, range).iter().map(|text| text.replace(") 1", ") r1")).collect()
 }
@@ -238,9 +238,9 @@ fn each_committed_entry_is_sent_once_per_line_in_order() {
     world.log.session(session(), Sequence(1));
     world.send(&fence);
     for line in 0..2 {
-        assert_eq!(world.received(line), ["5 [1,1) h0"], "the opening is told at once");
+        assert_eq!(world.received(line), ["5 [1,1) h0"], "the opening is published at once");
     }
-    // More than a batch, and over the borders of several segments.
+    // More than a batch, and across the borders of several segments.
     for round in 0..8 {
         let first = 1 + round * 100;
         world.messages(first, first + 100);
@@ -301,7 +301,7 @@ fn a_closed_fence_sends_nothing_and_every_opening_starts_with_catch_up() {
     assert_eq!(world.received(0), [""; 0]);
     assert_eq!(world.publisher.counts().fence_closures, 1);
 
-    // Lapsed and back between two looks: still a takeover.
+    // Expired and reopened between two checks: still a takeover.
     fence.open(Epoch(8), MonoNs(u64::MAX));
     fence.close();
     fence.open(Epoch(9), MonoNs(u64::MAX));
@@ -328,7 +328,7 @@ fn a_takeover_starts_at_the_receive_watermark() {
     assert_eq!(world.received(0), expected);
     assert!(world.takeover.sent.get().unwrap() <= world.log.writer().end());
     world.messages(3_000, 3_002);
-    assert!(world.takeover.sent.get().unwrap() < world.log.writer().end(), "committed isn't sent");
+    assert!(world.takeover.sent.get().unwrap() < world.log.writer().end(), "committed entries are not sent yet");
     world.send(&Fence::standalone(Epoch(2)));
     assert_eq!(world.received(0), live(2, 3_000..3_002));
     assert_eq!(world.takeover.sent.get(), Some(world.log.writer().end()));
@@ -338,7 +338,7 @@ fn a_takeover_starts_at_the_receive_watermark() {
 fn a_takeover_reads_no_files_for_entries_in_memory() {
     let mut world = World::new(&Setup::default());
     world.log.session(session(), Sequence(1));
-    // The place stands a segment before the last.
+    // The place is one segment before the last.
     world.messages(1, 1_000);
     world.set_watermark(1, 0, 800, 0);
     std::fs::remove_dir_all(world.directory.path()).unwrap();
@@ -358,24 +358,24 @@ fn entries_evicted_during_catch_up_are_read_from_the_files() {
     world.log.session(session(), Sequence(1));
     world.messages(1, 40);
     world.set_watermark(1, 0, 5, 0);
-    // Heard after each hand-over: what is due at once on a machine that came late is more than a socket holds.
-    let (set_watermark, heard) = std::sync::mpsc::channel();
+    // Received after each hand-over: on a machine that runs late, the packets due at once exceed the socket's buffer.
+    let (sender, received) = std::sync::mpsc::channel();
     let receiver = world.receivers[0].try_clone().unwrap();
     world.io.after = Some(Box::new(move || {
         let mut datagram = [0; 2_048];
         while let Ok(length) = receiver.recv(&mut datagram) {
-            set_watermark.send(text_of(&datagram[..length])).unwrap();
+            sender.send(text_of(&datagram[..length])).unwrap();
         }
     }));
     world.send(&fence);
     let begun_at = world.takeover.sent.get().unwrap();
     world.messages(40, 3_000);
-    assert!(world.log.writer().pending(begun_at).is_none(), "memory still has it");
+    assert!(world.log.writer().pending(begun_at).is_none(), "the place is still in memory");
     while world.publisher.mode() == PublishMode::CatchUp {
         world.deadline(mono_now(), &fence);
     }
     world.send(&fence);
-    let mut sent_packets: Vec<String> = heard.try_iter().collect();
+    let mut sent_packets: Vec<String> = received.try_iter().collect();
     sent_packets.retain(|text| !text.contains('h'));
     assert_eq!(sent_packets, [retransmitted(2, 5..40), live(2, 40..3_000)].concat());
     assert_eq!(world.publisher.counts().memory_overruns, 0);
@@ -383,7 +383,7 @@ fn entries_evicted_during_catch_up_are_read_from_the_files() {
 
 #[test]
 fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
-    // Silent messages before the long one are settled by its first part.
+    // The first part of the long message covers the messages without frames before it.
     for (part, expected) in [
         (0, &["2 [4,4) h0", "2 [2,4).0 r1", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"][..]),
         (1, &["2 [4,4) h0", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"]),
@@ -397,7 +397,7 @@ fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
         world.messages(5, 6);
         world.set_watermark(1, 0, 4, part);
         world.send(&Fence::standalone(Epoch(2)));
-        assert_eq!(world.received(0), expected, "{part} parts were heard");
+        assert_eq!(world.received(0), expected, "{part} parts were received");
     }
 }
 
@@ -420,14 +420,14 @@ fn a_leader_behind_its_predecessor_publishes_nothing_new_until_caught_up() {
     world.log.session(session(), Sequence(1));
     world.messages(1, 4);
     let reported_through = Some(StreamPosition::at(session(), Sequence(6)));
-    world.takeover.received_through.set(Heard { received_through: None, epoch: Epoch(1), reported_through });
+    world.takeover.received_through.set(ReceiveWatermark { received_through: None, epoch: Epoch(1), reported_through });
     world.send(&fence);
     assert_eq!(world.received(0), ["2 [6,6) h0"]);
     world.messages(4, 5);
     world.send(&fence);
     assert_eq!(world.received(0), [""; 0]);
     let heartbeat = world.publisher.next_deadline().unwrap();
-    assert!(heartbeat > mono_now(), "only its input brings it on");
+    assert!(heartbeat > mono_now(), "only new input lets it continue");
     world.deadline(heartbeat, &fence);
     assert_eq!(world.received(0), ["2 [6,6) h0"]);
     world.messages(5, 8);
@@ -441,7 +441,7 @@ fn a_received_watermark_beyond_own_input_is_not_trusted() {
     let mut world = World::new(&Setup::default());
     world.log.session(session(), Sequence(1));
     world.messages(1, 4);
-    // Forged: neither the input nor the peer has it.
+    // Forged: neither the input nor the peer has this position.
     world.set_watermark(1, 0, 1 << 40, 0);
     world.send(&Fence::standalone(Epoch(2)));
     world.messages(4, 5);
@@ -459,14 +459,14 @@ fn a_returning_leader_continues_at_the_furthest_published_position() {
     fence.open(Epoch(2), MonoNs(u64::MAX));
     world.send(&fence);
     assert_eq!(world.received(0), ["2 [2,2) h0", "2 [2,3) r1"]);
-    // It lapses, and nobody else has led meanwhile.
+    // The lease expires, and no other gateway has led meanwhile.
     fence.close();
     world.send(&fence);
     world.messages(3, 6);
     fence.open(Epoch(3), MonoNs(u64::MAX));
     world.send(&fence);
     assert_eq!(world.received(0), ["3 [3,3) h0", "3 [3,4) r1", "3 [4,5) r1", "3 [5,6) r1"]);
-    // It lapses, and another one has led up to 8.
+    // The lease expires, and another gateway has led up to 8.
     fence.close();
     world.send(&fence);
     world.messages(6, 10);
@@ -494,7 +494,7 @@ fn entries_committed_during_catch_up_are_not_sent_in_a_burst() {
         }
         world.deadline(due, &fence);
         let more = world.received(0);
-        // One portion, and what a late timer has let pile up.
+        // One portion, and the packets that a late timer has let accumulate.
         assert!(more.len() <= 4 * 32 + 1, "{} at once", more.len());
         sent_packets.extend(more);
     }
@@ -562,7 +562,7 @@ fn a_failing_line_does_not_delay_the_other_line() {
         let fence = Fence::standalone(Epoch(1));
         world.log.session(session(), Sequence(1));
         world.send(&fence);
-        // Far more than the writer keeps for a line that doesn't get on.
+        // Far more than the writer keeps for a line that makes no progress.
         let mut expected = Vec::new();
         for first in (1..2_001).step_by(50) {
             world.messages(first, first + 50);
@@ -631,7 +631,7 @@ fn an_idle_channel_publishes_its_position_in_heartbeats() {
     assert_eq!(world.received(0), [""; 0]);
     world.deadline(due, &fence);
     assert_eq!(world.received(0), ["1 [3,3) h0"]);
-    // Messages that produced nothing.
+    // Messages that produced no frame.
     world.log.covered_through(Sequence(9));
     world.deadline(due.plus(2_000_000_000), &fence);
     assert_eq!(world.received(0), ["1 [3,9) h0"]);
@@ -652,7 +652,7 @@ fn a_restarted_gateway_publishes_its_recovered_position_at_once() {
         world.log.resume(session(), Sequence(4), has_ended);
         world.deadline(mono_now(), &Fence::standalone(Epoch(9)));
         assert_eq!(world.received(0), [expected]);
-        // The venue is heard again.
+        // The venue sends again.
         world.log.session(session(), Sequence(4));
         world.messages(4, 5);
         world.send(&Fence::standalone(Epoch(9)));
@@ -668,44 +668,44 @@ fn a_failed_channel_is_published_at_once_and_in_every_heartbeat() {
     world.messages(1, 3);
     world.send(&fence);
     let mut early = Subscriber::new();
-    early.set_watermark(&world);
-    // The third message was on its way into the log, and the fourth had been found to produce nothing.
+    early.receive(&world);
+    // The third message was being written into the log, and the fourth had produced no frame.
     world.log.frame(&message(3), 1, &RECORD);
     world.log.covered_through(Sequence(5));
     world.log.fail();
     world.send(&fence);
-    early.set_watermark(&world);
-    assert_eq!(early.heard, ["session", "message 1", "message 2", "state Failed"]);
+    early.receive(&world);
+    assert_eq!(early.items, ["session", "message 1", "message 2", "state Failed"]);
     let mut late = Subscriber::new();
     for _ in 0..2 {
         let due = world.publisher.next_deadline().unwrap();
         world.deadline(due, &fence);
-        late.set_watermark(&world);
+        late.receive(&world);
     }
-    assert_eq!(late.heard, ["session", "state Failed"]);
+    assert_eq!(late.items, ["session", "state Failed"]);
     assert_eq!(world.publisher.counts().heartbeats, 3);
     assert_eq!(world.log.session_progress().unwrap().committed, Sequence(3));
 }
 
-/// What a consumer hears.
+/// A consumer of the published stream.
 struct Subscriber {
     receiver: Receiver,
-    heard: Vec<String>,
+    items: Vec<String>,
 }
 
 impl Subscriber {
     fn new() -> Self {
         let config = ReceiverConfig { group: GroupId(2), ..ReceiverConfig::default() };
-        Self { receiver: Receiver::new(config), heard: Vec::new() }
+        Self { receiver: Receiver::new(config), items: Vec::new() }
     }
 
-    fn set_watermark(&mut self, world: &World) {
-        let Self { receiver, heard } = self;
+    fn receive(&mut self, world: &World) {
+        let Self { receiver, items } = self;
         let mut datagram = [0; 2_048];
         while let Ok(length) = world.receivers[0].recv(&mut datagram) {
             let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &datagram[..length], ts_recv: NOW };
             let mut deliver = |output: Output<'_>| {
-                heard.push(match output.item {
+                items.push(match output.item {
                     Item::Session => "session".to_owned(),
                     Item::Message { header, .. } => format!("message {}", header.sequence),
                     Item::State(state) => format!("state {state:?}"),

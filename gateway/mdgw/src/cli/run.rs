@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let level = logging::start(config.log.level);
     // Before buffers are allocated: later pages are locked when they are first touched.
     if config.gateway.lock_memory
-        && let Err(error) = memory::lock()
+        && let Err(error) = memory::lock_all()
     {
         tracing::warn!(%error, "memory is not locked: pages may be swapped out under memory pressure");
     }

@@ -71,7 +71,7 @@ fn channel(id: u16, name: &str, state: &str, messages: u64) -> ChannelSnapshot {
         name: name.to_owned(),
         pool: "main".to_owned(),
         state: state.to_owned(),
-        failed: is_failed.then(|| "a line's socket can't be read".to_owned()),
+        failed: is_failed.then(|| "cannot read a line's socket".to_owned()),
         datagrams: messages / 3,
         messages,
         records: messages + messages / 5,

@@ -34,7 +34,7 @@ fn a_screen_of_80_columns_shows_threads_and_channels() {
             pool main  4 threads  busy 9 %  saturated 0 %  41500 turns/s
               main-0 leader 12 %            main-1 processing 25 %
               main-2 parked 0 %             main-3 parked 0 %
-            iex-tops is out of service: a line's socket can't be read
+            iex-tops is out of service: cannot read a line's socket
             name           state       rate  gaps  lost drops lead               p50     p99
             nasdaq         live        123k     0     0     0 A 75% 12.3 us  4.64 us 27.2 us
             bx             recovering  8000     2    37     0 A 75% 12.3 us  3.48 us 20.4 us
@@ -67,7 +67,7 @@ fn a_wider_screen_shows_more_columns() {
             rates over 1.00 s  kernel drops 0
             pool main  4 threads  busy 9 %  saturated 0 %  41500 turns/s
               main-0 leader 12 %            main-1 processing 25 %        main-2 parked 0 %             main-3 parked 0 %
-            iex-tops is out of service: a line's socket can't be read
+            iex-tops is out of service: cannot read a line's socket
             name                      state       rate  pkt/s sent/s  gaps  lost drops faults lead               p50     p99   p99.9
             nasdaq                    live        123k  41000  61728     0     0     0      0 A 75% 12.3 us  4.64 us 27.2 us 76.0 us
             bx                        recovering  8000   2658   4000     2    37     0      0 A 75% 12.3 us  3.48 us 20.4 us 57.0 us
@@ -122,7 +122,7 @@ fn help_sort_and_filter_are_shown() {
             pool main  4 threads  busy 9 %  saturated 0 %  41500 turns/s
               main-0 leader 12 %            main-1 processing 25 %
               main-2 parked 0 %             main-3 parked 0 %
-            iex-tops is out of service: a line's socket can't be read
+            iex-tops is out of service: cannot read a line's socket
             name^          state       rate  gaps  lost drops lead               p50     p99
             nasdaq         live        123k     0     0     0 A 75% 12.3 us  4.64 us 27.2 us
             iex-tops       failed         0     0     0     4 silent B             -       -
@@ -176,7 +176,7 @@ fn a_frozen_view_or_an_unreachable_gateway_is_shown() {
         &expect![[r#"
             mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
             frozen  cannot reach a gateway at x
-            iex-tops is out of service: a line's socket can't be read
+            iex-tops is out of service: cannot read a line's socket
             name           state       rate  gaps  lost drops lead               p50     p99
             q quit  h help  s sort  / filter  space freeze   4 of 4 channels, by number
         "#]],
@@ -239,11 +239,11 @@ fn text_and_json_show_the_same_values() {
         bx                   recovering       8000       2658      2       37        0 A 75 % by 12.3 us     3.48 us  20.4 us   270 us
         iex-deep             live              950        315      0        0        0 A 75 % by 12.3 us     2.32 us  13.6 us   180 us
         iex-tops             failed              0          0      0        0        4 silent B                                       
-          out of service: a line's socket can't be read
+          out of service: cannot read a line's socket
     "#]].assert_eq(&text(&top_with_two_snapshots()));
     let value = json(&top_with_two_snapshots());
     assert_eq!(value["channels"][0]["messages_per_s"], 123_456.0);
-    assert_eq!(value["channels"][3]["failed"], "a line's socket can't be read");
+    assert_eq!(value["channels"][3]["failed"], "cannot read a line's socket");
     assert_eq!(value["pools"][0]["threads"][1]["busy"], 0.25);
     assert!(json(&Top::default()).is_null());
 }

@@ -71,7 +71,9 @@ impl CopySender {
         }
         // The channel notes what is touched until it is told that nobody wants to know.
         let must_notify = self.has_begun && !self.has_ended;
-        must_notify && !tell(self.channel, CopyRequest::end(&self.returned)) && now.since(self.progress_at) < ABANDON_NS
+        must_notify
+            && !tell(self.channel, CopyRequest::cancel(&self.returned))
+            && now.since(self.progress_at) < ABANDON_NS
     }
 
     fn go_on(
@@ -83,7 +85,7 @@ impl CopySender {
             self.in_flight -= 1;
             self.progress_at = now;
             if !self.has_ended {
-                let (slice, step) = turn.came();
+                let (slice, step) = turn.result();
                 self.send(slice)?;
                 match step {
                     CopyStep::More => self.idle.push(turn),
@@ -104,8 +106,8 @@ impl CopySender {
             && self.connection.as_ref().is_some_and(|connection| connection.unsent_bytes() < UNSENT_BYTES_MAX)
         {
             let turn = match self.idle.pop() {
-                Some(turn) => turn.again(),
-                None if self.has_begun => CopyRequest::go_on(&self.returned),
+                Some(turn) => turn.reuse(),
+                None if self.has_begun => CopyRequest::next_slice(&self.returned),
                 None => CopyRequest::begin(&self.returned),
             };
             if !tell(self.channel, turn) {

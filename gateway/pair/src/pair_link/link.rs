@@ -417,7 +417,7 @@ impl Link {
     fn advance_copies(&mut self, now: MonoNs) {
         let mut copies = std::mem::take(&mut self.copies);
         let tell = &mut self.channels.0;
-        copies.retain_mut(|copy| copy.turn(&mut |channel, turn| tell(channel, ChannelMessage::Copy(turn)), now));
+        copies.retain_mut(|copy| copy.turn(&mut |channel, turn| tell(channel, ChannelMessage::CopySlice(turn)), now));
         self.copies = copies;
     }
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 use crossbeam_queue::ArrayQueue;
-use mdgw_engine::publish::{Heard, TakeoverShared};
+use mdgw_engine::publish::{ReceiveWatermark, TakeoverShared};
 use mdgw_feeds::{
     channel::ChannelState,
     drop_reason::{DropCounts, DropReason},
@@ -116,10 +116,10 @@ pub struct MonitoredChannel {
 pub struct ChannelGauges {
     /// Number of its [`ChannelState`].
     pub state: CounterReader,
-    /// Entries of the log that outputs have missed.
-    pub log_entries_lost: CounterReader,
-    /// Entries that readers of the log have missed.
-    pub log_entries_private: CounterReader,
+    /// Times an output line fell behind the log and skipped entries.
+    pub output_overruns: CounterReader,
+    /// Entries published but not written to the log.
+    pub log_entries_missing: CounterReader,
 }
 
 /// What cold threads know of the channels, for each other.
@@ -147,7 +147,7 @@ pub struct ChannelStatus {
     /// How far this gateway has published, while it leads and has worked off the tail.
     pub published: Option<StreamPosition>,
     /// What was heard of the other gateway's output.
-    pub heard: Heard,
+    pub heard: ReceiveWatermark,
     /// Where the last packet of the other gateway's output ended, whether or not the own input has come there: that it is
     /// heard at all.
     pub last_received: Option<StreamPosition>,
@@ -523,7 +523,7 @@ impl Listener {
         let span = StreamPosition::range_of_packet(&packet);
         channel.status_table.last_received = Some(span.1);
         // One that leads declares its own.
-        if !channel.fence.allows(now) && channel.note_declared_gap(&packet) {
+        if !channel.fence.is_open_at(now) && channel.note_declared_gap(&packet) {
             let (id, session) = (channel.id, meta.session);
             tracing::warn!(alarm = "gap-declared", channel = id.0, %session, "the gateway that leads declared it: books are in doubt here too");
             self.status_table.record_declared_gap(id, session);
@@ -541,7 +541,7 @@ impl Channel {
     fn follow(&mut self, now: MonoNs, status_table: &StatusTable) -> bool {
         // One that nobody takes gives way: it is compared or it isn't.
         let more =
-            self.follower.follow(self.fence.allows(now), &mut |window| _ = status_table.windows.force_push(window));
+            self.follower.follow(self.fence.is_open_at(now), &mut |window| _ = status_table.windows.force_push(window));
         if let Some(logged_through) = self.follower.logged_through() {
             self.tracker.set_logged_through(logged_through, now);
         }
@@ -561,16 +561,16 @@ impl Channel {
     /// What has changed becomes known.
     fn update_status(&mut self, now: MonoNs, status_table: &StatusTable) {
         self.tracker.on_timer(now);
-        let ChannelGauges { state, log_entries_lost, log_entries_private } = &self.gauges;
+        let ChannelGauges { state, output_overruns, log_entries_missing } = &self.gauges;
         self.status_table.state =
             u8::try_from(state.get()).ok().and_then(ChannelState::from_number).unwrap_or_default();
-        self.status_table.log_entries_lost = log_entries_lost.get() + log_entries_private.get();
+        self.status_table.log_entries_lost = output_overruns.get() + log_entries_missing.get();
         self.status_table.logged_through = self.follower.logged_through();
         self.status_table.published = self.follower.published();
         self.status_table.followed_from = self.follower.from();
         let mut all = status_table.lock();
         let shared = all.entry(self.id).or_insert(self.status_table);
-        let heard = Heard {
+        let heard = ReceiveWatermark {
             received_through: self.tracker.position(),
             epoch: self.tracker.epoch(),
             // The pair link's part of it.
@@ -580,7 +580,7 @@ impl Channel {
             self.status_table.heard = heard;
             self.takeover.received_through.set(heard);
         }
-        let is_leading = self.fence.allows(now);
+        let is_leading = self.fence.is_open_at(now);
         self.follower.hold_retention(heard.trusted_through(self.status_table.logged_through).filter(|_| !is_leading));
         *shared = self.status_table;
     }

@@ -2,24 +2,32 @@
 
 use std::collections::BTreeMap;
 
+use mdgw_engine::pipeline::ChannelCounters;
 use mdgw_feeds::identity::Line;
-use mdgw_telemetry::counters::Reading;
+use mdgw_telemetry::counters::Registry;
 
-/// What was known at the last look.
+use super::log_maintenance::LogCounters;
+
+/// Counters and failed channels at the last check.
 #[derive(Debug, Default)]
 pub(super) struct Alarms {
-    last: BTreeMap<(String, &'static str), u64>,
+    channels: BTreeMap<String, ChannelCounters>,
+    logs: BTreeMap<String, LogCounters>,
     failed: Vec<String>,
 }
 
 impl Alarms {
-    /// Compares with the last look and logs the differences.
-    pub(super) fn check(&mut self, readings: &[Reading], failed: &[(String, String)]) {
-        for Reading { scope, name, value } in readings {
-            let last = self.last.insert((scope.clone(), name), *value).unwrap_or(0);
-            if last != *value {
-                log_change(scope, name, last, *value);
-            }
+    /// Compares with the last check and logs the differences. `failed`: names of failed channels, with the reason.
+    pub(super) fn check(&mut self, registry: &Registry, failed: &[(String, String)]) {
+        for (channel, now) in registry.values::<ChannelCounters>() {
+            let last = self.channels.get(&channel).copied().unwrap_or_default();
+            log_channel_changes(&channel, &last, &now);
+            self.channels.insert(channel, now);
+        }
+        for (channel, now) in registry.values::<LogCounters>() {
+            let last = self.logs.get(&channel).copied().unwrap_or_default();
+            log_log_changes(&channel, &last, &now);
+            self.logs.insert(channel, now);
         }
         for (channel, reason) in failed {
             if !self.failed.contains(channel) {
@@ -30,54 +38,56 @@ impl Alarms {
     }
 }
 
-/// Counters that only grow tell by how much; silent lines are named.
-fn log_change(channel: &str, name: &str, last: u64, now: u64) {
-    let more = now.saturating_sub(last);
-    match name {
-        "gaps" => tracing::warn!(alarm = "gap-declared", channel, more, "no line and no server had it"),
-        "lines_silent" => {
-            for line in (0..8).map(Line).filter(|line| (last ^ now) >> line.0 & 1 == 1) {
-                if now >> line.0 & 1 == 1 {
-                    tracing::warn!(alarm = "line-silent", channel, %line, "neither packet nor heartbeat");
-                } else {
-                    tracing::info!(channel, %line, "the line is heard again");
-                }
-            }
-        }
-        "log_entries_lost" => {
-            tracing::warn!(alarm = "log-behind", channel, more, "an output lost its place in the log")
-        }
-        "log_entries_private" => {
-            tracing::warn!(alarm = "log-behind", channel, more, "published, but missing for readers of the log")
-        }
-        "log_no_space" => {
-            tracing::warn!(
-                alarm = "log-behind",
-                channel,
-                more,
-                "no space for a segment of the log, nor one that could go"
-            )
-        }
-        "log_failures" => {
-            tracing::warn!(alarm = "log-behind", channel, more, "a segment of the log can't be made or unlinked")
-        }
-        "log_protected_unlinked" => {
-            tracing::warn!(
-                alarm = "log-behind",
-                channel,
-                more,
-                "segments went that the peer may not have published yet"
-            )
-        }
-        "frames_refused" => {
-            tracing::warn!(alarm = "gap-declared", channel, more, "messages that fit no packet; told as gaps")
-        }
-        "sends_refused" => tracing::warn!(channel, more, "sends that the kernel refused; tried again"),
-        "sends_slow" => {
-            tracing::warn!(channel, more, "sends that took longer than the fence's margin allows for")
-        }
-        "book_faults" => tracing::warn!(channel, more, "messages that contradict a book"),
-        "drops" => tracing::warn!(channel, more, "packets or messages dropped; the summary says why"),
-        _ => {}
+/// Logs by how much a channel's counters have grown, and which lines became silent.
+fn log_channel_changes(channel: &str, last: &ChannelCounters, now: &ChannelCounters) {
+    if let Some(more) = growth(last.gaps, now.gaps) {
+        tracing::warn!(alarm = "gap-declared", channel, more, "no line and no server had it");
     }
+    let changed = last.silent_lines_mask ^ now.silent_lines_mask;
+    for line in (0..8).map(Line).filter(|line| changed >> line.0 & 1 == 1) {
+        if now.silent_lines_mask >> line.0 & 1 == 1 {
+            tracing::warn!(alarm = "line-silent", channel, %line, "neither packet nor heartbeat");
+        } else {
+            tracing::info!(channel, %line, "the line is heard again");
+        }
+    }
+    if let Some(more) = growth(last.output_overruns, now.output_overruns) {
+        tracing::warn!(alarm = "log-behind", channel, more, "an output lost its place in the log");
+    }
+    if let Some(more) = growth(last.log_entries_missing, now.log_entries_missing) {
+        tracing::warn!(alarm = "log-behind", channel, more, "published, but missing for readers of the log");
+    }
+    if let Some(more) = growth(last.frames_refused, now.frames_refused) {
+        tracing::warn!(alarm = "gap-declared", channel, more, "messages that fit no packet; told as gaps");
+    }
+    if let Some(more) = growth(last.sends_refused, now.sends_refused) {
+        tracing::warn!(channel, more, "sends that the kernel refused; tried again");
+    }
+    if let Some(more) = growth(last.sends_slow, now.sends_slow) {
+        tracing::warn!(channel, more, "sends that took longer than the fence's margin allows for");
+    }
+    if let Some(more) = growth(last.book_faults, now.book_faults) {
+        tracing::warn!(channel, more, "messages that contradict a book");
+    }
+    if let Some(more) = growth(last.drops, now.drops) {
+        tracing::warn!(channel, more, "packets or messages dropped; the summary says why");
+    }
+}
+
+/// Logs by how much the counters of a channel's log have grown.
+fn log_log_changes(channel: &str, last: &LogCounters, now: &LogCounters) {
+    if let Some(more) = growth(last.log_no_space_turns, now.log_no_space_turns) {
+        tracing::warn!(alarm = "log-behind", channel, more, "no space for a segment of the log, nor one that could go");
+    }
+    if let Some(more) = growth(last.log_failures, now.log_failures) {
+        tracing::warn!(alarm = "log-behind", channel, more, "a segment of the log can't be made or unlinked");
+    }
+    if let Some(more) = growth(last.log_protected_segments_deleted, now.log_protected_segments_deleted) {
+        tracing::warn!(alarm = "log-behind", channel, more, "segments went that the peer may not have published yet");
+    }
+}
+
+/// By how much a counter has grown; `None` if it is unchanged. Blocks begin at 0, so the first check reports all.
+fn growth(last: u64, now: u64) -> Option<u64> {
+    (now != last).then(|| now.saturating_sub(last))
 }

@@ -1,30 +1,37 @@
 //! One channel's log, kept: its keeper's turns, and what they come to as counters.
 
 use mdgw_publog::{MaintenanceCounts, SegmentMaintenance};
-use mdgw_telemetry::counters::CounterWriter;
+use mdgw_telemetry::{counter_block, counters::CounterWriter};
 
 /// A log's keeper and its counters. Owned by the keeper's thread.
 #[derive(Debug)]
 pub(super) struct MaintainedLog {
     maintenance: SegmentMaintenance,
-    counters: CounterWriter,
+    counters: CounterWriter<LogCounters>,
 }
 
-/// Counters of a log's keeper, in the order in which they are registered.
-pub(super) const LOG_COUNTERS: [&str; 3] = ["log_no_space", "log_failures", "log_protected_unlinked"];
+counter_block! {
+    /// Counters of one channel's publication log. Written by the maintenance thread.
+    pub(super) struct LogCounters, key LogCounter {
+        log_no_space_turns: Counter, None, "maintenance turns without space for a segment";
+        log_failures: Counter, None, "segments that could not be created or deleted";
+        log_protected_segments_deleted: Counter, Segments, "deleted segments that the peer may not have published yet";
+    }
+}
 
 impl MaintainedLog {
-    /// `counters` are named [`LOG_COUNTERS`].
-    pub(super) fn new(maintenance: SegmentMaintenance, counters: CounterWriter) -> Self {
+    pub(super) fn new(maintenance: SegmentMaintenance, counters: CounterWriter<LogCounters>) -> Self {
         Self { maintenance, counters }
     }
 
-    /// Makes and unlinks segments. `now_ns`: ns since 1970 UTC.
+    /// Creates and deletes segments. `now_ns`: ns since 1970 UTC.
     pub(super) fn turn(&mut self, now_ns: u64) {
         self.maintenance.run_once(now_ns);
         let MaintenanceCounts { no_space, failures, protected_unlinked, .. } = *self.maintenance.counts();
-        for (place, value) in [no_space, failures, protected_unlinked].into_iter().enumerate() {
-            self.counters.set(place, value);
-        }
+        self.counters.publish(&LogCounters {
+            log_no_space_turns: no_space,
+            log_failures: failures,
+            log_protected_segments_deleted: protected_unlinked,
+        });
     }
 }

@@ -14,7 +14,10 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 use mdgw_pair::standby::StatusTable;
-use mdgw_telemetry::counters::{CounterWriter, Registry};
+use mdgw_telemetry::{
+    counter_block,
+    counters::{CounterWriter, Registry},
+};
 use serde_json::{Value, json};
 
 use super::{GroupHandle, health::lock};
@@ -52,7 +55,7 @@ struct GroupTakeovers {
     open: Option<(MonoNs, &'static str)>,
     /// Whether anybody was known to lead at the last look without leadership of one's own.
     had_leader_before: bool,
-    counters: CounterWriter,
+    counters: CounterWriter<TakeoverCounters>,
     costs: Costs,
 }
 
@@ -80,8 +83,15 @@ impl GroupCosts {
     }
 }
 
-/// Counters of a group.
-const COUNTERS: [&str; 4] = ["takeovers", "takeover_packets_sent_again", "blackout_last_ns", "blackout_worst_ns"];
+counter_block! {
+    /// Counters of one group's takeovers. Written by the condition thread.
+    struct TakeoverCounters, key TakeoverCounter {
+        takeovers: Counter, None, "takeovers by this gateway";
+        takeover_packets_republished: Counter, Packets, "packets republished in takeovers";
+        blackout_last_ns: Gauge, Nanoseconds, "blackout of the last takeover, worst channel";
+        blackout_worst_ns: Gauge, Nanoseconds, "worst blackout so far";
+    }
+}
 
 impl TakeoverWatch {
     pub(super) fn new(
@@ -98,7 +108,7 @@ impl TakeoverWatch {
                 epoch: Epoch::default(),
                 open: None,
                 had_leader_before: false,
-                counters: registry.register(&format!("group {}", group.0), &COUNTERS),
+                counters: registry.register(&format!("group {}", group.0)),
                 costs: Arc::new(Mutex::new(costs)),
             };
             (group, watch)
@@ -158,8 +168,8 @@ impl TakeoverWatch {
 impl GroupTakeovers {
     fn count(&mut self, channels: &[ChannelTakeover]) {
         let republished = channels.iter().map(|channel| channel.republished_packets).sum();
-        self.counters.add(0, 1);
-        self.counters.add(1, republished);
+        self.counters.add(TakeoverCounter::takeovers, 1);
+        self.counters.add(TakeoverCounter::takeover_packets_republished, republished);
         let mut costs = lock(&self.costs);
         costs.takeovers += 1;
         costs.republished_packets += republished;
@@ -167,8 +177,8 @@ impl GroupTakeovers {
             costs.blackouts.saturating_record(blackout_ns.max(1));
         }
         if let Some(worst_ns) = channels.iter().filter_map(|channel| channel.blackout_ns).max() {
-            self.counters.set(2, worst_ns);
-            self.counters.set(3, costs.blackouts.max());
+            self.counters.set(TakeoverCounter::blackout_last_ns, worst_ns);
+            self.counters.set(TakeoverCounter::blackout_worst_ns, costs.blackouts.max());
         }
     }
 }

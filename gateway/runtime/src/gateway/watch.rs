@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use mdgw_engine::dispatch::roles::Gauges;
+use mdgw_engine::{dispatch::roles::Gauges, pipeline::ChannelCounters};
 use mdgw_feeds::{
     channel::ChannelState,
     identity::{ChannelId, Line},
@@ -37,14 +37,11 @@ pub(super) struct WatchedPool {
 
 impl Watch {
     pub(super) fn snapshot(&self) -> Snapshot {
-        let mut counters: BTreeMap<String, BTreeMap<&str, u64>> = BTreeMap::new();
-        for reading in self.registry.read() {
-            counters.entry(reading.scope).or_default().insert(reading.name, reading.value);
-        }
+        let counters: BTreeMap<String, ChannelCounters> = self.registry.values().into_iter().collect();
         let mut channels = Vec::new();
         for pool in &self.pools {
             for (index, (id, name)) in pool.channels.iter().enumerate() {
-                let counters = counters.get(name).cloned().unwrap_or_default();
+                let counters = counters.get(name).copied().unwrap_or_default();
                 channels.push(self.channel(pool, index, *id, name, &counters));
             }
         }
@@ -66,28 +63,27 @@ impl Watch {
         index: usize,
         id: ChannelId,
         name: &str,
-        counters: &BTreeMap<&str, u64>,
+        counters: &ChannelCounters,
     ) -> ChannelSnapshot {
-        let value = |name: &str| counters.get(name).copied().unwrap_or(0);
         let failed = pool.pool.failed(index);
-        let reported = u8::try_from(value("state")).ok().and_then(ChannelState::from_number).unwrap_or_default();
+        let reported = u8::try_from(counters.state).ok().and_then(ChannelState::from_number).unwrap_or_default();
         // What failed tells no state any more.
         let state = if failed.is_some() { ChannelState::Failed } else { reported };
-        let silent = value("lines_silent");
+        let silent = counters.silent_lines_mask;
         ChannelSnapshot {
             id: id.0,
             name: name.to_owned(),
             pool: pool.name.clone(),
             state: format!("{state:?}").to_lowercase(),
             failed: failed.map(|reason| reason.to_string()),
-            datagrams: value("datagrams"),
-            messages: value("messages"),
-            records: value("records"),
-            packets_sent: value("packets_sent"),
-            gaps: value("gaps"),
-            gap_messages: value("gap_messages"),
-            drops: value("drops"),
-            book_faults: value("book_faults"),
+            datagrams: counters.datagrams,
+            messages: counters.messages,
+            records: counters.records,
+            packets_sent: counters.packets_sent,
+            gaps: counters.gaps,
+            gap_messages: counters.gap_messages,
+            drops: counters.drops,
+            book_faults: counters.book_faults,
             silent_lines: (0..8).filter(|line| silent >> line & 1 == 1).map(|line| Line(line).to_string()).collect(),
             lines: self.recent.lines(id),
             stages: self.recent.stages(id),

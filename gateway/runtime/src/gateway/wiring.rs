@@ -15,11 +15,13 @@ use mdgw_engine::{
     dispatch::{Dispatch, WaitPolicy, pool::Pool},
     handle_set::{
         HandleSet,
-        backend_choice::{self, Backend, Waiting},
+        backend_choice::{self, Backend, LeaderWait},
         epoll::EpollSet,
         ring::{MultishotSet, RingSet},
     },
-    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGapRequests, PipelineLocal, PipelineParts, RecoverySocket},
+    pipeline::{
+        ChannelCounter, ChannelPipeline, LineSocket, PeerGapRequests, PipelineLocal, PipelineParts, RecoverySocket,
+    },
     publish::{LogSink, Publisher, PublisherConfig, TakeoverShared},
 };
 use mdgw_feeds::{
@@ -52,7 +54,7 @@ use socket2::Socket;
 use super::{
     GatewayError, Leadership, Overrides, PoolChannels, StartMode,
     cold::{ColdParts, ColdThreads},
-    log_maintenance::{LOG_COUNTERS, MaintainedLog},
+    log_maintenance::MaintainedLog,
     pool::LockedPool,
     state_copy::Donors,
     venue_replay::VenueReplay,
@@ -197,9 +199,9 @@ impl<'c> Wiring<'c> {
             let index = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
             pipelines.push(self.pipeline(index, setup)?);
         }
-        let waiting = if pool.wait == WaitPolicy::Spin { Waiting::Spinning } else { Waiting::Blocking };
+        let waiting = if pool.wait == WaitPolicy::Spin { LeaderWait::Spinning } else { LeaderWait::Blocking };
         let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
-        let running = match backend_choice::choose(pool.io.into(), pool.threads.count(), waiting)? {
+        let running = match backend_choice::choose_backend(pool.io.into(), pool.threads.count(), waiting)? {
             Backend::Epoll => {
                 self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines, words)?
             }
@@ -297,11 +299,11 @@ impl<'c> Wiring<'c> {
 
         let words = Arc::new(TakeoverShared::default());
         self.words.insert(setup.id, Arc::clone(&words));
-        let counters = self.registry.register(&setup.name, &COUNTERS);
+        let counters = self.registry.register(&setup.name);
         let gauges = ChannelGauges {
-            state: counters.reader("state"),
-            log_entries_lost: counters.reader("log_entries_lost"),
-            log_entries_private: counters.reader("log_entries_private"),
+            state: counters.reader(ChannelCounter::state),
+            output_overruns: counters.reader(ChannelCounter::output_overruns),
+            log_entries_missing: counters.reader(ChannelCounter::log_entries_missing),
         };
         let start_position = copied.as_ref().and_then(copied_position);
         let OpenedLog { sink, directory: log_directory, resumed } =
@@ -387,7 +389,7 @@ impl<'c> Wiring<'c> {
             takeover: Arc::clone(words),
             gauges,
         });
-        self.logs.push(MaintainedLog::new(opened.maintenance, self.registry.register(&setup.name, &LOG_COUNTERS)));
+        self.logs.push(MaintainedLog::new(opened.maintenance, self.registry.register(&setup.name)));
         self.served.push(ServedChannel {
             group: setup.group,
             channel: setup.id,

@@ -1,4 +1,4 @@
-//! The asking end: what `mdgw ha` and `mdgw top` use.
+//! The client: used by `mdgw ha` and `mdgw top`.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -11,34 +11,34 @@ use serde_json::Value;
 
 use super::{Request, Response};
 
-/// Why there is no answer, or not the wanted one.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Nobody listens.
+    /// No gateway listens on the socket.
     #[error(
-        "cannot reach a gateway at {} (it listens where gateway.control_socket of its configuration says): {source}",
+        "cannot connect to the control socket {} (gateway.control_socket): {source}",
         path.display()
     )]
     Connect {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// Error of connect(2).
         source: io::Error,
     },
-    /// It broke off.
-    #[error("the gateway at {} gave no answer: {source}", path.display())]
+    /// The connection ended before the response.
+    #[error("no answer from the gateway at {}: {source}", path.display())]
     Io {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// Error of the connection.
         source: io::Error,
     },
-    /// It did not do it.
+    /// The gateway refused the command, with its reason.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Asks one question.
+/// Sends one request and waits for its response.
 ///
 /// # Errors
 /// See [`ControlError`].
@@ -63,5 +63,5 @@ fn exchange(mut connection: UnixStream, request: &Request) -> io::Result<Respons
     Ok(serde_json::from_str(&line)?)
 }
 
-/// A hand-over is the longest question: it has a limit of its own, far below.
+/// A hand-over takes longest: its own limit is far below this one.
 const TIMEOUT: Duration = Duration::from_secs(30);

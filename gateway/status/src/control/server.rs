@@ -1,4 +1,4 @@
-//! The listening end: a thread that accepts, and one for each of a few connections.
+//! The server: a thread that accepts connections, and one thread for each connection.
 
 use std::{
     fs, io,
@@ -18,10 +18,10 @@ use std::{
 
 use super::{REQUEST_BYTES_MAX, Request, Response};
 
-/// What answers.
+/// Answers a request.
 type RequestHandler = dyn Fn(Request) -> Response + Send + Sync;
 
-/// The running service. Ends, and takes its socket away, when it is dropped.
+/// The running service. Dropping it stops the service and removes the socket.
 pub struct ControlServer {
     path: PathBuf,
     stop: Arc<AtomicBool>,
@@ -29,10 +29,10 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Listens at `path`. A socket that a crashed gateway left there is replaced, one that is in use isn't.
+    /// Listens at `path`. A socket left by a crashed gateway is replaced; a socket in use is not.
     ///
     /// # Errors
-    /// When the socket can't be made, or another process listens there.
+    /// If the socket cannot be created, or another process listens on it.
     pub fn start(path: &Path, answer: impl Fn(Request) -> Response + Send + Sync + 'static) -> io::Result<Self> {
         if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
             fs::create_dir_all(directory)?;
@@ -51,7 +51,7 @@ impl ControlServer {
 impl Drop for ControlServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // Nothing but a connection ends an accept that waits.
+        // Only a connection wakes a waiting accept.
         let woken = UnixStream::connect(&self.path).is_ok();
         if let Some(thread) = self.thread.take().filter(|_| woken) {
             let _ = thread.join();
@@ -66,10 +66,10 @@ impl std::fmt::Debug for ControlServer {
     }
 }
 
-/// Made under another name and then moved, so that nobody connects before the rights are set.
+/// Created under another name and then renamed, so that no client connects before the permissions are set.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another gateway listens there"));
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "the socket is in use by another gateway"));
     }
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{}", std::process::id()));
@@ -97,7 +97,7 @@ fn accept(listener: &UnixListener, answer: &Arc<RequestHandler>, stop: &Arc<Atom
         }
         let (answer, stop, open_here) = (Arc::clone(answer), Arc::clone(stop), Arc::clone(&open));
         let served = std::thread::Builder::new().name("mdgw-control-connection".to_owned()).spawn(move || {
-            // Whoever goes away in the middle has no further questions.
+            // A client that disconnects has no further requests.
             let _ = serve(connection, &*answer, &stop);
             open_here.fetch_sub(1, Ordering::AcqRel);
         });
@@ -120,13 +120,13 @@ fn serve(connection: UnixStream, answer: &RequestHandler, stop: &AtomicBool) -> 
             return Ok(());
         }
         if !line.ends_with(b"\n") {
-            // What follows would be read as further questions.
-            let text = if bytes == REQUEST_BYTES_MAX { "the question is too long" } else { "the question broke off" };
+            // The rest of the line would be read as further requests.
+            let text = if bytes == REQUEST_BYTES_MAX { "the request is too long" } else { "the request is incomplete" };
             return write(&mut writer, &Response::Refused(text.to_owned()));
         }
         let response = match serde_json::from_slice(&line) {
             Ok(request) => answer(request),
-            Err(error) => Response::Refused(format!("not understood: {error}")),
+            Err(error) => Response::Refused(format!("invalid request: {error}")),
         };
         write(&mut writer, &response)?;
     }
@@ -139,13 +139,13 @@ fn write(connection: &mut UnixStream, answer: &Response) -> io::Result<()> {
     connection.write_all(text.as_bytes())
 }
 
-/// People and their scripts.
+/// Maximum number of connections: operators and their scripts.
 const CONNECTIONS_MAX: usize = 8;
-/// How long a connection may say nothing.
+/// Longest time without a request; then the connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long it may not take its answer.
+/// Longest time that a client may leave a response unread.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Out of descriptors: there may be some soon.
+/// Pause after a failed accept: out of descriptors, some may become free.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -194,10 +194,10 @@ mod tests {
         let path = folder.path().join("control");
         let _server = ControlServer::start(&path, echo).unwrap();
         for (request_bytes, expected) in [
-            (&b"{\"command\":\"fly\"}\n"[..], "not understood"),
-            (b"{\"command\":\"status\",\"colour\":1}\n", "not understood"),
-            (b"\xff\xfe\n", "not understood"),
-            (b"{\"command\":\"sta", "broke off"),
+            (&b"{\"command\":\"fly\"}\n"[..], "invalid request"),
+            (b"{\"command\":\"status\",\"colour\":1}\n", "invalid request"),
+            (b"\xff\xfe\n", "invalid request"),
+            (b"{\"command\":\"sta", "is incomplete"),
             (&[b'x'; REQUEST_BYTES_MAX + 10], "too long"),
         ] {
             let answer = raw(&path, request_bytes);
@@ -224,7 +224,7 @@ mod tests {
         let held: Vec<_> = (0..CONNECTIONS_MAX).map(|_| UnixStream::connect(&path).unwrap()).collect();
         assert!(raw(&path, b"").contains("too many connections"));
         drop(held);
-        // Their threads end in their own time.
+        // The connections' threads end in their own time.
         while send_request(&path, &Request::Status {}).is_err() {
             std::thread::yield_now();
         }

@@ -1,27 +1,27 @@
-//! Control data of a received datagram: kernel and NIC stamps.
+//! Control data of a received datagram: timestamps of kernel and NIC.
 //!
-//! Read as bytes by the layout of cmsg(3): a header of length (native word), level and type, then the data, each
-//! element padded to a native word. A length that runs past the end stops the reading.
+//! Parsed as bytes by the layout of cmsg(3): a header with length (native word), level and type, then the data, each
+//! element padded to a native word. A length beyond the end stops the parser.
 
 use mdgw_feeds::time::UnixNs;
 
 use super::StampKind;
 
-/// Room for what the kernel may add to one datagram: three `timespec` (64 bytes with their header) and a spare.
+/// Room for the kernel's control data of one datagram: three `timespec` (64 bytes with their header) and a spare.
 pub(super) const CONTROL_BYTES: usize = 96;
 
-/// Memory for control data, aligned as `cmsghdr` demands.
+/// Memory for control data, aligned as `cmsghdr` requires.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub(super) struct Control(pub(super) [u8; CONTROL_BYTES]);
 
 const _: () = assert!(align_of::<Control>() >= align_of::<libc::cmsghdr>());
 
-/// The best stamp in the control data: the NIC's where there is one, else the kernel's.
+/// The best timestamp in the control data: the NIC's if there is one, else the kernel's.
 pub(super) fn stamp(mut control: &[u8]) -> (Option<UnixNs>, StampKind) {
     while let Some((level, kind, data, rest)) = next_element(control) {
         if level == libc::SOL_SOCKET && kind == libc::SCM_TIMESTAMPING {
-            // scm_timestamping: software, (formerly transformed hardware), raw hardware; a zero is no stamp.
+            // scm_timestamping: software, (formerly transformed hardware), raw hardware; zero means no timestamp.
             if let Some(hardware) = timespec(data, 2) {
                 return (Some(hardware), StampKind::Hardware);
             }

@@ -1,18 +1,18 @@
-//! Fixed memory that the kernel is given pointers into.
+//! Memory at a fixed address, for pointers in kernel headers.
 
 #![allow(unsafe_code, reason = "headers that the kernel writes through")]
 
 use std::{fmt, ptr::NonNull};
 
-/// A run of values at one address for as long as it lives. Handed out as raw pointers only, so that a pointer which
-/// lies in a kernel header is never invalidated by a Rust reference to the whole.
-pub struct Fixed<T> {
+/// Values at one address for the lifetime of this type. Handed out as raw pointers only, so that no Rust reference to
+/// the whole ever invalidates a pointer in a kernel header.
+pub struct PinnedArray<T> {
     first: NonNull<T>,
     count: usize,
 }
 
-impl<T> Fixed<T> {
-    /// `count` values made by `value(index)`.
+impl<T> PinnedArray<T> {
+    /// `count` values; the value at `index` is `value(index)`.
     pub fn new(count: usize, value: impl FnMut(usize) -> T) -> Self {
         let values: Box<[T]> = (0..count).map(value).collect();
         let first = NonNull::from(Box::leak(values)).cast();
@@ -22,20 +22,20 @@ impl<T> Fixed<T> {
     /// Address of one value.
     ///
     /// # Panics
-    /// When there is no such value.
+    /// If `index` is out of range.
     pub fn at(&self, index: usize) -> *mut T {
         assert!(index < self.count, "index {index} of {}", self.count);
         self.first.as_ptr().wrapping_add(index)
     }
 }
 
-impl<T> fmt::Debug for Fixed<T> {
+impl<T> fmt::Debug for PinnedArray<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fixed").field("count", &self.count).finish_non_exhaustive()
+        f.debug_struct("PinnedArray").field("count", &self.count).finish_non_exhaustive()
     }
 }
 
-impl<T> Drop for Fixed<T> {
+impl<T> Drop for PinnedArray<T> {
     fn drop(&mut self) {
         let all = std::ptr::slice_from_raw_parts_mut(self.first.as_ptr(), self.count);
         // SAFETY: `new` leaked a box of `count` values at `first`; it is taken back once, here.

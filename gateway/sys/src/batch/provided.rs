@@ -1,4 +1,4 @@
-//! Buffers that a ring fills and a batch hands on without copying.
+//! Buffers that a ring fills and a batch passes on without copying.
 
 #![allow(unsafe_code, reason = "headers that the kernel writes through")]
 
@@ -14,19 +14,19 @@ use mdgw_feeds::{identity::Line, time::UnixNs};
 use super::{
     StampKind,
     control::{self, CONTROL_BYTES},
-    pinned_array::Fixed,
+    pinned_array::PinnedArray,
     receive::{NAME_BYTES, ReceiveBatch},
 };
 
-/// A fixed number of buffers in one piece of memory, each known by its number. Whoever holds a number has all access
-/// to its buffer: the kernel (it lies in the buffer ring), the ring's thread (it was filled), a batch (it was lent),
-/// or nobody (it was given back and waits for the ring's thread).
+/// A fixed number of buffers in one allocation, each with an id. The owner of an id has exclusive access to its buffer.
+/// The owner is the kernel (the buffer is in the buffer ring), the ring's thread (it was filled), a batch (it holds a
+/// datagram), or none (it was returned and waits for the ring's thread).
 ///
 /// ```text
 ///   | recvmsg header 16 | source 16 | control data 96 | datagram ... 2,048 |
 /// ```
 pub struct ProvidedBuffers {
-    memory: Fixed<u8>,
+    memory: PinnedArray<u8>,
     returned: ArrayQueue<u16>,
 }
 
@@ -35,39 +35,39 @@ pub const STRIDE: usize = 16 + 16 + CONTROL_BYTES + ReceiveBatch::DATAGRAM_BYTES
 const _: () = assert!(16 == NAME_BYTES as usize && STRIDE.is_multiple_of(64));
 
 impl ProvidedBuffers {
-    /// That many buffers, none of them given back yet.
+    /// `count` buffers, none of them returned yet.
     #[must_use]
     pub fn new(count: u16) -> Self {
-        let memory = Fixed::new(usize::from(count) * STRIDE, |_| 0);
+        let memory = PinnedArray::new(usize::from(count) * STRIDE, |_| 0);
         Self { memory, returned: ArrayQueue::new(usize::from(count)) }
     }
 
     /// Address of a buffer.
     ///
     /// # Panics
-    /// When there is no such buffer.
+    /// If there is no buffer with that id.
     #[must_use]
     pub fn at(&self, id: u16) -> *mut u8 {
         self.memory.at(usize::from(id) * STRIDE)
     }
 
-    /// A buffer that was given back, for the ring's thread.
+    /// A returned buffer, for the ring's thread.
     pub fn take_returned(&self) -> Option<u16> {
         self.returned.pop()
     }
 
-    /// Gives a buffer back. There is room for all of them, so it never fails.
+    /// Returns a buffer. There is room for all of them, so this never fails.
     pub(super) fn return_buffer(&self, id: u16) {
         let returned = self.returned.push(id);
         debug_assert!(returned.is_ok());
     }
 
-    /// What the kernel wrote into a buffer, `None` where it is no datagram of ours.
+    /// The datagram that the kernel wrote into a buffer; `None` if it is malformed or not IPv4.
     ///
     /// # Safety
-    /// The caller holds the buffer, and the kernel wrote `written` bytes to it.
+    /// The caller owns the buffer, and the kernel wrote `written` bytes to it.
     pub(super) unsafe fn datagram(&self, id: u16, written: usize) -> Option<ProvidedDatagram> {
-        // SAFETY: the buffer is `STRIDE` long, initialised, and the caller holds it.
+        // SAFETY: the buffer is `STRIDE` long, initialised, and the caller owns it.
         let bytes = unsafe { std::slice::from_raw_parts(self.at(id), written.min(STRIDE)) };
         let out = RecvMsgOut::parse(bytes, &message_template()).ok()?;
         let (ts_recv, stamp) = control::stamp(out.control_data());
@@ -83,7 +83,7 @@ impl ProvidedBuffers {
     }
 }
 
-/// The message header that tells the kernel how to lay out a buffer: room for source and control data.
+/// The message header that tells the kernel the layout of a buffer: room for source and control data.
 pub fn message_template() -> libc::msghdr {
     libc::msghdr {
         msg_name: std::ptr::null_mut(),
@@ -96,8 +96,8 @@ pub fn message_template() -> libc::msghdr {
     }
 }
 
-// SAFETY: access to a buffer's memory belongs to whoever holds its number, and numbers change hands through the queue,
-// which synchronises.
+// SAFETY: only the owner of an id accesses the buffer's memory, and ids change owners through the queue, which
+// synchronises.
 unsafe impl Send for ProvidedBuffers {}
 // SAFETY: as above.
 unsafe impl Sync for ProvidedBuffers {}
@@ -108,7 +108,7 @@ impl fmt::Debug for ProvidedBuffers {
     }
 }
 
-/// Where in its buffer a datagram lies, and what is known of it.
+/// Place of a datagram in its buffer, with its metadata.
 pub(super) struct ProvidedDatagram {
     pub(super) offset: usize,
     pub(super) length: usize,
@@ -127,14 +127,14 @@ fn source(name: &[u8]) -> Option<SocketAddrV4> {
 }
 
 impl ReceiveBatch {
-    /// Takes a buffer that the kernel filled, without copying, and holds it until [`Self::clear`]. One that holds no
-    /// datagram is given back at once. False: there is no room, and the caller keeps the buffer.
+    /// Takes a buffer that the kernel filled, without copying, and owns it until [`Self::clear`]. A buffer without a
+    /// datagram is returned at once. `false`: the batch is full, and the caller keeps the buffer.
     ///
     /// # Errors
-    /// When the batch still holds buffers of another ring.
+    /// If the batch still holds buffers of another ring.
     ///
     /// # Safety
-    /// The caller holds the buffer, and the kernel wrote `written` bytes to it.
+    /// The caller owns the buffer, and the kernel wrote `written` bytes to it.
     pub unsafe fn push_provided(
         &mut self,
         buffers: &std::sync::Arc<ProvidedBuffers>,

@@ -1,4 +1,4 @@
-//! Datagrams of one channel, as the kernel gave them.
+//! Received datagrams of one channel.
 
 #![allow(unsafe_code, reason = "headers that the kernel writes through")]
 
@@ -13,18 +13,18 @@ use mdgw_feeds::{identity::Line, time::UnixNs};
 
 use super::{
     control::{self, CONTROL_BYTES, Control},
-    pinned_array::Fixed,
+    pinned_array::PinnedArray,
     provided::{ProvidedBuffers, ProvidedDatagram},
 };
 
-/// Where a receive time comes from.
+/// Source of a receive timestamp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StampKind {
-    /// The NIC's clock, when the datagram was on the wire.
+    /// The NIC's clock, at the arrival from the wire.
     Hardware,
     /// The kernel's clock, when the driver handed the datagram over.
     Kernel,
-    /// Neither: the caller takes the clock on return from the wait.
+    /// No timestamp: the caller uses the clock on return from the wait.
     #[default]
     None,
 }
@@ -32,43 +32,45 @@ pub enum StampKind {
 /// One datagram of a [`ReceiveBatch`].
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedDatagram<'a> {
-    /// The line on whose socket it came.
+    /// The line on whose socket it arrived.
     pub line: Line,
-    /// UDP payload, cut at the batch's limit when `truncated`.
+    /// UDP payload, truncated at the batch's limit if `truncated`.
     pub bytes: &'a [u8],
-    /// NIC or kernel stamp.
+    /// Timestamp of the NIC or of the kernel.
     pub ts_recv: Option<UnixNs>,
-    /// Which of them.
+    /// Source of `ts_recv`.
     pub stamp: StampKind,
-    /// Who sent it.
+    /// Address of the sender.
     pub source: SocketAddrV4,
     /// The datagram was larger than the buffer.
     pub truncated: bool,
 }
 
-/// Room for a fixed number of datagrams of a fixed size, with everything the kernel wants to be told about it.
+/// Room for a fixed number of datagrams of a fixed size, with the headers that the kernel needs.
 ///
 /// ```text
 ///   headers[i] ─┬─ iovecs[i] ── bytes[i * datagram_bytes_max ..]
-///               ├─ names[i]       who sent it
-///               └─ controls[i]    stamps
+///               ├─ names[i]       address of the sender
+///               └─ controls[i]    timestamps
 /// ```
-/// `free[rows_used..]` are the numbers of rows that hold nothing; row order and order of arrival differ where a submission
-/// left holes.
+/// `free[rows_used..]` are the numbers of free rows. Row order and order of arrival differ after a submission of which
+/// some requests received nothing.
 pub struct ReceiveBatch {
     rows: Rows,
-    /// A permutation of the row numbers: those in front are in use, the others free.
+    /// A permutation of the row numbers: first those in use, then the free ones.
     free: Box<[u16]>,
-    /// Whether `free` still counts up, so that free rows lie side by side.
+    /// Whether `free` still ascends, so that free rows are adjacent.
     is_free_sorted: bool,
     entries: Vec<DatagramEntry>,
     /// Rows among `entries`; the others lie in buffers of `provider`.
     rows_used: usize,
+    /// Datagrams accepted until the next clear, at most the number of rows.
+    packets_limit: usize,
     provider: Option<Arc<ProvidedBuffers>>,
 }
 
 impl ReceiveBatch {
-    /// Packets of the usual batch, also the quota of one claim.
+    /// Packets of a default batch, also the default quota of one claim.
     pub const PACKETS_MAX: usize = 64;
     /// Bytes that hold any datagram of an Ethernet frame.
     pub const DATAGRAM_BYTES_MAX: usize = 2_048;
@@ -76,7 +78,7 @@ impl ReceiveBatch {
     /// Allocates and touches all of its memory.
     ///
     /// # Panics
-    /// When there is no room for any packet, or for more than 1,024 (what one system call takes).
+    /// If `packets_max` is 0 or above 1,024 (the limit of one system call).
     #[must_use]
     pub fn new(packets_max: usize, datagram_bytes_max: usize) -> Self {
         assert!((1..=1_024).contains(&packets_max), "packets_max {packets_max}: 1 to 1,024");
@@ -88,55 +90,63 @@ impl ReceiveBatch {
             is_free_sorted: true,
             entries: Vec::with_capacity(packets_max),
             rows_used: 0,
+            packets_limit: packets_max,
             provider: None,
         }
     }
 
-    /// Forgets its datagrams. Those that were lent go back to where they came from.
+    /// Removes all datagrams. Provided buffers are returned to their ring.
     pub fn clear(&mut self) {
-        for entries in &self.entries {
-            if let (BufferLocation::Provided { id, .. }, Some(provider)) = (entries.location, &self.provider) {
+        for entry in &self.entries {
+            if let (BufferLocation::Provided { id, .. }, Some(provider)) = (entry.location, &self.provider) {
                 provider.return_buffer(id);
             }
         }
         self.entries.clear();
         self.rows_used = 0;
+        self.packets_limit = self.free.len();
         if !self.is_free_sorted {
             self.free.sort_unstable();
             self.is_free_sorted = true;
         }
     }
 
-    /// Datagrams in it.
+    /// Clears the batch. It then accepts at most `packets_max` datagrams until it is cleared again.
+    pub fn clear_with_limit(&mut self, packets_max: usize) {
+        self.clear();
+        self.packets_limit = self.packets_limit.min(packets_max);
+    }
+
+    /// Number of datagrams in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the batch is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// How many more it can take.
+    /// Number of datagrams that still fit.
     #[must_use]
     pub fn room(&self) -> usize {
-        self.free.len() - self.entries.len()
+        self.packets_limit - self.entries.len()
     }
 
-    /// One of its datagrams, in the order in which they were read.
+    /// A datagram of the batch, in the order of reading.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<ReceivedDatagram<'_>> {
-        self.entries.get(index).map(|entries| self.view(entries))
+        self.entries.get(index).map(|entry| self.view(entry))
     }
 
-    /// Its datagrams, in the order in which they were read.
+    /// All datagrams, in the order of reading.
     pub fn iter(&self) -> impl Iterator<Item = ReceivedDatagram<'_>> {
-        self.entries.iter().map(|entries| self.view(entries))
+        self.entries.iter().map(|entry| self.view(entry))
     }
 
-    /// Copies a datagram in, for sources that are no socket. False when there is no room.
+    /// Copies a datagram into the batch, for sources other than sockets. `false` if the batch is full.
     pub fn push_copy(&mut self, datagram: &ReceivedDatagram<'_>) -> bool {
         let Some(row) = self.first_free_row() else { return false };
         let length = datagram.bytes.len().min(self.rows.datagram_bytes_max);
@@ -157,18 +167,18 @@ impl ReceiveBatch {
         true
     }
 
-    /// Reads a socket without blocking until it is short, `packets_max` have come or there is no more room. True: it
-    /// may hold more.
+    /// Reads a socket without blocking until a read is short, `packets_max` datagrams have been read or the batch is
+    /// full. `true`: the socket may hold more.
     ///
     /// # Errors
-    /// As `recvmmsg`, other than "nothing there".
+    /// As `recvmmsg`, other than "would block".
     pub fn receive_many(&mut self, line: Line, socket: RawFd, packets_max: usize) -> io::Result<bool> {
         let Some(row) = self.first_free_row() else { return Ok(true) };
         let requested = self.contiguous_free_rows().min(u16::try_from(packets_max).unwrap_or(u16::MAX));
         let headers = self.rows.headers.at(usize::from(row));
         // SAFETY: recvmmsg(2) reads and writes `requested` headers from `headers` on and, through them, the memory that
-        // `Rows` wired to them. They are rows `row..row + requested`, all of them free, so no reference into them exists.
-        // `MSG_DONTWAIT`: the kernel keeps none of the pointers after the call.
+        // `Rows` linked to them. They are rows `row..row + requested`, all of them free, so no reference into them
+        // exists. `MSG_DONTWAIT`: the kernel keeps none of the pointers after the call.
         let received =
             unsafe { libc::recvmmsg(socket, headers, u32::from(requested), libc::MSG_DONTWAIT, std::ptr::null_mut()) };
         let Ok(received) = u16::try_from(received) else {
@@ -181,7 +191,7 @@ impl ReceiveBatch {
         Ok(received == requested)
     }
 
-    /// Header of the `offset`th free row, for a request that fills it; `None` when there is no such row. The kernel may
+    /// Header of the `offset`th free row, for a request that fills it; `None` if there is no such row. The kernel may
     /// write to the row until [`Self::accept_completions`].
     pub fn free_header(&mut self, offset: usize) -> Option<*mut libc::msghdr> {
         if offset >= self.room() {
@@ -193,11 +203,11 @@ impl ReceiveBatch {
         Some(unsafe { &raw mut (*header).msg_hdr })
     }
 
-    /// Takes over the free rows that requests filled: for each, in the order of [`Self::free_header`], its line and
-    /// the bytes received, `None` where nothing was.
+    /// Adds the free rows that requests filled. `requests` has, in the order of [`Self::free_header`], each row's line
+    /// and the bytes received, `None` if nothing was received.
     ///
     /// # Safety
-    /// Every one of the requests has been completed, and wrote as many bytes to its row as is said here.
+    /// Every request has completed, and wrote that many bytes to its row.
     pub unsafe fn accept_completions(&mut self, requests: impl Iterator<Item = (Line, Option<usize>)>) {
         let first = self.rows_used;
         for (offset, (line, received)) in requests.enumerate() {
@@ -211,18 +221,18 @@ impl ReceiveBatch {
         }
     }
 
-    fn view(&self, entries: &DatagramEntry) -> ReceivedDatagram<'_> {
-        // SAFETY: a row has been in use since its `length` bytes were written (`record_row` and `push_copy` cut it at the
-        // row's size); a lent buffer is ours since `record_provided`, and `length` bytes of it were written. Nobody writes to
-        // either before `clear`, which needs `&mut self`.
-        let bytes = unsafe { std::slice::from_raw_parts(self.address(entries.location), entries.length) };
+    fn view(&self, entry: &DatagramEntry) -> ReceivedDatagram<'_> {
+        // SAFETY: a row has been in use since its `length` bytes were written (`record_row` and `push_copy` limit it to
+        // the row's size). A provided buffer is ours since `record_provided`, and `length` bytes of it were written. No
+        // code writes to either before `clear`, which needs `&mut self`.
+        let bytes = unsafe { std::slice::from_raw_parts(self.address(entry.location), entry.length) };
         ReceivedDatagram {
-            line: entries.line,
+            line: entry.line,
             bytes,
-            ts_recv: entries.ts_recv,
-            stamp: entries.stamp,
-            source: entries.source,
-            truncated: entries.truncated,
+            ts_recv: entry.ts_recv,
+            stamp: entry.stamp,
+            source: entry.source,
+            truncated: entry.truncated,
         }
     }
 
@@ -230,11 +240,11 @@ impl ReceiveBatch {
         match (location, &self.provider) {
             (BufferLocation::Row(row), _) => self.rows.bytes_of(row),
             (BufferLocation::Provided { id, offset }, Some(provider)) => provider.at(id).wrapping_add(offset),
-            (BufferLocation::Provided { .. }, None) => unreachable!("`hold` comes after `take_from`"),
+            (BufferLocation::Provided { .. }, None) => unreachable!("`record_provided` comes after `set_provider`"),
         }
     }
 
-    /// Makes these buffers the ones that the batch may hold.
+    /// Sets the provider of the buffers that the batch may hold.
     pub(super) fn set_provider(&mut self, buffers: &Arc<ProvidedBuffers>) -> io::Result<()> {
         if self.provider.as_ref().is_some_and(|provider| Arc::ptr_eq(provider, buffers)) {
             return Ok(());
@@ -246,7 +256,7 @@ impl ReceiveBatch {
         Ok(())
     }
 
-    /// Notes a datagram in a buffer that is the batch's from now on.
+    /// Records a datagram in a buffer that the batch owns from now on.
     pub(super) fn record_provided(&mut self, id: u16, datagram: &ProvidedDatagram, line: Line) {
         self.entries.push(DatagramEntry {
             location: BufferLocation::Provided { id, offset: datagram.offset },
@@ -263,7 +273,7 @@ impl ReceiveBatch {
         if self.room() == 0 { None } else { self.free.get(self.rows_used).copied() }
     }
 
-    /// How many free rows follow the first free one without a hole.
+    /// Number of adjacent free rows from the first free one on.
     fn contiguous_free_rows(&self) -> u16 {
         let free = self.free.get(self.rows_used..).unwrap_or(&[]);
         let count = if self.is_free_sorted {
@@ -274,14 +284,14 @@ impl ReceiveBatch {
         u16::try_from(count.min(self.room())).unwrap_or(u16::MAX)
     }
 
-    /// Notes what the kernel wrote into the first free row, and makes its header ready for the next time. `length`
-    /// where the header doesn't tell it (a single `recvmsg`).
+    /// Records a datagram that the kernel wrote into the first free row, and resets its header. `length` is given if
+    /// the header does not contain it (a single `recvmsg`).
     fn record_row(&mut self, row: u16, line: Line, length: Option<usize>) {
         let header = self.rows.headers.at(usize::from(row));
         // SAFETY: the kernel is done with the row, and `&mut self` is the only access to it.
         let header = unsafe { &mut *header };
         let length = length.unwrap_or(header.msg_len as usize).min(self.rows.datagram_bytes_max);
-        // SAFETY: `names` has a value at every row, wired by `Rows`, with no other access to it.
+        // SAFETY: `names` has a value at every row, linked by `Rows`, with no other access to it.
         let name = unsafe { *self.rows.names.at(usize::from(row)) };
         // SAFETY: as above, for `controls`.
         let control = unsafe { &*self.rows.controls.at(usize::from(row)) };
@@ -315,10 +325,10 @@ impl fmt::Debug for ReceiveBatch {
     }
 }
 
-// SAFETY: the pointers in a batch lead to memory that it owns alone; whoever owns the batch has all access to it.
+// SAFETY: the pointers in a batch lead to memory that it owns alone; the owner of the batch has all access to it.
 unsafe impl Send for ReceiveBatch {}
 
-/// What is known of a datagram.
+/// Metadata of a datagram.
 struct DatagramEntry {
     location: BufferLocation,
     length: usize,
@@ -329,7 +339,7 @@ struct DatagramEntry {
     truncated: bool,
 }
 
-/// Where a datagram's bytes lie.
+/// Memory of a datagram's bytes.
 #[derive(Clone, Copy)]
 enum BufferLocation {
     Row(u16),
@@ -338,25 +348,25 @@ enum BufferLocation {
 
 /// The memory that the kernel fills.
 struct Rows {
-    headers: Fixed<libc::mmsghdr>,
-    names: Fixed<libc::sockaddr_in>,
-    controls: Fixed<Control>,
-    bytes: Fixed<u8>,
+    headers: PinnedArray<libc::mmsghdr>,
+    names: PinnedArray<libc::sockaddr_in>,
+    controls: PinnedArray<Control>,
+    bytes: PinnedArray<u8>,
     datagram_bytes_max: usize,
     /// Reached through the headers only.
-    _iovecs: Fixed<libc::iovec>,
+    _iovecs: PinnedArray<libc::iovec>,
 }
 
 impl Rows {
     fn new(count: usize, datagram_bytes_max: usize) -> Self {
-        let bytes = Fixed::new(count * datagram_bytes_max, |_| 0_u8);
-        let names = Fixed::new(count, |_| NO_NAME);
-        let controls = Fixed::new(count, |_| Control([0; CONTROL_BYTES]));
-        let iovecs = Fixed::new(count, |row| libc::iovec {
+        let bytes = PinnedArray::new(count * datagram_bytes_max, |_| 0_u8);
+        let names = PinnedArray::new(count, |_| NO_NAME);
+        let controls = PinnedArray::new(count, |_| Control([0; CONTROL_BYTES]));
+        let iovecs = PinnedArray::new(count, |row| libc::iovec {
             iov_base: bytes.at(row * datagram_bytes_max).cast(),
             iov_len: datagram_bytes_max,
         });
-        let headers = Fixed::new(count, |row| libc::mmsghdr {
+        let headers = PinnedArray::new(count, |row| libc::mmsghdr {
             msg_hdr: libc::msghdr {
                 msg_name: names.at(row).cast(),
                 msg_namelen: NAME_BYTES,
@@ -420,8 +430,27 @@ mod tests {
         assert!(batch.get(0).is_none());
         assert!(!batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "short: drained");
         assert_eq!(batch.get(0).unwrap().bytes, b"five");
-        assert!(!batch.get(0).unwrap().truncated, "the flag of the last use is gone");
-        assert!(!batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "nothing there is no error");
+        assert!(!batch.get(0).unwrap().truncated, "the flag of the last use is cleared");
+        assert!(!batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "an empty socket is no error");
+    }
+
+    #[test]
+    fn a_limit_bounds_what_a_batch_accepts_until_it_is_cleared() {
+        let (receiver, sender) = pair();
+        let mut batch = ReceiveBatch::new(4, 8);
+        for number in 0..6_u8 {
+            sender.send(&[number]).unwrap();
+        }
+        batch.clear_with_limit(2);
+        assert_eq!(batch.room(), 2);
+        assert!(batch.receive_many(Line::A, receiver.as_raw_fd(), usize::MAX).unwrap(), "at the limit: may hold more");
+        assert_eq!((batch.len(), batch.room()), (2, 0));
+        assert!(batch.free_header(0).is_none(), "a request gets no row either");
+        batch.clear_with_limit(usize::MAX);
+        assert!(batch.receive_many(Line::A, receiver.as_raw_fd(), usize::MAX).unwrap(), "the rows are a limit too");
+        assert_eq!((batch.len(), batch.get(0).unwrap().bytes), (4, &[2_u8][..]));
+        batch.clear();
+        assert_eq!(batch.room(), 4);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Reading several sockets of one channel into one batch, each its share.
+//! Reads several sockets of one channel into one batch, with equal shares.
 
 use std::{io, os::fd::RawFd};
 
@@ -7,9 +7,9 @@ use mdgw_feeds::identity::Line;
 use super::ReceiveBatch;
 use crate::handle::LineSet;
 
-/// One `recvmmsg` for each socket. The first error is returned when every socket has been tried: a fault of one line
-/// must not starve the other. Nor must its load: each gets an equal share of the room that the ones before it left, so
-/// that lines under a burst advance side by side and the reorder window holds little more than their skew.
+/// One `recvmmsg` for each socket. Returns the first error after all sockets were tried, so that a fault of one line
+/// does not starve the other. Each socket gets an equal share of the room that the previous ones left. So lines under a
+/// burst advance together, and the reorder window holds little more than their skew.
 pub fn receive_round_robin(sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
     let mut unfinished = LineSet::default();
     let mut fault = None;
@@ -25,8 +25,8 @@ pub fn receive_round_robin(sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) 
     fault.map_or(Ok(unfinished), Err)
 }
 
-/// Reads a socket, passing over what it reports of earlier sends: a connected socket (the one to a retransmission
-/// server) returns the ICMP answers to them in front of its datagrams, each once.
+/// Reads a socket and skips errors of earlier sends: a connected socket (to a retransmission server) returns their ICMP
+/// errors before its datagrams, each once.
 fn receive_skipping_send_errors(
     line: Line,
     socket: RawFd,
@@ -42,11 +42,11 @@ fn receive_skipping_send_errors(
     Ok(true)
 }
 
-/// Whether the error tells of an earlier send and was cleared by being told.
+/// Whether the error belongs to an earlier send and was cleared by being reported.
 pub fn is_past_send_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, Interrupted, NetworkUnreachable};
     matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | Interrupted)
 }
 
-/// Reports passed over in one reading; then the socket counts as unfinished.
+/// Errors skipped in one call; then the socket counts as unfinished.
 const SEND_ERRORS_MAX: usize = 4;

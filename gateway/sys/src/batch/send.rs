@@ -1,4 +1,4 @@
-//! Packets on their way out: a header that is copied, a body that is borrowed, an output.
+//! Packets to be sent: a copied header, a borrowed body, an output.
 
 #![allow(unsafe_code, reason = "headers that the kernel writes through")]
 
@@ -10,24 +10,24 @@ use std::{
     sync::Arc,
 };
 
-use super::{pinned_array::Fixed, receive::NAME_BYTES};
+use super::{pinned_array::PinnedArray, receive::NAME_BYTES};
 
 /// Bytes of a published packet's header.
 pub const HEADER_BYTES: usize = 64;
 /// Packets of one [`SendBatch`].
 pub const PACKETS_MAX: usize = 64;
 
-/// Number of an output in [`Outputs`], counted from 0 in the order of registration.
+/// Index of an output in [`Outputs`], from 0 in the order of registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OutputIndex(pub u16);
 
-/// Where packets go: a socket, and the destination unless the socket is connected.
+/// Destination of packets: a socket, and the address unless the socket is connected.
 #[derive(Debug)]
 pub struct Output {
-    /// The socket. Its options (egress interface, TTL, loopback) are set already.
+    /// The socket, with its options (egress interface, TTL, loopback) set.
     pub socket: Arc<OwnedFd>,
-    /// Destination; `None` for a connected socket. Outputs with one socket and several destinations leave in one
-    /// system call.
+    /// Destination; `None` for a connected socket. Packets of outputs with one socket and several destinations are sent
+    /// by one system call.
     pub destination: Option<SocketAddrV4>,
 }
 
@@ -38,25 +38,25 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Their order gives the [`OutputIndex`].
+    /// The outputs; their order gives the [`OutputIndex`].
     #[must_use]
     pub fn new(outputs: Vec<Output>) -> Arc<Self> {
         Arc::new(Self { outputs: outputs.into() })
     }
 
-    /// One of them.
+    /// An output.
     #[must_use]
     pub fn get(&self, index: OutputIndex) -> Option<&Output> {
         self.outputs.get(usize::from(index.0))
     }
 
-    /// How many there are.
+    /// Number of outputs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.outputs.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no outputs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.outputs.is_empty()
@@ -68,14 +68,14 @@ impl Outputs {
 /// ```text
 ///   messages[i] ─┬─ iovecs[2i] ── headers[i]      copied
 ///                ├─ iovecs[2i+1] ── body          borrowed
-///                └─ names[output]                 where to
+///                └─ names[output]                 destination
 /// ```
 pub struct SendBuffers {
     outputs: Arc<Outputs>,
-    messages: Fixed<libc::mmsghdr>,
-    iovecs: Fixed<libc::iovec>,
-    headers: Fixed<[u8; HEADER_BYTES]>,
-    names: Fixed<libc::sockaddr_in>,
+    messages: PinnedArray<libc::mmsghdr>,
+    iovecs: PinnedArray<libc::iovec>,
+    headers: PinnedArray<[u8; HEADER_BYTES]>,
+    names: PinnedArray<libc::sockaddr_in>,
     sockets: [RawFd; PACKETS_MAX],
 }
 
@@ -83,13 +83,13 @@ impl SendBuffers {
     /// Allocates all of its memory.
     #[must_use]
     pub fn new(outputs: Arc<Outputs>) -> Self {
-        let headers = Fixed::new(PACKETS_MAX, |_| [0; HEADER_BYTES]);
-        let iovecs = Fixed::new(PACKETS_MAX * 2, |index| libc::iovec {
+        let headers = PinnedArray::new(PACKETS_MAX, |_| [0; HEADER_BYTES]);
+        let iovecs = PinnedArray::new(PACKETS_MAX * 2, |index| libc::iovec {
             iov_base: if index % 2 == 0 { headers.at(index / 2).cast() } else { std::ptr::null_mut() },
             iov_len: if index % 2 == 0 { HEADER_BYTES } else { 0 },
         });
-        let names = Fixed::new(outputs.len(), |index| name(outputs.outputs[index].destination));
-        let messages = Fixed::new(PACKETS_MAX, |index| libc::mmsghdr {
+        let names = PinnedArray::new(outputs.len(), |index| name(outputs.outputs[index].destination));
+        let messages = PinnedArray::new(PACKETS_MAX, |index| libc::mmsghdr {
             msg_hdr: libc::msghdr {
                 msg_name: std::ptr::null_mut(),
                 msg_namelen: 0,
@@ -104,14 +104,14 @@ impl SendBuffers {
         Self { outputs, messages, iovecs, headers, names, sockets: [-1; PACKETS_MAX] }
     }
 
-    /// An empty batch. Bodies pushed into it stay borrowed as long as it lives.
+    /// An empty batch. Pushed bodies stay borrowed as long as the batch lives.
     pub fn begin(&mut self) -> SendBatch<'_> {
         SendBatch { buffers: self, len: 0, bodies: PhantomData }
     }
 }
 
-// SAFETY: the pointers lead to memory that the value owns alone, but for the bodies: those a `SendBatch` set, which
-// borrows the value mutably while it and they live, and nothing follows them afterwards.
+// SAFETY: the pointers lead to memory that the value owns alone, except for the bodies. A `SendBatch` set those, and
+// borrows the value mutably while it lives; no code follows them afterwards.
 unsafe impl Send for SendBuffers {}
 
 impl fmt::Debug for SendBuffers {
@@ -120,15 +120,15 @@ impl fmt::Debug for SendBuffers {
     }
 }
 
-/// Up to [`PACKETS_MAX`] packets, handed over in their order. Packets of one socket that stand side by side leave in
-/// one `sendmmsg`, so push all of one output's before the next one's.
+/// Up to [`PACKETS_MAX`] packets, sent in their order. One `sendmmsg` sends adjacent packets of one socket, so push all
+/// packets of one output before those of the next.
 pub struct SendBatch<'a> {
     buffers: &'a mut SendBuffers,
     len: usize,
     bodies: PhantomData<&'a [u8]>,
 }
 
-/// There is no room in the batch, or no such output.
+/// The batch is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchFull;
 
@@ -136,10 +136,10 @@ impl<'a> SendBatch<'a> {
     /// Adds a packet: its header is copied, its body borrowed.
     ///
     /// # Errors
-    /// When the batch is full.
+    /// If the batch is full.
     ///
     /// # Panics
-    /// When there is no such output.
+    /// If there is no such output.
     pub fn push(&mut self, header: &[u8; HEADER_BYTES], body: &'a [u8], output: OutputIndex) -> Result<(), BatchFull> {
         let index = self.len;
         let Some(socket) = self.buffers.sockets.get_mut(index) else { return Err(BatchFull) };
@@ -160,37 +160,37 @@ impl<'a> SendBatch<'a> {
         Ok(())
     }
 
-    /// Packets in it.
+    /// Number of packets in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the batch is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many more it can take.
+    /// Number of packets that still fit.
     #[must_use]
     pub fn room(&self) -> usize {
         PACKETS_MAX - self.len
     }
 
-    /// Hands packets over from the front, one `sendmmsg` for each run of one socket. Returns how many were taken.
+    /// Sends packets from the front, one `sendmmsg` for each run of one socket. Returns how many were sent.
     ///
     /// # Errors
-    /// As `sendmmsg`, when the very first packet is refused other than by "would block".
+    /// As `sendmmsg`, if the first packet is refused other than by "would block".
     pub fn send_many(&self) -> std::io::Result<usize> {
         let mut sent = 0;
         while let Some(&socket) = self.sockets().get(sent) {
             let run = self.sockets()[sent..].iter().take_while(|other| **other == socket).count();
             let count = u32::try_from(run).unwrap_or(0);
             // SAFETY: sendmmsg(2) reads `count` headers from `messages[sent]` on, all of them below `len` and so set by
-            // `push`, and writes their `msg_len`, which nothing else looks at. What they point to is owned by the
-            // buffers, which `self` borrows, or borrowed for as long as `self` lives (bodies). MSG_DONTWAIT: the
-            // kernel keeps none of the pointers.
+            // `push`, and writes their `msg_len`, which no code reads. The memory they point to is owned by the
+            // buffers, which `self` borrows, or borrowed for as long as `self` lives (bodies). MSG_DONTWAIT: the kernel
+            // keeps none of the pointers.
             let taken = unsafe { libc::sendmmsg(socket, self.buffers.messages.at(sent), count, libc::MSG_DONTWAIT) };
             let Ok(taken) = usize::try_from(taken) else {
                 let error = std::io::Error::last_os_error();
@@ -213,14 +213,14 @@ impl<'a> SendBatch<'a> {
         })
     }
 
-    /// Socket, header and body of each packet, for whoever carries them without the kernel.
+    /// Socket, header and body of each packet, for transports other than the kernel.
     pub fn packets(&self) -> impl Iterator<Item = (RawFd, &[u8; HEADER_BYTES], &[u8])> {
         self.sockets().iter().enumerate().map(|(index, socket)| {
             // SAFETY: `push` has set the header, and nothing writes it while `self` is borrowed.
             let header = unsafe { &*self.buffers.headers.at(index) };
             // SAFETY: as above, for the second of the packet's two `iovecs`.
             let body = unsafe { self.buffers.iovecs.at(index * 2 + 1).read() };
-            // SAFETY: `push` made it of a slice that is borrowed for as long as `self` lives.
+            // SAFETY: `push` made it from a slice that is borrowed for as long as `self` lives.
             let body = unsafe { std::slice::from_raw_parts(body.iov_base.cast::<u8>().cast_const(), body.iov_len) };
             (*socket, header, body)
         })

@@ -1,4 +1,4 @@
-//! The three calls of bpf(2) that the fence takes, and its map as memory.
+//! The bpf(2) calls of the fence, and its map as memory.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use super::program::Instruction;
 
-/// Words that programs and processes share: an array of one value, mapped for the rest of the process's life.
+/// 64-bit atomics that programs and processes share: an array of one value, mapped for the rest of the process's life.
 #[derive(Debug)]
 pub(super) struct Map {
     descriptor: OwnedFd,
@@ -22,7 +22,7 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// So many words, all 0.
+    /// Creates a map of `word_count` atomics, all 0.
     pub(super) fn create(word_count: usize) -> io::Result<Self> {
         let request = MapCreate {
             map_type: MAP_TYPE_ARRAY,
@@ -37,15 +37,15 @@ impl Map {
         Self::open(call(MAP_CREATE, &request)?, word_count)
     }
 
-    /// One that another process made, of so many words or more.
+    /// Opens a map of another process, of at least `word_count` atomics.
     pub(super) fn open(descriptor: OwnedFd, word_count: usize) -> io::Result<Self> {
         let bytes = word_count * size_of::<AtomicU64>();
         // SAFETY: mmap(2) chooses a fresh address, so nothing that exists is touched.
         let address = unsafe {
             mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &descriptor, 0)
         }?;
-        // SAFETY: the mapping is page-aligned and never unmapped; the kernel refuses to map more than a map has, rounded
-        // up to pages. Atomic words may be changed by others at any time and have no wrong content.
+        // SAFETY: the mapping is page-aligned and never unmapped; the kernel refuses a mapping larger than the map,
+        // rounded up to pages. Other parties may change atomics at any time, and every bit pattern is valid.
         let atomics = unsafe { std::slice::from_raw_parts(address.cast::<AtomicU64>(), word_count) };
         Ok(Self { descriptor, atomics })
     }
@@ -65,7 +65,7 @@ impl AsFd for Map {
     }
 }
 
-/// Has the kernel check and take a program for the egress of cgroups.
+/// Loads a program for the egress of cgroups; the kernel verifies it.
 pub(super) fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
     let mut log = vec![0_u8; LOG_BYTES];
     let mut request = ProgramLoad {
@@ -86,18 +86,18 @@ pub(super) fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
         Ok(loaded) => return Ok(loaded),
         Err(refused) => refused,
     };
-    // Once more, for the reason.
+    // Load again with a log, for the verifier's reason.
     (request.log_level, request.log_size, request.log_buf) = (1, to_u32(log.len())?, log.as_mut_ptr() as u64);
     if call(PROGRAM_LOAD, &request).is_err()
         && let Ok(reason) = CStr::from_bytes_until_nul(&log)
         && !reason.is_empty()
     {
-        tracing::debug!("the kernel's checker: {}", reason.to_string_lossy());
+        tracing::debug!("BPF verifier: {}", reason.to_string_lossy());
     }
     Err(refused)
 }
 
-/// Attaches it to the cgroup of that directory, for as long as the link is open.
+/// Attaches the program to the cgroup of that directory, for as long as the link is open.
 pub(super) fn link_to_egress(program: &OwnedFd, cgroup: &impl AsFd) -> io::Result<OwnedFd> {
     let number = |descriptor: BorrowedFd<'_>| descriptor.as_raw_fd().cast_unsigned();
     let request = LinkCreate {
@@ -109,13 +109,13 @@ pub(super) fn link_to_egress(program: &OwnedFd, cgroup: &impl AsFd) -> io::Resul
     call(LINK_CREATE, &request)
 }
 
-/// A request that makes a descriptor.
+/// Makes a request that returns a descriptor.
 fn call<T: Request>(command: libc::c_int, request: &T) -> io::Result<OwnedFd> {
-    // SAFETY: bpf(2) reads a request of that size; the addresses in it are of memory that lives and has the sizes that
-    // stand beside them, which `load` sees to, and nothing else but its log is written.
+    // SAFETY: bpf(2) reads a request of that size. The addresses in it point to live memory of the sizes stored beside
+    // them (`load` ensures this), and only the log is written.
     let descriptor = unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_ref(request), size_of::<T>()) };
     match libc::c_int::try_from(descriptor) {
-        // SAFETY: these commands return a new descriptor that nobody else has.
+        // SAFETY: these commands return a new descriptor that has no other owner.
         Ok(descriptor) if descriptor >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
         _ => Err(io::Error::last_os_error()),
     }
@@ -125,7 +125,7 @@ fn to_u32(count: usize) -> io::Result<u32> {
     u32::try_from(count).map_err(io::Error::other)
 }
 
-/// Beginnings of `bpf_attr` of linux/bpf.h; the kernel takes the rest as 0.
+/// Prefixes of `bpf_attr` of linux/bpf.h; the kernel takes the rest as 0.
 trait Request {}
 
 #[repr(C)]
@@ -175,6 +175,6 @@ const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_MMAPABLE: u32 = 1 << 10;
 const PROGRAM_CGROUP_SKB: u32 = 8;
 const CGROUP_INET_EGRESS: u32 = 1;
-/// No function that it calls asks for another.
+/// None of the helper functions in use requires the GPL.
 const LICENSE: &CStr = c"Apache-2.0";
 const LOG_BYTES: usize = 64 << 10;

@@ -1,12 +1,12 @@
-//! The program: hand-assembled, since it is short and building must not take a compiler for BPF.
+//! The program: hand-assembled, since it is short and the build must not need a compiler for BPF.
 //!
 //! ```text
-//!   not IPv4, not UDP, no destination of ours ─────────────────► pass
-//!   MDGP that doesn't leave the host (TTL 0) ──────────────────► pass
-//!   not MDGW, no group of ours, other epoch, not before deadline ► refuse
+//!   not IPv4, not UDP, no fenced destination ──────────────────► pass
+//!   MDGP that does not leave the host (TTL 0) ─────────────────► pass
+//!   not MDGW, unknown group, other epoch, not before deadline ─► refuse
 //! ```
-//! Registers: r6 the packet, r7 destination and later the slot, r8 length of the IP header, r9 TTL and later the deadline. Stack: 24
-//! bytes below the frame for what is read of the packet.
+//! Registers: r6 the packet, r7 destination and later the slot, r8 length of the IP header, r9 TTL and later the
+//! deadline. Stack: 24 bytes below the frame for data read from the packet.
 
 use std::{
     collections::BTreeSet,
@@ -33,7 +33,7 @@ pub(super) struct Instruction {
 }
 const _: () = assert!(size_of::<Instruction>() == 8);
 
-/// Where fenced packets go, each once, as the program compares them: address, then port, in network order.
+/// Destinations of fenced packets, each once, as the program compares them: address, then port, in network order.
 pub(super) struct Destinations(BTreeSet<u64>);
 
 impl Destinations {
@@ -41,7 +41,7 @@ impl Destinations {
         Self(destinations.iter().map(|destination| Self::key(*destination)).collect())
     }
 
-    /// As two loads from the packet and a shift make it.
+    /// The value that two loads from the packet and a shift produce.
     fn key(destination: SocketAddrV4) -> u64 {
         let address = u32::from_ne_bytes(destination.ip().octets());
         let port = u16::from_ne_bytes(destination.port().to_be_bytes());
@@ -79,7 +79,7 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.jump(JUMP, 0, 0, Label::Pass);
 
     code.bind(Label::FencedDestination);
-    // A gateway's probe, whether it hears its group: no receiver takes it for a packet, nor does it come to another host.
+    // A gateway's probe of its own group: receivers do not accept it as a packet, and it does not reach another host.
     code.jump(JUMP_NOT_EQUAL, R9, 0, Label::PublishedPacket);
     code.push(MOV_REGISTER, R2, R8, 0, 0);
     code.push(ADD, R2, 0, 0, UDP_HEADER_BYTES);
@@ -93,12 +93,12 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.push(ADD, R2, 0, 0, UDP_HEADER_BYTES);
     code.load_packet(PUBLISHED_BYTES, Label::Refuse);
     code.push(LOAD_32, R1, R10, BUFFER + PUBLISHED_MAGIC, 0);
-    // Compared as 32 bits: an immediate of 64 would be extended by its sign.
+    // Compared as 32 bits: a 64-bit comparison would sign-extend the immediate.
     code.jump(JUMP_NOT_EQUAL_32, R1, i32::from_ne_bytes(PACKET_MAGIC.to_le_bytes()), Label::Refuse);
     code.push(LOAD_16, R1, R10, BUFFER + PUBLISHED_GROUP, 0);
     for (index, group) in groups.iter().enumerate() {
         let on_wire = u16::from_ne_bytes(group.0.to_le_bytes());
-        // The jump skips what follows: three instructions, the first of them twice as long.
+        // The jump skips the next three instructions, of which the first is twice as long.
         code.push(JUMP_NOT_EQUAL, R1, 0, 3, i32::from(on_wire));
         code.load_slot(R7, map, index);
         code.jump(JUMP, 0, 0, Label::KnownGroup);
@@ -106,7 +106,7 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.jump(JUMP, 0, 0, Label::Refuse);
 
     code.bind(Label::KnownGroup);
-    // Deadline before epoch, as they are written the other way round.
+    // Deadline before epoch: the writer stores them in the opposite order.
     code.push(LOAD_64, R9, R7, 0, 0);
     code.push(LOAD_64, R1, R7, 8, 0);
     code.push(LOAD_64, R2, R10, BUFFER + PUBLISHED_EPOCH, 0);
@@ -124,7 +124,7 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.finished()
 }
 
-/// Places that are jumped to, all of them forward.
+/// Jump targets, all of them forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Label {
     FencedDestination,
@@ -168,14 +168,14 @@ impl Assembler {
         });
     }
 
-    /// A constant of 64 bits: the one instruction that is two.
+    /// Loads a 64-bit constant: the only instruction of double length.
     fn load_64(&mut self, register: u8, kind: u8, value: u64) {
         let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
         self.push(LOAD_CONSTANT, register, kind, 0, i32::from_le_bytes([a, b, c, d]));
         self.push(0, 0, 0, 0, i32::from_le_bytes([e, f, g, h]));
     }
 
-    /// Address of the map's slot of that index.
+    /// Loads the address of a slot of the map.
     fn load_slot(&mut self, register: u8, map: &Map, index: usize) {
         let descriptor = u64::from(map.as_fd().as_raw_fd().cast_unsigned());
         let offset_bytes = (index * SLOT_ATOMICS * size_of::<u64>()) as u64;
@@ -230,10 +230,10 @@ const JUMP_NOT_EQUAL_REGISTER: u8 = 0x5d;
 const JUMP_GREATER_EQUAL_REGISTER: u8 = 0x3d;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// Source of a constant that is a map's descriptor and an offset into its only value.
+/// Source of a constant that consists of a map's descriptor and an offset into its only value.
 const PSEUDO_MAP_VALUE: u8 = 2;
 
-// Functions of the kernel: `bpf_func_id` of linux/bpf.h.
+// Helper functions of the kernel: `bpf_func_id` of linux/bpf.h.
 const SKB_LOAD_BYTES: i32 = 26;
 const KTIME_GET_BOOT_NS: i32 = 125;
 
@@ -241,7 +241,7 @@ const KTIME_GET_BOOT_NS: i32 = 125;
 const SKB_PROTOCOL: i16 = 16;
 const ETH_P_IP: u16 = 0x0800;
 
-/// What is read of the packet, below the frame.
+/// Offset of the buffer for packet data, below the frame.
 const BUFFER: i16 = -24;
 const IP_HEADER_BYTES: i32 = 20;
 const IP_TTL: i16 = 8;

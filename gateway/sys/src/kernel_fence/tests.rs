@@ -1,5 +1,5 @@
-//! Each test plays a gateway in a process of its own, inside a network namespace and a cgroup that end with it: the
-//! kernel decides, so the kernel is asked.
+//! Each test runs a gateway in a child process, inside a network namespace and a cgroup that end with it, since only
+//! the kernel can decide about its packets.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -29,10 +29,10 @@ const OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 255, 72, 1), 9
 const SECOND_OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 1), 9_101);
 const OTHER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 1), 9_102);
 const FAR_NS: u64 = 3_600_000_000_000;
-/// Longer than a process takes from its order to its check.
+/// Longer than a child process takes from a command to its check, ns.
 const SHORT_NS: u64 = 1_000_000_000;
 
-/// A gateway in a process of its own, that does one thing for each line it is told, and answers with a line.
+/// A gateway in a child process. It runs one command for each line on standard input, and answers with a line.
 struct Gateway {
     child: Child,
     to: ChildStdin,
@@ -41,7 +41,8 @@ struct Gateway {
 }
 
 impl Gateway {
-    /// In the calling thread's network namespace. `None`: fences are not permitted here, which has been said.
+    /// Starts in the calling thread's network namespace. `None`: fences are not permitted here; the reason has been
+    /// printed.
     fn start() -> Option<Self> {
         let program = std::env::current_exe().unwrap();
         let part = "kernel_fence::tests::gateway_process";
@@ -74,11 +75,11 @@ impl Gateway {
         writeln!(self.to, "{send_command}").unwrap();
     }
 
-    /// Its next line; what the test harness says in between is none.
+    /// The next answer; output of the test harness in between is skipped.
     fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
-            assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "it has ended");
+            assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "the gateway has ended");
             if let Some((_, answer)) = line.split_once("> ") {
                 return answer.trim_end().to_owned();
             }
@@ -99,7 +100,7 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // As the next start would.
+        // As the next start would do.
         let _ = fs::remove_dir(&self.cgroup);
     }
 }
@@ -120,7 +121,7 @@ fn gateway_process() {
     };
     reply(format!("fenced in {}", cgroup.path().display()));
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let mut shutter = None;
+    let mut closer = None;
     for send_command in io::stdin().lines().map_while(Result::ok) {
         let words: Vec<_> = send_command.split(' ').collect();
         let number = |at: usize| words[at].parse::<u64>().unwrap();
@@ -129,11 +130,11 @@ fn gateway_process() {
             // group, count of the epoch, from now in ns
             "open" => fence.group(index(1)).open(Epoch::new(number(2), 1), mono_now().plus(number(3))),
             "close" => fence.group(index(1)).close(),
-            "shut-by-copies" => {
+            "close-by-copies" => {
                 let copies = fence.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap());
                 let opened = FenceCloser::open(copies, GROUPS.len()).unwrap();
-                opened.shut();
-                shutter = Some(opened);
+                opened.close_all();
+                closer = Some(opened);
             }
             "panic" => panic!("as ordered"),
             "leave" => break,
@@ -177,7 +178,7 @@ fn gateway_process() {
         }
         reply("done".to_owned());
     }
-    drop(shutter);
+    drop(closer);
     drop(fence);
     drop(cgroup);
     reply("left".to_owned());
@@ -211,7 +212,7 @@ fn packet(group: GroupId, epoch: Epoch) -> Vec<u8> {
     PacketHeader::new(&meta, 0, 0).as_bytes().to_vec()
 }
 
-/// A listener on the first output, in a namespace where groups go by the loopback interface.
+/// A listener on the first output, in a namespace whose groups use the loopback interface.
 fn listener() -> UdpSocket {
     namespace::ip("link set lo multicast on");
     namespace::ip("route add 239.0.0.0/8 dev lo");
@@ -221,7 +222,7 @@ fn listener() -> UdpSocket {
     socket
 }
 
-/// Packets that lie in the socket: on the loopback interface all that was sent is there when the send returns.
+/// Packets in the socket: on the loopback interface a packet has arrived when its send returns.
 fn arrived(listener: &UdpSocket) -> usize {
     let mut bytes = [0; 2_000];
     std::iter::from_fn(|| listener.recv(&mut bytes).ok()).count()
@@ -238,12 +239,12 @@ fn packets_pass_only_before_the_deadline_and_under_its_epoch() {
     gateway.command(&format!("open 0 5 {FAR_NS}"));
     assert_eq!(send(&mut gateway, 0, 5), "sent");
     assert_eq!(arrived(&listener), 1);
-    assert_eq!(send(&mut gateway, 0, 4), "refused", "of an epoch that is over");
-    assert_eq!(send(&mut gateway, 0, 6), "refused", "of an epoch that was not given");
+    assert_eq!(send(&mut gateway, 0, 4), "refused", "epoch has ended");
+    assert_eq!(send(&mut gateway, 0, 6), "refused", "epoch was never opened");
     assert_eq!(send(&mut gateway, 1, 5), "refused", "the other group is closed");
     gateway.command(&format!("open 1 9 {FAR_NS}"));
     assert_eq!(send(&mut gateway, 1, 9), "sent");
-    assert_eq!(gateway.command(&format!("send {SECOND_OUTPUT} 1 9")), "sent", "the second line is fenced alike");
+    assert_eq!(gateway.command(&format!("send {SECOND_OUTPUT} 1 9")), "sent", "the second line is fenced too");
     assert_eq!(gateway.command(&format!("send {SECOND_OUTPUT} 1 8")), "refused");
     gateway.command("close 0");
     assert_eq!(send(&mut gateway, 0, 5), "refused");
@@ -251,7 +252,7 @@ fn packets_pass_only_before_the_deadline_and_under_its_epoch() {
     gateway.command("open 0 7 20000000");
     gateway.command("sleep-past-deadline 0");
     assert_eq!(send(&mut gateway, 0, 7), "refused", "the deadline passes by itself");
-    assert_eq!(arrived(&listener), 2, "what was refused did not arrive");
+    assert_eq!(arrived(&listener), 2, "refused packets did not arrive");
 }
 
 #[test]
@@ -264,7 +265,7 @@ fn a_process_stopped_between_check_and_send_is_refused() {
     while gateway.state() != 'T' {
         std::thread::yield_now();
     }
-    // The deadline was set before this moment.
+    // The deadline was set before this time.
     let until = mono_now().plus(SHORT_NS);
     while mono_now() < until {
         std::thread::sleep(Duration::from_millis(10));
@@ -272,7 +273,7 @@ fn a_process_stopped_between_check_and_send_is_refused() {
     kill_process(gateway.id(), Signal::CONT).unwrap();
     assert_eq!(gateway.answer(), "refused");
     assert_eq!(arrived(&listener), 0);
-    // Control: stopped for as long, with a deadline that is still far off.
+    // Control: stopped for the same time, with a deadline that is still far off.
     gateway.command(&format!("open 0 6 {FAR_NS}"));
     gateway.send_command(&format!("check-stop-send {OUTPUT} 0 6"));
     while gateway.state() != 'T' {
@@ -289,10 +290,14 @@ fn unrelated_traffic_passes() {
     let listener = listener();
     let Some(mut gateway) = Gateway::start() else { return };
     assert_eq!(gateway.command(&format!("send-plain {OTHER}")), "sent", "another destination");
-    assert_eq!(gateway.command(&format!("send {OTHER} 0 5")), "sent", "a packet of ours for somebody else: an answer");
+    assert_eq!(
+        gateway.command(&format!("send {OTHER} 0 5")),
+        "sent",
+        "a published packet to another destination: an answer"
+    );
     let other_port = SocketAddrV4::new(*OUTPUT.ip(), OUTPUT.port() + 1);
     assert_eq!(gateway.command(&format!("send-plain {other_port}")), "sent", "another port of the group's address");
-    assert_eq!(gateway.command(&format!("send-plain {OUTPUT}")), "refused", "no packet of ours, to the group");
+    assert_eq!(gateway.command(&format!("send-plain {OUTPUT}")), "refused", "not a published packet, to the group");
     assert_eq!(gateway.command(&format!("send-unknown-group {OUTPUT} 5")), "refused");
     // This process is not in the gateway's cgroup.
     let outside_socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -320,7 +325,7 @@ fn the_sentinels_descriptors_close_the_fence_and_keep_it_attached() {
     let Some(mut gateway) = Gateway::start() else { return };
     gateway.command(&format!("open 0 5 {FAR_NS}"));
     assert_eq!(gateway.command(&format!("send {OUTPUT} 0 5")), "sent");
-    gateway.command("shut-by-copies");
+    gateway.command("close-by-copies");
     assert_eq!(gateway.command(&format!("send {OUTPUT} 0 5")), "refused");
 }
 
@@ -338,7 +343,7 @@ fn the_kernel_fence_is_removed_however_the_gateway_ends() {
             gateway.send_command(end);
         }
         gateway.child.wait().unwrap();
-        // After a kill nobody was left to remove the directory; the next start does.
+        // After a kill no process was left to remove the directory; the next start does.
         assert_eq!(cgroup.exists(), end == "kill", "{end}");
         let Some(next) = Gateway::start() else { return };
         assert!(!cgroup.exists(), "{end}");

@@ -1,13 +1,13 @@
-//! An interface as it is configured, and what it is at the moment.
+//! An interface as configured, and its present state.
 
 use std::{convert::Infallible, fmt, io, net::Ipv4Addr, str::FromStr};
 
 use crate::interfaces::{InterfaceAddress, interfaces};
 
-/// An interface as it is configured: by one of its addresses or by its name.
+/// An interface as configured: by one of its addresses or by its name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Interface {
-    /// An IPv4 address that it has.
+    /// One of its IPv4 addresses.
     Address(Ipv4Addr),
     /// Its name.
     Name(String),
@@ -17,15 +17,15 @@ impl Interface {
     /// The loopback interface.
     pub const LOOPBACK: Self = Self::Address(Ipv4Addr::LOCALHOST);
 
-    /// The index that the interface has now; another one after it was removed and made again.
+    /// The present index of the interface; a removed and recreated interface has another.
     ///
     /// # Errors
-    /// When there is no such interface; the text names those there are.
+    /// If there is no such interface; the text lists the available ones.
     pub fn index(&self) -> io::Result<u32> {
         self.lookup().map(|entry| entry.index)
     }
 
-    /// What the interface is now: with the address that was configured, else its first.
+    /// The present state of the interface, with the configured address or else its first.
     ///
     /// # Errors
     /// As [`Self::index`].
@@ -38,7 +38,7 @@ impl Interface {
         let first = candidates.next();
         let found = first.filter(|entry| entry.address.is_some()).or_else(|| candidates.next()).or(first);
         found.cloned().ok_or_else(|| {
-            let text = format!("there is no interface {self}; there are {}", InterfaceList(&all));
+            let text = format!("no interface {self}; available: {}", InterfaceList(&all));
             io::Error::new(io::ErrorKind::NotFound, text)
         })
     }

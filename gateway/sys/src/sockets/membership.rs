@@ -1,11 +1,13 @@
-//! Groups joined again, and outputs directed again, after their interface went away and came back.
+//! Joins groups again, and binds outputs again, after their interface was removed and came back.
 //!
-//! The kernel keeps a membership while its interface is down or without an address. It forgets it with the interface:
-//! one that is removed and made again has another index and no groups. So a cold thread compares, whenever a link or an
-//! address of this host changes and besides at regular intervals, what the kernel has with what it should have: the
-//! interface's index with the one joined on, and the kernel's table of joined groups (`/proc/net/igmp`) with ours.
-//! State is compared rather than changes followed: a change that was missed is repaired by the next comparison, and a
-//! membership that is still there is not touched (leaving it would tell the switch to stop forwarding).
+//! The kernel keeps a membership while its interface is down or without an address. It drops the membership when the
+//! interface is removed; a recreated interface has another index and no groups. So a cold thread compares the kernel's
+//! state with the wanted one, after every change of a link or an address and in addition at regular intervals. It
+//! compares the interface's index with the index at the join, and the kernel's table of joined groups
+//! (`/proc/net/igmp`) with ours.
+//!
+//! The thread compares state instead of following changes: the next comparison repairs a missed change. A membership
+//! that still exists is not touched, since leaving it would make the switch stop forwarding.
 
 use std::{
     fs, io,
@@ -25,28 +27,28 @@ use socket2::Socket;
 use super::{Interface, OutputOptions};
 use crate::{batch::Output, interfaces, poll, socket_options};
 
-/// One group that one socket has joined.
+/// A group that a socket has joined.
 #[derive(Clone, Debug)]
 pub struct Membership {
     pub(super) socket: Arc<Socket>,
     pub(super) group: Ipv4Addr,
     pub(super) source: Option<Ipv4Addr>,
     pub(super) interface: Option<Interface>,
-    /// Index of the interface that it is joined on; 0 where the routing table chose.
+    /// Index of the interface on which it is joined; 0 if the routing table chose.
     pub(super) index: u32,
 }
 
-/// The interface by which one output socket sends to its group.
+/// The interface by which an output socket sends to its group.
 #[derive(Clone, Debug)]
 pub struct Egress {
     pub(super) socket: Arc<OwnedFd>,
     pub(super) interface: Interface,
-    /// Index of the interface that the socket was told.
+    /// Index of the interface that was set on the socket.
     pub(super) index: u32,
 }
 
 impl Egress {
-    /// Of an output; `None` for unicast and where the routing table chooses.
+    /// Egress of an output; `None` for unicast and if the routing table chooses.
     #[must_use]
     pub fn of(options: &OutputOptions, output: &Output) -> Option<Self> {
         let interface = options.interface.clone().filter(|_| options.destination.ip().is_multicast())?;
@@ -54,7 +56,7 @@ impl Egress {
         Some(Self { socket: Arc::clone(&output.socket), interface, index })
     }
 
-    /// Directs the socket to the interface as it is now, if that is another one than the socket was told.
+    /// Sets the socket's interface again if its index has changed.
     fn repair(&mut self) -> io::Result<RepairOutcome> {
         let now = self.interface.lookup()?;
         if now.index == self.index {
@@ -66,10 +68,10 @@ impl Egress {
     }
 }
 
-/// What depends on interfaces.
+/// Sockets that depend on interfaces.
 #[derive(Clone, Debug, Default)]
 pub struct InterfaceDependents {
-    /// Groups that were joined.
+    /// Joined groups.
     pub memberships: Vec<Membership>,
     /// Outputs to groups.
     pub egresses: Vec<Egress>,
@@ -81,7 +83,7 @@ impl From<Vec<Membership>> for InterfaceDependents {
     }
 }
 
-/// The cold thread; it ends when this is dropped.
+/// The cold thread; dropping this stops it.
 #[derive(Debug)]
 pub struct MembershipWatch {
     stop: Option<UnixStream>,
@@ -90,13 +92,13 @@ pub struct MembershipWatch {
 }
 
 impl MembershipWatch {
-    /// Compares after every change of a link or an address, and at this interval for what could be missed.
+    /// Interval of comparisons besides those after a change of a link or an address.
     pub const INTERVAL: Duration = Duration::from_secs(1);
 
-    /// Starts watching, in the calling thread's network namespace.
+    /// Starts the watch in the calling thread's network namespace.
     ///
     /// # Errors
-    /// When the kernel gives no descriptors or no thread.
+    /// If the kernel gives no descriptors or no thread.
     pub fn start(dependents: impl Into<InterfaceDependents>, interval: Duration) -> io::Result<Self> {
         let dependents = dependents.into();
         let changes = interfaces::changes()?;
@@ -109,7 +111,7 @@ impl MembershipWatch {
         Ok(Self { stop: Some(stop), repair_count, thread: Some(thread) })
     }
 
-    /// How often a group was joined or an output directed again.
+    /// How often a group was joined again or an output bound again.
     #[must_use]
     pub fn repair_count(&self) -> u64 {
         self.repair_count.load(Ordering::Relaxed)
@@ -136,13 +138,13 @@ fn watch(
     let mut missing = vec![false; memberships.len() + egresses.len()];
     loop {
         if let Err(error) = poll::readable([changes.as_fd(), stopped.as_fd()], interval) {
-            tracing::error!(%error, "interfaces are no longer watched");
+            tracing::error!(%error, "interface monitoring stopped");
             return;
         }
         if poll::readable([stopped.as_fd()], Duration::ZERO).unwrap_or(true) {
             return;
         }
-        // What changed doesn't matter, only that it did; also when the kernel had no room to tell (ENOBUFS).
+        // Which change it was does not matter; also if the kernel had no room for the notification (ENOBUFS).
         interfaces::discard_changes(changes);
         let groups = memberships.iter_mut().map(|membership| (membership.group.to_string(), membership.repair()));
         let outputs = egresses.iter_mut().map(|egress| (egress.interface.to_string(), egress.repair()));
@@ -152,11 +154,11 @@ fn watch(
                 Ok(RepairOutcome::Repaired) => {
                     *missing = false;
                     repair_count.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(subject, "joined or directed again: its interface came back");
+                    tracing::warn!(subject, "interface is back: group rejoined or output rebound");
                 }
                 Err(error) if !*missing => {
                     *missing = true;
-                    tracing::error!(subject, %error, "its interface is gone");
+                    tracing::error!(subject, %error, "interface is gone");
                 }
                 Err(_) => {}
             }
@@ -164,7 +166,7 @@ fn watch(
     }
 }
 
-/// What had to be done.
+/// Result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RepairOutcome {
     NotNeeded,
@@ -172,7 +174,7 @@ enum RepairOutcome {
 }
 
 impl Membership {
-    /// Joins again if the kernel no longer has what was joined. An error when the interface is not there (yet).
+    /// Joins again if the kernel no longer has the membership. An error if the interface does not exist (yet).
     fn repair(&mut self) -> io::Result<RepairOutcome> {
         let index = self.interface.as_ref().map_or(Ok(0), Interface::index)?;
         // The thread's own table: `/proc/net` would be that of the process's first thread.
@@ -188,8 +190,8 @@ impl Membership {
 
 /// Whether the kernel's table of joined groups has this one on that interface (0: on any).
 ///
-/// Lines of interfaces begin with their index; below each, indented, stand its groups as the hexadecimal number that
-/// their four bytes are in memory.
+/// A line of an interface begins with its index. Below it, indented, are its groups, each as the hexadecimal number of
+/// its four bytes in memory.
 fn is_listed(table: &str, index: u32, group: Ipv4Addr) -> bool {
     let group = format!("{:08X}", u32::from_ne_bytes(group.octets()));
     let mut on_interface = false;
@@ -215,7 +217,7 @@ mod tests {
 
     const GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 71, 40);
     const PORT: u16 = 9_040;
-    /// Longer than any hand-over takes.
+    /// More attempts than any repair takes.
     const ATTEMPTS: usize = 2_000;
 
     #[test]
@@ -235,11 +237,11 @@ mod tests {
         assert!(!is_listed("", 12, GROUP));
     }
 
-    /// Two ends of a cable in one namespace: what leaves `out0` arrives on `in0`.
+    /// Two ends of a cable in one namespace: packets sent on `out0` arrive on `in0`.
     fn veth_pair() {
         namespace::ip("link add in0 type veth peer name out0");
         for (name, address) in [("in0", "10.71.0.1/24"), ("out0", "10.72.0.1/24")] {
-            // Packets come from an address of this very host.
+            // Packets come from an address of this host.
             fs::write(format!("/proc/sys/net/ipv4/conf/{name}/accept_local"), "1").unwrap();
             fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0").unwrap();
             namespace::ip(&format!("addr add {address} dev {name}"));
@@ -248,7 +250,7 @@ mod tests {
         fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "0").unwrap();
     }
 
-    /// Sends until something arrives, at most so many times.
+    /// Sends until a packet arrives, at most `attempts` times.
     fn arrives(receiver: &Socket, attempts: usize) -> bool {
         let destination = SocketAddrV4::new(GROUP, PORT);
         let output = open_output(&OutputOptions::new(destination, Some("out0".parse().unwrap()))).unwrap();
@@ -263,7 +265,7 @@ mod tests {
         while receiver.recv(&mut [std::mem::MaybeUninit::uninit(); 8]).is_ok() {}
     }
 
-    /// In a namespace of its own: `fault` is what befalls the interface.
+    /// Runs in a new namespace: `fault` is injected into the interface.
     fn check(source: Option<Ipv4Addr>, dependents: bool, fault: fn()) -> Option<bool> {
         let in_namespace = move || {
             namespace::enter()?;
@@ -321,7 +323,7 @@ mod tests {
             let egresses = Egress::of(&options, &output).into_iter().collect();
             let dependents = InterfaceDependents { memberships: Vec::new(), egresses };
             namespace::ip("link del in0");
-            assert!(sender.send(b"x").is_err(), "its interface is gone");
+            assert!(sender.send(b"x").is_err(), "interface is gone");
             let watch = MembershipWatch::start(dependents, MembershipWatch::INTERVAL).unwrap();
             veth_pair();
             while watch.repair_count() == 0 {

@@ -1,4 +1,4 @@
-//! The socket of one output line.
+//! The socket of an output line.
 
 use std::{net::SocketAddrV4, sync::Arc};
 
@@ -7,40 +7,40 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::{ErrorContext, Interface, SocketError};
 use crate::{batch::Output, socket_options};
 
-/// How packets leave.
+/// Options of an output.
 #[derive(Clone, Debug)]
 pub struct OutputOptions {
     /// Group and port, or a host's address and port.
     pub destination: SocketAddrV4,
-    /// By which interface a group's packets leave; `None` leaves the choice to the routing table.
+    /// Interface of a group's packets; `None` leaves the choice to the routing table.
     pub interface: Option<Interface>,
-    /// Hops that a group's packets may take: 1 stays on the network, 0 on this host.
+    /// Time to live of a group's packets: 1 stays on the network, 0 on this host.
     pub ttl: u8,
     /// Whether receivers on this host get a group's packets too.
     pub loopback: bool,
-    /// Send buffer, where the system's default is not to be used.
+    /// Send buffer in bytes; `None` for the system's default.
     pub send_buffer_bytes: Option<usize>,
 }
 
 impl OutputOptions {
-    /// Of the usual output: packets stay on the network, and receivers on this host get them too.
+    /// Default options: packets stay on the network, and receivers on this host get them too.
     #[must_use]
     pub fn new(destination: SocketAddrV4, interface: Option<Interface>) -> Self {
         Self { destination, interface, ttl: 1, loopback: true, send_buffer_bytes: None }
     }
 }
 
-/// Opens the socket of an output line. One to a group is connected, which saves the route look-up of each packet; one
-/// to a host is not, since a connected socket answers a send with the ICMP refusal of an earlier one.
+/// Opens the socket of an output line. A socket to a group is connected, which saves the route look-up of each packet.
+/// A socket to a host is not connected: a connected socket fails a send with the ICMP error of an earlier one.
 ///
 /// # Errors
-/// Names the option that was refused.
+/// Names the refused option.
 pub fn open_output(options: &OutputOptions) -> Result<Output, SocketError> {
     let destination = options.destination;
     let socket = Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), Some(Protocol::UDP))
         .with_action(destination, "open a socket")?;
     if let Some(bytes) = options.send_buffer_bytes {
-        let action = format!("ask for a send buffer of {bytes} bytes");
+        let action = format!("request a send buffer of {bytes} bytes");
         socket.set_send_buffer_size(bytes).with_action(destination, action)?;
     }
     if !destination.ip().is_multicast() {

@@ -1,4 +1,4 @@
-//! The socket of one line.
+//! The socket of a line.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -11,26 +11,26 @@ use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 use super::{ErrorContext, Interface, Membership, SocketError, Stamps, request_stamps};
 use crate::socket_options;
 
-/// How a line is received.
+/// Options of a line's socket.
 #[derive(Clone, Debug)]
 pub struct ReceiveOptions {
     /// Group and port, or an address of this host and a port.
     pub address: SocketAddrV4,
-    /// Where the group is joined; `None` leaves the choice to the routing table.
+    /// Interface on which the group is joined; `None` leaves the choice to the routing table.
     pub interface: Option<Interface>,
-    /// Joins for this source alone (source-specific multicast).
+    /// Accepted source (source-specific multicast); `None` for any source.
     pub source: Option<Ipv4Addr>,
     /// Receive buffer in bytes of datagrams with their overhead, as `SO_RCVBUF` counts them.
     pub receive_buffer_bytes: usize,
-    /// Microseconds that a blocking wait polls the NIC's queue first (`SO_BUSY_POLL`).
+    /// Microseconds for which a blocking wait first polls the NIC's queue (`SO_BUSY_POLL`).
     pub busy_poll_us: Option<u32>,
-    /// Which stamps to ask for.
+    /// Timestamps to request.
     pub stamps: Stamps,
 }
 
 impl ReceiveOptions {
-    /// Of the usual line: 8 MiB of buffer (a burst of 40 ms at 100,000 packets/s, by the kernel's count of about 2 KB
-    /// for each), kernel stamps, no busy poll.
+    /// Default options: 8 MiB of buffer (a burst of 40 ms at 100,000 packets/s, by the kernel's count of about 2 KB for
+    /// each), kernel timestamps, no busy poll.
     #[must_use]
     pub fn new(address: SocketAddrV4, interface: Option<Interface>) -> Self {
         Self {
@@ -44,40 +44,40 @@ impl ReceiveOptions {
     }
 }
 
-/// What became of the asked-for receive buffer.
+/// Requested and granted size of a receive buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveBuffer {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub requested_bytes: usize,
-    /// Bytes got.
+    /// Bytes that the kernel granted.
     pub granted_bytes: usize,
 }
 
 impl ReceiveBuffer {
-    /// Whether the kernel gave less.
+    /// Whether the kernel granted less than requested.
     #[must_use]
     pub fn is_capped(self) -> bool {
         self.granted_bytes < self.requested_bytes
     }
 }
 
-/// The socket of one line. The group is left when it is dropped.
+/// The socket of a line. Dropping it leaves the group.
 #[derive(Debug)]
 pub struct ReceiveSocket {
     socket: Arc<Socket>,
-    /// What became of its receive buffer.
+    /// Size of its receive buffer.
     pub buffer: ReceiveBuffer,
     membership: Option<Membership>,
 }
 
 impl ReceiveSocket {
-    /// What a [`MembershipWatch`](super::MembershipWatch) needs to join its group again; `None` for unicast.
+    /// Data for a [`MembershipWatch`](super::MembershipWatch) to join the group again; `None` for unicast.
     #[must_use]
     pub fn membership(&self) -> Option<Membership> {
         self.membership.clone()
     }
 
-    /// Descriptor, for [`ThreadIo::receive`](mdgw_engine::handle_set::ThreadIo::receive).
+    /// The descriptor, for a handle set's thread.
     #[must_use]
     pub fn raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -89,7 +89,7 @@ impl ReceiveSocket {
         &self.socket
     }
 
-    /// The address it is bound to, with the port that the kernel chose where none was given.
+    /// The bound address; port 0 in the options becomes the port chosen by the kernel.
     ///
     /// # Errors
     /// As getsockname(2).
@@ -105,24 +105,24 @@ impl AsFd for ReceiveSocket {
     }
 }
 
-/// Opens, binds and joins. Warns when the kernel capped the buffer.
+/// Opens, binds and joins. Logs a warning if the kernel capped the buffer.
 ///
 /// # Errors
-/// Names the option or the join that was refused.
+/// Names the refused option or join.
 pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketError> {
     let address = options.address;
     let socket = Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), Some(Protocol::UDP))
         .with_action(address, "open a socket")?;
     if address.ip().is_multicast() {
         socket.set_reuse_address(true).with_action(address, "share the port (SO_REUSEADDR)")?;
-        socket.set_multicast_all_v4(false).with_action(address, "keep out other groups (IP_MULTICAST_ALL)")?;
+        socket.set_multicast_all_v4(false).with_action(address, "exclude other groups (IP_MULTICAST_ALL)")?;
     }
     let buffer = set_receive_buffer(&socket, options)?;
     if let Some(busy_poll_us) = options.busy_poll_us {
         let action = format!("set busy polling to {busy_poll_us} us (SO_BUSY_POLL; raising it needs CAP_NET_ADMIN)");
         socket.set_busy_poll(busy_poll_us).with_action(address, action)?;
     }
-    request_stamps(&socket, options.stamps).with_action(address, "have datagrams stamped (SO_TIMESTAMPING)")?;
+    request_stamps(&socket, options.stamps).with_action(address, "enable timestamps (SO_TIMESTAMPING)")?;
     socket.bind(&address.into()).with_action(address, "bind a socket")?;
     let socket = Arc::new(socket);
     let membership = address.ip().is_multicast().then(|| Membership {
@@ -144,29 +144,29 @@ pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketErr
     Ok(ReceiveSocket { socket, buffer, membership })
 }
 
-/// Asks with privilege and without; the larger of what both gave is what counts.
+/// Requests the buffer with privilege first, then without.
 fn set_receive_buffer(socket: &Socket, options: &ReceiveOptions) -> Result<ReceiveBuffer, SocketError> {
     let (address, requested_bytes) = (options.address, options.receive_buffer_bytes);
     let forced =
         i32::try_from(requested_bytes).is_ok_and(|bytes| socket_options::force_receive_buffer(socket, bytes).is_ok());
     if !forced {
-        let action = format!("ask for a receive buffer of {requested_bytes} bytes");
+        let action = format!("request a receive buffer of {requested_bytes} bytes");
         socket.set_recv_buffer_size(requested_bytes).with_action(address, action)?;
     }
-    // The kernel doubles what was asked, for its own overhead, and reports the double.
+    // The kernel doubles the requested size for its own overhead, and reports the doubled size.
     let granted_bytes = socket.recv_buffer_size().with_action(address, "read the receive buffer's size")? / 2;
     let buffer = ReceiveBuffer { requested_bytes, granted_bytes };
     if buffer.is_capped() {
         tracing::warn!(
             %address, requested_bytes, granted_bytes,
-            "the kernel capped the receive buffer; raise net.core.rmem_max or give CAP_NET_ADMIN"
+            "the kernel capped the receive buffer; raise net.core.rmem_max or grant CAP_NET_ADMIN"
         );
     }
     Ok(buffer)
 }
 
 impl Membership {
-    /// Joins on the interface as it is now.
+    /// Joins on the interface's present index.
     pub(super) fn join(&mut self) -> std::io::Result<()> {
         self.index = self.interface.as_ref().map_or(Ok(0), Interface::index)?;
         match self.source {
@@ -175,7 +175,7 @@ impl Membership {
         }
     }
 
-    /// Leaves where it was joined; of no consequence when the kernel has forgotten it.
+    /// Leaves the group; an error does not matter, since the kernel may have dropped the membership.
     pub(super) fn leave(&self) {
         let _ = match self.source {
             Some(source) => socket_options::leave_source(&*self.socket, self.index, self.group, source),
@@ -279,7 +279,7 @@ mod tests {
         let socket = open_receive(&options).unwrap();
         assert_eq!(socket.buffer, ReceiveBuffer { requested_bytes: 64 << 10, granted_bytes: 64 << 10 });
         assert!(!socket.buffer.is_capped());
-        // No kernel gives this much: the count is of 32 bits, and half of it.
+        // No kernel grants this much: its size is a 32-bit number, and half of it is overhead.
         options.receive_buffer_bytes = 2 << 30;
         let socket = open_receive(&options).unwrap();
         assert!(socket.buffer.is_capped(), "{:?}", socket.buffer);
@@ -290,6 +290,6 @@ mod tests {
         let address = SocketAddrV4::new(group(5), 0);
         let error = open_receive(&ReceiveOptions::new(address, Some("no-such-one".parse().unwrap()))).unwrap_err();
         let text = error.to_string();
-        assert!(text.starts_with("cannot join the group on no-such-one for 239.255.71.5:0: there is no"), "{text}");
+        assert!(text.starts_with("cannot join the group on no-such-one for 239.255.71.5:0: no interface"), "{text}");
     }
 }

@@ -1,23 +1,23 @@
-//! Who may send to a line.
+//! Accepted sources of a line.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use mdgw_feeds::drop_reason::DropReason;
 
-/// The sources that a line expects. Empty: any.
+/// The expected sources of a line. Empty: any source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceFilter {
     sources: Box<[Ipv4Addr]>,
 }
 
 impl SourceFilter {
-    /// From the configured sources.
+    /// A filter of the configured sources.
     #[must_use]
     pub fn new(sources: &[Ipv4Addr]) -> Self {
         Self { sources: sources.into() }
     }
 
-    /// Whether a datagram from there is used.
+    /// Checks the source of a datagram.
     ///
     /// # Errors
     /// [`DropReason::SourceUnexpected`], to be counted.

@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(stage["stage"], "wire_to_wire");
         assert_eq!(stage["count"], 20_000);
         assert!(stage["p99.9_ns"].as_u64().unwrap() >= stage["p50_ns"].as_u64().unwrap());
-        assert_eq!(value["disclosures"][0]["entries"]["receive stamps"], "kernel software");
+        assert_eq!(value["disclosures"][0]["entries"]["receive timestamps"], "kernel software");
         assert_eq!(stage["timeline"].as_array().unwrap().len(), 20);
         assert_eq!(stage["load"][0]["from_per_s"], 1_000);
     }

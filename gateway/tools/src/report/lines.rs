@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use hdrhistogram::{Histogram, serialization::Deserializer};
 use mdgw_feeds::{identity::Line, time::UnixNs};
 use mdgw_status::interval_log::LeadTag;
+use mdgw_telemetry::channel_metrics::{ChannelCount, LineCount};
 
 use super::{
     log::{Counts, Interval, LinePosition, LogDamage},
@@ -80,25 +81,25 @@ pub(super) struct ChannelInputs<'a> {
 impl ChannelInputs<'_> {
     /// Sums of the channel's own counts.
     pub(super) fn counted(&self) -> ChannelCounts {
-        let sum = |name| self.of_channel().map(|counts| counts.value(name)).fold(0, u64::saturating_add);
+        let sum = |key: ChannelCount| self.of_channel().map(|counts| counts.value(key)).fold(0, u64::saturating_add);
         ChannelCounts {
-            datagrams: sum("datagrams"),
-            messages: sum("messages"),
-            gaps: sum("gaps"),
-            gap_messages: sum("gap_messages"),
-            drops: sum("drops"),
+            datagrams: sum(ChannelCount::datagrams),
+            messages: sum(ChannelCount::messages),
+            gaps: sum(ChannelCount::gaps),
+            gap_messages: sum(ChannelCount::gap_messages),
+            drops: sum(ChannelCount::drops),
         }
     }
 
     /// When gaps were declared, in the order of time.
     pub(super) fn gaps(&self) -> Vec<DeclaredGaps> {
-        let with_gaps = self.of_channel().filter(|counts| counts.value("gaps") > 0);
+        let with_gaps = self.of_channel().filter(|counts| counts.value(ChannelCount::gaps) > 0);
         let mut gaps: Vec<DeclaredGaps> = with_gaps
             .map(|counts| DeclaredGaps {
                 start: counts.start,
                 end: UnixNs(counts.start.0.saturating_add(counts.length_ns)),
-                gaps: counts.value("gaps"),
-                messages: counts.value("gap_messages"),
+                gaps: counts.value(ChannelCount::gaps),
+                messages: counts.value(ChannelCount::gap_messages),
             })
             .collect();
         gaps.sort_by_key(|gap| gap.start);
@@ -134,13 +135,13 @@ impl ChannelInputs<'_> {
         for (_, counts) in &self.counts {
             let Some(line) = counts.tag.line else { continue };
             let report = lines.entry(line).or_insert_with(|| LineReport::new(line));
-            for (sum, name) in [
-                (&mut report.packets, "packets"),
-                (&mut report.won_messages, "won_messages"),
-                (&mut report.duplicate_messages, "duplicate_messages"),
-                (&mut report.late_messages, "late_messages"),
+            for (sum, key) in [
+                (&mut report.packets, LineCount::packets),
+                (&mut report.won_messages, LineCount::won_messages),
+                (&mut report.duplicate_messages, LineCount::duplicate_messages),
+                (&mut report.late_messages, LineCount::late_messages),
             ] {
-                *sum = sum.saturating_add(counts.value(name));
+                *sum = sum.saturating_add(counts.value(key));
             }
         }
         let mut slices: BTreeMap<(Line, u64), Histogram<u64>> = BTreeMap::new();

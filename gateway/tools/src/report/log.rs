@@ -14,6 +14,7 @@ use mdgw_feeds::time::UnixNs;
 use mdgw_status::interval_log::{
     COUNTS_PREFIX, CountsTag, DISCLOSURE_PREFIX, FORMAT_LINE, IntervalTag, InvalidTag, LeadTag, NEGATIVE_PREFIX,
 };
+use mdgw_telemetry::counters::CounterKey;
 
 /// One log as it was read.
 #[derive(Debug, Default)]
@@ -157,8 +158,9 @@ impl<'a> Counts<'a> {
         })
     }
 
-    /// The count of that name; 0 where the log has none.
-    pub(super) fn value(&self, name: &str) -> u64 {
+    /// The count with that key; 0 if the log has none.
+    pub(super) fn value(&self, key: impl CounterKey) -> u64 {
+        let name = key.descriptor().name;
         self.values.iter().find(|(known, _)| *known == name).map_or(0, |(_, count)| *count)
     }
 }
@@ -239,6 +241,8 @@ fn nanoseconds(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
+    use mdgw_telemetry::channel_metrics::LineCount;
+
     use super::*;
 
     #[test]
@@ -270,7 +274,8 @@ mod tests {
         assert_eq!(log.negatives.len(), 1);
         let lines: Vec<usize> = log.damage.iter().map(|damage| damage.line).collect();
         assert_eq!(lines, [5, 6, 7, 9, 10, 13]);
-        assert_eq!((log.counts[0].value("packets"), log.counts[0].value("missing")), (7, 0));
+        let packets_and_late = (log.counts[0].value(LineCount::packets), log.counts[0].value(LineCount::late_messages));
+        assert_eq!(packets_and_late, (7, 0), "a count that an older log lacks is 0");
         assert_eq!((log.counts.len(), log.leads.len()), (1, 1));
         let cut_at = text.len() - "Tag=channel=1;stage=publish;thread=m-0,1.000,2.0".len();
         let expected = format!("x.hlog:13: the log ends within this line (line at byte {cut_at})");

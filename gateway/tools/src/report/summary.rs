@@ -7,7 +7,7 @@ use std::{
 
 use hdrhistogram::{Histogram, serialization::Deserializer};
 use mdgw_feeds::{identity::ChannelId, time::UnixNs};
-use mdgw_telemetry::stages::Stage;
+use mdgw_telemetry::{channel_metrics::ChannelCount, stages::Stage};
 
 use super::{
     difference::BATCH_COUNT,
@@ -215,7 +215,12 @@ impl Report {
     fn begin_channel(&mut self, id: ChannelId, first: &StageInputs<'_>, cell: Option<&ChannelInputs<'_>>) -> Rates {
         let mut rates = Rates::default();
         for (path, counts) in cell.into_iter().flat_map(ChannelInputs::intervals) {
-            rates.add(&path.display().to_string(), counts.start, counts.length_ns, counts.value("messages"));
+            rates.add(
+                &path.display().to_string(),
+                counts.start,
+                counts.length_ns,
+                counts.value(ChannelCount::messages),
+            );
         }
         if rates.is_empty() {
             rates = first.rates();

@@ -12,10 +12,10 @@ use mdgw_sys::handle::{ChannelIndex, Handle};
 
 use crate::handle_set::{Event, Wait};
 
-/// Events that one wait can bring.
+/// Maximum number of events of one wait.
 pub(in crate::handle_set) const EVENTS_MAX: usize = 64;
 
-/// Room for the events of one wait.
+/// Buffer for the events of one wait.
 pub(in crate::handle_set) fn event_buffer() -> Box<[libc::epoll_event; EVENTS_MAX]> {
     Box::new([libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX])
 }
@@ -61,7 +61,7 @@ impl ReadySet {
         self.signals.set_timer(at);
     }
 
-    /// Waits and returns what came; an interruption brings nothing.
+    /// Waits and returns the events; an interrupted wait returns none.
     pub(in crate::handle_set) fn wait<'e>(
         &self,
         wait: Wait,
@@ -90,7 +90,7 @@ impl ReadySet {
     }
 }
 
-/// One timer and one wake-up as descriptors to be watched. Edges are what counts: neither needs to be read.
+/// One timer and one wake-up as descriptors to be watched. Only their edges count: neither needs to be read.
 #[derive(Debug)]
 pub(in crate::handle_set) struct Signals {
     timer_fd: OwnedFd,
@@ -111,7 +111,7 @@ impl Signals {
         self.timer_fd.as_raw_fd()
     }
 
-    /// Whether the timer has gone off since it was set or since this was asked.
+    /// Whether the timer has expired since it was set or since the last call.
     pub(in crate::handle_set) fn take_expiry(&self) -> bool {
         let mut expiries = 0_u64;
         // SAFETY: read(2) writes at most 8 bytes to `expiries`.
@@ -126,7 +126,7 @@ impl Signals {
     pub(in crate::handle_set) fn wake(&self) {
         let one = 1_u64;
         // SAFETY: write(2) reads the 8 bytes of `one`. It can fail only when 2^64 - 2 wake-ups were never read; the
-        // counter is then far from 0, which is all that matters.
+        // counter is then far from 0, and the wake-up is pending anyway.
         let _ = unsafe { libc::write(self.wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 
@@ -139,7 +139,7 @@ impl Signals {
             }
         });
         let timer_fd = libc::itimerspec { it_interval: NEVER, it_value: value };
-        // SAFETY: timerfd_settime(2) reads `timer_fd` and, given no place, returns no old value.
+        // SAFETY: timerfd_settime(2) reads `timer_fd` and, given a null pointer, returns no old value.
         let result = unsafe {
             libc::timerfd_settime(
                 self.timer_fd.as_raw_fd(),
@@ -148,12 +148,12 @@ impl Signals {
                 std::ptr::null_mut(),
             )
         };
-        // The descriptor is a timer of ours and the time is in range: no other error is possible.
+        // The descriptor is our timer and the time is in range: no other error is possible.
         debug_assert_eq!(result, 0);
     }
 }
 
-/// What an event of the set means.
+/// Converts an epoll event of this set.
 pub(in crate::handle_set) fn to_event(event: &libc::epoll_event) -> Event {
     match event.u64 {
         TIMER => Event::Timer,
@@ -163,7 +163,7 @@ pub(in crate::handle_set) fn to_event(event: &libc::epoll_event) -> Event {
     }
 }
 
-/// A handle as the 64 bits that travel through the kernel: channel below, line above.
+/// A handle as the 64 bits of an epoll event: the channel in the lower half, the line above it.
 fn user_data(handle: Handle) -> u64 {
     u64::from(handle.channel.0) | u64::from(handle.line.0) << 32
 }
@@ -172,7 +172,7 @@ fn owned(descriptor: RawFd) -> io::Result<OwnedFd> {
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just returned by the kernel, so it is open, and nobody else knows it.
+    // SAFETY: the kernel has just returned the descriptor, so it is open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

@@ -1,4 +1,4 @@
-//! The ring of provided buffers: this thread gives, the kernel takes.
+//! The ring of provided buffers: this thread provides them, the kernel takes them.
 
 #![allow(unsafe_code, reason = "requests whose memory the kernel holds")]
 
@@ -12,7 +12,7 @@ use std::{
 
 use io_uring::types::BufRingEntry;
 use mdgw_sys::batch::{
-    pinned_array::Fixed,
+    pinned_array::PinnedArray,
     provided::{ProvidedBuffers, STRIDE},
 };
 
@@ -21,14 +21,15 @@ use super::submission::Ring;
 /// The one group of buffers in a ring.
 pub(super) const GROUP: u16 = 0;
 
-/// Buffers in the order in which the kernel takes them. Its one writer is the thread of the ring it is registered with.
+/// Buffers in the order in which the kernel takes them. Only the thread of the ring with which they are registered
+/// writes.
 #[derive(Debug)]
 pub(super) struct BufferRing {
     pub(super) buffers: Arc<ProvidedBuffers>,
-    entries: Fixed<RingPage>,
+    entries: PinnedArray<RingPage>,
     count: u16,
     tail: u16,
-    /// Buffers that the kernel has and did not fill yet.
+    /// Buffers that the kernel has and has not filled yet.
     available: u16,
 }
 
@@ -39,24 +40,24 @@ struct RingPage([u8; 4_096]);
 const ENTRIES_PER_PAGE: usize = 4_096 / size_of::<BufRingEntry>();
 
 impl BufferRing {
-    /// Allocates `count` buffers and registers them, all in the kernel's hands.
+    /// Allocates `count` buffers and registers them, all owned by the kernel.
     pub(super) fn new(ring: &Ring, count: u16) -> io::Result<Self> {
         let pages = usize::from(count).div_ceil(ENTRIES_PER_PAGE);
-        let entries = Fixed::new(pages, |_| RingPage([0; 4_096]));
+        let entries = PinnedArray::new(pages, |_| RingPage([0; 4_096]));
         let mut buffers =
             Self { buffers: Arc::new(ProvidedBuffers::new(count)), entries, count, tail: 0, available: 0 };
-        // SAFETY: `entries` has room for `count` entries, begins at a page, and is given up only after it was
-        // unregistered (`unregister`).
+        // SAFETY: `entries` has room for `count` entries, begins at a page, and is freed only after it was unregistered
+        // (`unregister`).
         unsafe { ring.register_buffers(buffers.entries.at(0) as u64, count, GROUP)? };
         (0..count).for_each(|id| buffers.provide(id));
         Ok(buffers)
     }
 
-    /// Gives a buffer to the kernel. The caller held it and doesn't from now on.
+    /// Gives a buffer to the kernel. The caller owned it and no longer does.
     pub(super) fn provide(&mut self, id: u16) {
         let entry = self.entry(usize::from(self.tail & (self.count - 1)));
-        // SAFETY: `entry` is one of `count` entries in `entries`. The kernel reads only those before the tail, which
-        // this one is not yet: no more than `count` buffers exist.
+        // SAFETY: `entry` is one of `count` entries in `entries`. The kernel reads only those before the tail, and this
+        // entry is behind it: no more than `count` buffers exist.
         let entry = unsafe { &mut *entry };
         entry.set_addr(self.buffers.at(id) as u64);
         entry.set_len(u32::try_from(STRIDE).unwrap_or(0));
@@ -71,14 +72,14 @@ impl BufferRing {
         tail.store(self.tail, Ordering::Release);
     }
 
-    /// Gives the kernel what batches have given back.
+    /// Gives the kernel the buffers that batches have returned.
     pub(super) fn provide_returned(&mut self) {
         while let Some(id) = self.buffers.take_returned() {
             self.provide(id);
         }
     }
 
-    /// The kernel has filled one.
+    /// The kernel has filled a buffer.
     pub(super) fn on_buffer_used(&mut self) {
         self.available = self.available.saturating_sub(1);
     }
@@ -87,11 +88,11 @@ impl BufferRing {
         self.available > 0
     }
 
-    /// Takes everything back from the kernel. If it doesn't let go, the memory is lost rather than freed under it.
+    /// Takes all buffers back from the kernel. If the kernel refuses, the memory is leaked rather than freed under it.
     pub(super) fn unregister(&mut self, ring: &Ring) {
         if ring.unregister_buffers(GROUP).is_err() {
             mem::forget(Arc::clone(&self.buffers));
-            mem::forget(mem::replace(&mut self.entries, Fixed::new(0, |_| unreachable!())));
+            mem::forget(mem::replace(&mut self.entries, PinnedArray::new(0, |_| unreachable!())));
         }
     }
 

@@ -1,11 +1,11 @@
-//! The io_uring backend of pools with one thread: a multishot receive on every socket, all filling one ring of
-//! provided buffers.
+//! The io_uring backend of pools with one thread: a multishot receive on every socket, all filling one ring of provided
+//! buffers.
 //!
-//! One thread waits, so the rule that a request belongs to the thread that armed it costs nothing. Datagrams come
-//! without a request for each: the wait yields [`Event::Provided`], the batch borrows the filled buffers, and clearing the
-//! batch gives them back. A socket whose receive ended (the buffers ran out, which is counted, or the kernel said so)
-//! is armed again by the next wait; meanwhile its datagrams wait in the socket. What was announced and not fetched is
-//! announced again.
+//! Only one thread waits, so the rule that a request belongs to the thread that armed it costs nothing. Datagrams
+//! arrive without a request for each: the wait returns [`Event::Provided`], the batch borrows the filled buffers, and
+//! clearing the batch returns them. A receive may end, because the buffers ran out (which is counted) or by the
+//! kernel's choice. The next wait arms it again; meanwhile its datagrams wait in the socket. Datagrams that were
+//! announced and not fetched are announced again.
 
 #![allow(unsafe_code, reason = "requests whose memory the kernel holds")]
 
@@ -22,7 +22,7 @@ use std::{
 use io_uring::{cqueue, opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 use mdgw_sys::{
-    batch::{ReceiveBatch, SendBatch, is_past_send_error, pinned_array::Fixed, provided, receive_round_robin},
+    batch::{ReceiveBatch, SendBatch, is_past_send_error, pinned_array::PinnedArray, provided, receive_round_robin},
     handle::{Handle, LineSet},
 };
 
@@ -41,15 +41,15 @@ pub struct MultishotSet {
 }
 
 impl MultishotSet {
-    /// Buffers of the usual set: about 2 MB, which a core's cache of the second level may hold. 16,384 were slower.
+    /// Default number of buffers: about 2 MB, which fits a core's level 2 cache. 16,384 were slower.
     pub const BUFFERS: u16 = 1_024;
-    /// Sockets that a set can watch.
+    /// Maximum number of sockets of a set.
     pub const SOCKETS_MAX: usize = 1_024;
 
-    /// An empty set with so many buffers of 2 KB.
+    /// Creates an empty set with `buffer_count` buffers of 2 KB.
     ///
     /// # Errors
-    /// When the count is no power of two from 16 to 4,096, or the kernel gives no descriptors.
+    /// If the count is no power of two from 16 to 4,096, or the kernel gives no descriptors.
     pub fn new(buffer_count: u16) -> io::Result<Self> {
         if !buffer_count.is_power_of_two() || !(16..=4_096).contains(&buffer_count) {
             let text = format!("{buffer_count} receive buffers: expected a power of two from 16 to 4,096");
@@ -75,7 +75,7 @@ impl MultishotSet {
 impl HandleSet for MultishotSet {
     type Io = MultishotIo;
 
-    /// The part of the one thread. A second one is refused while the first lives.
+    /// The part of the one thread. A second one is refused while the first exists.
     fn thread_io(&self) -> io::Result<MultishotIo> {
         if self.shared.has_owner.swap(true, Ordering::AcqRel) {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the set serves one thread"));
@@ -89,7 +89,7 @@ impl HandleSet for MultishotSet {
 
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
         let raw_fd = socket.as_raw_fd();
-        // A descriptor of our own: the caller's number may mean something else when the thread comes to it.
+        // A duplicated descriptor: the caller's number may name another file when the thread uses it.
         let socket = Arc::new(socket.try_clone_to_owned()?);
         self.shared.change(|sockets_watched| {
             if sockets_watched.sockets.len() >= Self::SOCKETS_MAX {
@@ -129,7 +129,7 @@ impl HandleSet for MultishotSet {
 #[derive(Debug)]
 struct Shared {
     signals: Signals,
-    /// Written by whoever adds or removes, read by the thread when `changed` says so.
+    /// Written by threads that add or remove sockets, read by the set's thread if `changed` is set.
     sockets_watched: Mutex<WatchedSockets>,
     changed: AtomicBool,
     has_owner: AtomicBool,
@@ -164,12 +164,12 @@ pub struct MultishotIo {
     ring: Ring,
     shared: Arc<Shared>,
     buffers: BufferRing,
-    /// Tells the kernel how to lay out a buffer; read whenever a receive is armed.
-    message_template: Fixed<libc::msghdr>,
+    /// Tells the kernel the layout of a buffer; read whenever a receive is armed.
+    message_template: PinnedArray<libc::msghdr>,
     slots: Vec<SocketSlot>,
-    /// Filled buffers of a slot form a chain: the one behind each, and the bytes in each.
+    /// Filled buffers of a slot form a chain: for each buffer its successor and its length in bytes.
     chain: Box<[(u16, u32)]>,
-    /// Slots with filled buffers, each once; the first `announced` of them were told by the last wait.
+    /// Slots with filled buffers, each once; the last wait announced the first `announced` of them.
     ready_slots: VecDeque<u16>,
     announced: usize,
     /// Slots to be armed.
@@ -209,13 +209,13 @@ enum SlotState {
 #[derive(Clone, Copy, Debug, Default)]
 struct Signal {
     armed: bool,
-    /// Went off and was not told yet.
+    /// The descriptor fired and the event was not returned yet.
     fired: bool,
 }
 
 impl MultishotIo {
     fn new(shared: Arc<Shared>, buffer_count: u16) -> io::Result<Self> {
-        // Every filled buffer and every request has a completion, so that the queue never overflows.
+        // Every filled buffer and every request has a completion, so the queue never overflows.
         let ring = Ring::new(SUBMISSIONS, COMPLETIONS + 2 * u32::from(buffer_count))?;
         let sockets_max = u32::try_from(MultishotSet::SOCKETS_MAX).unwrap_or(u32::MAX);
         ring.reserve_sockets(sockets_max)?;
@@ -235,7 +235,7 @@ impl MultishotIo {
             ring,
             shared,
             buffers,
-            message_template: Fixed::new(1, |_| provided::message_template()),
+            message_template: PinnedArray::new(1, |_| provided::message_template()),
             slots: Vec::with_capacity(MultishotSet::SOCKETS_MAX),
             chain: vec![(NONE, 0); usize::from(buffer_count)].into(),
             ready_slots: VecDeque::with_capacity(MultishotSet::SOCKETS_MAX),
@@ -248,10 +248,10 @@ impl MultishotIo {
         })
     }
 
-    /// Everything that must be in place before the thread waits.
+    /// Arms all requests that must be in place before the thread waits.
     fn prepare(&mut self) -> io::Result<()> {
         self.retire_announced();
-        // Acquire pairs with the Release in `Shared::change`. A plain look first: it changes once in a blue moon.
+        // Acquire pairs with the Release in `Shared::change`. The relaxed load first, since changes are very rare.
         if self.shared.changed.load(Ordering::Relaxed) && self.shared.changed.swap(false, Ordering::Acquire) {
             self.apply_changes()?;
         }
@@ -276,7 +276,8 @@ impl MultishotIo {
         Ok(())
     }
 
-    /// Slots that were announced and fetched leave the queue; the others go behind those that were not announced.
+    /// Announced slots whose data was fetched leave the queue; the other announced slots go behind the unannounced
+    /// ones.
     fn retire_announced(&mut self) {
         for _ in 0..std::mem::take(&mut self.announced) {
             let Some(slot) = self.ready_slots.pop_front() else { break };
@@ -342,14 +343,14 @@ impl MultishotIo {
     fn arm(&mut self, slot: u16) -> io::Result<()> {
         let message_template = self.message_template.at(0);
         let receive = opcode::RecvMsgMulti::new(types::Fixed(slot.into()), message_template, GROUP).build();
-        // SAFETY: the kernel reads `message_template`, which lives as long as `self`; it writes to buffers of the group, which
-        // are its own until it has filled them and are taken back from it before they are freed (`drop`).
+        // SAFETY: the kernel reads `message_template`, which lives as long as `self`. It writes to buffers of the
+        // group, which it owns until it has filled them, and which are taken back before they are freed (`drop`).
         unsafe { self.ring.push(receive, Request::Multishot(slot))? };
         self.slots[usize::from(slot)].state = SlotState::Receiving;
         Ok(())
     }
 
-    /// Looks through what has been completed; `on_other` gets the rest.
+    /// Reaps completions; `on_other` gets those of other requests.
     fn reap(&mut self, mut on_other: impl FnMut(Request, i32)) {
         let Self { ring, slots, chain, ready_slots, buffers, idle, closing_done, timer, wake, fault, shared, .. } =
             self;
@@ -403,7 +404,7 @@ impl MultishotIo {
         }
     }
 
-    /// Takes the first filled buffer from a slot's chain: its number and the bytes in it.
+    /// Takes the first filled buffer from a slot's chain: its number and its length in bytes.
     fn next_filled_buffer(&mut self, slot: u16) -> Option<(u16, u32)> {
         let slot = self.slots.get_mut(usize::from(slot))?;
         let id = slot.first;
@@ -421,7 +422,8 @@ impl ThreadIo for MultishotIo {
             Wait::Block if nothing => {
                 self.ring.enter(1)?;
             }
-            // Spinning costs a look at memory: the ring is entered only for what was just queued or is flagged.
+            // Spinning costs a read of memory: the ring is entered only for a queued request or if the kernel has
+            // flagged work.
             _ if self.ring.is_idle() => {}
             _ => {
                 self.ring.enter(0)?;
@@ -431,7 +433,7 @@ impl ThreadIo for MultishotIo {
         if let Some(fault) = self.fault.take() {
             return Err(fault);
         }
-        // A poll tells of an expiry even when the timer was set anew since.
+        // A poll reports an expiry even if the timer was set again since.
         self.timer.fired = self.timer.fired && self.shared.signals.take_expiry();
         let mut room = room;
         for (signal, event) in [(&mut self.wake, Event::Wake), (&mut self.timer, Event::Timer)] {
@@ -448,10 +450,10 @@ impl ThreadIo for MultishotIo {
     }
 
     fn release_wait(&mut self) -> io::Result<()> {
-        Ok(()) // there is nobody else to lead
+        Ok(()) // there is no other thread to lead
     }
 
-    /// Reads the sockets themselves, past the ring: for handles that are not in the set.
+    /// Reads the sockets directly, without the ring: for handles that are not in the set.
     fn receive(&mut self, sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
         receive_round_robin(sockets, batch)
     }
@@ -463,11 +465,11 @@ impl ThreadIo for MultishotIo {
         while batch.room() > 0
             && let Some((id, bytes)) = self.next_filled_buffer(slot)
         {
-            // SAFETY: the kernel filled the buffer with so many bytes and gave it up with its completion; it left the
+            // SAFETY: the kernel filled the buffer with that many bytes and gave it up with its completion; it left the
             // chain, so the batch alone holds it.
-            let take_provided = unsafe { batch.push_provided(&self.buffers.buffers, id, bytes as usize, handle.line) };
-            if !matches!(take_provided, Ok(true)) {
-                // The batch holds another ring's buffers, which is its caller's mistake: the datagram is lost.
+            let pushed = unsafe { batch.push_provided(&self.buffers.buffers, id, bytes as usize, handle.line) };
+            if !matches!(pushed, Ok(true)) {
+                // The batch holds another ring's buffers, a mistake of the caller: the datagram is lost.
                 self.buffers.provide(id);
             }
         }
@@ -490,9 +492,9 @@ impl Drop for MultishotIo {
     }
 }
 
-/// Why a receive ended that was armed for good.
+/// Why a multishot receive ended.
 enum ReceiveEnd {
-    /// No fault: it is armed again.
+    /// No fault: the receive is armed again.
     Rearm,
     /// No buffer was left.
     NoBuffer,
@@ -528,14 +530,14 @@ mod tests {
     #[test]
     fn datagrams_wait_in_the_socket_while_no_buffer_is_free() {
         let set = MultishotSet::new(16).unwrap();
-        let feeds = [SocketPair::new(0, Line::A), SocketPair::new(0, Line::B)];
+        let pairs = [SocketPair::new(0, Line::A), SocketPair::new(0, Line::B)];
         let mut io = set.thread_io().unwrap();
-        for feed in &feeds {
-            set.add(feed.receiver.as_fd(), feed.handle).unwrap();
-            (0..100_u8).for_each(|number| assert_eq!(feed.sender.send(&[number]).unwrap(), 1));
+        for pair in &pairs {
+            set.add(pair.receiver.as_fd(), pair.handle).unwrap();
+            (0..100_u8).for_each(|number| assert_eq!(pair.sender.send(&[number]).unwrap(), 1));
         }
         let (mut events, mut next) = (Vec::new(), [0_u8; 2]);
-        // Batches that hold all buffers at times, and are cleared in no particular order.
+        // The batches hold all buffers at times, and are cleared in no particular order.
         let mut batches: Vec<_> = (0..3).map(|_| ReceiveBatch::new(7, 64)).collect();
         for turn in 0.. {
             if next == [100, 100] {
@@ -562,28 +564,28 @@ mod tests {
     #[test]
     fn provided_buffers_outlive_the_ring_that_filled_them() {
         let set = MultishotSet::new(16).unwrap();
-        let feed = SocketPair::new(0, Line::A);
-        set.add(feed.receiver.as_fd(), feed.handle).unwrap();
+        let pair = SocketPair::new(0, Line::A);
+        set.add(pair.receiver.as_fd(), pair.handle).unwrap();
         let mut io = set.thread_io().unwrap();
         let mut batch = ReceiveBatch::new(8, 64);
-        feed.sender.send(b"kept").unwrap();
+        pair.sender.send(b"kept").unwrap();
         let mut events = Vec::new();
         while batch.is_empty() {
             events.clear();
             io.wait(Wait::Block, 8, &mut events).unwrap();
-            io.take_provided(feed.handle, &mut batch);
+            io.take_provided(pair.handle, &mut batch);
         }
         drop(io);
-        feed.sender.send(b"later").unwrap();
+        pair.sender.send(b"later").unwrap();
         assert_eq!(batch.get(0).unwrap().bytes, b"kept");
 
-        // A new part takes over the sockets; the batch holds the old one's buffer until it is cleared.
+        // A new thread's part takes over the sockets; the batch holds the old part's buffer until it is cleared.
         let mut io = set.thread_io().unwrap();
         batch.clear();
         while batch.is_empty() {
             events.clear();
             io.wait(Wait::Block, 8, &mut events).unwrap();
-            io.take_provided(feed.handle, &mut batch);
+            io.take_provided(pair.handle, &mut batch);
         }
         assert_eq!(batch.get(0).unwrap().bytes, b"later");
     }

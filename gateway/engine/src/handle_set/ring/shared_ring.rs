@@ -1,5 +1,5 @@
-//! What this backend exists to avoid, for tests that must see what is wrong with it: one ring for all threads, whose wait
-//! for the epoll set stays armed by the thread that was the first to lead, whoever leads later.
+//! The design that this backend avoids, for tests that must show its fault: one ring for all threads. Its wait for the
+//! epoll set stays armed by the first thread that led, whichever thread leads later.
 
 #![allow(unsafe_code, reason = "requests whose memory the kernel holds")]
 
@@ -40,7 +40,7 @@ impl SharedRingSet {
 }
 
 impl ArmedRing {
-    /// Sleeps until the set has something. The request is armed where there is none, by this thread.
+    /// Sleeps until the set has an event. This thread arms the request if none is armed.
     fn wait_for(&mut self, set: RawFd) -> io::Result<()> {
         if !self.is_armed {
             let readable = u32::try_from(libc::POLLIN).unwrap_or(0);
@@ -98,7 +98,7 @@ impl ThreadIo for SharedRingIo {
             if !events.is_empty() || wait == Wait::Poll {
                 return Ok(());
             }
-            // Only the leader waits, so nobody else wants the lock.
+            // Only the leader waits, so no other thread wants the lock.
             self.ring.lock().unwrap_or_else(PoisonError::into_inner).wait_for(self.ready.epoll())?;
         }
     }

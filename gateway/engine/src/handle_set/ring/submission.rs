@@ -1,4 +1,4 @@
-//! One ring of one thread: requests in, completions out, and the sends that both io_uring backends make.
+//! One ring of one thread: requests in, completions out, and the sends of both io_uring backends.
 
 #![allow(unsafe_code, reason = "requests whose memory the kernel holds")]
 
@@ -7,17 +7,16 @@ use std::{fmt, io, os::fd::RawFd};
 use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 use mdgw_sys::batch::{PACKETS_MAX, SendBatch};
 
-/// A ring with one submitter, whose completion work runs when that thread enters it and at no other time.
+/// A ring with one submitter. Its completion work runs when that thread enters the ring and at no other time.
 pub(super) struct Ring {
     ring: IoUring,
-    /// An enter failed for good: requests that lie in the queue must never be submitted, since what they point to may
-    /// be gone.
+    /// An enter failed for good: requests in the queue must never be submitted, since their buffers may be gone.
     broken: bool,
-    /// The ring belongs to the thread that made it.
+    /// The ring belongs to the thread that created it.
     _thread: std::marker::PhantomData<*const ()>,
 }
 
-/// What a request is for: travels through the kernel as 64 bits of user data.
+/// Purpose of a request, stored in its 64 bits of user data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     /// Waits for the epoll set.
@@ -41,7 +40,7 @@ pub(super) enum Request {
 pub(super) enum EnterOutcome {
     /// As asked.
     Completed,
-    /// By a signal, or because the kernel was short of something for the moment.
+    /// By a signal, or because the kernel was short of a resource for the moment.
     Interrupted,
 }
 
@@ -91,11 +90,11 @@ impl Ring {
     /// Queues a request for the next [`Self::enter`].
     ///
     /// # Errors
-    /// When the ring is broken, or an enter that made room failed.
+    /// If the ring is broken, or an enter that made room failed.
     ///
     /// # Safety
-    /// What the request points to stays valid, and nobody else touches what it writes to, until it has been completed
-    /// or the ring is broken.
+    /// The memory that the request points to stays valid, and no other code touches what the request writes to, until
+    /// the request has completed or the ring is broken.
     pub(super) unsafe fn push(&mut self, entry: squeue::Entry, request: Request) -> io::Result<()> {
         let entry = entry.user_data(request.user_data());
         self.check_usable()?;
@@ -109,7 +108,7 @@ impl Ring {
         }
     }
 
-    /// Whether an enter that doesn't wait would find nothing to do, and there is nothing to reap.
+    /// Whether an enter that does not wait would find no work, and there is nothing to reap.
     pub(super) fn is_idle(&mut self) -> bool {
         let queue = self.ring.submission();
         let idle = queue.is_empty() && !queue.taskrun();
@@ -117,10 +116,10 @@ impl Ring {
         idle && self.ring.completion().is_empty()
     }
 
-    /// Submits what is queued, runs completion work, and waits for so many completions.
+    /// Submits the queued requests, runs completion work, and waits for `completions_min` completions.
     ///
     /// # Errors
-    /// What cannot pass by trying again; the ring is broken then.
+    /// An error that a retry cannot cure; the ring is broken then.
     pub(super) fn enter(&mut self, completions_min: usize) -> io::Result<EnterOutcome> {
         self.check_usable()?;
         let entered =
@@ -137,7 +136,7 @@ impl Ring {
         }
     }
 
-    /// The crate asks for completion work only where some was due before; submitting may be what makes it due.
+    /// The crate requests completion work only if some was due before; the submission itself may make some due.
     fn submit_and_run(&mut self) -> io::Result<usize> {
         let queued = u32::try_from(self.ring.submission().len()).unwrap_or(0);
         let flags = EnterFlags::GETEVENTS.bits();
@@ -165,8 +164,8 @@ impl Ring {
     /// Registers a ring of provided buffers.
     ///
     /// # Safety
-    /// At `address`, the start of a page, is room for `count` entries until [`Self::unregister_buffers`] has
-    /// succeeded, and what the entries lead to belongs to the kernel until it has been filled.
+    /// At `address`, the start of a page, is room for `count` entries until [`Self::unregister_buffers`] has succeeded.
+    /// The buffers of the entries belong to the kernel until it has filled them.
     pub(super) unsafe fn register_buffers(&self, address: u64, count: u16, group: u16) -> io::Result<()> {
         // SAFETY: as demanded of our caller.
         unsafe { self.ring.submitter().register_buf_ring_with_flags(address, count, group, 0) }
@@ -181,8 +180,8 @@ impl Ring {
         let mut sending = SendSubmission { results: [0; PACKETS_MAX], count: 0, outstanding: 0 };
         for (socket, message) in packets.messages() {
             let request = opcode::SendMsg::new(types::Fd(socket), message).flags(DONT_WAIT).build();
-            // SAFETY: the message and what it leads to are set by the batch, which our callers borrow until every
-            // request has been completed: with MSG_DONTWAIT none waits. The kernel only reads them.
+            // SAFETY: the batch owns the message and its buffers, and our callers borrow the batch until every request
+            // has completed: with MSG_DONTWAIT no request waits. The kernel only reads them.
             unsafe { self.push(request, Request::Send(sending.count))? };
             sending.count += 1;
         }
@@ -205,7 +204,7 @@ impl fmt::Debug for Ring {
 pub(super) struct SendSubmission {
     results: [i32; PACKETS_MAX],
     count: usize,
-    /// Those whose result is not known yet.
+    /// Packets whose result is not known yet.
     pub(super) outstanding: usize,
 }
 
@@ -217,8 +216,8 @@ impl SendSubmission {
         }
     }
 
-    /// How many were taken, from the front. Behind a refused one others may have been taken too: they are sent again
-    /// with it, and receivers drop the copies.
+    /// How many packets the kernel took, from the front. Packets behind a refused one may have been taken too: they are
+    /// sent again with it, and receivers drop the duplicates.
     pub(super) fn sent_count(&self) -> io::Result<usize> {
         let results = &self.results[..self.count];
         let sent_count = results.iter().take_while(|result| **result >= 0).count();

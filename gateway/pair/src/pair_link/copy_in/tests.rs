@@ -70,12 +70,12 @@ fn key() -> SharedKey {
 fn donor_link(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)>>) -> PairLink {
     let channel = Arc::clone(channel);
     let channels = ChannelSender::new(move |id, message| {
-        let ChannelMessage::Copy(turn) = message else { return false };
+        let ChannelMessage::CopySlice(turn) = message else { return false };
         let (channel, generator) = &mut *channel.lock().unwrap();
         if id != CHANNEL {
             return false;
         }
-        turn.take(channel);
+        turn.run(channel);
         feed(channel, generator, 3);
         true
     });
