@@ -47,7 +47,7 @@ Examples:
   mdgw inspect live.pcap --follow --type TradeReport
   mdgw inspect A.pcap --frame 100-120 --json | jq .messages[].fields")]
 pub(super) struct Args {
-    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
+    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, detected from the content.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// One JSON object per packet and line: raw numbers, field names and order as in the specification.

@@ -164,8 +164,8 @@ mod tests {
 
     use super::*;
 
-    /// Gateways 1, 2 and 3 with one group, 7, seen from the first: who leads it, how often the next one is not ready
-    /// yet, and what was asked.
+    /// Gateways 1, 2 and 3 with one group, 7, seen from node 1: its leader, how often the target still
+    /// refuses, and the requests received.
     #[derive(Debug)]
     struct Group {
         leader: u8,
