@@ -92,7 +92,7 @@ impl fmt::Display for KeptText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(DbnFileKept { record_count, bytes }) => write!(f, "after {record_count} records, at byte {bytes}"),
-            None => f.write_str("nothing of which could be kept"),
+            None => f.write_str("nothing could be kept"),
         }
     }
 }

@@ -50,16 +50,16 @@ pub enum DbnFault {
     #[error("the file is empty")]
     Empty,
     /// The first bytes are not those of DBN.
-    #[error("no DBN file")]
+    #[error("not a DBN file")]
     NotDbn,
     /// Metadata of a length that none have.
-    #[error("damaged: the metadata claims {0} bytes")]
+    #[error("damaged: the metadata declares {0} bytes")]
     MetadataLength(u64),
     /// The stream ends inside its metadata.
-    #[error("the file is cut in its metadata")]
+    #[error("the file is truncated inside its metadata")]
     TruncatedMetadata,
     /// The stream ends inside a record.
-    #[error("the file is cut in a record, of which {0} bytes are there")]
+    #[error("the file is truncated inside a record ({0} bytes remain)")]
     TruncatedRecord(u64),
     /// A record that lacks fields of its type.
     #[error("damaged: a record of type {rtype} has {bytes} bytes, the shortest of that type has {bytes_min}")]
@@ -375,7 +375,7 @@ mod tests {
         let path = folder.path().join("a");
         for (content, said) in [
             (&b""[..], "the file is empty"),
-            (b"hello, world", "no DBN file"),
+            (b"hello, world", "not a DBN file"),
             (b"DBN\x03\xff\xff\xff\xff", "the metadata claims 4294967295 bytes"),
         ] {
             fs::write(&path, content).unwrap();

@@ -71,7 +71,7 @@ pub enum ExchangeError {
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// The request server, or a thread.
-    #[error("cannot open the exchange's {what}: {source}")]
+    #[error("cannot open the simulator's {what}: {source}")]
     Io {
         /// What.
         what: &'static str,

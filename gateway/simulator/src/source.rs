@@ -59,7 +59,7 @@ pub enum SourceError {
     #[error(transparent)]
     Capture(#[from] CaptureError),
     /// The player's own fault.
-    #[error("the exchange's player panicked")]
+    #[error("the simulator's sender thread panicked")]
     Panicked,
 }
 

@@ -115,10 +115,10 @@ pub enum BookError {
     #[error(transparent)]
     Capture(#[from] CaptureError),
     /// Orders were asked of a feed that tells none.
-    #[error("book: {0} tells no single orders; --by price")]
+    #[error("book: {0} carries no individual orders; use --by price")]
     NoOrders(Feed),
     /// The message is in none of the files.
-    #[error("book: message {} of that session is not in the files; {found}", .wanted.0)]
+    #[error("book: message {} is not in the files; {found}", .wanted.0)]
     NotReached {
         /// The message.
         wanted: Sequence,

@@ -161,7 +161,7 @@ pub enum RecordError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => " (needs CAP_NET_RAW; without --raw it takes no privilege)",
+        io::ErrorKind::PermissionDenied => " (--raw needs CAP_NET_RAW; without --raw no privilege is needed)",
         _ => "",
     }
 }
@@ -352,7 +352,10 @@ impl CaptureLoop {
             let new = self.recorder.dropped(line, read?, now_ns)?;
             let faults = self.feeds.as_ref().is_some_and(|feeds| feeds.triggers().fault);
             if new > 0 && faults {
-                let what = format!("line {}: the kernel dropped {new} packets", self.recorder.name(line));
+                let what = format!(
+                    "line {}: the kernel dropped {new} packets (receive buffer full)",
+                    self.recorder.name(line)
+                );
                 self.recorder.trigger(&TriggerEvent { reason: what, time_ns: now_ns });
             }
         }

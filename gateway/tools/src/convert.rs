@@ -70,7 +70,7 @@ pub struct ConvertSummary {
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
     /// The input; `records` were written.
-    #[error("{fault} ({records} records before it were written)")]
+    #[error("{fault} ({records} records were written before this error)")]
     Input {
         /// What is wrong with it.
         fault: DbnInputError,
@@ -99,7 +99,7 @@ pub enum ConvertError {
     },
     /// A table of one type can't hold a second one.
     #[error(
-        "convert {}: a record of {second} at byte {offset} among those of {first}; a table holds one: choose with --schema",
+        "convert {}: record of schema {second} at byte {offset} among records of {first}; a table holds one schema: choose with --schema",
         path.display()
     )]
     SeveralSchemas {
@@ -113,13 +113,13 @@ pub enum ConvertError {
         second: &'static str,
     },
     /// The output would overwrite the input.
-    #[error("convert: {} is the input: choose another name for the output", path.display())]
+    #[error("convert: {} is the input file: choose another output file", path.display())]
     OutputIsInput {
         /// The output.
         path: PathBuf,
     },
     /// This program can't write Parquet.
-    #[error("convert: this build has no Parquet; build it with `cargo build --release --features parquet`")]
+    #[error("convert: Parquet is not included in this build; rebuild with `cargo build --release --features parquet`")]
     NoParquet,
     /// The caller broke off.
     #[error("convert: interrupted, after {records} records")]

@@ -137,13 +137,13 @@ pub enum DiffError {
         kind_b: &'static str,
     },
     /// Two sides that drift too far apart.
-    #[error("diff: the two are more than {names_max} items apart; raise --names")]
+    #[error("diff: the inputs are more than {names_max} items apart; raise --remember")]
     TooFarApart {
         /// The bound.
         names_max: usize,
     },
     /// NothingToCompare to compare on either side.
-    #[error("diff: nothing in {a} and nothing in {b} that could be compared")]
+    #[error("diff: {a} and {b} contain nothing to compare")]
     NothingToCompare {
         /// One file.
         a: String,
@@ -201,7 +201,7 @@ impl RecordingKind {
             return Ok(Self::Log);
         }
         if !metadata.is_file() {
-            let why = "no file but a pipe or a device, and it has to be read twice: write it to a file first";
+            let why = "is a pipe or device, but must be read twice: write it to a file first";
             return Err(read(io::Error::other(why)));
         }
         if dbn_input::is_dbn(path).map_err(read)? {
@@ -286,12 +286,12 @@ impl DiffReport {
         }
         let [repeated_a, repeated_b] = self.repeated;
         for (name, count) in [
-            ("local times differ", self.local_times_differ),
-            ("repeated in A", repeated_a),
-            ("repeated in B", repeated_b),
+            ("receive times differ", self.local_times_differ),
+            ("duplicates in A", repeated_a),
+            ("duplicates in B", repeated_b),
         ] {
             if count > 0 {
-                let _ = writeln!(text, "{name:<26} {} (no difference)", grouped(count));
+                let _ = writeln!(text, "{name:<26} {} (not a difference)", grouped(count));
             }
         }
         text

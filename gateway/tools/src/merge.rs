@@ -66,7 +66,7 @@ pub enum MergeError {
         source: io::Error,
     },
     /// The output would overwrite what is read.
-    #[error("merge: {output} is one of the captures: choose another name for the output")]
+    #[error("merge: {output} is one of the input files: choose another output file")]
     OutputIsInput {
         /// The output.
         output: PathBuf,
@@ -78,7 +78,7 @@ pub enum MergeError {
     #[error("merge: no UDP datagrams in {0}")]
     NoPackets(String),
     /// No packet was of a feed that is known, or of the one that was asked for.
-    #[error("merge: {wanted} in none of {datagrams} datagrams; --feed names the feed")]
+    #[error("merge: no {wanted} in {datagrams} datagrams; set the feed with --feed")]
     NothingRecognised {
         /// What was looked for.
         wanted: String,
@@ -86,7 +86,7 @@ pub enum MergeError {
         datagrams: u64,
     },
     /// The caller broke off.
-    #[error("merge: interrupted; what was merged so far is in {output}")]
+    #[error("merge: interrupted; everything merged so far is in {output}")]
     Interrupted {
         /// The output.
         output: PathBuf,

@@ -41,7 +41,7 @@ pub enum CaptureFault {
     #[error(transparent)]
     Open(io::Error),
     /// The system refused further bytes.
-    #[error("cannot read on")]
+    #[error("cannot continue reading")]
     Read(#[source] io::Error),
     /// The decompressor could not go on.
     #[error("the {format} stream can't be unpacked any further at byte {compressed_offset} of the file: {reason}")]
@@ -57,10 +57,10 @@ pub enum CaptureFault {
     #[error("the file is empty")]
     Empty,
     /// The first bytes are those of no known kind of file.
-    #[error("neither pcap nor pcapng nor a Nasdaq day file")]
+    #[error("not a pcap, pcapng or Nasdaq day file")]
     NotACapture,
     /// The file ends inside something that it began.
-    #[error("the file is cut: {what} needs {needed} bytes, {left} are left")]
+    #[error("the file is truncated: {what} needs {needed} bytes, {left} remain")]
     Truncated {
         /// What was being read.
         what: &'static str,
@@ -70,7 +70,7 @@ pub enum CaptureFault {
         left: u64,
     },
     /// A length that no such thing can have.
-    #[error("damaged: {what} claims {claimed} bytes")]
+    #[error("damaged: {what} declares {claimed} bytes")]
     LengthImpossible {
         /// What was being read.
         what: &'static str,
@@ -78,20 +78,20 @@ pub enum CaptureFault {
         claimed: u64,
     },
     /// A pcapng block whose inside contradicts its frame.
-    #[error("damaged: a block contradicts itself")]
+    #[error("damaged: inconsistent block lengths")]
     BlockMalformed,
     /// A pcapng packet of an interface that was not described.
-    #[error("damaged: packet of interface {0}, which was not described")]
+    #[error("damaged: packet of interface {0} without an interface description")]
     InterfaceUnknown(u32),
     /// Not an IP-carrying link layer that we read.
     #[error(
-        "link type {0} is not supported (Ethernet 1, raw IP 101, Linux cooked 113 and 276, null 0 and loopback 108 are)"
+        "link type {0} is not supported (supported: Ethernet 1, raw IP 101, Linux cooked 113 and 276, null 0, loopback 108)"
     )]
     LinkTypeUnknown(i32),
     /// Bytes after the end-of-session mark of a day file.
-    #[error("bytes after the end-of-session mark")]
+    #[error("bytes after the end of session")]
     AfterEnd,
     /// A day file has times since midnight, but neither its name nor the caller tells the day.
-    #[error("a day file's times count from midnight and its name tells no date: give it with --date YYYY-MM-DD")]
+    #[error("no trading date in the name of the day file (its times count from midnight): give --date YYYY-MM-DD")]
     DateUnknown,
 }

@@ -122,7 +122,7 @@ impl PacketBlock<'_> {
     /// Appends the block.
     pub fn append_to(&self, out: &mut Vec<u8>) {
         let captured_bytes = self.pieces.iter().map(|piece| piece.len()).sum::<usize>();
-        debug_assert!(captured_bytes <= SNAP_LEN as usize, "no reader believes {captured_bytes} bytes");
+        debug_assert!(captured_bytes <= SNAP_LEN as usize, "{captured_bytes} bytes exceed the limit of pcapng readers");
         block(out, 6, |out| {
             let [time_high, time_low] = halves(self.time_ns);
             for word in [self.interface, time_high, time_low, length(captured_bytes), self.wire_bytes] {

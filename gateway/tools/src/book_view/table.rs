@@ -43,7 +43,7 @@ fn write_levels(f: &mut Formatter<'_>, bids: &[Entry], asks: &[Entry]) -> fmt::R
             None => writeln!(f)?,
         }
     }
-    if bids.is_empty() && asks.is_empty() { writeln!(f, "  the book is empty") } else { Ok(()) }
+    if bids.is_empty() && asks.is_empty() { writeln!(f, "  (empty book)") } else { Ok(()) }
 }
 
 fn write_orders(f: &mut Formatter<'_>, bids: &[OrderEntry], asks: &[OrderEntry]) -> fmt::Result {
@@ -62,7 +62,7 @@ fn write_orders(f: &mut Formatter<'_>, bids: &[OrderEntry], asks: &[OrderEntry])
             None => writeln!(f)?,
         }
     }
-    if bids.is_empty() && asks.is_empty() { writeln!(f, "  the book is empty") } else { Ok(()) }
+    if bids.is_empty() && asks.is_empty() { writeln!(f, "  (empty book)") } else { Ok(()) }
 }
 
 impl Display for TopChange<'_> {

@@ -52,7 +52,11 @@ impl TradeCounter {
             let (date, restart, last) = (session.date, session.restart, next.0.saturating_sub(1));
             seen.push(format!("{date}#{restart} from {} to {last}", first.0));
         }
-        if seen.is_empty() { "there is no session".to_owned() } else { format!("there are {}", seen.join(", ")) }
+        if seen.is_empty() {
+            "the files contain no session".to_owned()
+        } else {
+            format!("the files contain {}", seen.join(", "))
+        }
     }
 }
 

@@ -22,10 +22,10 @@ pub struct OutputFiles {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidOutput {
     /// Standard output is one file.
-    #[error("standard output can't be rotated or wait for a trigger: name a file with --out")]
+    #[error("rotation and triggers need a file: name one with --out instead of standard output")]
     StandardOutput,
     /// A ring needs files that end.
-    #[error("--files says how many files stay: say with --rotate-size, --rotate-time or --trigger when one ends")]
+    #[error("--files needs --rotate-size, --rotate-time or --trigger")]
     FileLimitWithoutRotation,
 }
 

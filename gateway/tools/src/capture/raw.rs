@@ -31,7 +31,7 @@ impl RawReader {
     pub(super) fn open(line: &CaptureLine) -> Result<Self, RecordError> {
         let fail = |act| move |source| RecordError::Ring { line: line.name.clone(), act, source };
         let Some(interface) = &line.interface else {
-            let source = io::Error::other("whole frames are taken from one interface: name it with --interface");
+            let source = io::Error::other("--raw captures from one interface: name it with --interface");
             return Err(fail("find its interface")(source));
         };
         let ring = PacketRing::open(&PacketRingOptions {
@@ -51,17 +51,17 @@ impl RawReader {
             None
         };
         let clock = match line.stamps {
-            Stamps::Hardware => "the NIC's clock where it stamps, else the kernel's",
-            Stamps::Kernel | Stamps::None => "the kernel's clock, when the driver handed the packet over",
+            Stamps::Hardware => "NIC clock where available, else kernel clock",
+            Stamps::Kernel | Stamps::None => "kernel clock, when the driver delivered the packet",
         };
         let interface = LineInterface {
             name: line.name.clone(),
             address: line.address,
             description: line.description_text(),
-            comment: format!("stamps: {clock}; whole frames from a packet ring"),
+            comment: format!("timestamps: {clock}; whole frames from a packet ring"),
             stamps: line.stamps,
             buffer_bytes: (line.buffer_bytes, line.buffer_bytes),
-            drop_count_source: "drops: the packet ring's count (PACKET_STATISTICS)",
+            drop_count_source: "drops: counter of the packet ring (PACKET_STATISTICS)",
         };
         Ok(Self { interface, ring, _membership: membership, dropped: 0 })
     }

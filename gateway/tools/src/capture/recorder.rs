@@ -229,7 +229,7 @@ impl Recorder {
         let Some(seen) = self.keep.as_mut().and_then(|keep| keep.pending.take()) else { return Ok(()) };
         let oldest_ns = self.keep.as_ref().and_then(|keep| keep.memory.oldest_ns()).unwrap_or(seen.time_ns);
         let before_ms = seen.time_ns.saturating_sub(oldest_ns) / 1_000_000;
-        let description = format!("{}; from {before_ms} ms before", seen.reason);
+        let description = format!("{}; starting {before_ms} ms before the trigger", seen.reason);
         self.begin_file(&description, now_ns)?;
         let mut block = Vec::new();
         while let Some(time_ns) = self.keep.as_mut().and_then(|keep| keep.memory.take_oldest(&mut block)) {
@@ -288,7 +288,7 @@ impl Recorder {
         let counts = &recorded.counts;
         recorded.dropped_reported = counts.dropped;
         let comment = format!(
-            "{}; stamps: {} of the NIC, {} of the kernel, {} without",
+            "{}; timestamps: {} NIC, {} kernel, {} none",
             recorded.interface.drop_count_source, counts.stamps_hardware, counts.stamps_kernel, counts.stamps_none
         );
         let mut block = Vec::new();
@@ -347,9 +347,9 @@ fn comment(frame: &Frame<'_>, requested: Stamps) -> &'static str {
         _ => 0,
     };
     match (&frame.content, frame.is_truncated(), stamp) {
-        (Content::Datagram { .. }, true, _) => "longer than could be read; how much is not known",
-        (_, _, 2) => "not stamped: the time is when it was read",
-        (_, _, 1) => "stamped by the kernel",
+        (Content::Datagram { .. }, true, _) => "truncated when read; original length unknown",
+        (_, _, 2) => "no timestamp: time of the read call",
+        (_, _, 1) => "kernel timestamp",
         _ => "",
     }
 }

@@ -50,20 +50,19 @@ impl SocketReader {
         // The port that the kernel chose, where none was given.
         let address = socket.local_address().unwrap_or(line.address);
         let clock = match line.stamps {
-            Stamps::Hardware => "the NIC's clock where it stamps, else the kernel's",
-            Stamps::Kernel | Stamps::None => "the kernel's clock, when the driver handed the packet over",
+            Stamps::Hardware => "NIC clock where available, else kernel clock",
+            Stamps::Kernel | Stamps::None => "kernel clock, when the driver delivered the packet",
         };
         let interface = LineInterface {
             name: line.name.clone(),
             address,
             description: CaptureLine { address, ..line.clone() }.description_text(),
             comment: format!(
-                "stamps: {clock}; taken from a socket: Ethernet, IP and UDP headers are made up around the payload, \
-                 addresses, ports and lengths are true"
+                "timestamps: {clock}; from a socket: Ethernet, IP and UDP headers are synthesized; addresses, ports and lengths are real"
             ),
             stamps: line.stamps,
             buffer_bytes: (socket.buffer.requested_bytes, socket.buffer.granted_bytes),
-            drop_count_source: "drops: the socket's count (SO_MEMINFO)",
+            drop_count_source: "drops: counter of the socket (SO_MEMINFO)",
         };
         let batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, DATAGRAM_BYTES_MAX);
         Ok(Self { interface, socket, address, drops, dropped, batch, next: 0, read_ns: 0 })

@@ -149,7 +149,7 @@ impl Spool {
     fn failure(&mut self) -> RecordError {
         match self.join() {
             Err(error) => error.into(),
-            Ok(_) => RecordError::Thread(io::Error::other("the thread that writes has ended")),
+            Ok(_) => RecordError::Thread(io::Error::other("the writer thread has ended")),
         }
     }
 
@@ -159,7 +159,7 @@ impl Spool {
             act: "write",
             path: "the capture".to_owned(),
             at: FailedAtByte::default(),
-            source: io::Error::other("the thread that writes panicked"),
+            source: io::Error::other("the writer thread panicked"),
         };
         ended.and_then(Result::ok).unwrap_or_else(|| Err(panicked()))
     }

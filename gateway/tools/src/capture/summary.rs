@@ -85,13 +85,16 @@ impl CaptureSummary {
                 grouped(line.bytes)
             );
             if line.truncated > 0 {
-                let _ = writeln!(text, "{:<width$}  {} packets lack their end", "", grouped(line.truncated));
+                let _ = writeln!(text, "{:<width$}  {} packets truncated", "", grouped(line.truncated));
             }
         }
         let mut row = |name: &str, value: String| {
             let _ = writeln!(text, "{name:<10} {value}");
         };
-        row("captured", format!("{:.3} s from first to last, {} bytes written", self.seconds, grouped(self.bytes)));
+        row(
+            "captured",
+            format!("{:.3} s from first to last packet, {} bytes written", self.seconds, grouped(self.bytes)),
+        );
         if let Some(triggers) = self.triggers {
             row("triggers", grouped(triggers));
             for reason in &self.trigger_reasons {
@@ -106,10 +109,10 @@ impl CaptureSummary {
             }
         }
         if self.files_removed > 0 {
-            row("removed", format!("{} older files", grouped(self.files_removed)));
+            row("deleted", format!("{} older files (--files)", grouped(self.files_removed)));
         }
         if self.disk_wait_ns > 1_000_000 {
-            row("disk", format!("receiving waited {} ms for it", self.disk_wait_ns / 1_000_000));
+            row("disk", format!("reception blocked {} ms on disk writes", self.disk_wait_ns / 1_000_000));
         }
         text
     }

@@ -159,9 +159,9 @@ impl WatchedChannelState {
         let name = &self.watched.name;
         let reason = if triggers.gap && missing > 0 {
             let (session, next) = channel.position()?;
-            format!("channel {name}: a gap of {missing} messages in session {session}, now at {}", next.0)
+            format!("channel {name}: gap of {missing} messages in session {session}; next sequence {}", next.0)
         } else if triggers.fault && new_faults > 0 {
-            format!("channel {name}: {new_faults} packets or messages that can't be understood")
+            format!("channel {name}: {new_faults} packets or messages that cannot be decoded")
         } else {
             return None;
         };

@@ -72,7 +72,7 @@ impl Rows {
 
     pub(super) fn finish(self) -> io::Result<Output> {
         let Some(mut writing) = self.writing else {
-            let reason = "there are no records, and nothing tells what columns they would have";
+            let reason = "no records, and no schema to derive the columns from";
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         };
         writing.write_row_group()?;
@@ -81,7 +81,7 @@ impl Rows {
 
     fn begin_writing(&mut self, rtype: RType) -> io::Result<()> {
         let columns = columns_of(rtype).ok_or_else(|| {
-            let reason = format!("records of {} have no table", rtype.as_str());
+            let reason = format!("records of {} cannot be written as a table", rtype.as_str());
             io::Error::new(io::ErrorKind::Unsupported, reason)
         })?;
         let Some(output) = self.pending_output.take() else { return Ok(()) };

@@ -152,7 +152,7 @@ impl Comparison {
                 name: side_a.stream(&name),
                 at_a: None,
                 at_b: None,
-                what: Some("the same items in another order".to_owned()),
+                what: Some("same items, different order".to_owned()),
             });
         }
         let mut report = self.report;

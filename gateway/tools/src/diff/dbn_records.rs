@@ -78,7 +78,7 @@ impl Side for DbnRecords {
 
     fn name(&self, name: &ItemName) -> String {
         let (pass, count) = (name.index >> 32, name.index & 0xffff_ffff);
-        let pass = if pass > 0 { format!(" of numbering {}", pass + 1) } else { String::new() };
+        let pass = if pass > 0 { format!(" of session {}", pass + 1) } else { String::new() };
         let count = if count > 0 { format!(", record {}", count + 1) } else { String::new() };
         format!("{}, sequence {}{pass}{count}", self.stream(name), name.sequence)
     }

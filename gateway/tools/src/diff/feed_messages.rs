@@ -137,7 +137,7 @@ impl Side for FeedMessages {
         };
         let feed = feed.map_or("unknown", Feed::name);
         let restart = name.stream.0 >> 16;
-        let restart = if restart > 0 { format!(", numbering {}", restart + 1) } else { String::new() };
+        let restart = if restart > 0 { format!(", restart {}", restart + 1) } else { String::new() };
         format!("{feed} {}{restart}", session.trim_end())
     }
 
@@ -157,7 +157,7 @@ impl Side for FeedMessages {
         let hex = |bytes: &[u8]| -> String {
             bytes.get(at..).unwrap_or_default().iter().take(HEX_BYTES).map(|byte| format!("{byte:02x}")).collect()
         };
-        Some(format!("from byte {at} on: {} in A, {} in B", hex(a), hex(b)))
+        Some(format!("differs from byte {at}: {} in A, {} in B", hex(a), hex(b)))
     }
 
     fn damages(&self) -> Vec<String> {

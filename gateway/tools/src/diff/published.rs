@@ -140,10 +140,7 @@ impl Side for PublishedLog {
 
     fn damages(&self) -> Vec<String> {
         let lost = self.reader.lost_entries();
-        (lost > 0)
-            .then(|| format!("log of channel {}: {lost} entries are missing in it", self.channel))
-            .into_iter()
-            .collect()
+        (lost > 0).then(|| format!("log of channel {}: {lost} entries missing", self.channel)).into_iter().collect()
     }
 
     fn file_bytes_read(&self) -> u64 {
@@ -182,10 +179,10 @@ fn explain(a: &[u8], b: &[u8]) -> Option<String> {
     let (head_a, body_a) = a.split_at_checked(HEAD_BYTES)?;
     let (head_b, body_b) = b.split_at_checked(HEAD_BYTES)?;
     if head_a != head_b {
-        return Some("cut into other parts".to_owned());
+        return Some("split into different parts".to_owned());
     }
     if head_a.first() == Some(&(FrameKind::Gap as u8)) {
-        return Some("a gap of another length".to_owned());
+        return Some("gap of a different length".to_owned());
     }
     explain_records(body_a, body_b)
 }
@@ -199,7 +196,7 @@ fn name_of(name: &ItemName) -> String {
 
 fn stream_of(name: &ItemName) -> String {
     let session = Session::from_bytes(name.stream.1.to_le_bytes());
-    let session = session.map_or_else(|| "a session that has no name".to_owned(), |session| session.to_string());
+    let session = session.map_or_else(|| "invalid session".to_owned(), |session| session.to_string());
     format!("channel {}, {session}", name.stream.0)
 }
 

@@ -52,7 +52,7 @@ impl Text {
                 match transport.kind {
                     PacketKind::Heartbeat => write!(out, "  heartbeat, next {}", transport.first.0)?,
                     PacketKind::EndOfSession => write!(out, "  end of session, next {}", transport.first.0)?,
-                    PacketKind::Messages if transport.unsequenced => write!(out, "  not numbered")?,
+                    PacketKind::Messages if transport.unsequenced => write!(out, "  unsequenced")?,
                     PacketKind::Messages => {
                         let last = transport.next().0.saturating_sub(1);
                         write!(out, "  {}", transport.first.0)?;
@@ -83,7 +83,7 @@ impl Text {
         }
         let undecoded = packet.undecoded_bytes();
         if undecoded > 0 {
-            write!(out, "  {}", paint.red(&format!("{undecoded} of {} bytes not decoded", datagram.payload.len())))?;
+            write!(out, "  {}", paint.red(&format!("{undecoded} of {} bytes undecoded", datagram.payload.len())))?;
         }
         writeln!(out)
     }

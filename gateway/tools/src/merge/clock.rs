@@ -83,7 +83,7 @@ pub(super) fn quantile(ascending: &[(i64, u64)], part: f64) -> i64 {
 }
 
 /// What the better of the two estimates is by.
-pub(super) const SAME_LINE: &str = "the same line";
+pub(super) const SAME_LINE: &str = "same line";
 /// Shortest time over which a drift is told, ns.
 const DRIFT_SPAN_NS_MIN: u64 = 10_000_000_000;
 

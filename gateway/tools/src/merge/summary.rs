@@ -231,12 +231,12 @@ impl MergeSummary {
         if !self.clocks.is_empty() {
             table.gap();
             self.clocks.iter().for_each(|clock| clock.rows(&mut table));
-            table.row("", "(a longer way looks like a clock that is ahead: the offset holds both)".to_owned());
+            table.row("", "(the offset includes the difference of the network paths)".to_owned());
         }
         table.gap();
         for (name, count) in [
-            ("of no known feed", self.unrecognised_datagrams),
-            ("of other feeds", self.other_feed_datagrams),
+            ("unknown feed", self.unrecognised_datagrams),
+            ("other feeds", self.other_feed_datagrams),
             ("malformed packets", self.malformed_datagrams),
         ] {
             if count > 0 {
@@ -246,7 +246,7 @@ impl MergeSummary {
         let OutputSummary { path, packets, payload_bytes } = &self.output;
         let (packets, payload_bytes) = (grouped(*packets), grouped(*payload_bytes));
         table.row("written", format!("{path}: {packets} packets, {payload_bytes} bytes of payload"));
-        table.row("merged in", format!("{:.3} s", self.elapsed_seconds));
+        table.row("elapsed", format!("{:.3} s", self.elapsed_seconds));
         table.text
     }
 }
@@ -291,17 +291,17 @@ impl LaneSummary {
 
     fn rows(&self, table: &mut SummaryTable) {
         let name = self.session.as_deref().unwrap_or(self.feed);
-        let sessions = if self.sessions > 1 { format!(", {} numberings", self.sessions) } else { String::new() };
+        let sessions = if self.sessions > 1 { format!(", {} sessions", self.sessions) } else { String::new() };
         table.row("channel", format!("{name}{sessions}"));
         table.row("  messages", format!("{} in {} packets", grouped(self.messages), grouped(self.packets)));
         if self.unsequenced > 0 {
-            table.row("  not numbered", format!("{}, taken in the order of the files", grouped(self.unsequenced)));
+            table.row("  unsequenced", format!("{}, in file order", grouped(self.unsequenced)));
         }
         let gaps = match self.gap_count {
             0 => "nothing".to_owned(),
             count => format!("{} messages in {} gaps", grouped(self.gap_messages), grouped(count)),
         };
-        table.row("  nobody has", gaps);
+        table.row("  lost on all lines", gaps);
         for gap in self.gaps.iter().take(GAPS_SHOWN) {
             let count = grouped(gap.next - gap.first);
             table.row("", format!("[{}, {}) {count} of {}", grouped(gap.first), grouped(gap.next), gap.session));
@@ -312,20 +312,20 @@ impl LaneSummary {
         let late: u64 = self.lines.iter().map(|line| line.late_messages).sum();
         if self.gaps_window_full > 0 {
             let why = format!(
-                "{} times, when {} packets waited for a message",
+                "{} gaps, because the window of {} packets was full",
                 grouped(self.gaps_window_full),
                 grouped(WINDOW_PACKETS as u64)
             );
-            table.row("  given up early", format!("{why}; {} messages came later than that", grouped(late)));
-            table.row("", "(a line that lags is read apart in a file, not in a pipe)".to_owned());
+            table.row("  declared early", format!("{why}; {} messages arrived later", grouped(late)));
+            table.row("", "(give a lagging line as a file, not as a pipe)".to_owned());
         } else if late > 0 {
             // The arbiter remembers its last gaps only.
             let late = grouped(late);
             table.row(
-                "  given up early",
-                format!("{late} messages at least came when all lines known by then had passed them"),
+                "  declared early",
+                format!("at least {late} messages arrived after all lines known at that time had passed them"),
             );
-            table.row("", "(a line that begins so late is waited for in a capture of its own)".to_owned());
+            table.row("", "(give a line that starts this late as a separate capture)".to_owned());
         }
         for (reason, count) in &self.drops {
             table.row(&format!("  dropped {reason}"), grouped(*count));
@@ -342,7 +342,7 @@ impl LaneSummary {
         let _ = writeln!(
             text,
             "\n  {:<6}{:>12}{:>14}{:>8}{:>12}{:>9}{:>9}{:>12}  from",
-            "line", "packets", "messages", "first", "lost", "holes", "longest", "filled"
+            "line", "packets", "messages", "first", "lost", "gaps", "longest", "filled"
         );
         for line in &self.lines {
             let _ = writeln!(
@@ -360,10 +360,10 @@ impl LaneSummary {
                 line.dst,
             );
             let anomalies = [
-                ("came out of order", line.reordered_messages),
-                ("came too late", line.late_messages),
-                ("packets came twice", line.repeated_packets),
-                ("not captured at the end", line.missing_at_end),
+                ("reordered", line.reordered_messages),
+                ("too late", line.late_messages),
+                ("duplicate packets", line.repeated_packets),
+                ("missing after the line's last packet", line.missing_at_end),
             ];
             for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
                 let _ = writeln!(text, "        {} {name}", grouped(count));
@@ -495,7 +495,7 @@ fn correction(first: &LineSource, second: &LineSource, clocks: &[ClockSummary]) 
             _ => None,
         }
     });
-    known.map_or((0, "clocks as they are"), |offset_ns| (offset_ns, "clocks corrected"))
+    known.map_or((0, "clocks not corrected"), |offset_ns| (offset_ns, "clocks corrected"))
 }
 
 fn source_of(routes: &LaneRoutes, wanted: Line) -> Option<&LineSource> {

@@ -199,7 +199,7 @@ impl FromStr for Moment {
 
 /// Text that is no moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a moment (expected +SECONDS, HH:MM[:SS[.fraction]] or YYYY-MM-DDTHH:MM:SSZ, in UTC)")]
+#[error("not a time (expected +SECONDS, HH:MM[:SS[.fraction]] or YYYY-MM-DDTHH:MM:SSZ, in UTC)")]
 pub struct InvalidMoment;
 
 /// `HH:MM` or `HH:MM:SS[.fraction]`, in ns.

@@ -103,7 +103,7 @@ pub enum OfflineError {
     #[error(transparent)]
     Dbn(#[from] DbnFileError),
     /// No packet was of a feed that is known, or of the one that was asked for.
-    #[error("{wanted} in none of {datagrams} datagrams; --feed names the feed")]
+    #[error("no {wanted} in {datagrams} datagrams; set the feed with --feed")]
     NothingRecognised {
         /// What was looked for.
         wanted: String,
@@ -123,7 +123,7 @@ pub enum OfflineError {
         files: Vec<PathBuf>,
     },
     /// There were packets, but none in the part of the time that was asked for.
-    #[error("replay: none of the packets in {} lies between --from and --until", list(.files))]
+    #[error("replay: no packets between --from and --until in {}", list(.files))]
     NothingInWindow {
         /// Where they were looked for.
         files: Vec<PathBuf>,
@@ -137,7 +137,7 @@ pub enum OfflineError {
         unsupported: SchemaSet,
     },
     /// A DBN file is of one dataset.
-    #[error("replay: the captures hold {first} and {second}, but a DBN file holds one dataset: choose with --feed")]
+    #[error("replay: the captures contain {first} and {second}, but a DBN file holds one dataset: choose with --feed")]
     SeveralDatasets {
         /// The first that was found.
         first: Feed,
@@ -163,7 +163,7 @@ pub fn run(
     if let Some(output) = &options.output
         && let Some(input) = options.files.iter().find(|input| refer_to_same_file(input, output))
     {
-        let source = io::Error::other(format!("it is the input {} as well", input.display()));
+        let source = io::Error::other(format!("it is also the input {}", input.display()));
         return Err(OfflineError::Output { path: output.clone(), source });
     }
     let open = OpenOptions { date: options.date, ..OpenOptions::default() };

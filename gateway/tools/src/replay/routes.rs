@@ -89,7 +89,7 @@ pub enum RoutingLimit {
     },
     /// Channels.
     #[error(
-        "more than {max} channels, each of which takes memory of its own; --feed leaves out all but one feed",
+        "more than {max} channels (each needs its own memory); select one feed with --feed",
         max = LANES_MAX
     )]
     Channels,

@@ -176,7 +176,10 @@ impl Summary {
                 table.row(&format!("  line {}", line.line), line.source.clone());
             }
             channel.counts.rows(&mut table);
-            for (name, count) in [("late starts", channel.late_starts), ("late fills left out", channel.late_fills)] {
+            for (name, count) in [
+                ("late starts", channel.late_starts),
+                ("late messages skipped (gap already declared)", channel.late_fills),
+            ] {
                 if count > 0 {
                     table.row(&format!("  {name}"), grouped(count));
                 }
@@ -187,8 +190,7 @@ impl Summary {
             table.row("all channels", String::new());
             self.total.rows(&mut table);
         }
-        for (name, count) in
-            [("of no known feed", self.unrecognised_datagrams), ("of other feeds", self.other_feed_datagrams)]
+        for (name, count) in [("unknown feed", self.unrecognised_datagrams), ("other feeds", self.other_feed_datagrams)]
         {
             if count > 0 {
                 table.row(name, grouped(count));
@@ -209,10 +211,10 @@ impl Totals {
         table.row("  packets", format!("{} ({} heartbeats)", grouped(self.packets), grouped(self.heartbeats)));
         table.row("  messages", grouped(self.messages));
         if self.messages_refused > 0 {
-            table.row("  not understood", grouped(self.messages_refused));
+            table.row("  not decoded", grouped(self.messages_refused));
         }
         if self.unsequenced > 0 {
-            table.row("  not numbered", format!("{}, taken in the order of the file", grouped(self.unsequenced)));
+            table.row("  unsequenced", format!("{}, in file order", grouped(self.unsequenced)));
         }
         for (schema, count) in &self.records {
             table.row(&format!("  records {schema}"), grouped(*count));
@@ -261,8 +263,8 @@ impl FileSummary {
             ("other protocols", self.not_udp),
             ("IP fragments skipped", self.fragments),
             ("malformed frames skipped", self.malformed),
-            ("cut by the capture's snap length", self.truncated),
-            ("without a time of their own", self.untimed),
+            ("truncated by the capture's snap length", self.truncated),
+            ("without a timestamp", self.untimed),
         ];
         for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
             table.row(&format!("  {name}"), grouped(count));

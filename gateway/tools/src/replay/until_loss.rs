@@ -116,9 +116,7 @@ pub enum UntilLossError {
         source: io::Error,
     },
     /// Nobody listens.
-    #[error(
-        "replay: no program of this host listens to {0}: start it first, or leave out --receiver host and --gateway"
-    )]
+    #[error("replay: no program on this host listens on {0}: start it first, or omit --receiver host and --gateway")]
     NoListener(String),
 }
 
@@ -145,7 +143,7 @@ pub fn run(
             Box::new(drops)
         }
         Receiver::Gateway(socket) => {
-            let losses = GatewayLosses::of(socket, destinations).map_err(io("ask the gateway what it lost"))?;
+            let losses = GatewayLosses::of(socket, destinations).map_err(io("query the gateway's losses"))?;
             if let Some(destination_without_listener) = losses.destination_without_listener() {
                 return Err(UntilLossError::NoListener(destination_without_listener.to_string()));
             }
@@ -178,12 +176,12 @@ pub fn run(
         &mut |destination, intended| search.borrow_mut().sent(destination, intended),
     )?;
     let mut search = search.into_inner();
-    let latencies = search.counts.finish_counting(summary.packets).map_err(io("count what arrived"))?;
+    let latencies = search.counts.finish_counting(summary.packets).map_err(io("count received packets"))?;
     if search.check_loss() == Some(EndedBy::Loss) {
         ended_by = EndedBy::Loss;
     }
     if let Some(source) = search.fault.take() {
-        return Err(UntilLossError::Io { act: "count what was dropped", source });
+        return Err(UntilLossError::Io { act: "count dropped packets", source });
     }
     let lost_in_transit = latencies
         .as_ref()
@@ -389,7 +387,7 @@ impl UntilLoss {
         let measured = if of_gateway { "wire to wire us p50 / p99 / max" } else { "latency us p50 / p99 / max" };
         let mut text = format!(
             "{:>12}  {:>12}  {:>10}  {:>8}  {:>8}  {:>12}  {measured:>31}\n",
-            "asked /s", "sent /s", "packets", "dropped", "in gaps", "late p99 us"
+            "target /s", "sent /s", "packets", "dropped", "in gaps", "delay p99 us"
         );
         for step in &self.steps {
             let us = |ns: u64| format!("{}.{}", ns / 1_000, ns % 1_000 / 100);
@@ -410,32 +408,34 @@ impl UntilLoss {
             );
         }
         let why = match self.ended_by {
-            EndedBy::Loss => "the next step lost packets",
-            EndedBy::Sender => "the sender fell behind in the next step: no loss was seen",
-            EndedBy::EndOfCaptures => "the captures came to their end: no loss was seen",
-            EndedBy::Interrupted => "interrupted: no loss was seen",
+            EndedBy::Loss => "next step lost packets",
+            EndedBy::Sender => "the sender could not keep the rate of the next step; no loss seen",
+            EndedBy::EndOfCaptures => "end of the captures; no loss seen",
+            EndedBy::Interrupted => "interrupted; no loss seen",
         };
         let _ = match (self.highest_rate_without_loss, self.ended_by) {
             (Some(rate), _) => writeln!(text, "highest rate without loss: {rate:.0} packets/s ({why})"),
-            (None, EndedBy::Loss) => writeln!(text, "no step was without loss"),
-            (None, EndedBy::Sender) => writeln!(
-                text,
-                "the sender fell behind in the first step already, and no loss was seen: begin with a lower --rate"
-            ),
+            (None, EndedBy::Loss) => writeln!(text, "every step had losses"),
+            (None, EndedBy::Sender) => {
+                writeln!(text, "the sender could not keep the rate of the first step; start with a lower --rate")
+            }
             (None, EndedBy::EndOfCaptures | EndedBy::Interrupted) => writeln!(text, "no step was played: {why}"),
         };
         if self.lost_in_transit > 0 {
-            let _ =
-                writeln!(text, "{} packets never arrived and no socket dropped them", grouped(self.lost_in_transit));
+            let _ = writeln!(
+                text,
+                "{} packets were not received, and no socket dropped them",
+                grouped(self.lost_in_transit)
+            );
         }
-        let _ = writeln!(text, "asked for are packets of the captures, sent are their copies on all lines");
-        let _ = writeln!(text, "counted as lost: {}", self.counts_source);
+        let _ = writeln!(text, "target counts packets of the captures; sent counts their copies on all lines");
+        let _ = writeln!(text, "loss is counted from: {}", self.counts_source);
         if of_gateway {
             let lacks = self.steps.iter().all(|step| step.gateway_latency.is_none());
             let _ = writeln!(
                 text,
-                "wire to wire: the worst interval that lies within the step, as the gateway tells it{}",
-                if lacks { "; none does: make latency.interval_ms shorter, or --step longer" } else { "" }
+                "wire to wire: worst interval within the step, as reported by the gateway{}",
+                if lacks { "; no interval fits: reduce latency.interval_ms or increase --step" } else { "" }
             );
         }
         text

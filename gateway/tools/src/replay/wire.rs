@@ -76,13 +76,13 @@ pub enum WireError {
     #[error("replay: no packets in {0}")]
     NoPackets(String),
     /// There is no address to send to.
-    #[error("replay: {path} has no addresses: say where to with --to ADDR:PORT")]
+    #[error("replay: {path} has no addresses: give the destination with --to ADDR:PORT")]
     NoAddress {
         /// The file.
         path: String,
     },
     /// An address of the other family.
-    #[error("replay: cannot send to {0}: only IPv4 is sent; rewrite it with --to or --map")]
+    #[error("replay: cannot send to {0}: only IPv4 is supported; rewrite it with --to or --map")]
     NotIpv4(SocketAddr),
 }
 

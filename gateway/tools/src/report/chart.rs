@@ -50,7 +50,7 @@ impl BandKind {
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Burst => "burst",
-            Self::Pause => "pause",
+            Self::Pause => "idle",
             Self::Gap => "gap declared",
         }
     }
@@ -59,7 +59,7 @@ impl BandKind {
     pub(super) fn class(self) -> &'static str {
         match self {
             Self::Burst => "burst",
-            Self::Pause => "pause",
+            Self::Pause => "idle",
             Self::Gap => "gap",
         }
     }

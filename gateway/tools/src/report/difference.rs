@@ -135,10 +135,10 @@ impl ChangeVerdict {
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
-            Self::Exceeds => "beyond the spread",
+            Self::Exceeds => "outside the spread",
             Self::Within => "within the spread",
-            Self::FewSamples => "too few runs to tell",
-            Self::Unjudged => "not judged",
+            Self::FewSamples => "too few runs",
+            Self::Unjudged => "not compared",
         }
     }
 
@@ -164,7 +164,7 @@ impl Samples {
 
 /// How spreads are computed, for whoever reads a table of them.
 pub(super) const SPREAD_NOTE: &str = "Spread: from the lowest to the highest percentile among the runs (logs) of a group; where a group has one run, among \
-     5 stretches of its intervals instead. A change is beyond the spread when the two spreads do not overlap, and chance alone \
+     5 stretches of its intervals instead. A change is outside the spread when the two spreads do not overlap, and chance alone \
      would do that in less than 1 of 20 cases. The maximum, and percentiles with less than one value beyond them in some run, \
      hang on the number of values and are not judged.";
 

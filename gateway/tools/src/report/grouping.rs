@@ -66,7 +66,7 @@ pub enum GroupingError {
         source: io::Error,
     },
     /// A directory or a pattern without a log.
-    #[error("read {}: no latency log (*.hlog) there", path.display())]
+    #[error("read {}: contains no latency log (*.hlog)", path.display())]
     NoLog {
         /// Where.
         path: PathBuf,
@@ -78,16 +78,16 @@ pub enum GroupingError {
         path: PathBuf,
     },
     /// Some logs belong to a group by name, others don't.
-    #[error("report: {} belongs to no group: give every log a name (NAME=PATH), or none", path.display())]
+    #[error("report: {} has no group: name all logs (NAME=PATH) or none", path.display())]
     Unnamed {
         /// One that has none.
         path: PathBuf,
     },
     /// Two ways to make groups.
-    #[error("report: logs have the groups that NAME=PATH gave them: leave out --compare, or the names")]
+    #[error("report: use either NAME=PATH or --compare, not both")]
     NamedAndCompared,
     /// One thing can't be compared.
-    #[error("report: all logs are of one {what} ({name}): there is nothing to compare")]
+    #[error("report: all logs have the same {what} ({name}): nothing to compare")]
     OneGroup {
         /// What groups were to be made by.
         what: &'static str,

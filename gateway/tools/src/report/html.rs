@@ -33,8 +33,8 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     for channel in &report.channels {
         channel::section(channel, report, out)?;
     }
-    table(report, "Figures", out)?;
-    disclosure(report, "Where this was measured", out)?;
+    table(report, "Latencies", out)?;
+    disclosure(report, "Measurement environment", out)?;
     writeln!(out, "</body>\n</html>")
 }
 
@@ -50,11 +50,11 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
     comparison.groups.iter().try_for_each(|group| notices(&group.report, out))?;
     compare::sections(comparison, out)?;
     for group in &comparison.groups {
-        table(&group.report, &format!("Figures: {}", group.name), out)?;
+        table(&group.report, &format!("Values: {}", group.name), out)?;
     }
     compare::disclosures(comparison, out)?;
     for group in &comparison.groups {
-        disclosure(&group.report, &format!("Where {} was measured", group.name), out)?;
+        disclosure(&group.report, &format!("Measurement environment of {}", group.name), out)?;
     }
     writeln!(out, "</body>\n</html>")
 }
@@ -96,7 +96,7 @@ fn notices(report: &Report, out: &mut impl Write) -> fmt::Result {
         writeln!(out, "<p class=\"notice\">Nothing was recorded.</p>")?;
     }
     if !report.damage.is_empty() {
-        writeln!(out, "<div class=\"notice\">{} damaged lines are left out:<ul>", Count(report.damage.len() as u64))?;
+        writeln!(out, "<div class=\"notice\">{} damaged lines are skipped:<ul>", Count(report.damage.len() as u64))?;
         for damage in report.damage.iter().take(DAMAGE_SHOWN_MAX) {
             writeln!(out, "<li>{}</li>", escape(&damage.to_string()))?;
         }
@@ -160,9 +160,7 @@ fn table(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result {
     }
     writeln!(
         out,
-        "</table>\n</div>\n<p class=\"caption\">Claim wait: one value for each claim. All others: one for each packet; from decode \
-         and book on only packets that brought something new, wire to user and wire to wire from the receive stamp. \
-         Negative values (two clocks, a step of one) are counted and in no percentile.</p>\n</section>"
+        "</table>\n</div>\n<p class=\"caption\">Claim wait: one value per claim. Other stages: one value per packet; decode and book and later stages count only packets with new messages. Wire to user and wire to wire start at the receive timestamp. Negative values (two clocks, or a clock step) are counted but excluded from percentiles.</p>\n</section>"
     )
 }
 
@@ -174,7 +172,10 @@ fn disclosure(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result
         let (settings, host): (Vec<_>, Vec<_>) =
             disclosed.entries.iter().partition(|(key, _)| key.starts_with(SETTING_PREFIX));
         if host.is_empty() {
-            writeln!(out, "<p class=\"notice\">The log doesn't say. Figures without it mean nothing.</p>")?;
+            writeln!(
+                out,
+                "<p class=\"notice\">Not recorded in the log. Latencies without the measurement environment are not meaningful.</p>"
+            )?;
         }
         let rows = |entries: &[&(String, String)], out: &mut dyn Write| -> fmt::Result {
             writeln!(out, "<table class=\"facts\">")?;
@@ -186,7 +187,7 @@ fn disclosure(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result
         };
         rows(&host, out)?;
         if !settings.is_empty() {
-            writeln!(out, "<details>\n<summary>Configuration in force ({} settings)</summary>", settings.len())?;
+            writeln!(out, "<details>\n<summary>Effective configuration ({} settings)</summary>", settings.len())?;
             rows(&settings, out)?;
             writeln!(out, "</details>")?;
         }

@@ -86,7 +86,7 @@ impl<'a> Log<'a> {
     pub(super) fn read(path: &Path, bytes: &'a [u8]) -> Self {
         let mut log = Self::default();
         if !bytes.starts_with(FORMAT_LINE.as_bytes()) {
-            let reason = format!("this is no latency log: it does not begin with {FORMAT_LINE}");
+            let reason = format!("not a latency log: the first line is not {FORMAT_LINE}");
             log.damage.push(LogDamage { path: path.to_owned(), line: 1, offset_bytes: 0, reason });
             return log;
         }
@@ -96,9 +96,9 @@ impl<'a> Log<'a> {
             let is_whole = line.ends_with(b"\n");
             let place = LinePosition { line: number, offset_bytes };
             let outcome = match std::str::from_utf8(line) {
-                Ok(_) if !is_whole => Err("the log ends within this line".to_owned()),
+                Ok(_) if !is_whole => Err("truncated line".to_owned()),
                 Ok(text) => log.line(place, text.trim_end()),
-                Err(_) => Err("is not text".to_owned()),
+                Err(_) => Err("not valid UTF-8".to_owned()),
             };
             if let Err(reason) = outcome {
                 log.damage.push(LogDamage { path: path.to_owned(), line: number, offset_bytes, reason });
@@ -111,12 +111,12 @@ impl<'a> Log<'a> {
     fn line(&mut self, place: LinePosition, text: &'a str) -> Result<(), String> {
         let entry = |prefix| text.strip_prefix(prefix).map(|rest| rest.strip_suffix(']').unwrap_or(rest));
         if let Some(entry) = entry(DISCLOSURE_PREFIX) {
-            let (key, value) = entry.split_once(" = ").ok_or("a disclosure without value")?;
+            let (key, value) = entry.split_once(" = ").ok_or("disclosure entry without a value")?;
             self.disclosure.push((key.to_owned(), value.to_owned()));
         } else if let Some(entry) = entry(NEGATIVE_PREFIX) {
-            let (tag, count) = entry.split_once(" = ").ok_or("a count of negative values without the count")?;
+            let (tag, count) = entry.split_once(" = ").ok_or("negative-value count is missing")?;
             let tag = tag.parse().map_err(|error| format!("{error}"))?;
-            let count = count.parse().map_err(|_| format!("{count:?} is no count"))?;
+            let count = count.parse().map_err(|_| format!("{count:?} is not a count"))?;
             self.negatives.push((tag, count));
         } else if let Some(entry) = entry(COUNTS_PREFIX) {
             let base = self.base.ok_or(NO_BASE_TIME)?;
@@ -137,17 +137,17 @@ impl<'a> Log<'a> {
     }
 }
 
-const NO_BASE_TIME: &str = "an interval before the log's base time: nothing tells when it was";
+const NO_BASE_TIME: &str = "interval before the BaseTime line";
 
 impl<'a> Counts<'a> {
     fn read(entry: &'a str, base: UnixNs) -> Result<Self, String> {
         let fields: Vec<&str> = entry.split(',').collect();
         let [tag, start, length, values] = fields.as_slice() else {
-            return Err(format!("{} fields, expected whose counts, start, length and counts", fields.len()));
+            return Err(format!("{} fields, expected tag, start, length and counts", fields.len()));
         };
         let value = |text: &'a str| {
-            let (name, count) = text.split_once('=').ok_or_else(|| format!("{text:?} is no count"))?;
-            Ok((name, count.parse().map_err(|_| format!("{text:?} is no count"))?))
+            let (name, count) = text.split_once('=').ok_or_else(|| format!("{text:?} is not a count"))?;
+            Ok((name, count.parse().map_err(|_| format!("{text:?} is not a count"))?))
         };
         Ok(Self {
             tag: tag.parse().map_err(|error| format!("counts of {tag:?}: {error}"))?,
@@ -181,7 +181,8 @@ impl<'a, Tag: FromStr<Err = InvalidTag>> Interval<'a, Tag> {
 
     /// Decodes its histogram.
     pub(super) fn histogram(&self, deserializer: &mut Deserializer) -> Result<Histogram<u64>, String> {
-        let encoded = STANDARD.decode(self.encoded).map_err(|error| format!("histogram is no base64: {error}"))?;
+        let encoded =
+            STANDARD.decode(self.encoded).map_err(|error| format!("histogram is not valid base64: {error}"))?;
         let wrong = |error: String| format!("histogram cannot be decoded: {error}");
         let plain = uncompressed(encoded).map_err(|error| wrong(error.to_string()))?;
         check_payload(&plain).map_err(wrong)?;
@@ -202,13 +203,13 @@ fn uncompressed(encoded: Vec<u8>) -> io::Result<Vec<u8>> {
 /// The deserializer makes room for as many bytes as the header claims, and takes the run of 2^63 empty values for a number
 /// that it can negate. No histogram has either.
 fn check_payload(plain: &[u8]) -> Result<(), String> {
-    let present = plain.get(HEADER_BYTES..).ok_or("it is shorter than a header")?;
+    let present = plain.get(HEADER_BYTES..).ok_or("shorter than a histogram header")?;
     let claimed = plain.get(COOKIE_BYTES..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes));
     if present.len() < claimed as usize {
-        return Err(format!("it claims {claimed} bytes, {} are there", present.len()));
+        return Err(format!("declares {claimed} bytes, {} present", present.len()));
     }
     if present.windows(VARINT_BYTES_MAX).any(|varint| varint.iter().all(|byte| *byte == 0xff)) {
-        return Err("a run of empty values is longer than any histogram".to_owned());
+        return Err("zero run exceeds the histogram".to_owned());
     }
     Ok(())
 }
@@ -226,7 +227,7 @@ const PLAIN_BYTES_MAX: u64 = 64 << 20;
 
 /// Seconds with up to nine decimals, without the detour over a floating-point number.
 fn nanoseconds(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no time in seconds");
+    let wrong = || format!("{text:?} is not a time in seconds");
     let (seconds, decimals) = text.split_once('.').unwrap_or((text, "0"));
     let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     if !is_digits(seconds) || !is_digits(decimals) || decimals.len() > 9 {
@@ -273,7 +274,7 @@ mod tests {
         assert_eq!((log.counts[0].value("packets"), log.counts[0].value("missing")), (7, 0));
         assert_eq!((log.counts.len(), log.leads.len()), (1, 1));
         let cut_at = text.len() - "Tag=channel=1;stage=publish;thread=m-0,1.000,2.0".len();
-        let expected = format!("x.hlog:13: the log ends within this line (line at byte {cut_at})");
+        let expected = format!("x.hlog:13: truncated line (line at byte {cut_at})");
         assert_eq!(log.damage.last().unwrap().to_string(), expected);
     }
 

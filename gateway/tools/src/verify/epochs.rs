@@ -45,7 +45,7 @@ impl Intervals {
             for ((below, _), (epoch, interval)) in by_epoch.iter().zip(by_epoch.iter().skip(1)) {
                 if below.count() == epoch.count() {
                     findings.record(Promise::SinglePublisher, interval.first_place, || {
-                        format!("group {}: two nodes published under count {}", group.0, epoch.count())
+                        format!("group {}: two nodes published with epoch count {}", group.0, epoch.count())
                     });
                 }
             }
@@ -54,7 +54,7 @@ impl Intervals {
             for ((before, longest), (epoch, interval), overlap_ns) in overruns(&by_time, clock_error_ns) {
                 findings.record(Promise::SinglePublisher, interval.first_place, || {
                     format!(
-                        "group {}: {} began {} us before the end of {} (frame {})",
+                        "group {}: {} started {} us before {} ended (frame {})",
                         group.0,
                         epoch_text(epoch),
                         overlap_ns / 1_000,
@@ -66,7 +66,7 @@ impl Intervals {
             for ((lower, longest), (epoch, interval), back_ns) in overruns(&by_epoch, clock_error_ns) {
                 findings.record(Promise::MonotonicEpochs, longest.last_place, || {
                     format!(
-                        "group {}: {} was published until {} us after {} had begun (frame {})",
+                        "group {}: {} was still published {} us after {} started (frame {})",
                         group.0,
                         epoch_text(lower),
                         back_ns / 1_000,

@@ -35,12 +35,12 @@ impl Promise {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::NoDuplicates => "each name once",
+            Self::NoDuplicates => "no duplicates",
             Self::InOrder => "in order",
-            Self::NoLoss => "nothing missing",
-            Self::ConsistentContent => "one content for a name",
-            Self::SinglePublisher => "one publisher at a time",
-            Self::MonotonicEpochs => "epochs never went back",
+            Self::NoLoss => "no loss",
+            Self::ConsistentContent => "consistent content",
+            Self::SinglePublisher => "single publisher",
+            Self::MonotonicEpochs => "monotonic epochs",
         }
     }
 

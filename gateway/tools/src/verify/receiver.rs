@@ -123,7 +123,7 @@ impl ReceiverView {
                 for hole in view.covered.missing_of(&view.expected_range()) {
                     findings.record(Promise::NoLoss, Location { file, number: 0 }, || {
                         let (first, last) = (sequence(hole.start), sequence(hole.end - 1));
-                        format!("channel {} {session}: sequences {first} to {last} never came", channel.0)
+                        format!("channel {} {session}: sequences {first} to {last} not received", channel.0)
                     });
                 }
             }
@@ -189,9 +189,9 @@ impl LineView {
         if range.start < self.end && !is_first {
             let (first, end) = (sequence(range.start), sequence(self.end));
             if self.covered.overlaps(range) {
-                findings.record(Promise::NoDuplicates, location, || of(format!("sequence {first} a second time")));
+                findings.record(Promise::NoDuplicates, location, || of(format!("sequence {first} duplicated")));
             } else {
-                findings.record(Promise::InOrder, location, || of(format!("sequence {first} after {end} was reached")));
+                findings.record(Promise::InOrder, location, || of(format!("sequence {first} after {end}")));
             }
         }
         self.covered.add(range);
@@ -254,7 +254,7 @@ impl ChannelView {
                 findings.record(Promise::ConsistentContent, seen.location, || {
                     let number = header.sequence.get();
                     format!(
-                        "channel {} {}: sequence {number} came after it had been declared a gap",
+                        "channel {} {}: sequence {number} received after its gap was declared",
                         meta.channel.0, meta.session
                     )
                 });

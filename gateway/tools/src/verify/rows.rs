@@ -48,7 +48,7 @@ pub enum RowError {
         reason: String,
     },
     /// More names than are remembered.
-    #[error("line {line}: more than {names_max} names; raise --names")]
+    #[error("line {line}: more than {names_max} items; raise --remember")]
     TooManyNames {
         /// The line, from 1.
         line: u64,
@@ -98,9 +98,12 @@ impl RowsVerifier {
             }
             let invalid_row = |reason| RowError::InvalidRow { line, offset_bytes, reason };
             let row: Map<String, Value> =
-                serde_json::from_slice(&text).map_err(|error| invalid_row(format!("no JSON object: {error}")))?;
+                serde_json::from_slice(&text).map_err(|error| invalid_row(format!("not a JSON object: {error}")))?;
             let name = name_of(&row).ok_or_else(|| {
-                invalid_row("no channel, session, input_sequence and index, as mdgw tail --json prints them".to_owned())
+                invalid_row(
+                    "channel, session, input_sequence or index missing (expected the output of mdgw tail --json)"
+                        .to_owned(),
+                )
             })?;
             let location = Location { file, number: line };
             self.check_order(&last, &name, location);
@@ -129,8 +132,9 @@ impl RowsVerifier {
             for (name, delivered) in self.names.range(first..=last) {
                 if name.0 == *channel && delivered.receivers & bit == 0 {
                     let location = Location { file: *file, number: 0 };
-                    self.findings
-                        .record(Promise::NoLoss, location, || format!("{} was not delivered here", name_text(name)));
+                    self.findings.record(Promise::NoLoss, location, || {
+                        format!("{} not delivered to this receiver", name_text(name))
+                    });
                 }
             }
         }
@@ -187,18 +191,13 @@ impl RowsVerifier {
                 if before.file == location.file {
                     let line = before.number;
                     self.findings.record(Promise::NoDuplicates, location, || {
-                        format!("{} a second time, after line {line}", name_text(name))
+                        format!("{} duplicated, first in line {line}", name_text(name))
                     });
                 }
                 if known.hash != hash {
                     let first = known.location;
                     self.findings.record(Promise::ConsistentContent, location, || {
-                        format!(
-                            "{}: another record than file {} line {}",
-                            name_text(name),
-                            first.file + 1,
-                            first.number
-                        )
+                        format!("{}: differs from file {} line {}", name_text(name), first.file + 1, first.number)
                     });
                 }
             }

@@ -242,7 +242,7 @@ impl Verdict {
         let promises: BTreeMap<&str, Option<u64>> =
             Promise::ALL.into_iter().map(|promise| (promise.name(), self.times_broken(promise))).collect();
         json!({
-            "kept": self.is_kept(),
+            "passed": self.is_kept(),
             "files": files,
             "packets": packets,
             "answers": unicast_replies,
@@ -295,12 +295,12 @@ impl Verdict {
         }
         let anomalies = [
             ("receivers' rows", self.rows),
-            ("captured twice", counts.duplicate_captures),
-            ("of old epochs, dropped", counts.fenced),
-            ("of incredible epochs", counts.epoch_jumps),
+            ("captured more than once", counts.duplicate_captures),
+            ("stale epochs (fenced)", counts.fenced),
+            ("epoch jumps (dropped)", counts.epoch_jumps),
             ("of other groups", counts.other_groups),
             ("other datagrams", counts.unrecognised),
-            ("names forgotten", self.evicted),
+            ("items no longer remembered", self.evicted),
         ];
         for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
             row(name, grouped(count));
@@ -308,7 +308,7 @@ impl Verdict {
         for (reason, count) in &counts.damaged {
             row(&format!("damaged: {reason}"), grouped(*count));
         }
-        row("names", format!("{}, {} of them said again", grouped(self.names), grouped(self.republished)));
+        row("names", format!("{} unique, {} republished", grouped(self.names), grouped(self.republished)));
         for epoch in &self.epochs {
             let length_s = Seconds(epoch.last_ns - epoch.first_ns);
             let value = format!(
@@ -342,19 +342,19 @@ impl Verdict {
         for Shortfall { file, channel, kind, records } in &self.shortfalls {
             let (file, records) = (files.get(*file).map_or("", String::as_str), grouped(*records));
             let value = match kind {
-                ShortfallKind::First => format!("{file} begins {records} records after others"),
-                ShortfallKind::Last => format!("{file} ends {records} records before others"),
-                ShortfallKind::All => format!("{file} has nothing of it, others have {records} records"),
+                ShortfallKind::First => format!("{file} starts {records} records after the other receivers"),
+                ShortfallKind::Last => format!("{file} ends {records} records before the other receivers"),
+                ShortfallKind::All => format!("{file} has no records, the other receivers have {records}"),
             };
             row(&format!("channel {channel}"), value);
         }
         row("", String::new());
         for promise in Promise::ALL {
             let value = match self.times_broken(promise) {
-                None if self.rows > 0 => "not judged: rows do not tell".to_owned(),
-                None => "not judged".to_owned(),
-                Some(0) => "kept".to_owned(),
-                Some(count) => format!("BROKEN, {} times", grouped(count)),
+                None if self.rows > 0 => "not checked: needs captures".to_owned(),
+                None => "not checked".to_owned(),
+                Some(0) => "passed".to_owned(),
+                Some(count) => format!("FAILED, {} times", grouped(count)),
             };
             row(promise.name(), value);
         }

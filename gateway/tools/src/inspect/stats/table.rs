@@ -14,10 +14,10 @@ impl Display for FileStatistics {
             (self.not_udp, "frames of other protocols"),
             (self.fragments, "IP fragments"),
             (self.malformed, "malformed frames"),
-            (self.truncated, "frames cut by the capture's snap length"),
-            (self.untimed, "packets without a time of their own"),
+            (self.truncated, "frames truncated by the capture's snap length"),
+            (self.untimed, "packets without a timestamp"),
             (self.unrecognised, "datagrams of no known feed"),
-            (self.lines_over_limit, "datagrams to too many addresses"),
+            (self.lines_over_limit, "datagrams beyond the limit of addresses"),
         ] {
             if count > 0 {
                 write!(f, ", {} {what}", Count(count))?;
@@ -44,13 +44,13 @@ impl Display for LineSummary {
         writeln!(f, "  {:<16}{:>14}  {}/s", "messages", Count(self.messages), self::rate(self.messages_per_second))?;
         for burst in self.bursts.iter().filter(|burst| burst.messages > 0) {
             let window = match burst.window_us {
-                us if us >= 1_000_000 => format!("most in {} s", us / 1_000_000),
-                us => format!("most in {} ms", us / 1_000),
+                us if us >= 1_000_000 => format!("busiest {} s", us / 1_000_000),
+                us => format!("busiest {} ms", us / 1_000),
             };
             writeln!(f, "  {window:<16}{:>14}  from {}", Count(burst.messages), moment(burst.time_ns))?;
         }
         self.write_sequence_rows(f)?;
-        for (title, counts) in [("refused", &self.refused), ("broken packets", &self.broken)] {
+        for (title, counts) in [("malformed messages", &self.refused), ("malformed packets", &self.broken)] {
             for (reason, count) in counts {
                 writeln!(f, "  {title:<16}{:>14}  {reason}", Count(*count))?;
             }
@@ -79,7 +79,7 @@ impl LineSummary {
             writeln!(f, "    {}  {first} to {last} ({count})  at {}", gap.session, ClockNs(gap.time_ns))?;
         }
         write_more(f, self.gap_count, self.gaps.len())?;
-        for (count, title) in [(self.repeated, "repeated, late"), (self.stale_packets, "stale packets")] {
+        for (count, title) in [(self.repeated, "duplicate or late"), (self.stale_packets, "stale packets")] {
             if count > 0 {
                 writeln!(f, "  {title:<16}{:>14}", Count(count))?;
             }

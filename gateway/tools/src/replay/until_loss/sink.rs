@@ -112,12 +112,12 @@ impl LossCounter for ReceiverSink {
         self.shared.stop.store(true, Ordering::Release);
         self.sent = None;
         let ended = self.thread.take().map(JoinHandle::join);
-        let steps = ended.and_then(Result::ok).ok_or_else(|| io::Error::other("the sink's thread is gone"))?;
+        let steps = ended.and_then(Result::ok).ok_or_else(|| io::Error::other("the sink thread has ended"))?;
         Ok(Some(SinkTotals { packets: self.shared.arrived.load(Ordering::Acquire), steps }))
     }
 
     fn description(&self) -> &'static str {
-        "drops of the sink's sockets (SO_MEMINFO), and packets sent that never arrived there"
+        "drops of the sink's sockets (SO_MEMINFO), and sent packets that were not received"
     }
 }
 

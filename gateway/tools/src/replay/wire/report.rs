@@ -136,13 +136,13 @@ impl WireSummary {
         row("sent in", format!("{:.3} s, {:.0} packets/s", self.elapsed_seconds, self.packets_per_second));
         if let Some(Lateness { p50_ns, p99_ns, p999_ns, max_ns }) = self.lateness {
             let [p50, p99, p999, max] = [p50_ns, p99_ns, p999_ns, max_ns].map(microseconds);
-            row("late by", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
+            row("send delay", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
         }
         for LineSendCounts { line, offered, sent } in &self.lines {
             row(&format!("line {line}"), format!("{} copies of {} packets", grouped(*sent), grouped(*offered)));
         }
         if self.truncated > 0 {
-            row("left out", format!("{}, cut by the capture's snap length", grouped(self.truncated)));
+            row("skipped", format!("{}, truncated by the capture's snap length", grouped(self.truncated)));
         }
         if self.interrupted {
             row("interrupted", "before the end".to_owned());

@@ -74,8 +74,7 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
         figure("Rate, over time (UTC)", &charts::rates(channel.rate_unit, &stage.timeline, &span), out)?;
         writeln!(
             out,
-            "<p class=\"caption\">Burst: an interval in which at least {BURST_FACTOR} times as much came as in the median \
-             of those in which anything came. Pause: nothing was recorded for more than three intervals. Rates are means over an interval.</p>"
+            "<p class=\"caption\">Burst: an interval with at least {BURST_FACTOR} times the median count of non-empty intervals. Idle: nothing recorded for more than three intervals. Rates are averages over an interval.</p>"
         )?;
     }
     days(channel, out)?;
@@ -144,9 +143,7 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     }
     writeln!(
         out,
-        "</tbody>\n</table>\n</div>\n<p class=\"caption\">{} messages; {} gaps declared ({} messages), {} dropped. Has: share of all \
-         messages that the line brought. First: that it brought before any other, or alone. Ahead: of the messages that two \
-         lines brought, those that this one brought first, and by how much. Late: after their gap had been declared.</p>",
+        "</tbody>\n</table>\n</div>\n<p class=\"caption\">{} messages; {} gaps declared ({} messages), {} dropped. Coverage: share of all messages that arrived on the line. First: share that arrived on this line before any other, or only on this line. Leads: of the messages that arrived on two lines, those that arrived on this line first, and by how much. Late: arrived after their gap was declared.</p>",
         Count(messages),
         Count(gaps),
         Count(gap_messages),
@@ -156,10 +153,10 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     if slices.len() < 2 {
         return Ok(());
     }
-    figure("Lead of each line, over time (UTC)", &charts::leads(&channel.title(), &channel.lines), out)?;
+    figure("Lead of each line over time (UTC)", &charts::leads(&channel.title(), &channel.lines), out)?;
     writeln!(out, "<div class=\"scroll\">\n<table>\n<thead><tr><th>from</th>")?;
     for line in &channel.lines {
-        write!(out, "<th>{} ahead</th><th>by p50</th><th>p99</th>", line.line)?;
+        write!(out, "<th>{} leads</th><th>lead p50</th><th>p99</th>", line.line)?;
     }
     writeln!(out, "</tr></thead>\n<tbody class=\"plain\">")?;
     for (start, _) in slices {
@@ -205,7 +202,7 @@ fn queueing(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
         })
         .collect();
     figure(
-        &format!("Queueing: latency by {} a second", channel.rate_unit.name()),
+        &format!("Latency against load ({} per second)", channel.rate_unit.name()),
         &charts::load(&channel.title(), &lines),
         out,
     )?;

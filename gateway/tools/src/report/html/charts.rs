@@ -69,7 +69,7 @@ impl TimeSpan {
             kind: BandKind::Pause,
             from: at(*from),
             until: at(*until),
-            note: format!("nothing recorded from {} to {}", TimeOfDay(*from), TimeOfDay(*until)),
+            note: format!("no data from {} to {}", TimeOfDay(*from), TimeOfDay(*until)),
         });
         let bursts = points.iter().filter(|point| point.is_burst).map(|point| Band {
             kind: BandKind::Burst,
@@ -240,7 +240,7 @@ pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
     let low = slices().map(|slice| slice.lead.percentiles_ns[0]).min().unwrap_or(1);
     let high = slices().map(|slice| slice.lead.percentiles_ns[0]).max().unwrap_or(1);
     let series = lines.iter().map(|line| Series {
-        name: format!("line {} ahead by", line.line),
+        name: format!("lead of line {}", line.line),
         style: usize::from(line.line.0),
         points: line
             .slices
@@ -255,7 +255,7 @@ pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
             .iter()
             .map(|slice| {
                 let ahead = latency(slice.lead.percentiles_ns[0]);
-                format!("{} line {} ahead by {ahead}", TimeOfDay(slice.start), line.line)
+                format!("{} lead of line {} {ahead}", TimeOfDay(slice.start), line.line)
             })
             .collect(),
         // A slice in which the line never led is a hole.

@@ -20,7 +20,7 @@ use crate::report::{
 /// Names, logs and times.
 pub(super) fn groups(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     for (index, Group { name, report }) in comparison.groups.iter().enumerate() {
-        let base = if index == 0 { "; the others are held against it" } else { "" };
+        let base = if index == 0 { "(baseline)" } else { "" };
         let logs = if report.logs.len() == 1 { "log" } else { "logs" };
         writeln!(
             out,
@@ -36,7 +36,7 @@ pub(super) fn groups(comparison: &Comparison, out: &mut impl Write) -> fmt::Resu
 /// All channels that two groups have.
 pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     if comparison.differences.is_empty() {
-        return writeln!(out, "<p class=\"notice\">No channel and stage was recorded in two groups.</p>");
+        return writeln!(out, "<p class=\"notice\">No channel and stage is recorded in more than one group.</p>");
     }
     let mut channels: Vec<(ChannelId, String)> = Vec::new();
     for channel in comparison.groups.iter().flat_map(|group| &group.report.channels) {
@@ -105,8 +105,7 @@ fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &
     let what = if samples.are_runs { "runs" } else { "stretches of a run" };
     writeln!(out, "</tbody>\n</table>\n</div>")?;
     let reading = format!(
-        "▲ slower, ▼ faster: beyond the spread of {} and {} {what} (by chance alone in {:.1} % of cases). Grey: within the \
-         spread, or not judged. ?: apart, but too few runs to tell.",
+        "▲ slower, ▼ faster: outside the spread of {} and {} {what} (by chance in {:.1} % of cases). Grey: within the spread, or not compared. ?: different, but too few runs.",
         samples.base_count,
         samples.count,
         samples.chance() * 100.0
@@ -201,7 +200,7 @@ impl TimeOrigin {
     fn text(self) -> &'static str {
         match self {
             Self::Midnight => "by time of day (UTC)",
-            Self::Begin => "from the begin of each",
+            Self::Begin => "from the start of each",
         }
     }
 }
@@ -214,7 +213,7 @@ fn full_table<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>,
     }
     writeln!(
         out,
-        "<p class=\"label\">In full: {}</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>stage</th><th></th><th>before</th><th>now</th>\
+        "<p class=\"label\">All values: {}</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>stage</th><th></th><th>before</th><th>now</th>\
          <th>change</th><th>spread before</th><th>spread now</th><th>verdict</th></tr></thead>",
         escape(name)
     )?;
@@ -243,7 +242,7 @@ fn full_table<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>,
 /// In a word: the note below the tables says of what.
 fn verdict(verdict: ChangeVerdict) -> &'static str {
     match verdict {
-        ChangeVerdict::Exceeds => "beyond",
+        ChangeVerdict::Exceeds => "outside",
         ChangeVerdict::Within => "within",
         ChangeVerdict::FewSamples => "too few runs",
         ChangeVerdict::Unjudged => "–",
@@ -268,12 +267,9 @@ pub(super) fn disclosures(comparison: &Comparison, out: &mut impl Write) -> fmt:
         .into_iter()
         .filter(|key| said.windows(2).any(|pair| matches!(pair, [one, other] if one.get(key) != other.get(key))))
         .collect();
-    writeln!(out, "<section>\n<h2>What was different</h2>")?;
+    writeln!(out, "<section>\n<h2>Differences in environment and settings</h2>")?;
     if differing.is_empty() {
-        return writeln!(
-            out,
-            "<p>Nothing that the logs tell of: host, clocks, build and settings are the same.</p>\n</section>"
-        );
+        return writeln!(out, "<p>None recorded: host, clocks, build and settings are the same.</p>\n</section>");
     }
     writeln!(out, "<div class=\"scroll\">\n<table class=\"facts\">\n<thead><tr><th></th>")?;
     comparison.groups.iter().try_for_each(|group| write!(out, "<th>{}</th>", escape(&group.name)))?;
@@ -282,7 +278,7 @@ pub(super) fn disclosures(comparison: &Comparison, out: &mut impl Write) -> fmt:
         write!(out, "<tr><th scope=\"row\">{}</th>", escape(key))?;
         for said in &said {
             let values: Vec<String> = said.get(key).into_iter().flatten().map(|value| escape(value)).collect();
-            let text = if values.is_empty() { "not said".to_owned() } else { values.join("<br>") };
+            let text = if values.is_empty() { "not recorded".to_owned() } else { values.join("<br>") };
             write!(out, "<td>{text}</td>")?;
         }
         writeln!(out, "</tr>")?;
