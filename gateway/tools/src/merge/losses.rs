@@ -1,38 +1,38 @@
-//! What one line has lost.
+//! Losses of one line.
 
 use std::collections::BTreeMap;
 
 use mdgw_feeds::{arbiter::Gap, identity::Sequence};
 
-/// Holes in what one line brought, numbering by numbering.
+/// Gaps of one line, session by session.
 #[derive(Debug)]
 pub(super) struct LineLosses {
-    /// What the line brings next if nothing is lost; `None` before its first packet.
+    /// Sequence that the line delivers next if nothing is lost; `None` before its first packet.
     expected: Option<Sequence>,
-    /// Holes that may still be filled, by their first message; disjoint.
+    /// Gaps that may still be filled, by their first message; disjoint.
     open: BTreeMap<Sequence, Sequence>,
     listed_max: usize,
     pub(super) counts: LossCounts,
-    /// The first holes of all.
+    /// The first gaps of the line.
     pub(super) listed: Vec<Gap>,
 }
 
-/// Messages that a line didn't bring.
+/// Messages that a line did not deliver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LossCounts {
-    /// Messages brought, each once.
+    /// Messages delivered, each once.
     pub(super) messages: u64,
-    /// Between the line's first message and the last one that it could have brought.
+    /// Missing between the line's first message and the last one that it could have delivered.
     pub(super) lost_messages: u64,
-    /// Of these, messages that no other line had either.
+    /// Of these, messages missing on all other lines too.
     pub(super) lost_by_all: u64,
     pub(super) holes: u64,
     pub(super) longest_hole: u64,
-    /// Brought later than a later one.
+    /// Messages delivered after a later one.
     pub(super) reordered: u64,
-    /// Packets that the line had brought before.
+    /// Packets that the line had delivered before.
     pub(super) repeated_packets: u64,
-    /// At the end of the input: what others still had when the line's capture was over.
+    /// At the end of the input: messages on other lines after this line's capture ended.
     pub(super) missing_at_end: u64,
 }
 
@@ -41,7 +41,8 @@ impl LineLosses {
         Self { expected: None, open: BTreeMap::new(), listed_max, counts: LossCounts::default(), listed: Vec::new() }
     }
 
-    /// The line brought `[first, next)`, nothing for a heartbeat. Whether any of it was new from this line.
+    /// Records that the line delivered `[first, next)` (empty for a heartbeat). Returns whether any message is new on
+    /// this line.
     #[inline]
     pub(super) fn saw(&mut self, first: Sequence, next: Sequence) -> bool {
         let expected = *self.expected.get_or_insert(first);
@@ -53,7 +54,7 @@ impl LineLosses {
         self.record_out_of_order(expected, first, next)
     }
 
-    /// A numbering has ended before `ended`, and the next one begins at 1.
+    /// Ends a session before `ended`; the next one begins at 1.
     pub(super) fn begin_session(&mut self, ended: Option<Sequence>) {
         if let (Some(expected), Some(ended)) = (self.expected, ended)
             && let Some(missing) = Gap::new(expected, ended)
@@ -61,17 +62,17 @@ impl LineLosses {
             self.open.insert(missing.first(), missing.next());
         }
         self.close_all();
-        // A line that is known is expected to bring all of it.
+        // A known line is expected to deliver all of the next session.
         self.expected = self.expected.map(|_| Sequence(1));
     }
 
-    /// No line has brought these.
+    /// Records a gap that no line filled.
     pub(super) fn lost_by_all(&mut self, gap: Gap) {
         let first = self.expected.map_or(0, |_| gap.count());
         self.counts.lost_by_all += first;
     }
 
-    /// The input has ended, and the numbering with it before `ended`.
+    /// Ends the input, and the session before `ended`.
     pub(super) fn end_of_input(&mut self, ended: Option<Sequence>) {
         if let (Some(expected), Some(ended)) = (self.expected, ended) {
             self.counts.missing_at_end = ended.0.saturating_sub(expected.0);
@@ -102,7 +103,7 @@ impl LineLosses {
         is_new
     }
 
-    /// Takes `[first, next)` out of the open holes; how many messages that were.
+    /// Removes `[first, next)` from the open gaps. Returns the number of messages filled.
     fn fill(&mut self, first: Sequence, next: Sequence) -> u64 {
         let mut filled = 0;
         while let Some((&from, &until)) = self.open.range(..next).next_back().filter(|(_, until)| **until > first) {
@@ -135,7 +136,7 @@ impl LineLosses {
     }
 }
 
-/// Holes that are remembered as long as a late packet may fill them; before that they count as lost.
+/// Open gaps remembered, in case a late packet fills them; older ones count as lost.
 const OPEN_MAX: usize = 1_024;
 
 #[cfg(test)]
@@ -184,7 +185,7 @@ mod tests {
         known.saw(Sequence(3), Sequence(4));
         assert_eq!(known.listed.iter().map(|hole| hole.count()).collect::<Vec<_>>(), [2]);
         assert_eq!(ended(known, 4).lost_messages, 4);
-        // A line that had not appeared yet owes nothing.
+        // A line that has not appeared yet is not expected to deliver anything.
         let mut unknown = losses(&[]);
         unknown.begin_session(Some(Sequence(6)));
         unknown.saw(Sequence(3), Sequence(4));
