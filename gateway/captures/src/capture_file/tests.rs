@@ -10,7 +10,7 @@ use super::{
 /// Frame, time, VLANs, receiver, payload.
 type DatagramRow = (u64, u64, Vec<u16>, String, Vec<u8>);
 
-/// What reading a file gave: its datagrams, then how it ended.
+/// Result of reading a file: its datagrams, then how it ended.
 #[derive(Debug, PartialEq, Eq)]
 struct Reading {
     datagrams: Vec<DatagramRow>,
@@ -201,7 +201,7 @@ fn frames_that_are_no_datagram_are_counted_by_kind() {
 fn frames_truncated_by_the_snap_length_are_counted() {
     let whole = ethernet_ipv4(b"0123456789");
     for order in Order::BOTH {
-        // Some of the payload, some of the headers.
+        // Only some of the payload; only some of the headers.
         for (kept, payload) in [(whole.len() - 4, Some(b"012345")), (whole.len() - 12, None)] {
             let frames = [(1, 0, whole[..kept].to_vec())];
             let mut file = fixture::pcap(order, fixture::PCAP_NANOSECONDS, ETHERNET, &frames);
@@ -220,7 +220,7 @@ fn frames_truncated_by_the_snap_length_are_counted() {
 
 #[test]
 fn ipv6_extension_headers_are_skipped_up_to_the_limit() {
-    // Kind of the first, the headers, kind of the last one's follower as the packet has it.
+    // The link type of the first header, the headers, and the protocol of the packet inside.
     let packet = |first: u8, headers: &[u8]| {
         let mut packet = fixture::ipv6(b"six");
         packet[6] = first;
@@ -274,7 +274,7 @@ fn pcapng_times_use_the_clock_of_each_interface() {
         let reading = read(&file);
         assert_eq!(reading.error, None, "{order:?}");
         assert_eq!(reading.payloads(), [b"us".as_slice(), b"ns", b"bin", b"ps", b"simple"]);
-        // The last one has none of its own.
+        // The last packet has no timestamp.
         assert_eq!(reading.times(), [1_500_000_000, 100_000_000_007, 500_000_000, 2_000_000_000, 2_000_000_000]);
         assert_eq!(reading.counts.untimed, 1);
     }
@@ -328,7 +328,7 @@ fn a_truncated_file_yields_its_prefix_and_the_offset() {
                 None => clean_ends += 1,
             }
         }
-        // After the header or headers and after each packet but the last.
+        // Truncation points: after the header or headers, and after each packet but the last.
         assert!((3..=5).contains(&clean_ends), "{clean_ends}");
     }
 }
@@ -430,7 +430,7 @@ fn day_files_become_packets_by_time_and_size() {
     let date = TradingDate::from_yyyymmdd(20_190_130);
     let midnight_ns = 1_548_824_400_000_000_000;
     let options = OpenOptions { date, session_name: "TEST".to_owned() };
-    // Two within 10 us, one alone, 120 together: they need a second packet.
+    // Two messages within 10 us, one alone, 120 together: these need a second packet.
     let mut times = vec![1_000, 11_000, 50_000];
     times.extend([90_000; 120]);
     let mut file: Vec<u8> = times.iter().flat_map(|ns| fixture::day_message(*ns)).collect();
@@ -482,7 +482,7 @@ fn the_date_of_a_day_file_comes_from_the_option_or_its_name() {
     }
 }
 
-/// The real captures are read whole: packet counts as their expected decodes say.
+/// Reads the real captures whole: packet counts equal those of their expected decodes.
 #[test]
 fn real_captures_are_read_up_to_their_truncation() {
     let Some(folder) = captures() else {
