@@ -1,7 +1,7 @@
 //! Nasdaq day files as MoldUDP64 packets.
 //!
 //! A day file holds the messages of one day, each preceded by a 2-byte big-endian length (Nasdaq, BinaryFILE 1.00).
-//! This is exactly the message block format of MoldUDP64, so packets are built from it without copying. Messages within
+//! This is exactly the message block format of MoldUDP64, so packets are cut from it. Messages within
 //! [`PACKET_NS_MAX`] of each other share a packet up to [`PACKET_BYTES_MAX`]. The packet's time is the time of its last
 //! message.
 

@@ -1,7 +1,7 @@
 //! pcapng: sections in either byte order, several interfaces with clocks of their own.
 //!
 //! Blocks are framed here (type, length, length again), so that a damaged length is distinguished from a short file,
-//! and an unknown block can have any size. The `pcap_file` parser reads the content of known blocks.
+//! and an unknown block can have any size. The `pcap_parser` crate reads the content of known blocks.
 
 use pcap_parser::{
     OptionCode,
@@ -212,7 +212,7 @@ impl Interface {
     }
 }
 
-/// Seconds to add to every time of the interface. The parser has a field for the offset, but reads it as little-endian
+/// Seconds to add to every time of the interface. The parser crate has a field for the offset, but reads it as little-endian
 /// in any section.
 fn offset_s(order: ByteOrder, description: &InterfaceDescriptionBlock<'_>) -> i64 {
     let option = description.options.iter().find(|option| option.code == OptionCode::IfTsoffset);

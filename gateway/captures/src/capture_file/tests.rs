@@ -220,7 +220,7 @@ fn frames_truncated_by_the_snap_length_are_counted() {
 
 #[test]
 fn ipv6_extension_headers_are_skipped_up_to_the_limit() {
-    // The link type of the first header, the headers, and the protocol of the packet inside.
+    // Type of the first header, the headers, and the type after the last one.
     let packet = |first: u8, headers: &[u8]| {
         let mut packet = fixture::ipv6(b"six");
         packet[6] = first;

@@ -1,4 +1,4 @@
-//! Books and tops for the terminal.
+//! Books and best bids and offers as text for the terminal.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -85,12 +85,12 @@ impl Display for TopChange<'_> {
     }
 }
 
-/// A number of orders; nothing where the feed tells none.
+/// An order count; empty if the feed does not report it.
 fn count_or_blank(orders: u32) -> String {
     if orders == 0 { String::new() } else { Count(orders.into()).to_string() }
 }
 
-/// A price in 1e-9, with four decimals or as many as it needs.
+/// A price in 1e-9, with four decimals, or more if needed.
 struct Price(i64);
 
 impl Display for Price {

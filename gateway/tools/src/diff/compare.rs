@@ -1,4 +1,4 @@
-//! Two rows of named items, side by side.
+//! Compares two sequences of named items.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque, hash_map::Entry},
@@ -8,28 +8,28 @@ use std::{
 
 use super::{DiffError, DiffReport, FoundDifference};
 
-/// The name of an item. Within one stream, order counts.
+/// Name of an item. Order is compared within a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ItemName {
-    /// A channel's session, an instrument, a feed's numbering.
+    /// A channel's session, an instrument, or a feed's session.
     pub(super) stream: (u64, u128),
     pub(super) sequence: u64,
     pub(super) index: u64,
 }
 
-/// The smallest thing that can be the same or different.
+/// The smallest unit that is compared.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) name: ItemName,
-    /// All that counts.
+    /// Content that is compared.
     pub(super) content: Vec<u8>,
-    /// What is local to the recording.
+    /// Data local to the recording, such as receive times.
     pub(super) local: u64,
-    /// Where it stands: a frame, a byte.
+    /// Position in the recording: a frame, a byte.
     pub(super) place: u64,
 }
 
-/// An item that waits for the other side's, and how many items of its side came before it.
+/// An item that waits for its counterpart on the other side, and the number of items of its side before it.
 #[derive(Debug)]
 struct UnmatchedItem {
     item: Item,
@@ -38,28 +38,28 @@ struct UnmatchedItem {
 
 /// One recording.
 pub(super) trait Side {
-    /// The next item; `None` at the end, also where damage ends it.
+    /// Returns the next item; `None` at the end, or where damage ends the recording.
     fn next(&mut self) -> Result<Option<Item>, DiffError>;
     fn name(&self, name: &ItemName) -> String;
     fn stream(&self, name: &ItemName) -> String;
     fn place(&self, place: u64) -> String;
-    /// Whether it may bring the same item more than once.
+    /// Whether the recording may contain the same item more than once.
     fn may_repeat(&self) -> bool;
-    /// What differs between two contents.
+    /// Describes the difference between two contents.
     fn explain(&self, a: &[u8], b: &[u8]) -> Option<String>;
     fn damages(&self) -> Vec<String>;
     fn file_bytes_read(&self) -> u64;
 }
 
-/// What both sides have brought so far.
+/// State of a comparison.
 #[derive(Debug)]
 pub(super) struct Comparison {
-    /// Items that one side has and the other has not yet.
+    /// Items that one side has delivered and the other has not yet.
     unmatched: [HashMap<ItemName, UnmatchedItem>; 2],
     recent_names: [RecentNames; 2],
-    /// For each stream, the order of its items on either side.
+    /// For each stream, the order of its items on both sides.
     stream_orders: HashMap<(u64, u128), StreamOrder>,
-    /// The first differences: by how many items of its side were there before, and in the order in which they were found.
+    /// The first differences, sorted by the number of items before them on their side, then in the order of detection.
     told: BTreeMap<(u64, u64), FoundDifference>,
     listed_count: u64,
     listed_max: usize,
@@ -67,14 +67,14 @@ pub(super) struct Comparison {
     report: DiffReport,
 }
 
-/// The latest names of one side, to know repetitions.
+/// The latest names of one side, to detect duplicates.
 #[derive(Debug, Default)]
 struct RecentNames {
     names: HashSet<ItemName>,
     order: VecDeque<ItemName>,
 }
 
-/// A stream's names in their order, as a running hash, and whether the stream differs otherwise.
+/// Running hash of a stream's names in order, and whether the stream has other differences.
 #[derive(Debug)]
 struct StreamOrder {
     hashes: [u64; 2],
@@ -105,7 +105,7 @@ impl Comparison {
         let mut has_ended = [false, false];
         let mut steps = 0_u64;
         while has_ended != [true, true] {
-            // The side that is behind is read on, so that few items wait.
+            // The side that is behind is read next, so that few items wait.
             let [waits_a, waits_b] = self.unmatched.each_ref().map(HashMap::len);
             let of = match has_ended {
                 [true, _] => 1,
@@ -130,7 +130,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// What came of it: what still waits is on one side only.
+    /// Returns the result. Items that still wait are on one side only.
     pub(super) fn finish(mut self, sides: &[Box<dyn Side>; 2]) -> DiffReport {
         let [side_a, _] = sides;
         for of in 0..2 {
@@ -208,7 +208,7 @@ impl Comparison {
         }
     }
 
-    /// The other side doesn't have it.
+    /// Records an item that the other side lacks.
     fn only(&mut self, of: usize, unmatched: &UnmatchedItem, sides: &[Box<dyn Side>; 2]) {
         let UnmatchedItem { item, ordinal } = unmatched;
         self.report.only[of] += 1;
@@ -233,7 +233,7 @@ impl Comparison {
         }
     }
 
-    /// Keeps a difference if it is among the first ones. Its text is made only then.
+    /// Records a difference if it is among the first ones. The text is built only then.
     fn list_difference(&mut self, ordinal: u64, told: impl FnOnce() -> FoundDifference) {
         let place = (ordinal, self.listed_count);
         self.listed_count += 1;
@@ -263,7 +263,7 @@ impl RecentNames {
     }
 }
 
-/// Items between two looks at the caller's wish to stop.
+/// Items between two progress calls.
 const STEPS_PER_CHECK: u64 = 16_384;
 
 #[cfg(test)]
@@ -339,7 +339,7 @@ mod tests {
         assert!(!report.same);
         assert_eq!((report.content_differs, report.only, report.common, report.order_differs), (1, [1, 1], 2, 0));
         let told: Vec<_> = report.differences.iter().map(|told| (told.kind, told.name.as_str())).collect();
-        // In the order in which they stand in the recordings.
+        // In the order of the recordings.
         assert_eq!(told, [("only in A", "1/2"), ("content", "1/3"), ("only in B", "1/4")]);
         assert_eq!(report.differences[1].at_b.as_deref(), Some("1"));
     }
