@@ -1,4 +1,4 @@
-//! What a merge found: as tables, or as one line of JSON.
+//! Summary of a merge: as tables, or as one line of JSON.
 
 use std::{collections::BTreeMap, fmt::Write as _, path::Path, time::Duration};
 
@@ -23,63 +23,63 @@ use crate::{
     report::quantity::Latency,
 };
 
-/// What a merge found.
+/// Summary of a merge.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct MergeSummary {
     /// Each capture.
     pub files: Vec<FileSummary>,
     /// Each channel.
     pub channels: Vec<LaneSummary>,
-    /// How far the clocks of captures are apart.
+    /// Clock offsets between captures.
     pub clocks: Vec<ClockSummary>,
-    /// UDP datagrams of no feed that is known.
+    /// UDP datagrams of unknown feeds.
     pub unrecognised_datagrams: u64,
-    /// UDP datagrams of a feed that was not asked for.
+    /// UDP datagrams of feeds that were not requested.
     pub other_feed_datagrams: u64,
-    /// Datagrams of known lines that were left out since their framing doesn't fit.
+    /// Datagrams of known lines with malformed framing, skipped.
     pub malformed_datagrams: u64,
-    /// What was written.
+    /// Output written.
     pub output: OutputSummary,
-    /// How long it took, s.
+    /// Duration of the merge, s.
     pub elapsed_seconds: f64,
 }
 
 /// One channel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LaneSummary {
-    /// Its feed.
+    /// Feed of the channel.
     pub feed: &'static str,
-    /// Its last numbering.
+    /// Last session.
     pub session: Option<String>,
-    /// Numberings.
+    /// Number of sessions.
     pub sessions: u64,
     /// Messages written, each once.
     pub messages: u64,
     /// Packets written with messages.
     pub packets: u64,
-    /// Of the messages, those that nobody had numbered: taken in the order of the files.
+    /// Of the messages, those without sequence: written in file order.
     pub unsequenced: u64,
     /// Gaps that no line could fill.
     pub gap_count: u64,
-    /// Messages in them.
+    /// Messages in these gaps.
     pub gap_messages: u64,
-    /// Of the gaps, those given up when no more packets could be held: a line may bring them later than that.
+    /// Of the gaps, those declared because the window was full: a line may deliver the messages later.
     #[serde(rename = "gaps_for_room")]
     pub gaps_window_full: u64,
     /// The first of these gaps.
     pub gaps: Vec<GapSummary>,
     /// Packets refused, by reason; copies are not among them.
     pub drops: BTreeMap<&'static str, u64>,
-    /// Its lines.
+    /// Lines of the channel.
     pub lines: Vec<LineSummary>,
-    /// Which line was ahead of which.
+    /// Leads between lines.
     pub leads: Vec<LeadSummary>,
 }
 
 /// Messages `[first, next)` that are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GapSummary {
-    /// The numbering.
+    /// Session of the gap.
     pub session: String,
     /// First missing sequence.
     pub first: u64,
@@ -87,54 +87,54 @@ pub struct GapSummary {
     pub next: u64,
 }
 
-/// One line, as one capture has it.
+/// One line, as recorded in one capture.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LineSummary {
     /// A, B, …
     pub line: String,
-    /// The capture.
+    /// Path of the capture.
     pub path: String,
-    /// Where its packets were sent to.
+    /// Destination address of its packets.
     pub dst: String,
     /// Packets with messages.
     pub packets: u64,
     /// Messages, each once.
     pub messages: u64,
-    /// Messages that this line brought first, by the stamps as they are.
+    /// Messages that this line delivered first, by uncorrected timestamps.
     pub first_messages: u64,
     /// Messages missing between the line's first one and its last one.
     pub lost_messages: u64,
-    /// Of these, messages that no other line had either; the others came from other lines.
+    /// Of these, messages missing on all other lines too; other lines delivered the rest.
     pub lost_by_all_messages: u64,
-    /// Holes that they lay in.
+    /// Gaps of this line.
     pub holes: u64,
-    /// Messages in the longest of them.
+    /// Messages in the longest gap.
     pub longest_hole: u64,
-    /// The first holes, as `[first, next)`.
+    /// The first gaps of this line, as `[first, next)`.
     pub first_holes: Vec<(u64, u64)>,
-    /// Messages of the channel behind the line's last one.
+    /// Messages of the channel after the line's last one.
     pub missing_at_end: u64,
-    /// Messages that came behind later ones.
+    /// Messages delivered after later ones.
     pub reordered_messages: u64,
-    /// Packets that the line brought more than once.
+    /// Packets that the line delivered more than once.
     pub repeated_packets: u64,
-    /// Messages that came when they had been given up, as far as their gaps are still remembered.
+    /// Messages that arrived after they had been declared missing, as far as the arbiter still remembers their gaps.
     pub late_messages: u64,
 }
 
 /// How much earlier messages came on one line than on another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LeadSummary {
-    /// The line that was first.
+    /// The line that was ahead.
     pub line: String,
-    /// The line that came behind.
+    /// The line that was behind.
     #[serde(rename = "over")]
     pub other_line: String,
-    /// Messages that both brought.
+    /// Messages that both lines delivered.
     pub common_messages: u64,
-    /// Of these, messages that `line` brought first.
+    /// Of these, messages that `line` delivered first.
     pub first_messages: u64,
-    /// By how much, ns: the median of those.
+    /// Median lead of these, ns.
     pub p50_ns: u64,
     /// The 90th percentile.
     pub p90_ns: u64,
@@ -142,37 +142,37 @@ pub struct LeadSummary {
     pub p99_ns: u64,
     /// The longest lead.
     pub max_ns: u64,
-    /// What the stamps were compared by: `one clock`, `clocks corrected` (by the offset that stands in `clocks`) or
-    /// `clocks as they are`.
+    /// Clock basis of the comparison: `same clock`, `clocks corrected` (by the offset listed in `clocks`) or `clocks
+    /// not corrected`.
     pub clocks: &'static str,
 }
 
-/// How far the clock of one capture is ahead of another one's.
+/// Clock offset of one capture against another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ClockSummary {
-    /// The capture.
+    /// Path of the capture.
     pub file: String,
-    /// The other one.
+    /// Path of the reference capture.
     #[serde(rename = "against")]
     pub reference: String,
     /// Which common messages were compared: those of the same line, else those of different lines.
     pub by: &'static str,
     /// Messages compared.
     pub messages: u64,
-    /// Median of the stamps' differences, ns: clock offset and difference of the ways in one.
+    /// Median of the timestamp differences, ns: clock offset plus path difference.
     pub offset_ns: i64,
     /// First percentile of the differences.
     pub p01_ns: i64,
     /// 99th percentile of the differences.
     pub p99_ns: i64,
-    /// Change of the difference, parts per million; `None` where the captures are too short to tell.
+    /// Drift of the difference, parts per million; `None` if the captures are too short.
     pub drift_ppm: Option<f64>,
 }
 
-/// What was written.
+/// Output written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OutputSummary {
-    /// Where it is.
+    /// Path of the output.
     pub path: String,
     /// Packets, heartbeats included.
     pub packets: u64,
@@ -219,7 +219,7 @@ impl MergeSummary {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Tables for people.
+    /// Tables for the terminal.
     #[must_use]
     pub fn to_table(&self) -> String {
         let mut table = SummaryTable::default();
@@ -336,7 +336,7 @@ impl LaneSummary {
         }
     }
 
-    /// Who brought and lost what.
+    /// Messages delivered and lost by each line.
     fn line_table(&self, text: &mut String) {
         // Writing to a string cannot fail.
         let _ = writeln!(
@@ -371,7 +371,7 @@ impl LaneSummary {
         }
     }
 
-    /// Who was ahead of whom.
+    /// Leads between lines.
     fn lead_table(&self, text: &mut String) {
         if self.leads.is_empty() {
             return;
@@ -429,7 +429,7 @@ impl LineSummary {
 impl ClockSummary {
     fn rows(&self, table: &mut SummaryTable) {
         let (file, reference) = (&self.file, &self.reference);
-        // To the nanosecond: it is there to be taken off.
+        // Shown to the nanosecond, so that it can be subtracted.
         let offset_ns = self.offset_ns.unsigned_abs();
         let offset = format!("{}.{:09} s", offset_ns / 1_000_000_000, offset_ns % 1_000_000_000);
         let direction = if self.offset_ns < 0 { "behind" } else { "ahead of" };
@@ -453,14 +453,14 @@ fn leads_of(
         return Vec::new();
     };
     let (correction_ns, by) = correction(first_source, second_source, clocks);
-    // How much later the second line was.
+    // Delay of the second line.
     let all: Vec<(i64, u64)> = differences
         .distribution()
         .into_iter()
         .map(|(difference_ns, count)| (difference_ns.saturating_sub(correction_ns), count))
         .collect();
     let common_messages = all.iter().map(|(_, count)| count).sum();
-    // Equal stamps: the line that was given first.
+    // Equal timestamps count for the line that was given first.
     let ahead: Vec<(i64, u64)> = all.iter().copied().filter(|(lead_ns, _)| *lead_ns >= 0).collect();
     let behind = all.iter().rev().filter(|(lead_ns, _)| *lead_ns < 0).map(|(lead_ns, count)| (-lead_ns, *count));
     [(first, second, ahead), (second, first, behind.collect())]
@@ -482,7 +482,7 @@ fn leads_of(
         .collect()
 }
 
-/// By how much the second line's clock is ahead, where the same line in both captures tells.
+/// Clock offset of the second line, if both captures contain a common line.
 fn correction(first: &LineSource, second: &LineSource, clocks: &[ClockSummary]) -> (i64, &'static str) {
     if first.file == second.file {
         return (0, SAME_CLOCK);
@@ -508,5 +508,5 @@ fn share(part: u64, whole: u64) -> String {
 }
 
 const SAME_CLOCK: &str = "one clock";
-/// Gaps in the table; the JSON has more.
+/// Gaps in the table; the JSON lists more.
 const GAPS_SHOWN: usize = 10;

@@ -1,37 +1,37 @@
-//! What an offline replay did: as a table, or as one line of JSON.
+//! Summary of an offline replay: as a table, or as one line of JSON.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use mdgw_captures::capture_file::{CaptureError, CaptureFile};
 use serde::Serialize;
 
-/// What an offline replay did.
+/// Summary of an offline replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// Each file.
     pub files: Vec<FileSummary>,
-    /// Each channel that was found.
+    /// Each channel found.
     pub channels: Vec<ChannelSummary>,
     /// All channels together.
     pub total: Totals,
-    /// UDP datagrams of no feed that is known, or heartbeats before anything told the feed.
+    /// UDP datagrams of unknown feeds, and heartbeats before the feed was known.
     pub unrecognised_datagrams: u64,
-    /// UDP datagrams of a feed that was not asked for.
+    /// UDP datagrams of feeds that were not requested.
     pub other_feed_datagrams: u64,
-    /// From the first to the last datagram, s of the capture's clock.
+    /// From the first to the last datagram, seconds of capture time.
     pub capture_seconds: f64,
-    /// The replay itself, s.
+    /// Duration of the replay, s.
     pub elapsed_seconds: f64,
-    /// Messages in a second of the replay.
+    /// Messages per second of the replay.
     pub messages_per_second: f64,
-    /// The DBN file.
+    /// The DBN file written.
     pub output: Option<OutputSummary>,
 }
 
 /// One file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileSummary {
-    /// As given.
+    /// Path as given.
     pub path: String,
     /// Frames, or packets made from a day file.
     pub frames: u64,
@@ -41,36 +41,36 @@ pub struct FileSummary {
     pub not_udp: u64,
     /// IP fragments, skipped.
     pub fragments: u64,
-    /// Frames whose headers do not fit, skipped.
+    /// Frames with malformed headers, skipped.
     pub malformed: u64,
-    /// Frames that were cut by the capture's snap length, left out.
+    /// Frames truncated by the capture's snap length, skipped.
     #[serde(rename = "cut")]
     pub truncated: u64,
-    /// Frames without a time of their own, taken at that of the one before.
+    /// Frames without a timestamp, replayed at the time of the frame before.
     pub untimed: u64,
-    /// What ended the file before its end.
+    /// Error that ended the file early.
     pub damage: Option<String>,
 }
 
 /// One channel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ChannelSummary {
-    /// Its feed.
+    /// Feed of the channel.
     pub feed: &'static str,
-    /// Its current or last numbering.
+    /// Current or last session.
     pub session: Option<String>,
-    /// Where it stood in the end.
+    /// State at the end.
     pub state: String,
-    /// Its lines.
+    /// Lines of the channel.
     pub lines: Vec<LineSummary>,
     /// Counts.
     #[serde(flatten)]
     pub counts: Totals,
-    /// Numberings joined after their first message.
+    /// Sessions joined after their first message.
     pub late_starts: u64,
     /// Frames that filled a gap after it had been declared: not recorded.
     pub late_fills: u64,
-    /// Bytes held by window, books and tables.
+    /// Memory of window, books and tables, bytes.
     pub memory_bytes: u64,
 }
 
@@ -83,43 +83,43 @@ pub struct LineSummary {
     pub source: String,
 }
 
-/// What channels did.
+/// Counts of one channel or of all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
-    /// Datagrams that reached the channel.
+    /// Datagrams routed to the channel.
     pub packets: u64,
-    /// Heartbeats among them.
+    /// Heartbeats, of these.
     pub heartbeats: u64,
     /// Messages in sequence, each once.
     pub messages: u64,
-    /// Of these, messages that could not be understood.
+    /// Of these, messages that could not be decoded.
     pub messages_refused: u64,
-    /// Messages that nobody had numbered: taken in the order of the file.
+    /// Messages without sequence: processed in file order.
     pub unsequenced: u64,
     /// Records by schema.
     pub records: BTreeMap<&'static str, u64>,
-    /// Records whose book was in doubt.
+    /// Records of suspect books.
     pub suspect_records: u64,
     /// Gaps declared.
     pub gaps: u64,
-    /// Messages in them.
+    /// Messages in these gaps.
     pub lost_messages: u64,
-    /// Messages that a line brought after another one, or again.
+    /// Duplicates: messages that a line delivered after another line, or again.
     pub duplicates: u64,
-    /// What was refused, by reason; without duplicates.
+    /// Refusals by reason; without duplicates.
     pub drops: BTreeMap<&'static str, u64>,
-    /// Contradictions of books, by kind.
+    /// Inconsistencies found by books, by kind.
     pub book_faults: BTreeMap<&'static str, u64>,
-    /// Numberings begun.
+    /// Sessions begun.
     pub sessions: u64,
-    /// Trades that the venue took back; DBN has no record for it.
+    /// Trades broken by the venue; DBN has no record for this.
     pub trades_broken: u64,
 }
 
-/// The DBN file.
+/// The DBN file written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OutputSummary {
-    /// Where it is.
+    /// Path of the file.
     pub path: String,
     /// Records in it.
     pub records: u64,
@@ -130,7 +130,7 @@ pub struct OutputSummary {
 }
 
 impl Totals {
-    /// Adds another channel's.
+    /// Adds the counts of another channel.
     pub fn add(&mut self, other: &Self) {
         let Self { packets, heartbeats, messages, messages_refused, unsequenced, suspect_records, .. } = other;
         self.packets += packets;
@@ -163,7 +163,7 @@ impl Summary {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// A table for people.
+    /// Table for the terminal.
     #[must_use]
     pub fn to_table(&self) -> String {
         let mut table = SummaryTable::default();
@@ -240,7 +240,7 @@ impl Totals {
 }
 
 impl FileSummary {
-    /// What was met in the file, and the damage that ended it, if one of these did.
+    /// Counts and damage of the file; `None` if there is nothing to report.
     pub(crate) fn of(file: &CaptureFile, damages: &[CaptureError]) -> Self {
         let counts = file.counts();
         let damage = damages.iter().find(|damage| damage.path == file.path());
@@ -275,7 +275,7 @@ impl FileSummary {
     }
 }
 
-/// Two columns.
+/// A table of two columns.
 #[derive(Debug, Default)]
 pub(crate) struct SummaryTable {
     pub(crate) text: String,
@@ -294,7 +294,7 @@ impl SummaryTable {
     }
 }
 
-/// A number with its thousands apart: `1,234,567`.
+/// A number with thousands separators: `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);

@@ -1,4 +1,4 @@
-//! The report as one HTML page that asks for nothing else: no scripts, no fonts, no images but its own drawings.
+//! The report as one self-contained HTML page: no scripts, fonts or images besides its own drawings.
 
 mod channel;
 mod charts;
@@ -21,7 +21,7 @@ use super::{
 /// Writes the page of one report.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     begin("Latency by stage", out)?;
     writeln!(out, "<p>{}</p>\n</header>", span(report))?;
@@ -38,10 +38,10 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "</body>\n</html>")
 }
 
-/// Writes the page of groups held against the first of them.
+/// Writes the page that compares groups with the first of them.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     begin("Latency compared", out)?;
     compare::groups(comparison, out)?;
@@ -70,7 +70,7 @@ fn begin(title: &str, out: &mut impl Write) -> fmt::Result {
     )
 }
 
-/// From when to when; the date once where it is one day.
+/// Begin and end; the date only once if it is the same.
 fn span(report: &Report) -> String {
     let begin = Timestamp(report.begin);
     if TradingDate::in_utc(report.begin) == TradingDate::in_utc(report.end) {
@@ -80,7 +80,7 @@ fn span(report: &Report) -> String {
     }
 }
 
-/// Builds whose figures say nothing, each told once.
+/// Warnings about builds whose latencies are not meaningful, each listed once.
 fn debug_build_notices<'r>(reports: impl IntoIterator<Item = &'r Report>, out: &mut impl Write) -> fmt::Result {
     let disclosed = reports.into_iter().flat_map(|report| &report.disclosures).flat_map(|disclosed| &disclosed.entries);
     let debug_build_notices: BTreeSet<&str> = disclosed
@@ -90,7 +90,7 @@ fn debug_build_notices<'r>(reports: impl IntoIterator<Item = &'r Report>, out: &
     debug_build_notices.iter().try_for_each(|build| writeln!(out, "<p class=\"notice\">Build: {}</p>", escape(build)))
 }
 
-/// What a reader must know before any figure.
+/// Warnings that a reader must see before any value.
 fn notices(report: &Report, out: &mut impl Write) -> fmt::Result {
     if report.channels.is_empty() {
         writeln!(out, "<p class=\"notice\">Nothing was recorded.</p>")?;
@@ -235,7 +235,7 @@ mod tests {
         text
     }
 
-    /// Walks through all tags: each is closed by its own, in order, and its attributes are quoted.
+    /// Checks all tags: each is closed in order, and its attributes are quoted.
     fn assert_parses(page: &str) {
         let mut open: Vec<&str> = Vec::new();
         let (_, mut rest) = page.split_once("<!doctype html>").expect("a doctype");

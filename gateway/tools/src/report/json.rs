@@ -45,7 +45,7 @@ pub fn value(report: &Report) -> Value {
     })
 }
 
-/// All groups under their names, and the changes against the first one.
+/// All groups by name, and the changes against the first one.
 #[must_use]
 pub fn comparison(comparison: &Comparison) -> Value {
     let groups: Vec<Value> = comparison

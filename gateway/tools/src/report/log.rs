@@ -1,4 +1,4 @@
-//! Reading one interval log, line by line. Histograms stay encoded until somebody wants them.
+//! Reads one interval log, line by line. Histograms stay encoded until their values are needed.
 
 use std::{
     fmt,
@@ -15,12 +15,12 @@ use mdgw_status::interval_log::{
     COUNTS_PREFIX, CountsTag, DISCLOSURE_PREFIX, FORMAT_LINE, IntervalTag, InvalidTag, LeadTag, NEGATIVE_PREFIX,
 };
 
-/// One log as it was read.
+/// Content of one log.
 #[derive(Debug, Default)]
 pub(super) struct Log<'a> {
-    /// What the writer said of itself.
+    /// Disclosure of the writer.
     pub(super) disclosure: Vec<(String, String)>,
-    /// What its stamps count from.
+    /// Base of its timestamps.
     pub(super) base: Option<UnixNs>,
     /// Intervals in the log's order.
     pub(super) intervals: Vec<Interval<'a>>,
@@ -28,7 +28,7 @@ pub(super) struct Log<'a> {
     pub(super) leads: Vec<Interval<'a, LeadTag>>,
     /// Counts of channels and lines.
     pub(super) counts: Vec<Counts<'a>>,
-    /// Values that came out negative.
+    /// Values that were negative.
     pub(super) negatives: Vec<(IntervalTag, u64)>,
     /// Lines that could not be read.
     pub(super) damage: Vec<LogDamage>,
@@ -44,7 +44,7 @@ pub(super) struct Interval<'a, Tag = IntervalTag> {
     encoded: &'a str,
 }
 
-/// What a channel or a line counted over an interval.
+/// Counts of a channel or a line over an interval.
 #[derive(Debug)]
 pub(super) struct Counts<'a> {
     pub(super) tag: CountsTag,
@@ -58,20 +58,20 @@ pub(super) struct Counts<'a> {
 pub(super) struct LinePosition {
     /// From 1.
     pub(super) line: usize,
-    /// Where it begins, bytes from the file's begin.
+    /// Offset in the file, bytes.
     pub(super) offset_bytes: usize,
 }
 
 /// A line that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogDamage {
-    /// The log.
+    /// Path of the log.
     pub path: PathBuf,
-    /// The line in it, from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// Where the line begins, bytes from the file's begin.
+    /// Offset of the line in the file, bytes.
     pub offset_bytes: usize,
-    /// What is wrong with it.
+    /// Fault of the line.
     pub reason: String,
 }
 
@@ -82,7 +82,8 @@ impl fmt::Display for LogDamage {
 }
 
 impl<'a> Log<'a> {
-    /// Reads all lines of `bytes`, the content of `path`. Of what doesn't begin like an interval log nothing is read.
+    /// Reads all lines of `bytes`, the content of `path`. A file that doesn't begin like an interval log is not read at
+    /// all.
     pub(super) fn read(path: &Path, bytes: &'a [u8]) -> Self {
         let mut log = Self::default();
         if !bytes.starts_with(FORMAT_LINE.as_bytes()) {
@@ -157,7 +158,7 @@ impl<'a> Counts<'a> {
         })
     }
 
-    /// The count of that name; 0 where the log has none.
+    /// The count of this name; 0 if the log lacks it.
     pub(super) fn value(&self, name: &str) -> u64 {
         self.values.iter().find(|(known, _)| *known == name).map_or(0, |(_, count)| *count)
     }
@@ -190,7 +191,7 @@ impl<'a, Tag: FromStr<Err = InvalidTag>> Interval<'a, Tag> {
     }
 }
 
-/// A histogram without the compression that it may have.
+/// A histogram, decompressed if necessary.
 fn uncompressed(encoded: Vec<u8>) -> io::Result<Vec<u8>> {
     let Some((COMPRESSED_COOKIE, rest)) = encoded.split_first_chunk().map(|(cookie, rest)| (*cookie, rest)) else {
         return Ok(encoded);
@@ -200,8 +201,8 @@ fn uncompressed(encoded: Vec<u8>) -> io::Result<Vec<u8>> {
     Ok(plain)
 }
 
-/// The deserializer makes room for as many bytes as the header claims, and takes the run of 2^63 empty values for a number
-/// that it can negate. No histogram has either.
+/// Two faults that crash the deserializer: it allocates as many bytes as the header claims, and it negates the run
+/// length 2^63 of empty values. No valid histogram has either.
 fn check_payload(plain: &[u8]) -> Result<(), String> {
     let present = plain.get(HEADER_BYTES..).ok_or("shorter than a histogram header")?;
     let claimed = plain.get(COOKIE_BYTES..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes));
@@ -214,10 +215,10 @@ fn check_payload(plain: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// What a compressed histogram of version 2 begins with.
+/// Cookie of a compressed histogram of version 2.
 const COMPRESSED_COOKIE: [u8; COOKIE_BYTES] = 0x1c84_9314_u32.to_be_bytes();
 const COOKIE_BYTES: usize = 4;
-/// Of the length behind a compressed histogram's cookie.
+/// Length field after a compressed histogram's cookie.
 const LENGTH_BYTES: usize = 4;
 /// Cookie, length, offset, digits, lowest and highest value, ratio.
 const HEADER_BYTES: usize = 40;
@@ -225,7 +226,7 @@ const VARINT_BYTES_MAX: usize = 9;
 /// More than the counts of a histogram of all 64-bit values with five digits.
 const PLAIN_BYTES_MAX: u64 = 64 << 20;
 
-/// Seconds with up to nine decimals, without the detour over a floating-point number.
+/// Parses seconds with up to nine decimals without a floating-point number.
 fn nanoseconds(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is not a time in seconds");
     let (seconds, decimals) = text.split_once('.').unwrap_or((text, "0"));
