@@ -1,4 +1,4 @@
-//! A line from a packet ring: whole frames.
+//! A line read from a packet ring: whole frames.
 
 use std::{
     io,
@@ -17,12 +17,12 @@ use super::{
     frame::{Content, Frame, LineReader},
 };
 
-/// The ring of one line.
+/// The packet ring of one line.
 #[derive(Debug)]
 pub(super) struct RawReader {
     pub(super) interface: LineInterface,
     ring: PacketRing,
-    /// Holds the group joined; nothing is sent to its port.
+    /// Keeps the group joined; no packets are sent to its port.
     _membership: Option<ReceiveSocket>,
     dropped: u64,
 }
@@ -41,7 +41,7 @@ impl RawReader {
             hardware_stamps: line.stamps == Stamps::Hardware,
         })
         .map_err(fail("open a packet ring"))?;
-        // A group is sent here only if somebody joins it.
+        // The network delivers a group only after a join.
         let membership = if line.address.ip().is_multicast() {
             let mut options = ReceiveOptions::new(SocketAddrV4::new(*line.address.ip(), 0), line.interface.clone());
             options.source = line.source;
@@ -99,5 +99,5 @@ impl LineReader for RawReader {
     }
 }
 
-/// The socket that only joins gets as little as the kernel gives.
+/// The joining socket receives nothing: its buffer is the kernel's minimum.
 const MEMBERSHIP_BYTES: usize = 4_096;

@@ -1,4 +1,4 @@
-//! Frames to blocks, blocks to chunks: what stands in which file.
+//! Turns frames into blocks and blocks into chunks, and decides which file a block belongs to.
 
 use mdgw_captures::capture_file::pcapng_blocks::{InterfaceBlock, PacketBlock, Section, StatisticsBlock};
 use mdgw_sys::{batch::StampKind, sockets::Stamps};
@@ -18,13 +18,13 @@ pub(super) struct Recorder {
     lines: Vec<RecordedLine>,
     series: Series,
     spool: Spool,
-    /// RawFrame blocks on their way to the file.
+    /// Blocks of frames on their way to the file.
     chunk: Vec<u8>,
-    /// When the first of them was put there.
+    /// Time when the first of them was added.
     chunk_since_ns: u64,
     file: Option<CurrentFile>,
     keep: Option<TriggerState>,
-    /// The block that is being made for memory.
+    /// Scratch block for the pre-trigger memory.
     block: Vec<u8>,
     started_ns: u64,
     span_ns: Option<(u64, u64)>,
@@ -32,29 +32,29 @@ pub(super) struct Recorder {
     triggers: u64,
 }
 
-/// A line and what came of it.
+/// A line and its counts.
 #[derive(Debug)]
 struct RecordedLine {
     interface: LineInterface,
     counts: LineSummary,
-    /// Drops that a statistics block has told.
+    /// Drops reported in a statistics block so far.
     dropped_reported: u64,
 }
 
-/// What is kept in memory until something is seen.
+/// State of a trigger, and the packets kept in memory before it fires.
 #[derive(Debug)]
 pub(super) struct TriggerState {
     memory: PreTriggerBuffer,
     after_ns: u64,
-    /// Something was seen, to be written up to there.
+    /// The trigger fired; packets are written until this time.
     until_ns: Option<u64>,
-    /// TriggerEvent, and nothing is written yet.
+    /// The trigger fired, and nothing has been written yet.
     pending: Option<TriggerEvent>,
 }
 
-/// Blocks are handed to the system no later than this after they were made, ns: what a crash can cost.
+/// Blocks are handed to the system at most this long after they were built, ns: bounds the loss in a crash.
 pub const FLUSH_NS: u64 = 100_000_000;
-/// Reasons that the summary tells.
+/// Trigger events that the summary lists.
 const REASONS_MAX: usize = 10;
 
 impl TriggerState {
@@ -100,7 +100,7 @@ impl Recorder {
         })
     }
 
-    /// Begins the first file, unless something has to be seen first. It stands on disk with its header at once.
+    /// Begins the first file at once, header included, unless a trigger is configured.
     pub(super) fn begin(&mut self) -> Result<(), RecordError> {
         if self.keep.is_none() {
             let path = self.series.next(self.started_ns);
@@ -127,7 +127,7 @@ impl Recorder {
         }
     }
 
-    /// A frame of that line.
+    /// Records a frame of that line.
     pub(super) fn frame(&mut self, line: usize, frame: &Frame<'_>) -> Result<(), RecordError> {
         let Some(recorded) = self.lines.get_mut(line) else { return Ok(()) };
         recorded.counts.count(frame);
@@ -139,7 +139,7 @@ impl Recorder {
         let pieces: [&[u8]; 3] = match &frame.content {
             Content::Datagram { header, payload, .. } => [header, payload, &[]],
             Content::RawFrame { bytes, vlan: None, .. } => [bytes, &[], &[]],
-            // The tag stands behind both MAC addresses.
+            // The tag follows both MAC addresses.
             Content::RawFrame { bytes, vlan: Some(tag), .. } => {
                 let (addresses, rest) = bytes.split_at_checked(12).unwrap_or((bytes, &[]));
                 [addresses, tag, rest]
@@ -163,7 +163,7 @@ impl Recorder {
         }
     }
 
-    /// Something was seen: what is kept is written, and what follows.
+    /// The trigger fired: writes the packets in memory and those that follow.
     pub(super) fn trigger(&mut self, seen: &TriggerEvent) {
         let Some(keep) = &mut self.keep else { return };
         self.triggers += 1;
@@ -176,19 +176,19 @@ impl Recorder {
         }
     }
 
-    /// So many frames of that line the kernel has dropped since it was opened; how many of them are news.
+    /// Records the number of frames of that line that the kernel has dropped since it was opened. Returns the increase.
     pub(super) fn dropped(&mut self, line: usize, dropped: u64, now_ns: u64) -> Result<u64, RecordError> {
         let Some(recorded) = self.lines.get_mut(line) else { return Ok(0) };
         let new = dropped.saturating_sub(recorded.counts.dropped);
         recorded.counts.dropped = dropped;
-        // Told at once, not only at the end: a crash must not hide them.
+        // Written at once, not only at the end, so that a crash does not hide drops.
         if recorded.dropped_reported != dropped && self.file.is_some() {
             self.statistics(line, now_ns)?;
         }
         Ok(new)
     }
 
-    /// What time brings: the end of a trigger, blocks that have waited long enough, a file that can't be written.
+    /// Periodic work: ends a trigger, flushes old blocks, reports a failed writer.
     pub(super) fn on_tick(&mut self, now_ns: u64) -> Result<(), RecordError> {
         self.spool.check()?;
         self.write_pre_trigger(now_ns)?;
@@ -224,7 +224,7 @@ impl Recorder {
         })
     }
 
-    /// Writes what is kept, if something was seen since.
+    /// Writes the packets in memory after the trigger has fired.
     fn write_pre_trigger(&mut self, now_ns: u64) -> Result<(), RecordError> {
         let Some(seen) = self.keep.as_mut().and_then(|keep| keep.pending.take()) else { return Ok(()) };
         let oldest_ns = self.keep.as_ref().and_then(|keep| keep.memory.oldest_ns()).unwrap_or(seen.time_ns);
@@ -239,7 +239,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// The next packet's block will be appended to the chunk: in the file where it belongs, and counted as there.
+    /// Selects the file of the next packet's block, begins it if necessary, and counts the packet there.
     fn make_room(&mut self, time_ns: u64, block_bytes: usize) -> Result<(), RecordError> {
         if let Some(current) = self.file
             && self.series.is_full(current, time_ns, block_bytes)
@@ -281,7 +281,7 @@ impl Recorder {
         self.spool.end()
     }
 
-    /// What a line has seen since the capture began.
+    /// Statistics of a line since the capture began.
     fn statistics(&mut self, line: usize, now_ns: u64) -> Result<(), RecordError> {
         let start_ns = self.started_ns;
         let Some(recorded) = self.lines.get_mut(line) else { return Ok(()) };
@@ -299,7 +299,7 @@ impl Recorder {
         self.write(&block)
     }
 
-    /// RawFrame blocks to the file that is being written.
+    /// Blocks of frames for the current file.
     fn write(&mut self, blocks: &[u8]) -> Result<(), RecordError> {
         self.make_room_in_chunk(blocks.len())?;
         self.chunk.extend_from_slice(blocks);
@@ -339,7 +339,7 @@ impl LineSummary {
     }
 }
 
-/// What distinguishes a packet from what the interface block says of all.
+/// Comment of a packet that differs from the interface description.
 fn comment(frame: &Frame<'_>, requested: Stamps) -> &'static str {
     let stamp = match (frame.stamp, requested) {
         (StampKind::None, _) => 2,

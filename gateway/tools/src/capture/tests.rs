@@ -9,7 +9,7 @@ use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
 
 use super::*;
 
-/// Two lines on loopback, into that file.
+/// A capture of two lines on loopback, into this file.
 fn options(path: PathBuf) -> CaptureOptions {
     let line = |name: &str| CaptureLine {
         name: name.to_owned(),
@@ -29,7 +29,7 @@ fn options(path: PathBuf) -> CaptureOptions {
     }
 }
 
-/// Sends payloads to lines by their numbers.
+/// Sends payloads to lines by index.
 struct Sender {
     socket: UdpSocket,
     lines: Vec<SocketAddrV4>,
@@ -45,7 +45,7 @@ impl Sender {
     }
 }
 
-/// Captures until that holds.
+/// Captures until the condition holds.
 fn capture_until(capture: Capture, mut is_over: impl FnMut(CaptureProgress) -> bool) -> CaptureSummary {
     let mut watch = |progress| if is_over(progress) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     capture.run(&mut watch).unwrap()
@@ -60,7 +60,7 @@ fn read(path: &Path) -> Vec<(u64, Vec<u8>)> {
     read
 }
 
-/// Bodies of all blocks of that kind.
+/// Bodies of all blocks of this type.
 fn blocks(path: &Path, kind: u32) -> Vec<Vec<u8>> {
     let bytes = fs::read(path).unwrap();
     let mut rest = bytes.as_slice();
@@ -151,7 +151,7 @@ fn files_rotate_by_size_and_only_the_last_are_kept() {
     assert!(summary.files_removed > 5);
     let mut left = Vec::new();
     for file in &summary.files {
-        // The statistics at the end come on top.
+        // The statistics at the end may exceed the limit.
         assert!(fs::metadata(file).unwrap().len() < 9_000);
         left.extend(read(Path::new(file)).into_iter().map(|(_, payload)| payload[0]));
     }
@@ -217,7 +217,7 @@ fn without_a_gap_nothing_is_written() {
 
 #[test]
 fn the_batch_sleep_fits_the_smallest_buffer() {
-    // What a kernel gives to whoever may not ask for more; what a line of a configuration has; what is asked for by default.
+    // Default kernel limit for unprivileged sockets, default of a configured line, default of the command.
     for (buffer_bytes, nap_us) in [(0, 100), (212_992, 106), (8 << 20, 4_194), (16 << 20, 8_388), (1 << 30, 10_000)] {
         let PollPacing { batch_sleep, retry_sleep, .. } = PollPacing::of_sockets(buffer_bytes);
         assert_eq!((batch_sleep.as_micros(), retry_sleep), (nap_us, batch_sleep), "{buffer_bytes}");

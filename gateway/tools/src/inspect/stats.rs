@@ -1,7 +1,7 @@
-//! What a file holds: message mix, rates, bursts, sessions, gaps, for each line.
+//! Statistics of a file: message mix, rates, bursts, sessions and gaps, for each line.
 //!
-//! A line is an address (of IEX also the channel that shares it). Sessions are told by the channel's own
-//! [`SessionTracker`]; gaps are those of one line, before any arbitration.
+//! A line is an address (for IEX also the channel number at this address). Sessions are determined by the channel's own
+//! [`SessionTracker`]; gaps are those of one line, before arbitration.
 
 mod burst;
 mod table;
@@ -26,24 +26,24 @@ pub use self::burst::Burst;
 use self::burst::BurstMeter;
 use super::dissect::{Framing, PacketView};
 
-/// Counts one file.
+/// Counts the datagrams of one file.
 #[derive(Debug)]
 pub struct Statistics {
     feed: Option<Feed>,
     lines: Vec<LineStatistics>,
     line_last: usize,
-    /// Datagrams of no known feed.
+    /// Datagrams of unknown feeds.
     unrecognised: u64,
     /// Packets of lines beyond [`LINES_MAX`].
     over_limit: u64,
 }
 
-/// Counts one line.
+/// Counts the packets of one line.
 #[derive(Debug)]
 struct LineStatistics {
     protocol: DetectedProtocol,
     dst: SocketAddr,
-    /// Number of the stream where several share an address (IEX-TP).
+    /// Number of the stream, if several share an address (IEX-TP).
     channel: Option<u32>,
     packets: u64,
     heartbeats: u64,
@@ -65,33 +65,33 @@ struct LineStatistics {
     stale_packets: u64,
 }
 
-/// One numbering of a line.
+/// One session of a line.
 #[derive(Clone, Debug, Serialize)]
 struct SessionStatistics {
     #[serde(serialize_with = "as_text")]
     session: Session,
-    /// Number of the first message seen.
+    /// Sequence of the first message.
     first: u64,
-    /// Number after the last one seen.
+    /// Sequence after the last message.
     next: u64,
     gaps: u64,
     missing: u64,
     time_ns: u64,
 }
 
-/// Numbers that the line skipped: `[first, next)`.
+/// Sequences that the line skipped: `[first, next)`.
 #[derive(Clone, Debug, Serialize)]
 struct GapStatistics {
     #[serde(serialize_with = "as_text")]
     session: Session,
     first: u64,
     next: u64,
-    /// Capture time of the packet behind it.
+    /// Capture time of the packet after the gap.
     time_ns: u64,
 }
 
 impl Statistics {
-    /// `feed`: what sessions are named after, where packets leave it open.
+    /// `feed`: names sessions if the packets leave the feed open.
     #[must_use]
     pub fn new(feed: Option<Feed>) -> Self {
         Self { feed, lines: Vec::new(), line_last: 0, unrecognised: 0, over_limit: 0 }
@@ -115,7 +115,7 @@ impl Statistics {
         line.count(datagram.time_ns, u64::from(packet.count));
     }
 
-    /// Counts a datagram with those of its messages that a filter has left: `wanted`, of `packet` as it was.
+    /// Counts a datagram with the messages that pass a filter: `wanted`, out of `packet`.
     pub fn count_filtered(&mut self, packet: &PacketView<'_>, is_wanted: bool) {
         let Some((line, _)) = self.transport(&packet.datagram, packet.framing) else { return };
         if !is_wanted {
@@ -127,7 +127,7 @@ impl Statistics {
         line.count(packet.datagram.time_ns, packet.messages.len() as u64);
     }
 
-    /// Counts the packet itself; its line, if it has one.
+    /// Counts the packet itself; returns its line, if it has one.
     #[inline]
     fn transport<'a>(
         &mut self,
@@ -168,7 +168,7 @@ impl Statistics {
         channel: Option<u32>,
     ) -> Option<&mut LineStatistics> {
         let dst = datagram.dst;
-        // A packet whose framing is broken doesn't tell its channel.
+        // A packet with malformed framing has no usable channel number.
         let takes = |line: &LineStatistics| {
             line.dst == dst && line.protocol == protocol && (channel.is_none() || line.channel == channel)
         };
@@ -190,7 +190,7 @@ impl Statistics {
         self.lines.get_mut(self.line_last)
     }
 
-    /// What was counted, with what the file says of itself.
+    /// Returns the counts, together with those of the file.
     #[must_use]
     pub fn summary(&self, path: &str, counts: CaptureCounts) -> FileStatistics {
         FileStatistics {
@@ -262,7 +262,7 @@ impl LineStatistics {
         }
     }
 
-    /// Follows the numbers of one line.
+    /// Tracks the sequences of one line.
     #[inline]
     fn track_sequence(&mut self, packet: &Packet<'_>, time_ns: u64) {
         self.heartbeats += u64::from(packet.kind == PacketKind::Heartbeat);
@@ -359,10 +359,10 @@ impl LineStatistics {
     }
 }
 
-/// What one file holds.
+/// Statistics of one file.
 #[derive(Clone, Debug, Serialize)]
 pub struct FileStatistics {
-    /// The file as given.
+    /// Path as given.
     pub path: String,
     frames: u64,
     datagrams: u64,
@@ -378,7 +378,7 @@ pub struct FileStatistics {
     lines: Vec<LineSummary>,
 }
 
-/// What one line brought.
+/// Statistics of one line.
 #[derive(Clone, Debug, Serialize)]
 struct LineSummary {
     protocol: String,
@@ -401,13 +401,13 @@ struct LineSummary {
     gap_count: u64,
     missing: u64,
     gaps: Vec<GapStatistics>,
-    /// Messages whose numbers had come before, or that came behind their gap.
+    /// Duplicate messages, and messages that arrived after their gap.
     repeated: u64,
-    /// Packets of sessions that had ended, or that nothing confirmed.
+    /// Packets of ended or unconfirmed sessions.
     stale_packets: u64,
 }
 
-/// How many messages were of a type.
+/// Count of a message type.
 #[derive(Clone, Debug, Serialize)]
 struct TypeCount {
     code: String,
@@ -425,7 +425,7 @@ fn type_name(protocol: DetectedProtocol, code: u8) -> Option<&'static str> {
     tables.into_iter().flatten().find(|(known, ..)| *known == code).map(|(_, name, _)| *name)
 }
 
-/// The stream that a packet is of, where several share an address.
+/// The stream of a packet, if several share an address.
 #[inline]
 fn channel_of(protocol: DetectedProtocol, packet: &Packet<'_>) -> Option<u32> {
     (protocol != DetectedProtocol::Itch50).then(|| iextp::channel_id(packet.session))
@@ -445,7 +445,7 @@ fn as_text<S: Serializer>(session: &Session, serializer: S) -> Result<S::Ok, S::
     serializer.collect_str(session)
 }
 
-/// Lines of a file that are told apart.
+/// Lines of a file that are counted separately.
 const LINES_MAX: usize = 256;
 /// Sessions (the latest) and gaps (the first) of a line that are listed; all are counted.
 const LISTED_MAX: usize = 1_000;

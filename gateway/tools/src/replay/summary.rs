@@ -240,7 +240,7 @@ impl Totals {
 }
 
 impl FileSummary {
-    /// Counts and damage of the file; `None` if there is nothing to report.
+    /// Counts of the file, and its entry in `damages`, if any.
     pub(crate) fn of(file: &CaptureFile, damages: &[CaptureError]) -> Self {
         let counts = file.counts();
         let damage = damages.iter().find(|damage| damage.path == file.path());

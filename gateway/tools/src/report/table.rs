@@ -1,4 +1,4 @@
-//! The table for the terminal.
+//! Tables for the terminal.
 
 use std::fmt::{self, Write};
 
@@ -12,7 +12,7 @@ use super::{
 /// Writes the table: percentiles of every stage, channel by channel.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "{} to {} UTC", Timestamp(report.begin), Timestamp(report.end))?;
     let mut negative_count = 0;
@@ -44,7 +44,7 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     }
 }
 
-/// Which line brought what, and by how much it was ahead.
+/// Messages and leads of each line.
 fn lines(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let ChannelCounts { messages, gaps, gap_messages, drops, .. } = channel.counted;
     if channel.lines.is_empty() {
@@ -85,10 +85,10 @@ fn lines(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     )
 }
 
-/// Writes what differs between the groups of a comparison, percentile by percentile.
+/// Writes the differences between the groups of a comparison, percentile by percentile.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     for (index, Group { name, report }) in comparison.groups.iter().enumerate() {
         let (logs, base) = (report.logs.len(), if index == 0 { "  (baseline)" } else { "" });

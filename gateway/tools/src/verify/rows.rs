@@ -1,4 +1,4 @@
-//! What receivers delivered, as `mdgw tail --json` prints it: one record on a line, under its name.
+//! Records delivered to receivers, as printed by `mdgw tail --json`: one named record per line.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -15,42 +15,42 @@ use super::{
     verdict::{Shortfall, ShortfallKind},
 };
 
-/// Judges outputs of receivers, one after the other.
+/// Verifies outputs of receivers, one after the other.
 #[derive(Debug)]
 pub struct RowsVerifier {
     options: VerifyOptions,
     names: BTreeMap<Name, DeliveredRecord>,
-    /// First and last name of each receiver and channel.
+    /// First and last record of each receiver and channel.
     bounds: BTreeMap<(usize, u64), (Name, Name)>,
     rows: BTreeMap<usize, u64>,
     findings: Findings,
 }
 
-/// Why an output could not be read to its end.
+/// Errors of reading an output.
 #[derive(Debug, thiserror::Error)]
 pub enum RowError {
-    /// The system refused.
+    /// The system reported a read error.
     #[error("line {line}: {source}")]
     Io {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// It is no record under a name.
+    /// The line is not a named record.
     #[error("line {line} (at byte {offset_bytes}): {reason}")]
     InvalidRow {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Where it begins.
+        /// Offset of the line, bytes.
         offset_bytes: u64,
-        /// What is wrong.
+        /// Description of the fault.
         reason: String,
     },
-    /// More names than are remembered.
+    /// More records than can be remembered.
     #[error("line {line}: more than {names_max} items; raise --remember")]
     TooManyNames {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
         /// The bound.
         names_max: usize,
@@ -59,16 +59,16 @@ pub enum RowError {
 
 /// Channel, session (by date and restart), sequence, index.
 type Name = (u64, SessionOrder, u64, u64);
-/// Year to day and restart count: sessions only go forward.
+/// Year, month, day and restart count: sessions only go forward.
 type SessionOrder = (String, u64);
 
 #[derive(Clone, Copy, Debug)]
 struct DeliveredRecord {
     hash: u64,
     location: Location,
-    /// Where it was met last: receivers are read one after the other.
+    /// Receiver that delivered it last: receivers are read one after the other.
     last: Location,
-    /// Receivers that have it, a bit set; those beyond 64 are only compared.
+    /// Receivers that delivered it, as a bit set; receivers beyond 64 are compared only.
     receivers: u64,
 }
 
@@ -83,10 +83,10 @@ impl RowsVerifier {
     /// Reads one receiver's output to its end.
     ///
     /// # Errors
-    /// Where it can't be read on; everything before was judged.
+    /// The output can't be read further; everything before was verified.
     pub fn read(&mut self, file: usize, mut input: impl BufRead) -> Result<(), RowError> {
         let mut last: BTreeMap<u64, Name> = BTreeMap::new();
-        // One that delivered nothing lacks what the others have.
+        // A receiver without records lacks those of the others.
         self.rows.entry(file).or_default();
         let (mut text, mut offset_bytes, mut line) = (Vec::new(), 0, 0);
         loop {
@@ -123,8 +123,9 @@ impl RowsVerifier {
         }
     }
 
-    /// What came of it. What one receiver lacks that another had is known only now: between its first and its last
-    /// record that breaks a promise. It may have begun later, or ended earlier, which is only told.
+    /// Returns the verdict; missing records are only known at the end. A record missing between a receiver's first and
+    /// last record is a violation. Records missing at either end are reported only, since a receiver may have started
+    /// later or ended earlier.
     #[must_use]
     pub fn finish(mut self) -> Verdict {
         for ((file, channel), (first, last)) in &self.bounds {
@@ -142,7 +143,7 @@ impl RowsVerifier {
         Verdict::of_rows(&self.rows, self.names.len() as u64, shortfalls, self.findings)
     }
 
-    /// What each receiver lacks at either end.
+    /// Records that each receiver lacks at either end.
     fn shortfalls(&self) -> Vec<Shortfall> {
         let mut channels: BTreeMap<u64, (&Name, &Name)> = BTreeMap::new();
         for ((_, channel), (first, last)) in &self.bounds {
@@ -221,7 +222,7 @@ fn name_of(row: &Map<String, Value>) -> Option<Name> {
     Some((number("channel")?, session, number("input_sequence")?, number("index")?))
 }
 
-/// Of all that does not depend on the gateway that said it or on when it was received.
+/// Hash of all fields that depend neither on the publishing gateway nor on the receive time.
 fn content_hash(row: &Map<String, Value>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for (key, value) in row.iter().filter(|(key, _)| !LOCAL_FIELDS.contains(&key.as_str())) {
@@ -230,7 +231,7 @@ fn content_hash(row: &Map<String, Value>) -> u64 {
     hasher.finish()
 }
 
-/// Receive times, and flags that say whether the book was in doubt.
+/// Receive times, and flags for suspect books.
 const LOCAL_FIELDS: [&str; 3] = ["ts_recv", "ts_in_delta", "flags"];
 
 #[cfg(test)]
@@ -275,7 +276,7 @@ mod tests {
         assert_eq!(broken(&[whole.clone(), kind]), [Promise::NoLoss]);
         let other = [row(1, 0, 5, 0), row(2, 0, 9, 0), row(3, 0, 6, 0)].concat();
         assert_eq!(broken(&[whole.clone(), other]), [Promise::ConsistentContent]);
-        // Who came late or left early has missed nothing.
+        // A receiver that started late or ended early has missed nothing.
         assert_eq!(broken(&[whole, row(2, 0, 5, 0)]), []);
     }
 

@@ -1,4 +1,4 @@
-//! Statistics for the terminal.
+//! Statistics as a table for the terminal.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -101,13 +101,13 @@ impl LineSummary {
     }
 }
 
-/// Says that a list was longer.
+/// Notes that a list was truncated.
 fn write_more(f: &mut Formatter<'_>, count: u64, listed: usize) -> fmt::Result {
     let left = count.saturating_sub(listed.min(SHOWN_MAX) as u64);
     if left > 0 { writeln!(f, "    and {} more", Count(left)) } else { Ok(()) }
 }
 
-/// A rate with three digits or all before the point.
+/// A rate with three digits, or all digits before the point.
 fn rate(per_second: f64) -> String {
     match per_second {
         rate if rate < 10.0 => format!("{rate:.2}"),

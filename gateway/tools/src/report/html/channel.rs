@@ -1,4 +1,4 @@
-//! One channel on a page of one report.
+//! Section of one channel on the page of a report.
 
 use std::fmt::{self, Write};
 
@@ -18,7 +18,7 @@ use crate::report::{
     statistics::LatencyStatistics,
 };
 
-/// The whole way, channel against channel: those with the slowest tails, if there are many.
+/// End to end latency, one channel against another: the slowest tails if there are many channels.
 pub(super) fn all_channels(report: &Report, out: &mut impl Write) -> fmt::Result {
     let mut wire_to_wire: Vec<(&ChannelReport, &StageReport)> = report
         .channels
@@ -83,7 +83,7 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
     writeln!(out, "</section>")
 }
 
-/// The last days over each other, where there are several.
+/// The last days overlaid, if there are several.
 fn days(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let Some(stage) = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last()) else { return Ok(()) };
     let shown = &stage.days[stage.days.len().saturating_sub(STYLE_COUNT)..];
@@ -111,7 +111,7 @@ fn days(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     }
 }
 
-/// Which line is faster, by how much, and when.
+/// Which line is faster, by how much and when.
 fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     if channel.lines.is_empty() {
         return Ok(());
@@ -173,12 +173,12 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "</tbody>\n</table>\n</div>")
 }
 
-/// By how much a line was ahead, where it ever was.
+/// Lead of a line, if it ever led.
 fn lead(count: u64, ns: u64) -> String {
     if count == 0 { "–".to_owned() } else { latency(ns) }
 }
 
-/// Where packets wait, and how long, by how much comes.
+/// Waiting times of packets, by load.
 fn queueing(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let waits = [Stage::WireToUser, Stage::ClaimWait, Stage::WireToWire];
     let stages: Vec<&StageReport> = waits.iter().filter_map(|stage| channel.stage(*stage)).collect();

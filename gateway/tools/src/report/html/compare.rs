@@ -1,4 +1,4 @@
-//! Groups on one page: what differs, and their curves over each other.
+//! Page that compares groups: differences, and overlaid curves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ pub(super) fn groups(comparison: &Comparison, out: &mut impl Write) -> fmt::Resu
     Ok(())
 }
 
-/// All channels that two groups have.
+/// All channels that occur in two groups.
 pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     if comparison.differences.is_empty() {
         return writeln!(out, "<p class=\"notice\">No channel and stage is recorded in more than one group.</p>");
@@ -68,7 +68,8 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
     writeln!(out, "<p class=\"caption\">{}</p>", escape(SPREAD_NOTE))
 }
 
-/// Stage by stage, how much each percentile changed. How that is to be read is written where it was not `said` before.
+/// Changes of each percentile, stage by stage. The reading note is printed only where `said` has not been set by an
+/// earlier one.
 fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &mut impl Write) -> fmt::Result {
     let Some(first) = differences.first() else { return Ok(()) };
     writeln!(
@@ -118,7 +119,7 @@ fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &
     Ok(())
 }
 
-/// The curves of all groups over each other.
+/// Overlaid curves of all groups.
 fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt::Result {
     let of_group = |group: &'_ Group| group.report.channels.iter().position(|channel| channel.id == id);
     let mut shown: Vec<(usize, &Group, &ChannelReport)> = comparison
@@ -164,14 +165,14 @@ fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt
     Ok(())
 }
 
-/// Where the time axes of groups are laid over each other.
+/// Common time axis of overlaid groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TimeOrigin {
     Midnight,
     Begin,
 }
 
-/// By time of day where every group shares some of it with the first, or has several days; else from their begins on.
+/// By time of day if every group overlaps the first one in it, or has several days; else from the begin of each group.
 fn origins(comparison: &Comparison) -> TimeOrigin {
     let span = |group: &Group| {
         let begin = group.report.begin.0 % NS_PER_DAY;
@@ -188,7 +189,7 @@ fn origins(comparison: &Comparison) -> TimeOrigin {
 }
 
 impl TimeOrigin {
-    /// Where a group's time begins, and how it went from there; several days are laid over each other.
+    /// Begin of a group's time axis and its timeline; several days are overlaid.
     fn of<'s>(self, group: &Group, stage: &'s StageReport) -> (UnixNs, &'s [TimelinePoint]) {
         match self {
             Self::Midnight if group.report.has_days() => (UnixNs(0), &stage.time_of_day),
@@ -205,7 +206,7 @@ impl TimeOrigin {
     }
 }
 
-/// All figures of a comparison with one group.
+/// All values of a comparison with one group.
 fn full_table<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>, out: &mut impl Write) -> fmt::Result {
     let mut differences = differences.peekable();
     if differences.peek().is_none() {
@@ -239,7 +240,7 @@ fn full_table<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>,
     writeln!(out, "</table>\n</div>")
 }
 
-/// In a word: the note below the tables says of what.
+/// The result in one word; the note below the tables explains it.
 fn verdict(verdict: ChangeVerdict) -> &'static str {
     match verdict {
         ChangeVerdict::Exceeds => "outside",
@@ -249,7 +250,7 @@ fn verdict(verdict: ChangeVerdict) -> &'static str {
     }
 }
 
-/// What the groups' disclosures say differently: the first place to look for the reason of a change.
+/// Differences between the groups' disclosures: the first place to look for the cause of a change.
 pub(super) fn disclosures(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     let said: Vec<BTreeMap<&str, BTreeSet<&str>>> = comparison
         .groups
