@@ -133,7 +133,7 @@ fn statistics_match_the_packets() {
     assert_eq!(line["packets"], packets.len());
     assert_eq!(line["messages"], MESSAGES - lost_messages + repeated_messages);
     assert_eq!(
-        (&line["gap_count"], &line["missing"], &line["repeated"]),
+        (&line["gap_count"], &line["missing_messages"], &line["duplicates"]),
         (&1.into(), &lost_messages.into(), &repeated_messages.into())
     );
     assert_eq!(line["gaps"][0]["next"].as_u64().unwrap() - line["gaps"][0]["first"].as_u64().unwrap(), lost_messages);

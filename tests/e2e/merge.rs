@@ -50,12 +50,12 @@ fn merged_lossy_lines_replay_like_the_lines_together() {
         assert_eq!(number(&told["messages"]), line_sequences.len() as u64, "{told}");
         assert_eq!(number(&told["lost_messages"]), last + 1 - first - line_sequences.len() as u64, "{told}");
         assert_eq!(number(&told["lost_by_all_messages"]), 0, "{told}");
-        assert!(number(&told["holes"]) > 0 && number(&told["repeated_packets"]) > 0, "{told}");
+        assert!(number(&told["line_gaps"]) > 0 && number(&told["duplicate_packets"]) > 0, "{told}");
     }
     let lead = &channel["leads"][0];
-    assert_eq!((&lead["line"], &lead["over"]), (&"A".into(), &"B".into()));
+    assert_eq!((&lead["line"], &lead["other_line"]), (&"A".into(), &"B".into()));
     assert_eq!(number(&lead["p50_ns"]), 3_000, "line B is that much later: {lead}");
-    assert!(number(&lead["first_messages"]) * 10 > number(&lead["common_messages"]) * 9, "{lead}");
+    assert!(number(&lead["won_messages"]) * 10 > number(&lead["common_messages"]) * 9, "{lead}");
 }
 
 /// Order is the venue's: clocks of machines may be seconds or hours apart, in either direction, and drift.
@@ -85,7 +85,7 @@ fn captures_with_different_clocks_are_merged_by_sequence() {
             let clock = &summary["clocks"][0];
             let told = clock["offset_ns"].as_i64().unwrap();
             let wanted = (offset_ns + 3_000) * if order[0] == 0 { 1 } else { -1 };
-            assert_eq!((told, &clock["by"]), (wanted, &"different lines".into()), "{clock}");
+            assert_eq!((told, &clock["basis"]), (wanted, &"different lines".into()), "{clock}");
         }
     }
 }
@@ -113,7 +113,7 @@ fn a_shared_line_corrects_clock_offsets_of_leads() {
     let out = folder.path().join("out.pcap");
     let summary = merge(&[&one, &other], &out, &[]).expect_code(0).json();
     let clock = &summary["clocks"][0];
-    assert_eq!(&clock["by"], "the same line");
+    assert_eq!(&clock["basis"], "same line");
     let offset_ns = clock["offset_ns"].as_i64().unwrap();
     assert!((999_990_000..=1_000_010_000).contains(&offset_ns), "{clock}");
     let table = process::run(["merge", text(&one), text(&other), "-o", text(&out)]).expect_code(0).stdout;
@@ -126,7 +126,7 @@ fn a_shared_line_corrects_clock_offsets_of_leads() {
     };
     let by = |line: &Value, over: &Value| {
         let mut leads = channel["leads"].as_array().unwrap().iter();
-        leads.find(|lead| lead["line"] == *line && lead["over"] == *over).unwrap().clone()
+        leads.find(|lead| lead["line"] == *line && lead["other_line"] == *over).unwrap().clone()
     };
     let same_clock_lead = by(&line(&one, DESTINATIONS[0]), &line(&one, DESTINATIONS[1]));
     assert_eq!(
@@ -230,7 +230,7 @@ fn a_lagging_line_in_the_same_capture_fills_gaps() {
     write_lines(&both, &all);
     let summary = merge(&[&both], &out, &[]).expect_code(1).json();
     let channel = &summary["channels"][0];
-    assert_eq!((number(&channel["gap_count"]), number(&channel["gaps_for_room"])), (1, 0), "{channel}");
+    assert_eq!((number(&channel["gap_count"]), number(&channel["gaps_window_full"])), (1, 0), "{channel}");
     let missing = sequences(&packets[lost_by_both].1);
     assert_eq!(channel["gaps"][0]["first"], missing.start, "{channel}");
     assert_eq!(number(&channel["messages"]), count(&packets) - 1, "{channel}");
@@ -300,7 +300,7 @@ fn messages_missing_on_all_lines_are_listed_and_exit_1() {
     assert_eq!((number(&gap["first"]), number(&gap["next"])), (missing.start, missing.end), "{channel}");
     assert_eq!(number(&channel["gap_count"]), 1);
     let only_a = sequences(&packets[lost_by_a].1);
-    let line_gap = channel["lines"][0]["first_holes"][0].as_array().unwrap().iter().map(number).collect::<Vec<_>>();
+    let line_gap = channel["lines"][0]["first_line_gaps"][0].as_array().unwrap().iter().map(number).collect::<Vec<_>>();
     assert_eq!(line_gap, [only_a.start, only_a.end]);
     let table = process::run(["merge", text(&a), text(&b), "-o", text(&out)]).expect_code(1).stdout;
     assert!(

@@ -62,7 +62,7 @@ pub enum DbnFault {
     #[error("the file is truncated inside a record ({0} bytes remain)")]
     TruncatedRecord(u64),
     /// A record that is shorter than its type requires.
-    #[error("damaged: a record of type {rtype} has {bytes} bytes, the shortest of that type has {bytes_min}")]
+    #[error("damaged: record of type {rtype} with {bytes} bytes, at least {bytes_min} expected")]
     TooShort {
         /// Record type (`rtype`).
         rtype: u8,

@@ -231,9 +231,9 @@ impl Capture {
     /// # Errors
     /// See [`RecordError`].
     pub fn run(self, watch: &mut dyn FnMut(CaptureProgress) -> ControlFlow<()>) -> Result<CaptureSummary, RecordError> {
-        let Self { mut taps, recorder, watch: feeds, packets_max, duration_ns_max } = self;
+        let Self { mut taps, recorder, watch: trigger_watch, packets_max, duration_ns_max } = self;
         let buffer_bytes = recorder.interfaces().map(|interface| interface.buffer_bytes.1).min().unwrap_or(0);
-        let run = CaptureLoop { recorder, feeds, packets_max, duration_ns_max };
+        let run = CaptureLoop { recorder, trigger_watch, packets_max, duration_ns_max };
         match &mut taps {
             Taps::Sockets(lines) => run.run(lines, PollPacing::of_sockets(buffer_bytes), watch),
             Taps::Raw(lines) => run.run(lines, PollPacing::RAW, watch),
@@ -273,7 +273,7 @@ impl PollPacing {
 /// State of a running capture besides its lines.
 struct CaptureLoop {
     recorder: Recorder,
-    feeds: Option<TriggerWatch>,
+    trigger_watch: Option<TriggerWatch>,
     packets_max: u64,
     duration_ns_max: u64,
 }
@@ -329,19 +329,19 @@ impl CaptureLoop {
         now_ns: u64,
         horizon_ns: u64,
     ) -> Result<usize, RecordError> {
-        let Self { recorder, feeds, packets_max, .. } = self;
+        let Self { recorder, trigger_watch, packets_max, .. } = self;
         let mut lost = Ok(());
         let room = usize::try_from(packets_max.saturating_sub(recorder.progress().packets)).unwrap_or(usize::MAX);
         let taken = lines.round(now_ns, horizon_ns, room, |line, frame| {
             if lost.is_ok() {
                 lost = recorder.frame(line, frame);
             }
-            if let Some(seen) = feeds.as_mut().and_then(|feeds| feeds.accept(line, frame)) {
+            if let Some(seen) = trigger_watch.as_mut().and_then(|watch| watch.accept(line, frame)) {
                 recorder.trigger(&seen);
             }
         });
         lost?;
-        if let Some(seen) = feeds.as_mut().and_then(|feeds| feeds.advance_time(horizon_ns)) {
+        if let Some(seen) = trigger_watch.as_mut().and_then(|watch| watch.advance_time(horizon_ns)) {
             recorder.trigger(&seen);
         }
         taken.map_err(|(line, source)| RecordError::Read { line: recorder.name(line), source })
@@ -351,7 +351,7 @@ impl CaptureLoop {
         for (line, reader) in lines.readers_mut().enumerate() {
             let read = reader.dropped().map_err(|source| RecordError::Read { line: self.recorder.name(line), source });
             let new = self.recorder.dropped(line, read?, now_ns)?;
-            let faults = self.feeds.as_ref().is_some_and(|feeds| feeds.triggers().fault);
+            let faults = self.trigger_watch.as_ref().is_some_and(|watch| watch.triggers().fault);
             if new > 0 && faults {
                 let what = format!(
                     "line {}: the kernel dropped {new} packets (receive buffer full)",

@@ -57,7 +57,7 @@ pub struct DiffReport {
     /// Whether there is no difference.
     pub same: bool,
     /// Kind of item: `published frames`, `DBN records` or `messages`.
-    pub compared: &'static str,
+    pub item_kind: &'static str,
     /// The two recordings.
     pub paths: [String; 2],
     /// Items of each recording, without duplicates.
@@ -67,13 +67,13 @@ pub struct DiffReport {
     /// Of these, items with different content.
     pub content_differs: u64,
     /// Items in one recording only.
-    pub only: [u64; 2],
+    pub only_in: [u64; 2],
     /// Streams (channels' sessions, instruments) with the same items in another order.
     pub order_differs: u64,
     /// Common items with the same content and different receive times: not a difference.
-    pub local_times_differ: u64,
+    pub receive_times_differ: u64,
     /// Items that a side delivered before: copies on other lines, retransmissions.
-    pub repeated: [u64; 2],
+    pub duplicates: [u64; 2],
     /// The first differences.
     pub differences: Vec<FoundDifference>,
     /// Errors that ended a side early.
@@ -92,7 +92,7 @@ pub struct FoundDifference {
     /// Position in B.
     pub at_b: Option<String>,
     /// The differing content.
-    pub what: Option<String>,
+    pub detail: Option<String>,
 }
 
 /// Errors of a comparison.
@@ -174,7 +174,7 @@ pub fn run(
     let mut comparison = Comparison::new(options.listed_max, options.names_max);
     comparison.run(&mut sides, on_progress)?;
     let mut difference = comparison.finish(&sides);
-    difference.compared = kind_a.name();
+    difference.item_kind = kind_a.name();
     difference.paths = paths.map(|path| path.display().to_string());
     if difference.items == [0, 0] && difference.damages.is_empty() {
         let [a, b] = difference.paths;
@@ -257,24 +257,24 @@ impl DiffReport {
         let mut text = String::new();
         let [a, b] = &self.paths;
         // Writing to a string cannot fail.
-        for told in &self.differences {
-            let place = |at: &Option<String>| at.clone().unwrap_or_else(|| "-".to_owned());
-            let _ = writeln!(text, "{:<10} {}", told.kind, told.name);
-            let _ = writeln!(text, "           A {}, B {}", place(&told.at_a), place(&told.at_b));
-            if let Some(what) = &told.what {
-                let _ = writeln!(text, "           {what}");
+        for difference in &self.differences {
+            let position = |at: &Option<String>| at.clone().unwrap_or_else(|| "-".to_owned());
+            let _ = writeln!(text, "{:<10} {}", difference.kind, difference.name);
+            let _ = writeln!(text, "           A {}, B {}", position(&difference.at_a), position(&difference.at_b));
+            if let Some(detail) = &difference.detail {
+                let _ = writeln!(text, "           {detail}");
             }
         }
         if !self.differences.is_empty() {
             text.push('\n');
         }
         let [items_a, items_b] = self.items;
-        let [only_a, only_b] = self.only;
+        let [only_a, only_b] = self.only_in;
         let verdict = if self.same { "same" } else { "different" };
         let rows = [
             ("result", verdict.to_owned()),
-            ("A", format!("{a}: {} {}", grouped(items_a), self.compared)),
-            ("B", format!("{b}: {} {}", grouped(items_b), self.compared)),
+            ("A", format!("{a}: {} {}", grouped(items_a), self.item_kind)),
+            ("B", format!("{b}: {} {}", grouped(items_b), self.item_kind)),
             ("in both", grouped(self.common)),
             ("content differs", grouped(self.content_differs)),
             ("only in A", grouped(only_a)),
@@ -284,9 +284,9 @@ impl DiffReport {
         for (name, value) in rows {
             let _ = writeln!(text, "{name:<26} {value}");
         }
-        let [repeated_a, repeated_b] = self.repeated;
+        let [repeated_a, repeated_b] = self.duplicates;
         for (name, count) in [
-            ("receive times differ", self.local_times_differ),
+            ("receive times differ", self.receive_times_differ),
             ("duplicates in A", repeated_a),
             ("duplicates in B", repeated_b),
         ] {

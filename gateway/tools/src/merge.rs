@@ -185,7 +185,7 @@ impl Merger {
             lane.add_lines(&routes.lines);
             lane.accept(&taken, &heads, sink);
             for line in lane.lagging(file) {
-                if let Some(reader) = sources.part(file, lane_index, line)? {
+                if let Some(reader) = sources.add_reader(file, lane_index, line)? {
                     lane.assign_reader(line, reader);
                 }
             }

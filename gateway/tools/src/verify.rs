@@ -103,7 +103,7 @@ pub struct VerifyCounts {
     /// Packets captured more than once.
     pub duplicate_captures: u64,
     /// Packets of an epoch older than the accepted one; receivers drop them.
-    pub fenced: u64,
+    pub stale_epoch_packets: u64,
     /// Packets of an epoch too far above the highest to be accepted.
     pub epoch_jumps: u64,
     /// Packets of groups that were not requested.
@@ -164,7 +164,7 @@ impl Verifier {
         } else {
             match receiver.accept_epoch(meta.group, meta.epoch, self.options.epoch_jump_max) {
                 Err(DropReason::EpochJump) => return self.counts.epoch_jumps += 1,
-                Err(_) => self.counts.fenced += 1,
+                Err(_) => self.counts.stale_epoch_packets += 1,
                 Ok(()) => {
                     let is_new = receiver.accept(seen, &packet, &mut self.findings);
                     self.counts.duplicate_captures += u64::from(!is_new);

@@ -63,7 +63,7 @@ pub(super) struct SpoolReader {
 
 impl SpoolReader {
     /// Replaces the content of `bytes` by the next whole records; none at the end.
-    fn take(&mut self, bytes: &mut Vec<u8>) -> io::Result<WholeRecords> {
+    fn read_chunk(&mut self, bytes: &mut Vec<u8>) -> io::Result<WholeRecords> {
         let wanted = (self.end - self.read_bytes).min(CHUNK_BYTES);
         bytes.resize(usize::try_from(wanted).unwrap_or_default(), 0);
         self.file.read_exact_at(bytes, self.read_bytes)?;
@@ -183,7 +183,7 @@ impl SpoolCopy {
             output.write_all(&self.chunk)?;
             self.record_count += self.whole.count;
             self.bytes += self.chunk.len() as u64;
-            self.whole = spool_reader.borrow_mut().take(&mut self.chunk)?;
+            self.whole = spool_reader.borrow_mut().read_chunk(&mut self.chunk)?;
             if self.whole.count == 0 {
                 return Ok(());
             }

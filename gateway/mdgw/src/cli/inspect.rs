@@ -19,7 +19,7 @@ use mdgw_feeds::{identity::Feed, time::TradingDate, transport::DetectedProtocol}
 use mdgw_tools::{
     inspect::{
         dissect::{Dissector, Framing, PacketView},
-        filter::{Destination, Filter, Place, Range},
+        filter::{Destination, Filter, FilterMatch, Range},
         stats::{FileStatistics, Statistics},
         text::Text,
     },
@@ -182,12 +182,12 @@ impl Inspection<'_> {
             };
             self.datagrams += 1;
             let check = filter.check(&datagram);
-            if check == Place::Beyond {
+            if check == FilterMatch::PastEnd {
                 self.stopped_early = true;
                 break None;
             }
             let is_recognised = match &mut statistics {
-                Some(statistics) if check == Place::In => {
+                Some(statistics) if check == FilterMatch::Match => {
                     let (is_recognised, is_wanted) = count(statistics, &mut dissector, &filter, datagram);
                     self.matched += u64::from(is_wanted);
                     is_recognised
@@ -195,7 +195,7 @@ impl Inspection<'_> {
                 // Taken apart even when it isn't wanted: later messages may need the symbols that this one names.
                 _ => {
                     let mut packet = dissector.packet(datagram);
-                    if check == Place::In && filter.retain_matching(&mut packet) && statistics.is_none() {
+                    if check == FilterMatch::Match && filter.retain_matching(&mut packet) && statistics.is_none() {
                         self.printer.packet(&packet, &mut self.out).context(WRITE_STDOUT)?;
                         self.matched += 1;
                         if self.args.follow {

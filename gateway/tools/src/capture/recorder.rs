@@ -23,13 +23,13 @@ pub(super) struct Recorder {
     /// Time when the first of them was added.
     chunk_since_ns: u64,
     file: Option<CurrentFile>,
-    keep: Option<TriggerState>,
+    trigger: Option<TriggerState>,
     /// Scratch block for the pre-trigger memory.
     block: Vec<u8>,
     started_ns: u64,
     span_ns: Option<(u64, u64)>,
     reasons: Vec<String>,
-    triggers: u64,
+    trigger_count: u64,
 }
 
 /// A line and its counts.
@@ -72,7 +72,7 @@ impl Recorder {
     pub(super) fn start(
         interfaces: Vec<LineInterface>,
         files: &OutputFiles,
-        keep: Option<TriggerState>,
+        trigger: Option<TriggerState>,
         now_ns: u64,
     ) -> Result<Self, RecordError> {
         let mut spool = Spool::start(files.files_max).map_err(RecordError::Thread)?;
@@ -86,23 +86,23 @@ impl Recorder {
             .collect();
         Ok(Self {
             lines,
-            series: Series::new(files, keep.is_some()),
+            series: Series::new(files, trigger.is_some()),
             spool,
             chunk,
             chunk_since_ns: now_ns,
             file: None,
-            keep,
+            trigger,
             block: Vec::new(),
             started_ns: now_ns,
             span_ns: None,
             reasons: Vec::new(),
-            triggers: 0,
+            trigger_count: 0,
         })
     }
 
     /// Begins the first file at once, header included, unless a trigger is configured.
     pub(super) fn begin(&mut self) -> Result<(), RecordError> {
-        if self.keep.is_none() {
+        if self.trigger.is_none() {
             let path = self.series.next(self.started_ns);
             self.spool.begin_and_wait(path)?;
             self.write_header("")?;
@@ -148,11 +148,11 @@ impl Recorder {
         let interface = u32::try_from(line).unwrap_or(u32::MAX);
         let block = PacketBlock { interface, time_ns, wire_bytes: frame.wire_bytes(), pieces, comment };
         self.write_pre_trigger(time_ns)?;
-        match &mut self.keep {
-            Some(keep) if self.file.is_none() => {
+        match &mut self.trigger {
+            Some(trigger) if self.file.is_none() => {
                 self.block.clear();
                 block.append_to(&mut self.block);
-                keep.memory.push(time_ns, &self.block);
+                trigger.memory.push(time_ns, &self.block);
                 Ok(())
             }
             _ => {
@@ -165,14 +165,14 @@ impl Recorder {
 
     /// The trigger fired: writes the packets in memory and those that follow.
     pub(super) fn trigger(&mut self, seen: &TriggerEvent) {
-        let Some(keep) = &mut self.keep else { return };
-        self.triggers += 1;
+        let Some(trigger) = &mut self.trigger else { return };
+        self.trigger_count += 1;
         if self.reasons.len() < REASONS_MAX {
             self.reasons.push(seen.reason.clone());
         }
-        keep.until_ns = Some(seen.time_ns.saturating_add(keep.after_ns));
+        trigger.until_ns = Some(seen.time_ns.saturating_add(trigger.after_ns));
         if self.file.is_none() {
-            keep.pending.get_or_insert_with(|| seen.clone());
+            trigger.pending.get_or_insert_with(|| seen.clone());
         }
     }
 
@@ -192,10 +192,10 @@ impl Recorder {
     pub(super) fn on_tick(&mut self, now_ns: u64) -> Result<(), RecordError> {
         self.spool.check()?;
         self.write_pre_trigger(now_ns)?;
-        if let Some(keep) = &mut self.keep
-            && keep.until_ns.is_some_and(|until_ns| now_ns > until_ns)
+        if let Some(trigger) = &mut self.trigger
+            && trigger.until_ns.is_some_and(|until_ns| now_ns > until_ns)
         {
-            keep.until_ns = None;
+            trigger.until_ns = None;
             self.end_file(now_ns)?;
         }
         if now_ns >= self.chunk_since_ns.saturating_add(FLUSH_NS) {
@@ -218,7 +218,7 @@ impl Recorder {
             files: written.files.iter().map(|file| file.display().to_string()).collect(),
             files_removed: written.removed,
             bytes: written.bytes,
-            triggers: self.keep.is_some().then_some(self.triggers),
+            trigger_count: self.trigger.is_some().then_some(self.trigger_count),
             trigger_reasons: self.reasons,
             disk_wait_ns,
         })
@@ -226,13 +226,13 @@ impl Recorder {
 
     /// Writes the packets in memory after the trigger has fired.
     fn write_pre_trigger(&mut self, now_ns: u64) -> Result<(), RecordError> {
-        let Some(seen) = self.keep.as_mut().and_then(|keep| keep.pending.take()) else { return Ok(()) };
-        let oldest_ns = self.keep.as_ref().and_then(|keep| keep.memory.oldest_ns()).unwrap_or(seen.time_ns);
+        let Some(seen) = self.trigger.as_mut().and_then(|trigger| trigger.pending.take()) else { return Ok(()) };
+        let oldest_ns = self.trigger.as_ref().and_then(|trigger| trigger.memory.oldest_ns()).unwrap_or(seen.time_ns);
         let before_ms = seen.time_ns.saturating_sub(oldest_ns) / 1_000_000;
         let description = format!("{}; starting {before_ms} ms before the trigger", seen.reason);
         self.begin_file(&description, now_ns)?;
         let mut block = Vec::new();
-        while let Some(time_ns) = self.keep.as_mut().and_then(|keep| keep.memory.take_oldest(&mut block)) {
+        while let Some(time_ns) = self.trigger.as_mut().and_then(|trigger| trigger.memory.take_oldest(&mut block)) {
             self.make_room(time_ns, block.len())?;
             self.chunk.extend_from_slice(&block);
         }

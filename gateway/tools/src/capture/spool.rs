@@ -104,22 +104,22 @@ impl Spool {
     }
 
     pub(super) fn begin(&mut self, path: PathBuf) -> Result<(), RecordError> {
-        self.order(WriterCommand::Begin(path, None))
+        self.send(WriterCommand::Begin(path, None))
     }
 
     /// Begins a file and waits until it exists.
     pub(super) fn begin_and_wait(&mut self, path: PathBuf) -> Result<(), RecordError> {
         let (ready_sender, ready_receiver) = sync_channel(1);
-        self.order(WriterCommand::Begin(path, Some(ready_sender)))?;
+        self.send(WriterCommand::Begin(path, Some(ready_sender)))?;
         ready_receiver.recv().map_err(|_| self.failure())
     }
 
     pub(super) fn write(&mut self, chunk: Vec<u8>) -> Result<(), RecordError> {
-        self.order(WriterCommand::Write(chunk))
+        self.send(WriterCommand::Write(chunk))
     }
 
     pub(super) fn end(&mut self) -> Result<(), RecordError> {
-        self.order(WriterCommand::End)
+        self.send(WriterCommand::End)
     }
 
     /// Reports a failure without waiting for the next chunk.
@@ -138,7 +138,7 @@ impl Spool {
         Ok(self.join()?)
     }
 
-    fn order(&mut self, order: WriterCommand) -> Result<(), RecordError> {
+    fn send(&mut self, order: WriterCommand) -> Result<(), RecordError> {
         match self.commands.as_ref().map(|commands| commands.send(order)) {
             Some(Ok(())) => Ok(()),
             _ => Err(self.failure()),

@@ -20,11 +20,10 @@ pub struct CaptureSummary {
     /// Bytes written, as on disk; into a pipe, before compression.
     pub bytes: u64,
     /// How often the trigger fired; `None` without a trigger.
-    pub triggers: Option<u64>,
+    pub trigger_count: Option<u64>,
     /// The first events that fired it.
     pub trigger_reasons: Vec<String>,
     /// Time that receiving waited for the disk, ns.
-    #[serde(rename = "waited_ns")]
     pub disk_wait_ns: u64,
 }
 
@@ -46,7 +45,6 @@ pub struct LineSummary {
     /// Packets without a timestamp; they get the time at which they were read.
     pub stamps_none: u64,
     /// Truncated packets.
-    #[serde(rename = "cut")]
     pub truncated: u64,
 }
 
@@ -95,7 +93,7 @@ impl CaptureSummary {
             "captured",
             format!("{:.3} s from first to last packet, {} bytes written", self.seconds, grouped(self.bytes)),
         );
-        if let Some(triggers) = self.triggers {
+        if let Some(triggers) = self.trigger_count {
             row("triggers", grouped(triggers));
             for reason in &self.trigger_reasons {
                 row("", reason.clone());

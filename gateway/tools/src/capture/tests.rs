@@ -187,7 +187,7 @@ fn a_gap_triggers_writing_of_the_packets_before_and_after() {
         }
     }
     let summary = capture_until(capture, |progress| progress.files > 0);
-    assert_eq!((summary.files.len(), summary.triggers), (1, Some(1)), "{:?}", summary.trigger_reasons);
+    assert_eq!((summary.files.len(), summary.trigger_count), (1, Some(1)), "{:?}", summary.trigger_reasons);
     assert!(summary.trigger_reasons[0].contains("gap of"), "{:?}", summary.trigger_reasons);
     assert_eq!(read(Path::new(&summary.files[0])).len(), 37, "all that came, from before and after");
     let section = &blocks(Path::new(&summary.files[0]), 0x0a0d_0d0a)[0];
@@ -211,7 +211,7 @@ fn without_a_gap_nothing_is_written() {
         sender.send(1, b"packet");
     }
     let summary = capture_until(capture, |_| false);
-    assert_eq!((summary.lines[1].packets, summary.files.len(), summary.triggers), (3, 0, Some(0)));
+    assert_eq!((summary.lines[1].packets, summary.files.len(), summary.trigger_count), (3, 0, Some(0)));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 

@@ -24,7 +24,7 @@ use super::{
 pub(super) struct Rows {
     /// `None` until the columns are known.
     pending_output: Option<Output>,
-    writing: Option<ParquetFile>,
+    file: Option<ParquetFile>,
     pretty: bool,
     map_symbols: bool,
 }
@@ -54,7 +54,7 @@ enum Data {
 impl Rows {
     /// Begins a file; its columns are those of `rtype`, or of the first record.
     pub(super) fn begin(output: Output, rtype: Option<RType>, pretty: bool, map_symbols: bool) -> io::Result<Self> {
-        let mut rows = Self { pending_output: Some(output), writing: None, pretty, map_symbols };
+        let mut rows = Self { pending_output: Some(output), file: None, pretty, map_symbols };
         if let Some(rtype) = rtype {
             rows.begin_writing(rtype)?;
         }
@@ -62,16 +62,16 @@ impl Rows {
     }
 
     pub(super) fn write(&mut self, record: &[u8], rtype: RType, symbol: Option<&str>) -> io::Result<()> {
-        if self.writing.is_none() {
+        if self.file.is_none() {
             self.begin_writing(rtype)?;
         }
-        let Some(writing) = &mut self.writing else { return Ok(()) };
+        let Some(writing) = &mut self.file else { return Ok(()) };
         writing.push(record, symbol);
         if writing.rows >= ROW_GROUP_ROWS { writing.write_row_group() } else { Ok(()) }
     }
 
     pub(super) fn finish(self) -> io::Result<Output> {
-        let Some(mut writing) = self.writing else {
+        let Some(mut writing) = self.file else {
             let reason = "no records, and no schema to derive the columns from";
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         };
@@ -100,7 +100,7 @@ impl Rows {
         let schema = Type::group_type_builder("schema").with_fields(fields).build().map_err(io_error)?;
         let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
         let file = SerializedFileWriter::new(output, Arc::new(schema), Arc::new(properties)).map_err(io_error)?;
-        self.writing = Some(ParquetFile { file, columns, values, rows: 0 });
+        self.file = Some(ParquetFile { file, columns, values, rows: 0 });
         Ok(())
     }
 }

@@ -18,8 +18,8 @@ use super::protocol::{self, AnyMessage};
 pub struct Dissector {
     protocol_filter: Option<DetectedProtocol>,
     kind: CaptureKind,
-    known: Vec<(SocketAddr, DetectedProtocol)>,
-    /// Index in `known` for the last datagram: most datagrams use the same.
+    protocols: Vec<(SocketAddr, DetectedProtocol)>,
+    /// Index in `protocols` for the last datagram: most datagrams use the same.
     protocol_last: usize,
     symbols: HashMap<(SocketAddr, u16), Symbol>,
     /// Offset of the next message in a day file.
@@ -78,13 +78,13 @@ impl Dissector {
     /// For a file of that kind. `protocol_filter`: the protocol of datagrams that do not identify one.
     #[must_use]
     pub fn new(kind: CaptureKind, protocol_filter: Option<DetectedProtocol>) -> Self {
-        Self { protocol_filter, kind, known: Vec::new(), protocol_last: 0, symbols: HashMap::new(), file_offset: 0 }
+        Self { protocol_filter, kind, protocols: Vec::new(), protocol_last: 0, symbols: HashMap::new(), file_offset: 0 }
     }
 
     /// Protocols found, and their addresses.
     #[must_use]
-    pub fn known(&self) -> &[(SocketAddr, DetectedProtocol)] {
-        &self.known
+    pub fn protocols(&self) -> &[(SocketAddr, DetectedProtocol)] {
+        &self.protocols
     }
 
     /// Kind of a datagram, without examining its messages.
@@ -127,11 +127,11 @@ impl Dissector {
 
     #[inline]
     fn protocol_of(&mut self, dst: SocketAddr) -> Option<DetectedProtocol> {
-        match self.known.get(self.protocol_last) {
+        match self.protocols.get(self.protocol_last) {
             Some((known, protocol)) if *known == dst => Some(*protocol),
             _ => {
-                self.protocol_last = self.known.iter().position(|(known, _)| *known == dst)?;
-                self.known.get(self.protocol_last).map(|(_, protocol)| *protocol)
+                self.protocol_last = self.protocols.iter().position(|(known, _)| *known == dst)?;
+                self.protocols.get(self.protocol_last).map(|(_, protocol)| *protocol)
             }
         }
     }
@@ -144,8 +144,8 @@ impl Dissector {
             if !self.accepts(protocol) {
                 return Framing::Unrecognised;
             }
-            if self.known.len() < ADDRESSES_MAX {
-                self.known.push((datagram.dst, protocol));
+            if self.protocols.len() < ADDRESSES_MAX {
+                self.protocols.push((datagram.dst, protocol));
             }
             return packet_of(protocol, payload);
         }

@@ -35,13 +35,13 @@ pub struct Filter {
 
 /// Result of the filter for a datagram by frame, address and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum FilterMatch {
     /// Accepted.
-    In,
+    Match,
     /// Not accepted.
-    Out,
+    NoMatch,
     /// Not accepted, and no later datagram will be.
-    Beyond,
+    PastEnd,
 }
 
 /// Range of numbers, both bounds included: `7`, `7-9`, `7-`, `-9`.
@@ -58,16 +58,16 @@ pub struct Destination {
 impl Filter {
     /// Checks a datagram by frame, address and time.
     #[inline]
-    pub fn check(&mut self, datagram: &CapturedDatagram<'_>) -> Place {
+    pub fn check(&mut self, datagram: &CapturedDatagram<'_>) -> FilterMatch {
         let (from_ns, until_ns) = *self.bounds_ns.get_or_insert_with(|| self.window.bounds_ns(datagram.time_ns));
         let is_last = |range: &Range| *range.0.end() < datagram.frame;
         if !self.frames.is_empty() && self.frames.iter().all(is_last) {
-            return Place::Beyond;
+            return FilterMatch::PastEnd;
         }
         let is_in = (from_ns..until_ns).contains(&datagram.time_ns)
             && contains(&self.frames, datagram.frame)
             && (self.channels.is_empty() || self.channels.iter().any(|channel| channel.matches(datagram.dst)));
-        if is_in { Place::In } else { Place::Out }
+        if is_in { FilterMatch::Match } else { FilterMatch::NoMatch }
     }
 
     /// Whether the packet's content has to be examined.

@@ -50,8 +50,8 @@ struct LineStatistics {
     payload_bytes: u64,
     messages: u64,
     types: Box<[u64; 256]>,
-    refused: BTreeMap<&'static str, u64>,
-    broken: BTreeMap<&'static str, u64>,
+    malformed_messages: BTreeMap<&'static str, u64>,
+    malformed_packets: BTreeMap<&'static str, u64>,
     span_ns: (u64, u64),
     bursts: BurstMeter,
     tracker: SessionTracker,
@@ -60,8 +60,8 @@ struct LineStatistics {
     session_count: u64,
     gaps: Vec<GapStatistics>,
     gap_count: u64,
-    missing: u64,
-    repeated: u64,
+    missing_messages: u64,
+    duplicates: u64,
     stale_packets: u64,
 }
 
@@ -75,7 +75,7 @@ struct SessionStatistics {
     /// Sequence after the last message.
     next: u64,
     gaps: u64,
-    missing: u64,
+    missing_messages: u64,
     time_ns: u64,
 }
 
@@ -154,7 +154,7 @@ impl Statistics {
                 Some((line, packet))
             }
             Err(reason) => {
-                *line.broken.entry(reason.name()).or_default() += 1;
+                *line.malformed_packets.entry(reason.name()).or_default() += 1;
                 None
             }
         }
@@ -201,7 +201,7 @@ impl Statistics {
             fragments: counts.fragments,
             malformed: counts.malformed,
             truncated: counts.truncated,
-            untimed: counts.untimed,
+            frames_without_timestamp: counts.untimed,
             unrecognised: self.unrecognised,
             lines_over_limit: self.over_limit,
             lines: self.lines.iter().map(LineStatistics::summary).collect(),
@@ -220,8 +220,8 @@ impl LineStatistics {
             payload_bytes: 0,
             messages: 0,
             types: Box::new([0; 256]),
-            refused: BTreeMap::new(),
-            broken: BTreeMap::new(),
+            malformed_messages: BTreeMap::new(),
+            malformed_packets: BTreeMap::new(),
             span_ns: (time_ns, time_ns),
             bursts: BurstMeter::new(),
             tracker: SessionTracker::new(feed, None, None),
@@ -230,8 +230,8 @@ impl LineStatistics {
             session_count: 0,
             gaps: Vec::new(),
             gap_count: 0,
-            missing: 0,
-            repeated: 0,
+            missing_messages: 0,
+            duplicates: 0,
             stale_packets: 0,
         }
     }
@@ -246,7 +246,7 @@ impl LineStatistics {
     #[inline]
     fn message(&mut self, message: &[u8], refusal: Option<DropReason>) {
         if let Some(reason) = refusal {
-            *self.refused.entry(reason.name()).or_default() += 1;
+            *self.malformed_messages.entry(reason.name()).or_default() += 1;
         }
         let code = message.first().copied().unwrap_or_default();
         if let Some(count) = self.types.get_mut(usize::from(code)) {
@@ -280,9 +280,9 @@ impl LineStatistics {
         let (first, next) = (packet.first.0, packet.next().0);
         let expected = self.expected.map_or(first, |expected| expected.0);
         if first > expected {
-            self.skip(expected, first, time_ns);
+            self.record_gap(expected, first, time_ns);
         }
-        self.repeated += next.min(expected).saturating_sub(first);
+        self.duplicates += next.min(expected).saturating_sub(first);
         if next > expected {
             self.expected = Some(Sequence(next));
             if let Some(session) = self.sessions.last_mut() {
@@ -299,16 +299,16 @@ impl LineStatistics {
         if self.sessions.len() == LISTED_MAX {
             self.sessions.remove(0);
         }
-        self.sessions.push(SessionStatistics { session, first, next: first, gaps: 0, missing: 0, time_ns });
+        self.sessions.push(SessionStatistics { session, first, next: first, gaps: 0, missing_messages: 0, time_ns });
     }
 
     #[cold]
-    fn skip(&mut self, first: u64, next: u64, time_ns: u64) {
+    fn record_gap(&mut self, first: u64, next: u64, time_ns: u64) {
         self.gap_count += 1;
-        self.missing += next - first;
+        self.missing_messages += next - first;
         let Some(session) = self.sessions.last_mut() else { return };
         session.gaps += 1;
-        session.missing += next - first;
+        session.missing_messages += next - first;
         if self.gaps.len() < LISTED_MAX {
             self.gaps.push(GapStatistics { session: session.session, first, next, time_ns });
         }
@@ -331,14 +331,14 @@ impl LineStatistics {
             packets_per_second: per_second(self.packets, seconds),
             bursts: self.bursts.fullest().to_vec(),
             types: self.type_counts(),
-            refused: self.refused.clone(),
-            broken: self.broken.clone(),
+            malformed_messages: self.malformed_messages.clone(),
+            malformed_packets: self.malformed_packets.clone(),
             session_count: self.session_count,
             sessions: self.sessions.clone(),
             gap_count: self.gap_count,
-            missing: self.missing,
+            missing_messages: self.missing_messages,
             gaps: self.gaps.clone(),
-            repeated: self.repeated,
+            duplicates: self.duplicates,
             stale_packets: self.stale_packets,
         }
     }
@@ -369,11 +369,9 @@ pub struct FileStatistics {
     not_udp: u64,
     fragments: u64,
     malformed: u64,
-    #[serde(rename = "cut")]
     truncated: u64,
-    untimed: u64,
+    frames_without_timestamp: u64,
     unrecognised: u64,
-    #[serde(rename = "beyond_lines_max")]
     lines_over_limit: u64,
     lines: Vec<LineSummary>,
 }
@@ -394,15 +392,15 @@ struct LineSummary {
     packets_per_second: f64,
     bursts: Vec<Burst>,
     types: Vec<TypeCount>,
-    refused: BTreeMap<&'static str, u64>,
-    broken: BTreeMap<&'static str, u64>,
+    malformed_messages: BTreeMap<&'static str, u64>,
+    malformed_packets: BTreeMap<&'static str, u64>,
     session_count: u64,
     sessions: Vec<SessionStatistics>,
     gap_count: u64,
-    missing: u64,
+    missing_messages: u64,
     gaps: Vec<GapStatistics>,
     /// Duplicate messages, and messages that arrived after their gap.
-    repeated: u64,
+    duplicates: u64,
     /// Packets of ended or unconfirmed sessions.
     stale_packets: u64,
 }

@@ -57,7 +57,7 @@ impl ClockSamples<'_> {
         ClockSummary {
             file,
             reference,
-            by: if is_same_line { SAME_LINE } else { "different lines" },
+            basis: if is_same_line { SAME_LINE } else { "different lines" },
             messages: all.iter().map(|(_, count)| count).sum(),
             offset_ns: quantile(&all, 0.5),
             p01_ns: quantile(&all, 0.01),

@@ -35,7 +35,7 @@ pub(super) struct Lane {
     /// Datagrams since the lane has been waiting for a message without interruption.
     waiting: usize,
     /// Venue names of the latest sessions that have started.
-    begun: Vec<VenueSession>,
+    started_sessions: Vec<VenueSession>,
     packet_output: PacketOutput,
     pub(super) leads: Leads,
     pub(super) counts: LaneCounts,
@@ -98,7 +98,7 @@ impl Lane {
             unconfirmed_jump: UnconfirmedJumps::new(usize::from(u16::MAX)),
             lines: Vec::new(),
             waiting: 0,
-            begun: Vec::new(),
+            started_sessions: Vec::new(),
             packet_output: PacketOutput { feed, addresses: None, part: Vec::new(), last_time_ns: 0, has_ended: false },
             leads: Leads::default(),
             counts: LaneCounts::default(),
@@ -131,7 +131,7 @@ impl Lane {
 
     /// Ranks sessions by their start; a session that has not started ranks after all that have.
     pub(super) fn session_rank(&self, session: VenueSession) -> usize {
-        self.begun.iter().rposition(|begun| *begun == session).unwrap_or(usize::MAX)
+        self.started_sessions.iter().rposition(|begun| *begun == session).unwrap_or(usize::MAX)
     }
 
     /// Adds the lines known so far. Messages that one of them has not passed yet may still arrive.
@@ -186,7 +186,7 @@ impl Lane {
         }
         // No later packet contradicted the jump: a capture may be a sample of a few packets.
         if self.unconfirmed_jump.take_uncontradicted() {
-            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.believe(line, output));
+            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.confirm_jump(line, output));
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         }
         let frontier = self.arbiter.expected();
@@ -196,7 +196,7 @@ impl Lane {
     }
 
     /// Accepts packets of a line that were refused because of their unconfirmed jump.
-    fn believe(&mut self, line: Line, output: &mut impl PacketSink) {
+    fn confirm_jump(&mut self, line: Line, output: &mut impl PacketSink) {
         let Some((first, row)) = self.unconfirmed_jump.take(line) else { return };
         self.arbiter.believe(first, NOW);
         let mut index = 0;
@@ -240,7 +240,7 @@ impl Lane {
             SessionMatch::Current => {}
         }
         if self.unconfirmed_jump.is_continued(line, packet.first) && self.arbiter.would_accept(line, packet.first) {
-            self.believe(line, output);
+            self.confirm_jump(line, output);
         }
         let is_message = packet.kind == PacketKind::Messages;
         let mut outcome = Ok(());
@@ -282,9 +282,9 @@ impl Lane {
         let Some(lane_line) = self.lines.get_mut(usize::from(line.0)) else { return };
         let (first, next) = (packet.first, packet.next());
         lane_line.advance_to(next);
-        let is_new = lane_line.losses.saw(first, next);
+        let is_new = lane_line.losses.record(first, next);
         if is_new && packet.kind == PacketKind::Messages {
-            self.leads.saw(line, lane_line.file, first, next, ts_recv);
+            self.leads.record(line, lane_line.file, first, next, ts_recv);
         }
     }
 
@@ -334,10 +334,10 @@ impl Lane {
         }
         self.leads.begin_session();
         self.counts.sessions += 1;
-        if self.begun.len() >= SESSIONS_REMEMBERED {
-            self.begun.remove(0);
+        if self.started_sessions.len() >= SESSIONS_REMEMBERED {
+            self.started_sessions.remove(0);
         }
-        self.begun.push(packet.session);
+        self.started_sessions.push(packet.session);
         // Captures that begin late have lost nothing. Once running, a session is expected from its first message.
         let joins_late = is_first && packet.first > Sequence(1);
         self.arbiter.begin_session((!joins_late).then_some(Sequence(1)));

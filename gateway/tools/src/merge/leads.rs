@@ -51,7 +51,7 @@ pub(super) struct Differences {
 impl Leads {
     /// Records a packet that its line delivered for the first time.
     #[inline]
-    pub(super) fn saw(&mut self, line: Line, file: usize, first: Sequence, next: Sequence, ts_recv: UnixNs) {
+    pub(super) fn record(&mut self, line: Line, file: usize, first: Sequence, next: Sequence, ts_recv: UnixNs) {
         let index = usize::from(line.0);
         while self.recent.len() <= index {
             self.recent.push(RecentPackets::new(file));
@@ -254,8 +254,8 @@ const DIFFERENCE_NS_MAX: u64 = 6 * 3_600_000_000_000;
 mod tests {
     use super::*;
 
-    fn saw(leads: &mut Leads, line: u8, file: usize, first: u64, next: u64, ts: u64) {
-        leads.saw(Line(line), file, Sequence(first), Sequence(next), UnixNs(ts));
+    fn arrive(leads: &mut Leads, line: u8, file: usize, first: u64, next: u64, ts: u64) {
+        leads.record(Line(line), file, Sequence(first), Sequence(next), UnixNs(ts));
     }
 
     fn distribution_of_pair(leads: &Leads) -> Vec<(i64, u64)> {
@@ -267,10 +267,10 @@ mod tests {
     #[test]
     fn each_common_message_is_compared_once_regardless_of_packet_boundaries() {
         let mut leads = Leads::default();
-        saw(&mut leads, 0, 0, 1, 4, 100);
-        saw(&mut leads, 1, 0, 1, 2, 110);
-        saw(&mut leads, 1, 0, 2, 7, 120);
-        saw(&mut leads, 0, 0, 4, 7, 150);
+        arrive(&mut leads, 0, 0, 1, 4, 100);
+        arrive(&mut leads, 1, 0, 1, 2, 110);
+        arrive(&mut leads, 1, 0, 2, 7, 120);
+        arrive(&mut leads, 0, 0, 4, 7, 150);
         assert_eq!(distribution_of_pair(&leads), [(-30, 3), (10, 1), (20, 2)]);
     }
 
@@ -278,10 +278,10 @@ mod tests {
     fn reordered_packets_are_matched_with_their_copies() {
         let mut leads = Leads::default();
         for number in [1, 3, 2, 4, 5] {
-            saw(&mut leads, 0, 0, number, number + 1, 100 * number);
+            arrive(&mut leads, 0, 0, number, number + 1, 100 * number);
         }
         for number in [2, 1, 3, 5, 4] {
-            saw(&mut leads, 1, 0, number, number + 1, 100 * number + 7);
+            arrive(&mut leads, 1, 0, number, number + 1, 100 * number + 7);
         }
         assert_eq!(distribution_of_pair(&leads), [(7, 5)]);
     }
@@ -291,8 +291,8 @@ mod tests {
         let hour_ns = 3_600_000_000_000;
         let mut leads = Leads::default();
         for number in 0..1_000 {
-            saw(&mut leads, 0, 0, number + 1, number + 2, number * 10);
-            saw(&mut leads, 1, 1, number + 1, number + 2, number * 10 + hour_ns + number % 3);
+            arrive(&mut leads, 0, 0, number + 1, number + 2, number * 10);
+            arrive(&mut leads, 1, 1, number + 1, number + 2, number * 10 + hour_ns + number % 3);
         }
         let hour_ns = i64::try_from(hour_ns).unwrap();
         assert_eq!(distribution_of_pair(&leads), [(hour_ns, 334), (hour_ns + 1, 333), (hour_ns + 2, 333)]);
@@ -301,9 +301,9 @@ mod tests {
     #[test]
     fn packets_of_different_sessions_are_not_compared() {
         let mut leads = Leads::default();
-        saw(&mut leads, 0, 0, 1, 4, 100);
+        arrive(&mut leads, 0, 0, 1, 4, 100);
         leads.begin_session();
-        saw(&mut leads, 1, 0, 1, 4, 200);
+        arrive(&mut leads, 1, 0, 1, 4, 200);
         assert_eq!(leads.pairs().count(), 0);
     }
 }

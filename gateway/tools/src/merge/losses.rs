@@ -26,14 +26,14 @@ pub(super) struct LossCounts {
     pub(super) lost_messages: u64,
     /// Of these, messages missing on all other lines too.
     pub(super) lost_by_all: u64,
-    pub(super) holes: u64,
-    pub(super) longest_hole: u64,
+    pub(super) line_gaps: u64,
+    pub(super) longest_line_gap: u64,
     /// Messages delivered after a later one.
     pub(super) reordered: u64,
     /// Packets that the line had delivered before.
-    pub(super) repeated_packets: u64,
+    pub(super) duplicate_packets: u64,
     /// At the end of the input: messages on other lines after this line's capture ended.
-    pub(super) missing_at_end: u64,
+    pub(super) missing_after_last: u64,
 }
 
 impl LineLosses {
@@ -44,7 +44,7 @@ impl LineLosses {
     /// Records that the line delivered `[first, next)` (empty for a heartbeat). Returns whether any message is new on
     /// this line.
     #[inline]
-    pub(super) fn saw(&mut self, first: Sequence, next: Sequence) -> bool {
+    pub(super) fn record(&mut self, first: Sequence, next: Sequence) -> bool {
         let expected = *self.expected.get_or_insert(first);
         if first == expected {
             self.counts.messages += next.0 - first.0;
@@ -75,7 +75,7 @@ impl LineLosses {
     /// Ends the input, and the session before `ended`.
     pub(super) fn end_of_input(&mut self, ended: Option<Sequence>) {
         if let (Some(expected), Some(ended)) = (self.expected, ended) {
-            self.counts.missing_at_end = ended.0.saturating_sub(expected.0);
+            self.counts.missing_after_last = ended.0.saturating_sub(expected.0);
         }
         self.close_all();
     }
@@ -99,7 +99,7 @@ impl LineLosses {
         self.counts.reordered += filled;
         self.expected = Some(expected.max(next));
         let is_new = filled + beyond > 0;
-        self.counts.repeated_packets += u64::from(!is_new && first < next);
+        self.counts.duplicate_packets += u64::from(!is_new && first < next);
         is_new
     }
 
@@ -127,9 +127,9 @@ impl LineLosses {
 
     fn close(&mut self, first: Sequence, next: Sequence) {
         let Some(hole) = Gap::new(first, next) else { return };
-        self.counts.holes += 1;
+        self.counts.line_gaps += 1;
         self.counts.lost_messages += hole.count();
-        self.counts.longest_hole = self.counts.longest_hole.max(hole.count());
+        self.counts.longest_line_gap = self.counts.longest_line_gap.max(hole.count());
         if self.listed.len() < self.listed_max {
             self.listed.push(hole);
         }
@@ -146,7 +146,7 @@ mod tests {
     fn losses(packets: &[(u64, u64)]) -> LineLosses {
         let mut losses = LineLosses::new(10);
         for (first, next) in packets {
-            losses.saw(Sequence(*first), Sequence(*next));
+            losses.record(Sequence(*first), Sequence(*next));
         }
         losses
     }
@@ -159,36 +159,36 @@ mod tests {
     #[test]
     fn holes_are_messages_never_received_on_the_line() {
         let counts = ended(losses(&[(5, 8), (10, 12), (20, 21)]), 25);
-        assert_eq!((counts.messages, counts.lost_messages, counts.holes, counts.longest_hole), (6, 10, 2, 8));
-        assert_eq!(counts.missing_at_end, 4);
+        assert_eq!((counts.messages, counts.lost_messages, counts.line_gaps, counts.longest_line_gap), (6, 10, 2, 8));
+        assert_eq!(counts.missing_after_last, 4);
     }
 
     #[test]
     fn late_packets_fill_holes_regardless_of_packet_boundaries() {
         let counts = ended(losses(&[(1, 2), (10, 12), (4, 6), (2, 3), (5, 11)]), 12);
-        assert_eq!((counts.messages, counts.lost_messages, counts.holes), (10, 1, 1));
+        assert_eq!((counts.messages, counts.lost_messages, counts.line_gaps), (10, 1, 1));
         assert_eq!(counts.reordered, 7);
         let counts = ended(losses(&[(1, 2), (10, 12), (2, 11)]), 12);
-        assert_eq!((counts.messages, counts.lost_messages, counts.holes), (11, 0, 0));
+        assert_eq!((counts.messages, counts.lost_messages, counts.line_gaps), (11, 0, 0));
     }
 
     #[test]
     fn repeated_packets_count_once() {
         let counts = ended(losses(&[(1, 4), (1, 4), (2, 3), (4, 5)]), 5);
-        assert_eq!((counts.messages, counts.repeated_packets), (4, 2));
+        assert_eq!((counts.messages, counts.duplicate_packets), (4, 2));
     }
 
     #[test]
     fn a_known_line_is_expected_to_deliver_the_whole_next_session() {
         let mut known = losses(&[(1, 4)]);
         known.begin_session(Some(Sequence(6)));
-        known.saw(Sequence(3), Sequence(4));
+        known.record(Sequence(3), Sequence(4));
         assert_eq!(known.listed.iter().map(|hole| hole.count()).collect::<Vec<_>>(), [2]);
         assert_eq!(ended(known, 4).lost_messages, 4);
         // A line that has not appeared yet is not expected to deliver anything.
         let mut unknown = losses(&[]);
         unknown.begin_session(Some(Sequence(6)));
-        unknown.saw(Sequence(3), Sequence(4));
+        unknown.record(Sequence(3), Sequence(4));
         assert_eq!(ended(unknown, 4).lost_messages, 0);
     }
 
@@ -196,7 +196,7 @@ mod tests {
     fn memory_stays_bounded() {
         let mut many = LineLosses::new(10);
         for number in 1..10_000 {
-            many.saw(Sequence(number * 2), Sequence(number * 2 + 1));
+            many.record(Sequence(number * 2), Sequence(number * 2 + 1));
         }
         assert!(many.open.len() <= OPEN_MAX && many.listed.len() <= 10);
         assert_eq!(ended(many, 20_000).lost_messages, 9_998);

@@ -55,7 +55,7 @@ struct Source {
     /// Capture that it reads.
     capture: usize,
     /// An additional reader accepts this line of a lane only.
-    only: Option<(usize, Line)>,
+    single_line: Option<(usize, Line)>,
     /// Lines left to additional readers.
     excluded_lines: Vec<(usize, Line)>,
     /// Current datagram; `None` at the end.
@@ -177,7 +177,7 @@ impl Sources {
                 Ok(false) => return Ok(()),
                 Err(damage) => {
                     // Every reader of the capture meets the same damage.
-                    if source.only.is_none() {
+                    if source.single_line.is_none() {
                         self.damages.push(damage);
                     }
                     return Ok(());
@@ -185,11 +185,11 @@ impl Sources {
             }
             // Truncated datagrams can't be used; the file counts them.
             let Some(datagram) = source.file.current().filter(|datagram| !datagram.is_truncated) else { continue };
-            let routed = match source.only {
+            let routed = match source.single_line {
                 None => self.routes.route(source.capture, &datagram, &source.file)?,
-                Some(_) => self.routes.known(source.capture, &datagram),
+                Some(_) => self.routes.existing_route(source.capture, &datagram),
             };
-            let Some(RouteTarget { lane, line, .. }) = routed.filter(|routed| source.takes(routed)) else { continue };
+            let Some(RouteTarget { lane, line, .. }) = routed.filter(|routed| source.accepts(routed)) else { continue };
             let Some(feed) = self.routes.lanes().get(lane).map(|lane| lane.feed) else { continue };
             let packet = match routes::parse(feed, datagram.payload) {
                 Ok(packet) => packet,
@@ -219,7 +219,7 @@ impl Sources {
     ///
     /// # Errors
     /// As [`Self::advance`].
-    pub(super) fn part(&mut self, file: usize, lane: usize, line: Line) -> Result<Option<usize>, MergeError> {
+    pub(super) fn add_reader(&mut self, file: usize, lane: usize, line: Line) -> Result<Option<usize>, MergeError> {
         let Some(source) = self.files.get_mut(file) else { return Ok(None) };
         if !source.file.path().is_file() {
             return Ok(None);
@@ -273,14 +273,14 @@ impl Sources {
 }
 
 impl Source {
-    fn new(file: CaptureFile, capture: usize, only: Option<(usize, Line)>) -> Self {
-        Self { file, capture, only, excluded_lines: Vec::new(), head: None, positions: Vec::new() }
+    fn new(file: CaptureFile, capture: usize, single_line: Option<(usize, Line)>) -> Self {
+        Self { file, capture, single_line, excluded_lines: Vec::new(), head: None, positions: Vec::new() }
     }
 
     #[inline]
-    fn takes(&self, routed: &RouteTarget) -> bool {
+    fn accepts(&self, routed: &RouteTarget) -> bool {
         let line = (routed.lane, routed.line);
-        self.only.is_none_or(|only| only == line) && !self.excluded_lines.contains(&line)
+        self.single_line.is_none_or(|only| only == line) && !self.excluded_lines.contains(&line)
     }
 
     #[inline]

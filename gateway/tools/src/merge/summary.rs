@@ -64,7 +64,6 @@ pub struct LaneSummary {
     /// Messages in these gaps.
     pub gap_messages: u64,
     /// Of the gaps, those declared because the window was full: a line may deliver the messages later.
-    #[serde(rename = "gaps_for_room")]
     pub gaps_window_full: u64,
     /// The first of these gaps.
     pub gaps: Vec<GapSummary>,
@@ -101,23 +100,23 @@ pub struct LineSummary {
     /// Messages, each once.
     pub messages: u64,
     /// Messages that this line delivered first, by uncorrected timestamps.
-    pub first_messages: u64,
+    pub won_messages: u64,
     /// Messages missing between the line's first one and its last one.
     pub lost_messages: u64,
     /// Of these, messages missing on all other lines too; other lines delivered the rest.
     pub lost_by_all_messages: u64,
     /// Gaps of this line.
-    pub holes: u64,
+    pub line_gaps: u64,
     /// Messages in the longest gap.
-    pub longest_hole: u64,
+    pub longest_line_gap: u64,
     /// The first gaps of this line, as `[first, next)`.
-    pub first_holes: Vec<(u64, u64)>,
+    pub first_line_gaps: Vec<(u64, u64)>,
     /// Messages of the channel after the line's last one.
-    pub missing_at_end: u64,
+    pub missing_after_last: u64,
     /// Messages delivered after later ones.
     pub reordered_messages: u64,
     /// Packets that the line delivered more than once.
-    pub repeated_packets: u64,
+    pub duplicate_packets: u64,
     /// Messages that arrived after they had been declared missing, as far as the arbiter still remembers their gaps.
     pub late_messages: u64,
 }
@@ -128,12 +127,11 @@ pub struct LeadSummary {
     /// The line that was ahead.
     pub line: String,
     /// The line that was behind.
-    #[serde(rename = "over")]
     pub other_line: String,
     /// Messages that both lines delivered.
     pub common_messages: u64,
     /// Of these, messages that `line` delivered first.
-    pub first_messages: u64,
+    pub won_messages: u64,
     /// Median lead of these, ns.
     pub p50_ns: u64,
     /// The 90th percentile.
@@ -153,10 +151,9 @@ pub struct ClockSummary {
     /// Path of the capture.
     pub file: String,
     /// Path of the reference capture.
-    #[serde(rename = "against")]
     pub reference: String,
     /// Which common messages were compared: those of the same line, else those of different lines.
-    pub by: &'static str,
+    pub basis: &'static str,
     /// Messages compared.
     pub messages: u64,
     /// Median of the timestamp differences, ns: clock offset plus path difference.
@@ -225,15 +222,15 @@ impl MergeSummary {
         let mut table = SummaryTable::default();
         self.files.iter().for_each(|file| file.rows(&mut table));
         for channel in &self.channels {
-            table.gap();
+            table.blank_line();
             channel.rows(&mut table);
         }
         if !self.clocks.is_empty() {
-            table.gap();
+            table.blank_line();
             self.clocks.iter().for_each(|clock| clock.rows(&mut table));
             table.row("", "(the offset includes the difference of the network paths)".to_owned());
         }
-        table.gap();
+        table.blank_line();
         for (name, count) in [
             ("unknown feed", self.unrecognised_datagrams),
             ("other feeds", self.other_feed_datagrams),
@@ -351,10 +348,10 @@ impl LaneSummary {
                 line.line,
                 grouped(line.packets),
                 grouped(line.messages),
-                share(line.first_messages, self.messages),
+                share(line.won_messages, self.messages),
                 grouped(line.lost_messages),
-                grouped(line.holes),
-                grouped(line.longest_hole),
+                grouped(line.line_gaps),
+                grouped(line.longest_line_gap),
                 grouped(line.lost_messages.saturating_sub(line.lost_by_all_messages)),
                 line.path,
                 line.dst,
@@ -362,8 +359,8 @@ impl LaneSummary {
             let anomalies = [
                 ("reordered", line.reordered_messages),
                 ("too late", line.late_messages),
-                ("duplicate packets", line.repeated_packets),
-                ("missing after the line's last packet", line.missing_at_end),
+                ("duplicate packets", line.duplicate_packets),
+                ("missing after the line's last packet", line.missing_after_last),
             ];
             for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
                 let _ = writeln!(text, "        {} {name}", grouped(count));
@@ -389,7 +386,7 @@ impl LaneSummary {
                 lead.line,
                 lead.other_line,
                 grouped(lead.common_messages),
-                share(lead.first_messages, lead.common_messages),
+                share(lead.won_messages, lead.common_messages),
                 Latency(lead.p50_ns),
                 Latency(lead.p90_ns),
                 Latency(lead.p99_ns),
@@ -410,17 +407,17 @@ impl LineSummary {
             dst: source.dst.to_string(),
             packets: statistics.packets,
             messages: counts.messages,
-            first_messages: statistics.won_messages,
+            won_messages: statistics.won_messages,
             lost_messages: counts.lost_messages,
             lost_by_all_messages: counts.lost_by_all.min(counts.lost_messages),
-            holes: counts.holes,
-            longest_hole: counts.longest_hole,
-            first_holes: losses
+            line_gaps: counts.line_gaps,
+            longest_line_gap: counts.longest_line_gap,
+            first_line_gaps: losses
                 .map(|losses| losses.listed.iter().map(|hole| (hole.first().0, hole.next().0)).collect())
                 .unwrap_or_default(),
-            missing_at_end: counts.missing_at_end,
+            missing_after_last: counts.missing_after_last,
             reordered_messages: counts.reordered,
-            repeated_packets: counts.repeated_packets,
+            duplicate_packets: counts.duplicate_packets,
             late_messages: statistics.late_messages,
         }
     }
@@ -437,7 +434,7 @@ impl ClockSummary {
         let spread = Latency(self.p99_ns.abs_diff(self.p01_ns));
         let drift = self.drift_ppm.map_or_else(String::new, |ppm| format!(", drifting by {ppm:.3} ppm"));
         let messages = grouped(self.messages);
-        table.row("", format!("median of {messages} messages of {}; 98 % within {spread}{drift}", self.by));
+        table.row("", format!("median of {messages} messages of {}; 98 % within {spread}{drift}", self.basis));
     }
 }
 
@@ -471,7 +468,7 @@ fn leads_of(
                 line: line.to_string(),
                 other_line: other_line.to_string(),
                 common_messages,
-                first_messages: leads.iter().map(|(_, count)| count).sum(),
+                won_messages: leads.iter().map(|(_, count)| count).sum(),
                 p50_ns: at(0.5),
                 p90_ns: at(0.9),
                 p99_ns: at(0.99),
@@ -488,7 +485,7 @@ fn correction(first: &LineSource, second: &LineSource, clocks: &[ClockSummary]) 
         return (0, SAME_CLOCK);
     }
     let (first, second) = (first.path.display().to_string(), second.path.display().to_string());
-    let known = clocks.iter().filter(|clock| clock.by == SAME_LINE).find_map(|clock| {
+    let known = clocks.iter().filter(|clock| clock.basis == SAME_LINE).find_map(|clock| {
         match (clock.reference == first && clock.file == second, clock.file == first && clock.reference == second) {
             (true, _) => Some(clock.offset_ns),
             (_, true) => Some(-clock.offset_ns),

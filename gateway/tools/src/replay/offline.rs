@@ -111,7 +111,9 @@ pub enum OfflineError {
         datagrams: u64,
     },
     /// All datagrams are truncated by the capture's snap length.
-    #[error("all of {truncated} datagrams are cut by the capture's snap length; capture whole frames (tcpdump -s 0)")]
+    #[error(
+        "all {truncated} datagrams are truncated by the capture's snap length; capture whole frames (tcpdump -s 0)"
+    )]
     AllTruncated {
         /// Number of datagrams.
         truncated: u64,
@@ -158,7 +160,7 @@ pub enum OfflineError {
 /// See [`OfflineError`]. After an error, only the output described in [`OfflineError::Dbn`] is left.
 pub fn run(
     options: &OfflineOptions,
-    watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Summary, OfflineError> {
     if let Some(output) = &options.output
         && let Some(input) = options.files.iter().find(|input| refer_to_same_file(input, output))
@@ -173,7 +175,10 @@ pub fn run(
         .output
         .as_deref()
         .map(|path| {
-            DbnFileWriter::create(path, DbnFileOptions { dataset: String::new(), schema: only(options.schemas) })
+            DbnFileWriter::create(
+                path,
+                DbnFileOptions { dataset: String::new(), schema: single_schema(options.schemas) },
+            )
         })
         .transpose()
         .map_err(output_error)?;
@@ -187,7 +192,7 @@ pub fn run(
 
     let started = Instant::now();
     let mut driver = ReplayDriver::new(drive_options);
-    driver.run(&mut merge, &mut recorder, watch)?;
+    driver.run(&mut merge, &mut recorder, on_event)?;
     let elapsed = started.elapsed();
 
     if driver.lanes().len() == 0 && merge.damages().is_empty() {
@@ -249,7 +254,7 @@ pub trait ReplaySink {
 }
 
 /// The single requested schema, for the metadata.
-fn only(schemas: Option<SchemaSet>) -> Option<dbn::Schema> {
+fn single_schema(schemas: Option<SchemaSet>) -> Option<dbn::Schema> {
     let schemas = schemas?;
     let (_, name) = SchemaSet::NAMES.into_iter().find(|(schema, _)| *schema == schemas)?;
     name.parse().ok()
@@ -330,7 +335,7 @@ fn summarise_lane(lane: Lane<'_>, records: &LaneRecords) -> ChannelSummary {
             trades_broken: counters.trades_broken,
         },
         late_starts: counters.late_starts,
-        late_fills: records.late_fills,
+        late_messages: records.late_messages,
         memory_bytes: channel.memory_bytes() as u64,
     }
 }

@@ -131,7 +131,7 @@ impl Routes {
 
     /// The route of a datagram if one of its kind was routed before. Adds and counts nothing.
     #[must_use]
-    pub fn known(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<RouteTarget> {
+    pub fn existing_route(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<RouteTarget> {
         self.routed(self.position(file, datagram)?)
     }
 

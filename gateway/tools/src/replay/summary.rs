@@ -44,10 +44,9 @@ pub struct FileSummary {
     /// Frames with malformed headers, skipped.
     pub malformed: u64,
     /// Frames truncated by the capture's snap length, skipped.
-    #[serde(rename = "cut")]
     pub truncated: u64,
     /// Frames without a timestamp, replayed at the time of the frame before.
-    pub untimed: u64,
+    pub frames_without_timestamp: u64,
     /// Error that ended the file early.
     pub damage: Option<String>,
 }
@@ -69,7 +68,7 @@ pub struct ChannelSummary {
     /// Sessions joined after their first message.
     pub late_starts: u64,
     /// Frames that filled a gap after it had been declared: not recorded.
-    pub late_fills: u64,
+    pub late_messages: u64,
     /// Memory of window, books and tables, bytes.
     pub memory_bytes: u64,
 }
@@ -169,7 +168,7 @@ impl Summary {
         let mut table = SummaryTable::default();
         self.files.iter().for_each(|file| file.rows(&mut table));
         for channel in &self.channels {
-            table.gap();
+            table.blank_line();
             let session = channel.session.as_deref().unwrap_or(channel.feed);
             table.row("channel", format!("{session}, {}", channel.state));
             for line in &channel.lines {
@@ -178,14 +177,14 @@ impl Summary {
             channel.counts.rows(&mut table);
             for (name, count) in [
                 ("late starts", channel.late_starts),
-                ("late messages skipped (gap already declared)", channel.late_fills),
+                ("late messages skipped (gap already declared)", channel.late_messages),
             ] {
                 if count > 0 {
                     table.row(&format!("  {name}"), grouped(count));
                 }
             }
         }
-        table.gap();
+        table.blank_line();
         if self.channels.len() > 1 {
             table.row("all channels", String::new());
             self.total.rows(&mut table);
@@ -252,7 +251,7 @@ impl FileSummary {
             fragments: counts.fragments,
             malformed: counts.malformed,
             truncated: counts.truncated,
-            untimed: counts.untimed,
+            frames_without_timestamp: counts.untimed,
             damage: damage.map(|damage| format!("{damage}: {}", damage.fault)),
         }
     }
@@ -264,7 +263,7 @@ impl FileSummary {
             ("IP fragments skipped", self.fragments),
             ("malformed frames skipped", self.malformed),
             ("truncated by the capture's snap length", self.truncated),
-            ("without a timestamp", self.untimed),
+            ("without a timestamp", self.frames_without_timestamp),
         ];
         for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
             table.row(&format!("  {name}"), grouped(count));
@@ -287,7 +286,7 @@ impl SummaryTable {
         let _ = writeln!(self.text, "{}", format!("{name:<26} {value}").trim_end());
     }
 
-    pub(crate) fn gap(&mut self) {
+    pub(crate) fn blank_line(&mut self) {
         if !self.text.is_empty() {
             self.text.push('\n');
         }

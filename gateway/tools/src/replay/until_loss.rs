@@ -51,12 +51,10 @@ pub struct UntilLoss {
     /// Packets per second, as sent, of the last step before the one with a loss or a limit.
     pub highest_rate_without_loss: Option<f64>,
     /// Reason for the end.
-    pub ended_by: EndedBy,
+    pub stopped_by: StoppedBy,
     /// Packets that were neither received nor dropped by a socket; known with a sink only.
-    #[serde(rename = "lost_on_the_way")]
     pub lost_in_transit: u64,
     /// Counters from which loss is computed.
-    #[serde(rename = "counts_read")]
     pub counts_source: &'static str,
 }
 
@@ -64,7 +62,6 @@ pub struct UntilLoss {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Step {
     /// Requested rate, packets per second.
-    #[serde(rename = "rate_asked")]
     pub rate_requested: f64,
     /// Rate reached, packets per second.
     pub rate_sent: f64,
@@ -75,7 +72,6 @@ pub struct Step {
     /// Messages in gaps declared by the gateway; only with a gateway.
     pub gap_messages: Option<u64>,
     /// Delay of packets after their intended time, when handed to the kernel.
-    #[serde(rename = "sent_late")]
     pub send_lateness: Option<Lateness>,
     /// From a packet's intended time until the sink received it.
     pub latency: Option<Lateness>,
@@ -87,11 +83,11 @@ pub struct Step {
 /// Reason why the search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum EndedBy {
+pub enum StoppedBy {
     /// A packet was lost.
     Loss,
     /// The sender fell behind: the rate exceeds what this host can send.
-    Sender,
+    SenderLimit,
     /// End of the captures.
     EndOfCaptures,
     /// The caller interrupted the search.
@@ -160,15 +156,15 @@ pub fn run(
         gap_messages: 0,
         fault: None,
     });
-    let mut ended_by = EndedBy::EndOfCaptures;
+    let mut stopped_by = StoppedBy::EndOfCaptures;
     let summary = wire::run_observed(
         open,
         &options,
         &mut |_| {
             let found = search.borrow_mut().check_loss();
-            ended_by = match found {
+            stopped_by = match found {
                 Some(found) => found,
-                None if is_over() => EndedBy::Interrupted,
+                None if is_over() => StoppedBy::Interrupted,
                 None => return ControlFlow::Continue(()),
             };
             ControlFlow::Break(())
@@ -177,8 +173,8 @@ pub fn run(
     )?;
     let mut search = search.into_inner();
     let latencies = search.counts.finish_counting(summary.packets).map_err(io("count received packets"))?;
-    if search.check_loss() == Some(EndedBy::Loss) {
-        ended_by = EndedBy::Loss;
+    if search.check_loss() == Some(StoppedBy::Loss) {
+        stopped_by = StoppedBy::Loss;
     }
     if let Some(source) = search.fault.take() {
         return Err(UntilLossError::Io { act: "count dropped packets", source });
@@ -187,21 +183,21 @@ pub fn run(
         .as_ref()
         .map_or(0, |arrived| summary.packets.saturating_sub(arrived.packets).saturating_sub(search.dropped));
     if lost_in_transit > 0 {
-        ended_by = EndedBy::Loss;
+        stopped_by = StoppedBy::Loss;
     }
     let counts_source = search.counts.description();
     let steps = search.step_results(latencies.as_ref());
     // The last step was interrupted; it counts if nothing was wrong with it.
-    let lossless_steps = match ended_by {
-        EndedBy::Loss | EndedBy::Sender => steps.len().saturating_sub(1),
-        EndedBy::EndOfCaptures | EndedBy::Interrupted => steps.len(),
+    let lossless_steps = match stopped_by {
+        StoppedBy::Loss | StoppedBy::SenderLimit => steps.len().saturating_sub(1),
+        StoppedBy::EndOfCaptures | StoppedBy::Interrupted => steps.len(),
     };
     let lossless_steps = if lost_in_transit > 0 { &[] } else { steps.get(..lossless_steps).unwrap_or_default() };
     let highest =
         lossless_steps.iter().take_while(|step| step.dropped == 0 && step.gap_messages.unwrap_or(0) == 0).last();
     Ok(UntilLoss {
         highest_rate_without_loss: highest.map(|step| step.rate_sent),
-        ended_by,
+        stopped_by,
         lost_in_transit,
         counts_source,
         steps,
@@ -300,7 +296,7 @@ impl Search {
     }
 
     /// Whether the search is over, and why.
-    fn check_loss(&mut self) -> Option<EndedBy> {
+    fn check_loss(&mut self) -> Option<StoppedBy> {
         let counted = self.counts.dropped().and_then(|dropped| Ok((dropped, self.counts.gap_messages()?)));
         match counted {
             Ok((dropped, gap_messages)) => {
@@ -313,12 +309,12 @@ impl Search {
                     }
                 }
                 if dropped > 0 || gap_messages.is_some_and(|lost| lost > 0) {
-                    return Some(EndedBy::Loss);
+                    return Some(StoppedBy::Loss);
                 }
             }
             Err(error) => {
                 self.fault = Some(error);
-                return Some(EndedBy::Interrupted);
+                return Some(StoppedBy::Interrupted);
             }
         }
         // Not judged before half of the step was sent, or its time has passed: a host that was busy for a moment
@@ -329,7 +325,7 @@ impl Search {
                 && (step.schedule_ns >= step_ns / 2 || step.last.since(step.first) >= step_ns)
                 && step.late_ns.value_at_quantile(0.5) > step_ns / 20
         });
-        behind.then_some(EndedBy::Sender)
+        behind.then_some(StoppedBy::SenderLimit)
     }
 
     fn step_results(&self, arrived: Option<&SinkTotals>) -> Vec<Step> {
@@ -408,19 +404,19 @@ impl UntilLoss {
                 grouped(step.dropped)
             );
         }
-        let why = match self.ended_by {
-            EndedBy::Loss => "next step lost packets",
-            EndedBy::Sender => "the sender could not keep the rate of the next step; no loss seen",
-            EndedBy::EndOfCaptures => "end of the captures; no loss seen",
-            EndedBy::Interrupted => "interrupted; no loss seen",
+        let why = match self.stopped_by {
+            StoppedBy::Loss => "next step lost packets",
+            StoppedBy::SenderLimit => "the sender could not keep the rate of the next step; no loss seen",
+            StoppedBy::EndOfCaptures => "end of the captures; no loss seen",
+            StoppedBy::Interrupted => "interrupted; no loss seen",
         };
-        let _ = match (self.highest_rate_without_loss, self.ended_by) {
+        let _ = match (self.highest_rate_without_loss, self.stopped_by) {
             (Some(rate), _) => writeln!(text, "highest rate without loss: {rate:.0} packets/s ({why})"),
-            (None, EndedBy::Loss) => writeln!(text, "every step had losses"),
-            (None, EndedBy::Sender) => {
+            (None, StoppedBy::Loss) => writeln!(text, "every step had losses"),
+            (None, StoppedBy::SenderLimit) => {
                 writeln!(text, "the sender could not keep the rate of the first step; start with a lower --rate")
             }
-            (None, EndedBy::EndOfCaptures | EndedBy::Interrupted) => writeln!(text, "no step was played: {why}"),
+            (None, StoppedBy::EndOfCaptures | StoppedBy::Interrupted) => writeln!(text, "no step was played: {why}"),
         };
         if self.lost_in_transit > 0 {
             let _ = writeln!(

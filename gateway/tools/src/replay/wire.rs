@@ -94,9 +94,9 @@ pub enum WireError {
 pub fn run(
     open: impl Fn() -> Result<CaptureMerge, CaptureError>,
     options: &WireOptions,
-    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    on_progress: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
 ) -> Result<WireSummary, WireError> {
-    run_observed(open, options, watch, &mut |_, _| {})
+    run_observed(open, options, on_progress, &mut |_, _| {})
 }
 
 /// The same, with an observer: `sent` gets the destination and the intended time of each packet (`None` without a
@@ -107,7 +107,7 @@ pub fn run(
 pub fn run_observed(
     open: impl Fn() -> Result<CaptureMerge, CaptureError>,
     options: &WireOptions,
-    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    on_progress: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
     sent: &mut dyn FnMut(SocketAddrV4, MonoNs),
 ) -> Result<WireSummary, WireError> {
     let mut pacer = Pacer::new(options.pace, mono_now().0);
@@ -117,7 +117,7 @@ pub fn run_observed(
         timing: Timing::new(),
         journey: options.rehearsal.as_ref().map(PacketsInTransit::new),
         packets_until_check: PACKETS_PER_CHECK,
-        watch,
+        on_progress,
         sent,
     };
     let mut round = 0;
@@ -152,7 +152,7 @@ struct Player<'a> {
     timing: Timing,
     journey: Option<PacketsInTransit>,
     packets_until_check: u32,
-    watch: &'a mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    on_progress: &'a mut dyn FnMut(WireProgress) -> ControlFlow<()>,
     sent: &'a mut dyn FnMut(SocketAddrV4, MonoNs),
 }
 
@@ -205,7 +205,7 @@ impl Player<'_> {
         payload: &[u8],
         merge: &CaptureMerge,
     ) -> Result<ControlFlow<()>, WireError> {
-        let mut check = || (self.watch)(WireProgress { file_bytes: merge.file_bytes_read() });
+        let mut check = || (self.on_progress)(WireProgress { file_bytes: merge.file_bytes_read() });
         self.packets_until_check -= 1;
         if self.packets_until_check == 0 {
             self.packets_until_check = PACKETS_PER_CHECK;

@@ -7,7 +7,7 @@ use super::{ChannelCounts, ChannelReport, Comparison, Report};
 /// Columns. `item` is a stage; in the tables of lines it is a line. `from` and `until` are nanoseconds since 1970 in
 /// the tables `timeline`, `gaps` and `lead_by_time` (in `lead_by_time` since midnight UTC if the report has several
 /// days). In the table `load` they are rates per second.
-pub const HEADER: &str = "group,table,channel,name,item,from,until,figure,value";
+pub const HEADER: &str = "group,table,channel,name,item,from,until,statistic,value";
 
 /// Writes one report; `group` is the first column.
 ///

@@ -147,10 +147,10 @@ impl ChangeVerdict {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Exceeds => "exceeds",
-            Self::Within => "within",
-            Self::FewSamples => "few_samples",
-            Self::Unjudged => "unjudged",
+            Self::Exceeds => "outside_spread",
+            Self::Within => "within_spread",
+            Self::FewSamples => "few_runs",
+            Self::Unjudged => "not_compared",
         }
     }
 }

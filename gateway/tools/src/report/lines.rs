@@ -79,7 +79,7 @@ pub(super) struct ChannelInputs<'a> {
 
 impl ChannelInputs<'_> {
     /// Sums of the channel's own counts.
-    pub(super) fn counted(&self) -> ChannelCounts {
+    pub(super) fn total_counts(&self) -> ChannelCounts {
         let sum = |name| self.of_channel().map(|counts| counts.value(name)).fold(0, u64::saturating_add);
         ChannelCounts {
             datagrams: sum("datagrams"),

@@ -205,7 +205,7 @@ impl Report {
         let lines = cell.lines(self.begin, self.end, &mut damage);
         self.damage.append(&mut damage);
         let channel = self.channel(id);
-        (channel.counted, channel.gaps, channel.lines) = (cell.counted(), cell.gaps(), lines);
+        (channel.counted, channel.gaps, channel.lines) = (cell.total_counts(), cell.gaps(), lines);
         if cell.intervals().any(|(_, counts)| counts.length_ns > 0) {
             channel.rate_unit = RateUnit::Messages;
         }

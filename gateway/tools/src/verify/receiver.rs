@@ -94,26 +94,31 @@ impl ReceiverView {
     }
 
     /// Accepts a published packet of the accepted epoch. Returns false for a packet that was captured before.
-    pub(super) fn accept(&mut self, seen: &CapturedPacket<'_>, packet: &Packet<'_>, findings: &mut Findings) -> bool {
+    pub(super) fn accept(
+        &mut self,
+        captured: &CapturedPacket<'_>,
+        packet: &Packet<'_>,
+        findings: &mut Findings,
+    ) -> bool {
         let meta = &packet.meta;
         let channel = self
             .channels
             .entry((meta.group, meta.channel))
-            .or_insert_with(|| ChannelView::new(meta.epoch, seen.time_ns));
-        channel.observe(seen.time_ns, meta.epoch);
+            .or_insert_with(|| ChannelView::new(meta.epoch, captured.time_ns));
+        channel.observe(captured.time_ns, meta.epoch);
         if meta.flags.contains(PacketFlags::SNAPSHOT) {
             return true;
         }
         let range = range_of(packet);
-        let key = (seen.dst, meta.group, meta.channel);
+        let key = (captured.dst, meta.group, meta.channel);
         let is_new = match self.lines.get_mut(&key) {
-            Some(line) => line.accept(seen.location, packet, &range, findings),
+            Some(line) => line.accept(captured.location, packet, &range, findings),
             None => {
                 self.lines.insert(key, LineView::begin(packet, &range));
                 true
             }
         };
-        channel.take(seen, packet, &range, findings);
+        channel.apply(captured, packet, &range, findings);
         is_new
     }
 
@@ -227,9 +232,9 @@ impl ChannelView {
         self.packet_ns = now_ns;
     }
 
-    fn take(
+    fn apply(
         &mut self,
-        seen: &CapturedPacket<'_>,
+        captured: &CapturedPacket<'_>,
         packet: &Packet<'_>,
         range: &Range<PartPosition>,
         findings: &mut Findings,
@@ -253,7 +258,7 @@ impl ChannelView {
                 && !meta.flags.contains(PacketFlags::RETRANSMISSION)
                 && session.gaps.overlaps(&(frame..frame + 1))
             {
-                findings.record(Promise::ConsistentContent, seen.location, || {
+                findings.record(Promise::ConsistentContent, captured.location, || {
                     let number = header.sequence.get();
                     format!(
                         "channel {} {}: sequence {number} received after its gap was declared",
@@ -270,11 +275,11 @@ impl ChannelView {
         let published_through = if is_end { position(meta.next) } else { range.start };
         session.published_through = session.published_through.max(published_through);
         if packet.frame_count > 0 {
-            self.content_ns = seen.time_ns;
+            self.content_ns = captured.time_ns;
         }
         if is_new && let Some((packet_ns, content_ns)) = self.blackout_since.take() {
-            self.blackout_ns.saturating_record(seen.time_ns.saturating_sub(packet_ns));
-            self.content_blackout_ns.saturating_record(seen.time_ns.saturating_sub(content_ns));
+            self.blackout_ns.saturating_record(captured.time_ns.saturating_sub(packet_ns));
+            self.content_blackout_ns.saturating_record(captured.time_ns.saturating_sub(content_ns));
         }
     }
 }

@@ -308,8 +308,8 @@ mod tests {
         for text in ["b begins 2 records after others", "b ends 4 records before others", "a has nothing of it"] {
             assert!(table.contains(text), "{table}");
         }
-        let json = &verdict.to_json(&files)["shortfalls"][2];
-        assert_eq!(*json, serde_json::json!({ "file": "b", "channel": 1, "lacking": "last", "records": 4 }));
+        let json = &verdict.to_json(&files)["missing_at_ends"][2];
+        assert_eq!(*json, serde_json::json!({ "file": "b", "channel": 1, "kind": "tail", "records": 4 }));
         assert_eq!(judge(&[rows(1, 10), rows(1, 10)]).shortfalls, []);
     }
 
@@ -321,7 +321,7 @@ mod tests {
             assert_eq!(verdict.times_broken(promise), None);
             let line = format!("{:<26} not judged: rows do not tell\n", promise.name());
             assert!(verdict.to_table(&[]).contains(&line), "{}", verdict.to_table(&[]));
-            assert!(verdict.to_json(&[])["broken"][promise.name()].is_null());
+            assert!(verdict.to_json(&[])["violations"][promise.name()].is_null());
         }
     }
 

@@ -263,7 +263,7 @@ fn content_of_a_fenced_packet_counts_as_missing() {
         .publish(PacketFixture { send_time_ns: Some(4_500_000), ..PacketFixture::message(5, 0, 5) })
         .publish_range(6, 1, 6, 9);
     assert_eq!(broken(&capture), [NoLoss]);
-    assert_eq!(capture.verdict(VerifyOptions::default()).counts.fenced, 1);
+    assert_eq!(capture.verdict(VerifyOptions::default()).counts.stale_epoch_packets, 1);
 }
 
 #[test]

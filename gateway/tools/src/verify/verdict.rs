@@ -233,7 +233,7 @@ impl Verdict {
             packets,
             unicast_replies,
             duplicate_captures,
-            fenced,
+            stale_epoch_packets,
             epoch_jumps,
             other_groups,
             unrecognised,
@@ -245,18 +245,18 @@ impl Verdict {
             "passed": self.is_kept(),
             "files": files,
             "packets": packets,
-            "answers": unicast_replies,
-            "captured_twice": duplicate_captures,
-            "fenced": fenced,
-            "incredible_epochs": epoch_jumps,
+            "unicast_replies": unicast_replies,
+            "duplicate_captures": duplicate_captures,
+            "stale_epoch_packets": stale_epoch_packets,
+            "epoch_jumps": epoch_jumps,
             "other_groups": other_groups,
-            "foreign": unrecognised,
+            "unrecognised": unrecognised,
             "damaged": damaged,
             "rows": self.rows,
-            "names": self.names,
-            "said_again": self.republished,
-            "forgotten": self.evicted,
-            "broken": promises,
+            "unique_items": self.names,
+            "republished": self.republished,
+            "evicted": self.evicted,
+            "violations": promises,
             "epochs": self.epochs.iter().map(|epoch| json!({
                 "group": epoch.group, "count": epoch.count, "node": epoch.node,
                 "first_ns": epoch.first_ns, "last_ns": epoch.last_ns, "packets": epoch.packets,
@@ -266,15 +266,15 @@ impl Verdict {
                 "sessions": channel.sessions.iter().map(|(session, first, last)| json!({
                     "session": session, "first": first, "last": last,
                 })).collect::<Vec<_>>(),
-                "gaps": channel.gaps, "changes": channel.leadership_changes,
+                "gaps": channel.gaps, "leadership_changes": channel.leadership_changes,
                 "blackout": channel.blackout.to_json(), "silence": channel.content_blackout.to_json(),
             })).collect::<Vec<_>>(),
-            "shortfalls": self.shortfalls.iter().map(|shortfall| json!({
+            "missing_at_ends": self.shortfalls.iter().map(|shortfall| json!({
                 "file": files.get(shortfall.file), "channel": shortfall.channel,
-                "lacking": shortfall.kind.name(), "records": shortfall.records,
+                "kind": shortfall.kind.name(), "records": shortfall.records,
             })).collect::<Vec<_>>(),
             "findings": self.findings.iter().map(|finding| json!({
-                "promise": finding.promise.name(), "file": files.get(finding.location.file),
+                "check": finding.promise.name(), "file": files.get(finding.location.file),
                 "number": finding.location.number, "text": finding.text,
             })).collect::<Vec<_>>(),
         })
@@ -291,12 +291,12 @@ impl Verdict {
         let counts = &self.counts;
         if counts.packets > 0 {
             let unicast_replies = grouped(counts.unicast_replies);
-            row("published packets", format!("{} ({unicast_replies} answers to questions)", grouped(counts.packets)));
+            row("published packets", format!("{} ({unicast_replies} retransmitted)", grouped(counts.packets)));
         }
         let anomalies = [
             ("receivers' rows", self.rows),
             ("captured more than once", counts.duplicate_captures),
-            ("stale epochs (fenced)", counts.fenced),
+            ("stale epochs (fenced)", counts.stale_epoch_packets),
             ("epoch jumps (dropped)", counts.epoch_jumps),
             ("of other groups", counts.other_groups),
             ("other datagrams", counts.unrecognised),
@@ -308,7 +308,7 @@ impl Verdict {
         for (reason, count) in &counts.damaged {
             row(&format!("damaged: {reason}"), grouped(*count));
         }
-        row("names", format!("{} unique, {} republished", grouped(self.names), grouped(self.republished)));
+        row("items", format!("{} unique, {} republished", grouped(self.names), grouped(self.republished)));
         for epoch in &self.epochs {
             let length_s = Seconds(epoch.last_ns - epoch.first_ns);
             let value = format!(
@@ -423,8 +423,8 @@ const BAR_MARKS: u64 = 40;
 impl ShortfallKind {
     fn name(self) -> &'static str {
         match self {
-            Self::First => "first",
-            Self::Last => "last",
+            Self::First => "head",
+            Self::Last => "tail",
             Self::All => "all",
         }
     }

@@ -15,8 +15,8 @@ impl Display for FileStatistics {
             (self.fragments, "IP fragments"),
             (self.malformed, "malformed frames"),
             (self.truncated, "frames truncated by the capture's snap length"),
-            (self.untimed, "packets without a timestamp"),
-            (self.unrecognised, "datagrams of no known feed"),
+            (self.frames_without_timestamp, "packets without a timestamp"),
+            (self.unrecognised, "datagrams of unknown feeds"),
             (self.lines_over_limit, "datagrams beyond the limit of addresses"),
         ] {
             if count > 0 {
@@ -50,7 +50,9 @@ impl Display for LineSummary {
             writeln!(f, "  {window:<16}{:>14}  from {}", Count(burst.messages), moment(burst.time_ns))?;
         }
         self.write_sequence_rows(f)?;
-        for (title, counts) in [("malformed messages", &self.refused), ("malformed packets", &self.broken)] {
+        for (title, counts) in
+            [("malformed messages", &self.malformed_messages), ("malformed packets", &self.malformed_packets)]
+        {
             for (reason, count) in counts {
                 writeln!(f, "  {title:<16}{:>14}  {reason}", Count(*count))?;
             }
@@ -70,8 +72,11 @@ impl Display for LineSummary {
 
 impl LineSummary {
     fn write_sequence_rows(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let missing =
-            if self.gap_count > 0 { format!("  {} messages missing", Count(self.missing)) } else { String::new() };
+        let missing = if self.gap_count > 0 {
+            format!("  {} messages missing", Count(self.missing_messages))
+        } else {
+            String::new()
+        };
         writeln!(f, "  {:<16}{:>14}{missing}", "gaps", Count(self.gap_count))?;
         for gap in self.gaps.iter().take(SHOWN_MAX) {
             let (first, last) = (Count(gap.first), Count(gap.next - 1));
@@ -79,7 +84,7 @@ impl LineSummary {
             writeln!(f, "    {}  {first} to {last} ({count})  at {}", gap.session, ClockNs(gap.time_ns))?;
         }
         write_more(f, self.gap_count, self.gaps.len())?;
-        for (count, title) in [(self.repeated, "duplicate or late"), (self.stale_packets, "stale packets")] {
+        for (count, title) in [(self.duplicates, "duplicate or late"), (self.stale_packets, "stale packets")] {
             if count > 0 {
                 writeln!(f, "  {title:<16}{:>14}", Count(count))?;
             }
@@ -93,7 +98,7 @@ impl LineSummary {
                 write!(f, "  no messages")?;
             }
             if session.gaps > 0 {
-                write!(f, ", {} missing in {} gaps", Count(session.missing), Count(session.gaps))?;
+                write!(f, ", {} missing in {} gaps", Count(session.missing_messages), Count(session.gaps))?;
             }
             writeln!(f)?;
         }

@@ -98,15 +98,15 @@ impl ReplayDriver {
         &mut self,
         merge: &mut CaptureMerge,
         sink: &mut O,
-        watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
         while !self.has_stopped && merge.advance() {
             let Some((file, datagram)) = merge.current() else { break };
-            self.accept(file, &datagram, merge, sink, watch)?;
+            self.accept(file, &datagram, merge, sink, on_event)?;
             if self.counts.datagrams.is_multiple_of(DATAGRAMS_PER_CHECK) {
                 sink.check()?;
                 let file_bytes = merge.file_bytes_read();
-                if watch(Event::Progress { file_bytes, driver: &*self }).is_break() {
+                if on_event(Event::Progress { file_bytes, driver: &*self }).is_break() {
                     return Err(OfflineError::Interrupted);
                 }
             }
@@ -148,7 +148,7 @@ impl ReplayDriver {
         datagram: &CapturedDatagram<'_>,
         merge: &CaptureMerge,
         sink: &mut O,
-        watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
         self.counts.datagrams += 1;
         let (first_ns, last_ns) = self.counts.span_ns.unwrap_or((datagram.time_ns, datagram.time_ns));
@@ -158,7 +158,7 @@ impl ReplayDriver {
             return Ok(());
         };
         if is_new_lane {
-            self.open_lane(lane, source, sink, watch)?;
+            self.open_lane(lane, source, sink, on_event)?;
         }
         // Captures of several network cards are slightly out of order; the clock must not go back.
         self.now = self.now.max(MonoNs(datagram.time_ns));
@@ -214,7 +214,7 @@ impl ReplayDriver {
         lane: usize,
         source: &CaptureFile,
         sink: &mut O,
-        watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
         let Some(routes) = self.routes.lanes().get(lane) else { return Ok(()) };
         let feed = routes.feed;
@@ -225,7 +225,7 @@ impl ReplayDriver {
         let config = self.channel_config(lane, feed, source);
         sink.lane(lane, &config)?;
         let channel = Channel::new(config);
-        let found = watch(Event::Found { lane: Lane { channel: &channel, routes }, by: routes.by });
+        let found = on_event(Event::Found { lane: Lane { channel: &channel, routes }, by: routes.by });
         self.channels.push(channel);
         if found.is_break() { Err(OfflineError::Interrupted) } else { Ok(()) }
     }

@@ -33,7 +33,7 @@ pub(super) struct LaneRecords {
     pub(super) suspect: u64,
     /// Frames that filled a gap after it had been declared: not recorded, since records after them were already
     /// written.
-    pub(super) late_fills: u64,
+    pub(super) late_messages: u64,
 }
 
 impl Recorder {
@@ -71,7 +71,7 @@ impl ReplaySink for Recorder {
             date: config.date,
             by_schema: [0; SchemaSet::NAMES.len()],
             suspect: 0,
-            late_fills: 0,
+            late_messages: 0,
         });
         Ok(())
     }
@@ -84,7 +84,7 @@ impl ReplaySink for Recorder {
             FrameKind::Gap | FrameKind::State => return,
         }
         if meta.flags.contains(FrameFlags::LATE_FILL) {
-            lane.late_fills += 1;
+            lane.late_messages += 1;
             return;
         }
         if meta.flags.contains(FrameFlags::SUSPECT) {

@@ -52,7 +52,7 @@ impl GatewayLosses {
         self.host.destination_without_listener()
     }
 
-    fn ask(&mut self) -> io::Result<Snapshot> {
+    fn refresh(&mut self) -> io::Result<Snapshot> {
         let snapshot = read_snapshot(&self.socket)?;
         self.refreshed_at = Instant::now();
         self.gap_messages = gap_messages(&snapshot).saturating_sub(self.baseline);
@@ -77,7 +77,7 @@ impl LossCounter for GatewayLosses {
 
     fn gap_messages(&mut self) -> io::Result<Option<u64>> {
         if self.refreshed_at.elapsed() >= POLL_INTERVAL {
-            self.ask()?;
+            self.refresh()?;
         }
         Ok(Some(self.gap_messages))
     }
@@ -97,10 +97,10 @@ impl LossCounter for GatewayLosses {
     /// Waits until no more packets arrive and no gap is open: by then missing messages were declared.
     fn finish_counting(&mut self, _sent: u64) -> io::Result<Option<SinkTotals>> {
         let started = Instant::now();
-        let mut last = self.ask()?;
+        let mut last = self.refresh()?;
         while started.elapsed() < SETTLE_TIMEOUT {
             std::thread::sleep(POLL_INTERVAL);
-            let now = self.ask()?;
+            let now = self.refresh()?;
             let datagrams =
                 |snapshot: &Snapshot| snapshot.channels.iter().map(|channel| channel.datagrams).sum::<u64>();
             let has_open_gap =

@@ -61,7 +61,7 @@ fn each_step_reports_the_latency_of_a_sink_that_keeps_up() {
     );
     assert!(found.steps.iter().all(|step| step.latency.is_some()), "{found:?}");
     // A busy machine may delay the sender, but nothing is lost.
-    assert!(matches!(found.ended_by, EndedBy::EndOfCaptures | EndedBy::Sender), "{found:?}");
+    assert!(matches!(found.stopped_by, StoppedBy::EndOfCaptures | StoppedBy::SenderLimit), "{found:?}");
     assert!(found.to_table().contains("counted as lost"));
 }
 
@@ -72,7 +72,7 @@ fn drops_of_a_receiver_that_does_not_read_end_the_search() {
     options.receive_buffer_bytes = 64 << 10;
     let idle = open_receive(&options).unwrap();
     let found = search(&paths, idle.local_address().unwrap(), SLOW_RAMP, &Receiver::Host).unwrap();
-    assert_eq!(found.ended_by, EndedBy::Loss);
+    assert_eq!(found.stopped_by, StoppedBy::Loss);
     assert!(found.steps.last().unwrap().dropped > 0);
     assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
 }
@@ -103,7 +103,7 @@ fn a_gap_declared_by_the_gateway_ends_the_search() {
     // So slow that no machine falls behind before the gateway was queried a few times.
     let slow = Rising { rate: 50.0, factor: 1.5, step_ns: 1_000_000_000 };
     let found = search(&paths, address, slow, &Receiver::Gateway(socket.clone())).unwrap();
-    assert_eq!(found.ended_by, EndedBy::Loss, "{found:?}");
+    assert_eq!(found.stopped_by, StoppedBy::Loss, "{found:?}");
     assert_eq!(found.steps.iter().filter_map(|step| step.gap_messages).sum::<u64>(), 3);
     assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
     let step_results = found.steps.iter().filter_map(|step| step.gateway_latency).map(|latency| latency.p99_ns).max();
@@ -160,11 +160,11 @@ fn a_slow_sender_is_detected_after_half_a_step() {
     (0..PACKETS_BEFORE_JUDGING).for_each(|packet| search.sent(destination, begin.plus(packet)));
     assert_eq!(search.check_loss(), None, "it may catch up yet");
     search.sent(destination, begin.plus(ramp.step_ns / 2));
-    assert_eq!(search.check_loss(), Some(EndedBy::Sender));
+    assert_eq!(search.check_loss(), Some(StoppedBy::SenderLimit));
     let found = UntilLoss {
         steps: search.step_results(None),
         highest_rate_without_loss: None,
-        ended_by: EndedBy::Sender,
+        stopped_by: StoppedBy::SenderLimit,
         lost_in_transit: 0,
         counts_source: "nothing",
     };

@@ -43,7 +43,6 @@ pub struct WireSummary {
     /// Errors that ended files early.
     pub damages: Vec<String>,
     /// Frames of each round truncated by the capture's snap length, skipped.
-    #[serde(rename = "cut")]
     pub truncated: u64,
 }
 

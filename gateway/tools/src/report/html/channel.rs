@@ -121,7 +121,7 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let share = |part, wire_to_wire| format!("{:.1}\u{a0}%", percent(part, wire_to_wire));
     writeln!(
         out,
-        "<p class=\"label\">Lines</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>line</th><th>packets</th><th>has</th>\
+        "<p class=\"label\">Lines</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>line</th><th>packets</th><th>coverage</th>\
          <th>first</th><th>late</th><th>ahead</th><th>by p50</th><th>p90</th><th>p99</th><th>max</th></tr></thead>\n<tbody class=\"plain\">"
     )?;
     for line in &channel.lines {

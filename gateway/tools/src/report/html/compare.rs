@@ -47,7 +47,7 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
     channels.sort();
     for (id, title) in channels {
         writeln!(out, "<section>\n<h2>{}</h2>", escape(&title.replacen("channel", "Channel", 1)))?;
-        let mut said = String::new();
+        let mut shown_note = String::new();
         for (index, group) in comparison.groups.iter().enumerate().skip(1) {
             let differences: Vec<&Difference> = comparison
                 .differences
@@ -56,7 +56,7 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
                 .collect();
             let base = comparison.groups.first().map_or("", |base| base.name.as_str());
             let caption = format!("{} against {base}", group.name);
-            changes(&caption, &differences, &mut said, out)?;
+            changes(&caption, &differences, &mut shown_note, out)?;
         }
         overlays(comparison, id, out)?;
         for (index, group) in comparison.groups.iter().enumerate().skip(1) {
@@ -68,9 +68,9 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
     writeln!(out, "<p class=\"caption\">{}</p>", escape(SPREAD_NOTE))
 }
 
-/// Changes of each percentile, stage by stage. The reading note is printed only where `said` has not been set by an
-/// earlier one.
-fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &mut impl Write) -> fmt::Result {
+/// Changes of each percentile, stage by stage. The reading note is printed only if it differs from `shown_note`, the one
+/// printed last.
+fn changes(caption: &str, differences: &[&Difference], shown_note: &mut String, out: &mut impl Write) -> fmt::Result {
     let Some(first) = differences.first() else { return Ok(()) };
     writeln!(
         out,
@@ -111,11 +111,11 @@ fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &
         samples.count,
         samples.chance() * 100.0
     );
-    if *said == reading {
+    if *shown_note == reading {
         return Ok(());
     }
     writeln!(out, "<p class=\"caption\">{reading}</p>")?;
-    *said = reading;
+    *shown_note = reading;
     Ok(())
 }
 
@@ -252,21 +252,21 @@ fn verdict(verdict: ChangeVerdict) -> &'static str {
 
 /// Differences between the groups' disclosures: the first place to look for the cause of a change.
 pub(super) fn disclosures(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
-    let said: Vec<BTreeMap<&str, BTreeSet<&str>>> = comparison
+    let disclosed: Vec<BTreeMap<&str, BTreeSet<&str>>> = comparison
         .groups
         .iter()
         .map(|group| {
-            let mut said: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-            for (key, value) in group.report.disclosures.iter().flat_map(|disclosed| &disclosed.entries) {
-                said.entry(key).or_default().insert(value);
+            let mut values: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+            for (key, value) in group.report.disclosures.iter().flat_map(|source| &source.entries) {
+                values.entry(key).or_default().insert(value);
             }
-            said
+            values
         })
         .collect();
-    let keys: BTreeSet<&str> = said.iter().flat_map(|said| said.keys().copied()).collect();
+    let keys: BTreeSet<&str> = disclosed.iter().flat_map(|entries| entries.keys().copied()).collect();
     let differing: Vec<&str> = keys
         .into_iter()
-        .filter(|key| said.windows(2).any(|pair| matches!(pair, [one, other] if one.get(key) != other.get(key))))
+        .filter(|key| disclosed.windows(2).any(|pair| matches!(pair, [one, other] if one.get(key) != other.get(key))))
         .collect();
     writeln!(out, "<section>\n<h2>Differences in environment and settings</h2>")?;
     if differing.is_empty() {
@@ -277,8 +277,8 @@ pub(super) fn disclosures(comparison: &Comparison, out: &mut impl Write) -> fmt:
     writeln!(out, "</tr></thead>\n<tbody>")?;
     for key in differing {
         write!(out, "<tr><th scope=\"row\">{}</th>", escape(key))?;
-        for said in &said {
-            let values: Vec<String> = said.get(key).into_iter().flatten().map(|value| escape(value)).collect();
+        for of_group in &disclosed {
+            let values: Vec<String> = of_group.get(key).into_iter().flatten().map(|value| escape(value)).collect();
             let text = if values.is_empty() { "not recorded".to_owned() } else { values.join("<br>") };
             write!(out, "<td>{text}</td>")?;
         }
