@@ -148,7 +148,7 @@ fn statistics_match_the_packets() {
     }
 
     let shown = process::run(["inspect", text(&path), "--stats"]).expect_code(0).stdout;
-    for wanted in ["most in 1 ms", "most in 10 ms", "most in 1 s", "AddOrder", "gaps", "sessions", DESTINATIONS[0]] {
+    for wanted in ["busiest 1 ms", "busiest 10 ms", "busiest 1 s", "AddOrder", "gaps", "sessions", DESTINATIONS[0]] {
         assert!(shown.contains(wanted), "{wanted}: {shown}");
     }
     // A filter leaves the line's gaps as they are.

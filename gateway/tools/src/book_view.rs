@@ -183,7 +183,7 @@ fn check_not_empty(options: &BookOptions, driver: &ReplayDriver, merge: &Capture
     match driver.counts().datagrams {
         0 => Err(OfflineError::NoPackets { files: options.files.clone() }),
         datagrams => Err(OfflineError::NothingRecognised {
-            wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
+            wanted: options.feed.map_or_else(|| "known feed".to_owned(), |feed| feed.to_string()),
             datagrams,
         }),
     }

@@ -99,7 +99,8 @@ pub enum ConvertError {
     },
     /// The input contains a second record type, which the table can't hold.
     #[error(
-        "convert {}: record of schema {second} at byte {offset} among records of {first}; a table holds one schema: choose with --schema",
+        "convert {}: record of schema {second} at byte {offset} among records of {first}; a table holds one schema: \
+         choose with --schema",
         path.display()
     )]
     SeveralSchemas {

@@ -125,7 +125,7 @@ pub enum DiffError {
         path: PathBuf,
     },
     /// Two recordings of different kinds.
-    #[error("diff: {a} holds {kind_a}, {b} holds {kind_b}: these can't be compared")]
+    #[error("diff: {a} contains {kind_a}, {b} contains {kind_b}: cannot be compared")]
     DifferentKinds {
         /// First recording.
         a: String,

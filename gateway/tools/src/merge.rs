@@ -209,7 +209,7 @@ impl Merger {
                 MergeError::NoPackets(files.join(", "))
             }
             datagrams => MergeError::NothingRecognised {
-                wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
+                wanted: options.feed.map_or_else(|| "known feed".to_owned(), |feed| feed.to_string()),
                 datagrams,
             },
         }

@@ -44,7 +44,7 @@ pub enum CaptureFault {
     #[error("cannot continue reading")]
     Read(#[source] io::Error),
     /// Decompression failed.
-    #[error("the {format} stream can't be unpacked any further at byte {compressed_offset} of the file: {reason}")]
+    #[error("cannot decompress the {format} stream at byte {compressed_offset} of the file: {reason}")]
     Decompress {
         /// Compression format of the file.
         format: &'static str,
@@ -85,7 +85,8 @@ pub enum CaptureFault {
     InterfaceUnknown(u32),
     /// A link layer that carries no IP, or that is not supported.
     #[error(
-        "link type {0} is not supported (supported: Ethernet 1, raw IP 101, Linux cooked 113 and 276, null 0, loopback 108)"
+        "link type {0} is not supported (supported: Ethernet 1, raw IP 101, Linux cooked 113 and 276, null 0, \
+         loopback 108)"
     )]
     LinkTypeUnknown(i32),
     /// Bytes after the end-of-session mark of a day file.

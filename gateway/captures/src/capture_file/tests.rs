@@ -296,7 +296,7 @@ fn a_new_section_has_its_own_order_and_interfaces() {
     file.extend(fixture::packet(Order::Little, 0, 1, &ethernet_ipv4(b"of no interface")));
     let reading = read(&file);
     assert_eq!(reading.payloads().len(), 2);
-    assert_eq!(reading.error.unwrap(), "damaged: packet of interface 0, which was not described");
+    assert_eq!(reading.error.unwrap(), "damaged: packet of interface 0 without an interface description");
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn the_reported_offset_is_the_start_of_the_truncated_packet() {
     assert_eq!(reading.payloads().len(), 2);
     assert_eq!(reading.offset, Some((file.len() - last - 16) as u64));
     let error = reading.error.unwrap();
-    assert_eq!(error, format!("the file is cut: a packet needs {} bytes, {} are left", last + 16, last + 15));
+    assert_eq!(error, format!("the file is truncated: a packet needs {} bytes, {} remain", last + 16, last + 15));
 }
 
 #[test]
@@ -371,14 +371,14 @@ fn impossible_lengths_are_refused_without_reading_them() {
     let reading = read(&pcap);
     assert_eq!(reading.payloads(), [b"one"]);
     assert_eq!(reading.offset, Some(second as u64));
-    assert_eq!(reading.error.unwrap(), "damaged: a packet claims 4294967280 bytes");
+    assert_eq!(reading.error.unwrap(), "damaged: a packet declares 4294967280 bytes");
 
     for claimed in [0_u32, 8, 13, 0x7fff_fff0] {
         let mut pcapng = pcapng_of_three();
         let at = 28 + 32 + 4;
         pcapng[at..at + 4].copy_from_slice(&claimed.to_le_bytes());
         let reading = read(&pcapng);
-        assert_eq!(reading.error.unwrap(), format!("damaged: a block claims {claimed} bytes"));
+        assert_eq!(reading.error.unwrap(), format!("damaged: a block declares {claimed} bytes"));
         assert_eq!(reading.offset, Some(60));
     }
 }
@@ -402,7 +402,7 @@ fn no_flipped_byte_causes_a_panic() {
 fn a_file_that_is_no_capture_is_refused() {
     assert_eq!(read(b"").error.unwrap(), "the file is empty");
     for text in [b"hello, world\n".as_slice(), b"x", b"{}", b"\0\0\0\0\0\0", &gzip(b"text")] {
-        assert_eq!(read(text).error.unwrap(), "neither pcap nor pcapng nor a Nasdaq day file");
+        assert_eq!(read(text).error.unwrap(), "not a pcap, pcapng or Nasdaq day file");
     }
     let missing = CaptureFile::open(Path::new("/nonexistent/a.pcap"), &OpenOptions::default()).unwrap_err();
     assert_eq!(missing.to_string(), "open /nonexistent/a.pcap");
@@ -450,7 +450,7 @@ fn day_files_become_packets_by_time_and_size() {
     assert_eq!(mold_header(&ended.datagrams[4].4), (124, 0xffff));
     file.push(0);
     let after = read_named("any", &file, &options);
-    assert_eq!(after.error.unwrap(), "bytes after the end-of-session mark");
+    assert_eq!(after.error.unwrap(), "bytes after the end of session");
 }
 
 #[test]

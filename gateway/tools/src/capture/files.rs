@@ -142,7 +142,7 @@ mod tests {
         assert!(!series.is_full(current(900, Some(5)), 64, 100));
         assert!(series.is_full(current(901, Some(5)), 64, 100));
         assert!(series.is_full(current(0, Some(5)), 65, 100));
-        assert!(!series.is_full(current(5_000, None), 65, 100), "a header alone is no reason for another file");
+        assert!(!series.is_full(current(5_000, None), 65, 100), "a file without packets is never full");
     }
 
     #[test]

@@ -86,6 +86,6 @@ mod tests {
         }
         memory.push(1_000, &[9; 101]);
         assert_eq!(memory.bytes.capacity(), room, "allocated once");
-        assert_eq!(times(&mut memory).len(), 0, "the one that was too large took the place of all");
+        assert_eq!(times(&mut memory).len(), 0, "a block larger than the memory displaces all others");
     }
 }

@@ -58,7 +58,8 @@ impl SocketReader {
             address,
             description: CaptureLine { address, ..line.clone() }.description_text(),
             comment: format!(
-                "timestamps: {clock}; from a socket: Ethernet, IP and UDP headers are synthesized; addresses, ports and lengths are real"
+                "timestamps: {clock}; from a socket: Ethernet, IP and UDP headers are synthesized; addresses, ports \
+                 and lengths are real"
             ),
             stamps: line.stamps,
             buffer_bytes: (socket.buffer.requested_bytes, socket.buffer.granted_bytes),

@@ -81,7 +81,7 @@ fn captured_packets_are_written_in_time_order_with_sender_and_receiver() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pcapng");
     let capture = Capture::open(&CaptureOptions { packets_max: Some(300), ..options(path.clone()) }).unwrap();
-    assert!(path.metadata().unwrap().len() < 10_000, "its header, at once");
+    assert!(path.metadata().unwrap().len() < 10_000, "the header is written at once");
     let sender = Sender::to(&capture);
     for number in 0..300_u16 {
         sender.send(usize::from(number % 3 == 0), &number.to_le_bytes());
@@ -109,7 +109,7 @@ fn captured_packets_are_written_in_time_order_with_sender_and_receiver() {
     assert_eq!(names.len(), 2, "one interface for each line");
     for (interface, name) in names.iter().zip([*b"A", *b"B"]) {
         assert!(interface.windows(5).any(|bytes| bytes[..4] == [2, 0, 1, 0] && bytes[4..] == name), "{interface:?}");
-        assert!(String::from_utf8_lossy(interface).contains("the kernel's clock"));
+        assert!(String::from_utf8_lossy(interface).contains("kernel clock"));
     }
 }
 
@@ -156,7 +156,7 @@ fn files_rotate_by_size_and_only_the_last_are_kept() {
         left.extend(read(Path::new(file)).into_iter().map(|(_, payload)| payload[0]));
     }
     assert!((10..=24).contains(&left.len()) && left.ends_with(&[98, 99]), "{left:?}");
-    assert!(left.windows(2).all(|pair| pair[0] + 1 == pair[1]), "without a hole between files");
+    assert!(left.windows(2).all(|pair| pair[0] + 1 == pair[1]), "no packet is missing between files");
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_gap_triggers_writing_of_the_packets_before_and_after() {
     let summary = capture_until(capture, |progress| progress.files > 0);
     assert_eq!((summary.files.len(), summary.trigger_count), (1, Some(1)), "{:?}", summary.trigger_reasons);
     assert!(summary.trigger_reasons[0].contains("gap of"), "{:?}", summary.trigger_reasons);
-    assert_eq!(read(Path::new(&summary.files[0])).len(), 37, "all that came, from before and after");
+    assert_eq!(read(Path::new(&summary.files[0])).len(), 37, "all packets before and after the gap");
     let section = &blocks(Path::new(&summary.files[0]), 0x0a0d_0d0a)[0];
     assert!(String::from_utf8_lossy(section).contains("nasdaq: a gap of"));
 }

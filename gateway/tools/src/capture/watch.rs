@@ -233,10 +233,10 @@ mod tests {
             }
             assert_eq!(accept(&mut watch, 1, time_ns + 1_000, packet), None);
         }
-        assert_eq!(accept(&mut watch, 0, 12 * MS, &packets[11]), None, "it may still come");
+        assert_eq!(accept(&mut watch, 0, 12 * MS, &packets[11]), None, "the message may still arrive");
         let seen = watch.advance_time(30 * MS).expect("nobody brought it");
         assert!(seen.reason.contains("nasdaq: a gap of"), "{}", seen.reason);
-        assert_eq!(watch.advance_time(60 * MS), None, "told once");
+        assert_eq!(watch.advance_time(60 * MS), None, "reported once");
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(accept(&mut gaps, 0, 2 * MS, cut), None);
         let seen = accept(&mut faults, 0, 2 * MS, cut).expect("a packet that is cut");
         assert!(seen.reason.contains("can't be understood"), "{}", seen.reason);
-        assert_eq!(accept(&mut faults, 1, 2 * MS, &packets[1]), None, "the other line had it whole");
+        assert_eq!(accept(&mut faults, 1, 2 * MS, &packets[1]), None, "the other line delivered the packet intact");
     }
 
     #[test]

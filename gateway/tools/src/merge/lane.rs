@@ -137,7 +137,7 @@ impl Lane {
     /// Adds the lines known so far. Messages that one of them has not passed yet may still arrive.
     pub(super) fn add_lines(&mut self, known: &[(Line, LineSource)]) {
         for (line, source) in known.iter().skip(self.lines.len()) {
-            debug_assert!(usize::from(line.0) <= self.lines.len(), "lines are numbered as they are found");
+            debug_assert!(usize::from(line.0) <= self.lines.len(), "lines are numbered in the order found");
             self.lines.push(LineState::new(source.file, self.listed_max));
         }
     }
@@ -437,7 +437,7 @@ impl PacketOutput {
             Feed::IexTops => iextp::write_part::<TopsProtocol>(&mut part, whole, from, until),
             Feed::IexDeep => iextp::write_part::<DeepProtocol>(&mut part, whole, from, until),
         };
-        debug_assert_eq!(cut, Ok(()), "what the arbiter delivers of a packet is in it");
+        debug_assert_eq!(cut, Ok(()), "a delivered range lies within its packet");
         if cut.is_ok() {
             self.write(ts_recv, &part, output);
         }

@@ -131,7 +131,7 @@ pub enum OfflineError {
         files: Vec<PathBuf>,
     },
     /// The feed's messages lack data that a schema needs.
-    #[error("replay: {feed} does not carry what schema {unsupported} needs; it gives: {}", SchemaSet::of_feed(*.feed))]
+    #[error("replay: schema {unsupported} is not available from {feed}; available: {}", SchemaSet::of_feed(*.feed))]
     SchemaNotOfFeed {
         /// The feed.
         feed: Feed,
@@ -206,7 +206,7 @@ pub fn run(
             return Err(OfflineError::NothingInWindow { files: options.files.clone() });
         }
         return Err(OfflineError::NothingRecognised {
-            wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
+            wanted: options.feed.map_or_else(|| "known feed".to_owned(), |feed| feed.to_string()),
             datagrams: driver.counts().datagrams,
         });
     }

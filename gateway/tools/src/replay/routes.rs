@@ -80,7 +80,7 @@ pub struct UnroutedCounts {
 pub enum RoutingLimit {
     /// Lines of a channel.
     #[error(
-        "{feed} comes from more than {max} addresses and files: these can't all be lines of one channel",
+        "{feed}: more than {max} source addresses and files; a channel has at most {max} lines",
         max = LINES_MAX
     )]
     Lines {

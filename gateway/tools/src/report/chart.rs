@@ -343,7 +343,7 @@ mod tests {
         let mut svg = String::new();
         draw_series(&series, &Projection { frame: WIDE, x: &axis, y: &axis }, &mut svg);
         let lines: Vec<usize> = svg.split("<polyline").skip(1).map(|line| line.matches(',').count()).collect();
-        assert_eq!(lines, [2, 2, 2], "a point alone is joined to itself: {svg}");
+        assert_eq!(lines, [2, 2, 2], "a single point is a line to itself: {svg}");
     }
 
     #[test]

@@ -164,10 +164,11 @@ impl Samples {
 }
 
 /// Explains the computation of spreads, for readers of a table.
-pub(super) const SPREAD_NOTE: &str = "Spread: from the lowest to the highest percentile among the runs (logs) of a group; where a group has one run, among \
-     5 stretches of its intervals instead. A change is outside the spread when the two spreads do not overlap, and chance alone \
-     would do that in less than 1 of 20 cases. The maximum, and percentiles with less than one value beyond them in some run, \
-     hang on the number of values and are not judged.";
+pub(super) const SPREAD_NOTE: &str = "Spread: from the lowest to the highest percentile among the runs (logs) of a \
+    group; where a group has one run, among \
+     5 stretches of its intervals instead. A change is outside the spread if the two spreads do not overlap \
+     and the probability of that by chance is less than 5 %. The maximum, and percentiles with less than one value above \
+     them in some run, depend on the number of values and are not compared.";
 
 /// Batches per run, if there is only one run.
 pub const BATCH_COUNT: usize = 5;
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(samples, Samples { are_runs: true, base_count: 4, count: 4 });
         assert_eq!(apart[0], ("p50", ChangeVerdict::Exceeds));
         assert_eq!(apart[3], ("p99.9", ChangeVerdict::Exceeds));
-        assert_eq!(apart[4], ("p99.99", ChangeVerdict::Unjudged), "a tenth of a value lies beyond it");
+        assert_eq!(apart[4], ("p99.99", ChangeVerdict::Unjudged), "only a tenth of a value lies above it");
         assert_eq!(apart[5], ("max", ChangeVerdict::Unjudged));
         let (_, mixed) = verdicts(&runs(&[5_000, 5_100, 9_200, 5_300]), &runs(&[9_000, 9_100, 9_200, 9_300]));
         assert_eq!(mixed[0], ("p50", ChangeVerdict::Within));

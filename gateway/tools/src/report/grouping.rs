@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(names(&by(CompareBy::Day).unwrap()), [("2019-01-30", one("1.hlog")), ("2019-01-31", one("0.hlog"))]);
         assert_eq!(names(&by(CompareBy::Log).unwrap()), [("0", one("0.hlog")), ("1", one("1.hlog"))]);
         let error = by(CompareBy::Host).unwrap_err().to_string();
-        assert!(error.contains("all logs are of one host"), "{error}");
+        assert!(error.contains("all logs have the same host"), "{error}");
         let named = [arguments(&format!("x={}", folder.path().display()))];
         assert!(matches!(groups(&named, Some(CompareBy::Day)), Err(GroupingError::NamedAndCompared)));
     }

@@ -115,7 +115,8 @@ fn figure(caption: &str, chart: &Chart, out: &mut impl Write) -> fmt::Result {
         let style = series.style % STYLE_COUNT;
         writeln!(
             out,
-            "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><line class=\"line s{style}\" x1=\"1\" x2=\"25\" y1=\"4\" y2=\"4\"/></svg>{}</li>",
+            "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><line class=\"line s{style}\" x1=\"1\" \
+             x2=\"25\" y1=\"4\" y2=\"4\"/></svg>{}</li>",
             escape(&series.name)
         )?;
     }
@@ -124,7 +125,8 @@ fn figure(caption: &str, chart: &Chart, out: &mut impl Write) -> fmt::Result {
             let class = kind.class();
             writeln!(
                 out,
-                "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"26\" height=\"8\"/></svg>{}</li>",
+                "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><rect class=\"{class}\" \
+                 width=\"26\" height=\"8\"/></svg>{}</li>",
                 kind.text()
             )?;
         }
@@ -160,7 +162,10 @@ fn table(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result {
     }
     writeln!(
         out,
-        "</table>\n</div>\n<p class=\"caption\">Claim wait: one value per claim. Other stages: one value per packet; decode and book and later stages count only packets with new messages. Wire to user and wire to wire start at the receive timestamp. Negative values (two clocks, or a clock step) are counted but excluded from percentiles.</p>\n</section>"
+        "</table>\n</div>\n<p class=\"caption\">Claim wait: one value per claim. Other stages: one value per packet; \
+         decode and book and later stages count only packets with new messages. Wire to user and wire to wire start \
+         at the receive timestamp. Negative values (two clocks, or a clock step) are counted but excluded from \
+         percentiles.</p>\n</section>"
     )
 }
 
@@ -174,7 +179,8 @@ fn disclosure(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result
         if host.is_empty() {
             writeln!(
                 out,
-                "<p class=\"notice\">Not recorded in the log. Latencies without the measurement environment are not meaningful.</p>"
+                "<p class=\"notice\">Not recorded in the log. Latencies without the measurement environment are not \
+                 meaningful.</p>"
             )?;
         }
         let rows = |entries: &[&(String, String)], out: &mut dyn Write| -> fmt::Result {
@@ -266,7 +272,7 @@ mod tests {
         for page in [page(&sample_report()), comparison_page(&["old", "new", "<b>newest</b>"])] {
             assert_asks_for_nothing(&page);
             assert_parses(&page);
-            assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "what a log says is text");
+            assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "content of a log is escaped");
         }
     }
 
@@ -310,7 +316,7 @@ mod tests {
         ] {
             assert!(page.contains(expected), "{expected}");
         }
-        assert_eq!(page.matches("<p class=\"notice\">Build: debug").count(), 1, "said once for all groups");
+        assert_eq!(page.matches("<p class=\"notice\">Build: debug").count(), 1, "printed once for all groups");
     }
 
     #[test]

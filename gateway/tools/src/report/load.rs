@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(rate_at(1_000, 200), 100.0, "thread b had not begun");
         assert_eq!(rate_at(1_800, 100), 400.0);
         assert_eq!(rate_at(2_000, 1_000), 800.0);
-        assert_eq!(rate_at(4_000, 1_000), 0.0, "nothing was recorded then");
+        assert_eq!(rate_at(4_000, 1_000), 0.0, "no data at that time");
         assert_eq!(rates.median(), 800.0);
     }
 

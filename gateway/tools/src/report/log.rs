@@ -284,7 +284,7 @@ mod tests {
         for text in [&b""[..], b"1\n2\n3\n", &[0; 4096], b"#[Histogram"] {
             let log = Log::read(Path::new("x.hlog"), text);
             assert_eq!(log.damage.len(), 1);
-            assert!(log.damage[0].reason.starts_with("this is no latency log"), "{}", log.damage[0]);
+            assert!(log.damage[0].reason.starts_with("not a latency log"), "{}", log.damage[0]);
         }
     }
 

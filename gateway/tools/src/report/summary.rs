@@ -537,7 +537,7 @@ pub(super) mod tests {
             assert!(stage.time_of_day.iter().all(|point| point.end.0 < NS_PER_DAY));
         }
         let one = Report::of(&[(PathBuf::from("a"), sample_log("main-0", 7, 50))], None);
-        assert!(one.channels[0].stages[0].days.is_empty(), "a day alone is the timeline");
+        assert!(one.channels[0].stages[0].days.is_empty(), "a single day is the timeline itself");
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Contents {
         let [says, published] = what;
         let meta = &packet.meta;
         format!(
-            "channel {} {}, sequence {} part {}: {} says {says}, {} said {published} at {}",
+            "channel {} {}, sequence {} part {}: {} published {says}, but {} published {published} (frame {})",
             meta.channel.0,
             meta.session,
             sequence(name),

@@ -55,7 +55,7 @@ fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
 
     let mut silent_first = capture();
     silent_first.publish_range(5, 0, 1, 7).publish(passes_over(5, 0, 7, 9)).publish_range(5, 0, 9, 10);
-    assert_eq!(broken(&silent_first), [], "a message may say nothing");
+    assert_eq!(broken(&silent_first), [], "a message may produce no records");
     let answer =
         PacketFixture { dst: "10.0.0.9:4000", flags: PacketFlags::RETRANSMISSION, ..PacketFixture::message(5, 1, 8) };
     silent_first.publish(answer);
@@ -78,7 +78,7 @@ fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
         doubtful.publish(if is_first { doubt(5, 0) } else { passes_over(5, 0, 7, 8) });
         doubtful.publish(PacketFixture::heartbeat(6, 1, 7));
         doubtful.publish(if is_first { passes_over(6, 1, 7, 8) } else { doubt(6, 1) }).publish_range(6, 1, 8, 12);
-        assert_eq!(broken(&doubtful), [], "the doubt first: {is_first}");
+        assert_eq!(broken(&doubtful), [], "suspect flag first: {is_first}");
     }
 
     // One gateway may declare a message missing that another has.
@@ -192,7 +192,7 @@ fn loss_is_found_unless_a_reply_or_a_declared_gap_covers_it() {
     lost.publish_range(5, 0, 1, 5).publish_range(5, 0, 7, 9);
     assert_eq!(broken(&lost), [NoLoss]);
     let text = &lost.verdict(VerifyOptions::default()).findings[0].text;
-    assert!(text.ends_with("sequences 5 to 6 never came"), "{text}");
+    assert!(text.ends_with("sequences 5 to 6 not received"), "{text}");
 
     let mut answered = capture();
     answered.publish_range(5, 0, 1, 5).publish_range(5, 0, 7, 9);
@@ -214,7 +214,7 @@ fn loss_is_found_unless_a_reply_or_a_declared_gap_covers_it() {
     ended.publish_range(5, 0, 1, 5);
     let flags = PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION);
     ended.publish(PacketFixture { flags, ..PacketFixture::heartbeat(5, 0, 9) });
-    assert_eq!(broken(&ended), [NoLoss], "the end of the session is known");
+    assert_eq!(broken(&ended), [NoLoss], "the end of the session shows the loss");
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn sequences_before_a_heartbeat_count_as_published() {
     lost.publish_range(5, 0, 1, 6).publish(PacketFixture::heartbeat(5, 0, 10));
     assert_eq!(broken(&lost), [NoLoss]);
     let text = &lost.verdict(VerifyOptions::default()).findings[0].text;
-    assert!(text.ends_with("sequences 6 to 9 never came"), "{text}");
+    assert!(text.ends_with("sequences 6 to 9 not received"), "{text}");
     // Heartbeats alone cover a range too, up to the second of them.
     let mut silent = capture();
     silent.publish(PacketFixture::heartbeat(5, 0, 6)).publish(PacketFixture::heartbeat(5, 0, 10));
@@ -391,7 +391,7 @@ fn each_capture_is_judged_as_a_separate_receiver() {
     for sequence in [1, 2, 3, 6, 7] {
         capture.publish(PacketFixture { file: 1, ..PacketFixture::message(5, 0, sequence) });
     }
-    assert_eq!(broken(&capture), [NoLoss], "the second receiver lacks two");
+    assert_eq!(broken(&capture), [NoLoss], "the second receiver lacks two sequences");
     assert_eq!(capture.verdict(VerifyOptions::default()).findings[0].location.file, 1);
 }
 

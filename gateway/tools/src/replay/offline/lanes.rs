@@ -200,7 +200,7 @@ impl ReplayDriver {
             let Some((deadline, lane)) = due.min() else { return };
             let Some(channel) = self.channels.get_mut(lane) else { return };
             channel.on_deadline(deadline, &mut LaneSink { sink, lane });
-            debug_assert_ne!(channel.next_deadline(), Some(deadline), "a deadline that was acted on is over");
+            debug_assert_ne!(channel.next_deadline(), Some(deadline), "a deadline that fired is cleared");
             if channel.next_deadline() == Some(deadline) {
                 return;
             }

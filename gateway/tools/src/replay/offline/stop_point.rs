@@ -155,7 +155,7 @@ mod tests {
         let asked = |text: &str| text.parse::<SessionSelector>();
         let date = TradingDate::from_yyyymmdd(20_170_425);
         assert_eq!(asked("2017-04-25#3"), Ok(SessionSelector { date, restart: 3 }));
-        assert_eq!(asked("2017-04-25 #3"), Ok(SessionSelector { date, restart: 3 }), "as it is printed");
+        assert_eq!(asked("2017-04-25 #3"), Ok(SessionSelector { date, restart: 3 }), "the printed form");
         assert_eq!(asked("#3"), Ok(SessionSelector { date: None, restart: 3 }));
         assert_eq!(asked("3"), Ok(SessionSelector { date: None, restart: 3 }));
         for text in ["", "#", "x", "2017-04-25", "2017-04-31#3", "3#2017-04-25"] {

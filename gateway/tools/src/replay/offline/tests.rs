@@ -230,7 +230,7 @@ fn the_dbn_file_maps_every_instrument_and_holds_the_selected_schemas() {
     assert_eq!(summary.total.records, [("mbp-1", records.len() as u64)].into());
     let date = time::Date::from_ordinal_date(2019, 30).unwrap();
     let symbols = PitSymbolMap::from_metadata(&metadata, date).unwrap();
-    assert!(records.iter().all(|(_, id)| symbols.get(*id).is_some()), "no record without a name");
+    assert!(records.iter().all(|(_, id)| symbols.get(*id).is_some()), "every record has a symbol");
 
     options.schemas = Some(SchemaSet::MBO.with(SchemaSet::STATUS));
     bench.run(&options);
@@ -280,7 +280,7 @@ fn a_dbn_file_holds_one_dataset_and_a_feed_can_be_chosen() {
     options.feed = Some(Feed::PsxItch);
     let summary = bench.run(&options);
     assert_eq!(decode(&bench.output()).0.dataset, "XPSX.ITCH");
-    assert_eq!(summary.channels[0].lines.len(), 2, "of one session, so lines of one channel");
+    assert_eq!(summary.channels[0].lines.len(), 2, "same session, so lines of one channel");
     options.feed = Some(Feed::IexDeep);
     let error = run(&options, &mut |_| ControlFlow::Continue(())).unwrap_err();
     assert!(matches!(error, OfflineError::NothingRecognised { .. }), "{error}");
@@ -299,7 +299,11 @@ fn unrecognised_traffic_is_counted_and_ignored() {
     }
     write_capture(&bench.path("a.pcap"), arrivals);
     let summary = bench.run(&bench.options(&["a.pcap"]));
-    assert_eq!(summary.unrecognised_datagrams, packets.len() as u64 + 1, "the first heartbeat tells no feed");
+    assert_eq!(
+        summary.unrecognised_datagrams,
+        packets.len() as u64 + 1,
+        "the first heartbeat does not identify a feed"
+    );
     assert_eq!(summary.total.messages, 1_000);
     let mut options = bench.options(&["a.pcap"]);
     options.feed = Some(Feed::NasdaqItch);
@@ -313,7 +317,7 @@ fn no_output_remains_without_a_feed_or_after_an_interrupt() {
     let bench = TestFolder::new();
     write_capture(&bench.path("a.pcap"), [(1, GROUP_A, b"nothing known".as_slice())]);
     let error = run(&bench.options(&["a.pcap"]), &mut |_| ControlFlow::Continue(())).unwrap_err();
-    assert!(error.to_string().contains("a known feed in none of 1 datagrams"), "{error}");
+    assert!(error.to_string().contains("no known feed in 1 datagrams"), "{error}");
 
     let packets = packets(1_000);
     write_capture(&bench.path("a.pcap"), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));

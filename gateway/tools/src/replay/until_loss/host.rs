@@ -49,7 +49,8 @@ impl LossCounter for HostDrops {
     }
 
     fn description(&self) -> &'static str {
-        "drops of the sockets bound to the destinations (/proc/net/udp); add --gateway to count gaps that a gateway declares"
+        "drops of the sockets bound to the destinations (/proc/net/udp); add --gateway to count gaps that a gateway \
+         declares"
     }
 }
 

@@ -172,10 +172,10 @@ mod tests {
         assert_eq!((summary.packets, summary.bytes, summary.packets_per_second), (3, 150, 1.0));
         let lateness = summary.lateness.unwrap();
         assert!((1_500..1_510).contains(&lateness.p50_ns), "{lateness:?}");
-        assert!((60_000_000_000..60_100_000_000).contains(&lateness.max_ns), "a minute is told as a minute");
+        assert!((60_000_000_000..60_100_000_000).contains(&lateness.max_ns), "a minute is reported as a minute");
         assert!(summary.to_table().contains("p50 1.5"));
         assert!(
-            summary.to_table().contains("left out     2, cut by the capture's snap length"),
+            summary.to_table().contains("skipped      2, truncated by the capture's snap length"),
             "{}",
             summary.to_table()
         );

@@ -37,7 +37,7 @@ pub(super) fn all_channels(report: &Report, out: &mut impl Write) -> fmt::Result
     writeln!(out, "<section>\n<h2>All channels</h2>")?;
     figure("Wire to wire, by percentile", &percentiles("Wire to wire", &lines), out)?;
     if omitted > 0 {
-        writeln!(out, "<p>The {STYLE_COUNT} channels with the slowest p99; {omitted} others are in the table.</p>")?;
+        writeln!(out, "<p>The {STYLE_COUNT} channels with the slowest p99; {omitted} more are in the table.</p>")?;
     }
     writeln!(out, "</section>")
 }
@@ -74,7 +74,9 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
         figure("Rate, over time (UTC)", &charts::rates(channel.rate_unit, &stage.timeline, &span), out)?;
         writeln!(
             out,
-            "<p class=\"caption\">Burst: an interval with at least {BURST_FACTOR} times the median count of non-empty intervals. Idle: nothing recorded for more than three intervals. Rates are averages over an interval.</p>"
+            "<p class=\"caption\">Burst: an interval with at least {BURST_FACTOR} times the median count of \
+             non-empty intervals. Idle: nothing recorded for more than three intervals. Rates are averages over an \
+             interval.</p>"
         )?;
     }
     days(channel, out)?;
@@ -106,7 +108,7 @@ fn days(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     match stage.days.len() - shown.len() {
         0 => Ok(()),
         omitted => {
-            writeln!(out, "<p class=\"caption\">The last {STYLE_COUNT} days; {omitted} earlier ones are left out.</p>")
+            writeln!(out, "<p class=\"caption\">The last {STYLE_COUNT} days; {omitted} earlier days are not drawn.</p>")
         }
     }
 }
@@ -121,8 +123,9 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let share = |part, wire_to_wire| format!("{:.1}\u{a0}%", percent(part, wire_to_wire));
     writeln!(
         out,
-        "<p class=\"label\">Lines</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>line</th><th>packets</th><th>coverage</th>\
-         <th>first</th><th>late</th><th>ahead</th><th>by p50</th><th>p90</th><th>p99</th><th>max</th></tr></thead>\n<tbody class=\"plain\">"
+        "<p class=\"label\">Lines</p>\n<div \
+         class=\"scroll\">\n<table>\n<thead><tr><th>line</th><th>packets</th><th>coverage</th>\
+         <th>first</th><th>late</th><th>leads</th><th>lead p50</th><th>p90</th><th>p99</th><th>max</th></tr></thead>\n<tbody class=\"plain\">"
     )?;
     for line in &channel.lines {
         let [p50_ns, p90_ns, p99_ns, ..] = line.lead.percentiles_ns;
@@ -143,7 +146,10 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     }
     writeln!(
         out,
-        "</tbody>\n</table>\n</div>\n<p class=\"caption\">{} messages; {} gaps declared ({} messages), {} dropped. Coverage: share of all messages that arrived on the line. First: share that arrived on this line before any other, or only on this line. Leads: of the messages that arrived on two lines, those that arrived on this line first, and by how much. Late: arrived after their gap was declared.</p>",
+        "</tbody>\n</table>\n</div>\n<p class=\"caption\">{} messages; {} gaps declared ({} messages), {} dropped. \
+         Coverage: share of all messages that arrived on the line. First: share that arrived on this line before any \
+         other, or only on this line. Leads: of the messages that arrived on two lines, those that arrived on this \
+         line first, and by how much. Late: arrived after their gap was declared.</p>",
         Count(messages),
         Count(gaps),
         Count(gap_messages),

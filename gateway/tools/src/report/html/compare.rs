@@ -106,7 +106,8 @@ fn changes(caption: &str, differences: &[&Difference], shown_note: &mut String, 
     let what = if samples.are_runs { "runs" } else { "stretches of a run" };
     writeln!(out, "</tbody>\n</table>\n</div>")?;
     let reading = format!(
-        "▲ slower, ▼ faster: outside the spread of {} and {} {what} (by chance in {:.1} % of cases). Grey: within the spread, or not compared. ?: different, but too few runs.",
+        "▲ slower, ▼ faster: outside the spread of {} and {} {what} (by chance in {:.1} % of cases). Grey: within \
+         the spread, or not compared. ?: different, but too few runs.",
         samples.base_count,
         samples.count,
         samples.chance() * 100.0
@@ -159,7 +160,7 @@ fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt
     if omitted > 0 {
         writeln!(
             out,
-            "<p class=\"caption\">Drawn: the first {STYLE_COUNT} groups; {omitted} more are in the tables.</p>"
+            "<p class=\"caption\">The charts show the first {STYLE_COUNT} groups; {omitted} more are in the tables.</p>"
         )?;
     }
     Ok(())
@@ -214,8 +215,9 @@ fn full_table<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>,
     }
     writeln!(
         out,
-        "<p class=\"label\">All values: {}</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>stage</th><th></th><th>before</th><th>now</th>\
-         <th>change</th><th>spread before</th><th>spread now</th><th>verdict</th></tr></thead>",
+        "<p class=\"label\">All values: {}</p>\n<div \
+         class=\"scroll\">\n<table>\n<thead><tr><th>stage</th><th></th><th>baseline</th><th>value</th>\
+         <th>change</th><th>baseline spread</th><th>spread</th><th>result</th></tr></thead>",
         escape(name)
     )?;
     for difference in differences {
