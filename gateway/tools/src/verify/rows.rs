@@ -285,7 +285,7 @@ mod tests {
         let rows = [1, 2, 3, 1].map(|sequence| row(sequence, 0, 5, 0)).concat();
         assert_eq!(broken(std::slice::from_ref(&rows)), [Promise::InOrder, Promise::NoDuplicates]);
         let told = &judge(&[String::new(), rows]).findings[1];
-        assert!(told.location.number == 4 && told.text.ends_with("a second time, after line 1"), "{told:?}");
+        assert!(told.location.number == 4 && told.text.ends_with("duplicated, first in line 1"), "{told:?}");
     }
 
     #[test]
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(verdict.times_broken(Promise::NoDuplicates), Some(0));
         for promise in [Promise::SinglePublisher, Promise::MonotonicEpochs] {
             assert_eq!(verdict.times_broken(promise), None);
-            let line = format!("{:<26} not judged: rows do not tell\n", promise.name());
+            let line = format!("{:<26} not checked: needs captures\n", promise.name());
             assert!(verdict.to_table(&[]).contains(&line), "{}", verdict.to_table(&[]));
             assert!(verdict.to_json(&[])["violations"][promise.name()].is_null());
         }

@@ -49,7 +49,7 @@ fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
     let text = &silent_later.verdict(VerifyOptions::default()).findings[0].text;
     assert!(
         text.contains("sequence 8 part 0")
-            && text.contains("epoch 6 (node 1) says nothing, epoch 5 (node 0) said records"),
+            && text.contains("epoch 6 (node 1) published nothing, but epoch 5 (node 0) published records"),
         "{text}"
     );
 
@@ -336,7 +336,7 @@ fn an_old_epoch_that_continues_is_found_by_either_clock() {
     let verdict = capture.verdict(VerifyOptions::default());
     let [overlap, back] = verdict.findings.as_slice() else { panic!("{verdict:?}") };
     assert_eq!(overlap.text, "group 1: epoch 6 (node 1) began 4000 us before the end of epoch 5 (node 0) (frame 9)");
-    assert!(back.text.contains("epoch 5 (node 0) was published until 4000 us after epoch 6 (node 1) had begun"));
+    assert!(back.text.contains("epoch 5 (node 0) was still published 4000 us after epoch 6 (node 1) started"));
     let tolerant = VerifyOptions { clock_error_ns: 5_000_000, ..VerifyOptions::default() };
     assert!(capture.verdict(tolerant).is_kept());
 
