@@ -376,7 +376,7 @@ mod tests {
         for (content, said) in [
             (&b""[..], "the file is empty"),
             (b"hello, world", "not a DBN file"),
-            (b"DBN\x03\xff\xff\xff\xff", "the metadata claims 4294967295 bytes"),
+            (b"DBN\x03\xff\xff\xff\xff", "the metadata declares 4294967295 bytes"),
         ] {
             fs::write(&path, content).unwrap();
             let error = DbnInput::open(&path).unwrap_err().to_string();

@@ -159,7 +159,7 @@ mod tests {
         for table in ["timeline", "load"] {
             assert!(text.contains(&format!("\n\"new, better\",{table},2,iex-deep,publish,")), "{table}");
         }
-        assert!(text.contains("\n\"new, better\",difference,1,nasdaq,wire_to_wire,,,p50_verdict,within\n"));
+        assert!(text.contains("\n\"new, better\",difference,1,nasdaq,wire_to_wire,,,p50_verdict,within_spread\n"));
         assert!(text.contains(",p50_change,0.000000\n"));
     }
 }

@@ -243,7 +243,7 @@ mod tests {
         for (wrong, expected) in [
             (vec![format!("{at}/a.hlog"), format!("{at}")], "given twice"),
             (vec![format!("{at}/x*")], "no latency log"),
-            (vec![format!("x={at}/a.hlog"), format!("{at}/b.hlog")], "belongs to no group"),
+            (vec![format!("x={at}/a.hlog"), format!("{at}/b.hlog")], "has no group"),
             (vec![format!("{at}/gone.hlog")], "read"),
         ] {
             let error = of(&wrong).unwrap_err().to_string();

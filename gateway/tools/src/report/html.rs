@@ -294,7 +294,7 @@ mod tests {
             "<table>",
             "kernel software",
             "clock source",
-            "Configuration in force",
+            "Effective configuration",
             "debug",
         ] {
             assert!(page.contains(expected), "{expected}");

@@ -294,6 +294,6 @@ mod tests {
             b"#[Histogram log format version 1.3]\nTag=channel=1;stage=publish;thread=m-0,1.000,2.000,3.000,xyz\n";
         let log = Log::read(Path::new("x.hlog"), text);
         assert!(log.intervals.is_empty());
-        assert!(log.damage[0].reason.contains("base time"), "{}", log.damage[0]);
+        assert!(log.damage[0].reason.contains("BaseTime"), "{}", log.damage[0]);
     }
 }
