@@ -206,7 +206,7 @@ impl Inspection<'_> {
                 }
             };
             self.recognised += u64::from(is_recognised);
-            if let (None, Some((dst, protocol))) = (self.args.feed, dissector.known().get(reported)) {
+            if let (None, Some((dst, protocol))) = (self.args.feed, dissector.protocols().get(reported)) {
                 reported += 1;
                 let path = path.display();
                 let line = match file.kind() {
