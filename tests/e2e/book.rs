@@ -160,7 +160,7 @@ fn a_feed_without_orders_shows_levels_and_refuses_orders() {
     assert_eq!(book["asks"], json!([[1_010_000_000, 200, 0]]));
     assert_eq!((&book["channel"], &book["volume"], &book["trades"]), (&json!(0), &json!(0), &json!(0)));
     let refused = process::run(["book", text(&path), "--symbol", "OWN", "--by", "order"]).expect_code(2);
-    assert!(refused.stderr.contains("no single orders"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("no individual orders"), "{}", refused.stderr);
 }
 
 #[test]

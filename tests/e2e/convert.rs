@@ -116,13 +116,13 @@ fn bad_input_keeps_converted_records_and_reports_file_and_offset() {
     assert!(ended.stderr.contains(&format!("read {} at byte {offset}", text(&bad))), "{}", ended.stderr);
     let kept = fs::read(&out).unwrap();
     assert!(all.starts_with(&kept) && kept.len() > all.len() * 9 / 10, "all whole records are kept");
-    for (content, output) in [(&b""[..], "the file is empty"), (b"no dbn, but text", "no DBN file")] {
+    for (content, output) in [(&b""[..], "the file is empty"), (b"no dbn, but text", "not a DBN file")] {
         fs::write(&bad, content).unwrap();
         let ended = convert(&bad, &out, &[]).expect_code(2);
         assert!(ended.stderr.contains(output) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
     }
     let ended = convert(&path("a.pcap"), &out, &[]).expect_code(2);
-    assert!(ended.stderr.contains("no DBN file"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("not a DBN file"), "{}", ended.stderr);
     let ended = process::run(["convert", text(&dbn), "-o", "/dev/full", "--to", "csv"]).expect_code(2);
     assert!(ended.stderr.contains("write /dev/full") && ended.stderr.contains("space"), "{}", ended.stderr);
     let ended = process::run(["convert", text(&dbn), "-o", text(&path("out"))]).expect_code(2);

@@ -207,7 +207,7 @@ impl OfflineRun {
         }
         let ended = process::run(arguments);
         // The long DEEP capture is cut in its last packet, which is told and changes nothing before.
-        assert!(ended.code == Some(0) || ended.stderr.contains("the file is cut"), "{}", ended.stderr);
+        assert!(ended.code == Some(0) || ended.stderr.contains("the file is truncated"), "{}", ended.stderr);
         Self { bytes: fs::read(out).unwrap(), summary: ended.json() }
     }
 

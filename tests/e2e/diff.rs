@@ -24,10 +24,10 @@ fn captures_with_equal_messages_are_equal() {
     let _ = process::run(["merge", text(&a), text(&b), "-o", text(&merged)]).expect_code(0);
     let same = diff(&whole, &merged).expect_code(0).json();
     assert!(same["same"].as_bool().unwrap() && same["items"][0] == same["items"][1], "{same}");
-    assert!(same["local_times_differ"].as_u64().unwrap() > 0, "line B is later: {same}");
+    assert!(same["receive_times_differ"].as_u64().unwrap() > 0, "line B is later: {same}");
 
     let lossy = diff(&whole, &a).expect_code(1).json();
-    assert!(lossy["only"][0].as_u64().unwrap() > 0 && lossy["only"][1] == 0, "{lossy}");
+    assert!(lossy["only_in"][0].as_u64().unwrap() > 0 && lossy["only_in"][1] == 0, "{lossy}");
 
     // One bit of one message.
     let mut changed: Vec<Packet> = packets.clone();
@@ -37,10 +37,10 @@ fn captures_with_equal_messages_are_equal() {
     changed[index].1 = Arc::from(bytes);
     feeds::write_capture(&other, DESTINATIONS[1], &changed);
     let found = diff(&whole, &other).expect_code(1).json();
-    assert_eq!((&found["content_differs"], &found["only"]), (&1.into(), &serde_json::json!([0, 0])), "{found}");
+    assert_eq!((&found["content_differs"], &found["only_in"]), (&1.into(), &serde_json::json!([0, 0])), "{found}");
     let difference = found["differences"][0].clone();
     assert!(difference["name"].as_str().unwrap().contains("nasdaq-itch-5.0 MDGWSIM001, sequence "), "{difference}");
-    assert!(difference["what"].as_str().unwrap().starts_with("from byte "), "{difference}");
+    assert!(difference["detail"].as_str().unwrap().starts_with("differs from byte "), "{difference}");
     assert!(difference["at_a"].as_str().unwrap().starts_with("at 2019-01-30 "), "{difference}");
 }
 
@@ -60,7 +60,7 @@ fn dbn_files_are_compared_record_by_record() {
     let stamped = make("stamped.dbn", &[]);
     let unstamped = make("unstamped.dbn.zst", &["--ts-recv", "none"]);
     let same = diff(&stamped, &unstamped).expect_code(0).json();
-    assert!(same["same"].as_bool().unwrap() && same["local_times_differ"].as_u64().unwrap() > 0, "{same}");
+    assert!(same["same"].as_bool().unwrap() && same["receive_times_differ"].as_u64().unwrap() > 0, "{same}");
     let text_of_same = process::run(["diff", text(&stamped), text(&unstamped)]).expect_code(0).stdout;
     assert!(text_of_same.starts_with("result                     same\n"), "{text_of_same}");
 
@@ -99,7 +99,7 @@ fn dbn_files_are_compared_record_by_record() {
     assert_eq!(found["content_differs"], 1, "{found}");
     let difference = &found["differences"][0];
     assert!(
-        difference["what"].as_str().unwrap().starts_with("price: ")
+        difference["detail"].as_str().unwrap().starts_with("price: ")
             && difference["at_a"] == format!("at byte {middle}"),
         "{difference}"
     );
@@ -108,12 +108,16 @@ fn dbn_files_are_compared_record_by_record() {
     edited.drain(middle..middle + record_bytes);
     fs::write(&changed, &edited).unwrap();
     let found = diff(&stamped, &changed).expect_code(1).json();
-    assert_eq!((&found["content_differs"], &found["only"]), (&0.into(), &serde_json::json!([1, 0])), "{found}");
+    assert_eq!((&found["content_differs"], &found["only_in"]), (&0.into(), &serde_json::json!([1, 0])), "{found}");
 
     // Cut in a record: all before is compared, and it is never called the same.
     fs::write(&changed, &bytes[..bytes.len() - 5]).unwrap();
     let ended = diff(&stamped, &changed).expect_code(2);
-    assert!(ended.stderr.contains(text(&changed)) && ended.stderr.contains("cut in a record"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains(text(&changed)) && ended.stderr.contains("truncated inside a record"),
+        "{}",
+        ended.stderr
+    );
     assert!(!ended.json()["same"].as_bool().unwrap());
 }
 
@@ -146,7 +150,7 @@ fn a_capture_of_the_output_equals_the_publication_log() {
     changed[index].1 = Arc::from(bytes);
     feeds::write_capture(&other, &output, &changed);
     let found = diff(&published, &other).expect_code(1).json();
-    assert_eq!((&found["content_differs"], &found["only"]), (&1.into(), &serde_json::json!([0, 0])), "{found}");
+    assert_eq!((&found["content_differs"], &found["only_in"]), (&1.into(), &serde_json::json!([0, 0])), "{found}");
     let name = found["differences"][0]["name"].as_str().unwrap();
     assert!(name.starts_with("channel 1, nasdaq-itch-5.0 2019-01-30 #0, sequence "), "{found}");
 
@@ -154,7 +158,7 @@ fn a_capture_of_the_output_equals_the_publication_log() {
     without.remove(index);
     feeds::write_capture(&other, &output, &without);
     let found = diff(&log, &other).expect_code(1).json();
-    assert!(found["only"][0].as_u64().unwrap() > 0 && found["only"][1] == 0, "{found}");
+    assert!(found["only_in"][0].as_u64().unwrap() > 0 && found["only_in"][1] == 0, "{found}");
 }
 
 #[test]
@@ -166,7 +170,7 @@ fn incomparable_inputs_exit_2() {
     feeds::write_capture(&capture, DESTINATIONS[0], &packets);
     let _ = process::run(["replay", "--offline", text(&capture), "-o", text(&dbn)]).expect_code(0);
     let ended = diff(&capture, &dbn).expect_code(2);
-    assert!(ended.stderr.contains("these can't be compared"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("cannot be compared"), "{}", ended.stderr);
     for (content, said) in [(&b""[..], "the file is empty"), (b"some text", "neither pcap nor pcapng")] {
         fs::write(&bad, content).unwrap();
         let ended = diff(&capture, &bad).expect_code(2);

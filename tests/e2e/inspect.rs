@@ -133,7 +133,7 @@ fn statistics_match_the_packets() {
     assert_eq!(line["packets"], packets.len());
     assert_eq!(line["messages"], MESSAGES - lost_messages + repeated_messages);
     assert_eq!(
-        (&line["gap_count"], &line["missing"], &line["repeated"]),
+        (&line["gap_count"], &line["missing_messages"], &line["duplicates"]),
         (&1.into(), &lost_messages.into(), &repeated_messages.into())
     );
     assert_eq!(line["gaps"][0]["next"].as_u64().unwrap() - line["gaps"][0]["first"].as_u64().unwrap(), lost_messages);
@@ -148,7 +148,7 @@ fn statistics_match_the_packets() {
     }
 
     let shown = process::run(["inspect", text(&path), "--stats"]).expect_code(0).stdout;
-    for wanted in ["most in 1 ms", "most in 10 ms", "most in 1 s", "AddOrder", "gaps", "sessions", DESTINATIONS[0]] {
+    for wanted in ["busiest 1 ms", "busiest 10 ms", "busiest 1 s", "AddOrder", "gaps", "sessions", DESTINATIONS[0]] {
         assert!(shown.contains(wanted), "{wanted}: {shown}");
     }
     // A filter leaves the line's gaps as they are.

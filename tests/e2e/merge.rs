@@ -50,12 +50,12 @@ fn merged_lossy_lines_replay_like_the_lines_together() {
         assert_eq!(number(&told["messages"]), line_sequences.len() as u64, "{told}");
         assert_eq!(number(&told["lost_messages"]), last + 1 - first - line_sequences.len() as u64, "{told}");
         assert_eq!(number(&told["lost_by_all_messages"]), 0, "{told}");
-        assert!(number(&told["holes"]) > 0 && number(&told["repeated_packets"]) > 0, "{told}");
+        assert!(number(&told["line_gaps"]) > 0 && number(&told["duplicate_packets"]) > 0, "{told}");
     }
     let lead = &channel["leads"][0];
-    assert_eq!((&lead["line"], &lead["over"]), (&"A".into(), &"B".into()));
+    assert_eq!((&lead["line"], &lead["other_line"]), (&"A".into(), &"B".into()));
     assert_eq!(number(&lead["p50_ns"]), 3_000, "line B is that much later: {lead}");
-    assert!(number(&lead["first_messages"]) * 10 > number(&lead["common_messages"]) * 9, "{lead}");
+    assert!(number(&lead["won_messages"]) * 10 > number(&lead["common_messages"]) * 9, "{lead}");
 }
 
 /// Order is the venue's: clocks of machines may be seconds or hours apart, in either direction, and drift.
@@ -85,7 +85,7 @@ fn captures_with_different_clocks_are_merged_by_sequence() {
             let clock = &summary["clocks"][0];
             let told = clock["offset_ns"].as_i64().unwrap();
             let wanted = (offset_ns + 3_000) * if order[0] == 0 { 1 } else { -1 };
-            assert_eq!((told, &clock["by"]), (wanted, &"different lines".into()), "{clock}");
+            assert_eq!((told, &clock["basis"]), (wanted, &"different lines".into()), "{clock}");
         }
     }
 }
@@ -113,7 +113,7 @@ fn a_shared_line_corrects_clock_offsets_of_leads() {
     let out = folder.path().join("out.pcap");
     let summary = merge(&[&one, &other], &out, &[]).expect_code(0).json();
     let clock = &summary["clocks"][0];
-    assert_eq!(&clock["by"], "the same line");
+    assert_eq!(&clock["basis"], "same line");
     let offset_ns = clock["offset_ns"].as_i64().unwrap();
     assert!((999_990_000..=1_000_010_000).contains(&offset_ns), "{clock}");
     let table = process::run(["merge", text(&one), text(&other), "-o", text(&out)]).expect_code(0).stdout;
@@ -126,7 +126,7 @@ fn a_shared_line_corrects_clock_offsets_of_leads() {
     };
     let by = |line: &Value, over: &Value| {
         let mut leads = channel["leads"].as_array().unwrap().iter();
-        leads.find(|lead| lead["line"] == *line && lead["over"] == *over).unwrap().clone()
+        leads.find(|lead| lead["line"] == *line && lead["other_line"] == *over).unwrap().clone()
     };
     let same_clock_lead = by(&line(&one, DESTINATIONS[0]), &line(&one, DESTINATIONS[1]));
     assert_eq!(
@@ -230,7 +230,7 @@ fn a_lagging_line_in_the_same_capture_fills_gaps() {
     write_lines(&both, &all);
     let summary = merge(&[&both], &out, &[]).expect_code(1).json();
     let channel = &summary["channels"][0];
-    assert_eq!((number(&channel["gap_count"]), number(&channel["gaps_for_room"])), (1, 0), "{channel}");
+    assert_eq!((number(&channel["gap_count"]), number(&channel["gaps_window_full"])), (1, 0), "{channel}");
     let missing = sequences(&packets[lost_by_both].1);
     assert_eq!(channel["gaps"][0]["first"], missing.start, "{channel}");
     assert_eq!(number(&channel["messages"]), count(&packets) - 1, "{channel}");
@@ -254,7 +254,7 @@ fn a_lagging_line_in_the_same_capture_fills_gaps() {
     let ended = child.wait_with_output().unwrap();
     let table = String::from_utf8(ended.stdout).unwrap();
     assert_eq!(ended.status.code(), Some(1), "{table}");
-    assert!(table.contains("given up early") && table.contains("4,096 packets waited for a message"), "{table}");
+    assert!(table.contains("declared early") && table.contains("the window of 4,096 packets was full"), "{table}");
 }
 
 /// One line's capture behind the other's in one file: the second line isn't known yet when the first one's gaps are given up.
@@ -274,7 +274,7 @@ fn a_line_starting_after_the_other_ended_is_reported_as_too_late() {
     write_lines(&both, &lines.concat());
 
     let table = process::run(["merge", text(&both), "-o", text(&out)]).expect_code(1).stdout;
-    assert!(table.contains("given up early") && table.contains("in a capture of its own"), "{table}");
+    assert!(table.contains("declared early") && table.contains("as a separate capture"), "{table}");
     let summary = merge(&[&a, &b], &out, &[]).expect_code(0).json();
     let channel = &summary["channels"][0];
     assert_eq!((number(&channel["gap_count"]), number(&channel["messages"])), (0, count(&packets)), "{channel}");
@@ -300,11 +300,11 @@ fn messages_missing_on_all_lines_are_listed_and_exit_1() {
     assert_eq!((number(&gap["first"]), number(&gap["next"])), (missing.start, missing.end), "{channel}");
     assert_eq!(number(&channel["gap_count"]), 1);
     let only_a = sequences(&packets[lost_by_a].1);
-    let line_gap = channel["lines"][0]["first_holes"][0].as_array().unwrap().iter().map(number).collect::<Vec<_>>();
+    let line_gap = channel["lines"][0]["first_line_gaps"][0].as_array().unwrap().iter().map(number).collect::<Vec<_>>();
     assert_eq!(line_gap, [only_a.start, only_a.end]);
     let table = process::run(["merge", text(&a), text(&b), "-o", text(&out)]).expect_code(1).stdout;
     assert!(
-        table.contains("nobody has") && table.contains(&format!("{} messages in 1 gaps", missing.count())),
+        table.contains("lost on all lines") && table.contains(&format!("{} messages in 1 gaps", missing.count())),
         "{table}"
     );
 }
@@ -339,7 +339,7 @@ fn bad_input_keeps_merged_output_and_reports_file_and_offset() {
     // A capture of something else.
     feeds::write_capture(&bad, DESTINATIONS[0], &[(MIDNIGHT_NS, Arc::from(&b"hello"[..]))]);
     let ended = merge(&[&bad], &out, &[]).expect_code(2);
-    assert!(ended.stderr.contains("a known feed in none of 1 datagrams"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("no known feed in 1 datagrams"), "{}", ended.stderr);
     feeds::write_capture(&bad, DESTINATIONS[0], &[]);
     let ended = merge(&[&bad], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains(&format!("no UDP datagrams in {}", text(&bad))), "{}", ended.stderr);
@@ -349,7 +349,7 @@ fn bad_input_keeps_merged_output_and_reports_file_and_offset() {
     assert!(ended.stderr.contains("write /dev/full") && ended.stderr.contains("space"), "{}", ended.stderr);
     let before = fs::read(&a).unwrap();
     let ended = merge(&[&a, &b], &a, &[]).expect_code(2);
-    assert!(ended.stderr.contains("is one of the captures"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("is one of the input files"), "{}", ended.stderr);
     assert!(fs::read(&a).unwrap() == before, "the input is untouched");
 }
 
@@ -366,7 +366,7 @@ fn output_can_be_piped_and_a_closed_pipe_is_no_error() {
     };
     let whole = piped().wait_with_output().unwrap();
     assert!(whole.status.success() && whole.stdout == fs::read(&out).unwrap());
-    assert!(String::from_utf8(whole.stderr).unwrap().contains("nobody has"), "the table goes beside");
+    assert!(String::from_utf8(whole.stderr).unwrap().contains("lost on all lines"), "the table goes beside");
     let mut child = piped();
     let mut head = [0; 24];
     child.stdout.take().unwrap().read_exact(&mut head).unwrap();

@@ -22,7 +22,7 @@ fn gateway_gaps_end_the_rate_search_and_latency_is_reported() {
     // One step that is longer than the packets last: a machine that is busy elsewhere changes nothing.
     let pace = ["--rate", "200", "--step", "1m", "--gateway", text(&socket)];
     let found = process::run(search.iter().chain(&pace)).expect_code(1).json();
-    assert_eq!(found["ended_by"], "loss", "{found}");
+    assert_eq!(found["stopped_by"], "loss", "{found}");
     assert_eq!(found["highest_rate_without_loss"], serde_json::Value::Null);
     let [step] = found["steps"].as_array().unwrap().as_slice() else { panic!("{found}") };
     let number = |name: &str| step[name].as_u64().unwrap();

@@ -1,10 +1,10 @@
 //! Captures as streams of UDP datagrams: pcap, pcapng and Nasdaq's day files, plain, gzip or zstd.
 //!
-//! What a file is, is told by its first bytes and never by its name. Memory is bounded: one buffer per file, whatever
-//! its size. A truncated or damaged file yields everything up to the damage, then one [`CaptureError`] that names the
-//! file and the offset; nothing after that.
+//! The first bytes of a file decide its format, never its name. Memory is bounded: one buffer per file, whatever its
+//! size. A truncated or damaged file yields everything up to the damage, then one [`CaptureError`] that names the file
+//! and the offset; nothing after that.
 //!
-//! Deliberately not here: reassembly of IP fragments (counted and skipped: market data is never fragmented) and
+//! Deliberately left out: reassembly of IP fragments (counted and skipped, since market data is never fragmented) and
 //! checksums (a capture on the sending host has none yet).
 
 mod byte_source;
@@ -39,7 +39,7 @@ pub use self::{
     writer::{PcapWriter, truncate_to_whole_packets},
 };
 
-/// A capture that is being read. [`Self::advance`] to a datagram, then look at it with [`Self::current`].
+/// An open capture. [`Self::advance`] moves to a datagram, [`Self::current`] returns it.
 #[derive(Debug)]
 pub struct CaptureFile {
     path: PathBuf,
@@ -47,44 +47,45 @@ pub struct CaptureFile {
     container: Container,
     counts: CaptureCounts,
     head: Option<CurrentDatagram>,
-    /// Bytes of the source that the next step must consume first: the frame that `head` points into.
+    /// Bytes of the source that the next step must consume first: the current frame.
     unconsumed_bytes: usize,
     ended: bool,
 }
 
-/// What the opener knows and the file may not.
+/// Information that the file may lack.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// Trading date of a day file, whose times count from midnight. Without it the file's name is asked.
+    /// Trading date of a day file, whose times count from midnight. `None`: taken from the file's name.
     pub date: Option<TradingDate>,
-    /// MoldUDP64 session under which a day file is played; padded with spaces. Empty: its date.
+    /// MoldUDP64 session under which a day file is replayed, padded with spaces. Empty: its date.
     pub session_name: String,
 }
 
 /// One UDP datagram of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapturedDatagram<'a> {
-    /// Number of the frame in its file, from 1, frames that are no UDP included. In a day file: of the packet made.
+    /// Number of the frame in its file, from 1, frames other than UDP included. In a day file: number of the synthetic
+    /// packet.
     pub frame: u64,
     /// Capture time, ns since 1970 UTC.
     pub time_ns: u64,
-    /// Bytes of the frame on the wire.
+    /// Length of the frame on the wire, bytes.
     pub frame_len: u32,
-    /// Bytes of it that were captured.
+    /// Captured bytes of the frame.
     pub captured_len: u32,
     /// VLAN tags, outermost first.
     pub vlan: VlanTags,
-    /// Sender.
+    /// Address of the sender.
     pub src: SocketAddr,
-    /// Receiver.
+    /// Address of the receiver.
     pub dst: SocketAddr,
-    /// UDP payload; shorter than it was on the wire when the frame was cut.
+    /// UDP payload; shorter than on the wire if the frame was truncated.
     pub payload: &'a [u8],
-    /// Whether some of the payload was not captured.
+    /// Whether part of the payload was not captured.
     pub is_truncated: bool,
 }
 
-/// What was met while reading.
+/// Counts of the frames read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CaptureCounts {
     /// Frames of any kind.
@@ -95,21 +96,21 @@ pub struct CaptureCounts {
     pub not_udp: u64,
     /// Fragments of IP packets, skipped.
     pub fragments: u64,
-    /// Frames whose own headers do not fit their lengths, skipped.
+    /// Frames whose headers contradict their lengths, skipped.
     pub malformed: u64,
-    /// Frames of which the capture kept less than there was on the wire (its snap length): datagrams that are delivered with
-    /// less payload, and frames without whole headers, skipped.
+    /// Frames truncated by the capture's snap length. Datagrams are returned with a shorter payload; frames without
+    /// whole headers are skipped.
     pub truncated: u64,
-    /// Frames without a time of their own (simple packets of pcapng): each was given that of the frame before it.
+    /// Frames without a timestamp (simple packets of pcapng); each gets the time of the frame before it.
     pub untimed: u64,
 }
 
-/// Where the datagrams come from.
+/// Origin of the datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureKind {
     /// Packets as captured.
     Packets,
-    /// A Nasdaq day file: messages without packets; the packets are ours.
+    /// A Nasdaq day file: it contains messages without packets, and the packets are synthetic.
     DayFile,
 }
 
@@ -117,13 +118,13 @@ impl CaptureFile {
     /// Opens a capture and reads its header.
     ///
     /// # Errors
-    /// The file cannot be opened or read, is empty, is no capture, or is a day file of unknown date.
+    /// The file cannot be opened or read, is empty, is not a capture, or is a day file of unknown date.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, CaptureError> {
         Self::open_source(path, options, None)
     }
 
-    /// Opens a capture that still grows: where it ends, more is waited for until `stop` is set. What was not whole by
-    /// then is told as a file that is cut.
+    /// Opens a capture that still grows. At its end the reader waits for more until `stop` is set. A frame that is
+    /// incomplete by then is reported as a truncated file.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -149,10 +150,10 @@ impl CaptureFile {
         })
     }
 
-    /// Goes on to the next datagram; `false` at the end of the file.
+    /// Advances to the next datagram; `false` at the end of the file.
     ///
     /// # Errors
-    /// The file is truncated or damaged here. Everything before was delivered; nothing more will come.
+    /// The file is truncated or damaged here. All datagrams before were returned; no more follow.
     #[inline]
     pub fn advance(&mut self) -> Result<bool, CaptureError> {
         self.head = None;
@@ -176,7 +177,7 @@ impl CaptureFile {
         }
     }
 
-    /// The datagram that [`Self::advance`] went to.
+    /// The datagram that [`Self::advance`] moved to.
     #[inline]
     #[must_use]
     pub fn current(&self) -> Option<CapturedDatagram<'_>> {
@@ -207,13 +208,13 @@ impl CaptureFile {
         Ok(if self.advance()? { self.current() } else { None })
     }
 
-    /// The file's path as given.
+    /// Path as given to [`Self::open`].
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether packets were captured or are made from a day file.
+    /// Whether packets were captured or made from a day file.
     #[must_use]
     pub fn kind(&self) -> CaptureKind {
         match self.container {
@@ -222,13 +223,13 @@ impl CaptureFile {
         }
     }
 
-    /// What was met so far.
+    /// Counts so far.
     #[must_use]
     pub fn counts(&self) -> CaptureCounts {
         self.counts
     }
 
-    /// Bytes of the file itself, compressed or not, that were read so far, for a progress bar.
+    /// Bytes of the file itself, compressed or not, read so far, for a progress bar.
     #[must_use]
     pub fn file_bytes_read(&self) -> u64 {
         self.source.file_bytes_read()
@@ -278,7 +279,7 @@ impl CaptureFile {
             let captured_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             let is_truncated = captured_len < frame.frame_len;
             match link::find_udp(frame.link, bytes) {
-                // All of the frame is here, and its datagram claims to be longer.
+                // The whole frame is here, and its datagram claims to be longer.
                 Ok(udp) if udp.is_truncated && !is_truncated => self.counts.malformed += 1,
                 Ok(udp) => {
                     self.counts.datagrams += 1;
@@ -306,14 +307,15 @@ impl CaptureFile {
     }
 }
 
-/// Sender and payload of the UDP datagram in an Ethernet frame, where it is whole.
+/// Sender and payload of the UDP datagram in an Ethernet frame, if it is complete.
 #[must_use]
 pub fn udp_payload(frame: &[u8]) -> Option<(SocketAddr, &[u8])> {
     let udp = link::find_udp(LinkLayer::Ethernet, frame).ok()?;
     if udp.is_truncated { None } else { frame.get(udp.payload).map(|payload| (udp.src, payload)) }
 }
 
-/// The current datagram; `payload` counts from the first unconsumed byte of the source (or of the day file's packet).
+/// The current datagram. `payload` is a range counted from the first unconsumed byte of the source (or of the day
+/// file's packet).
 #[derive(Debug)]
 struct CurrentDatagram {
     frame: u64,
@@ -327,17 +329,17 @@ struct CurrentDatagram {
     is_truncated: bool,
 }
 
-/// A link-layer frame that lies whole in the source, from its first unconsumed byte on.
+/// A link-layer frame that is complete in the source, from its first unconsumed byte.
 #[derive(Debug)]
 struct Frame {
     time_ns: u64,
-    /// The time is that of the frame before.
+    /// The frame has no timestamp; this is the time of the frame before.
     is_untimed: bool,
     frame_len: u32,
     link: LinkLayer,
     /// The captured bytes of the frame.
     data: Range<usize>,
-    /// To consume when the frame is done with: its data and all that encloses it.
+    /// Bytes to consume after the frame: its data and everything around it.
     unconsumed_bytes: usize,
 }
 
@@ -363,5 +365,5 @@ impl Container {
     }
 }
 
-/// Largest frame that is believed, in bytes: what libpcap allows as snapshot length.
+/// Largest plausible frame, bytes: the largest snap length that libpcap allows.
 const FRAME_BYTES_MAX: usize = 262_144;

@@ -1,15 +1,15 @@
 //! DBN files: version 3, with the symbols of their instruments in the metadata, as the official tools read them.
 //!
-//! Metadata stands at the front and names every instrument, but the names are only known at the end. So records go to
-//! a spool first, and the file is put together when it is finished. It appears under its name at once: it is made beside its
-//! final place and renamed. (Not synced: it survives a crash of the program, not of the machine.)
+//! Metadata comes first in a DBN file and names every instrument, but the names are only known at the end. So records
+//! go to a spool first, and [`DbnFileWriter::finish`] assembles the file. The file is written beside its final path and
+//! then renamed, so it appears complete. (It is not synced: it survives a crash of the program, not of the machine.)
 //!
-//! Where it can't be written to its end (a full disk, mostly), as many records as fit are kept, in a file that is whole:
-//! with its metadata, which then tell of symbols and times of a few records more. Compressed it needs an end, so
-//! that one whose end can't be written isn't kept.
+//! If the file can't be written to its end (mostly because the disk is full), the file keeps as many records as fit and
+//! is valid. Its metadata then covers symbols and times of a few more records. A compressed file needs its end, so a
+//! compressed file whose end can't be written is not kept.
 //!
-//! Everything in the file is a function of what was handed in: `start` is the earliest time of its records (`ts_recv`,
-//! or `ts_event` where there is none), `end` the latest and one nanosecond.
+//! The content of the file depends only on the caller's input: `start` is the earliest time of its records (`ts_recv`,
+//! or `ts_event` where there is none), `end` the latest time plus one nanosecond.
 
 mod spool;
 
@@ -32,16 +32,16 @@ use time::{Date, OffsetDateTime};
 
 use self::spool::{Compression, Spool, SpoolReader, WriteOutcome, is_out_of_space, write_spooled};
 
-/// What the metadata tells and the records don't.
+/// Metadata that the records don't contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DbnFileOptions {
     /// Dataset code, such as `XNAS.ITCH`. May be [set](DbnFileWriter::set_dataset) later.
     pub dataset: String,
-    /// The schema of all records; `None` where there may be several.
+    /// Schema of all records; `None` if there may be several.
     pub schema: Option<Schema>,
 }
 
-/// A DBN file in the making. Dropped without [`Self::finish`], it leaves nothing behind.
+/// A DBN file that is being written. If dropped without [`Self::finish`], it leaves nothing behind.
 #[derive(Debug)]
 pub struct DbnFileWriter {
     destination: Destination,
@@ -49,12 +49,12 @@ pub struct DbnFileWriter {
     options: DbnFileOptions,
     spool: Spool,
     record_bytes: u64,
-    /// Earliest and latest time by which consumers look a record's symbol up: `ts_recv`, else `ts_event`.
+    /// Earliest and latest time by which consumers look up a record's symbol: `ts_recv`, else `ts_event`.
     time_range: Option<(u64, u64)>,
     mappings: BTreeMap<String, BTreeSet<(TradingDate, InstrumentId)>>,
 }
 
-/// What a finished file holds.
+/// Content of a finished file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DbnFileSummary {
     /// Records.
@@ -65,22 +65,22 @@ pub struct DbnFileSummary {
     pub bytes: u64,
 }
 
-/// A file that could not be written to its end.
+/// Error of a file that could not be completed.
 #[derive(Debug, thiserror::Error)]
 #[error("write {name}, {}", KeptText(*.kept))]
 pub struct DbnFileError {
-    /// What it was to be called.
+    /// Intended path.
     pub name: String,
-    /// What is there of it under its name; `None`: nothing.
+    /// The part that exists under this path; `None`: nothing.
     pub kept: Option<DbnFileKept>,
-    /// What went wrong first.
+    /// The first error.
     pub source: io::Error,
 }
 
-/// The part of a file that could be written.
+/// The valid part of an incomplete file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DbnFileKept {
-    /// Records, from the first one on.
+    /// Records, counted from the first one.
     pub record_count: u64,
     /// Bytes of the file.
     pub bytes: u64,
@@ -92,14 +92,14 @@ impl fmt::Display for KeptText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(DbnFileKept { record_count, bytes }) => write!(f, "after {record_count} records, at byte {bytes}"),
-            None => f.write_str("nothing of which could be kept"),
+            None => f.write_str("nothing could be kept"),
         }
     }
 }
 
 impl DbnFileWriter {
-    /// Begins a file at `path`; compressed when its name ends in `.zst`. `-` is standard output. A device or a pipe is
-    /// written to in place.
+    /// Begins a file at `path`; compressed if its name ends in `.zst`. `-` is standard output. A device or a pipe is
+    /// written in place.
     ///
     /// # Errors
     /// The folder does not exist or cannot be written to.
@@ -126,13 +126,13 @@ impl DbnFileWriter {
         })
     }
 
-    /// Names the dataset after all.
+    /// Sets the dataset.
     pub fn set_dataset(&mut self, dataset: &str) {
         dataset.clone_into(&mut self.options.dataset);
     }
 
-    /// Appends one whole record. After a failure it appends none any more: [`Self::has_failed`] tells, [`Self::finish`]
-    /// says why.
+    /// Appends one whole record. After a failure nothing more is appended: [`Self::has_failed`] reports the failure,
+    /// and [`Self::finish`] returns the error.
     pub fn record(&mut self, bytes: &[u8]) {
         self.spool.push(bytes);
         if self.has_failed() {
@@ -145,13 +145,13 @@ impl DbnFileWriter {
         self.record_bytes += bytes.len() as u64;
     }
 
-    /// Whether there is no room for more records, so that it is time to finish.
+    /// Whether a write failed, so that the caller should finish the file.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.spool.has_failed()
     }
 
-    /// An instrument has that symbol on that day. Bytes that are no printable ASCII are escaped.
+    /// Maps an instrument to a symbol on a day. Bytes that are not printable ASCII are escaped.
     pub fn mapping(&mut self, symbol: &[u8], instrument: InstrumentId, date: TradingDate) {
         if self.has_failed() {
             return;
@@ -161,11 +161,11 @@ impl DbnFileWriter {
         self.mappings.entry(text).or_default().insert((date, instrument));
     }
 
-    /// Puts the file together and gives it its name.
+    /// Assembles the file and renames it to its path.
     ///
     /// # Errors
-    /// Not everything could be written. What could stands under the file's name; where that is nothing, what stood there
-    /// before.
+    /// Not everything could be written. The valid part is at the file's path; if there is none, the path keeps its
+    /// former content.
     pub fn finish(self) -> Result<DbnFileSummary, DbnFileError> {
         let metadata = self.metadata();
         let Self { destination, compression, spool, record_bytes, .. } = self;
@@ -237,10 +237,10 @@ impl DbnFileWriter {
         }
     }
 
-    /// One interval for each trading date of the symbol, by consumers' rules a range of UTC dates. An evening in New York is the
-    /// next day there, so an interval reaches to the file's next trading date; and a capture may have been made at
-    /// another time than its messages, so the first and the last date reach as far as the file's records do. A number that
-    /// belongs to another symbol on another date has one name at any time.
+    /// One interval for each trading date of the symbol; consumers read it as a range of UTC dates. An evening in New
+    /// York is already the next day in UTC, so an interval extends to the file's next trading date. A capture may have
+    /// been recorded at another time than its messages, so the first and last interval extend to the range of the
+    /// file's records. An instrument id that belongs to another symbol on another date has one symbol at any time.
     fn intervals(&self, days: &BTreeSet<(TradingDate, InstrumentId)>, dates: &[TradingDate]) -> Vec<MappingInterval> {
         let recorded = self.time_range.and_then(|(earliest, latest)| Some((utc_date(earliest)?, utc_date(latest)?)));
         days.iter()
@@ -263,14 +263,14 @@ impl DbnFileWriter {
     }
 }
 
-/// Where the file goes.
+/// Destination of the file.
 #[derive(Debug)]
 enum Destination {
     File {
         folder: PathBuf,
         path: PathBuf,
     },
-    /// A device or a pipe: renaming a file over it would replace it.
+    /// A device or a pipe: a rename would replace it.
     InPlace(PathBuf),
     StandardOutput,
 }
@@ -280,7 +280,7 @@ impl Destination {
         if path == Path::new("-") {
             return Ok(Self::StandardOutput);
         }
-        // A link stays one; what it leads to is replaced.
+        // A symbolic link stays; its target is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match fs::metadata(&path).map(|metadata| metadata.file_type()) {
             Ok(kind) if kind.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
@@ -294,7 +294,7 @@ impl Destination {
         Ok(Self::File { folder, path })
     }
 
-    /// For messages.
+    /// Path for error messages.
     fn name(&self) -> String {
         match self {
             Self::File { path, .. } | Self::InPlace(path) => path.display().to_string(),
@@ -303,7 +303,7 @@ impl Destination {
     }
 }
 
-/// The file that gets its name when it is done. On a full disk its entry in the folder may need room too.
+/// A file that gets its name when it is complete. On a full disk its directory entry may need space too.
 fn create_unfinished(folder: &Path, mut spool_reader: SpoolReader) -> io::Result<(NamedTempFile, SpoolReader)> {
     loop {
         let file = tempfile::Builder::new()
@@ -318,7 +318,7 @@ fn create_unfinished(folder: &Path, mut spool_reader: SpoolReader) -> io::Result
     }
 }
 
-/// The spool of what isn't a file lies elsewhere, so it is said where.
+/// The spool of a device or pipe lies in another folder, so its error names that folder.
 fn in_temporary_folder(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("its spool in {}: {error}", env::temp_dir().display()))
 }
@@ -327,7 +327,7 @@ fn extended(range: Option<(u64, u64)>, value: u64) -> (u64, u64) {
     range.map_or((value, value), |(earliest, latest)| (earliest.min(value), latest.max(value)))
 }
 
-/// A timestamp of a record, where it is there and defined.
+/// A timestamp of a record, if present and defined.
 fn timestamp_at(record: &[u8], offset: usize) -> Option<u64> {
     let bytes = record.get(offset..)?.first_chunk()?;
     Some(u64::from_le_bytes(*bytes)).filter(|ts| *ts != UNDEF_TIMESTAMP)
@@ -335,12 +335,12 @@ fn timestamp_at(record: &[u8], offset: usize) -> Option<u64> {
 
 const TS_EVENT_AT: usize = std::mem::offset_of!(dbn::RecordHeader, ts_event);
 
-/// What records of a type are called where people choose them: by their schema.
+/// Name of a record type for users: its schema.
 pub fn schema_name(rtype: RType) -> &'static str {
     RType::try_into_schema(u16::from(rtype as u8)).map_or(rtype.as_str(), |schema| schema.as_str())
 }
 
-/// Where a record of that type has its `ts_recv`.
+/// Offset of `ts_recv` in records of that type.
 pub fn ts_recv_at(record: &[u8]) -> Option<usize> {
     use std::mem::offset_of;
 

@@ -1,7 +1,7 @@
 //! DBN streams record by record: files, plain or zstd, and standard input.
 //!
-//! The official decoder reads them. What it passes over in silence is told here: a stream that ends within a record, or
-//! whose compression breaks off.
+//! The official decoder reads them. It treats some errors as the end of the stream; this module reports them: a stream
+//! that ends inside a record, and a damaged compressed stream.
 
 use std::{
     cell::Cell,
@@ -16,72 +16,72 @@ use dbn::{
     decode::{DbnMetadata as _, DecodeRecordRef as _, dbn::Decoder},
 };
 
-/// A DBN stream that is being read.
+/// An open DBN stream.
 pub struct DbnInput {
     path: PathBuf,
     decoder: Decoder<DecompressedReader>,
     progress: Rc<Progress>,
-    /// Where the next record begins, decompressed.
+    /// Offset of the next record, decompressed.
     offset: u64,
     has_ended: bool,
 }
 
-/// Why a stream can't be read, or not any further.
+/// Error in opening or reading a DBN stream.
 #[derive(Debug, thiserror::Error)]
 #[error("read {} at byte {offset}{}: {fault}", path.display(), if *.is_compressed { " of the decompressed stream" } else { "" })]
 pub struct DbnInputError {
     /// The file; `-` for standard input.
     pub path: PathBuf,
-    /// First byte that could not be used. In a compressed file: counted in what it decompresses to.
+    /// First byte that could not be used; in a compressed file, an offset in the decompressed stream.
     pub offset: u64,
     /// Whether the stream is compressed.
     pub is_compressed: bool,
-    /// What is wrong there.
+    /// The fault at that offset.
     pub fault: DbnFault,
 }
 
-/// What is wrong with a stream.
+/// Kinds of faults in a DBN stream.
 #[derive(Debug, thiserror::Error)]
 pub enum DbnFault {
-    /// The system, or the decompressor, refused.
+    /// Error of the system or the decompressor.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// There is nothing.
+    /// The stream is empty.
     #[error("the file is empty")]
     Empty,
-    /// The first bytes are not those of DBN.
-    #[error("no DBN file")]
+    /// The first bytes are not DBN.
+    #[error("not a DBN file")]
     NotDbn,
-    /// Metadata of a length that none have.
-    #[error("damaged: the metadata claims {0} bytes")]
+    /// Implausible metadata length.
+    #[error("damaged: the metadata declares {0} bytes")]
     MetadataLength(u64),
     /// The stream ends inside its metadata.
-    #[error("the file is cut in its metadata")]
+    #[error("the file is truncated inside its metadata")]
     TruncatedMetadata,
     /// The stream ends inside a record.
-    #[error("the file is cut in a record, of which {0} bytes are there")]
+    #[error("the file is truncated inside a record ({0} bytes remain)")]
     TruncatedRecord(u64),
-    /// A record that lacks fields of its type.
-    #[error("damaged: a record of type {rtype} has {bytes} bytes, the shortest of that type has {bytes_min}")]
+    /// A record that is shorter than its type requires.
+    #[error("damaged: record of type {rtype} with {bytes} bytes, at least {bytes_min} expected")]
     TooShort {
-        /// Number of its type.
+        /// Record type (`rtype`).
         rtype: u8,
-        /// Its bytes.
+        /// Length of the record in bytes.
         bytes: usize,
-        /// What it must have.
+        /// Least length of that record type in bytes.
         bytes_min: usize,
     },
-    /// The decoder's own.
+    /// Error of the official decoder.
     #[error("{0}")]
     Decode(#[from] dbn::Error),
 }
 
-/// How far the reader below the decoder has got.
+/// Position of the reader below the decoder.
 #[derive(Default)]
 struct Progress {
     bytes: Cell<u64>,
     file_bytes: Cell<u64>,
-    /// What the decompressor said, which the decoder takes for the end.
+    /// Error of the decompressor, which the decoder treats as the end of the stream.
     failure: Cell<Option<io::Error>>,
     is_compressed: Cell<bool>,
 }
@@ -100,7 +100,7 @@ impl DbnInput {
     /// Opens a file, or standard input for `-`, and reads its metadata.
     ///
     /// # Errors
-    /// It can't be opened, is empty, is no DBN, or its metadata is cut or damaged.
+    /// The file can't be opened, is empty or not DBN, or its metadata is truncated or damaged.
     pub fn open(path: &Path) -> Result<Self, DbnInputError> {
         let progress = Rc::new(Progress::default());
         let fail = |fault: DbnFault| DbnInputError {
@@ -124,7 +124,7 @@ impl DbnInput {
         if metadata_bytes > METADATA_BYTES_MAX {
             return Err(fail(DbnFault::MetadataLength(metadata_bytes - HEAD_BYTES)));
         }
-        // The decoder makes room for what the length claims; so it gets what is there.
+        // The decoder would allocate the claimed length. Reading first bounds the allocation by the bytes that exist.
         reader.by_ref().take(metadata_bytes - HEAD_BYTES).read_to_end(&mut head).map_err(|error| fail(error.into()))?;
         if (head.len() as u64) < metadata_bytes {
             return Err(fail(DbnFault::TruncatedMetadata));
@@ -141,34 +141,34 @@ impl DbnInput {
         Ok(Self { path: path.to_owned(), decoder, progress, offset: metadata_bytes, has_ended: false })
     }
 
-    /// What the stream says of itself.
+    /// Metadata of the stream.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         self.decoder.metadata()
     }
 
-    /// Where the next record begins; in a compressed stream, counted in what it decompresses to.
+    /// Offset of the next record; in a compressed stream, an offset in the decompressed stream.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The path as given.
+    /// Path as given to [`Self::open`].
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes of the file itself that were read so far, for a progress bar.
+    /// Bytes of the (compressed) file read so far, for a progress bar.
     #[must_use]
     pub fn file_bytes_read(&self) -> u64 {
         self.progress.file_bytes.get()
     }
 
-    /// The next record; `None` at the end.
+    /// Returns the next record; `None` at the end.
     ///
     /// # Errors
-    /// The stream is cut or damaged here. Everything before was delivered; nothing more will come.
+    /// The stream is truncated or damaged here. All records before were returned; no more follow.
     pub fn next_record(&mut self) -> Result<Option<RecordRef<'_>>, DbnInputError> {
         if self.has_ended {
             return Ok(None);
@@ -177,7 +177,7 @@ impl DbnInput {
             Ok(Some(record)) => {
                 let bytes = record.record_size();
                 match bytes_min(record).filter(|bytes_min| bytes < *bytes_min) {
-                    // Others take the length of a type for granted.
+                    // Code that reads the record relies on the full length of its type.
                     Some(bytes_min) => Some(DbnFault::TooShort { rtype: record.header().rtype, bytes, bytes_min }),
                     None => {
                         self.offset += bytes as u64;
@@ -199,7 +199,7 @@ impl DbnInput {
     }
 }
 
-/// The least bytes that a record of that type has in any version; `None` for types that nobody knows.
+/// Least length in bytes of that record type in any version; `None` for unknown types.
 fn bytes_min(record: RecordRef<'_>) -> Option<usize> {
     Some(match record.rtype().ok()? {
         RType::Mbo => size_of::<dbn::MboMsg>(),
@@ -216,7 +216,7 @@ fn bytes_min(record: RecordRef<'_>) -> Option<usize> {
         RType::Cmbp1 | RType::Tcbbo => size_of::<dbn::Cmbp1Msg>(),
         RType::Bbo1S | RType::Bbo1M => size_of::<dbn::BboMsg>(),
         RType::Cbbo1S | RType::Cbbo1M => size_of::<dbn::CbboMsg>(),
-        // All that is left are bars.
+        // All remaining types are bars.
         _ => size_of::<dbn::OhlcvMsg>(),
     })
 }
@@ -227,7 +227,7 @@ impl std::fmt::Debug for DbnInput {
     }
 }
 
-/// Whether a file begins as DBN does, compressed or not.
+/// Whether a file begins with DBN, compressed or not.
 ///
 /// # Errors
 /// It can't be opened or read.
@@ -236,7 +236,7 @@ pub fn is_dbn(path: &Path) -> io::Result<bool> {
     let progress = Rc::new(Progress::default());
     match open_reader(path, &progress)?.take(3).read_to_end(&mut head) {
         Ok(_) => Ok(head == b"DBN"),
-        // What can't be decompressed is damaged, which its own reader tells better.
+        // A damaged compressed file is not decided here: its own reader reports the damage with more detail.
         Err(error) if progress.is_compressed.get() && error.kind() != io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
@@ -264,7 +264,7 @@ impl Read for DecompressedReader {
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
             Err(error) => {
-                // The decoder takes an early end for an end. Kept here, it is told all the same.
+                // The decoder treats an early end as a regular end, so the error is kept for `next_record`.
                 self.progress.failure.set(Some(error));
                 Ok(0)
             }
@@ -280,9 +280,9 @@ impl Read for CountingReader {
     }
 }
 
-/// Magic, version and length of the metadata.
+/// Length of magic, version and metadata length.
 const HEAD_BYTES: u64 = 8;
-/// Longest metadata that is believed: a million symbols with their mappings are shorter.
+/// Longest plausible metadata: a million symbols with their mappings are shorter.
 const METADATA_BYTES_MAX: u64 = 1 << 29;
 const READ_BYTES: usize = 256 * 1024;
 
@@ -306,7 +306,7 @@ mod tests {
         fs::read(path).unwrap()
     }
 
-    /// Records that were read, and what ended the reading.
+    /// Number of records read, and the error that ended reading.
     fn read(path: &Path) -> (u64, Option<DbnInputError>) {
         let mut input = match DbnInput::open(path) {
             Ok(input) => input,
@@ -375,8 +375,8 @@ mod tests {
         let path = folder.path().join("a");
         for (content, said) in [
             (&b""[..], "the file is empty"),
-            (b"hello, world", "no DBN file"),
-            (b"DBN\x03\xff\xff\xff\xff", "the metadata claims 4294967295 bytes"),
+            (b"hello, world", "not a DBN file"),
+            (b"DBN\x03\xff\xff\xff\xff", "the metadata declares 4294967295 bytes"),
         ] {
             fs::write(&path, content).unwrap();
             let error = DbnInput::open(&path).unwrap_err().to_string();

@@ -1,31 +1,31 @@
-//! What lines do to packets on their way: losing, copying, swapping, delaying. From a seed, so that every run of a
-//! test or a demonstration sees the same.
+//! Impaired lines: loss, duplication, reordering and delay of packets. Every decision comes from a seed, so that each
+//! run of a test or a demonstration repeats exactly.
 
 use super::random::Random;
 
-/// How one line treats packets. Chances are between 0 and 1.
+/// How one line impairs packets. Probabilities are between 0 and 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LineImpairment {
-    /// Chance that a packet is lost.
+    /// Probability that a packet is lost.
     pub loss: f64,
-    /// Chance that a packet comes twice.
+    /// Probability that a packet is delivered twice.
     pub duplicate: f64,
-    /// Chance that a packet is overtaken by the next ones (one to three).
+    /// Probability that a packet is overtaken by the next one to three packets.
     pub reorder: f64,
-    /// How much later than the source this line delivers, ns.
+    /// Delay of this line after the source, ns.
     pub skew_ns: u64,
 }
 
-/// What may be lost.
+/// Which packets may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossPolicy {
-    /// Each line loses on its own: a packet may be gone on all of them.
+    /// Each line loses independently: a packet may be lost on all lines.
     Independent,
-    /// At least one line brings each packet.
+    /// At least one line delivers each packet.
     NeverOnAllLines,
 }
 
-/// The lines of one channel and what they are doing to its packets.
+/// The lines of one channel and the state of their impairments.
 #[derive(Debug)]
 pub struct ImpairedLines<P> {
     lines: Vec<ImpairedLine<P>>,
@@ -37,12 +37,12 @@ pub struct ImpairedLines<P> {
 struct ImpairedLine<P> {
     impairment: LineImpairment,
     random: Random,
-    /// Packets that are being overtaken: how many more have to pass, and the packet.
+    /// Delayed packets, each with the number of packets that still have to overtake it.
     delayed: Vec<(u64, P)>,
 }
 
 impl<P: Clone> ImpairedLines<P> {
-    /// Lines in their order (A, B, …).
+    /// `lines` are in line order (A, B, …).
     #[must_use]
     pub fn new(lines: &[LineImpairment], loss_policy: LossPolicy, seed: u64) -> Self {
         let mut random = Random::new(seed);
@@ -57,8 +57,8 @@ impl<P: Clone> ImpairedLines<P> {
         Self { lines, loss_policy, random }
     }
 
-    /// The next packet of the source. `deliver` gets the number of the line, its delay in ns and the packet, for each
-    /// copy that comes through, in each line's order.
+    /// Transmits the next packet of the source. `deliver` gets the line's index, its delay in ns and the packet, once
+    /// for each copy that is not lost, in the order of each line.
     pub fn transmit(&mut self, packet: &P, mut deliver: impl FnMut(usize, u64, &P)) {
         let mut lost: Vec<bool> = self.lines.iter_mut().map(|line| line.random.chance(line.impairment.loss)).collect();
         if self.loss_policy == LossPolicy::NeverOnAllLines && lost.iter().all(|lost| *lost) {
@@ -72,7 +72,7 @@ impl<P: Clone> ImpairedLines<P> {
         }
     }
 
-    /// No packet follows: those that were still being overtaken arrive.
+    /// Ends the stream: packets that were still delayed are delivered.
     pub fn finish(&mut self, mut deliver: impl FnMut(usize, u64, &P)) {
         for (number, line) in self.lines.iter_mut().enumerate() {
             for (_, packet) in line.delayed.drain(..) {
@@ -85,7 +85,7 @@ impl<P: Clone> ImpairedLines<P> {
 impl<P: Clone> ImpairedLine<P> {
     fn transmit(&mut self, packet: &P, is_lost: bool, mut deliver: impl FnMut(u64, &P)) {
         let skew_ns = self.impairment.skew_ns;
-        // Drawn in any case, so that one kind of damage doesn't shift the others.
+        // Drawn for every packet, so that one impairment does not shift the random numbers of the others.
         let is_copied = self.random.chance(self.impairment.duplicate);
         let is_overtaken = self.random.chance(self.impairment.reorder);
         let passing = 1 + self.random.below(3);

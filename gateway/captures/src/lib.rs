@@ -1,5 +1,5 @@
-//! Files of packets and of records, read and written: captures (pcap, pcapng), day files, DBN. And what playing them takes:
-//! a pacer, damaged lines, random numbers by seed.
+//! Readers and writers of packet and record files: captures (pcap, pcapng), day files, DBN. Also the parts of a replay:
+//! a pacer, impaired lines and seeded random numbers.
 
 pub mod capture_file;
 pub mod dbn_file;

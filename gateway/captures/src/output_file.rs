@@ -1,5 +1,5 @@
-//! A file that is written as its content comes: what was written stays when something fails. Compressed when its name
-//! ends in `.zst`; `-` is standard output.
+//! An output file that is written in order; the bytes written before a failure stay. It is compressed if its name ends
+//! in `.zst`; `-` is standard output.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-/// Where output goes.
+/// An open output.
 pub struct OutputFile(Sink);
 
 enum Sink {
@@ -18,7 +18,7 @@ enum Sink {
 }
 
 impl OutputFile {
-    /// Begins a file, in place of what stood there.
+    /// Creates the file, or truncates an existing one.
     ///
     /// # Errors
     /// The folder does not exist or cannot be written to.
@@ -35,10 +35,10 @@ impl OutputFile {
         Ok(Self(Sink::Plain(file)))
     }
 
-    /// Ends the file.
+    /// Flushes and closes the file.
     ///
     /// # Errors
-    /// What is still held can't be written.
+    /// The buffered bytes can't be written.
     pub fn finish(self) -> io::Result<()> {
         match self.0 {
             Sink::Plain(_) => Ok(()),
@@ -48,12 +48,13 @@ impl OutputFile {
     }
 }
 
-/// How far a file has come whose writing failed; nothing where it isn't a file. Reads as the end of "write FILE".
+/// Length that a file had when writing failed; nothing if the output is not a file. Displays as the end of "write
+/// FILE".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailedAtByte(Option<u64>);
 
 impl FailedAtByte {
-    /// The length of the file as it is now.
+    /// Takes the current length of the file.
     #[must_use]
     pub fn of(path: &Path) -> Self {
         Self(fs::metadata(path).ok().filter(Metadata::is_file).map(|metadata| metadata.len()))

@@ -1,64 +1,64 @@
-//! When each packet is due: a target on an absolute scale, never "so long after the last one", so that no delay adds
-//! up.
+//! Computes when each packet is due. Targets lie on an absolute time scale, not relative to the previous packet, so
+//! that delays do not add up.
 
-/// How fast to play.
+/// Pace of a replay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pace {
-    /// With the capture's own spacing, so many times as fast; above 0.
+    /// The capture's own spacing, divided by this factor; above 0.
     Original(f64),
-    /// So many packets in a second; above 0.
+    /// Packets per second; above 0.
     Rate(f64),
-    /// Evenly, and from step to step faster.
+    /// Evenly spaced, with a rate that increases step by step.
     Rising(Rising),
-    /// As fast as the machine sends.
+    /// As fast as possible.
     Max,
 }
 
-/// A rate that rises step by step.
+/// A rate that increases step by step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rising {
-    /// Packets in a second of the first step; above 0.
+    /// Packets per second in the first step; above 0.
     pub rate: f64,
-    /// The next step's rate by this one's; above 1.
+    /// Ratio of each step's rate to the previous one; above 1.
     pub factor: f64,
-    /// How long a step lasts, ns; above 0.
+    /// Duration of a step, ns; above 0.
     pub step_ns: u64,
 }
 
 impl Rising {
-    /// Packets in a second of that step, from 0.
+    /// Packets per second in a step, counted from 0.
     #[must_use]
     pub fn rate_at_step(&self, step: u32) -> f64 {
         self.rate * self.factor.powi(i32::try_from(step).unwrap_or(i32::MAX))
     }
 }
 
-/// Hands out the target of each packet.
+/// Computes the target of each packet.
 #[derive(Clone, Debug)]
 pub struct Pacer {
     pace: Pace,
     start_ns: u64,
-    /// Capture time that falls on the start.
+    /// Capture time that corresponds to the start.
     origin_ns: Option<u64>,
     /// Packets so far.
     count: u64,
-    /// Where the last target was, from the start.
+    /// The last target, ns after the start.
     last_ns: u64,
-    /// Added to every target: how long the rounds before this one took.
+    /// Added to every target: duration of the earlier rounds, ns.
     round_offset_ns: u64,
-    /// Where the current step of a rising rate began, from the start, and after how many packets.
+    /// The current step of a rate ramp: its index, its beginning in ns after the start, and the packets before it.
     step: (u32, u64, u64),
 }
 
 impl Pacer {
-    /// A pacer whose first packet is due at `start_ns`, on whatever clock its caller waits.
+    /// The first packet is due at `start_ns`, on the clock that the caller uses for waiting.
     #[must_use]
     pub fn new(pace: Pace, start_ns: u64) -> Self {
         Self { pace, start_ns, origin_ns: None, count: 0, last_ns: 0, round_offset_ns: 0, step: (0, 0, 0) }
     }
 
-    /// When the next packet, captured at `time_ns`, is due; `None` where it may go at once. A capture whose times run
-    /// backwards stands still there.
+    /// When the next packet, captured at `time_ns`, is due; `None` if it may be sent at once. If capture times go
+    /// backwards, the target stays where it is.
     pub fn target_ns(&mut self, time_ns: u64) -> Option<u64> {
         let offset_ns = match self.pace {
             Pace::Max => return None,
@@ -81,7 +81,7 @@ impl Pacer {
         Some(self.start_ns.saturating_add(self.last_ns))
     }
 
-    /// The capture begins again: its first packet follows the last at the mean distance of the round.
+    /// Starts another round over the capture: its first packet follows the last one at the mean interval of the round.
     pub fn begin_round(&mut self, packets_per_round: u64) {
         let round_ns = self.last_ns.saturating_sub(self.round_offset_ns);
         let mean_ns = round_ns / packets_per_round.saturating_sub(1).max(1);

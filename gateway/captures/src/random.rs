@@ -1,12 +1,12 @@
 //! Pseudo-random numbers that are the same on every machine: SplitMix64 (Steele, Lea, Flood, 2014). Good enough for
-//! simulated markets and damaged lines, never for secrets.
+//! synthetic sessions and impaired lines, never for secrets.
 
-/// A stream of numbers from a seed.
+/// A generator with a seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of that seed.
+    /// Starts the sequence of that seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -18,7 +18,7 @@ impl Random {
         mix(self.0)
     }
 
-    /// True with that chance, 0 to 1.
+    /// True with this probability, 0 to 1.
     pub fn chance(&mut self, chance: f64) -> bool {
         self.unit() < chance
     }
@@ -37,14 +37,14 @@ impl Random {
         bits / (1_u64 << 53) as f64
     }
 
-    /// A waiting time with that mean.
+    /// An exponentially distributed waiting time with this mean.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative; held at the maximum")]
     pub fn exponential(&mut self, mean: u64) -> u64 {
         (-(1.0 - self.unit()).ln() * mean as f64) as u64
     }
 }
 
-/// Different numbers to different numbers, without visible pattern: the last step of SplitMix64.
+/// Maps different inputs to different outputs without visible pattern: the last step of SplitMix64.
 #[must_use]
 pub fn mix(number: u64) -> u64 {
     let mut z = number;

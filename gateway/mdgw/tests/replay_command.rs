@@ -67,8 +67,7 @@ fn failure_exits_2_with_one_line_naming_action_object_and_cause() {
     fs::write(&text_file, "no capture").unwrap();
     let failed = mdgw(&["replay", "--offline", text_file.to_str().unwrap()]);
     assert_eq!(failed.status.code(), Some(2));
-    let expected =
-        format!("mdgw: read {} at byte 0: neither pcap nor pcapng nor a Nasdaq day file\n", text_file.display());
+    let expected = format!("mdgw: read {} at byte 0: not a pcap, pcapng or Nasdaq day file\n", text_file.display());
     assert_eq!(text(&failed.stderr), expected);
     assert!(failed.stdout.is_empty());
     assert_eq!(mdgw(&["replay", "/nonexistent.pcap"]).status.code(), Some(2));
@@ -86,7 +85,7 @@ fn a_truncated_capture_exits_2_and_keeps_complete_records() {
     fs::write(&input, &bytes[..bytes.len() - 1]).unwrap();
     let cut = mdgw(&["replay", "--offline", input.to_str().unwrap(), "-o", output.to_str().unwrap()]);
     assert_eq!(cut.status.code(), Some(2));
-    assert!(text(&cut.stderr).contains("the file is cut"), "{}", text(&cut.stderr));
+    assert!(text(&cut.stderr).contains("the file is truncated"), "{}", text(&cut.stderr));
     assert!(text(&cut.stdout).contains("messages"), "the summary is printed all the same");
     assert!(fs::metadata(&output).unwrap().len() > 1_000);
 }

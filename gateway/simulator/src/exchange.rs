@@ -1,5 +1,5 @@
-//! An exchange of our own: plays a feed on redundant lines that lose, copy, swap and delay packets, and answers
-//! MoldUDP64 requests for what was lost. On cold threads; it may allocate and sleep.
+//! Exchange simulator: sends a feed on redundant lines with configured loss, duplication, reordering and delay, and
+//! answers MoldUDP64 requests for retransmission. It runs on cold threads and may allocate and sleep.
 
 use std::{
     cmp::Reverse,
@@ -31,56 +31,56 @@ use super::{
 };
 pub use super::{request_server::ServedRequests, source::SourceError};
 
-/// What is played, where to, and how badly.
+/// Configuration of an exchange: the feed, its lines and their impairments.
 #[derive(Clone, Debug)]
 pub struct ExchangeConfig {
-    /// Where the packets come from.
+    /// Source of the packets.
     pub feed: FeedSource,
     /// The lines, A first.
     pub lines: Vec<ExchangeLine>,
-    /// Whether a packet may be lost on all lines.
+    /// Which packets may be lost.
     pub loss_policy: LossPolicy,
-    /// The same seed does the same damage.
+    /// Seed of the impairments; the same seed repeats the same impairments.
     pub seed: u64,
-    /// How fast.
+    /// Pace of the packets.
     pub pace: Pace,
-    /// By which interface the lines leave.
+    /// Outgoing interface of the lines.
     pub interface: Option<Interface>,
-    /// Where MoldUDP64 requests are answered.
+    /// Address of the MoldUDP64 request server; `None`: no server.
     pub request_server: Option<SocketAddrV4>,
-    /// Chance that an answer is lost, 0 to 1.
+    /// Probability that an answer is dropped, 0 to 1.
     pub answer_loss: f64,
 }
 
-/// One line.
+/// One line of the exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct ExchangeLine {
-    /// Group (or host) and port.
+    /// Multicast group (or host) and port.
     pub destination: SocketAddrV4,
-    /// What it does to packets.
+    /// Impairment of its packets.
     pub impairment: LineImpairment,
 }
 
-/// Why the exchange could not open.
+/// Error that prevented the start.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
     /// The feed can't be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// A line's socket.
+    /// A line's socket failed.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The request server, or a thread.
-    #[error("cannot open the exchange's {what}: {source}")]
+    /// The request server or a thread failed.
+    #[error("cannot open the simulator's {what}: {source}")]
     Io {
-        /// What.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// What was played.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeReport {
     /// Packets of the source.
@@ -114,10 +114,10 @@ struct Shared {
 }
 
 impl Exchange {
-    /// Opens sockets and the source, and begins to play.
+    /// Opens sockets and the source, and starts to send.
     ///
     /// # Errors
-    /// When the feed can't be read or a socket can't be opened.
+    /// The feed can't be read, or a socket can't be opened.
     pub fn start(config: &ExchangeConfig) -> Result<Self, ExchangeError> {
         let source = Source::open(&config.feed)?;
         let outputs = config
@@ -152,19 +152,19 @@ impl Exchange {
         Ok(Self { shared, player: Some(player), server })
     }
 
-    /// Where requests are answered.
+    /// Address of the request server.
     #[must_use]
     pub fn request_address(&self) -> Option<SocketAddrV4> {
         self.server.as_ref().map(RequestServer::address)
     }
 
-    /// Whether everything has been played.
+    /// Whether all packets were sent.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.shared.done.load(Ordering::Acquire)
     }
 
-    /// What has been played so far.
+    /// Counts so far.
     #[must_use]
     pub fn report(&self) -> ExchangeReport {
         ExchangeReport {
@@ -176,10 +176,10 @@ impl Exchange {
         }
     }
 
-    /// Ends play and answers, wherever they are: what is reported as played has left, and the day's end after it.
+    /// Stops sending and answering. Packets counted in the report were sent, followed by the end of the session.
     ///
     /// # Errors
-    /// When the source broke off; what came before was played.
+    /// The source failed; its packets before the failure were sent.
     pub fn stop(mut self) -> Result<ExchangeReport, SourceError> {
         self.shared.stop.store(true, Ordering::Release);
         let played = self.player.take().map_or(Ok(Ok(())), JoinHandle::join);
@@ -195,14 +195,14 @@ impl Drop for Exchange {
     }
 }
 
-/// A packet with the number that orders packets of one moment.
+/// A packet with its due time; the second number orders packets that are due at the same time.
 type Due = Reverse<(u64, u64, usize, Arc<[u8]>)>;
 
 struct Player {
     source: Source,
     outputs: Vec<Output>,
     impaired: ImpairedLines<Arc<[u8]>>,
-    /// Copies that are on their way: when they arrive, in which order, on which line.
+    /// Copies in transit: due time, order, line.
     due: BinaryHeap<Due>,
     number: u64,
     history: Option<Arc<History>>,
@@ -210,9 +210,10 @@ struct Player {
     shared: Arc<Shared>,
 }
 
-/// After the last packet, heartbeats tell what should have come: as often as receivers may lose one.
+/// Heartbeats after the last packet announce the next sequence, so that receivers notice a loss at the end. There are
+/// enough of them even if some are lost.
 const CLOSING_HEARTBEATS: u32 = 20;
-/// Between them.
+/// Interval between closing heartbeats, ns.
 const CLOSING_HEARTBEAT_INTERVAL_NS: u64 = 50_000_000;
 
 impl Player {
@@ -240,7 +241,7 @@ impl Player {
     }
 
     fn play(&mut self, packet: &SourcePacket, target_ns: u64) {
-        // Before it can be missed anywhere, it can be asked for.
+        // Recorded before sending: a message can be requested before any receiver can miss it.
         if let Some(history) = &self.history {
             history.record(&packet.bytes);
         }
@@ -253,19 +254,20 @@ impl Player {
         });
     }
 
-    /// Sends what arrives until `target_ns`, each copy at its own time, or all of it at once when the exchange is stopped.
+    /// Sends the copies that are due until `target_ns`, each at its time. If the exchange is stopped, sends all of them
+    /// at once.
     fn send_due_until(&mut self, target_ns: u64) {
         while let Some(Reverse((due_ns, ..))) = self.due.peek()
             && *due_ns <= target_ns
         {
             let Some(Reverse((due_ns, _, line, bytes))) = self.due.pop() else { return };
-            // Stopped meanwhile: what has been counted still leaves, at once.
+            // After a stop, packets already counted are still sent, at once.
             self.wait_until(due_ns);
             self.send(line, &bytes);
         }
     }
 
-    /// Whether the exchange was stopped meanwhile.
+    /// Waits; returns whether the exchange was stopped.
     fn wait_until(&self, target_ns: u64) -> bool {
         loop {
             if self.shared.stop.load(Ordering::Acquire) {
@@ -274,7 +276,7 @@ impl Player {
             let left_ns = target_ns.saturating_sub(mono_now().0);
             match left_ns {
                 0 => return false,
-                // Sleeping is accurate to some 60 us; what is left is spun.
+                // Sleeping is accurate to some 60 us; the rest is spun.
                 1..=80_000 => std::hint::spin_loop(),
                 _ => std::thread::sleep(Duration::from_nanos((left_ns - 60_000).min(50_000_000))),
             }

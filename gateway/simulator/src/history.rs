@@ -1,4 +1,4 @@
-//! What an exchange has said, for those who ask again.
+//! Messages that the exchange has sent, kept for retransmission.
 
 use std::{
     collections::HashMap,
@@ -13,21 +13,21 @@ use mdgw_feeds::{
     },
 };
 
-/// Messages of MoldUDP64 sessions, in memory. For cold threads.
+/// Messages of MoldUDP64 sessions, in memory. Locked: for cold threads only.
 #[derive(Debug, Default)]
 pub(super) struct History(Mutex<HashMap<MoldSession, Session>>);
 
-/// One session from its first message that was seen.
+/// One session, from the first message recorded.
 #[derive(Debug)]
 struct Session {
     first: u64,
-    /// Where each message begins in `bytes`, and where the last one ends.
+    /// Offset of each message in `bytes`, and the end of the last one.
     bounds: Vec<usize>,
     bytes: Vec<u8>,
 }
 
 impl History {
-    /// Keeps the messages of a packet that follow those kept so far.
+    /// Records the messages of a packet that follow those recorded so far.
     pub(super) fn record(&self, datagram: &[u8]) {
         let Ok(packet) = MoldUdp64::parse(datagram) else { return };
         if packet.unsequenced || packet.count == 0 {
@@ -50,7 +50,8 @@ impl History {
         }
     }
 
-    /// Answers a request with one packet: as many of the messages as fit. `None` where the first is not known.
+    /// Answers a request with one packet that holds as many of the messages as fit. `None` if the first message is not
+    /// known.
     pub(super) fn answer(&self, request: &moldudp64::Request, payload_bytes_max: usize) -> Option<Vec<u8>> {
         let sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let session = sessions.get(&request.session)?;

@@ -1,19 +1,21 @@
-//! A made-up Nasdaq day: ITCH 5.0 messages from a seed, in a realistic mix, valid at every point.
+//! A synthetic Nasdaq session: ITCH 5.0 messages from a seed, in a realistic mix, valid at every point.
 //!
-//! **What is realistic.** Of the messages about 43 % add orders, 40 % delete, 8 % replace and 5 % execute them; the
-//! rest reduces them, trades hidden ones, or tells auction imbalances. Stocks are drawn by Zipf's law (exponent 1).
-//! Messages come in bursts, within microseconds of each other and mostly about one stock. Three of four orders that
-//! go are among the latest of their stock, the others are drawn from all of it, so that a few stay all day. Prices
-//! lie near a fair value that wanders within the spread, most within a few cents of it, some a dollar off.
+//! **What is realistic.** About 43 % of the messages add orders, 40 % delete, 8 % replace and 5 % execute them. The
+//! rest reduce orders, report trades against hidden orders, or report auction imbalances. Stocks are drawn by Zipf's
+//! law (exponent 1). Messages come in bursts, within microseconds of each other and mostly about one stock. Three of
+//! four orders that are removed are among the latest of their stock. The others are drawn from all of its orders, so
+//! that a few live all day. Prices lie near a fair value that drifts within the spread: most within a few cents of it,
+//! some a dollar away.
 //!
-//! **What is valid.** The day begins with the system events and the directory, and ends with the system events.
-//! Every order that a message names is live and belongs to that stock; nothing takes more than is left; no book is
-//! ever locked or crossed. So a book that finds a fault in this stream has one itself.
+//! **What is valid.** The day begins with the system events and the stock directory, and ends with the system events.
+//! Every order that a message names is live and belongs to that stock. No message removes more than the order's
+//! remaining size. No book is ever locked or crossed. So if a book reports a fault in this stream, the fault is the
+//! book's.
 //!
-//! **What it is not.** Executions take from the better ones of a few orders of the stock, not always the very best.
-//! There are no auctions and no halts.
+//! **What is simplified.** An execution takes the better of a few orders of the stock, not always the best one. There
+//! are no auctions and no halts.
 //!
-//! Memory grows with the live orders alone, whatever the number of messages.
+//! Memory grows with the live orders only, whatever the number of messages.
 
 use std::io::{self, Write};
 
@@ -23,31 +25,31 @@ use mdgw_feeds::{
     transport::moldudp64::{self, MoldSession, PacketWriter},
 };
 
-/// What kind of day it is.
+/// Parameters of a synthetic session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ItchDay {
-    /// The same seed makes the same day.
+    /// The same seed generates the same session.
     pub seed: u64,
-    /// Messages in all; a day is never shorter than its directory.
+    /// Number of messages; a session is never shorter than its directory.
     pub message_count: u64,
-    /// Stocks, with locates from 1 on. At most 65,535.
+    /// Number of stocks; their locates begin at 1. At most 65,535.
     pub stock_count: u16,
-    /// Live orders that the day works up to, and then stays at.
+    /// Live orders that the session grows to and then keeps.
     pub live_orders: u32,
-    /// What order ids look like.
+    /// Pattern of order ids.
     pub order_ids: OrderIds,
-    /// Mean time between bursts.
+    /// Mean time between bursts, ns.
     pub burst_interval_ns: u64,
-    /// What its packets say that it is called.
+    /// MoldUDP64 session name in its packets.
     pub session: MoldSession,
 }
 
-/// What order ids look like.
+/// Pattern of order ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderIds {
-    /// 1, 2, 3 and so on, in the order of their messages, as Nasdaq does it.
+    /// 1, 2, 3 and so on, in the order of their messages, as Nasdaq assigns them.
     Dense,
-    /// Over all 64 bits, without visible pattern: the same day under other ids.
+    /// Spread over all 64 bits without visible pattern: the same session under other ids.
     Scattered,
 }
 
@@ -65,19 +67,19 @@ impl Default for ItchDay {
     }
 }
 
-/// Makes the messages of a day, one after the other.
+/// Generates the messages of a session, one after the other.
 #[derive(Debug)]
 pub struct ItchGenerator {
     day: ItchDay,
     random: Random,
-    /// Messages made so far.
+    /// Messages generated so far.
     generated: u64,
     time_ns: u64,
-    /// Messages left of the current burst, and the stock it is about.
+    /// Messages left in the current burst, and the stock of the burst.
     burst_left: u64,
     burst_stock: usize,
     stocks: Vec<Stock>,
-    /// Zipf: `cumulative[rank]` is the share of all ranks up to that one, as a fraction of 2^32.
+    /// Zipf distribution: `cumulative[rank]` is the share of all ranks up to this one, as a fraction of 2^32.
     cumulative: Vec<u32>,
     orders: Vec<Order>,
     orders_free: Vec<u32>,
@@ -95,7 +97,7 @@ struct Order {
     is_bid: bool,
 }
 
-/// Prices of a stock lie on a ladder of [`TICKS`] cents.
+/// One stock. Its prices lie on a ladder of [`TICKS`] cents.
 #[derive(Clone, Debug)]
 struct Stock {
     base_e4: u32,
@@ -112,12 +114,12 @@ const TICKS: usize = 1_024;
 const TICK_MAX: u16 = 1_023;
 const TICK_E4: u32 = 100;
 
-/// The ticks of one side that have orders.
+/// Bit set: the ticks of one side that have orders.
 #[derive(Clone, Debug, Default)]
 struct Ticks([u64; TICKS / 64]);
 
 impl ItchGenerator {
-    /// At the start of the day.
+    /// Starts a session at its first message.
     #[must_use]
     pub fn new(day: ItchDay) -> Self {
         let mut random = Random::new(day.seed);
@@ -139,8 +141,8 @@ impl ItchGenerator {
         }
     }
 
-    /// Writes the next message into `out`, whose content is replaced; its time in ns since midnight. `None` after the
-    /// last one.
+    /// Replaces the content of `out` by the next message. Returns its time in ns since midnight; `None` after the last
+    /// message.
     pub fn next_message(&mut self, out: &mut Vec<u8>) -> Option<u64> {
         out.clear();
         let directory = 2 * u64::from(self.day.stock_count);
@@ -164,7 +166,7 @@ impl ItchGenerator {
         Some(self.time_ns)
     }
 
-    /// Messages made so far.
+    /// Messages generated so far.
     #[must_use]
     pub fn generated(&self) -> u64 {
         self.generated
@@ -181,7 +183,7 @@ impl ItchGenerator {
         out.push(code);
     }
 
-    /// Directory, then trading state, stock by stock.
+    /// Stock directory, then trading action, stock by stock.
     fn directory_entry(&mut self, out: &mut Vec<u8>, index: u64) {
         self.time_ns += 1_000;
         let stock = usize::try_from(index / 2).unwrap_or(0);
@@ -203,7 +205,7 @@ impl ItchGenerator {
     fn market_message(&mut self, out: &mut Vec<u8>) {
         let stock = self.advance();
         let roll = self.random.unit();
-        // Deletions hold the number of live orders where the day wants it.
+        // The share of deletions keeps the number of live orders near the configured one.
         let surplus = f64::from(self.live) / f64::from(self.day.live_orders.max(1));
         let delete = if surplus < 1.0 { SHARE_DELETE - SHARE_RAMP } else { SHARE_DELETE + SHARE_RAMP };
         let add = SHARE_ADD + SHARE_DELETE - delete;
@@ -227,7 +229,7 @@ impl ItchGenerator {
         }
     }
 
-    /// Time goes on; the stock that the next message is about.
+    /// Advances the time and draws the stock of the next message.
     fn advance(&mut self) -> usize {
         if self.burst_left == 0 {
             self.time_ns += self.random.exponential(self.day.burst_interval_ns);
@@ -243,7 +245,7 @@ impl ItchGenerator {
     fn draw_stock(&mut self) -> usize {
         let share = u32::try_from(self.random.below(1 << 32)).unwrap_or(u32::MAX);
         let rank = self.cumulative.partition_point(|cumulative| *cumulative <= share);
-        // Spread the busy ones over the locates; the multiplier shares no factor with any count up to 65,535.
+        // Spreads the busy stocks over the locates; the multiplier shares no factor with any count up to 65,535.
         rank.min(self.stocks.len() - 1) * 65_537 % self.stocks.len()
     }
 
@@ -344,7 +346,7 @@ impl ItchGenerator {
         out.extend_from_slice(b"CL");
     }
 
-    /// Type, locate, tracking number and time: every message begins with them.
+    /// Writes the fields that every message begins with: type, locate, tracking number and time.
     fn head(&self, out: &mut Vec<u8>, message_type: u8, stock: usize) {
         let locate = if message_type == b'S' { 0 } else { u16::try_from(stock + 1).unwrap_or(u16::MAX) };
         out.push(message_type);
@@ -357,7 +359,7 @@ impl ItchGenerator {
         self.stocks[stock].base_e4 + u32::from(tick) * TICK_E4
     }
 
-    /// A price on that side that doesn't lock or cross the book.
+    /// Draws a price on that side that neither locks nor crosses the book.
     fn draw_tick(&mut self, stock: usize, is_bid: bool) -> u16 {
         let distance = match self.random.unit() {
             roll if roll < 0.4 => 0,
@@ -367,7 +369,7 @@ impl ItchGenerator {
         let distance = u16::try_from(distance).unwrap_or(0);
         let stock = &mut self.stocks[stock];
         let (best_bid, best_ask) = (stock.best_bid(), stock.best_ask());
-        // The fair value wanders, but never beyond what rests.
+        // The fair value drifts, but never past the resting orders.
         let wandered = stock.fair.saturating_add_signed(if self.random.chance(0.5) { 1 } else { -1 });
         stock.fair = wandered.clamp(best_bid.max(FAIR_MIN), best_ask.min(FAIR_MAX));
         if is_bid { (stock.fair - distance).min(best_ask - 1) } else { (stock.fair + distance).max(best_bid + 1) }
@@ -378,7 +380,7 @@ impl ItchGenerator {
         u32::try_from(size).unwrap_or(1)
     }
 
-    /// One of the stock's orders, mostly one of the latest.
+    /// Draws one of the stock's orders, mostly one of the latest.
     fn draw_order(&mut self, stock: usize) -> usize {
         let count = self.stocks[stock].orders.len();
         let back = if self.random.chance(0.75) {
@@ -423,7 +425,8 @@ impl ItchGenerator {
         id
     }
 
-    /// Keeps the others nearly in their order: an old one's place is taken by one that is not much younger.
+    /// Keeps the remaining orders nearly in age order: the removed order's position is filled with one not much
+    /// younger.
     fn remove_order(&mut self, stock: usize, position: usize) -> Order {
         let stock = &mut self.stocks[stock];
         let last = stock.orders.len() - 1;
@@ -447,7 +450,7 @@ impl ItchGenerator {
         order
     }
 
-    /// Takes some of an order's size, or all of it; the order as it was, and how much.
+    /// Reduces an order by part of its size, or all of it. Returns the order as it was, and the size removed.
     fn take_size(&mut self, stock: usize, position: usize, is_whole: bool) -> (Order, u32) {
         let index = self.stocks[stock].orders[position] as usize;
         let order = self.orders[index];
@@ -474,14 +477,14 @@ const SHARE_DELETE: f64 = 0.40;
 const SHARE_REPLACE: f64 = 0.08;
 const SHARE_EXECUTE: f64 = 0.05;
 const SHARE_REDUCE: f64 = 0.015;
-/// So much of the deletions becomes additions while orders are too few, and the other way round.
+/// This share of the deletions becomes additions while orders are too few, and the reverse while they are too many.
 const SHARE_RAMP: f64 = 0.06;
 
 const BURST_MESSAGES_MEAN: u64 = 8;
 const BURST_STEP_NS_MEAN: u64 = 900;
 const RECENT_ORDERS_MEAN: u64 = 6;
 
-/// The fair value stays so far from the ends of the ladder that every distance drawn fits.
+/// Least distance of the fair value from the ends of the ladder, so that every drawn distance fits.
 const FAIR_MIN: u16 = 200;
 const FAIR_MAX: u16 = TICK_MAX - 200;
 
@@ -502,7 +505,7 @@ impl Stock {
         if is_bid { &mut self.bids } else { &mut self.asks }
     }
 
-    /// The highest bid, or the tick below all.
+    /// The highest bid, or one tick below the ladder.
     fn best_bid(&self) -> u16 {
         let words = self.bids.0.iter().enumerate().rev();
         words
@@ -512,7 +515,7 @@ impl Stock {
             .unwrap_or(0)
     }
 
-    /// The lowest ask, or the tick above all.
+    /// The lowest ask, or one tick above the ladder.
     fn best_ask(&self) -> u16 {
         let words = self.asks.0.iter().enumerate();
         words
@@ -537,7 +540,7 @@ fn tick(word: usize, bit: u32) -> u16 {
     u16::try_from(word * 64).unwrap_or(0) + u16::try_from(bit).unwrap_or(0)
 }
 
-/// Four letters, filled with blanks.
+/// Four letters, padded with blanks.
 fn symbol(stock: usize) -> [u8; 8] {
     let mut symbol = *b"        ";
     let mut rest = stock;
@@ -559,11 +562,11 @@ fn zipf(count: u16) -> Vec<u32> {
         .collect()
 }
 
-/// Writes the rest of the day as a day file: each message behind its length in two bytes, big-endian. How many
-/// messages it wrote.
+/// Writes the rest of the session as a day file: each message preceded by its length, two bytes big-endian. Returns the
+/// number of messages written.
 ///
 /// # Errors
-/// What the writer says.
+/// Errors of the writer.
 pub fn write_day_file(generator: &mut ItchGenerator, writer: &mut impl Write) -> io::Result<u64> {
     let mut message = Vec::with_capacity(MESSAGE_BYTES_MAX);
     let mut count = 0;
@@ -577,36 +580,36 @@ pub fn write_day_file(generator: &mut ItchGenerator, writer: &mut impl Write) ->
 
 const MESSAGE_BYTES_MAX: usize = 64;
 
-/// A day as MoldUDP64 packets: what is close together in time shares a packet, as far as it fits.
+/// A session as MoldUDP64 packets: messages close together in time share a packet, as far as they fit.
 #[derive(Debug)]
 pub struct ItchPackets {
     generator: ItchGenerator,
     session: MoldSession,
     next: Sequence,
-    /// Read ahead: the first message of the next packet.
+    /// The first message of the next packet, generated ahead.
     message: Vec<u8>,
     message_time_ns: Option<u64>,
 }
 
-/// What is in a packet.
+/// Content of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketInfo {
-    /// When it would be sent: the time of its last message, in ns since midnight.
+    /// Send time: the time of its last message, in ns since midnight.
     pub time_ns: u64,
-    /// Its first message.
+    /// Sequence of its first message.
     pub first: Sequence,
-    /// How many messages.
+    /// Number of messages.
     pub count: u16,
 }
 
-/// Packets are no larger than this.
+/// Largest packet, bytes.
 pub const PACKET_BYTES_MAX: usize = 1_400;
 
 /// Messages further apart than this don't share a packet.
 const MESSAGE_INTERVAL_NS_MAX: u64 = 4_000;
 
 impl ItchPackets {
-    /// From the generator's next message on, which gets the number 1.
+    /// Starts with the generator's next message, which gets sequence 1.
     #[must_use]
     pub fn new(mut generator: ItchGenerator, session: MoldSession) -> Self {
         let mut message = Vec::with_capacity(MESSAGE_BYTES_MAX);
@@ -614,7 +617,7 @@ impl ItchPackets {
         Self { generator, session, next: Sequence(1), message, message_time_ns }
     }
 
-    /// Writes the next packet into `out`, whose content is replaced. `None` after the last message.
+    /// Replaces the content of `out` by the next packet. `None` after the last message.
     pub fn next_packet(&mut self, out: &mut Vec<u8>) -> Option<PacketInfo> {
         let first = self.next;
         let mut time_ns = self.message_time_ns?;
@@ -631,12 +634,12 @@ impl ItchPackets {
         Some(PacketInfo { time_ns, first, count })
     }
 
-    /// Writes the packet that ends the session into `out`, whose content is replaced.
+    /// Replaces the content of `out` by the End of Session packet.
     pub fn write_end_of_session(&self, out: &mut Vec<u8>) {
         moldudp64::write_end_of_session(out, self.session, self.next);
     }
 
-    /// Number of the next message.
+    /// Sequence of the next message.
     #[must_use]
     pub fn next_sequence(&self) -> Sequence {
         self.next

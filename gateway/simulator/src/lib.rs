@@ -1,4 +1,4 @@
-//! Venues that we play ourselves: for the demonstration, for rehearsals, for tests and benches.
+//! Exchange simulators for the demonstration, rehearsals, tests and benches.
 
 pub mod exchange;
 mod history;

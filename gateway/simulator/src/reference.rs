@@ -1,4 +1,4 @@
-//! What a feed must come out as: the same packets through the same channel, undamaged, on one line, without a gateway.
+//! Reference output of a feed: the same packets through the same channel, unimpaired, on one line, without a gateway.
 
 use std::hash::{DefaultHasher, Hasher as _};
 
@@ -14,26 +14,26 @@ use mdgw_feeds::{
 use super::source::{Source, SourceError};
 use crate::source::FeedSource;
 
-/// Content of a stream, in little: two streams with the same digest said the same in the same order.
+/// Digest of a stream: two streams with the same digest published the same content in the same order.
 #[derive(Clone, Debug, Default)]
 pub struct StreamDigest {
     hasher: DefaultHasher,
     /// Sessions.
     pub sessions: u64,
-    /// Messages that produced something.
+    /// Messages that produced records.
     pub messages: u64,
     /// Records.
     pub records: u64,
 }
 
 impl StreamDigest {
-    /// A session begins.
+    /// Adds the beginning of a session.
     pub fn session(&mut self, session: Session) {
         self.sessions += 1;
         self.hasher.write(&session.to_bytes());
     }
 
-    /// One message's records, as they are published: without receive times.
+    /// Adds the records of one message as published, without receive times.
     pub fn message(&mut self, sequence: Sequence, body: &[u8]) {
         self.messages += 1;
         self.hasher.write_u64(sequence.0);
@@ -52,10 +52,10 @@ impl PartialEq for StreamDigest {
     }
 }
 
-/// What the feed is, as far as its packets tell: Nasdaq for any ITCH.
+/// Recognises the feed by its packets; any ITCH counts as Nasdaq.
 ///
 /// # Errors
-/// When it can't be read.
+/// The feed can't be read.
 pub fn recognise_feed(feed_source: &FeedSource) -> Result<Option<Feed>, SourceError> {
     let mut source = Source::open(feed_source)?;
     for _ in 0..PACKETS_EXAMINED_MAX {
@@ -67,10 +67,11 @@ pub fn recognise_feed(feed_source: &FeedSource) -> Result<Option<Feed>, SourceEr
     Ok(None)
 }
 
-/// What must come out, and how many packets and messages go in. A source that breaks off is digested up to there.
+/// Computes the expected digest, and the number of packets and messages of the source. A source that fails early is
+/// digested up to the failure.
 ///
 /// # Errors
-/// When it can't be opened.
+/// The source can't be opened.
 pub fn digest(feed_source: &FeedSource, config: ChannelConfig) -> Result<(StreamDigest, u64, u64), SourceError> {
     let mut source = Source::open(feed_source)?;
     let mut channel = Channel::new(config);
@@ -86,7 +87,7 @@ pub fn digest(feed_source: &FeedSource, config: ChannelConfig) -> Result<(Stream
     Ok((sink.0, packets, messages))
 }
 
-/// A heartbeat here and there doesn't tell; a message within so many packets does.
+/// Heartbeats do not identify a feed; a message within this many packets does.
 const PACKETS_EXAMINED_MAX: usize = 10_000;
 
 struct DigestSink(StreamDigest);

@@ -1,4 +1,4 @@
-//! MoldUDP64 request server: answers each request with one packet of what was asked for.
+//! MoldUDP64 request server: answers each request with one packet of retransmitted messages.
 
 use std::{
     io,
@@ -32,19 +32,19 @@ struct Shared {
     lost: AtomicU64,
 }
 
-/// Requests, by what became of them.
+/// Requests by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServedRequests {
-    /// Answered.
+    /// Requests answered.
     pub answered: u64,
-    /// Not understood, or for what the exchange never said.
+    /// Malformed requests, and requests for messages that the exchange never sent.
     pub unanswered: u64,
-    /// Answers that were lost on purpose.
+    /// Answers dropped by the configured loss.
     pub lost: u64,
 }
 
 impl RequestServer {
-    /// Binds and begins to answer. `answer_loss` is the chance that an answer gets lost.
+    /// Binds the socket and starts to answer. `answer_loss` is the probability that an answer is dropped.
     pub(super) fn start(address: SocketAddrV4, history: Arc<History>, answer_loss: f64, seed: u64) -> io::Result<Self> {
         let socket = UdpSocket::bind(address)?;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
@@ -89,7 +89,7 @@ impl Drop for RequestServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // It looks at the flag twenty times a second.
+            // The thread checks the flag twenty times a second.
             let _ = thread.join();
         }
     }

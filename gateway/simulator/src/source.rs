@@ -1,4 +1,4 @@
-//! Where an exchange's packets come from.
+//! Sources of an exchange's packets.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -16,21 +16,21 @@ use zerocopy::FromBytes;
 
 use super::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
 
-/// Where the packets come from.
+/// Source of the packets.
 #[derive(Clone, Debug)]
 pub enum FeedSource {
-    /// A capture or a day file; every datagram of it belongs to the feed.
+    /// A capture or a day file; every datagram in it belongs to the feed.
     Capture {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Trading date of a day file whose name tells none.
+        /// Trading date of a day file without a date in its name.
         date: Option<TradingDate>,
     },
-    /// A made-up Nasdaq day.
+    /// A synthetic Nasdaq session.
     Itch(ItchDay),
 }
 
-/// A capture or a made-up day, packet by packet.
+/// An open capture or synthetic session, read packet by packet.
 #[derive(Debug)]
 pub(super) enum Source {
     Capture { file: Box<CaptureFile>, last: Option<FeedPosition> },
@@ -45,21 +45,21 @@ pub(super) struct SourcePacket {
     pub(super) bytes: Arc<[u8]>,
 }
 
-/// What the last packet said, for the heartbeats that follow it.
+/// Position after the last packet, for the heartbeats that follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FeedPosition {
     Mold { session: moldudp64::MoldSession, next: Sequence },
     Iex { stream: StreamIdentity, position: SegmentPosition },
 }
 
-/// Why the source broke off.
+/// Error that ended the source.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The capture can't be read, or not any further.
+    /// The capture can't be opened or read further.
     #[error(transparent)]
     Capture(#[from] CaptureError),
-    /// The player's own fault.
-    #[error("the exchange's player panicked")]
+    /// The player thread panicked.
+    #[error("the simulator's sender thread panicked")]
     Panicked,
 }
 
@@ -93,7 +93,7 @@ impl Source {
         }
     }
 
-    /// What an exchange says when all is said: a made-up day ends its session, a capture goes on with heartbeats.
+    /// Packet to send after the last one: a synthetic session sends End of Session, a capture goes on with heartbeats.
     pub(super) fn end_packet(&mut self) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         match self {
@@ -110,7 +110,7 @@ impl Source {
     }
 }
 
-/// Messages in a datagram, and where it leaves the numbering.
+/// Number of messages in a datagram, and the position after it.
 fn count_and_position(datagram: &[u8]) -> (u64, Option<FeedPosition>) {
     let is_iex = matches!(detect_protocol(datagram), Some(DetectedProtocol::IexTops | DetectedProtocol::IexDeep));
     if is_iex {
@@ -132,7 +132,7 @@ fn count_and_position(datagram: &[u8]) -> (u64, Option<FeedPosition>) {
     match MoldUdp64::parse(datagram) {
         Ok(packet) if !packet.unsequenced => {
             let session = moldudp64::session_name(packet.session);
-            // A day that has ended goes on saying so, not that more will come.
+            // After an End of Session, the exchange repeats it instead of announcing more messages.
             let last =
                 (packet.kind != PacketKind::EndOfSession).then(|| FeedPosition::Mold { session, next: packet.next() });
             (u64::from(packet.count), last)

@@ -1,7 +1,8 @@
-//! Books of a capture at a moment: the product's own channels are driven so far, then their books are copied.
+//! Books of a capture at a given time: the gateway's own channels process the capture up to that time, then their books
+//! are copied.
 //!
-//! What a book doesn't hold, volume and trades, is counted from the records that the channels publish. `top` follows the
-//! best bid and offer instead, from the records too.
+//! Volume and trades are not part of a book; they are counted from the records that the channels publish. [`top`]
+//! prints each change of the best bid and offer instead, also from the records.
 
 mod table;
 mod top;
@@ -25,87 +26,87 @@ use crate::replay::{
     offline::{Event, Lane, OfflineError, ReplayDriver, ReplayDriverOptions, ReplayEnd, StopPoint},
 };
 
-/// Which books, of what, when.
+/// Options: which books, of which files, at which time.
 #[derive(Clone, Debug, Default)]
 pub struct BookOptions {
-    /// Captures and day files; each brings further lines.
+    /// Captures and day files; each adds lines.
     pub files: Vec<PathBuf>,
-    /// Take this feed and leave out all others.
+    /// Process this feed only.
     pub feed: Option<Feed>,
-    /// Trading date, where the input doesn't tell it.
+    /// Trading date, for input without one.
     pub date: Option<TradingDate>,
     /// Instruments by symbol; empty: all.
     pub symbols: Vec<String>,
-    /// The moment.
+    /// Time of the books.
     pub when: BookTime,
-    /// Levels of each side.
+    /// Number of levels on each side; `None`: all.
     pub depth: Option<usize>,
-    /// Every order instead of their sums.
+    /// List individual orders instead of price levels.
     pub by_order: bool,
 }
 
-/// The moment of a book.
+/// Time of a book.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BookTime {
     /// At the end of the capture.
     #[default]
     End,
-    /// BookTime everything captured up to then, that moment included, was applied.
+    /// After everything captured up to and including this time.
     At(Moment),
-    /// AfterMessage a message.
+    /// After a message.
     AfterMessage(StopPoint),
 }
 
-/// Books at a moment.
+/// Books at a given time.
 #[derive(Clone, Debug)]
 pub struct BookSnapshot {
     /// The books, by symbol.
     pub books: Vec<InstrumentBook>,
-    /// What ended files before their end, with everything before it in the books.
+    /// Errors that ended files early; everything before them is in the books.
     pub damages: Vec<String>,
 }
 
 /// One instrument's book.
 #[derive(Clone, Debug, Serialize)]
 pub struct InstrumentBook {
-    /// Its name.
+    /// Symbol.
     pub symbol: String,
-    /// Its number in records.
+    /// Instrument id in records.
     pub instrument_id: u32,
     /// Number of its channel among those of the capture, from 0.
     pub channel: u16,
-    /// The channel's feed.
+    /// Feed of the channel.
     pub feed: &'static str,
-    /// The channel's session.
+    /// Session of the channel.
     pub session: Option<String>,
-    /// Number of the last message that was applied or declared missing.
+    /// Sequence of the last message that was applied or declared missing.
     pub sequence: Option<u64>,
     /// State of the channel.
     pub state: String,
-    /// Price in 1e-9, size, orders (0 where the feed tells none); the best first.
+    /// Price in 1e-9, size, order count (0 if the feed does not report it); the best first.
     pub bids: Vec<Entry>,
-    /// The same of the other side.
+    /// The same for the ask side.
     pub asks: Vec<Entry>,
-    /// Order number, price in 1e-9, size; by priority within a price. Only where orders were asked for.
+    /// Order id, price in 1e-9, size; by priority within a price. Only if orders were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bid_orders: Option<Vec<OrderEntry>>,
-    /// The same of the other side.
+    /// The same for the ask side.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ask_orders: Option<Vec<OrderEntry>>,
-    /// Whether the book may differ from the venue's.
+    /// Whether the book may differ from the venue's (suspect).
     pub suspect: bool,
-    /// Shares traded in the session, as far as it is captured.
+    /// Shares traded in the captured part of the session.
     pub volume: u64,
-    /// Trades.
+    /// Number of trades.
     pub trades: u64,
 }
 
-/// Price in 1e-9, size, orders.
+/// Price in 1e-9, size, order count.
 pub type Entry = (i64, u32, u32);
-/// Order number, price in 1e-9, size.
+/// Order id, price in 1e-9, size.
 pub type OrderEntry = (u64, i64, u32);
 
-/// Why there is no book.
+/// Errors of a book view.
 #[derive(Debug, thiserror::Error)]
 pub enum BookError {
     /// The capture can't be replayed.
@@ -114,23 +115,23 @@ pub enum BookError {
     /// A file cannot be opened.
     #[error(transparent)]
     Capture(#[from] CaptureError),
-    /// Orders were asked of a feed that tells none.
-    #[error("book: {0} tells no single orders; --by price")]
+    /// Orders were requested of a feed that carries no individual orders.
+    #[error("book: {0} carries no individual orders; use --by price")]
     NoOrders(Feed),
-    /// The message is in none of the files.
-    #[error("book: message {} of that session is not in the files; {found}", .wanted.0)]
+    /// No file contains the message.
+    #[error("book: message {} is not in the files; {found}", .wanted.0)]
     NotReached {
-        /// The message.
+        /// The requested message.
         wanted: Sequence,
-        /// How far the sessions go that are.
+        /// Sessions in the files and how far they go.
         found: String,
     },
 }
 
-/// The books at the moment that was asked for. `on_event` is told how it goes and may break off.
+/// Returns the books at the requested time. `on_event` gets progress events and may break off.
 ///
 /// # Errors
-/// See [`BookError`]. Damage inside a capture is none: it stands in the snapshot.
+/// See [`BookError`]. Damage inside a capture is not an error: the snapshot lists it.
 pub fn snapshot(
     options: &BookOptions,
     on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
@@ -171,7 +172,7 @@ fn drive_options(options: &BookOptions, schemas: SchemaSet) -> ReplayDriverOptio
     ReplayDriverOptions { feed: options.feed, date: options.date, schemas: Some(schemas), end }
 }
 
-/// Whether the files held a feed. Damage before anything could be recognised is told as such; before the first packet there
+/// Checks that the files contain a known feed. Damage before any feed was recognised is an error. Without packets there
 /// are no books.
 fn check_not_empty(options: &BookOptions, driver: &ReplayDriver, merge: &CaptureMerge) -> Result<(), OfflineError> {
     let begins_later =
@@ -182,7 +183,7 @@ fn check_not_empty(options: &BookOptions, driver: &ReplayDriver, merge: &Capture
     match driver.counts().datagrams {
         0 => Err(OfflineError::NoPackets { files: options.files.clone() }),
         datagrams => Err(OfflineError::NothingRecognised {
-            wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
+            wanted: options.feed.map_or_else(|| "known feed".to_owned(), |feed| feed.to_string()),
             datagrams,
         }),
     }
@@ -249,7 +250,7 @@ fn state_text(state: ChannelState) -> String {
     format!("{state:?}").to_lowercase()
 }
 
-/// An error of whoever takes the output, as the replay passes it on.
+/// Passes an error of the output's consumer through the replay.
 fn output_error(source: io::Error) -> OfflineError {
     OfflineError::Output { path: PathBuf::from("standard output"), source }
 }

@@ -1,16 +1,16 @@
-//! Capture: lines to pcapng files, with the stamps of the kernel or the NIC.
+//! Capture: lines to pcapng files, with kernel or NIC timestamps.
 //!
 //! ```text
 //!  sockets or packet rings ── by time ── recorder ──── chunks ────▶ spool: disk, zstd     (a thread of its own)
 //!      one for each line                   │  ▲
-//!                                  watch ──┘  └── memory: the last seconds, until a gap or a fault is seen
+//!                                  watch ──┘  └── memory: the last seconds, until the trigger fires
 //! ```
-//! The thread that receives never waits for the disk, unless all chunks are on their way to it: then the kernel's buffers
-//! take what comes and count what they drop.
+//! The receiving thread does not wait for the disk unless all chunks are in use. In that case packets queue in the
+//! kernel's buffers, and the kernel counts its drops.
 //!
-//! **What a crash leaves.** Chunks hold whole blocks and are handed over when they are full or [`FLUSH_NS`] old, and
-//! written at once. So a file that its writer was killed over opens, and lacks what came in the last tenth of a second
-//! before. Files are not synced: they survive a crash of the program, not of the machine.
+//! **After a crash.** A chunk holds whole blocks. It is handed over when it is full or [`FLUSH_NS`] old, and written at
+//! once. So if the writer was killed, the file still opens and lacks only the last tenth of a second. Files are not
+//! synced: they survive a crash of the program, not of the machine.
 
 mod files;
 mod frame;
@@ -58,115 +58,116 @@ use self::{
     watch::{TriggerEvent, TriggerWatch},
 };
 
-/// What is captured, how, and where to.
+/// Options of a capture.
 #[derive(Clone, Debug)]
 pub struct CaptureOptions {
-    /// The lines.
+    /// Lines to capture.
     pub lines: Vec<CaptureLine>,
-    /// From where they are taken.
+    /// How frames are captured.
     pub tap: Tap,
-    /// The files.
+    /// Output files.
     pub files: OutputFiles,
-    /// Only what stands around a gap or a fault.
+    /// Write only the packets around a gap or fault; `None` writes all packets.
     pub trigger: Option<TriggerOptions>,
-    /// End after so many packets.
+    /// Stop after this many packets.
     pub packets_max: Option<u64>,
-    /// End after so long, ns.
+    /// Stop after this duration, ns.
     pub duration_ns_max: Option<u64>,
 }
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureLine {
-    /// Its name in the file; unique.
+    /// Name of the line in the file; unique.
     pub name: String,
-    /// Group (or address of this host) and port.
+    /// Multicast group (or address of this host) and port.
     pub address: SocketAddrV4,
-    /// Where it is received; `None` leaves the choice to the routing table.
+    /// Receiving interface; `None` leaves the choice to the routing table.
     pub interface: Option<Interface>,
-    /// Joins for this source alone.
+    /// Source-specific multicast: joins for this source only.
     pub source: Option<Ipv4Addr>,
-    /// Room in the kernel: of the socket, or of the packet ring.
+    /// Size of the socket buffer or of the packet ring, bytes.
     pub buffer_bytes: usize,
-    /// Whose stamps are asked for.
+    /// Requested timestamps.
     pub stamps: Stamps,
 }
 
-/// From where frames are taken.
+/// How frames are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tap {
-    /// Sockets, as the gateway has them: payloads, behind headers that are made up.
+    /// UDP sockets, as in the gateway: real payloads behind synthetic headers.
     Sockets,
-    /// `AF_PACKET`: whole frames as they came. Takes CAP_NET_RAW.
+    /// `AF_PACKET`: whole frames as received. Needs CAP_NET_RAW.
     Raw,
 }
 
-/// Only what stands around a gap or a fault is written.
+/// Trigger: write only the packets around a gap or fault.
 #[derive(Clone, Debug)]
 pub struct TriggerOptions {
-    /// What sets it off.
+    /// Events that fire the trigger.
     pub triggers: Triggers,
     /// Channels that the lines carry.
     pub channels: Vec<WatchedChannel>,
-    /// For how long before packets are kept in memory, ns.
+    /// Time before the trigger from which packets are kept in memory, ns.
     pub before_ns: u64,
-    /// For how long after packets are written, ns.
+    /// Time after the trigger for which packets are written, ns.
     pub after_ns: u64,
-    /// Memory for what is kept; when it is full the oldest go, however young.
+    /// Memory for packets before the trigger, bytes. When it is full, the oldest packets are discarded even if
+    /// `before_ns` covers them.
     pub memory_bytes: usize,
 }
 
-/// How it goes.
+/// Progress of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CaptureProgress {
     /// Packets so far.
     pub packets: u64,
-    /// Dropped by the kernel so far.
+    /// Packets dropped by the kernel so far.
     pub dropped: u64,
     /// Files begun.
     pub files: u64,
 }
 
-/// Why a capture could not begin, or ended early. What was captured before is in the files.
+/// Error that prevented or ended a capture. Packets captured before are in the files.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// A line's socket.
+    /// A line's socket failed.
     #[error("capture")]
     Socket(#[from] SocketError),
-    /// A line's packet ring.
+    /// A line's packet ring failed.
     #[error("capture line {line}: {act}{}", hint(.source))]
     Ring {
-        /// The line.
+        /// Name of the line.
         line: String,
-        /// What was tried.
+        /// Operation that failed.
         act: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// A line could not be read any more.
+    /// A line can no longer be read.
     #[error("capture: read line {line}")]
     Read {
-        /// The line.
+        /// Name of the line.
         line: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The files.
+    /// Writing the files failed.
     #[error("capture")]
     Spool(#[from] SpoolError),
-    /// The thread that writes could not be started.
+    /// The writer thread could not be started.
     #[error("capture: start a thread")]
     Thread(#[source] io::Error),
 }
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => " (needs CAP_NET_RAW; without --raw it takes no privilege)",
+        io::ErrorKind::PermissionDenied => " (--raw needs CAP_NET_RAW; without --raw no privilege is needed)",
         _ => "",
     }
 }
 
-/// A capture whose lines are open. Packets wait in the kernel until [`Self::run`].
+/// A capture with open lines. Packets queue in the kernel until [`Self::run`].
 #[derive(Debug)]
 pub struct Capture {
     taps: Taps,
@@ -183,7 +184,7 @@ enum Taps {
 }
 
 impl Capture {
-    /// Opens the lines, then the first file (where nothing has to be waited for).
+    /// Opens the lines, then the first file (unless a trigger is configured).
     ///
     /// # Errors
     /// See [`RecordError`].
@@ -213,26 +214,26 @@ impl Capture {
         })
     }
 
-    /// Where its lines are received, with the ports that the kernel chose where none was given.
+    /// Receiving addresses of the lines, with the ports that the kernel chose where none was given.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddrV4> {
         self.recorder.interfaces().map(|interface| interface.address)
     }
 
-    /// Lines whose kernel buffer is smaller than was asked for: name, bytes asked for, bytes got.
+    /// Lines whose kernel buffer is smaller than requested: name, bytes requested, bytes granted.
     #[must_use]
     pub fn capped_buffers(&self) -> Vec<(String, usize, usize)> {
         self.recorder.interfaces().filter_map(|interface| interface.capped()).collect()
     }
 
-    /// Captures until `watch` breaks off, or as many packets or as long as was asked for. `watch` is asked at least
+    /// Captures until `on_progress` breaks off or a limit of the options is reached. `on_progress` is called at least
     /// every [`WAIT`].
     ///
     /// # Errors
     /// See [`RecordError`].
     pub fn run(self, watch: &mut dyn FnMut(CaptureProgress) -> ControlFlow<()>) -> Result<CaptureSummary, RecordError> {
-        let Self { mut taps, recorder, watch: feeds, packets_max, duration_ns_max } = self;
+        let Self { mut taps, recorder, watch: trigger_watch, packets_max, duration_ns_max } = self;
         let buffer_bytes = recorder.interfaces().map(|interface| interface.buffer_bytes.1).min().unwrap_or(0);
-        let run = CaptureLoop { recorder, feeds, packets_max, duration_ns_max };
+        let run = CaptureLoop { recorder, trigger_watch, packets_max, duration_ns_max };
         match &mut taps {
             Taps::Sockets(lines) => run.run(lines, PollPacing::of_sockets(buffer_bytes), watch),
             Taps::Raw(lines) => run.run(lines, PollPacing::RAW, watch),
@@ -243,25 +244,25 @@ impl Capture {
 /// How far reading lags behind receiving.
 #[derive(Clone, Copy, Debug)]
 struct PollPacing {
-    /// Frames this young may still be overtaken by older ones of another line.
+    /// Frames younger than this may still be overtaken by older frames of another line.
     lag_ns: u64,
-    /// After something has come, so that one reading brings many.
+    /// Sleep after a frame was received, so that one round reads many frames.
     batch_sleep: Duration,
-    /// Until frames are looked at again that were too young.
+    /// Sleep before frames are examined again that were too young.
     retry_sleep: Duration,
 }
 
 impl PollPacing {
-    /// A socket has a frame as soon as it is stamped. Each waking costs the caches and a system call for each line, so as
-    /// much is left to gather as the smallest of the buffers surely holds: the kernel takes twice the size that it was
-    /// asked for, and half of that is kept for the time until the nap really ends.
+    /// A socket delivers a frame as soon as it has its timestamp. Each wake-up costs cache misses and one system call
+    /// for each line, so the loop lets as many frames queue as the smallest buffer surely holds. The kernel allocates
+    /// twice the requested size; half of that is reserved for frames that arrive before the sleep really ends.
     fn of_sockets(buffer_bytes: usize) -> Self {
         let nap_ns = u64::try_from(buffer_bytes).unwrap_or(u64::MAX).saturating_mul(1_000_000_000) / BURST_BYTES_PER_S;
         let batch_sleep = Duration::from_nanos(nap_ns).clamp(BATCH_SLEEP_MIN, BATCH_SLEEP_MAX);
         Self { lag_ns: 0, batch_sleep, retry_sleep: batch_sleep }
     }
 
-    /// A ring shows a frame when its block is full or old.
+    /// A ring delivers a frame when its block is full or has timed out.
     const RAW: Self = Self {
         lag_ns: (RETIRE_MS as u64 + 4) * 1_000_000,
         batch_sleep: Duration::ZERO,
@@ -269,10 +270,10 @@ impl PollPacing {
     };
 }
 
-/// What a running capture has besides its lines.
+/// State of a running capture besides its lines.
 struct CaptureLoop {
     recorder: Recorder,
-    feeds: Option<TriggerWatch>,
+    trigger_watch: Option<TriggerWatch>,
     packets_max: u64,
     duration_ns_max: u64,
 }
@@ -308,12 +309,12 @@ impl CaptureLoop {
                 continue;
             }
             if taken == 0 {
-                // A failing wait shows in the next reading.
+                // A failed wait shows in the next read.
                 let _ = poll::readable(lines.readers().map(LineReader::descriptor), WAIT);
             }
             std::thread::sleep(pause.batch_sleep);
         }
-        // What was stamped up to now still comes; rings take a moment to show it.
+        // Frames with timestamps up to now are still read; rings deliver them with a delay.
         let end_ns = unix_now().0;
         std::thread::sleep(Duration::from_nanos(pause.lag_ns));
         while self.round(lines, end_ns, end_ns)? > 0 {}
@@ -321,26 +322,26 @@ impl CaptureLoop {
         self.recorder.finish(end_ns)
     }
 
-    /// One reading of all lines: frames up to `horizon_ns`, in order of time. How many there were.
+    /// Reads all lines once: frames up to `horizon_ns`, in time order. Returns the number of frames.
     fn round<R: LineReader>(
         &mut self,
         lines: &mut Lines<R>,
         now_ns: u64,
         horizon_ns: u64,
     ) -> Result<usize, RecordError> {
-        let Self { recorder, feeds, packets_max, .. } = self;
+        let Self { recorder, trigger_watch, packets_max, .. } = self;
         let mut lost = Ok(());
         let room = usize::try_from(packets_max.saturating_sub(recorder.progress().packets)).unwrap_or(usize::MAX);
         let taken = lines.round(now_ns, horizon_ns, room, |line, frame| {
             if lost.is_ok() {
                 lost = recorder.frame(line, frame);
             }
-            if let Some(seen) = feeds.as_mut().and_then(|feeds| feeds.accept(line, frame)) {
+            if let Some(seen) = trigger_watch.as_mut().and_then(|watch| watch.accept(line, frame)) {
                 recorder.trigger(&seen);
             }
         });
         lost?;
-        if let Some(seen) = feeds.as_mut().and_then(|feeds| feeds.advance_time(horizon_ns)) {
+        if let Some(seen) = trigger_watch.as_mut().and_then(|watch| watch.advance_time(horizon_ns)) {
             recorder.trigger(&seen);
         }
         taken.map_err(|(line, source)| RecordError::Read { line: recorder.name(line), source })
@@ -350,9 +351,12 @@ impl CaptureLoop {
         for (line, reader) in lines.readers_mut().enumerate() {
             let read = reader.dropped().map_err(|source| RecordError::Read { line: self.recorder.name(line), source });
             let new = self.recorder.dropped(line, read?, now_ns)?;
-            let faults = self.feeds.as_ref().is_some_and(|feeds| feeds.triggers().fault);
+            let faults = self.trigger_watch.as_ref().is_some_and(|watch| watch.triggers().fault);
             if new > 0 && faults {
-                let what = format!("line {}: the kernel dropped {new} packets", self.recorder.name(line));
+                let what = format!(
+                    "line {}: the kernel dropped {new} packets (receive buffer full)",
+                    self.recorder.name(line)
+                );
                 self.recorder.trigger(&TriggerEvent { reason: what, time_ns: now_ns });
             }
         }
@@ -360,29 +364,29 @@ impl CaptureLoop {
     }
 }
 
-/// Longest wait for packets: how soon an end is noticed.
+/// Longest wait for packets; bounds the time until a stop is noticed.
 pub const WAIT: Duration = Duration::from_millis(50);
-/// A million packets a second, of which the kernel counts each for 2 KiB.
+/// A million packets per second; the kernel accounts 2 KiB for each.
 const BURST_BYTES_PER_S: u64 = 2_000_000_000;
-/// With the smallest of buffers.
+/// With the smallest buffers.
 const BATCH_SLEEP_MIN: Duration = Duration::from_micros(100);
-/// Beyond it hardly anything is saved.
+/// Longer sleeps save hardly anything.
 const BATCH_SLEEP_MAX: Duration = Duration::from_millis(10);
-/// How often the kernel's counts of drops are read.
+/// Interval between reads of the kernel's drop counters.
 const DROP_COUNT_INTERVAL_NS: u64 = 200_000_000;
 
-/// What the file says of a line.
+/// Description of a line in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LineInterface {
     name: String,
     address: SocketAddrV4,
     description: String,
-    /// How frames were taken, and by whose clock they are stamped.
+    /// Capture method and clock of the timestamps.
     comment: String,
     stamps: Stamps,
-    /// Bytes of kernel buffer asked for and got.
+    /// Kernel buffer in bytes: requested and granted.
     buffer_bytes: (usize, usize),
-    /// Where its count of drops comes from.
+    /// Source of its drop counter.
     drop_count_source: &'static str,
 }
 
@@ -403,14 +407,14 @@ impl CaptureLine {
 }
 
 impl WatchedChannel {
-    /// A channel that the configuration describes, over these lines by their positions.
+    /// A channel from the configuration; `lines` are positions in the options' lines.
     #[must_use]
     pub fn configured(name: String, config: ChannelConfig, lines: Vec<usize>) -> Self {
         Self { name, config: Some(config), feed: None, lines }
     }
 }
 
-/// Whether that stands for standard output.
+/// Whether the path stands for standard output.
 #[must_use]
 pub fn is_standard_output(path: &Path) -> bool {
     path == Path::new("-")

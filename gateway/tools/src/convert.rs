@@ -1,7 +1,7 @@
-//! DBN to tables: CSV, JSON lines, Parquet. Names, order and looks of columns are the official client's: CSV and JSON are
-//! written by its own encoders, Parquet by the same names.
+//! Converts DBN to CSV, JSON lines or Parquet. Names, order and formatting of columns are those of the official client:
+//! CSV and JSON are written by its own encoders, Parquet uses the same names.
 //!
-//! A table has records of one type. JSON lines may hold several, one object each.
+//! A table holds records of one type. JSON lines may hold several types, one object per record.
 
 #[cfg(feature = "parquet")]
 mod columns;
@@ -29,24 +29,24 @@ use mdgw_captures::{
 
 use crate::replay::offline::refer_to_same_file;
 
-/// What to convert, and how.
+/// Options of a conversion.
 #[derive(Clone, Debug)]
 pub struct ConvertOptions {
     /// DBN file, plain or zstd; `-` is standard input.
     pub input: PathBuf,
-    /// Where to; `-` is standard output.
+    /// Output path; `-` is standard output.
     pub output: PathBuf,
-    /// Into what.
+    /// Output format.
     pub format: Format,
-    /// Records of this schema alone.
+    /// Convert records of this schema only.
     pub schema: Option<Schema>,
-    /// Prices as decimals and times as dates, or both as the integers that they are.
+    /// Prices as decimals and times as dates; false: both as raw integers.
     pub pretty: bool,
-    /// A column with the symbol.
+    /// Add a column with the symbol.
     pub map_symbols: bool,
 }
 
-/// A format of tables.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Comma-separated, with a header.
@@ -57,71 +57,72 @@ pub enum Format {
     Parquet,
 }
 
-/// What was converted.
+/// Result of a conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConvertSummary {
     /// Records written.
     pub records: u64,
-    /// Records of other schemas, left out.
+    /// Records of other schemas, skipped.
     pub skipped: u64,
 }
 
-/// Why a conversion could not be done, or not to the end. What was written before stays.
+/// Errors of a conversion. Output written before the error stays.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    /// The input; `records` were written.
-    #[error("{fault} ({records} records before it were written)")]
+    /// Reading the input failed; `records` were written.
+    #[error("{fault} ({records} records were written before this error)")]
     Input {
-        /// What is wrong with it.
+        /// Error of the input.
         fault: DbnInputError,
-        /// Records written.
+        /// Records written before the error.
         records: u64,
     },
-    /// The output.
+    /// Writing the output failed.
     #[error("write {}{at}", path.display())]
     Output {
-        /// Where to.
+        /// Output path.
         path: PathBuf,
-        /// Where that ended.
+        /// Length of the output at the failure.
         at: FailedAtByte,
-        /// Why not.
+        /// Error of the write.
         source: io::Error,
     },
     /// A record that can't be encoded.
     #[error("convert {} at byte {offset}: {source}", path.display())]
     Record {
-        /// The input.
+        /// Path of the input.
         path: PathBuf,
-        /// Where the record begins.
+        /// Offset of the record in the input.
         offset: u64,
-        /// What the encoder says.
+        /// Error of the encoder.
         source: dbn::Error,
     },
-    /// A table of one type can't hold a second one.
+    /// The input contains a second record type, which the table can't hold.
     #[error(
-        "convert {}: a record of {second} at byte {offset} among those of {first}; a table holds one: choose with --schema",
+        "convert {}: record of schema {second} at byte {offset} among records of {first}; a table holds one schema: \
+         choose with --schema",
         path.display()
     )]
     SeveralSchemas {
-        /// The input.
+        /// Path of the input.
         path: PathBuf,
-        /// Where the other record begins.
+        /// Offset of the other record in the input.
         offset: u64,
-        /// The table's records.
+        /// Record type of the table.
         first: &'static str,
-        /// The other record.
+        /// Type of the other record.
         second: &'static str,
     },
     /// The output would overwrite the input.
-    #[error("convert: {} is the input: choose another name for the output", path.display())]
+    #[error("convert: {} is the input file: choose another output file", path.display())]
     OutputIsInput {
-        /// The output.
+        /// Path of the output.
         path: PathBuf,
     },
-    /// This program can't write Parquet.
-    #[error("convert: this build has no Parquet; build it with `cargo build --release --features parquet`")]
+    /// This build does not support Parquet.
+    #[error("convert: Parquet is not included in this build; rebuild with `cargo build --release --features parquet`")]
     NoParquet,
-    /// The caller broke off.
+    /// The caller interrupted the conversion.
     #[error("convert: interrupted, after {records} records")]
     Interrupted {
         /// Records written.
@@ -129,7 +130,7 @@ pub enum ConvertError {
     },
 }
 
-/// Converts a DBN stream. `on_progress` hears how many bytes of the input were read, and may break off.
+/// Converts a DBN stream. `on_progress` gets the number of input bytes read so far, and may break off.
 ///
 /// # Errors
 /// See [`ConvertError`].
@@ -148,7 +149,7 @@ pub fn run(
     let symbols = options.map_symbols.then(|| TsSymbolMap::try_from(input.metadata())).transpose();
     let record_error = |offset, source| ConvertError::Record { path: options.input.clone(), offset, source };
     let symbols = symbols.map_err(|source| record_error(0, source))?;
-    // A file that says what it holds says so to a table without a row too.
+    // If the metadata names a schema, a table without rows gets its columns too.
     let schema = options.schema.or_else(|| input.metadata().schema);
     let wanted = schema.map(RType::from);
     let mut converted = ConvertSummary::default();
@@ -184,23 +185,23 @@ pub fn run(
             break Err(ConvertError::Interrupted { records: converted.records });
         }
     };
-    // What was written is made readable, whatever ended it.
+    // After an error too, the output is completed so that it can be read.
     table.finish().map_err(|error| error.in_output(options, input.offset()))?;
     ended.map(|()| converted)
 }
 
-/// Rows on their way into a file.
+/// Writes rows to a file.
 struct TableWriter {
     writer: Writer,
-    /// Of all records, once it is known.
+    /// Record type of all rows, once it is known.
     rtype: Option<RType>,
 }
 
 enum Writer {
     Csv(Box<csv::Encoder<Output>>),
-    /// The encoder keeps what it writes to, so the end of the file has a handle of its own.
+    /// The encoder owns its writer, so finishing the file needs another handle to it.
     Json(json::Encoder<SharedOutput>, SharedOutput),
-    /// What the columns are is known with the first record.
+    /// Columns are known with the first record.
     #[cfg(feature = "parquet")]
     Parquet(Box<parquet::Rows>),
 }
@@ -220,7 +221,7 @@ impl io::Write for SharedOutput {
     }
 }
 
-/// Why a row could not be written.
+/// Error of a row.
 enum RowError {
     Encoder(dbn::Error),
     Io(io::Error),
@@ -256,7 +257,7 @@ impl TableWriter {
         Ok(Self { writer, rtype })
     }
 
-    /// `symbol`: `None` without a column for it, `Some(None)` where nobody knows it.
+    /// `symbol`: `None` without a symbol column, `Some(None)` if the symbol is unknown.
     fn write(&mut self, record: RecordRef<'_>, rtype: RType, symbol: Option<Option<&str>>) -> Result<(), RowError> {
         self.rtype = Some(rtype);
         match (&mut self.writer, symbol) {
@@ -303,7 +304,7 @@ impl RowError {
 }
 
 impl Format {
-    /// By the end of a file's name; `None` where it tells none.
+    /// Format by the extension of the file name; `None` if the extension is unknown.
     #[must_use]
     pub fn of_path(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
@@ -318,7 +319,7 @@ impl Format {
     }
 }
 
-/// Records between two looks at the caller's wish to stop.
+/// Records between two progress calls.
 const RECORDS_PER_CHECK: u64 = 16_384;
 const BUFFER_BYTES: usize = 512 * 1024;
 

@@ -1,15 +1,15 @@
-//! What differs between two recordings of the same thing: by name and content, whatever their local times.
+//! Compares two recordings of the same output or feed by item and content, whatever their receive times.
 //!
 //! ```text
 //! recording A ── items in order ─┐
-//!                                ├─ compare: name by name ── first differences, counts
+//!                                ├─ compare: item by item ── first differences, counts
 //! recording B ── items in order ─┘
 //! ```
-//! An **item** is the smallest thing with a name: a published frame (channel, session, sequence, part), a DBN record
-//! (publisher, instrument, type, `sequence`, and which of those it is), or a message of a feed (feed, numbering,
-//! sequence). Both sides are read step by step; what one side has and the other has not yet is remembered until it
-//! comes, within a bound. Lines, losses that other lines fill, the cutting of packets and the order between channels
-//! make no difference; order within a channel or an instrument does.
+//! An **item** is the smallest unit that is compared: a published frame (channel, session, sequence, part), a DBN
+//! record (publisher, instrument, type, `sequence`, and its index among records of that sequence), or a message of a
+//! feed (feed, session, sequence). Both sides are read step by step. An item that only one side has delivered is
+//! remembered, within a bound, until the other side delivers it. Not compared: lines, losses that other lines fill,
+//! packet boundaries, and the order between channels. Order within a channel or an instrument is compared.
 
 mod compare;
 mod dbn_records;
@@ -38,45 +38,45 @@ use self::{
 };
 use crate::merge::MergeError;
 
-/// How two recordings are compared.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct DiffOptions {
-    /// Differences that are told one by one.
+    /// Number of differences listed individually.
     pub listed_max: usize,
-    /// Items that one side may be ahead of the other, names that are remembered to know repetitions.
+    /// Items that one side may be ahead of the other; also the number of items remembered to detect duplicates.
     pub names_max: usize,
-    /// Feed of captures whose packets don't tell it.
+    /// Feed, for captures whose packets don't identify it.
     pub feed: Option<Feed>,
-    /// Trading date, where the input doesn't tell it.
+    /// Trading date, for input without one.
     pub date: Option<TradingDate>,
 }
 
-/// What came of it.
+/// Result of a comparison.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DiffReport {
     /// Whether there is no difference.
     pub same: bool,
-    /// What was compared: `published frames`, `DBN records` or `messages`.
-    pub compared: &'static str,
+    /// Kind of item: `published frames`, `DBN records` or `messages`.
+    pub item_kind: &'static str,
     /// The two recordings.
     pub paths: [String; 2],
-    /// Items of each, repetitions left out.
+    /// Items of each recording, without duplicates.
     pub items: [u64; 2],
-    /// Items that both have.
+    /// Items in both recordings.
     pub common: u64,
-    /// Of these, items that differ in content.
+    /// Of these, items with different content.
     pub content_differs: u64,
-    /// Items that only one side has.
-    pub only: [u64; 2],
-    /// Streams (channels' sessions, instruments) whose items are the same but come in another order.
+    /// Items in one recording only.
+    pub only_in: [u64; 2],
+    /// Streams (channels' sessions, instruments) with the same items in another order.
     pub order_differs: u64,
-    /// Common items with the same content and other local times (receive times): no difference.
-    pub local_times_differ: u64,
-    /// Items that a side had brought before: copies of other lines, retransmissions.
-    pub repeated: [u64; 2],
+    /// Common items with the same content and different receive times: not a difference.
+    pub receive_times_differ: u64,
+    /// Items that a side delivered before: copies on other lines, retransmissions.
+    pub duplicates: [u64; 2],
     /// The first differences.
     pub differences: Vec<FoundDifference>,
-    /// What ended a side before its end.
+    /// Errors that ended a side early.
     pub damages: Vec<String>,
 }
 
@@ -85,80 +85,80 @@ pub struct DiffReport {
 pub struct FoundDifference {
     /// `content`, `only in A`, `only in B`, `order`.
     pub kind: &'static str,
-    /// The name of the item, or of the stream.
+    /// Name of the item or of the stream.
     pub name: String,
-    /// Where it stands in A.
+    /// Position in A.
     pub at_a: Option<String>,
-    /// Where it stands in B.
+    /// Position in B.
     pub at_b: Option<String>,
-    /// What differs.
-    pub what: Option<String>,
+    /// The differing content.
+    pub detail: Option<String>,
 }
 
-/// Why two recordings could not be compared.
+/// Errors of a comparison.
 #[derive(Debug, thiserror::Error)]
 pub enum DiffError {
-    /// A file could not be looked at.
+    /// A file can't be opened.
     #[error("read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A capture.
+    /// A capture can't be read.
     #[error(transparent)]
     Capture(#[from] CaptureError),
-    /// A DBN file.
+    /// A DBN file can't be read.
     #[error(transparent)]
     Dbn(#[from] DbnInputError),
-    /// A publication log.
+    /// A publication log can't be read.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// Captures of a feed that can't be put together.
+    /// Captures of a feed can't be merged.
     #[error(transparent)]
     CaptureMerge(#[from] MergeError),
-    /// A folder without a log.
+    /// A folder without a publication log.
     #[error("diff: no publication log in {}", path.display())]
     NoLog {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
     },
-    /// Two things that have nothing to be compared by.
-    #[error("diff: {a} holds {kind_a}, {b} holds {kind_b}: these can't be compared")]
+    /// Two recordings of different kinds.
+    #[error("diff: {a} contains {kind_a}, {b} contains {kind_b}: cannot be compared")]
     DifferentKinds {
-        /// One file.
+        /// First recording.
         a: String,
-        /// What it holds.
+        /// Its kind.
         kind_a: &'static str,
-        /// The other one.
+        /// Second recording.
         b: String,
-        /// What that holds.
+        /// Its kind.
         kind_b: &'static str,
     },
-    /// Two sides that drift too far apart.
-    #[error("diff: the two are more than {names_max} items apart; raise --names")]
+    /// One side is too far ahead of the other.
+    #[error("diff: the inputs are more than {names_max} items apart; raise --remember")]
     TooFarApart {
-        /// The bound.
+        /// The bound, in items.
         names_max: usize,
     },
-    /// NothingToCompare to compare on either side.
-    #[error("diff: nothing in {a} and nothing in {b} that could be compared")]
+    /// Neither side contains items.
+    #[error("diff: {a} and {b} contain nothing to compare")]
     NothingToCompare {
-        /// One file.
+        /// First recording.
         a: String,
-        /// The other one.
+        /// Second recording.
         b: String,
     },
-    /// The caller broke off.
+    /// The caller interrupted the comparison.
     #[error("diff: interrupted")]
     Interrupted,
 }
 
-/// Compares two recordings. `on_progress` hears how many bytes of the files were read, and may break off.
+/// Compares two recordings. `on_progress` gets the number of bytes of the files read so far, and may break off.
 ///
 /// # Errors
-/// See [`DiffError`]. Damage inside a file is none of these: it stands in the result, which is then never "same".
+/// See [`DiffError`]. Damage inside a file is not an error: the result lists it, and is then never "same".
 pub fn run(
     paths: [&Path; 2],
     options: &DiffOptions,
@@ -174,7 +174,7 @@ pub fn run(
     let mut comparison = Comparison::new(options.listed_max, options.names_max);
     comparison.run(&mut sides, on_progress)?;
     let mut difference = comparison.finish(&sides);
-    difference.compared = kind_a.name();
+    difference.item_kind = kind_a.name();
     difference.paths = paths.map(|path| path.display().to_string());
     if difference.items == [0, 0] && difference.damages.is_empty() {
         let [a, b] = difference.paths;
@@ -183,7 +183,7 @@ pub fn run(
     Ok(difference)
 }
 
-/// What a recording is.
+/// Kind of a recording.
 #[derive(Clone, Copy, Debug)]
 enum RecordingKind {
     Log,
@@ -193,7 +193,7 @@ enum RecordingKind {
 }
 
 impl RecordingKind {
-    /// By its content.
+    /// Determines the kind from the content.
     fn of(path: &Path) -> Result<Self, DiffError> {
         let read = |source| DiffError::Read { path: path.to_owned(), source };
         let metadata = std::fs::metadata(path).map_err(read)?;
@@ -201,13 +201,13 @@ impl RecordingKind {
             return Ok(Self::Log);
         }
         if !metadata.is_file() {
-            let why = "no file but a pipe or a device, and it has to be read twice: write it to a file first";
+            let why = "is a pipe or device, but must be read twice: write it to a file first";
             return Err(read(io::Error::other(why)));
         }
         if dbn_input::is_dbn(path).map_err(read)? {
             return Ok(Self::Dbn);
         }
-        // The date is needed for day files alone, and these hold no packets of ours.
+        // Only day files need the date, and these never contain published packets.
         let options = OpenOptions { date: TradingDate::from_yyyymmdd(19_700_101), ..OpenOptions::default() };
         let mut file = CaptureFile::open(path, &options)?;
         for _ in 0..DATAGRAMS_EXAMINED_MAX {
@@ -238,7 +238,7 @@ impl RecordingKind {
     }
 }
 
-/// Datagrams from which is told what a capture holds.
+/// Datagrams examined to determine the content of a capture.
 const DATAGRAMS_EXAMINED_MAX: usize = 1_000;
 
 impl DiffReport {
@@ -248,7 +248,7 @@ impl DiffReport {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Text for people.
+    /// Text for the terminal.
     #[must_use]
     pub fn to_text(&self) -> String {
         use std::fmt::Write as _;
@@ -257,24 +257,24 @@ impl DiffReport {
         let mut text = String::new();
         let [a, b] = &self.paths;
         // Writing to a string cannot fail.
-        for told in &self.differences {
-            let place = |at: &Option<String>| at.clone().unwrap_or_else(|| "-".to_owned());
-            let _ = writeln!(text, "{:<10} {}", told.kind, told.name);
-            let _ = writeln!(text, "           A {}, B {}", place(&told.at_a), place(&told.at_b));
-            if let Some(what) = &told.what {
-                let _ = writeln!(text, "           {what}");
+        for difference in &self.differences {
+            let position = |at: &Option<String>| at.clone().unwrap_or_else(|| "-".to_owned());
+            let _ = writeln!(text, "{:<10} {}", difference.kind, difference.name);
+            let _ = writeln!(text, "           A {}, B {}", position(&difference.at_a), position(&difference.at_b));
+            if let Some(detail) = &difference.detail {
+                let _ = writeln!(text, "           {detail}");
             }
         }
         if !self.differences.is_empty() {
             text.push('\n');
         }
         let [items_a, items_b] = self.items;
-        let [only_a, only_b] = self.only;
+        let [only_a, only_b] = self.only_in;
         let verdict = if self.same { "same" } else { "different" };
         let rows = [
             ("result", verdict.to_owned()),
-            ("A", format!("{a}: {} {}", grouped(items_a), self.compared)),
-            ("B", format!("{b}: {} {}", grouped(items_b), self.compared)),
+            ("A", format!("{a}: {} {}", grouped(items_a), self.item_kind)),
+            ("B", format!("{b}: {} {}", grouped(items_b), self.item_kind)),
             ("in both", grouped(self.common)),
             ("content differs", grouped(self.content_differs)),
             ("only in A", grouped(only_a)),
@@ -284,14 +284,14 @@ impl DiffReport {
         for (name, value) in rows {
             let _ = writeln!(text, "{name:<26} {value}");
         }
-        let [repeated_a, repeated_b] = self.repeated;
+        let [repeated_a, repeated_b] = self.duplicates;
         for (name, count) in [
-            ("local times differ", self.local_times_differ),
-            ("repeated in A", repeated_a),
-            ("repeated in B", repeated_b),
+            ("receive times differ", self.receive_times_differ),
+            ("duplicates in A", repeated_a),
+            ("duplicates in B", repeated_b),
         ] {
             if count > 0 {
-                let _ = writeln!(text, "{name:<26} {} (no difference)", grouped(count));
+                let _ = writeln!(text, "{name:<26} {} (not a difference)", grouped(count));
             }
         }
         text

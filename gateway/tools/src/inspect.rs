@@ -1,12 +1,11 @@
-//! Captures taken apart for people: each packet, its transport header, its messages, field by field, as the gateway's own
-//! parsers see them.
+//! Dissects captures for people: each packet, its transport header and its messages, field by field, as the gateway's
+//! own parsers read them.
 //!
 //! ```text
 //! file ── dissect ── filter ── text │ json
 //!                        └──── stats
 //! ```
-//! Nothing is decoded here: framing is [`mdgw_feeds::transport`]'s business, fields are those that
-//! [`mdgw_feeds::venue`] lists.
+//! Nothing is decoded here: [`mdgw_feeds::transport`] does the framing, and [`mdgw_feeds::venue`] lists the fields.
 
 pub mod dissect;
 pub mod filter;

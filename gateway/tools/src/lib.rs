@@ -1,4 +1,4 @@
-//! What the commands do, one module each; the binary only parses and prints.
+//! Implementations of the commands, one module each. The binary only parses arguments and prints.
 
 pub mod book_view;
 pub mod capture;

@@ -1,18 +1,18 @@
-//! Captures of a channel's lines into one capture without gaps, by the venue's numbers.
+//! Merges captures of a channel's lines into one capture without gaps, by the venue's sequences.
 //!
 //! ```text
 //! files ── heads ── routes ── lane: session, arbiter ── one packet for each message ── capture
 //!                               └─ losses of each line, leads of each pair of lines ── summary
 //! ```
-//! The lines may come from several machines, whose clocks need not agree. Captures are read side by side by their own
-//! times, but none runs ahead of another by more than a bounded number of messages: where clocks disagree, the venue's
-//! numbers decide which file is read on. What is waited for is waited for by number too: a gap is declared when no line
-//! can bring it any more. A line that lags far behind another one of its own capture is read apart from it. So memory is bounded
-//! whatever the files' sizes and however far lines are apart.
+//! The lines may come from several machines whose clocks disagree. Captures are read side by side by their own times,
+//! but no reader is ahead of another by more than a bounded number of messages. Where clocks disagree, the venue's
+//! sequences decide which file is read next. Gaps are decided by sequence too: a gap is declared when no line can
+//! deliver the missing messages any more. A line that lags far behind another line of its own capture gets a reader of
+//! its own. So memory is bounded whatever the sizes of the files and the distance between lines.
 //!
-//! What comes out are the packets as they were captured, with the stamp of the earliest copy. Only where lines cut the
-//! same messages into different packets are packets cut again. The output goes where it is to be at once, so that what
-//! was done stays when something fails.
+//! The output consists of the packets as captured, with the timestamp of the earliest copy. Packets are split only
+//! where lines packed the same messages into different packets. The output is written to its final path directly, so
+//! that after a failure the part written so far remains.
 
 mod clock;
 mod lane;
@@ -34,69 +34,69 @@ pub use self::summary::{ClockSummary, GapSummary, LaneSummary, LeadSummary, Line
 use self::{lane::Lane, output::Output, sources::Sources};
 use crate::replay::{offline::refer_to_same_file, routes::RoutingLimit};
 
-/// What to merge.
+/// Options of a merge.
 #[derive(Clone, Debug)]
 pub struct MergeOptions {
     /// Captures and day files, each of one line or several.
     pub files: Vec<PathBuf>,
-    /// Where to; `-` is standard output, a name that ends in `.zst` is compressed.
+    /// Output path; `-` is standard output, a name that ends in `.zst` is compressed.
     pub output: PathBuf,
-    /// Take this feed and leave out all others.
+    /// Merge this feed only.
     pub feed: Option<Feed>,
-    /// Trading date, where the input doesn't tell it.
+    /// Trading date, for input without one.
     pub date: Option<TradingDate>,
-    /// Gaps, and holes of each line, that the summary names one by one.
+    /// Number of gaps, and of gaps of each line, that the summary lists individually.
     pub listed_max: usize,
 }
 
-/// Why captures could not be merged. Damage inside a capture is none of these: it stands in the summary.
+/// Errors of a merge. Damage inside a capture is not an error: the summary reports it.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
     /// A capture could not be opened.
     #[error(transparent)]
     Capture(#[from] CaptureError),
-    /// The output could not be written any further.
+    /// The output can't be written any further.
     #[error("write {path}{at}")]
     Output {
-        /// Where to.
+        /// Output path.
         path: PathBuf,
-        /// Where that ended.
+        /// Length of the output at the failure.
         at: FailedAtByte,
-        /// Why not.
+        /// Error of the write.
         source: io::Error,
     },
-    /// The output would overwrite what is read.
-    #[error("merge: {output} is one of the captures: choose another name for the output")]
+    /// The output would overwrite an input.
+    #[error("merge: {output} is one of the input files: choose another output file")]
     OutputIsInput {
-        /// The output.
+        /// Output path.
         output: PathBuf,
     },
-    /// More lines of a channel, or more channels, than are kept at once.
+    /// More lines of a channel, or more channels, than the limits allow.
     #[error("merge: {0}")]
     RoutingLimit(#[from] RoutingLimit),
-    /// There was nothing to merge.
+    /// The captures contain no packets.
     #[error("merge: no UDP datagrams in {0}")]
     NoPackets(String),
-    /// No packet was of a feed that is known, or of the one that was asked for.
-    #[error("merge: {wanted} in none of {datagrams} datagrams; --feed names the feed")]
+    /// No packet belongs to a known feed, or to the requested one.
+    #[error("merge: no {wanted} in {datagrams} datagrams; set the feed with --feed")]
     NothingRecognised {
-        /// What was looked for.
+        /// Feed or feeds searched for.
         wanted: String,
-        /// UDP datagrams that were looked at.
+        /// UDP datagrams examined.
         datagrams: u64,
     },
-    /// The caller broke off.
-    #[error("merge: interrupted; what was merged so far is in {output}")]
+    /// The caller interrupted the merge.
+    #[error("merge: interrupted; everything merged so far is in {output}")]
     Interrupted {
-        /// The output.
+        /// Output path.
         output: PathBuf,
     },
 }
 
-/// Merges captures into one. `on_progress` hears how many bytes of the files were read, and may break off.
+/// Merges captures into one. `on_progress` gets the number of bytes of the files read so far, and may break off.
 ///
 /// # Errors
-/// See [`MergeError`]. What was written before stays.
+/// See [`MergeError`]. Output written before the error stays.
 pub fn run(
     options: &MergeOptions,
     on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
@@ -126,7 +126,7 @@ pub fn run(
     Ok(MergeSummary::of(&merger.sources, &merger.lanes, written, &options.output, started.elapsed()))
 }
 
-/// Captures that are being merged, datagram by datagram.
+/// A merge in progress, datagram by datagram.
 #[derive(Debug)]
 pub struct Merger {
     sources: Sources,
@@ -135,26 +135,26 @@ pub struct Merger {
     listed_max: usize,
 }
 
-/// Takes what comes out: packets with each message of a channel once, in order.
+/// Receives the merged packets: each message of a channel once, in order.
 pub trait PacketSink {
-    /// A packet, with the stamp of the copy that it is.
+    /// Receives a packet with the time of the copy that was delivered.
     fn datagram(&mut self, time_ns: u64, addresses: &PacketAddresses, payload: &[u8]);
 }
 
-/// Who says a channel's packets, and where to: the same for all of them, as for one line.
+/// Sender and receiver address of a channel's packets: the same for all packets, as if there were one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketAddresses {
-    /// Sender.
+    /// Address of the sender.
     pub src: SocketAddr,
-    /// Receiver.
+    /// Address of the receiver.
     pub dst: SocketAddr,
 }
 
 impl Merger {
-    /// Opens captures, each standing at its first datagram of a known feed. The first `listed_max` gaps will be named.
+    /// Opens captures and reads each up to its first datagram of a known feed. The first `listed_max` gaps are listed.
     ///
     /// # Errors
-    /// One can't be opened, or they have too many lines or channels.
+    /// A capture can't be opened, or the captures have too many lines or channels.
     pub fn open(
         files: &[PathBuf],
         feed: Option<Feed>,
@@ -167,11 +167,11 @@ impl Merger {
         Ok(Self { sources, lanes: Vec::new(), date, listed_max })
     }
 
-    /// Takes the next datagram; of which lane it was, `None` at the end of all captures. What comes out of it is of that
-    /// lane.
+    /// Accepts the next datagram and returns its lane; `None` at the end of all captures. Packets delivered during the
+    /// call belong to that lane.
     ///
     /// # Errors
-    /// There are too many lines or channels.
+    /// The captures have too many lines or channels.
     #[inline]
     pub fn step(&mut self, sink: &mut impl PacketSink) -> Result<Option<usize>, MergeError> {
         let Self { sources, lanes, date, listed_max } = self;
@@ -185,7 +185,7 @@ impl Merger {
             lane.add_lines(&routes.lines);
             lane.accept(&taken, &heads, sink);
             for line in lane.lagging(file) {
-                if let Some(reader) = sources.part(file, lane_index, line)? {
+                if let Some(reader) = sources.add_reader(file, lane_index, line)? {
                     lane.assign_reader(line, reader);
                 }
             }
@@ -194,14 +194,14 @@ impl Merger {
         Ok(Some(lane_index))
     }
 
-    /// No datagram follows: what the lane holds comes out, what it lacks is declared.
+    /// Ends a lane: delivers the held packets and declares the missing messages.
     pub fn finish_lane(&mut self, lane: usize, sink: &mut impl PacketSink) {
         if let Some(lane) = self.lanes.get_mut(lane) {
             lane.finish(sink);
         }
     }
 
-    /// Why nothing came out.
+    /// Error for an empty output.
     fn empty_input_error(&self, options: &MergeOptions) -> MergeError {
         match self.sources.files().map(|file| file.counts().datagrams).sum() {
             0 => {
@@ -209,7 +209,7 @@ impl Merger {
                 MergeError::NoPackets(files.join(", "))
             }
             datagrams => MergeError::NothingRecognised {
-                wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
+                wanted: options.feed.map_or_else(|| "known feed".to_owned(), |feed| feed.to_string()),
                 datagrams,
             },
         }
@@ -227,18 +227,18 @@ impl Merger {
         self.lanes.get(lane).map(Lane::feed)
     }
 
-    /// What ended captures before their end.
+    /// Errors that ended captures early.
     #[must_use]
     pub fn damages(&self) -> &[CaptureError] {
         self.sources.damages()
     }
 
-    /// Bytes of the files as they are on disk that were read so far.
+    /// Bytes of the files on disk read so far.
     #[must_use]
     pub fn file_bytes_read(&self) -> u64 {
         self.sources.file_bytes_read()
     }
 }
 
-/// Datagrams between two looks at the caller's wish to stop: some milliseconds.
+/// Datagrams between two progress calls: some milliseconds.
 const DATAGRAMS_PER_CHECK: u64 = 8_192;

@@ -1,8 +1,8 @@
 //! Replay: captures and day files to the wire with their own timing, or straight into the pipeline on their own clock.
 //!
-//! Both begin with [`capture_merge`]: several files as one stream, by their times; [`routes`] tells which channel and line a datagram
-//! belongs to. [`wire`] sends it at the pace that [`pacer`]
-//! sets; [`offline`] drives channels with it and writes what a consumer of the gateway would have got.
+//! Both begin with [`capture_merge`], which reads several files as one stream in the order of their times. [`routes`]
+//! maps each datagram to its channel and line. [`wire`] sends datagrams at the targets of the pacer. [`offline`] drives
+//! channels with them and writes the records that a consumer of the gateway would have received.
 
 pub mod capture_merge;
 pub mod feed_guess;

@@ -1,7 +1,7 @@
 //! Latency reports: from interval logs to a table, to `.hgrm` files, to JSON, and to one HTML page.
 //!
-//! A log is an input like others: it may be damaged or cut short. Whatever can be read is reported, whatever can't is
-//! named by file and line ([`LogDamage`]).
+//! Logs may be damaged or truncated. Everything readable is reported; every unreadable line is listed by file and line
+//! ([`LogDamage`]).
 
 mod chart;
 pub mod csv;

@@ -1,16 +1,16 @@
-//! Whether what was published, or what receivers made of it, kept the pair's promises. For anybody's captures: nothing
-//! is taken from the gateway but its packets.
+//! Verifies from captures whether the published packets, or the records that receivers delivered, keep the promises of
+//! a gateway pair. It uses the packets only, no information from the gateways.
 //!
 //! ```text
-//! captures ── merge by time ── packets ─┬─ contents    each name has one content, whoever said it
-//!                                       ├─ epochs      whom receivers believe; when each epoch was published
-//!                                       └─ receiver    order, completeness and blackout behind the epoch rule
-//! receivers' outputs ── rows ── names once, in order, the same for all receivers
+//! captures ── merge by time ── packets ─┬─ contents    each item has one content, whichever gateway published it
+//!                                       ├─ epochs      epoch that receivers accept; publish interval of each epoch
+//!                                       └─ receiver    order, completeness and blackout under the epoch rule
+//! receivers' outputs ── rows ── items once, in order, the same for all receivers
 //! ```
-//! A **name** is channel, session, sequence and part (of a record: its index). Each capture is one receiver's view:
-//! what that receiver would have dropped by its epoch rule counts for none of its promises but that of contents.
+//! An **item** is identified by channel, session, sequence and part (of a record: its index). Each capture is the view
+//! of one receiver. Packets that this receiver drops by its epoch rule are checked for consistent content only.
 //!
-//! Deliberately not the product's own receiver: what checks must not share the faults of what it checks.
+//! Deliberately independent of the product's own receiver: a checker must not share the faults of the code it checks.
 
 mod content;
 mod coverage;
@@ -40,20 +40,20 @@ pub use self::{
     verdict::{Bucket, ChannelVerdict, DurationSummary, EpochVerdict, Shortfall, ShortfallKind, Verdict},
 };
 
-/// What is judged, and how.
+/// Options of a verification.
 #[derive(Clone, Debug)]
 pub struct VerifyOptions {
-    /// Only this group.
+    /// Verify this group only.
     pub group: Option<GroupId>,
-    /// Whose clock tells when an epoch was published.
+    /// Clock for the publish intervals of epochs.
     pub clock: PublishClock,
-    /// By how much the clocks of two publishers may differ, ns: so much overlap is none.
+    /// Allowed clock difference between two publishers, ns: overlaps up to this are ignored.
     pub clock_error_ns: u64,
-    /// How far an epoch may jump and still be believed, as receivers are configured.
+    /// Largest epoch jump that is accepted, as configured at the receivers.
     pub epoch_jump_max: u64,
-    /// Names of each channel's session whose content is remembered. Older ones are not compared any more.
+    /// Items of each channel's session whose content is remembered. Older items are no longer compared.
     pub names_max: usize,
-    /// Findings that are told one by one; the rest is counted.
+    /// Number of violations listed individually; all are counted.
     pub findings_max: usize,
 }
 
@@ -70,51 +70,51 @@ impl Default for VerifyOptions {
     }
 }
 
-/// Whose clock tells when an epoch was published.
+/// Clock for the publish intervals of epochs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PublishClock {
-    /// The publishers' own send times: what they said when they handed a packet over. For one host, or synchronised ones.
+    /// The publishers' own send times, taken when they handed over a packet. For one host, or synchronised clocks.
     #[default]
     Sender,
-    /// The capture's: what was on the wire, late packets of a stopped process included.
+    /// The capture's times, which include late packets of a stopped process.
     Capture,
 }
 
 /// One datagram of a capture.
 #[derive(Clone, Copy, Debug)]
 pub struct CapturedPacket<'a> {
-    /// Where it stands.
+    /// Position in the files.
     pub location: Location,
-    /// When it was captured, ns since 1970 UTC.
+    /// Capture time, ns since 1970 UTC.
     pub time_ns: u64,
-    /// Where it went.
+    /// Destination address.
     pub dst: SocketAddr,
     /// UDP payload.
     pub payload: &'a [u8],
 }
 
-/// What was counted besides promises.
+/// Counts of the packets read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyCounts {
     /// Published packets.
     pub packets: u64,
-    /// Answers to single receivers among them.
+    /// Unicast replies to single receivers, of these packets.
     pub unicast_replies: u64,
-    /// The same sending, captured twice.
+    /// Packets captured more than once.
     pub duplicate_captures: u64,
-    /// Of an epoch that receivers had left behind: they drop them.
-    pub fenced: u64,
-    /// Of an epoch too far above the highest to be believed.
+    /// Packets of an epoch older than the accepted one; receivers drop them.
+    pub stale_epoch_packets: u64,
+    /// Packets of an epoch too far above the highest to be accepted.
     pub epoch_jumps: u64,
-    /// Of groups that were not asked for.
+    /// Packets of groups that were not requested.
     pub other_groups: u64,
-    /// Datagrams of another kind.
+    /// Datagrams that are not published packets.
     pub unrecognised: u64,
-    /// Ours by their first bytes, but damaged; by reason.
+    /// Published packets that are damaged, by reason.
     pub damaged: BTreeMap<&'static str, u64>,
 }
 
-/// Judges captures. Feed it all datagrams by time, then ask for the verdict.
+/// Verifies captures. Pass all datagrams in time order, then call for the verdict.
 #[derive(Debug)]
 pub struct Verifier {
     options: VerifyOptions,
@@ -126,7 +126,7 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Nothing seen yet.
+    /// Starts without packets.
     #[must_use]
     pub fn new(options: VerifyOptions) -> Self {
         Self {
@@ -139,11 +139,11 @@ impl Verifier {
         }
     }
 
-    /// Takes the next datagram, whatever it is.
+    /// Accepts the next datagram of any kind.
     pub fn accept(&mut self, seen: &CapturedPacket<'_>) {
         let packet = match parse_packet(seen.payload) {
             Ok(packet) => packet,
-            // Requests to the retransmission service have another magic, and so has everything else on the wire.
+            // Requests to the retransmission service and other traffic have another magic.
             Err(DropReason::HeaderTruncated | DropReason::ProtocolMismatch) => return self.counts.unrecognised += 1,
             Err(reason) => return *self.counts.damaged.entry(reason.name()).or_default() += 1,
         };
@@ -155,7 +155,7 @@ impl Verifier {
         let is_published = seen.dst.ip().is_multicast();
         let receiver = self.receivers.entry(seen.location.file).or_default();
         if !is_published {
-            // A question may be answered by any gateway, at any time, under the highest epoch that it knows.
+            // Any gateway may answer a request at any time, under the highest epoch that it has observed.
             self.counts.unicast_replies += 1;
             let is_end = meta.flags.contains(PacketFlags::HEARTBEAT);
             if !is_end {
@@ -164,7 +164,7 @@ impl Verifier {
         } else {
             match receiver.accept_epoch(meta.group, meta.epoch, self.options.epoch_jump_max) {
                 Err(DropReason::EpochJump) => return self.counts.epoch_jumps += 1,
-                Err(_) => self.counts.fenced += 1,
+                Err(_) => self.counts.stale_epoch_packets += 1,
                 Ok(()) => {
                     let is_new = receiver.accept(seen, &packet, &mut self.findings);
                     self.counts.duplicate_captures += u64::from(!is_new);
@@ -180,7 +180,7 @@ impl Verifier {
         contents.compare(&packet, seen.location, self.options.names_max, &mut self.findings);
     }
 
-    /// What came of it. What is missing is known only now.
+    /// Returns the verdict. Missing items are only known at the end.
     #[must_use]
     pub fn finish(mut self) -> Verdict {
         for (file, receiver) in &self.receivers {

@@ -434,7 +434,7 @@ impl RunResult {
             verified: verified.json(),
             captures,
             _capture_dir: capture_dir,
-            fenced: verified.json()["fenced"].as_u64().unwrap_or_default(),
+            fenced: verified.json()["stale_epoch_packets"].as_u64().unwrap_or_default(),
             gained_ns: events(records.audits, "gained").collect(),
             death_notices_ns: events(records.audits, "died").map(|(_, time_ns)| time_ns).collect(),
             sentinel_notices_ns: records.said.iter().flat_map(|said| noticed(said)).collect(),
@@ -453,7 +453,7 @@ impl RunResult {
     /// Messages that some receiver heard more than once.
     #[must_use]
     pub fn republished(&self) -> u64 {
-        let of_one = |capture| verify(std::slice::from_ref(capture), &["--json"]).json()["said_again"].as_u64();
+        let of_one = |capture| verify(std::slice::from_ref(capture), &["--json"]).json()["republished"].as_u64();
         self.captures.iter().filter_map(of_one).max().unwrap_or_default()
     }
 
@@ -466,7 +466,7 @@ impl RunResult {
         for faults in &self.faults {
             assert_eq!(*faults, DeliveryErrors::default(), "{}", self.verdict());
         }
-        assert_eq!(self.verified["kept"], true, "{}", self.verdict());
+        assert_eq!(self.verified["passed"], true, "{}", self.verdict());
     }
 
     /// Whether that came of a blow, at each receiver.
@@ -496,7 +496,7 @@ impl RunResult {
     /// How often `mdgw ha verify` found two publishers at a time, and how often another promise broken.
     #[must_use]
     pub fn broken(&self) -> (u64, u64) {
-        let counts = self.verified["broken"].as_object().cloned().unwrap_or_default();
+        let counts = self.verified["violations"].as_object().cloned().unwrap_or_default();
         let of = |is_overlap: bool| {
             let expected =
                 counts.iter().filter(|(promise, _)| (*promise == Promise::SinglePublisher.name()) == is_overlap);

@@ -1,4 +1,4 @@
-//! A file's bytes, decompressed, through one bounded buffer.
+//! The bytes of a file, decompressed, through one bounded buffer.
 
 use std::{
     fmt,
@@ -15,7 +15,7 @@ use std::{
 
 use super::{CaptureFault, FRAME_BYTES_MAX};
 
-/// Reads ahead into one buffer; knows the offset of every byte.
+/// Reads ahead into one buffer and tracks the offset of every byte.
 pub(super) struct ByteSource {
     reader: Box<dyn Read + Send>,
     buffer: Box<[u8]>,
@@ -24,16 +24,16 @@ pub(super) struct ByteSource {
     end: usize,
     /// Offset of `buffer[start]` in the (decompressed) stream.
     offset: u64,
-    /// What the file is compressed with, and how many bytes of it have been decompressed.
+    /// Compression of the file, and the number of its bytes decompressed so far.
     compression: Option<(&'static str, Arc<AtomicU64>)>,
-    /// No further byte will come: end of file, or `failure`.
+    /// No more bytes follow: end of file, or `failure`.
     ended: bool,
     failure: Option<io::Error>,
     file_bytes_read: Arc<AtomicU64>,
 }
 
 impl ByteSource {
-    /// With `follow`, the end of the file is waited at for more, until that is set.
+    /// With `follow`: at the end of the file, wait for more bytes until this flag is set.
     pub(super) fn open(path: &Path, follow: Option<Arc<AtomicBool>>) -> io::Result<Self> {
         let file_bytes_read = Arc::new(AtomicU64::new(0));
         let file = CountingFile { file: File::open(path)?, bytes: Arc::clone(&file_bytes_read), follow };
@@ -63,7 +63,8 @@ impl ByteSource {
         })
     }
 
-    /// Sees to it that `bytes` unconsumed bytes lie in the buffer; how many do. Fewer only where the stream ends.
+    /// Reads until `bytes` unconsumed bytes are in the buffer. Returns how many there are; fewer only at the end of the
+    /// stream.
     #[inline]
     pub(super) fn fill(&mut self, bytes: usize) -> Result<usize, CaptureFault> {
         if self.end - self.start < bytes && !self.ended {
@@ -72,7 +73,7 @@ impl ByteSource {
         Ok(self.end - self.start)
     }
 
-    /// As [`Self::fill`], and an error where the stream ends before.
+    /// As [`Self::fill`], but an early end of the stream is an error.
     #[inline]
     pub(super) fn require(&mut self, bytes: usize, what: &'static str) -> Result<(), CaptureFault> {
         let left = self.fill(bytes)?;
@@ -82,13 +83,13 @@ impl ByteSource {
         Err(self.take_failure().unwrap_or(CaptureFault::Truncated { what, needed: bytes as u64, left: left as u64 }))
     }
 
-    /// Unconsumed bytes that lie in the buffer.
+    /// Unconsumed bytes in the buffer.
     #[inline]
     pub(super) fn available(&self) -> &[u8] {
         self.buffer.get(self.start..self.end).unwrap_or_default()
     }
 
-    /// Lets the first `bytes` bytes go; at most what is [available](Self::available).
+    /// Consumes the first `bytes` bytes; at most those [available](Self::available).
     #[inline]
     pub(super) fn consume(&mut self, bytes: usize) {
         let bytes = bytes.min(self.end - self.start);
@@ -96,7 +97,7 @@ impl ByteSource {
         self.offset += bytes as u64;
     }
 
-    /// Lets `bytes` bytes go, however many. Where the stream ends before, the offset stays at the first of them.
+    /// Consumes `bytes` bytes, however many. If the stream ends earlier, the offset stays at the first of them.
     pub(super) fn skip(&mut self, bytes: u64, what: &'static str) -> Result<(), CaptureFault> {
         let offset = self.offset;
         let mut left = bytes;
@@ -114,11 +115,11 @@ impl ByteSource {
         Ok(())
     }
 
-    /// Why the stream ended, if it was not its end.
+    /// Error that ended the stream, if the end was not regular.
     pub(super) fn take_failure(&mut self) -> Option<CaptureFault> {
         let failure = self.failure.take()?;
         Some(match &self.compression {
-            // What the system said is no fault of the stream's.
+            // An error of the system is not damage of the stream.
             Some((format, bytes)) if failure.raw_os_error().is_none() => {
                 CaptureFault::Decompress { format, compressed_offset: bytes.load(Relaxed), reason: failure }
             }
@@ -173,11 +174,11 @@ impl fmt::Debug for ByteSource {
     }
 }
 
-/// Counts what was read, for whoever shows progress.
+/// Counts the bytes read, for a progress display.
 struct CountingFile {
     file: File,
     bytes: Arc<AtomicU64>,
-    /// The file grows until this is set.
+    /// The file may grow until this is set.
     follow: Option<Arc<AtomicBool>>,
 }
 
@@ -195,7 +196,7 @@ impl Read for CountingFile {
     }
 }
 
-/// Counts what a decompressor has taken.
+/// Counts the bytes that a decompressor has consumed.
 struct CompressedBytes {
     file: BufReader<CountingFile>,
     bytes: Arc<AtomicU64>,
@@ -220,9 +221,9 @@ impl BufRead for CompressedBytes {
     }
 }
 
-/// One read of the file. A larger read than this goes past the inner buffer straight to the file.
+/// Size of one read of the file. A larger read would bypass the inner buffer.
 const READ_BYTES: usize = 64 * 1024;
-/// How often a file that grows is looked at.
+/// Interval at which a growing file is polled.
 const FOLLOW_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Holds the largest frame with what encloses it, and stays within the second-level cache.
+/// Holds the largest frame with its surrounding block, and fits into the second-level cache.
 const BUFFER_BYTES: usize = 2 * FRAME_BYTES_MAX;

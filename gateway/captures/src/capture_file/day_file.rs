@@ -1,8 +1,9 @@
 //! Nasdaq day files as MoldUDP64 packets.
 //!
-//! A day file is one day's messages, each behind a 2-byte big-endian length (Nasdaq, BinaryFILE 1.00): exactly the
-//! message blocks of a MoldUDP64 packet. So packets are cut from it: messages within [`PACKET_NS_MAX`] of each other
-//! share one, as far as [`PACKET_BYTES_MAX`] allows, stamped with the time of their last message.
+//! A day file holds the messages of one day, each preceded by a 2-byte big-endian length (Nasdaq, BinaryFILE 1.00).
+//! This is exactly the message block format of MoldUDP64, so packets are cut from it. Messages within
+//! [`PACKET_NS_MAX`] of each other share a packet up to [`PACKET_BYTES_MAX`]. The packet's time is the time of its last
+//! message.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -26,7 +27,7 @@ pub(super) struct DayFile {
     /// Of the next message.
     sequence: Sequence,
     ended: bool,
-    /// Met after the packet's first message: told when the packet has gone out.
+    /// Error found after the packet's first message; reported after the packet.
     deferred_fault: Option<CaptureFault>,
     time_ns: u64,
 }
@@ -34,7 +35,8 @@ pub(super) struct DayFile {
 /// A day file has no addresses.
 pub(super) const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// Whether a file that starts so may be a day file: a length that a message can have, and a letter for its type.
+/// Whether a file that begins with these bytes may be a day file: a plausible message length, and a letter as message
+/// type.
 pub(super) fn is_start([high, low, kind, _]: [u8; 4]) -> bool {
     MESSAGE_BYTES.contains(&usize::from(u16::from_be_bytes([high, low]))) && kind.is_ascii_alphabetic()
 }
@@ -64,12 +66,12 @@ impl DayFile {
         self.date
     }
 
-    /// The packet that [`Self::next`] made.
+    /// The packet built by [`Self::next`].
     pub(super) fn packet(&self) -> &[u8] {
         &self.packet
     }
 
-    /// Makes the next packet; its time and its bytes. `None` at the end of the file.
+    /// Builds the next packet and returns its time and size in bytes. `None` at the end of the file.
     pub(super) fn next(&mut self, source: &mut ByteSource) -> Result<Option<(u64, usize)>, CaptureFault> {
         if self.ended {
             return Ok(None);
@@ -82,7 +84,7 @@ impl DayFile {
                 Ok(None) => break,
                 Err(fault) if first_ns.is_none() => return Err(fault),
                 Err(fault) => {
-                    // The messages before the damage still make a packet.
+                    // Messages before the damage still form a packet.
                     self.deferred_fault = Some(fault);
                     break;
                 }
@@ -110,7 +112,7 @@ impl DayFile {
         Ok((count > 0).then_some((self.time_ns, self.packet.len())))
     }
 
-    /// The end-of-session mark: a packet that says so.
+    /// Builds the packet for the end-of-session mark.
     fn end(&mut self, source: &mut ByteSource) -> Result<Option<(u64, usize)>, CaptureFault> {
         self.ended = true;
         if source.fill(1)? > 0 {
@@ -121,7 +123,7 @@ impl DayFile {
     }
 }
 
-/// Bytes of the next message, whole in `source`; `None` at the end of the file.
+/// Length of the next message, complete in `source`; `None` at the end of the file.
 fn whole_message(source: &mut ByteSource) -> Result<Option<usize>, CaptureFault> {
     if source.fill(LENGTH_BYTES)? == 0 {
         return source.take_failure().map_or(Ok(None), Err);
@@ -136,14 +138,14 @@ fn whole_message(source: &mut ByteSource) -> Result<Option<usize>, CaptureFault>
     Ok(Some(message_bytes))
 }
 
-/// Nanoseconds since midnight: 6 bytes behind type, locate and tracking number, in every message of ITCH 5.0.
+/// Nanoseconds since midnight: 6 bytes after type, locate and tracking number, in every message of ITCH 5.0.
 fn timestamp_ns(message: &[u8]) -> u64 {
     let bytes = message.get(5..).and_then(|rest| rest.first_chunk::<6>()).copied().unwrap_or_default();
     bytes.iter().fold(0, |ns, byte| ns << 8 | u64::from(*byte))
 }
 
-/// The trading date in names such as `S013019-v50.txt.gz` or `01302019.NASDAQ_ITCH50.gz` (month, day, year), or as
-/// `20190130` anywhere.
+/// Finds the trading date in names such as `S013019-v50.txt.gz` or `01302019.NASDAQ_ITCH50.gz` (month, day, year), or
+/// as `20190130` anywhere.
 fn date_in_name(path: &Path) -> Option<TradingDate> {
     let name = path.file_name()?.to_str()?;
     name.split(|letter: char| !letter.is_ascii_digit()).find_map(|digits| {
@@ -158,9 +160,10 @@ fn date_in_name(path: &Path) -> Option<TradingDate> {
 }
 
 const LENGTH_BYTES: usize = 2;
-/// Bytes that a message can have: at least up to its timestamp; the longest of ITCH 5.0 has 50, so this leaves room.
+/// Plausible message lengths: at least up to the timestamp. The longest message of ITCH 5.0 has 50 bytes; the bound
+/// leaves room for longer ones.
 const MESSAGE_BYTES: std::ops::RangeInclusive<usize> = 11..=255;
 /// Payload of an Ethernet frame without fragmentation.
 const PACKET_BYTES_MAX: usize = 1_472;
-/// Messages of one burst share a packet; a message is never later by more than this.
+/// Messages of one burst share a packet; no message is delayed by more than this.
 const PACKET_NS_MAX: u64 = 10_000;

@@ -1,17 +1,17 @@
-//! Where and why reading a capture ended.
+//! Errors of captures: where and why reading ended.
 
 use std::{fmt, io, path::PathBuf};
 
-/// A capture that cannot be read, or cannot be read any further.
+/// Error in opening or reading a capture.
 #[derive(Debug)]
 pub struct CaptureError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// First byte that could not be used. In a compressed file: counted in what it decompresses to.
+    /// First byte that could not be used; in a compressed file, an offset in the decompressed stream.
     pub offset: u64,
     /// Whether the file is compressed.
     pub decompressed: bool,
-    /// What is wrong there.
+    /// The fault at that offset.
     pub fault: CaptureFault,
 }
 
@@ -34,64 +34,65 @@ impl std::error::Error for CaptureError {
     }
 }
 
-/// What is wrong with a capture.
+/// Kinds of faults in a capture.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureFault {
     /// The file cannot be opened.
     #[error(transparent)]
     Open(io::Error),
-    /// The system refused further bytes.
-    #[error("cannot read on")]
+    /// The system reported a read error.
+    #[error("cannot continue reading")]
     Read(#[source] io::Error),
-    /// The decompressor could not go on.
-    #[error("the {format} stream can't be unpacked any further at byte {compressed_offset} of the file: {reason}")]
+    /// Decompression failed.
+    #[error("cannot decompress the {format} stream at byte {compressed_offset} of the file: {reason}")]
     Decompress {
-        /// What the file is compressed with.
+        /// Compression format of the file.
         format: &'static str,
-        /// Bytes of the file that were decompressed before.
+        /// Bytes of the file decompressed before the error.
         compressed_offset: u64,
-        /// What the decompressor said.
+        /// Error of the decompressor.
         reason: io::Error,
     },
-    /// There is nothing in the file.
+    /// The file is empty.
     #[error("the file is empty")]
     Empty,
-    /// The first bytes are those of no known kind of file.
-    #[error("neither pcap nor pcapng nor a Nasdaq day file")]
+    /// The first bytes match no known format.
+    #[error("not a pcap, pcapng or Nasdaq day file")]
     NotACapture,
-    /// The file ends inside something that it began.
-    #[error("the file is cut: {what} needs {needed} bytes, {left} are left")]
+    /// The file ends inside an element.
+    #[error("the file is truncated: {what} needs {needed} bytes, {left} remain")]
     Truncated {
-        /// What was being read.
+        /// The element that was being read.
         what: &'static str,
-        /// Bytes it needs, header included.
+        /// Its length in bytes, header included.
         needed: u64,
-        /// Bytes that are left.
+        /// Bytes left in the file.
         left: u64,
     },
-    /// A length that no such thing can have.
-    #[error("damaged: {what} claims {claimed} bytes")]
+    /// An impossible length.
+    #[error("damaged: {what} declares {claimed} bytes")]
     LengthImpossible {
-        /// What was being read.
+        /// The element that was being read.
         what: &'static str,
-        /// The length it claims.
+        /// The claimed length.
         claimed: u64,
     },
-    /// A pcapng block whose inside contradicts its frame.
-    #[error("damaged: a block contradicts itself")]
+    /// A pcapng block whose content contradicts its frame.
+    #[error("damaged: inconsistent block lengths")]
     BlockMalformed,
-    /// A pcapng packet of an interface that was not described.
-    #[error("damaged: packet of interface {0}, which was not described")]
+    /// A pcapng packet of an undescribed interface.
+    #[error("damaged: packet of interface {0} without an interface description")]
     InterfaceUnknown(u32),
-    /// Not an IP-carrying link layer that we read.
+    /// A link layer that carries no IP, or that is not supported.
     #[error(
-        "link type {0} is not supported (Ethernet 1, raw IP 101, Linux cooked 113 and 276, null 0 and loopback 108 are)"
+        "link type {0} is not supported (supported: Ethernet 1, raw IP 101, Linux cooked 113 and 276, null 0, \
+         loopback 108)"
     )]
     LinkTypeUnknown(i32),
     /// Bytes after the end-of-session mark of a day file.
-    #[error("bytes after the end-of-session mark")]
+    #[error("bytes after the end of session")]
     AfterEnd,
-    /// A day file has times since midnight, but neither its name nor the caller tells the day.
-    #[error("a day file's times count from midnight and its name tells no date: give it with --date YYYY-MM-DD")]
+    /// A day file has times since midnight, but neither its name nor the caller gives the day.
+    #[error("no trading date in the name of the day file (its times count from midnight): give --date YYYY-MM-DD")]
     DateUnknown,
 }

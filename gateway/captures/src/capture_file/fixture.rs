@@ -1,4 +1,4 @@
-//! Captures made for tests, in every container, byte order and link layer.
+//! Builders of captures for tests, in every container, byte order and link layer.
 #![allow(clippy::cast_possible_truncation, reason = "a 64-bit time is stored as two words")]
 
 /// Byte order of a container.
@@ -34,7 +34,7 @@ pub(super) fn ipv4(payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// The same from ::1 to ff05::1 in IPv6.
+/// The same datagram from ::1 to ff05::1 in IPv6.
 pub(super) fn ipv6(payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
     packet.extend(u16::try_from(payload.len() + 8).unwrap().to_be_bytes());
@@ -54,7 +54,7 @@ fn udp(payload: &[u8]) -> Vec<u8> {
     datagram
 }
 
-/// Behind an Ethernet header with these VLAN tags (type and identifier).
+/// Adds an Ethernet header with these VLAN tags (type and identifier).
 pub(super) fn ethernet(tags: &[(u16, u16)], ether_type: u16, packet: &[u8]) -> Vec<u8> {
     let mut frame = vec![1, 0, 0x5e, 1, 2, 3, 2, 0, 0, 0, 0, 1];
     for (kind, id) in tags {
@@ -67,17 +67,17 @@ pub(super) fn ethernet(tags: &[(u16, u16)], ether_type: u16, packet: &[u8]) -> V
     frame
 }
 
-/// Behind a Linux cooked header, version 1.
+/// Adds a Linux cooked header, version 1.
 pub(super) fn cooked(packet: &[u8]) -> Vec<u8> {
     [&[0, 1, 0, 1, 0, 6, 2, 0, 0, 0, 0, 1, 0, 0, 0x08, 0x00], packet].concat()
 }
 
-/// Behind a Linux cooked header, version 2.
+/// Adds a Linux cooked header, version 2.
 pub(super) fn cooked2(packet: &[u8]) -> Vec<u8> {
     [&[0x08, 0x00, 0, 0, 0, 0, 0, 3, 0, 1, 1, 6, 2, 0, 0, 0, 0, 1, 0, 0], packet].concat()
 }
 
-/// A pcap file of these frames; `fraction` is the sub-second field as it stands in the file.
+/// A pcap file of these frames; `fraction` is the sub-second field as stored in the file.
 pub(super) fn pcap(order: Order, magic: u32, link: u32, frames: &[(u32, u32, Vec<u8>)]) -> Vec<u8> {
     let mut file = order.u32(magic).to_vec();
     file.extend(order.u16(2));
@@ -123,7 +123,7 @@ pub(super) fn section(order: Order) -> Vec<u8> {
     block(order, 0x0a0d_0d0a, &body)
 }
 
-/// Interface description with its clock's resolution and offset where they are given.
+/// Interface description with its clock's resolution and offset, if given.
 pub(super) fn interface(order: Order, link: u16, resolution: Option<u8>, offset_s: Option<i64>) -> Vec<u8> {
     let mut body = order.u16(link).to_vec();
     body.extend(order.u16(0));
@@ -151,7 +151,7 @@ pub(super) fn packet(order: Order, interface: u32, ticks: u64, frame: &[u8]) -> 
     }
     body.extend(frame);
     body.resize(body.len().next_multiple_of(4), 0);
-    // A comment, as an option that must not disturb.
+    // A comment: an option that readers must tolerate.
     body.extend(order.u16(1));
     body.extend(order.u16(2));
     body.extend(*b"hi\0\0");

@@ -1,4 +1,4 @@
-//! What stood in front of a datagram, made up again: sockets hand over payloads, and tools want frames.
+//! Synthetic frame headers: sockets deliver payloads, and tools expect frames.
 
 use std::net::{SocketAddrV4, SocketAddrV6};
 
@@ -7,9 +7,9 @@ pub const FRAME_HEADER_BYTES: usize = 42;
 /// Bytes of Ethernet, IPv6 and UDP headers without extensions.
 const FRAME_HEADER_V6_BYTES: usize = 62;
 
-/// Ethernet, IPv4 and UDP headers of a datagram with `payload_bytes` of payload; `None` where no datagram can have so
-/// many. True are addresses, ports and lengths; made up are the rest: MAC addresses (the group's by RFC 1112, else
-/// locally administered ones), time to live 16, "don't fragment", no UDP checksum (RFC 768 allows 0 for that).
+/// Ethernet, IPv4 and UDP headers of a datagram with `payload_bytes` of payload; `None` if that exceeds the largest
+/// datagram. Addresses, ports and lengths are real; the rest is synthetic: MAC addresses (by RFC 1112 for groups, else
+/// locally administered), time to live 16, "don't fragment", and no UDP checksum (RFC 768 allows 0).
 #[must_use]
 pub fn frame_header(src: SocketAddrV4, dst: SocketAddrV4, payload_bytes: usize) -> Option<[u8; FRAME_HEADER_BYTES]> {
     let udp_bytes = u16::try_from(payload_bytes.checked_add(UDP_HEADER_BYTES)?).ok()?;
@@ -31,8 +31,8 @@ pub fn frame_header(src: SocketAddrV4, dst: SocketAddrV4, payload_bytes: usize) 
     Some(header)
 }
 
-/// The same with an IPv6 header (RFC 8200). There UDP's checksum is no matter of choice, so the payload is summed up; a
-/// datagram that is a jumbogram has no such header.
+/// The same with an IPv6 header (RFC 8200). IPv6 requires a UDP checksum, so the payload is summed. `None` for a
+/// jumbogram.
 #[must_use]
 pub(super) fn frame_header_v6(
     src: SocketAddrV6,
@@ -51,10 +51,10 @@ pub(super) fn frame_header_v6(
     header[54..56].copy_from_slice(&src.port().to_be_bytes());
     header[56..58].copy_from_slice(&dst.port().to_be_bytes());
     header[58..60].copy_from_slice(&udp_bytes.to_be_bytes());
-    // Over the addresses, the length once more, the protocol, then header and payload.
+    // Over the addresses, the UDP length, the protocol, then header and payload.
     let fixed = u64::from(udp_bytes) + u64::from(PROTOCOL_UDP);
     let checksum = match folded_complement(fixed + word_sum(&header[22..62]) + word_sum(payload)) {
-        // 0 would say that there is none.
+        // 0 would mean "no checksum".
         0 => u16::MAX,
         checksum => checksum,
     };
@@ -62,13 +62,13 @@ pub(super) fn frame_header_v6(
     Some(header)
 }
 
-/// RFC 2464 for groups; any locally administered address else.
+/// RFC 2464 for groups; otherwise any locally administered address.
 fn ethernet_destination_v6(dst: SocketAddrV6) -> [u8; 6] {
     let [.., a, b, c, d] = dst.ip().octets();
     if dst.ip().is_multicast() { [0x33, 0x33, a, b, c, d] } else { [2, 0, a, b, c, d] }
 }
 
-/// RFC 1112 for groups; any locally administered address else.
+/// RFC 1112 for groups; otherwise any locally administered address.
 fn ethernet_destination(dst: SocketAddrV4) -> [u8; 6] {
     let [_, b, c, d] = dst.ip().octets();
     if dst.ip().is_multicast() { [0x01, 0x00, 0x5e, b & 0x7f, c, d] } else { [2, 0, 0, b, c, d] }
@@ -79,7 +79,7 @@ fn ip_checksum(header: &[u8; 20]) -> u16 {
     folded_complement(word_sum(header))
 }
 
-/// Sum of the 16-bit words, a last byte taken for the upper half of one. Of a datagram it is far below what fits.
+/// Sum of the 16-bit words; an odd last byte is the upper half of a word. The sum of a datagram cannot overflow.
 fn word_sum(bytes: &[u8]) -> u64 {
     let (pairs, rest) = bytes.as_chunks::<2>();
     let last = rest.first().map_or(0, |byte| u64::from(*byte) << 8);

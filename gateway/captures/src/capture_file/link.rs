@@ -1,6 +1,6 @@
 //! From a link-layer frame to the UDP payload inside.
 //!
-//! Link types are the registry's (<https://www.tcpdump.org/linktypes.html>); IPv4 is RFC 791, IPv6 RFC 8200, UDP RFC
+//! Sources: the link type registry (<https://www.tcpdump.org/linktypes.html>); IPv4 is RFC 791, IPv6 RFC 8200, UDP RFC
 //! 768, VLAN tags IEEE 802.1Q.
 
 use std::{
@@ -10,12 +10,12 @@ use std::{
 
 use super::CaptureFault;
 
-/// What encloses the IP packet.
+/// Link layer that encloses the IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkLayer {
     /// Ethernet, with any number of VLAN tags up to [`VlanTags::COUNT_MAX`].
     Ethernet,
-    /// No header: the packet's first byte tells the version.
+    /// No header: the packet's first byte gives the IP version.
     RawIp,
     /// Linux cooked, version 1.
     Cooked,
@@ -26,12 +26,12 @@ pub(super) enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// From the number in a capture's header; bits above the lower 16 tell the length of a frame check sequence.
+    /// From the number in a capture's header; bits above the lower 16 describe the frame check sequence.
     pub(super) fn from_number(number: i32) -> Result<Self, CaptureFault> {
         Ok(match number & 0xffff {
             0 | 108 => Self::Null,
             1 => Self::Ethernet,
-            // 12 and 14: what some systems write for raw IP; 228 and 229: IPv4 or IPv6 alone.
+            // 12 and 14: values that some systems write for raw IP; 228 and 229: IPv4 or IPv6 only.
             12 | 14 | 101 | 228 | 229 => Self::RawIp,
             113 => Self::Cooked,
             276 => Self::Cooked2,
@@ -48,7 +48,7 @@ pub struct VlanTags {
 }
 
 impl VlanTags {
-    /// Tags that are followed; a frame with more is no UDP to us.
+    /// Tags that are parsed; a frame with more counts as not UDP.
     pub const COUNT_MAX: usize = 4;
 
     /// The identifiers, 12 bits each.
@@ -70,13 +70,13 @@ pub(super) struct Udp {
     pub(super) vlan: VlanTags,
     pub(super) src: SocketAddr,
     pub(super) dst: SocketAddr,
-    /// Where its payload lies in the frame.
+    /// Range of its payload in the frame.
     pub(super) payload: Range<usize>,
-    /// Some of the payload was not captured.
+    /// Part of the payload was not captured.
     pub(super) is_truncated: bool,
 }
 
-/// Why a frame has no datagram for us.
+/// Reason why a frame yields no datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Skipped {
     NotUdp,
@@ -104,7 +104,7 @@ pub(super) fn find_udp(link: LinkLayer, frame: &[u8]) -> Result<Udp, Skipped> {
     if !matches!(ether_type, ETHER_TYPE_IP | 0x0800 | 0x86dd) {
         return Err(Skipped::NotUdp);
     }
-    // The version tells what the type told already, and where there is no type it is all there is.
+    // The IP version repeats the link layer's type; without a type it is the only information.
     match byte_at(frame, at)? >> 4 {
         4 => find_in_ipv4(frame, at, vlan),
         6 => find_in_ipv6(frame, at, vlan),
@@ -112,7 +112,7 @@ pub(super) fn find_udp(link: LinkLayer, frame: &[u8]) -> Result<Udp, Skipped> {
     }
 }
 
-/// Stands for "the IP version follows" where the link layer has no type field. Not a type that is assigned.
+/// Means "the IP version follows", for link layers without a type field. Not an assigned type.
 const ETHER_TYPE_IP: u16 = 0;
 
 fn find_in_ipv4(frame: &[u8], at: usize, vlan: VlanTags) -> Result<Udp, Skipped> {
@@ -159,7 +159,7 @@ fn find_in_ipv6(frame: &[u8], at: usize, vlan: VlanTags) -> Result<Udp, Skipped>
             }
             HOP_BY_HOP | ROUTING | DESTINATION | MOBILITY | HOST_IDENTITY | SHIM6 => 8 * (1 + length()?),
             AUTHENTICATION => 4 * (2 + length()?),
-            // One that is a packet's only fragment has nothing to be put together.
+            // A packet that is its own only fragment needs no reassembly.
             FRAGMENT if u16_at(frame, extension + 2)? & 0xfff9 == 0 => 8,
             FRAGMENT => return Err(Skipped::Fragment),
             _ => return Err(Skipped::NotUdp),
@@ -169,7 +169,7 @@ fn find_in_ipv6(frame: &[u8], at: usize, vlan: VlanTags) -> Result<Udp, Skipped>
     Err(Skipped::NotUdp)
 }
 
-/// Extension headers that are followed: each kind occurs once, but for one that may come twice (RFC 8200, 4.1).
+/// Extension headers that are parsed: each kind occurs once, except one that may come twice (RFC 8200, 4.1).
 const EXTENSION_HEADERS_MAX: usize = 8;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;

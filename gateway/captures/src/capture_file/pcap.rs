@@ -8,7 +8,7 @@ use super::{CaptureFault, FRAME_BYTES_MAX, Frame, byte_source::ByteSource, link:
 pub(super) struct Pcap {
     link: LinkLayer,
     layout: Layout,
-    /// Nanoseconds of one unit of the packet header's sub-second field.
+    /// Nanoseconds per unit of the packet header's sub-second field.
     fraction_ns: u64,
 }
 
@@ -20,7 +20,7 @@ enum Layout {
     Modified,
 }
 
-/// Whether a file that starts so is pcap.
+/// Whether a file that begins with these bytes is pcap.
 pub(super) fn is_magic(bytes: [u8; 4]) -> bool {
     matches!(u32::from_le_bytes(bytes), 0xa1b2_c3d4 | 0xa1b2_3c4d | 0xd4c3_b2a1 | 0x4d3c_b2a1 | 0xa1b2_cd34)
 }
@@ -41,7 +41,7 @@ impl Pcap {
         Ok(Self { link, layout, fraction_ns })
     }
 
-    /// The next frame, whole in `source`; `None` at the end of the file.
+    /// Returns the next frame, complete in `source`; `None` at the end of the file.
     #[inline]
     pub(super) fn next(&mut self, source: &mut ByteSource) -> Result<Option<Frame>, CaptureFault> {
         let header_bytes = match self.layout {

@@ -1,7 +1,7 @@
 //! pcapng: sections in either byte order, several interfaces with clocks of their own.
 //!
-//! Blocks are framed here (type, length, length again) so that a damaged length is told from a short file and a block
-//! that we don't know can be of any size; what is inside those that we know is the parser's business.
+//! Blocks are framed here (type, length, length again), so that a damaged length is distinguished from a short file,
+//! and an unknown block can have any size. The `pcap_parser` crate reads the content of known blocks.
 
 use pcap_parser::{
     OptionCode,
@@ -15,7 +15,7 @@ use super::{CaptureFault, FRAME_BYTES_MAX, Frame, byte_source::ByteSource, link:
 pub(super) struct PcapNg {
     order: ByteOrder,
     interfaces: Vec<Interface>,
-    /// Time of the last packet that had one.
+    /// Time of the last packet that had a timestamp.
     last_time_ns: u64,
 }
 
@@ -26,10 +26,10 @@ enum ByteOrder {
     Big,
 }
 
-/// What an interface description says.
+/// Content of an interface description.
 #[derive(Debug)]
 struct Interface {
-    /// Refused only when a packet of it comes.
+    /// An unsupported link layer is refused only when a packet of it comes.
     link_number: i32,
     snap_len: u32,
     resolution: Resolution,
@@ -45,13 +45,13 @@ enum Resolution {
     Binary(u8),
 }
 
-/// Whether a file that starts so is pcapng.
+/// Whether a file that begins with these bytes is pcapng.
 pub(super) fn is_magic(bytes: [u8; 4]) -> bool {
     bytes == [0x0a, 0x0d, 0x0d, 0x0a]
 }
 
 impl PcapNg {
-    /// The next frame, whole in `source`; `None` at the end of the file.
+    /// Returns the next frame, complete in `source`; `None` at the end of the file.
     #[inline]
     pub(super) fn next(&mut self, source: &mut ByteSource) -> Result<Option<Frame>, CaptureFault> {
         loop {
@@ -93,7 +93,7 @@ impl PcapNg {
         }
     }
 
-    /// A section begins: its own byte order, and its interfaces are numbered anew.
+    /// Begins a section: it has its own byte order, and its interfaces are numbered from 0 again.
     fn begin_section(&mut self, source: &mut ByteSource) -> Result<(), CaptureFault> {
         source.require(12, "a section header")?;
         let order = match word(ByteOrder::Little, source.available(), 8) {
@@ -122,7 +122,7 @@ impl PcapNg {
         self.frame(packet.if_id, ticks, packet.origlen, 28, packet.caplen, block)
     }
 
-    /// A packet without time or interface: of the first one, when the last packet came that had a time.
+    /// A simple packet has no time or interface: it gets interface 0 and the time of the last packet that had one.
     fn simple_packet(&self, block: &[u8]) -> Result<Frame, CaptureFault> {
         let original_len = word(self.order, block, 8);
         let room = u32::try_from(block.len()).unwrap_or(u32::MAX).saturating_sub(16);
@@ -134,7 +134,7 @@ impl PcapNg {
         Ok(Frame { time_ns: self.last_time_ns, is_untimed: true, ..frame })
     }
 
-    /// The block that the enhanced packet replaced: the same with a 16-bit interface and a drop count.
+    /// The obsolete packet block that the enhanced packet replaced: the same with a 16-bit interface and a drop count.
     fn obsolete_packet(&self, block: &[u8]) -> Result<Frame, CaptureFault> {
         if block.len() < 32 {
             return Err(CaptureFault::BlockMalformed);
@@ -160,7 +160,7 @@ impl PcapNg {
         let unknown = CaptureFault::InterfaceUnknown(interface);
         let interface = self.interfaces.get(interface as usize).ok_or(unknown)?;
         let data = data_at..data_at + captured_len as usize;
-        // The length stands once more at the block's end.
+        // The length is repeated at the block's end.
         if data.end + 4 > block.len() {
             return Err(CaptureFault::BlockMalformed);
         }
@@ -194,7 +194,7 @@ impl Interface {
         })
     }
 
-    /// Ticks of this interface's clock as ns since 1970, held within what 64 bits can tell.
+    /// Converts ticks of this interface's clock to ns since 1970, limited to the range of 64 bits.
     #[inline]
     fn time_ns(&self, ticks: u64) -> u64 {
         let ns = match self.resolution {
@@ -212,8 +212,8 @@ impl Interface {
     }
 }
 
-/// Seconds to add to every time of the interface. The parser has a field for it, but reads it as little-endian in any
-/// section.
+/// Seconds to add to every time of the interface. The parser crate has a field for the offset, but reads it as little-endian
+/// in any section.
 fn offset_s(order: ByteOrder, description: &InterfaceDescriptionBlock<'_>) -> i64 {
     let option = description.options.iter().find(|option| option.code == OptionCode::IfTsoffset);
     let bytes = option.and_then(|option| option.value.first_chunk::<8>()).copied().unwrap_or_default();
@@ -223,7 +223,7 @@ fn offset_s(order: ByteOrder, description: &InterfaceDescriptionBlock<'_>) -> i6
     }
 }
 
-/// Has the whole block in the buffer, its length checked at both ends.
+/// Reads the whole block into the buffer and checks its length at both ends.
 #[inline]
 fn whole_block(order: ByteOrder, source: &mut ByteSource, block_bytes: u32) -> Result<usize, CaptureFault> {
     let bytes = block_bytes as usize;
@@ -237,7 +237,7 @@ fn whole_block(order: ByteOrder, source: &mut ByteSource, block_bytes: u32) -> R
     Ok(bytes)
 }
 
-/// The word at `at`; 0 beyond the end, which every caller has excluded by the block's length.
+/// The word at `at`; 0 past the end, which every caller excludes by the block's length.
 #[inline]
 fn word(order: ByteOrder, bytes: &[u8], at: usize) -> u32 {
     let bytes = bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or_default();

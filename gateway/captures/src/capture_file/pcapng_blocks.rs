@@ -1,17 +1,17 @@
-//! Blocks of a pcapng file, as they are written: little-endian, one section, times in nanoseconds.
+//! Writes the blocks of a pcapng file: little-endian, one section, times in nanoseconds.
 //!
 //! ```text
 //!  section header ─ interface 0 ─ interface 1 ─ … ─ packet ─ packet ─ … ─ statistics of interface 0 ─ …
 //! ```
-//! Each function appends one whole block, so whatever is cut between two calls is a file that opens. Format: "PCAP Next
+//! Each function appends one whole block, so a file truncated between two calls still opens. Format: "PCAP Next
 //! Generation (pcapng) Capture File Format", draft-ietf-opsawg-pcapng.
 
-/// Bytes of the whole blocks that these begin with.
+/// Length of the whole blocks at the front of these bytes.
 #[must_use]
 pub fn whole_blocks_bytes(blocks: &[u8]) -> usize {
     const BLOCK_BYTES_MIN: usize = 12;
     let mut whole = 0;
-    // Each begins with its type and its length.
+    // Each block begins with its type and its length.
     while let Some([_, _, _, _, length @ ..]) = blocks.get(whole..).and_then(<[u8]>::first_chunk::<8>) {
         let length = u32::from_le_bytes(*length) as usize;
         if length < BLOCK_BYTES_MIN || length > blocks.len() - whole {
@@ -22,55 +22,55 @@ pub fn whole_blocks_bytes(blocks: &[u8]) -> usize {
     whole
 }
 
-/// What made the capture, for the section header.
+/// Section header: the program that captured.
 #[derive(Clone, Copy, Debug)]
 pub struct Section<'a> {
     /// Program and version.
     pub application: &'a str,
-    /// Whatever concerns the whole file; empty: nothing.
+    /// Comment on the whole file; may be empty.
     pub comment: &'a str,
 }
 
-/// Where packets come from: a line. Its number is its position among the interfaces of the section.
+/// Interface description: a line. Its number is its position among the interfaces of the section.
 #[derive(Clone, Copy, Debug)]
 pub struct InterfaceBlock<'a> {
     /// Name of the line.
     pub name: &'a str,
-    /// What it is, in words.
+    /// Description of the line.
     pub description: &'a str,
-    /// How it was taken.
+    /// Capture method.
     pub comment: &'a str,
 }
 
-/// A packet. Its bytes are given in pieces, any of which may be empty.
+/// A packet. Its bytes are given in pieces, each of which may be empty.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketBlock<'a> {
     /// Number of its interface.
     pub interface: u32,
-    /// When it was received, ns since 1970 UTC.
+    /// Receive time, ns since 1970 UTC.
     pub time_ns: u64,
-    /// Its bytes on the wire, of which the pieces may be the first ones only.
+    /// Length on the wire, bytes; the pieces may hold only the beginning.
     pub wire_bytes: u32,
     /// The frame.
     pub pieces: [&'a [u8]; 3],
-    /// What is special about it; empty: nothing.
+    /// Comment on this packet; may be empty.
     pub comment: &'a str,
 }
 
-/// What an interface has seen since the capture began.
+/// Statistics of an interface since the capture began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatisticsBlock<'a> {
     /// Number of the interface.
     pub interface: u32,
-    /// When this was so, ns since 1970 UTC.
+    /// Time of the statistics, ns since 1970 UTC.
     pub time_ns: u64,
-    /// When the capture began.
+    /// Begin of the capture, ns since 1970 UTC.
     pub start_ns: u64,
-    /// Packets that were written.
+    /// Packets written.
     pub delivered: u64,
-    /// Packets that the kernel dropped.
+    /// Packets dropped by the kernel.
     pub dropped: u64,
-    /// Where the count of drops comes from, and what else there is to say.
+    /// Source of the drop count, and other comments.
     pub comment: &'a str,
 }
 
@@ -109,20 +109,20 @@ impl InterfaceBlock<'_> {
 }
 
 impl PacketBlock<'_> {
-    /// Bytes of the block.
+    /// Length of the block in bytes.
     pub fn block_bytes(&self) -> usize {
         let padded = |bytes: usize| bytes.next_multiple_of(4);
         let captured_bytes = self.pieces.iter().map(|piece| piece.len()).sum::<usize>();
         let options =
             if self.comment.is_empty() { 0 } else { 4 + padded(self.comment.len().min(OPTION_BYTES_MAX)) + 4 };
-        // Type, length, interface, time, both lengths of the packet; the packet, what is said of it, the length again.
+        // Type, length, interface, time, both lengths of the packet; the packet, its comment, the length again.
         28 + padded(captured_bytes) + options + 4
     }
 
     /// Appends the block.
     pub fn append_to(&self, out: &mut Vec<u8>) {
         let captured_bytes = self.pieces.iter().map(|piece| piece.len()).sum::<usize>();
-        debug_assert!(captured_bytes <= SNAP_LEN as usize, "no reader believes {captured_bytes} bytes");
+        debug_assert!(captured_bytes <= SNAP_LEN as usize, "{captured_bytes} bytes exceed the limit of pcapng readers");
         block(out, 6, |out| {
             let [time_high, time_low] = halves(self.time_ns);
             for word in [self.interface, time_high, time_low, length(captured_bytes), self.wire_bytes] {
@@ -152,8 +152,8 @@ impl StatisticsBlock<'_> {
                 out.extend_from_slice(&8_u16.to_le_bytes());
                 time(out, at_ns);
             }
-            // Received, dropped by the interface, dropped by the system, delivered. The kernel's count of drops is the
-            // third by its meaning; Wireshark shows the second, and its own capture puts that count there.
+            // Received, dropped by the interface, dropped by the system, delivered. The kernel's drop count means the
+            // third field. Wireshark shows the second, and its own capture stores the kernel's count there.
             let received = self.delivered.saturating_add(self.dropped);
             for (code, count) in [(4, received), (5, self.dropped), (7, self.dropped), (8, self.delivered)] {
                 option(out, code, &u64::to_le_bytes(count));
@@ -163,7 +163,7 @@ impl StatisticsBlock<'_> {
     }
 }
 
-/// Type, length, body, length again.
+/// Writes type, length, body, and the length again.
 fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&kind.to_le_bytes());
@@ -182,7 +182,7 @@ fn text(out: &mut Vec<u8>, code: u16, text: &str) {
     }
 }
 
-/// An option; what is too long for one is cut.
+/// Writes an option; a value too long for an option is truncated.
 fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
     let value = value.get(..OPTION_BYTES_MAX).unwrap_or(value);
     out.extend_from_slice(&code.to_le_bytes());
@@ -195,7 +195,7 @@ fn end_of_options(out: &mut Vec<u8>) {
     out.extend_from_slice(&[0; 4]);
 }
 
-/// Zeros up to the next word.
+/// Zeros up to the next 32-bit boundary.
 fn pad(out: &mut Vec<u8>, bytes: usize) {
     out.extend_from_slice([0; 3].get(..bytes.next_multiple_of(4) - bytes).unwrap_or_default());
 }
@@ -218,9 +218,9 @@ fn length(bytes: usize) -> u32 {
 
 const COMMENT: u16 = 1;
 const LINK_ETHERNET: u16 = 1;
-/// As libpcap has it: no frame is longer.
+/// The limit of libpcap: no frame is longer.
 const SNAP_LEN: u32 = 262_144;
-/// Room for the padding in the option's 16 bits of length.
+/// Leaves room for the padding in the option's 16 bits of length.
 const OPTION_BYTES_MAX: usize = 65_532;
 
 #[cfg(test)]

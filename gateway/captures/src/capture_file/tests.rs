@@ -10,7 +10,7 @@ use super::{
 /// Frame, time, VLANs, receiver, payload.
 type DatagramRow = (u64, u64, Vec<u16>, String, Vec<u8>);
 
-/// What reading a file gave: its datagrams, then how it ended.
+/// Result of reading a file: its datagrams, then how it ended.
 #[derive(Debug, PartialEq, Eq)]
 struct Reading {
     datagrams: Vec<DatagramRow>,
@@ -201,7 +201,7 @@ fn frames_that_are_no_datagram_are_counted_by_kind() {
 fn frames_truncated_by_the_snap_length_are_counted() {
     let whole = ethernet_ipv4(b"0123456789");
     for order in Order::BOTH {
-        // Some of the payload, some of the headers.
+        // Only some of the payload; only some of the headers.
         for (kept, payload) in [(whole.len() - 4, Some(b"012345")), (whole.len() - 12, None)] {
             let frames = [(1, 0, whole[..kept].to_vec())];
             let mut file = fixture::pcap(order, fixture::PCAP_NANOSECONDS, ETHERNET, &frames);
@@ -220,7 +220,7 @@ fn frames_truncated_by_the_snap_length_are_counted() {
 
 #[test]
 fn ipv6_extension_headers_are_skipped_up_to_the_limit() {
-    // Kind of the first, the headers, kind of the last one's follower as the packet has it.
+    // Type of the first header, the headers, and the type after the last one.
     let packet = |first: u8, headers: &[u8]| {
         let mut packet = fixture::ipv6(b"six");
         packet[6] = first;
@@ -274,7 +274,7 @@ fn pcapng_times_use_the_clock_of_each_interface() {
         let reading = read(&file);
         assert_eq!(reading.error, None, "{order:?}");
         assert_eq!(reading.payloads(), [b"us".as_slice(), b"ns", b"bin", b"ps", b"simple"]);
-        // The last one has none of its own.
+        // The last packet has no timestamp.
         assert_eq!(reading.times(), [1_500_000_000, 100_000_000_007, 500_000_000, 2_000_000_000, 2_000_000_000]);
         assert_eq!(reading.counts.untimed, 1);
     }
@@ -296,7 +296,7 @@ fn a_new_section_has_its_own_order_and_interfaces() {
     file.extend(fixture::packet(Order::Little, 0, 1, &ethernet_ipv4(b"of no interface")));
     let reading = read(&file);
     assert_eq!(reading.payloads().len(), 2);
-    assert_eq!(reading.error.unwrap(), "damaged: packet of interface 0, which was not described");
+    assert_eq!(reading.error.unwrap(), "damaged: packet of interface 0 without an interface description");
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn a_truncated_file_yields_its_prefix_and_the_offset() {
                 None => clean_ends += 1,
             }
         }
-        // After the header or headers and after each packet but the last.
+        // Truncation points: after the header or headers, and after each packet but the last.
         assert!((3..=5).contains(&clean_ends), "{clean_ends}");
     }
 }
@@ -341,7 +341,7 @@ fn the_reported_offset_is_the_start_of_the_truncated_packet() {
     assert_eq!(reading.payloads().len(), 2);
     assert_eq!(reading.offset, Some((file.len() - last - 16) as u64));
     let error = reading.error.unwrap();
-    assert_eq!(error, format!("the file is cut: a packet needs {} bytes, {} are left", last + 16, last + 15));
+    assert_eq!(error, format!("the file is truncated: a packet needs {} bytes, {} remain", last + 16, last + 15));
 }
 
 #[test]
@@ -371,14 +371,14 @@ fn impossible_lengths_are_refused_without_reading_them() {
     let reading = read(&pcap);
     assert_eq!(reading.payloads(), [b"one"]);
     assert_eq!(reading.offset, Some(second as u64));
-    assert_eq!(reading.error.unwrap(), "damaged: a packet claims 4294967280 bytes");
+    assert_eq!(reading.error.unwrap(), "damaged: a packet declares 4294967280 bytes");
 
     for claimed in [0_u32, 8, 13, 0x7fff_fff0] {
         let mut pcapng = pcapng_of_three();
         let at = 28 + 32 + 4;
         pcapng[at..at + 4].copy_from_slice(&claimed.to_le_bytes());
         let reading = read(&pcapng);
-        assert_eq!(reading.error.unwrap(), format!("damaged: a block claims {claimed} bytes"));
+        assert_eq!(reading.error.unwrap(), format!("damaged: a block declares {claimed} bytes"));
         assert_eq!(reading.offset, Some(60));
     }
 }
@@ -402,7 +402,7 @@ fn no_flipped_byte_causes_a_panic() {
 fn a_file_that_is_no_capture_is_refused() {
     assert_eq!(read(b"").error.unwrap(), "the file is empty");
     for text in [b"hello, world\n".as_slice(), b"x", b"{}", b"\0\0\0\0\0\0", &gzip(b"text")] {
-        assert_eq!(read(text).error.unwrap(), "neither pcap nor pcapng nor a Nasdaq day file");
+        assert_eq!(read(text).error.unwrap(), "not a pcap, pcapng or Nasdaq day file");
     }
     let missing = CaptureFile::open(Path::new("/nonexistent/a.pcap"), &OpenOptions::default()).unwrap_err();
     assert_eq!(missing.to_string(), "open /nonexistent/a.pcap");
@@ -430,7 +430,7 @@ fn day_files_become_packets_by_time_and_size() {
     let date = TradingDate::from_yyyymmdd(20_190_130);
     let midnight_ns = 1_548_824_400_000_000_000;
     let options = OpenOptions { date, session_name: "TEST".to_owned() };
-    // Two within 10 us, one alone, 120 together: they need a second packet.
+    // Two messages within 10 us, one alone, 120 together: these need a second packet.
     let mut times = vec![1_000, 11_000, 50_000];
     times.extend([90_000; 120]);
     let mut file: Vec<u8> = times.iter().flat_map(|ns| fixture::day_message(*ns)).collect();
@@ -450,7 +450,7 @@ fn day_files_become_packets_by_time_and_size() {
     assert_eq!(mold_header(&ended.datagrams[4].4), (124, 0xffff));
     file.push(0);
     let after = read_named("any", &file, &options);
-    assert_eq!(after.error.unwrap(), "bytes after the end-of-session mark");
+    assert_eq!(after.error.unwrap(), "bytes after the end of session");
 }
 
 #[test]
@@ -482,7 +482,7 @@ fn the_date_of_a_day_file_comes_from_the_option_or_its_name() {
     }
 }
 
-/// The real captures are read whole: packet counts as their expected decodes say.
+/// Reads the real captures whole: packet counts equal those of their expected decodes.
 #[test]
 fn real_captures_are_read_up_to_their_truncation() {
     let Some(folder) = captures() else {

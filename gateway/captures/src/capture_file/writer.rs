@@ -8,7 +8,7 @@ use std::{
 
 use super::frame_header::{frame_header, frame_header_v6};
 
-/// Writes a capture that this module, and everybody's tools, read.
+/// Writes a capture that this module and the usual tools can read.
 #[derive(Debug)]
 pub struct PcapWriter<W: Write> {
     file: W,
@@ -16,10 +16,10 @@ pub struct PcapWriter<W: Write> {
 }
 
 impl<W: Write> PcapWriter<W> {
-    /// Begins a capture: writes the file header.
+    /// Writes the file header.
     ///
     /// # Errors
-    /// The writer's.
+    /// Errors of the writer.
     pub fn new(mut file: W) -> io::Result<Self> {
         let words = [0xa1b2_3c4d_u32, 4 << 16 | 2, 0, 0, SNAP_LEN, LINK_ETHERNET];
         for word in words {
@@ -31,13 +31,13 @@ impl<W: Write> PcapWriter<W> {
     /// Appends one datagram that was captured at `time_ns` (since 1970 UTC, before the year 2106).
     ///
     /// # Errors
-    /// The writer's; a payload that no UDP datagram can have, or a time that the format cannot hold.
+    /// Errors of the writer; a payload too long for UDP, or a time outside the range of the format.
     pub fn datagram(&mut self, time_ns: u64, src: SocketAddrV4, dst: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
         let header = frame_header(src, dst, payload.len()).ok_or(io::ErrorKind::InvalidInput)?;
         self.frame(time_ns, &header, payload)
     }
 
-    /// The same of one that came over IPv6.
+    /// Appends a datagram received over IPv6.
     ///
     /// # Errors
     /// As [`Self::datagram`].
@@ -67,20 +67,20 @@ impl<W: Write> PcapWriter<W> {
         self.file.write_all(&self.frame)
     }
 
-    /// The writer, flushed.
+    /// Flushes and returns the writer.
     ///
     /// # Errors
-    /// The writer's.
+    /// Errors of the writer.
     pub fn finish(mut self) -> io::Result<W> {
         self.file.flush()?;
         Ok(self.file)
     }
 }
 
-/// Cuts a file off behind its last whole packet, as [`PcapWriter`] left it when it could not write any further.
+/// Truncates a file after its last whole packet, when [`PcapWriter`] could not write any further.
 ///
 /// # Errors
-/// The file's.
+/// Errors of the file system.
 pub fn truncate_to_whole_packets(file: &File) -> io::Result<()> {
     let bytes = file.metadata()?.len();
     let mut reader = BufReader::with_capacity(READ_BYTES, file);
@@ -129,7 +129,7 @@ mod tests {
         for bytes in 0..=whole.len() {
             fs::write(&path, &whole[..bytes]).unwrap();
             truncate_to_whole_packets(&File::options().read(true).write(true).open(&path).unwrap()).unwrap();
-            // Without a whole file header it is left alone.
+            // A file without a whole header stays unchanged.
             let kept = ends.iter().rev().find(|end| **end <= bytes).copied().unwrap_or(bytes);
             assert_eq!(fs::read(&path).unwrap(), whole[..kept], "{bytes} bytes");
         }

@@ -1,8 +1,8 @@
-//! Records on their way into a file whose beginning is only known at the end.
+//! Spool of DBN records for a file whose metadata is only known at the end.
 //!
-//! A disk holds them once, not twice: what was taken out of the spool is given back to the file system at once, where that
-//! can make holes in files. (It is no slower for that: pages come back before anybody has written them to a disk.) Where
-//! there is no room even so, the spool gives up records at its end, for those before them to get a whole file.
+//! Records occupy disk space once, not twice: blocks that were read from the spool are returned to the file system at
+//! once, where it supports holes in files. (This costs no time: the pages are returned before they reach a disk.) If
+//! space still runs out, the spool drops records at its end so that the earlier ones get a complete file.
 
 use std::{
     cell::RefCell,
@@ -14,7 +14,7 @@ use std::{
 use mdgw_feeds::consumer_edge::first_record;
 use rustix::fs::{FallocateFlags, fallocate};
 
-/// Takes records; after a failure none any more.
+/// Write side. After a failure it accepts no more records.
 #[derive(Debug)]
 pub(super) struct Spool {
     file: BufWriter<File>,
@@ -26,12 +26,12 @@ impl Spool {
         Self { file: BufWriter::with_capacity(BUFFER_BYTES, file), failure: None }
     }
 
-    /// Appends one whole record. Whether it has is told by [`Self::has_failed`].
+    /// Appends one whole record; [`Self::has_failed`] reports failure.
     pub(super) fn push(&mut self, record: &[u8]) {
         if self.has_failed() {
             return;
         }
-        // They are told apart by their own lengths when they are taken out.
+        // The reader finds record boundaries by the records' own lengths.
         let is_whole = first_record(record).is_some_and(|whole| whole.len() == record.len());
         let pushed = if is_whole { self.file.write_all(record) } else { Err(io::ErrorKind::InvalidInput.into()) };
         self.failure = pushed.err();
@@ -41,7 +41,8 @@ impl Spool {
         self.failure.is_some()
     }
 
-    /// What it took, and why not all of it. What was still in memory when it failed is lost.
+    /// Starts reading. Also returns the error that ended writing, if any; records still buffered at that point are
+    /// lost.
     pub(super) fn into_reader(mut self) -> io::Result<(SpoolReader, Option<io::Error>)> {
         let failure = self.failure.take().or_else(|| self.file.flush().err());
         let (file, _) = self.file.into_parts();
@@ -50,43 +51,43 @@ impl Spool {
     }
 }
 
-/// Records to be taken out.
+/// Read side.
 #[derive(Debug)]
 pub(super) struct SpoolReader {
     file: File,
-    /// What lies before was taken.
+    /// Records before this offset were read.
     read_bytes: u64,
-    /// Where a failure ended it a part of a record may stand before.
+    /// End of the records. After a write failure a partial record may lie before it.
     end: u64,
 }
 
 impl SpoolReader {
-    /// The next whole records, in place of what `bytes` held; none at the end.
-    fn take(&mut self, bytes: &mut Vec<u8>) -> io::Result<WholeRecords> {
+    /// Replaces the content of `bytes` by the next whole records; none at the end.
+    fn read_chunk(&mut self, bytes: &mut Vec<u8>) -> io::Result<WholeRecords> {
         let wanted = (self.end - self.read_bytes).min(CHUNK_BYTES);
         bytes.resize(usize::try_from(wanted).unwrap_or_default(), 0);
         self.file.read_exact_at(bytes, self.read_bytes)?;
         let whole = WholeRecords::of(bytes);
         bytes.truncate(whole.bytes);
-        // Of a block that was taken in part the rest is given back now.
+        // A block that was read in part is returned with the next chunk.
         let hole = self.read_bytes / BLOCK_BYTES * BLOCK_BYTES;
         self.read_bytes += whole.bytes as u64;
         if self.read_bytes == self.end {
             self.truncate()?;
         } else {
-            // Where that can't be done, all is given back at the end.
+            // Where holes are not supported, all space is returned at the end.
             let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let _ = fallocate(&self.file, holes, hole, self.read_bytes - hole);
         }
         Ok(whole)
     }
 
-    /// Gives back what lies behind the end; all of it, when all was taken.
+    /// Returns the space behind the end to the file system; all of it after everything was read.
     fn truncate(&self) -> io::Result<()> {
         self.file.set_len(if self.read_bytes == self.end { 0 } else { self.end })
     }
 
-    /// Gives up what stands at the end, to make room for so many bytes elsewhere; `false` when there is nothing left.
+    /// Drops `bytes` of records at the end to make room elsewhere; `false` when nothing is left.
     pub(super) fn drop_last(&mut self, bytes: usize) -> io::Result<bool> {
         if self.file.metadata()?.len() == 0 {
             return Ok(false);
@@ -98,7 +99,7 @@ impl SpoolReader {
     }
 }
 
-/// How many whole records there are at the front, and how many bytes they are.
+/// Number of whole records at the front, and their size in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct WholeRecords {
     count: u64,
@@ -116,21 +117,21 @@ impl WholeRecords {
     }
 }
 
-/// What came of [`write_spooled`].
+/// Result of [`write_spooled`].
 #[derive(Debug, Default)]
 pub(super) struct WriteOutcome {
-    /// Whole records that went out.
+    /// Whole records written.
     pub(super) record_count: u64,
-    /// Bytes of the output as far as it is good: without compression, to the end of the last of these records.
+    /// Valid bytes of the output. Without compression: up to the end of the last whole record.
     pub(super) bytes: u64,
-    /// Why records at the end had to be given up. The output is good without them.
+    /// Error because of which records at the end were dropped. The output is valid without them.
     pub(super) out_of_space: Option<io::Error>,
-    /// Why it ended before its end.
+    /// Error that ended writing early.
     pub(super) failure: Option<io::Error>,
 }
 
-/// `header` and the spooled records into `output`; compressed in one frame with a checksum, since not every reader goes on
-/// behind the first.
+/// Writes `header` and the spooled records into `output`. Compressed output is a single frame with a checksum, since
+/// not every reader continues after the first frame.
 pub(super) fn write_spooled(
     header: Vec<u8>,
     spool_reader: SpoolReader,
@@ -159,7 +160,7 @@ pub(super) fn write_spooled(
     }
 }
 
-/// How a file is stored.
+/// Compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compression {
     None,
@@ -168,10 +169,10 @@ pub(super) enum Compression {
 
 #[derive(Debug, Default)]
 struct SpoolCopy {
-    /// What is being written: the header, then records.
+    /// Chunk that is being written: the header, then records.
     chunk: Vec<u8>,
     whole: WholeRecords,
-    /// What was written before it.
+    /// Records written before this chunk.
     record_count: u64,
     bytes: u64,
 }
@@ -182,7 +183,7 @@ impl SpoolCopy {
             output.write_all(&self.chunk)?;
             self.record_count += self.whole.count;
             self.bytes += self.chunk.len() as u64;
-            self.whole = spool_reader.borrow_mut().take(&mut self.chunk)?;
+            self.whole = spool_reader.borrow_mut().read_chunk(&mut self.chunk)?;
             if self.whole.count == 0 {
                 return Ok(());
             }
@@ -196,7 +197,7 @@ impl SpoolCopy {
         encoder.finish().map(drop)
     }
 
-    /// The chunk was written in part: its first records count.
+    /// Counts the whole records of a chunk that was written in part.
     fn count_part(&mut self, written: u64) {
         let part = usize::try_from(written.saturating_sub(self.bytes)).unwrap_or_default();
         if self.whole.count > 0 {
@@ -207,7 +208,7 @@ impl SpoolCopy {
     }
 }
 
-/// Where there is no room, the spool makes some.
+/// A writer that drops records at the end of the spool when the file system is full.
 struct SpaceReclaimer<'a, W> {
     output: &'a mut W,
     spool_reader: &'a RefCell<SpoolReader>,
@@ -236,16 +237,16 @@ impl<W: Write> Write for SpaceReclaimer<'_, W> {
     }
 }
 
-/// Whether it is room that is missing, which may be made.
+/// Whether the error means lack of space, which dropping records can free.
 pub(super) fn is_out_of_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// A thousand of the largest records.
 const BUFFER_BYTES: usize = 512 * 1024;
-/// What is taken out at once.
+/// Bytes read at once.
 const CHUNK_BYTES: u64 = 1024 * 1024;
-/// The largest that file systems commonly give out: less is not given back.
+/// The largest allocation unit that file systems commonly use. Smaller holes would free nothing.
 const BLOCK_BYTES: u64 = 64 * 1024;
 
 #[cfg(test)]

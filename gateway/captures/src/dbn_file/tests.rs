@@ -23,7 +23,7 @@ fn mbo(instrument_id: u32, ts_event: u64, ts_recv: u64) -> MboMsg {
     record
 }
 
-/// Metadata and records of a file, by the official decoder.
+/// Metadata and records of a file, read by the official decoder.
 fn decode(bytes: &[u8]) -> (Metadata, Vec<Vec<u8>>) {
     let mut decoder = Decoder::new(bytes).unwrap();
     let metadata = decoder.metadata().clone();
@@ -151,7 +151,7 @@ fn an_instrument_id_reused_the_next_day_maps_to_one_symbol_per_day() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.dbn");
     let mut writer = DbnFileWriter::create(&path, options(None)).unwrap();
-    // A Wednesday and a Friday: Nasdaq numbers its stocks anew each day.
+    // A Wednesday and a Friday: Nasdaq assigns locates anew each day.
     for (symbol, number, day) in
         [(b"A", 5, 20_190_130), (b"B", 6, 20_190_130), (b"Z", 5, 20_190_201), (b"A", 7, 20_190_201)]
     {

@@ -19,7 +19,7 @@ use mdgw_feeds::{identity::Feed, time::TradingDate, transport::DetectedProtocol}
 use mdgw_tools::{
     inspect::{
         dissect::{Dissector, Framing, PacketView},
-        filter::{Destination, Filter, Place, Range},
+        filter::{Destination, Filter, FilterMatch, Range},
         stats::{FileStatistics, Statistics},
         text::Text,
     },
@@ -183,12 +183,12 @@ impl Inspection<'_> {
             };
             self.datagrams += 1;
             let check = filter.check(&datagram);
-            if check == Place::Beyond {
+            if check == FilterMatch::PastEnd {
                 self.stopped_early = true;
                 break None;
             }
             let is_recognised = match &mut statistics {
-                Some(statistics) if check == Place::In => {
+                Some(statistics) if check == FilterMatch::Match => {
                     let (is_recognised, is_wanted) = count(statistics, &mut dissector, &filter, datagram);
                     self.matched += u64::from(is_wanted);
                     is_recognised
@@ -196,7 +196,7 @@ impl Inspection<'_> {
                 // Decoded even without a match: later messages may need the symbols that this packet defines.
                 _ => {
                     let mut packet = dissector.packet(datagram);
-                    if check == Place::In && filter.retain_matching(&mut packet) && statistics.is_none() {
+                    if check == FilterMatch::Match && filter.retain_matching(&mut packet) && statistics.is_none() {
                         self.printer.packet(&packet, &mut self.out).context(WRITE_STDOUT)?;
                         self.matched += 1;
                         if self.args.follow {
@@ -207,7 +207,7 @@ impl Inspection<'_> {
                 }
             };
             self.recognised += u64::from(is_recognised);
-            if let (None, Some((dst, protocol))) = (self.args.feed, dissector.known().get(reported)) {
+            if let (None, Some((dst, protocol))) = (self.args.feed, dissector.protocols().get(reported)) {
                 reported += 1;
                 let path = path.display();
                 let line = match file.kind() {

@@ -181,11 +181,11 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
         Some(path) if path.as_path() == Path::new("-") => io::Write::write_all(&mut io::stderr(), text.as_bytes())?,
         _ => print(&text)?,
     }
-    for file in summary.files.iter().filter(|file| file.untimed > 0) {
+    for file in summary.files.iter().filter(|file| file.frames_without_timestamp > 0) {
         warn(&format!(
             "{}: {} packets have no timestamp (pcapng simple packet blocks); the timestamp of the previous packet is \
              used",
-            file.path, file.untimed
+            file.path, file.frames_without_timestamp
         ));
     }
     let damages: Vec<&str> = summary.files.iter().filter_map(|file| file.damage.as_deref()).collect();

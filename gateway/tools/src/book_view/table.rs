@@ -1,4 +1,4 @@
-//! Books and tops for the terminal.
+//! Books and best bids and offers as text for the terminal.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -43,7 +43,7 @@ fn write_levels(f: &mut Formatter<'_>, bids: &[Entry], asks: &[Entry]) -> fmt::R
             None => writeln!(f)?,
         }
     }
-    if bids.is_empty() && asks.is_empty() { writeln!(f, "  the book is empty") } else { Ok(()) }
+    if bids.is_empty() && asks.is_empty() { writeln!(f, "  (empty book)") } else { Ok(()) }
 }
 
 fn write_orders(f: &mut Formatter<'_>, bids: &[OrderEntry], asks: &[OrderEntry]) -> fmt::Result {
@@ -62,7 +62,7 @@ fn write_orders(f: &mut Formatter<'_>, bids: &[OrderEntry], asks: &[OrderEntry])
             None => writeln!(f)?,
         }
     }
-    if bids.is_empty() && asks.is_empty() { writeln!(f, "  the book is empty") } else { Ok(()) }
+    if bids.is_empty() && asks.is_empty() { writeln!(f, "  (empty book)") } else { Ok(()) }
 }
 
 impl Display for TopChange<'_> {
@@ -85,12 +85,12 @@ impl Display for TopChange<'_> {
     }
 }
 
-/// A number of orders; nothing where the feed tells none.
+/// An order count; empty if the feed does not report it.
 fn count_or_blank(orders: u32) -> String {
     if orders == 0 { String::new() } else { Count(orders.into()).to_string() }
 }
 
-/// A price in 1e-9, with four decimals or as many as it needs.
+/// A price in 1e-9, with four decimals, or more if needed.
 struct Price(i64);
 
 impl Display for Price {

@@ -22,31 +22,31 @@ use super::{
 };
 use crate::replay::offline::{Event, OfflineError, ReplayDriver, ReplaySink};
 
-/// The best bid and offer of an instrument, as they are from a message on.
+/// Best bid and offer of an instrument after a message.
 #[derive(Clone, Debug, Serialize)]
 pub struct TopChange<'a> {
     /// The venue's time of the message, ns since 1970 UTC.
     pub time_ns: u64,
-    /// Number of the channel among those of the capture, from 0.
+    /// Index of the channel among those of the capture, from 0.
     pub channel: u16,
-    /// Number of the message.
+    /// Sequence of the message.
     pub sequence: u64,
-    /// The instrument.
+    /// Symbol.
     pub symbol: &'a str,
-    /// Its number in records.
+    /// Instrument id in records.
     pub instrument_id: u32,
-    /// Price in 1e-9, size, orders; `None` where nobody bids.
+    /// Price in 1e-9, size, order count; `None` without a bid.
     pub bid: Option<Entry>,
-    /// The same of the offer.
+    /// The same for the offer.
     pub ask: Option<Entry>,
-    /// Whether the book may differ from the venue's.
+    /// Whether the book may differ from the venue's (suspect).
     pub suspect: bool,
 }
 
-/// Tells `on_change` every change, up to the moment that was asked for; what ended files before their end.
+/// Calls `on_change` with every change up to the requested time. Returns the errors that ended files early.
 ///
 /// # Errors
-/// See [`BookError`]; what `on_change` says ends it.
+/// See [`BookError`]; an error of `on_change` ends the run.
 pub fn follow(
     options: &BookOptions,
     on_change: &mut dyn FnMut(&TopChange<'_>) -> io::Result<()>,
@@ -61,10 +61,10 @@ pub fn follow(
     Ok(damages(&merge))
 }
 
-/// The last known tops of all lanes.
+/// Latest best bid and offer of each instrument, for all lanes.
 struct Tops<'a> {
     lanes: Vec<LaneTops>,
-    /// Symbols; empty: all.
+    /// Symbols to follow; empty: all.
     wanted: BTreeSet<String>,
     on_change: &'a mut dyn FnMut(&TopChange<'_>) -> io::Result<()>,
     failure: Option<io::Error>,
@@ -156,7 +156,7 @@ fn top_of(record: &[u8]) -> Option<BidAskPair> {
     })
 }
 
-/// The 64-bit number there.
+/// The 64-bit integer at this offset.
 fn u64_at(record: &[u8], offset: usize) -> Option<u64> {
     record.get(offset..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }

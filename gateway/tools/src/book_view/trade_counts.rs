@@ -1,4 +1,4 @@
-//! What the books don't hold: symbols, volume, trades, counted from the channels' frames.
+//! Data that books don't hold, counted from the channels' frames: symbols, volume, trades.
 
 use std::{collections::BTreeMap, mem::offset_of};
 
@@ -21,11 +21,11 @@ pub(super) struct TradeCounter(Vec<LaneTrades>);
 pub(super) struct LaneTrades {
     edge: ConsumerEdge,
     instruments: BTreeMap<InstrumentId, Instrument>,
-    /// Sessions with their first sequence here, and where they had got to when the next began.
+    /// Sessions with their first sequence in the files, and the sequence reached before the next session began.
     sessions: Vec<(Session, Sequence, Sequence)>,
 }
 
-/// What was counted of an instrument.
+/// Counts of an instrument.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Instrument {
     pub(super) symbol: String,
@@ -38,21 +38,25 @@ impl TradeCounter {
         &self.0
     }
 
-    /// Whether the session that is stopped in only began behind that message.
+    /// Whether the session of the stop point began only after that message.
     pub(super) fn begins_after(&self, stop: &StopPoint) -> bool {
         let stopped_in = self.0.iter().filter_map(|lane| lane.sessions.last());
         let mut reached = stopped_in.filter(|(.., next)| *next > stop.sequence).peekable();
         reached.peek().is_some() && reached.all(|(_, first, _)| *first > stop.sequence)
     }
 
-    /// Which sessions came, and how far.
+    /// Describes the sessions and the sequence range of each.
     pub(super) fn describe_sessions(&self) -> String {
         let mut seen: Vec<String> = Vec::new();
         for (session, first, next) in self.0.iter().flat_map(|lane| &lane.sessions).take(SESSIONS_LISTED_MAX) {
             let (date, restart, last) = (session.date, session.restart, next.0.saturating_sub(1));
             seen.push(format!("{date}#{restart} from {} to {last}", first.0));
         }
-        if seen.is_empty() { "there is no session".to_owned() } else { format!("there are {}", seen.join(", ")) }
+        if seen.is_empty() {
+            "the files contain no session".to_owned()
+        } else {
+            format!("the files contain {}", seen.join(", "))
+        }
     }
 }
 
@@ -109,12 +113,12 @@ impl ReplaySink for TradeCounter {
     fn end_of_session(&mut self, _lane: usize) {}
 }
 
-/// The instrument of a record: behind its length, type and publisher.
+/// The instrument id of a record: it follows length, type and publisher.
 pub(super) fn instrument_of(record: &[u8]) -> Option<InstrumentId> {
     u32_at(record, offset_of!(dbn::RecordHeader, instrument_id)).map(InstrumentId)
 }
 
-/// The 32-bit number there.
+/// The 32-bit integer at this offset.
 pub(super) fn u32_at(record: &[u8], offset: usize) -> Option<u32> {
     record.get(offset..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }

@@ -1,36 +1,36 @@
-//! Which file is next: names, and when one is full.
+//! Names of output files, and when a file is full.
 
 use std::path::{Path, PathBuf};
 
 use time::UtcDateTime;
 
-/// Where a capture goes.
+/// Options of the output files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputFiles {
-    /// The file; `-` is standard output. With rotation or a trigger: what the names of its files begin and end with
-    /// (`day.pcapng.zst` gives `day-00001-20261121T143000Z.pcapng.zst`). Compressed if it ends in `.zst`.
+    /// Path of the file; `-` is standard output. With rotation or a trigger, each file name adds a number and a time:
+    /// `day.pcapng.zst` gives `day-00001-20261121T143000Z.pcapng.zst`. Compressed if the name ends in `.zst`.
     pub path: PathBuf,
-    /// A file is followed by the next before it grows beyond that, counted before compression.
+    /// Start a new file before the current file exceeds this size (uncompressed).
     pub bytes_max: Option<u64>,
-    /// A file is followed by the next when it has packets of so long, ns.
+    /// Start a new file after this duration, ns.
     pub span_ns_max: Option<u64>,
-    /// Of the files of this capture, only the last so many stay.
+    /// Keep only the last files of this capture.
     pub files_max: Option<usize>,
 }
 
-/// Files that can't be written as asked for.
+/// Contradictory options.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidOutput {
-    /// Standard output is one file.
-    #[error("standard output can't be rotated or wait for a trigger: name a file with --out")]
+    /// Rotation and triggers need a file, not standard output.
+    #[error("rotation and triggers need a file: name one with --out instead of standard output")]
     StandardOutput,
-    /// A ring needs files that end.
-    #[error("--files says how many files stay: say with --rotate-size, --rotate-time or --trigger when one ends")]
+    /// `files_max` needs rotation or a trigger.
+    #[error("--files needs --rotate-size, --rotate-time or --trigger")]
     FileLimitWithoutRotation,
 }
 
 impl OutputFiles {
-    /// Whether this can be done.
+    /// Checks the options.
     ///
     /// # Errors
     /// See [`InvalidOutput`].
@@ -50,7 +50,7 @@ impl OutputFiles {
     }
 }
 
-/// Hands out the names of a capture's files.
+/// Generates the names of a capture's files.
 #[derive(Debug)]
 pub(super) struct Series {
     files: OutputFiles,
@@ -58,7 +58,7 @@ pub(super) struct Series {
     files_started: u64,
 }
 
-/// A file that is being written.
+/// The current file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CurrentFile {
     pub(super) bytes: u64,
@@ -82,7 +82,7 @@ impl Series {
         self.files_started
     }
 
-    /// Whether a block of so many bytes at that time belongs to the next file.
+    /// Whether a block of this size and time belongs to the next file.
     pub(super) fn is_full(&self, current: CurrentFile, time_ns: u64, block_bytes: usize) -> bool {
         let Some(first_ns) = current.first_ns else { return false };
         let too_large = self.files.bytes_max.is_some_and(|max| current.bytes + block_bytes as u64 > max);
@@ -91,7 +91,7 @@ impl Series {
     }
 }
 
-/// `folder/stem-00001-20261121T143000Z.endings`.
+/// `folder/stem-00001-20261121T143000Z.extensions`.
 fn numbered(path: &Path, number: u64, now_ns: u64) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let (stem, endings) = match name.find(".pcap").or_else(|| name.find('.')) {
@@ -142,7 +142,7 @@ mod tests {
         assert!(!series.is_full(current(900, Some(5)), 64, 100));
         assert!(series.is_full(current(901, Some(5)), 64, 100));
         assert!(series.is_full(current(0, Some(5)), 65, 100));
-        assert!(!series.is_full(current(5_000, None), 65, 100), "a header alone is no reason for another file");
+        assert!(!series.is_full(current(5_000, None), 65, 100), "a file without packets is never full");
     }
 
     #[test]

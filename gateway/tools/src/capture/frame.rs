@@ -1,4 +1,4 @@
-//! A frame as a line brings it, and what brings it.
+//! A captured frame, and the trait of its readers.
 
 use std::{io, net::SocketAddr, os::fd::BorrowedFd};
 
@@ -8,7 +8,7 @@ use mdgw_sys::batch::StampKind;
 /// One frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame<'a> {
-    /// Its stamp, ns since 1970 UTC; where nobody stamped it, when it was read.
+    /// Timestamp, ns since 1970 UTC; without one, the time of reading.
     pub(super) time_ns: u64,
     pub(super) stamp: StampKind,
     pub(super) content: Content<'a>,
@@ -16,14 +16,14 @@ pub(super) struct Frame<'a> {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Content<'a> {
-    /// A datagram from a socket, with the headers that are made up for it.
+    /// A datagram from a socket, with synthetic headers.
     Datagram { header: [u8; FRAME_HEADER_BYTES], payload: &'a [u8], src: SocketAddr, is_truncated: bool },
-    /// A frame as it came; the VLAN tag that the kernel took off.
+    /// A frame as received, and the VLAN tag that the kernel removed.
     RawFrame { bytes: &'a [u8], vlan: Option<[u8; 4]>, wire_bytes: u32 },
 }
 
 impl Frame<'_> {
-    /// Sender and payload, where it is a datagram that came whole.
+    /// Sender and payload, if the frame is a complete datagram.
     pub(super) fn datagram(&self) -> Option<(SocketAddr, &[u8])> {
         match &self.content {
             Content::Datagram { is_truncated: true, .. } => None,
@@ -32,7 +32,7 @@ impl Frame<'_> {
         }
     }
 
-    /// Bytes on the wire. Of a datagram that was cut it is only known that there was more.
+    /// Length on the wire, bytes. Of a truncated datagram only a lower bound is known.
     pub(super) fn wire_bytes(&self) -> u32 {
         match self.content {
             Content::Datagram { header, payload, is_truncated, .. } => {
@@ -51,29 +51,29 @@ impl Frame<'_> {
     }
 }
 
-/// What brings the frames of one line: a socket or a ring.
+/// Reader of one line's frames: a socket or a packet ring.
 pub(super) trait LineReader {
-    /// Takes in further frames, when all those before were taken. False: nothing more waits now.
+    /// Reads further frames after all earlier ones were consumed. False: none are waiting now.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Error of the kernel.
     fn refill(&mut self, now_ns: u64) -> io::Result<bool>;
 
-    /// Stamp of the frame that is next.
+    /// Timestamp of the next frame.
     fn head_ns(&self) -> Option<u64>;
 
-    /// The frame that is next.
+    /// The next frame.
     fn head(&self) -> Option<Frame<'_>>;
 
-    /// Takes it.
+    /// Consumes the next frame.
     fn pop(&mut self);
 
-    /// What the kernel has dropped of this line since it was opened.
+    /// Packets of this line that the kernel dropped since it was opened.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Error of the kernel.
     fn dropped(&mut self) -> io::Result<u64>;
 
-    /// Becomes readable when a frame comes.
+    /// Descriptor that becomes readable when a frame arrives.
     fn descriptor(&self) -> BorrowedFd<'_>;
 }

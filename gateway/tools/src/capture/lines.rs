@@ -1,8 +1,8 @@
-//! Several lines as one stream, in order of their stamps.
+//! Merges several lines into one stream in timestamp order.
 //!
-//! Lines are read one after the other, so a frame that was read may be younger than one that another line still has. What
-//! is younger than the horizon (the moment at which the reading began, less what a reader lags behind) therefore waits
-//! for the next reading. Stamps of clocks that disagree come out in order within each line only.
+//! Lines are read one after the other, so a frame just read may be younger than a frame that another line still has.
+//! Frames younger than the horizon therefore wait for the next round. The horizon is the time at which the round began,
+//! minus the lag of a reader. If timestamps come from clocks that disagree, the order holds within each line only.
 
 use std::io;
 
@@ -17,11 +17,11 @@ pub(super) struct Lines<R> {
 #[derive(Debug)]
 struct LineState<R> {
     reader: R,
-    /// Nothing more waited when it was last asked in this reading.
+    /// The reader had nothing more when last polled in this round.
     is_drained: bool,
 }
 
-/// Frames of one reading, so that ends are noticed under any load.
+/// Limit of frames per round, so that a stop is noticed under any load.
 pub(super) const FRAMES_PER_ROUND: usize = 16_384;
 
 impl<R: LineReader> Lines<R> {
@@ -37,15 +37,15 @@ impl<R: LineReader> Lines<R> {
         self.lines.iter_mut().map(|line| &mut line.reader)
     }
 
-    /// Whether frames were read that are younger than the horizon was.
+    /// Whether frames are held that are younger than the last horizon.
     pub(super) fn has_buffered(&self) -> bool {
         self.readers().any(|reader| reader.head_ns().is_some())
     }
 
-    /// Hands over frames up to `horizon_ns`, at most `room`; how many.
+    /// Delivers frames up to `horizon_ns`, at most `room`; returns their number.
     ///
     /// # Errors
-    /// The line that could not be read, and why.
+    /// Index of the line that could not be read, and the error.
     pub(super) fn round(
         &mut self,
         now_ns: u64,
@@ -65,7 +65,7 @@ impl<R: LineReader> Lines<R> {
                     line.is_drained = !line.reader.refill(now_ns).map_err(|error| (index, error))?;
                 }
                 let head = line.reader.head_ns().map(|time_ns| (time_ns, index));
-                // Equal times: the line that was named first.
+                // Equal times: the line that was given first.
                 earliest = [earliest, head].into_iter().flatten().min();
             }
             let Some((time_ns, index)) = earliest else { break };

@@ -12,15 +12,15 @@ pub(super) struct PreTriggerBuffer {
 }
 
 impl PreTriggerBuffer {
-    /// For blocks that are no older than `span_ns`, as far as they fit `bytes_max`.
+    /// Keeps blocks no older than `span_ns`, up to `bytes_max`.
     pub(super) fn new(span_ns: u64, bytes_max: usize) -> Self {
-        // The index is as long as the shortest packets need.
+        // The index is large enough for the shortest packets.
         let blocks = VecDeque::with_capacity(bytes_max / BLOCK_BYTES_MIN + 1);
         Self { bytes: VecDeque::with_capacity(bytes_max), blocks, bytes_max, span_ns }
     }
 
-    /// Keeps a block; whatever is too old by now or finds no more room goes. One that is larger than all the room goes
-    /// at once.
+    /// Adds a block; discards blocks that are too old or no longer fit. A block larger than the whole memory is
+    /// discarded at once.
     pub(super) fn push(&mut self, time_ns: u64, block: &[u8]) {
         while let Some((oldest_ns, _)) = self.blocks.front()
             && (oldest_ns.saturating_add(self.span_ns) < time_ns || self.bytes.len() + block.len() > self.bytes_max)
@@ -38,7 +38,7 @@ impl PreTriggerBuffer {
         self.blocks.front().map(|(time_ns, _)| *time_ns)
     }
 
-    /// Takes the oldest block out, into `block`.
+    /// Moves the oldest block into `block`.
     pub(super) fn take_oldest(&mut self, block: &mut Vec<u8>) -> Option<u64> {
         let (time_ns, length) = self.blocks.pop_front()?;
         block.clear();
@@ -86,6 +86,6 @@ mod tests {
         }
         memory.push(1_000, &[9; 101]);
         assert_eq!(memory.bytes.capacity(), room, "allocated once");
-        assert_eq!(times(&mut memory).len(), 0, "the one that was too large took the place of all");
+        assert_eq!(times(&mut memory).len(), 0, "a block larger than the memory displaces all others");
     }
 }

@@ -1,4 +1,4 @@
-//! A line from a packet ring: whole frames.
+//! A line read from a packet ring: whole frames.
 
 use std::{
     io,
@@ -17,12 +17,12 @@ use super::{
     frame::{Content, Frame, LineReader},
 };
 
-/// The ring of one line.
+/// The packet ring of one line.
 #[derive(Debug)]
 pub(super) struct RawReader {
     pub(super) interface: LineInterface,
     ring: PacketRing,
-    /// Holds the group joined; nothing is sent to its port.
+    /// Keeps the group joined; no packets are sent to its port.
     _membership: Option<ReceiveSocket>,
     dropped: u64,
 }
@@ -31,7 +31,7 @@ impl RawReader {
     pub(super) fn open(line: &CaptureLine) -> Result<Self, RecordError> {
         let fail = |act| move |source| RecordError::Ring { line: line.name.clone(), act, source };
         let Some(interface) = &line.interface else {
-            let source = io::Error::other("whole frames are taken from one interface: name it with --interface");
+            let source = io::Error::other("--raw captures from one interface: name it with --interface");
             return Err(fail("find its interface")(source));
         };
         let ring = PacketRing::open(&PacketRingOptions {
@@ -41,7 +41,7 @@ impl RawReader {
             hardware_stamps: line.stamps == Stamps::Hardware,
         })
         .map_err(fail("open a packet ring"))?;
-        // A group is sent here only if somebody joins it.
+        // The network delivers a group only after a join.
         let membership = if line.address.ip().is_multicast() {
             let mut options = ReceiveOptions::new(SocketAddrV4::new(*line.address.ip(), 0), line.interface.clone());
             options.source = line.source;
@@ -51,17 +51,17 @@ impl RawReader {
             None
         };
         let clock = match line.stamps {
-            Stamps::Hardware => "the NIC's clock where it stamps, else the kernel's",
-            Stamps::Kernel | Stamps::None => "the kernel's clock, when the driver handed the packet over",
+            Stamps::Hardware => "NIC clock where available, else kernel clock",
+            Stamps::Kernel | Stamps::None => "kernel clock, when the driver delivered the packet",
         };
         let interface = LineInterface {
             name: line.name.clone(),
             address: line.address,
             description: line.description_text(),
-            comment: format!("stamps: {clock}; whole frames from a packet ring"),
+            comment: format!("timestamps: {clock}; whole frames from a packet ring"),
             stamps: line.stamps,
             buffer_bytes: (line.buffer_bytes, line.buffer_bytes),
-            drop_count_source: "drops: the packet ring's count (PACKET_STATISTICS)",
+            drop_count_source: "drops: counter of the packet ring (PACKET_STATISTICS)",
         };
         Ok(Self { interface, ring, _membership: membership, dropped: 0 })
     }
@@ -99,5 +99,5 @@ impl LineReader for RawReader {
     }
 }
 
-/// The socket that only joins gets as little as the kernel gives.
+/// The joining socket receives nothing: its buffer is the kernel's minimum.
 const MEMBERSHIP_BYTES: usize = 4_096;

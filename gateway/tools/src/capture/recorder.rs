@@ -1,4 +1,4 @@
-//! Frames to blocks, blocks to chunks: what stands in which file.
+//! Turns frames into blocks and blocks into chunks, and decides which file a block belongs to.
 
 use mdgw_captures::capture_file::pcapng_blocks::{InterfaceBlock, PacketBlock, Section, StatisticsBlock};
 use mdgw_sys::{batch::StampKind, sockets::Stamps};
@@ -18,43 +18,43 @@ pub(super) struct Recorder {
     lines: Vec<RecordedLine>,
     series: Series,
     spool: Spool,
-    /// RawFrame blocks on their way to the file.
+    /// Blocks of frames on their way to the file.
     chunk: Vec<u8>,
-    /// When the first of them was put there.
+    /// Time when the first of them was added.
     chunk_since_ns: u64,
     file: Option<CurrentFile>,
-    keep: Option<TriggerState>,
-    /// The block that is being made for memory.
+    trigger: Option<TriggerState>,
+    /// Scratch block for the pre-trigger memory.
     block: Vec<u8>,
     started_ns: u64,
     span_ns: Option<(u64, u64)>,
     reasons: Vec<String>,
-    triggers: u64,
+    trigger_count: u64,
 }
 
-/// A line and what came of it.
+/// A line and its counts.
 #[derive(Debug)]
 struct RecordedLine {
     interface: LineInterface,
     counts: LineSummary,
-    /// Drops that a statistics block has told.
+    /// Drops reported in a statistics block so far.
     dropped_reported: u64,
 }
 
-/// What is kept in memory until something is seen.
+/// State of a trigger, and the packets kept in memory before it fires.
 #[derive(Debug)]
 pub(super) struct TriggerState {
     memory: PreTriggerBuffer,
     after_ns: u64,
-    /// Something was seen, to be written up to there.
+    /// The trigger fired; packets are written until this time.
     until_ns: Option<u64>,
-    /// TriggerEvent, and nothing is written yet.
+    /// The trigger fired, and nothing has been written yet.
     pending: Option<TriggerEvent>,
 }
 
-/// Blocks are handed to the system no later than this after they were made, ns: what a crash can cost.
+/// Blocks are handed to the system at most this long after they were built, ns: bounds the loss in a crash.
 pub const FLUSH_NS: u64 = 100_000_000;
-/// Reasons that the summary tells.
+/// Trigger events that the summary lists.
 const REASONS_MAX: usize = 10;
 
 impl TriggerState {
@@ -72,7 +72,7 @@ impl Recorder {
     pub(super) fn start(
         interfaces: Vec<LineInterface>,
         files: &OutputFiles,
-        keep: Option<TriggerState>,
+        trigger: Option<TriggerState>,
         now_ns: u64,
     ) -> Result<Self, RecordError> {
         let mut spool = Spool::start(files.files_max).map_err(RecordError::Thread)?;
@@ -86,23 +86,23 @@ impl Recorder {
             .collect();
         Ok(Self {
             lines,
-            series: Series::new(files, keep.is_some()),
+            series: Series::new(files, trigger.is_some()),
             spool,
             chunk,
             chunk_since_ns: now_ns,
             file: None,
-            keep,
+            trigger,
             block: Vec::new(),
             started_ns: now_ns,
             span_ns: None,
             reasons: Vec::new(),
-            triggers: 0,
+            trigger_count: 0,
         })
     }
 
-    /// Begins the first file, unless something has to be seen first. It stands on disk with its header at once.
+    /// Begins the first file at once, header included, unless a trigger is configured.
     pub(super) fn begin(&mut self) -> Result<(), RecordError> {
-        if self.keep.is_none() {
+        if self.trigger.is_none() {
             let path = self.series.next(self.started_ns);
             self.spool.begin_and_wait(path)?;
             self.write_header("")?;
@@ -127,7 +127,7 @@ impl Recorder {
         }
     }
 
-    /// A frame of that line.
+    /// Records a frame of that line.
     pub(super) fn frame(&mut self, line: usize, frame: &Frame<'_>) -> Result<(), RecordError> {
         let Some(recorded) = self.lines.get_mut(line) else { return Ok(()) };
         recorded.counts.count(frame);
@@ -139,7 +139,7 @@ impl Recorder {
         let pieces: [&[u8]; 3] = match &frame.content {
             Content::Datagram { header, payload, .. } => [header, payload, &[]],
             Content::RawFrame { bytes, vlan: None, .. } => [bytes, &[], &[]],
-            // The tag stands behind both MAC addresses.
+            // The tag follows both MAC addresses.
             Content::RawFrame { bytes, vlan: Some(tag), .. } => {
                 let (addresses, rest) = bytes.split_at_checked(12).unwrap_or((bytes, &[]));
                 [addresses, tag, rest]
@@ -148,11 +148,11 @@ impl Recorder {
         let interface = u32::try_from(line).unwrap_or(u32::MAX);
         let block = PacketBlock { interface, time_ns, wire_bytes: frame.wire_bytes(), pieces, comment };
         self.write_pre_trigger(time_ns)?;
-        match &mut self.keep {
-            Some(keep) if self.file.is_none() => {
+        match &mut self.trigger {
+            Some(trigger) if self.file.is_none() => {
                 self.block.clear();
                 block.append_to(&mut self.block);
-                keep.memory.push(time_ns, &self.block);
+                trigger.memory.push(time_ns, &self.block);
                 Ok(())
             }
             _ => {
@@ -163,39 +163,39 @@ impl Recorder {
         }
     }
 
-    /// Something was seen: what is kept is written, and what follows.
+    /// The trigger fired: writes the packets in memory and those that follow.
     pub(super) fn trigger(&mut self, seen: &TriggerEvent) {
-        let Some(keep) = &mut self.keep else { return };
-        self.triggers += 1;
+        let Some(trigger) = &mut self.trigger else { return };
+        self.trigger_count += 1;
         if self.reasons.len() < REASONS_MAX {
             self.reasons.push(seen.reason.clone());
         }
-        keep.until_ns = Some(seen.time_ns.saturating_add(keep.after_ns));
+        trigger.until_ns = Some(seen.time_ns.saturating_add(trigger.after_ns));
         if self.file.is_none() {
-            keep.pending.get_or_insert_with(|| seen.clone());
+            trigger.pending.get_or_insert_with(|| seen.clone());
         }
     }
 
-    /// So many frames of that line the kernel has dropped since it was opened; how many of them are news.
+    /// Records the number of frames of that line that the kernel has dropped since it was opened. Returns the increase.
     pub(super) fn dropped(&mut self, line: usize, dropped: u64, now_ns: u64) -> Result<u64, RecordError> {
         let Some(recorded) = self.lines.get_mut(line) else { return Ok(0) };
         let new = dropped.saturating_sub(recorded.counts.dropped);
         recorded.counts.dropped = dropped;
-        // Told at once, not only at the end: a crash must not hide them.
+        // Written at once, not only at the end, so that a crash does not hide drops.
         if recorded.dropped_reported != dropped && self.file.is_some() {
             self.statistics(line, now_ns)?;
         }
         Ok(new)
     }
 
-    /// What time brings: the end of a trigger, blocks that have waited long enough, a file that can't be written.
+    /// Periodic work: ends a trigger, flushes old blocks, reports a failed writer.
     pub(super) fn on_tick(&mut self, now_ns: u64) -> Result<(), RecordError> {
         self.spool.check()?;
         self.write_pre_trigger(now_ns)?;
-        if let Some(keep) = &mut self.keep
-            && keep.until_ns.is_some_and(|until_ns| now_ns > until_ns)
+        if let Some(trigger) = &mut self.trigger
+            && trigger.until_ns.is_some_and(|until_ns| now_ns > until_ns)
         {
-            keep.until_ns = None;
+            trigger.until_ns = None;
             self.end_file(now_ns)?;
         }
         if now_ns >= self.chunk_since_ns.saturating_add(FLUSH_NS) {
@@ -218,28 +218,28 @@ impl Recorder {
             files: written.files.iter().map(|file| file.display().to_string()).collect(),
             files_removed: written.removed,
             bytes: written.bytes,
-            triggers: self.keep.is_some().then_some(self.triggers),
+            trigger_count: self.trigger.is_some().then_some(self.trigger_count),
             trigger_reasons: self.reasons,
             disk_wait_ns,
         })
     }
 
-    /// Writes what is kept, if something was seen since.
+    /// Writes the packets in memory after the trigger has fired.
     fn write_pre_trigger(&mut self, now_ns: u64) -> Result<(), RecordError> {
-        let Some(seen) = self.keep.as_mut().and_then(|keep| keep.pending.take()) else { return Ok(()) };
-        let oldest_ns = self.keep.as_ref().and_then(|keep| keep.memory.oldest_ns()).unwrap_or(seen.time_ns);
+        let Some(seen) = self.trigger.as_mut().and_then(|trigger| trigger.pending.take()) else { return Ok(()) };
+        let oldest_ns = self.trigger.as_ref().and_then(|trigger| trigger.memory.oldest_ns()).unwrap_or(seen.time_ns);
         let before_ms = seen.time_ns.saturating_sub(oldest_ns) / 1_000_000;
-        let description = format!("{}; from {before_ms} ms before", seen.reason);
+        let description = format!("{}; starting {before_ms} ms before the trigger", seen.reason);
         self.begin_file(&description, now_ns)?;
         let mut block = Vec::new();
-        while let Some(time_ns) = self.keep.as_mut().and_then(|keep| keep.memory.take_oldest(&mut block)) {
+        while let Some(time_ns) = self.trigger.as_mut().and_then(|trigger| trigger.memory.take_oldest(&mut block)) {
             self.make_room(time_ns, block.len())?;
             self.chunk.extend_from_slice(&block);
         }
         Ok(())
     }
 
-    /// The next packet's block will be appended to the chunk: in the file where it belongs, and counted as there.
+    /// Selects the file of the next packet's block, begins it if necessary, and counts the packet there.
     fn make_room(&mut self, time_ns: u64, block_bytes: usize) -> Result<(), RecordError> {
         if let Some(current) = self.file
             && self.series.is_full(current, time_ns, block_bytes)
@@ -281,14 +281,14 @@ impl Recorder {
         self.spool.end()
     }
 
-    /// What a line has seen since the capture began.
+    /// Statistics of a line since the capture began.
     fn statistics(&mut self, line: usize, now_ns: u64) -> Result<(), RecordError> {
         let start_ns = self.started_ns;
         let Some(recorded) = self.lines.get_mut(line) else { return Ok(()) };
         let counts = &recorded.counts;
         recorded.dropped_reported = counts.dropped;
         let comment = format!(
-            "{}; stamps: {} of the NIC, {} of the kernel, {} without",
+            "{}; timestamps: {} NIC, {} kernel, {} none",
             recorded.interface.drop_count_source, counts.stamps_hardware, counts.stamps_kernel, counts.stamps_none
         );
         let mut block = Vec::new();
@@ -299,7 +299,7 @@ impl Recorder {
         self.write(&block)
     }
 
-    /// RawFrame blocks to the file that is being written.
+    /// Blocks of frames for the current file.
     fn write(&mut self, blocks: &[u8]) -> Result<(), RecordError> {
         self.make_room_in_chunk(blocks.len())?;
         self.chunk.extend_from_slice(blocks);
@@ -339,7 +339,7 @@ impl LineSummary {
     }
 }
 
-/// What distinguishes a packet from what the interface block says of all.
+/// Comment of a packet that differs from the interface description.
 fn comment(frame: &Frame<'_>, requested: Stamps) -> &'static str {
     let stamp = match (frame.stamp, requested) {
         (StampKind::None, _) => 2,
@@ -347,9 +347,9 @@ fn comment(frame: &Frame<'_>, requested: Stamps) -> &'static str {
         _ => 0,
     };
     match (&frame.content, frame.is_truncated(), stamp) {
-        (Content::Datagram { .. }, true, _) => "longer than could be read; how much is not known",
-        (_, _, 2) => "not stamped: the time is when it was read",
-        (_, _, 1) => "stamped by the kernel",
+        (Content::Datagram { .. }, true, _) => "truncated when read; original length unknown",
+        (_, _, 2) => "no timestamp: time of the read call",
+        (_, _, 1) => "kernel timestamp",
         _ => "",
     }
 }

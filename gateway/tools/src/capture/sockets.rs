@@ -1,4 +1,4 @@
-//! A line from a socket of the gateway's kind: batched receives, payloads, the kernel's or the NIC's stamps.
+//! A line read from a socket as in the gateway: batched receives, payloads, kernel or NIC timestamps.
 
 use std::{
     io,
@@ -24,7 +24,7 @@ use super::{
     frame::{Content, Frame, LineReader},
 };
 
-/// The socket of one line and what was read of it.
+/// The socket of one line, and the batch read from it.
 #[derive(Debug)]
 pub(super) struct SocketReader {
     pub(super) interface: LineInterface,
@@ -34,7 +34,7 @@ pub(super) struct SocketReader {
     dropped: Arc<AtomicU64>,
     batch: ReceiveBatch,
     next: usize,
-    /// Stands for the stamp of what has none.
+    /// Used for packets without a timestamp.
     read_ns: u64,
 }
 
@@ -47,23 +47,23 @@ impl SocketReader {
         let socket = open_receive(&options)?;
         let mut drops = SocketDrops::default();
         let dropped = drops.add(HANDLE, Arc::clone(socket.socket()));
-        // The port that the kernel chose, where none was given.
+        // The port that the kernel chose, if none was given.
         let address = socket.local_address().unwrap_or(line.address);
         let clock = match line.stamps {
-            Stamps::Hardware => "the NIC's clock where it stamps, else the kernel's",
-            Stamps::Kernel | Stamps::None => "the kernel's clock, when the driver handed the packet over",
+            Stamps::Hardware => "NIC clock where available, else kernel clock",
+            Stamps::Kernel | Stamps::None => "kernel clock, when the driver delivered the packet",
         };
         let interface = LineInterface {
             name: line.name.clone(),
             address,
             description: CaptureLine { address, ..line.clone() }.description_text(),
             comment: format!(
-                "stamps: {clock}; taken from a socket: Ethernet, IP and UDP headers are made up around the payload, \
-                 addresses, ports and lengths are true"
+                "timestamps: {clock}; from a socket: Ethernet, IP and UDP headers are synthesized; addresses, ports \
+                 and lengths are real"
             ),
             stamps: line.stamps,
             buffer_bytes: (socket.buffer.requested_bytes, socket.buffer.granted_bytes),
-            drop_count_source: "drops: the socket's count (SO_MEMINFO)",
+            drop_count_source: "drops: counter of the socket (SO_MEMINFO)",
         };
         let batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, DATAGRAM_BYTES_MAX);
         Ok(Self { interface, socket, address, drops, dropped, batch, next: 0, read_ns: 0 })
@@ -76,7 +76,8 @@ impl LineReader for SocketReader {
         self.next = 0;
         self.read_ns = now_ns;
         let unfinished = receive_round_robin(&[(Line::A, self.socket.raw_fd())], &mut self.batch)?;
-        // The kernel begins to stamp a moment after it is asked to. What came before that came before what it stamped.
+        // The kernel starts to take timestamps shortly after the request. Packets without one are older than those with
+        // one.
         if self.batch.get(0).is_some_and(|first| first.ts_recv.is_none()) {
             let stamps = self.batch.iter().filter_map(|datagram| datagram.ts_recv);
             self.read_ns = stamps.map(|stamp| stamp.0).min().unwrap_or(now_ns).min(now_ns);
@@ -118,7 +119,8 @@ impl LineReader for SocketReader {
     }
 }
 
-/// Longest payload that is taken whole: any of a jumbo frame. IP fragments beyond it are cut, counted and marked.
+/// Longest payload captured whole: any of a jumbo frame. Longer datagrams (IP fragments) are truncated, counted and
+/// marked.
 const DATAGRAM_BYTES_MAX: usize = 9_216;
-/// Each reader counts for itself.
+/// Each reader counts its own drops.
 const HANDLE: Handle = Handle { channel: ChannelIndex(0), line: Line::A };

@@ -1,8 +1,8 @@
-//! The thread that writes: disk and compression happen here, so that receiving waits for neither.
+//! The writer thread: disk writes and compression run here, so that receiving waits for neither.
 //!
-//! Chunks go round: filled by the recorder, written here, handed back. The one that came back last is filled next, while
-//! the processor's cache still has it; there are more than two only where writing falls behind, and never more than a
-//! fixed number.
+//! Chunks circulate: the recorder fills them, this thread writes them and returns them. The chunk returned last is
+//! filled next, while it is still in the processor's cache. More than two chunks are in use only if writing falls
+//! behind, and never more than a fixed number.
 
 use std::{
     collections::VecDeque,
@@ -19,58 +19,58 @@ use mdgw_captures::{capture_file::pcapng_blocks::whole_blocks_bytes, output_file
 
 use super::RecordError;
 
-/// A file of the capture could not be written. What was written before is in it.
+/// Writing a file of the capture failed. Everything written before is in it.
 #[derive(Debug, thiserror::Error)]
 #[error("{act} {path}{at}")]
 pub struct SpoolError {
-    /// What was tried.
+    /// Operation that failed.
     pub act: &'static str,
-    /// The file.
+    /// Path of the file.
     pub path: String,
-    /// How far it has come, where it was written to.
+    /// Length of the file at the failure, if it was being written.
     pub at: FailedAtByte,
-    /// What the system said.
+    /// Error of the system.
     #[source]
     pub source: io::Error,
 }
 
-/// The recorder's end.
+/// The recorder's side.
 #[derive(Debug)]
 pub(super) struct Spool {
     commands: Option<SyncSender<WriterCommand>>,
     returned: Receiver<Vec<u8>>,
-    /// Handed back, the latest last.
+    /// Returned chunks, the latest last.
     free_chunks: Vec<Vec<u8>>,
-    /// Chunks that there are.
+    /// Number of chunks allocated.
     chunks_allocated: usize,
     thread: Option<JoinHandle<Result<WrittenFiles, SpoolError>>>,
-    /// How long the recorder has waited for chunks, ns.
+    /// Time that the recorder waited for chunks, ns.
     disk_wait_ns: u64,
 }
 
-/// What was written.
+/// Result of the writer thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WrittenFiles {
-    /// The files that there are, the oldest first.
+    /// Existing files, the oldest first.
     pub(super) files: Vec<PathBuf>,
-    /// Files that gave way to newer ones.
+    /// Files deleted to keep the limit.
     pub(super) removed: u64,
-    /// Bytes written, as they are on disk.
+    /// Bytes written, as on disk.
     pub(super) bytes: u64,
 }
 
 #[derive(Debug)]
 enum WriterCommand {
-    /// A file begins. Whoever waits for that is told when it is there.
+    /// Begins a file. The optional sender is notified when the file exists.
     Begin(PathBuf, Option<SyncSender<()>>),
-    /// Whole blocks for it.
+    /// Whole blocks for the file.
     Write(Vec<u8>),
-    /// It ends.
+    /// Ends the file.
     End,
 }
 
 impl Spool {
-    /// Starts the thread. Of the files, the last `files_max` stay.
+    /// Starts the thread. It keeps the last `files_max` files.
     pub(super) fn start(files_max: Option<usize>) -> io::Result<Self> {
         let (return_chunk, returned) = sync_channel(CHUNKS);
         let (commands, received_commands) = sync_channel(CHUNKS);
@@ -87,7 +87,7 @@ impl Spool {
         })
     }
 
-    /// An empty chunk. Waits while all of them are being written.
+    /// Returns an empty chunk. Waits while all chunks are being written.
     pub(super) fn chunk(&mut self) -> Result<Vec<u8>, RecordError> {
         self.free_chunks.extend(self.returned.try_iter());
         if let Some(chunk) = self.free_chunks.pop() {
@@ -104,30 +104,30 @@ impl Spool {
     }
 
     pub(super) fn begin(&mut self, path: PathBuf) -> Result<(), RecordError> {
-        self.order(WriterCommand::Begin(path, None))
+        self.send(WriterCommand::Begin(path, None))
     }
 
-    /// The same, and waits until the file is there.
+    /// Begins a file and waits until it exists.
     pub(super) fn begin_and_wait(&mut self, path: PathBuf) -> Result<(), RecordError> {
         let (ready_sender, ready_receiver) = sync_channel(1);
-        self.order(WriterCommand::Begin(path, Some(ready_sender)))?;
+        self.send(WriterCommand::Begin(path, Some(ready_sender)))?;
         ready_receiver.recv().map_err(|_| self.failure())
     }
 
     pub(super) fn write(&mut self, chunk: Vec<u8>) -> Result<(), RecordError> {
-        self.order(WriterCommand::Write(chunk))
+        self.send(WriterCommand::Write(chunk))
     }
 
     pub(super) fn end(&mut self) -> Result<(), RecordError> {
-        self.order(WriterCommand::End)
+        self.send(WriterCommand::End)
     }
 
-    /// Tells of a failure before there is anything more to hand over.
+    /// Reports a failure without waiting for the next chunk.
     pub(super) fn check(&mut self) -> Result<(), RecordError> {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) { Err(self.failure()) } else { Ok(()) }
     }
 
-    /// How long the recorder has waited for chunks, ns.
+    /// Time that the recorder waited for chunks, ns.
     pub(super) fn disk_wait_ns(&self) -> u64 {
         self.disk_wait_ns
     }
@@ -138,18 +138,18 @@ impl Spool {
         Ok(self.join()?)
     }
 
-    fn order(&mut self, order: WriterCommand) -> Result<(), RecordError> {
+    fn send(&mut self, order: WriterCommand) -> Result<(), RecordError> {
         match self.commands.as_ref().map(|commands| commands.send(order)) {
             Some(Ok(())) => Ok(()),
             _ => Err(self.failure()),
         }
     }
 
-    /// Why the thread has ended.
+    /// Error that ended the thread.
     fn failure(&mut self) -> RecordError {
         match self.join() {
             Err(error) => error.into(),
-            Ok(_) => RecordError::Thread(io::Error::other("the thread that writes has ended")),
+            Ok(_) => RecordError::Thread(io::Error::other("the writer thread has ended")),
         }
     }
 
@@ -159,18 +159,18 @@ impl Spool {
             act: "write",
             path: "the capture".to_owned(),
             at: FailedAtByte::default(),
-            source: io::Error::other("the thread that writes panicked"),
+            source: io::Error::other("the writer thread panicked"),
         };
         ended.and_then(Result::ok).unwrap_or_else(|| Err(panicked()))
     }
 }
 
-/// Bytes of a chunk: large writes, and little lost when one is cut.
+/// Bytes of a chunk: large writes, and little loss if one is truncated.
 pub(super) const CHUNK_BYTES: usize = 512 << 10;
-/// 32 MiB on the way to the disk: a third of a second at 100 MB/s.
+/// At most 32 MiB in flight to the disk: a third of a second at 100 MB/s.
 const CHUNKS: usize = 64;
 
-/// The thread's end.
+/// The writer thread's side.
 struct Writer {
     files_max: Option<usize>,
     return_chunk: SyncSender<Vec<u8>>,
@@ -183,7 +183,7 @@ struct Writer {
 struct OpenFile {
     path: PathBuf,
     sink: Sink,
-    /// Bytes handed over: what a pipe got, since it has no length.
+    /// Bytes handed over: the count for a pipe, which has no length.
     handed_over: u64,
 }
 
@@ -199,7 +199,7 @@ impl Writer {
             match order {
                 WriterCommand::Begin(path, waiting) => {
                     self.begin(path)?;
-                    // One message fits without anybody there.
+                    // A channel with room for one message: sending never blocks.
                     waiting.map(|waiting| waiting.send(()));
                 }
                 WriterCommand::Write(mut chunk) => {
@@ -207,7 +207,7 @@ impl Writer {
                         file.write(&chunk)?;
                     }
                     chunk.clear();
-                    // The recorder may be gone already, and its chunks with it.
+                    // The recorder may have ended already, and its chunks with it.
                     let _ = self.return_chunk.send(chunk);
                 }
                 WriterCommand::End => self.end()?,
@@ -230,7 +230,7 @@ impl Writer {
                         source,
                     });
                 }
-                // Whoever took it away meanwhile may have it.
+                // A file that somebody else deleted meanwhile is no error.
                 _ => self.removed += 1,
             }
         }
@@ -248,7 +248,7 @@ impl Writer {
 }
 
 impl OpenFile {
-    /// A new file; one that is there already is never written over, but a device or a pipe is written to.
+    /// Creates a file. An existing file is never overwritten, but a device or a pipe is written in place.
     fn create(path: PathBuf) -> Result<Self, SpoolError> {
         if super::is_standard_output(&path) {
             return Ok(Self { path, sink: Sink::StandardOutput, handed_over: 0 });
@@ -272,7 +272,8 @@ impl OpenFile {
         })
     }
 
-    /// Writes whole blocks through to the system. Where that fails, the file ends with the last one that fitted; a compressed
+    /// Writes whole blocks through to the system. On failure the file ends with the last whole block that fitted; a
+    /// compressed file ends with the blocks before.
     /// one with those before.
     fn write(&mut self, blocks: &[u8]) -> Result<(), SpoolError> {
         let before = self.position();
@@ -291,7 +292,7 @@ impl OpenFile {
                 Sink::Zstd(encoder) => Some(encoder.get_ref()),
                 Sink::StandardOutput => None,
             };
-            // A reader bears with half a block; where it can be helped, it doesn't have to.
+            // Readers tolerate a partial block, but a whole one is better.
             if let Some((file, before)) = file.zip(before) {
                 let _ = file.set_len(before + self.whole_blocks_after(before, blocks));
             }
@@ -299,7 +300,7 @@ impl OpenFile {
         })
     }
 
-    /// Bytes behind `before` that whole ones of the blocks take.
+    /// Length of the whole blocks within the bytes after `before`.
     fn whole_blocks_after(&self, before: u64, blocks: &[u8]) -> u64 {
         if !matches!(self.sink, Sink::Plain(_)) {
             return 0;
@@ -308,7 +309,7 @@ impl OpenFile {
         whole_blocks_bytes(blocks.get(..fitted).unwrap_or(blocks)) as u64
     }
 
-    /// Bytes so far; `None` where there is no file.
+    /// Bytes so far; `None` if the output is not a regular file.
     fn position(&self) -> Option<u64> {
         let file = match &self.sink {
             Sink::Plain(file) => file,
@@ -318,7 +319,7 @@ impl OpenFile {
         file.metadata().ok().filter(fs::Metadata::is_file).map(|metadata| metadata.len())
     }
 
-    /// Ends the file; its bytes.
+    /// Ends the file; returns its bytes.
     fn finish(mut self) -> Result<u64, SpoolError> {
         if let Sink::Zstd(encoder) = self.sink {
             let ended = encoder.finish().map_err(|source| failed(&self.path, source));
@@ -336,7 +337,7 @@ fn is_stream(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_char_device() || metadata.file_type().is_fifo())
 }
 
-/// The library's default: half a gigabyte a second on a core.
+/// The library's default level: half a gigabyte per second on one core.
 const ZSTD_LEVEL: i32 = 3;
 
 #[cfg(test)]
@@ -413,7 +414,8 @@ mod tests {
     fn a_write_after_a_failure_returns_the_failure() {
         let mut spool = Spool::start(None).unwrap();
         spool.begin("/nonexistent/folder/file".into()).unwrap();
-        // The orders before the thread notices are lost with it; it must not take longer than there are chunks.
+        // Commands queued before the thread notices the failure are lost; this must take no more commands than there
+        // are chunks.
         let ready_receiver = (0..=2 * CHUNKS).find_map(|_| spool.chunk().and_then(|chunk| spool.write(chunk)).err());
         assert!(error_chain(&ready_receiver.unwrap()).contains("create /nonexistent/folder/file: No such file"));
     }

@@ -1,4 +1,4 @@
-//! What was captured: as a table, or as one line of JSON.
+//! Summary of a capture: as a table, or as one line of JSON.
 
 use std::fmt::Write as _;
 
@@ -6,25 +6,24 @@ use serde::Serialize;
 
 use crate::replay::summary::grouped;
 
-/// What was captured.
+/// Summary of a capture.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CaptureSummary {
-    /// Each line.
+    /// Counts of each line.
     pub lines: Vec<LineSummary>,
-    /// From the first to the last packet, s by their stamps.
+    /// From the first to the last packet, seconds by their timestamps.
     pub seconds: f64,
-    /// The files that there are, the oldest first.
+    /// Existing files, the oldest first.
     pub files: Vec<String>,
-    /// Files that gave way to newer ones.
+    /// Files deleted to keep the limit.
     pub files_removed: u64,
-    /// Bytes written, as they are on disk; into a pipe, before compression.
+    /// Bytes written, as on disk; into a pipe, before compression.
     pub bytes: u64,
-    /// How often a trigger was set off, and by what first; `None` without a trigger.
-    pub triggers: Option<u64>,
-    /// What set it off, the first of them.
+    /// How often the trigger fired; `None` without a trigger.
+    pub trigger_count: Option<u64>,
+    /// The first events that fired it.
     pub trigger_reasons: Vec<String>,
-    /// How long receiving has waited for the disk, ns.
-    #[serde(rename = "waited_ns")]
+    /// Time that receiving waited for the disk, ns.
     pub disk_wait_ns: u64,
 }
 
@@ -33,20 +32,19 @@ pub struct CaptureSummary {
 pub struct LineSummary {
     /// Its name.
     pub line: String,
-    /// Packets received, written or not.
+    /// Packets received, whether written or not.
     pub packets: u64,
-    /// Their bytes on the wire, Ethernet headers included.
+    /// Bytes on the wire, Ethernet headers included.
     pub bytes: u64,
     /// Packets that the kernel dropped.
     pub dropped: u64,
-    /// Packets with the NIC's stamp.
+    /// Packets with a NIC timestamp.
     pub stamps_hardware: u64,
-    /// Packets with the kernel's stamp.
+    /// Packets with a kernel timestamp.
     pub stamps_kernel: u64,
-    /// Packets without a stamp: they have the time at which they were read.
+    /// Packets without a timestamp; they get the time at which they were read.
     pub stamps_none: u64,
-    /// Packets that lack their end.
-    #[serde(rename = "cut")]
+    /// Truncated packets.
     pub truncated: u64,
 }
 
@@ -57,7 +55,7 @@ impl CaptureSummary {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// A table for people.
+    /// Table for the terminal.
     #[must_use]
     pub fn to_table(&self) -> String {
         let width = self.lines.iter().map(|line| line.line.chars().count()).max().unwrap_or(0).max(4);
@@ -85,14 +83,17 @@ impl CaptureSummary {
                 grouped(line.bytes)
             );
             if line.truncated > 0 {
-                let _ = writeln!(text, "{:<width$}  {} packets lack their end", "", grouped(line.truncated));
+                let _ = writeln!(text, "{:<width$}  {} packets truncated", "", grouped(line.truncated));
             }
         }
         let mut row = |name: &str, value: String| {
             let _ = writeln!(text, "{name:<10} {value}");
         };
-        row("captured", format!("{:.3} s from first to last, {} bytes written", self.seconds, grouped(self.bytes)));
-        if let Some(triggers) = self.triggers {
+        row(
+            "captured",
+            format!("{:.3} s from first to last packet, {} bytes written", self.seconds, grouped(self.bytes)),
+        );
+        if let Some(triggers) = self.trigger_count {
             row("triggers", grouped(triggers));
             for reason in &self.trigger_reasons {
                 row("", reason.clone());
@@ -106,10 +107,10 @@ impl CaptureSummary {
             }
         }
         if self.files_removed > 0 {
-            row("removed", format!("{} older files", grouped(self.files_removed)));
+            row("deleted", format!("{} older files (--files)", grouped(self.files_removed)));
         }
         if self.disk_wait_ns > 1_000_000 {
-            row("disk", format!("receiving waited {} ms for it", self.disk_wait_ns / 1_000_000));
+            row("disk", format!("reception blocked {} ms on disk writes", self.disk_wait_ns / 1_000_000));
         }
         text
     }

@@ -9,7 +9,7 @@ use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
 
 use super::*;
 
-/// Two lines on loopback, into that file.
+/// A capture of two lines on loopback, into this file.
 fn options(path: PathBuf) -> CaptureOptions {
     let line = |name: &str| CaptureLine {
         name: name.to_owned(),
@@ -29,7 +29,7 @@ fn options(path: PathBuf) -> CaptureOptions {
     }
 }
 
-/// Sends payloads to lines by their numbers.
+/// Sends payloads to lines by index.
 struct Sender {
     socket: UdpSocket,
     lines: Vec<SocketAddrV4>,
@@ -45,7 +45,7 @@ impl Sender {
     }
 }
 
-/// Captures until that holds.
+/// Captures until the condition holds.
 fn capture_until(capture: Capture, mut is_over: impl FnMut(CaptureProgress) -> bool) -> CaptureSummary {
     let mut watch = |progress| if is_over(progress) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     capture.run(&mut watch).unwrap()
@@ -60,7 +60,7 @@ fn read(path: &Path) -> Vec<(u64, Vec<u8>)> {
     read
 }
 
-/// Bodies of all blocks of that kind.
+/// Bodies of all blocks of this type.
 fn blocks(path: &Path, kind: u32) -> Vec<Vec<u8>> {
     let bytes = fs::read(path).unwrap();
     let mut rest = bytes.as_slice();
@@ -81,7 +81,7 @@ fn captured_packets_are_written_in_time_order_with_sender_and_receiver() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pcapng");
     let capture = Capture::open(&CaptureOptions { packets_max: Some(300), ..options(path.clone()) }).unwrap();
-    assert!(path.metadata().unwrap().len() < 10_000, "its header, at once");
+    assert!(path.metadata().unwrap().len() < 10_000, "the header is written at once");
     let sender = Sender::to(&capture);
     for number in 0..300_u16 {
         sender.send(usize::from(number % 3 == 0), &number.to_le_bytes());
@@ -109,7 +109,7 @@ fn captured_packets_are_written_in_time_order_with_sender_and_receiver() {
     assert_eq!(names.len(), 2, "one interface for each line");
     for (interface, name) in names.iter().zip([*b"A", *b"B"]) {
         assert!(interface.windows(5).any(|bytes| bytes[..4] == [2, 0, 1, 0] && bytes[4..] == name), "{interface:?}");
-        assert!(String::from_utf8_lossy(interface).contains("the kernel's clock"));
+        assert!(String::from_utf8_lossy(interface).contains("kernel clock"));
     }
 }
 
@@ -151,12 +151,12 @@ fn files_rotate_by_size_and_only_the_last_are_kept() {
     assert!(summary.files_removed > 5);
     let mut left = Vec::new();
     for file in &summary.files {
-        // The statistics at the end come on top.
+        // The statistics at the end may exceed the limit.
         assert!(fs::metadata(file).unwrap().len() < 9_000);
         left.extend(read(Path::new(file)).into_iter().map(|(_, payload)| payload[0]));
     }
     assert!((10..=24).contains(&left.len()) && left.ends_with(&[98, 99]), "{left:?}");
-    assert!(left.windows(2).all(|pair| pair[0] + 1 == pair[1]), "without a hole between files");
+    assert!(left.windows(2).all(|pair| pair[0] + 1 == pair[1]), "no packet is missing between files");
 }
 
 #[test]
@@ -187,11 +187,11 @@ fn a_gap_triggers_writing_of_the_packets_before_and_after() {
         }
     }
     let summary = capture_until(capture, |progress| progress.files > 0);
-    assert_eq!((summary.files.len(), summary.triggers), (1, Some(1)), "{:?}", summary.trigger_reasons);
+    assert_eq!((summary.files.len(), summary.trigger_count), (1, Some(1)), "{:?}", summary.trigger_reasons);
     assert!(summary.trigger_reasons[0].contains("gap of"), "{:?}", summary.trigger_reasons);
-    assert_eq!(read(Path::new(&summary.files[0])).len(), 37, "all that came, from before and after");
+    assert_eq!(read(Path::new(&summary.files[0])).len(), 37, "all packets before and after the gap");
     let section = &blocks(Path::new(&summary.files[0]), 0x0a0d_0d0a)[0];
-    assert!(String::from_utf8_lossy(section).contains("nasdaq: a gap of"));
+    assert!(String::from_utf8_lossy(section).contains("nasdaq: gap of"));
 }
 
 #[test]
@@ -211,13 +211,13 @@ fn without_a_gap_nothing_is_written() {
         sender.send(1, b"packet");
     }
     let summary = capture_until(capture, |_| false);
-    assert_eq!((summary.lines[1].packets, summary.files.len(), summary.triggers), (3, 0, Some(0)));
+    assert_eq!((summary.lines[1].packets, summary.files.len(), summary.trigger_count), (3, 0, Some(0)));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]
 fn the_batch_sleep_fits_the_smallest_buffer() {
-    // What a kernel gives to whoever may not ask for more; what a line of a configuration has; what is asked for by default.
+    // Default kernel limit for unprivileged sockets, default of a configured line, default of the command.
     for (buffer_bytes, nap_us) in [(0, 100), (212_992, 106), (8 << 20, 4_194), (16 << 20, 8_388), (1 << 30, 10_000)] {
         let PollPacing { batch_sleep, retry_sleep, .. } = PollPacing::of_sockets(buffer_bytes);
         assert_eq!((batch_sleep.as_micros(), retry_sleep), (nap_us, batch_sleep), "{buffer_bytes}");

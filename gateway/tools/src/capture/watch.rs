@@ -1,8 +1,8 @@
-//! What sets a trigger off: gaps that no line filled, and packets that the feed's own code refuses.
+//! Watches for trigger events: gaps that no line filled, and packets that the feed's own code refuses.
 //!
-//! Packets go through the channels that the gateway runs, with their framing, sessions and arbitration. Nobody is asked
-//! for what is missing, so a gap is declared when its lines have had the channel's gap timeout to fill it. What books
-//! contradict is no fault here: a capture begins in the middle of a day and knows nothing of the orders before.
+//! Packets go through the channels that the gateway runs, with framing, sessions and arbitration. No retransmission is
+//! requested, so a gap is declared after the channel's gap timeout. Inconsistencies of books are not faults here: a
+//! capture may begin in the middle of a day and lacks the orders before.
 
 use std::path::Path;
 
@@ -18,38 +18,38 @@ use mdgw_feeds::{
 use super::frame::Frame;
 use crate::replay::feed_guess;
 
-/// What sets a trigger off.
+/// Events that fire the trigger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Triggers {
-    /// Messages that no line brought.
+    /// Messages missing on all lines.
     pub gap: bool,
-    /// Packets and messages that can't be understood, and packets that the kernel dropped.
+    /// Malformed packets and messages, and packets that the kernel dropped.
     pub fault: bool,
 }
 
-/// A channel whose lines are captured.
+/// A channel on the captured lines.
 #[derive(Clone, Debug)]
 pub struct WatchedChannel {
     /// Its name.
     pub name: String,
-    /// As configured; `None`: as its feed has it by default.
+    /// Its configuration; `None`: the default of its feed.
     pub config: Option<ChannelConfig>,
-    /// Its feed, where it isn't configured; `None`: told by its packets.
+    /// Its feed, if it is not configured; `None`: determined from its packets.
     pub feed: Option<Feed>,
-    /// Its lines, A first, by their positions among those that are captured.
+    /// Its lines, A first, as indexes of the captured lines.
     pub lines: Vec<usize>,
 }
 
-/// Something that set the trigger off.
+/// An event that fires the trigger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TriggerEvent {
-    /// What it was.
+    /// Description of the event.
     pub(super) reason: String,
-    /// When.
+    /// Time of the event, ns since 1970 UTC.
     pub(super) time_ns: u64,
 }
 
-/// The channels, driven on the clock of the stamps.
+/// The channels, driven on the clock of the timestamps.
 #[derive(Debug)]
 pub(super) struct TriggerWatch {
     triggers: Triggers,
@@ -62,7 +62,7 @@ pub(super) struct TriggerWatch {
 #[derive(Debug)]
 struct WatchedChannelState {
     watched: WatchedChannel,
-    /// `None` until its feed is known.
+    /// `None` until the feed is known.
     channel: Option<Channel>,
     gap_messages: u64,
     faults: u64,
@@ -88,21 +88,21 @@ impl TriggerWatch {
         self.triggers
     }
 
-    /// A frame came; what it set off.
+    /// Processes a frame; returns the event that it caused.
     pub(super) fn accept(&mut self, line: usize, frame: &Frame<'_>) -> Option<TriggerEvent> {
         let &(channel, line) = self.routes.get(line)?.as_ref()?;
         let (_, bytes) = frame.datagram()?;
-        // What was due before this frame was stamped comes first, as in a live channel.
+        // Deadlines before this frame's timestamp fire first, as in a live channel.
         let overdue = self.advance_time(frame.time_ns.saturating_sub(1));
         let state = self.channels.get_mut(channel)?;
         let channel = state.channel_for(bytes)?;
         channel.accept(Datagram { line, bytes, ts_recv: UnixNs(frame.time_ns) }, self.now, &mut DiscardSink);
-        // Asked in any case: what is news now is none later.
+        // Evaluated in any case, since counters that are new now are not new later.
         let new_event = state.new_event(self.triggers, frame.time_ns);
         overdue.or(new_event)
     }
 
-    /// It is that late: gaps that had their time are declared.
+    /// Advances the time: gaps past their deadline are declared.
     pub(super) fn advance_time(&mut self, now_ns: u64) -> Option<TriggerEvent> {
         self.now = self.now.max(MonoNs(now_ns));
         let mut seen = None;
@@ -132,13 +132,13 @@ impl WatchedChannelState {
     fn begin(&mut self, mut config: ChannelConfig) {
         config.arbiter.lines = u8::try_from(self.watched.lines.len().max(1)).unwrap_or(u8::MAX).min(Line::RECOVERY.0);
         config.arbiter.recovery = None;
-        // Books are not asked; they need not hold a day.
+        // The books are not used, so they need not hold a day.
         config.books.orders_max = config.books.orders_max.min(BOOK_ENTRIES_MAX);
         config.books.levels_max = config.books.levels_max.min(BOOK_ENTRIES_MAX);
         self.channel = Some(Channel::new(config));
     }
 
-    /// The channel, begun as soon as a packet tells its feed.
+    /// The channel; created as soon as a packet identifies its feed.
     fn channel_for(&mut self, bytes: &[u8]) -> Option<&mut Channel> {
         if self.channel.is_none() {
             let feed = feed_guess::guess(detect_protocol(bytes)?, Path::new(&self.watched.name)).feed;
@@ -147,7 +147,7 @@ impl WatchedChannelState {
         self.channel.as_mut()
     }
 
-    /// What is new since it was last asked.
+    /// New gaps and faults since the last call.
     fn new_event(&mut self, triggers: Triggers, time_ns: u64) -> Option<TriggerEvent> {
         let channel = self.channel.as_ref()?;
         let refused = channel.drops().iter().chain(channel.arbiter_drops().iter());
@@ -159,9 +159,9 @@ impl WatchedChannelState {
         let name = &self.watched.name;
         let reason = if triggers.gap && missing > 0 {
             let (session, next) = channel.position()?;
-            format!("channel {name}: a gap of {missing} messages in session {session}, now at {}", next.0)
+            format!("channel {name}: gap of {missing} messages in session {session}; next sequence {}", next.0)
         } else if triggers.fault && new_faults > 0 {
-            format!("channel {name}: {new_faults} packets or messages that can't be understood")
+            format!("channel {name}: {new_faults} packets or messages that cannot be decoded")
         } else {
             return None;
         };
@@ -169,16 +169,16 @@ impl WatchedChannelState {
     }
 }
 
-/// Refusals that say that the feed is not as it should be. Copies are everyday; late ones and a full window follow from
-/// a gap, which is told as one.
+/// Refusals that indicate a fault of the feed. Duplicates are normal. Late packets and a full window follow from a gap,
+/// which is reported itself.
 fn is_fault(reason: DropReason) -> bool {
     !reason.is_expected() && !matches!(reason, DropReason::LateAfterGap | DropReason::WindowFull)
 }
 
-/// Orders and levels of a book that nobody looks at.
+/// Orders and levels of the unused books.
 const BOOK_ENTRIES_MAX: u32 = 4_096;
 
-/// Takes what channels make.
+/// Discards the channels' output.
 struct DiscardSink;
 
 impl FrameSink for DiscardSink {
@@ -233,10 +233,10 @@ mod tests {
             }
             assert_eq!(accept(&mut watch, 1, time_ns + 1_000, packet), None);
         }
-        assert_eq!(accept(&mut watch, 0, 12 * MS, &packets[11]), None, "it may still come");
+        assert_eq!(accept(&mut watch, 0, 12 * MS, &packets[11]), None, "the message may still arrive");
         let seen = watch.advance_time(30 * MS).expect("nobody brought it");
-        assert!(seen.reason.contains("nasdaq: a gap of"), "{}", seen.reason);
-        assert_eq!(watch.advance_time(60 * MS), None, "told once");
+        assert!(seen.reason.contains("nasdaq: gap of"), "{}", seen.reason);
+        assert_eq!(watch.advance_time(60 * MS), None, "reported once");
     }
 
     #[test]
@@ -250,8 +250,8 @@ mod tests {
         let cut = &packets[1][..packets[1].len() - 3];
         assert_eq!(accept(&mut gaps, 0, 2 * MS, cut), None);
         let seen = accept(&mut faults, 0, 2 * MS, cut).expect("a packet that is cut");
-        assert!(seen.reason.contains("can't be understood"), "{}", seen.reason);
-        assert_eq!(accept(&mut faults, 1, 2 * MS, &packets[1]), None, "the other line had it whole");
+        assert!(seen.reason.contains("cannot be decoded"), "{}", seen.reason);
+        assert_eq!(accept(&mut faults, 1, 2 * MS, &packets[1]), None, "the other line delivered the packet intact");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The columns of each record type: names and order are the official client's (`DBNStore.to_df()`), places are those of
+//! Columns of each record type: names and order are the official client's (`DBNStore.to_df()`), offsets are those of
 //! the record's struct.
 
 use std::{ffi::c_char, mem::offset_of};
@@ -10,11 +10,11 @@ use dbn::{BidAskPair, ImbalanceMsg, InstrumentDefMsg, MboMsg, Mbp1Msg, Mbp10Msg,
 pub(super) struct Column {
     pub(super) name: String,
     pub(super) kind: Kind,
-    /// Bytes from the beginning of the record.
+    /// Offset in the record, bytes.
     pub(super) offset: usize,
 }
 
-/// What a field is.
+/// Type of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     U8,
@@ -25,15 +25,15 @@ pub(super) enum Kind {
     I16,
     I32,
     I64,
-    /// Fixed-point number, 1e-9; the largest one is none.
+    /// Fixed-point number, 1e-9; the largest value means none.
     Price,
-    /// Nanoseconds since 1970 UTC; the largest one is none.
+    /// Nanoseconds since 1970 UTC; the largest value means none.
     Time,
-    /// Text that ends with the first zero byte, or after so many bytes.
+    /// Text that ends at the first zero byte, or at this length.
     Text(usize),
 }
 
-/// The columns of records of that type; `None` for types that no schema of ours has.
+/// Columns of records of that type; `None` for types without a supported schema.
 pub(super) fn columns_of(rtype: RType) -> Option<Vec<Column>> {
     Some(match rtype {
         RType::Mbo => mbo(),
@@ -48,7 +48,7 @@ pub(super) fn columns_of(rtype: RType) -> Option<Vec<Column>> {
     })
 }
 
-/// Columns out of fields: the field's own name, unless another one is given.
+/// Builds columns from fields: the column has the field's name, unless another one is given.
 macro_rules! columns {
     ($record:ident { $( $($field:ident).+ : $kind:expr, )* }) => {
         vec![ $( Column {
@@ -59,12 +59,12 @@ macro_rules! columns {
     };
 }
 
-/// Without the struct that it lies in.
+/// Strips the enclosing struct's name.
 fn own_name(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path).trim()
 }
 
-/// How many bytes a text field has.
+/// Length of a text field in bytes.
 const fn text<T, const N: usize>(_field: fn(&T) -> &[c_char; N]) -> Kind {
     Kind::Text(N)
 }
@@ -170,7 +170,7 @@ fn statistics() -> Vec<Column> {
     })
 }
 
-/// As trades, and so many levels.
+/// As trades, with this number of levels.
 fn mbp(levels_offset: usize, levels: usize) -> Vec<Column> {
     let mut columns = trades();
     for level in 0..levels {
@@ -269,7 +269,7 @@ fn definition() -> Vec<Column> {
     })
 }
 
-// The header and the first fields of books lie where those of trades do.
+// Header and first fields of book records have the same offsets as in trades.
 const _: () = assert!(
     offset_of!(Mbp1Msg, sequence) == offset_of!(TradeMsg, sequence)
         && offset_of!(Mbp10Msg, sequence) == offset_of!(TradeMsg, sequence)

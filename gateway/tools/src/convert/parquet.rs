@@ -1,7 +1,7 @@
-//! Rows into a Parquet file, row group by row group.
+//! Writes rows into a Parquet file, row group by row group.
 //!
-//! Types are those of the official client's data frame: prices are doubles without a value where there is none, times are
-//! UTC timestamps in nanoseconds, codes and symbols are text. The file is compressed with Snappy, which every reader has.
+//! Types are those of the official client's data frame: prices are doubles or null, times are UTC timestamps in
+//! nanoseconds, codes and symbols are text. The file is compressed with Snappy, which every reader supports.
 
 use std::{io, sync::Arc};
 
@@ -20,11 +20,11 @@ use super::{
     columns::{Column, Kind, columns_of},
 };
 
-/// A Parquet file in the making.
+/// A Parquet file that is being written.
 pub(super) struct Rows {
-    /// Until the columns are known.
+    /// `None` until the columns are known.
     pending_output: Option<Output>,
-    writing: Option<ParquetFile>,
+    file: Option<ParquetFile>,
     pretty: bool,
     map_symbols: bool,
 }
@@ -32,15 +32,15 @@ pub(super) struct Rows {
 struct ParquetFile {
     file: SerializedFileWriter<Output>,
     columns: Vec<Column>,
-    /// What the row group has so far; behind the columns the symbols, if they are wanted.
+    /// Columns of the current row group; the symbol column, if requested, is last.
     values: Vec<Values>,
     rows: usize,
 }
 
-/// Values of a column: those that there are, and for each row whether there is one.
+/// Values of a column: the values present, and for each row whether it has one.
 struct Values {
     data: Data,
-    /// `None` where every row has a value.
+    /// `None` if every row has a value.
     present: Option<Vec<i16>>,
 }
 
@@ -54,7 +54,7 @@ enum Data {
 impl Rows {
     /// Begins a file; its columns are those of `rtype`, or of the first record.
     pub(super) fn begin(output: Output, rtype: Option<RType>, pretty: bool, map_symbols: bool) -> io::Result<Self> {
-        let mut rows = Self { pending_output: Some(output), writing: None, pretty, map_symbols };
+        let mut rows = Self { pending_output: Some(output), file: None, pretty, map_symbols };
         if let Some(rtype) = rtype {
             rows.begin_writing(rtype)?;
         }
@@ -62,17 +62,17 @@ impl Rows {
     }
 
     pub(super) fn write(&mut self, record: &[u8], rtype: RType, symbol: Option<&str>) -> io::Result<()> {
-        if self.writing.is_none() {
+        if self.file.is_none() {
             self.begin_writing(rtype)?;
         }
-        let Some(writing) = &mut self.writing else { return Ok(()) };
+        let Some(writing) = &mut self.file else { return Ok(()) };
         writing.push(record, symbol);
         if writing.rows >= ROW_GROUP_ROWS { writing.write_row_group() } else { Ok(()) }
     }
 
     pub(super) fn finish(self) -> io::Result<Output> {
-        let Some(mut writing) = self.writing else {
-            let reason = "there are no records, and nothing tells what columns they would have";
+        let Some(mut writing) = self.file else {
+            let reason = "no records, and no schema to derive the columns from";
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         };
         writing.write_row_group()?;
@@ -81,7 +81,7 @@ impl Rows {
 
     fn begin_writing(&mut self, rtype: RType) -> io::Result<()> {
         let columns = columns_of(rtype).ok_or_else(|| {
-            let reason = format!("records of {} have no table", rtype.as_str());
+            let reason = format!("records of {} cannot be written as a table", rtype.as_str());
             io::Error::new(io::ErrorKind::Unsupported, reason)
         })?;
         let Some(output) = self.pending_output.take() else { return Ok(()) };
@@ -100,7 +100,7 @@ impl Rows {
         let schema = Type::group_type_builder("schema").with_fields(fields).build().map_err(io_error)?;
         let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
         let file = SerializedFileWriter::new(output, Arc::new(schema), Arc::new(properties)).map_err(io_error)?;
-        self.writing = Some(ParquetFile { file, columns, values, rows: 0 });
+        self.file = Some(ParquetFile { file, columns, values, rows: 0 });
         Ok(())
     }
 }
@@ -171,7 +171,7 @@ impl Values {
             return;
         }
         match &mut self.data {
-            // Unsigned numbers keep their bits: their logical type says what they mean.
+            // Unsigned numbers keep their bits: the logical type gives their meaning.
             #[expect(clippy::cast_possible_truncation, reason = "columns of this type hold no more")]
             Data::Int32(data) => data.push(value as i32),
             #[expect(clippy::cast_possible_truncation, reason = "columns of this type hold no more")]
@@ -205,7 +205,7 @@ impl Values {
 }
 
 impl Column {
-    /// Prices and times as the integers that they are.
+    /// Prices and times as raw integers.
     fn into_integer(self) -> Self {
         let kind = match self.kind {
             Kind::Price => Kind::I64,
@@ -286,7 +286,7 @@ fn text_field(name: &str, repetition: Repetition) -> Result<Type, ParquetError> 
         .build()
 }
 
-/// What the file below has said, where it was the file.
+/// Extracts the I/O error of the file, if the error came from there.
 fn io_error(error: ParquetError) -> io::Error {
     match error {
         ParquetError::External(cause) => match cause.downcast::<io::Error>() {
@@ -297,5 +297,5 @@ fn io_error(error: ParquetError) -> io::Error {
     }
 }
 
-/// Rows that are held before they go out together.
+/// Rows of a row group.
 const ROW_GROUP_ROWS: usize = 1 << 16;

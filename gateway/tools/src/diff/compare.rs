@@ -1,4 +1,4 @@
-//! Two rows of named items, side by side.
+//! Compares two sequences of named items.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque, hash_map::Entry},
@@ -8,28 +8,28 @@ use std::{
 
 use super::{DiffError, DiffReport, FoundDifference};
 
-/// The name of an item. Within one stream, order counts.
+/// Name of an item. Order is compared within a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ItemName {
-    /// A channel's session, an instrument, a feed's numbering.
+    /// A channel's session, an instrument, or a feed's session.
     pub(super) stream: (u64, u128),
     pub(super) sequence: u64,
     pub(super) index: u64,
 }
 
-/// The smallest thing that can be the same or different.
+/// The smallest unit that is compared.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) name: ItemName,
-    /// All that counts.
+    /// Content that is compared.
     pub(super) content: Vec<u8>,
-    /// What is local to the recording.
+    /// Data local to the recording, such as receive times.
     pub(super) local: u64,
-    /// Where it stands: a frame, a byte.
+    /// Position in the recording: a frame, a byte.
     pub(super) place: u64,
 }
 
-/// An item that waits for the other side's, and how many items of its side came before it.
+/// An item that waits for its counterpart on the other side, and the number of items of its side before it.
 #[derive(Debug)]
 struct UnmatchedItem {
     item: Item,
@@ -38,28 +38,28 @@ struct UnmatchedItem {
 
 /// One recording.
 pub(super) trait Side {
-    /// The next item; `None` at the end, also where damage ends it.
+    /// Returns the next item; `None` at the end, or where damage ends the recording.
     fn next(&mut self) -> Result<Option<Item>, DiffError>;
     fn name(&self, name: &ItemName) -> String;
     fn stream(&self, name: &ItemName) -> String;
     fn place(&self, place: u64) -> String;
-    /// Whether it may bring the same item more than once.
+    /// Whether the recording may contain the same item more than once.
     fn may_repeat(&self) -> bool;
-    /// What differs between two contents.
+    /// Describes the difference between two contents.
     fn explain(&self, a: &[u8], b: &[u8]) -> Option<String>;
     fn damages(&self) -> Vec<String>;
     fn file_bytes_read(&self) -> u64;
 }
 
-/// What both sides have brought so far.
+/// State of a comparison.
 #[derive(Debug)]
 pub(super) struct Comparison {
-    /// Items that one side has and the other has not yet.
+    /// Items that one side has delivered and the other has not yet.
     unmatched: [HashMap<ItemName, UnmatchedItem>; 2],
     recent_names: [RecentNames; 2],
-    /// For each stream, the order of its items on either side.
+    /// For each stream, the order of its items on both sides.
     stream_orders: HashMap<(u64, u128), StreamOrder>,
-    /// The first differences: by how many items of its side were there before, and in the order in which they were found.
+    /// The first differences, sorted by the number of items before them on their side, then in the order of detection.
     told: BTreeMap<(u64, u64), FoundDifference>,
     listed_count: u64,
     listed_max: usize,
@@ -67,14 +67,14 @@ pub(super) struct Comparison {
     report: DiffReport,
 }
 
-/// The latest names of one side, to know repetitions.
+/// The latest names of one side, to detect duplicates.
 #[derive(Debug, Default)]
 struct RecentNames {
     names: HashSet<ItemName>,
     order: VecDeque<ItemName>,
 }
 
-/// A stream's names in their order, as a running hash, and whether the stream differs otherwise.
+/// Running hash of a stream's names in order, and whether the stream has other differences.
 #[derive(Debug)]
 struct StreamOrder {
     hashes: [u64; 2],
@@ -105,18 +105,18 @@ impl Comparison {
         let mut has_ended = [false, false];
         let mut steps = 0_u64;
         while has_ended != [true, true] {
-            // The side that is behind is read on, so that few items wait.
+            // The side that is behind is read next, so that few items wait.
             let [waits_a, waits_b] = self.unmatched.each_ref().map(HashMap::len);
-            let of = match has_ended {
+            let side_index = match has_ended {
                 [true, _] => 1,
                 [_, true] => 0,
                 _ => usize::from(waits_a > waits_b || (waits_a == waits_b && steps % 2 == 1)),
             };
             steps += 1;
-            let Some(side) = sides.get_mut(of) else { break };
+            let Some(side) = sides.get_mut(side_index) else { break };
             match side.next()? {
-                Some(item) => self.take(of, item, has_ended[1 - of], sides),
-                None => has_ended[of] = true,
+                Some(item) => self.accept(side_index, item, has_ended[1 - side_index], sides),
+                None => has_ended[side_index] = true,
             }
             if self.unmatched.iter().any(|unmatched| unmatched.len() > self.names_max) {
                 return Err(DiffError::TooFarApart { names_max: self.names_max });
@@ -130,13 +130,13 @@ impl Comparison {
         Ok(())
     }
 
-    /// What came of it: what still waits is on one side only.
+    /// Returns the result. Items that still wait are on one side only.
     pub(super) fn finish(mut self, sides: &[Box<dyn Side>; 2]) -> DiffReport {
         let [side_a, _] = sides;
-        for of in 0..2 {
-            let mut left: Vec<UnmatchedItem> = std::mem::take(&mut self.unmatched[of]).into_values().collect();
+        for side_index in 0..2 {
+            let mut left: Vec<UnmatchedItem> = std::mem::take(&mut self.unmatched[side_index]).into_values().collect();
             left.sort_unstable_by_key(|unmatched| unmatched.ordinal);
-            left.iter().for_each(|unmatched| self.only(of, unmatched, sides));
+            left.iter().for_each(|unmatched| self.count_unmatched(side_index, unmatched, sides));
         }
         let mut reordered: Vec<ItemName> = self
             .stream_orders
@@ -152,46 +152,48 @@ impl Comparison {
                 name: side_a.stream(&name),
                 at_a: None,
                 at_b: None,
-                what: Some("the same items in another order".to_owned()),
+                detail: Some("same items, different order".to_owned()),
             });
         }
         let mut report = self.report;
         report.differences = self.told.into_values().collect();
         report.damages = sides.iter().flat_map(|side| side.damages()).collect();
         report.same = report.content_differs == 0
-            && report.only == [0, 0]
+            && report.only_in == [0, 0]
             && report.order_differs == 0
             && report.damages.is_empty();
         report
     }
 
-    fn take(&mut self, of: usize, item: Item, other_has_ended: bool, sides: &[Box<dyn Side>; 2]) {
-        if sides[of].may_repeat() && !self.recent_names[of].is_new(item.name, self.names_max) {
-            self.report.repeated[of] += 1;
+    fn accept(&mut self, side_index: usize, item: Item, other_has_ended: bool, sides: &[Box<dyn Side>; 2]) {
+        if sides[side_index].may_repeat() && !self.recent_names[side_index].is_new(item.name, self.names_max) {
+            self.report.duplicates[side_index] += 1;
             return;
         }
-        let ordinal = self.report.items[of];
-        self.report.items[of] += 1;
+        let ordinal = self.report.items[side_index];
+        self.report.items[side_index] += 1;
         let stream_orders = self.stream_orders.entry(item.name.stream).or_insert(StreamOrder {
             hashes: [0, 0],
             name: item.name,
             differs: false,
         });
         let mut hasher = DefaultHasher::new();
-        (stream_orders.hashes[of], item.name).hash(&mut hasher);
-        stream_orders.hashes[of] = hasher.finish();
-        let other = match self.unmatched[1 - of].entry(item.name) {
+        (stream_orders.hashes[side_index], item.name).hash(&mut hasher);
+        stream_orders.hashes[side_index] = hasher.finish();
+        let other = match self.unmatched[1 - side_index].entry(item.name) {
             Entry::Occupied(other) => other.remove(),
-            Entry::Vacant(_) if other_has_ended => return self.only(of, &UnmatchedItem { item, ordinal }, sides),
+            Entry::Vacant(_) if other_has_ended => {
+                return self.count_unmatched(side_index, &UnmatchedItem { item, ordinal }, sides);
+            }
             Entry::Vacant(_) => {
-                self.unmatched[of].insert(item.name, UnmatchedItem { item, ordinal });
+                self.unmatched[side_index].insert(item.name, UnmatchedItem { item, ordinal });
                 return;
             }
         };
-        let ordinal_a = if of == 0 { ordinal } else { other.ordinal };
+        let ordinal_a = if side_index == 0 { ordinal } else { other.ordinal };
         let other = other.item;
         self.report.common += 1;
-        let (a, b) = if of == 0 { (&item, &other) } else { (&other, &item) };
+        let (a, b) = if side_index == 0 { (&item, &other) } else { (&other, &item) };
         if a.content != b.content {
             self.report.content_differs += 1;
             self.stream_differs(&a.name);
@@ -201,20 +203,20 @@ impl Comparison {
                 name: side_a.name(&a.name),
                 at_a: Some(side_a.place(a.place)),
                 at_b: Some(side_b.place(b.place)),
-                what: side_a.explain(&a.content, &b.content),
+                detail: side_a.explain(&a.content, &b.content),
             });
         } else if a.local != b.local {
-            self.report.local_times_differ += 1;
+            self.report.receive_times_differ += 1;
         }
     }
 
-    /// The other side doesn't have it.
-    fn only(&mut self, of: usize, unmatched: &UnmatchedItem, sides: &[Box<dyn Side>; 2]) {
+    /// Records an item that the other side lacks.
+    fn count_unmatched(&mut self, side_index: usize, unmatched: &UnmatchedItem, sides: &[Box<dyn Side>; 2]) {
         let UnmatchedItem { item, ordinal } = unmatched;
-        self.report.only[of] += 1;
+        self.report.only_in[side_index] += 1;
         self.stream_differs(&item.name);
-        let side = &sides[of];
-        let (kind, at_a, at_b) = match of {
+        let side = &sides[side_index];
+        let (kind, at_a, at_b) = match side_index {
             0 => ("only in A", Some(side.place(item.place)), None),
             _ => ("only in B", None, Some(side.place(item.place))),
         };
@@ -223,7 +225,7 @@ impl Comparison {
             name: side.name(&item.name),
             at_a,
             at_b,
-            what: None,
+            detail: None,
         });
     }
 
@@ -233,7 +235,7 @@ impl Comparison {
         }
     }
 
-    /// Keeps a difference if it is among the first ones. Its text is made only then.
+    /// Records a difference if it is among the first ones. The text is built only then.
     fn list_difference(&mut self, ordinal: u64, told: impl FnOnce() -> FoundDifference) {
         let place = (ordinal, self.listed_count);
         self.listed_count += 1;
@@ -263,7 +265,7 @@ impl RecentNames {
     }
 }
 
-/// Items between two looks at the caller's wish to stop.
+/// Items between two progress calls.
 const STEPS_PER_CHECK: u64 = 16_384;
 
 #[cfg(test)]
@@ -327,7 +329,7 @@ mod tests {
     #[test]
     fn order_matters_within_a_stream_and_not_between_streams() {
         let report = compare(&[(1, 1, 5), (1, 2, 6), (2, 1, 7)], &[(2, 1, 7), (1, 1, 5), (1, 2, 6)]);
-        assert!(report.same && report.common == 3 && report.local_times_differ == 3, "{report:?}");
+        assert!(report.same && report.common == 3 && report.receive_times_differ == 3, "{report:?}");
         let report = compare(&[(1, 1, 5), (1, 2, 6), (2, 1, 7)], &[(2, 1, 7), (1, 2, 6), (1, 1, 5)]);
         assert!(!report.same && report.order_differs == 1 && report.content_differs == 0, "{report:?}");
         assert_eq!(report.differences[0].name, "1");
@@ -337,9 +339,9 @@ mod tests {
     fn content_differences_and_missing_items_are_reported_by_name_and_position() {
         let report = compare(&[(1, 1, 5), (1, 2, 6), (1, 3, 7)], &[(1, 1, 5), (1, 3, 8), (1, 4, 9)]);
         assert!(!report.same);
-        assert_eq!((report.content_differs, report.only, report.common, report.order_differs), (1, [1, 1], 2, 0));
+        assert_eq!((report.content_differs, report.only_in, report.common, report.order_differs), (1, [1, 1], 2, 0));
         let told: Vec<_> = report.differences.iter().map(|told| (told.kind, told.name.as_str())).collect();
-        // In the order in which they stand in the recordings.
+        // In the order of the recordings.
         assert_eq!(told, [("only in A", "1/2"), ("content", "1/3"), ("only in B", "1/4")]);
         assert_eq!(report.differences[1].at_b.as_deref(), Some("1"));
     }
@@ -349,7 +351,7 @@ mod tests {
         let a: Vec<_> = (0..100).map(|sequence| (1, sequence, 5)).collect();
         let b: Vec<_> = a.iter().copied().filter(|(_, sequence, _)| sequence % 3 != 1).collect();
         let report = compare(&a, &b);
-        assert_eq!(report.only, [33, 0]);
+        assert_eq!(report.only_in, [33, 0]);
         let told: Vec<_> = report.differences.iter().map(|told| told.name.as_str()).collect();
         assert_eq!(told, ["1/1", "1/4", "1/7", "1/10", "1/13", "1/16", "1/19", "1/22", "1/25", "1/28"]);
     }
@@ -357,7 +359,7 @@ mod tests {
     #[test]
     fn repetitions_count_once() {
         let report = compare(&[(1, 1, 5), (1, 1, 5), (1, 2, 6)], &[(1, 1, 5), (1, 2, 6), (1, 1, 5), (1, 2, 6)]);
-        assert!(report.same && report.repeated == [1, 2], "{report:?}");
+        assert!(report.same && report.duplicates == [1, 2], "{report:?}");
     }
 
     #[test]

@@ -23,8 +23,8 @@ use super::{
     compare::{Item, ItemName, Side},
 };
 
-/// Records under publisher, instrument, type, `sequence` and order. Where a stream's numbering begins again (a lower
-/// `sequence` than before), that is a further pass of it.
+/// Records named by publisher, instrument, type, `sequence` and index within the sequence. If the sequences of a stream
+/// begin again (a lower `sequence` than before), a new pass begins.
 #[derive(Debug)]
 pub(super) struct DbnRecords {
     input: DbnInput,
@@ -32,7 +32,7 @@ pub(super) struct DbnRecords {
     passes: HashMap<(u64, u128), Pass>,
 }
 
-/// Where a stream stands.
+/// Position of a stream.
 #[derive(Clone, Copy, Debug)]
 struct Pass {
     number: u32,
@@ -78,7 +78,7 @@ impl Side for DbnRecords {
 
     fn name(&self, name: &ItemName) -> String {
         let (pass, count) = (name.index >> 32, name.index & 0xffff_ffff);
-        let pass = if pass > 0 { format!(" of numbering {}", pass + 1) } else { String::new() };
+        let pass = if pass > 0 { format!(" of session {}", pass + 1) } else { String::new() };
         let count = if count > 0 { format!(", record {}", count + 1) } else { String::new() };
         format!("{}, sequence {}{pass}{count}", self.stream(name), name.sequence)
     }
@@ -112,7 +112,7 @@ impl Side for DbnRecords {
     }
 }
 
-/// The fields in which two rows of records differ, in the first record that does.
+/// The differing fields of the first records that differ.
 pub(super) fn explain_records(a: &[u8], b: &[u8]) -> Option<String> {
     let (a, b) = (rows(a), rows(b));
     if a.len() != b.len() {
@@ -139,7 +139,7 @@ pub(super) fn explain_records(a: &[u8], b: &[u8]) -> Option<String> {
     Some(differing.join("; "))
 }
 
-/// Each record as the official encoder writes it.
+/// Each record as JSON of the official encoder.
 fn rows(records: &[u8]) -> Vec<Value> {
     let mut decoder = RecordDecoder::new(records);
     let mut rows = Vec::new();
@@ -162,7 +162,7 @@ fn flatten(path: &str, value: &Value, fields: &mut Map<String, Value>) {
     }
 }
 
-/// A record with its receive times taken out, and these as one number.
+/// A record without its receive times, and these times combined into one number.
 fn without_local_times(record: &[u8]) -> (Vec<u8>, u64) {
     let mut content = record.to_vec();
     let mut local = 0_u64;
@@ -190,7 +190,7 @@ fn ts_in_delta_at(record: &[u8]) -> Option<usize> {
     })
 }
 
-/// The venue's sequence; 0 for records that have none.
+/// The venue's sequence; 0 for record types without one.
 fn sequence_of(record: &[u8]) -> u64 {
     let offset = match record.get(1).copied() {
         Some(rtype::MBO) => offset_of!(dbn::MboMsg, sequence),

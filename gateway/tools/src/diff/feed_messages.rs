@@ -1,4 +1,4 @@
-//! Captures of a feed, message by message: lines put together as `mdgw merge` does it.
+//! Captures of a feed, message by message, merged as by `mdgw merge`.
 
 use std::{collections::VecDeque, path::Path};
 
@@ -23,13 +23,13 @@ use crate::{
 pub(super) struct FeedMessages {
     merger: Merger,
     packets: StepPackets,
-    /// For each lane: how far it has got.
+    /// Position of each lane.
     positions: Vec<LanePosition>,
     queue: VecDeque<Item>,
     has_ended: bool,
 }
 
-/// A lane's place. A numbering that begins again under its name is told by number alone.
+/// Position of a lane. A restart of the sequences under the same session name is distinguished by a count.
 #[derive(Clone, Copy, Debug, Default)]
 struct LanePosition {
     session: VenueSession,
@@ -37,7 +37,7 @@ struct LanePosition {
     next: u64,
 }
 
-/// What came out in one step.
+/// Packets delivered in one step.
 #[derive(Debug, Default)]
 struct StepPackets {
     times_ns: Vec<(u64, usize)>,
@@ -63,7 +63,7 @@ impl FeedMessages {
         })
     }
 
-    /// Turns what came out for a lane into items.
+    /// Turns the packets delivered for a lane into items.
     fn enqueue(&mut self, lane: usize) {
         let Some(feed) = self.merger.feed(lane) else { return };
         if self.positions.len() <= lane {
@@ -75,7 +75,7 @@ impl FeedMessages {
             let bytes = self.packets.bytes.get(begin..end).unwrap_or_default();
             begin = end;
             let Ok(packet) = routes::parse(feed, bytes) else { continue };
-            // What nobody numbered is numbered as it comes.
+            // Messages without sequence are numbered in arrival order.
             let first = if packet.unsequenced { positions.next } else { packet.first.0 };
             if packet.count == 0 {
                 continue;
@@ -137,7 +137,7 @@ impl Side for FeedMessages {
         };
         let feed = feed.map_or("unknown", Feed::name);
         let restart = name.stream.0 >> 16;
-        let restart = if restart > 0 { format!(", numbering {}", restart + 1) } else { String::new() };
+        let restart = if restart > 0 { format!(", restart {}", restart + 1) } else { String::new() };
         format!("{feed} {}{restart}", session.trim_end())
     }
 
@@ -157,7 +157,7 @@ impl Side for FeedMessages {
         let hex = |bytes: &[u8]| -> String {
             bytes.get(at..).unwrap_or_default().iter().take(HEX_BYTES).map(|byte| format!("{byte:02x}")).collect()
         };
-        Some(format!("from byte {at} on: {} in A, {} in B", hex(a), hex(b)))
+        Some(format!("differs from byte {at}: {} in A, {} in B", hex(a), hex(b)))
     }
 
     fn damages(&self) -> Vec<String> {
@@ -173,5 +173,5 @@ fn next_message<'a>(feed: Feed, block: &mut &'a [u8]) -> Option<&'a [u8]> {
     if feed.is_by_order() { MoldUdp64::next_message(block) } else { Tops::next_message(block) }
 }
 
-/// Bytes of a message that are shown.
+/// Bytes of a message shown in a difference.
 const HEX_BYTES: usize = 16;

@@ -1,4 +1,4 @@
-//! What a gateway published: out of a capture of its output, or out of its publication log.
+//! Published output: from a capture, or from the publication log.
 
 use std::{collections::VecDeque, path::Path};
 
@@ -60,7 +60,7 @@ impl Side for PublishedCapture {
                     let session = packet.meta.session.to_bytes();
                     enqueue(&mut self.queue, packet.meta.channel.0, session, packet.frames(), datagram.frame);
                 }
-                // Requests, and whatever else was on the wire.
+                // Requests and other traffic.
                 Err(DropReason::HeaderTruncated | DropReason::ProtocolMismatch) => {}
                 Err(_) => self.damaged_packets += 1,
             }
@@ -140,10 +140,7 @@ impl Side for PublishedLog {
 
     fn damages(&self) -> Vec<String> {
         let lost = self.reader.lost_entries();
-        (lost > 0)
-            .then(|| format!("log of channel {}: {lost} entries are missing in it", self.channel))
-            .into_iter()
-            .collect()
+        (lost > 0).then(|| format!("log of channel {}: {lost} entries missing", self.channel)).into_iter().collect()
     }
 
     fn file_bytes_read(&self) -> u64 {
@@ -155,7 +152,7 @@ pub(super) fn is_published(payload: &[u8]) -> bool {
     parse_packet(payload).is_ok()
 }
 
-/// Messages and gaps. States are the gateway's own, and snapshots are said at any time.
+/// Compared are messages and gaps. States belong to the gateway, and snapshots may be published at any time.
 fn enqueue(queue: &mut VecDeque<Item>, channel: u16, session: [u8; Session::BYTES], frames: Frames<'_>, place: u64) {
     for (header, body) in frames {
         if header.kind != FrameKind::Message as u8 && header.kind != FrameKind::Gap as u8 {
@@ -168,7 +165,7 @@ fn enqueue(queue: &mut VecDeque<Item>, channel: u16, session: [u8; Session::BYTE
     }
 }
 
-/// Records and cut. Whether the book is in doubt may differ between gateways, and times of receipt are local.
+/// The records and part flags of a frame. The suspect flag may differ between gateways, and receive times are local.
 fn content_of(header: &FrameHeader, body: &[u8]) -> Vec<u8> {
     let cut = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
     let mut content = Vec::with_capacity(body.len() + HEAD_BYTES);
@@ -182,10 +179,10 @@ fn explain(a: &[u8], b: &[u8]) -> Option<String> {
     let (head_a, body_a) = a.split_at_checked(HEAD_BYTES)?;
     let (head_b, body_b) = b.split_at_checked(HEAD_BYTES)?;
     if head_a != head_b {
-        return Some("cut into other parts".to_owned());
+        return Some("split into different parts".to_owned());
     }
     if head_a.first() == Some(&(FrameKind::Gap as u8)) {
-        return Some("a gap of another length".to_owned());
+        return Some("gap of a different length".to_owned());
     }
     explain_records(body_a, body_b)
 }
@@ -199,9 +196,9 @@ fn name_of(name: &ItemName) -> String {
 
 fn stream_of(name: &ItemName) -> String {
     let session = Session::from_bytes(name.stream.1.to_le_bytes());
-    let session = session.map_or_else(|| "a session that has no name".to_owned(), |session| session.to_string());
+    let session = session.map_or_else(|| "invalid session".to_owned(), |session| session.to_string());
     format!("channel {}, {session}", name.stream.0)
 }
 
-/// Kind and cut.
+/// Frame kind and part flags.
 const HEAD_BYTES: usize = 2;

@@ -1,4 +1,4 @@
-//! From a datagram to its messages: which protocol it speaks, what its framing says, where each message lies.
+//! Dissects a datagram: its protocol, its framing, and the position of each message.
 
 use std::{collections::HashMap, net::SocketAddr};
 
@@ -12,88 +12,88 @@ use mdgw_feeds::{
 
 use super::protocol::{self, AnyMessage};
 
-/// Takes the datagrams of one file apart, and remembers what earlier ones told: which protocol an address speaks, and
-/// which symbols its venue's stock numbers stand for.
+/// Dissects the datagrams of one file. Remembers from earlier datagrams which protocol an address uses, and which
+/// symbols the venue's locate codes stand for.
 #[derive(Debug)]
 pub struct Dissector {
     protocol_filter: Option<DetectedProtocol>,
     kind: CaptureKind,
-    known: Vec<(SocketAddr, DetectedProtocol)>,
-    /// Place in `known` that the last datagram took: most take the same.
+    protocols: Vec<(SocketAddr, DetectedProtocol)>,
+    /// Index in `protocols` for the last datagram: most datagrams use the same.
     protocol_last: usize,
     symbols: HashMap<(SocketAddr, u16), Symbol>,
-    /// Where the next message of a day file stands in it.
+    /// Offset of the next message in a day file.
     file_offset: u64,
 }
 
-/// A symbol without its padding, at most eight bytes.
+/// A symbol without padding, at most eight bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Symbol {
     bytes: [u8; 8],
     len: u8,
 }
 
-/// A datagram taken apart.
+/// A dissected datagram.
 #[derive(Clone, Debug)]
 pub struct PacketView<'a> {
     /// As captured.
     pub datagram: CapturedDatagram<'a>,
-    /// Whether packets were captured, or made from a day file: then they have no addresses and no frames.
+    /// Whether packets were captured, or made from a day file: the latter have no addresses and no frames.
     pub kind: CaptureKind,
-    /// What it is.
+    /// Kind of the datagram.
     pub framing: Framing<'a>,
-    /// Its messages, or those of them that were asked for.
+    /// Its messages, or those that pass the filter.
     pub messages: Vec<MessageView<'a>>,
 }
 
-/// What a datagram is.
+/// Kind of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub enum Framing<'a> {
     /// A packet of a known protocol.
     Packet(DetectedProtocol, Packet<'a>),
-    /// MoldUDP64 without messages, before anything told whose it is.
+    /// MoldUDP64 without messages, before the feed is known.
     UnidentifiedMold(Packet<'a>),
-    /// From an address that speaks this protocol, but its framing is broken.
+    /// From an address with a known protocol, but with malformed framing.
     Broken(DetectedProtocol, DropReason),
-    /// Of no feed that is known.
+    /// Of an unknown feed.
     Unrecognised,
 }
 
 /// One message of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageView<'a> {
-    /// Its number; `None` where the packet carries none.
+    /// Sequence; `None` if the packet carries none.
     pub sequence: Option<Sequence>,
-    /// Where its length stands, counted from the start of the payload; in a day file from the start of the file.
+    /// Offset of its length field from the start of the payload; in a day file from the start of the file.
     pub offset: u64,
     /// The message without its length.
     pub bytes: &'a [u8],
-    /// Its content, or why it can't be understood.
+    /// Its content, or why it can't be decoded.
     pub message: Result<AnyMessage<'a>, DropReason>,
-    /// The instrument that it is about, where it names one or an earlier message named its number.
+    /// Its instrument, if it contains a symbol or an earlier message assigned one to its locate code.
     pub symbol: Option<Symbol>,
 }
 
 impl Dissector {
-    /// For a file of that kind. `protocol_filter`: what datagrams that tell no protocol are taken for.
+    /// For a file of that kind. `protocol_filter`: the protocol of datagrams that do not identify one.
     #[must_use]
     pub fn new(kind: CaptureKind, protocol_filter: Option<DetectedProtocol>) -> Self {
-        Self { protocol_filter, kind, known: Vec::new(), protocol_last: 0, symbols: HashMap::new(), file_offset: 0 }
+        Self { protocol_filter, kind, protocols: Vec::new(), protocol_last: 0, symbols: HashMap::new(), file_offset: 0 }
     }
 
-    /// Which protocols were met, and where.
+    /// Protocols found, and their addresses.
     #[must_use]
-    pub fn known(&self) -> &[(SocketAddr, DetectedProtocol)] {
-        &self.known
+    pub fn protocols(&self) -> &[(SocketAddr, DetectedProtocol)] {
+        &self.protocols
     }
 
-    /// What a datagram is, without a look at its messages.
+    /// Kind of a datagram, without examining its messages.
     #[inline]
     pub fn framing<'a>(&mut self, datagram: &CapturedDatagram<'a>) -> Framing<'a> {
         let Some(protocol) = self.protocol_of(datagram.dst) else { return self.recognise_first(datagram) };
         match protocol::parse(protocol, datagram.payload) {
             Ok(packet) => Framing::Packet(protocol, packet),
-            // Two feeds at one address: captures without addresses have that.
+            // Two feeds at one address: possible in captures without addresses.
             Err(reason) => match detect_protocol(datagram.payload) {
                 Some(other) if other != protocol && self.accepts(other) => packet_of(other, datagram.payload),
                 Some(other) if other != protocol => Framing::Unrecognised,
@@ -102,7 +102,7 @@ impl Dissector {
         }
     }
 
-    /// Takes a datagram apart.
+    /// Dissects a datagram.
     pub fn packet<'a>(&mut self, datagram: CapturedDatagram<'a>) -> PacketView<'a> {
         let framing = self.framing(&datagram);
         let mut messages = Vec::new();
@@ -127,16 +127,16 @@ impl Dissector {
 
     #[inline]
     fn protocol_of(&mut self, dst: SocketAddr) -> Option<DetectedProtocol> {
-        match self.known.get(self.protocol_last) {
+        match self.protocols.get(self.protocol_last) {
             Some((known, protocol)) if *known == dst => Some(*protocol),
             _ => {
-                self.protocol_last = self.known.iter().position(|(known, _)| *known == dst)?;
-                self.known.get(self.protocol_last).map(|(_, protocol)| *protocol)
+                self.protocol_last = self.protocols.iter().position(|(known, _)| *known == dst)?;
+                self.protocols.get(self.protocol_last).map(|(_, protocol)| *protocol)
             }
         }
     }
 
-    /// A datagram of an address that nothing is known of.
+    /// Determines the kind of a datagram from an address without a known protocol.
     #[cold]
     fn recognise_first<'a>(&mut self, datagram: &CapturedDatagram<'a>) -> Framing<'a> {
         let payload = datagram.payload;
@@ -144,8 +144,8 @@ impl Dissector {
             if !self.accepts(protocol) {
                 return Framing::Unrecognised;
             }
-            if self.known.len() < ADDRESSES_MAX {
-                self.known.push((datagram.dst, protocol));
+            if self.protocols.len() < ADDRESSES_MAX {
+                self.protocols.push((datagram.dst, protocol));
             }
             return packet_of(protocol, payload);
         }
@@ -163,7 +163,7 @@ impl Dissector {
         self.protocol_filter.is_none_or(|protocol_filter| protocol_filter == protocol)
     }
 
-    /// Where a message stands: in its payload, or in the day file whose messages follow each other without a gap.
+    /// Offset of a message: in its payload, or in the day file, whose messages are contiguous.
     fn offset(&mut self, in_payload: u64, message: &[u8]) -> u64 {
         if self.kind == CaptureKind::Packets {
             return in_payload;
@@ -173,7 +173,7 @@ impl Dissector {
         offset
     }
 
-    /// The instrument of a message. ITCH names it in a few messages and numbers it in all.
+    /// Instrument of a message. ITCH has the symbol in a few message types and the locate code in all.
     fn symbol(&mut self, dst: SocketAddr, message: &AnyMessage<'_>) -> Option<Symbol> {
         let mut named = None;
         message.fields(&mut |_, value| {
@@ -213,7 +213,7 @@ impl Symbol {
 }
 
 impl PacketView<'_> {
-    /// Hands the fields of the transport header to `visit`; how many bytes of the payload they are, 0 without one.
+    /// Passes the fields of the transport header to `visit`. Returns the header's length in bytes, 0 without a header.
     pub fn header(&self, visit: &mut dyn FnMut(&'static str, FieldValue<'_>)) -> usize {
         match self.framing {
             Framing::Packet(protocol, _) | Framing::Broken(protocol, _) => {
@@ -224,7 +224,7 @@ impl PacketView<'_> {
         }
     }
 
-    /// Bytes of the payload, as far as it is shown, that no field covers.
+    /// Bytes of the shown part of the payload that no field covers.
     #[must_use]
     pub fn undecoded_bytes(&self) -> usize {
         match self.framing {
@@ -249,7 +249,7 @@ fn packet_of(protocol: DetectedProtocol, payload: &[u8]) -> Framing<'_> {
         .map_or_else(|reason| Framing::Broken(protocol, reason), |packet| Framing::Packet(protocol, packet))
 }
 
-/// Bytes of a message's length, in all our protocols.
+/// Length of a message's length field, in all supported protocols.
 pub(super) const LENGTH_BYTES: usize = 2;
-/// Addresses that are remembered. Those beyond are asked anew with each datagram.
+/// Addresses that are remembered. Datagrams of further addresses are examined each time.
 const ADDRESSES_MAX: usize = 4_096;

@@ -1,4 +1,4 @@
-//! Which packets and which of their messages are wanted.
+//! Selects packets and their messages.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,43 +12,43 @@ use mdgw_feeds::venue::wire::FieldValue;
 use super::dissect::{Framing, MessageView, PacketView};
 use crate::replay::capture_merge::Window;
 
-/// What is wanted; an empty list wants everything.
+/// Filter criteria; an empty list accepts everything.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     /// Frame numbers.
     pub frames: Vec<Range>,
-    /// Where packets were sent to.
+    /// Destination addresses.
     pub channels: Vec<Destination>,
-    /// The venue's names of sessions: text of MoldUDP64, number of IEX-TP.
+    /// The venue's names of sessions: text for MoldUDP64, number for IEX-TP.
     pub sessions: Vec<String>,
     /// Instruments.
     pub symbols: Vec<String>,
-    /// Messages by code or name, in any case where it is a name.
+    /// Messages by code, or by name in any case.
     pub types: Vec<String>,
-    /// Message numbers.
+    /// Sequences.
     pub sequences: Vec<Range>,
     /// Capture time.
     pub window: Window,
-    /// Bounds of the window, once the first datagram has told the day.
+    /// Bounds of the window; known after the first datagram.
     bounds_ns: Option<(u64, u64)>,
 }
 
-/// What a filter says about a datagram by its place alone.
+/// Result of the filter for a datagram by frame, address and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Wanted.
-    In,
-    /// Not wanted.
-    Out,
-    /// Not wanted, and nothing behind it will be.
-    Beyond,
+pub enum FilterMatch {
+    /// Accepted.
+    Match,
+    /// Not accepted.
+    NoMatch,
+    /// Not accepted, and no later datagram will be.
+    PastEnd,
 }
 
-/// Numbers from one to another, both included: `7`, `7-9`, `7-`, `-9`.
+/// Range of numbers, both bounds included: `7`, `7-9`, `7-`, `-9`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range(RangeInclusive<u64>);
 
-/// An address with a port or any: `233.54.12.111:26477`, `233.54.12.111`.
+/// An address with a given port or any port: `233.54.12.111:26477`, `233.54.12.111`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     address: IpAddr,
@@ -56,27 +56,27 @@ pub struct Destination {
 }
 
 impl Filter {
-    /// Whether a datagram is wanted, by frame, address and time.
+    /// Checks a datagram by frame, address and time.
     #[inline]
-    pub fn check(&mut self, datagram: &CapturedDatagram<'_>) -> Place {
+    pub fn check(&mut self, datagram: &CapturedDatagram<'_>) -> FilterMatch {
         let (from_ns, until_ns) = *self.bounds_ns.get_or_insert_with(|| self.window.bounds_ns(datagram.time_ns));
         let is_last = |range: &Range| *range.0.end() < datagram.frame;
         if !self.frames.is_empty() && self.frames.iter().all(is_last) {
-            return Place::Beyond;
+            return FilterMatch::PastEnd;
         }
         let is_in = (from_ns..until_ns).contains(&datagram.time_ns)
             && contains(&self.frames, datagram.frame)
             && (self.channels.is_empty() || self.channels.iter().any(|channel| channel.matches(datagram.dst)));
-        if is_in { Place::In } else { Place::Out }
+        if is_in { FilterMatch::Match } else { FilterMatch::NoMatch }
     }
 
-    /// Whether what a packet holds has to be looked at.
+    /// Whether the packet's content has to be examined.
     #[must_use]
     pub fn needs_contents(&self) -> bool {
         !self.sessions.is_empty() || self.filters_messages()
     }
 
-    /// Leaves the wanted messages in the packet; whether the packet is wanted.
+    /// Removes messages that don't match; returns whether the packet matches.
     #[must_use]
     pub fn retain_matching(&self, packet: &mut PacketView<'_>) -> bool {
         if !self.sessions.is_empty() && !self.matches_session(packet) {
@@ -163,12 +163,12 @@ impl FromStr for Destination {
     }
 }
 
-/// Text that is no range.
+/// Text that is not a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a range (expected N, N-M, N- or -M, both ends included)")]
 pub struct InvalidRange;
 
-/// Text that is no address.
+/// Text that is not an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an address (expected ADDR:PORT or ADDR)")]
 pub struct InvalidDestination;

@@ -72,10 +72,10 @@ fn serialize_undecoded<M: SerializeMap>(object: &mut M, bytes: usize) -> Result<
     if bytes > 0 { object.serialize_entry("undecoded_bytes", &bytes) } else { Ok(()) }
 }
 
-/// Takes fields.
+/// Receives fields.
 type Visit<'a> = &'a mut dyn FnMut(&'static str, FieldValue<'_>);
 
-/// What hands out fields, as an object.
+/// Serializes a source of fields as an object.
 struct FieldsObject<W>(W);
 
 impl<W: Fn(Visit<'_>)> Serialize for FieldsObject<W> {
@@ -92,7 +92,7 @@ impl<W: Fn(Visit<'_>)> Serialize for FieldsObject<W> {
     }
 }
 
-/// A field's content: numbers and bits as a number, one character or more as text, each byte the character of that number.
+/// A field's value: numbers and bits as a number, characters as text, each byte as the character with that code.
 struct RawValue<'a>(FieldValue<'a>);
 
 impl Serialize for RawValue<'_> {

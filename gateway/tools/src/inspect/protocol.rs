@@ -1,4 +1,4 @@
-//! One feed or the other behind one name: which parser is asked is decided here.
+//! Common interface to all feeds: selects the parser of a message.
 
 use mdgw_feeds::{
     drop_reason::DropReason,
@@ -26,7 +26,7 @@ impl<'a> AnyMessage<'a> {
     /// Views the bytes as a message of that protocol.
     ///
     /// # Errors
-    /// What the feed's own parser says.
+    /// Error of the feed's own parser.
     #[inline]
     pub fn parse(protocol: DetectedProtocol, bytes: &'a [u8]) -> Result<Self, DropReason> {
         match protocol {
@@ -46,7 +46,7 @@ impl<'a> AnyMessage<'a> {
         }
     }
 
-    /// How many of its bytes the specification that we know covers. A later one may have put more behind them.
+    /// Number of its bytes that the supported specification covers. A later edition may append fields.
     #[must_use]
     pub fn covered_bytes(&self) -> usize {
         match self {
@@ -77,7 +77,7 @@ pub(super) fn parse(protocol: DetectedProtocol, datagram: &[u8]) -> Result<Packe
     }
 }
 
-/// Takes the next message off a block whose framing is checked.
+/// Takes the next message off a block with checked framing.
 #[inline]
 pub(super) fn next_message<'a>(protocol: DetectedProtocol, block: &mut &'a [u8]) -> Option<&'a [u8]> {
     match protocol {
@@ -87,7 +87,7 @@ pub(super) fn next_message<'a>(protocol: DetectedProtocol, block: &mut &'a [u8])
     }
 }
 
-/// The fields of a datagram's transport header; how many bytes they are, 0 where the datagram is too short for them.
+/// Passes the fields of a datagram's transport header. Returns their length in bytes, 0 if the datagram is too short.
 pub(super) fn header(
     protocol: DetectedProtocol,
     datagram: &[u8],

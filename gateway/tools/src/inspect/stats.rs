@@ -1,7 +1,7 @@
-//! What a file holds: message mix, rates, bursts, sessions, gaps, for each line.
+//! Statistics of a file: message mix, rates, bursts, sessions and gaps, for each line.
 //!
-//! A line is an address (of IEX also the channel that shares it). Sessions are told by the channel's own
-//! [`SessionTracker`]; gaps are those of one line, before any arbitration.
+//! A line is an address (for IEX also the channel number at this address). Sessions are determined by the channel's own
+//! [`SessionTracker`]; gaps are those of one line, before arbitration.
 
 mod burst;
 mod table;
@@ -26,32 +26,32 @@ pub use self::burst::Burst;
 use self::burst::BurstMeter;
 use super::dissect::{Framing, PacketView};
 
-/// Counts one file.
+/// Counts the datagrams of one file.
 #[derive(Debug)]
 pub struct Statistics {
     feed: Option<Feed>,
     lines: Vec<LineStatistics>,
     line_last: usize,
-    /// Datagrams of no known feed.
+    /// Datagrams of unknown feeds.
     unrecognised: u64,
     /// Packets of lines beyond [`LINES_MAX`].
     over_limit: u64,
 }
 
-/// Counts one line.
+/// Counts the packets of one line.
 #[derive(Debug)]
 struct LineStatistics {
     protocol: DetectedProtocol,
     dst: SocketAddr,
-    /// Number of the stream where several share an address (IEX-TP).
+    /// Number of the stream, if several share an address (IEX-TP).
     channel: Option<u32>,
     packets: u64,
     heartbeats: u64,
     payload_bytes: u64,
     messages: u64,
     types: Box<[u64; 256]>,
-    refused: BTreeMap<&'static str, u64>,
-    broken: BTreeMap<&'static str, u64>,
+    malformed_messages: BTreeMap<&'static str, u64>,
+    malformed_packets: BTreeMap<&'static str, u64>,
     span_ns: (u64, u64),
     bursts: BurstMeter,
     tracker: SessionTracker,
@@ -60,38 +60,38 @@ struct LineStatistics {
     session_count: u64,
     gaps: Vec<GapStatistics>,
     gap_count: u64,
-    missing: u64,
-    repeated: u64,
+    missing_messages: u64,
+    duplicates: u64,
     stale_packets: u64,
 }
 
-/// One numbering of a line.
+/// One session of a line.
 #[derive(Clone, Debug, Serialize)]
 struct SessionStatistics {
     #[serde(serialize_with = "as_text")]
     session: Session,
-    /// Number of the first message seen.
+    /// Sequence of the first message.
     first: u64,
-    /// Number after the last one seen.
+    /// Sequence after the last message.
     next: u64,
     gaps: u64,
-    missing: u64,
+    missing_messages: u64,
     time_ns: u64,
 }
 
-/// Numbers that the line skipped: `[first, next)`.
+/// Sequences that the line skipped: `[first, next)`.
 #[derive(Clone, Debug, Serialize)]
 struct GapStatistics {
     #[serde(serialize_with = "as_text")]
     session: Session,
     first: u64,
     next: u64,
-    /// Capture time of the packet behind it.
+    /// Capture time of the packet after the gap.
     time_ns: u64,
 }
 
 impl Statistics {
-    /// `feed`: what sessions are named after, where packets leave it open.
+    /// `feed`: names sessions if the packets leave the feed open.
     #[must_use]
     pub fn new(feed: Option<Feed>) -> Self {
         Self { feed, lines: Vec::new(), line_last: 0, unrecognised: 0, over_limit: 0 }
@@ -115,7 +115,7 @@ impl Statistics {
         line.count(datagram.time_ns, u64::from(packet.count));
     }
 
-    /// Counts a datagram with those of its messages that a filter has left: `wanted`, of `packet` as it was.
+    /// Counts a datagram with the messages that pass a filter: `wanted`, out of `packet`.
     pub fn count_filtered(&mut self, packet: &PacketView<'_>, is_wanted: bool) {
         let Some((line, _)) = self.transport(&packet.datagram, packet.framing) else { return };
         if !is_wanted {
@@ -127,7 +127,7 @@ impl Statistics {
         line.count(packet.datagram.time_ns, packet.messages.len() as u64);
     }
 
-    /// Counts the packet itself; its line, if it has one.
+    /// Counts the packet itself; returns its line, if it has one.
     #[inline]
     fn transport<'a>(
         &mut self,
@@ -154,7 +154,7 @@ impl Statistics {
                 Some((line, packet))
             }
             Err(reason) => {
-                *line.broken.entry(reason.name()).or_default() += 1;
+                *line.malformed_packets.entry(reason.name()).or_default() += 1;
                 None
             }
         }
@@ -168,7 +168,7 @@ impl Statistics {
         channel: Option<u32>,
     ) -> Option<&mut LineStatistics> {
         let dst = datagram.dst;
-        // A packet whose framing is broken doesn't tell its channel.
+        // A packet with malformed framing has no usable channel number.
         let takes = |line: &LineStatistics| {
             line.dst == dst && line.protocol == protocol && (channel.is_none() || line.channel == channel)
         };
@@ -190,7 +190,7 @@ impl Statistics {
         self.lines.get_mut(self.line_last)
     }
 
-    /// What was counted, with what the file says of itself.
+    /// Returns the counts, together with those of the file.
     #[must_use]
     pub fn summary(&self, path: &str, counts: CaptureCounts) -> FileStatistics {
         FileStatistics {
@@ -201,7 +201,7 @@ impl Statistics {
             fragments: counts.fragments,
             malformed: counts.malformed,
             truncated: counts.truncated,
-            untimed: counts.untimed,
+            frames_without_timestamp: counts.untimed,
             unrecognised: self.unrecognised,
             lines_over_limit: self.over_limit,
             lines: self.lines.iter().map(LineStatistics::summary).collect(),
@@ -220,8 +220,8 @@ impl LineStatistics {
             payload_bytes: 0,
             messages: 0,
             types: Box::new([0; 256]),
-            refused: BTreeMap::new(),
-            broken: BTreeMap::new(),
+            malformed_messages: BTreeMap::new(),
+            malformed_packets: BTreeMap::new(),
             span_ns: (time_ns, time_ns),
             bursts: BurstMeter::new(),
             tracker: SessionTracker::new(feed, None, None),
@@ -230,8 +230,8 @@ impl LineStatistics {
             session_count: 0,
             gaps: Vec::new(),
             gap_count: 0,
-            missing: 0,
-            repeated: 0,
+            missing_messages: 0,
+            duplicates: 0,
             stale_packets: 0,
         }
     }
@@ -246,7 +246,7 @@ impl LineStatistics {
     #[inline]
     fn message(&mut self, message: &[u8], refusal: Option<DropReason>) {
         if let Some(reason) = refusal {
-            *self.refused.entry(reason.name()).or_default() += 1;
+            *self.malformed_messages.entry(reason.name()).or_default() += 1;
         }
         let code = message.first().copied().unwrap_or_default();
         if let Some(count) = self.types.get_mut(usize::from(code)) {
@@ -262,7 +262,7 @@ impl LineStatistics {
         }
     }
 
-    /// Follows the numbers of one line.
+    /// Tracks the sequences of one line.
     #[inline]
     fn track_sequence(&mut self, packet: &Packet<'_>, time_ns: u64) {
         self.heartbeats += u64::from(packet.kind == PacketKind::Heartbeat);
@@ -280,9 +280,9 @@ impl LineStatistics {
         let (first, next) = (packet.first.0, packet.next().0);
         let expected = self.expected.map_or(first, |expected| expected.0);
         if first > expected {
-            self.skip(expected, first, time_ns);
+            self.record_gap(expected, first, time_ns);
         }
-        self.repeated += next.min(expected).saturating_sub(first);
+        self.duplicates += next.min(expected).saturating_sub(first);
         if next > expected {
             self.expected = Some(Sequence(next));
             if let Some(session) = self.sessions.last_mut() {
@@ -299,16 +299,16 @@ impl LineStatistics {
         if self.sessions.len() == LISTED_MAX {
             self.sessions.remove(0);
         }
-        self.sessions.push(SessionStatistics { session, first, next: first, gaps: 0, missing: 0, time_ns });
+        self.sessions.push(SessionStatistics { session, first, next: first, gaps: 0, missing_messages: 0, time_ns });
     }
 
     #[cold]
-    fn skip(&mut self, first: u64, next: u64, time_ns: u64) {
+    fn record_gap(&mut self, first: u64, next: u64, time_ns: u64) {
         self.gap_count += 1;
-        self.missing += next - first;
+        self.missing_messages += next - first;
         let Some(session) = self.sessions.last_mut() else { return };
         session.gaps += 1;
-        session.missing += next - first;
+        session.missing_messages += next - first;
         if self.gaps.len() < LISTED_MAX {
             self.gaps.push(GapStatistics { session: session.session, first, next, time_ns });
         }
@@ -331,14 +331,14 @@ impl LineStatistics {
             packets_per_second: per_second(self.packets, seconds),
             bursts: self.bursts.fullest().to_vec(),
             types: self.type_counts(),
-            refused: self.refused.clone(),
-            broken: self.broken.clone(),
+            malformed_messages: self.malformed_messages.clone(),
+            malformed_packets: self.malformed_packets.clone(),
             session_count: self.session_count,
             sessions: self.sessions.clone(),
             gap_count: self.gap_count,
-            missing: self.missing,
+            missing_messages: self.missing_messages,
             gaps: self.gaps.clone(),
-            repeated: self.repeated,
+            duplicates: self.duplicates,
             stale_packets: self.stale_packets,
         }
     }
@@ -359,26 +359,24 @@ impl LineStatistics {
     }
 }
 
-/// What one file holds.
+/// Statistics of one file.
 #[derive(Clone, Debug, Serialize)]
 pub struct FileStatistics {
-    /// The file as given.
+    /// Path as given.
     pub path: String,
     frames: u64,
     datagrams: u64,
     not_udp: u64,
     fragments: u64,
     malformed: u64,
-    #[serde(rename = "cut")]
     truncated: u64,
-    untimed: u64,
+    frames_without_timestamp: u64,
     unrecognised: u64,
-    #[serde(rename = "beyond_lines_max")]
     lines_over_limit: u64,
     lines: Vec<LineSummary>,
 }
 
-/// What one line brought.
+/// Statistics of one line.
 #[derive(Clone, Debug, Serialize)]
 struct LineSummary {
     protocol: String,
@@ -394,20 +392,20 @@ struct LineSummary {
     packets_per_second: f64,
     bursts: Vec<Burst>,
     types: Vec<TypeCount>,
-    refused: BTreeMap<&'static str, u64>,
-    broken: BTreeMap<&'static str, u64>,
+    malformed_messages: BTreeMap<&'static str, u64>,
+    malformed_packets: BTreeMap<&'static str, u64>,
     session_count: u64,
     sessions: Vec<SessionStatistics>,
     gap_count: u64,
-    missing: u64,
+    missing_messages: u64,
     gaps: Vec<GapStatistics>,
-    /// Messages whose numbers had come before, or that came behind their gap.
-    repeated: u64,
-    /// Packets of sessions that had ended, or that nothing confirmed.
+    /// Duplicate messages, and messages that arrived after their gap.
+    duplicates: u64,
+    /// Packets of ended or unconfirmed sessions.
     stale_packets: u64,
 }
 
-/// How many messages were of a type.
+/// Count of a message type.
 #[derive(Clone, Debug, Serialize)]
 struct TypeCount {
     code: String,
@@ -425,7 +423,7 @@ fn type_name(protocol: DetectedProtocol, code: u8) -> Option<&'static str> {
     tables.into_iter().flatten().find(|(known, ..)| *known == code).map(|(_, name, _)| *name)
 }
 
-/// The stream that a packet is of, where several share an address.
+/// The stream of a packet, if several share an address.
 #[inline]
 fn channel_of(protocol: DetectedProtocol, packet: &Packet<'_>) -> Option<u32> {
     (protocol != DetectedProtocol::Itch50).then(|| iextp::channel_id(packet.session))
@@ -445,7 +443,7 @@ fn as_text<S: Serializer>(session: &Session, serializer: S) -> Result<S::Ok, S::
     serializer.collect_str(session)
 }
 
-/// Lines of a file that are told apart.
+/// Lines of a file that are counted separately.
 const LINES_MAX: usize = 256;
 /// Sessions (the latest) and gaps (the first) of a line that are listed; all are counted.
 const LISTED_MAX: usize = 1_000;

@@ -1,4 +1,4 @@
-//! Packets for people: one line for each, its messages below it, columns aligned, prices and times as they are read.
+//! Packets as text: one line for each, its messages below, columns aligned, prices and times formatted.
 
 use std::fmt::{self, Write};
 
@@ -12,7 +12,7 @@ use mdgw_feeds::{
 
 use super::dissect::{Framing, MessageView, PacketView};
 
-/// Writes packets one after the other, and the date where it changes.
+/// Writes packets one after the other, and the date when it changes.
 #[derive(Debug)]
 pub struct Text {
     paint: Paint,
@@ -29,7 +29,7 @@ impl Text {
     /// Writes one packet.
     ///
     /// # Errors
-    /// What `out` says.
+    /// Errors of `out`.
     pub fn packet(&mut self, packet: &PacketView<'_>, out: &mut impl Write) -> fmt::Result {
         let date = TradingDate::in_utc(UnixNs(packet.datagram.time_ns));
         if self.date.replace(date) != Some(date) {
@@ -52,7 +52,7 @@ impl Text {
                 match transport.kind {
                     PacketKind::Heartbeat => write!(out, "  heartbeat, next {}", transport.first.0)?,
                     PacketKind::EndOfSession => write!(out, "  end of session, next {}", transport.first.0)?,
-                    PacketKind::Messages if transport.unsequenced => write!(out, "  not numbered")?,
+                    PacketKind::Messages if transport.unsequenced => write!(out, "  unsequenced")?,
                     PacketKind::Messages => {
                         let last = transport.next().0.saturating_sub(1);
                         write!(out, "  {}", transport.first.0)?;
@@ -83,7 +83,7 @@ impl Text {
         }
         let undecoded = packet.undecoded_bytes();
         if undecoded > 0 {
-            write!(out, "  {}", paint.red(&format!("{undecoded} of {} bytes not decoded", datagram.payload.len())))?;
+            write!(out, "  {}", paint.red(&format!("{undecoded} of {} bytes undecoded", datagram.payload.len())))?;
         }
         writeln!(out)
     }
@@ -145,7 +145,7 @@ impl fmt::Display for SessionLabel {
     }
 }
 
-/// A field's content as people read it. `date` is the day that needs no telling.
+/// A field's value as text. `date` is the current day, which is not repeated.
 struct DisplayValue<'a> {
     value: FieldValue<'a>,
     date: TradingDate,
@@ -168,14 +168,14 @@ impl fmt::Display for DisplayValue<'_> {
     }
 }
 
-/// A number of that many decimals.
+/// A number with this many decimals.
 pub(crate) fn decimal(raw: i128, decimals: u8) -> String {
     let unit = 10_u128.pow(u32::from(decimals));
     let (sign, size) = (if raw < 0 { "-" } else { "" }, raw.unsigned_abs());
     format!("{sign}{}.{:0width$}", size / unit, size % unit, width = usize::from(decimals))
 }
 
-/// A venue's time. Those that count from midnight are New York's.
+/// A venue's time. Times since midnight are New York time.
 fn time(raw: i128, scale: TimeScale, date: TradingDate) -> String {
     let Ok(number) = u64::try_from(raw) else { return raw.to_string() };
     let ns = match scale {
@@ -193,7 +193,7 @@ fn time(raw: i128, scale: TimeScale, date: TradingDate) -> String {
     }
 }
 
-/// The time of day of a number of nanoseconds since some midnight.
+/// Time of day from nanoseconds since midnight.
 pub(crate) struct ClockNs(pub(crate) u64);
 
 impl fmt::Display for ClockNs {
@@ -211,7 +211,7 @@ fn protocol_label(protocol: DetectedProtocol) -> &'static str {
     }
 }
 
-/// Colours, where there are any.
+/// Colours, if enabled.
 #[derive(Clone, Copy, Debug)]
 struct Paint(bool);
 

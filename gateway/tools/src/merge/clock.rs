@@ -1,32 +1,32 @@
-//! How far the clocks of two captures are apart.
+//! Clock offset between two captures.
 //!
-//! Method: the median of the differences between the stamps of the same message in both captures. Where both captured
-//! the same line (the same address), only that line is taken: then what differs is the clocks and the way from the
-//! line's last common point to each capturing machine. Where they captured different lines, the lines' own difference
-//! is in it as well. Packets go one way only, so a clock that is ahead looks exactly like a way that is longer: the
-//! difference of the ways can't be taken out.
+//! Method: the median of the timestamp differences of the same message in both captures. If both captured the same line
+//! (the same address), only that line is used. The difference then contains the clock offset, and the delay between the
+//! line's last common point and each capturing machine. If they captured different lines, the delay between the lines
+//! is included too. Packets travel one way only, so a clock that is ahead looks exactly like a longer path: the path
+//! difference can't be separated.
 
 use std::collections::BTreeMap;
 
 use super::{leads::Differences, sources::Sources, summary::ClockSummary};
 use crate::replay::routes::LineSource;
 
-/// What tells of the clocks of two files: differences, and whether they are of the later file to the earlier (1) or the
-/// other way round (-1).
+/// Samples for the clocks of two files: differences, and their sign: 1 if they are later file minus earlier file, else
+/// -1.
 #[derive(Default)]
 struct ClockSamples<'a> {
     same_line: Vec<(&'a Differences, i64)>,
     other_lines: Vec<(&'a Differences, i64)>,
 }
 
-/// One estimate for each two files with common messages. `pairs`: two lines' sources and what they differ by.
+/// One estimate for each two files with common messages. `pairs`: two lines' sources and their differences.
 pub(super) fn estimates<'a>(
     sources: &Sources,
     pairs: impl Iterator<Item = (&'a LineSource, &'a LineSource, &'a Differences)>,
 ) -> Vec<ClockSummary> {
     let mut samples: BTreeMap<(usize, usize), ClockSamples<'a>> = BTreeMap::new();
     for (first, second, differences) in pairs.filter(|(first, second, _)| first.file != second.file) {
-        // Lines are numbered as they were found, so the file of the lower line may be the later one.
+        // Lines are numbered in the order found, so the file of the lower line may be the later one.
         let sign = if first.file < second.file { 1 } else { -1 };
         let files = (first.file.min(second.file), first.file.max(second.file));
         let ClockSamples { same_line, other_lines } = samples.entry(files).or_default();
@@ -57,7 +57,7 @@ impl ClockSamples<'_> {
         ClockSummary {
             file,
             reference,
-            by: if is_same_line { SAME_LINE } else { "different lines" },
+            basis: if is_same_line { SAME_LINE } else { "different lines" },
             messages: all.iter().map(|(_, count)| count).sum(),
             offset_ns: quantile(&all, 0.5),
             p01_ns: quantile(&all, 0.01),
@@ -67,7 +67,7 @@ impl ClockSamples<'_> {
     }
 }
 
-/// The value below which that part of all lies; 0 of nothing.
+/// The weighted quantile at this share; 0 without values.
 pub(super) fn quantile(ascending: &[(i64, u64)], part: f64) -> i64 {
     let total: u64 = ascending.iter().map(|(_, count)| count).sum();
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank")]
@@ -82,9 +82,9 @@ pub(super) fn quantile(ascending: &[(i64, u64)], part: f64) -> i64 {
     ascending.last().map_or(0, |(value, _)| *value)
 }
 
-/// What the better of the two estimates is by.
-pub(super) const SAME_LINE: &str = "the same line";
-/// Shortest time over which a drift is told, ns.
+/// Basis of the better estimate.
+pub(super) const SAME_LINE: &str = "same line";
+/// Shortest time span for a drift estimate, ns.
 const DRIFT_SPAN_NS_MIN: u64 = 10_000_000_000;
 
 #[cfg(test)]

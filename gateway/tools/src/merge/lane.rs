@@ -1,4 +1,4 @@
-//! One channel: its numberings one after the other, each message once.
+//! One channel: its sessions one after the other, each message once.
 
 use mdgw_feeds::{
     arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery, Gap},
@@ -27,24 +27,24 @@ pub(super) struct Lane {
     feed: Feed,
     sessions: SessionTracker,
     arbiter: Arbiter,
-    /// The next numbering, while this one waits for its last messages.
+    /// Datagrams of the next session, held while the current session waits for its last messages.
     ahead: HeldDatagrams,
-    /// What lies so far ahead that only further packets would make it credible.
+    /// Packets so far ahead that only further packets can confirm the jump.
     unconfirmed_jump: UnconfirmedJumps,
     lines: Vec<LineState>,
-    /// Datagrams since a message is waited for without a break.
+    /// Datagrams since the lane has been waiting for a message without interruption.
     waiting: usize,
-    /// The venue's names of the numberings so far, the latest ones.
-    begun: Vec<VenueSession>,
+    /// Venue names of the latest sessions that have started.
+    started_sessions: Vec<VenueSession>,
     packet_output: PacketOutput,
     pub(super) leads: Leads,
     pub(super) counts: LaneCounts,
-    /// Gaps that nobody could fill, the first ones.
+    /// The first gaps that no line could fill.
     pub(super) gaps: Vec<(Session, Gap)>,
     listed_max: usize,
 }
 
-/// What was met.
+/// Counts of a lane.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LaneCounts {
     pub(super) sessions: u64,
@@ -52,32 +52,32 @@ pub(super) struct LaneCounts {
     pub(super) packets: u64,
     pub(super) gaps: u64,
     pub(super) gap_messages: u64,
-    /// NextDatagram as they came, since nobody had numbered them.
+    /// Datagrams without sequence, delivered in arrival order.
     pub(super) unsequenced: u64,
     pub(super) drops: DropCounts,
 }
 
-/// What a line has brought, and what it can't bring any more.
+/// What a line has delivered, and what it can't deliver any more.
 #[derive(Debug)]
 pub(super) struct LineState {
     /// The capture.
     file: usize,
-    /// Who reads it there.
+    /// Reader of the line in that capture.
     reader: usize,
-    /// The furthest that the line had got with each of its latest packets, in a ring.
+    /// Furthest sequence of the line after each of its latest packets, in a ring.
     furthest: [Sequence; REORDER_PACKETS_MAX],
     packets: usize,
     pub(super) losses: LineLosses,
 }
 
-/// Delivered packets on their way out.
+/// Delivered packets on their way to the sink.
 #[derive(Debug)]
 struct PacketOutput {
     feed: Feed,
     addresses: Option<PacketAddresses>,
     part: Vec<u8>,
     last_time_ns: u64,
-    /// The end of the session has been said.
+    /// The End of Session was sent.
     has_ended: bool,
 }
 
@@ -98,7 +98,7 @@ impl Lane {
             unconfirmed_jump: UnconfirmedJumps::new(usize::from(u16::MAX)),
             lines: Vec::new(),
             waiting: 0,
-            begun: Vec::new(),
+            started_sessions: Vec::new(),
             packet_output: PacketOutput { feed, addresses: None, part: Vec::new(), last_time_ns: 0, has_ended: false },
             leads: Leads::default(),
             counts: LaneCounts::default(),
@@ -111,7 +111,7 @@ impl Lane {
         self.feed
     }
 
-    /// The current numbering, or the last one.
+    /// The current session, or the last one.
     pub(super) fn session(&self) -> Option<Session> {
         self.sessions.current().map(|current| current.session)
     }
@@ -124,25 +124,25 @@ impl Lane {
         self.lines.get(usize::from(line.0))
     }
 
-    /// Whether a message has come.
+    /// Whether a message was received.
     pub(super) fn has_started(&self) -> bool {
         self.arbiter.expected().is_some()
     }
 
-    /// Orders numberings by their beginnings; one that hasn't begun comes after all that have.
+    /// Ranks sessions by their start; a session that has not started ranks after all that have.
     pub(super) fn session_rank(&self, session: VenueSession) -> usize {
-        self.begun.iter().rposition(|begun| *begun == session).unwrap_or(usize::MAX)
+        self.started_sessions.iter().rposition(|begun| *begun == session).unwrap_or(usize::MAX)
     }
 
-    /// The lines that are known by now: what none of them has passed yet may still come.
+    /// Adds the lines known so far. Messages that one of them has not passed yet may still arrive.
     pub(super) fn add_lines(&mut self, known: &[(Line, LineSource)]) {
         for (line, source) in known.iter().skip(self.lines.len()) {
-            debug_assert!(usize::from(line.0) <= self.lines.len(), "lines are numbered as they are found");
+            debug_assert!(usize::from(line.0) <= self.lines.len(), "lines are numbered in the order found");
             self.lines.push(LineState::new(source.file, self.listed_max));
         }
     }
 
-    /// The next datagram.
+    /// Accepts the next datagram.
     pub(super) fn accept(&mut self, taken: &NextDatagram<'_>, heads: &SourceHeads<'_>, output: &mut impl PacketSink) {
         let NextDatagram { line, packet, datagram, .. } = taken;
         self.packet_output.addresses.get_or_insert(PacketAddresses { src: datagram.src, dst: datagram.dst });
@@ -152,8 +152,8 @@ impl Lane {
         self.waiting = if self.arbiter.state() == ChannelState::Gap { self.waiting + 1 } else { 0 };
     }
 
-    /// Lines that a message is waited for from, so long already that the window is half full, and whose reader has others of
-    /// this channel ahead of them. Each is named again only when that has gone on for as long.
+    /// Lines that keep a message waiting for so long that the window is half full, while their reader has other lines
+    /// of this channel ahead of them. Each line is returned again only after the same wait.
     pub(super) fn lagging(&mut self, reader: usize) -> Vec<Line> {
         if self.waiting < WINDOW_PACKETS / 2 {
             return Vec::new();
@@ -168,14 +168,14 @@ impl Lane {
         if ahead.is_empty() { Vec::new() } else { behind.into_iter().map(|(line, _)| line).collect() }
     }
 
-    /// The line has a reader of its own from here on.
+    /// Records that the line has a reader of its own from here on.
     pub(super) fn assign_reader(&mut self, line: Line, reader: usize) {
         if let Some(line) = self.lines.get_mut(usize::from(line.0)) {
             line.reader = reader;
         }
     }
 
-    /// Nothing follows: what is held goes out, what is missing is declared.
+    /// Ends the lane: delivers held packets and declares missing messages.
     pub(super) fn finish(&mut self, output: &mut impl PacketSink) {
         loop {
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
@@ -184,9 +184,9 @@ impl Lane {
             }
             self.start_next_session(output);
         }
-        // Nothing came after it that would speak against it: a capture may be a sample of a few packets.
+        // No later packet contradicted the jump: a capture may be a sample of a few packets.
         if self.unconfirmed_jump.take_uncontradicted() {
-            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.deliver_confirmed_jump(line, output));
+            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.confirm_jump(line, output));
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         }
         let frontier = self.arbiter.expected();
@@ -195,8 +195,8 @@ impl Lane {
         }
     }
 
-    /// A line's packets that were refused for their place are in theirs after all.
-    fn deliver_confirmed_jump(&mut self, line: Line, output: &mut impl PacketSink) {
+    /// Accepts packets of a line that were refused because of their unconfirmed jump.
+    fn confirm_jump(&mut self, line: Line, output: &mut impl PacketSink) {
         let Some((first, run)) = self.unconfirmed_jump.take_run(line) else { return };
         self.arbiter.accept_jump(first, NOW);
         let mut index = 0;
@@ -229,7 +229,7 @@ impl Lane {
             if self.ahead.hold(line, ts_recv, bytes) {
                 return;
             }
-            // No room to wait any longer.
+            // The window is full: no more room for waiting.
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.start_next_session(output);
         }
@@ -240,7 +240,7 @@ impl Lane {
             SessionMatch::Current => {}
         }
         if self.unconfirmed_jump.is_continued(line, packet.first) && self.arbiter.would_accept(line, packet.first) {
-            self.deliver_confirmed_jump(line, output);
+            self.confirm_jump(line, output);
         }
         let is_message = packet.kind == PacketKind::Messages;
         let mut outcome = Ok(());
@@ -250,7 +250,7 @@ impl Lane {
                     line,
                     first: packet.first,
                     next: packet.next(),
-                    // Handed back as it is: the whole datagram, so that it can go out unchanged.
+                    // The block is the whole datagram, so that it can be sent unchanged.
                     block: bytes,
                     ts_recv,
                     send_time: packet.send_time,
@@ -277,18 +277,18 @@ impl Lane {
         }
     }
 
-    /// The line has brought the packet: how far it is, what it has lost, whom it led.
+    /// Records the arrival of a packet on a line: its progress, its losses, its lead over other lines.
     fn record_arrival(&mut self, line: Line, packet: &Packet<'_>, ts_recv: UnixNs) {
         let Some(lane_line) = self.lines.get_mut(usize::from(line.0)) else { return };
         let (first, next) = (packet.first, packet.next());
         lane_line.advance_to(next);
-        let is_new = lane_line.losses.saw(first, next);
+        let is_new = lane_line.losses.record(first, next);
         if is_new && packet.kind == PacketKind::Messages {
-            self.leads.saw(line, lane_line.file, first, next, ts_recv);
+            self.leads.record(line, lane_line.file, first, next, ts_recv);
         }
     }
 
-    /// Whether a packet belongs to the next numbering while this one still waits for something.
+    /// Whether a packet belongs to the next session while the current one still waits for messages.
     fn is_of_next_session(&self, packet: &Packet<'_>, ts_recv: UnixNs) -> bool {
         if self.arbiter.state() != ChannelState::Gap {
             return false;
@@ -303,7 +303,7 @@ impl Lane {
         })
     }
 
-    /// Lets the next numbering begin once nothing of the current one can come any more.
+    /// Starts the next session once no message of the current one can arrive any more.
     fn start_next_session(&mut self, output: &mut impl PacketSink) {
         if self.ahead.is_empty() || self.arbiter.state() == ChannelState::Gap {
             return;
@@ -334,16 +334,16 @@ impl Lane {
         }
         self.leads.begin_session();
         self.counts.sessions += 1;
-        if self.begun.len() >= SESSIONS_REMEMBERED {
-            self.begun.remove(0);
+        if self.started_sessions.len() >= SESSIONS_REMEMBERED {
+            self.started_sessions.remove(0);
         }
-        self.begun.push(packet.session);
-        // Captures that begin late have lost nothing; once running, a numbering is expected from its first message.
+        self.started_sessions.push(packet.session);
+        // Captures that begin late have lost nothing. Once running, a session is expected from its first message.
         let joins_late = is_first && packet.first > Sequence(1);
         self.arbiter.begin_session((!joins_late).then_some(Sequence(1)));
     }
 
-    /// Declares what every line has passed, or has ended before.
+    /// Declares gaps that every line has passed, or has ended before.
     fn declare_gaps_passed_by_all_lines(&mut self, heads: &SourceHeads<'_>, output: &mut impl PacketSink) {
         if self.arbiter.state() != ChannelState::Gap {
             return;
@@ -359,7 +359,7 @@ impl Lane {
         }
     }
 
-    /// Lets the arbiter work and writes what it delivers.
+    /// Calls the arbiter and writes the packets that it delivers.
     fn arbitrate(
         &mut self,
         output: &mut impl PacketSink,
@@ -408,7 +408,7 @@ impl LineState {
         self.packets += 1;
     }
 
-    /// The line won't bring anything before this: it had got here so many packets ago as it may reorder.
+    /// The line delivers nothing before this sequence: it was here as many packets ago as a line may reorder.
     fn passed_through(&self) -> Sequence {
         self.furthest.get(self.packets % REORDER_PACKETS_MAX).copied().unwrap_or_default()
     }
@@ -437,14 +437,14 @@ impl PacketOutput {
             Feed::IexTops => iextp::write_part::<TopsProtocol>(&mut part, whole, from, until),
             Feed::IexDeep => iextp::write_part::<DeepProtocol>(&mut part, whole, from, until),
         };
-        debug_assert_eq!(cut, Ok(()), "what the arbiter delivers of a packet is in it");
+        debug_assert_eq!(cut, Ok(()), "a delivered range lies within its packet");
         if cut.is_ok() {
             self.write(ts_recv, &part, output);
         }
         self.part = part;
     }
 
-    /// One line's heartbeats are enough, and only where nothing else says that the channel lives.
+    /// One line's heartbeats are enough, and only if nothing else shows that the channel is alive.
     fn heartbeat(
         &mut self,
         packet: &Packet<'_>,
@@ -462,16 +462,16 @@ impl PacketOutput {
     }
 }
 
-/// The arbiter's deadlines are not used: what is given up is decided by number.
+/// The arbiter's deadlines are not used: gaps are declared by sequence.
 const NOW: MonoNs = MonoNs(0);
-/// Packets held while something before them is missing: more than files may be apart.
+/// Packets held while an earlier message is missing: more than the allowed distance between files.
 pub(super) const WINDOW_PACKETS: usize = 4_096;
-/// Longest of them: any of a jumbo frame. With the window's packets and the lanes that there may be, all of a merge reserves less
-/// than 3 GB, of which only what is held becomes memory.
+/// Longest such packet: any that a jumbo frame carries. With the window's packets and the maximum of lanes, a merge
+/// reserves less than 3 GB, of which only held packets occupy memory.
 const DATAGRAM_BYTES_MAX: usize = 9_216;
-/// So many packets late, a line may still bring something.
+/// A line may deliver a packet this many packets late.
 const REORDER_PACKETS_MAX: usize = 64;
-/// Silence after which a heartbeat is worth keeping, ns.
+/// Silence after which a heartbeat is worth writing, ns.
 const HEARTBEAT_NS: u64 = 500_000_000;
-/// Numberings whose order is remembered.
+/// Number of sessions whose order is remembered.
 const SESSIONS_REMEMBERED: usize = 64;

@@ -1,4 +1,4 @@
-//! Which line was ahead of which, message by message.
+//! Leads between lines, message by message.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use mdgw_feeds::{
     time::UnixNs,
 };
 
-/// Compares the stamps of each message on each pair of lines.
+/// Compares the timestamps of each message on each pair of lines.
 #[derive(Debug, Default)]
 pub(super) struct Leads {
     recent: Vec<RecentPackets>,
-    /// By the lower and the higher line.
+    /// Keyed by the lower and the higher line.
     pairs: BTreeMap<(u8, u8), Differences>,
 }
 
@@ -22,11 +22,11 @@ struct RecentPackets {
     file: usize,
     ring: Box<[PacketArrival]>,
     count: u64,
-    /// For each other line: where its latest packet was found, since copies come in order too.
+    /// For each other line, the position where its latest packet was found, since copies come in order too.
     cursors: Vec<u64>,
 }
 
-/// Messages `[first, next)` came at `ts_recv`.
+/// Messages `[first, next)` arrived at `ts_recv`.
 #[derive(Clone, Copy, Debug, Default)]
 struct PacketArrival {
     first: Sequence,
@@ -34,24 +34,24 @@ struct PacketArrival {
     ts_recv: UnixNs,
 }
 
-/// How much later each message came on the second line of a pair than on the first, ns.
+/// Delay of each message on the second line of a pair after the first, ns.
 #[derive(Debug)]
 pub(super) struct Differences {
-    /// Histograms count from here; `None` until enough is known.
+    /// Zero point of the histograms; `None` until enough samples exist.
     base_ns: Option<i64>,
     first_samples: Vec<(i64, u64)>,
     last_samples: Vec<i64>,
     last_index: usize,
-    /// Distances from the base, to either side.
+    /// Distances from the base in both directions.
     above: Histogram<u64>,
     below: Histogram<u64>,
     span_ns: Option<(u64, u64)>,
 }
 
 impl Leads {
-    /// A line brought a packet for the first time.
+    /// Records a packet that its line delivered for the first time.
     #[inline]
-    pub(super) fn saw(&mut self, line: Line, file: usize, first: Sequence, next: Sequence, ts_recv: UnixNs) {
+    pub(super) fn record(&mut self, line: Line, file: usize, first: Sequence, next: Sequence, ts_recv: UnixNs) {
         let index = usize::from(line.0);
         while self.recent.len() <= index {
             self.recent.push(RecentPackets::new(file));
@@ -62,7 +62,7 @@ impl Leads {
             let other_number = u8::try_from(other).unwrap_or(u8::MAX);
             let is_same_clock = copies.file == file;
             copies.overlapping(index, &arrival, |count, other_ts| {
-                // Of the two stamps, that of the lower line is taken from the other.
+                // The difference is the higher line's timestamp minus the lower line's.
                 let (pair, later, earlier) = if other < index {
                     ((other_number, line.0), ts_recv, other_ts)
                 } else {
@@ -78,7 +78,7 @@ impl Leads {
         }
     }
 
-    /// A new numbering: earlier packets say nothing about it.
+    /// Starts a session: earlier packets can't match its packets.
     pub(super) fn begin_session(&mut self) {
         for recent in &mut self.recent {
             recent.count = 0;
@@ -86,7 +86,7 @@ impl Leads {
         }
     }
 
-    /// What was measured, by the lower and the higher line.
+    /// Measured differences, by the lower and the higher line.
     pub(super) fn pairs(&self) -> impl Iterator<Item = (Line, Line, &Differences)> {
         self.pairs.iter().map(|((first, second), differences)| (Line(*first), Line(*second), differences))
     }
@@ -114,14 +114,14 @@ impl RecentPackets {
         self.ring.get(index(position)).copied().unwrap_or_default()
     }
 
-    /// Tells of each remembered packet that shares messages with `wanted`, a packet of line `line`.
+    /// Reports each remembered packet that shares messages with `wanted`, a packet of line `line`.
     fn overlapping(&mut self, line: usize, wanted: &PacketArrival, mut report: impl FnMut(u64, UnixNs)) {
         if self.cursors.len() <= line {
             self.cursors.resize(line + 1, 0);
         }
         let oldest = self.count.saturating_sub(self.ring.len() as u64);
         let mut position = self.cursors.get(line).copied().unwrap_or(0).max(oldest);
-        // Packets of a line may be a little out of order.
+        // Packets of a line may be slightly out of order.
         let back = position.saturating_sub(REORDER_PACKETS_MAX).max(oldest);
         while position > back && self.get(position - 1).next > wanted.first {
             position -= 1;
@@ -151,7 +151,7 @@ impl Differences {
         let histogram =
             || Histogram::new_with_bounds(1, DIFFERENCE_NS_MAX, 3).expect("bounds from 1 to 6 hours are legal");
         Self {
-            // Stamps of one clock are compared as they are.
+            // Timestamps of one clock are compared without correction.
             base_ns: is_same_clock.then_some(0),
             first_samples: Vec::new(),
             last_samples: Vec::new(),
@@ -181,7 +181,7 @@ impl Differences {
         }
     }
 
-    /// Clocks that differ by hours still differ by little from their usual difference.
+    /// Takes the median as base: the differences of clocks that are hours apart still vary little around it.
     fn choose_base(&mut self) {
         let base_ns = median(self.first_samples.iter().map(|(difference_ns, _)| *difference_ns).collect());
         self.base_ns = Some(base_ns);
@@ -195,7 +195,7 @@ impl Differences {
         side.saturating_record_n(difference_ns.abs_diff(base_ns), count);
     }
 
-    /// Differences with how often each was met, ascending.
+    /// Differences with their counts, ascending.
     pub(super) fn distribution(&self) -> Vec<(i64, u64)> {
         let Some(base_ns) = self.base_ns else {
             let mut few = self.first_samples.clone();
@@ -203,7 +203,7 @@ impl Differences {
             return few;
         };
         let signed = |distance: u64| i64::try_from(distance).unwrap_or(i64::MAX);
-        // A bucket stands for its lowest value: to a thousandth what it was.
+        // The lowest value of a bucket represents it, accurate to a thousandth.
         let below = self.below.iter_recorded().map(|bucket| {
             let distance = self.below.lowest_equivalent(bucket.value_iterated_to());
             (base_ns.saturating_sub(signed(distance)), bucket.count_at_value())
@@ -217,7 +217,7 @@ impl Differences {
         all
     }
 
-    /// The usual difference in the beginning and in the end, and how far apart these are, ns.
+    /// The typical difference at the beginning and at the end, and the time between them, ns.
     pub(super) fn drift(&self) -> (i64, i64, u64) {
         let begin = median(self.first_samples.iter().map(|(difference_ns, _)| *difference_ns).collect());
         let span_ns = self.span_ns.map_or(0, |(begin_ns, end_ns)| end_ns - begin_ns);
@@ -239,23 +239,23 @@ fn index(position: u64) -> usize {
     usize::try_from(position % RECENT_PACKETS as u64).unwrap_or(0)
 }
 
-/// Packets of a line that are remembered for comparison: as far as files and lines may be apart.
+/// Packets of a line remembered for comparison: the allowed distance between files and lines.
 const RECENT_PACKETS: usize = 16_384;
-/// How far out of order packets of a line may be and still be compared.
+/// Packets of a line may be this far out of order and are still compared.
 const REORDER_PACKETS_MAX: u64 = 64;
-/// Packets of a line beyond those wanted that are looked at: one that comes late stands among them.
+/// Packets of a line examined beyond the wanted ones, to find a late packet among them.
 const LOOKAHEAD_PACKETS: u64 = 8;
-/// Differences from which the usual one is taken.
+/// Samples from which the base is chosen.
 const SAMPLES_MAX: usize = 101;
-/// Longest distance from the usual difference that is told apart: six hours.
+/// Largest distance from the base that is distinguished: six hours.
 const DIFFERENCE_NS_MAX: u64 = 6 * 3_600_000_000_000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn saw(leads: &mut Leads, line: u8, file: usize, first: u64, next: u64, ts: u64) {
-        leads.saw(Line(line), file, Sequence(first), Sequence(next), UnixNs(ts));
+    fn arrive(leads: &mut Leads, line: u8, file: usize, first: u64, next: u64, ts: u64) {
+        leads.record(Line(line), file, Sequence(first), Sequence(next), UnixNs(ts));
     }
 
     fn distribution_of_pair(leads: &Leads) -> Vec<(i64, u64)> {
@@ -267,10 +267,10 @@ mod tests {
     #[test]
     fn each_common_message_is_compared_once_regardless_of_packet_boundaries() {
         let mut leads = Leads::default();
-        saw(&mut leads, 0, 0, 1, 4, 100);
-        saw(&mut leads, 1, 0, 1, 2, 110);
-        saw(&mut leads, 1, 0, 2, 7, 120);
-        saw(&mut leads, 0, 0, 4, 7, 150);
+        arrive(&mut leads, 0, 0, 1, 4, 100);
+        arrive(&mut leads, 1, 0, 1, 2, 110);
+        arrive(&mut leads, 1, 0, 2, 7, 120);
+        arrive(&mut leads, 0, 0, 4, 7, 150);
         assert_eq!(distribution_of_pair(&leads), [(-30, 3), (10, 1), (20, 2)]);
     }
 
@@ -278,10 +278,10 @@ mod tests {
     fn reordered_packets_are_matched_with_their_copies() {
         let mut leads = Leads::default();
         for number in [1, 3, 2, 4, 5] {
-            saw(&mut leads, 0, 0, number, number + 1, 100 * number);
+            arrive(&mut leads, 0, 0, number, number + 1, 100 * number);
         }
         for number in [2, 1, 3, 5, 4] {
-            saw(&mut leads, 1, 0, number, number + 1, 100 * number + 7);
+            arrive(&mut leads, 1, 0, number, number + 1, 100 * number + 7);
         }
         assert_eq!(distribution_of_pair(&leads), [(7, 5)]);
     }
@@ -291,8 +291,8 @@ mod tests {
         let hour_ns = 3_600_000_000_000;
         let mut leads = Leads::default();
         for number in 0..1_000 {
-            saw(&mut leads, 0, 0, number + 1, number + 2, number * 10);
-            saw(&mut leads, 1, 1, number + 1, number + 2, number * 10 + hour_ns + number % 3);
+            arrive(&mut leads, 0, 0, number + 1, number + 2, number * 10);
+            arrive(&mut leads, 1, 1, number + 1, number + 2, number * 10 + hour_ns + number % 3);
         }
         let hour_ns = i64::try_from(hour_ns).unwrap();
         assert_eq!(distribution_of_pair(&leads), [(hour_ns, 334), (hour_ns + 1, 333), (hour_ns + 2, 333)]);
@@ -301,9 +301,9 @@ mod tests {
     #[test]
     fn packets_of_different_sessions_are_not_compared() {
         let mut leads = Leads::default();
-        saw(&mut leads, 0, 0, 1, 4, 100);
+        arrive(&mut leads, 0, 0, 1, 4, 100);
         leads.begin_session();
-        saw(&mut leads, 1, 0, 1, 4, 200);
+        arrive(&mut leads, 1, 0, 1, 4, 200);
         assert_eq!(leads.pairs().count(), 0);
     }
 }

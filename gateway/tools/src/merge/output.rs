@@ -1,4 +1,4 @@
-//! The capture that is written: as it comes, so that what was written stays when something fails.
+//! The output capture, written in order: the part written before a failure stays.
 
 use std::{
     fs::File,
@@ -14,7 +14,7 @@ use mdgw_captures::{
 
 use super::{MergeError, PacketAddresses, PacketSink};
 
-/// A capture in the making.
+/// A capture that is being written.
 #[derive(Debug)]
 pub(super) struct Output {
     path: PathBuf,
@@ -23,7 +23,7 @@ pub(super) struct Output {
     failure: Option<io::Error>,
 }
 
-/// What went out.
+/// Counts of the output.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct WrittenCounts {
     pub(super) packets: u64,
@@ -42,7 +42,7 @@ impl Output {
         Ok(output)
     }
 
-    /// Whether all went out so far.
+    /// Whether all writes succeeded so far.
     #[inline]
     pub(super) fn check(&mut self) -> Result<(), MergeError> {
         match self.failure.take() {
@@ -51,7 +51,7 @@ impl Output {
         }
     }
 
-    /// Writes what is still held.
+    /// Writes the buffered bytes.
     pub(super) fn finish(&mut self) -> Result<WrittenCounts, MergeError> {
         self.check()?;
         let Some(writer) = self.writer.take() else { return Ok(self.written) };
@@ -63,11 +63,12 @@ impl Output {
         Ok(self.written)
     }
 
-    /// The file ends with a whole packet then: a reader bears with half a one, but where it can be helped, it doesn't have to.
+    /// After a failure, truncates the file after its last whole packet. Readers tolerate a partial packet, but a whole
+    /// one is better.
     fn truncate_and_fail(&self, source: io::Error) -> MergeError {
         if self.path.is_file() && self.path.extension().is_none_or(|end| end != "zst") {
             let file = File::options().read(true).write(true).open(&self.path);
-            // The failure that is told is the one before.
+            // The earlier failure is reported.
             let _ = file.and_then(|file| truncate_to_whole_packets(&file));
         }
         self.error(source)
@@ -79,14 +80,14 @@ impl Output {
 }
 
 impl PacketSink for Output {
-    /// What goes wrong is told by [`Self::check`].
+    /// [`Self::check`] reports errors.
     #[inline]
     fn datagram(&mut self, time_ns: u64, addresses: &PacketAddresses, payload: &[u8]) {
         let Some(writer) = &mut self.writer else { return };
         let outcome = match (addresses.src, addresses.dst) {
             (SocketAddr::V4(src), SocketAddr::V4(dst)) => writer.datagram(time_ns, src, dst, payload),
             (SocketAddr::V6(src), SocketAddr::V6(dst)) => writer.datagram_v6(time_ns, src, dst, payload),
-            // No datagram goes from one family to the other.
+            // A datagram's addresses always belong to one family.
             _ => Err(io::ErrorKind::InvalidInput.into()),
         };
         match outcome {
@@ -102,5 +103,5 @@ impl PacketSink for Output {
     }
 }
 
-/// Some thousand packets: few system calls, and within the second-level cache.
+/// Some thousand packets: few system calls, and it fits into the second-level cache.
 const BUFFER_BYTES: usize = 512 * 1024;

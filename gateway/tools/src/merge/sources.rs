@@ -1,7 +1,7 @@
 //! Captures read side by side, none of them far ahead of the others.
 //!
-//! A line that lags far behind another one of the same capture gets a reader of its own, which stands in that capture where
-//! the line is: then they are read side by side too, and the lag costs no memory, but reading the capture once more.
+//! A line that lags far behind another line of the same capture gets its own reader, positioned in the capture where
+//! the line is. Both are then read side by side. The lag costs no memory, but the capture is read once more.
 
 use std::path::PathBuf;
 
@@ -16,20 +16,20 @@ use mdgw_feeds::{
 use super::{MergeError, lane::Lane};
 use crate::replay::routes::{self, RouteTarget, Routes};
 
-/// The files, each standing at a datagram of a channel.
+/// The readers, each at a datagram of a channel.
 #[derive(Debug)]
 pub(super) struct Sources {
-    /// One for each capture, then the further readers of lines.
+    /// One for each capture, then the additional readers of lines.
     files: Vec<Source>,
     capture_count: usize,
     options: OpenOptions,
     routes: Routes,
     damages: Vec<CaptureError>,
-    /// Datagrams of known lines whose framing doesn't fit.
+    /// Datagrams of known lines with malformed framing.
     refused: DropCounts,
 }
 
-/// A datagram to be merged.
+/// A datagram to merge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NextDatagram<'a> {
     pub(super) lane: usize,
@@ -38,11 +38,12 @@ pub(super) struct NextDatagram<'a> {
     pub(super) datagram: CapturedDatagram<'a>,
 }
 
-/// Where the files stand.
+/// Positions of all readers.
 pub(super) struct SourceHeads<'a>(&'a [Source]);
 
 impl SourceHeads<'_> {
-    /// Whether a file goes on. What it may still bring is waited for, however long it has brought nothing.
+    /// Whether a reader has more. Messages that it may still deliver are waited for, however long it has delivered
+    /// nothing.
     pub(super) fn has_more(&self, file: usize) -> bool {
         self.0.get(file).is_some_and(|source| source.head.is_some())
     }
@@ -51,19 +52,19 @@ impl SourceHeads<'_> {
 #[derive(Debug)]
 struct Source {
     file: CaptureFile,
-    /// Which capture it reads.
+    /// Capture that it reads.
     capture: usize,
-    /// All that a further reader takes: a line of a lane.
-    only: Option<(usize, Line)>,
-    /// What further readers take instead of this one.
+    /// An additional reader accepts this line of a lane only.
+    single_line: Option<(usize, Line)>,
+    /// Lines left to additional readers.
     excluded_lines: Vec<(usize, Line)>,
-    /// What the file stands at; `None` when it has ended.
+    /// Current datagram; `None` at the end.
     head: Option<SourceHead>,
-    /// How far it has got in each lane, its head included.
+    /// Position in each lane, current datagram included.
     positions: Vec<Option<SourcePosition>>,
 }
 
-/// A datagram of a lane, as far as choosing takes.
+/// The part of a datagram that the choice of the next reader needs.
 #[derive(Clone, Copy, Debug)]
 struct SourceHead {
     lane: usize,
@@ -75,7 +76,7 @@ struct SourceHead {
     unsequenced: bool,
 }
 
-/// A place in a lane's numbering.
+/// Position in a lane's sessions.
 #[derive(Clone, Copy, Debug)]
 struct SourcePosition {
     session: VenueSession,
@@ -100,8 +101,8 @@ impl Sources {
         })
     }
 
-    /// Goes to the first datagram of each file. Which lanes a file has, and where it begins in each, is looked up before:
-    /// what a file has not shown yet may be what the others lack.
+    /// Reads up to the first datagram of each file. Before that, it looks up which lanes a file has and where it begins
+    /// in each, since a file that has not shown a lane yet may hold what the others lack.
     pub(super) fn begin(&mut self) -> Result<(), MergeError> {
         for file in 0..self.files.len() {
             self.look_ahead(file)?;
@@ -112,13 +113,13 @@ impl Sources {
 
     fn look_ahead(&mut self, file: usize) -> Result<(), MergeError> {
         let Some(source) = self.files.get_mut(file) else { return Ok(()) };
-        // A pipe can be read but once.
+        // A pipe can be read only once.
         if !source.file.path().is_file() {
             return Ok(());
         }
         let Ok(mut ahead) = CaptureFile::open(source.file.path(), &self.options) else { return Ok(()) };
         for _ in 0..LOOK_AHEAD_DATAGRAMS {
-            // Damage is met again, and told, when it is come to.
+            // Damage is met again, and reported, when the merge reaches it.
             if !ahead.advance().unwrap_or(false) {
                 break;
             }
@@ -138,7 +139,8 @@ impl Sources {
         Ok(())
     }
 
-    /// The file to read on: the earliest by its own clock that isn't ahead of another. `None` when all have ended.
+    /// The reader to advance next: the earliest by its own clock that isn't ahead of another. `None` when all have
+    /// ended.
     #[inline]
     pub(super) fn choose(&self, lanes: &[Lane]) -> Option<usize> {
         if let [only] = self.files.as_slice() {
@@ -150,11 +152,11 @@ impl Sources {
             return Some(earliest);
         }
         let not_ahead = heads().filter(|(_, file)| !self.is_ahead(*file, lanes)).min();
-        // Each waits for another in some lane: time decides after all.
+        // Each waits for another in some lane, so the time decides.
         Some(not_ahead.map_or(earliest, |(_, file)| file))
     }
 
-    /// The datagram at which a file stands, and where all files stand.
+    /// The current datagram of a reader, and the positions of all readers.
     #[inline]
     pub(super) fn current(&self, file: usize) -> Option<(NextDatagram<'_>, SourceHeads<'_>)> {
         let source = self.files.get(file)?;
@@ -164,7 +166,7 @@ impl Sources {
         Some((NextDatagram { lane: head.lane, line: head.line, packet, datagram }, SourceHeads(&self.files)))
     }
 
-    /// Goes on to the file's next datagram of any lane.
+    /// Advances to the reader's next datagram of any lane.
     #[inline]
     pub(super) fn advance(&mut self, file: usize) -> Result<(), MergeError> {
         let Some(source) = self.files.get_mut(file) else { return Ok(()) };
@@ -174,20 +176,20 @@ impl Sources {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(damage) => {
-                    // It is met by every reader of the capture.
-                    if source.only.is_none() {
+                    // Every reader of the capture meets the same damage.
+                    if source.single_line.is_none() {
                         self.damages.push(damage);
                     }
                     return Ok(());
                 }
             }
-            // What the snap length has cut says nothing; the file counts it.
+            // Truncated datagrams can't be used; the file counts them.
             let Some(datagram) = source.file.current().filter(|datagram| !datagram.is_truncated) else { continue };
-            let routed = match source.only {
+            let routed = match source.single_line {
                 None => self.routes.route(source.capture, &datagram, &source.file)?,
-                Some(_) => self.routes.known(source.capture, &datagram),
+                Some(_) => self.routes.existing_route(source.capture, &datagram),
             };
-            let Some(RouteTarget { lane, line, .. }) = routed.filter(|routed| source.takes(routed)) else { continue };
+            let Some(RouteTarget { lane, line, .. }) = routed.filter(|routed| source.accepts(routed)) else { continue };
             let Some(feed) = self.routes.lanes().get(lane).map(|lane| lane.feed) else { continue };
             let packet = match routes::parse(feed, datagram.payload) {
                 Ok(packet) => packet,
@@ -212,12 +214,12 @@ impl Sources {
         }
     }
 
-    /// A further reader for a line of that one's capture, from there on; `None` where the capture can't be read twice, as a
-    /// pipe. The other reader stands at a datagram that was taken.
+    /// Adds a reader for a line of that reader's capture, from its position on; `None` if the capture can't be read
+    /// twice, as a pipe. The current datagram of the first reader was already accepted.
     ///
     /// # Errors
     /// As [`Self::advance`].
-    pub(super) fn part(&mut self, file: usize, lane: usize, line: Line) -> Result<Option<usize>, MergeError> {
+    pub(super) fn add_reader(&mut self, file: usize, lane: usize, line: Line) -> Result<Option<usize>, MergeError> {
         let Some(source) = self.files.get_mut(file) else { return Ok(None) };
         if !source.file.path().is_file() {
             return Ok(None);
@@ -257,7 +259,7 @@ impl Sources {
         self.files().map(CaptureFile::file_bytes_read).sum()
     }
 
-    /// Whether another file is so far behind in the lane of this one's datagram that it has to be read first.
+    /// Whether another reader is so far behind in the lane of this reader's datagram that it has to be read first.
     fn is_ahead(&self, file: usize, lanes: &[Lane]) -> bool {
         let Some(head) = self.files.get(file).and_then(|source| source.head) else { return false };
         if head.unsequenced {
@@ -271,14 +273,14 @@ impl Sources {
 }
 
 impl Source {
-    fn new(file: CaptureFile, capture: usize, only: Option<(usize, Line)>) -> Self {
-        Self { file, capture, only, excluded_lines: Vec::new(), head: None, positions: Vec::new() }
+    fn new(file: CaptureFile, capture: usize, single_line: Option<(usize, Line)>) -> Self {
+        Self { file, capture, single_line, excluded_lines: Vec::new(), head: None, positions: Vec::new() }
     }
 
     #[inline]
-    fn takes(&self, routed: &RouteTarget) -> bool {
+    fn accepts(&self, routed: &RouteTarget) -> bool {
         let line = (routed.lane, routed.line);
-        self.only.is_none_or(|only| only == line) && !self.excluded_lines.contains(&line)
+        self.single_line.is_none_or(|only| only == line) && !self.excluded_lines.contains(&line)
     }
 
     #[inline]
@@ -297,12 +299,12 @@ impl Source {
     }
 }
 
-/// Whether a file that has got to `positions` may still bring what comes before `head`, and more than may be held.
+/// Whether a reader at `positions` may still deliver messages before `head`, more of them than may be held.
 fn is_behind(positions: &SourcePosition, head: &SourceHead, lane: Option<&Lane>) -> bool {
     if positions.session != head.at.session {
         return lane.is_some_and(|lane| lane.session_rank(positions.session) < lane.session_rank(head.at.session));
     }
-    // Before anything was delivered, the lowest number begins.
+    // Before anything was delivered, the lowest sequence goes first.
     let ahead_max = if lane.is_some_and(Lane::has_started) { AHEAD_MESSAGES_MAX } else { 0 };
     let is_far = head.first > positions.next.plus(ahead_max);
     match (head.at.send_time, positions.send_time) {
@@ -314,11 +316,11 @@ fn is_behind(positions: &SourcePosition, head: &SourceHead, lane: Option<&Lane>)
     }
 }
 
-/// Datagrams of each file that are looked at before merging begins.
+/// Datagrams of each file examined before merging begins.
 const LOOK_AHEAD_DATAGRAMS: usize = 16_384;
-/// How far a file may be read beyond another one, in messages of a lane: less than the lane's window of packets.
+/// How far a reader may be ahead of another, in messages of a lane: less than the lane's window of packets.
 const AHEAD_MESSAGES_MAX: u64 = 2_048;
 /// The same by the venue's sending times, ns: longer than any line's delay.
 const AHEAD_NS_MAX: u64 = 1_000_000_000;
-/// The same where a numbering begins, ns: two copies of its first packet differ by less.
+/// The same at the beginning of a session, ns: two copies of its first packet differ by less.
 const RESTART_LEAD_NS_MAX: u64 = 1_000_000;

@@ -1,4 +1,4 @@
-//! What a merge found: as tables, or as one line of JSON.
+//! Summary of a merge: as tables, or as one line of JSON.
 
 use std::{collections::BTreeMap, fmt::Write as _, path::Path, time::Duration};
 
@@ -23,63 +23,62 @@ use crate::{
     report::quantity::Latency,
 };
 
-/// What a merge found.
+/// Summary of a merge.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct MergeSummary {
     /// Each capture.
     pub files: Vec<FileSummary>,
     /// Each channel.
     pub channels: Vec<LaneSummary>,
-    /// How far the clocks of captures are apart.
+    /// Clock offsets between captures.
     pub clocks: Vec<ClockSummary>,
-    /// UDP datagrams of no feed that is known.
+    /// UDP datagrams of unknown feeds.
     pub unrecognised_datagrams: u64,
-    /// UDP datagrams of a feed that was not asked for.
+    /// UDP datagrams of feeds that were not requested.
     pub other_feed_datagrams: u64,
-    /// Datagrams of known lines that were left out since their framing doesn't fit.
+    /// Datagrams of known lines with malformed framing, skipped.
     pub malformed_datagrams: u64,
-    /// What was written.
+    /// Output written.
     pub output: OutputSummary,
-    /// How long it took, s.
+    /// Duration of the merge, s.
     pub elapsed_seconds: f64,
 }
 
 /// One channel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LaneSummary {
-    /// Its feed.
+    /// Feed of the channel.
     pub feed: &'static str,
-    /// Its last numbering.
+    /// Last session.
     pub session: Option<String>,
-    /// Numberings.
+    /// Number of sessions.
     pub sessions: u64,
     /// Messages written, each once.
     pub messages: u64,
     /// Packets written with messages.
     pub packets: u64,
-    /// Of the messages, those that nobody had numbered: taken in the order of the files.
+    /// Of the messages, those without sequence: written in file order.
     pub unsequenced: u64,
     /// Gaps that no line could fill.
     pub gap_count: u64,
-    /// Messages in them.
+    /// Messages in these gaps.
     pub gap_messages: u64,
-    /// Of the gaps, those given up when no more packets could be held: a line may bring them later than that.
-    #[serde(rename = "gaps_for_room")]
+    /// Of the gaps, those declared because the window was full: a line may deliver the messages later.
     pub gaps_window_full: u64,
     /// The first of these gaps.
     pub gaps: Vec<GapSummary>,
     /// Packets refused, by reason; copies are not among them.
     pub drops: BTreeMap<&'static str, u64>,
-    /// Its lines.
+    /// Lines of the channel.
     pub lines: Vec<LineSummary>,
-    /// Which line was ahead of which.
+    /// Leads between lines.
     pub leads: Vec<LeadSummary>,
 }
 
 /// Messages `[first, next)` that are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GapSummary {
-    /// The numbering.
+    /// Session of the gap.
     pub session: String,
     /// First missing sequence.
     pub first: u64,
@@ -87,54 +86,53 @@ pub struct GapSummary {
     pub next: u64,
 }
 
-/// One line, as one capture has it.
+/// One line, as recorded in one capture.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LineSummary {
     /// A, B, …
     pub line: String,
-    /// The capture.
+    /// Path of the capture.
     pub path: String,
-    /// Where its packets were sent to.
+    /// Destination address of its packets.
     pub dst: String,
     /// Packets with messages.
     pub packets: u64,
     /// Messages, each once.
     pub messages: u64,
-    /// Messages that this line brought first, by the stamps as they are.
-    pub first_messages: u64,
+    /// Messages that this line delivered first, by uncorrected timestamps.
+    pub won_messages: u64,
     /// Messages missing between the line's first one and its last one.
     pub lost_messages: u64,
-    /// Of these, messages that no other line had either; the others came from other lines.
+    /// Of these, messages missing on all other lines too; other lines delivered the rest.
     pub lost_by_all_messages: u64,
-    /// Holes that they lay in.
-    pub holes: u64,
-    /// Messages in the longest of them.
-    pub longest_hole: u64,
-    /// The first holes, as `[first, next)`.
-    pub first_holes: Vec<(u64, u64)>,
-    /// Messages of the channel behind the line's last one.
-    pub missing_at_end: u64,
-    /// Messages that came behind later ones.
+    /// Gaps of this line.
+    pub line_gaps: u64,
+    /// Messages in the longest gap.
+    pub longest_line_gap: u64,
+    /// The first gaps of this line, as `[first, next)`.
+    pub first_line_gaps: Vec<(u64, u64)>,
+    /// Messages of the channel after the line's last one.
+    pub missing_after_last: u64,
+    /// Messages delivered after later ones.
     pub reordered_messages: u64,
-    /// Packets that the line brought more than once.
-    pub repeated_packets: u64,
-    /// Messages that came when they had been given up, as far as their gaps are still remembered.
+    /// Packets that the line delivered more than once.
+    pub duplicate_packets: u64,
+    /// Messages that arrived after they had been declared missing, as far as the arbiter still remembers their gaps.
     pub late_messages: u64,
 }
 
 /// How much earlier messages came on one line than on another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LeadSummary {
-    /// The line that was first.
+    /// The line that was ahead.
     pub line: String,
-    /// The line that came behind.
-    #[serde(rename = "over")]
+    /// The line that was behind.
     pub other_line: String,
-    /// Messages that both brought.
+    /// Messages that both lines delivered.
     pub common_messages: u64,
-    /// Of these, messages that `line` brought first.
-    pub first_messages: u64,
-    /// By how much, ns: the median of those.
+    /// Of these, messages that `line` delivered first.
+    pub won_messages: u64,
+    /// Median lead of these, ns.
     pub p50_ns: u64,
     /// The 90th percentile.
     pub p90_ns: u64,
@@ -142,37 +140,36 @@ pub struct LeadSummary {
     pub p99_ns: u64,
     /// The longest lead.
     pub max_ns: u64,
-    /// What the stamps were compared by: `one clock`, `clocks corrected` (by the offset that stands in `clocks`) or
-    /// `clocks as they are`.
+    /// Clock basis of the comparison: `same clock`, `clocks corrected` (by the offset listed in `clocks`) or `clocks
+    /// not corrected`.
     pub clocks: &'static str,
 }
 
-/// How far the clock of one capture is ahead of another one's.
+/// Clock offset of one capture against another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ClockSummary {
-    /// The capture.
+    /// Path of the capture.
     pub file: String,
-    /// The other one.
-    #[serde(rename = "against")]
+    /// Path of the reference capture.
     pub reference: String,
     /// Which common messages were compared: those of the same line, else those of different lines.
-    pub by: &'static str,
+    pub basis: &'static str,
     /// Messages compared.
     pub messages: u64,
-    /// Median of the stamps' differences, ns: clock offset and difference of the ways in one.
+    /// Median of the timestamp differences, ns: clock offset plus path difference.
     pub offset_ns: i64,
     /// First percentile of the differences.
     pub p01_ns: i64,
     /// 99th percentile of the differences.
     pub p99_ns: i64,
-    /// Change of the difference, parts per million; `None` where the captures are too short to tell.
+    /// Drift of the difference, parts per million; `None` if the captures are too short.
     pub drift_ppm: Option<f64>,
 }
 
-/// What was written.
+/// Output written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OutputSummary {
-    /// Where it is.
+    /// Path of the output.
     pub path: String,
     /// Packets, heartbeats included.
     pub packets: u64,
@@ -219,24 +216,24 @@ impl MergeSummary {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Tables for people.
+    /// Tables for the terminal.
     #[must_use]
     pub fn to_table(&self) -> String {
         let mut table = SummaryTable::default();
         self.files.iter().for_each(|file| file.rows(&mut table));
         for channel in &self.channels {
-            table.gap();
+            table.blank_line();
             channel.rows(&mut table);
         }
         if !self.clocks.is_empty() {
-            table.gap();
+            table.blank_line();
             self.clocks.iter().for_each(|clock| clock.rows(&mut table));
-            table.row("", "(a longer way looks like a clock that is ahead: the offset holds both)".to_owned());
+            table.row("", "(the offset includes the difference of the network paths)".to_owned());
         }
-        table.gap();
+        table.blank_line();
         for (name, count) in [
-            ("of no known feed", self.unrecognised_datagrams),
-            ("of other feeds", self.other_feed_datagrams),
+            ("unknown feed", self.unrecognised_datagrams),
+            ("other feeds", self.other_feed_datagrams),
             ("malformed packets", self.malformed_datagrams),
         ] {
             if count > 0 {
@@ -246,7 +243,7 @@ impl MergeSummary {
         let OutputSummary { path, packets, payload_bytes } = &self.output;
         let (packets, payload_bytes) = (grouped(*packets), grouped(*payload_bytes));
         table.row("written", format!("{path}: {packets} packets, {payload_bytes} bytes of payload"));
-        table.row("merged in", format!("{:.3} s", self.elapsed_seconds));
+        table.row("elapsed", format!("{:.3} s", self.elapsed_seconds));
         table.text
     }
 }
@@ -291,17 +288,17 @@ impl LaneSummary {
 
     fn rows(&self, table: &mut SummaryTable) {
         let name = self.session.as_deref().unwrap_or(self.feed);
-        let sessions = if self.sessions > 1 { format!(", {} numberings", self.sessions) } else { String::new() };
+        let sessions = if self.sessions > 1 { format!(", {} sessions", self.sessions) } else { String::new() };
         table.row("channel", format!("{name}{sessions}"));
         table.row("  messages", format!("{} in {} packets", grouped(self.messages), grouped(self.packets)));
         if self.unsequenced > 0 {
-            table.row("  not numbered", format!("{}, taken in the order of the files", grouped(self.unsequenced)));
+            table.row("  unsequenced", format!("{}, in file order", grouped(self.unsequenced)));
         }
         let gaps = match self.gap_count {
             0 => "nothing".to_owned(),
             count => format!("{} messages in {} gaps", grouped(self.gap_messages), grouped(count)),
         };
-        table.row("  nobody has", gaps);
+        table.row("  lost on all lines", gaps);
         for gap in self.gaps.iter().take(GAPS_SHOWN) {
             let count = grouped(gap.next - gap.first);
             table.row("", format!("[{}, {}) {count} of {}", grouped(gap.first), grouped(gap.next), gap.session));
@@ -312,20 +309,20 @@ impl LaneSummary {
         let late: u64 = self.lines.iter().map(|line| line.late_messages).sum();
         if self.gaps_window_full > 0 {
             let why = format!(
-                "{} times, when {} packets waited for a message",
+                "{} gaps, because the window of {} packets was full",
                 grouped(self.gaps_window_full),
                 grouped(WINDOW_PACKETS as u64)
             );
-            table.row("  given up early", format!("{why}; {} messages came later than that", grouped(late)));
-            table.row("", "(a line that lags is read apart in a file, not in a pipe)".to_owned());
+            table.row("  declared early", format!("{why}; {} messages arrived later", grouped(late)));
+            table.row("", "(give a lagging line as a file, not as a pipe)".to_owned());
         } else if late > 0 {
             // The arbiter remembers its last gaps only.
             let late = grouped(late);
             table.row(
-                "  given up early",
-                format!("{late} messages at least came when all lines known by then had passed them"),
+                "  declared early",
+                format!("at least {late} messages arrived after all lines known at that time had passed them"),
             );
-            table.row("", "(a line that begins so late is waited for in a capture of its own)".to_owned());
+            table.row("", "(give a line that starts this late as a separate capture)".to_owned());
         }
         for (reason, count) in &self.drops {
             table.row(&format!("  dropped {reason}"), grouped(*count));
@@ -336,13 +333,13 @@ impl LaneSummary {
         }
     }
 
-    /// Who brought and lost what.
+    /// Messages delivered and lost by each line.
     fn line_table(&self, text: &mut String) {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "\n  {:<6}{:>12}{:>14}{:>8}{:>12}{:>9}{:>9}{:>12}  from",
-            "line", "packets", "messages", "first", "lost", "holes", "longest", "filled"
+            "line", "packets", "messages", "first", "lost", "gaps", "longest", "filled"
         );
         for line in &self.lines {
             let _ = writeln!(
@@ -351,19 +348,19 @@ impl LaneSummary {
                 line.line,
                 grouped(line.packets),
                 grouped(line.messages),
-                share(line.first_messages, self.messages),
+                share(line.won_messages, self.messages),
                 grouped(line.lost_messages),
-                grouped(line.holes),
-                grouped(line.longest_hole),
+                grouped(line.line_gaps),
+                grouped(line.longest_line_gap),
                 grouped(line.lost_messages.saturating_sub(line.lost_by_all_messages)),
                 line.path,
                 line.dst,
             );
             let anomalies = [
-                ("came out of order", line.reordered_messages),
-                ("came too late", line.late_messages),
-                ("packets came twice", line.repeated_packets),
-                ("not captured at the end", line.missing_at_end),
+                ("reordered", line.reordered_messages),
+                ("too late", line.late_messages),
+                ("duplicate packets", line.duplicate_packets),
+                ("missing after the line's last packet", line.missing_after_last),
             ];
             for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
                 let _ = writeln!(text, "        {} {name}", grouped(count));
@@ -371,7 +368,7 @@ impl LaneSummary {
         }
     }
 
-    /// Who was ahead of whom.
+    /// Leads between lines.
     fn lead_table(&self, text: &mut String) {
         if self.leads.is_empty() {
             return;
@@ -389,7 +386,7 @@ impl LaneSummary {
                 lead.line,
                 lead.other_line,
                 grouped(lead.common_messages),
-                share(lead.first_messages, lead.common_messages),
+                share(lead.won_messages, lead.common_messages),
                 Latency(lead.p50_ns),
                 Latency(lead.p90_ns),
                 Latency(lead.p99_ns),
@@ -410,17 +407,17 @@ impl LineSummary {
             dst: source.dst.to_string(),
             packets: statistics.packets,
             messages: counts.messages,
-            first_messages: statistics.won_messages,
+            won_messages: statistics.won_messages,
             lost_messages: counts.lost_messages,
             lost_by_all_messages: counts.lost_by_all.min(counts.lost_messages),
-            holes: counts.holes,
-            longest_hole: counts.longest_hole,
-            first_holes: losses
+            line_gaps: counts.line_gaps,
+            longest_line_gap: counts.longest_line_gap,
+            first_line_gaps: losses
                 .map(|losses| losses.listed.iter().map(|hole| (hole.first().0, hole.next().0)).collect())
                 .unwrap_or_default(),
-            missing_at_end: counts.missing_at_end,
+            missing_after_last: counts.missing_after_last,
             reordered_messages: counts.reordered,
-            repeated_packets: counts.repeated_packets,
+            duplicate_packets: counts.duplicate_packets,
             late_messages: statistics.late_messages,
         }
     }
@@ -429,7 +426,7 @@ impl LineSummary {
 impl ClockSummary {
     fn rows(&self, table: &mut SummaryTable) {
         let (file, reference) = (&self.file, &self.reference);
-        // To the nanosecond: it is there to be taken off.
+        // Shown to the nanosecond, so that it can be subtracted.
         let offset_ns = self.offset_ns.unsigned_abs();
         let offset = format!("{}.{:09} s", offset_ns / 1_000_000_000, offset_ns % 1_000_000_000);
         let direction = if self.offset_ns < 0 { "behind" } else { "ahead of" };
@@ -437,7 +434,7 @@ impl ClockSummary {
         let spread = Latency(self.p99_ns.abs_diff(self.p01_ns));
         let drift = self.drift_ppm.map_or_else(String::new, |ppm| format!(", drifting by {ppm:.3} ppm"));
         let messages = grouped(self.messages);
-        table.row("", format!("median of {messages} messages of {}; 98 % within {spread}{drift}", self.by));
+        table.row("", format!("median of {messages} messages of {}; 98 % within {spread}{drift}", self.basis));
     }
 }
 
@@ -453,14 +450,14 @@ fn leads_of(
         return Vec::new();
     };
     let (correction_ns, by) = correction(first_source, second_source, clocks);
-    // How much later the second line was.
+    // Delay of the second line.
     let all: Vec<(i64, u64)> = differences
         .distribution()
         .into_iter()
         .map(|(difference_ns, count)| (difference_ns.saturating_sub(correction_ns), count))
         .collect();
     let common_messages = all.iter().map(|(_, count)| count).sum();
-    // Equal stamps: the line that was given first.
+    // Equal timestamps count for the line that was given first.
     let ahead: Vec<(i64, u64)> = all.iter().copied().filter(|(lead_ns, _)| *lead_ns >= 0).collect();
     let behind = all.iter().rev().filter(|(lead_ns, _)| *lead_ns < 0).map(|(lead_ns, count)| (-lead_ns, *count));
     [(first, second, ahead), (second, first, behind.collect())]
@@ -471,7 +468,7 @@ fn leads_of(
                 line: line.to_string(),
                 other_line: other_line.to_string(),
                 common_messages,
-                first_messages: leads.iter().map(|(_, count)| count).sum(),
+                won_messages: leads.iter().map(|(_, count)| count).sum(),
                 p50_ns: at(0.5),
                 p90_ns: at(0.9),
                 p99_ns: at(0.99),
@@ -482,20 +479,20 @@ fn leads_of(
         .collect()
 }
 
-/// By how much the second line's clock is ahead, where the same line in both captures tells.
+/// Clock offset of the second line, if both captures contain a common line.
 fn correction(first: &LineSource, second: &LineSource, clocks: &[ClockSummary]) -> (i64, &'static str) {
     if first.file == second.file {
         return (0, SAME_CLOCK);
     }
     let (first, second) = (first.path.display().to_string(), second.path.display().to_string());
-    let known = clocks.iter().filter(|clock| clock.by == SAME_LINE).find_map(|clock| {
+    let known = clocks.iter().filter(|clock| clock.basis == SAME_LINE).find_map(|clock| {
         match (clock.reference == first && clock.file == second, clock.file == first && clock.reference == second) {
             (true, _) => Some(clock.offset_ns),
             (_, true) => Some(-clock.offset_ns),
             _ => None,
         }
     });
-    known.map_or((0, "clocks as they are"), |offset_ns| (offset_ns, "clocks corrected"))
+    known.map_or((0, "clocks not corrected"), |offset_ns| (offset_ns, "clocks corrected"))
 }
 
 fn source_of(routes: &LaneRoutes, wanted: Line) -> Option<&LineSource> {
@@ -508,5 +505,5 @@ fn share(part: u64, whole: u64) -> String {
 }
 
 const SAME_CLOCK: &str = "one clock";
-/// Gaps in the table; the JSON has more.
+/// Gaps in the table; the JSON lists more.
 const GAPS_SHOWN: usize = 10;

@@ -1,12 +1,12 @@
-//! Several captures as one stream, by their times: as their datagrams would have arrived.
+//! Merges several captures into one stream by their capture times, in the order in which their datagrams arrived.
 
 use std::{path::PathBuf, str::FromStr};
 
 use mdgw_captures::capture_file::{CaptureError, CaptureFile, CapturedDatagram, OpenOptions};
 use mdgw_feeds::time::TradingDate;
 
-/// Several captures that are read together. A damaged one ends at its damage; the others go on. Datagrams that the captures'
-/// snap length has cut are passed over, since part of a packet says nothing: each file counts its own.
+/// Several captures that are read together. A damaged capture ends at its damage; the others go on. Datagrams truncated
+/// by the snap length are skipped, since part of a packet can't be used; each file counts its own.
 #[derive(Debug)]
 pub struct CaptureMerge {
     inputs: Vec<MergeInput>,
@@ -16,16 +16,16 @@ pub struct CaptureMerge {
     damages: Vec<CaptureError>,
 }
 
-/// Which part of the time to play.
+/// Time window to replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// From there on.
+    /// Begin, included.
     pub from: Option<Moment>,
-    /// Up to there, the moment itself excluded.
+    /// End, excluded.
     pub until: Option<Moment>,
 }
 
-/// A moment of a capture, as one types it.
+/// A time in a capture, as typed on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// Nanoseconds after the first datagram: `+90.5` (seconds).
@@ -39,7 +39,7 @@ pub enum Moment {
 #[derive(Debug)]
 struct MergeInput {
     file: CaptureFile,
-    /// Time of the datagram that the file stands at; `None` when it has ended.
+    /// Time of the file's current datagram; `None` at its end.
     time_ns: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ impl CaptureMerge {
     /// Opens all files.
     ///
     /// # Errors
-    /// The first that cannot be opened. Damage further in is no error here: see [`Self::damages`].
+    /// The first file that cannot be opened. Damage further inside is not an error here: see [`Self::damages`].
     pub fn open(paths: &[PathBuf], options: &OpenOptions, window: Window) -> Result<Self, CaptureError> {
         let inputs = paths
             .iter()
@@ -60,7 +60,7 @@ impl CaptureMerge {
         Ok(merge)
     }
 
-    /// Goes on to the next datagram of the window; `false` at the end.
+    /// Advances to the next datagram of the window; `false` at the end.
     #[inline]
     pub fn advance(&mut self) -> bool {
         loop {
@@ -79,7 +79,7 @@ impl CaptureMerge {
         }
     }
 
-    /// The file, by its position, and the datagram that [`Self::advance`] went to.
+    /// Index of the file, and the datagram that [`Self::advance`] moved to.
     #[inline]
     #[must_use]
     pub fn current(&self) -> Option<(usize, CapturedDatagram<'_>)> {
@@ -87,37 +87,37 @@ impl CaptureMerge {
         Some((index, self.inputs.get(index)?.file.current()?))
     }
 
-    /// The files, in the order in which they were given.
+    /// The files, in the order given.
     pub fn files(&self) -> impl ExactSizeIterator<Item = &CaptureFile> {
         self.inputs.iter().map(|part| &part.file)
     }
 
-    /// The file at that position.
+    /// The file at this index.
     #[inline]
     #[must_use]
     pub fn file(&self, index: usize) -> Option<&CaptureFile> {
         self.inputs.get(index).map(|part| &part.file)
     }
 
-    /// What ended files before their end.
+    /// Errors that ended files early.
     #[must_use]
     pub fn damages(&self) -> &[CaptureError] {
         &self.damages
     }
 
-    /// The same, taken out.
+    /// Takes the errors out.
     #[must_use]
     pub fn into_damages(self) -> Vec<CaptureError> {
         self.damages
     }
 
-    /// Frames that snap lengths have cut, in all files.
+    /// Frames truncated by snap lengths, in all files.
     #[must_use]
     pub fn truncated(&self) -> u64 {
         self.files().map(|file| file.counts().truncated).sum()
     }
 
-    /// Bytes read of all files as they are on disk.
+    /// Bytes of all files on disk read so far.
     #[must_use]
     pub fn file_bytes_read(&self) -> u64 {
         self.files().map(CaptureFile::file_bytes_read).sum()
@@ -162,7 +162,7 @@ impl Window {
 }
 
 impl Moment {
-    /// The moment so many nanoseconds later.
+    /// The time this many nanoseconds later.
     #[must_use]
     pub fn later_by(self, ns: u64) -> Self {
         match self {
@@ -197,9 +197,9 @@ impl FromStr for Moment {
     }
 }
 
-/// Text that is no moment.
+/// Text that is not a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a moment (expected +SECONDS, HH:MM[:SS[.fraction]] or YYYY-MM-DDTHH:MM:SSZ, in UTC)")]
+#[error("not a time (expected +SECONDS, HH:MM[:SS[.fraction]] or YYYY-MM-DDTHH:MM:SSZ, in UTC)")]
 pub struct InvalidMoment;
 
 /// `HH:MM` or `HH:MM:SS[.fraction]`, in ns.

@@ -1,31 +1,31 @@
-//! Which feed a capture holds, where its packets leave that open.
+//! Guesses a capture's feed if its packets leave several possible.
 
 use std::path::Path;
 
 use mdgw_feeds::{identity::Feed, transport::DetectedProtocol};
 
-/// A feed and why it was taken.
+/// A feed and the basis of the guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guess {
     /// The feed.
     pub feed: Feed,
-    /// What decided.
+    /// Basis of the guess.
     pub by: GuessBasis,
 }
 
-/// What decided on a feed.
+/// Basis on which a feed was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuessBasis {
     /// The packets themselves.
     Packets,
     /// A word in the file's path.
     Path,
-    /// Nothing: the likeliest one was taken.
+    /// No evidence: the most likely feed.
     Default,
 }
 
-/// The feed of packets that look like `recognised`, in a file of that path. Nasdaq, BX and PSX speak one protocol: a
-/// word of the path decides between them (the last one counts), else Nasdaq is taken.
+/// The feed of packets that look like `recognised`, in a file with this path. Nasdaq, BX and PSX use the same protocol:
+/// a word of the path decides between them (the last one counts), else Nasdaq is chosen.
 #[must_use]
 pub fn guess(recognised: DetectedProtocol, path: &Path) -> Guess {
     let Some(default) = recognised.feeds().first().copied() else {
@@ -42,7 +42,7 @@ pub fn guess(recognised: DetectedProtocol, path: &Path) -> Guess {
     }
 }
 
-/// The feed that a word of a path stands for, also with digits behind it as in `BX_ITCH_50` or `psx2019`.
+/// The feed that a word of a path stands for, also with digits after it as in `BX_ITCH_50` or `psx2019`.
 fn feed_of_word(word: &str) -> Option<Feed> {
     match word.trim_end_matches(|letter: char| letter.is_ascii_digit()) {
         "nasdaq" | "xnas" => Some(Feed::NasdaqItch),

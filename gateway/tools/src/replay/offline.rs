@@ -1,12 +1,12 @@
-//! Captures straight into the pipeline: the channels that the gateway runs, on the capture's own clock, as fast as the
-//! machine goes; out come the records that a consumer would have got.
+//! Replays captures through the channels that the gateway runs, on the capture's own clock and as fast as possible. The
+//! output is the records that a consumer would have received.
 //!
 //! ```text
 //! files ── merge ── routes ── channel ── edge ── DBN file
 //!          by time   to lanes            per lane
 //! ```
-//! A **lane** is one channel with its lines. Nothing here reads a clock (but for the rate in the summary): deadlines
-//! of the channels are fired at their time between datagrams, so the same input always gives the same output.
+//! A **lane** is one channel with its lines. No clock is read here (except for the rate in the summary): the channels'
+//! deadlines fire between datagrams at their time, so the same input always gives the same output.
 
 mod lanes;
 mod recorder;
@@ -46,124 +46,126 @@ use super::{
     summary::{ChannelSummary, FileSummary, LineSummary, OutputSummary, Summary, Totals},
 };
 
-/// What to replay into the pipeline.
+/// Options of an offline replay.
 #[derive(Clone, Debug, Default)]
 pub struct OfflineOptions {
-    /// Captures and day files; each brings further lines.
+    /// Captures and day files; each adds lines.
     pub files: Vec<PathBuf>,
-    /// Take this feed and leave out all others.
+    /// Process this feed only.
     pub feed: Option<Feed>,
-    /// Trading date, where the input doesn't tell it or is not to be asked.
+    /// Trading date, for input without one, or to override it.
     pub date: Option<TradingDate>,
-    /// Which records; `None`: what channels of the feed publish by default.
+    /// Schemas to record; `None`: the default of the feed's channels.
     pub schemas: Option<SchemaSet>,
-    /// Which receive time the records get.
+    /// Source of the records' receive time.
     pub ts_recv: TsRecvMode,
-    /// DBN file to write, compressed if it ends in `.zst`; `-` is standard output. `None`: only the summary.
+    /// DBN file to write, compressed if its name ends in `.zst`; `-` is standard output. `None`: summary only.
     pub output: Option<PathBuf>,
-    /// Part of the time.
+    /// Time window to replay.
     pub window: Window,
 }
 
-/// What happens while it runs.
+/// Progress events.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// So many bytes of the files were read.
+    /// Bytes of the files were read.
     Progress {
-        /// Bytes as they are on disk.
+        /// Bytes as on disk.
         file_bytes: u64,
-        /// The channels as they stand.
+        /// State of the channels.
         driver: &'a ReplayDriver,
     },
     /// A channel was found.
     Found {
-        /// Its lane.
+        /// Lane of the channel.
         lane: Lane<'a>,
-        /// How its feed was told; `None` where it was asked for.
+        /// How its feed was determined; `None` if the caller requested it.
         by: Option<GuessBasis>,
     },
 }
 
-/// Why a replay could not be done. Damage inside a capture is none of these: it stands in the summary, with everything
-/// before it replayed.
+/// Errors of a replay. Damage inside a capture is not an error: the summary reports it, and everything before it was
+/// replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
     /// A capture could not be opened.
     #[error(transparent)]
     Capture(#[from] CaptureError),
-    /// The output could not be begun.
+    /// The output could not be created.
     #[error("write {path}")]
     Output {
-        /// Where to.
+        /// Path of the output.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
     /// The output could not be written to its end.
     #[error(transparent)]
     Dbn(#[from] DbnFileError),
-    /// No packet was of a feed that is known, or of the one that was asked for.
-    #[error("{wanted} in none of {datagrams} datagrams; --feed names the feed")]
+    /// No packet belongs to a known feed, or to the requested one.
+    #[error("no {wanted} in {datagrams} datagrams; set the feed with --feed")]
     NothingRecognised {
-        /// What was looked for.
+        /// Feed or feeds searched for.
         wanted: String,
-        /// UDP datagrams that were looked at.
+        /// UDP datagrams examined.
         datagrams: u64,
     },
-    /// None was captured whole.
-    #[error("all of {truncated} datagrams are cut by the capture's snap length; capture whole frames (tcpdump -s 0)")]
+    /// All datagrams are truncated by the capture's snap length.
+    #[error(
+        "all {truncated} datagrams are truncated by the capture's snap length; capture whole frames (tcpdump -s 0)"
+    )]
     AllTruncated {
-        /// How many there were.
+        /// Number of datagrams.
         truncated: u64,
     },
-    /// There were no packets at all.
+    /// The captures contain no packets.
     #[error("no packets in {}", list(.files))]
     NoPackets {
-        /// Where they were looked for.
+        /// Paths of the captures.
         files: Vec<PathBuf>,
     },
-    /// There were packets, but none in the part of the time that was asked for.
-    #[error("replay: none of the packets in {} lies between --from and --until", list(.files))]
+    /// There are packets, but none in the requested time window.
+    #[error("replay: no packets between --from and --until in {}", list(.files))]
     NothingInWindow {
-        /// Where they were looked for.
+        /// Paths of the captures.
         files: Vec<PathBuf>,
     },
-    /// A feed's messages don't tell enough for a schema.
-    #[error("replay: {feed} does not carry what schema {unsupported} needs; it gives: {}", SchemaSet::of_feed(*.feed))]
+    /// The feed's messages lack data that a schema needs.
+    #[error("replay: schema {unsupported} is not available from {feed}; available: {}", SchemaSet::of_feed(*.feed))]
     SchemaNotOfFeed {
         /// The feed.
         feed: Feed,
-        /// What it was asked for in vain.
+        /// The schema that is not available.
         unsupported: SchemaSet,
     },
-    /// A DBN file is of one dataset.
-    #[error("replay: the captures hold {first} and {second}, but a DBN file holds one dataset: choose with --feed")]
+    /// A DBN file holds one dataset.
+    #[error("replay: the captures contain {first} and {second}, but a DBN file holds one dataset: choose with --feed")]
     SeveralDatasets {
-        /// The first that was found.
+        /// First feed found.
         first: Feed,
-        /// The other one.
+        /// Second feed found.
         second: Feed,
     },
-    /// More lines of a channel, or more channels, than are kept at once.
+    /// More lines of a channel, or more channels, than the limits allow.
     #[error("replay: {0}")]
     RoutingLimit(#[from] RoutingLimit),
-    /// The caller broke off.
+    /// The caller interrupted the replay.
     #[error("replay: interrupted")]
     Interrupted,
 }
 
-/// Replays captures through channels and writes what they make. `watch` is told how it goes and may break off.
+/// Replays captures through channels and writes their records. `on_event` gets progress events and may break off.
 ///
 /// # Errors
-/// See [`OfflineError`]. Of the output only what [`OfflineError::Dbn`] tells is left then.
+/// See [`OfflineError`]. After an error, only the output described in [`OfflineError::Dbn`] is left.
 pub fn run(
     options: &OfflineOptions,
-    watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Summary, OfflineError> {
     if let Some(output) = &options.output
         && let Some(input) = options.files.iter().find(|input| refer_to_same_file(input, output))
     {
-        let source = io::Error::other(format!("it is the input {} as well", input.display()));
+        let source = io::Error::other(format!("it is also the input {}", input.display()));
         return Err(OfflineError::Output { path: output.clone(), source });
     }
     let open = OpenOptions { date: options.date, ..OpenOptions::default() };
@@ -173,7 +175,10 @@ pub fn run(
         .output
         .as_deref()
         .map(|path| {
-            DbnFileWriter::create(path, DbnFileOptions { dataset: String::new(), schema: only(options.schemas) })
+            DbnFileWriter::create(
+                path,
+                DbnFileOptions { dataset: String::new(), schema: single_schema(options.schemas) },
+            )
         })
         .transpose()
         .map_err(output_error)?;
@@ -187,7 +192,7 @@ pub fn run(
 
     let started = Instant::now();
     let mut driver = ReplayDriver::new(drive_options);
-    driver.run(&mut merge, &mut recorder, watch)?;
+    driver.run(&mut merge, &mut recorder, on_event)?;
     let elapsed = started.elapsed();
 
     if driver.lanes().len() == 0 && merge.damages().is_empty() {
@@ -201,7 +206,7 @@ pub fn run(
             return Err(OfflineError::NothingInWindow { files: options.files.clone() });
         }
         return Err(OfflineError::NothingRecognised {
-            wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
+            wanted: options.feed.map_or_else(|| "known feed".to_owned(), |feed| feed.to_string()),
             datagrams: driver.counts().datagrams,
         });
     }
@@ -213,18 +218,18 @@ fn list(files: &[PathBuf]) -> String {
     names.join(", ")
 }
 
-/// Whether both names lead to one file, through whatever links.
+/// Whether both paths lead to the same file, through any symbolic links.
 pub(crate) fn refer_to_same_file(left: &Path, other: &Path) -> bool {
     let identity = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
     identity(left).is_some_and(|left| Some(left) == identity(other))
 }
 
-/// What takes the frames of all lanes.
+/// Receives the frames of all lanes.
 pub trait ReplaySink {
-    /// A lane begins: frames under this number are its.
+    /// Begins a lane: frames with this index belong to it.
     ///
     /// # Errors
-    /// A lane that this outlet cannot take.
+    /// The outlet cannot accept this lane.
     fn lane(&mut self, lane: usize, config: &ChannelConfig) -> Result<(), OfflineError>;
 
     /// See [`FrameSink::frame`](mdgw_feeds::frame::FrameSink::frame).
@@ -239,17 +244,17 @@ pub trait ReplaySink {
     /// See [`FrameSink::end_of_session`](mdgw_feeds::frame::FrameSink::end_of_session).
     fn end_of_session(&mut self, lane: usize);
 
-    /// Looked at now and then.
+    /// Checks for errors; called now and then.
     ///
     /// # Errors
-    /// What went wrong since it was last asked; the replay ends with it.
+    /// Errors since the last check; the replay ends with them.
     fn check(&mut self) -> Result<(), OfflineError> {
         Ok(())
     }
 }
 
-/// The one schema that was asked for, as metadata has it.
-fn only(schemas: Option<SchemaSet>) -> Option<dbn::Schema> {
+/// The single requested schema, for the metadata.
+fn single_schema(schemas: Option<SchemaSet>) -> Option<dbn::Schema> {
     let schemas = schemas?;
     let (_, name) = SchemaSet::NAMES.into_iter().find(|(schema, _)| *schema == schemas)?;
     name.parse().ok()
@@ -330,7 +335,7 @@ fn summarise_lane(lane: Lane<'_>, records: &LaneRecords) -> ChannelSummary {
             trades_broken: counters.trades_broken,
         },
         late_starts: counters.late_starts,
-        late_fills: records.late_fills,
+        late_messages: records.late_messages,
         memory_bytes: channel.memory_bytes() as u64,
     }
 }

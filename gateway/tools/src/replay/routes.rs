@@ -1,7 +1,7 @@
-//! Which datagram of a capture belongs to which channel and line.
+//! Maps each datagram of a capture to its channel and line.
 //!
-//! A **lane** is one channel with its lines. Datagrams of one file to one address are of one line; the first of them
-//! tells the feed and the numbering, and with that the lane.
+//! A **lane** is one channel with its lines. Datagrams of one file to one address belong to one line. The first of them
+//! determines the feed and the session, and with these the lane.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -18,105 +18,105 @@ use mdgw_feeds::{
 
 use super::feed_guess::{self, Guess, GuessBasis};
 
-/// Finds channels and lines as datagrams bring them.
+/// Finds channels and lines as datagrams arrive.
 #[derive(Debug)]
 pub struct Routes {
-    /// Take this feed and leave out all others.
+    /// Route this feed only.
     feed_filter: Option<Feed>,
     lanes: Vec<LaneRoutes>,
     routes: Vec<Route>,
-    /// The route that the last datagram took: most datagrams take the same.
+    /// Route of the last datagram: most datagrams take the same one.
     route_last: usize,
     counts: UnroutedCounts,
 }
 
-/// What tells a channel from others, and its lines.
+/// Identity of a channel, and its lines.
 #[derive(Debug)]
 pub struct LaneRoutes {
     /// The channel's feed.
     pub feed: Feed,
-    /// How the feed was told; `None` where it was asked for.
+    /// How the feed was determined; `None` if the caller requested it.
     pub by: Option<GuessBasis>,
-    /// Where its lines come from. More than one entry is of line A where packets carry no numbers.
+    /// Sources of its lines. Several entries are line A if packets carry no sequences.
     pub lines: Vec<(Line, LineSource)>,
-    /// The venue's name of the numbering that its first route began with.
+    /// The venue's name of the session with which its first route began.
     session: VenueSession,
     has_unsequenced: bool,
 }
 
-/// Where the datagrams of a line come from.
+/// Source of a line's datagrams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineSource {
     /// The file.
     pub path: PathBuf,
-    /// Its position among the files.
+    /// Index of the file.
     pub file: usize,
-    /// Address and port they were sent to.
+    /// Destination address and port.
     pub dst: SocketAddr,
 }
 
-/// Where a datagram belongs.
+/// Route of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteTarget {
     /// Index of the lane, in the order in which lanes were found.
     pub lane: usize,
     /// The line.
     pub line: Line,
-    /// It is the first datagram of its lane.
+    /// Whether this is the first datagram of its lane.
     pub is_new_lane: bool,
 }
 
 /// Datagrams that belong to no lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnroutedCounts {
-    /// Of no feed that is known, or heartbeats before anything told the feed.
+    /// Unknown feed, or heartbeats before the feed was known.
     pub unrecognised: u64,
-    /// Of a feed that was not asked for.
+    /// A feed that was not requested.
     pub other_feed: u64,
 }
 
-/// More than is kept in memory at once.
+/// A limit on memory was exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RoutingLimit {
-    /// Copies of a channel.
+    /// Lines of a channel.
     #[error(
-        "{feed} comes from more than {max} addresses and files: these can't all be lines of one channel",
+        "{feed}: more than {max} source addresses and files; a channel has at most {max} lines",
         max = LINES_MAX
     )]
     Lines {
         /// The channel's feed.
         feed: Feed,
     },
-    /// Channels.
+    /// Number of channels.
     #[error(
-        "more than {max} channels, each of which takes memory of its own; --feed leaves out all but one feed",
+        "more than {max} channels (each needs its own memory); select one feed with --feed",
         max = LANES_MAX
     )]
     Channels,
 }
 
-/// Datagrams that share all of this are of one line.
+/// Datagrams that agree in all fields belong to one line.
 #[derive(Debug)]
 struct Route {
     file: usize,
     dst: SocketAddr,
-    /// Several channels can share an address: IEX-TP tells them apart by a number in each packet.
+    /// Several channels can share an address: IEX-TP distinguishes them by a number in each packet.
     iex_channel: Option<u32>,
     lane: usize,
     line: Line,
 }
 
 impl Routes {
-    /// None yet: the input brings them. With `feed_filter`, datagrams of other feeds are left out.
+    /// Starts without lanes: the input adds them. With `feed_filter`, datagrams of other feeds are skipped.
     #[must_use]
     pub fn new(feed_filter: Option<Feed>) -> Self {
         Self { feed_filter, lanes: Vec::new(), routes: Vec::new(), route_last: 0, counts: UnroutedCounts::default() }
     }
 
-    /// Where the datagram belongs; `None`, and counted, where no feed tells.
+    /// Routes a datagram; `None`, and counted, if its feed is unknown.
     ///
     /// # Errors
-    /// Its lane has no room for a further line, or there is none for a further lane.
+    /// Its lane can't have another line, or there can't be another lane.
     #[inline]
     pub fn route(
         &mut self,
@@ -129,9 +129,9 @@ impl Routes {
         Ok(self.routed(index))
     }
 
-    /// Where the datagram belongs, where one of its kind was routed before. Nothing is opened, nothing counted.
+    /// The route of a datagram if one of its kind was routed before. Adds and counts nothing.
     #[must_use]
-    pub fn known(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<RouteTarget> {
+    pub fn existing_route(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<RouteTarget> {
         self.routed(self.position(file, datagram)?)
     }
 
@@ -165,12 +165,12 @@ impl Routes {
         self.counts
     }
 
-    /// Counts anew: what was routed so far was only looked at.
+    /// Resets the counts: the datagrams so far were only examined.
     pub fn reset_counts(&mut self) {
         self.counts = UnroutedCounts::default();
     }
 
-    /// The first datagram of its kind: finds its feed, and the lane that it is a line of.
+    /// Routes the first datagram of its kind: determines its feed and its lane.
     #[cold]
     fn open(
         &mut self,
@@ -195,7 +195,7 @@ impl Routes {
             self.lanes.push(LaneRoutes { feed, by, lines: Vec::new(), session, has_unsequenced });
         }
         let Some(lane) = self.lanes.get_mut(lane_index) else { return Ok(None) };
-        // Packets without a number can only be taken as they come: as one line.
+        // Packets without sequences can only be processed in arrival order, as one line.
         let position = if packet.unsequenced { 0 } else { lane.lines.len() };
         if position >= LINES_MAX {
             return Err(RoutingLimit::Lines { feed });
@@ -213,7 +213,7 @@ impl Routes {
         Ok(Some(RouteTarget { lane: lane_index, line, is_new_lane: existing_lane.is_none() }))
     }
 
-    /// The feed of a datagram and what told it; counts those that have none.
+    /// The feed of a datagram and how it was determined; counts datagrams without a feed.
     fn recognise_feed(&mut self, payload: &[u8], source: &CaptureFile) -> Option<(Feed, Option<GuessBasis>)> {
         let recognised = detect_protocol(payload);
         let Some(feed_filter) = self.feed_filter else {
@@ -224,7 +224,7 @@ impl Routes {
             let Guess { feed, by } = feed_guess::guess(recognised, source.path());
             return Some((feed, Some(by)));
         };
-        // Where nothing contradicts it, a heartbeat is taken for what was asked for.
+        // If nothing contradicts, a heartbeat counts as the requested feed.
         if recognised.is_some_and(|recognised| !recognised.feeds().contains(&feed_filter)) {
             self.counts.other_feed += 1;
             return None;
@@ -236,7 +236,7 @@ impl Routes {
 /// Checks the framing of a datagram of that feed.
 ///
 /// # Errors
-/// The first thing that doesn't fit.
+/// The first framing error.
 #[inline]
 pub fn parse(feed: Feed, payload: &[u8]) -> Result<Packet<'_>, DropReason> {
     match feed {
@@ -252,7 +252,7 @@ fn iex_channel(payload: &[u8]) -> Option<u32> {
     payload.get(4..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
-/// Lanes, each with windows and books of its own.
+/// Maximum number of lanes; each has its own windows and books.
 pub const LANES_MAX: usize = 64;
-/// Lines of a lane, the recovery line left out.
+/// Maximum number of lines of a lane, without the recovery line.
 pub const LINES_MAX: usize = Line::RECOVERY.0 as usize;

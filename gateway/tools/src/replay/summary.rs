@@ -1,37 +1,37 @@
-//! What an offline replay did: as a table, or as one line of JSON.
+//! Summary of an offline replay: as a table, or as one line of JSON.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use mdgw_captures::capture_file::{CaptureError, CaptureFile};
 use serde::Serialize;
 
-/// What an offline replay did.
+/// Summary of an offline replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// Each file.
     pub files: Vec<FileSummary>,
-    /// Each channel that was found.
+    /// Each channel found.
     pub channels: Vec<ChannelSummary>,
     /// All channels together.
     pub total: Totals,
-    /// UDP datagrams of no feed that is known, or heartbeats before anything told the feed.
+    /// UDP datagrams of unknown feeds, and heartbeats before the feed was known.
     pub unrecognised_datagrams: u64,
-    /// UDP datagrams of a feed that was not asked for.
+    /// UDP datagrams of feeds that were not requested.
     pub other_feed_datagrams: u64,
-    /// From the first to the last datagram, s of the capture's clock.
+    /// From the first to the last datagram, seconds of capture time.
     pub capture_seconds: f64,
-    /// The replay itself, s.
+    /// Duration of the replay, s.
     pub elapsed_seconds: f64,
-    /// Messages in a second of the replay.
+    /// Messages per second of the replay.
     pub messages_per_second: f64,
-    /// The DBN file.
+    /// The DBN file written.
     pub output: Option<OutputSummary>,
 }
 
 /// One file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileSummary {
-    /// As given.
+    /// Path as given.
     pub path: String,
     /// Frames, or packets made from a day file.
     pub frames: u64,
@@ -41,36 +41,35 @@ pub struct FileSummary {
     pub not_udp: u64,
     /// IP fragments, skipped.
     pub fragments: u64,
-    /// Frames whose headers do not fit, skipped.
+    /// Frames with malformed headers, skipped.
     pub malformed: u64,
-    /// Frames that were cut by the capture's snap length, left out.
-    #[serde(rename = "cut")]
+    /// Frames truncated by the capture's snap length, skipped.
     pub truncated: u64,
-    /// Frames without a time of their own, taken at that of the one before.
-    pub untimed: u64,
-    /// What ended the file before its end.
+    /// Frames without a timestamp, replayed at the time of the frame before.
+    pub frames_without_timestamp: u64,
+    /// Error that ended the file early.
     pub damage: Option<String>,
 }
 
 /// One channel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ChannelSummary {
-    /// Its feed.
+    /// Feed of the channel.
     pub feed: &'static str,
-    /// Its current or last numbering.
+    /// Current or last session.
     pub session: Option<String>,
-    /// Where it stood in the end.
+    /// State at the end.
     pub state: String,
-    /// Its lines.
+    /// Lines of the channel.
     pub lines: Vec<LineSummary>,
     /// Counts.
     #[serde(flatten)]
     pub counts: Totals,
-    /// Numberings joined after their first message.
+    /// Sessions joined after their first message.
     pub late_starts: u64,
     /// Frames that filled a gap after it had been declared: not recorded.
-    pub late_fills: u64,
-    /// Bytes held by window, books and tables.
+    pub late_messages: u64,
+    /// Memory of window, books and tables, bytes.
     pub memory_bytes: u64,
 }
 
@@ -83,43 +82,43 @@ pub struct LineSummary {
     pub source: String,
 }
 
-/// What channels did.
+/// Counts of one channel or of all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
-    /// Datagrams that reached the channel.
+    /// Datagrams routed to the channel.
     pub packets: u64,
-    /// Heartbeats among them.
+    /// Heartbeats, of these.
     pub heartbeats: u64,
     /// Messages in sequence, each once.
     pub messages: u64,
-    /// Of these, messages that could not be understood.
+    /// Of these, messages that could not be decoded.
     pub messages_refused: u64,
-    /// Messages that nobody had numbered: taken in the order of the file.
+    /// Messages without sequence: processed in file order.
     pub unsequenced: u64,
     /// Records by schema.
     pub records: BTreeMap<&'static str, u64>,
-    /// Records whose book was in doubt.
+    /// Records of suspect books.
     pub suspect_records: u64,
     /// Gaps declared.
     pub gaps: u64,
-    /// Messages in them.
+    /// Messages in these gaps.
     pub lost_messages: u64,
-    /// Messages that a line brought after another one, or again.
+    /// Duplicates: messages that a line delivered after another line, or again.
     pub duplicates: u64,
-    /// What was refused, by reason; without duplicates.
+    /// Refusals by reason; without duplicates.
     pub drops: BTreeMap<&'static str, u64>,
-    /// Contradictions of books, by kind.
+    /// Inconsistencies found by books, by kind.
     pub book_faults: BTreeMap<&'static str, u64>,
-    /// Numberings begun.
+    /// Sessions begun.
     pub sessions: u64,
-    /// Trades that the venue took back; DBN has no record for it.
+    /// Trades broken by the venue; DBN has no record for this.
     pub trades_broken: u64,
 }
 
-/// The DBN file.
+/// The DBN file written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OutputSummary {
-    /// Where it is.
+    /// Path of the file.
     pub path: String,
     /// Records in it.
     pub records: u64,
@@ -130,7 +129,7 @@ pub struct OutputSummary {
 }
 
 impl Totals {
-    /// Adds another channel's.
+    /// Adds the counts of another channel.
     pub fn add(&mut self, other: &Self) {
         let Self { packets, heartbeats, messages, messages_refused, unsequenced, suspect_records, .. } = other;
         self.packets += packets;
@@ -163,32 +162,34 @@ impl Summary {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// A table for people.
+    /// Table for the terminal.
     #[must_use]
     pub fn to_table(&self) -> String {
         let mut table = SummaryTable::default();
         self.files.iter().for_each(|file| file.rows(&mut table));
         for channel in &self.channels {
-            table.gap();
+            table.blank_line();
             let session = channel.session.as_deref().unwrap_or(channel.feed);
             table.row("channel", format!("{session}, {}", channel.state));
             for line in &channel.lines {
                 table.row(&format!("  line {}", line.line), line.source.clone());
             }
             channel.counts.rows(&mut table);
-            for (name, count) in [("late starts", channel.late_starts), ("late fills left out", channel.late_fills)] {
+            for (name, count) in [
+                ("late starts", channel.late_starts),
+                ("late messages skipped (gap already declared)", channel.late_messages),
+            ] {
                 if count > 0 {
                     table.row(&format!("  {name}"), grouped(count));
                 }
             }
         }
-        table.gap();
+        table.blank_line();
         if self.channels.len() > 1 {
             table.row("all channels", String::new());
             self.total.rows(&mut table);
         }
-        for (name, count) in
-            [("of no known feed", self.unrecognised_datagrams), ("of other feeds", self.other_feed_datagrams)]
+        for (name, count) in [("unknown feed", self.unrecognised_datagrams), ("other feeds", self.other_feed_datagrams)]
         {
             if count > 0 {
                 table.row(name, grouped(count));
@@ -209,10 +210,10 @@ impl Totals {
         table.row("  packets", format!("{} ({} heartbeats)", grouped(self.packets), grouped(self.heartbeats)));
         table.row("  messages", grouped(self.messages));
         if self.messages_refused > 0 {
-            table.row("  not understood", grouped(self.messages_refused));
+            table.row("  not decoded", grouped(self.messages_refused));
         }
         if self.unsequenced > 0 {
-            table.row("  not numbered", format!("{}, taken in the order of the file", grouped(self.unsequenced)));
+            table.row("  unsequenced", format!("{}, in file order", grouped(self.unsequenced)));
         }
         for (schema, count) in &self.records {
             table.row(&format!("  records {schema}"), grouped(*count));
@@ -238,7 +239,7 @@ impl Totals {
 }
 
 impl FileSummary {
-    /// What was met in the file, and the damage that ended it, if one of these did.
+    /// Counts of the file, and its entry in `damages`, if any.
     pub(crate) fn of(file: &CaptureFile, damages: &[CaptureError]) -> Self {
         let counts = file.counts();
         let damage = damages.iter().find(|damage| damage.path == file.path());
@@ -250,7 +251,7 @@ impl FileSummary {
             fragments: counts.fragments,
             malformed: counts.malformed,
             truncated: counts.truncated,
-            untimed: counts.untimed,
+            frames_without_timestamp: counts.untimed,
             damage: damage.map(|damage| format!("{damage}: {}", damage.fault)),
         }
     }
@@ -261,8 +262,8 @@ impl FileSummary {
             ("other protocols", self.not_udp),
             ("IP fragments skipped", self.fragments),
             ("malformed frames skipped", self.malformed),
-            ("cut by the capture's snap length", self.truncated),
-            ("without a time of their own", self.untimed),
+            ("truncated by the capture's snap length", self.truncated),
+            ("without a timestamp", self.frames_without_timestamp),
         ];
         for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
             table.row(&format!("  {name}"), grouped(count));
@@ -273,7 +274,7 @@ impl FileSummary {
     }
 }
 
-/// Two columns.
+/// A table of two columns.
 #[derive(Debug, Default)]
 pub(crate) struct SummaryTable {
     pub(crate) text: String,
@@ -285,14 +286,14 @@ impl SummaryTable {
         let _ = writeln!(self.text, "{}", format!("{name:<26} {value}").trim_end());
     }
 
-    pub(crate) fn gap(&mut self) {
+    pub(crate) fn blank_line(&mut self) {
         if !self.text.is_empty() {
             self.text.push('\n');
         }
     }
 }
 
-/// A number with its thousands apart: `1,234,567`.
+/// A number with thousands separators: `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);

@@ -1,9 +1,9 @@
-//! How fast is too fast: a rate that rises step by step until a receiver loses a packet.
+//! Replays at a rate that increases step by step until a receiver loses a packet.
 //!
-//! A loss is what the kernel counts as dropped at the receiver's sockets, and what was sent and never arrived. The
-//! receiver is a sink of our own, or whatever programs of this host listen to the destinations; of those the kernel's
-//! counts are all that is seen (`/proc/net/udp`), so there is no latency then. A gateway is asked for the gaps that it
-//! declared, too, and for its latencies.
+//! A loss is a packet that the kernel counts as dropped at the receiver's sockets, or that was sent and not received.
+//! The receiver is a sink in this process, or the programs of this host that listen on the destinations. For other
+//! programs only the kernel's counters are available (`/proc/net/udp`), so there is no latency. A gateway is also
+//! queried for its declared gaps and its latencies.
 
 mod gateway;
 mod host;
@@ -32,97 +32,91 @@ use super::{
     wire::{self, Lateness, WireError, WireOptions},
 };
 
-/// Who receives.
+/// Receiver of the packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Receiver {
-    /// A sink of our own, which joins groups on that interface.
+    /// A sink in this process, which joins groups on this interface.
     Sink(Option<Interface>),
-    /// Programs of this host.
+    /// Other programs on this host.
     Host,
-    /// The gateway of this host that listens at that control socket.
+    /// The gateway on this host with this control socket.
     Gateway(PathBuf),
 }
 
-/// What was found.
+/// Result of the search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct UntilLoss {
-    /// Each step, the slowest first.
+    /// All steps, the slowest first.
     pub steps: Vec<Step>,
-    /// Packets in a second, as sent, of the last step before the one with a loss or a limit.
+    /// Packets per second, as sent, of the last step before the one with a loss or a limit.
     pub highest_rate_without_loss: Option<f64>,
-    /// What ended it.
-    pub ended_by: EndedBy,
-    /// Packets that arrived nowhere and that no socket dropped; only a sink can tell.
-    #[serde(rename = "lost_on_the_way")]
+    /// Reason for the end.
+    pub stopped_by: StoppedBy,
+    /// Packets that were neither received nor dropped by a socket; known with a sink only.
     pub lost_in_transit: u64,
-    /// Which counts say what is lost.
-    #[serde(rename = "counts_read")]
+    /// Counters from which loss is computed.
     pub counts_source: &'static str,
 }
 
 /// One step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Step {
-    /// Packets in a second that were asked for.
-    #[serde(rename = "rate_asked")]
+    /// Requested rate, packets per second.
     pub rate_requested: f64,
-    /// Packets in a second that were sent.
+    /// Rate reached, packets per second.
     pub rate_sent: f64,
     /// Packets sent.
     pub sent: u64,
-    /// Packets that receivers' sockets dropped.
+    /// Packets dropped by the receivers' sockets.
     pub dropped: u64,
-    /// Messages in gaps that the gateway declared; only where one is asked.
+    /// Messages in gaps declared by the gateway; only with a gateway.
     pub gap_messages: Option<u64>,
-    /// How late packets were handed to the kernel.
-    #[serde(rename = "sent_late")]
+    /// Delay of packets after their intended time, when handed to the kernel.
     pub send_lateness: Option<Lateness>,
-    /// From a packet's intended time until the sink had it.
+    /// From a packet's intended time until the sink received it.
     pub latency: Option<Lateness>,
-    /// Wire to wire in the gateway: of the intervals of its latency log that lie within the step, and of its channels, the one
-    /// with the worst 99th percentile. `None` where its intervals are too long for that.
+    /// Wire to wire latency in the gateway: the worst 99th percentile among its channels and those intervals of its
+    /// latency log that lie within the step. `None` if no interval fits.
     pub gateway_latency: Option<Lateness>,
 }
 
-/// What ended the search.
+/// Reason why the search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum EndedBy {
+pub enum StoppedBy {
     /// A packet was lost.
     Loss,
-    /// The sender fell behind: faster than this host sends.
-    Sender,
-    /// The captures came to their end.
+    /// The sender fell behind: the rate exceeds what this host can send.
+    SenderLimit,
+    /// End of the captures.
     EndOfCaptures,
-    /// The caller broke off.
+    /// The caller interrupted the search.
     Interrupted,
 }
 
-/// Why it could not be tried.
+/// Errors of a search.
 #[derive(Debug, thiserror::Error)]
 pub enum UntilLossError {
-    /// Sending.
+    /// Sending failed.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The sink.
+    /// A socket of the sink failed.
     #[error("replay: open the sink")]
     Socket(#[from] SocketError),
-    /// A thread, or the kernel's counts.
+    /// A thread, or reading the kernel's counters, failed.
     #[error("replay: {act}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         act: &'static str,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Nobody listens.
-    #[error(
-        "replay: no program of this host listens to {0}: start it first, or leave out --receiver host and --gateway"
-    )]
+    /// No program listens on this destination.
+    #[error("replay: no program on this host listens on {0}: start it first, or omit --receiver host and --gateway")]
     NoListener(String),
 }
 
-/// Plays the captures at rising rates to these destinations until something is lost. `is_over` may break off.
+/// Replays the captures at increasing rates to these destinations until something is lost. `is_over` may break off.
 ///
 /// # Errors
 /// See [`UntilLossError`].
@@ -145,7 +139,7 @@ pub fn run(
             Box::new(drops)
         }
         Receiver::Gateway(socket) => {
-            let losses = GatewayLosses::of(socket, destinations).map_err(io("ask the gateway what it lost"))?;
+            let losses = GatewayLosses::of(socket, destinations).map_err(io("query the gateway's losses"))?;
             if let Some(destination_without_listener) = losses.destination_without_listener() {
                 return Err(UntilLossError::NoListener(destination_without_listener.to_string()));
             }
@@ -162,15 +156,15 @@ pub fn run(
         gap_messages: 0,
         fault: None,
     });
-    let mut ended_by = EndedBy::EndOfCaptures;
+    let mut stopped_by = StoppedBy::EndOfCaptures;
     let summary = wire::run_observed(
         open,
         &options,
         &mut |_| {
             let found = search.borrow_mut().check_loss();
-            ended_by = match found {
+            stopped_by = match found {
                 Some(found) => found,
-                None if is_over() => EndedBy::Interrupted,
+                None if is_over() => StoppedBy::Interrupted,
                 None => return ControlFlow::Continue(()),
             };
             ControlFlow::Break(())
@@ -178,73 +172,74 @@ pub fn run(
         &mut |destination, intended| search.borrow_mut().sent(destination, intended),
     )?;
     let mut search = search.into_inner();
-    let latencies = search.counts.finish_counting(summary.packets).map_err(io("count what arrived"))?;
-    if search.check_loss() == Some(EndedBy::Loss) {
-        ended_by = EndedBy::Loss;
+    let latencies = search.counts.finish_counting(summary.packets).map_err(io("count received packets"))?;
+    if search.check_loss() == Some(StoppedBy::Loss) {
+        stopped_by = StoppedBy::Loss;
     }
     if let Some(source) = search.fault.take() {
-        return Err(UntilLossError::Io { act: "count what was dropped", source });
+        return Err(UntilLossError::Io { act: "count dropped packets", source });
     }
     let lost_in_transit = latencies
         .as_ref()
         .map_or(0, |arrived| summary.packets.saturating_sub(arrived.packets).saturating_sub(search.dropped));
     if lost_in_transit > 0 {
-        ended_by = EndedBy::Loss;
+        stopped_by = StoppedBy::Loss;
     }
     let counts_source = search.counts.description();
     let steps = search.step_results(latencies.as_ref());
-    // The last step is the one that was broken off; it counts where nothing was wrong with it.
-    let lossless_steps = match ended_by {
-        EndedBy::Loss | EndedBy::Sender => steps.len().saturating_sub(1),
-        EndedBy::EndOfCaptures | EndedBy::Interrupted => steps.len(),
+    // The last step was interrupted; it counts if nothing was wrong with it.
+    let lossless_steps = match stopped_by {
+        StoppedBy::Loss | StoppedBy::SenderLimit => steps.len().saturating_sub(1),
+        StoppedBy::EndOfCaptures | StoppedBy::Interrupted => steps.len(),
     };
     let lossless_steps = if lost_in_transit > 0 { &[] } else { steps.get(..lossless_steps).unwrap_or_default() };
     let highest =
         lossless_steps.iter().take_while(|step| step.dropped == 0 && step.gap_messages.unwrap_or(0) == 0).last();
     Ok(UntilLoss {
         highest_rate_without_loss: highest.map(|step| step.rate_sent),
-        ended_by,
+        stopped_by,
         lost_in_transit,
         counts_source,
         steps,
     })
 }
 
-/// What a receiver tells.
+/// Loss and latency counters of a receiver.
 trait LossCounter {
-    /// A packet was sent, meant to leave at `intended`, in that step.
+    /// A packet of this step was sent; it was due at `intended`.
     fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs, step: u32);
 
-    /// What sockets have dropped since the beginning.
+    /// Packets dropped by sockets since the beginning.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Reading the kernel's counters fails.
     fn dropped(&mut self) -> io::Result<u64>;
 
-    /// Messages in gaps that were declared since the beginning, where a gateway tells of them.
+    /// Messages in gaps declared since the beginning; 0 without a gateway.
     ///
     /// # Errors
-    /// When it doesn't answer.
+    /// The gateway does not answer.
     fn gap_messages(&mut self) -> io::Result<Option<u64>> {
         Ok(None)
     }
 
-    /// What a gateway told of its latency between these moments.
+    /// The gateway's latency intervals between these times.
     fn gateway_latency(&self, _begin: MonoNs, _end: MonoNs) -> Option<Lateness> {
         None
     }
 
-    /// Waits until `sent` packets have arrived, or no more come; what arrived, where that is seen.
+    /// Waits until `sent` packets have arrived, or no more arrive. Returns the number received, if the receiver can
+    /// count.
     ///
     /// # Errors
-    /// When the thread that counted is gone.
+    /// The counting thread has ended.
     fn finish_counting(&mut self, sent: u64) -> io::Result<Option<SinkTotals>>;
 
-    /// Which counts these are.
+    /// Source of the counts.
     fn description(&self) -> &'static str;
 }
 
-/// What a sink got.
+/// Packets received by a sink.
 #[derive(Debug)]
 struct SinkTotals {
     packets: u64,
@@ -255,7 +250,7 @@ struct SinkTotals {
 struct Search {
     counts: Box<dyn LossCounter>,
     ramp: Rising,
-    /// When the first packet was meant to leave.
+    /// Intended time of the first packet.
     origin: Option<MonoNs>,
     steps: Vec<StepProgress>,
     dropped: u64,
@@ -265,7 +260,7 @@ struct Search {
 
 struct StepProgress {
     sent: u64,
-    /// When its latest packet was meant to leave, ns from the step's begin.
+    /// Intended time of its latest packet, ns from the beginning of the step.
     schedule_ns: u64,
     dropped: u64,
     gap_messages: Option<u64>,
@@ -300,8 +295,8 @@ impl Search {
         self.counts.sent(destination, intended, u32::try_from(step).unwrap_or(u32::MAX));
     }
 
-    /// Whether it is over, and why.
-    fn check_loss(&mut self) -> Option<EndedBy> {
+    /// Whether the search is over, and why.
+    fn check_loss(&mut self) -> Option<StoppedBy> {
         let counted = self.counts.dropped().and_then(|dropped| Ok((dropped, self.counts.gap_messages()?)));
         match counted {
             Ok((dropped, gap_messages)) => {
@@ -314,23 +309,23 @@ impl Search {
                     }
                 }
                 if dropped > 0 || gap_messages.is_some_and(|lost| lost > 0) {
-                    return Some(EndedBy::Loss);
+                    return Some(StoppedBy::Loss);
                 }
             }
             Err(error) => {
                 self.fault = Some(error);
-                return Some(EndedBy::Interrupted);
+                return Some(StoppedBy::Interrupted);
             }
         }
-        // Not before half of the step has been played, or all of its time has gone: a host that was busy elsewhere for a
-        // moment catches up.
+        // Not judged before half of the step was sent, or its time has passed: a host that was busy for a moment
+        // catches up.
         let step_ns = self.ramp.step_ns;
         let behind = self.steps.last().is_some_and(|step| {
             step.sent >= PACKETS_BEFORE_JUDGING
                 && (step.schedule_ns >= step_ns / 2 || step.last.since(step.first) >= step_ns)
                 && step.late_ns.value_at_quantile(0.5) > step_ns / 20
         });
-        behind.then_some(EndedBy::Sender)
+        behind.then_some(StoppedBy::SenderLimit)
     }
 
     fn step_results(&self, arrived: Option<&SinkTotals>) -> Vec<Step> {
@@ -358,7 +353,7 @@ fn rate(step: &StepProgress) -> f64 {
     step.sent.saturating_sub(1) as f64 * 1e9 / elapsed_ns as f64
 }
 
-/// Packets of a step before its sender is judged.
+/// Packets of a step before the sender's rate is judged.
 const PACKETS_BEFORE_JUDGING: u64 = 100;
 
 fn histogram() -> Histogram<u64> {
@@ -382,14 +377,14 @@ impl UntilLoss {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// A table for people.
+    /// Table for the terminal.
     #[must_use]
     pub fn to_table(&self) -> String {
         let of_gateway = self.steps.iter().any(|step| step.gap_messages.is_some());
         let measured = if of_gateway { "wire to wire us p50 / p99 / max" } else { "latency us p50 / p99 / max" };
         let mut text = format!(
             "{:>12}  {:>12}  {:>10}  {:>8}  {:>8}  {:>12}  {measured:>31}\n",
-            "asked /s", "sent /s", "packets", "dropped", "in gaps", "late p99 us"
+            "target /s", "sent /s", "packets", "dropped", "in gaps", "delay p99 us"
         );
         for step in &self.steps {
             let us = |ns: u64| format!("{}.{}", ns / 1_000, ns % 1_000 / 100);
@@ -409,33 +404,35 @@ impl UntilLoss {
                 grouped(step.dropped)
             );
         }
-        let why = match self.ended_by {
-            EndedBy::Loss => "the next step lost packets",
-            EndedBy::Sender => "the sender fell behind in the next step: no loss was seen",
-            EndedBy::EndOfCaptures => "the captures came to their end: no loss was seen",
-            EndedBy::Interrupted => "interrupted: no loss was seen",
+        let why = match self.stopped_by {
+            StoppedBy::Loss => "next step lost packets",
+            StoppedBy::SenderLimit => "the sender could not keep the rate of the next step; no loss seen",
+            StoppedBy::EndOfCaptures => "end of the captures; no loss seen",
+            StoppedBy::Interrupted => "interrupted; no loss seen",
         };
-        let _ = match (self.highest_rate_without_loss, self.ended_by) {
+        let _ = match (self.highest_rate_without_loss, self.stopped_by) {
             (Some(rate), _) => writeln!(text, "highest rate without loss: {rate:.0} packets/s ({why})"),
-            (None, EndedBy::Loss) => writeln!(text, "no step was without loss"),
-            (None, EndedBy::Sender) => writeln!(
-                text,
-                "the sender fell behind in the first step already, and no loss was seen: begin with a lower --rate"
-            ),
-            (None, EndedBy::EndOfCaptures | EndedBy::Interrupted) => writeln!(text, "no step was played: {why}"),
+            (None, StoppedBy::Loss) => writeln!(text, "every step had losses"),
+            (None, StoppedBy::SenderLimit) => {
+                writeln!(text, "the sender could not keep the rate of the first step; start with a lower --rate")
+            }
+            (None, StoppedBy::EndOfCaptures | StoppedBy::Interrupted) => writeln!(text, "no step was played: {why}"),
         };
         if self.lost_in_transit > 0 {
-            let _ =
-                writeln!(text, "{} packets never arrived and no socket dropped them", grouped(self.lost_in_transit));
+            let _ = writeln!(
+                text,
+                "{} packets were not received, and no socket dropped them",
+                grouped(self.lost_in_transit)
+            );
         }
-        let _ = writeln!(text, "asked for are packets of the captures, sent are their copies on all lines");
-        let _ = writeln!(text, "counted as lost: {}", self.counts_source);
+        let _ = writeln!(text, "target counts packets of the captures; sent counts their copies on all lines");
+        let _ = writeln!(text, "loss is counted from: {}", self.counts_source);
         if of_gateway {
             let lacks = self.steps.iter().all(|step| step.gateway_latency.is_none());
             let _ = writeln!(
                 text,
-                "wire to wire: the worst interval that lies within the step, as the gateway tells it{}",
-                if lacks { "; none does: make latency.interval_ms shorter, or --step longer" } else { "" }
+                "wire to wire: worst interval within the step, as reported by the gateway{}",
+                if lacks { "; no interval fits: reduce latency.interval_ms or increase --step" } else { "" }
             );
         }
         text

@@ -1,4 +1,4 @@
-//! Captures to the wire: each datagram at its time, to its address or another.
+//! Replays captures to the network: each datagram at its time, to its own address or another.
 
 mod address;
 mod in_transit;
@@ -31,31 +31,31 @@ pub use self::{
 use self::{in_transit::PacketsInTransit, report::Timing};
 use super::capture_merge::CaptureMerge;
 
-/// How to send.
+/// Options of sending.
 #[derive(Clone, Debug)]
 pub struct WireOptions {
-    /// How fast.
+    /// Pace of the packets.
     pub pace: Pace,
-    /// Where to.
+    /// Destination addresses.
     pub addresses: AddressMap,
-    /// By which interface multicast leaves; `None` leaves the choice to the routing table.
+    /// Outgoing interface for multicast; `None` leaves the choice to the routing table.
     pub interface: Option<Interface>,
-    /// Hops that multicast may take.
+    /// Multicast TTL.
     pub ttl: u8,
-    /// How often; 0: until the caller breaks off.
+    /// Number of rounds; 0: until the caller breaks off.
     pub rounds: u64,
-    /// Lines to send each packet on instead of one address, and what they do to it.
+    /// Rehearsal: send each packet on these lines instead of one address, with these impairments.
     pub rehearsal: Option<Rehearsal>,
 }
 
-/// How far it is.
+/// Progress of a replay.
 #[derive(Clone, Copy, Debug)]
 pub struct WireProgress {
-    /// Bytes read of the files in this round, as they are on disk.
+    /// Bytes of the files on disk read in this round.
     pub file_bytes: u64,
 }
 
-/// Why captures could not be sent. Damage inside a capture stands in the summary.
+/// Errors of a replay. Damage inside a capture is reported in the summary.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// A capture could not be opened.
@@ -67,45 +67,47 @@ pub enum WireError {
     /// A datagram could not be sent.
     #[error("send to {destination}")]
     Send {
-        /// Where to.
+        /// Destination address.
         destination: SocketAddrV4,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
-    /// There was nothing to send.
+    /// The captures contain no packets.
     #[error("replay: no packets in {0}")]
     NoPackets(String),
-    /// There is no address to send to.
-    #[error("replay: {path} has no addresses: say where to with --to ADDR:PORT")]
+    /// A file has no addresses, and no destination was given.
+    #[error("replay: {path} has no addresses: give the destination with --to ADDR:PORT")]
     NoAddress {
-        /// The file.
+        /// Path of the file.
         path: String,
     },
-    /// An address of the other family.
-    #[error("replay: cannot send to {0}: only IPv4 is sent; rewrite it with --to or --map")]
+    /// The destination is not IPv4.
+    #[error("replay: cannot send to {0}: only IPv4 is supported; rewrite it with --to or --map")]
     NotIpv4(SocketAddr),
 }
 
-/// Sends everything that `open` opens, once for each round. Broken off by `watch`, it ends with what was sent so far.
+/// Sends all captures that `open` opens, once for each round. If `on_progress` breaks off, the summary covers the
+/// packets sent so far.
 ///
 /// # Errors
 /// See [`WireError`].
 pub fn run(
     open: impl Fn() -> Result<CaptureMerge, CaptureError>,
     options: &WireOptions,
-    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    on_progress: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
 ) -> Result<WireSummary, WireError> {
-    run_observed(open, options, watch, &mut |_, _| {})
+    run_observed(open, options, on_progress, &mut |_, _| {})
 }
 
-/// The same; `sent` is told of each packet where it went and when it was meant to (where there is a pace).
+/// The same, with an observer: `sent` gets the destination and the intended time of each packet (`None` without a
+/// pace).
 ///
 /// # Errors
 /// See [`WireError`].
 pub fn run_observed(
     open: impl Fn() -> Result<CaptureMerge, CaptureError>,
     options: &WireOptions,
-    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    on_progress: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
     sent: &mut dyn FnMut(SocketAddrV4, MonoNs),
 ) -> Result<WireSummary, WireError> {
     let mut pacer = Pacer::new(options.pace, mono_now().0);
@@ -115,7 +117,7 @@ pub fn run_observed(
         timing: Timing::new(),
         journey: options.rehearsal.as_ref().map(PacketsInTransit::new),
         packets_until_check: PACKETS_PER_CHECK,
-        watch,
+        on_progress,
         sent,
     };
     let mut round = 0;
@@ -150,12 +152,12 @@ struct Player<'a> {
     timing: Timing,
     journey: Option<PacketsInTransit>,
     packets_until_check: u32,
-    watch: &'a mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    on_progress: &'a mut dyn FnMut(WireProgress) -> ControlFlow<()>,
     sent: &'a mut dyn FnMut(SocketAddrV4, MonoNs),
 }
 
 impl Player<'_> {
-    /// One round.
+    /// Sends one round.
     fn play(&mut self, merge: &mut CaptureMerge, pacer: &mut Pacer) -> Result<ControlFlow<()>, WireError> {
         while merge.advance() {
             let Some((file, datagram)) = merge.current() else { break };
@@ -176,14 +178,14 @@ impl Player<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// After the last round: what is still on its way arrives.
+    /// After the last round: delivers the copies still in transit.
     fn send_remaining(&mut self, merge: &CaptureMerge) -> Result<ControlFlow<()>, WireError> {
         let Some(journey) = &mut self.journey else { return Ok(ControlFlow::Continue(())) };
         journey.finish(mono_now().0);
         self.arrive(u64::MAX, true, merge)
     }
 
-    /// Sends the copies that arrive up to then.
+    /// Sends the copies that are due up to this time.
     fn arrive(&mut self, until_ns: u64, is_paced: bool, merge: &CaptureMerge) -> Result<ControlFlow<()>, WireError> {
         while let Some(copy) = self.journey.as_mut().and_then(|journey| journey.next_due(until_ns)) {
             let target = is_paced.then_some(MonoNs(copy.due_ns));
@@ -203,7 +205,7 @@ impl Player<'_> {
         payload: &[u8],
         merge: &CaptureMerge,
     ) -> Result<ControlFlow<()>, WireError> {
-        let mut check = || (self.watch)(WireProgress { file_bytes: merge.file_bytes_read() });
+        let mut check = || (self.on_progress)(WireProgress { file_bytes: merge.file_bytes_read() });
         self.packets_until_check -= 1;
         if self.packets_until_check == 0 {
             self.packets_until_check = PACKETS_PER_CHECK;
@@ -216,7 +218,7 @@ impl Player<'_> {
         {
             return Ok(ControlFlow::Break(()));
         }
-        // Taken before the call: the packet is on its way when it returns.
+        // Taken before the call: the packet has left when the call returns.
         let late_ns = target.map(|target| mono_now().since(target));
         self.sender.send(destination, payload)?;
         self.timing.sent(payload.len(), late_ns);
@@ -227,7 +229,7 @@ impl Player<'_> {
     }
 }
 
-/// Sleeps until shortly before the target and spins the rest: sleeping alone is late by the timer's slack.
+/// Sleeps until shortly before the target and spins the rest: sleep alone is late by the timer slack.
 fn wait_until(target: MonoNs, check: &mut dyn FnMut() -> ControlFlow<()>) -> ControlFlow<()> {
     loop {
         let left_ns = target.since(mono_now());
@@ -287,18 +289,18 @@ impl Sender<'_> {
         let output = open_output(&options)?;
         let source = |source| WireError::Send { destination, source };
         let socket = Socket::from(output.socket.try_clone().map_err(source)?);
-        // A full send buffer is waited for: the pace gives way, and the report tells.
+        // Waits while the send buffer is full: the pace slows down, and the report shows the delay.
         socket.set_nonblocking(false).map_err(source)?;
         self.sockets.insert(destination, (socket, output.destination));
         Ok(())
     }
 }
 
-/// Longest spin before a packet. Covers the slack of the kernel's timers (50 us) and the way out of an idle state.
+/// Longest spin before a packet. Covers the kernel's timer slack (50 us) and the exit from an idle state.
 const SPIN_NS: u64 = 200_000;
-/// Between two looks at progress and the caller's wish to stop.
+/// Interval between two progress calls.
 const CHECK_INTERVAL_NS: u64 = 50_000_000;
-/// The same while packets leave without waiting.
+/// Packets between two progress calls while packets leave without waiting.
 const PACKETS_PER_CHECK: u32 = 1_024;
 
 #[cfg(test)]

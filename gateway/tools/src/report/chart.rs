@@ -1,71 +1,71 @@
-//! Line charts as SVG text: two axes, a few series, no scripts. Colours are classes, so that one drawing serves light,
-//! dark and paper.
+//! Line charts as SVG text: two axes, a few series, no scripts. Colours are CSS classes, so that one chart serves light
+//! mode, dark mode and print.
 
 use std::fmt::Write as _;
 
-/// A chart over a plane whose coordinates are already scaled (logarithms taken).
+/// A chart over a plane with scaled coordinates (logarithms already taken).
 #[derive(Debug)]
 pub(super) struct Chart {
-    /// What it shows, for readers that cannot see it.
+    /// Text alternative for readers who cannot see the chart.
     pub(super) label: String,
     pub(super) x: Axis,
     pub(super) y: Axis,
     pub(super) series: Vec<Series>,
-    /// Stretches of the x axis that stand out, behind the lines.
+    /// Marked ranges of the x axis, drawn behind the lines.
     pub(super) bands: Vec<Band>,
     pub(super) size: Size,
 }
 
-/// How high a drawing is.
+/// Height of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
     Full,
-    /// Beside another one.
+    /// Half width: beside another chart.
     Half,
 }
 
-/// A stretch of the x axis.
+/// A range of the x axis.
 #[derive(Clone, Debug)]
 pub(super) struct Band {
     pub(super) kind: BandKind,
     pub(super) from: f64,
     pub(super) until: f64,
-    /// What pointing at it shows.
+    /// Tooltip.
     pub(super) note: String,
 }
 
-/// Why a stretch stands out.
+/// Reason for the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BandKind {
-    /// Much more came than usual.
+    /// A much higher rate than usual.
     Burst,
-    /// Nothing was recorded.
+    /// No data recorded.
     Pause,
-    /// Messages that nobody had.
+    /// Messages missing on all lines.
     Gap,
 }
 
 impl BandKind {
-    /// In a legend.
+    /// Text in the legend.
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Burst => "burst",
-            Self::Pause => "pause",
+            Self::Pause => "idle",
             Self::Gap => "gap declared",
         }
     }
 
-    /// In the style sheet.
+    /// Class in the style sheet.
     pub(super) fn class(self) -> &'static str {
         match self {
             Self::Burst => "burst",
-            Self::Pause => "pause",
+            Self::Pause => "idle",
             Self::Gap => "gap",
         }
     }
 }
 
-/// From where to where, and what is written along it.
+/// Range of an axis and its labels.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
     pub(super) min: f64,
@@ -74,33 +74,33 @@ pub(super) struct Axis {
     pub(super) ticks: Vec<(f64, String)>,
 }
 
-/// One line.
+/// One series.
 #[derive(Debug)]
 pub(super) struct Series {
     pub(super) name: String,
     /// Colour and dash pattern: 0 to [`STYLE_COUNT`], not included.
     pub(super) style: usize,
     pub(super) points: Vec<(f64, f64)>,
-    /// What pointing at a point shows; none, or one for each point.
+    /// Tooltips of the points: none, or one for each point.
     pub(super) notes: Vec<String>,
-    /// Points farther apart on the x axis are not joined: nothing is known of what was between them.
+    /// Points farther apart on the x axis are not joined: nothing is known between them.
     pub(super) join_distance_max: f64,
 }
 
-/// Styles that the style sheet knows.
+/// Number of styles in the style sheet.
 pub(super) const STYLE_COUNT: usize = 8;
 
-/// Size of a drawing, in units that are pixels at its natural width.
+/// Size of a chart, in units that are pixels at its natural width.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
     pub(super) class: &'static str,
     pub(super) width: f64,
     pub(super) height: f64,
-    /// Every how many labelled ticks of the x axis one is written.
+    /// Every n-th labelled tick of the x axis is drawn.
     pub(super) x_label_every: usize,
 }
 
-/// For screens and paper.
+/// For screens and print.
 pub(super) const WIDE: Frame = Frame { class: "wide", width: 760.0, height: 330.0, x_label_every: 1 };
 /// For a phone held upright: the same text size, less room.
 pub(super) const NARROW: Frame = Frame { class: "narrow", width: 360.0, height: 300.0, x_label_every: 2 };
@@ -109,11 +109,11 @@ const LEFT: f64 = 56.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 28.0;
-/// Points that still can be pointed at one by one.
+/// Largest number of points with tooltips.
 const DOTS_MAX: usize = 60;
 
 impl Chart {
-    /// The drawing, one after the other for both frames; the style sheet shows the one that fits.
+    /// Draws the chart for both frames, one after the other; the style sheet shows the one that fits.
     pub(super) fn svg(&self) -> String {
         let low = |frame: Frame| match self.size {
             Size::Full => frame,
@@ -167,7 +167,7 @@ impl Chart {
                 format_args!(r#"<line class="grid" x1="{x:.1}" x2="{x:.1}" y1="{top}" y2="{bottom}"/>"#),
             );
             if index.is_multiple_of(place.frame.x_label_every) {
-                // The outermost labels stay within the drawing.
+                // The outermost labels stay within the chart.
                 let half = 3.6 * f64::from(u32::try_from(text.chars().count()).unwrap_or(0));
                 let x = x.clamp(half, place.frame.width - half);
                 let y = bottom + 18.0;
@@ -182,7 +182,7 @@ impl Chart {
 
 fn draw_band(band: &Band, place: &Projection<'_>, svg: &mut String) {
     let (from, until) = (place.x_of(band.from), place.x_of(band.until));
-    // One too narrow to be seen is still there.
+    // A very narrow range is drawn with a minimum width.
     let (width, height) = ((until - from).max(2.0), place.frame.height - BOTTOM - TOP);
     let (class, note) = (band.kind.class(), escape(&band.note));
     push_formatted(
@@ -198,7 +198,7 @@ fn draw_series(series: &Series, place: &Projection<'_>, svg: &mut String) {
     for piece in series.points.chunk_by(|(one, _), (next, _)| next - one <= series.join_distance_max) {
         let mut points: Vec<String> =
             piece.iter().map(|(x, y)| format!("{:.1},{:.1}", place.x_of(*x), place.y_of(*y))).collect();
-        // A line of one point is not drawn; one from a point to itself is a dot.
+        // A path with one point is not drawn; a line to the same point is drawn as a dot.
         if let [alone] = points.as_slice() {
             points.push(alone.clone());
         }
@@ -219,7 +219,7 @@ fn draw_series(series: &Series, place: &Projection<'_>, svg: &mut String) {
     }
 }
 
-/// From the plane to the drawing.
+/// Maps the plane to the drawing.
 struct Projection<'a> {
     frame: Frame,
     x: &'a Axis,
@@ -246,7 +246,7 @@ impl Axis {
         let first = steps.iter().rposition(|step| *step <= low).unwrap_or(0);
         let last = steps.iter().position(|step| *step >= high).unwrap_or(steps.len() - 1).max(first + 1);
         let shown = steps.get(first..=last.min(steps.len() - 1)).unwrap_or(&steps);
-        // Few decades have room for all labels, many only for the tens.
+        // Few decades have room for all labels, many only for the powers of ten.
         let only_tens = shown.len() > 9;
         let is_ten = |step: u64| step.ilog10() > 0 && step == 10_u64.pow(step.ilog10()) || step == 1;
         let text = |step: u64| if only_tens && !is_ten(step) { String::new() } else { label(step) };
@@ -258,7 +258,7 @@ impl Axis {
         }
     }
 
-    /// Logarithmic in events a second.
+    /// Logarithmic in events per second.
     pub(super) fn rate(min_per_s: u64, max_per_s: u64, label: impl Fn(u64) -> String) -> Self {
         Self::latency(min_per_s, max_per_s, label)
     }
@@ -273,7 +273,7 @@ impl Axis {
         Self { min: 0.0, max: (count * step) as f64, ticks }
     }
 
-    /// Where `value` lies between the ends, 0 to 1.
+    /// Relative position of `value` between the ends, 0 to 1.
     fn share(&self, value: f64) -> f64 {
         if self.max <= self.min { 0.5 } else { ((value - self.min) / (self.max - self.min)).clamp(0.0, 1.0) }
     }
@@ -284,7 +284,7 @@ fn push_formatted(text: &mut String, what: std::fmt::Arguments<'_>) {
     let _ = text.write_fmt(what);
 }
 
-/// Text for between tags and in attributes.
+/// Escapes text for element content and attributes.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -343,7 +343,7 @@ mod tests {
         let mut svg = String::new();
         draw_series(&series, &Projection { frame: WIDE, x: &axis, y: &axis }, &mut svg);
         let lines: Vec<usize> = svg.split("<polyline").skip(1).map(|line| line.matches(',').count()).collect();
-        assert_eq!(lines, [2, 2, 2], "a point alone is joined to itself: {svg}");
+        assert_eq!(lines, [2, 2, 2], "a single point is a line to itself: {svg}");
     }
 
     #[test]

@@ -1,18 +1,18 @@
-//! The report as CSV, one figure a row, for spreadsheets and data frames. Times are nanoseconds.
+//! The report as CSV, one value per row, for spreadsheets and data frames. Times are nanoseconds.
 
 use std::fmt::{self, Write};
 
 use super::{ChannelCounts, ChannelReport, Comparison, Report};
 
-/// Columns. `item` is a stage, in the tables of lines a line. `from` and `until` are nanoseconds since 1970 in the tables
-/// `timeline`, `gaps` and `lead_by_time` (there since midnight UTC, where the report has several days), rates a second in the
-/// table `load`.
-pub const HEADER: &str = "group,table,channel,name,item,from,until,figure,value";
+/// Columns. `item` is a stage; in the tables of lines it is a line. `from` and `until` are nanoseconds since 1970 in
+/// the tables `timeline`, `gaps` and `lead_by_time` (in `lead_by_time` since midnight UTC if the report has several
+/// days). In the table `load` they are rates per second.
+pub const HEADER: &str = "group,table,channel,name,item,from,until,statistic,value";
 
-/// Writes one report; `group` stands in the first column.
+/// Writes one report; `group` is the first column.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write(group: &str, report: &Report, out: &mut impl Write) -> fmt::Result {
     for channel in &report.channels {
         counts(group, channel, out)?;
@@ -55,7 +55,7 @@ pub fn write(group: &str, report: &Report, out: &mut impl Write) -> fmt::Result 
     Ok(())
 }
 
-/// What the channel and its lines counted (tables `channel` and `lines`), leads by time (`lead_by_time`), gaps (`gaps`).
+/// Counts of the channel and its lines (tables `channel` and `lines`), leads by time (`lead_by_time`), gaps (`gaps`).
 fn counts(group: &str, channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let ChannelCounts { datagrams, messages, gaps, gap_messages, drops } = channel.counted;
     let begin = |table: &str| {
@@ -101,7 +101,7 @@ fn counts(group: &str, channel: &ChannelReport, out: &mut impl Write) -> fmt::Re
 /// Writes all groups of a comparison, and the changes against the first group (table `difference`).
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     for group in &comparison.groups {
         write(&group.name, &group.report, out)?;
@@ -134,7 +134,7 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
     Ok(())
 }
 
-/// Quoted where it must be.
+/// Quotes a value if necessary.
 fn field(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
@@ -159,7 +159,7 @@ mod tests {
         for table in ["timeline", "load"] {
             assert!(text.contains(&format!("\n\"new, better\",{table},2,iex-deep,publish,")), "{table}");
         }
-        assert!(text.contains("\n\"new, better\",difference,1,nasdaq,wire_to_wire,,,p50_verdict,within\n"));
+        assert!(text.contains("\n\"new, better\",difference,1,nasdaq,wire_to_wire,,,p50_verdict,within_spread\n"));
         assert!(text.contains(",p50_change,0.000000\n"));
     }
 }

@@ -1,62 +1,63 @@
-//! Groups of logs held against each other: runs, hosts or days.
+//! Compares groups of logs: runs, hosts or days.
 //!
-//! **Spread.** Each run (one log) of a group has a percentile of its own; the group's spread is from the lowest to the
-//! highest of them. Where a group has one run only, the runs of both groups are cut into [`BATCH_COUNT`] stretches of
-//! equally many intervals, which take the place of runs: what shifts from one run to the next can't be seen then.
+//! **Spread.** Each run (one log) of a group has its own value of a percentile; the group's spread is from the lowest
+//! to the highest of these. If a group has only one run, the runs of both groups are split into [`BATCH_COUNT`] batches
+//! of equally many intervals, which take the place of runs. Variation between runs can't be seen then.
 //!
-//! **A change exceeds the spread** when the two spreads don't overlap: when every run of one group was faster than every
-//! run of the other. If nothing had changed, that would happen by chance in 2 of `(n + m over n)` cases, with `n` and `m`
-//! runs; where this is more than 1 in 20, runs are too few to tell. The maximum grows with the number of values, so it is
-//! shown and not judged; and so are percentiles of which some run has not one value beyond.
+//! **A change exceeds the spread** if the two spreads don't overlap, that is, if every run of one group was faster than
+//! every run of the other. Without a real change, that happens by chance in 2 of `(n + m over n)` cases, with `n` and
+//! `m` runs. If this is more than 1 in 20, there are too few runs for a result. The maximum grows with the number of
+//! values, so it is shown but not compared. The same applies to percentiles with less than one value above them in some
+//! run.
 
 use mdgw_feeds::identity::ChannelId;
 use mdgw_telemetry::stages::Stage;
 
 use super::{Report, quantity::QUANTILES, statistics::LatencyStatistics, summary::StageReport};
 
-/// Several groups; the first one is what the others are held against.
+/// Several groups; the others are compared with the first one.
 #[derive(Debug)]
 pub struct Comparison {
-    /// The groups in the order in which they were named.
+    /// The groups in the order given.
     pub groups: Vec<Group>,
-    /// What differs, by channel, stage and group.
+    /// Differences by channel, stage and group.
     pub differences: Vec<Difference>,
 }
 
-/// Some logs under one name.
+/// Logs with a common name.
 #[derive(Debug)]
 pub struct Group {
     /// Its name.
     pub name: String,
-    /// What its logs say together.
+    /// Combined report of its logs.
     pub report: Report,
 }
 
 /// One stage of one channel, in a group and in the first group.
 #[derive(Clone, Debug)]
 pub struct Difference {
-    /// The channel; the same number in both.
+    /// Channel number, the same in both groups.
     pub channel: ChannelId,
-    /// Its name, where a disclosure tells it.
+    /// Its name, if a disclosure contains it.
     pub name: Option<String>,
     /// The stage.
     pub stage: Stage,
-    /// Index of the group that is held against the first.
+    /// Index of the group that is compared with the first.
     pub group: usize,
-    /// What the spreads are made of.
+    /// Samples behind the spreads.
     pub samples: Samples,
     /// Percentile by percentile, the maximum last.
     pub changes: Vec<Change>,
 }
 
-/// What a spread is made of.
+/// Samples behind a spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Samples {
-    /// Runs, or stretches of runs.
+    /// Runs, or batches of runs.
     pub are_runs: bool,
-    /// Of the first group.
+    /// Number of samples in the first group.
     pub base_count: usize,
-    /// Of the other one.
+    /// Number of samples in the other group.
     pub count: usize,
 }
 
@@ -65,33 +66,33 @@ pub struct Samples {
 pub struct Change {
     /// Its name.
     pub name: &'static str,
-    /// All values of the first group, ns.
+    /// Value over all samples of the first group, ns.
     pub base_ns: u64,
-    /// All values of the other group, ns.
+    /// Value over all samples of the other group, ns.
     pub value_ns: u64,
     /// Lowest and highest sample of the first group, ns.
     pub base_spread_ns: (u64, u64),
     /// Lowest and highest sample of the other group, ns.
     pub spread_ns: (u64, u64),
-    /// Whether it is more than chance.
+    /// Result of the comparison.
     pub verdict: ChangeVerdict,
 }
 
 /// Whether a change exceeds the spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeVerdict {
-    /// Every sample of one group lies below every one of the other.
+    /// Every sample of one group is below every sample of the other.
     Exceeds,
     /// The spreads overlap.
     Within,
-    /// The spreads don't overlap, which so few samples do by chance too often.
+    /// The spreads don't overlap, but with so few samples that happens too often by chance.
     FewSamples,
-    /// Not to be judged: it hangs on how many values there were.
+    /// Not compared: the value depends on the number of values.
     Unjudged,
 }
 
 impl Comparison {
-    /// Holds groups against the first of them. Channels are matched by their number.
+    /// Compares groups with the first of them. Channels are matched by number.
     #[must_use]
     pub fn of(groups: Vec<Group>) -> Self {
         let mut differences = Vec::new();
@@ -122,7 +123,7 @@ impl Comparison {
 }
 
 impl Change {
-    /// The change as a share of the first group's value: 0.1 is a tenth more. `None` where that was 0.
+    /// The change relative to the first group's value: 0.1 is a tenth more. `None` if that value was 0.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
     pub fn share(&self) -> Option<f64> {
@@ -131,14 +132,14 @@ impl Change {
 }
 
 impl ChangeVerdict {
-    /// In a few words.
+    /// Result as text.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
-            Self::Exceeds => "beyond the spread",
+            Self::Exceeds => "outside the spread",
             Self::Within => "within the spread",
-            Self::FewSamples => "too few runs to tell",
-            Self::Unjudged => "not judged",
+            Self::FewSamples => "too few runs",
+            Self::Unjudged => "not compared",
         }
     }
 
@@ -146,31 +147,32 @@ impl ChangeVerdict {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Exceeds => "exceeds",
-            Self::Within => "within",
-            Self::FewSamples => "few_samples",
-            Self::Unjudged => "unjudged",
+            Self::Exceeds => "outside_spread",
+            Self::Within => "within_spread",
+            Self::FewSamples => "few_runs",
+            Self::Unjudged => "not_compared",
         }
     }
 }
 
 impl Samples {
-    /// How often chance alone keeps the two sets of samples apart.
+    /// Probability that chance alone separates the two sets of samples.
     #[must_use]
     pub fn chance(self) -> f64 {
         2.0 / combinations(self.base_count + self.count, self.base_count)
     }
 }
 
-/// How spreads are computed, for whoever reads a table of them.
-pub(super) const SPREAD_NOTE: &str = "Spread: from the lowest to the highest percentile among the runs (logs) of a group; where a group has one run, among \
-     5 stretches of its intervals instead. A change is beyond the spread when the two spreads do not overlap, and chance alone \
-     would do that in less than 1 of 20 cases. The maximum, and percentiles with less than one value beyond them in some run, \
-     hang on the number of values and are not judged.";
+/// Explains the computation of spreads, for readers of a table.
+pub(super) const SPREAD_NOTE: &str = "Spread: from the lowest to the highest percentile among the runs (logs) of a \
+    group; where a group has one run, among \
+     5 stretches of its intervals instead. A change is outside the spread if the two spreads do not overlap \
+     and the probability of that by chance is less than 5 %. The maximum, and percentiles with less than one value above \
+     them in some run, depend on the number of values and are not compared.";
 
-/// Stretches that a run is cut into where there is only one.
+/// Batches per run, if there is only one run.
 pub const BATCH_COUNT: usize = 5;
-/// More often than so, chance alone keeps samples apart: too often to call it a change.
+/// A higher probability of separation by chance is too high to report a change.
 const CHANCE_MAX: f64 = 0.05;
 
 fn changes(base: &StageReport, other: &StageReport) -> (Samples, Vec<Change>) {
@@ -203,14 +205,14 @@ fn spread(samples: &[LatencyStatistics], index: usize) -> (u64, u64) {
     (values().min().unwrap_or(0), values().max().unwrap_or(0))
 }
 
-/// Whether a percentile has at least one value beyond it.
+/// Whether at least one value lies above a percentile.
 #[allow(clippy::cast_precision_loss, reason = "a comparison with 1")]
 fn has_value_beyond(sample: &LatencyStatistics, quantile: f64) -> bool {
-    // A tenth of a value is left for what doubles can't hold of 0.9999.
+    // A tolerance of a tenth of a value, for the rounding of doubles such as 0.9999.
     sample.count as f64 * (1.0 - quantile) >= 0.9
 }
 
-/// Ways to choose `chosen` of `all`.
+/// Binomial coefficient: ways to choose `chosen` of `all`.
 #[allow(clippy::cast_precision_loss, reason = "few runs")]
 fn combinations(all: usize, chosen: usize) -> f64 {
     (0..chosen).map(|step| (all - step) as f64 / (step + 1) as f64).product()
@@ -248,7 +250,7 @@ mod tests {
         assert_eq!(samples, Samples { are_runs: true, base_count: 4, count: 4 });
         assert_eq!(apart[0], ("p50", ChangeVerdict::Exceeds));
         assert_eq!(apart[3], ("p99.9", ChangeVerdict::Exceeds));
-        assert_eq!(apart[4], ("p99.99", ChangeVerdict::Unjudged), "a tenth of a value lies beyond it");
+        assert_eq!(apart[4], ("p99.99", ChangeVerdict::Unjudged), "only a tenth of a value lies above it");
         assert_eq!(apart[5], ("max", ChangeVerdict::Unjudged));
         let (_, mixed) = verdicts(&runs(&[5_000, 5_100, 9_200, 5_300]), &runs(&[9_000, 9_100, 9_200, 9_300]));
         assert_eq!(mixed[0], ("p50", ChangeVerdict::Within));

@@ -1,4 +1,4 @@
-//! Which logs belong together: as the caller named them, or by what the logs say of themselves.
+//! Groups logs: as named by the caller, or by the logs' own disclosures.
 
 use std::{
     fs::{self, File},
@@ -14,9 +14,9 @@ use super::log::Log;
 /// One argument: `PATH`, or `NAME=PATH`. A path is a log, a directory (all its `*.hlog`), or a name with `*` in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogArgument {
-    /// The group, where one is named.
+    /// Name of the group, if given.
     pub group: Option<String>,
-    /// Where its logs are.
+    /// Location of the logs.
     pub path: PathBuf,
 }
 
@@ -24,7 +24,7 @@ impl FromStr for LogArgument {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // A file whose name has the sign in it is still a file.
+        // A file whose name contains `=` is still a file.
         let named = text.split_once('=').filter(|(name, _)| !name.is_empty() && !name.contains('/'));
         let is_file = || Path::new(text).exists();
         Ok(match named {
@@ -34,7 +34,7 @@ impl FromStr for LogArgument {
     }
 }
 
-/// What tells groups apart where nobody names them.
+/// Criterion for groups that the caller did not name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompareBy {
     /// Each log is a group.
@@ -45,58 +45,58 @@ pub enum CompareBy {
     Day,
 }
 
-/// Logs under one name.
+/// Logs with a common name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedLogs {
-    /// The group's name; empty where there is one group and nobody named it.
+    /// Name of the group; empty for a single unnamed group.
     pub name: String,
     /// Its logs.
     pub logs: Vec<PathBuf>,
 }
 
-/// Why logs could not be put into groups.
+/// Errors of grouping.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupingError {
-    /// It can't be read.
+    /// A log or directory can't be read.
     #[error("read {}: {source}", path.display())]
     Read {
-        /// What.
+        /// Its path.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
     /// A directory or a pattern without a log.
-    #[error("read {}: no latency log (*.hlog) there", path.display())]
+    #[error("read {}: contains no latency log (*.hlog)", path.display())]
     NoLog {
-        /// Where.
+        /// The path or pattern.
         path: PathBuf,
     },
-    /// It would count twice.
+    /// A log was given twice, and would count twice.
     #[error("read {}: given twice", path.display())]
     DuplicateLog {
-        /// The log.
+        /// Path of the log.
         path: PathBuf,
     },
-    /// Some logs belong to a group by name, others don't.
-    #[error("report: {} belongs to no group: give every log a name (NAME=PATH), or none", path.display())]
+    /// Some logs have a group name, others have none.
+    #[error("report: {} has no group: name all logs (NAME=PATH) or none", path.display())]
     Unnamed {
-        /// One that has none.
+        /// A log without group name.
         path: PathBuf,
     },
-    /// Two ways to make groups.
-    #[error("report: logs have the groups that NAME=PATH gave them: leave out --compare, or the names")]
+    /// Both names and a criterion were given.
+    #[error("report: use either NAME=PATH or --compare, not both")]
     NamedAndCompared,
-    /// One thing can't be compared.
-    #[error("report: all logs are of one {what} ({name}): there is nothing to compare")]
+    /// There is only one group.
+    #[error("report: all logs have the same {what} ({name}): nothing to compare")]
     OneGroup {
-        /// What groups were to be made by.
+        /// The criterion.
         what: &'static str,
-        /// The only one.
+        /// Name of the only group.
         name: String,
     },
 }
 
-/// Finds the logs and puts them into groups: in the order of their names' first appearance, days in their own.
+/// Finds the logs and groups them: groups in order of first appearance, days in chronological order.
 ///
 /// # Errors
 /// See [`GroupingError`].
@@ -160,7 +160,7 @@ impl CompareBy {
     }
 }
 
-/// The log at a path, all logs of a directory, or those that a pattern fits; in the order of their names.
+/// The log at a path, all logs of a directory, or those that match a pattern; sorted by name.
 fn logs_at(path: &Path) -> Result<Vec<PathBuf>, GroupingError> {
     let pattern = path.file_name().unwrap_or_default().to_string_lossy();
     let (directory, pattern) = match (path.is_dir(), path.exists(), pattern.contains('*')) {
@@ -184,7 +184,7 @@ fn logs_at(path: &Path) -> Result<Vec<PathBuf>, GroupingError> {
     Ok(found)
 }
 
-/// Whether `name` is `pattern` with something, or nothing, for each `*`.
+/// Whether `name` matches `pattern`, in which each `*` matches any text.
 fn matches_pattern(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
@@ -194,7 +194,7 @@ fn matches_pattern(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// What a log says before its first interval.
+/// The disclosure at the beginning of a log.
 fn read_header(path: &Path) -> io::Result<Vec<u8>> {
     let mut reader = BufReader::new(File::open(path)?.take(HEAD_BYTES_MAX));
     let mut head = Vec::new();
@@ -207,7 +207,7 @@ fn read_header(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// A disclosure with the settings of some hundred channels fits.
+/// Enough for a disclosure with the settings of some hundred channels.
 const HEAD_BYTES_MAX: u64 = 4 << 20;
 
 #[cfg(test)]
@@ -243,7 +243,7 @@ mod tests {
         for (wrong, expected) in [
             (vec![format!("{at}/a.hlog"), format!("{at}")], "given twice"),
             (vec![format!("{at}/x*")], "no latency log"),
-            (vec![format!("x={at}/a.hlog"), format!("{at}/b.hlog")], "belongs to no group"),
+            (vec![format!("x={at}/a.hlog"), format!("{at}/b.hlog")], "has no group"),
             (vec![format!("{at}/gone.hlog")], "read"),
         ] {
             let error = of(&wrong).unwrap_err().to_string();
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(names(&by(CompareBy::Day).unwrap()), [("2019-01-30", one("1.hlog")), ("2019-01-31", one("0.hlog"))]);
         assert_eq!(names(&by(CompareBy::Log).unwrap()), [("0", one("0.hlog")), ("1", one("1.hlog"))]);
         let error = by(CompareBy::Host).unwrap_err().to_string();
-        assert!(error.contains("all logs are of one host"), "{error}");
+        assert!(error.contains("all logs have the same host"), "{error}");
         let named = [arguments(&format!("x={}", folder.path().display()))];
         assert!(matches!(groups(&named, Some(CompareBy::Day)), Err(GroupingError::NamedAndCompared)));
     }

@@ -1,4 +1,4 @@
-//! Percentile distributions as text, in the form that the HdrHistogram tools write and plot (`.hgrm`).
+//! Percentile distributions as text, in the format of the HdrHistogram tools (`.hgrm`).
 
 use std::{
     fs,
@@ -10,10 +10,10 @@ use hdrhistogram::Histogram;
 
 use super::Report;
 
-/// Writes one file for each channel and stage into `directory`, values in microseconds; returns their paths.
+/// Writes one file for each channel and stage into `directory`, values in microseconds. Returns the paths.
 ///
 /// # Errors
-/// What the file system says.
+/// Errors of the file system.
 pub fn write_all(report: &Report, directory: &Path) -> io::Result<Vec<PathBuf>> {
     fs::create_dir_all(directory)?;
     let mut paths = Vec::new();
@@ -32,7 +32,7 @@ pub fn write_all(report: &Report, directory: &Path) -> io::Result<Vec<PathBuf>> 
 /// Writes one distribution, values in microseconds, five steps for each halving of the distance to 100 %.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 #[allow(clippy::cast_precision_loss, reason = "text with three decimals")]
 pub fn write(histogram: &Histogram<u64>, out: &mut impl Write) -> io::Result<()> {
     let digits = usize::from(histogram.sigfig());

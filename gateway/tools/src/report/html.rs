@@ -1,4 +1,4 @@
-//! The report as one HTML page that asks for nothing else: no scripts, no fonts, no images but its own drawings.
+//! The report as one self-contained HTML page: no scripts, fonts or images besides its own drawings.
 
 mod channel;
 mod charts;
@@ -21,7 +21,7 @@ use super::{
 /// Writes the page of one report.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     begin("Latency by stage", out)?;
     writeln!(out, "<p>{}</p>\n</header>", span(report))?;
@@ -33,15 +33,15 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     for channel in &report.channels {
         channel::section(channel, report, out)?;
     }
-    table(report, "Figures", out)?;
-    disclosure(report, "Where this was measured", out)?;
+    table(report, "Latencies", out)?;
+    disclosure(report, "Measurement environment", out)?;
     writeln!(out, "</body>\n</html>")
 }
 
-/// Writes the page of groups held against the first of them.
+/// Writes the page that compares groups with the first of them.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     begin("Latency compared", out)?;
     compare::groups(comparison, out)?;
@@ -50,11 +50,11 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
     comparison.groups.iter().try_for_each(|group| notices(&group.report, out))?;
     compare::sections(comparison, out)?;
     for group in &comparison.groups {
-        table(&group.report, &format!("Figures: {}", group.name), out)?;
+        table(&group.report, &format!("Values: {}", group.name), out)?;
     }
     compare::disclosures(comparison, out)?;
     for group in &comparison.groups {
-        disclosure(&group.report, &format!("Where {} was measured", group.name), out)?;
+        disclosure(&group.report, &format!("Measurement environment of {}", group.name), out)?;
     }
     writeln!(out, "</body>\n</html>")
 }
@@ -70,7 +70,7 @@ fn begin(title: &str, out: &mut impl Write) -> fmt::Result {
     )
 }
 
-/// From when to when; the date once where it is one day.
+/// Begin and end; the date only once if it is the same.
 fn span(report: &Report) -> String {
     let begin = Timestamp(report.begin);
     if TradingDate::in_utc(report.begin) == TradingDate::in_utc(report.end) {
@@ -80,7 +80,7 @@ fn span(report: &Report) -> String {
     }
 }
 
-/// Builds whose figures say nothing, each told once.
+/// Warnings about builds whose latencies are not meaningful, each listed once.
 fn debug_build_notices<'r>(reports: impl IntoIterator<Item = &'r Report>, out: &mut impl Write) -> fmt::Result {
     let disclosed = reports.into_iter().flat_map(|report| &report.disclosures).flat_map(|disclosed| &disclosed.entries);
     let debug_build_notices: BTreeSet<&str> = disclosed
@@ -90,13 +90,13 @@ fn debug_build_notices<'r>(reports: impl IntoIterator<Item = &'r Report>, out: &
     debug_build_notices.iter().try_for_each(|build| writeln!(out, "<p class=\"notice\">Build: {}</p>", escape(build)))
 }
 
-/// What a reader must know before any figure.
+/// Warnings that a reader must see before any value.
 fn notices(report: &Report, out: &mut impl Write) -> fmt::Result {
     if report.channels.is_empty() {
         writeln!(out, "<p class=\"notice\">Nothing was recorded.</p>")?;
     }
     if !report.damage.is_empty() {
-        writeln!(out, "<div class=\"notice\">{} damaged lines are left out:<ul>", Count(report.damage.len() as u64))?;
+        writeln!(out, "<div class=\"notice\">{} damaged lines are skipped:<ul>", Count(report.damage.len() as u64))?;
         for damage in report.damage.iter().take(DAMAGE_SHOWN_MAX) {
             writeln!(out, "<li>{}</li>", escape(&damage.to_string()))?;
         }
@@ -115,7 +115,8 @@ fn figure(caption: &str, chart: &Chart, out: &mut impl Write) -> fmt::Result {
         let style = series.style % STYLE_COUNT;
         writeln!(
             out,
-            "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><line class=\"line s{style}\" x1=\"1\" x2=\"25\" y1=\"4\" y2=\"4\"/></svg>{}</li>",
+            "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><line class=\"line s{style}\" x1=\"1\" \
+             x2=\"25\" y1=\"4\" y2=\"4\"/></svg>{}</li>",
             escape(&series.name)
         )?;
     }
@@ -124,7 +125,8 @@ fn figure(caption: &str, chart: &Chart, out: &mut impl Write) -> fmt::Result {
             let class = kind.class();
             writeln!(
                 out,
-                "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"26\" height=\"8\"/></svg>{}</li>",
+                "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><rect class=\"{class}\" \
+                 width=\"26\" height=\"8\"/></svg>{}</li>",
                 kind.text()
             )?;
         }
@@ -160,9 +162,10 @@ fn table(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result {
     }
     writeln!(
         out,
-        "</table>\n</div>\n<p class=\"caption\">Claim wait: one value for each claim. All others: one for each packet; from decode \
-         and book on only packets that brought something new, wire to user and wire to wire from the receive stamp. \
-         Negative values (two clocks, a step of one) are counted and in no percentile.</p>\n</section>"
+        "</table>\n</div>\n<p class=\"caption\">Claim wait: one value per claim. Other stages: one value per packet; \
+         decode and book and later stages count only packets with new messages. Wire to user and wire to wire start \
+         at the receive timestamp. Negative values (two clocks, or a clock step) are counted but excluded from \
+         percentiles.</p>\n</section>"
     )
 }
 
@@ -174,7 +177,11 @@ fn disclosure(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result
         let (settings, host): (Vec<_>, Vec<_>) =
             disclosed.entries.iter().partition(|(key, _)| key.starts_with(SETTING_PREFIX));
         if host.is_empty() {
-            writeln!(out, "<p class=\"notice\">The log doesn't say. Figures without it mean nothing.</p>")?;
+            writeln!(
+                out,
+                "<p class=\"notice\">Not recorded in the log. Latencies without the measurement environment are not \
+                 meaningful.</p>"
+            )?;
         }
         let rows = |entries: &[&(String, String)], out: &mut dyn Write| -> fmt::Result {
             writeln!(out, "<table class=\"facts\">")?;
@@ -186,7 +193,7 @@ fn disclosure(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result
         };
         rows(&host, out)?;
         if !settings.is_empty() {
-            writeln!(out, "<details>\n<summary>Configuration in force ({} settings)</summary>", settings.len())?;
+            writeln!(out, "<details>\n<summary>Effective configuration ({} settings)</summary>", settings.len())?;
             rows(&settings, out)?;
             writeln!(out, "</details>")?;
         }
@@ -234,7 +241,7 @@ mod tests {
         text
     }
 
-    /// Walks through all tags: each is closed by its own, in order, and its attributes are quoted.
+    /// Checks all tags: each is closed in order, and its attributes are quoted.
     fn assert_parses(page: &str) {
         let mut open: Vec<&str> = Vec::new();
         let (_, mut rest) = page.split_once("<!doctype html>").expect("a doctype");
@@ -265,7 +272,7 @@ mod tests {
         for page in [page(&sample_report()), comparison_page(&["old", "new", "<b>newest</b>"])] {
             assert_asks_for_nothing(&page);
             assert_parses(&page);
-            assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "what a log says is text");
+            assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "content of a log is escaped");
         }
     }
 
@@ -287,7 +294,7 @@ mod tests {
             "<table>",
             "kernel software",
             "clock source",
-            "Configuration in force",
+            "Effective configuration",
             "debug",
         ] {
             assert!(page.contains(expected), "{expected}");
@@ -309,7 +316,7 @@ mod tests {
         ] {
             assert!(page.contains(expected), "{expected}");
         }
-        assert_eq!(page.matches("<p class=\"notice\">Build: debug").count(), 1, "said once for all groups");
+        assert_eq!(page.matches("<p class=\"notice\">Build: debug").count(), 1, "printed once for all groups");
     }
 
     #[test]

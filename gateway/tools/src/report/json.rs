@@ -45,7 +45,7 @@ pub fn value(report: &Report) -> Value {
     })
 }
 
-/// All groups under their names, and the changes against the first one.
+/// All groups by name, and the changes against the first one.
 #[must_use]
 pub fn comparison(comparison: &Comparison) -> Value {
     let groups: Vec<Value> = comparison
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!((&value["base"], &value["groups"][1]["name"]), (&json!("old"), &json!("new")));
         let difference = &value["differences"][5];
         assert_eq!((&difference["group"], &difference["stage"]), (&json!("new"), &json!("wire_to_wire")));
-        assert_eq!(difference["changes"]["p99.9"]["verdict"], "within");
+        assert_eq!(difference["changes"]["p99.9"]["verdict"], "within_spread");
         assert_eq!(difference["changes"]["p50"]["change"], 0.0);
         assert_eq!(difference["samples"]["are_runs"], true);
     }

@@ -1,4 +1,4 @@
-//! Which line is faster, by how much, and by time of day; gaps, and what came.
+//! Lines of a channel: which is faster, by how much and at which time of day. Also gaps and total counts.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -16,19 +16,19 @@ use super::{
 /// One line of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineReport {
-    /// Which.
+    /// The line.
     pub line: Line,
     /// Packets with messages.
     pub packets: u64,
-    /// Messages that it was first to bring.
+    /// Messages that it delivered first.
     pub won_messages: u64,
-    /// Messages that another line had brought.
+    /// Messages that another line had delivered before.
     pub duplicate_messages: u64,
-    /// Messages that came after their gap had been declared.
+    /// Messages that arrived after their gap had been declared.
     pub late_messages: u64,
-    /// Of the messages that it and another line brought, those that it brought first: how much earlier, ns.
+    /// Lead, ns, of the messages that it delivered first, of those that another line delivered too.
     pub lead: LatencyStatistics,
-    /// The same by time of day, several days together; the slices of all lines of a channel are the same.
+    /// The same by time of day, several days combined; all lines of a channel have the same slices.
     pub slices: Vec<LeadSlice>,
 }
 
@@ -39,24 +39,24 @@ pub struct LeadSlice {
     pub start: UnixNs,
     /// End.
     pub end: UnixNs,
-    /// Leads within it.
+    /// Leads in the slice.
     pub lead: LatencyStatistics,
 }
 
-/// Gaps that were declared within an interval.
+/// Gaps declared within an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeclaredGaps {
     /// Begin of the interval.
     pub start: UnixNs,
     /// End of the interval.
     pub end: UnixNs,
-    /// Gaps.
+    /// Number of gaps.
     pub gaps: u64,
     /// Messages in them.
     pub messages: u64,
 }
 
-/// What a channel counted over the whole report. All 0 where the log has no counts.
+/// Counts of a channel over the whole report; all 0 if the log has no counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelCounts {
     /// Datagrams of all lines.
@@ -67,11 +67,11 @@ pub struct ChannelCounts {
     pub gaps: u64,
     /// Messages in them.
     pub gap_messages: u64,
-    /// What was refused and should not have come.
+    /// Unexpected refusals.
     pub drops: u64,
 }
 
-/// What logs say of one channel besides its stages.
+/// Counts and leads of one channel in the logs, besides its stages.
 #[derive(Debug, Default)]
 pub(super) struct ChannelInputs<'a> {
     pub(super) counts: Vec<(&'a Path, Counts<'a>)>,
@@ -80,7 +80,7 @@ pub(super) struct ChannelInputs<'a> {
 
 impl ChannelInputs<'_> {
     /// Sums of the channel's own counts.
-    pub(super) fn counted(&self) -> ChannelCounts {
+    pub(super) fn total_counts(&self) -> ChannelCounts {
         let sum = |key: ChannelCount| self.of_channel().map(|counts| counts.value(key)).fold(0, u64::saturating_add);
         ChannelCounts {
             datagrams: sum(ChannelCount::datagrams),
@@ -91,7 +91,7 @@ impl ChannelInputs<'_> {
         }
     }
 
-    /// When gaps were declared, in the order of time.
+    /// Declared gaps in time order.
     pub(super) fn gaps(&self) -> Vec<DeclaredGaps> {
         let with_gaps = self.of_channel().filter(|counts| counts.value(ChannelCount::gaps) > 0);
         let mut gaps: Vec<DeclaredGaps> = with_gaps
@@ -106,7 +106,7 @@ impl ChannelInputs<'_> {
         gaps
     }
 
-    /// Intervals of the channel's own counts, with the log that each is from.
+    /// Intervals of the channel's own counts, with the index of their log.
     pub(super) fn intervals(&self) -> impl Iterator<Item = (&Path, &Counts<'_>)> {
         self.counts.iter().filter(|(_, counts)| counts.tag.line.is_none()).map(|(path, counts)| (*path, counts))
     }
@@ -115,10 +115,10 @@ impl ChannelInputs<'_> {
         self.intervals().map(|(_, counts)| counts)
     }
 
-    /// Line by line. `begin` and `end`: of the whole report.
+    /// Summarises each line. `begin` and `end` are those of the whole report.
     pub(super) fn lines(&self, begin: UnixNs, end: UnixNs, damage: &mut Vec<LogDamage>) -> Vec<LineReport> {
         let span_ns = end.0.saturating_sub(begin.0);
-        // Several days are laid over each other: a line that is slower at the open is so every day.
+        // Several days are overlaid: a line that is slower at the open is slower there every day.
         let folds = span_ns > NS_PER_DAY;
         let middle = |interval: &Interval<'_, LeadTag>| {
             let middle_ns = interval.start.0.saturating_add(interval.length_ns / 2);
@@ -149,7 +149,7 @@ impl ChannelInputs<'_> {
         for (path, interval) in &self.leads {
             match interval.histogram(&mut deserializer) {
                 Ok(histogram) => {
-                    // Slices begin at round times of the day.
+                    // Slices begin at round times of day.
                     let index = middle(interval) / slice_ns;
                     let slice = slices.entry((interval.tag.line, index)).or_insert_with(empty_histogram);
                     add(slice, &histogram);
@@ -190,7 +190,7 @@ impl LineReport {
         }
     }
 
-    /// Messages that it brought, first or not.
+    /// Messages that it delivered, first or not.
     #[must_use]
     pub fn messages(&self) -> u64 {
         self.won_messages.saturating_add(self.duplicate_messages)
@@ -206,18 +206,18 @@ impl LineReport {
     }
 }
 
-/// Leads of all lines together.
+/// Leads of all lines combined.
 pub(super) fn lead_count(leads: impl Iterator<Item = LatencyStatistics>) -> u64 {
     leads.map(|lead| lead.count).fold(0, u64::saturating_add)
 }
 
-/// `part` of the whole, in percent; nothing of nothing is 0.
+/// `part` of the whole, in percent; 0 if the whole is 0.
 #[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
 pub(super) fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }
 
-/// Begins of all slices that any line has.
+/// Begins of all slices of all lines.
 pub(super) fn slice_starts(lines: &[LineReport]) -> Vec<(UnixNs, UnixNs)> {
     let mut starts: Vec<_> = lines.iter().flat_map(|line| &line.slices).map(|slice| (slice.start, slice.end)).collect();
     starts.sort_unstable();
@@ -225,14 +225,14 @@ pub(super) fn slice_starts(lines: &[LineReport]) -> Vec<(UnixNs, UnixNs)> {
     starts
 }
 
-/// A round length of which a span has no more than [`SLICES_MAX`].
+/// A round length that divides the span into at most [`SLICES_MAX`] slices.
 fn slice_ns(span_ns: u64) -> u64 {
     const STEPS_S: [u64; 13] = [1, 5, 15, 60, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400];
     let fits = STEPS_S.into_iter().map(|step_s| step_s * NS_PER_SECOND).find(|step| span_ns / step < SLICES_MAX);
     fits.unwrap_or((span_ns / SLICES_MAX / NS_PER_DAY + 1) * NS_PER_DAY)
 }
 
-/// Rows that can still be taken in.
+/// Rows that a reader can still survey.
 const SLICES_MAX: u64 = 14;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -251,7 +251,7 @@ mod tests {
 
     const BEGIN: UnixNs = UnixNs(1_548_858_600_000_000_000);
 
-    /// Four minutes at which line A leads by 5 us, and a fifth in which line B does by 50 us and gaps were declared.
+    /// Four minutes in which line A leads by 5 us, then a fifth in which line B leads by 50 us and gaps were declared.
     fn log() -> Vec<u8> {
         let channel = ChannelId(1);
         let mut log = IntervalLogWriter::begin(Vec::new(), BEGIN, &Disclosure::default()).unwrap();

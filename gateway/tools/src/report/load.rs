@@ -1,7 +1,7 @@
-//! Latency against load: how many came a second while it was measured.
+//! Latency against load: the rate during each measured interval.
 //!
-//! An interval's load is what all threads together took of the channel at that time. It is a mean over the interval:
-//! bursts that are shorter than one don't show.
+//! The load of an interval is the rate of all threads of the channel together at that time. It is a mean over the
+//! interval, so shorter bursts don't show.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -10,20 +10,20 @@ use mdgw_feeds::time::UnixNs;
 
 use super::statistics::{LatencyStatistics, add};
 
-/// What was measured under some load.
+/// Values measured at loads within a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadBucket {
-    /// From so many a second on.
+    /// Least rate, per second, included.
     pub from_per_s: u64,
-    /// To less than so many.
+    /// Highest rate, per second, excluded.
     pub until_per_s: u64,
-    /// Intervals in it, each thread's counted for itself.
+    /// Number of intervals; each thread's intervals are counted separately.
     pub intervals: u64,
     /// Their values.
     pub statistics: LatencyStatistics,
 }
 
-/// How many came over some stretches of time, thread by thread.
+/// Counts over intervals of time, one track per thread.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     tracks: BTreeMap<String, Vec<RateInterval>>,
@@ -37,7 +37,7 @@ struct RateInterval {
 }
 
 impl Rates {
-    /// `count` came over `length_ns` from `start` on, in this track. Stretches of a track don't overlap.
+    /// Adds `count` events over `length_ns` from `start` to this track. Intervals of a track don't overlap.
     #[allow(clippy::cast_precision_loss, reason = "a rate")]
     pub(super) fn add(&mut self, track: &str, start: UnixNs, length_ns: u64, count: u64) {
         if length_ns == 0 {
@@ -55,12 +55,12 @@ impl Rates {
         self.tracks.is_empty()
     }
 
-    /// To be called once everything is in.
+    /// To be called after the last addition.
     pub(super) fn sort(&mut self) {
         self.tracks.values_mut().for_each(|intervals| intervals.sort_by_key(|interval| interval.start));
     }
 
-    /// How many came a second in the middle of that interval, all tracks together.
+    /// Rate per second in the middle of that interval, all tracks together.
     pub(super) fn rate_at(&self, start: UnixNs, length_ns: u64) -> f64 {
         let middle = UnixNs(start.0.saturating_add(length_ns / 2));
         let at = |intervals: &Vec<RateInterval>| {
@@ -71,8 +71,8 @@ impl Rates {
         self.tracks.values().filter_map(at).sum()
     }
 
-    /// The middle one of the rates of all stretches in which anything came; 0 where there are none. A channel that is silent
-    /// most of the time would otherwise be in a burst whenever it speaks.
+    /// Median of the rates of all intervals with events; 0 if there are none. Empty intervals are left out: otherwise
+    /// every message of a mostly silent channel would count as a burst.
     pub(super) fn median(&self) -> f64 {
         let intervals = self.tracks.values().flatten();
         let mut rates: Vec<f64> = intervals
@@ -84,7 +84,7 @@ impl Rates {
     }
 }
 
-/// Sorts histograms into buckets by the load under which they were taken.
+/// Sorts histograms into buckets by their load.
 #[derive(Debug, Default)]
 pub(super) struct ByLoad(BTreeMap<u64, (u64, u64, Histogram<u64>)>);
 
@@ -112,7 +112,7 @@ impl ByLoad {
     }
 }
 
-/// The step of 1, 2, 5, 10, … that a rate is in: from, until.
+/// The step of 1, 2, 5, 10, … that contains a rate: from, until.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the steps' range")]
 fn bucket(per_s: f64) -> (u64, u64) {
     let whole = per_s.clamp(0.0, 1e15) as u64;
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(rate_at(1_000, 200), 100.0, "thread b had not begun");
         assert_eq!(rate_at(1_800, 100), 400.0);
         assert_eq!(rate_at(2_000, 1_000), 800.0);
-        assert_eq!(rate_at(4_000, 1_000), 0.0, "nothing was recorded then");
+        assert_eq!(rate_at(4_000, 1_000), 0.0, "no data at that time");
         assert_eq!(rates.median(), 800.0);
     }
 

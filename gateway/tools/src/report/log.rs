@@ -1,4 +1,4 @@
-//! Reading one interval log, line by line. Histograms stay encoded until somebody wants them.
+//! Reads one interval log, line by line. Histograms stay encoded until their values are needed.
 
 use std::{
     fmt,
@@ -16,12 +16,12 @@ use mdgw_status::interval_log::{
 };
 use mdgw_telemetry::counters::CounterKey;
 
-/// One log as it was read.
+/// Content of one log.
 #[derive(Debug, Default)]
 pub(super) struct Log<'a> {
-    /// What the writer said of itself.
+    /// Disclosure of the writer.
     pub(super) disclosure: Vec<(String, String)>,
-    /// What its stamps count from.
+    /// Base of its timestamps.
     pub(super) base: Option<UnixNs>,
     /// Intervals in the log's order.
     pub(super) intervals: Vec<Interval<'a>>,
@@ -29,7 +29,7 @@ pub(super) struct Log<'a> {
     pub(super) leads: Vec<Interval<'a, LeadTag>>,
     /// Counts of channels and lines.
     pub(super) counts: Vec<Counts<'a>>,
-    /// Values that came out negative.
+    /// Values that were negative.
     pub(super) negatives: Vec<(IntervalTag, u64)>,
     /// Lines that could not be read.
     pub(super) damage: Vec<LogDamage>,
@@ -45,7 +45,7 @@ pub(super) struct Interval<'a, Tag = IntervalTag> {
     encoded: &'a str,
 }
 
-/// What a channel or a line counted over an interval.
+/// Counts of a channel or a line over an interval.
 #[derive(Debug)]
 pub(super) struct Counts<'a> {
     pub(super) tag: CountsTag,
@@ -59,20 +59,20 @@ pub(super) struct Counts<'a> {
 pub(super) struct LinePosition {
     /// From 1.
     pub(super) line: usize,
-    /// Where it begins, bytes from the file's begin.
+    /// Offset in the file, bytes.
     pub(super) offset_bytes: usize,
 }
 
 /// A line that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogDamage {
-    /// The log.
+    /// Path of the log.
     pub path: PathBuf,
-    /// The line in it, from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// Where the line begins, bytes from the file's begin.
+    /// Offset of the line in the file, bytes.
     pub offset_bytes: usize,
-    /// What is wrong with it.
+    /// Fault of the line.
     pub reason: String,
 }
 
@@ -83,11 +83,12 @@ impl fmt::Display for LogDamage {
 }
 
 impl<'a> Log<'a> {
-    /// Reads all lines of `bytes`, the content of `path`. Of what doesn't begin like an interval log nothing is read.
+    /// Reads all lines of `bytes`, the content of `path`. A file that doesn't begin like an interval log is not read at
+    /// all.
     pub(super) fn read(path: &Path, bytes: &'a [u8]) -> Self {
         let mut log = Self::default();
         if !bytes.starts_with(FORMAT_LINE.as_bytes()) {
-            let reason = format!("this is no latency log: it does not begin with {FORMAT_LINE}");
+            let reason = format!("not a latency log: the first line is not {FORMAT_LINE}");
             log.damage.push(LogDamage { path: path.to_owned(), line: 1, offset_bytes: 0, reason });
             return log;
         }
@@ -97,9 +98,9 @@ impl<'a> Log<'a> {
             let is_whole = line.ends_with(b"\n");
             let place = LinePosition { line: number, offset_bytes };
             let outcome = match std::str::from_utf8(line) {
-                Ok(_) if !is_whole => Err("the log ends within this line".to_owned()),
+                Ok(_) if !is_whole => Err("truncated line".to_owned()),
                 Ok(text) => log.line(place, text.trim_end()),
-                Err(_) => Err("is not text".to_owned()),
+                Err(_) => Err("not valid UTF-8".to_owned()),
             };
             if let Err(reason) = outcome {
                 log.damage.push(LogDamage { path: path.to_owned(), line: number, offset_bytes, reason });
@@ -112,12 +113,12 @@ impl<'a> Log<'a> {
     fn line(&mut self, place: LinePosition, text: &'a str) -> Result<(), String> {
         let entry = |prefix| text.strip_prefix(prefix).map(|rest| rest.strip_suffix(']').unwrap_or(rest));
         if let Some(entry) = entry(DISCLOSURE_PREFIX) {
-            let (key, value) = entry.split_once(" = ").ok_or("a disclosure without value")?;
+            let (key, value) = entry.split_once(" = ").ok_or("disclosure entry without a value")?;
             self.disclosure.push((key.to_owned(), value.to_owned()));
         } else if let Some(entry) = entry(NEGATIVE_PREFIX) {
-            let (tag, count) = entry.split_once(" = ").ok_or("a count of negative values without the count")?;
+            let (tag, count) = entry.split_once(" = ").ok_or("negative-value count is missing")?;
             let tag = tag.parse().map_err(|error| format!("{error}"))?;
-            let count = count.parse().map_err(|_| format!("{count:?} is no count"))?;
+            let count = count.parse().map_err(|_| format!("{count:?} is not a count"))?;
             self.negatives.push((tag, count));
         } else if let Some(entry) = entry(COUNTS_PREFIX) {
             let base = self.base.ok_or(NO_BASE_TIME)?;
@@ -138,17 +139,17 @@ impl<'a> Log<'a> {
     }
 }
 
-const NO_BASE_TIME: &str = "an interval before the log's base time: nothing tells when it was";
+const NO_BASE_TIME: &str = "interval before the BaseTime line";
 
 impl<'a> Counts<'a> {
     fn read(entry: &'a str, base: UnixNs) -> Result<Self, String> {
         let fields: Vec<&str> = entry.split(',').collect();
         let [tag, start, length, values] = fields.as_slice() else {
-            return Err(format!("{} fields, expected whose counts, start, length and counts", fields.len()));
+            return Err(format!("{} fields, expected tag, start, length and counts", fields.len()));
         };
         let value = |text: &'a str| {
-            let (name, count) = text.split_once('=').ok_or_else(|| format!("{text:?} is no count"))?;
-            Ok((name, count.parse().map_err(|_| format!("{text:?} is no count"))?))
+            let (name, count) = text.split_once('=').ok_or_else(|| format!("{text:?} is not a count"))?;
+            Ok((name, count.parse().map_err(|_| format!("{text:?} is not a count"))?))
         };
         Ok(Self {
             tag: tag.parse().map_err(|error| format!("counts of {tag:?}: {error}"))?,
@@ -183,7 +184,8 @@ impl<'a, Tag: FromStr<Err = InvalidTag>> Interval<'a, Tag> {
 
     /// Decodes its histogram.
     pub(super) fn histogram(&self, deserializer: &mut Deserializer) -> Result<Histogram<u64>, String> {
-        let encoded = STANDARD.decode(self.encoded).map_err(|error| format!("histogram is no base64: {error}"))?;
+        let encoded =
+            STANDARD.decode(self.encoded).map_err(|error| format!("histogram is not valid base64: {error}"))?;
         let wrong = |error: String| format!("histogram cannot be decoded: {error}");
         let plain = uncompressed(encoded).map_err(|error| wrong(error.to_string()))?;
         check_payload(&plain).map_err(wrong)?;
@@ -191,7 +193,7 @@ impl<'a, Tag: FromStr<Err = InvalidTag>> Interval<'a, Tag> {
     }
 }
 
-/// A histogram without the compression that it may have.
+/// A histogram, decompressed if necessary.
 fn uncompressed(encoded: Vec<u8>) -> io::Result<Vec<u8>> {
     let Some((COMPRESSED_COOKIE, rest)) = encoded.split_first_chunk().map(|(cookie, rest)| (*cookie, rest)) else {
         return Ok(encoded);
@@ -201,24 +203,24 @@ fn uncompressed(encoded: Vec<u8>) -> io::Result<Vec<u8>> {
     Ok(plain)
 }
 
-/// The deserializer makes room for as many bytes as the header claims, and takes the run of 2^63 empty values for a number
-/// that it can negate. No histogram has either.
+/// Two faults that crash the deserializer: it allocates as many bytes as the header claims, and it negates the run
+/// length 2^63 of empty values. No valid histogram has either.
 fn check_payload(plain: &[u8]) -> Result<(), String> {
-    let present = plain.get(HEADER_BYTES..).ok_or("it is shorter than a header")?;
+    let present = plain.get(HEADER_BYTES..).ok_or("shorter than a histogram header")?;
     let claimed = plain.get(COOKIE_BYTES..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes));
     if present.len() < claimed as usize {
-        return Err(format!("it claims {claimed} bytes, {} are there", present.len()));
+        return Err(format!("declares {claimed} bytes, {} present", present.len()));
     }
     if present.windows(VARINT_BYTES_MAX).any(|varint| varint.iter().all(|byte| *byte == 0xff)) {
-        return Err("a run of empty values is longer than any histogram".to_owned());
+        return Err("zero run exceeds the histogram".to_owned());
     }
     Ok(())
 }
 
-/// What a compressed histogram of version 2 begins with.
+/// Cookie of a compressed histogram of version 2.
 const COMPRESSED_COOKIE: [u8; COOKIE_BYTES] = 0x1c84_9314_u32.to_be_bytes();
 const COOKIE_BYTES: usize = 4;
-/// Of the length behind a compressed histogram's cookie.
+/// Length field after a compressed histogram's cookie.
 const LENGTH_BYTES: usize = 4;
 /// Cookie, length, offset, digits, lowest and highest value, ratio.
 const HEADER_BYTES: usize = 40;
@@ -226,9 +228,9 @@ const VARINT_BYTES_MAX: usize = 9;
 /// More than the counts of a histogram of all 64-bit values with five digits.
 const PLAIN_BYTES_MAX: u64 = 64 << 20;
 
-/// Seconds with up to nine decimals, without the detour over a floating-point number.
+/// Parses seconds with up to nine decimals without a floating-point number.
 fn nanoseconds(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no time in seconds");
+    let wrong = || format!("{text:?} is not a time in seconds");
     let (seconds, decimals) = text.split_once('.').unwrap_or((text, "0"));
     let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     if !is_digits(seconds) || !is_digits(decimals) || decimals.len() > 9 {
@@ -278,7 +280,7 @@ mod tests {
         assert_eq!(packets_and_late, (7, 0), "a count that an older log lacks is 0");
         assert_eq!((log.counts.len(), log.leads.len()), (1, 1));
         let cut_at = text.len() - "Tag=channel=1;stage=publish;thread=m-0,1.000,2.0".len();
-        let expected = format!("x.hlog:13: the log ends within this line (line at byte {cut_at})");
+        let expected = format!("x.hlog:13: truncated line (line at byte {cut_at})");
         assert_eq!(log.damage.last().unwrap().to_string(), expected);
     }
 
@@ -287,7 +289,7 @@ mod tests {
         for text in [&b""[..], b"1\n2\n3\n", &[0; 4096], b"#[Histogram"] {
             let log = Log::read(Path::new("x.hlog"), text);
             assert_eq!(log.damage.len(), 1);
-            assert!(log.damage[0].reason.starts_with("this is no latency log"), "{}", log.damage[0]);
+            assert!(log.damage[0].reason.starts_with("not a latency log"), "{}", log.damage[0]);
         }
     }
 
@@ -297,6 +299,6 @@ mod tests {
             b"#[Histogram log format version 1.3]\nTag=channel=1;stage=publish;thread=m-0,1.000,2.000,3.000,xyz\n";
         let log = Log::read(Path::new("x.hlog"), text);
         assert!(log.intervals.is_empty());
-        assert!(log.damage[0].reason.contains("base time"), "{}", log.damage[0]);
+        assert!(log.damage[0].reason.contains("BaseTime"), "{}", log.damage[0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers for people.
+//! Numbers formatted for people.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct Latency(pub u64);
 impl fmt::Display for Latency {
     #[allow(clippy::cast_precision_loss, reason = "shown with three digits")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The next unit begins where rounding to three digits would reach it.
+        // The unit changes where rounding to three digits reaches the next one.
         let (size, unit) = match self.0 {
             0..1_000 => return f.pad(&format!("{} ns", self.0)),
             1_000..999_500 => (1e3, "us"),
@@ -32,7 +32,7 @@ impl fmt::Display for Latency {
     }
 }
 
-/// A count with separators.
+/// A count with thousands separators.
 #[derive(Clone, Copy)]
 pub(crate) struct Count(pub(crate) u64);
 
@@ -50,7 +50,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// A change as a share, with its sign: 0.1 is `+10.0 %`.
+/// A relative change with its sign: 0.1 is `+10.0 %`.
 #[derive(Clone, Copy)]
 pub(super) struct Share(pub(super) f64);
 
@@ -64,7 +64,7 @@ impl fmt::Display for Share {
     }
 }
 
-/// From a latency to another.
+/// A range of latencies.
 #[derive(Clone, Copy)]
 pub(super) struct Span(pub(super) (u64, u64));
 

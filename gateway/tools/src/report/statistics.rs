@@ -1,14 +1,14 @@
-//! The few numbers that a distribution is shown by.
+//! Summary statistics of a distribution.
 
 use hdrhistogram::Histogram;
 use mdgw_telemetry::stages::{VALUE_NS_MAX, VALUE_NS_MIN};
 
 use super::quantity::QUANTILES;
 
-/// Percentiles, maximum and count of some values, nanoseconds.
+/// Percentiles, maximum and count of a set of values, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatencyStatistics {
-    /// Values.
+    /// Number of values.
     pub count: u64,
     /// The percentiles that every report shows, in their order.
     pub percentiles_ns: [u64; QUANTILES.len()],
@@ -33,15 +33,15 @@ impl LatencyStatistics {
 
 pub(super) fn empty_histogram() -> Histogram<u64> {
     let mut histogram = Histogram::new_with_bounds(VALUE_NS_MIN, VALUE_NS_MAX, 3).expect("bounds are constants");
-    // A foreign log may reach further.
+    // A log of another program may have a larger range.
     histogram.auto(true);
     histogram
 }
 
 pub(super) fn add(total: &mut Histogram<u64>, more: &Histogram<u64>) {
-    // As much as it takes: a log's own histograms may be narrower than another's.
+    // Sized to the log: its own histograms may have a smaller range than another's.
     total.auto(true);
-    // Growing is allowed, so that only a value beyond 2^63 is refused; it stands for the largest.
+    // Resizing is enabled, so only values beyond 2^63 are refused; they count as the largest value.
     for value in more.iter_recorded() {
         let ns = value.value_iterated_to().min(u64::MAX >> 2);
         total.saturating_record_n(ns, value.count_at_value());

@@ -1,4 +1,4 @@
-//! What several logs say together, by channel and stage.
+//! Combines several logs, by channel and stage.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,9 +21,9 @@ use super::{
 /// A whole report.
 #[derive(Debug)]
 pub struct Report {
-    /// The logs that it was made of.
+    /// The source logs.
     pub logs: Vec<PathBuf>,
-    /// What their writers said of themselves; those that said the same stand together.
+    /// Disclosures of the writers; equal ones are combined.
     pub disclosures: Vec<LogDisclosure>,
     /// Begin of the first interval.
     pub begin: UnixNs,
@@ -31,11 +31,11 @@ pub struct Report {
     pub end: UnixNs,
     /// Channels by number.
     pub channels: Vec<ChannelReport>,
-    /// What could not be read.
+    /// Unreadable lines.
     pub damage: Vec<LogDamage>,
 }
 
-/// A disclosure and the logs that carry it.
+/// A disclosure and the logs that contain it.
 #[derive(Debug)]
 pub struct LogDisclosure {
     /// The logs.
@@ -49,19 +49,19 @@ pub struct LogDisclosure {
 pub struct ChannelReport {
     /// Its number.
     pub id: ChannelId,
-    /// Its name, where the disclosure tells it.
+    /// Its name, if the disclosure contains it.
     pub name: Option<String>,
-    /// Its stages in the order of the straight line.
+    /// Its stages in the order of the data path.
     pub stages: Vec<StageReport>,
-    /// What its rates count.
+    /// Unit of its rates.
     pub rate_unit: RateUnit,
-    /// What it counted.
+    /// Total counts.
     pub counted: ChannelCounts,
-    /// When gaps were declared.
+    /// Intervals with declared gaps.
     pub gaps: Vec<DeclaredGaps>,
     /// Its lines.
     pub lines: Vec<LineReport>,
-    /// When nothing was recorded of it for long: from, until.
+    /// Intervals without data that are long: from, until.
     pub pauses: Vec<(UnixNs, UnixNs)>,
 }
 
@@ -75,25 +75,25 @@ impl ChannelReport {
         }
     }
 
-    /// That stage, if it was measured.
+    /// The stage, if it was measured.
     #[must_use]
     pub fn stage(&self, stage: Stage) -> Option<&StageReport> {
         self.stages.iter().find(|report| report.stage == stage)
     }
 }
 
-/// What rates count.
+/// Unit of rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RateUnit {
     /// Messages, each once.
     Messages,
-    /// Packets of all lines: the log has no counts of messages.
+    /// Packets of all lines, if the log has no message counts.
     #[default]
     Packets,
 }
 
 impl RateUnit {
-    /// In a word.
+    /// Unit as a word.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -110,32 +110,32 @@ pub struct StageReport {
     pub stage: Stage,
     /// All values, nanoseconds.
     pub histogram: Histogram<u64>,
-    /// Values that came out negative and are in no histogram.
+    /// Negative values; they are in no histogram.
     pub negative_count: u64,
-    /// Threads that recorded.
+    /// Threads that recorded values.
     pub threads: BTreeSet<String>,
-    /// How it went over time.
+    /// Timeline.
     pub timeline: Vec<TimelinePoint>,
-    /// Each day (UTC) for itself, by its begin, where the report has several; moments are told since midnight.
+    /// Timeline of each day (UTC), with its begin, if the report has several days; times count from midnight.
     pub days: Vec<(UnixNs, Vec<TimelinePoint>)>,
-    /// Those days together.
+    /// The same for all days together.
     pub time_of_day: Vec<TimelinePoint>,
-    /// How it went under load, from idle to busy.
+    /// Latency by load, from idle to busy.
     pub load: Vec<LoadBucket>,
-    /// Each run (log) for itself, in the order in which they begin.
+    /// Each run (log), in the order of their begins.
     pub runs: Vec<LatencyStatistics>,
-    /// Stretches of equally many intervals, in the order of time.
+    /// Batches of equally many intervals, in time order.
     pub batches: Vec<LatencyStatistics>,
 }
 
 impl Report {
-    /// Whether it spans more than a day, so that times of day come again.
+    /// Whether the report spans more than a day, so that times of day repeat.
     #[must_use]
     pub fn has_days(&self) -> bool {
         self.end.0.saturating_sub(self.begin.0) > NS_PER_DAY
     }
 
-    /// From the content of logs; `only` picks one channel.
+    /// From the content of logs; `only` selects one channel.
     #[must_use]
     pub fn of(files: &[(PathBuf, Vec<u8>)], only: Option<ChannelId>) -> Self {
         let wanted = |channel: ChannelId| only.is_none_or(|only| only == channel);
@@ -199,19 +199,19 @@ impl Report {
         }
     }
 
-    /// What the counts and leads of a channel say.
+    /// Adds counts and leads of a channel.
     fn describe(&mut self, id: ChannelId, cell: &ChannelInputs<'_>) {
         let mut damage = Vec::new();
         let lines = cell.lines(self.begin, self.end, &mut damage);
         self.damage.append(&mut damage);
         let channel = self.channel(id);
-        (channel.counted, channel.gaps, channel.lines) = (cell.counted(), cell.gaps(), lines);
+        (channel.counted, channel.gaps, channel.lines) = (cell.total_counts(), cell.gaps(), lines);
         if cell.intervals().any(|(_, counts)| counts.length_ns > 0) {
             channel.rate_unit = RateUnit::Messages;
         }
     }
 
-    /// How much came when, and when nothing did: from the channel's own counts, or else from the first of its stages.
+    /// Rates over time and intervals without data: from the channel's own counts, else from the first of its stages.
     fn begin_channel(&mut self, id: ChannelId, first: &StageInputs<'_>, cell: Option<&ChannelInputs<'_>>) -> Rates {
         let mut rates = Rates::default();
         for (path, counts) in cell.into_iter().flat_map(ChannelInputs::intervals) {
@@ -306,12 +306,12 @@ impl StageInputs<'_> {
         self.intervals.iter().map(|(_, interval)| interval.length_ns).max().unwrap_or(0)
     }
 
-    /// How many values came a second, thread by thread of each log.
+    /// Rate of values per second, thread by thread of each log.
     fn rates(&self) -> Rates {
         let mut rates = Rates::default();
         let mut deserializer = Deserializer::new();
         for (path, interval) in &self.intervals {
-            // LogDamage is told when the histogram's values are wanted.
+            // Damage is reported when the histogram's values are read.
             if let Ok(histogram) = interval.histogram(&mut deserializer) {
                 let track = format!("{} {}", path.display(), interval.tag.thread);
                 rates.add(&track, interval.start, interval.length_ns, histogram.len());
@@ -320,7 +320,7 @@ impl StageInputs<'_> {
         rates
     }
 
-    /// Each day for itself, by its begin.
+    /// Timeline of each day, with its begin.
     fn days(&self, rates: &Rates) -> Vec<(UnixNs, Vec<TimelinePoint>)> {
         let day = |interval: &Interval<'_>| interval.start.0 / NS_PER_DAY;
         let days = self.intervals.chunk_by(|(_, one), (_, next)| day(one) == day(next));
@@ -346,7 +346,7 @@ impl StageInputs<'_> {
         let mut timeline = Timeline::of_day(self.interval_ns_max(), rates.median());
         let mut deserializer = Deserializer::new();
         for (_, interval) in intervals {
-            // LogDamage is told where all of them are put together.
+            // Damage is reported where all of them are combined.
             if let Ok(histogram) = interval.histogram(&mut deserializer) {
                 let since = UnixNs(interval.start.0 % NS_PER_DAY);
                 timeline.add(since, rates.rate_at(interval.start, interval.length_ns), &histogram);
@@ -355,7 +355,7 @@ impl StageInputs<'_> {
         timeline.into_points()
     }
 
-    /// When no thread recorded for longer than [`PAUSE_INTERVALS`] of the usual intervals.
+    /// Times when no thread recorded for longer than [`PAUSE_INTERVALS`] of the usual intervals.
     fn pauses(&self) -> Vec<(UnixNs, UnixNs)> {
         let mut lengths: Vec<u64> = self.intervals.iter().map(|(_, interval)| interval.length_ns).collect();
         lengths.sort_unstable();
@@ -378,7 +378,7 @@ impl StageInputs<'_> {
     }
 }
 
-/// So many intervals without a value are a pause: one less may be a channel that heard nothing for once.
+/// Intervals without a value that make an idle period: fewer may be a channel that was quiet once.
 const PAUSE_INTERVALS: u64 = 3;
 
 /// From `config.channel.NAME.id = ID`.
@@ -402,8 +402,8 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A log of `seconds` intervals of one thread, with `per_second` values each, from a fixed pattern: most values
-    /// near 5 us, a tail, and a slow stretch in the middle.
+    /// A log of `seconds` intervals of one thread, each with `per_second` values of a fixed pattern: most near 5 us, a
+    /// tail, and a slow period in the middle.
     pub(in crate::report) fn sample_log(thread: &str, seconds: u64, per_second: u64) -> Vec<u8> {
         let mut disclosure = Disclosure::of_this_host("kernel software");
         disclosure.push("config.channel.nasdaq.id", "1");
@@ -425,7 +425,7 @@ pub(super) mod tests {
             for _ in 0..per_second {
                 for channel in 0..2 {
                     for (stage, median) in Stage::ALL.into_iter().zip(medians) {
-                        // Pareto above the median, a little below it.
+                        // Pareto above the median, slightly decreasing below it.
                         let tail = (1.0 - uniform()).powf(-0.28) * (0.8 + 0.2 * uniform());
                         let value = median * tail * slow * (1.0 + 0.3 * f64::from(channel));
                         set.record(ChannelIndex(channel), stage, value as u64);
@@ -495,7 +495,7 @@ pub(super) mod tests {
         let tag = IntervalTag { channel: ChannelId(1), stage: Stage::WireToUser, thread: "main-0".to_owned() };
         let base = UnixNs(1_548_858_600_000_000_000);
         let mut log = IntervalLogWriter::begin(Vec::new(), base, &Disclosure::default()).unwrap();
-        // A pause of 10 s in the middle, a burst of ten times the usual rate behind it.
+        // An idle period of 10 s in the middle, then a burst of ten times the usual rate.
         for (second, count, latency_ns) in
             (0..5).map(|second| (second, 30, 100)).chain([(15, 300, 9_000), (16, 30, 100)])
         {
@@ -542,7 +542,7 @@ pub(super) mod tests {
             assert!(stage.time_of_day.iter().all(|point| point.end.0 < NS_PER_DAY));
         }
         let one = Report::of(&[(PathBuf::from("a"), sample_log("main-0", 7, 50))], None);
-        assert!(one.channels[0].stages[0].days.is_empty(), "a day alone is the timeline");
+        assert!(one.channels[0].stages[0].days.is_empty(), "a single day is the timeline itself");
     }
 
     #[test]

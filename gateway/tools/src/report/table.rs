@@ -1,4 +1,4 @@
-//! The table for the terminal.
+//! Tables for the terminal.
 
 use std::fmt::{self, Write};
 
@@ -12,7 +12,7 @@ use super::{
 /// Writes the table: percentiles of every stage, channel by channel.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "{} to {} UTC", Timestamp(report.begin), Timestamp(report.end))?;
     let mut negative_count = 0;
@@ -32,10 +32,10 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     }
     report.channels.iter().try_for_each(|channel| lines(channel, out))?;
     if report.channels.is_empty() {
-        writeln!(out, "\nnothing was recorded")?;
+        writeln!(out, "\nno data recorded")?;
     }
     if negative_count > 0 {
-        writeln!(out, "\n{} values came out negative and are not in the table", Count(negative_count))?;
+        writeln!(out, "\n{} negative values are excluded", Count(negative_count))?;
     }
     let build = report.disclosures.iter().flat_map(|disclosed| &disclosed.entries).find(|(key, _)| key == "build");
     match build {
@@ -44,7 +44,7 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     }
 }
 
-/// Which line brought what, and by how much it was ahead.
+/// Messages and leads of each line.
 fn lines(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let ChannelCounts { messages, gaps, gap_messages, drops, .. } = channel.counted;
     if channel.lines.is_empty() {
@@ -55,11 +55,11 @@ fn lines(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
         "\n{:<24}{:>10}{:>10}{:>10}{:>10}",
         format!("{}: lines", channel.title()),
         "packets",
-        "has",
+        "coverage",
         "first",
-        "ahead"
+        "leads"
     )?;
-    writeln!(out, "{:>10}{:>10}{:>10}", "by p50", "p99", "max")?;
+    writeln!(out, "{:>10}{:>10}{:>10}", "lead p50", "p99", "max")?;
     let compared = lead_count(channel.lines.iter().map(|line| line.lead));
     for line in &channel.lines {
         let share = |part, whole| format!("{:.1} %", percent(part, whole));
@@ -85,13 +85,13 @@ fn lines(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     )
 }
 
-/// Writes what differs between the groups of a comparison, percentile by percentile.
+/// Writes the differences between the groups of a comparison, percentile by percentile.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     for (index, Group { name, report }) in comparison.groups.iter().enumerate() {
-        let (logs, base) = (report.logs.len(), if index == 0 { "  (the others are held against it)" } else { "" });
+        let (logs, base) = (report.logs.len(), if index == 0 { "  (baseline)" } else { "" });
         let logs = if logs == 1 { "1 log".to_owned() } else { format!("{logs} logs") };
         writeln!(out, "{name:<20} {logs:>8}  {} to {} UTC{base}", Timestamp(report.begin), Timestamp(report.end))?;
     }
@@ -104,7 +104,7 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
             writeln!(
                 out,
                 "\n{this:<37}{:>10}{:>10}{:>10}  {:<19}  {:<19}",
-                "before", "now", "change", "spread before", "spread now"
+                "baseline", "now", "change", "spread before", "spread now"
             )?;
             title = this;
         }
@@ -124,7 +124,7 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
         }
     }
     if comparison.differences.is_empty() {
-        return writeln!(out, "\nno channel and stage was recorded in two groups: there is nothing to compare");
+        return writeln!(out, "\nno channel and stage is recorded in more than one group: nothing to compare");
     }
     writeln!(out, "\n{SPREAD_NOTE}")
 }
@@ -150,7 +150,7 @@ mod tests {
     fn an_empty_report_table_says_that_nothing_was_recorded() {
         let mut text = String::new();
         write(&Report::of(&[], None), &mut text).unwrap();
-        assert!(text.contains("nothing was recorded"));
+        assert!(text.contains("no data recorded"));
     }
 
     #[test]

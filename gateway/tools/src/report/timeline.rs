@@ -1,18 +1,18 @@
-//! How a stage went over time: at most so many stretches of one width, with what stood out in them.
+//! Timeline of a stage: a bounded number of slices of one width, with bursts marked.
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::time::UnixNs;
 
 use super::statistics::{add, empty_histogram};
 
-/// What one stretch of time saw.
+/// One slice of a timeline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TimelinePoint {
-    /// Begin of the stretch.
+    /// Begin of the slice.
     pub start: UnixNs,
-    /// End of it.
+    /// End of the slice.
     pub end: UnixNs,
-    /// Values in it.
+    /// Number of values.
     pub count: u64,
     /// Median, ns.
     pub p50_ns: u64,
@@ -20,22 +20,22 @@ pub struct TimelinePoint {
     pub p99_ns: u64,
     /// Maximum, ns.
     pub max_ns: u64,
-    /// How many came a second in its busiest interval.
+    /// Rate per second in its busiest interval.
     pub per_s_max: f64,
-    /// Whether that is [`BURST_FACTOR`] times what is usual, or more.
+    /// Whether that rate is at least [`BURST_FACTOR`] times the usual one.
     pub is_burst: bool,
 }
 
-/// How many times the median rate of all intervals makes a burst.
+/// Factor above the median rate of all intervals that makes a burst.
 pub const BURST_FACTOR: f64 = 4.0;
 
-/// Points of a timeline: more are not to be told apart in a picture.
+/// Slices of a timeline: more can't be distinguished in a chart.
 const POINTS_MAX: u64 = 240;
-/// Stretches of a day, 5 minutes: a trading day has some tens of them.
+/// Slice of a day overlay, 5 minutes: a trading day has some tens of them.
 const DAY_POINT_NS: u64 = 300_000_000_000;
 pub(super) const NS_PER_DAY: u64 = 86_400_000_000_000;
 
-/// Puts intervals of all threads into stretches of one width, in the order of time.
+/// Collects intervals of all threads into slices of one width, in time order.
 #[derive(Debug)]
 pub(super) struct Timeline {
     begin: UnixNs,
@@ -53,20 +53,21 @@ struct OpenPoint {
 }
 
 impl Timeline {
-    /// Over a span that begins at `begin`, of intervals that are no longer than `interval_ns_max`. `per_s_median`: the
+    /// For a span that begins at `begin`, with intervals no longer than `interval_ns_max`. `per_s_median`: the rate
+    /// that bursts are measured against.
     /// rate that bursts are measured by.
     pub(super) fn new(begin: UnixNs, span_ns: u64, interval_ns_max: u64, per_s_median: f64) -> Self {
         let width_ns = (span_ns / POINTS_MAX + 1).max(interval_ns_max).max(1);
         Self { begin, width_ns, per_s_median, current: None, points: Vec::new() }
     }
 
-    /// Over the time since midnight (UTC), whatever the day.
+    /// For the time since midnight (UTC) of any day.
     pub(super) fn of_day(interval_ns_max: u64, per_s_median: f64) -> Self {
         let width_ns = DAY_POINT_NS.max(interval_ns_max);
         Self { begin: UnixNs(0), width_ns, per_s_median, current: None, points: Vec::new() }
     }
 
-    /// Intervals come sorted by their start.
+    /// Intervals arrive sorted by their start.
     pub(super) fn add(&mut self, start: UnixNs, per_s: f64, histogram: &Histogram<u64>) {
         let index = start.0.saturating_sub(self.begin.0) / self.width_ns;
         if self.current.as_ref().is_none_or(|current| current.index != index) {

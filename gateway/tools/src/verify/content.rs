@@ -1,4 +1,5 @@
-//! One content for each name, whoever said it and however often; or none, whoever said that there is none.
+//! One content for each item, whichever gateway published it and however often; or none, if a gateway covered it
+//! without content.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -22,23 +23,23 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     sessions: BTreeMap<Session, SessionContents>,
-    /// Different names.
+    /// Distinct items.
     pub(super) names: u64,
-    /// SessionContents said again with the same content.
+    /// Items republished with the same content.
     pub(super) republished: u64,
-    /// SessionContents whose content is forgotten.
+    /// Items whose content was evicted.
     pub(super) evicted: u64,
 }
 
-/// Of one session.
+/// Contents of one session.
 #[derive(Debug, Default)]
 struct SessionContents {
     published: BTreeMap<PartPosition, FirstPublished>,
-    /// Sequences that were passed over without a word, by the first of them: disjoint, not touching.
+    /// Sequences covered without content, keyed by the first of them: disjoint, not touching.
     empty_ranges: BTreeMap<u64, EmptyRange>,
 }
 
-/// Up to where nothing was said, and who said nothing first.
+/// End of the range without content, and the first packet that covered it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EmptyRange {
     pub(super) next: u64,
@@ -46,7 +47,7 @@ pub(super) struct EmptyRange {
     pub(super) location: Location,
 }
 
-/// What was said under a name, and who said it first.
+/// Content of an item, and the first packet with it.
 #[derive(Clone, Copy, Debug)]
 struct FirstPublished {
     hash: u64,
@@ -55,7 +56,7 @@ struct FirstPublished {
 }
 
 impl Contents {
-    /// Compares each message of the packet with what was said under its name before.
+    /// Compares each message of the packet with the earlier content of its item.
     pub(super) fn compare(
         &mut self,
         packet: &Packet<'_>,
@@ -113,12 +114,12 @@ impl Contents {
         }
     }
 
-    /// A packet says something else of a name than was said before, in that epoch at that place.
+    /// Content that differs from the earlier content of the same item, published in that epoch at that position.
     fn contradiction(packet: &Packet<'_>, name: PartPosition, what: [&str; 2], before: (Epoch, Location)) -> String {
         let [says, published] = what;
         let meta = &packet.meta;
         format!(
-            "channel {} {}, sequence {} part {}: {} says {says}, {} said {published} at {}",
+            "channel {} {}, sequence {} part {}: {} published {says}, but {} published {published} (frame {})",
             meta.channel.0,
             meta.session,
             sequence(name),
@@ -130,17 +131,17 @@ impl Contents {
     }
 }
 
-/// A doubt without records says no more than silence does: whose books are sound may have nothing to tell there.
+/// A suspect flag without records counts as no content: a gateway whose books are sound may publish nothing there.
 fn has_records(header: &FrameHeader) -> bool {
     let is_suspect_mark_only = header.record_count.get() == 0 && FrameFlags(header.flags).contains(FrameFlags::SUSPECT);
     header.kind == FrameKind::Message as u8 && !is_suspect_mark_only
 }
 
-/// Sequences that the packet settles without a frame: `[first, next)`.
+/// Sequences that the packet covers without a frame: `[first, next)`.
 fn for_each_empty_range(packet: &Packet<'_>, mut is_silent: impl FnMut(u64, u64)) {
     let meta = &packet.meta;
     let has = |flag| meta.flags.contains(flag);
-    // The range of definitions, and of an answer's end, is none of messages.
+    // The ranges of definitions and of the end of a reply contain no messages.
     if has(PacketFlags::SNAPSHOT) || has(PacketFlags::RETRANSMISSION) && has(PacketFlags::HEARTBEAT) {
         return;
     }
@@ -163,7 +164,7 @@ fn for_each_empty_range(packet: &Packet<'_>, mut is_silent: impl FnMut(u64, u64)
     }
 }
 
-/// Adds a silence to what is known of them.
+/// Adds a range without content to the known ones.
 pub(super) fn add_empty_range(empty_ranges: &mut BTreeMap<u64, EmptyRange>, first: u64, silence: EmptyRange) {
     let (mut first, mut silence) = (first, silence);
     while let Some((other, known)) =
@@ -179,7 +180,7 @@ pub(super) fn add_empty_range(empty_ranges: &mut BTreeMap<u64, EmptyRange>, firs
     empty_ranges.insert(first, silence);
 }
 
-/// Of records and cut. Times of receipt are local, and whether the book is in doubt may differ between gateways.
+/// Hash of records and part flags. Receive times are local, and the suspect flag may differ between gateways.
 fn content_hash(header: &FrameHeader, body: &[u8]) -> u64 {
     let part_flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
     let mut hasher = DefaultHasher::new();

@@ -1,10 +1,10 @@
-//! Which positions of a session have been settled: half-open ranges that don't touch.
+//! Covered positions of a session: half-open ranges that don't touch.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use mdgw_feeds::{identity::Sequence, published::packet::Packet};
 
-/// A place in a session: the sequence above 16 bits of part. Messages that come whole take all of their sequence.
+/// A position in a session: the sequence above 16 bits of part index. A message in one part covers its whole sequence.
 pub(super) type PartPosition = u64;
 
 /// The first part of a sequence.
@@ -17,7 +17,8 @@ pub(super) fn sequence(position: PartPosition) -> u64 {
     position >> PART_BITS
 }
 
-/// What a packet settles. A part that isn't the last settles itself, and the first one what produced nothing before it.
+/// Range that a packet covers. A part that isn't the last covers itself; the first part also covers the sequences
+/// without content before it.
 pub(super) fn range_of(packet: &Packet<'_>) -> Range<PartPosition> {
     let (first, next) = (position(packet.meta.first), position(packet.meta.next));
     let Some(part) = packet.part else { return first..next };
@@ -26,17 +27,17 @@ pub(super) fn range_of(packet: &Packet<'_>) -> Range<PartPosition> {
     from..if part.is_last { next } else { own + 1 }
 }
 
-/// A set of ranges. In order and without holes it is one range.
+/// A set of ranges. With consecutive additions it stays one range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Coverage(BTreeMap<PartPosition, PartPosition>);
 
 impl Coverage {
-    /// Whether all of the range is in here; an empty one always is.
+    /// Whether the whole range is in the set; an empty range always is.
     pub(super) fn covers(&self, range: &Range<PartPosition>) -> bool {
         range.is_empty() || self.0.range(..=range.start).next_back().is_some_and(|(_, end)| *end >= range.end)
     }
 
-    /// Whether any of the range is in here.
+    /// Whether any position of the range is in the set.
     pub(super) fn overlaps(&self, range: &Range<PartPosition>) -> bool {
         !range.is_empty() && self.0.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start)
     }
@@ -47,7 +48,7 @@ impl Coverage {
             return;
         }
         let (mut start, mut end) = (range.start, range.end);
-        // The one before, if it touches, and all that begin within.
+        // The range before, if it touches, and all that begin within.
         while let Some((other_start, other_end)) = self.0.range(..=end).next_back().map(|(start, end)| (*start, *end)) {
             if other_end < start {
                 break;
@@ -59,7 +60,7 @@ impl Coverage {
         self.0.insert(start, end);
     }
 
-    /// What of the range is not in here.
+    /// The parts of the range that are not in the set.
     pub(super) fn missing_of(&self, range: &Range<PartPosition>) -> impl Iterator<Item = Range<PartPosition>> {
         let Range { start, end } = *range;
         let starts = std::iter::once(start).chain(self.0.values().copied());
@@ -67,13 +68,13 @@ impl Coverage {
         starts.zip(ends).map(move |(from, until)| from.max(start)..until.min(end)).filter(|hole| !hole.is_empty())
     }
 
-    /// From the first to after the last position; `None` when empty.
+    /// From the first to after the last position; `None` if empty.
     pub(super) fn bounds(&self) -> Option<Range<PartPosition>> {
         Some(*self.0.first_key_value()?.0..*self.0.last_key_value()?.1)
     }
 }
 
-/// 65,536 parts of a packet's payload are more than a message can have.
+/// A packet payload holds fewer than 65,536 parts.
 const PART_BITS: u32 = 16;
 
 #[cfg(test)]

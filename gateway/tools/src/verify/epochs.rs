@@ -1,4 +1,4 @@
-//! When each epoch was published: intervals of one group must not overlap.
+//! Publish intervals of epochs: intervals of one group must not overlap.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::finding::{Findings, Location, Promise};
 #[derive(Debug, Default)]
 pub(super) struct Intervals(pub(super) BTreeMap<(usize, GroupId), BTreeMap<Epoch, Interval>>);
 
-/// From the first to the last packet of an epoch.
+/// First and last packet of an epoch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interval {
     pub(super) first_ns: u64,
@@ -23,7 +23,7 @@ pub(super) struct Interval {
 type EpochInterval = (Epoch, Interval);
 
 impl Intervals {
-    /// A packet of that epoch was published.
+    /// Records a packet of that epoch.
     pub(super) fn published(&mut self, clock: usize, group: GroupId, epoch: Epoch, time_ns: u64, location: Location) {
         let new =
             Interval { first_ns: time_ns, last_ns: time_ns, packets: 0, first_place: location, last_place: location };
@@ -37,15 +37,15 @@ impl Intervals {
         }
     }
 
-    /// Counts that two nodes used, epochs that were published at a time, and such as were published when a higher one
-    /// had begun.
+    /// Finds counts used by two nodes, epochs published at the same time, and epochs published after a higher one had
+    /// begun.
     pub(super) fn report_overlaps(&self, clock_error_ns: u64, findings: &mut Findings) {
         for ((_, group), epochs) in &self.0 {
             let by_epoch: Vec<EpochInterval> = epochs.iter().map(|(epoch, interval)| (*epoch, *interval)).collect();
             for ((below, _), (epoch, interval)) in by_epoch.iter().zip(by_epoch.iter().skip(1)) {
                 if below.count() == epoch.count() {
                     findings.record(Promise::SinglePublisher, interval.first_place, || {
-                        format!("group {}: two nodes published under count {}", group.0, epoch.count())
+                        format!("group {}: two nodes published with epoch count {}", group.0, epoch.count())
                     });
                 }
             }
@@ -54,7 +54,7 @@ impl Intervals {
             for ((before, longest), (epoch, interval), overlap_ns) in overruns(&by_time, clock_error_ns) {
                 findings.record(Promise::SinglePublisher, interval.first_place, || {
                     format!(
-                        "group {}: {} began {} us before the end of {} (frame {})",
+                        "group {}: {} started {} us before {} ended (frame {})",
                         group.0,
                         epoch_text(epoch),
                         overlap_ns / 1_000,
@@ -66,7 +66,7 @@ impl Intervals {
             for ((lower, longest), (epoch, interval), back_ns) in overruns(&by_epoch, clock_error_ns) {
                 findings.record(Promise::MonotonicEpochs, longest.last_place, || {
                     format!(
-                        "group {}: {} was published until {} us after {} had begun (frame {})",
+                        "group {}: {} was still published {} us after {} started (frame {})",
                         group.0,
                         epoch_text(lower),
                         back_ns / 1_000,
@@ -79,8 +79,8 @@ impl Intervals {
     }
 }
 
-/// Each that began before the one that goes on longest, of those before it in that order, had ended: that one, itself,
-/// and by how much.
+/// Overlaps in order of begin: for each interval that begins before the longest earlier one has ended, that earlier
+/// interval, the interval itself, and the overlap.
 fn overruns(
     in_order: &[EpochInterval],
     clock_error_ns: u64,
@@ -97,7 +97,7 @@ fn overruns(
     })
 }
 
-/// As the table names it.
+/// Epoch as shown in the table.
 pub(super) fn epoch_text(epoch: Epoch) -> String {
     format!("epoch {} (node {})", epoch.count(), epoch.node())
 }

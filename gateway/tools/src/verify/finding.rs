@@ -1,20 +1,20 @@
-//! Broken promises: which, where, how.
+//! Violations of promises: which, where and how.
 
 use std::fmt;
 
-/// What a pair promises about its output.
+/// Promises of a pair about its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Promise {
-    /// No name comes twice within one epoch and line, or at a receiver.
+    /// No item occurs twice within one epoch and line, or at a receiver.
     NoDuplicates,
     /// Sequences and sessions only go forward.
     InOrder,
-    /// Nothing is missing of a session between the first that was heard and the last that is known to have been
-    /// published, but for declared gaps.
+    /// A session is complete from the first received packet to the last position known to be published, except for
+    /// declared gaps.
     NoLoss,
-    /// A name has one content, whoever said it; a declared gap stays one.
+    /// An item has one content, whichever gateway published it; a declared gap stays declared.
     ConsistentContent,
-    /// No two gateways publish under one count, nor two epochs at a time.
+    /// No two gateways use the same epoch count, and no two epochs are published at the same time.
     SinglePublisher,
     /// No epoch is published after a higher one has begun.
     MonotonicEpochs,
@@ -31,46 +31,46 @@ impl Promise {
         Self::MonotonicEpochs,
     ];
 
-    /// As reports call it.
+    /// Name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::NoDuplicates => "each name once",
+            Self::NoDuplicates => "no duplicates",
             Self::InOrder => "in order",
-            Self::NoLoss => "nothing missing",
-            Self::ConsistentContent => "one content for a name",
-            Self::SinglePublisher => "one publisher at a time",
-            Self::MonotonicEpochs => "epochs never went back",
+            Self::NoLoss => "no loss",
+            Self::ConsistentContent => "consistent content",
+            Self::SinglePublisher => "single publisher",
+            Self::MonotonicEpochs => "monotonic epochs",
         }
     }
 
-    /// Whether receivers' outputs tell it: who published what they delivered, they don't say.
+    /// Whether receivers' outputs can show violations: their records do not name the publisher.
     pub(super) fn is_visible_in_rows(self) -> bool {
         !matches!(self, Self::SinglePublisher | Self::MonotonicEpochs)
     }
 }
 
-/// A datagram or a row.
+/// Position of a datagram or a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
-    /// Which of the files, from 0.
+    /// Index of the file, from 0.
     pub file: usize,
-    /// Frame of a capture or line of an output, from 1; 0 for the file as a whole.
+    /// Frame of a capture, or line of an output, from 1; 0 for the file as a whole.
     pub number: u64,
 }
 
-/// One broken promise.
+/// A violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which.
+    /// Violated promise.
     pub promise: Promise,
-    /// Where it was seen.
+    /// Position of the violation.
     pub location: Location,
-    /// What was seen, and what it disagrees with.
+    /// Description: the content found, and the content that it contradicts.
     pub text: String,
 }
 
-/// The first findings of all promises, and how many there were.
+/// The first violations of all promises, and the count of each.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
     listed_max: usize,
@@ -83,7 +83,7 @@ impl Findings {
         Self { listed_max, ..Self::default() }
     }
 
-    /// Notes one. Its text is made only while there is room to tell it.
+    /// Records a violation. The text is built only if it will be listed.
     pub(super) fn record(&mut self, promise: Promise, location: Location, text: impl FnOnce() -> String) {
         self.counts[promise as usize] += 1;
         if self.listed.len() < self.listed_max {

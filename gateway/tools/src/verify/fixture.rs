@@ -1,4 +1,4 @@
-//! Published packets for tests: of two nodes, with every way to be wrong.
+//! Builder of published packets for tests: two nodes, with every kind of violation.
 
 use std::net::SocketAddr;
 
@@ -15,14 +15,14 @@ use zerocopy::{
 
 use super::{CapturedPacket, Location, Verdict, Verifier, VerifyOptions};
 
-/// A capture that is being made up.
+/// A capture under construction.
 #[derive(Debug, Default)]
 pub(super) struct CaptureBuilder {
     packets: Vec<(usize, u64, SocketAddr, Vec<u8>)>,
     now_ns: u64,
 }
 
-/// One packet to be.
+/// A packet under construction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketFixture {
     pub(super) file: usize,
@@ -31,12 +31,12 @@ pub(super) struct PacketFixture {
     pub(super) next: u64,
     pub(super) flags: PacketFlags,
     pub(super) restart: u32,
-    /// What its records say.
+    /// Value in its records.
     pub(super) record_byte: u8,
-    /// Part of message `first`, and whether it is the last.
+    /// Part index of message `first`, and whether it is the last.
     pub(super) part: Option<(u16, bool)>,
     pub(super) is_gap: bool,
-    /// Its book is in doubt, and there is nothing to say.
+    /// Suspect book, without records.
     pub(super) is_suspect_mark: bool,
     pub(super) frame_flags: FrameFlags,
     pub(super) dst: &'static str,
@@ -47,7 +47,7 @@ pub(super) struct PacketFixture {
 pub(super) const LINE: &str = "239.1.1.1:31000";
 
 impl PacketFixture {
-    /// One message, said live.
+    /// One message, published live.
     pub(super) fn message(count: u64, node: u8, sequence: u64) -> Self {
         Self {
             file: 0,
@@ -131,7 +131,7 @@ impl CaptureBuilder {
         self
     }
 
-    /// The last packet once more, as a capture on a loopback has it.
+    /// Repeats the last packet, as a capture on loopback records it.
     pub(super) fn duplicate_last(&mut self) -> &mut Self {
         let last = self.packets.last().unwrap().clone();
         self.packets.push(last);
@@ -146,7 +146,7 @@ impl CaptureBuilder {
         self
     }
 
-    /// A new leader: a heartbeat, then the tail from there.
+    /// A new leader: a heartbeat, then the catch-up from there.
     pub(super) fn take_over(&mut self, count: u64, node: u8, received_through: u64, ready: u64) -> &mut Self {
         self.publish(PacketFixture::heartbeat(count, node, received_through));
         for sequence in received_through..ready {
@@ -158,7 +158,7 @@ impl CaptureBuilder {
         self
     }
 
-    /// Nothing is heard for so long.
+    /// Silence of this duration.
     pub(super) fn wait(&mut self, ms: u64) -> &mut Self {
         self.now_ns += ms * 1_000_000;
         self

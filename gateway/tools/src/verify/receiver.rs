@@ -1,4 +1,5 @@
-//! One capture as its receiver would take it: the highest epoch alone, each line in order, all lines together complete.
+//! Model of the receiver at one capture: it accepts the highest epoch only, each line in order, all lines together
+//! complete.
 
 use std::{collections::BTreeMap, net::SocketAddr, ops::Range};
 
@@ -18,7 +19,7 @@ use super::{
     finding::{Findings, Location, Promise},
 };
 
-/// What one capture's receiver believes and has.
+/// State of one capture's receiver.
 #[derive(Debug, Default)]
 pub(super) struct ReceiverView {
     highest: BTreeMap<GroupId, Epoch>,
@@ -31,7 +32,7 @@ pub(super) struct ReceiverView {
 struct LineView {
     epoch: Epoch,
     session: Session,
-    /// Of this epoch and session.
+    /// Ranges received in this epoch and session.
     covered: Coverage,
     end: PartPosition,
     /// Send time and range of the last packet.
@@ -43,10 +44,10 @@ struct LineView {
 pub(super) struct ChannelView {
     pub(super) sessions: BTreeMap<Session, SessionView>,
     pub(super) epoch: Epoch,
-    /// Capture time of the last packet and of the last content.
+    /// Capture times of the last packet and of the last content.
     packet_ns: u64,
     content_ns: u64,
-    /// A newer epoch speaks but has said nothing new yet: when the ones before it were last heard.
+    /// A newer epoch is active but has published nothing new yet: the last capture times of the epochs before it.
     blackout_since: Option<(u64, u64)>,
     pub(super) leadership_changes: u64,
     /// From the last packet of the old epoch to the first new content.
@@ -55,21 +56,21 @@ pub(super) struct ChannelView {
     pub(super) content_blackout_ns: Histogram<u64>,
 }
 
-/// One numbering.
+/// One session.
 #[derive(Debug, Default)]
 pub(super) struct SessionView {
     pub(super) covered: Coverage,
-    /// Ranges that were declared missing.
+    /// Ranges declared missing.
     pub(super) gaps: Coverage,
     pub(super) gap_count: u64,
-    /// Where the first packet began that this receiver heard published.
+    /// Begin of the first published packet that this receiver received.
     begin: Option<PartPosition>,
-    /// Everything before it has been published, by what was heard.
+    /// Everything before this position was published, as far as received packets show.
     published_through: PartPosition,
 }
 
 impl ReceiverView {
-    /// The receivers' rule: the highest epoch of the group, within a bounded jump.
+    /// The receivers' epoch rule: the highest epoch of the group, within a bounded jump.
     pub(super) fn accept_epoch(&mut self, group: GroupId, epoch: Epoch, jump_max: u64) -> Result<(), DropReason> {
         let highest = self.highest.entry(group).or_insert(epoch);
         if epoch < *highest {
@@ -82,7 +83,7 @@ impl ReceiverView {
         Ok(())
     }
 
-    /// An answer to a question: it may fill what is missing.
+    /// Accepts a unicast reply: it may fill a missing range.
     pub(super) fn accept_reply(&mut self, packet: &Packet<'_>) {
         let meta = &packet.meta;
         if let Some(channel) = self.channels.get_mut(&(meta.group, meta.channel))
@@ -92,38 +93,43 @@ impl ReceiverView {
         }
     }
 
-    /// A published packet that is believed. False where it is a sending that was captured before.
-    pub(super) fn accept(&mut self, seen: &CapturedPacket<'_>, packet: &Packet<'_>, findings: &mut Findings) -> bool {
+    /// Accepts a published packet of the accepted epoch. Returns false for a packet that was captured before.
+    pub(super) fn accept(
+        &mut self,
+        captured: &CapturedPacket<'_>,
+        packet: &Packet<'_>,
+        findings: &mut Findings,
+    ) -> bool {
         let meta = &packet.meta;
         let channel = self
             .channels
             .entry((meta.group, meta.channel))
-            .or_insert_with(|| ChannelView::new(meta.epoch, seen.time_ns));
-        channel.observe(seen.time_ns, meta.epoch);
+            .or_insert_with(|| ChannelView::new(meta.epoch, captured.time_ns));
+        channel.observe(captured.time_ns, meta.epoch);
         if meta.flags.contains(PacketFlags::SNAPSHOT) {
             return true;
         }
         let range = range_of(packet);
-        let key = (seen.dst, meta.group, meta.channel);
+        let key = (captured.dst, meta.group, meta.channel);
         let is_new = match self.lines.get_mut(&key) {
-            Some(line) => line.accept(seen.location, packet, &range, findings),
+            Some(line) => line.accept(captured.location, packet, &range, findings),
             None => {
                 self.lines.insert(key, LineView::begin(packet, &range));
                 true
             }
         };
-        channel.take(seen, packet, &range, findings);
+        channel.apply(captured, packet, &range, findings);
         is_new
     }
 
-    /// What this receiver never had of what was published while it listened.
+    /// Ranges published during this receiver's time that it never received.
     pub(super) fn report_missing(&self, file: usize, findings: &mut Findings) {
         for ((_, channel), view) in &self.channels {
             for (session, view) in &view.sessions {
                 for hole in view.covered.missing_of(&view.expected_range()) {
                     findings.record(Promise::NoLoss, Location { file, number: 0 }, || {
                         let (first, last) = (sequence(hole.start), sequence(hole.end - 1));
-                        format!("channel {} {session}: sequences {first} to {last} never came", channel.0)
+                        format!("channel {} {session}: sequences {first} to {last} not received", channel.0)
                     });
                 }
             }
@@ -132,7 +138,7 @@ impl ReceiverView {
 }
 
 impl SessionView {
-    /// From the first that was heard of it to what is known to have been published. Who came late has missed nothing.
+    /// From the first packet received to the last position known to be published. A late receiver has missed nothing.
     fn expected_range(&self) -> Range<PartPosition> {
         let covered = self.covered.bounds();
         let starts = [self.begin, covered.as_ref().map(|covered| covered.start)];
@@ -152,7 +158,7 @@ impl LineView {
         Self { epoch: meta.epoch, session: meta.session, covered, end, last: (meta.send_time_ns, range.clone()) }
     }
 
-    /// Within one epoch a line says each name once and in order.
+    /// Within one epoch, a line carries each item once and in order.
     fn accept(
         &mut self,
         location: Location,
@@ -175,7 +181,7 @@ impl LineView {
             return true;
         }
         self.last = (meta.send_time_ns, range.clone());
-        // Heartbeats reach beyond what was said, and say the same again until content covers it.
+        // Heartbeats extend past the published content, and repeat their range until content covers it.
         if packet.frame_count == 0 {
             if range.start < self.end {
                 findings.record(Promise::InOrder, location, || {
@@ -184,14 +190,14 @@ impl LineView {
             }
             return true;
         }
-        // The first packet behind an opening's heartbeat may begin before it: the gateways cut packets differently.
+        // The first packet after an opening heartbeat may begin before it: gateways split packets differently.
         let is_first = self.covered.bounds().is_none() && range.end > self.end;
         if range.start < self.end && !is_first {
             let (first, end) = (sequence(range.start), sequence(self.end));
             if self.covered.overlaps(range) {
-                findings.record(Promise::NoDuplicates, location, || of(format!("sequence {first} a second time")));
+                findings.record(Promise::NoDuplicates, location, || of(format!("sequence {first} duplicated")));
             } else {
-                findings.record(Promise::InOrder, location, || of(format!("sequence {first} after {end} was reached")));
+                findings.record(Promise::InOrder, location, || of(format!("sequence {first} after {end}")));
             }
         }
         self.covered.add(range);
@@ -215,7 +221,7 @@ impl ChannelView {
         }
     }
 
-    /// Any packet: a new epoch ends what was heard of the old one.
+    /// Records any accepted packet: a new epoch ends the old one.
     fn observe(&mut self, now_ns: u64, epoch: Epoch) {
         if epoch > self.epoch {
             self.epoch = epoch;
@@ -226,9 +232,9 @@ impl ChannelView {
         self.packet_ns = now_ns;
     }
 
-    fn take(
+    fn apply(
         &mut self,
-        seen: &CapturedPacket<'_>,
+        captured: &CapturedPacket<'_>,
         packet: &Packet<'_>,
         range: &Range<PartPosition>,
         findings: &mut Findings,
@@ -247,14 +253,15 @@ impl ChannelView {
                 }
             } else if header.kind == FrameKind::Message as u8
                 && !FrameFlags(header.flags).contains(FrameFlags::LATE_FILL)
-                // A new leader that didn't hear the gap says again what receivers then drop.
+                // A new leader that didn't receive the gap declaration publishes the messages again; receivers drop
+                // them.
                 && !meta.flags.contains(PacketFlags::RETRANSMISSION)
                 && session.gaps.overlaps(&(frame..frame + 1))
             {
-                findings.record(Promise::ConsistentContent, seen.location, || {
+                findings.record(Promise::ConsistentContent, captured.location, || {
                     let number = header.sequence.get();
                     format!(
-                        "channel {} {}: sequence {number} came after it had been declared a gap",
+                        "channel {} {}: sequence {number} received after its gap was declared",
                         meta.channel.0, meta.session
                     )
                 });
@@ -262,17 +269,17 @@ impl ChannelView {
         }
         session.covered.add(range);
         session.begin.get_or_insert(range.start);
-        // A line says all in order, and a heartbeat comes when nothing is left to be sent: what lies before it has been
-        // published. That of a new leader may stand lower than what was heard.
+        // A line carries everything in order, and heartbeats are sent when nothing is left to send: all positions
+        // before a heartbeat were published. A new leader's heartbeat may be lower than the received position.
         let is_end = meta.flags.contains(PacketFlags::END_OF_SESSION);
         let published_through = if is_end { position(meta.next) } else { range.start };
         session.published_through = session.published_through.max(published_through);
         if packet.frame_count > 0 {
-            self.content_ns = seen.time_ns;
+            self.content_ns = captured.time_ns;
         }
         if is_new && let Some((packet_ns, content_ns)) = self.blackout_since.take() {
-            self.blackout_ns.saturating_record(seen.time_ns.saturating_sub(packet_ns));
-            self.content_blackout_ns.saturating_record(seen.time_ns.saturating_sub(content_ns));
+            self.blackout_ns.saturating_record(captured.time_ns.saturating_sub(packet_ns));
+            self.content_blackout_ns.saturating_record(captured.time_ns.saturating_sub(content_ns));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What receivers delivered, as `mdgw tail --json` prints it: one record on a line, under its name.
+//! Records delivered to receivers, as printed by `mdgw tail --json`: one named record per line.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -15,42 +15,42 @@ use super::{
     verdict::{Shortfall, ShortfallKind},
 };
 
-/// Judges outputs of receivers, one after the other.
+/// Verifies outputs of receivers, one after the other.
 #[derive(Debug)]
 pub struct RowsVerifier {
     options: VerifyOptions,
     names: BTreeMap<Name, DeliveredRecord>,
-    /// First and last name of each receiver and channel.
+    /// First and last record of each receiver and channel.
     bounds: BTreeMap<(usize, u64), (Name, Name)>,
     rows: BTreeMap<usize, u64>,
     findings: Findings,
 }
 
-/// Why an output could not be read to its end.
+/// Errors of reading an output.
 #[derive(Debug, thiserror::Error)]
 pub enum RowError {
-    /// The system refused.
+    /// The system reported a read error.
     #[error("line {line}: {source}")]
     Io {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// It is no record under a name.
+    /// The line is not a named record.
     #[error("line {line} (at byte {offset_bytes}): {reason}")]
     InvalidRow {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Where it begins.
+        /// Offset of the line, bytes.
         offset_bytes: u64,
-        /// What is wrong.
+        /// Description of the fault.
         reason: String,
     },
-    /// More names than are remembered.
-    #[error("line {line}: more than {names_max} names; raise --names")]
+    /// More records than can be remembered.
+    #[error("line {line}: more than {names_max} items; raise --remember")]
     TooManyNames {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
         /// The bound.
         names_max: usize,
@@ -59,16 +59,16 @@ pub enum RowError {
 
 /// Channel, session (by date and restart), sequence, index.
 type Name = (u64, SessionOrder, u64, u64);
-/// Year to day and restart count: sessions only go forward.
+/// Year, month, day and restart count: sessions only go forward.
 type SessionOrder = (String, u64);
 
 #[derive(Clone, Copy, Debug)]
 struct DeliveredRecord {
     hash: u64,
     location: Location,
-    /// Where it was met last: receivers are read one after the other.
+    /// Receiver that delivered it last: receivers are read one after the other.
     last: Location,
-    /// Receivers that have it, a bit set; those beyond 64 are only compared.
+    /// Receivers that delivered it, as a bit set; receivers beyond 64 are compared only.
     receivers: u64,
 }
 
@@ -83,10 +83,10 @@ impl RowsVerifier {
     /// Reads one receiver's output to its end.
     ///
     /// # Errors
-    /// Where it can't be read on; everything before was judged.
+    /// The output can't be read further; everything before was verified.
     pub fn read(&mut self, file: usize, mut input: impl BufRead) -> Result<(), RowError> {
         let mut last: BTreeMap<u64, Name> = BTreeMap::new();
-        // One that delivered nothing lacks what the others have.
+        // A receiver without records lacks those of the others.
         self.rows.entry(file).or_default();
         let (mut text, mut offset_bytes, mut line) = (Vec::new(), 0, 0);
         loop {
@@ -98,9 +98,12 @@ impl RowsVerifier {
             }
             let invalid_row = |reason| RowError::InvalidRow { line, offset_bytes, reason };
             let row: Map<String, Value> =
-                serde_json::from_slice(&text).map_err(|error| invalid_row(format!("no JSON object: {error}")))?;
+                serde_json::from_slice(&text).map_err(|error| invalid_row(format!("not a JSON object: {error}")))?;
             let name = name_of(&row).ok_or_else(|| {
-                invalid_row("no channel, session, input_sequence and index, as mdgw tail --json prints them".to_owned())
+                invalid_row(
+                    "channel, session, input_sequence or index missing (expected the output of mdgw tail --json)"
+                        .to_owned(),
+                )
             })?;
             let location = Location { file, number: line };
             self.check_order(&last, &name, location);
@@ -120,8 +123,9 @@ impl RowsVerifier {
         }
     }
 
-    /// What came of it. What one receiver lacks that another had is known only now: between its first and its last
-    /// record that breaks a promise. It may have begun later, or ended earlier, which is only told.
+    /// Returns the verdict; missing records are only known at the end. A record missing between a receiver's first and
+    /// last record is a violation. Records missing at either end are reported only, since a receiver may have started
+    /// later or ended earlier.
     #[must_use]
     pub fn finish(mut self) -> Verdict {
         for ((file, channel), (first, last)) in &self.bounds {
@@ -129,8 +133,9 @@ impl RowsVerifier {
             for (name, delivered) in self.names.range(first..=last) {
                 if name.0 == *channel && delivered.receivers & bit == 0 {
                     let location = Location { file: *file, number: 0 };
-                    self.findings
-                        .record(Promise::NoLoss, location, || format!("{} was not delivered here", name_text(name)));
+                    self.findings.record(Promise::NoLoss, location, || {
+                        format!("{} not delivered to this receiver", name_text(name))
+                    });
                 }
             }
         }
@@ -138,7 +143,7 @@ impl RowsVerifier {
         Verdict::of_rows(&self.rows, self.names.len() as u64, shortfalls, self.findings)
     }
 
-    /// What each receiver lacks at either end.
+    /// Records that each receiver lacks at either end.
     fn shortfalls(&self) -> Vec<Shortfall> {
         let mut channels: BTreeMap<u64, (&Name, &Name)> = BTreeMap::new();
         for ((_, channel), (first, last)) in &self.bounds {
@@ -187,18 +192,13 @@ impl RowsVerifier {
                 if before.file == location.file {
                     let line = before.number;
                     self.findings.record(Promise::NoDuplicates, location, || {
-                        format!("{} a second time, after line {line}", name_text(name))
+                        format!("{} duplicated, first in line {line}", name_text(name))
                     });
                 }
                 if known.hash != hash {
                     let first = known.location;
                     self.findings.record(Promise::ConsistentContent, location, || {
-                        format!(
-                            "{}: another record than file {} line {}",
-                            name_text(name),
-                            first.file + 1,
-                            first.number
-                        )
+                        format!("{}: differs from file {} line {}", name_text(name), first.file + 1, first.number)
                     });
                 }
             }
@@ -222,7 +222,7 @@ fn name_of(row: &Map<String, Value>) -> Option<Name> {
     Some((number("channel")?, session, number("input_sequence")?, number("index")?))
 }
 
-/// Of all that does not depend on the gateway that said it or on when it was received.
+/// Hash of all fields that depend neither on the publishing gateway nor on the receive time.
 fn content_hash(row: &Map<String, Value>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for (key, value) in row.iter().filter(|(key, _)| !LOCAL_FIELDS.contains(&key.as_str())) {
@@ -231,7 +231,7 @@ fn content_hash(row: &Map<String, Value>) -> u64 {
     hasher.finish()
 }
 
-/// Receive times, and flags that say whether the book was in doubt.
+/// Receive times, and flags for suspect books.
 const LOCAL_FIELDS: [&str; 3] = ["ts_recv", "ts_in_delta", "flags"];
 
 #[cfg(test)]
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(broken(&[whole.clone(), kind]), [Promise::NoLoss]);
         let other = [row(1, 0, 5, 0), row(2, 0, 9, 0), row(3, 0, 6, 0)].concat();
         assert_eq!(broken(&[whole.clone(), other]), [Promise::ConsistentContent]);
-        // Who came late or left early has missed nothing.
+        // A receiver that started late or ended early has missed nothing.
         assert_eq!(broken(&[whole, row(2, 0, 5, 0)]), []);
     }
 
@@ -285,7 +285,7 @@ mod tests {
         let rows = [1, 2, 3, 1].map(|sequence| row(sequence, 0, 5, 0)).concat();
         assert_eq!(broken(std::slice::from_ref(&rows)), [Promise::InOrder, Promise::NoDuplicates]);
         let told = &judge(&[String::new(), rows]).findings[1];
-        assert!(told.location.number == 4 && told.text.ends_with("a second time, after line 1"), "{told:?}");
+        assert!(told.location.number == 4 && told.text.ends_with("duplicated, first in line 1"), "{told:?}");
     }
 
     #[test]
@@ -308,8 +308,8 @@ mod tests {
         for text in ["b begins 2 records after others", "b ends 4 records before others", "a has nothing of it"] {
             assert!(table.contains(text), "{table}");
         }
-        let json = &verdict.to_json(&files)["shortfalls"][2];
-        assert_eq!(*json, serde_json::json!({ "file": "b", "channel": 1, "lacking": "last", "records": 4 }));
+        let json = &verdict.to_json(&files)["missing_at_ends"][2];
+        assert_eq!(*json, serde_json::json!({ "file": "b", "channel": 1, "kind": "tail", "records": 4 }));
         assert_eq!(judge(&[rows(1, 10), rows(1, 10)]).shortfalls, []);
     }
 
@@ -319,9 +319,9 @@ mod tests {
         assert_eq!(verdict.times_broken(Promise::NoDuplicates), Some(0));
         for promise in [Promise::SinglePublisher, Promise::MonotonicEpochs] {
             assert_eq!(verdict.times_broken(promise), None);
-            let line = format!("{:<26} not judged: rows do not tell\n", promise.name());
+            let line = format!("{:<26} not checked: needs captures\n", promise.name());
             assert!(verdict.to_table(&[]).contains(&line), "{}", verdict.to_table(&[]));
-            assert!(verdict.to_json(&[])["broken"][promise.name()].is_null());
+            assert!(verdict.to_json(&[])["violations"][promise.name()].is_null());
         }
     }
 

@@ -12,7 +12,7 @@ fn capture() -> CaptureBuilder {
     CaptureBuilder::default()
 }
 
-/// Which promises were broken, each as often as it was.
+/// Violated promises, each with its count.
 fn broken(capture: &CaptureBuilder) -> Vec<Promise> {
     let verdict = capture.verdict(VerifyOptions::default());
     let found: Vec<_> = verdict.findings.iter().map(|finding| finding.promise).collect();
@@ -31,7 +31,7 @@ fn a_takeover_with_catch_up_keeps_all_promises() {
     assert_eq!(verdict.epochs.iter().map(|epoch| (epoch.count, epoch.node)).collect::<Vec<_>>(), [(5, 0), (6, 1)]);
     let channel = &verdict.channels[0];
     assert_eq!((channel.leadership_changes, channel.blackout.count), (1, 1));
-    // 20 ms of nothing, the heartbeat, ten messages that were known, the first new one.
+    // 20 ms of silence, the heartbeat, ten known messages, the first new one.
     let expected_ns = 32_000_000;
     assert!(channel.blackout.max_ns.abs_diff(expected_ns) < expected_ns / 500, "{}", channel.blackout.max_ns);
 }
@@ -49,19 +49,19 @@ fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
     let text = &silent_later.verdict(VerifyOptions::default()).findings[0].text;
     assert!(
         text.contains("sequence 8 part 0")
-            && text.contains("epoch 6 (node 1) says nothing, epoch 5 (node 0) said records"),
+            && text.contains("epoch 6 (node 1) published nothing, but epoch 5 (node 0) published records"),
         "{text}"
     );
 
     let mut silent_first = capture();
     silent_first.publish_range(5, 0, 1, 7).publish(passes_over(5, 0, 7, 9)).publish_range(5, 0, 9, 10);
-    assert_eq!(broken(&silent_first), [], "a message may say nothing");
+    assert_eq!(broken(&silent_first), [], "a message may produce no records");
     let answer =
         PacketFixture { dst: "10.0.0.9:4000", flags: PacketFlags::RETRANSMISSION, ..PacketFixture::message(5, 1, 8) };
     silent_first.publish(answer);
     assert_eq!(broken(&silent_first), [ConsistentContent]);
 
-    // A heartbeat that settles, and the end of an answer, which does not.
+    // A heartbeat, which covers a range, and the end of a reply, which does not.
     let mut heartbeats = capture();
     heartbeats.publish_range(5, 0, 1, 7).publish(PacketFixture { first: 7, ..PacketFixture::heartbeat(5, 0, 9) });
     let flags = PacketFlags::RETRANSMISSION.with(PacketFlags::HEARTBEAT);
@@ -70,7 +70,7 @@ fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
     heartbeats.publish(PacketFixture { flags: PacketFlags::RETRANSMISSION, ..PacketFixture::message(6, 1, 7) });
     assert!(broken(&heartbeats).contains(&ConsistentContent));
 
-    // Whose book is in doubt says so where another has nothing to say, or has records.
+    // A gateway with a suspect book publishes the flag where another publishes nothing, or records.
     for is_first in [true, false] {
         let mut doubtful = capture();
         let doubt = |count, node| PacketFixture { is_suspect_mark: true, ..PacketFixture::message(count, node, 7) };
@@ -78,10 +78,10 @@ fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
         doubtful.publish(if is_first { doubt(5, 0) } else { passes_over(5, 0, 7, 8) });
         doubtful.publish(PacketFixture::heartbeat(6, 1, 7));
         doubtful.publish(if is_first { passes_over(6, 1, 7, 8) } else { doubt(6, 1) }).publish_range(6, 1, 8, 12);
-        assert_eq!(broken(&doubtful), [], "the doubt first: {is_first}");
+        assert_eq!(broken(&doubtful), [], "suspect flag first: {is_first}");
     }
 
-    // What one has declared missing another may have.
+    // One gateway may declare a message missing that another has.
     let mut declared = capture();
     declared.publish_range(5, 0, 1, 7).publish(PacketFixture {
         is_gap: true,
@@ -192,7 +192,7 @@ fn loss_is_found_unless_a_reply_or_a_declared_gap_covers_it() {
     lost.publish_range(5, 0, 1, 5).publish_range(5, 0, 7, 9);
     assert_eq!(broken(&lost), [NoLoss]);
     let text = &lost.verdict(VerifyOptions::default()).findings[0].text;
-    assert!(text.ends_with("sequences 5 to 6 never came"), "{text}");
+    assert!(text.ends_with("sequences 5 to 6 not received"), "{text}");
 
     let mut answered = capture();
     answered.publish_range(5, 0, 1, 5).publish_range(5, 0, 7, 9);
@@ -214,7 +214,7 @@ fn loss_is_found_unless_a_reply_or_a_declared_gap_covers_it() {
     ended.publish_range(5, 0, 1, 5);
     let flags = PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION);
     ended.publish(PacketFixture { flags, ..PacketFixture::heartbeat(5, 0, 9) });
-    assert_eq!(broken(&ended), [NoLoss], "the end of the session is known");
+    assert_eq!(broken(&ended), [NoLoss], "the end of the session shows the loss");
 }
 
 #[test]
@@ -223,8 +223,8 @@ fn sequences_before_a_heartbeat_count_as_published() {
     lost.publish_range(5, 0, 1, 6).publish(PacketFixture::heartbeat(5, 0, 10));
     assert_eq!(broken(&lost), [NoLoss]);
     let text = &lost.verdict(VerifyOptions::default()).findings[0].text;
-    assert!(text.ends_with("sequences 6 to 9 never came"), "{text}");
-    // Heartbeats alone tell it too, behind the first of them.
+    assert!(text.ends_with("sequences 6 to 9 not received"), "{text}");
+    // Heartbeats alone cover a range too, up to the second of them.
     let mut silent = capture();
     silent.publish(PacketFixture::heartbeat(5, 0, 6)).publish(PacketFixture::heartbeat(5, 0, 10));
     assert_eq!(broken(&silent), [NoLoss]);
@@ -232,7 +232,7 @@ fn sequences_before_a_heartbeat_count_as_published() {
     begun.publish(PacketFixture::heartbeat(5, 0, 6)).publish_range(5, 0, 8, 10);
     assert_eq!(broken(&begun), [NoLoss]);
 
-    // Whoever comes late has missed nothing, be it after the end.
+    // A late receiver has missed nothing, even if it starts after the end.
     let mut late = capture();
     late.publish(PacketFixture::heartbeat(5, 0, 10))
         .publish_range(5, 0, 10, 12)
@@ -242,11 +242,11 @@ fn sequences_before_a_heartbeat_count_as_published() {
     let flags = PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION);
     over.publish(PacketFixture { flags, ..PacketFixture::heartbeat(5, 0, 10) });
     assert_eq!(broken(&over), []);
-    // A new leader has heard less than was published, and says the rest again.
+    // A new leader has received less than was published, and republishes the rest.
     let mut taken_over = capture();
     taken_over.publish_range(5, 0, 1, 10).publish(PacketFixture::heartbeat(6, 1, 7));
     assert_eq!(broken(&taken_over), []);
-    // One that receivers don't believe tells them nothing.
+    // Heartbeats of an epoch that receivers reject cover nothing.
     let mut fenced = capture();
     fenced
         .publish_range(6, 1, 1, 6)
@@ -258,12 +258,12 @@ fn sequences_before_a_heartbeat_count_as_published() {
 fn content_of_a_fenced_packet_counts_as_missing() {
     let mut capture = capture();
     capture.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 6));
-    // Stopped between check and send, it wakes up after the other has begun: what it says is dropped.
+    // A process stopped between fence check and send resumes after the other has begun: its packet is dropped.
     capture
         .publish(PacketFixture { send_time_ns: Some(4_500_000), ..PacketFixture::message(5, 0, 5) })
         .publish_range(6, 1, 6, 9);
     assert_eq!(broken(&capture), [NoLoss]);
-    assert_eq!(capture.verdict(VerifyOptions::default()).counts.fenced, 1);
+    assert_eq!(capture.verdict(VerifyOptions::default()).counts.stale_epoch_packets, 1);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn different_content_under_one_name_is_found() {
     });
     assert!(broken(&capture).contains(&ConsistentContent));
 
-    // Whether the book is in doubt is the gateway's own.
+    // The suspect flag belongs to the gateway.
     let mut doubted = self::capture();
     let frame_flags = FrameFlags::SUSPECT;
     doubted.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 4));
@@ -310,7 +310,7 @@ fn each_part_of_a_message_has_its_own_name() {
     };
     let mut whole = capture();
     whole.publish_range(5, 0, 1, 5).publish(part(5, 0, 0, false)).publish(part(5, 0, 1, false));
-    // Killed inside the message: the next one says it again, whole.
+    // The publisher was killed inside the message: the next one republishes the whole message.
     whole.publish(PacketFixture::heartbeat(6, 1, 5));
     for (number, is_last) in [(0, false), (1, false), (2, true)] {
         whole.publish(PacketFixture { flags: PacketFlags::RETRANSMISSION, ..part(6, 1, number, is_last) });
@@ -330,17 +330,18 @@ fn each_part_of_a_message_has_its_own_name() {
 fn an_old_epoch_that_continues_is_found_by_either_clock() {
     let mut capture = capture();
     capture.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 5)).publish_range(6, 1, 5, 8);
-    // Said after the new one had begun.
+    // Published after the new epoch had begun.
     capture.publish(PacketFixture::message(5, 0, 5));
     assert_eq!(broken(&capture), [SinglePublisher, MonotonicEpochs]);
     let verdict = capture.verdict(VerifyOptions::default());
     let [overlap, back] = verdict.findings.as_slice() else { panic!("{verdict:?}") };
     assert_eq!(overlap.text, "group 1: epoch 6 (node 1) began 4000 us before the end of epoch 5 (node 0) (frame 9)");
-    assert!(back.text.contains("epoch 5 (node 0) was published until 4000 us after epoch 6 (node 1) had begun"));
+    assert!(back.text.contains("epoch 5 (node 0) was still published 4000 us after epoch 6 (node 1) started"));
     let tolerant = VerifyOptions { clock_error_ns: 5_000_000, ..VerifyOptions::default() };
     assert!(capture.verdict(tolerant).is_kept());
 
-    // Said before, by its own clock, but on the wire after: the receivers' rule closes that hole, the wire shows it.
+    // Published before by its own clock, but on the wire after: the receivers' rule closes the hole, the capture shows
+    // it.
     let mut paused = self::capture();
     paused.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 5)).publish_range(6, 1, 5, 8);
     paused.publish(PacketFixture { send_time_ns: Some(4_200_000), ..PacketFixture::message(5, 0, 5) });
@@ -352,14 +353,14 @@ fn an_old_epoch_that_continues_is_found_by_either_clock() {
 #[test]
 fn an_old_epoch_that_returns_is_found() {
     let mut capture = capture();
-    // The clock of its publisher is what tells; the capture has it in order.
+    // The publisher's clock shows the return; the capture has the packets in order.
     let late = |sequence, ms: u64| PacketFixture {
         send_time_ns: Some(ms * 1_000_000),
         ..PacketFixture::message(5, 0, sequence)
     };
     capture.publish(late(1, 50)).publish(late(2, 51)).publish_range(6, 1, 3, 9);
     assert_eq!(broken(&capture), [MonotonicEpochs]);
-    // Within another one's time it is a second publisher too, be it for a moment.
+    // Within the interval of another epoch it is a second publisher too, even if only for a moment.
     let mut amid = self::capture();
     amid.publish(late(1, 6)).publish_range(6, 1, 2, 20);
     assert_eq!(broken(&amid), [SinglePublisher, MonotonicEpochs]);
@@ -390,7 +391,7 @@ fn each_capture_is_judged_as_a_separate_receiver() {
     for sequence in [1, 2, 3, 6, 7] {
         capture.publish(PacketFixture { file: 1, ..PacketFixture::message(5, 0, sequence) });
     }
-    assert_eq!(broken(&capture), [NoLoss], "the second receiver lacks two");
+    assert_eq!(broken(&capture), [NoLoss], "the second receiver lacks two sequences");
     assert_eq!(capture.verdict(VerifyOptions::default()).findings[0].location.file, 1);
 }
 

@@ -1,4 +1,4 @@
-//! The verdict: as a table, or as one line of JSON.
+//! The verdict of a verification: as a table, or as one line of JSON.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -16,39 +16,39 @@ use super::{
 };
 use crate::replay::summary::grouped;
 
-/// What came of it.
+/// Result of a verification.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// What was read.
+    /// Counts of the packets.
     pub counts: VerifyCounts,
     /// Rows of receivers' outputs.
     pub rows: u64,
-    /// Different names.
+    /// Distinct items.
     pub names: u64,
-    /// Names that were said again, with the same content.
+    /// Items republished with the same content.
     pub republished: u64,
-    /// Names whose content was forgotten before the end.
+    /// Items whose content was evicted before the end.
     pub evicted: u64,
     /// Epochs with their publish intervals.
     pub epochs: Vec<EpochVerdict>,
-    /// Channels as each receiver saw them.
+    /// Channels as seen by each receiver.
     pub channels: Vec<ChannelVerdict>,
-    /// What receivers' outputs lack of others' at either end.
+    /// Records that receivers' outputs lack at either end, and other outputs contain.
     pub shortfalls: Vec<Shortfall>,
-    /// The first broken promises, in the order in which they were found.
+    /// The first violations, in the order of detection.
     pub findings: Vec<Finding>,
-    /// How often each promise was broken, in the order of [`Promise::ALL`].
+    /// Number of violations of each promise, in the order of [`Promise::ALL`].
     pub broken: [u64; Promise::ALL.len()],
 }
 
-/// When one epoch was published.
+/// Publish interval of one epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpochVerdict {
-    /// Its group.
+    /// Group.
     pub group: u16,
-    /// Its count.
+    /// Epoch count.
     pub count: u64,
-    /// Its node.
+    /// Epoch node.
     pub node: u8,
     /// First packet, ns since 1970 UTC.
     pub first_ns: u64,
@@ -61,53 +61,53 @@ pub struct EpochVerdict {
 /// One channel at one receiver.
 #[derive(Clone, Debug)]
 pub struct ChannelVerdict {
-    /// Which file, from 0.
+    /// Index of the file, from 0.
     pub file: usize,
-    /// Its group.
+    /// Group.
     pub group: u16,
-    /// Its number.
+    /// Channel number.
     pub channel: u16,
-    /// Each session with its first and last sequence.
+    /// Sessions with their first and last sequence.
     pub sessions: Vec<(String, u64, u64)>,
-    /// Gaps that were declared.
+    /// Gaps declared.
     pub gaps: u64,
-    /// Changes of leadership.
+    /// Leadership changes.
     pub leadership_changes: u64,
     /// From the last packet of an epoch to the first new content of the next.
     pub blackout: DurationSummary,
-    /// The same, from the last content.
+    /// From the last content of an epoch to the first new content of the next.
     pub content_blackout: DurationSummary,
 }
 
-/// What a receiver's output lacks of a channel that another one delivered. No broken promise: receivers are started and
-/// stopped at different moments.
+/// Records that a receiver's output lacks and another receiver delivered, at the beginning or end. Not a violation:
+/// receivers are started and stopped at different times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortfall {
-    /// Which file, from 0.
+    /// Index of the file, from 0.
     pub file: usize,
-    /// The channel's number, as the rows have it.
+    /// Channel number in the rows.
     pub channel: u64,
-    /// Where.
+    /// Which end.
     pub kind: ShortfallKind,
-    /// How many records.
+    /// Number of records.
     pub records: u64,
 }
 
 /// Which records a receiver's output lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShortfallKind {
-    /// Those before its own first one.
+    /// Records before its own first one.
     First,
-    /// Those after its own last one.
+    /// Records after its own last one.
     Last,
-    /// It has none of the channel.
+    /// All records of the channel.
     All,
 }
 
-/// A distribution of times, ns.
+/// Distribution of durations, ns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DurationSummary {
-    /// How many.
+    /// Number of values.
     pub count: u64,
     /// Median.
     pub p50_ns: u64,
@@ -115,18 +115,18 @@ pub struct DurationSummary {
     pub p99_ns: u64,
     /// Longest.
     pub max_ns: u64,
-    /// From that of the shortest time to that of the longest.
+    /// Buckets from the shortest to the longest value.
     pub buckets: Vec<Bucket>,
 }
 
-/// How many times lay in `[from_ms, below_ms)`: powers of two.
+/// Number of durations in `[from_ms, below_ms)`; the bounds are powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Its begin, ms.
+    /// Lower bound, ms, included.
     pub from_ms: u64,
-    /// Its end, ms.
+    /// Upper bound, ms, excluded.
     pub below_ms: u64,
-    /// How many.
+    /// Number of durations.
     pub count: u64,
 }
 
@@ -193,7 +193,7 @@ impl Verdict {
         Self { rows, names, republished, shortfalls, findings, broken, ..Self::default() }
     }
 
-    /// Both together: captures and receivers' outputs.
+    /// Combines the results of captures and of receivers' outputs.
     #[must_use]
     pub fn with(mut self, mut other: Self) -> Self {
         self.rows += other.rows;
@@ -207,7 +207,7 @@ impl Verdict {
         self
     }
 
-    /// How often a promise was broken; `None` where nothing that was read tells.
+    /// Number of violations of a promise; `None` if the input can't show them.
     #[must_use]
     pub fn times_broken(&self, promise: Promise) -> Option<u64> {
         let is_judged = self.counts.packets > 0 || (self.rows > 0 && promise.is_visible_in_rows());
@@ -220,20 +220,20 @@ impl Verdict {
         self.broken.iter().all(|count| *count == 0)
     }
 
-    /// Whether there was anything to judge.
+    /// Whether there was anything to verify.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.counts.packets == 0 && self.rows == 0
     }
 
-    /// One line of JSON. `files` are the names of the files by their numbers.
+    /// One line of JSON. `files` are the file names by index.
     #[must_use]
     pub fn to_json(&self, files: &[String]) -> Value {
         let VerifyCounts {
             packets,
             unicast_replies,
             duplicate_captures,
-            fenced,
+            stale_epoch_packets,
             epoch_jumps,
             other_groups,
             unrecognised,
@@ -242,21 +242,21 @@ impl Verdict {
         let promises: BTreeMap<&str, Option<u64>> =
             Promise::ALL.into_iter().map(|promise| (promise.name(), self.times_broken(promise))).collect();
         json!({
-            "kept": self.is_kept(),
+            "passed": self.is_kept(),
             "files": files,
             "packets": packets,
-            "answers": unicast_replies,
-            "captured_twice": duplicate_captures,
-            "fenced": fenced,
-            "incredible_epochs": epoch_jumps,
+            "unicast_replies": unicast_replies,
+            "duplicate_captures": duplicate_captures,
+            "stale_epoch_packets": stale_epoch_packets,
+            "epoch_jumps": epoch_jumps,
             "other_groups": other_groups,
-            "foreign": unrecognised,
+            "unrecognised": unrecognised,
             "damaged": damaged,
             "rows": self.rows,
-            "names": self.names,
-            "said_again": self.republished,
-            "forgotten": self.evicted,
-            "broken": promises,
+            "unique_items": self.names,
+            "republished": self.republished,
+            "evicted": self.evicted,
+            "violations": promises,
             "epochs": self.epochs.iter().map(|epoch| json!({
                 "group": epoch.group, "count": epoch.count, "node": epoch.node,
                 "first_ns": epoch.first_ns, "last_ns": epoch.last_ns, "packets": epoch.packets,
@@ -266,21 +266,21 @@ impl Verdict {
                 "sessions": channel.sessions.iter().map(|(session, first, last)| json!({
                     "session": session, "first": first, "last": last,
                 })).collect::<Vec<_>>(),
-                "gaps": channel.gaps, "changes": channel.leadership_changes,
+                "gaps": channel.gaps, "leadership_changes": channel.leadership_changes,
                 "blackout": channel.blackout.to_json(), "silence": channel.content_blackout.to_json(),
             })).collect::<Vec<_>>(),
-            "shortfalls": self.shortfalls.iter().map(|shortfall| json!({
+            "missing_at_ends": self.shortfalls.iter().map(|shortfall| json!({
                 "file": files.get(shortfall.file), "channel": shortfall.channel,
-                "lacking": shortfall.kind.name(), "records": shortfall.records,
+                "kind": shortfall.kind.name(), "records": shortfall.records,
             })).collect::<Vec<_>>(),
             "findings": self.findings.iter().map(|finding| json!({
-                "promise": finding.promise.name(), "file": files.get(finding.location.file),
+                "check": finding.promise.name(), "file": files.get(finding.location.file),
                 "number": finding.location.number, "text": finding.text,
             })).collect::<Vec<_>>(),
         })
     }
 
-    /// A table for people.
+    /// Table for the terminal.
     #[must_use]
     pub fn to_table(&self, files: &[String]) -> String {
         let mut text = String::new();
@@ -291,16 +291,16 @@ impl Verdict {
         let counts = &self.counts;
         if counts.packets > 0 {
             let unicast_replies = grouped(counts.unicast_replies);
-            row("published packets", format!("{} ({unicast_replies} answers to questions)", grouped(counts.packets)));
+            row("published packets", format!("{} ({unicast_replies} retransmitted)", grouped(counts.packets)));
         }
         let anomalies = [
             ("receivers' rows", self.rows),
-            ("captured twice", counts.duplicate_captures),
-            ("of old epochs, dropped", counts.fenced),
-            ("of incredible epochs", counts.epoch_jumps),
+            ("captured more than once", counts.duplicate_captures),
+            ("stale epochs (fenced)", counts.stale_epoch_packets),
+            ("epoch jumps (dropped)", counts.epoch_jumps),
             ("of other groups", counts.other_groups),
             ("other datagrams", counts.unrecognised),
-            ("names forgotten", self.evicted),
+            ("items no longer remembered", self.evicted),
         ];
         for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
             row(name, grouped(count));
@@ -308,7 +308,7 @@ impl Verdict {
         for (reason, count) in &counts.damaged {
             row(&format!("damaged: {reason}"), grouped(*count));
         }
-        row("names", format!("{}, {} of them said again", grouped(self.names), grouped(self.republished)));
+        row("items", format!("{} unique, {} republished", grouped(self.names), grouped(self.republished)));
         for epoch in &self.epochs {
             let length_s = Seconds(epoch.last_ns - epoch.first_ns);
             let value = format!(
@@ -342,19 +342,19 @@ impl Verdict {
         for Shortfall { file, channel, kind, records } in &self.shortfalls {
             let (file, records) = (files.get(*file).map_or("", String::as_str), grouped(*records));
             let value = match kind {
-                ShortfallKind::First => format!("{file} begins {records} records after others"),
-                ShortfallKind::Last => format!("{file} ends {records} records before others"),
-                ShortfallKind::All => format!("{file} has nothing of it, others have {records} records"),
+                ShortfallKind::First => format!("{file} starts {records} records after the other receivers"),
+                ShortfallKind::Last => format!("{file} ends {records} records before the other receivers"),
+                ShortfallKind::All => format!("{file} has no records, the other receivers have {records}"),
             };
             row(&format!("channel {channel}"), value);
         }
         row("", String::new());
         for promise in Promise::ALL {
             let value = match self.times_broken(promise) {
-                None if self.rows > 0 => "not judged: rows do not tell".to_owned(),
-                None => "not judged".to_owned(),
-                Some(0) => "kept".to_owned(),
-                Some(count) => format!("BROKEN, {} times", grouped(count)),
+                None if self.rows > 0 => "not checked: needs captures".to_owned(),
+                None => "not checked".to_owned(),
+                Some(0) => "passed".to_owned(),
+                Some(count) => format!("FAILED, {} times", grouped(count)),
             };
             row(promise.name(), value);
         }
@@ -396,7 +396,7 @@ impl Bucket {
     fn all_of(histogram: &Histogram<u64>) -> Vec<Self> {
         let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
         for step in histogram.iter_recorded() {
-            // By the bits of whole milliseconds: none below 1 ms, one below 2 ms, two below 4 ms.
+            // Bucket by the bit length of whole milliseconds: index 0 below 1 ms, 1 below 2 ms, 2 below 4 ms.
             let bits = u64::BITS - (step.value_iterated_to() / 1_000_000).leading_zeros();
             *counts.entry(bits).or_default() += step.count_at_value();
         }
@@ -412,7 +412,7 @@ impl Bucket {
     }
 }
 
-/// The longest bar is all of them; whoever is there has at least one mark.
+/// A bar, relative to the total count; every nonempty bucket has at least one character.
 fn bar(count: u64, of: u64) -> String {
     let marks = (count * BAR_MARKS).div_ceil(of.max(1));
     "#".repeat(usize::try_from(marks).unwrap_or_default())
@@ -423,8 +423,8 @@ const BAR_MARKS: u64 = 40;
 impl ShortfallKind {
     fn name(self) -> &'static str {
         match self {
-            Self::First => "first",
-            Self::Last => "last",
+            Self::First => "head",
+            Self::Last => "tail",
             Self::All => "all",
         }
     }

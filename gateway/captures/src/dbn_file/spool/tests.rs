@@ -5,7 +5,7 @@ use super::*;
 const HEADER: &[u8] = b"what is known last";
 const RECORDS: usize = 60_000;
 
-/// Of different types, so that no length is taken for granted.
+/// Records of different types and lengths.
 fn records() -> Vec<Vec<u8>> {
     let mbo = |order_id| MboMsg { order_id, ..MboMsg::default() };
     let trade = |ts_recv| TradeMsg { ts_recv, ..TradeMsg::default() };
@@ -21,7 +21,7 @@ fn spool_reader(records: &[Vec<u8>]) -> SpoolReader {
     spool_reader
 }
 
-/// A disk that holds the spool and what is made of it, and knows no holes: what is cut off alone makes room.
+/// A disk that holds the spool and the output and does not support holes: only truncation frees space.
 struct Disk {
     spool: File,
     room: u64,
@@ -95,7 +95,7 @@ fn without_space_for_the_header_nothing_is_written() {
     assert!(outcome.failure.is_some());
 }
 
-/// A disk that breaks: no room can be made.
+/// A disk that fails: no space can be freed.
 struct Breaking {
     after: usize,
     content: Vec<u8>,

@@ -1,25 +1,25 @@
-//! The most messages within any millisecond, ten of them, and any second.
+//! Highest number of messages within any millisecond, any ten of them, and any second.
 
 use std::collections::VecDeque;
 
 use serde::Serialize;
 
-/// Sees messages in the order of their times and keeps the fullest windows. Times count in whole microseconds, so that
-/// memory is bounded by the microseconds of the longest window, whatever comes.
+/// Accepts messages in time order and keeps the busiest windows. Times are counted in whole microseconds, so memory is
+/// bounded by the microseconds of the longest window, whatever the input.
 #[derive(Debug)]
 pub(super) struct BurstMeter {
-    /// Microsecond and messages, of the longest window that ends now.
+    /// Microsecond and message count, within the longest window that ends now.
     recent: VecDeque<(u64, u64)>,
-    /// How many entries were taken off the front of `recent` so far.
+    /// Number of entries removed from the front of `recent` so far.
     removed_count: u64,
     now_us: u64,
     windows: [Window; LENGTHS_US.len()],
 }
 
-/// The fullest window of one length.
+/// The busiest window of one length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Burst {
-    /// How long the window is.
+    /// Length of the window.
     pub window_us: u64,
     /// Messages in it.
     pub messages: u64,
@@ -29,7 +29,7 @@ pub struct Burst {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
-    /// First entry inside, counted with those that are gone.
+    /// Index of the first entry inside, removed entries included.
     first: u64,
     messages: u64,
     fullest: Burst,
@@ -43,7 +43,7 @@ impl BurstMeter {
         Self { recent: VecDeque::new(), removed_count: 0, now_us: 0, windows: LENGTHS_US.map(window) }
     }
 
-    /// So many messages came. A time before the last one is taken for the last one.
+    /// Adds messages. A time before the previous one counts as the previous one.
     #[inline]
     pub(super) fn add(&mut self, time_ns: u64, messages: u64) {
         let now_us = self.now_us.max(time_ns / 1_000);
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The slow way: every window that begins with an entry.
+        /// Slow model: every window that begins with an entry.
         #[test]
         fn the_fullest_window_matches_the_model(
             steps in prop::collection::vec((prop_oneof![0_u64..3, 0_u64..2_000, 0_u64..600_000], 1_u64..5), 1..200)

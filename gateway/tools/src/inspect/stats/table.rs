@@ -1,4 +1,4 @@
-//! Statistics for the terminal.
+//! Statistics as a table for the terminal.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -14,10 +14,10 @@ impl Display for FileStatistics {
             (self.not_udp, "frames of other protocols"),
             (self.fragments, "IP fragments"),
             (self.malformed, "malformed frames"),
-            (self.truncated, "frames cut by the capture's snap length"),
-            (self.untimed, "packets without a time of their own"),
-            (self.unrecognised, "datagrams of no known feed"),
-            (self.lines_over_limit, "datagrams to too many addresses"),
+            (self.truncated, "frames truncated by the capture's snap length"),
+            (self.frames_without_timestamp, "packets without a timestamp"),
+            (self.unrecognised, "datagrams of unknown feeds"),
+            (self.lines_over_limit, "datagrams beyond the limit of addresses"),
         ] {
             if count > 0 {
                 write!(f, ", {} {what}", Count(count))?;
@@ -44,13 +44,15 @@ impl Display for LineSummary {
         writeln!(f, "  {:<16}{:>14}  {}/s", "messages", Count(self.messages), self::rate(self.messages_per_second))?;
         for burst in self.bursts.iter().filter(|burst| burst.messages > 0) {
             let window = match burst.window_us {
-                us if us >= 1_000_000 => format!("most in {} s", us / 1_000_000),
-                us => format!("most in {} ms", us / 1_000),
+                us if us >= 1_000_000 => format!("busiest {} s", us / 1_000_000),
+                us => format!("busiest {} ms", us / 1_000),
             };
             writeln!(f, "  {window:<16}{:>14}  from {}", Count(burst.messages), moment(burst.time_ns))?;
         }
         self.write_sequence_rows(f)?;
-        for (title, counts) in [("refused", &self.refused), ("broken packets", &self.broken)] {
+        for (title, counts) in
+            [("malformed messages", &self.malformed_messages), ("malformed packets", &self.malformed_packets)]
+        {
             for (reason, count) in counts {
                 writeln!(f, "  {title:<16}{:>14}  {reason}", Count(*count))?;
             }
@@ -70,8 +72,11 @@ impl Display for LineSummary {
 
 impl LineSummary {
     fn write_sequence_rows(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let missing =
-            if self.gap_count > 0 { format!("  {} messages missing", Count(self.missing)) } else { String::new() };
+        let missing = if self.gap_count > 0 {
+            format!("  {} messages missing", Count(self.missing_messages))
+        } else {
+            String::new()
+        };
         writeln!(f, "  {:<16}{:>14}{missing}", "gaps", Count(self.gap_count))?;
         for gap in self.gaps.iter().take(SHOWN_MAX) {
             let (first, last) = (Count(gap.first), Count(gap.next - 1));
@@ -79,7 +84,7 @@ impl LineSummary {
             writeln!(f, "    {}  {first} to {last} ({count})  at {}", gap.session, ClockNs(gap.time_ns))?;
         }
         write_more(f, self.gap_count, self.gaps.len())?;
-        for (count, title) in [(self.repeated, "repeated, late"), (self.stale_packets, "stale packets")] {
+        for (count, title) in [(self.duplicates, "duplicate or late"), (self.stale_packets, "stale packets")] {
             if count > 0 {
                 writeln!(f, "  {title:<16}{:>14}", Count(count))?;
             }
@@ -93,7 +98,7 @@ impl LineSummary {
                 write!(f, "  no messages")?;
             }
             if session.gaps > 0 {
-                write!(f, ", {} missing in {} gaps", Count(session.missing), Count(session.gaps))?;
+                write!(f, ", {} missing in {} gaps", Count(session.missing_messages), Count(session.gaps))?;
             }
             writeln!(f)?;
         }
@@ -101,13 +106,13 @@ impl LineSummary {
     }
 }
 
-/// Says that a list was longer.
+/// Notes that a list was truncated.
 fn write_more(f: &mut Formatter<'_>, count: u64, listed: usize) -> fmt::Result {
     let left = count.saturating_sub(listed.min(SHOWN_MAX) as u64);
     if left > 0 { writeln!(f, "    and {} more", Count(left)) } else { Ok(()) }
 }
 
-/// A rate with three digits or all before the point.
+/// A rate with three digits, or all digits before the point.
 fn rate(per_second: f64) -> String {
     match per_second {
         rate if rate < 10.0 => format!("{rate:.2}"),

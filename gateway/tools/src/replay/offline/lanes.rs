@@ -1,4 +1,4 @@
-//! Datagrams into the channels that they belong to, and when the channels' deadlines fire.
+//! Feeds datagrams to their channels, and fires the channels' deadlines.
 
 use std::ops::ControlFlow;
 
@@ -19,28 +19,28 @@ use crate::replay::{
     routes::{LaneRoutes, LineSource, RouteTarget, Routes},
 };
 
-/// What lanes are set up with.
+/// Options of the lanes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReplayDriverOptions {
-    /// Take this feed and leave out all others.
+    /// Process this feed only.
     pub feed: Option<Feed>,
-    /// Trading date, where the input is not to be asked.
+    /// Trading date, if it is not to be taken from the input.
     pub date: Option<TradingDate>,
-    /// What the channels publish; `None`: their feed's default.
+    /// Schemas that the channels publish; `None`: their feed's default.
     pub schemas: Option<SchemaSet>,
-    /// Where the channels are left.
+    /// Where the channels stop.
     pub end: ReplayEnd,
 }
 
-/// Where channels are left.
+/// Where the channels stop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplayEnd {
-    /// At the end of the input: nothing more will come, so what they hold is delivered and what is missing declared.
+    /// At the end of the input. No more input follows: held messages are delivered and missing ones declared.
     #[default]
     Finished,
-    /// As they stand when the input ends: more would have come.
+    /// At the end of the input, but keep the state as it is: more input would have followed.
     Open,
-    /// As they stand behind that message; at the end of the input where it doesn't come.
+    /// After that message; at the end of the input if the message does not come.
     AfterMessage(StopPoint),
 }
 
@@ -50,7 +50,7 @@ pub struct ReplayDriver {
     options: ReplayDriverOptions,
     channels: Vec<Channel>,
     routes: Routes,
-    /// The latest capture time so far.
+    /// Latest capture time so far.
     now: MonoNs,
     counts: RouteCounts,
     has_stopped: bool,
@@ -63,21 +63,21 @@ pub struct Lane<'a> {
     routes: &'a LaneRoutes,
 }
 
-/// What became of the datagrams, as far as lanes don't count it.
+/// Counts of datagrams that no lane counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RouteCounts {
     /// All UDP datagrams.
     pub datagrams: u64,
-    /// Of no feed that is known, or heartbeats before anything told the feed.
+    /// Unknown feed, or heartbeats before the feed was known.
     pub unrecognised: u64,
-    /// Of a feed that was not asked for.
+    /// A feed that was not requested.
     pub other_feed: u64,
-    /// Capture time of the first and the last, ns since 1970.
+    /// Capture time of the first and the last datagram, ns since 1970.
     pub span_ns: Option<(u64, u64)>,
 }
 
 impl ReplayDriver {
-    /// Without lanes yet: the input brings them.
+    /// Starts without lanes: the input adds them.
     #[must_use]
     pub fn new(options: ReplayDriverOptions) -> Self {
         Self {
@@ -90,23 +90,23 @@ impl ReplayDriver {
         }
     }
 
-    /// Drives everything that `merge` brings into the channels and what they make into `sink`, to the end.
+    /// Drives the channels with all datagrams of `merge`, and passes their output to `sink`.
     ///
     /// # Errors
-    /// A stream that lanes can't hold, what the outlet says, or `watch` broke off.
+    /// The stream exceeds the limits on lanes, the outlet fails, or `on_event` broke off.
     pub fn run<O: ReplaySink>(
         &mut self,
         merge: &mut CaptureMerge,
         sink: &mut O,
-        watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
         while !self.has_stopped && merge.advance() {
             let Some((file, datagram)) = merge.current() else { break };
-            self.accept(file, &datagram, merge, sink, watch)?;
+            self.accept(file, &datagram, merge, sink, on_event)?;
             if self.counts.datagrams.is_multiple_of(DATAGRAMS_PER_CHECK) {
                 sink.check()?;
                 let file_bytes = merge.file_bytes_read();
-                if watch(Event::Progress { file_bytes, driver: &*self }).is_break() {
+                if on_event(Event::Progress { file_bytes, driver: &*self }).is_break() {
                     return Err(OfflineError::Interrupted);
                 }
             }
@@ -123,19 +123,19 @@ impl ReplayDriver {
         self.channels.iter().zip(self.routes.lanes()).map(|(channel, routes)| Lane { channel, routes })
     }
 
-    /// The latest capture time so far, ns since 1970.
+    /// Latest capture time so far, ns since 1970.
     pub(super) fn now(&self) -> MonoNs {
         self.now
     }
 
-    /// What became of the datagrams.
+    /// Counts of datagrams that no lane counts.
     #[must_use]
     pub fn counts(&self) -> RouteCounts {
         let unrouted = self.routes.counts();
         RouteCounts { unrecognised: unrouted.unrecognised, other_feed: unrouted.other_feed, ..self.counts }
     }
 
-    /// Whether it stopped behind the message that it was to stop at.
+    /// Whether the stop point was reached.
     #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.has_stopped
@@ -148,7 +148,7 @@ impl ReplayDriver {
         datagram: &CapturedDatagram<'_>,
         merge: &CaptureMerge,
         sink: &mut O,
-        watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
         self.counts.datagrams += 1;
         let (first_ns, last_ns) = self.counts.span_ns.unwrap_or((datagram.time_ns, datagram.time_ns));
@@ -158,9 +158,9 @@ impl ReplayDriver {
             return Ok(());
         };
         if is_new_lane {
-            self.open_lane(lane, source, sink, watch)?;
+            self.open_lane(lane, source, sink, on_event)?;
         }
-        // Captures of several cards are a little out of order; time itself never is.
+        // Captures of several network cards are slightly out of order; the clock must not go back.
         self.now = self.now.max(MonoNs(datagram.time_ns));
         self.fire_deadlines(sink);
         let datagram = Datagram { line, bytes: datagram.payload, ts_recv: UnixNs(datagram.time_ns) };
@@ -172,7 +172,7 @@ impl ReplayDriver {
         Ok(())
     }
 
-    /// Hands a datagram to its channel as far as the stop.
+    /// Passes a datagram to its channel, up to the stop point.
     fn accept_until<O: ReplaySink>(&mut self, stop: StopPoint, lane: usize, datagram: Datagram<'_>, sink: &mut O) {
         let Some(channel) = self.channels.get_mut(lane) else { return };
         let now = self.now;
@@ -188,8 +188,9 @@ impl ReplayDriver {
         };
     }
 
-    /// Fires what was due before now, in order of time. What is due right now waits until the datagrams of this moment
-    /// are in, as in a live channel, whose lines are drained before a deadline is acted on.
+    /// Fires deadlines before the current time, in time order. Deadlines at exactly the current time wait until the
+    /// datagrams of that time were processed. A live channel does the same: it drains its lines before it acts on a
+    /// deadline.
     #[inline]
     fn fire_deadlines<O: ReplaySink>(&mut self, sink: &mut O) {
         loop {
@@ -199,21 +200,21 @@ impl ReplayDriver {
             let Some((deadline, lane)) = due.min() else { return };
             let Some(channel) = self.channels.get_mut(lane) else { return };
             channel.on_deadline(deadline, &mut LaneSink { sink, lane });
-            debug_assert_ne!(channel.next_deadline(), Some(deadline), "a deadline that was acted on is over");
+            debug_assert_ne!(channel.next_deadline(), Some(deadline), "a deadline that fired is cleared");
             if channel.next_deadline() == Some(deadline) {
                 return;
             }
         }
     }
 
-    /// The first datagram of a lane: sets its channel up.
+    /// Sets up the channel at the first datagram of a lane.
     #[cold]
     fn open_lane<O: ReplaySink>(
         &mut self,
         lane: usize,
         source: &CaptureFile,
         sink: &mut O,
-        watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
         let Some(routes) = self.routes.lanes().get(lane) else { return Ok(()) };
         let feed = routes.feed;
@@ -224,7 +225,7 @@ impl ReplayDriver {
         let config = self.channel_config(lane, feed, source);
         sink.lane(lane, &config)?;
         let channel = Channel::new(config);
-        let found = watch(Event::Found { lane: Lane { channel: &channel, routes }, by: routes.by });
+        let found = on_event(Event::Found { lane: Lane { channel: &channel, routes }, by: routes.by });
         self.channels.push(channel);
         if found.is_break() { Err(OfflineError::Interrupted) } else { Ok(()) }
     }
@@ -246,14 +247,14 @@ impl<'a> Lane<'a> {
         self.channel
     }
 
-    /// Where its lines come from. More than one entry is of line A where packets carry no numbers.
+    /// Sources of its lines. Several entries are line A if packets carry no sequences.
     #[must_use]
     pub fn lines(self) -> &'a [(Line, LineSource)] {
         &self.routes.lines
     }
 }
 
-/// A channel's sink: the outlet, and which lane is speaking.
+/// A channel's sink: the outlet, and the lane of the channel.
 struct LaneSink<'a, O> {
     sink: &'a mut O,
     lane: usize,
@@ -279,5 +280,5 @@ impl<O: ReplaySink> FrameSink for LaneSink<'_, O> {
     }
 }
 
-/// Datagrams between two looks at the outlet's errors and the caller's wish to stop: some milliseconds.
+/// Datagrams between two checks of the outlet's errors and of the caller's wish to stop: some milliseconds.
 const DATAGRAMS_PER_CHECK: u64 = 4_096;

@@ -1,4 +1,4 @@
-//! Frames to what a consumer gets: through the edge, filtered by schema, counted, written.
+//! Turns frames into the records that a consumer gets, filters them by schema, counts and writes them.
 
 use mdgw_captures::dbn_file::DbnFileWriter;
 use mdgw_feeds::{
@@ -20,7 +20,7 @@ pub(super) struct Recorder {
     writer: Option<DbnFileWriter>,
 }
 
-/// What came out of a lane.
+/// Counts of a lane.
 #[derive(Debug)]
 pub(super) struct LaneRecords {
     edge: ConsumerEdge,
@@ -29,10 +29,11 @@ pub(super) struct LaneRecords {
     date: Option<TradingDate>,
     /// In the order of [`SchemaSet::NAMES`].
     by_schema: [u64; SchemaSet::NAMES.len()],
-    /// Records whose book was in doubt.
+    /// Records of suspect books.
     pub(super) suspect: u64,
-    /// Frames that filled a gap after it had been declared: not recorded, since their place has passed.
-    pub(super) late_fills: u64,
+    /// Frames that filled a gap after it had been declared: not recorded, since records after them were already
+    /// written.
+    pub(super) late_messages: u64,
 }
 
 impl Recorder {
@@ -46,7 +47,7 @@ impl Recorder {
 }
 
 impl LaneRecords {
-    /// Records by schema, of those that were wanted.
+    /// Records by schema, of the selected schemas.
     pub(super) fn by_schema(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let wanted = SchemaSet::NAMES.into_iter().zip(self.by_schema);
         wanted.filter(|((schema, _), _)| self.schemas.contains(*schema)).map(|((_, name), count)| (name, count))
@@ -70,7 +71,7 @@ impl ReplaySink for Recorder {
             date: config.date,
             by_schema: [0; SchemaSet::NAMES.len()],
             suspect: 0,
-            late_fills: 0,
+            late_messages: 0,
         });
         Ok(())
     }
@@ -83,7 +84,7 @@ impl ReplaySink for Recorder {
             FrameKind::Gap | FrameKind::State => return,
         }
         if meta.flags.contains(FrameFlags::LATE_FILL) {
-            lane.late_fills += 1;
+            lane.late_messages += 1;
             return;
         }
         if meta.flags.contains(FrameFlags::SUSPECT) {
@@ -123,14 +124,14 @@ impl ReplaySink for Recorder {
 
     fn end_of_session(&mut self, _lane: usize) {}
 
-    /// A file without room for more is finished: its error says what is kept.
+    /// Finishes a file that can't be written any further: its error says how much was kept.
     fn check(&mut self) -> Result<(), OfflineError> {
         let failed = self.writer.take_if(|writer| writer.has_failed());
         failed.map_or(Ok(()), |writer| writer.finish().map(drop).map_err(OfflineError::from))
     }
 }
 
-/// Position in [`SchemaSet::NAMES`] of a record type's schema.
+/// Index in [`SchemaSet::NAMES`] of a record type's schema.
 #[inline]
 fn schema_position(rtype: u8) -> Option<usize> {
     use dbn::enums::rtype;

@@ -6,7 +6,7 @@ use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, Snapshot};
 use super::{Lane, ReplayDriver};
 
 impl ReplayDriver {
-    /// Its channels at this moment, on the capture's clock. `progress`: bytes read and to be read.
+    /// State of the channels at this time, by the capture's clock. `progress`: bytes read, and bytes in total.
     #[must_use]
     pub fn snapshot(&self, progress: (u64, u64)) -> Snapshot {
         Snapshot {
@@ -27,7 +27,7 @@ fn channel_snapshot(lane: Lane<'_>) -> ChannelSnapshot {
     lines.dedup();
     ChannelSnapshot {
         id: config.id.0,
-        // Several channels may be of one feed.
+        // Several channels may have the same feed.
         name: format!("{} {}", config.id.0, config.feed),
         state: format!("{:?}", channel.state()).to_lowercase(),
         datagrams: counters.datagrams,

@@ -1,4 +1,4 @@
-//! Where a replay stops in the middle: behind one message of one session.
+//! Stop point of a replay: after one message of one session.
 
 use std::str::FromStr;
 
@@ -14,43 +14,43 @@ use mdgw_feeds::{
 
 use crate::replay::routes;
 
-/// Behind which message to stop.
+/// The message after which to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopPoint {
-    /// In which session; `None`: in the first that gets so far.
+    /// Its session; `None`: the first session that reaches the sequence.
     pub session: Option<SessionSelector>,
-    /// Behind which message.
+    /// Sequence of the message.
     pub sequence: Sequence,
 }
 
-/// A session as one types it: `2017-04-25#3`, `#3` or `3`.
+/// A session as typed on the command line: `2017-04-25#3`, `#3` or `3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionSelector {
-    /// Trading date, where several days are played.
+    /// Trading date, for input with several days.
     pub date: Option<TradingDate>,
-    /// How many times the venue had begun its numbering again on that day.
+    /// How many times the venue restarted its sequences on that day.
     pub restart: u32,
 }
 
-/// What of a datagram comes before the stop.
+/// The part of a datagram before the stop point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PacketPart {
     /// All of it.
     Whole,
-    /// The first of these packets, and then, unless it was the stop, the other.
+    /// The first packet, then, unless the stop was reached, the second.
     Split([Vec<u8>; 2]),
-    /// Nothing.
+    /// None of it.
     None,
 }
 
 impl StopPoint {
-    /// Whether a channel that stands there has got so far.
+    /// Whether a channel at this position has reached the stop point.
     pub(super) fn is_reached(&self, position: Option<(Session, Sequence)>) -> bool {
         position.is_some_and(|(session, expected)| self.matches_session(session) && expected > self.sequence)
     }
 
-    /// What of a packet may go into the channel before it stops. A packet that goes beyond the message is cut behind it:
-    /// its two lines may cut the messages differently as well, so channels bear with that.
+    /// The part of a packet to process before the stop. A packet that extends past the message is split after it.
+    /// Channels tolerate this, since two lines may pack messages differently anyway.
     pub(super) fn part(&self, position: Option<(Session, Sequence)>, feed: Feed, payload: &[u8]) -> PacketPart {
         let packet = routes::parse(feed, payload).ok().filter(|packet| packet.kind == PacketKind::Messages);
         let Some(packet) = packet else { return PacketPart::Whole };
@@ -61,7 +61,7 @@ impl StopPoint {
             return split_packet(feed, payload, &packet, self.sequence.plus(1))
                 .map_or(PacketPart::Whole, PacketPart::Split);
         }
-        // Held back, it would come out together with the message that it waits for.
+        // If held back, it would be delivered together with the message that it waits for.
         if position.is_some_and(|(session, _)| self.matches_session(session)) {
             PacketPart::None
         } else {
@@ -75,7 +75,7 @@ impl StopPoint {
     }
 }
 
-/// The packet as two, of which the second begins with message `at`.
+/// Splits a packet; the second part begins with message `at`.
 fn split_packet(feed: Feed, payload: &[u8], packet: &Packet<'_>, at: Sequence) -> Option<[Vec<u8>; 2]> {
     let part = |from, until| {
         let mut out = Vec::new();
@@ -94,14 +94,14 @@ impl FromStr for SessionSelector {
 
     fn from_str(text: &str) -> Result<Self, InvalidSession> {
         let (date, restart) = text.split_once('#').unwrap_or(("", text));
-        // Printed, there is a space between them.
+        // The printed form has a space before the `#`.
         let date = date.trim_end();
         let date = if date.is_empty() { None } else { Some(date.parse().map_err(|_| InvalidSession)?) };
         Ok(Self { date, restart: restart.parse().map_err(|_| InvalidSession)? })
     }
 }
 
-/// Text that is no session.
+/// Text that is not a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a session (expected N or YYYY-MM-DD#N, N counting the restarts of the day from 0)")]
 pub struct InvalidSession;
@@ -117,7 +117,7 @@ mod tests {
 
     const MESSAGES: [&[u8]; 3] = [b"one", b"", b"three"];
 
-    /// `first` is the number of the packet's first message.
+    /// `first` is the sequence of the packet's first message.
     fn check(feed: Feed, payload: &[u8], first: u64) {
         let stop = |sequence| StopPoint { session: None, sequence: Sequence(sequence) };
         let numbers = |payload: &[u8]| {
@@ -155,7 +155,7 @@ mod tests {
         let asked = |text: &str| text.parse::<SessionSelector>();
         let date = TradingDate::from_yyyymmdd(20_170_425);
         assert_eq!(asked("2017-04-25#3"), Ok(SessionSelector { date, restart: 3 }));
-        assert_eq!(asked("2017-04-25 #3"), Ok(SessionSelector { date, restart: 3 }), "as it is printed");
+        assert_eq!(asked("2017-04-25 #3"), Ok(SessionSelector { date, restart: 3 }), "the printed form");
         assert_eq!(asked("#3"), Ok(SessionSelector { date: None, restart: 3 }));
         assert_eq!(asked("3"), Ok(SessionSelector { date: None, restart: 3 }));
         for text in ["", "#", "x", "2017-04-25", "2017-04-31#3", "3#2017-04-25"] {

@@ -30,7 +30,7 @@ fn day(messages: u64) -> ItchDay {
     }
 }
 
-/// A day's packets with their capture times.
+/// Packets of a synthetic session with their capture times.
 fn packets(messages: u64) -> Vec<(u64, Vec<u8>)> {
     let mut source = ItchPackets::new(ItchGenerator::new(day(messages)), *b"TEST000001");
     let mut all = Vec::new();
@@ -50,7 +50,7 @@ fn write_capture<'a>(path: &Path, packets: impl IntoIterator<Item = (u64, &'a st
     fs::write(path, writer.finish().unwrap()).unwrap();
 }
 
-/// Runs on a folder; the output goes to `out.dbn` there.
+/// Runs replays in a folder; the output goes to `out.dbn` there.
 struct TestFolder {
     folder: tempfile::TempDir,
 }
@@ -91,7 +91,7 @@ impl TestFolder {
     }
 }
 
-/// Metadata and (rtype, instrument, sequence where it is an Mbo) of a DBN file.
+/// Metadata and (rtype, instrument, sequence of an Mbo) of a DBN file.
 fn decode(bytes: &[u8]) -> (Metadata, Vec<(u8, u32)>) {
     let mut decoder = Decoder::new(bytes).unwrap();
     let metadata = decoder.metadata().clone();
@@ -142,14 +142,14 @@ fn two_impaired_lines_and_a_mixed_file_give_the_same_output_as_one_clean_line() 
         assert!(summary.total.duplicates > 0);
         assert!(bench.output() == expected, "{files:?} differ from the whole line");
     }
-    // A check that can fail: one line alone has holes.
+    // Negative control: one line alone has gaps.
     let alone = bench.run(&bench.options(&["a.pcap"]));
     assert!(alone.total.gaps > 0);
     assert_eq!(alone.total.messages + alone.total.lost_messages, 20_000 - trailing_loss(&arrivals, &packets));
     assert!(bench.output() != expected);
 }
 
-/// Messages after the last one that line A brought: nobody can know of them.
+/// Messages after the last one that line A delivered: no line can reveal their loss.
 fn trailing_loss(arrivals: &[(u64, usize, Vec<u8>)], packets: &[(u64, Vec<u8>)]) -> u64 {
     let next = |packet: &[u8]| {
         let first = u64::from_be_bytes(packet[10..18].try_into().unwrap());
@@ -179,7 +179,7 @@ fn the_capture_clock_decides_whether_a_gap_is_filled() {
     let packets = packets(4_000);
     let timeout_ns = mdgw_feeds::arbiter::ArbiterConfig::default().gap_timeout_ns;
     let lost = packets.len() / 2;
-    // Enough time between the packets around the hole that nothing else interferes.
+    // Enough time between the packets around the gap that nothing else interferes.
     let spread = |index: usize| MIDNIGHT_NS + 36_000_000_000_000 + index as u64 * 1_000;
     for (late_ns, gaps) in [(timeout_ns / 2, 0), (timeout_ns * 2 + 1_000_000, 1)] {
         let mut arrivals: Vec<(u64, &str, &[u8])> = packets
@@ -230,7 +230,7 @@ fn the_dbn_file_maps_every_instrument_and_holds_the_selected_schemas() {
     assert_eq!(summary.total.records, [("mbp-1", records.len() as u64)].into());
     let date = time::Date::from_ordinal_date(2019, 30).unwrap();
     let symbols = PitSymbolMap::from_metadata(&metadata, date).unwrap();
-    assert!(records.iter().all(|(_, id)| symbols.get(*id).is_some()), "no record without a name");
+    assert!(records.iter().all(|(_, id)| symbols.get(*id).is_some()), "every record has a symbol");
 
     options.schemas = Some(SchemaSet::MBO.with(SchemaSet::STATUS));
     bench.run(&options);
@@ -280,7 +280,7 @@ fn a_dbn_file_holds_one_dataset_and_a_feed_can_be_chosen() {
     options.feed = Some(Feed::PsxItch);
     let summary = bench.run(&options);
     assert_eq!(decode(&bench.output()).0.dataset, "XPSX.ITCH");
-    assert_eq!(summary.channels[0].lines.len(), 2, "of one session, so lines of one channel");
+    assert_eq!(summary.channels[0].lines.len(), 2, "same session, so lines of one channel");
     options.feed = Some(Feed::IexDeep);
     let error = run(&options, &mut |_| ControlFlow::Continue(())).unwrap_err();
     assert!(matches!(error, OfflineError::NothingRecognised { .. }), "{error}");
@@ -299,7 +299,11 @@ fn unrecognised_traffic_is_counted_and_ignored() {
     }
     write_capture(&bench.path("a.pcap"), arrivals);
     let summary = bench.run(&bench.options(&["a.pcap"]));
-    assert_eq!(summary.unrecognised_datagrams, packets.len() as u64 + 1, "the first heartbeat tells no feed");
+    assert_eq!(
+        summary.unrecognised_datagrams,
+        packets.len() as u64 + 1,
+        "the first heartbeat does not identify a feed"
+    );
     assert_eq!(summary.total.messages, 1_000);
     let mut options = bench.options(&["a.pcap"]);
     options.feed = Some(Feed::NasdaqItch);
@@ -313,7 +317,7 @@ fn no_output_remains_without_a_feed_or_after_an_interrupt() {
     let bench = TestFolder::new();
     write_capture(&bench.path("a.pcap"), [(1, GROUP_A, b"nothing known".as_slice())]);
     let error = run(&bench.options(&["a.pcap"]), &mut |_| ControlFlow::Continue(())).unwrap_err();
-    assert!(error.to_string().contains("a known feed in none of 1 datagrams"), "{error}");
+    assert!(error.to_string().contains("no known feed in 1 datagrams"), "{error}");
 
     let packets = packets(1_000);
     write_capture(&bench.path("a.pcap"), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));
@@ -331,7 +335,7 @@ fn no_output_remains_without_a_feed_or_after_an_interrupt() {
     assert_eq!(bench.names(), ["a.pcap"]);
 }
 
-/// Through links, too.
+/// Symbolic links to an input are recognised too.
 #[test]
 fn an_output_that_is_an_input_is_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
@@ -347,7 +351,7 @@ fn an_output_that_is_an_input_is_refused_and_unchanged() {
     }
 }
 
-/// The real captures, as far as their expected decodes tell: whole packets, messages, sessions.
+/// Counts of the real captures that their expected decodes confirm: whole packets, messages, sessions.
 #[test]
 fn real_captures_are_replayed_with_the_expected_counts() {
     let folder = std::env::var_os("MDGW_CAPTURES")

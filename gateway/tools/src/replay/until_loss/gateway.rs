@@ -1,5 +1,5 @@
-//! What a gateway of this host lost: packets that its sockets dropped, and messages in gaps that it declared. And how long it
-//! took: wire to wire, as it tells it for each of its intervals.
+//! Losses of a gateway on this host: packets dropped by its sockets, and messages in gaps that it declared. Also its
+//! wire to wire latency, as reported for each of its intervals.
 
 use std::{
     collections::BTreeSet,
@@ -19,20 +19,20 @@ use mdgw_telemetry::stages::Stage;
 use super::{LossCounter, SinkTotals, host::HostDrops};
 use crate::replay::wire::Lateness;
 
-/// The gateway behind a control socket.
+/// A gateway with a control socket.
 #[derive(Debug)]
 pub(super) struct GatewayLosses {
     host: HostDrops,
     socket: PathBuf,
-    /// Messages in gaps before anything was sent.
+    /// Messages in gaps declared before the first packet was sent.
     baseline: u64,
     gap_messages: u64,
-    /// Wire to wire of each channel and interval.
+    /// Wire to wire latency of each channel and interval.
     intervals: Vec<LatencyInterval>,
     refreshed_at: Instant,
 }
 
-/// One interval of a channel.
+/// Latency interval of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LatencyInterval {
     channel: u16,
@@ -47,18 +47,18 @@ impl GatewayLosses {
         Ok(Self { host, socket: socket.to_owned(), baseline, gap_messages: 0, intervals, refreshed_at: Instant::now() })
     }
 
-    /// A destination that nobody listens to.
+    /// A destination without listener, if any.
     pub(super) fn destination_without_listener(&self) -> Option<SocketAddrV4> {
         self.host.destination_without_listener()
     }
 
-    fn ask(&mut self) -> io::Result<Snapshot> {
+    fn refresh(&mut self) -> io::Result<Snapshot> {
         let snapshot = read_snapshot(&self.socket)?;
         self.refreshed_at = Instant::now();
         self.gap_messages = gap_messages(&snapshot).saturating_sub(self.baseline);
         for channel in &snapshot.channels {
             let Some(stage) = channel.stage(Stage::WireToWire.name()) else { continue };
-            // One interval is seen many times.
+            // The same interval appears in many answers.
             let last = self.intervals.iter().rev().find(|intervals| intervals.channel == channel.id);
             if last.is_none_or(|last| last.stage != *stage) && self.intervals.len() < INTERVALS_MAX {
                 self.intervals.push(LatencyInterval { channel: channel.id, stage: stage.clone() });
@@ -77,7 +77,7 @@ impl LossCounter for GatewayLosses {
 
     fn gap_messages(&mut self) -> io::Result<Option<u64>> {
         if self.refreshed_at.elapsed() >= POLL_INTERVAL {
-            self.ask()?;
+            self.refresh()?;
         }
         Ok(Some(self.gap_messages))
     }
@@ -94,13 +94,13 @@ impl LossCounter for GatewayLosses {
         })
     }
 
-    /// Until nothing more comes in and no gap is open: what is missing has been declared then.
+    /// Waits until no more packets arrive and no gap is open: by then missing messages were declared.
     fn finish_counting(&mut self, _sent: u64) -> io::Result<Option<SinkTotals>> {
         let started = Instant::now();
-        let mut last = self.ask()?;
+        let mut last = self.refresh()?;
         while started.elapsed() < SETTLE_TIMEOUT {
             std::thread::sleep(POLL_INTERVAL);
-            let now = self.ask()?;
+            let now = self.refresh()?;
             let datagrams =
                 |snapshot: &Snapshot| snapshot.channels.iter().map(|channel| channel.datagrams).sum::<u64>();
             let has_open_gap =
@@ -127,9 +127,9 @@ fn read_snapshot(socket: &Path) -> io::Result<Snapshot> {
     Ok(serde_json::from_value(value)?)
 }
 
-/// Between two questions while packets are sent.
+/// Interval between two queries while packets are sent.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Longer than any sensible gap time-out; heartbeats of other feeds may come on and on.
+/// Longer than any sensible gap timeout; heartbeats of other feeds may go on forever.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Intervals that are remembered: some hours of the shortest ones.
+/// Intervals remembered: some hours of the shortest ones.
 const INTERVALS_MAX: usize = 100_000;

@@ -1,4 +1,4 @@
-//! What the kernel dropped at sockets of any program of this host.
+//! Kernel drop counters of sockets of any program on this host.
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +10,7 @@ use mdgw_feeds::time::MonoNs;
 
 use super::{LossCounter, SinkTotals};
 
-/// The sockets that are bound to the destinations, as `/proc/net/udp` lists them.
+/// The sockets bound to the destinations, as listed in `/proc/net/udp`.
 #[derive(Debug)]
 pub(super) struct HostDrops {
     destinations: BTreeSet<SocketAddrV4>,
@@ -31,7 +31,7 @@ impl HostDrops {
         Ok(Self { destinations: destinations.clone(), baseline, destination_without_listener })
     }
 
-    /// A destination that nobody listens to.
+    /// A destination without listener, if any.
     pub(super) fn destination_without_listener(&self) -> Option<SocketAddrV4> {
         self.destination_without_listener
     }
@@ -49,13 +49,14 @@ impl LossCounter for HostDrops {
     }
 
     fn description(&self) -> &'static str {
-        "drops of the sockets bound to the destinations (/proc/net/udp); gaps that a gateway declares are seen with --gateway"
+        "drops of the sockets bound to the destinations (/proc/net/udp); add --gateway to count gaps that a gateway \
+         declares"
     }
 }
 
 const TABLE: &str = "/proc/net/udp";
 
-/// Drops at sockets that receive what goes to these destinations.
+/// Drops of sockets that receive packets to these destinations.
 fn dropped(table: &str, destinations: &BTreeSet<SocketAddrV4>) -> u64 {
     let is_wanted = |address: &SocketAddrV4| {
         destinations.contains(address)
@@ -64,12 +65,12 @@ fn dropped(table: &str, destinations: &BTreeSet<SocketAddrV4>) -> u64 {
     sockets(table).filter(|(address, _)| is_wanted(address)).map(|(_, dropped)| dropped).sum()
 }
 
-/// Local address and drops of each socket.
+/// Local address and drop counter of each socket.
 fn sockets(table: &str) -> impl Iterator<Item = (SocketAddrV4, u64)> {
     table.lines().skip(1).filter_map(|line| {
         let mut fields = line.split_whitespace();
         let (ip, port) = fields.nth(1)?.split_once(':')?;
-        // The address as the memory has it, in the order of this machine.
+        // The file shows the address as stored in memory, in the byte order of this machine.
         let ip = Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?.to_ne_bytes());
         let port = u16::from_str_radix(port, 16).ok()?;
         Some((SocketAddrV4::new(ip, port), fields.last()?.parse().ok()?))

@@ -1,7 +1,7 @@
-//! A receiver that only counts and takes the time.
+//! A receiver that counts packets and measures their latency.
 //!
-//! The n-th packet that arrives at a destination is the n-th that was sent there: a socket keeps the order, and the first
-//! loss ends the search, so nothing that is told comes after one.
+//! The n-th packet received at a destination is the n-th that was sent there: a socket keeps the order, and the first
+//! loss ends the search. So no latency is reported after a loss.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -29,7 +29,7 @@ use mdgw_sys::{
 
 use super::{LossCounter, SinkTotals, histogram};
 
-/// The sender's end of the sink.
+/// The sender's side of the sink.
 #[derive(Debug)]
 pub(super) struct ReceiverSink {
     drops: SocketDrops,
@@ -54,7 +54,7 @@ struct Sent {
 }
 
 impl ReceiverSink {
-    /// Listens to all destinations.
+    /// Listens on all destinations.
     pub(super) fn open(
         destinations: &BTreeSet<SocketAddrV4>,
         interface: Option<&Interface>,
@@ -87,7 +87,7 @@ impl ReceiverSink {
 impl LossCounter for ReceiverSink {
     fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs, step: u32) {
         if let (Some(sent), Some(socket_index)) = (&self.sent, self.socket_indexes.get(&destination)) {
-            // A sink that is gone shows when it is asked for what arrived.
+            // If the sink thread has ended, the query for received packets fails.
             let _ = sent.send(Sent { socket_index: *socket_index, intended, step });
         }
     }
@@ -112,12 +112,12 @@ impl LossCounter for ReceiverSink {
         self.shared.stop.store(true, Ordering::Release);
         self.sent = None;
         let ended = self.thread.take().map(JoinHandle::join);
-        let steps = ended.and_then(Result::ok).ok_or_else(|| io::Error::other("the sink's thread is gone"))?;
+        let steps = ended.and_then(Result::ok).ok_or_else(|| io::Error::other("the sink thread has ended"))?;
         Ok(Some(SinkTotals { packets: self.shared.arrived.load(Ordering::Acquire), steps }))
     }
 
     fn description(&self) -> &'static str {
-        "drops of the sink's sockets (SO_MEMINFO), and packets sent that never arrived there"
+        "drops of the sink's sockets (SO_MEMINFO), and sent packets that were not received"
     }
 }
 
@@ -127,15 +127,15 @@ impl Drop for ReceiverSink {
     }
 }
 
-/// After so long without a packet, none is waited for.
+/// After this time without a packet, the sink stops waiting.
 const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The thread's end.
+/// The receiving thread.
 struct SinkThread {
     sockets: Vec<ReceiveSocket>,
     sent_packets: Receiver<Sent>,
     shared: Arc<Shared>,
-    /// Sent or arrived, and not yet both, by destination.
+    /// Packets sent or received, but not both yet, by destination.
     sent: Vec<VecDeque<Sent>>,
     arrived: Vec<VecDeque<MonoNs>>,
     steps: Vec<hdrhistogram::Histogram<u64>>,
@@ -172,7 +172,7 @@ impl SinkThread {
             self.shared.arrived.fetch_add(count as u64, Ordering::Release);
             self.match_up();
             if count == 0 {
-                // A failing wait shows in the next reading.
+                // A failed wait shows in the next read.
                 let _ = poll::readable(self.sockets.iter().map(|socket| socket.as_fd()), Duration::from_millis(5));
             }
         }
@@ -202,5 +202,5 @@ impl SinkThread {
     }
 }
 
-/// Steps of which latencies are kept.
+/// Steps whose latencies are kept.
 const STEPS_MAX: usize = 1_000;

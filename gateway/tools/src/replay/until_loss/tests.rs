@@ -27,7 +27,7 @@ fn capture(packets: u64, payload_bytes: usize) -> (tempfile::TempDir, Vec<PathBu
     (folder, vec![path])
 }
 
-/// A group whose port is nobody else's as long as the socket is held.
+/// A group with a free port; the port stays reserved while the socket lives.
 fn group() -> (UdpSocket, SocketAddrV4) {
     let reserved = UdpSocket::bind("127.0.0.1:0").unwrap();
     let port = reserved.local_addr().unwrap().port();
@@ -60,9 +60,9 @@ fn each_step_reports_the_latency_of_a_sink_that_keeps_up() {
         [(20, 0), (40, 0), (80, 0)]
     );
     assert!(found.steps.iter().all(|step| step.latency.is_some()), "{found:?}");
-    // A machine that is busy elsewhere may hold the sender up; it never loses anything.
-    assert!(matches!(found.ended_by, EndedBy::EndOfCaptures | EndedBy::Sender), "{found:?}");
-    assert!(found.to_table().contains("counted as lost"));
+    // A busy machine may delay the sender, but nothing is lost.
+    assert!(matches!(found.stopped_by, StoppedBy::EndOfCaptures | StoppedBy::SenderLimit), "{found:?}");
+    assert!(found.to_table().contains("loss is counted from"));
 }
 
 #[test]
@@ -72,9 +72,9 @@ fn drops_of_a_receiver_that_does_not_read_end_the_search() {
     options.receive_buffer_bytes = 64 << 10;
     let idle = open_receive(&options).unwrap();
     let found = search(&paths, idle.local_address().unwrap(), SLOW_RAMP, &Receiver::Host).unwrap();
-    assert_eq!(found.ended_by, EndedBy::Loss);
+    assert_eq!(found.stopped_by, StoppedBy::Loss);
     assert!(found.steps.last().unwrap().dropped > 0);
-    assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
+    assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "the search ends at the loss");
 }
 
 #[test]
@@ -82,12 +82,12 @@ fn a_gap_declared_by_the_gateway_ends_the_search() {
     let (folder, paths) = capture(100_000, 10);
     let listening = open_receive(&ReceiveOptions::new("127.0.0.1:0".parse().unwrap(), None)).unwrap();
     let (address, socket) = (listening.local_address().unwrap(), folder.path().join("control"));
-    // It had lost 5 messages before; while packets come, it loses 3 more.
+    // The gateway had lost 5 messages before; while packets come, it loses 3 more.
     let asked = AtomicU64::new(0);
     let _gateway = ControlServer::start(&socket, move |_| {
         let number = asked.fetch_add(1, Ordering::Relaxed);
         let end_ns = mono_now().0;
-        // Each time it has a new interval, and in another channel one that began long before.
+        // Each answer has a new interval, and, in another channel, one that began long before.
         let [young, old] = [(end_ns - 1_000, 700 + number), (1, 1_000_000_000)].map(|(begin_ns, p99_ns)| {
             let stage = "wire_to_wire".to_owned();
             vec![StageSnapshot { stage, begin_ns, end_ns, count: 9, p99_ns, ..StageSnapshot::default() }]
@@ -100,12 +100,12 @@ fn a_gap_declared_by_the_gateway_ends_the_search() {
         Response::Ok(serde_json::json!(Snapshot { channels, ..Snapshot::default() }))
     })
     .unwrap();
-    // So slow that no machine falls behind before the gateway has been asked a few times.
+    // So slow that no machine falls behind before the gateway was queried a few times.
     let slow = Rising { rate: 50.0, factor: 1.5, step_ns: 1_000_000_000 };
     let found = search(&paths, address, slow, &Receiver::Gateway(socket.clone())).unwrap();
-    assert_eq!(found.ended_by, EndedBy::Loss, "{found:?}");
+    assert_eq!(found.stopped_by, StoppedBy::Loss, "{found:?}");
     assert_eq!(found.steps.iter().filter_map(|step| step.gap_messages).sum::<u64>(), 3);
-    assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
+    assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "the search ends at the loss");
     let step_results = found.steps.iter().filter_map(|step| step.gateway_latency).map(|latency| latency.p99_ns).max();
     assert!(
         step_results.is_some_and(|p99_ns| (701..10_000).contains(&p99_ns)),
@@ -113,7 +113,7 @@ fn a_gap_declared_by_the_gateway_ends_the_search() {
     );
     assert!(found.to_table().contains("wire to wire us"), "{}", found.to_table());
     let gone = search(&paths, address, slow, &Receiver::Gateway(folder.path().join("none"))).unwrap_err();
-    assert!(gone.to_string().contains("ask the gateway"), "{gone}");
+    assert!(gone.to_string().contains("query the gateway"), "{gone}");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_search_without_a_listener_is_refused() {
 
 #[test]
 fn a_slow_sender_is_detected_after_half_a_step() {
-    /// Nothing is ever lost there.
+    /// A receiver without losses.
     struct Lossless;
     impl LossCounter for Lossless {
         fn sent(&mut self, _: SocketAddrV4, _: MonoNs, _: u32) {}
@@ -143,7 +143,7 @@ fn a_slow_sender_is_detected_after_half_a_step() {
             "nothing"
         }
     }
-    // So long that a machine that pauses the test plays no part.
+    // So long that a pause of the test machine does not matter.
     let ramp = Rising { step_ns: 10_000_000_000, ..SLOW_RAMP };
     let mut search = Search {
         counts: Box::new(Lossless),
@@ -155,19 +155,19 @@ fn a_slow_sender_is_detected_after_half_a_step() {
         fault: None,
     };
     let destination = SocketAddrV4::new([239, 255, 70, 9].into(), 7009);
-    // All of them should have left before the step was over, and it is by now.
+    // All packets should have left before the step ended, and it has ended by now.
     let begin = MonoNs(mono_now().0.saturating_sub(2 * ramp.step_ns));
     (0..PACKETS_BEFORE_JUDGING).for_each(|packet| search.sent(destination, begin.plus(packet)));
-    assert_eq!(search.check_loss(), None, "it may catch up yet");
+    assert_eq!(search.check_loss(), None, "the sender may still catch up");
     search.sent(destination, begin.plus(ramp.step_ns / 2));
-    assert_eq!(search.check_loss(), Some(EndedBy::Sender));
+    assert_eq!(search.check_loss(), Some(StoppedBy::SenderLimit));
     let found = UntilLoss {
         steps: search.step_results(None),
         highest_rate_without_loss: None,
-        ended_by: EndedBy::Sender,
+        stopped_by: StoppedBy::SenderLimit,
         lost_in_transit: 0,
         counts_source: "nothing",
     };
     let table = found.to_table();
-    assert!(table.contains("no loss was seen: begin with a lower --rate") && !table.contains("no step"), "{table}");
+    assert!(table.contains("start with a lower --rate") && !table.contains("no step"), "{table}");
 }

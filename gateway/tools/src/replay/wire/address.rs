@@ -1,4 +1,4 @@
-//! Where a datagram goes instead of where it went.
+//! Rewrites the destination addresses of a replay.
 
 use std::{
     net::{IpAddr, SocketAddr, SocketAddrV4},
@@ -8,13 +8,13 @@ use std::{
 /// Rewrites captured addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressMap {
-    /// Where everything goes that no rewrite covers: nothing (as captured), one address, or one for each file.
+    /// Destinations of datagrams that no rewrite covers: none (as captured), one address, or one for each file.
     pub to: Vec<SocketAddrV4>,
-    /// Rewrites; the first that covers an address counts.
+    /// Rewrites; the first that matches an address applies.
     pub map: Vec<AddressRewrite>,
 }
 
-/// What was captured for `from` goes to `to`. Without a port: any port, kept.
+/// Datagrams captured for `from` go to `to`. Without a port: any port, and it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressRewrite {
     from: (IpAddr, Option<u16>),
@@ -22,7 +22,7 @@ pub struct AddressRewrite {
 }
 
 impl AddressMap {
-    /// Where a datagram of that file goes.
+    /// Destination of a datagram of that file.
     #[must_use]
     pub fn rewrite(&self, file: usize, dst: SocketAddr) -> SocketAddr {
         if let Some(rewritten) = self.map.iter().find_map(|rewrite| rewrite.apply(dst)) {
@@ -53,7 +53,7 @@ impl FromStr for AddressRewrite {
     }
 }
 
-/// Text that is no rewrite.
+/// Text that is not a rewrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected OLD=NEW, each ADDR or ADDR:PORT")]
 pub struct InvalidRewrite;

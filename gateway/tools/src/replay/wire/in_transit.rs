@@ -1,4 +1,4 @@
-//! What lines do to packets on their way: a rehearsal of a bad day, the same for the same seed.
+//! Packets in transit on impaired lines: a rehearsal of losses and delays, repeatable by its seed.
 
 use std::{cmp::Reverse, collections::BinaryHeap, net::SocketAddrV4, sync::Arc};
 
@@ -9,42 +9,42 @@ use mdgw_captures::{
 use mdgw_feeds::identity::Line;
 use serde::Serialize;
 
-/// Each packet goes out on several lines, and none of them is sound.
+/// A rehearsal: each packet is sent on several impaired lines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rehearsal {
-    /// Where the lines go, A first: one list for all files, or one for each file.
+    /// Destinations of the lines, A first: one list for all files, or one for each file.
     pub lines: Vec<Vec<SocketAddrV4>>,
-    /// What each does to packets, A first; a line without an entry is sound.
+    /// Impairment of each line, A first; a line without an entry is unimpaired.
     pub impairment: Vec<LineImpairment>,
-    /// Whether a packet may be lost on all lines.
+    /// Which packets may be lost.
     pub loss_policy: LossPolicy,
-    /// The same seed does the same damage.
+    /// Seed of the impairments; the same seed repeats the same impairments.
     pub seed: u64,
 }
 
-/// What one line made of its packets.
+/// Counts of one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LineSendCounts {
     /// A, B, …
     pub line: String,
-    /// Packets that it was given.
+    /// Packets given to the line.
     pub offered: u64,
-    /// Copies that it sent: without what it lost, with what it doubled.
+    /// Copies sent: without lost packets, with duplicates.
     pub sent: u64,
 }
 
-/// Copies on their way.
+/// Copies in transit.
 #[derive(Debug)]
 pub(super) struct PacketsInTransit {
     rehearsal: Rehearsal,
-    /// Of each file, since packets of one must not overtake those of another.
+    /// One for each file, since packets of one file must not overtake those of another.
     files: Vec<ImpairedLines<Arc<[u8]>>>,
     due: BinaryHeap<Reverse<CopyInTransit>>,
     number: u64,
     lines: Vec<LineSendCounts>,
 }
 
-/// A copy, ordered by when it arrives and then by when it set out.
+/// A copy, ordered by its due time, then by the order of sending.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CopyInTransit {
     pub(super) due_ns: u64,
@@ -67,7 +67,7 @@ impl PacketsInTransit {
         }
     }
 
-    /// A packet of that file sets out, due at `due_ns` where nothing delays it.
+    /// Adds a packet of that file, due at `due_ns` unless a line delays it.
     pub(super) fn offer(&mut self, file: usize, due_ns: u64, payload: &[u8]) {
         while self.files.len() <= file {
             let lines = Self::lines_of(&self.rehearsal, self.files.len()).len();
@@ -90,7 +90,7 @@ impl PacketsInTransit {
         });
     }
 
-    /// No packet follows: those that are being overtaken arrive now.
+    /// Ends the stream: delayed packets become due.
     pub(super) fn finish(&mut self, now_ns: u64) {
         for (file, impaired) in self.files.iter_mut().enumerate() {
             let addresses = Self::lines_of(&self.rehearsal, file);
@@ -104,7 +104,7 @@ impl PacketsInTransit {
         }
     }
 
-    /// The next copy that is due up to then.
+    /// The next copy that is due up to this time.
     pub(super) fn next_due(&mut self, until_ns: u64) -> Option<CopyInTransit> {
         if self.due.peek()?.0.due_ns > until_ns {
             return None;

@@ -1,4 +1,4 @@
-//! What was sent, and how well the pace was kept.
+//! Report of a replay to the network: packets sent, and how well the pace was kept.
 
 use std::fmt::Write as _;
 
@@ -9,18 +9,18 @@ use serde::Serialize;
 use super::in_transit::LineSendCounts;
 use crate::replay::summary::grouped;
 
-/// Collects while packets are sent.
+/// Collects counts while packets are sent.
 #[derive(Debug)]
 pub(super) struct Timing {
-    /// Packets of the captures, before lines did anything to them.
+    /// Packets of the captures, before any impairment.
     offered: u64,
     packets: u64,
     bytes: u64,
-    /// How long after its intended time each packet was handed to the kernel, ns; empty where there are no times.
+    /// Delay of each packet after its intended time, when handed to the kernel, ns; empty without a pace.
     late_ns: Histogram<u64>,
 }
 
-/// What was sent, and how well the pace was kept.
+/// Packets sent, and how well the pace was kept.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WireSummary {
     /// Packets.
@@ -29,34 +29,33 @@ pub struct WireSummary {
     pub bytes: u64,
     /// Rounds begun.
     pub rounds: u64,
-    /// From start to end, s.
+    /// Duration, s.
     pub elapsed_seconds: f64,
-    /// Packets in a second, on average.
+    /// Mean packets per second.
     pub packets_per_second: f64,
-    /// How late packets were against the intended time; `None` where they went as fast as possible.
+    /// Delay of packets after their intended time; `None` if packets were sent as fast as possible.
     pub lateness: Option<Lateness>,
-    /// Where packets went out on several lines: each of them.
+    /// Counts of each line, if packets were sent on several lines.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<LineSendCounts>,
-    /// Whether it was broken off.
+    /// Whether the caller interrupted the replay.
     pub interrupted: bool,
-    /// What ended files before their end.
+    /// Errors that ended files early.
     pub damages: Vec<String>,
-    /// Frames of each round that were cut by the capture's snap length, left out.
-    #[serde(rename = "cut")]
+    /// Frames of each round truncated by the capture's snap length, skipped.
     pub truncated: u64,
 }
 
-/// Timing error against absolute intended times: a stall shows in every packet that it held up.
+/// Timing error against absolute intended times: a stall shows in every packet that it delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Lateness {
     /// Median, ns.
     pub p50_ns: u64,
-    /// 99 of 100 were not later, ns.
+    /// 99th percentile, ns.
     pub p99_ns: u64,
-    /// 999 of 1,000 were not later, ns.
+    /// 99.9th percentile, ns.
     pub p999_ns: u64,
-    /// The latest, ns.
+    /// Maximum, ns.
     pub max_ns: u64,
 }
 
@@ -121,7 +120,7 @@ impl WireSummary {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// A table for people.
+    /// Table for the terminal.
     #[must_use]
     pub fn to_table(&self) -> String {
         let mut text = String::new();
@@ -136,13 +135,13 @@ impl WireSummary {
         row("sent in", format!("{:.3} s, {:.0} packets/s", self.elapsed_seconds, self.packets_per_second));
         if let Some(Lateness { p50_ns, p99_ns, p999_ns, max_ns }) = self.lateness {
             let [p50, p99, p999, max] = [p50_ns, p99_ns, p999_ns, max_ns].map(microseconds);
-            row("late by", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
+            row("send delay", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
         }
         for LineSendCounts { line, offered, sent } in &self.lines {
             row(&format!("line {line}"), format!("{} copies of {} packets", grouped(*sent), grouped(*offered)));
         }
         if self.truncated > 0 {
-            row("left out", format!("{}, cut by the capture's snap length", grouped(self.truncated)));
+            row("skipped", format!("{}, truncated by the capture's snap length", grouped(self.truncated)));
         }
         if self.interrupted {
             row("interrupted", "before the end".to_owned());
@@ -151,7 +150,7 @@ impl WireSummary {
     }
 }
 
-/// Lateness is told up to there: a day.
+/// Longest delay that is measured: a day.
 const LATE_NS_MAX: u64 = 86_400_000_000_000;
 
 fn microseconds(ns: u64) -> String {
@@ -173,10 +172,10 @@ mod tests {
         assert_eq!((summary.packets, summary.bytes, summary.packets_per_second), (3, 150, 1.0));
         let lateness = summary.lateness.unwrap();
         assert!((1_500..1_510).contains(&lateness.p50_ns), "{lateness:?}");
-        assert!((60_000_000_000..60_100_000_000).contains(&lateness.max_ns), "a minute is told as a minute");
+        assert!((60_000_000_000..60_100_000_000).contains(&lateness.max_ns), "a minute is reported as a minute");
         assert!(summary.to_table().contains("p50 1.5"));
         assert!(
-            summary.to_table().contains("left out     2, cut by the capture's snap length"),
+            summary.to_table().contains("skipped      2, truncated by the capture's snap length"),
             "{}",
             summary.to_table()
         );

@@ -4,7 +4,7 @@ use mdgw_captures::capture_file::{OpenOptions, PcapWriter};
 
 use super::*;
 
-/// A capture of these payloads, 1 ms apart, to a group that nobody listens to.
+/// A capture of these payloads, 1 ms apart, to a group without receivers.
 fn capture(payloads: &[&[u8]]) -> (tempfile::TempDir, Vec<PathBuf>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pcap");

@@ -1,4 +1,4 @@
-//! One channel on a page of one report.
+//! Section of one channel on the page of a report.
 
 use std::fmt::{self, Write};
 
@@ -18,7 +18,7 @@ use crate::report::{
     statistics::LatencyStatistics,
 };
 
-/// The whole way, channel against channel: those with the slowest tails, if there are many.
+/// End to end latency, one channel against another: the slowest tails if there are many channels.
 pub(super) fn all_channels(report: &Report, out: &mut impl Write) -> fmt::Result {
     let mut wire_to_wire: Vec<(&ChannelReport, &StageReport)> = report
         .channels
@@ -37,7 +37,7 @@ pub(super) fn all_channels(report: &Report, out: &mut impl Write) -> fmt::Result
     writeln!(out, "<section>\n<h2>All channels</h2>")?;
     figure("Wire to wire, by percentile", &percentiles("Wire to wire", &lines), out)?;
     if omitted > 0 {
-        writeln!(out, "<p>The {STYLE_COUNT} channels with the slowest p99; {omitted} others are in the table.</p>")?;
+        writeln!(out, "<p>The {STYLE_COUNT} channels with the slowest p99; {omitted} more are in the table.</p>")?;
     }
     writeln!(out, "</section>")
 }
@@ -74,8 +74,9 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
         figure("Rate, over time (UTC)", &charts::rates(channel.rate_unit, &stage.timeline, &span), out)?;
         writeln!(
             out,
-            "<p class=\"caption\">Burst: an interval in which at least {BURST_FACTOR} times as much came as in the median \
-             of those in which anything came. Pause: nothing was recorded for more than three intervals. Rates are means over an interval.</p>"
+            "<p class=\"caption\">Burst: an interval with at least {BURST_FACTOR} times the median count of \
+             non-empty intervals. Idle: nothing recorded for more than three intervals. Rates are averages over an \
+             interval.</p>"
         )?;
     }
     days(channel, out)?;
@@ -84,7 +85,7 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
     writeln!(out, "</section>")
 }
 
-/// The last days over each other, where there are several.
+/// The last days overlaid, if there are several.
 fn days(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let Some(stage) = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last()) else { return Ok(()) };
     let shown = &stage.days[stage.days.len().saturating_sub(STYLE_COUNT)..];
@@ -107,12 +108,12 @@ fn days(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     match stage.days.len() - shown.len() {
         0 => Ok(()),
         omitted => {
-            writeln!(out, "<p class=\"caption\">The last {STYLE_COUNT} days; {omitted} earlier ones are left out.</p>")
+            writeln!(out, "<p class=\"caption\">The last {STYLE_COUNT} days; {omitted} earlier days are not drawn.</p>")
         }
     }
 }
 
-/// Which line is faster, by how much, and when.
+/// Which line is faster, by how much and when.
 fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     if channel.lines.is_empty() {
         return Ok(());
@@ -122,8 +123,9 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let share = |part, wire_to_wire| format!("{:.1}\u{a0}%", percent(part, wire_to_wire));
     writeln!(
         out,
-        "<p class=\"label\">Lines</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>line</th><th>packets</th><th>has</th>\
-         <th>first</th><th>late</th><th>ahead</th><th>by p50</th><th>p90</th><th>p99</th><th>max</th></tr></thead>\n<tbody class=\"plain\">"
+        "<p class=\"label\">Lines</p>\n<div \
+         class=\"scroll\">\n<table>\n<thead><tr><th>line</th><th>packets</th><th>coverage</th>\
+         <th>first</th><th>late</th><th>leads</th><th>lead p50</th><th>p90</th><th>p99</th><th>max</th></tr></thead>\n<tbody class=\"plain\">"
     )?;
     for line in &channel.lines {
         let [p50_ns, p90_ns, p99_ns, ..] = line.lead.percentiles_ns;
@@ -144,9 +146,10 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     }
     writeln!(
         out,
-        "</tbody>\n</table>\n</div>\n<p class=\"caption\">{} messages; {} gaps declared ({} messages), {} dropped. Has: share of all \
-         messages that the line brought. First: that it brought before any other, or alone. Ahead: of the messages that two \
-         lines brought, those that this one brought first, and by how much. Late: after their gap had been declared.</p>",
+        "</tbody>\n</table>\n</div>\n<p class=\"caption\">{} messages; {} gaps declared ({} messages), {} dropped. \
+         Coverage: share of all messages that arrived on the line. First: share that arrived on this line before any \
+         other, or only on this line. Leads: of the messages that arrived on two lines, those that arrived on this \
+         line first, and by how much. Late: arrived after their gap was declared.</p>",
         Count(messages),
         Count(gaps),
         Count(gap_messages),
@@ -156,10 +159,10 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     if slices.len() < 2 {
         return Ok(());
     }
-    figure("Lead of each line, over time (UTC)", &charts::leads(&channel.title(), &channel.lines), out)?;
+    figure("Lead of each line over time (UTC)", &charts::leads(&channel.title(), &channel.lines), out)?;
     writeln!(out, "<div class=\"scroll\">\n<table>\n<thead><tr><th>from</th>")?;
     for line in &channel.lines {
-        write!(out, "<th>{} ahead</th><th>by p50</th><th>p99</th>", line.line)?;
+        write!(out, "<th>{} leads</th><th>lead p50</th><th>p99</th>", line.line)?;
     }
     writeln!(out, "</tr></thead>\n<tbody class=\"plain\">")?;
     for (start, _) in slices {
@@ -176,12 +179,12 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "</tbody>\n</table>\n</div>")
 }
 
-/// By how much a line was ahead, where it ever was.
+/// Lead of a line, if it ever led.
 fn lead(count: u64, ns: u64) -> String {
     if count == 0 { "–".to_owned() } else { latency(ns) }
 }
 
-/// Where packets wait, and how long, by how much comes.
+/// Waiting times of packets, by load.
 fn queueing(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let waits = [Stage::WireToUser, Stage::ClaimWait, Stage::WireToWire];
     let stages: Vec<&StageReport> = waits.iter().filter_map(|stage| channel.stage(*stage)).collect();
@@ -205,7 +208,7 @@ fn queueing(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
         })
         .collect();
     figure(
-        &format!("Queueing: latency by {} a second", channel.rate_unit.name()),
+        &format!("Latency against load ({} per second)", channel.rate_unit.name()),
         &charts::load(&channel.title(), &lines),
         out,
     )?;

@@ -1,4 +1,4 @@
-//! The drawings of a page.
+//! Charts of a page.
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::time::{TradingDate, UnixNs};
@@ -13,7 +13,7 @@ use crate::report::{
     timeline::NS_PER_DAY,
 };
 
-/// Curves over the percentile axis: each step to the right is ten times fewer values.
+/// Percentile curves: each step to the right means ten times fewer values.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -50,7 +50,7 @@ pub(super) fn percentiles(label: &str, lines: &[(String, usize, &Histogram<u64>)
     }
 }
 
-/// What a drawing over time spans, and what stands out in it.
+/// Time range of a chart, and its marked intervals.
 #[derive(Debug)]
 pub(super) struct TimeSpan {
     pub(super) begin: UnixNs,
@@ -59,7 +59,7 @@ pub(super) struct TimeSpan {
 }
 
 impl TimeSpan {
-    /// Of one stage's timeline, with what stood out in its channel.
+    /// Of one stage's timeline, with the marks of its channel.
     #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
     pub(super) fn of(begin: UnixNs, points: &[TimelinePoint], channel: &ChannelReport) -> Self {
         let length_ns = points.last().map_or(1, |last| last.end.0.saturating_sub(begin.0)).max(1);
@@ -69,7 +69,7 @@ impl TimeSpan {
             kind: BandKind::Pause,
             from: at(*from),
             until: at(*until),
-            note: format!("nothing recorded from {} to {}", TimeOfDay(*from), TimeOfDay(*until)),
+            note: format!("no data from {} to {}", TimeOfDay(*from), TimeOfDay(*until)),
         });
         let bursts = points.iter().filter(|point| point.is_burst).map(|point| Band {
             kind: BandKind::Burst,
@@ -97,7 +97,7 @@ impl TimeSpan {
     }
 }
 
-/// So far apart that nothing was recorded for some stretches in between.
+/// Gap in the data beyond which points are not joined: nothing was recorded for some slices.
 #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
 fn join_distance_max(points: &[TimelinePoint]) -> f64 {
     let width_ns = points.first().map_or(0, |point| point.end.0 - point.start.0);
@@ -135,7 +135,7 @@ pub(super) fn timeline(stage: Stage, points: &[TimelinePoint], span: &TimeSpan) 
     }
 }
 
-/// How much came over time.
+/// Rate over time.
 pub(super) fn rates(unit: RateUnit, points: &[TimelinePoint], span: &TimeSpan) -> Chart {
     let unit = unit.name();
     let max = points.iter().map(|point| point.per_s_max).fold(0.0, f64::max);
@@ -156,10 +156,10 @@ pub(super) fn rates(unit: RateUnit, points: &[TimelinePoint], span: &TimeSpan) -
     }
 }
 
-/// One line of [`overlay`]: its name, its style, where its time begins, and its moments.
+/// One series of [`overlay`]: name, style, begin of its time axis, and points.
 pub(super) type OverlayLine<'a> = (&'a str, usize, UnixNs, &'a [TimelinePoint]);
 
-/// The 99th percentile of several groups over the same stretch of a day, or from their begins on.
+/// The 99th percentile of several groups over the same time of day, or from their begins.
 #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
 pub(super) fn overlay(label: &str, lines: &[OverlayLine<'_>]) -> Chart {
     let since = |origin: &UnixNs, point: &TimelinePoint| point.start.0.saturating_sub(origin.0);
@@ -192,7 +192,7 @@ pub(super) fn overlay(label: &str, lines: &[OverlayLine<'_>]) -> Chart {
     }
 }
 
-/// One line of [`load`]: a figure of each bucket of a stage.
+/// One series of [`load`]: one statistic of each bucket of a stage.
 pub(super) struct LoadLine<'a> {
     pub(super) name: String,
     pub(super) style: usize,
@@ -210,7 +210,7 @@ pub(super) fn load(label: &str, lines: &[LoadLine<'_>]) -> Chart {
     let series = lines.iter().map(|LoadLine { name, style, buckets, pick }| Series {
         name: name.clone(),
         style: *style,
-        // In the middle of the bucket, as a logarithmic axis shows it.
+        // The middle of the bucket on a logarithmic axis.
         points: buckets
             .iter()
             .map(|bucket| (midpoint(bucket.from_per_s, bucket.until_per_s), position(pick(&bucket.statistics))))
@@ -231,7 +231,7 @@ pub(super) fn load(label: &str, lines: &[LoadLine<'_>]) -> Chart {
     }
 }
 
-/// By how much each line was ahead, over time: the median of each slice.
+/// Median lead of each line per slice, over time.
 #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
 pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
     let slices = || lines.iter().flat_map(|line| &line.slices);
@@ -240,7 +240,7 @@ pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
     let low = slices().map(|slice| slice.lead.percentiles_ns[0]).min().unwrap_or(1);
     let high = slices().map(|slice| slice.lead.percentiles_ns[0]).max().unwrap_or(1);
     let series = lines.iter().map(|line| Series {
-        name: format!("line {} ahead by", line.line),
+        name: format!("lead of line {}", line.line),
         style: usize::from(line.line.0),
         points: line
             .slices
@@ -255,10 +255,10 @@ pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
             .iter()
             .map(|slice| {
                 let ahead = latency(slice.lead.percentiles_ns[0]);
-                format!("{} line {} ahead by {ahead}", TimeOfDay(slice.start), line.line)
+                format!("{} lead of line {} {ahead}", TimeOfDay(slice.start), line.line)
             })
             .collect(),
-        // A slice in which the line never led is a hole.
+        // Slices in which the line never led stay empty.
         join_distance_max: line.slices.first().map_or(0.0, |slice| 1.5 * (slice.end.0 - slice.start.0) as f64),
     });
     let length_ns = end.0.saturating_sub(begin.0).max(1);
@@ -272,7 +272,7 @@ pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
     }
 }
 
-/// From how much to how much a second.
+/// Range of rates per second.
 pub(super) fn bucket_title(bucket: &LoadBucket) -> String {
     match bucket.from_per_s {
         0 => "less than 1/s".to_owned(),
@@ -284,12 +284,12 @@ fn midpoint(from: u64, until: u64) -> f64 {
     f64::midpoint(position(from), position(until))
 }
 
-/// Round times of day, at most seven of them.
+/// Round times of day, at most seven.
 #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
 fn time_ticks(begin: UnixNs, span_ns: u64) -> Vec<(f64, String)> {
     const STEPS_S: [u64; 15] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400];
     let fits = STEPS_S.into_iter().find(|step| span_ns / (step * NS_PER_SECOND) < 7);
-    // Whole days, where there are so many.
+    // Whole days for long ranges.
     let step_ns = fits.map_or((span_ns / NS_PER_DAY / 7 + 1) * NS_PER_DAY, |step| step * NS_PER_SECOND);
     let text = |time| if fits.is_some() { TimeOfDay(time).to_string() } else { TradingDate::in_utc(time).to_string() };
     let first = begin.0.div_ceil(step_ns).saturating_mul(step_ns);
@@ -315,7 +315,7 @@ fn position(ns: u64) -> f64 {
     (ns.max(1) as f64).log10()
 }
 
-/// A step of 1, 2, 5 with the letter of its size.
+/// A step of 1, 2, 5 with its unit prefix.
 fn short_count(count: u64) -> String {
     match count {
         ..1_000 => count.to_string(),
@@ -330,9 +330,9 @@ fn per_s(rate: f64) -> Count {
     Count(rate.round() as u64)
 }
 
-/// Points of a percentile curve, per ten times fewer values.
+/// Points of a percentile curve per decade.
 const NINES_STEP: f64 = 0.02;
-/// Of a timeline, that a line may go on over.
+/// Slices of a timeline across which a line may continue.
 const POINTS_JOINED_MAX: u64 = 4;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 

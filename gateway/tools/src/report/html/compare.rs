@@ -1,4 +1,4 @@
-//! Groups on one page: what differs, and their curves over each other.
+//! Page that compares groups: differences, and overlaid curves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::report::{
 /// Names, logs and times.
 pub(super) fn groups(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     for (index, Group { name, report }) in comparison.groups.iter().enumerate() {
-        let base = if index == 0 { "; the others are held against it" } else { "" };
+        let base = if index == 0 { "(baseline)" } else { "" };
         let logs = if report.logs.len() == 1 { "log" } else { "logs" };
         writeln!(
             out,
@@ -33,10 +33,10 @@ pub(super) fn groups(comparison: &Comparison, out: &mut impl Write) -> fmt::Resu
     Ok(())
 }
 
-/// All channels that two groups have.
+/// All channels that occur in two groups.
 pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
     if comparison.differences.is_empty() {
-        return writeln!(out, "<p class=\"notice\">No channel and stage was recorded in two groups.</p>");
+        return writeln!(out, "<p class=\"notice\">No channel and stage is recorded in more than one group.</p>");
     }
     let mut channels: Vec<(ChannelId, String)> = Vec::new();
     for channel in comparison.groups.iter().flat_map(|group| &group.report.channels) {
@@ -47,7 +47,7 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
     channels.sort();
     for (id, title) in channels {
         writeln!(out, "<section>\n<h2>{}</h2>", escape(&title.replacen("channel", "Channel", 1)))?;
-        let mut said = String::new();
+        let mut shown_note = String::new();
         for (index, group) in comparison.groups.iter().enumerate().skip(1) {
             let differences: Vec<&Difference> = comparison
                 .differences
@@ -56,7 +56,7 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
                 .collect();
             let base = comparison.groups.first().map_or("", |base| base.name.as_str());
             let caption = format!("{} against {base}", group.name);
-            changes(&caption, &differences, &mut said, out)?;
+            changes(&caption, &differences, &mut shown_note, out)?;
         }
         overlays(comparison, id, out)?;
         for (index, group) in comparison.groups.iter().enumerate().skip(1) {
@@ -68,8 +68,9 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
     writeln!(out, "<p class=\"caption\">{}</p>", escape(SPREAD_NOTE))
 }
 
-/// Stage by stage, how much each percentile changed. How that is to be read is written where it was not `said` before.
-fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &mut impl Write) -> fmt::Result {
+/// Changes of each percentile, stage by stage. The reading note is printed only if it differs from `shown_note`, the one
+/// printed last.
+fn changes(caption: &str, differences: &[&Difference], shown_note: &mut String, out: &mut impl Write) -> fmt::Result {
     let Some(first) = differences.first() else { return Ok(()) };
     writeln!(
         out,
@@ -105,21 +106,21 @@ fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &
     let what = if samples.are_runs { "runs" } else { "stretches of a run" };
     writeln!(out, "</tbody>\n</table>\n</div>")?;
     let reading = format!(
-        "▲ slower, ▼ faster: beyond the spread of {} and {} {what} (by chance alone in {:.1} % of cases). Grey: within the \
-         spread, or not judged. ?: apart, but too few runs to tell.",
+        "▲ slower, ▼ faster: outside the spread of {} and {} {what} (by chance in {:.1} % of cases). Grey: within \
+         the spread, or not compared. ?: different, but too few runs.",
         samples.base_count,
         samples.count,
         samples.chance() * 100.0
     );
-    if *said == reading {
+    if *shown_note == reading {
         return Ok(());
     }
     writeln!(out, "<p class=\"caption\">{reading}</p>")?;
-    *said = reading;
+    *shown_note = reading;
     Ok(())
 }
 
-/// The curves of all groups over each other.
+/// Overlaid curves of all groups.
 fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt::Result {
     let of_group = |group: &'_ Group| group.report.channels.iter().position(|channel| channel.id == id);
     let mut shown: Vec<(usize, &Group, &ChannelReport)> = comparison
@@ -159,20 +160,20 @@ fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt
     if omitted > 0 {
         writeln!(
             out,
-            "<p class=\"caption\">Drawn: the first {STYLE_COUNT} groups; {omitted} more are in the tables.</p>"
+            "<p class=\"caption\">The charts show the first {STYLE_COUNT} groups; {omitted} more are in the tables.</p>"
         )?;
     }
     Ok(())
 }
 
-/// Where the time axes of groups are laid over each other.
+/// Common time axis of overlaid groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TimeOrigin {
     Midnight,
     Begin,
 }
 
-/// By time of day where every group shares some of it with the first, or has several days; else from their begins on.
+/// By time of day if every group overlaps the first one in it, or has several days; else from the begin of each group.
 fn origins(comparison: &Comparison) -> TimeOrigin {
     let span = |group: &Group| {
         let begin = group.report.begin.0 % NS_PER_DAY;
@@ -189,7 +190,7 @@ fn origins(comparison: &Comparison) -> TimeOrigin {
 }
 
 impl TimeOrigin {
-    /// Where a group's time begins, and how it went from there; several days are laid over each other.
+    /// Begin of a group's time axis and its timeline; several days are overlaid.
     fn of<'s>(self, group: &Group, stage: &'s StageReport) -> (UnixNs, &'s [TimelinePoint]) {
         match self {
             Self::Midnight if group.report.has_days() => (UnixNs(0), &stage.time_of_day),
@@ -201,12 +202,12 @@ impl TimeOrigin {
     fn text(self) -> &'static str {
         match self {
             Self::Midnight => "by time of day (UTC)",
-            Self::Begin => "from the begin of each",
+            Self::Begin => "from the start of each",
         }
     }
 }
 
-/// All figures of a comparison with one group.
+/// All values of a comparison with one group.
 fn full_table<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>, out: &mut impl Write) -> fmt::Result {
     let mut differences = differences.peekable();
     if differences.peek().is_none() {
@@ -214,8 +215,9 @@ fn full_table<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>,
     }
     writeln!(
         out,
-        "<p class=\"label\">In full: {}</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>stage</th><th></th><th>before</th><th>now</th>\
-         <th>change</th><th>spread before</th><th>spread now</th><th>verdict</th></tr></thead>",
+        "<p class=\"label\">All values: {}</p>\n<div \
+         class=\"scroll\">\n<table>\n<thead><tr><th>stage</th><th></th><th>baseline</th><th>value</th>\
+         <th>change</th><th>baseline spread</th><th>spread</th><th>result</th></tr></thead>",
         escape(name)
     )?;
     for difference in differences {
@@ -240,49 +242,46 @@ fn full_table<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>,
     writeln!(out, "</table>\n</div>")
 }
 
-/// In a word: the note below the tables says of what.
+/// The result in one word; the note below the tables explains it.
 fn verdict(verdict: ChangeVerdict) -> &'static str {
     match verdict {
-        ChangeVerdict::Exceeds => "beyond",
+        ChangeVerdict::Exceeds => "outside",
         ChangeVerdict::Within => "within",
         ChangeVerdict::FewSamples => "too few runs",
         ChangeVerdict::Unjudged => "–",
     }
 }
 
-/// What the groups' disclosures say differently: the first place to look for the reason of a change.
+/// Differences between the groups' disclosures: the first place to look for the cause of a change.
 pub(super) fn disclosures(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
-    let said: Vec<BTreeMap<&str, BTreeSet<&str>>> = comparison
+    let disclosed: Vec<BTreeMap<&str, BTreeSet<&str>>> = comparison
         .groups
         .iter()
         .map(|group| {
-            let mut said: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-            for (key, value) in group.report.disclosures.iter().flat_map(|disclosed| &disclosed.entries) {
-                said.entry(key).or_default().insert(value);
+            let mut values: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+            for (key, value) in group.report.disclosures.iter().flat_map(|source| &source.entries) {
+                values.entry(key).or_default().insert(value);
             }
-            said
+            values
         })
         .collect();
-    let keys: BTreeSet<&str> = said.iter().flat_map(|said| said.keys().copied()).collect();
+    let keys: BTreeSet<&str> = disclosed.iter().flat_map(|entries| entries.keys().copied()).collect();
     let differing: Vec<&str> = keys
         .into_iter()
-        .filter(|key| said.windows(2).any(|pair| matches!(pair, [one, other] if one.get(key) != other.get(key))))
+        .filter(|key| disclosed.windows(2).any(|pair| matches!(pair, [one, other] if one.get(key) != other.get(key))))
         .collect();
-    writeln!(out, "<section>\n<h2>What was different</h2>")?;
+    writeln!(out, "<section>\n<h2>Differences in environment and settings</h2>")?;
     if differing.is_empty() {
-        return writeln!(
-            out,
-            "<p>Nothing that the logs tell of: host, clocks, build and settings are the same.</p>\n</section>"
-        );
+        return writeln!(out, "<p>None recorded: host, clocks, build and settings are the same.</p>\n</section>");
     }
     writeln!(out, "<div class=\"scroll\">\n<table class=\"facts\">\n<thead><tr><th></th>")?;
     comparison.groups.iter().try_for_each(|group| write!(out, "<th>{}</th>", escape(&group.name)))?;
     writeln!(out, "</tr></thead>\n<tbody>")?;
     for key in differing {
         write!(out, "<tr><th scope=\"row\">{}</th>", escape(key))?;
-        for said in &said {
-            let values: Vec<String> = said.get(key).into_iter().flatten().map(|value| escape(value)).collect();
-            let text = if values.is_empty() { "not said".to_owned() } else { values.join("<br>") };
+        for of_group in &disclosed {
+            let values: Vec<String> = of_group.get(key).into_iter().flatten().map(|value| escape(value)).collect();
+            let text = if values.is_empty() { "not recorded".to_owned() } else { values.join("<br>") };
             write!(out, "<td>{text}</td>")?;
         }
         writeln!(out, "</tr>")?;
