@@ -26,7 +26,7 @@ use mdgw_election::{
     latch::Listener,
 };
 use mdgw_feeds::identity::{Epoch, GroupId};
-use mdgw_sys::clock::unix_now;
+use mdgw_sys::{alarm::Alarm, clock::unix_now};
 
 use self::{
     entry::{AuditEvent, PendingEntry},
@@ -228,7 +228,7 @@ impl Writer {
                 Err(error) => {
                     shared.failures.fetch_add(1, Ordering::Relaxed);
                     if !std::mem::replace(&mut self.is_failing, true) {
-                        tracing::error!(alarm = "audit-failing", %error, "changes of leadership are kept in memory");
+                        tracing::error!(alarm = Alarm::AuditFailing.name(), %error, "changes of leadership are kept in memory");
                     }
                     return;
                 }

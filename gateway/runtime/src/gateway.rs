@@ -45,7 +45,7 @@ use mdgw_pair::{
     standby::{InputHistory, Standby, StandbyError, StatusTable},
 };
 use mdgw_status::{control::ControlServer, snapshot::Snapshot};
-use mdgw_sys::{clock::mono_now, kernel_fence::KernelFenceError, sockets::SocketError};
+use mdgw_sys::{alarm::Alarm, clock::mono_now, kernel_fence::KernelFenceError, sockets::SocketError};
 use mdgw_telemetry::counters::{Reading, Registry};
 use serde_json::json;
 use thiserror::Error;
@@ -572,7 +572,11 @@ impl Gateway {
         let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
         self.alarms.check(&readings, &failed);
         if let Some(fault) = self.sentinel.as_mut().and_then(SentinelHandle::fault) {
-            tracing::error!(alarm = "no-sentinel", fault, "the other gateway would have to wait for the lease");
+            tracing::error!(
+                alarm = Alarm::NoSentinel.name(),
+                fault,
+                "the other gateway would have to wait for the lease"
+            );
             self.sentinel = None;
         }
     }
@@ -642,7 +646,7 @@ impl Gateway {
         let kernel_drops = cold.kernel_drops().total();
         let stopped = cold.stop(positions);
         if let Some(counts) = audit.map(Audit::stop).filter(|counts| counts.lost > 0) {
-            tracing::error!(alarm = "audit-failing", counts.lost, "changes of leadership are not on disk");
+            tracing::error!(alarm = Alarm::AuditFailing.name(), counts.lost, "changes of leadership are not on disk");
         }
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;

@@ -1,7 +1,8 @@
 //! System calls with safe faces: sockets and batches of packets, clocks, cores and scheduling, shared memory, the kernel's
-//! fence. And the few words that hot and cold threads share: the [`fence`], progress counts, channel indices.
+//! fence. And what all packages of the gateway share: the [`fence`], progress counts, channel indices, the list of [`alarm`]s.
 
 pub mod affinity;
+pub mod alarm;
 pub mod batch;
 pub mod cgroup;
 pub mod clock;

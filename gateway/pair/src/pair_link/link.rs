@@ -24,7 +24,7 @@ use mdgw_feeds::{
     published::position::StreamPosition,
     time::MonoNs,
 };
-use mdgw_sys::{clock::mono_now, poll, scheduler::spawn_short_slice};
+use mdgw_sys::{alarm::Alarm, clock::mono_now, poll, scheduler::spawn_short_slice};
 
 use super::{
     connection::{CloseCause, Connection, READS_PER_TURN, connect},
@@ -294,7 +294,7 @@ impl Link {
     fn report_never_connected(&mut self, now: MonoNs) {
         for peer in &mut self.peers {
             if peer.never_connected_since.take_if(|since| now.since(*since) >= NEVER_CONNECTED_NS).is_some() {
-                tracing::warn!(alarm = "pair-link-down", peer = %peer.end.address, "pair link has not come up since the start");
+                tracing::warn!(alarm = Alarm::PairLinkDown.name(), peer = %peer.end.address, "pair link has not come up since the start");
             }
         }
     }
@@ -363,7 +363,7 @@ impl Link {
             if self.duplicate_nodes.insert(node) {
                 let (first, second) = (self.peers[index].current.as_ref().and_then(Connection::ip), connection.ip());
                 tracing::error!(
-                    alarm = "number-twice",
+                    alarm = Alarm::DuplicateGatewayId.name(),
                     node,
                     ?first,
                     ?second,
@@ -396,8 +396,8 @@ impl Link {
         let Some(peer) = connection.ip() else { return };
         let is_own_node = fault == LinkFault::OwnNode;
         if self.refused.len() < REFUSED_LOGGED_MAX && self.refused.insert((peer, is_own_node)) {
-            let alarm = if is_own_node { "number-twice" } else { "pair-link-refused" };
-            tracing::error!(alarm, %peer, %fault, "pair link");
+            let alarm = if is_own_node { Alarm::DuplicateGatewayId } else { Alarm::PairLinkRefused };
+            tracing::error!(alarm = alarm.name(), %peer, %fault, "pair link");
         }
     }
 
@@ -574,7 +574,7 @@ impl Link {
                 match self.peers[index].mismatches.accept_record(channel, session, sequence, records) {
                     Ok(Some(mismatch)) => {
                         tracing::error!(
-                            alarm = "gateways-differ",
+                            alarm = Alarm::GatewaysDiffer.name(),
                             channel = channel.0,
                             %session,
                             sequence = sequence.0,
@@ -687,9 +687,9 @@ impl Link {
         self.peer_gap_requests.set_linked(self.peers.iter().any(|peer| peer.current.is_some()));
         if let CloseCause::Refused(fault) = cause {
             add(&self.handle.counters.refused);
-            tracing::error!(alarm = "pair-link-refused", %fault, "pair link");
+            tracing::error!(alarm = Alarm::PairLinkRefused.name(), %fault, "pair link");
         }
-        tracing::warn!(alarm = "pair-link-down", peer = %self.peers[index].end.address, ?cause, "pair link is down");
+        tracing::warn!(alarm = Alarm::PairLinkDown.name(), peer = %self.peers[index].end.address, ?cause, "pair link is down");
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ChannelHistory by a cold thread from sockets of its own, so the straight line does nothing for it.
 
+use mdgw_sys::alarm::Alarm;
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -80,7 +81,7 @@ impl InputHistory {
         stored.put(&packet, datagram, self.bytes_max);
         if stored.is_truncated && !was_cut {
             tracing::warn!(
-                alarm = "history-full",
+                alarm = Alarm::InputHistoryTruncated.name(),
                 channel = channel.0,
                 history_bytes = self.bytes_max,
                 "a gateway that comes back has to copy this one's state: the whole session isn't kept any more"

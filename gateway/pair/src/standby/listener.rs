@@ -29,6 +29,7 @@ use mdgw_feeds::{
 };
 use mdgw_publog::{LogError, RetentionHold};
 use mdgw_sys::{
+    alarm::Alarm,
     clock::mono_now,
     fence::Fence,
     poll,
@@ -499,7 +500,7 @@ impl Listener {
         if let Err(reason) = self.hear(bytes, now) {
             if reason == DropReason::EpochJump && self.counts.drops.get(reason) == 0 {
                 tracing::warn!(
-                    alarm = "epoch-incredible",
+                    alarm = Alarm::EpochJump.name(),
                     "a packet of an epoch that nobody vouches for: not believed"
                 );
             }
@@ -525,7 +526,7 @@ impl Listener {
         // One that leads declares its own.
         if !channel.fence.allows(now) && channel.note_declared_gap(&packet) {
             let (id, session) = (channel.id, meta.session);
-            tracing::warn!(alarm = "gap-declared", channel = id.0, %session, "the gateway that leads declared it: books are in doubt here too");
+            tracing::warn!(alarm = Alarm::GapDeclared.name(), channel = id.0, %session, "the gateway that leads declared it: books are in doubt here too");
             self.status_table.record_declared_gap(id, session);
         }
         channel.tracker.accept(span, meta.epoch, now);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mdgw_feeds::identity::Line;
+use mdgw_sys::alarm::Alarm;
 use mdgw_telemetry::counters::Reading;
 
 /// What was known at the last look.
@@ -23,7 +24,7 @@ impl Alarms {
         }
         for (channel, reason) in failed {
             if !self.failed.contains(channel) {
-                tracing::error!(alarm = "channel-failed", channel, reason, "out of service");
+                tracing::error!(alarm = Alarm::ChannelFailed.name(), channel, reason, "out of service");
                 self.failed.push(channel.clone());
             }
         }
@@ -34,43 +35,58 @@ impl Alarms {
 fn log_change(channel: &str, name: &str, last: u64, now: u64) {
     let more = now.saturating_sub(last);
     match name {
-        "gaps" => tracing::warn!(alarm = "gap-declared", channel, more, "no line and no server had it"),
+        "gaps" => tracing::warn!(alarm = Alarm::GapDeclared.name(), channel, more, "no line and no server had it"),
         "lines_silent" => {
             for line in (0..8).map(Line).filter(|line| (last ^ now) >> line.0 & 1 == 1) {
                 if now >> line.0 & 1 == 1 {
-                    tracing::warn!(alarm = "line-silent", channel, %line, "neither packet nor heartbeat");
+                    tracing::warn!(alarm = Alarm::LineSilent.name(), channel, %line, "neither packet nor heartbeat");
                 } else {
                     tracing::info!(channel, %line, "the line is heard again");
                 }
             }
         }
         "log_entries_lost" => {
-            tracing::warn!(alarm = "log-behind", channel, more, "an output lost its place in the log")
+            tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "an output lost its place in the log")
         }
         "log_entries_private" => {
-            tracing::warn!(alarm = "log-behind", channel, more, "published, but missing for readers of the log")
+            tracing::warn!(
+                alarm = Alarm::LogBehind.name(),
+                channel,
+                more,
+                "published, but missing for readers of the log"
+            )
         }
         "log_no_space" => {
             tracing::warn!(
-                alarm = "log-behind",
+                alarm = Alarm::LogBehind.name(),
                 channel,
                 more,
                 "no space for a segment of the log, nor one that could go"
             )
         }
         "log_failures" => {
-            tracing::warn!(alarm = "log-behind", channel, more, "a segment of the log can't be made or unlinked")
+            tracing::warn!(
+                alarm = Alarm::LogBehind.name(),
+                channel,
+                more,
+                "a segment of the log can't be made or unlinked"
+            )
         }
         "log_protected_unlinked" => {
             tracing::warn!(
-                alarm = "log-behind",
+                alarm = Alarm::LogBehind.name(),
                 channel,
                 more,
                 "segments went that the peer may not have published yet"
             )
         }
         "frames_refused" => {
-            tracing::warn!(alarm = "gap-declared", channel, more, "messages that fit no packet; told as gaps")
+            tracing::warn!(
+                alarm = Alarm::GapDeclared.name(),
+                channel,
+                more,
+                "messages that fit no packet; told as gaps"
+            )
         }
         "sends_refused" => tracing::warn!(channel, more, "sends that the kernel refused; tried again"),
         "sends_slow" => {

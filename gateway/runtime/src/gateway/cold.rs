@@ -17,6 +17,7 @@ use mdgw_feeds::{
 };
 use mdgw_pair::standby::KnownEpochs;
 use mdgw_sys::{
+    alarm::Alarm,
     clock::{mono_now, unix_now},
     drops::SocketDrops,
     sockets::{InterfaceDependents, MembershipWatch},
@@ -230,7 +231,13 @@ impl MaintenanceTasks {
         let read = self.drops.read(|handle, dropped| {
             kernel_drops.add(u64::from(dropped));
             let line = Line(handle.line.0);
-            tracing::warn!(channel = handle.channel.0, %line, dropped, "the kernel dropped datagrams: no room in the socket");
+            tracing::warn!(
+                alarm = Alarm::KernelDrops.name(),
+                channel = handle.channel.0,
+                %line,
+                dropped,
+                "the kernel dropped datagrams: receive buffer full"
+            );
         });
         if let Err(error) = read {
             tracing::warn!(%error, "a drop counter can't be read");

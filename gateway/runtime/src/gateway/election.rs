@@ -50,7 +50,8 @@ use mdgw_feeds::{
 };
 use mdgw_pair::pair_link::LinkHandle;
 use mdgw_sys::{
-    clock::mono_now, kernel_fence::KernelFenceSlot, progress::ProgressCounter, scheduler::spawn_short_slice,
+    alarm::Alarm, clock::mono_now, kernel_fence::KernelFenceSlot, progress::ProgressCounter,
+    scheduler::spawn_short_slice,
 };
 
 use super::{
@@ -295,7 +296,7 @@ fn measure_store(election: &ElectionConfig, group: GroupId) {
             Ok(measured) => {
                 tracing::info!(?measured, "the election's store");
                 if let Some(warning) = measured.warning(&election.timing) {
-                    tracing::warn!(alarm = "store-slow", warning, "the election's store");
+                    tracing::warn!(alarm = Alarm::StoreSlow.name(), warning, "the election's store");
                 }
             }
             Err(error) => tracing::warn!(%error, "the election's store was not measured"),
@@ -509,7 +510,12 @@ impl ElectionHooks for GroupSurroundings {
             sender.record(self.group, self.node, self.handle.epochs().highest(), AuditEvent::Notice { text });
         }
         if let Notice::RecordRolledBack { highest_seen: seen, now } = notice {
-            tracing::error!(alarm = "record-went-back", ?seen, ?now, "the election's record was restored or made anew");
+            tracing::error!(
+                alarm = Alarm::RecordRolledBack.name(),
+                ?seen,
+                ?now,
+                "the election's record was restored or made anew"
+            );
         }
     }
 }

@@ -35,6 +35,7 @@ use mdgw_publog::Reader;
 
 use super::{GroupHandle, StartMode, wiring::log_directory};
 use crate::config::Resolved;
+use mdgw_sys::alarm::Alarm;
 
 /// What the last look at a group has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +136,7 @@ impl HealthMonitor {
         watch.log_fitness(group, fitness);
         if let Some(duplicate) = watch.duplicate.look(&election.view(), &inputs.own, now) {
             tracing::error!(
-                alarm = "number-twice",
+                alarm = Alarm::DuplicateGatewayId.name(),
                 group = group.0,
                 %duplicate,
                 "another process leads under this gateway's number: each gateway must have one of its own"
@@ -160,7 +161,7 @@ impl GroupHealthMonitor {
         let JoinProgress { eligibility, behind_messages, channels_missing, caught_up_ns, mismatched_ns } = joining;
         if mismatched_ns >= MISMATCH_NS && !core::mem::replace(&mut self.is_mismatch_logged, true) {
             tracing::error!(
-                alarm = "does-not-stand",
+                alarm = Alarm::NotEligible.name(),
                 group = group.0,
                 "as far as its peer, but its messages are not the peer's: its books are in doubt; started again, it begins with the peer's"
             );
