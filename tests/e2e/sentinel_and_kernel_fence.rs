@@ -40,7 +40,7 @@ fn start_member(site: &Site, key: &Path) -> MdgwProcess {
     let election = format!(
         "backend = \"emergent\"\nlease_ms = 600000\nrenew_ms = 1000\nmargin_ms = 1000\n\n\
          [election.emergent]\nallow_split = true\nlisten = \"{}\"\nkey_file = \"{key}\"\nminimum_size = 1\n\
-         found = {}\nseeds = [\"{}\", \"{}\"]\n\n\
+         bootstrap = {}\nseeds = [\"{}\", \"{}\"]\n\n\
          [election.link]\nlisten = \"{}\"\npeer = \"{}\"\nkey_file = \"{key}\"\nhang_limit_ms = 1000\n",
         address(10 + own),
         own == 1,

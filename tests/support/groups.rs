@@ -186,7 +186,7 @@ impl GroupCluster {
              [retransmission]\nlisten = \"{}\"\nallowed = [\"127.0.0.0/8\"]\nrequests_per_second = 10000\n\
              bytes_per_second = 100000000\n\n\
              [election]\nbackend = \"{backend}\"\nname = \"gw{node}\"\nlease_ms = {lease_ms}\n\
-             renew_ms = {renew_ms}\nmargin_ms = {margin_ms}\ntenure_ms = 1000\n\n{store}\n\n\
+             renew_ms = {renew_ms}\nmargin_ms = {margin_ms}\ntenure_ms_min = 1000\n\n{store}\n\n\
              [election.link]\nlisten = \"{}\"\nkey_file = \"{}\"\n",
             groups.join(", "),
             self.output(),

@@ -59,10 +59,8 @@ fn differences(alarms: &[(&str, &str)], pages: &[SourceFile]) -> Vec<String> {
 
 #[test]
 fn each_alarm_is_logged_by_its_declared_name() {
-    let code: Vec<_> = sources()
-        .into_iter()
-        .filter(|file| file.path.starts_with("gateway/") && file.path != DECLARATION)
-        .collect();
+    let code: Vec<_> =
+        sources().into_iter().filter(|file| file.path.starts_with("gateway/") && file.path != DECLARATION).collect();
     let variants: Vec<_> = Alarm::ALL.iter().map(|alarm| format!("{alarm:?}")).collect();
     assert_none(misuses(&variants, &code));
 

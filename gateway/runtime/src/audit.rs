@@ -75,7 +75,7 @@ impl Audit {
     pub fn start(path: impl Into<PathBuf>) -> Result<Self, AuditError> {
         let (file, recovered) = AuditFile::open(path)?;
         if recovered.torn_bytes > 0 || recovered.damaged_lines > 0 {
-            tracing::warn!(?recovered, path = %file.path().display(), "the audit was not closed in order");
+            tracing::warn!(?recovered, path = %file.path().display(), "the audit file was not closed cleanly");
         }
         Self::with_file(file)
     }
@@ -93,7 +93,7 @@ impl Audit {
         let thread = std::thread::Builder::new()
             .name("mdgw-audit".to_owned())
             .spawn(move || Writer { file, backlog: VecDeque::new(), is_failing: false }.run(&thread_stop))
-            .map_err(|source| AuditError::Io { act: "start the thread of", path, source })?;
+            .map_err(|source| AuditError::Io { act: "start the writer thread of", path, source })?;
         let sender = AuditSender { shared, thread: thread.thread().clone() };
         Ok(Self { sender, thread: Some(thread) })
     }
@@ -222,13 +222,13 @@ impl Writer {
                     self.backlog.pop_front();
                     shared.written.fetch_add(1, Ordering::Relaxed);
                     if std::mem::take(&mut self.is_failing) {
-                        tracing::info!(path = %self.file.path().display(), "the audit is written again");
+                        tracing::info!(path = %self.file.path().display(), "the audit file is writable again");
                     }
                 }
                 Err(error) => {
                     shared.failures.fetch_add(1, Ordering::Relaxed);
                     if !std::mem::replace(&mut self.is_failing, true) {
-                        tracing::error!(alarm = Alarm::AuditFailing.name(), %error, "changes of leadership are kept in memory");
+                        tracing::error!(alarm = Alarm::AuditFailing.name(), %error, "cannot write the audit file; entries are kept in memory and retried");
                     }
                     return;
                 }

@@ -88,7 +88,7 @@ impl PairControl {
     }
 
     fn history(&self, count: usize) -> Result<Value, String> {
-        let path = self.audit.as_ref().ok_or("no audit is kept: gateway.audit_file is not set")?;
+        let path = self.audit.as_ref().ok_or("no audit file: gateway.audit_file is not set")?;
         let history = AuditHistory::read(path).map_err(|error: AuditError| error.to_string())?;
         let from = history.entries.len().saturating_sub(count.min(HISTORY_MAX));
         Ok(json!({ "entries": history.entries[from..], "damaged_lines": history.damaged_lines }))
@@ -109,17 +109,17 @@ impl PairControl {
         let mut asked = begun;
         while !latch.has_leadership() {
             let leader = latch.view().leader;
-            let named = leader.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+            let named = leader.as_ref().map_or_else(|| "no gateway".to_owned(), ToString::to_string);
             if begun.elapsed() >= timeout {
                 let limit_s = timeout.as_secs();
                 return Err(format!(
-                    "{named} leads group {} and did not hand over within {limit_s} s: its log says why",
+                    "{named} leads group {} and did not hand over within {limit_s} s; see its log",
                     group.0
                 ));
             }
             asked = Instant::now();
             if leader.is_some_and(|leader| leader.node != self.node && !(control.request_leadership)(leader.node)) {
-                return Err(format!("{named} leads group {}, and there is no link to it", group.0));
+                return Err(format!("{named} leads group {}, and the pair link to it is down", group.0));
             }
             latch.await_leadership_for(TAKE_BACK_RETRY_INTERVAL).map_err(|closed| closed.to_string())?;
         }
@@ -140,7 +140,7 @@ impl PairControl {
         // What a standby keeps to itself stops nobody.
         chosen.retain(|(_, control)| control.latch.has_leadership());
         if chosen.is_empty() {
-            return Err("this gateway does not lead: ask the one that does".to_owned());
+            return Err("this gateway is not the leader: send the request to the leader".to_owned());
         }
         for (_, control) in &chosen {
             control.latch.set_pin(pin);
@@ -151,15 +151,16 @@ impl PairControl {
 
     fn admit(&self, group: Option<u16>, node: NodeId, name: &str) -> Result<Value, String> {
         let (group, control) = self.group(group)?;
-        let admit = control.admit.as_ref().ok_or("under this backend nobody is admitted by hand")?;
+        let admit = control.admit.as_ref().ok_or("this backend has no candidate list to admit a gateway to")?;
         let name = NodeName::new(name).ok_or("a node name has 1 to 64 letters, digits, '-', '_' or '.'")?;
         if !control.latch.has_leadership() && node != self.node {
             return Err(
-                "this gateway does not lead: ask the one that does, or the one that is to be admitted".to_owned()
+                "this gateway is not the leader: send the request to the leader, or the one that is to be admitted"
+                    .to_owned(),
             );
         }
         if let Some(other) = control.latch.view().participants.get(&node).filter(|other| **other != name) {
-            return Err(format!("node {} is {other} already", node.0));
+            return Err(format!("node {} is already named {other}", node.0));
         }
         admit(node, name);
         Ok(json!({ "group": group.0, "node": node.0 }))
@@ -170,10 +171,10 @@ impl PairControl {
         let known = || self.groups.keys().map(|group| group.0.to_string()).collect::<Vec<_>>().join(", ");
         let found = match group {
             Some(group) => self.groups.get_key_value(&GroupId(group)),
-            None if self.groups.len() > 1 => return Err(format!("which group? there are {}", known())),
+            None if self.groups.len() > 1 => return Err(format!("group is required; groups: {}", known())),
             None => self.groups.first_key_value(),
         };
-        found.map(|(group, control)| (*group, control)).ok_or_else(|| format!("no such group: there are {}", known()))
+        found.map(|(group, control)| (*group, control)).ok_or_else(|| format!("no such group; groups: {}", known()))
     }
 }
 
@@ -401,7 +402,10 @@ mod tests {
         let control = control(1, None);
         assert!(matches!(control.handle(Request::HandOver { group: None, target: None }), Response::Ok(_)));
         for request in [Request::Pin { group: None }, Request::Unpin { group: Some(1) }] {
-            assert_eq!(refused(control.handle(request)), "this gateway does not lead: ask the one that does");
+            assert_eq!(
+                refused(control.handle(request)),
+                "this gateway is not the leader: send the request to the leader"
+            );
         }
     }
 
@@ -410,7 +414,7 @@ mod tests {
         let mut control = control(1, None);
         let admit = |node, name: &str| Request::Admit { group: None, node, name: name.to_owned() };
         let reason = refused(control.handle(admit(3, "gw3")));
-        assert_eq!(reason, "under this backend nobody is admitted by hand");
+        assert_eq!(reason, "this backend has no candidate list to admit a gateway to");
         let admitted = Arc::new(Mutex::new(Vec::new()));
         let to_admit = Arc::clone(&admitted);
         let record: Admit = Arc::new(move |node, _| to_admit.lock().unwrap().push(node.0));

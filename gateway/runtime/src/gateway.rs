@@ -267,7 +267,7 @@ impl Gateway {
             epoch = this_start.epoch.count(),
             channels = config.channels.len(),
             pools = pools.len(),
-            "gateway runs"
+            "gateway running"
         );
         let sender = audit.as_ref().map(Audit::sender);
         let link_slot = LinkSlot::default();
@@ -436,7 +436,7 @@ impl Gateway {
     /// # Panics
     /// When the gateway stands alone, and so has nothing to tell.
     pub fn link(&mut self, endpoints: PairEndpoints) -> Result<&Arc<LinkHandle>, PairLinkError> {
-        let status_table = Arc::clone(self.status_table().expect("a gateway that stands alone has no peer"));
+        let status_table = Arc::clone(self.status_table().expect("a standalone gateway has no peer"));
         let epochs = self.groups.iter().map(|(group, handle)| (*group, Arc::clone(handle.epochs()))).collect();
         let desks: Vec<_> = self.groups.values().cloned().collect();
         let channels = ChannelSender::new(move |channel, message| {
@@ -496,7 +496,7 @@ impl Gateway {
             |group| self.group(group).map_or(0, |handle| u32::try_from(handle.channels().count()).unwrap_or(u32::MAX));
         let elections = self.elections.iter().map(|(group, election)| (*group, (election.clone(), load(*group))));
         let spread = PlacementInputs { node: NodeId(self.node), lease_ns, elections: elections.collect() };
-        PlacementThread::start(spread).map_err(GatewayError::io("start the thread that spreads groups"))
+        PlacementThread::start(spread).map_err(GatewayError::io("start the placement thread"))
     }
 
     /// What is known of the other gateway, if this one listens to it.
@@ -575,7 +575,7 @@ impl Gateway {
             tracing::error!(
                 alarm = Alarm::NoSentinel.name(),
                 fault,
-                "the other gateway would have to wait for the lease"
+                "sentinel lost: if this gateway dies, the peer waits for the lease to expire"
             );
             self.sentinel = None;
         }
@@ -646,7 +646,11 @@ impl Gateway {
         let kernel_drops = cold.kernel_drops().total();
         let stopped = cold.stop(positions);
         if let Some(counts) = audit.map(Audit::stop).filter(|counts| counts.lost > 0) {
-            tracing::error!(alarm = Alarm::AuditFailing.name(), counts.lost, "changes of leadership are not on disk");
+            tracing::error!(
+                alarm = Alarm::AuditFailing.name(),
+                counts.lost,
+                "audit entries were lost: not written before exit"
+            );
         }
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;

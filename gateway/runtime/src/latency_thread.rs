@@ -147,7 +147,7 @@ impl LatencyThread {
         self.shared.changed.notify_all();
         let thread = self.thread.take().map(JoinHandle::join);
         thread
-            .unwrap_or_else(|| Ok(Err(io::Error::other("stopped twice"))))
+            .unwrap_or_else(|| Ok(Err(io::Error::other("latency thread stopped twice"))))
             .unwrap_or_else(|_| Err(io::Error::other("latency thread panicked")))
     }
 }
@@ -210,7 +210,7 @@ impl Writer {
         while !shared.wait(mono_now()) {
             let tick = self.tick();
             if let (Ok(()), Err(error)) = (&outcome, tick) {
-                tracing::error!("latency log: {error}; histograms are still collected");
+                tracing::error!("cannot write the latency log: {error}; histograms are still collected in memory");
                 outcome = Err(error);
             }
         }

@@ -67,8 +67,7 @@ pub enum StateError {
     },
     /// It does not hold what this program writes.
     #[error(
-        "state file {} is damaged: {reason}; restore it from a copy, or remove it after making sure that receivers \
-         are restarted too: without it, epochs begin again at 1 and receivers drop what has a lower epoch than before",
+        "state file {} is damaged: {reason}. Restore it from a copy. If you remove it, restart all receivers too: epochs start again at 1, and receivers drop packets with a lower epoch than before",
         path.display()
     )]
     Damaged {
@@ -84,7 +83,7 @@ pub enum StateError {
         path: PathBuf,
     },
     /// 2^56 starts.
-    #[error("state file {} has used up its epochs", path.display())]
+    #[error("state file {}: epoch numbers exhausted", path.display())]
     EpochsExhausted {
         /// The file.
         path: PathBuf,
@@ -253,17 +252,17 @@ impl Default for State {
 impl State {
     fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > FILE_BYTES_MAX {
-            return Err(format!("{} bytes are more than it can have", bytes.len()));
+            return Err(format!("{} bytes exceed the maximum size", bytes.len()));
         }
         let state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if state.version != VERSION {
-            return Err(format!("version {} where {VERSION} is expected", state.version));
+            return Err(format!("version {}, expected {VERSION}", state.version));
         }
         if state.epoch_count > EPOCH_COUNT_MAX {
-            return Err(format!("epoch count {} needs more than 56 bits", state.epoch_count));
+            return Err(format!("epoch count {} exceeds 56 bits", state.epoch_count));
         }
         for (channel, numbering) in &state.sessions {
-            numbering.to_numbering().ok_or_else(|| format!("numbering of channel {channel} is none: {numbering:?}"))?;
+            numbering.to_numbering().ok_or_else(|| format!("invalid session of channel {channel}: {numbering:?}"))?;
         }
         Ok(state)
     }

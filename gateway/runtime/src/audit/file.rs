@@ -41,7 +41,7 @@ pub struct Recovered {
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     /// The operating system refused.
-    #[error("cannot {act} audit {}: {source}", path.display())]
+    #[error("cannot {act} audit file {}: {source}", path.display())]
     Io {
         /// What was tried.
         act: &'static str,
@@ -51,13 +51,13 @@ pub enum AuditError {
         source: io::Error,
     },
     /// A device, a directory, a pipe.
-    #[error("audit {} is no regular file: nothing that is written there can be read again", path.display())]
+    #[error("audit file {} is not a regular file, so it cannot be read back", path.display())]
     NotARegularFile {
         /// What is there.
         path: PathBuf,
     },
     /// Another process writes it.
-    #[error("audit {} is in use by another gateway", path.display())]
+    #[error("audit file {} is in use by another gateway", path.display())]
     Busy {
         /// The file.
         path: PathBuf,
@@ -79,7 +79,7 @@ impl AuditFile {
             fs::create_dir_all(directory).map_err(io("make the directory of", &path))?;
         }
         let file = File::options().read(true).append(true).create(true).open(&path).map_err(io("open", &path))?;
-        if !file.metadata().map_err(io("look at", &path))?.is_file() {
+        if !file.metadata().map_err(io("stat", &path))?.is_file() {
             return Err(AuditError::NotARegularFile { path });
         }
         if !try_lock(&file).map_err(io("lock", &path))? {
@@ -168,7 +168,7 @@ impl AuditHistory {
     pub fn read(path: &Path) -> Result<Self, AuditError> {
         let io = |act| move |source| AuditError::Io { act, path: path.to_owned(), source };
         // A pipe would be waited for.
-        if !path.metadata().map_err(io("look at"))?.is_file() {
+        if !path.metadata().map_err(io("stat"))?.is_file() {
             return Err(AuditError::NotARegularFile { path: path.to_owned() });
         }
         Self::of(&File::open(path).map_err(io("open"))?).map_err(io("read"))

@@ -155,8 +155,9 @@ pub struct Recovery {
     pub attempts_max: FileValue<i64>,
     /// Messages per request.
     pub messages_per_request_max: FileValue<i64>,
-    /// Requests that may wait for their answers at a time.
-    pub requests_under_way_max: FileValue<i64>,
+    /// Requests that may be in flight at a time.
+    #[serde(alias = "requests_under_way_max")]
+    pub requests_in_flight_max: FileValue<i64>,
 }
 
 /// `[[output]]`
@@ -231,17 +232,20 @@ pub struct Election {
     /// Revision of this configuration.
     pub revision: FileValue<i64>,
     /// Number of the gateway that is to lead where it can.
-    pub preferred: FileValue<i64>,
+    #[serde(alias = "preferred")]
+    pub preferred_leader: FileValue<i64>,
     /// Whether groups are spread over the gateways.
     pub spread: FileValue<bool>,
     /// Least tenure before leadership moves by itself.
-    pub tenure_ms: FileValue<i64>,
+    #[serde(alias = "tenure_ms")]
+    pub tenure_ms_min: FileValue<i64>,
     /// Core of the election threads.
     pub core: FileValue<i64>,
     /// SCHED_FIFO priority, 0 for none; of a sentinel that the gateway starts, too.
     pub priority: FileValue<i64>,
     /// How long listeners are waited for.
-    pub listeners_ms_max: FileValue<i64>,
+    #[serde(alias = "listeners_ms_max")]
+    pub listener_timeout_ms: FileValue<i64>,
     /// Whether the kernel refuses what is sent past the deadline.
     pub kernel_fence: FileValue<bool>,
     /// `[election.file]`
@@ -326,7 +330,8 @@ pub struct Emergent {
     /// Whom it asks to be let in.
     pub seeds: Option<Spanned<Vec<Spanned<String>>>>,
     /// Whether it founds when nobody lets it in.
-    pub found: FileValue<bool>,
+    #[serde(alias = "found")]
+    pub bootstrap: FileValue<bool>,
     /// Members without which nobody leads.
     pub minimum_size: FileValue<i64>,
     /// How often it asks before it founds.

@@ -78,26 +78,34 @@ impl Host {
             let Threads::Pinned(cores) = &pool.threads else { continue };
             for core in cores.iter().filter(|core| !self.cores.contains(core)) {
                 let usable = &self.cores;
-                found.faults.push(format!("core {core} of pool {} is not usable here (usable: {usable:?})", pool.name));
+                found.faults.push(format!(
+                    "core {core} of pool {} is not available to this process (available: {usable:?})",
+                    pool.name
+                ));
             }
         }
         if let Some(core) = config.election.as_ref().and_then(|election| election.core)
             && !self.cores.contains(&core)
         {
-            found.faults.push(format!("core {core} of the election is not usable here (usable: {:?})", self.cores));
+            found.faults.push(format!(
+                "core {core} of the election is not available to this process (available: {:?})",
+                self.cores
+            ));
         }
         let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
         if groups.len() > GROUPS_MAX && config.election.as_ref().is_some_and(election::has_group_slots) {
             found.faults.push(format!("{} groups: sentinel and kernel fence take at most {GROUPS_MAX}", groups.len()));
         }
         if let Some(why) = self.lock_refused.as_ref().filter(|_| config.gateway.lock_memory) {
-            found.warnings.push(format!("memory cannot be locked, so it may be taken away when it runs short: {why}"));
+            found
+                .warnings
+                .push(format!("memory cannot be locked, so pages may be swapped out under memory pressure: {why}"));
         }
         let max = self.receive_buffer_bytes_max.unwrap_or(usize::MAX);
         for channel in &config.channels {
             for line in channel.lines.iter().filter(|line| line.receive_buffer_bytes > max) {
                 found.warnings.push(format!(
-                    "line {} of channel {}: the kernel caps receive buffers at {} (net.core.rmem_max), {} are asked for; see ops/sysctl",
+                    "line {} of channel {}: the kernel limits receive buffers to {} (net.core.rmem_max), but receive_buffer_bytes is {}; see ops/sysctl",
                     line.line,
                     channel.name,
                     Bytes(max as u64),
@@ -151,7 +159,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
     if let Some(audit) = &gateway.audit_file
         && audit.metadata().is_ok_and(|found| !found.is_file())
     {
-        refused.push(format!("audit {} is no regular file", audit.display()));
+        refused.push(format!("audit file {} is not a regular file", audit.display()));
     }
     if let Some(service) = &config.retransmission
         && let Err(error) = UdpSocket::bind(SocketAddrV4::new(*service.listen.ip(), 0))
@@ -165,7 +173,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
             // Any port: the line's own may be in use by a gateway that runs.
             if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*address, 0)) {
                 refused.push(format!(
-                    "line {} of channel {} cannot listen on {address}, which is no multicast group: {error}",
+                    "line {} of channel {} cannot listen on {address} (unicast): {error}",
                     line.line, channel.name
                 ));
             }

@@ -99,11 +99,11 @@ pub const SEND_US_MAX: Bound = bound(1, 600_000_000, 10_000, "microseconds");
 /// Crystals and slewing together.
 pub const RATE_ERROR_PPM: Bound = bound(1, 10_000, 200, "parts per million");
 /// Longer than whatever made a leader move keeps changing; 0 lets it move at once.
-pub const TENURE_MS: Bound = bound(0, 3_600_000, 10_000, "milliseconds");
+pub const TENURE_MS_MIN: Bound = bound(0, 3_600_000, 10_000, "milliseconds");
 /// Raised by whoever rolls out a configuration that changes the output.
 pub const REVISION: Bound = bound(1, i64::MAX, 1, "revision");
 /// A listener that writes a line somewhere needs far less; one that hangs costs a takeover no more.
-pub const LISTENERS_MS_MAX: Bound = bound(0, 1_000, 5, "milliseconds");
+pub const LISTENER_TIMEOUT_MS: Bound = bound(0, 1_000, 5, "milliseconds");
 /// Members of an emergent election, this gateway included.
 pub const MINIMUM_SIZE: Bound = bound(1, 256, 1, "members");
 /// With pauses that double from 0.1 s: one second and a half.

@@ -39,8 +39,13 @@ pub struct Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [old, new] = [&self.old, &self.new].map(|value| value.as_deref().unwrap_or("not set"));
-        write!(f, "{}: {old} stays in force; {new} needs a restart (reloadable: {})", self.key, RELOADABLE.join(", "))
+        let [old, new] = [&self.old, &self.new].map(|value| value.as_deref().unwrap_or("unset"));
+        write!(
+            f,
+            "{}: {new} needs a restart; {old} remains in effect (reloadable: {})",
+            self.key,
+            RELOADABLE.join(", ")
+        )
     }
 }
 

@@ -62,7 +62,7 @@ impl Resolver<'_> {
         let outputs = self.outputs(file, &channels);
         let retransmission = file.retransmission.as_ref().map(|written| self.retransmission(written));
         if file.election.is_some() && file.gateway.get_ref().node.is_none() {
-            self.warnings.push("gateway.node is not set: in the election this gateway is number 0".to_owned());
+            self.warnings.push("gateway.node is not set: this gateway takes part in the election as node 0".to_owned());
         }
         let election = file.election.as_ref().and_then(|written| self.election(written, &gateway, &pools));
         let none = file::Latency::default();
@@ -123,7 +123,7 @@ impl Resolver<'_> {
             Some(value) if (bound.min..=bound.max).contains(value.get_ref()) => *value.get_ref(),
             Some(value) => {
                 let Bound { min, max, default, unit } = bound;
-                let message = format!("{}: must be {min} to {max} ({unit})", value.get_ref());
+                let message = format!("{}: must be between {min} and {max} ({unit})", value.get_ref());
                 self.add_problem(&value.span(), message);
                 default
             }
@@ -212,7 +212,7 @@ impl Resolver<'_> {
         {
             self.add_problem(
                 &text.span(),
-                format!("{:?}: port must be 1 to 65535, no broadcast address", text.get_ref()),
+                format!("{:?}: port must be 1 to 65535; broadcast addresses are not allowed", text.get_ref()),
             );
         }
         address

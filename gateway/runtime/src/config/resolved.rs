@@ -230,7 +230,7 @@ impl ChannelSetup {
             request_timeout_ns: recovery.timeout_ns,
             attempts_max: u16::try_from(recovery.attempts_max).unwrap_or(u16::MAX),
             messages_per_request_max: u64::from(recovery.messages_per_request_max),
-            requests_under_way_max: recovery.requests_under_way_max,
+            requests_under_way_max: recovery.requests_in_flight_max,
             ..arbiter::RecoveryConfig::default()
         });
         config
@@ -278,7 +278,7 @@ pub struct RecoveryConfig {
     /// Messages asked for in one request.
     pub messages_per_request_max: u16,
     /// Requests under way at a time.
-    pub requests_under_way_max: u16,
+    pub requests_in_flight_max: u16,
 }
 
 /// Where the packets of some groups go.
@@ -409,7 +409,7 @@ pub struct ElectionConfig {
     /// SCHED_FIFO priority, if the threads are to have one.
     pub priority: Option<u8>,
     /// How long listeners are waited for before a fence opens.
-    pub listeners_ns_max: u64,
+    pub listener_timeout_ns: u64,
     /// Whether the kernel refuses what is sent past the deadline.
     pub kernel_fence: bool,
 }
@@ -447,7 +447,7 @@ impl fmt::Display for SentinelChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => f.write_str("none"),
-            Self::Started => f.write_str("started"),
+            Self::Started => f.write_str("spawn"),
             Self::Service(path) => write!(f, "{}", path.display()),
         }
     }

@@ -154,7 +154,7 @@ impl SettingList {
                 list.push("recovery.timeout_ms", recovery.timeout_ns / 1_000_000);
                 list.push("recovery.attempts_max", recovery.attempts_max);
                 list.push("recovery.messages_per_request_max", recovery.messages_per_request_max);
-                list.push("recovery.requests_under_way_max", recovery.requests_under_way_max);
+                list.push("recovery.requests_in_flight_max", recovery.requests_in_flight_max);
             }
         });
         for line in &channel.lines {
@@ -249,7 +249,7 @@ impl SettingList {
                     list.push("listen", quoted(membership.listen));
                     list.push("key_file", quoted(membership.key_file.display()));
                     list.push("seeds", debug(&membership.seeds.iter().map(ToString::to_string).collect::<Vec<_>>()));
-                    list.push("found", membership.bootstrap == BootstrapMode::Bootstrap);
+                    list.push("bootstrap", membership.bootstrap == BootstrapMode::Bootstrap);
                     list.push("minimum_size", membership.minimum_size);
                     list.push("join_attempts", membership.join_attempts);
                 });
@@ -293,17 +293,17 @@ impl SettingList {
             list.push("on_suspended", quoted(name_of(election.on_suspended, &ON_SUSPENDED)));
             list.push("revision", election.revision);
             if let Some(node) = election.preferred {
-                list.push("preferred", node);
+                list.push("preferred_leader", node);
             }
             list.push("spread", election.spread);
             if election.backend.can_move_groups() {
-                list.push("tenure_ms", election.tenure_ns / 1_000_000);
+                list.push("tenure_ms_min", election.tenure_ns / 1_000_000);
             }
             if let Some(core) = election.core {
                 list.push("core", core);
             }
             list.push("priority", election.priority.unwrap_or(0));
-            list.push("listeners_ms_max", election.listeners_ns_max / 1_000_000);
+            list.push("listener_timeout_ms", election.listener_timeout_ns / 1_000_000);
             list.push("kernel_fence", election.kernel_fence);
             for peer in &election.peers {
                 list.push(&format!("peer.{}.name", peer.node), quoted(&peer.name));

@@ -49,7 +49,7 @@ impl Source<'_> {
         let span = error.span().unwrap_or(0..0);
         let message = readable_message(error.message(), "");
         let line = self.line_of(&span).trim();
-        Problem { key: String::new(), ..self.problem(&span, &format!("this is no TOML: {message}: {line}")) }
+        Problem { key: String::new(), ..self.problem(&span, &format!("TOML syntax error: {message}: {line}")) }
     }
 
     /// Path of the innermost key or value that covers `span`.
@@ -119,7 +119,7 @@ fn readable_message(message: &str, key: &str) -> String {
         && let [unknown, known @ ..] = quoted.as_slice()
     {
         let hint = nearest(unknown, known).map_or_else(String::new, |near| format!("did you mean `{near}`? "));
-        return format!("unknown key `{unknown}`; {hint}known here: {}", known.join(", "));
+        return format!("unknown key `{unknown}`; {hint}known keys: {}", known.join(", "));
     }
     if message.starts_with("missing field")
         && let [missing] = quoted.as_slice()
@@ -127,7 +127,7 @@ fn readable_message(message: &str, key: &str) -> String {
         return format!("`{missing}` is missing");
     }
     if message.contains("invalid type: map, expected a sequence") {
-        return format!("there may be several of these: write [[{key}]], with two brackets");
+        return format!("expected an array of tables: write [[{key}]]");
     }
     let words = [
         ("expected i64", "expected a whole number"),

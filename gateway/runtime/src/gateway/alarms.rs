@@ -24,7 +24,7 @@ impl Alarms {
         }
         for (channel, reason) in failed {
             if !self.failed.contains(channel) {
-                tracing::error!(alarm = Alarm::ChannelFailed.name(), channel, reason, "out of service");
+                tracing::error!(alarm = Alarm::ChannelFailed.name(), channel, reason, "channel out of service");
                 self.failed.push(channel.clone());
             }
         }
@@ -35,25 +35,35 @@ impl Alarms {
 fn log_change(channel: &str, name: &str, last: u64, now: u64) {
     let more = now.saturating_sub(last);
     match name {
-        "gaps" => tracing::warn!(alarm = Alarm::GapDeclared.name(), channel, more, "no line and no server had it"),
+        "gaps" => tracing::warn!(
+            alarm = Alarm::GapDeclared.name(),
+            channel,
+            more,
+            "gaps declared: no line and no server delivered the messages"
+        ),
         "lines_silent" => {
             for line in (0..8).map(Line).filter(|line| (last ^ now) >> line.0 & 1 == 1) {
                 if now >> line.0 & 1 == 1 {
-                    tracing::warn!(alarm = Alarm::LineSilent.name(), channel, %line, "neither packet nor heartbeat");
+                    tracing::warn!(alarm = Alarm::LineSilent.name(), channel, %line, "no packet and no heartbeat within line_silence_ms");
                 } else {
-                    tracing::info!(channel, %line, "the line is heard again");
+                    tracing::info!(channel, %line, "line receives packets again");
                 }
             }
         }
         "log_entries_lost" => {
-            tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "an output lost its place in the log")
+            tracing::warn!(
+                alarm = Alarm::LogBehind.name(),
+                channel,
+                more,
+                "an output line fell behind the log and skipped entries"
+            )
         }
         "log_entries_private" => {
             tracing::warn!(
                 alarm = Alarm::LogBehind.name(),
                 channel,
                 more,
-                "published, but missing for readers of the log"
+                "entries published but not written to the publication log"
             )
         }
         "log_no_space" => {
@@ -61,23 +71,18 @@ fn log_change(channel: &str, name: &str, last: u64, now: u64) {
                 alarm = Alarm::LogBehind.name(),
                 channel,
                 more,
-                "no space for a segment of the log, nor one that could go"
+                "no space for a new log segment, and no segment can be deleted"
             )
         }
         "log_failures" => {
-            tracing::warn!(
-                alarm = Alarm::LogBehind.name(),
-                channel,
-                more,
-                "a segment of the log can't be made or unlinked"
-            )
+            tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "cannot create or delete a log segment")
         }
         "log_protected_unlinked" => {
             tracing::warn!(
                 alarm = Alarm::LogBehind.name(),
                 channel,
                 more,
-                "segments went that the peer may not have published yet"
+                "deleted segments that the peer may not have published yet"
             )
         }
         "frames_refused" => {
@@ -85,15 +90,15 @@ fn log_change(channel: &str, name: &str, last: u64, now: u64) {
                 alarm = Alarm::GapDeclared.name(),
                 channel,
                 more,
-                "messages that fit no packet; told as gaps"
+                "messages too large for a packet; published as gaps"
             )
         }
-        "sends_refused" => tracing::warn!(channel, more, "sends that the kernel refused; tried again"),
+        "sends_refused" => tracing::warn!(channel, more, "sends refused by the kernel; retrying"),
         "sends_slow" => {
-            tracing::warn!(channel, more, "sends that took longer than the fence's margin allows for")
+            tracing::warn!(channel, more, "sends slower than the margin allows (send_us_max)")
         }
-        "book_faults" => tracing::warn!(channel, more, "messages that contradict a book"),
-        "drops" => tracing::warn!(channel, more, "packets or messages dropped; the summary says why"),
+        "book_faults" => tracing::warn!(channel, more, "messages inconsistent with the book"),
+        "drops" => tracing::warn!(channel, more, "packets or messages dropped; see the reasons in the summary at exit"),
         _ => {}
     }
 }

@@ -64,14 +64,14 @@ impl ColdThreads {
             None
         } else {
             let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
-            Some(watch.map_err(GatewayError::io("watch memberships"))?)
+            Some(watch.map_err(GatewayError::io("watch multicast memberships"))?)
         };
         let tasks = MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops.clone(), epochs };
         let thread_stop = Arc::clone(&stop);
         let keeper = std::thread::Builder::new()
             .name("mdgw-keeper".to_owned())
             .spawn(move || tasks.run(&thread_stop))
-            .map_err(GatewayError::io("start the keeper's thread"))?;
+            .map_err(GatewayError::io("start the log maintenance thread"))?;
         let mut cold = Self { stop, keeper: Some(keeper), kernel_drops, memberships, retransmission: None };
         if let Some(retransmission) = &config.retransmission {
             cold.retransmission = Some(Retransmission::start(retransmission, served, &cold.stop)?);
@@ -100,7 +100,7 @@ impl ColdThreads {
         }
         let Some(keeper) = self.keeper.take() else { return Ok(()) };
         let mut state = keeper.join().map_err(|_| GatewayError::Io {
-            act: "end the keeper's thread".to_owned(),
+            act: "stop the log maintenance thread".to_owned(),
             source: std::io::Error::other("it panicked"),
         })??;
         Ok(state.record_shutdown(positions)?)
@@ -154,12 +154,12 @@ impl Retransmission {
                     }
                     let outcome = service.turn(mono_now()).and_then(|more| if more { Ok(()) } else { service.wait() });
                     if let Err(error) = outcome {
-                        tracing::error!(%error, "retransmission service");
+                        tracing::error!(%error, "retransmission service failed");
                         std::thread::sleep(PAUSE_AFTER_ERROR);
                     }
                 }
             })
-            .map_err(GatewayError::io("start the retransmission service's thread"))?;
+            .map_err(GatewayError::io("start the retransmission service failed's thread"))?;
         Ok(Self { thread, new_limits })
     }
 }
@@ -193,7 +193,7 @@ impl MaintenanceTasks {
             }
             if let Err(error) = self.persist_sessions() {
                 // The stream goes on; a restarted gateway might count restarts from what is on disk.
-                tracing::error!(%error, "restart counts are not kept");
+                tracing::error!(%error, "cannot write restart counts to the state file");
             }
             if turn.is_multiple_of(TURNS_PER_DROP_READING) {
                 self.read_drops();
@@ -212,7 +212,7 @@ impl MaintenanceTasks {
     fn persist_epochs(&mut self) {
         let Some(highest) = self.epochs.iter().map(|epochs| epochs.highest()).max() else { return };
         if let Err(error) = self.state.record_epoch(highest) {
-            tracing::error!(%error, "the epoch is not kept");
+            tracing::error!(%error, "cannot write the epoch to the state file");
         }
     }
 
@@ -240,7 +240,7 @@ impl MaintenanceTasks {
             );
         });
         if let Err(error) = read {
-            tracing::warn!(%error, "a drop counter can't be read");
+            tracing::warn!(%error, "cannot read a kernel drop counter");
         }
     }
 }

@@ -133,7 +133,7 @@ fn start_one(
         timing: election.timing,
         core: election.core,
         fifo_priority: election.priority,
-        listeners_ns_max: election.listeners_ns_max,
+        listeners_ns_max: election.listener_timeout_ns,
         peers: election.peers.iter().map(|peer| peer.node).collect(),
     };
     let latch = match (&election.backend, between) {
@@ -182,7 +182,7 @@ fn start_one(
             let moves = AutoMoveConfig::with_tenure(election.tenure_ns);
             let core =
                 Candidate::new(mono_now(), candidate, file.durable(), epoch).with_auto_moves(moves, election.preferred);
-            let backend = voting.backend(group, file, &inbox).map_err(GatewayError::io("start the thread of votes"))?;
+            let backend = voting.backend(group, file, &inbox).map_err(GatewayError::io("start the vote thread"))?;
             Election::new(core, backend, fence, waiting, &inbox, hooks, options)
         }
         _ => {
@@ -224,7 +224,7 @@ fn open_membership(membership: &MembershipConfig) -> Result<MembershipTransport,
     let key = SharedKey::load(&membership.key_file).map_err(|error| membership_failed(error.to_string()))?;
     let act = format!("listen on {} for other members", membership.listen);
     let datagrams = MemberSocket::open(membership.listen.into(), key).map_err(GatewayError::io(act))?;
-    MembershipTransport::start(datagrams).map_err(GatewayError::io("start the thread that hears other members"))
+    MembershipTransport::start(datagrams).map_err(GatewayError::io("start the member receive thread"))
 }
 
 fn emergent_config(
@@ -284,7 +284,7 @@ fn open_register(
     group: GroupId,
     events: RegisterSender,
 ) -> Result<Box<dyn Register>, GatewayError> {
-    let place = record_place(&election.backend).ok_or_else(|| voting_failed("there is no store".to_owned()))?;
+    let place = record_place(&election.backend).ok_or_else(|| voting_failed("the backend has no store".to_owned()))?;
     Ok(place.open(group, events)?)
 }
 
@@ -294,16 +294,16 @@ fn measure_store(election: &ElectionConfig, group: GroupId) {
     let measured = std::thread::Builder::new().name("mdgw-measure".to_owned()).spawn(move || {
         match measure(|events| open_register(&election, group, events), MEASURED_FOR) {
             Ok(measured) => {
-                tracing::info!(?measured, "the election's store");
+                tracing::info!(?measured, "election store latency");
                 if let Some(warning) = measured.warning(&election.timing) {
-                    tracing::warn!(alarm = Alarm::StoreSlow.name(), warning, "the election's store");
+                    tracing::warn!(alarm = Alarm::StoreSlow.name(), warning, "election store latency");
                 }
             }
-            Err(error) => tracing::warn!(%error, "the election's store was not measured"),
+            Err(error) => tracing::warn!(%error, "could not measure the election store's latency"),
         }
     });
     if let Err(error) = measured {
-        tracing::warn!(%error, "the election's store was not measured");
+        tracing::warn!(%error, "could not measure the election store's latency");
     }
 }
 
@@ -425,7 +425,7 @@ impl Forwarder {
             }
             // When the elections know.
             if self.ended.insert((notice.holder, notice.incarnation)) {
-                tracing::warn!(holder = %notice.holder, "another gateway's process has ended");
+                tracing::warn!(holder = %notice.holder, "another gateway's process died");
             }
         }
         while let Some((from, group, message)) = self.handle.take_election() {
@@ -438,7 +438,7 @@ impl Forwarder {
         }
         while let Some((from, group)) = self.handle.take_lead_request() {
             if let Some(election) = self.elections.get(&group).filter(|election| election.has_leadership()) {
-                tracing::info!(node = from, group = group.0, "another gateway asks to lead");
+                tracing::info!(node = from, group = group.0, "another gateway requests leadership");
                 election.begin_hand_over(NodeId(from));
             }
         }
@@ -514,7 +514,7 @@ impl ElectionHooks for GroupSurroundings {
                 alarm = Alarm::RecordRolledBack.name(),
                 ?seen,
                 ?now,
-                "the election's record was restored or made anew"
+                "the election record was rolled back (store restored or record recreated)"
             );
         }
     }

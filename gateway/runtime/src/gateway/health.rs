@@ -139,7 +139,7 @@ impl HealthMonitor {
                 alarm = Alarm::DuplicateGatewayId.name(),
                 group = group.0,
                 %duplicate,
-                "another process leads under this gateway's number: each gateway must have one of its own"
+                "another process leads with this gateway's node number: gateway.node must be unique"
             );
         }
         election.set_fitness(fitness);
@@ -163,20 +163,20 @@ impl GroupHealthMonitor {
             tracing::error!(
                 alarm = Alarm::NotEligible.name(),
                 group = group.0,
-                "as far as its peer, but its messages are not the peer's: its books are in doubt; started again, it begins with the peer's"
+                "caught up, but its messages differ from the peer's: its books are suspect; restart it to copy the peer's state"
             );
         }
         if self.told.replace(eligibility) != Some(eligibility) {
             match eligibility {
                 Eligibility::Joining => {
-                    tracing::info!(group = group.0, "stands for election once it is level with its peer")
+                    tracing::info!(group = group.0, "joining: becomes eligible when it has caught up with its peer")
                 }
-                Eligibility::Eligible => tracing::info!(group = group.0, "stands for election"),
+                Eligibility::Eligible => tracing::info!(group = group.0, "eligible"),
             }
             self.logged_at = now;
         } else if eligibility == Eligibility::Joining && now.since(self.logged_at) >= LOG_INTERVAL_NS {
             let level_ms = caught_up_ns / 1_000_000;
-            tracing::info!(group = group.0, behind_messages, channels_missing, level_ms, "joins its peer");
+            tracing::info!(group = group.0, behind_messages, channels_missing, level_ms, "joining");
             self.logged_at = now;
         }
     }
@@ -185,9 +185,9 @@ impl GroupHealthMonitor {
         let class = fitness.class();
         let before = self.class.replace(class);
         if class != FitnessClass::Fit && before != Some(class) {
-            tracing::warn!(group = group.0, fitness = class.name(), ?fitness, "less fit to lead");
+            tracing::warn!(group = group.0, fitness = class.name(), ?fitness, "fitness reduced");
         } else if class == FitnessClass::Fit && before.is_some_and(|before| before != class) {
-            tracing::info!(group = group.0, "fit to lead again");
+            tracing::info!(group = group.0, "fitness restored");
         }
     }
 }
@@ -328,12 +328,12 @@ fn has_whole_session(config: &Resolved, peer: &PeerEndpoint, key: &SharedKey) ->
                 channel = setup.name,
                 own = ?own,
                 peer_keeps = ?theirs.and_then(|theirs| theirs.available_input),
-                "the other gateway is there, but without the whole session"
+                "the peer answers, but does not hold the whole session"
             );
             return false;
         }
     }
-    tracing::info!(peer = %peer.address, "the other gateway is there: the whole session is asked of it");
+    tracing::info!(peer = %peer.address, "the peer answers: requesting the whole session from it");
     true
 }
 

@@ -37,7 +37,7 @@ impl KernelGuard {
         let cgroup = FenceCgroup::enter().map_err(GatewayError::io(NO_CGROUP))?;
         let fence = KernelFence::attach(cgroup.path(), &groups, &destinations)?;
         let fenced: Vec<SocketAddr> = destinations.into_iter().map(SocketAddr::V4).collect();
-        tracing::info!(cgroup = %cgroup.path().display(), ?fenced, "kernel_fence: the kernel refuses what is sent too late");
+        tracing::info!(cgroup = %cgroup.path().display(), ?fenced, "kernel_fence: active; the kernel drops packets sent after the deadline");
         Ok(Some(Self { fence, groups, _cgroup: cgroup }))
     }
 
@@ -53,5 +53,5 @@ impl KernelGuard {
     }
 }
 
-const NO_CGROUP: &str = "put this process into a cgroup of its own for kernel_fence (it takes cgroup v2 and root, or Delegate=yes \
-                         where systemd starts it)";
+const NO_CGROUP: &str =
+    "move this process into its own cgroup for kernel_fence (needs cgroup v2 and root, or Delegate=yes under systemd)";

@@ -56,11 +56,11 @@ impl HeldSharedPage {
         let all_threads = groups.len() + config.pools.iter().map(|pool| pool.threads.count()).sum::<usize>();
         let thread_count = if link.hang_limit_ns.is_some() { all_threads } else { 0 };
         if thread_count > THREADS_MAX {
-            let why = format!("{thread_count} threads of elections and pools, and it watches {THREADS_MAX} at most");
-            return Err(GatewayError::io("keep to election.link.hang_limit_ms")(io::Error::other(why)));
+            let why = format!("{thread_count} election and pool threads; the sentinel watches at most {THREADS_MAX}");
+            return Err(GatewayError::io("apply election.link.hang_limit_ms")(io::Error::other(why)));
         }
         let (shared_page, end, holder_thread) =
-            hold_shared_page().map_err(GatewayError::io("make the page of the sentinel"))?;
+            hold_shared_page().map_err(GatewayError::io("create the sentinel's shared memory"))?;
         let group_count = groups.len();
         Ok(Some(Self { shared_page, end: Some(end), holder_thread: Some(holder_thread), thread_count, group_count }))
     }
@@ -115,7 +115,7 @@ impl SentinelHandle {
     ) -> Result<Self, GatewayError> {
         let source = match &link.sentinel {
             SentinelChoice::None => {
-                return Err(GatewayError::io("have a sentinel")(io::Error::other("none is wanted")));
+                return Err(GatewayError::io("start the sentinel")(io::Error::other("`sentinel = \"none\"`")));
             }
             SentinelChoice::Started => {
                 SentinelSource::Start { program: "/proc/self/exe".into(), priority: election.priority.unwrap_or(0) }
@@ -123,7 +123,7 @@ impl SentinelHandle {
             SentinelChoice::Service(path) => SentinelSource::Service(path.clone()),
         };
         // Until a dump is written nobody could learn of the death.
-        forbid_core_dumps().map_err(GatewayError::io("switch core dumps off"))?;
+        forbid_core_dumps().map_err(GatewayError::io("disable core dumps"))?;
         let shared_page = &held.shared_page;
         let registration = WatchRegistration {
             member,
@@ -131,14 +131,14 @@ impl SentinelHandle {
             records: record_place(&election.backend)
                 .map(|place| place.absolute())
                 .transpose()
-                .map_err(GatewayError::io("find the files of the election's store"))?,
+                .map_err(GatewayError::io("resolve the paths of the election store"))?,
             thread_count: held.thread_count,
             recipients: recipients(link, &election.backend),
-            key_file: std::path::absolute(&link.key_file).map_err(GatewayError::io("find the key"))?,
+            key_file: std::path::absolute(&link.key_file).map_err(GatewayError::io("resolve the key file"))?,
             hang_limit_ns: link.hang_limit_ns,
         };
         let sentinel = SentinelConnection::start(&source, &registration, shared_page, kernel_fence)
-            .map_err(|error| GatewayError::io("have a sentinel")(io::Error::other(error)))?;
+            .map_err(|error| GatewayError::io("start the sentinel")(io::Error::other(error)))?;
         for (index, election) in elections.values().enumerate() {
             election.listen(Arc::new(EpochPublisher(shared_page.group(index))));
             // It may have begun to lead before it was listened to.
@@ -146,7 +146,7 @@ impl SentinelHandle {
                 shared_page.group(index).open(election.view().epoch, FOR_GOOD);
             }
         }
-        tracing::info!("a sentinel watches; core dumps are off");
+        tracing::info!("sentinel is watching; core dumps are disabled");
         Ok(Self { _page: held, sentinel })
     }
 
@@ -185,7 +185,7 @@ fn hold_shared_page() -> io::Result<(Arc<SharedPage>, mpsc::Sender<()>, JoinHand
         if holds {
             let _ended = until.recv();
             if let Err(error) = held.close() {
-                tracing::warn!(%error, "the sentinel takes the end for a death");
+                tracing::warn!(%error, "cannot tell the sentinel of a clean stop: it will announce a death");
             }
         }
     })?;

@@ -56,13 +56,13 @@ impl Donors {
                     let Err(why) =
                         is_better_than_own(at, has_missed_input, own, has_missed_input && can_replay_input())
                     else {
-                        tracing::info!(%peer, channel = setup.name, %session, next = next.0, "begins with the peer's state");
+                        tracing::info!(%peer, channel = setup.name, %session, next = next.0, "starting with a copy of the peer's state");
                         return Some(channel);
                     };
-                    tracing::warn!(%peer, channel = setup.name, %session, next = next.0, why, "the peer's state is not taken");
+                    tracing::warn!(%peer, channel = setup.name, %session, next = next.0, why, "the copy of the peer's state is not used");
                 }
                 Err(error) => {
-                    tracing::warn!(%peer, channel = setup.name, %error, "no copy of the peer's state");
+                    tracing::warn!(%peer, channel = setup.name, %error, "could not copy the peer's state");
                     // Who isn't there, or breaks off each time, is not waited for once more.
                     if matches!(error, CopyError::Unreachable(_) | CopyError::Io(_)) {
                         self.peers.retain(|other| *other != peer);
@@ -104,10 +104,10 @@ fn is_better_than_own(
 ) -> Result<(), &'static str> {
     let order = own.map_or(Ordering::Greater, |own| copied.session.cmp(&own.session));
     match order {
-        Ordering::Less => Err("the own log is of a newer session"),
-        Ordering::Equal if own > Some(copied) => Err("the own log has come further"),
+        Ordering::Less => Err("the local log is in a newer session"),
+        Ordering::Equal if own > Some(copied) => Err("the local log is further ahead"),
         _ if has_missed_input && can_replay_input => {
-            Err("its books are in doubt, and the session's input is to be had")
+            Err("the peer's books are suspect, and the session can be replayed")
         }
         Ordering::Equal | Ordering::Greater => Ok(()),
     }

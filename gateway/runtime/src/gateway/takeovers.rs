@@ -194,13 +194,13 @@ fn cause(causes: TakeoverCauses, had_leader_before: bool, before: Epoch, now: Mo
     if is_recent(causes.handed_over) {
         "handed over"
     } else if is_recent(causes.death) {
-        "the leader's process has ended"
+        "the leader's process died"
     } else if had_leader_before {
-        "the leader's lease has ended"
+        "the leader's lease expired"
     } else if before != Epoch::default() {
-        "this gateway led before, and leads again"
+        "this gateway led before"
     } else {
-        "nobody led"
+        "no previous leader"
     }
 }
 
@@ -225,10 +225,10 @@ mod tests {
         for (causes, had_leader_before, before, expected) in [
             (causes(at(99), None), true, led, "handed over"),
             (causes(at(99), at(99)), true, led, "handed over"),
-            (causes(at(90), at(99)), true, led, "the leader's process has ended"),
-            (causes(at(90), at(90)), true, led, "the leader's lease has ended"),
-            (causes(None, None), false, led, "this gateway led before, and leads again"),
-            (causes(None, None), false, Epoch::default(), "nobody led"),
+            (causes(at(90), at(99)), true, led, "the leader's process died"),
+            (causes(at(90), at(90)), true, led, "the leader's lease expired"),
+            (causes(None, None), false, led, "this gateway led before"),
+            (causes(None, None), false, Epoch::default(), "no previous leader"),
         ] {
             assert_eq!(cause(causes, had_leader_before, before, now), expected, "{causes:?}");
         }

@@ -45,7 +45,7 @@ impl<'c> VenueReplay<'c> {
             let answer = first_message(recovery, numbering);
             if !matches!(answer, Ok(true)) {
                 let (server, channel) = (recovery.server, &self.setup.name);
-                tracing::warn!(%server, channel, ?answer, "the venue's server doesn't give the session's beginning");
+                tracing::warn!(%server, channel, ?answer, "the venue's server does not hold the start of the session");
             }
             answer.unwrap_or(false)
         })

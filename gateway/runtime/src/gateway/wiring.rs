@@ -201,13 +201,13 @@ impl<'c> Wiring<'c> {
         let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
         let running = match backend_choice::choose(pool.io.into(), pool.threads.count(), waiting)? {
             Backend::Epoll => {
-                self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines, words)?
+                self.start_on(EpollSet::new().map_err(io("create an epoll set"))?, pool, pipelines, words)?
             }
             Backend::Ring(wait) => {
-                self.start_on(RingSet::new(wait).map_err(io("make rings"))?, pool, pipelines, words)?
+                self.start_on(RingSet::new(wait).map_err(io("create io_uring rings"))?, pool, pipelines, words)?
             }
             Backend::Multishot => {
-                let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(io("make a multishot ring"))?;
+                let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(io("create a multishot io_uring ring"))?;
                 self.start_on(set, pool, pipelines, words)?
             }
         };
@@ -265,7 +265,7 @@ impl<'c> Wiring<'c> {
         let running = Pool::start(&dispatch, Arc::new(set), pipelines, local)
             .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })?;
         for (handle, socket) in sockets {
-            running.add(socket.as_fd(), handle).map_err(GatewayError::io("watch a line's socket"))?;
+            running.add(socket.as_fd(), handle).map_err(GatewayError::io("register a line's socket"))?;
             self.drops.add(handle, socket);
         }
         Ok(Arc::new(LockedPool::new(running)))
@@ -309,10 +309,10 @@ impl<'c> Wiring<'c> {
         config.logged = resumed.map(|shutdown| (shutdown.session, shutdown.next));
         let is_mid_session = resumed.is_some_and(|shutdown| !shutdown.has_ended && shutdown.next > Sequence(1));
         if copied.is_none() && !replays_whole_session && is_mid_session && replay.is_available() {
-            tracing::info!(channel = setup.name, "the venue's server plays the session again, for the books");
+            tracing::info!(channel = setup.name, "replaying the session from the venue's server to rebuild the books");
             config = replay_config(config);
         } else if copied.is_none() && !replays_whole_session && is_mid_session {
-            tracing::warn!(channel = setup.name, "begins amid the session, with its own log alone: books are in doubt");
+            tracing::warn!(channel = setup.name, "starting in mid-session from the local log only: books are suspect");
         }
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
@@ -355,7 +355,7 @@ impl<'c> Wiring<'c> {
         let gateway = &self.config.gateway;
         let directory = log_directory(self.config, setup.id);
         if replays_whole_session && start_position.is_none() && directory.exists() {
-            let act = format!("remove the log of channel {}, which begins anew", setup.name);
+            let act = format!("remove the log of channel {} before a full replay", setup.name);
             std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
         }
         let mut options = LogOptions::new(&directory, setup.id.0);
@@ -504,7 +504,7 @@ impl<'c> Wiring<'c> {
     pub(super) fn start_cold_threads(self) -> Result<(LatencyThread, ColdThreads), GatewayError> {
         let mut lines = self.config.channels.iter().flat_map(|channel| &channel.lines);
         let stamps = if lines.any(|line| line.stamps == Stamps::Hardware) {
-            "the NIC's where it stamps, else kernel software"
+            "NIC where available, else kernel software"
         } else {
             "kernel software"
         };
@@ -572,7 +572,7 @@ fn enable_hardware_stamps(interface: &Interface) {
         Err(error) => Err(error.to_string()),
     };
     if let Err(error) = enabled {
-        tracing::warn!(%interface, error, "NIC stamps");
+        tracing::warn!(%interface, error, "NIC timestamps not available");
     }
 }
 

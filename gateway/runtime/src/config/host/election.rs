@@ -43,7 +43,7 @@ pub(super) fn missing_sentinel(election: &ElectionConfig) -> Option<String> {
     let is_missing = socket.try_exists().is_ok_and(|there| !there);
     is_missing.then(|| {
         format!(
-            "no sentinel listens at {} yet (mdgw-sentinel.service): without it the gateway does not start",
+            "no sentinel listens on {} (mdgw-sentinel.service): the gateway will not start without it",
             socket.display()
         )
     })

@@ -41,7 +41,7 @@ impl Resolver<'_> {
             let kind = kind.name();
             self.add_problem(
                 &name.span(),
-                format!("{kind:?}: this mdgw was built without it; build it with `--features {kind}`"),
+                format!("{kind:?}: not included in this build; rebuild with `--features {kind}`"),
             );
         }
         Some(match kind {
@@ -69,7 +69,10 @@ impl Resolver<'_> {
             let node = NodeId(self.required_number(&voter.node, limits::NODE, &span, "node"));
             let address = self.address(&voter.address, &span, "address");
             if voters.values().any(|known| *known == address) || voters.insert(node, address).is_some() {
-                self.add_problem(&span, format!("node {node} at {address}: another voter has that number or address"));
+                self.add_problem(
+                    &span,
+                    format!("node {node} at {address}: duplicate number or address among the voters"),
+                );
             }
             if address == listen && address != UNREADABLE_ADDRESS {
                 self.add_problem(&span, format!("node {node} at {address}: is this gateway's own `listen`"));
@@ -108,16 +111,18 @@ impl Resolver<'_> {
         {
             self.add_problem(
                 &written.span(),
-                format!("{listen}: others are told this address, so it must be one of this host"),
+                format!(
+                    "{listen}: this address is advertised to the other members, so it must be an address of this host"
+                ),
             );
         }
         let seeds: Vec<_> = emergent.seeds.iter().flat_map(|list| list.get_ref()).collect();
         let seeds: Vec<_> = seeds.into_iter().map(|seed| self.address(&Some(seed.clone()), &table, "seeds")).collect();
-        let bootstraps = emergent.found.as_ref().is_some_and(|found| *found.get_ref());
+        let bootstraps = emergent.bootstrap.as_ref().is_some_and(|bootstrap| *bootstrap.get_ref());
         if !bootstraps && seeds.iter().all(|seed| *seed == listen) {
             self.add_problem(
                 &table,
-                "a gateway without `found = true` needs `seeds`, of which one at least is another gateway's",
+                "a gateway without `bootstrap = true` needs `seeds` with the address of at least one other gateway",
             );
         }
         self.required(&emergent.minimum_size, &table, "minimum_size");
@@ -146,7 +151,7 @@ impl Resolver<'_> {
             let emergent = written.get_ref().emergent.as_ref();
             let span = emergent.and_then(|table| table.get_ref().minimum_size.as_ref()).map(Spanned::span);
             let message =
-                format!("{minimum_size}: this gateway and its [[election.peer]] are {gateways}: nobody would lead");
+                format!("{minimum_size}: exceeds the number of gateways ({gateways}): no gateway could ever lead");
             self.add_problem(&span.unwrap_or_else(|| written.span()), message);
         }
     }
@@ -212,11 +217,10 @@ impl Resolver<'_> {
             identity: identity.map(|(certificate, key)| (certificate.into(), key.into())),
         });
         if let (None, Some(certificate)) = (&tls, &etcd.certificate_file) {
-            self.add_problem(&certificate.span(), "a certificate is used with `ca_file` only");
+            self.add_problem(&certificate.span(), "a client certificate needs `ca_file`");
         }
         if access.login.is_some() && tls.is_none() {
-            self.warnings
-                .push("the password for etcd crosses the network in the clear: `ca_file` is not set".to_owned());
+            self.warnings.push("the etcd password is sent unencrypted: `ca_file` is not set".to_owned());
         }
         Some(EtcdConfig { access, prefix: prefix.to_owned(), tls })
     }
@@ -258,7 +262,7 @@ impl Resolver<'_> {
         if let Some(written) = &zookeeper.session_ms
             && !is_latch
         {
-            self.add_problem(&written.span(), "for `mode = \"latch\"` only: a lease has no session");
+            self.add_problem(&written.span(), "only for `mode = \"latch\"`: a lease has no session");
         }
         let latch = ZooKeeperMode::Latch { session: Duration::from_millis(session_ms) };
         let mode = if is_latch { latch } else { ZooKeeperMode::Lease };
@@ -285,7 +289,7 @@ impl Resolver<'_> {
                     format!("{name:?}: expected host and port, such as \"10.0.0.1:2379\""),
                 );
             } else if endpoints[..index].iter().any(|other| other.get_ref() == name) {
-                self.add_problem(&endpoint.span(), format!("{name:?}: stands here twice"));
+                self.add_problem(&endpoint.span(), format!("{name:?}: duplicate"));
             }
         }
         self.check_both_set("user", keys.user, "password_file", keys.password_file);
@@ -304,7 +308,7 @@ impl Resolver<'_> {
             && used != owner
         {
             let (owner, used) = (owner.name(), used.name());
-            self.add_problem(&table, format!("for `backend = {owner:?}` only; this one is {used:?}"));
+            self.add_problem(&table, format!("only for `backend = {owner:?}`; this configuration has {used:?}"));
         }
     }
 
@@ -315,7 +319,10 @@ impl Resolver<'_> {
             (other.as_ref().filter(|_| written.is_none()), name),
         ] {
             if let Some(there) = there {
-                self.add_problem(&there.span(), format!("`{missing}` is missing beside it"));
+                self.add_problem(
+                    &there.span(),
+                    format!("`{missing}` is missing: user and password_file belong together"),
+                );
             }
         }
     }

@@ -522,11 +522,11 @@ fn a_latch_is_explained_by_its_session_and_unusable_settings_are_refused() {
     .assert_eq(&explained(&latch("", "")));
     assert!(explained(&latch("on_suspended = \"stop\"", "")).contains("in doubt   stops at once"));
     refused(
-        &latch("preferred = 1\ntenure_ms = 0", ""),
+        &latch("preferred_leader = 1\ntenure_ms_min = 0", ""),
         expect![[r#"
             2 problems
-            x.toml:32:13: election.preferred: under this backend no gateway hands over by itself
-            x.toml:33:13: election.tenure_ms: under this backend no gateway hands over by itself"#]],
+            x.toml:32:13: election.preferred_leader: under this backend no gateway hands over by itself
+            x.toml:33:13: election.tenure_ms_min: under this backend no gateway hands over by itself"#]],
     );
     refused(
         &latch("profile = \"calm\"", "session_ms = 1000\n"),
@@ -557,7 +557,7 @@ fn a_hang_limit_has_a_minimum_and_needs_a_sentinel() {
         &linked("hang_limit_ms = 204\nsentinel = \"none\""),
         expect![[r#"
             2 problems
-            x.toml:37:17: election.link.hang_limit_ms: 204: must be 0 or at least 200 + listeners_ms_max = 205
+            x.toml:37:17: election.link.hang_limit_ms: 204: must be 0 or at least 200 + listener_timeout_ms = 205
             x.toml:37:17: election.link.hang_limit_ms: `sentinel = "none"`: nobody could see a hang"#]],
     );
 }
@@ -570,11 +570,11 @@ fn each_of_several_gateways_has_its_own_link_address() {
     };
     let third = "[[election.peer]]\nnode = 2\nname = \"gw2\"\n";
     let both = format!("link = \"127.0.0.1:2\"\n{third}link = \"127.0.0.1:3\"\n");
-    let election = load(&ends("tenure_ms = 500", &both)).unwrap().election.unwrap();
+    let election = load(&ends("tenure_ms_min = 500", &both)).unwrap().election.unwrap();
     let linked: Vec<_> = election.link.unwrap().peers.iter().map(|peer| (peer.node, peer.address.port())).collect();
     assert_eq!(linked, [(Some(1), 2), (Some(2), 3)]);
     assert_eq!((election.spread, election.tenure_ns), (true, 500_000_000));
-    assert!(!load(&ends("preferred = 1", &both)).unwrap().election.unwrap().spread, "all are to be at one");
+    assert!(!load(&ends("preferred_leader = 1", &both)).unwrap().election.unwrap().spread, "all are to be at one");
     refused(
         &ends("spread = true\npreferred = 1", &both),
         expect!["x.toml:32:10: election.spread: `preferred` puts all groups on one gateway"],
@@ -607,7 +607,7 @@ fn each_of_several_gateways_has_its_own_link_address() {
 fn commented_defaults_of_groups_toml_are_the_defaults() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config/groups.toml");
     let text = std::fs::read_to_string(&path).unwrap();
-    let explicit = text.replace("# spread =", "spread =").replace("# tenure_ms =", "tenure_ms =");
+    let explicit = text.replace("# spread =", "spread =").replace("# tenure_ms_min =", "tenure_ms_min =");
     assert_ne!(explicit, text);
     let [plain, explicit] = [&text, &explicit].map(|text| load(text).unwrap_or_else(|error| panic!("{error}")));
     assert_eq!(plain.settings(), explicit.settings());
@@ -644,7 +644,7 @@ fn an_emergent_election_is_explained_with_its_split_risk() {
         election.emergent.listen = "10.0.0.1:31300"
         election.emergent.key_file = "key"
         election.emergent.seeds = ["10.0.0.1:31300", "10.0.0.2:31300"]
-        election.emergent.found = false
+        election.emergent.bootstrap = false
         election.emergent.minimum_size = 1
         election.emergent.join_attempts = 4"#]]
     .assert_eq(&lines.join("\n"));
@@ -658,7 +658,7 @@ fn an_emergent_election_is_explained_with_its_split_risk() {
 #[test]
 fn settings_that_the_backend_ignores_are_refused() {
     let emergent = format!(
-        "backend = \"emergent\"\non_suspended = \"stop\"\npreferred = 1\ntenure_ms = 10000\nspread = true\n\
+        "backend = \"emergent\"\non_suspended = \"stop\"\npreferred = 1\ntenure_ms_min = 10000\nspread = true\n\
          [election.emergent]\n{MEMBERSHIP}"
     );
     refused(
@@ -666,19 +666,19 @@ fn settings_that_the_backend_ignores_are_refused() {
         expect![[r#"
             5 problems
             x.toml:32:16: election.on_suspended: "stop": for backends with a store only; here a leader that too few answer goes on until its lease runs out
-            x.toml:33:13: election.preferred: under this backend no gateway hands over by itself
-            x.toml:34:13: election.tenure_ms: under this backend no gateway hands over by itself
+            x.toml:33:13: election.preferred_leader: under this backend no gateway hands over by itself
+            x.toml:34:13: election.tenure_ms_min: under this backend no gateway hands over by itself
             x.toml:35:10: election.spread: under this backend no gateway hands over by itself
             x.toml:35:10: election.spread: `preferred` puts all groups on one gateway"#]],
     );
     refused(
-        &with_votes("on_suspended = \"stop\"\npreferred = 1\ntenure_ms = 0", "10.0.0.3:27500"),
+        &with_votes("on_suspended = \"stop\"\npreferred = 1\ntenure_ms_min = 0", "10.0.0.3:27500"),
         expect![[
             r#"x.toml:32:16: election.on_suspended: "stop": for backends with a store only; here a leader that too few answer goes on until its lease runs out"#
         ]],
     );
     load(&with_votes("on_suspended = \"hold\"", "10.0.0.3:27500")).unwrap();
-    load(&with_file_election("on_suspended = \"stop\"\npreferred = 1\ntenure_ms = 0")).unwrap();
+    load(&with_file_election("on_suspended = \"stop\"\npreferred = 1\ntenure_ms_min = 0")).unwrap();
 }
 
 /// An election by votes, with another gateway and a witness there.
@@ -715,12 +715,12 @@ fn an_unusable_or_unconfirmed_emergent_election_is_refused() {
         ),
         expect![[r#"
             3 problems
-            x.toml:32:1: election.emergent: a gateway without `found = true` needs `seeds`, of which one at least is another gateway's
+            x.toml:32:1: election.emergent: a gateway without `bootstrap = true` needs `seeds`, of which one at least is another gateway's
             x.toml:33:15: election.emergent.allow_split: the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend
             x.toml:37:16: election.emergent.minimum_size: 3: this gateway and its [[election.peer]] are 2: nobody would lead"#]],
     );
     refused(
-        &with_membership("allow_split = true\nlisten = \"0.0.0.0:31300\"\nfound = true\n"),
+        &with_membership("allow_split = true\nlisten = \"0.0.0.0:31300\"\nbootstrap = true\n"),
         expect![[r#"
             3 problems
             x.toml:32:1: election.emergent: `minimum_size` is missing
@@ -770,12 +770,12 @@ fn election_timing_comes_from_the_profile_and_its_overrides() {
 #[test]
 fn listener_time_is_limited_to_half_of_the_usable_lease() {
     refused(
-        &with_file_election("listeners_ms_max = 41"),
+        &with_file_election("listener_timeout_ms = 41"),
         expect![
-            "x.toml:32:20: election.listeners_ms_max: listeners are waited for 41 ms before a fence opens: must be at most half of lease - margin = 80 ms / 2"
+            "x.toml:32:20: election.listener_timeout_ms: listeners are waited for 41 ms before a fence opens: must be at most half of lease - margin = 80 ms / 2"
         ],
     );
-    load(&with_file_election("listeners_ms_max = 40")).unwrap();
+    load(&with_file_election("listener_timeout_ms = 40")).unwrap();
 }
 
 #[test]
@@ -797,10 +797,10 @@ fn leases_that_could_overlap_are_refused_with_the_arithmetic() {
 #[test]
 fn every_gateway_needs_its_own_node_id_and_name() {
     refused(
-        &with_file_election("preferred = 7\ncore = 2"),
+        &with_file_election("preferred_leader = 7\ncore = 2"),
         expect![[r#"
             2 problems
-            x.toml:32:13: election.preferred: 7: neither this gateway nor an [[election.peer]] has this number
+            x.toml:32:13: election.preferred_leader: 7: neither this gateway nor an [[election.peer]] has this number
             x.toml:33:8: election.core: 2: is a core of pool main, whose work would make renewals late"#]],
     );
     let duplicate = with_file_election("").replace("node = 1\nname = \"gw1\"", "node = 0\nname = \"gw 1\"");
