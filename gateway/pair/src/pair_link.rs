@@ -8,7 +8,7 @@
 //!                                         └──► status table: what the peer has published
 //! ```
 //! - [`message`]: the messages as bytes. [`framing`]: one end of a connection, with authentication. Neither uses a
-//! socket.
+//!   socket.
 //! - [`mismatch`]: compares windows of both logs and finds the first message that differs.
 //! - `copy_out`, `copy_in`: a channel's state for a gateway that joins, on a separate connection.
 //!

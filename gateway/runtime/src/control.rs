@@ -1,4 +1,4 @@
-//! What a gateway of a pair answers.
+//! The gateway's answers on the control socket.
 
 use std::{
     collections::BTreeMap,
@@ -27,37 +27,37 @@ use crate::audit::{
 
 /// The groups of one gateway.
 pub struct PairControl {
-    /// Which gateway this is.
+    /// Name and number of this gateway.
     pub node: NodeId,
     /// Its groups.
     pub groups: BTreeMap<GroupId, GroupControl>,
-    /// The audit's file, where there is one.
+    /// The audit file, if there is one.
     pub audit: Option<PathBuf>,
-    /// What the gateway shows of itself.
+    /// Counters and gauges of the gateway.
     pub snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
 }
 
 /// One group.
 #[derive(Clone)]
 pub struct GroupControl {
-    /// Its election.
+    /// The group's election.
     pub latch: Arc<dyn LeaderLatch>,
-    /// Lets a gateway stand that the record doesn't name; `None` where the backend knows no such list.
+    /// Admits a gateway that the record does not name; `None` if the backend has no candidate list.
     pub admit: Option<Admit>,
-    /// Asks the gateway that leads for leadership.
+    /// Requests leadership from the leader.
     pub request_leadership: RequestLeadership,
-    /// What else is to be told of it: positions of its channels, for instance.
+    /// Further details for the status, such as positions of the group's channels.
     pub details: Arc<dyn Fn() -> Value + Send + Sync>,
 }
 
 /// Admits that gateway.
 pub type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
 
-/// Asks that gateway, over the pair link, to hand over to this one; `false`: there is no link to it.
+/// Asks that gateway over the pair link to hand over to this one; `false`: the link to it is down.
 pub type RequestLeadership = Arc<dyn Fn(NodeId) -> bool + Send + Sync>;
 
 impl PairControl {
-    /// Answers one question. Waits for a hand-over to come about.
+    /// Answers one request. Blocks until a requested hand-over has completed or failed.
     #[must_use]
     pub fn handle(&self, request: Request) -> Response {
         Response::from(match request {
@@ -102,7 +102,7 @@ impl PairControl {
         )
     }
 
-    /// Whoever has just come to lead may not be ready to give it away: it is asked again for a while.
+    /// A gateway that has just become leader may not be ready to hand over, so the request is repeated for a while.
     fn take_back(&self, group: Option<u16>, timeout: Duration) -> Result<Value, String> {
         let (group, control) = self.group(group)?;
         let (latch, begun) = (&control.latch, Instant::now());
@@ -137,7 +137,7 @@ impl PairControl {
             Some(_) => vec![self.group(group)?],
             None => self.groups.iter().map(|(group, control)| (*group, control)).collect(),
         };
-        // What a standby keeps to itself stops nobody.
+        // A pin of a standby has no effect on the leader.
         chosen.retain(|(_, control)| control.latch.has_leadership());
         if chosen.is_empty() {
             return Err("this gateway is not the leader: send the request to the leader".to_owned());
@@ -166,7 +166,7 @@ impl PairControl {
         Ok(json!({ "group": group.0, "node": node.0 }))
     }
 
-    /// The group that is meant: the only one, where none is named.
+    /// The requested group; without a name, the only group.
     fn group(&self, group: Option<u16>) -> Result<(GroupId, &GroupControl), String> {
         let known = || self.groups.keys().map(|group| group.0.to_string()).collect::<Vec<_>>().join(", ");
         let found = match group {
@@ -217,11 +217,11 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Longer than a gateway takes that has handed over to stand again.
+/// Longer than a gateway needs to become eligible again after a hand-over.
 const TAKE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two questions: longer than any hand-over that comes about.
+/// Between two requests: longer than a successful hand-over takes.
 const TAKE_BACK_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Lines of an audit that one answer holds.
+/// Audit lines in one answer.
 const HISTORY_MAX: usize = 1_000;
 
 #[cfg(test)]
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use crate::audit::{Audit, entry::AuditEvent};
 
-    /// An election of two that is decided by whoever asks.
+    /// An election of two gateways, in which the requester wins.
     #[derive(Debug, Default)]
     struct FakeElection(Mutex<View>);
 
@@ -305,7 +305,7 @@ mod tests {
             let details = Arc::new(|| Value::Null);
             let latch = FakeElection::leading();
             let asked = Arc::clone(&latch);
-            // The third is nowhere; the second gives away what it has.
+            // The third gateway does not exist; the second hands over its group.
             let request_leadership: RequestLeadership = Arc::new(move |node| {
                 asked.with(|view| {
                     if view.pin == Pin::Free {
@@ -389,7 +389,7 @@ mod tests {
         let missing = refused(control.handle(Request::HandOver { group: Some(7), target: None }));
         assert_eq!(missing, "no such group: there are 1, 2");
         assert_eq!(ok(control.handle(Request::HandOver { group: Some(2), target: Some(2) }))["group"], 2);
-        // The other one is led elsewhere now.
+        // The other group has another leader now.
         assert_eq!(ok(control.handle(Request::Pin { group: Some(1) }))["groups"], json!([1]));
         let pinned = |index: usize| ok(control.handle(Request::Status {}))["groups"][index]["pinned"].clone();
         assert_eq!((pinned(0), pinned(1)), (json!(true), json!(false)));
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(refused(control.handle(admit(2, "stranger"))), "node 2 is gw2 already");
         ok(control.handle(Request::HandOver { group: None, target: None }));
         assert!(refused(control.handle(admit(4, "gw4"))).starts_with("this gateway does not lead"));
-        // The record may name nobody who could.
+        // The record may name no gateway that could admit.
         ok(control.handle(admit(1, "gw1")));
         assert_eq!(*admitted.lock().unwrap(), [3, 1]);
     }

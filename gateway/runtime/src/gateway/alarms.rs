@@ -1,4 +1,4 @@
-//! What a person should hear of while the gateway runs: compared once a second by a cold thread, logged when it changes.
+//! Alarms that depend on counters: a cold thread compares the counters once a second and logs the changes.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use mdgw_feeds::identity::Line;
 use mdgw_sys::alarm::Alarm;
 use mdgw_telemetry::counters::Reading;
 
-/// What was known at the last look.
+/// The counters at the last call.
 #[derive(Debug, Default)]
 pub(super) struct Alarms {
     last: BTreeMap<(String, &'static str), u64>,
@@ -14,7 +14,7 @@ pub(super) struct Alarms {
 }
 
 impl Alarms {
-    /// Compares with the last look and logs the differences.
+    /// Compares with the last call and logs the differences.
     pub(super) fn check(&mut self, readings: &[Reading], failed: &[(String, String)]) {
         for Reading { scope, name, value } in readings {
             let last = self.last.insert((scope.clone(), name), *value).unwrap_or(0);
@@ -31,7 +31,7 @@ impl Alarms {
     }
 }
 
-/// Counters that only grow tell by how much; silent lines are named.
+/// Logs the increase of a counter, and the number of each line that became silent or receives packets again.
 fn log_change(channel: &str, name: &str, last: u64, now: u64) {
     let more = now.saturating_sub(last);
     match name {

@@ -1,4 +1,4 @@
-//! What runs beside the pools, on threads that may wait: log keeping, state on disk, drop counters, memberships,
+//! The cold threads beside the pools, which may block: log maintenance, state on disk, drop counters, memberships,
 //! retransmission.
 
 use std::{
@@ -33,7 +33,7 @@ use crate::{
     state_file::{ShutdownPosition, StateError, StateFile},
 };
 
-/// What the cold threads work on.
+/// Inputs of the cold threads.
 pub(super) struct ColdParts<'c> {
     pub(super) config: &'c Resolved,
     pub(super) state: StateFile,
@@ -90,12 +90,12 @@ impl ColdThreads {
         }
     }
 
-    /// `positions`: where the channels stand, for the next start.
+    /// `positions`: the channels' positions, for the next start.
     pub(super) fn stop(mut self, positions: Vec<(ChannelId, ShutdownPosition)>) -> Result<(), GatewayError> {
         self.stop.store(true, Ordering::Release);
         drop(self.memberships.take());
         if let Some(retransmission) = self.retransmission.take() {
-            // An error of its socket was logged when it came.
+            // An error of its socket was logged when it occurred.
             let _ = retransmission.thread.join();
         }
         let Some(keeper) = self.keeper.take() else { return Ok(()) };
@@ -113,12 +113,12 @@ impl Drop for ColdThreads {
     }
 }
 
-/// Datagrams that the kernel dropped for want of room in a socket, summed up by the keeper's thread.
+/// Datagrams that the kernel dropped because a receive buffer was full, summed by the maintenance thread.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KernelDrops(Arc<AtomicU64>);
 
 impl KernelDrops {
-    /// All of them.
+    /// The sum over all sockets.
     pub(super) fn total(&self) -> u64 {
         // Relaxed: a count orders nothing else.
         self.0.load(Ordering::Relaxed)
@@ -164,7 +164,7 @@ impl Retransmission {
     }
 }
 
-/// A socket that fails once may fail at once again.
+/// A socket that failed may fail again at once.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 struct MaintenanceTasks {
@@ -177,13 +177,13 @@ struct MaintenanceTasks {
     epochs: Vec<Arc<KnownEpochs>>,
 }
 
-/// A segment is filled in no less than tens of milliseconds, and one is ready ahead.
+/// A segment takes at least tens of milliseconds to fill, and one segment is ready ahead.
 const TASK_INTERVAL: Duration = Duration::from_millis(2);
-/// Drop counters are read once in so many turns.
+/// Drop counters are read once in this many turns.
 const TURNS_PER_DROP_READING: u32 = 50;
 
 impl MaintenanceTasks {
-    /// Hands the state back when it ends.
+    /// Returns the state file when it stops.
     fn run(mut self, stop: &AtomicBool) -> Result<StateFile, StateError> {
         let mut turn = 0_u32;
         while !stop.load(Ordering::Acquire) {
@@ -192,7 +192,7 @@ impl MaintenanceTasks {
                 keeper.turn(now_ns);
             }
             if let Err(error) = self.persist_sessions() {
-                // The stream goes on; a restarted gateway might count restarts from what is on disk.
+                // The stream continues. A restarted gateway might count restarts from the older state on disk.
                 tracing::error!(%error, "cannot write restart counts to the state file");
             }
             if turn.is_multiple_of(TURNS_PER_DROP_READING) {
@@ -208,7 +208,7 @@ impl MaintenanceTasks {
         Ok(self.state)
     }
 
-    /// Epochs that others made are above this gateway's own count: after a restart it must not go back below them.
+    /// The peers' epochs may be above this gateway's count: after a restart it must not publish below them.
     fn persist_epochs(&mut self) {
         let Some(highest) = self.epochs.iter().map(|epochs| epochs.highest()).max() else { return };
         if let Err(error) = self.state.record_epoch(highest) {

@@ -70,10 +70,10 @@ use crate::{
     state_file::Start,
 };
 
-/// Starts the election of each group. `this_start` is the gateway's.
+/// Starts the election of each group. `this_start` is the gateway's start.
 ///
 /// # Errors
-/// When a store can't be opened or a thread can't be had. What was started is closed then.
+/// When a store cannot be opened or a thread cannot be started. Elections that were already started are closed then.
 pub(super) fn start(
     config: &Resolved,
     election: &ElectionConfig,
@@ -214,7 +214,7 @@ fn start_one(
 
 /// What the elections of all groups share.
 enum SharedTransport {
-    /// Nothing: each has a connection of its own.
+    /// Nothing: each has a separate connection.
     Store,
     Voters(Arc<QuorumTransport>),
     Members(Arc<MembershipTransport>),
@@ -242,11 +242,11 @@ fn emergent_config(
         join_attempts: membership.join_attempts,
         minimum_size: membership.minimum_size,
         timing: EmergentTiming::of_lease(&election.timing),
-        // Below what this start has for itself: that is nobody's yet, and members tell each other what they know. One that
-        // comes back would outrank whoever leads.
+        // Below the epoch of this start, under which no gateway has led yet. Members exchange the epochs that they
+        // know: with this start's epoch, a restarted gateway would outrank the leader.
         own_epoch: Epoch::new(epoch.count().saturating_sub(1), 0),
         configuration: config.output_fingerprint(),
-        // Without it the configuration was refused.
+        // A configuration without it was refused.
         allow_split: true,
     }
 }
@@ -272,7 +272,7 @@ pub(super) fn record_place(backend: &Backend) -> Option<RecordLocation> {
     match backend {
         Backend::File(directory) => Some(RecordLocation::File(directory.clone())),
         Backend::Etcd(etcd) => Some(RecordLocation::Etcd(etcd.clone())),
-        // A latch has a line of nodes instead.
+        // A latch uses a queue of nodes instead.
         Backend::ZooKeeper(store) if store.mode != ZooKeeperMode::Lease => None,
         Backend::ZooKeeper(store) => Some(RecordLocation::ZooKeeper(store.clone())),
         Backend::Quorum(_) | Backend::Emergent(_) => None,
@@ -288,7 +288,7 @@ fn open_register(
     Ok(place.open(group, events)?)
 }
 
-/// Over a connection of its own, while the gateway begins: what is slow is said, and nothing waits for it.
+/// Measures the store over a separate connection during the start. Slow answers are logged; the start does not wait.
 fn measure_store(election: &ElectionConfig, group: GroupId) {
     let election = election.clone();
     let measured = std::thread::Builder::new().name("mdgw-measure".to_owned()).spawn(move || {
@@ -307,7 +307,7 @@ fn measure_store(election: &ElectionConfig, group: GroupId) {
     }
 }
 
-/// What surrounds the election of a group in this process.
+/// The gateway's side of one group's election.
 struct GroupSurroundings {
     group: GroupId,
     node: NodeId,
@@ -315,13 +315,13 @@ struct GroupSurroundings {
     link_slot: LinkSlot,
     causes: GroupTakeoverCauses,
     sender: Option<AuditSender>,
-    /// The fence in the kernel, where there is one.
+    /// The fence in the kernel, if there is one.
     kernel: Option<KernelFenceSlot>,
-    /// Where the sentinel sees that the thread gets on.
+    /// The progress counter that the sentinel watches.
     progress_counter: Option<ProgressCounter>,
 }
 
-/// What the gateway has for its elections.
+/// What the gateway passes to its elections.
 pub(super) struct ElectionContext<'a> {
     pub(super) audit: Option<&'a AuditSender>,
     pub(super) link_slot: &'a LinkSlot,
@@ -330,10 +330,10 @@ pub(super) struct ElectionContext<'a> {
     pub(super) shared_page: Option<&'a HeldSharedPage>,
 }
 
-/// To the other gateways; empty until there is a link.
+/// The link to the peers; empty until there is a link.
 pub(super) type LinkSlot = Arc<OnceLock<Arc<LinkHandle>>>;
 
-/// Brings what comes over the link to the elections. Ends when it is dropped.
+/// Forwards the link's messages to the elections. Ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct PeerForwarder {
     stop: Arc<AtomicBool>,
@@ -367,23 +367,23 @@ impl Drop for PeerForwarder {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It has no result; one that panicked has ended all the same.
+            // The thread returns nothing; a panicked thread has ended too.
             let _ended = thread.join();
         }
     }
 }
 
-/// Notes the deaths of other gateways.
+/// Writes death notices of other gateways to the audit.
 #[derive(Debug)]
 pub(super) struct DeathRecorder {
     node: NodeId,
     sender: AuditSender,
-    /// Each is told several times.
+    /// Each notice arrives several times.
     recorded: BTreeSet<(GroupId, NodeId, Incarnation)>,
 }
 
 impl DeathRecorder {
-    /// As that gateway, there.
+    /// Group and node of this gateway.
     pub(super) fn new(node: NodeId, sender: AuditSender) -> Self {
         Self { node, sender, recorded: BTreeSet::new() }
     }
@@ -397,14 +397,14 @@ impl DeathRecorder {
     }
 }
 
-/// From the link's desk to the elections.
+/// From the link's queues to the elections.
 struct Forwarder {
     handle: Arc<LinkHandle>,
     elections: BTreeMap<GroupId, Election>,
     fitness: PeerFitness,
     causes: GroupTakeoverCauses,
     deaths: Option<DeathRecorder>,
-    /// Processes whose end has been logged: it is told of each group, and three times.
+    /// Processes whose death has been logged: the notice arrives for each group, and three times.
     ended: BTreeSet<(NodeId, Incarnation)>,
 }
 
@@ -412,18 +412,18 @@ impl Forwarder {
     fn forward(&mut self) {
         while let Some((of, notice)) = self.handle.take_death() {
             for (group, election) in self.elections.iter().filter(|(group, _)| of.is_none_or(|of| of == **group)) {
-                // Groups that it never led, or gave away, go on without it.
+                // A group that the dead process did not lead is not affected.
                 let view = election.view();
                 if notice.epoch.count() > 0 && (view.leader.is_none() || notice.epoch >= view.epoch) {
                     lock(&self.causes).entry(*group).or_default().death = Some(mono_now());
                 }
-                // Before what comes of it is noted.
+                // Before the consequences are recorded.
                 if let Some(deaths) = &mut self.deaths {
                     deaths.record(*group, notice);
                 }
                 election.died(notice);
             }
-            // When the elections know.
+            // After the elections are notified.
             if self.ended.insert((notice.holder, notice.incarnation)) {
                 tracing::warn!(holder = %notice.holder, "another gateway's process died");
             }
@@ -445,7 +445,7 @@ impl Forwarder {
     }
 }
 
-/// For messages that came before the thread was known.
+/// For messages that arrived before the thread was registered.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl ElectionHooks for GroupSurroundings {
@@ -461,7 +461,7 @@ impl ElectionHooks for GroupSurroundings {
     }
 
     fn on_iteration(&mut self) {
-        // It always has something to do: a thread that is at rest for long would be no leader's.
+        // The thread always has something to do: a leader's election thread is never idle for long.
         if let Some(progress_counter) = &self.progress_counter {
             progress_counter.mark_busy();
         }
@@ -521,7 +521,7 @@ impl ElectionHooks for GroupSurroundings {
 }
 
 impl GroupSurroundings {
-    /// What follows soon has this reason.
+    /// Notes a hand-over as the cause of the next takeover.
     fn note_hand_over(&self) {
         lock(&self.causes).entry(self.group).or_default().handed_over = Some(mono_now());
     }

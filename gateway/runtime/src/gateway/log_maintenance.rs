@@ -1,16 +1,16 @@
-//! One channel's log, kept: its keeper's turns, and what they come to as counters.
+//! Maintenance of one channel's log, with its counters.
 
 use mdgw_publog::{MaintenanceCounts, SegmentMaintenance};
 use mdgw_telemetry::counters::CounterWriter;
 
-/// A log's keeper and its counters. Owned by the keeper's thread.
+/// A log's maintenance and its counters. Owned by the maintenance thread.
 #[derive(Debug)]
 pub(super) struct MaintainedLog {
     maintenance: SegmentMaintenance,
     counters: CounterWriter,
 }
 
-/// Counters of a log's keeper, in the order in which they are registered.
+/// Counters of a log's maintenance, in the order in which they are registered.
 pub(super) const LOG_COUNTERS: [&str; 3] = ["log_no_space", "log_failures", "log_protected_unlinked"];
 
 impl MaintainedLog {
@@ -19,7 +19,7 @@ impl MaintainedLog {
         Self { maintenance, counters }
     }
 
-    /// Makes and unlinks segments. `now_ns`: ns since 1970 UTC.
+    /// Creates and deletes segments. `now_ns`: ns since 1970 UTC.
     pub(super) fn turn(&mut self, now_ns: u64) {
         self.maintenance.run_once(now_ns);
         let MaintenanceCounts { no_space, failures, protected_unlinked, .. } = *self.maintenance.counts();

@@ -1,5 +1,5 @@
-//! The gateway's side of its sentinel: a thread that holds the page's mutex as long as the process lives, and the epochs
-//! under which it leads.
+//! The gateway's side of its sentinel: a thread that holds the mutex of the shared page as long as the process lives,
+//! and the epochs under which the gateway leads.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,23 +32,24 @@ use crate::config::{
     resolved::{Backend, ElectionConfig, LinkConfig, SentinelChoice},
 };
 
-/// The page, held by a thread of its own. Dropping it says that all is in order.
+/// The shared page, held by a separate thread. Dropping it signals an orderly end.
 #[derive(Debug)]
 pub(super) struct HeldSharedPage {
     shared_page: Arc<SharedPage>,
     /// Dropped to end the thread.
     end: Option<mpsc::Sender<()>>,
     holder_thread: Option<JoinHandle<()>>,
-    /// Hot threads that show in it: the elections' first, then those of the pools. 0 where nobody judges hangs.
+    /// Hot threads whose progress the page shows: the elections' first, then those of the pools. 0 if the sentinel
+    /// does not judge hangs.
     thread_count: usize,
     group_count: usize,
 }
 
 impl HeldSharedPage {
-    /// `None` where the configuration wants no sentinel.
+    /// `None` if the configuration has no sentinel.
     ///
     /// # Errors
-    /// When it can't be made, or has no room for all threads.
+    /// When the page cannot be created, or has no room for all threads.
     pub(super) fn of(config: &Resolved) -> Result<Option<Self>, GatewayError> {
         let link = config.election.as_ref().and_then(|election| election.link.as_ref());
         let Some(link) = link.filter(|link| link.sentinel != SentinelChoice::None) else { return Ok(None) };
@@ -86,25 +87,25 @@ impl Drop for HeldSharedPage {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(holder_thread) = self.holder_thread.take() {
-            // It has no result; one that panicked has let the page go.
+            // The thread returns nothing; a panicked thread has released the page.
             let _ended = holder_thread.join();
         }
     }
 }
 
-/// While this lives, the sentinel watches. Dropping it tells the sentinel that all is in order.
+/// While this lives, the sentinel watches. Dropping it signals an orderly end to the sentinel.
 #[derive(Debug)]
 pub(super) struct SentinelHandle {
-    /// Dropped first: the sentinel hears of the end before its stream ends.
+    /// Dropped first: the sentinel is notified of the end before its stream ends.
     _page: HeldSharedPage,
     sentinel: SentinelConnection,
 }
 
 impl SentinelHandle {
-    /// Hands the page to a sentinel.
+    /// Passes the page to a sentinel.
     ///
     /// # Errors
-    /// When it can't be started or reached, or refuses.
+    /// When the sentinel cannot be started or reached, or refuses.
     pub(super) fn start(
         held: HeldSharedPage,
         link: &LinkConfig,
@@ -122,7 +123,7 @@ impl SentinelHandle {
             }
             SentinelChoice::Service(path) => SentinelSource::Service(path.clone()),
         };
-        // Until a dump is written nobody could learn of the death.
+        // The kernel reports the death only after the core dump is written.
         forbid_core_dumps().map_err(GatewayError::io("disable core dumps"))?;
         let shared_page = &held.shared_page;
         let registration = WatchRegistration {
@@ -141,7 +142,7 @@ impl SentinelHandle {
             .map_err(|error| GatewayError::io("start the sentinel")(io::Error::other(error)))?;
         for (index, election) in elections.values().enumerate() {
             election.listen(Arc::new(EpochPublisher(shared_page.group(index))));
-            // It may have begun to lead before it was listened to.
+            // The group may have begun to lead before the listener was registered.
             if election.has_leadership() {
                 shared_page.group(index).open(election.view().epoch, FOR_GOOD);
             }
@@ -150,7 +151,7 @@ impl SentinelHandle {
         Ok(Self { _page: held, sentinel })
     }
 
-    /// Why nobody watches any more.
+    /// Why the sentinel no longer watches.
     pub(super) fn fault(&mut self) -> Option<String> {
         self.sentinel.fault()
     }
@@ -193,7 +194,7 @@ fn hold_shared_page() -> io::Result<(Arc<SharedPage>, mpsc::Sender<()>, JoinHand
     Ok((shared_page, end, holder_thread))
 }
 
-/// Writes a group's epoch where the sentinel finds it: it must name the leadership that ended.
+/// Writes a group's epoch to the page: the death notice must name the leadership that ended.
 struct EpochPublisher(GroupFenceAtomics);
 
 impl Listener for EpochPublisher {
@@ -206,5 +207,5 @@ impl Listener for EpochPublisher {
     }
 }
 
-/// The sentinel asks for a deadline only where it judges hangs.
+/// The sentinel needs a deadline only where it judges hangs.
 const FOR_GOOD: MonoNs = MonoNs(u64::MAX);
