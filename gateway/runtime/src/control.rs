@@ -155,7 +155,7 @@ impl PairControl {
         let name = NodeName::new(name).ok_or("a node name has 1 to 64 letters, digits, '-', '_' or '.'")?;
         if !control.latch.has_leadership() && node != self.node {
             return Err(
-                "this gateway is not the leader: send the request to the leader, or the one that is to be admitted"
+                "this gateway is not the leader: send the request to the leader or to the gateway to be admitted"
                     .to_owned(),
             );
         }
@@ -192,11 +192,11 @@ fn view_value(view: &View) -> Value {
         "role": role_name(view.role),
         "epoch": epoch_value(view.epoch),
         "leader": view.leader.as_ref().map(member_value),
-        "heir": view.successor.map(|node| node.0),
+        "successor": view.successor.map(|node| node.0),
         "participants": view.participants.iter().map(|(node, name)| json!({ "node": node.0, "name": name })).collect::<Vec<_>>(),
         "connection": state_name(view.connection),
         "pinned": view.pin == Pin::Pinned,
-        "obstacle": view.obstacle.as_ref().map(ToString::to_string),
+        "ineligible_reason": view.obstacle.as_ref().map(ToString::to_string),
     })
 }
 
@@ -210,7 +210,7 @@ fn epoch_value(epoch: Epoch) -> Value {
 
 fn role_name(role: Role) -> &'static str {
     match role {
-        Role::Ineligible => "bystander",
+        Role::Ineligible => "ineligible",
         Role::Candidate => "candidate",
         Role::Leader => "leader",
         Role::Closed => "closed",
@@ -369,7 +369,7 @@ mod tests {
         control.groups[&GroupId(1)].latch.set_pin(Pin::Pinned);
         let _handed_over = ok(control.handle(Request::HandOver { group: None, target: Some(3) }));
         let why = refused(control.handle(Request::TakeBack { group: None }));
-        assert!(why.contains("node 3") && why.ends_with("there is no link to it"), "{why}");
+        assert!(why.contains("node 3") && why.ends_with("the pair link to it is down"), "{why}");
     }
 
     #[test]
@@ -384,10 +384,10 @@ mod tests {
         let control = control(2, None);
         assert_eq!(
             refused(control.handle(Request::HandOver { group: None, target: None })),
-            "which group? there are 1, 2"
+            "group is required; groups: 1, 2"
         );
         let missing = refused(control.handle(Request::HandOver { group: Some(7), target: None }));
-        assert_eq!(missing, "no such group: there are 1, 2");
+        assert_eq!(missing, "no such group; groups: 1, 2");
         assert_eq!(ok(control.handle(Request::HandOver { group: Some(2), target: Some(2) }))["group"], 2);
         // The other group has another leader now.
         assert_eq!(ok(control.handle(Request::Pin { group: Some(1) }))["groups"], json!([1]));
@@ -420,9 +420,9 @@ mod tests {
         let record: Admit = Arc::new(move |node, _| to_admit.lock().unwrap().push(node.0));
         control.groups.values_mut().for_each(|group| group.admit = Some(Arc::clone(&record)));
         ok(control.handle(admit(3, "gw3")));
-        assert_eq!(refused(control.handle(admit(2, "stranger"))), "node 2 is gw2 already");
+        assert_eq!(refused(control.handle(admit(2, "stranger"))), "node 2 is already named gw2");
         ok(control.handle(Request::HandOver { group: None, target: None }));
-        assert!(refused(control.handle(admit(4, "gw4"))).starts_with("this gateway does not lead"));
+        assert!(refused(control.handle(admit(4, "gw4"))).starts_with("this gateway is not the leader"));
         // The record may name no gateway that could admit.
         ok(control.handle(admit(1, "gw1")));
         assert_eq!(*admitted.lock().unwrap(), [3, 1]);

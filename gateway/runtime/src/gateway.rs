@@ -26,6 +26,7 @@ use mdgw_election::{
     auth::SharedKey,
     core::Progress,
     driver::Election,
+    fitness::Eligibility,
     identity::{Member, NodeId},
     latch::LeaderLatch,
     record_location::RecordLocationError,
@@ -372,28 +373,37 @@ impl Gateway {
             let status_table = status_table.as_ref().map(|status_table| status_table.all()).unwrap_or_default();
             let known = channels.iter().filter_map(|channel| Some((channel, status_table.get(channel)?)));
             let told = known.map(|(channel, known)| {
-                let ready = known.logged_through.map(AuditPosition::from);
+                let logged_through = known.logged_through.map(AuditPosition::from);
                 let state = format!("{:?}", known.state).to_lowercase();
                 let kept = history.as_ref().and_then(|history| history.extent(*channel)).map(|kept| {
-                    let (from, until, next) = (kept.from.0, kept.until.0, kept.next.0);
-                    json!({ "from": from, "until": until, "next": next, "bytes": kept.bytes, "is_cut": kept.is_truncated })
+                    let (first, contiguous_next, next) = (kept.from.0, kept.until.0, kept.next.0);
+                    json!({
+                    "first": first, "contiguous_next": contiguous_next, "next": next, "bytes": kept.bytes,
+                    "is_truncated": kept.is_truncated,
+                    })
                 });
                 let packets = known.packets;
-                json!({ "channel": channel.0, "state": state, "ready": ready, "packets_heard": packets, "kept": kept })
+                json!({
+                "channel": channel.0, "state": state, "logged_through": logged_through, "packets_received": packets,
+                "input_history": kept,
+                })
             });
             let joining = health.map(|GroupHealth { joining, .. }| {
                 json!({
-                    "standing": joining.eligibility,
-                    "behind_messages": joining.behind_messages,
-                    "channels_missing": joining.channels_missing,
-                    "level_ms": joining.caught_up_ns / 1_000_000,
-                    "unlike_ms": joining.mismatched_ns / 1_000_000,
-                })
+                                    "eligibility": match joining.eligibility {
+                Eligibility::Joining => "joining",
+                Eligibility::Eligible => "eligible",
+                },
+                                    "behind_messages": joining.behind_messages,
+                                    "channels_missing": joining.channels_missing,
+                                    "caught_up_ms": joining.caught_up_ns / 1_000_000,
+                                    "content_mismatch_ms": joining.mismatched_ns / 1_000_000,
+                                })
             });
             let fitness = health.map(|health| health.fitness.class().name());
             let takeovers = costs.as_ref().map(|costs| lock(costs).to_json());
             json!({
-                "may_split": may_split,
+                "allows_split_brain": may_split,
                 "takeovers": takeovers,
                 "fitness": fitness,
                 "joining": joining,

@@ -1,4 +1,5 @@
-//! The cold thread that collects the histograms of all hot threads once an interval and writes them down.
+//! The cold thread that collects the histograms of all hot threads once an interval and writes them to the latency
+//! log.
 
 use std::{
     collections::BTreeMap,
@@ -28,14 +29,14 @@ use mdgw_telemetry::{
 
 use crate::config::resolved::LatencyConfig;
 
-/// One hot thread's collector, with the names that its numbers stand for.
+/// One hot thread's collector, with the names for its indices.
 #[derive(Debug)]
 pub struct ThreadStageCollector {
     /// Name of the thread, without spaces, commas or semicolons: `main-0`.
     pub thread: String,
-    /// Channel of each index of its pool.
+    /// The channel of each index in its pool.
     pub channels: Vec<ChannelId>,
-    /// The cold end of its hand-over.
+    /// The cold end of the thread's hand-over.
     pub collector: StageCollector,
 }
 
@@ -44,11 +45,11 @@ pub struct ThreadStageCollector {
 pub struct ChannelMetricsCollector {
     /// The channel.
     pub channel: ChannelId,
-    /// The cold end of its hand-over.
+    /// The cold end of the channel's hand-over.
     pub collector: ChannelCollector,
 }
 
-/// Everything recorded so far, all threads together.
+/// Everything recorded so far, over all threads.
 #[derive(Debug, Default)]
 pub struct LatencyTotals {
     /// By channel and stage.
@@ -60,7 +61,7 @@ pub struct LatencyTotals {
 pub struct StageTotal {
     /// Nanoseconds.
     pub histogram: Histogram<u64>,
-    /// Values that came out negative.
+    /// Number of negative values.
     pub negative_count: u64,
 }
 
@@ -73,7 +74,7 @@ pub struct LatencyThread {
     log: Option<PathBuf>,
 }
 
-/// What came of it.
+/// The results of the collector.
 #[derive(Debug)]
 pub struct LatencyResult {
     /// All values.
@@ -86,7 +87,7 @@ impl LatencyThread {
     /// Opens the log and starts to collect.
     ///
     /// # Errors
-    /// When the log or the thread cannot be made.
+    /// When the log or the thread cannot be created.
     pub fn start(
         config: &LatencyConfig,
         threads: Vec<ThreadStageCollector>,
@@ -127,7 +128,7 @@ impl LatencyThread {
         self.log.as_ref()
     }
 
-    /// The figures of the last interval.
+    /// The statistics of the last interval.
     #[must_use]
     pub fn recent(&self) -> &Arc<RecentIntervals> {
         &self.recent
@@ -138,10 +139,10 @@ impl LatencyThread {
         self.shared.lock().interval_ns = interval_ns;
     }
 
-    /// Collects what is left and closes the log.
+    /// Collects the remaining values and closes the log.
     ///
     /// # Errors
-    /// The first error of writing; collecting went on after it.
+    /// The first write error; collecting continued after it.
     pub fn stop(mut self) -> io::Result<LatencyResult> {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
@@ -199,7 +200,7 @@ struct Writer {
     channels: Vec<CollectedChannel>,
     log: Option<IntervalLogWriter<BufWriter<File>>>,
     logs: Vec<PathBuf>,
-    /// The day at Greenwich that the log is of: each day has its own.
+    /// The UTC day of the log: each day has its own log.
     day: TradingDate,
     totals: LatencyTotals,
 }
@@ -283,7 +284,7 @@ impl Writer {
     }
 }
 
-/// A channel's collector, and what its counts were at the end of the last interval.
+/// A channel's collector, and its counts at the end of the last interval.
 struct CollectedChannel {
     entry: ChannelMetricsCollector,
     previous: PreviousCounts,
@@ -337,7 +338,7 @@ fn write_set(
     outcome
 }
 
-/// Writes what came of each count since `previous`, and the lines' leads.
+/// Writes the increase of each count since `previous`, and the lines' leads.
 fn write_channel(
     set: &ChannelMetrics,
     channel: ChannelId,
@@ -376,7 +377,7 @@ fn write_channel(
     Ok(())
 }
 
-/// By how much a count grew.
+/// The increase of a count.
 fn increase((name, current, before): (&'static str, u64, u64)) -> (&'static str, u64) {
     (name, current.saturating_sub(before))
 }

@@ -1,4 +1,4 @@
-//! What a configuration would run, in words: what `mdgw check` prints.
+//! Describes what a configuration would run, for `mdgw check`.
 
 use std::{
     collections::BTreeSet,
@@ -19,10 +19,10 @@ use super::{
     settings::name_of,
 };
 
-/// Writes what would run.
+/// Writes the description.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn explain(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let gateway = &config.gateway;
     writeln!(out, "gateway      node {}, state file {}", gateway.node, gateway.state_file.display())?;
@@ -194,7 +194,7 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "  revision   {}, output {:016x}", fingerprint.revision, fingerprint.hash)
 }
 
-/// How long a leader may send, and when another follows.
+/// How long a leader may send, and when another gateway takes over.
 fn explain_lease(election: &ElectionConfig, out: &mut impl Write) -> fmt::Result {
     let ElectionConfig { timing, .. } = election;
     writeln!(
@@ -231,7 +231,7 @@ fn explain_lease(election: &ElectionConfig, out: &mut impl Write) -> fmt::Result
     writeln!(out, "  suspended  {doubt}")
 }
 
-/// The same where places in a line are kept by sessions.
+/// The same for backends that order candidates by sessions.
 fn explain_session(election: &ElectionConfig, session_ns: u64, out: &mut impl Write) -> fmt::Result {
     let ElectionConfig { timing, .. } = election;
     let session = Nanoseconds(session_ns);
@@ -257,7 +257,7 @@ fn explain_session(election: &ElectionConfig, session_ns: u64, out: &mut impl Wr
     writeln!(out, "  suspended  {doubt}")
 }
 
-/// Where they are, if there are several.
+/// The placement of the groups, if there are several.
 fn explain_groups(config: &Resolved, election: &ElectionConfig, out: &mut impl Write) -> fmt::Result {
     let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
     if groups.len() < 2 {
@@ -298,7 +298,7 @@ fn explain_backend(backend: &Backend) -> String {
             let bootstraps =
                 if membership.bootstrap == BootstrapMode::Bootstrap { ", bootstraps if no seed answers" } else { "" };
             return format!(
-                "by membership: this gateway on {}, seeds {}{bootstraps}; the oldest of at least {} leads, ACROSS A SPLIT TWO CAN",
+                "by membership: this gateway on {}, seeds {}{bootstraps}; the oldest of at least {} members leads. DURING A NETWORK PARTITION TWO CAN LEAD",
                 membership.listen,
                 if seeds.is_empty() { "none".to_owned() } else { seeds.join(", ") },
                 membership.minimum_size
@@ -356,7 +356,7 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "log          {}", config.log.level)
 }
 
-/// Only gateways of a linked pair have it.
+/// Only gateways of a linked pair have an input history.
 const PEER_INPUT_ROW: &str = "input history";
 
 fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
@@ -376,7 +376,7 @@ fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     rows.try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
 }
 
-/// The file as messages name it, with what stands in it.
+/// The file under its name in messages, with its text.
 #[must_use]
 pub fn verdict_line(path: &Path, findings: &Findings) -> String {
     let count = |count: usize, noun: &str| match count {
@@ -405,10 +405,10 @@ mod tests {
         let mut text = String::new();
         explain(&shipped(), &mut text).unwrap();
         expect![[r#"
-            gateway      node 0, epochs in /var/lib/mdgw/state
-                         publication logs in /dev/shm/mdgw: 256 MiB per channel, in segments of 64 MiB, entries kept for 1 h
-                         audit file at /var/lib/mdgw/audit.jsonl
-                         asked and told at /run/mdgw/control
+            gateway      node 0, state file /var/lib/mdgw/state
+                         publication logs in /dev/shm/mdgw: 256 MiB per channel, in segments of 64 MiB, retention 1 h
+                         audit file /var/lib/mdgw/audit.jsonl
+                         control socket /run/mdgw/control
 
             pool         main: I/O auto, wait spin, promotion strict; 32 events a turn, 64 packets a claim
               thread     main-0 on core 2
@@ -418,7 +418,7 @@ mod tests {
             channel 1    nasdaq: nasdaq-itch-5.0, group 1, pool main
               line A     233.54.12.111:26477 on eth1 from 206.200.43.72, receive buffer 16 MiB
               line B     233.49.196.111:26477 on eth2 from 206.200.43.72, receive buffer 16 MiB
-              gaps       1024 packets wait up to 2 ms; a line silent for 3 s is an alarm
+              gaps       reorder window 1024 packets, 2 ms; alarm when a line is silent for 3 s
               recovery   207.251.255.168:18300, 3 attempts of 20 ms, up to 1000 messages each, 16 requests at a time
               books      2,097,152 orders (hash), 1,048,576 levels, 16,384 instruments
               publishes  mbo, status, definition, imbalance, statistics
@@ -426,7 +426,7 @@ mod tests {
             channel 2    iex-deep: iex-deep-1.0, group 2, pool main
               line A     233.215.21.4:10378 on eth1, receive buffer 16 MiB
               line B     233.215.21.132:10378 on eth2, receive buffer 16 MiB
-              gaps       1024 packets wait up to 2 ms; a line silent for 3 s is an alarm
+              gaps       reorder window 1024 packets, 2 ms; alarm when a line is silent for 3 s
               recovery   none: a gap that no line fills is declared lost
               books      1,048,576 levels, 16,384 instruments
               publishes  mbp-10, trades, status, definition
@@ -437,17 +437,17 @@ mod tests {
 
             election     none: this gateway always publishes
 
-            retransmit   10.20.0.5:31100, answers 10.20.0.0/16: 1000 requests and 11.9 MiB a second each, up to 256 packets a request
+            retransmit   10.20.0.5:31100, for 10.20.0.0/16: 1000 requests/s and 11.9 MiB/s per requester, up to 256 packets per request
             latency      every 10 s to /var/log/mdgw, 2 significant digits
             log          info
 
-            memory, about (locked if permitted)
+            memory, estimated (locked if permitted)
               books                 320.4 MiB
               reorder windows         7.1 MiB
               publication logs        512 MiB
               latency histograms    917.9 KiB
               socket buffers           64 MiB
-              together              904.4 MiB"#]].assert_eq(text.trim_end());
+              total                 904.4 MiB"#]].assert_eq(text.trim_end());
     }
 
     #[test]
@@ -456,8 +456,8 @@ mod tests {
             let findings = Findings { faults: vec![String::new(); faults], warnings: vec![String::new(); warnings] };
             verdict_line(Path::new("x.toml"), &findings)
         };
-        assert_eq!(line(0, 0), "x.toml: in order\n");
-        assert_eq!(line(0, 1), "x.toml: in order, 1 warning\n");
+        assert_eq!(line(0, 0), "x.toml: OK\n");
+        assert_eq!(line(0, 1), "x.toml: OK, 1 warning\n");
         assert_eq!(line(2, 1), "x.toml: FAILED: cannot run on this host, 2 faults, 1 warning\n");
     }
 }

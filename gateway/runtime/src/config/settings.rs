@@ -1,5 +1,5 @@
-//! Every setting in force as key and value: what `mdgw check` lists, what a latency report discloses, and what a
-//! reload compares.
+//! Every setting in force as key and value: for `mdgw check`, for the disclosure of a latency report, and for the
+//! comparison at a reload.
 
 use std::fmt::{Debug, Display};
 
@@ -20,8 +20,8 @@ use super::resolved::{
 pub type Setting = (String, String);
 
 impl Resolved {
-    /// All settings in force, in the file's order. Pools, channels and lines stand under their names, outputs under
-    /// their groups, so that a key means the same after a reorder.
+    /// All settings in force, in the file's order. The keys of pools, channels and lines contain their names, those of
+    /// outputs their groups, so that a key keeps its meaning when the file is reordered.
     #[must_use]
     pub fn settings(&self) -> Vec<Setting> {
         let mut list = SettingList::default();
@@ -65,13 +65,13 @@ impl Resolved {
 }
 
 impl Resolved {
-    /// What this configuration makes of its input: two gateways with one hash give their output the same names and the
-    /// same content, whatever their interfaces, cores and limits of services.
+    /// Hash of the settings that determine the output. Two gateways with the same hash produce the same names and
+    /// content from the same input, whatever their interfaces, cores and service limits.
     #[must_use]
     pub fn output_fingerprint(&self) -> ConfigVersion {
         let affects_output = |key: &str| {
             key.starts_with("channel.") && OUTPUT_KEYS.iter().any(|name| key.rsplit('.').next() == Some(*name))
-                // A line's own keys decide what arrives, not what becomes of it.
+                // A line's settings determine what arrives, not how it is processed.
                 && !key.contains(".line.")
         };
         let hash = self
@@ -88,7 +88,7 @@ impl Resolved {
     }
 }
 
-/// Keys of a channel that its output depends on. Limits are among them: what doesn't fit a book makes it suspect.
+/// Keys of a channel that determine its output. Limits are among them: a book that exceeds a limit becomes suspect.
 const OUTPUT_KEYS: [&str; 8] =
     ["id", "feed", "group", "schemas", "date", "orders_max", "levels_max", "instruments_max"];
 /// FNV-1a of 64 bits.
@@ -325,7 +325,7 @@ impl SettingList {
     }
 }
 
-/// The name that stands with `value` in a table of names.
+/// The name of `value` in a table of names.
 pub(super) fn name_of<T: PartialEq>(value: T, names: &[(T, &'static str)]) -> &'static str {
     names.iter().find(|(known, _)| *known == value).map_or("unnamed", |(_, name)| name)
 }

@@ -49,7 +49,7 @@ pub(super) struct ColdParts<'c> {
 #[derive(Debug)]
 pub(super) struct ColdThreads {
     stop: Arc<AtomicBool>,
-    keeper: Option<JoinHandle<Result<StateFile, StateError>>>,
+    maintenance: Option<JoinHandle<Result<StateFile, StateError>>>,
     kernel_drops: KernelDrops,
     memberships: Option<MembershipWatch>,
     retransmission: Option<Retransmission>,
@@ -68,11 +68,11 @@ impl ColdThreads {
         };
         let tasks = MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops.clone(), epochs };
         let thread_stop = Arc::clone(&stop);
-        let keeper = std::thread::Builder::new()
-            .name("mdgw-keeper".to_owned())
+        let maintenance = std::thread::Builder::new()
+            .name("mdgw-maint".to_owned())
             .spawn(move || tasks.run(&thread_stop))
             .map_err(GatewayError::io("start the log maintenance thread"))?;
-        let mut cold = Self { stop, keeper: Some(keeper), kernel_drops, memberships, retransmission: None };
+        let mut cold = Self { stop, maintenance: Some(maintenance), kernel_drops, memberships, retransmission: None };
         if let Some(retransmission) = &config.retransmission {
             cold.retransmission = Some(Retransmission::start(retransmission, served, &cold.stop)?);
         }
@@ -98,8 +98,8 @@ impl ColdThreads {
             // An error of its socket was logged when it occurred.
             let _ = retransmission.thread.join();
         }
-        let Some(keeper) = self.keeper.take() else { return Ok(()) };
-        let mut state = keeper.join().map_err(|_| GatewayError::Io {
+        let Some(maintenance) = self.maintenance.take() else { return Ok(()) };
+        let mut state = maintenance.join().map_err(|_| GatewayError::Io {
             act: "stop the log maintenance thread".to_owned(),
             source: std::io::Error::other("it panicked"),
         })??;
@@ -188,8 +188,8 @@ impl MaintenanceTasks {
         let mut turn = 0_u32;
         while !stop.load(Ordering::Acquire) {
             let now_ns = unix_now().0;
-            for keeper in &mut self.logs {
-                keeper.turn(now_ns);
+            for log in &mut self.logs {
+                log.turn(now_ns);
             }
             if let Err(error) = self.persist_sessions() {
                 // The stream continues. A restarted gateway might count restarts from the older state on disk.

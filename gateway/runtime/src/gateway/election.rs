@@ -351,7 +351,7 @@ impl PeerForwarder {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let mut forwarder = Forwarder { handle, elections, fitness, causes, deaths, ended: BTreeSet::new() };
-        let thread = spawn_short_slice("mdgw-peer-news", move || {
+        let thread = spawn_short_slice("mdgw-peer-fwd", move || {
             forwarder.handle.set_forwarder(std::thread::current());
             while !stopped.load(Relaxed) {
                 forwarder.forward();
@@ -391,7 +391,7 @@ impl DeathRecorder {
     fn record(&mut self, group: GroupId, notice: DeathNotice) {
         let DeathNotice { holder, incarnation, epoch } = notice;
         if self.recorded.insert((group, holder, incarnation)) {
-            let change = AuditEvent::Died { holder: holder.0, incarnation: incarnation.0 };
+            let change = AuditEvent::Died { dead_node: holder.0, incarnation: incarnation.0 };
             self.sender.record(group, self.node, epoch, change);
         }
     }

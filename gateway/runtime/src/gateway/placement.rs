@@ -44,7 +44,7 @@ impl PlacementThread {
     pub(super) fn start(spread: PlacementInputs) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name("mdgw-placer".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("mdgw-placement".to_owned()).spawn(move || {
             let mut published = BTreeMap::new();
             // Relaxed: the flag orders nothing.
             while !stopped.load(Relaxed) {

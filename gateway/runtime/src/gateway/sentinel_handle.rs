@@ -179,7 +179,7 @@ fn hold_shared_page() -> io::Result<(Arc<SharedPage>, mpsc::Sender<()>, JoinHand
     let held = Arc::clone(&shared_page);
     let (end, until) = mpsc::channel::<()>();
     let (tell, recipients) = mpsc::channel();
-    let holder_thread = spawn_short_slice("mdgw-vigil", move || {
+    let holder_thread = spawn_short_slice("mdgw-page-hold", move || {
         let holding = held.hold();
         let holds = holding.is_ok();
         let _gone = tell.send(holding);

@@ -73,7 +73,7 @@ impl GroupCosts {
         let ms = |ns: u64| (!self.blackouts.is_empty()).then(|| ns as f64 / 1e6);
         json!({
             "count": self.takeovers,
-            "sent_again_packets": self.republished_packets,
+            "republished_packets": self.republished_packets,
             "blackouts": self.blackouts.len(),
             "blackout_median_ms": ms(self.blackouts.value_at_quantile(0.5)),
             "blackout_worst_ms": ms(self.blackouts.max()),

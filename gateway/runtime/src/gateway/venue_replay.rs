@@ -119,7 +119,7 @@ mod tests {
             timeout_ns: 5_000_000_000,
             attempts_max: 3,
             messages_per_request_max: 100,
-            requests_under_way_max: 1,
+            requests_in_flight_max: 1,
         }
     }
 

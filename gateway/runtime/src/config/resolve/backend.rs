@@ -1,4 +1,4 @@
-//! Who grants leadership, and how to reach it: `election.backend` and the tables of the stores.
+//! The election's backend and how to reach it: `election.backend` and the tables of the stores.
 
 use std::{collections::BTreeMap, ops::Range, time::Duration};
 
@@ -27,7 +27,7 @@ struct StoreKeys<'a> {
 }
 
 impl Resolver<'_> {
-    /// Who grants leadership; `None` where that can't be said.
+    /// The backend; `None` if it is invalid.
     pub(super) fn backend(&mut self, written: &Spanned<file::Election>) -> Option<Backend> {
         let (election, table) = (written.get_ref(), written.span());
         let name = self.required_text(&election.backend, &table, "backend")?;
@@ -78,7 +78,7 @@ impl Resolver<'_> {
                 self.add_problem(&span, format!("node {node} at {address}: is this gateway's own `listen`"));
             }
         }
-        // The gateway's own vote makes them odd: with an even number two halves could stand against each other.
+        // The gateway's own vote makes their number odd: an even number could split into two equal halves.
         if voters.is_empty() || !voters.len().is_multiple_of(2) || voters.len() > VOTERS_MAX {
             let count = voters.len() + 1;
             self.add_problem(
@@ -138,7 +138,7 @@ impl Resolver<'_> {
         })
     }
 
-    /// No minimum size above the number of gateways, which could never be reached.
+    /// Refuses a minimum size above the number of gateways, which could never be reached.
     pub(super) fn check_minimum_size(
         &mut self,
         written: &Spanned<file::Election>,
@@ -156,7 +156,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Each gateway of the election votes, and this one is not among the others.
+    /// Each gateway of the election votes, and this gateway is not among the other voters.
     pub(super) fn check_voters(
         &mut self,
         written: &Spanned<file::Election>,
@@ -180,7 +180,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// No session so short that a gateway with these times would never stand.
+    /// Refuses a session so short that a gateway with these times would never be eligible.
     pub(super) fn check_session_timeout(
         &mut self,
         written: &Spanned<file::Election>,
@@ -302,7 +302,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// A table that is there for another backend than the one in use.
+    /// Refuses a table for another backend than the configured one.
     fn check_backend_table(&mut self, used: Kind, owner: Kind, table: Option<Range<usize>>) {
         if let Some(table) = table
             && used != owner
@@ -312,7 +312,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Neither of the two is of use without the other.
+    /// Refuses one of the two keys without the other.
     fn check_both_set(&mut self, name: &str, written: &FileValue<String>, other_name: &str, other: &FileValue<String>) {
         for (there, missing) in [
             (written.as_ref().filter(|_| other.is_none()), other_name),
@@ -345,10 +345,10 @@ const BACKENDS: [(Kind, &str); 5] = [
     (Kind::Emergent, "emergent"),
 ];
 
-/// Others than this gateway. More of them make a vote slower and no safer.
+/// Voters besides this gateway. More of them make a vote slower and no safer.
 const VOTERS_MAX: usize = 8;
 
-/// In memory: what it says ends with the host.
+/// In memory: its content is lost when the host stops.
 const DIRECTORY: &str = "/dev/shm/mdgw-election";
 
 impl Kind {

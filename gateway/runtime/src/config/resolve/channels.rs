@@ -73,7 +73,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Index of the channel's pool: the one it names, or the only one there is.
+    /// Index of the channel's pool: the named one, or the only one.
     fn pool_of(&mut self, channel: &file::Channel, table: &std::ops::Range<usize>, pools: &[PoolConfig]) -> usize {
         let Some(name) = &channel.pool else {
             if pools.len() > 1 {

@@ -1,4 +1,4 @@
-//! `[election]` and what stands below it
+//! `[election]` and its tables
 
 use mdgw_election::{
     identity::{NodeId, NodeName},
@@ -65,7 +65,7 @@ impl Resolver<'_> {
         let timing = self.timing(written);
         self.check_session_timeout(written, backend.as_ref(), &timing);
         let listener_timeout_ns = listener_timeout_ms * NS_PER_MS;
-        // A lease that listeners have used up before its fence opens is renewed too late, each time.
+        // If the listeners used up the lease before its fence opens, every renewal would be too late.
         let usable_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
         if 2 * listener_timeout_ns > usable_ns {
             let span = election.listener_timeout_ms.as_ref().map_or_else(|| table.clone(), Spanned::span);
@@ -96,7 +96,7 @@ impl Resolver<'_> {
         })
     }
 
-    /// Where it is not said: among more than two gateways, unless one of them is to lead all groups.
+    /// The default of `spread`: true with more than two gateways, unless one of them is to lead all groups.
     fn spread(&mut self, election: &file::Election, backend: Option<&Backend>) -> bool {
         let can_be = backend.is_none_or(Backend::can_move_groups);
         let Some(written) = &election.spread else {
@@ -115,7 +115,7 @@ impl Resolver<'_> {
         is_wanted
     }
 
-    /// What says when leadership moves by itself, where it never does.
+    /// Refuses the keys of automatic hand-overs for backends that make none.
     fn check_moves(&mut self, election: &file::Election, backend: Option<&Backend>) {
         if backend.is_none_or(Backend::can_move_groups) {
             return;
@@ -125,7 +125,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// A connection is in doubt only where there is one, to a store.
+    /// Only a connection to a store can be suspended.
     fn on_suspended(&mut self, election: &file::Election, backend: Option<&Backend>) -> OnSuspended {
         let wanted = self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default();
         if let (Some(written), Some(Backend::Quorum(_) | Backend::Emergent(_)), OnSuspended::Stop) =
@@ -170,7 +170,7 @@ impl Resolver<'_> {
         Some(LinkConfig { listen, peers, key_file: key_file.into(), sentinel, hang_limit_ns, history_bytes })
     }
 
-    /// Of one other gateway `peer` says it, of several each one's `link`.
+    /// With a single peer, its address is `peer`; with several, each one's `link`.
     fn peer_endpoints(&mut self, written: &Spanned<file::Link>, peers: &[Spanned<file::Peer>]) -> Vec<PeerEndpoint> {
         let (link, table) = (written.get_ref(), written.span());
         if let Some(span) = link.peer.as_ref().map(Spanned::span)
@@ -232,7 +232,7 @@ impl Resolver<'_> {
         Some(limit_ms * NS_PER_MS)
     }
 
-    /// The profile, and what is set over it. Whether it is safe is said with the arithmetic.
+    /// The profile with the overriding keys. An unsafe combination is refused with the arithmetic.
     fn timing(&mut self, written: &Spanned<file::Election>) -> LeaseTiming {
         let election = written.get_ref();
         let profiles = LeaseTiming::PROFILES.map(|(name, timing)| (timing, name));
@@ -287,7 +287,7 @@ impl Resolver<'_> {
         name.unwrap_or_else(|| NodeName::new("unnamed").unwrap_or_else(|| unreachable!("a sound name")))
     }
 
-    /// A core that no pool has: a busy pool would make renewals late.
+    /// Refuses a core of a pool: a busy pool would delay renewals.
     fn election_core(&mut self, election: &file::Election, pools: &[PoolConfig]) -> Option<usize> {
         let written = election.core.as_ref()?;
         let core: usize = self.number(&election.core, limits::CORE);

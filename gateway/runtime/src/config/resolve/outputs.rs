@@ -74,7 +74,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// An output's address belongs to no other output line on that interface and to no input.
+    /// An output's address must differ from those of other output lines on that interface and from those of all
+    /// inputs.
     fn check_address_is_free(
         &mut self,
         written: &Spanned<file::OutputLine>,
