@@ -57,7 +57,7 @@ done
 
 "$mdgw" run "$folder/gateway.toml" --date 2026-11-20 2>"$folder/said" &
 started="$started $!"
-until grep -q "gateway runs" "$folder/said"; do sleep 0.1; done
+until grep -q "gateway running" "$folder/said"; do sleep 0.1; done
 play() {
     number=$1
     shift

@@ -116,7 +116,7 @@ impl GroupCluster {
     #[must_use]
     pub fn doubts(&self, nodes: &[u8]) -> usize {
         let running = nodes.iter().filter_map(|node| self.gateways.running(*node));
-        running.map(|gateway| gateway.said().matches("less fit to lead").count()).sum()
+        running.map(|gateway| gateway.said().matches("fitness reduced").count()).sum()
     }
 
     /// Waits until each of `nodes` leads as many groups as any other, and no others lead; who leads what then.

@@ -77,7 +77,7 @@ impl Resolver<'_> {
     fn pool_of(&mut self, channel: &file::Channel, table: &std::ops::Range<usize>, pools: &[PoolConfig]) -> usize {
         let Some(name) = &channel.pool else {
             if pools.len() > 1 {
-                self.add_problem(table, format!("`pool` is missing: the pools are {}", pools.len()));
+                self.add_problem(table, format!("`pool` is missing: there are {} pools", pools.len()));
             }
             return 0;
         };

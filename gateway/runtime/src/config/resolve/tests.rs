@@ -331,7 +331,7 @@ fn settings_that_the_feed_does_not_support_are_refused() {
 #[test]
 fn a_channel_names_its_pool_if_there_are_several() {
     let two = with_edit("[[channel]]", "[[pool]]\nname = \"side\"\nthreads = 1\n\n[[channel]]");
-    refused(&two, expect!["x.toml:13:1: channel[0]: `pool` is missing: the pools are 2"]);
+    refused(&two, expect!["x.toml:13:1: channel[0]: `pool` is missing: there are 2 pools"]);
     assert_eq!(load(&two.replacen("id = 1", "id = 1\npool = \"side\"", 1)).unwrap().channels[0].pool, 1);
     refused(
         &two.replacen("id = 1", "id = 1\npool = \"sied\"", 1),
@@ -652,7 +652,7 @@ fn an_emergent_election_is_explained_with_its_split_risk() {
     let mut explained = String::new();
     crate::config::explain::explain(&resolved, &mut explained).unwrap();
     let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
-    expect!["election     gw0 (node 0), by membership: this gateway on 10.0.0.1:31300, seeds 10.0.0.1:31300, 10.0.0.2:31300; the oldest of at least 1 leads, ACROSS A SPLIT TWO CAN; one election per group"]
+    expect!["election     gw0 (node 0), by membership: this gateway on 10.0.0.1:31300, seeds 10.0.0.1:31300, 10.0.0.2:31300; the oldest of at least 1 members leads. DURING A NETWORK PARTITION TWO CAN LEAD; one election per group"]
         .assert_eq(line);
 }
 
