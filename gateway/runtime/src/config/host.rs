@@ -241,7 +241,7 @@ mod tests {
             ]
         );
         assert_eq!(warnings.len(), 4);
-        assert!(warnings[0].contains("caps receive buffers at 208 KiB"), "{warnings:?}");
+        assert!(warnings[0].contains("limits receive buffers to 208 KiB"), "{warnings:?}");
     }
 
     #[test]
