@@ -21,11 +21,11 @@ fn duplicate_gateway_ids_raise_an_alarm_and_one_leads() {
     pair.gateways.start(2, &same);
     let [first, second] = [1, 2].map(|place| pair.gateways.running(place).expect("it runs"));
     for gateway in [first, second] {
-        let line = gateway.says("alarm=\"number-twice\"");
+        let line = gateway.says("alarm=\"duplicate-gateway-id\"");
         assert!(line.contains("127.0.0.1"), "where the other one is: {line}");
     }
-    let line = second.says("leads under this gateway's number");
-    assert!(line.contains("alarm=\"number-twice\"") && line.contains("gw1 (node 1, started "), "{line}");
+    let line = second.says("leads with this gateway's node number");
+    assert!(line.contains("alarm=\"duplicate-gateway-id\"") && line.contains("gw1 (node 1, started "), "{line}");
     assert_eq!([pair.role(1), pair.role(2)], ["leader", "candidate"]);
 }
 
@@ -41,7 +41,7 @@ fn different_link_keys_raise_link_alarms() {
         let gateway = pair.gateways.running(node).expect("it runs");
         let line = gateway.says("alarm=\"pair-link-refused\"");
         assert!(line.contains("peer=127.0.0.1"), "{line}");
-        let line = gateway.says("has not come up since the start");
+        let line = gateway.says("has not been up since the start");
         assert!(line.contains("alarm=\"pair-link-down\""), "{line}");
     }
 }

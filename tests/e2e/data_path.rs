@@ -122,7 +122,7 @@ fn every_start_publishes_under_a_higher_epoch() {
         .into_iter()
         .map(|signal| {
             let gateway = site.gateway(&SiteConfig::itch(), &[]);
-            let startup_line = gateway.says("gateway runs");
+            let startup_line = gateway.says("gateway running");
             let _ = gateway.stop_with(signal);
             let digits = startup_line.split("epoch=").nth(1).unwrap().split_whitespace().next().unwrap();
             digits.parse().unwrap()

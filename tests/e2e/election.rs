@@ -56,7 +56,7 @@ fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
     let first = start(&first_site, &records);
     let first_epoch = wait_for_leadership_epoch(&first, 1);
     let second = start(&second_site, &records);
-    second.says("gateway runs");
+    second.says("gateway running");
     assert!(!second.said().contains("INFO leads "), "one leads at a time");
 
     // Killed: the lease has to run out.
@@ -66,7 +66,7 @@ fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
 
     // Back again, it waits for its turn, and takes over when the other ends in order.
     let first = start(&first_site, &records);
-    first.says("gateway runs");
+    first.says("gateway running");
     let ended = second.stop_with(Signal::Terminate).expect_code(0);
     assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
     assert!(wait_for_leadership_epoch(&first, 1) > second_epoch);

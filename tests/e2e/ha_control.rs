@@ -22,7 +22,7 @@ fn history_covers_kills_and_restarts() {
     let send_request = |tool: &[&str]| process::run(["ha"].iter().chain(tool).chain(&["--socket", text(&socket)]));
     let start = || {
         let gateway = process::start(["run", text(&path)]);
-        gateway.says("gateway runs");
+        gateway.says("gateway running");
         // The socket is there once the log says so, or a moment later.
         while !socket.exists() {
             std::thread::yield_now();
@@ -117,7 +117,7 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
     let config = config_with_peer(gateways.site(2), &records, 1);
     gateways.start(2, &config);
     wait_until("it says what stands in the way", || {
-        of(&gateways, 2)["obstacle"].as_str().is_some_and(|text| text.contains("mdgw ha admit"))
+        of(&gateways, 2)["ineligible_reason"].as_str().is_some_and(|text| text.contains("mdgw ha admit"))
     });
 
     let admit =
@@ -130,7 +130,7 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
     assert!(done.stderr.contains("no other gateway has this name or number"), "{}", done.stderr);
     wait_until("it stands", || {
         let status = of(&gateways, 2);
-        status["role"] == "candidate" && status["obstacle"].is_null()
+        status["role"] == "candidate" && status["ineligible_reason"].is_null()
     });
     gateways.kill(1);
     wait_until("it leads in its turn", || of(&gateways, 2)["role"] == "leader");

@@ -137,7 +137,7 @@ impl MultiChannelScenario {
         let config = sites[0].path("several.toml");
         fs::write(&config, config_text(&sites, threads)).unwrap();
         let gateway = process::start(["run", text(&config), "--date", DATE, "--ts-recv", "none"]);
-        gateway.says("gateway runs");
+        gateway.says("gateway running");
         let behind = [Site::new(), Site::new()];
         let groups = [behind[0].output, behind[1].output];
         let damage = LineImpairment { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };

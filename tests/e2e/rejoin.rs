@@ -115,14 +115,17 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
 
     scenario.pair.start(1);
     let log_before = messages_of(&log_entries(scenario.pair.gateways.site(1)));
-    let copy_line = scenario.pair.gateways.running(1).unwrap().says("begins with the peer's state");
+    let copy_line = scenario.pair.gateways.running(1).unwrap().says("starting with a copy of the peer's state");
     assert!(copy_line.contains("next="), "{copy_line}");
     let status = scenario.pair.status(1).unwrap();
-    assert_eq!((&status["role"], &status["details"]["joining"]["standing"]), (&"bystander".into(), &"joins".into()));
+    assert_eq!(
+        (&status["role"], &status["details"]["joining"]["eligibility"]),
+        (&"ineligible".into(), &"joining".into())
+    );
     scenario.pair.wait_until_eligible(1);
     let status = scenario.pair.status(1).unwrap();
     let joining = &status["details"]["joining"];
-    assert_eq!((&joining["standing"], &joining["channels_missing"]), (&"stands".into(), &0.into()));
+    assert_eq!((&joining["eligibility"], &joining["channels_missing"]), (&"eligible".into(), &0.into()));
     assert_eq!(status["details"]["fitness"], "fit");
 
     scenario.pair.gateways.kill(2);
@@ -151,10 +154,10 @@ fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
     scenario.pair.gateways.kill(2);
     scenario.pair.gateways.wait_until_running(1);
     let first = scenario.pair.gateways.running(1).unwrap();
-    let _none = first.says("no copy of the peer's state");
-    let _instead = first.says("the venue's server plays the session again");
+    let _none = first.says("could not copy the peer's state");
+    let _instead = first.says("replaying the session from the venue's server");
     scenario.pair.wait_until_leads(1);
-    assert!(!scenario.pair.gateways.running(1).unwrap().said().contains("begins with the peer's state"));
+    assert!(!scenario.pair.gateways.running(1).unwrap().said().contains("starting with a copy of the peer's state"));
     let told = scenario.told();
     scenario.take(told + 1_000);
     scenario.pair.start(2);

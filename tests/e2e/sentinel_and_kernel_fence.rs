@@ -40,7 +40,7 @@ fn start_member(site: &Site, key: &Path) -> MdgwProcess {
     let election = format!(
         "backend = \"emergent\"\nlease_ms = 600000\nrenew_ms = 1000\nmargin_ms = 1000\n\n\
          [election.emergent]\nallow_split = true\nlisten = \"{}\"\nkey_file = \"{key}\"\nminimum_size = 1\n\
-         found = {}\nseeds = [\"{}\", \"{}\"]\n\n\
+         bootstrap = {}\nseeds = [\"{}\", \"{}\"]\n\n\
          [election.link]\nlisten = \"{}\"\npeer = \"{}\"\nkey_file = \"{key}\"\nhang_limit_ms = 1000\n",
         address(10 + own),
         own == 1,
@@ -64,7 +64,7 @@ fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
     first.says("INFO leads ");
     let second = start_member(&second_site, &key);
     second.says("state=Connected");
-    second.says("a sentinel watches");
+    second.says("sentinel is watching");
 
     first.signal(Signal::Stop);
     assert!(first.says("gateway died; made sure with SIGKILL and announced").contains("Hang"), "{}", first.said());
@@ -82,7 +82,7 @@ fn a_sentinel_runs_in_its_own_cgroup() {
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
     let gateway = start_member(&site, &key);
-    gateway.says("a sentinel watches");
+    gateway.says("sentinel is watching");
     let children = format!("/proc/{0}/task/{0}/children", gateway.id());
     let sentinel = fs::read_to_string(children).expect("the kernel tells children").trim().to_owned();
     let cgroup = |process: &str| {

@@ -71,7 +71,7 @@ impl Gateways {
     /// # Panics
     /// When it ends instead.
     pub fn wait_until_running(&self, node: u8) {
-        self.running(node).expect("it was begun").says("gateway runs");
+        self.running(node).expect("it was begun").says("gateway running");
         wait_until("its control socket is there", || self.status(node).is_some());
     }
 

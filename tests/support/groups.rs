@@ -116,7 +116,7 @@ impl GroupCluster {
     #[must_use]
     pub fn doubts(&self, nodes: &[u8]) -> usize {
         let running = nodes.iter().filter_map(|node| self.gateways.running(*node));
-        running.map(|gateway| gateway.said().matches("less fit to lead").count()).sum()
+        running.map(|gateway| gateway.said().matches("fitness reduced").count()).sum()
     }
 
     /// Waits until each of `nodes` leads as many groups as any other, and no others lead; who leads what then.
@@ -186,7 +186,7 @@ impl GroupCluster {
              [retransmission]\nlisten = \"{}\"\nallowed = [\"127.0.0.0/8\"]\nrequests_per_second = 10000\n\
              bytes_per_second = 100000000\n\n\
              [election]\nbackend = \"{backend}\"\nname = \"gw{node}\"\nlease_ms = {lease_ms}\n\
-             renew_ms = {renew_ms}\nmargin_ms = {margin_ms}\ntenure_ms = 1000\n\n{store}\n\n\
+             renew_ms = {renew_ms}\nmargin_ms = {margin_ms}\ntenure_ms_min = 1000\n\n{store}\n\n\
              [election.link]\nlisten = \"{}\"\nkey_file = \"{}\"\n",
             groups.join(", "),
             self.output(),

@@ -187,7 +187,7 @@ impl Testbed {
             None => process::start(arguments),
         };
         let gateway = self.host(node).namespace.run(start);
-        gateway.says("gateway runs");
+        gateway.says("gateway running");
         self.running[index(node)] = Some(gateway);
         wait_until("its control socket is there", || self.status(node).is_some());
     }
@@ -381,14 +381,14 @@ impl Testbed {
         wait_until("it is level", || self.reached(node) >= reached);
         if matches!(self.plan.backend, ElectionBackend::File | ElectionBackend::Store(_)) {
             wait_until("somebody is to follow", || {
-                self.status(self.leader()).is_some_and(|status| status["heir"].is_number())
+                self.status(self.leader()).is_some_and(|status| status["successor"].is_number())
             });
         }
     }
 
     /// How far that gateway has come. Sessions differ in their restart alone, which has one digit.
     fn reached(&self, node: u8) -> Option<(String, u64)> {
-        let ready = &self.status(node)?["details"]["channels"][0]["ready"];
+        let ready = &self.status(node)?["details"]["channels"][0]["logged_through"];
         Some((ready["session"].as_str()?.to_owned(), ready["sequence"].as_u64()?))
     }
 

@@ -1,4 +1,5 @@
-//! The other gateway of a pair: what is received of its output ([`standby`]), the link to it ([`pair_link`]), copies of its state.
+//! What connects the gateways of a pair: the reception of the peers' output ([`standby`]), and the authenticated link
+//! to the peers with copies of channel states ([`pair_link`]).
 
 pub mod pair_link;
 pub mod standby;

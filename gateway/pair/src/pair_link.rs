@@ -1,21 +1,25 @@
-//! The links between the gateways of a pair, or of more: TCP to each of the others, each message authenticated.
+//! The links between the gateways of a pair or of a larger group: one TCP connection to each peer, each message
+//! authenticated.
 //!
 //! ```text
-//!   board (positions, windows) ──► link thread ◄──TCP──► that of each other gateway
-//!   election, sentinel ◄──queues──► │   │ ◄──datagrams──►
-//!                                   │   └──► mismatch watch ──► publication log
-//!                                   └──► board: what the peer has published
+//!   status table (positions, windows) ──► link thread ◄──TCP──► link thread of each peer
+//!   election, sentinel ◄──queues────────► │   │ ◄──datagrams──►
+//!                                         │   └──► window comparison ──► publication log
+//!                                         └──► status table: what the peer has published
 //! ```
-//! - [`message`]: what is said, as bytes. [`framing`]: one end of a connection, sealed. Neither knows a socket.
+//! - [`message`]: the messages as bytes. [`framing`]: one end of a connection, with authentication. Neither uses a
+//!   socket.
 //! - [`mismatch`]: compares windows of both logs and finds the first message that differs.
-//! - `copy_out`, `copy_in`: a channel's state for a gateway that joins, on a connection of its own.
+//! - `copy_out`, `copy_in`: a channel's state for a gateway that joins, on a separate connection.
 //!
-//! What it deliberately does not do: encrypt (positions are no secret), or decide anything.
+//! The link deliberately does not encrypt (positions are not secret), and it makes no decisions.
 //!
-//! Of two gateways the one with the lower listening address dials. A new connection takes the place of the old one only when
-//! its first message has proved the key, so nobody without it can cut a link; it also tells whose it is, by number.
+//! Of two gateways, the one with the lower listening address dials. A new connection replaces the old one only after
+//! its first message has proved the key. So a host without the key cannot cut a link. The first message also names the
+//! peer's node number.
 //!
-//! A gap is asked of one of the others, in turn among those that are far enough; all else is told to all, or to whom it is for.
+//! The gateway requests a gap from one peer at a time; peers that hold the range take turns. All other messages go to
+//! all peers, or to the peer that they address.
 
 mod connection;
 mod copy_in;

@@ -1,15 +1,16 @@
-//! The other gateway of a pair, as this one hears it: so that it can go on where that one stops.
+//! What this gateway receives of its peers' output, so that it can take over at the right position.
 //!
 //! ```text
-//!  leader's output ──► listener ──► epochs (believed or not) ──► tracker ──► ReceiveWatermarkShared ──► publisher, when the fence opens
+//!  leader's output ──► listener ──► epochs (accepted or not) ──► tracker ──► ReceiveWatermarkShared ──► publisher, when the fence opens
 //!                         ▲                                        ▲
-//!  own publication log ───┘ follower: how far this gateway is      └── what the peer has told over the pair link
+//!  local publication log ─┘ log follower: this gateway's position   └── positions that the peer reported over the pair link
 //! ```
-//! All of it runs on one cold thread. It decides nothing: the fence does, and who writes that is the election.
+//! All of it runs on one cold thread. It makes no decisions: the fence gates sending, and the election writes the
+//! fence.
 //!
-//! A position too low costs repeated packets, which receivers drop; one too high loses messages. So whatever is in doubt
-//! counts as not heard: what lies beyond the own input (anybody may write to a multicast group), what came under an epoch
-//! that nobody vouches for, and all that follows a hole, for a while.
+//! A position too low costs repeated packets, which receivers drop. A position too high loses messages. So the tracker
+//! does not count doubtful packets as received: packets beyond the local input (any host may write to a multicast
+//! group), packets of an epoch that no trusted source confirms, and, for a while, packets after a hole.
 
 mod epochs;
 pub mod fitness;

@@ -1,9 +1,10 @@
-//! Who led when, and what each change cost: an append-only file of JSON lines, each on disk before the next.
+//! The audit: every change of leadership and its cost, in an append-only file of JSON lines. Each line is on disk
+//! before the next is written.
 //!
-//! A thread of its own writes: whoever notes something puts it into a bounded queue and goes on. A full or broken disk
-//! loses nothing that fits the memory for it, is counted and told, and never holds up anybody.
+//! A separate thread writes. Other threads put entries into a bounded queue and never block. If the disk is full or
+//! fails, entries stay in memory up to a limit; the failures are counted and logged.
 //!
-//! What a line says stands in [`entry`]; how a file survives crashes in [`file`](mod@file).
+//! [`entry`] defines the lines; [`file`](mod@file) describes how the file survives crashes.
 
 pub mod entry;
 pub mod file;
@@ -26,35 +27,35 @@ use mdgw_election::{
     latch::Listener,
 };
 use mdgw_feeds::identity::{Epoch, GroupId};
-use mdgw_sys::clock::unix_now;
+use mdgw_sys::{alarm::Alarm, clock::unix_now};
 
 use self::{
     entry::{AuditEvent, PendingEntry},
     file::{AuditError, AuditFile},
 };
 
-/// The running audit. What was noted is written to its end when it is dropped, as far as the disk takes it.
+/// The running audit. When it is dropped, all queued entries are written, as far as the disk accepts them.
 #[derive(Debug)]
 pub struct Audit {
     sender: AuditSender,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Takes notes for the audit; for any thread that may allocate.
+/// Adds entries to the audit; for any thread that may allocate.
 #[derive(Clone, Debug)]
 pub struct AuditSender {
     shared: Arc<Shared>,
     thread: Thread,
 }
 
-/// What became of the notes.
+/// Counts of the entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuditCounts {
     /// On disk.
     pub written: u64,
-    /// Tries that the disk refused; each is made again.
+    /// Write attempts that failed; each is repeated.
     pub failures: u64,
-    /// Given up for want of memory while the disk refused.
+    /// Entries dropped because the memory limit was reached while the disk failed.
     pub lost: u64,
 }
 
@@ -71,11 +72,11 @@ impl Audit {
     /// Opens the file and starts the thread that writes it.
     ///
     /// # Errors
-    /// When the file can't be opened, or another process writes it.
+    /// When the file cannot be opened, or another process writes it.
     pub fn start(path: impl Into<PathBuf>) -> Result<Self, AuditError> {
         let (file, recovered) = AuditFile::open(path)?;
         if recovered.torn_bytes > 0 || recovered.damaged_lines > 0 {
-            tracing::warn!(?recovered, path = %file.path().display(), "the audit was not closed in order");
+            tracing::warn!(?recovered, path = %file.path().display(), "the audit file was not closed cleanly");
         }
         Self::with_file(file)
     }
@@ -93,18 +94,18 @@ impl Audit {
         let thread = std::thread::Builder::new()
             .name("mdgw-audit".to_owned())
             .spawn(move || Writer { file, backlog: VecDeque::new(), is_failing: false }.run(&thread_stop))
-            .map_err(|source| AuditError::Io { act: "start the thread of", path, source })?;
+            .map_err(|source| AuditError::Io { act: "start the writer thread of", path, source })?;
         let sender = AuditSender { shared, thread: thread.thread().clone() };
         Ok(Self { sender, thread: Some(thread) })
     }
 
-    /// Where to note things.
+    /// For adding entries.
     #[must_use]
     pub fn sender(&self) -> &AuditSender {
         &self.sender
     }
 
-    /// Writes what was noted and ends.
+    /// Writes all queued entries and stops.
     #[must_use]
     pub fn stop(mut self) -> AuditCounts {
         self.end();
@@ -115,7 +116,7 @@ impl Audit {
         self.sender.shared.stop.store(true, Ordering::Release);
         self.sender.thread.unpark();
         if let Some(thread) = self.thread.take() {
-            // A panic of its own was told by the panic hook; there is nothing left to write.
+            // The panic hook has logged the thread's panic; there is nothing left to write.
             let _ = thread.join();
         }
     }
@@ -128,7 +129,7 @@ impl Drop for Audit {
 }
 
 impl AuditSender {
-    /// Notes what has just happened. Never waits.
+    /// Adds an entry with the present time. Never blocks.
     pub fn record(&self, group: GroupId, node: NodeId, epoch: Epoch, change: AuditEvent) {
         let draft = PendingEntry { time: unix_now(), group, node, epoch, change };
         if self.shared.queue.push(draft).is_err() {
@@ -137,7 +138,7 @@ impl AuditSender {
         self.thread.unpark();
     }
 
-    /// What became of the notes so far.
+    /// Counts of the entries so far.
     #[must_use]
     pub fn counts(&self) -> AuditCounts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -146,14 +147,14 @@ impl AuditSender {
     }
 }
 
-/// Notes what an election tells its listeners.
+/// Records the notifications of an election.
 #[derive(Clone, Debug)]
 pub struct AuditListener {
-    /// Where to.
+    /// Receives the entries.
     pub sender: AuditSender,
-    /// Of which group.
+    /// The election's group.
     pub group: GroupId,
-    /// At which gateway.
+    /// The election's gateway.
     pub node: NodeId,
 }
 
@@ -181,11 +182,11 @@ impl Listener for AuditListener {
     }
 }
 
-/// The thread's own.
+/// State of the writer thread.
 #[derive(Debug)]
 struct Writer {
     file: AuditFile,
-    /// What the disk has refused so far, oldest first.
+    /// Entries that the disk has not accepted yet, oldest first.
     backlog: VecDeque<PendingEntry>,
     is_failing: bool,
 }
@@ -193,7 +194,7 @@ struct Writer {
 impl Writer {
     fn run(mut self, shared: &Shared) {
         loop {
-            // Asked before the queue is emptied, so that what was noted before the end is written.
+            // Read before the queue is emptied, so that entries added before the stop are written.
             let is_last = shared.stop.load(Ordering::Acquire);
             while let Some(draft) = shared.queue.pop() {
                 if self.backlog.len() == BACKLOG_LENGTH {
@@ -222,13 +223,13 @@ impl Writer {
                     self.backlog.pop_front();
                     shared.written.fetch_add(1, Ordering::Relaxed);
                     if std::mem::take(&mut self.is_failing) {
-                        tracing::info!(path = %self.file.path().display(), "the audit is written again");
+                        tracing::info!(path = %self.file.path().display(), "the audit file is writable again");
                     }
                 }
                 Err(error) => {
                     shared.failures.fetch_add(1, Ordering::Relaxed);
                     if !std::mem::replace(&mut self.is_failing, true) {
-                        tracing::error!(alarm = "audit-failing", %error, "changes of leadership are kept in memory");
+                        tracing::error!(alarm = Alarm::AuditFailing.name(), %error, "cannot write the audit file; entries are kept in memory and retried");
                     }
                     return;
                 }
@@ -237,11 +238,11 @@ impl Writer {
     }
 }
 
-/// A hand-over notes a handful of lines; nobody changes leaders a hundred times a second.
+/// A hand-over adds a handful of lines, and leaders never change a hundred times a second.
 const QUEUE_LENGTH: usize = 256;
-/// What is kept while the disk refuses: a day of changes, some megabytes at most.
+/// Entries kept in memory while the disk fails: a day of changes, some megabytes at most.
 const BACKLOG_LENGTH: usize = 4_096;
-/// Between two tries.
+/// Between two write attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

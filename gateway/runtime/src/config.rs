@@ -1,10 +1,11 @@
 //! Configuration: TOML as written, then checked values with units in their types.
 //!
-//! [`Resolved::load`] reads a file, refuses what it does not know or cannot run, and fills in the defaults. Every
-//! refusal names file, line, key, value and what is allowed; all of them are reported at once where the file can be
-//! read at all. Bounds and defaults stand in one table, [`limits`], with the reason for each.
+//! [`Resolved::load`] reads a file, refuses unknown keys and values that cannot work, and fills in the defaults. Each
+//! problem names file, line, key, value and the allowed range. All problems are reported at once, if the file is valid
+//! TOML. Bounds and defaults are in one table, [`limits`], with the reason for each.
 //!
-//! On SIGHUP only [`RELOADABLE`](reload::RELOADABLE) keys may change; [`Resolved::diff_reloadable`] says what did.
+//! On SIGHUP only [`RELOADABLE`](reload::RELOADABLE) keys may change; [`Resolved::diff_reloadable`] returns the
+//! changes.
 
 pub mod error;
 pub mod explain;

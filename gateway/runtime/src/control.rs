@@ -1,4 +1,4 @@
-//! What a gateway of a pair answers.
+//! The gateway's answers on the control socket.
 
 use std::{
     collections::BTreeMap,
@@ -27,37 +27,37 @@ use crate::audit::{
 
 /// The groups of one gateway.
 pub struct PairControl {
-    /// Which gateway this is.
+    /// Name and number of this gateway.
     pub node: NodeId,
     /// Its groups.
     pub groups: BTreeMap<GroupId, GroupControl>,
-    /// The audit's file, where there is one.
+    /// The audit file, if there is one.
     pub audit: Option<PathBuf>,
-    /// What the gateway shows of itself.
+    /// Counters and gauges of the gateway.
     pub snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
 }
 
 /// One group.
 #[derive(Clone)]
 pub struct GroupControl {
-    /// Its election.
+    /// The group's election.
     pub latch: Arc<dyn LeaderLatch>,
-    /// Lets a gateway stand that the record doesn't name; `None` where the backend knows no such list.
+    /// Admits a gateway that the record does not name; `None` if the backend has no candidate list.
     pub admit: Option<Admit>,
-    /// Asks the gateway that leads for leadership.
+    /// Requests leadership from the leader.
     pub request_leadership: RequestLeadership,
-    /// What else is to be told of it: positions of its channels, for instance.
+    /// Further details for the status, such as positions of the group's channels.
     pub details: Arc<dyn Fn() -> Value + Send + Sync>,
 }
 
 /// Admits that gateway.
 pub type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
 
-/// Asks that gateway, over the pair link, to hand over to this one; `false`: there is no link to it.
+/// Asks that gateway over the pair link to hand over to this one; `false`: the link to it is down.
 pub type RequestLeadership = Arc<dyn Fn(NodeId) -> bool + Send + Sync>;
 
 impl PairControl {
-    /// Answers one question. Waits for a hand-over to come about.
+    /// Answers one request. Blocks until a requested hand-over has completed or failed.
     #[must_use]
     pub fn handle(&self, request: Request) -> Response {
         Response::from(match request {
@@ -88,7 +88,7 @@ impl PairControl {
     }
 
     fn history(&self, count: usize) -> Result<Value, String> {
-        let path = self.audit.as_ref().ok_or("no audit is kept: gateway.audit_file is not set")?;
+        let path = self.audit.as_ref().ok_or("no audit file: gateway.audit_file is not set")?;
         let history = AuditHistory::read(path).map_err(|error: AuditError| error.to_string())?;
         let from = history.entries.len().saturating_sub(count.min(HISTORY_MAX));
         Ok(json!({ "entries": history.entries[from..], "damaged_lines": history.damaged_lines }))
@@ -102,24 +102,24 @@ impl PairControl {
         )
     }
 
-    /// Whoever has just come to lead may not be ready to give it away: it is asked again for a while.
+    /// A gateway that has just become leader may not be ready to hand over, so the request is repeated for a while.
     fn take_back(&self, group: Option<u16>, timeout: Duration) -> Result<Value, String> {
         let (group, control) = self.group(group)?;
         let (latch, begun) = (&control.latch, Instant::now());
         let mut asked = begun;
         while !latch.has_leadership() {
             let leader = latch.view().leader;
-            let named = leader.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+            let named = leader.as_ref().map_or_else(|| "no gateway".to_owned(), ToString::to_string);
             if begun.elapsed() >= timeout {
                 let limit_s = timeout.as_secs();
                 return Err(format!(
-                    "{named} leads group {} and did not hand over within {limit_s} s: its log says why",
+                    "{named} leads group {} and did not hand over within {limit_s} s; see its log",
                     group.0
                 ));
             }
             asked = Instant::now();
             if leader.is_some_and(|leader| leader.node != self.node && !(control.request_leadership)(leader.node)) {
-                return Err(format!("{named} leads group {}, and there is no link to it", group.0));
+                return Err(format!("{named} leads group {}, and the pair link to it is down", group.0));
             }
             latch.await_leadership_for(TAKE_BACK_RETRY_INTERVAL).map_err(|closed| closed.to_string())?;
         }
@@ -137,10 +137,10 @@ impl PairControl {
             Some(_) => vec![self.group(group)?],
             None => self.groups.iter().map(|(group, control)| (*group, control)).collect(),
         };
-        // What a standby keeps to itself stops nobody.
+        // A pin of a standby has no effect on the leader.
         chosen.retain(|(_, control)| control.latch.has_leadership());
         if chosen.is_empty() {
-            return Err("this gateway does not lead: ask the one that does".to_owned());
+            return Err("this gateway is not the leader: send the request to the leader".to_owned());
         }
         for (_, control) in &chosen {
             control.latch.set_pin(pin);
@@ -151,29 +151,30 @@ impl PairControl {
 
     fn admit(&self, group: Option<u16>, node: NodeId, name: &str) -> Result<Value, String> {
         let (group, control) = self.group(group)?;
-        let admit = control.admit.as_ref().ok_or("under this backend nobody is admitted by hand")?;
+        let admit = control.admit.as_ref().ok_or("this backend has no candidate list to admit a gateway to")?;
         let name = NodeName::new(name).ok_or("a node name has 1 to 64 letters, digits, '-', '_' or '.'")?;
         if !control.latch.has_leadership() && node != self.node {
             return Err(
-                "this gateway does not lead: ask the one that does, or the one that is to be admitted".to_owned()
+                "this gateway is not the leader: send the request to the leader or to the gateway to be admitted"
+                    .to_owned(),
             );
         }
         if let Some(other) = control.latch.view().participants.get(&node).filter(|other| **other != name) {
-            return Err(format!("node {} is {other} already", node.0));
+            return Err(format!("node {} is already named {other}", node.0));
         }
         admit(node, name);
         Ok(json!({ "group": group.0, "node": node.0 }))
     }
 
-    /// The group that is meant: the only one, where none is named.
+    /// The requested group; without a name, the only group.
     fn group(&self, group: Option<u16>) -> Result<(GroupId, &GroupControl), String> {
         let known = || self.groups.keys().map(|group| group.0.to_string()).collect::<Vec<_>>().join(", ");
         let found = match group {
             Some(group) => self.groups.get_key_value(&GroupId(group)),
-            None if self.groups.len() > 1 => return Err(format!("which group? there are {}", known())),
+            None if self.groups.len() > 1 => return Err(format!("group is required; groups: {}", known())),
             None => self.groups.first_key_value(),
         };
-        found.map(|(group, control)| (*group, control)).ok_or_else(|| format!("no such group: there are {}", known()))
+        found.map(|(group, control)| (*group, control)).ok_or_else(|| format!("no such group; groups: {}", known()))
     }
 }
 
@@ -191,11 +192,11 @@ fn view_value(view: &View) -> Value {
         "role": role_name(view.role),
         "epoch": epoch_value(view.epoch),
         "leader": view.leader.as_ref().map(member_value),
-        "heir": view.successor.map(|node| node.0),
+        "successor": view.successor.map(|node| node.0),
         "participants": view.participants.iter().map(|(node, name)| json!({ "node": node.0, "name": name })).collect::<Vec<_>>(),
         "connection": state_name(view.connection),
         "pinned": view.pin == Pin::Pinned,
-        "obstacle": view.obstacle.as_ref().map(ToString::to_string),
+        "ineligible_reason": view.obstacle.as_ref().map(ToString::to_string),
     })
 }
 
@@ -209,18 +210,18 @@ fn epoch_value(epoch: Epoch) -> Value {
 
 fn role_name(role: Role) -> &'static str {
     match role {
-        Role::Ineligible => "bystander",
+        Role::Ineligible => "ineligible",
         Role::Candidate => "candidate",
         Role::Leader => "leader",
         Role::Closed => "closed",
     }
 }
 
-/// Longer than a gateway takes that has handed over to stand again.
+/// Longer than a gateway needs to become eligible again after a hand-over.
 const TAKE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two questions: longer than any hand-over that comes about.
+/// Between two requests: longer than a successful hand-over takes.
 const TAKE_BACK_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Lines of an audit that one answer holds.
+/// Audit lines in one answer.
 const HISTORY_MAX: usize = 1_000;
 
 #[cfg(test)]
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
     use crate::audit::{Audit, entry::AuditEvent};
 
-    /// An election of two that is decided by whoever asks.
+    /// An election of two gateways, in which the requester wins.
     #[derive(Debug, Default)]
     struct FakeElection(Mutex<View>);
 
@@ -304,7 +305,7 @@ mod tests {
             let details = Arc::new(|| Value::Null);
             let latch = FakeElection::leading();
             let asked = Arc::clone(&latch);
-            // The third is nowhere; the second gives away what it has.
+            // The third gateway does not exist; the second hands over its group.
             let request_leadership: RequestLeadership = Arc::new(move |node| {
                 asked.with(|view| {
                     if view.pin == Pin::Free {
@@ -368,7 +369,7 @@ mod tests {
         control.groups[&GroupId(1)].latch.set_pin(Pin::Pinned);
         let _handed_over = ok(control.handle(Request::HandOver { group: None, target: Some(3) }));
         let why = refused(control.handle(Request::TakeBack { group: None }));
-        assert!(why.contains("node 3") && why.ends_with("there is no link to it"), "{why}");
+        assert!(why.contains("node 3") && why.ends_with("the pair link to it is down"), "{why}");
     }
 
     #[test]
@@ -383,12 +384,12 @@ mod tests {
         let control = control(2, None);
         assert_eq!(
             refused(control.handle(Request::HandOver { group: None, target: None })),
-            "which group? there are 1, 2"
+            "group is required; groups: 1, 2"
         );
         let missing = refused(control.handle(Request::HandOver { group: Some(7), target: None }));
-        assert_eq!(missing, "no such group: there are 1, 2");
+        assert_eq!(missing, "no such group; groups: 1, 2");
         assert_eq!(ok(control.handle(Request::HandOver { group: Some(2), target: Some(2) }))["group"], 2);
-        // The other one is led elsewhere now.
+        // The other group has another leader now.
         assert_eq!(ok(control.handle(Request::Pin { group: Some(1) }))["groups"], json!([1]));
         let pinned = |index: usize| ok(control.handle(Request::Status {}))["groups"][index]["pinned"].clone();
         assert_eq!((pinned(0), pinned(1)), (json!(true), json!(false)));
@@ -401,7 +402,10 @@ mod tests {
         let control = control(1, None);
         assert!(matches!(control.handle(Request::HandOver { group: None, target: None }), Response::Ok(_)));
         for request in [Request::Pin { group: None }, Request::Unpin { group: Some(1) }] {
-            assert_eq!(refused(control.handle(request)), "this gateway does not lead: ask the one that does");
+            assert_eq!(
+                refused(control.handle(request)),
+                "this gateway is not the leader: send the request to the leader"
+            );
         }
     }
 
@@ -410,16 +414,16 @@ mod tests {
         let mut control = control(1, None);
         let admit = |node, name: &str| Request::Admit { group: None, node, name: name.to_owned() };
         let reason = refused(control.handle(admit(3, "gw3")));
-        assert_eq!(reason, "under this backend nobody is admitted by hand");
+        assert_eq!(reason, "this backend has no candidate list to admit a gateway to");
         let admitted = Arc::new(Mutex::new(Vec::new()));
         let to_admit = Arc::clone(&admitted);
         let record: Admit = Arc::new(move |node, _| to_admit.lock().unwrap().push(node.0));
         control.groups.values_mut().for_each(|group| group.admit = Some(Arc::clone(&record)));
         ok(control.handle(admit(3, "gw3")));
-        assert_eq!(refused(control.handle(admit(2, "stranger"))), "node 2 is gw2 already");
+        assert_eq!(refused(control.handle(admit(2, "stranger"))), "node 2 is already named gw2");
         ok(control.handle(Request::HandOver { group: None, target: None }));
-        assert!(refused(control.handle(admit(4, "gw4"))).starts_with("this gateway does not lead"));
-        // The record may name nobody who could.
+        assert!(refused(control.handle(admit(4, "gw4"))).starts_with("this gateway is not the leader"));
+        // The record may name no gateway that could admit.
         ok(control.handle(admit(1, "gw1")));
         assert_eq!(*admitted.lock().unwrap(), [3, 1]);
     }

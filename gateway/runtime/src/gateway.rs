@@ -1,7 +1,7 @@
 //! The whole gateway: from a configuration to running pools with their cold threads, and back.
 //!
-//! Start: state file and epoch → logs → sockets → pools → sockets into the handle sets. Stop: the other way round, so
-//! that nothing is handed over to what is gone already.
+//! Start: state file and epoch → logs → sockets → pools → sockets into the handle sets. Stop: in the reverse order, so
+//! that no part uses another that has already stopped.
 
 mod alarms;
 mod cold;
@@ -26,6 +26,7 @@ use mdgw_election::{
     auth::SharedKey,
     core::Progress,
     driver::Election,
+    fitness::Eligibility,
     identity::{Member, NodeId},
     latch::LeaderLatch,
     record_location::RecordLocationError,
@@ -45,7 +46,7 @@ use mdgw_pair::{
     standby::{InputHistory, Standby, StandbyError, StatusTable},
 };
 use mdgw_status::{control::ControlServer, snapshot::Snapshot};
-use mdgw_sys::{clock::mono_now, kernel_fence::KernelFenceError, sockets::SocketError};
+use mdgw_sys::{alarm::Alarm, clock::mono_now, kernel_fence::KernelFenceError, sockets::SocketError};
 use mdgw_telemetry::counters::{Reading, Registry};
 use serde_json::json;
 use thiserror::Error;
@@ -105,7 +106,7 @@ pub struct Gateway {
     takeovers: TakeoverWatch,
     heartbeat_ns: u64,
     own_member: OwnMember,
-    /// Until the sentinel has it.
+    /// Until the sentinel takes it.
     shared_page: Option<HeldSharedPage>,
     sentinel: Option<SentinelHandle>,
     kernel: Option<KernelGuard>,
@@ -125,40 +126,40 @@ struct PoolChannels {
     channels: Vec<(ChannelId, String)>,
 }
 
-/// What the command line says over the configuration, for rehearsals.
+/// Overrides of the configuration by the command line, for rehearsals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// Trading date of all channels.
     pub date: Option<TradingDate>,
     /// Whether frames carry their receive times.
     pub ts_recv: TsRecvMode,
-    /// Who decides whether it publishes.
+    /// Whether the gateway publishes always, or while its fences are open.
     pub leadership: Leadership,
     /// What it begins with.
     pub beginning: StartMode,
-    /// Whether it first asks others for its books, and begins with those: the other gateways that are configured for their
-    /// state, and where none gives it, the venue's server for the session that the own log ends in.
+    /// Whether the gateway first tries to copy the state: from the configured peers, and failing that by a replay of
+    /// the session in which the local log ends, from the venue's server.
     pub copy_peer_state: bool,
 }
 
-/// What a gateway begins with that comes into a session late.
+/// What a gateway that starts in mid-session begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StartMode {
-    /// With its own log, and what comes from now on. Its books lack what was before, and say so.
+    /// The local log and the input from now on. The books lack earlier messages and are marked suspect.
     #[default]
     OwnLog,
-    /// With the whole session, asked of the peer and of the venue's server. The own log goes: it would say everything
-    /// twice. For a gateway that joins a peer which has it all.
+    /// The whole session, requested from the peer and the venue's server. The local log is deleted, since the replay
+    /// would publish its messages twice. For a gateway that joins a peer which has the whole session.
     WholeSession,
 }
 
-/// Who decides whether a gateway publishes.
+/// When a gateway publishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leadership {
-    /// Nobody: there is no other gateway, and it always does.
+    /// Always: there is no other gateway.
     #[default]
     Standalone,
-    /// Whoever opens the fences of its groups. Until then it listens to the other gateway, and keeps up.
+    /// While the fences of its groups are open. Until then it receives the leader's output and keeps up.
     Elected,
 }
 
@@ -168,29 +169,29 @@ pub enum GatewayError {
     /// The state file.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The audit.
+    /// The audit file.
     #[error(transparent)]
     Audit(#[from] AuditError),
     /// A publication log.
     #[error("cannot open the publication log of channel {channel}: {source}")]
     Log {
-        /// Whose.
+        /// The log's channel.
         channel: String,
-        /// Why.
+        /// The cause.
         source: mdgw_publog::LogError,
     },
     /// A socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// A backend that the kernel doesn't have.
+    /// A backend that the kernel does not have.
     #[error(transparent)]
     Backend(#[from] MissingIoUring),
     /// A pool's threads.
     #[error("cannot start pool {pool}: {source}")]
     Pool {
-        /// Which.
+        /// The pool.
         pool: String,
-        /// Why.
+        /// The cause.
         source: StartError,
     },
     /// The election's store.
@@ -199,18 +200,18 @@ pub enum GatewayError {
     /// The retransmission service.
     #[error(transparent)]
     Retransmission(#[from] ServiceError),
-    /// Listening to the other gateway.
+    /// Receiving the output of the peers.
     #[error(transparent)]
     Standby(#[from] StandbyError),
     /// The fence in the kernel.
     #[error(transparent)]
     KernelFence(#[from] KernelFenceError),
-    /// Anything else that the system refused.
+    /// Any other error of the operating system.
     #[error("cannot {act}: {source}")]
     Io {
         /// What was tried.
         act: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -226,7 +227,7 @@ impl Gateway {
     /// Starts everything that the configuration names.
     ///
     /// # Errors
-    /// The first thing that can't be had. Nothing is left running then.
+    /// The first part that cannot be started. No part is left running then.
     pub fn start(config: &Resolved, overrides: Overrides) -> Result<Self, GatewayError> {
         let audit = config.gateway.audit_file.as_ref().map(Audit::start).transpose()?;
         let registry = Arc::new(Registry::default());
@@ -234,7 +235,7 @@ impl Gateway {
             Some(_) => Overrides { leadership: Leadership::Elected, ..overrides },
             None => overrides,
         };
-        // Sockets belong to the cgroup that they were opened in.
+        // A socket belongs to the cgroup in which it was opened.
         let kernel = KernelGuard::start(config)?;
         let shared_page = HeldSharedPage::of(config)?;
         let mut wiring = Wiring::new(config, overrides, &registry)?;
@@ -267,7 +268,7 @@ impl Gateway {
             epoch = this_start.epoch.count(),
             channels = config.channels.len(),
             pools = pools.len(),
-            "gateway runs"
+            "gateway running"
         );
         let sender = audit.as_ref().map(Audit::sender);
         let link_slot = LinkSlot::default();
@@ -333,16 +334,16 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Where changes of leadership are noted, if an audit is kept.
+    /// Records changes of leadership, if there is an audit file.
     #[must_use]
     pub fn audit(&self) -> Option<&AuditSender> {
         self.audit.as_ref().map(Audit::sender)
     }
 
-    /// Lets `mdgw ha` and `mdgw top` ask and tell, from now on. Standing alone, there are no groups to decide about.
+    /// Opens the control socket for `mdgw ha` and `mdgw top`. A standalone gateway has no groups to decide about.
     ///
     /// # Errors
-    /// When the socket can't be made.
+    /// When the socket cannot be created.
     pub fn serve_control(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(path) = &config.gateway.control_socket else { return Ok(()) };
         let backend = config.election.as_ref().map(|election| &election.backend);
@@ -358,7 +359,7 @@ impl Gateway {
     }
 
     fn group_control(&self, group: GroupId, election: &Election, backend: Option<&Backend>) -> GroupControl {
-        // Two gateways may lead at a time while the network between them is cut.
+        // Two gateways may lead at the same time while the network between them is partitioned.
         let may_split = matches!(backend, Some(Backend::Emergent(_)));
         let has_record = backend.is_some_and(Backend::has_record);
         let admitting = election.clone();
@@ -372,28 +373,37 @@ impl Gateway {
             let status_table = status_table.as_ref().map(|status_table| status_table.all()).unwrap_or_default();
             let known = channels.iter().filter_map(|channel| Some((channel, status_table.get(channel)?)));
             let told = known.map(|(channel, known)| {
-                let ready = known.logged_through.map(AuditPosition::from);
+                let logged_through = known.logged_through.map(AuditPosition::from);
                 let state = format!("{:?}", known.state).to_lowercase();
                 let kept = history.as_ref().and_then(|history| history.extent(*channel)).map(|kept| {
-                    let (from, until, next) = (kept.from.0, kept.until.0, kept.next.0);
-                    json!({ "from": from, "until": until, "next": next, "bytes": kept.bytes, "is_cut": kept.is_truncated })
+                    let (first, contiguous_next, next) = (kept.from.0, kept.until.0, kept.next.0);
+                    json!({
+                    "first": first, "contiguous_next": contiguous_next, "next": next, "bytes": kept.bytes,
+                    "is_truncated": kept.is_truncated,
+                    })
                 });
                 let packets = known.packets;
-                json!({ "channel": channel.0, "state": state, "ready": ready, "packets_heard": packets, "kept": kept })
+                json!({
+                "channel": channel.0, "state": state, "logged_through": logged_through, "packets_received": packets,
+                "input_history": kept,
+                })
             });
             let joining = health.map(|GroupHealth { joining, .. }| {
                 json!({
-                    "standing": joining.eligibility,
-                    "behind_messages": joining.behind_messages,
-                    "channels_missing": joining.channels_missing,
-                    "level_ms": joining.caught_up_ns / 1_000_000,
-                    "unlike_ms": joining.mismatched_ns / 1_000_000,
-                })
+                                    "eligibility": match joining.eligibility {
+                Eligibility::Joining => "joining",
+                Eligibility::Eligible => "eligible",
+                },
+                                    "behind_messages": joining.behind_messages,
+                                    "channels_missing": joining.channels_missing,
+                                    "caught_up_ms": joining.caught_up_ns / 1_000_000,
+                                    "content_mismatch_ms": joining.mismatched_ns / 1_000_000,
+                                })
             });
             let fitness = health.map(|health| health.fitness.class().name());
             let takeovers = costs.as_ref().map(|costs| lock(costs).to_json());
             json!({
-                "may_split": may_split,
+                "allows_split_brain": may_split,
                 "takeovers": takeovers,
                 "fitness": fitness,
                 "joining": joining,
@@ -416,27 +426,27 @@ impl Gateway {
         }
     }
 
-    /// A group, for whoever decides about its leadership.
+    /// A group, for its election.
     #[must_use]
     pub fn group(&self, group: GroupId) -> Option<&GroupHandle> {
         self.groups.get(&group)
     }
 
-    /// The election of that group, where there is one.
+    /// The election of that group, if there is one.
     #[must_use]
     pub fn election(&self, group: GroupId) -> Option<&Election> {
         self.elections.get(&group)
     }
 
-    /// Links it to the other gateways; where messages for them are left and found.
+    /// Links the gateway to its peers. Returns the handles for messages to and from them.
     ///
     /// # Errors
-    /// When it can't listen. A peer that isn't there yet is no error.
+    /// When it cannot listen. An absent peer is no error.
     ///
     /// # Panics
-    /// When the gateway stands alone, and so has nothing to tell.
+    /// When the gateway is standalone.
     pub fn link(&mut self, endpoints: PairEndpoints) -> Result<&Arc<LinkHandle>, PairLinkError> {
-        let status_table = Arc::clone(self.status_table().expect("a gateway that stands alone has no peer"));
+        let status_table = Arc::clone(self.status_table().expect("a standalone gateway has no peer"));
         let epochs = self.groups.iter().map(|(group, handle)| (*group, Arc::clone(handle.epochs()))).collect();
         let desks: Vec<_> = self.groups.values().cloned().collect();
         let channels = ChannelSender::new(move |channel, message| {
@@ -460,10 +470,10 @@ impl Gateway {
         Ok(self.link.insert(link).handle())
     }
 
-    /// As the configuration says; without `[election.link]`, nothing.
+    /// Links the gateway as the configuration says; does nothing without `[election.link]`.
     ///
     /// # Errors
-    /// When the key can't be read, or the gateway can't listen.
+    /// When the key cannot be read, or the gateway cannot listen.
     pub fn link_as_configured(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(election) = &config.election else { return Ok(()) };
         let Some(link @ LinkConfig { listen, peers, key_file, .. }) = &election.link else { return Ok(()) };
@@ -496,10 +506,10 @@ impl Gateway {
             |group| self.group(group).map_or(0, |handle| u32::try_from(handle.channels().count()).unwrap_or(u32::MAX));
         let elections = self.elections.iter().map(|(group, election)| (*group, (election.clone(), load(*group))));
         let spread = PlacementInputs { node: NodeId(self.node), lease_ns, elections: elections.collect() };
-        PlacementThread::start(spread).map_err(GatewayError::io("start the thread that spreads groups"))
+        PlacementThread::start(spread).map_err(GatewayError::io("start the placement thread"))
     }
 
-    /// What is known of the other gateway, if this one listens to it.
+    /// Status of the peers' output, if this gateway receives it.
     #[must_use]
     pub fn status_table(&self) -> Option<&Arc<StatusTable>> {
         self.standby.as_ref().map(Standby::status_table)
@@ -511,19 +521,19 @@ impl Gateway {
         self.this_start.epoch
     }
 
-    /// Counters of all channels, as they stand.
+    /// Current counters of all channels.
     #[must_use]
     pub fn readings(&self) -> Vec<Reading> {
         self.registry.read()
     }
 
-    /// The log of latencies, if there is one.
+    /// The latency log, if there is one.
     #[must_use]
     pub fn latency_log(&self) -> Option<&PathBuf> {
         self.latency.log()
     }
 
-    /// All that it shows of itself, at this moment.
+    /// All gauges and counters of this moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.watch().snapshot()
@@ -544,12 +554,12 @@ impl Gateway {
         }
     }
 
-    /// What each pool's threads are doing and have done.
+    /// Gauges of each pool's threads.
     pub fn gauges(&self) -> impl Iterator<Item = Gauges> {
         self.pools.iter().map(|pool| pool.pool.gauges())
     }
 
-    /// ChannelSender that are out of service, and why.
+    /// Channels that are out of service, with the reason.
     pub fn failed(&self) -> impl Iterator<Item = (&str, FailReason)> {
         self.pools.iter().flat_map(|pool| {
             pool.channels
@@ -559,29 +569,32 @@ impl Gateway {
         })
     }
 
-    /// Why a pool has stopped by itself, if one has.
+    /// Why a pool has stopped without a request, if one has.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         self.pools.iter().find_map(|pool| pool.pool.fault())
     }
 
-    /// Logs what has become worth a look since the last call. To be called once a second or so; the names of the alarms
-    /// are those of the pages in `ops/runbooks`.
+    /// Logs the alarms that occurred since the last call. To be called about once a second.
     pub fn log_alarms(&mut self) {
         let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
         self.alarms.check(&self.registry, &failed);
         if let Some(fault) = self.sentinel.as_mut().and_then(SentinelHandle::fault) {
-            tracing::error!(alarm = "no-sentinel", fault, "the other gateway would have to wait for the lease");
+            tracing::error!(
+                alarm = Alarm::NoSentinel.name(),
+                fault,
+                "sentinel lost: if this gateway dies, the peer waits for the lease to expire"
+            );
             self.sentinel = None;
         }
     }
 
-    /// Looks how this gateway is, and tells each group's election: how fit it is to lead, and whether it stands. To be
-    /// called some times a second; until then it stands for nothing.
+    /// Evaluates the health of each group and passes its fitness and eligibility to the group's election. To be called
+    /// some times a second; before the first call no group is eligible.
     pub fn update_health(&mut self) {
         let progress = if self.fault().is_some() { Progress::Stuck } else { Progress::Running };
         let Some(status_table) = self.standby.as_ref().map(Standby::status_table) else { return };
-        // With a link its thread does, sooner.
+        // With a link, the thread of the link does it sooner.
         if self.link.is_none() {
             status_table.forward_declared_gaps(|channel, session| {
                 let handle = self.groups.values().find(|handle| handle.channels().any(|id| id == channel));
@@ -605,22 +618,22 @@ impl Gateway {
         }
     }
 
-    /// What may change while it runs: see [`Resolved::diff_reloadable`].
+    /// Applies what may change at run time: see [`Resolved::diff_reloadable`].
     pub fn reload(&self, config: &Resolved) {
         self.latency.set_interval_ns(config.latency.interval_ns);
         self.cold.reload(config);
     }
 
-    /// Ends in order: threads are joined, logs are closed, the state is on disk.
+    /// Stops in order: threads are joined, logs are closed, the state is on disk.
     ///
     /// # Errors
-    /// When latency logs or state could not be written to their end; everything has ended all the same.
+    /// When latency logs or the state could not be written completely; all parts have stopped nevertheless.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.record_all(&AuditEvent::Stopped);
         let Self { this_start, elections, pools, standby, link, peer_forwarder, placement, .. } = self;
         let Self { sentinel, latency, cold, audit, control, .. } = self;
         drop(placement);
-        // First of all: another gateway leads on while this one still ends.
+        // First of all, so that a peer leads while this gateway still stops.
         elections.values().for_each(LeaderLatch::close);
         drop(control);
         drop(sentinel);
@@ -641,7 +654,11 @@ impl Gateway {
         let kernel_drops = cold.kernel_drops().total();
         let stopped = cold.stop(positions);
         if let Some(counts) = audit.map(Audit::stop).filter(|counts| counts.lost > 0) {
-            tracing::error!(alarm = "audit-failing", counts.lost, "changes of leadership are not on disk");
+            tracing::error!(
+                alarm = Alarm::AuditFailing.name(),
+                counts.lost,
+                "audit entries were lost: not written before exit"
+            );
         }
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;
@@ -656,12 +673,12 @@ impl Gateway {
     }
 }
 
-/// Where a channel stands, once a session has begun.
+/// The position of a channel, once a session has begun.
 fn shutdown_position(pipeline: &ChannelPipeline) -> Option<ShutdownPosition> {
     let numbering = pipeline.sink().session_progress()?;
     let session = Session::from_bytes(numbering.session)?;
     Some(ShutdownPosition { session, next: numbering.covered_through, has_ended: numbering.has_ended })
 }
 
-/// Positions are told at least so often, however long the lease: whether a leader is heard is judged by them.
+/// Longest interval of position reports, however long the lease: the peer judges the reception of a leader by them.
 const REPORT_NS_MAX: u64 = 20_000_000;

@@ -1,4 +1,5 @@
-//! The cold thread that collects the histograms of all hot threads once an interval and writes them down.
+//! The cold thread that collects the histograms of all hot threads once an interval and writes them to the latency
+//! log.
 
 use std::{
     collections::BTreeMap,
@@ -29,14 +30,14 @@ use mdgw_telemetry::{
 
 use crate::config::resolved::LatencyConfig;
 
-/// One hot thread's collector, with the names that its numbers stand for.
+/// One hot thread's collector, with the names for its indices.
 #[derive(Debug)]
 pub struct ThreadStageCollector {
     /// Name of the thread, without spaces, commas or semicolons: `main-0`.
     pub thread: String,
-    /// Channel of each index of its pool.
+    /// The channel of each index in its pool.
     pub channels: Vec<ChannelId>,
-    /// The cold end of its hand-over.
+    /// The cold end of the thread's hand-over.
     pub collector: StageCollector,
 }
 
@@ -45,11 +46,11 @@ pub struct ThreadStageCollector {
 pub struct ChannelMetricsCollector {
     /// The channel.
     pub channel: ChannelId,
-    /// The cold end of its hand-over.
+    /// The cold end of the channel's hand-over.
     pub collector: ChannelCollector,
 }
 
-/// Everything recorded so far, all threads together.
+/// Everything recorded so far, over all threads.
 #[derive(Debug, Default)]
 pub struct LatencyTotals {
     /// By channel and stage.
@@ -61,7 +62,7 @@ pub struct LatencyTotals {
 pub struct StageTotal {
     /// Nanoseconds.
     pub histogram: Histogram<u64>,
-    /// Values that came out negative.
+    /// Number of negative values.
     pub negative_count: u64,
 }
 
@@ -74,7 +75,7 @@ pub struct LatencyThread {
     log: Option<PathBuf>,
 }
 
-/// What came of it.
+/// The results of the collector.
 #[derive(Debug)]
 pub struct LatencyResult {
     /// All values.
@@ -87,7 +88,7 @@ impl LatencyThread {
     /// Opens the log and starts to collect.
     ///
     /// # Errors
-    /// When the log or the thread cannot be made.
+    /// When the log or the thread cannot be created.
     pub fn start(
         config: &LatencyConfig,
         threads: Vec<ThreadStageCollector>,
@@ -128,7 +129,7 @@ impl LatencyThread {
         self.log.as_ref()
     }
 
-    /// The figures of the last interval.
+    /// The statistics of the last interval.
     #[must_use]
     pub fn recent(&self) -> &Arc<RecentIntervals> {
         &self.recent
@@ -139,16 +140,16 @@ impl LatencyThread {
         self.shared.lock().interval_ns = interval_ns;
     }
 
-    /// Collects what is left and closes the log.
+    /// Collects the remaining values and closes the log.
     ///
     /// # Errors
-    /// The first error of writing; collecting went on after it.
+    /// The first write error; collecting continued after it.
     pub fn stop(mut self) -> io::Result<LatencyResult> {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         let thread = self.thread.take().map(JoinHandle::join);
         thread
-            .unwrap_or_else(|| Ok(Err(io::Error::other("stopped twice"))))
+            .unwrap_or_else(|| Ok(Err(io::Error::other("latency thread stopped twice"))))
             .unwrap_or_else(|_| Err(io::Error::other("latency thread panicked")))
     }
 }
@@ -200,7 +201,7 @@ struct Writer {
     channels: Vec<CollectedChannel>,
     log: Option<IntervalLogWriter<BufWriter<File>>>,
     logs: Vec<PathBuf>,
-    /// The day at Greenwich that the log is of: each day has its own.
+    /// The UTC day of the log: each day has its own log.
     day: TradingDate,
     totals: LatencyTotals,
 }
@@ -211,7 +212,7 @@ impl Writer {
         while !shared.wait(mono_now()) {
             let tick = self.tick();
             if let (Ok(()), Err(error)) = (&outcome, tick) {
-                tracing::error!("latency log: {error}; histograms are still collected");
+                tracing::error!("cannot write the latency log: {error}; histograms are still collected in memory");
                 outcome = Err(error);
             }
         }
@@ -284,7 +285,7 @@ impl Writer {
     }
 }
 
-/// A channel's collector, and what its counts were at the end of the last interval.
+/// A channel's collector, and its counts at the end of the last interval.
 struct CollectedChannel {
     entry: ChannelMetricsCollector,
     previous: PreviousCounts,
@@ -338,7 +339,7 @@ fn write_set(
     outcome
 }
 
-/// Writes what came of each count since `previous`, and the lines' leads.
+/// Writes the increase of each count since `previous`, and the lines' leads.
 fn write_channel(
     set: &ChannelMetrics,
     channel: ChannelId,

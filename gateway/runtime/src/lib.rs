@@ -1,4 +1,4 @@
-//! From a configuration to a running gateway and back: configuration, wiring, and the cold threads beside the data path.
+//! Starts and stops a gateway: configuration, wiring, and the cold threads beside the data path.
 
 pub mod audit;
 pub mod config;

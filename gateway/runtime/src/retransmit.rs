@@ -1,15 +1,15 @@
-//! Retransmission: requests of subscribers, answered out of the publication logs by a cold thread.
+//! Retransmission: a cold thread answers requests of subscribers from the publication logs.
 //!
-//! The protocol is in [`mdgw_feeds::published::request`]. Responder are log entries as they were published, flagged as
-//! retransmission and under the highest epoch that this gateway knows. They go to the asker alone and are not fenced:
-//! a standby answers too.
+//! The protocol is in [`mdgw_feeds::published::request`]. An answer has log entries as they were published, flagged as
+//! retransmission, under the highest epoch that this gateway knows. Answers go to the requester only and are not
+//! fenced: a standby answers too.
 //!
-//! What is gone from the log is answered with the oldest there is: the first packet begins later than was asked, and
-//! the answer's end says from where to where the log has the session. Every answer has that end, also one that a limit
-//! has cut short; the asker goes on from what it got.
+//! If the start of a range is gone from the log, the answer begins with the oldest entry there is. The end of the
+//! answer states the range of the session that the log holds. Every answer has that end, also if a limit cut it short;
+//! the requester continues after what it received.
 //!
-//! No amplifier for others: only configured networks are answered, and each source address only so many requests and
-//! bytes per second. A request that is not answered is counted, nothing else.
+//! The service must not be usable as an amplifier. It answers only configured networks, and limits the requests and
+//! bytes per second of each source address. An unanswered request is counted and otherwise ignored.
 
 mod definitions;
 mod requesters;
@@ -60,27 +60,27 @@ pub struct ServedChannel {
     pub group: GroupId,
     /// The channel.
     pub channel: ChannelId,
-    /// Where its log's segments lie.
+    /// Directory of its log's segments.
     pub log_directory: PathBuf,
     /// Greatest payload of a packet, less its header.
     pub payload_bytes_max: usize,
-    /// Of its group: knows the epoch of the last opening.
+    /// Fence of the channel's group: knows the epoch of the last opening.
     pub fence: Arc<Fence>,
-    /// Of its group: knows the epochs of others.
+    /// Known epochs of the channel's group, also of other gateways.
     pub epochs: Arc<KnownEpochs>,
 }
 
-/// Responder requests. Owned by one cold thread.
+/// Answers requests. Owned by one cold thread.
 #[derive(Debug)]
 pub struct RetransmissionService {
     socket: UdpSocket,
     responder: Responder,
 }
 
-/// Takes header and body of one packet away, and says how many bytes went.
+/// Sends header and body of one packet, and returns the bytes sent.
 pub type SendPacket<'a> = dyn FnMut(&[u8; HEADER_BYTES], &[u8]) -> io::Result<usize> + 'a;
 
-/// What answers requests, whatever brings them and takes the answers away.
+/// Answers requests, independent of the transport.
 #[derive(Debug)]
 pub struct Responder {
     channels: Vec<Channel>,
@@ -88,10 +88,10 @@ pub struct Responder {
     counts: RetransmissionCounts,
 }
 
-/// What the service counts.
+/// Counts of the service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetransmissionCounts {
-    /// Datagrams that came.
+    /// Datagrams received.
     pub requests: u64,
     /// Requests that were answered.
     pub answered: u64,
@@ -99,23 +99,23 @@ pub struct RetransmissionCounts {
     pub packets: u64,
     /// Bytes of answers, headers included.
     pub bytes: u64,
-    /// Responder that a limit cut short.
+    /// Answers that a limit cut short.
     pub truncated: u64,
-    /// Requests for what is gone.
+    /// Requests for entries that are gone from the log.
     pub expired: u64,
-    /// Datagrams that are no requests, and why.
+    /// Datagrams that are not valid requests, by reason.
     pub malformed: DropCounts,
-    /// From no network that is answered.
+    /// Requests from networks that are not answered.
     pub network_refused: u64,
-    /// Beyond a requester's rate.
+    /// Requests beyond a requester's rate.
     pub rate_refused: u64,
-    /// From more requesters than are remembered.
+    /// Requests from more requesters than the service remembers.
     pub requesters_refused: u64,
-    /// For a channel, or a session of it, that nothing is known of.
+    /// Requests for an unknown channel or session.
     pub unknown: u64,
     /// Packets that the kernel refused.
     pub send_failures: u64,
-    /// Trouble with reading a log.
+    /// Errors while reading a log.
     pub log_failures: u64,
     /// Definition frames for which there was no room.
     pub definitions_dropped: u64,
@@ -132,7 +132,7 @@ impl RetransmissionService {
     /// Binds the socket and opens the logs.
     ///
     /// # Errors
-    /// When the address can't be bound or a log can't be read.
+    /// When the address cannot be bound or a log cannot be read.
     pub fn new(config: &RetransmissionConfig, served: Vec<ServedChannel>) -> Result<Self, ServiceError> {
         let bind = |source| ServiceError::Bind { address: config.listen, source };
         let socket = UdpSocket::bind(config.listen).map_err(bind)?;
@@ -140,7 +140,7 @@ impl RetransmissionService {
         Ok(Self { socket, responder: Responder::new(config.limits.clone(), served)? })
     }
 
-    /// Where it listens.
+    /// The address of the socket.
     ///
     /// # Errors
     /// As `getsockname`.
@@ -148,12 +148,12 @@ impl RetransmissionService {
         self.socket.local_addr()
     }
 
-    /// Responder until `stop`, which is looked at every few milliseconds.
+    /// Answers requests until `stop` is set, which is read every few milliseconds.
     ///
     /// # Errors
     /// When the socket fails.
     pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
-        // Relaxed: the flag orders nothing, and a look a few milliseconds later is as good.
+        // Relaxed: the flag orders nothing, and the thread may read it a few milliseconds later.
         while !stop.load(Relaxed) {
             if !self.turn(mono_now())? {
                 self.wait()?;
@@ -162,7 +162,7 @@ impl RetransmissionService {
         Ok(())
     }
 
-    /// Waits for a request, a few milliseconds at most: logs are followed too.
+    /// Waits for a request, a few milliseconds at most: the logs have to be followed too.
     ///
     /// # Errors
     /// As poll(2).
@@ -170,13 +170,13 @@ impl RetransmissionService {
         poll::readable([self.socket.as_fd()], FOLLOW_INTERVAL).map(|_| ())
     }
 
-    /// Responder the requests that wait and follows the logs, both within bounds. Whether there may be more to do.
+    /// Answers the waiting requests and follows the logs, both within bounds. Returns whether there may be more to do.
     ///
     /// # Errors
     /// When the socket fails.
     pub fn turn(&mut self, now: MonoNs) -> io::Result<bool> {
         let more = self.responder.follow();
-        // One byte more than a request, so that a longer datagram is seen to be one.
+        // One byte more than a request, so that a longer datagram is recognised as such.
         let mut datagram = [0; REQUEST_PACKET_BYTES + 1];
         for _ in 0..REQUESTS_PER_TURN {
             match self.socket.recv_from(&mut datagram) {
@@ -189,7 +189,7 @@ impl RetransmissionService {
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(more),
-                // What an earlier answer met at the requester.
+                // An ICMP error that an earlier answer caused at the requester.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -198,12 +198,12 @@ impl RetransmissionService {
         Ok(true)
     }
 
-    /// New limits, from now on; every requester begins with its full allowance.
+    /// New limits, from now on; every requester starts with its full allowance.
     pub fn set_limits(&mut self, limits: RetransmissionLimits) {
         self.responder.requesters.set_limits(limits);
     }
 
-    /// What it counts.
+    /// Counts so far.
     #[must_use]
     pub fn counts(&self) -> &RetransmissionCounts {
         &self.responder.counts
@@ -214,7 +214,7 @@ impl Responder {
     /// Opens the logs.
     ///
     /// # Errors
-    /// When a log can't be read.
+    /// When a log cannot be read.
     pub fn new(limits: RetransmissionLimits, served: Vec<ServedChannel>) -> Result<Self, LogError> {
         let open = |served: &ServedChannel| Reader::open(&served.log_directory, served.channel.0);
         let channel = |served: ServedChannel| {
@@ -225,7 +225,7 @@ impl Responder {
         Ok(Self { channels, requesters: Requesters::new(limits), counts: RetransmissionCounts::default() })
     }
 
-    /// Follows the logs, some entries at most. Whether there may be more.
+    /// Reads a limited number of entries of the logs. Returns whether there may be more.
     pub fn follow(&mut self) -> bool {
         let mut more = false;
         for channel in &mut self.channels {
@@ -235,10 +235,10 @@ impl Responder {
         more
     }
 
-    /// A datagram came; `send` takes its answer.
+    /// Handles a received datagram; `send` takes its answer.
     pub fn answer(&mut self, datagram: &[u8], requester: Ipv4Addr, now: MonoNs, send: &mut SendPacket<'_>) {
         self.counts.requests += 1;
-        // The allowance first: whoever floods must not make us do more than this.
+        // The allowance first: a flood must not cost more work than this check.
         let bytes_max = match self.requesters.admit(requester, now) {
             Ok(bytes_max) => bytes_max,
             Err(refusal) => {
@@ -307,20 +307,20 @@ impl Responder {
 /// Why the service could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// The address can't be used.
+    /// The address cannot be used.
     #[error("retransmission service cannot listen on {address}: {source}")]
     Bind {
         /// As configured.
         address: SocketAddrV4,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A log can't be read.
+    /// A log cannot be read.
     #[error(transparent)]
     Log(#[from] LogError),
 }
 
-/// One answer on its way.
+/// One answer in progress.
 struct Response<'a> {
     send: &'a mut SendPacket<'a>,
     served: &'a ServedChannel,
@@ -336,7 +336,7 @@ impl Response<'_> {
         let available = reader.session_range(self.session)?;
         if let Some((oldest, _)) = available {
             self.counts.expired += u64::from(first < oldest && first < next);
-            // The first part of a message may stand in an entry that settles only what came before it.
+            // The first part of a message may be in an entry that covers only what comes before it.
             reader.seek(self.session, first.saturating_sub(1))?;
             if let Some(session) = Session::from_bytes(self.session) {
                 let wanted = StreamPosition::at(session, Sequence(first));
@@ -354,7 +354,7 @@ impl Response<'_> {
                 reader.next();
             }
         }
-        // Of a session that has begun and lies in no file, nothing is known but where it has come to.
+        // For a session that has begun and is in no file, only the present position is known.
         let (oldest, newest) = available.unwrap_or_else(|| {
             let next = if definitions.session() == Some(self.session) { definitions.next() } else { 0 };
             (next, next)
@@ -379,7 +379,7 @@ impl Response<'_> {
         self.end(first, definitions.count(), PacketFlags::SNAPSHOT);
     }
 
-    /// One packet, if the limits let it.
+    /// Sends one packet, if the limits allow it.
     fn send(&mut self, entry: &Entry<'_>, flags: PacketFlags) -> bool {
         let bytes = (PACKET_HEADER_BYTES + entry.payload.len()) as u64;
         if self.packets_left == 0 || self.bytes_left < bytes {
@@ -391,7 +391,7 @@ impl Response<'_> {
         self.transmit(entry, flags)
     }
 
-    /// Its place is reserved in the limits.
+    /// Its size is reserved in the limits.
     fn end(&mut self, first: u64, next: u64, flags: PacketFlags) {
         let flags = flags.with(PacketFlags::RETRANSMISSION).with(PacketFlags::HEARTBEAT);
         self.transmit(&self.empty(first, next), flags);
@@ -432,11 +432,11 @@ impl Response<'_> {
 }
 
 const END_BYTES: u64 = PACKET_HEADER_BYTES as u64;
-/// How often the logs are followed while nobody asks.
+/// How often the logs are followed while there is no request.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(5);
-/// So many entries of a log, then requests have their turn.
+/// Entries of a log per turn; then the requests have theirs.
 const FOLLOW_ENTRIES_MAX: usize = 4_096;
-/// So many requests, then the logs have theirs.
+/// Requests per turn; then the logs have theirs.
 const REQUESTS_PER_TURN: usize = 64;
 /// Some 30,000 definitions: three times what the largest venue lists.
 const DEFINITIONS_BYTES_MAX: usize = 16 << 20;

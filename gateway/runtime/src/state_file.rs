@@ -1,8 +1,8 @@
-//! What must outlive the machine: the epoch's count, the last start, each channel's session with its restart count, and where the
-//! channel stood when the gateway ended in order. Synced to disk before it counts. For cold threads.
+//! The state that must survive a reboot: the epoch count, the last start, each channel's session with its restart
+//! count, and the channel's position at an orderly shutdown. It is synced to disk before it counts. For cold threads.
 //!
-//! JSON, written whole to a neighbouring file that then takes the place of the old one, so that a crash at any moment
-//! leaves either the old or the new state.
+//! JSON, written completely to a neighbouring file that then replaces the old one. So a crash at any moment leaves
+//! either the old or the new state.
 
 use std::{
     collections::BTreeMap,
@@ -34,25 +34,25 @@ pub struct StateFile {
 /// One start of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// No earlier one of this gateway was as high.
+    /// Above every earlier epoch of this gateway.
     pub epoch: Epoch,
-    /// When it was, and later than every one before, whatever became of the clock. So a gateway whose file went with its host
-    /// does not begin under the name of a start that others know to have ended.
+    /// Time of the start, later than every earlier one even if the clock was set back. So a gateway whose state file
+    /// was lost with its host does not take the name of a start that its peers know to have ended.
     pub incarnation: Incarnation,
 }
 
-/// Where a channel stood when the gateway ended in order.
+/// A channel's position at an orderly shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownPosition {
-    /// The numbering.
+    /// The session.
     pub session: Session,
-    /// First sequence that was not settled.
+    /// First sequence that was not covered.
     pub next: Sequence,
     /// Whether the venue had ended the session.
     pub has_ended: bool,
 }
 
-/// Why state could not be read or kept.
+/// Why the state could not be read or stored.
 #[derive(Debug, Error)]
 pub enum StateError {
     /// The operating system refused.
@@ -62,19 +62,18 @@ pub enum StateError {
         act: &'static str,
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It does not hold what this program writes.
+    /// The content is not what this program writes.
     #[error(
-        "state file {} is damaged: {reason}; restore it from a copy, or remove it after making sure that receivers \
-         are restarted too: without it, epochs begin again at 1 and receivers drop what has a lower epoch than before",
+        "state file {} is damaged: {reason}. Restore it from a copy. If you remove it, restart all receivers too: epochs start again at 1, and receivers drop packets with a lower epoch than before",
         path.display()
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// What is invalid.
         reason: String,
     },
     /// Another gateway uses it.
@@ -84,7 +83,7 @@ pub enum StateError {
         path: PathBuf,
     },
     /// 2^56 starts.
-    #[error("state file {} has used up its epochs", path.display())]
+    #[error("state file {}: epoch numbers exhausted", path.display())]
     EpochsExhausted {
         /// The file.
         path: PathBuf,
@@ -92,11 +91,11 @@ pub enum StateError {
 }
 
 impl StateFile {
-    /// Reads the file; one that doesn't exist is a first start. It is locked as long as this lives, by a neighbouring
-    /// file: its own place is taken by new ones.
+    /// Reads the file; a missing file means a first start. The file is locked as long as this lives. The lock is on a
+    /// neighbouring file, since new files replace the state file itself.
     ///
     /// # Errors
-    /// When it can't be read, holds anything else than what [`StateFile`] writes, or another gateway has it.
+    /// When it cannot be read, has other content than [`StateFile`] writes, or another gateway has locked it.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, StateError> {
         let path = path.into();
         let lock = open_lock(&path).map_err(|source| StateError::Io { act: "lock", path: path.clone(), source })?;
@@ -109,14 +108,14 @@ impl StateFile {
         Ok(Self { path, state, _lock: lock })
     }
 
-    /// A start of the gateway: an epoch above every one that this file gave or kept before, and the start's own name. Both are
-    /// on disk when this returns.
+    /// Records a start of the gateway: an epoch above every epoch that this file issued or stored before, and the name
+    /// of the start. Both are on disk when this returns.
     ///
-    /// `random_number` is some random number: of two that begin as one gateway at one moment, as clones of a host do, each has a name
-    /// of its own. The name may lie a second after `now` for that.
+    /// `random_number` tells apart two gateways that start under one identity at one moment, as clones of a host do.
+    /// The name may lie up to a second after `now` for that reason.
     ///
     /// # Errors
-    /// When they can't be written: they must not be used then.
+    /// When they cannot be written: they must not be used then.
     pub fn begin(&mut self, node: u8, now: UnixNs, random_number: u64) -> Result<Start, StateError> {
         let epoch_count = self.state.epoch_count + 1;
         if epoch_count > EPOCH_COUNT_MAX {
@@ -128,10 +127,10 @@ impl StateFile {
         Ok(Start { epoch: Epoch::new(epoch_count, node), incarnation: Incarnation(started_us) })
     }
 
-    /// Keeps that epochs have got as far as `epoch`, so that later ones are above it. Writes only where that is news.
+    /// Stores that epochs have reached `epoch`, so that later ones are above it. Writes only if that is new.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// When it cannot be written.
     pub fn record_epoch(&mut self, epoch: Epoch) -> Result<(), StateError> {
         let count = epoch.count();
         if count <= self.state.epoch_count {
@@ -140,16 +139,16 @@ impl StateFile {
         self.replace(State { epoch_count: count, ..self.state.clone() })
     }
 
-    /// The last numbering of a channel.
+    /// The last session of a channel.
     #[must_use]
     pub fn numbering(&self, channel: ChannelId) -> Option<SessionNumbering> {
         self.state.sessions.get(&channel.0).and_then(StoredSession::to_numbering)
     }
 
-    /// Keeps a channel's numbering. Writes only where its session is a new one, or its first message has come.
+    /// Stores a channel's session. Writes only if the session is new, or its first message has arrived.
     ///
     /// # Errors
-    /// When it can't be written; the old one then stays in force.
+    /// When it cannot be written; the old one then stays in force.
     pub fn set_session(&mut self, channel: ChannelId, numbering: SessionNumbering) -> Result<(), StateError> {
         let is_stored =
             |kept: SessionNumbering| kept.session == numbering.session && kept.has_messages >= numbering.has_messages;
@@ -161,8 +160,8 @@ impl StateFile {
         self.replace(state)
     }
 
-    /// Where the gateway left a channel's present session when it last ended in order. Whatever came later ended without
-    /// order, and nothing but the publication log tells of it.
+    /// The position of a channel's present session at the last orderly shutdown. After a later crash, only the
+    /// publication log shows the position.
     #[must_use]
     pub fn shutdown_position(&self, channel: ChannelId) -> Option<ShutdownPosition> {
         let session = self.numbering(channel)?.session;
@@ -170,10 +169,10 @@ impl StateFile {
         Some(ShutdownPosition { session, next: Sequence(next), has_ended })
     }
 
-    /// Keeps where channels stand, now that the gateway ends. Of sessions that aren't kept, nothing is.
+    /// Stores the channels' positions at the shutdown. Positions of sessions that are not stored are ignored.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// When it cannot be written.
     pub fn record_shutdown(
         &mut self,
         channels: impl IntoIterator<Item = (ChannelId, ShutdownPosition)>,
@@ -199,7 +198,7 @@ impl StateFile {
     }
 }
 
-/// As it stands in the file.
+/// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
@@ -219,15 +218,16 @@ struct StoredSession {
     /// `YYYYMMDD`.
     date: u32,
     restart: u32,
-    /// The venue's own name of it.
+    /// The venue's name of the session.
     venue: [u8; 16],
-    /// The venue's sending times of its first packet and of the newest seen when it was kept, ns since 1970 UTC.
+    /// The venue's sending times of its first packet and of the newest packet when this was stored, ns since 1970 UTC.
     started_ns: u64,
     latest_ns: u64,
-    /// Whether a message of it had come. Files from before that was kept don't say: nearly every numbering has messages.
+    /// Whether a message of the session had arrived. Older files do not have this field; nearly every session has
+    /// messages.
     #[serde(default = "default_true")]
     has_messages: bool,
-    /// Where an orderly end left it.
+    /// Its position at an orderly shutdown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "left_at")]
     shutdown_position: Option<StoredPosition>,
@@ -253,17 +253,17 @@ impl Default for State {
 impl State {
     fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > FILE_BYTES_MAX {
-            return Err(format!("{} bytes are more than it can have", bytes.len()));
+            return Err(format!("{} bytes exceed the maximum size", bytes.len()));
         }
         let state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if state.version != VERSION {
-            return Err(format!("version {} where {VERSION} is expected", state.version));
+            return Err(format!("version {}, expected {VERSION}", state.version));
         }
         if state.epoch_count > EPOCH_COUNT_MAX {
-            return Err(format!("epoch count {} needs more than 56 bits", state.epoch_count));
+            return Err(format!("epoch count {} exceeds 56 bits", state.epoch_count));
         }
         for (channel, numbering) in &state.sessions {
-            numbering.to_numbering().ok_or_else(|| format!("numbering of channel {channel} is none: {numbering:?}"))?;
+            numbering.to_numbering().ok_or_else(|| format!("invalid session of channel {channel}: {numbering:?}"))?;
         }
         Ok(state)
     }
@@ -301,7 +301,7 @@ impl StoredSession {
     }
 }
 
-/// `None` when another has it.
+/// `None` when another process holds it.
 fn open_lock(path: &Path) -> io::Result<Option<File>> {
     fs::create_dir_all(directory_of(path))?;
     let lock = File::options().write(true).create(true).truncate(false).open(sibling_path(path, ".lock"))?;
@@ -326,11 +326,11 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Erro
     file.write_all(bytes).map_err(|error| ("write", error))?;
     file.sync_all().map_err(|error| ("sync", error))?;
     fs::rename(&new_path, path).map_err(|error| ("replace", error))?;
-    // Without this the new name itself may be lost with the machine.
+    // Without this the new name itself may be lost in a crash of the host.
     File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| ("sync the directory of", error))
 }
 
-/// A second, about.
+/// About a second.
 const RANDOM_US: u64 = 1 << 20;
 const VERSION: u32 = 1;
 const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
@@ -368,7 +368,7 @@ mod tests {
             let start = begin(now_ns).unwrap();
             assert_eq!(start, Start { epoch: Epoch::new(epoch_count, 3), incarnation: Incarnation(started_us) });
         }
-        // A file from before starts were kept.
+        // A file from before starts were stored.
         let text = fs::read_to_string(&path).unwrap();
         let older = text.replace("\n  \"started_us\": 9000000,", "");
         assert_ne!(text, older);
@@ -421,7 +421,7 @@ mod tests {
         }
         drop(state);
         assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
-        // A file that doesn't say so yet.
+        // A file without this field.
         let text = fs::read_to_string(&path).unwrap();
         let older = text.replace(",\n      \"has_messages\": true", "");
         assert_ne!(text, older);
@@ -441,7 +441,7 @@ mod tests {
         let mut state = StateFile::open(&path).unwrap();
         state.set_session(ChannelId(1), numbering(0)).unwrap();
         state.set_session(ChannelId(2), numbering(4)).unwrap();
-        // Of a session that isn't kept, nothing is; nor of a channel that has none.
+        // Positions of unknown sessions or of channels without a session are not stored.
         let left = [
             (1, shutdown_position(0, 7)),
             (1, shutdown_position(1, 5)),

@@ -1,8 +1,8 @@
-//! Safe wrappers of system calls: sockets and batches of packets, clocks, cores and scheduling, shared memory, the
-//! fence in the kernel. Also the small types that hot and cold threads share: the [`fence`], progress counters, channel
-//! indices.
+//! Safe wrappers of system calls: sockets and batches of packets, clocks, cores and scheduling, shared memory, the kernel's
+//! fence. And what all packages of the gateway share: the [`fence`], progress counts, channel indices, the list of [`alarm`]s.
 
 pub mod affinity;
+pub mod alarm;
 pub mod batch;
 pub mod cgroup;
 pub mod clock;

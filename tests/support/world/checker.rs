@@ -566,7 +566,9 @@ fn is_warning(line: &str) -> bool {
 
 /// The two gateways of a pair make different messages of the same input.
 fn is_book_warning(line: &str) -> bool {
-    ["gateways-differ", "contradict a book", "its messages are not the peer's"].iter().any(|doubt| line.contains(doubt))
+    ["gateways-differ", "inconsistent with the book", "its messages differ from the peer's"]
+        .iter()
+        .any(|doubt| line.contains(doubt))
 }
 
 /// When the sentinel that said this noticed a death.

@@ -24,7 +24,7 @@ impl Testbed {
         let orders_max = ORDERS_MAX.max(self.plan.messages.next_power_of_two() / 8) + revision;
         let [line_a, line_b] = LINES;
         let kernel_fence = self.plan.has_kernel_fence;
-        let sentinel = if self.plan.has_sentinel { "started" } else { "none" };
+        let sentinel = if self.plan.has_sentinel { "spawn" } else { "none" };
         let mut config = format!(
             "[gateway]\nnode = {node}\nstate_file = \"{state}\"\nlog_dir = \"{log}\"\naudit_file = \"{}\"\n\
              control_socket = \"{}\"\nsegment_bytes = 16777216\nretention_bytes = 268435456\n\

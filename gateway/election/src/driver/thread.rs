@@ -10,6 +10,7 @@ use hdrhistogram::Histogram;
 use mdgw_feeds::time::MonoNs;
 use mdgw_sys::{
     affinity::pin_to,
+    alarm::Alarm,
     clock::{self, mono_now},
     scheduler::{request_short_slice, set_fifo},
 };
@@ -216,9 +217,11 @@ where
 
     fn report(&mut self, notice: &Notice) {
         match notice {
-            Notice::RunsOnPromises => tracing::error!(alarm = "store-lost", group = self.options.name, "{notice}"),
+            Notice::RunsOnPromises => {
+                tracing::error!(alarm = Alarm::StoreUnreachable.name(), group = self.options.name, "{notice}")
+            }
             Notice::Obstacle(obstacle) if !obstacle.is_temporary() => {
-                tracing::error!(alarm = "does-not-stand", group = self.options.name, "{notice}");
+                tracing::error!(alarm = Alarm::NotEligible.name(), group = self.options.name, "{notice}");
             }
             _ => tracing::warn!(group = self.options.name, "{notice}"),
         }
@@ -242,7 +245,7 @@ where
         let is_alarming = self.is_alarming(stall_ns);
         if is_alarming {
             let group = &self.options.name;
-            tracing::warn!(alarm = "election-late", group, stall_ns, "the election thread woke late");
+            tracing::warn!(alarm = Alarm::ElectionThreadStall.name(), group, stall_ns, "the election thread woke late");
         }
         self.publish_stalls(is_alarming);
     }
@@ -252,7 +255,12 @@ where
         if self.is_alarming(round_ns) {
             self.stalls.saturating_record(round_ns);
             let group = &self.options.name;
-            tracing::warn!(alarm = "election-late", group, round_ns, "the election thread was held up in its work");
+            tracing::warn!(
+                alarm = Alarm::ElectionThreadStall.name(),
+                group,
+                round_ns,
+                "the election thread was held up in its work"
+            );
             self.publish_stalls(true);
         }
     }

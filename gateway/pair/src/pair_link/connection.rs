@@ -1,4 +1,4 @@
-//! One TCP connection around [`LinkStream`]. Nothing here waits.
+//! One TCP connection around [`LinkStream`]. No call blocks.
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
@@ -20,12 +20,12 @@ use super::{
 pub(super) struct Connection {
     pub(super) socket: TcpStream,
     pub(super) stream: LinkStream,
-    /// What the kernel has not taken yet.
+    /// Bytes that the kernel has not accepted yet.
     unsent: Vec<u8>,
-    /// The peer that it was dialled for; `None`: somebody dialled us.
+    /// Index of the dialled peer; `None`: an accepted connection.
     pub(super) dialled: Option<usize>,
     pub(super) sent_first_message: bool,
-    /// When something authentic came last, or the connection was made.
+    /// When the last authentic input arrived, or the connection was made.
     pub(super) received_at: MonoNs,
 }
 
@@ -43,7 +43,7 @@ impl Connection {
         Ok(Self { socket, stream, unsent, dialled, sent_first_message: false, received_at: now })
     }
 
-    /// The other end's.
+    /// The peer's IP address.
     pub(super) fn ip(&self) -> Option<IpAddr> {
         self.socket.peer_addr().ok().map(|address| address.ip())
     }
@@ -52,11 +52,11 @@ impl Connection {
         if let Some(bytes) = self.stream.seal(message) {
             self.unsent.extend(bytes);
         }
-        // A peer that doesn't read is as good as gone.
+        // A peer that does not read is treated as gone.
         if self.unsent.len() > UNSENT_BYTES_MAX { Err(CloseCause::TimedOut) } else { Ok(()) }
     }
 
-    /// What the kernel has not taken yet.
+    /// Sends the bytes that the kernel has not accepted yet.
     pub(super) fn unsent_bytes(&self) -> usize {
         self.unsent.len()
     }
@@ -74,7 +74,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what is there, within a quota.
+    /// Reads the available bytes, within a quota.
     pub(super) fn read_available(&mut self) -> Result<(), CloseCause> {
         let mut bytes = [0; 16 << 10];
         for _ in 0..READS_PER_TURN {
@@ -90,7 +90,7 @@ impl Connection {
     }
 }
 
-/// Why a connection is over.
+/// Why a connection was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CloseCause {
     Closed,
@@ -98,7 +98,7 @@ pub(super) enum CloseCause {
     Refused(LinkFault),
 }
 
-/// Begins to connect; nothing waits for a host that doesn't answer.
+/// Begins to connect, without waiting for the answer.
 pub(super) fn connect(address: SocketAddrV4) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
@@ -108,6 +108,6 @@ pub(super) fn connect(address: SocketAddrV4) -> io::Result<TcpStream> {
     }
 }
 
-/// Of one socket, then the others have their turn.
+/// Reads of one socket in a turn; then the others have theirs.
 pub(super) const READS_PER_TURN: usize = 64;
 const UNSENT_BYTES_MAX: usize = 8 << 20;

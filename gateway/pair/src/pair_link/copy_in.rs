@@ -1,4 +1,4 @@
-//! A channel's state from another gateway, before this one begins.
+//! Copies a channel's state from a peer, before this gateway starts.
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
@@ -14,28 +14,28 @@ use super::{
     message::{CopyEnd, LinkMessage},
 };
 
-/// Why no copy has come.
+/// Why there is no copy.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// Nobody is there, or nobody who says a word.
+    /// No peer is connected, or it sends nothing.
     #[error("{0}")]
     Unreachable(io::Error),
-    /// Who was there says nothing more.
+    /// The peer stopped sending during the copy.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// What came can't be read.
+    /// The received bytes are invalid.
     #[error("{0}")]
     Link(#[from] LinkFault),
-    /// The other gateway has none to give, or what it gave is refused.
+    /// The peer has no state to copy, or this gateway refuses it.
     #[error("{0}")]
     Fault(#[from] CopyFault),
-    /// Slices are missing or changed.
-    #[error("slices are missing, or changed on the way")]
+    /// Slices are missing or corrupted.
+    #[error("slices missing or corrupted (checksum mismatch)")]
     Damaged,
 }
 
 impl CopyError {
-    /// Whether another attempt may end otherwise.
+    /// Whether another attempt may succeed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -46,10 +46,10 @@ impl CopyError {
     }
 }
 
-/// The channel, in the state in which the gateway that listens there has it.
+/// Returns the channel with the state that the peer at that address has.
 ///
 /// # Errors
-/// [`CopyError`]; nothing of it is used then.
+/// [`CopyError`]; the channel is unusable then and is dropped.
 pub fn fetch_copy(
     peer: SocketAddrV4,
     node: u8,
@@ -67,7 +67,7 @@ pub fn fetch_copy(
     let (mut is_requested, mut slices, mut checksum) = (false, 0, 0);
     let mut bytes = vec![0; 64 << 10];
     let (begun, mut logged_at) = (Instant::now(), Instant::now());
-    // Positions may come for ever; what counts is that the copy goes on.
+    // Position messages may arrive for ever, so only progress of the copy counts.
     let mut progressed = Instant::now();
     loop {
         let message = stream.next_message()?;
@@ -121,12 +121,12 @@ pub fn fetch_copy(
     }
 }
 
-/// A host takes connections for a program that is stopped: who never answered isn't asked again.
+/// A host accepts connections for a stopped program, so a peer that never answered is not asked again.
 fn silent(error: io::Error, is_requested: bool) -> CopyError {
     if is_requested { CopyError::Io(error) } else { CopyError::Unreachable(error) }
 }
 
-/// Between two lines of the log.
+/// Interval between progress messages in the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

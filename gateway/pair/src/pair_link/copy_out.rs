@@ -1,4 +1,5 @@
-//! A channel's state for another gateway: slices from the channel to the connection, no faster than it takes them.
+//! Sends a channel's state to a peer: slices from the channel to the connection, no faster than the connection accepts
+//! them.
 
 use std::sync::Arc;
 
@@ -15,15 +16,15 @@ use super::{
     message::{CopyEnd, LinkMessage},
 };
 
-/// One copy on its way.
+/// One copy in progress.
 #[derive(Debug)]
 pub(super) struct CopySender {
-    /// `None`: it is over, but for what the channel keeps of it.
+    /// `None`: the copy is over, except that the channel still has to release its notes.
     connection: Option<Connection>,
     channel: ChannelId,
-    /// Turns come back here.
+    /// The channel returns turns here.
     returned: Arc<ArrayQueue<Box<CopyRequest>>>,
-    /// Turns that may go again.
+    /// Turns that may be sent again.
     #[expect(clippy::vec_box, reason = "they come and go as boxes")]
     idle: Vec<Box<CopyRequest>>,
     in_flight: usize,
@@ -31,12 +32,12 @@ pub(super) struct CopySender {
     has_ended: bool,
     slices: u32,
     checksum: u32,
-    /// When something came back from the channel last.
+    /// When the channel last returned a turn.
     progress_at: MonoNs,
 }
 
 impl CopySender {
-    /// Not `is_accepted`: it is told at once to ask again.
+    /// Not `is_accepted`: the peer is asked at once to retry.
     pub(super) fn new(connection: Connection, channel: ChannelId, is_accepted: bool, now: MonoNs) -> Self {
         let mut copy = Self {
             connection: Some(connection),
@@ -60,16 +61,17 @@ impl CopySender {
         self.channel
     }
 
-    /// Goes on; `tell` hands a turn to a channel if that has room. False when it is over.
+    /// Advances the copy; the function passes a turn to a channel if that has room. Returns false when the copy is
+    /// over.
     pub(super) fn turn(&mut self, tell: &mut impl FnMut(ChannelId, Box<CopyRequest>) -> bool, now: MonoNs) -> bool {
         if let Err(cause) = self.go_on(tell, now) {
-            tracing::info!(channel = self.channel.0, slices = self.slices, ?cause, "the copy of its state is over");
+            tracing::info!(channel = self.channel.0, slices = self.slices, ?cause, "state copy finished");
             self.connection = None;
         }
         if self.connection.is_some() {
             return true;
         }
-        // The channel notes what is touched until it is told that nobody wants to know.
+        // The channel tracks changes until it is notified that the copy has ended.
         let must_notify = self.has_begun && !self.has_ended;
         must_notify
             && !tell(self.channel, CopyRequest::cancel(&self.returned))
@@ -96,7 +98,7 @@ impl CopySender {
         }
         let Some(connection) = &mut self.connection else { return Ok(()) };
         connection.flush()?;
-        // The other end closes it when it has all.
+        // The other end closes the connection when it has everything.
         connection.read_available()?;
         if now.since(self.progress_at) >= STALL_NS {
             return Err(CloseCause::TimedOut);
@@ -136,11 +138,11 @@ impl CopySender {
     }
 }
 
-/// Slices that a channel makes without a look at anything else at the most: some ten microseconds each.
+/// Slices that a channel produces at most without doing other work: some ten microseconds each.
 const IN_FLIGHT_MAX: usize = 4;
-/// What waits for the other end; then the channel has a rest.
+/// Bytes that wait for the other end; beyond that the channel pauses.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
-/// A channel that doesn't answer is out of service, another end that doesn't read is gone.
+/// A channel that does not answer is out of service; a peer that does not read is gone.
 const STALL_NS: u64 = 2_000_000_000;
-/// Then a channel that can't even be told is out of service.
+/// Then a channel that cannot even be notified is out of service.
 const ABANDON_NS: u64 = 10_000_000_000;

@@ -1,15 +1,16 @@
-//! Messages out of a stream of bytes, and into one. No sockets.
+//! Messages from and to a stream of bytes. No sockets.
 
 use mdgw_election::auth::{AuthError, AuthenticatedSession, Nonce, Purpose, SharedKey, TAG_BYTES, Tag};
 
 use super::message::{BODY_BYTES_MAX, HELLO_BYTES, Hello, LinkMessage, Malformed};
 
-/// One end of a connection: hello first, then sealed messages. A stream that breaks a rule once is not read on.
+/// One end of a connection: hello first, then authenticated messages. After a protocol violation the stream reads no
+/// more.
 #[derive(Debug)]
 pub struct LinkStream {
     key: SharedKey,
     ours: Hello,
-    /// What came and has not been read yet.
+    /// Received bytes that are not parsed yet.
     bytes: Vec<u8>,
     peer: Option<Peer>,
     is_authenticated: bool,
@@ -19,43 +20,43 @@ pub struct LinkStream {
 struct Peer {
     node: u8,
     stream: AuthenticatedSession,
-    /// Datagrams have numbers of their own: they may be lost, and overtake.
+    /// Datagrams have separate numbers: they may be lost or reordered.
     datagrams: AuthenticatedSession,
 }
 
-/// Why a connection is given up, or a datagram dropped.
+/// Why a connection is closed, or a datagram dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkFault {
-    /// Bytes that mean nothing.
-    #[error("a message is {0}")]
+    /// Malformed bytes.
+    #[error("message {0}")]
     Malformed(#[from] Malformed),
-    /// Bytes that the peer has not written.
-    #[error("a message is {0}")]
+    /// Bytes that the peer did not authenticate.
+    #[error("message {0}")]
     AuthError(#[from] AuthError),
-    /// The other end has our number or our nonce: it is this gateway, or configured like it.
-    #[error("the other end has this gateway's own number")]
+    /// The other end has our node number or our nonce: it is this gateway itself, or configured with the same number.
+    #[error("the other end uses this gateway's node number (or this is a connection to itself)")]
     OwnNode,
 }
 
 impl LinkStream {
-    /// A connection has been made.
+    /// A new connection.
     #[must_use]
     pub fn new(key: SharedKey, node: u8, nonce: Nonce) -> Self {
         Self { key, ours: Hello { node, nonce }, bytes: Vec::new(), peer: None, is_authenticated: false }
     }
 
-    /// The first thing to send.
+    /// The hello, to be sent first.
     #[must_use]
     pub fn hello(&self) -> [u8; HELLO_BYTES] {
         self.ours.to_bytes()
     }
 
-    /// Bytes have come.
+    /// Accepts received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next message, if it is all there.
+    /// The next message, if it is complete.
     ///
     /// # Errors
     /// The connection has to be closed.
@@ -68,7 +69,7 @@ impl LinkStream {
         }
         let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
         let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
-        // Before anything is waited for: a forged length must not make us hold what never comes.
+        // Check the length before waiting for the body: a forged length must not make us buffer without end.
         if length > SEAL_BYTES + BODY_BYTES_MAX {
             return Err(Malformed::TooLong.into());
         }
@@ -83,10 +84,10 @@ impl LinkStream {
         Ok(Some(message))
     }
 
-    /// A datagram has come from the peer's address.
+    /// Opens a datagram from the peer's address.
     ///
     /// # Errors
-    /// It isn't one of this conversation, or has come before: two of three have.
+    /// The datagram does not belong to this connection, or was received before: two of its three copies are.
     pub fn open_datagram(&mut self, datagram: &[u8]) -> Result<LinkMessage, LinkFault> {
         let Some(peer) = self.peer.as_mut().filter(|_| self.is_authenticated) else {
             return Err(AuthError::Forged.into());
@@ -94,7 +95,7 @@ impl LinkStream {
         open(&mut peer.datagrams, CARRIER_DATAGRAM, datagram)
     }
 
-    /// A message as it goes into the stream; `None` before the other end has said hello.
+    /// A message for the stream; `None` before the other end's hello.
     pub fn seal(&mut self, message: &LinkMessage) -> Option<Vec<u8>> {
         let sealed = seal(&mut self.peer.as_mut()?.stream, CARRIER_STREAM, message);
         let length = u32::try_from(sealed.len()).ok()?;
@@ -106,13 +107,13 @@ impl LinkStream {
         Some(seal(&mut self.peer.as_mut()?.datagrams, CARRIER_DATAGRAM, message))
     }
 
-    /// Whether the other end has said hello: messages can be sealed from then on.
+    /// Whether the other end's hello has arrived: messages can be authenticated from then on.
     #[must_use]
     pub fn has_peer_hello(&self) -> bool {
         self.peer.is_some()
     }
 
-    /// The other end's number, once it has proved that it has the key.
+    /// The other end's node number, once it has proved the key.
     #[must_use]
     pub fn peer_node(&self) -> Option<u8> {
         self.peer.as_ref().filter(|_| self.is_authenticated).map(|peer| peer.node)
@@ -132,7 +133,7 @@ impl LinkStream {
 
 /// Number and tag.
 const SEAL_BYTES: usize = 8 + TAG_BYTES;
-/// Stands in front of a body under its tag, so that a message of the stream is none as a datagram.
+/// Part of the authenticated bytes, so that a message of the stream is not valid as a datagram.
 const CARRIER_STREAM: u8 = 0;
 const CARRIER_DATAGRAM: u8 = 1;
 
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(end.next_message(), Err(LinkFault::OwnNode));
     }
 
-    /// A message, sealed for the connection or as a datagram.
+    /// A message, authenticated for the stream or as a datagram.
     #[derive(Debug, PartialEq)]
     enum Sealed {
         Stream(LinkMessage),
@@ -257,7 +258,7 @@ mod tests {
             &[Sealed::Stream(message()), Sealed::Datagram(message())],
             |bytes| {
                 let [mut ours, mut theirs] = ends();
-                // A datagram counts once the other end has proved that it has the key.
+                // Datagrams are accepted once the other end has proved the key.
                 theirs.push(&ours.seal(&message()).unwrap());
                 theirs.next_message().unwrap();
                 if let Ok(message) = theirs.open_datagram(bytes) {

@@ -1,4 +1,4 @@
-//! Where other threads leave messages for the peers, and find theirs.
+//! Queues and shared state between the link's thread and other threads.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -23,54 +23,55 @@ use super::{
 };
 use crate::standby::join::WindowCounts;
 
-/// Between the link's thread and the others. No call waits for the network.
+/// The other threads' access to the link. No call waits for the network.
 #[derive(Debug)]
 pub struct LinkHandle {
     pub(super) out: ArrayQueue<Outgoing>,
-    /// Wakes the link's thread for what can't wait until it looks by itself.
+    /// Wakes the link's thread for urgent messages.
     wake_sender: UnixDatagram,
     election: ArrayQueue<(u8, GroupId, PeerMessage)>,
     deaths: ArrayQueue<(Option<GroupId>, DeathNotice)>,
     mismatches: ArrayQueue<Mismatch>,
     lead_requests: ArrayQueue<(u8, GroupId)>,
-    /// Who forwards what comes for the elections; woken by it.
+    /// The thread that forwards messages for the elections; unparked for each message.
     forwarder: OnceLock<Thread>,
-    /// Of the next message that goes by more than one way; begins anywhere, so that a new process' are others.
+    /// Serial of the next message that is sent both by stream and by datagram. It begins at random, so that the
+    /// serials of a restarted process differ.
     serial: AtomicU64,
     peers: Mutex<Peers>,
     pub(super) counters: Counters,
 }
 
-/// Something to be told.
+/// An outgoing message.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// To whom, by number; `None`: to all.
+    /// Node number of the recipient; `None`: all peers.
     pub(super) to: Option<u8>,
     pub(super) message: LinkMessage,
-    /// How often it goes as a datagram, besides the connection.
+    /// How many datagrams carry the message too, besides the connection.
     pub(super) datagram_copies: usize,
 }
 
 #[derive(Debug, Default)]
 struct Peers {
-    /// Those that are connected, and what each has told.
+    /// The connected peers, and the reports of each.
     connected: BTreeMap<u8, BTreeMap<ChannelId, PeerReport>>,
-    /// What came of comparing windows, with all peers together.
+    /// Results of window comparisons, over all peers.
     windows: BTreeMap<ChannelId, WindowCounts>,
-    /// Serials that were taken last.
+    /// Serials of the messages received last.
     recent_serials: VecDeque<u64>,
 }
 
-/// What a peer has told of a channel.
+/// What a peer has reported about a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerReport {
     /// Its positions.
     pub positions: ChannelPositions,
-    /// When that came.
+    /// When the report arrived.
     pub received_at: MonoNs,
 }
 
-/// Written by the link's thread; each word for itself.
+/// Written by the link's thread; each counter is independent.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) connections: AtomicU64,
@@ -80,22 +81,22 @@ pub(super) struct Counters {
     pub(super) queue_full: AtomicU64,
 }
 
-/// What the link counts.
+/// Counts of the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairCounts {
     /// Connections that proved the key.
     pub connections: u64,
     /// Connections, messages and datagrams that were refused.
     pub refused: u64,
-    /// Messages that came on a connection.
+    /// Messages received on a connection.
     pub messages: u64,
-    /// Messages that came as datagrams, each counted once.
+    /// Messages received as datagrams, each counted once.
     pub datagrams: u64,
-    /// WindowCounts that peers have told and this gateway should have.
+    /// Windows that peers have reported and that this gateway should have.
     pub windows_reported: u64,
-    /// WindowCounts that a peer and this gateway have alike.
+    /// Windows with equal content at a peer and at this gateway.
     pub windows_equal: u64,
-    /// WindowCounts that they don't.
+    /// Windows with different content.
     pub windows_different: u64,
     /// Messages for which a queue had no room.
     pub queue_full: u64,
@@ -117,57 +118,58 @@ impl LinkHandle {
         }
     }
 
-    /// Leaves a message of that group's election for that gateway. `false`: no room, and as good as lost on the way.
+    /// Queues a message of that group's election for that gateway. `false`: no room; the message counts as lost.
     pub fn send_election(&self, to: u8, group: GroupId, message: &PeerMessage) -> bool {
         let serial = self.next_serial();
-        // How a gateway is it says again soon.
+        // Fitness and eligibility are sent again soon.
         let datagram_copies = if matches!(message, PeerMessage::State(_)) { 0 } else { DATAGRAM_COPIES };
         serde_json::to_vec(&(group.0, message))
             .is_ok_and(|bytes| self.send(Some(to), LinkMessage::Election { serial, bytes }, datagram_copies))
     }
 
-    /// Leaves word for all that a process has ended.
+    /// Queues a death notice for all peers.
     pub fn send_death(&self, notice: &DeathNotice) -> bool {
         let serial = self.next_serial();
         serde_json::to_vec(notice)
             .is_ok_and(|bytes| self.send(None, LinkMessage::Death { serial, bytes }, DATAGRAM_COPIES))
     }
 
-    /// Asks that gateway, if it leads the group, to hand over to this one. `false`: no link to it, or no room.
+    /// Asks that gateway to hand over the group to this one, if it leads it. `false`: no link to it, or no room.
     pub fn request_leadership(&self, to: u8, group: GroupId) -> bool {
         self.is_linked_to(to) && self.send(Some(to), LinkMessage::LeadRequest { group }, 0)
     }
 
-    /// The next gateway that asks to lead, and which group.
+    /// The next gateway that requests leadership, and of which group.
     #[must_use]
     pub fn take_lead_request(&self) -> Option<(u8, GroupId)> {
         self.lead_requests.pop()
     }
 
-    /// The thread that takes what comes for the elections: it is unparked for each message. The first one that calls it.
+    /// Registers the calling thread as the one that takes messages for the elections: it is unparked for each. The
+    /// first caller is registered.
     pub fn set_forwarder(&self, forwarder: Thread) {
         let _another = self.forwarder.set(forwarder);
     }
 
-    /// The next message of the peers' elections, and which gateway's it is.
+    /// The next message of the peers' elections, and the gateway that sent it.
     #[must_use]
     pub fn take_election(&self) -> Option<(u8, GroupId, PeerMessage)> {
         self.election.pop()
     }
 
-    /// The next word of a process that has ended, and of which group it is said; `None`: of whichever it led.
+    /// The next death notice, and its group; `None`: all groups that the process led.
     #[must_use]
     pub fn take_death(&self) -> Option<(Option<GroupId>, DeathNotice)> {
         self.deaths.pop()
     }
 
-    /// The next message that both gateways have, with different records.
+    /// The next message for which the gateways have different records.
     #[must_use]
     pub fn take_mismatch(&self) -> Option<Mismatch> {
         self.mismatches.pop()
     }
 
-    /// The numbers of the peers that are connected.
+    /// The node numbers of the connected peers.
     #[must_use]
     pub fn peer_nodes(&self) -> BTreeSet<u8> {
         self.lock().connected.keys().copied().collect()
@@ -179,18 +181,18 @@ impl LinkHandle {
         self.lock().connected.contains_key(&node)
     }
 
-    /// What each peer that is connected has told of a channel last.
+    /// The last report of each connected peer about a channel.
     #[must_use]
     pub fn told(&self, channel: ChannelId) -> Vec<PeerReport> {
         self.lock().connected.values().filter_map(|channels| channels.get(&channel).copied()).collect()
     }
 
-    /// What a peer that is connected has told of a channel last.
+    /// The last report of a connected peer about a channel.
     pub(super) fn report_of(&self, node: u8, channel: ChannelId) -> Option<ChannelPositions> {
         Some(self.lock().connected.get(&node)?.get(&channel)?.positions)
     }
 
-    /// What has come of comparing a channel's windows with those of the peers.
+    /// Results of comparing a channel's windows with those of the peers.
     #[must_use]
     pub fn windows(&self, channel: ChannelId) -> WindowCounts {
         self.lock().windows.get(&channel).copied().unwrap_or_default()
@@ -200,7 +202,7 @@ impl LinkHandle {
         count(self.lock().windows.entry(channel).or_default());
     }
 
-    /// What is counted.
+    /// Counts so far.
     #[must_use]
     pub fn counts(&self) -> PairCounts {
         let counters = &self.counters;
@@ -221,16 +223,17 @@ impl LinkHandle {
         let is_urgent = datagram_copies > 0;
         let has_room = self.enqueue(&self.out, Outgoing { to, message, datagram_copies });
         if is_urgent {
-            // A full bell has been rung.
+            // If the wake-up socket is full, a wake-up is pending already.
             let _woken = self.wake_sender.send(&[0]);
         }
         has_room
     }
 
-    /// Text of the election's that means nothing to it is refused.
+    /// The election refuses text that it does not understand.
     pub(super) fn push_election(&self, from: u8, serial: u64, bytes: &[u8]) {
         match serde_json::from_slice(bytes) {
-            // A state goes by the connection alone; remembered, it would only drive out what comes by datagram too.
+            // State messages use the connection alone. If their serials were remembered, they would only displace
+            // those of messages that arrive by datagram too.
             Ok((group, message)) if matches!(message, PeerMessage::State(_)) || self.is_new_serial(serial) => {
                 self.enqueue(&self.election, (from, GroupId(group), message));
                 self.wake();
@@ -251,7 +254,7 @@ impl LinkHandle {
         self.wake();
     }
 
-    /// From a peer's sentinel, which says it three times; that it is the same doesn't matter.
+    /// A peer's sentinel sends its notice three times; repetitions do no harm.
     pub(super) fn push_announcement(&self, Announcement { group, notice }: Announcement) {
         self.enqueue(&self.deaths, (Some(group), notice));
         self.wake();
@@ -293,7 +296,7 @@ impl LinkHandle {
         self.serial.fetch_add(1, Relaxed)
     }
 
-    /// Whether a message comes for the first time, whichever way.
+    /// Whether a message is received for the first time, by stream or by datagram.
     fn is_new_serial(&self, serial: u64) -> bool {
         let mut peers = self.lock();
         let is_new_serial = !peers.recent_serials.contains(&serial);
@@ -323,15 +326,15 @@ pub(super) fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// More than the elections of a hundred groups say in one turn of the link.
+/// More than the elections of a hundred groups send in one turn of the link.
 const QUEUE_MESSAGES_MAX: usize = 1_024;
-/// More than can be under way on one of the ways while it has come on the other.
+/// More messages than can be in flight on one way while they have arrived on the other.
 const RECENT_SERIALS_MAX: usize = 1_024;
-/// Kept for whoever asks; each is logged when it is found.
+/// Stored for later readers; each mismatch is logged when it is found.
 const MISMATCHES_MAX: usize = 64;
-/// Somebody waits for each, and asks again.
+/// A request waits for each of them, and is repeated.
 const LEAD_REQUESTS_MAX: usize = 256;
-/// One gets through where a connection would wait for its repetition.
+/// One datagram gets through where a connection would wait for a retransmission.
 const DATAGRAM_COPIES: usize = 3;
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use mdgw_feeds::{
     published::position::StreamPosition,
     time::MonoNs,
 };
-use mdgw_sys::{clock::mono_now, poll, scheduler::spawn_short_slice};
+use mdgw_sys::{alarm::Alarm, clock::mono_now, poll, scheduler::spawn_short_slice};
 
 use super::{
     connection::{CloseCause, Connection, READS_PER_TURN, connect},
@@ -36,59 +36,59 @@ use super::{
 };
 use crate::standby::{InputHistory, KnownEpochs, ReceivePath, StatusTable};
 
-/// The ends of a gateway's links, as it sees them.
+/// The addresses of a gateway's links.
 #[derive(Clone, Debug)]
 pub struct PairEndpoints {
-    /// Where this one listens, for TCP and UDP.
+    /// Where this gateway listens, for TCP and UDP.
     pub listen: SocketAddrV4,
-    /// The others.
+    /// The peers.
     pub peers: Vec<PeerEndpoint>,
-    /// What all share.
+    /// The key that all gateways share.
     pub key: SharedKey,
-    /// Positions are told so often, ns.
+    /// How often positions are reported, ns.
     pub period_ns: u64,
 }
 
-/// Another gateway's end.
+/// A peer's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerEndpoint {
-    /// Its number; `None` where there is no other: whoever has the key.
+    /// Its node number; `None` with a single peer: any gateway with the key.
     pub node: Option<u8>,
     /// Where it listens.
     pub address: SocketAddrV4,
 }
 
-/// How gateways are linked.
+/// Configuration of the link.
 #[derive(Clone, Debug)]
 pub struct PairLinkConfig {
-    /// This gateway's number.
+    /// This gateway's node number.
     pub node: u8,
     /// Addresses and key.
     pub endpoints: PairEndpoints,
 }
 
-/// What the link tells and is told of.
+/// The parts of the gateway that the link reads and notifies.
 #[derive(Debug)]
 pub struct PairParts {
-    /// Positions and windows of the own channels.
+    /// Positions and windows of the local channels.
     pub status_table: Arc<StatusTable>,
-    /// Epochs of each group, for which the peers vouch too.
+    /// Epochs of each group; the peers' messages authenticate epochs too.
     pub epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
     /// The channels' logs.
     pub logs: BTreeMap<ChannelId, PathBuf>,
-    /// What the own channels lack.
+    /// Gaps of the local channels.
     pub peer_gap_requests: Arc<PeerGapRequests>,
-    /// What the peers may lack.
+    /// Gaps that peers have requested.
     pub history: Arc<InputHistory>,
-    /// The own channels.
+    /// The local channels.
     pub channels: ChannelSender,
 }
 
-/// How the own channels are told something.
+/// Passes messages to the local channels.
 pub struct ChannelSender(Box<dyn FnMut(ChannelId, ChannelMessage) -> bool + Send>);
 
 impl ChannelSender {
-    /// By that function, which must not wait. It says whether the channel had room for the message.
+    /// By this function, which must not block. It returns whether the channel had room for the message.
     #[must_use]
     pub fn new(tell: impl FnMut(ChannelId, ChannelMessage) -> bool + Send + 'static) -> Self {
         Self(Box::new(tell))
@@ -112,16 +112,16 @@ pub struct PairLink {
 /// Why there is no link.
 #[derive(Debug, thiserror::Error)]
 pub enum PairLinkError {
-    /// The own address can't be used.
+    /// The listening address cannot be used.
     #[error("pair link cannot listen on {address}: {source}")]
     Listen {
         /// As configured.
         address: SocketAddrV4,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Another gateway is configured with this one's address.
-    #[error("pair link: listen and peer are both {0}")]
+    /// A peer is configured with this gateway's address.
+    #[error("pair link: listen and peer have the same address {0}")]
     SameAddress(SocketAddrV4),
     /// The thread.
     #[error("cannot start the pair link's thread: {0}")]
@@ -129,10 +129,10 @@ pub enum PairLinkError {
 }
 
 impl PairLink {
-    /// Listens, and dials where it is this gateway's part.
+    /// Listens, and dials the peers that this gateway has to dial.
     ///
     /// # Errors
-    /// When the address can't be used, or a thread can't be had. A peer that isn't there is no error.
+    /// When the address cannot be used, or the thread cannot be started. An absent peer is no error.
     pub fn start(config: PairLinkConfig, parts: PairParts) -> Result<Self, PairLinkError> {
         let address = config.endpoints.listen;
         if config.endpoints.peers.iter().any(|peer| peer.address == address) {
@@ -185,7 +185,7 @@ impl PairLink {
         Ok(Self { stop, thread: Some(thread), handle })
     }
 
-    /// Where messages are left and found.
+    /// Access for other threads.
     #[must_use]
     pub fn handle(&self) -> &Arc<LinkHandle> {
         &self.handle
@@ -196,23 +196,23 @@ impl Drop for PairLink {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // Its panic has been told when it came; the gateway goes on without a link.
+            // The panic was logged when it occurred; the gateway continues without a link.
             let _panic = thread.join();
         }
     }
 }
 
-/// Another gateway.
+/// A peer.
 #[derive(Debug)]
 struct Peer {
     end: PeerEndpoint,
-    /// The connection that has proved the key last.
+    /// The connection that proved the key last.
     current: Option<Connection>,
     dial_at: MonoNs,
-    /// Since the link's start there has been no connection; `None`: there has been, or that was told.
+    /// Start of the wait for the first connection; `None`: there was a connection, or its absence was logged.
     never_connected_since: Option<MonoNs>,
     mismatches: MismatchWatch,
-    /// ChannelSender that had no room for all of the answer which is coming in.
+    /// Channels that had no room for all of the answer that is arriving.
     overflowed: BTreeSet<ChannelId>,
 }
 
@@ -221,32 +221,33 @@ struct Link {
     config: PairLinkConfig,
     listener: TcpListener,
     datagrams: UdpSocket,
-    /// The desk's bell.
+    /// The socket that wakes this thread.
     wake_receiver: UnixDatagram,
     peers: Vec<Peer>,
     /// Connections that have not proved the key yet.
     pending: Vec<Connection>,
     report_at: MonoNs,
     gap_requests: usize,
-    /// Numbers that aren't configured, or not there: each is told once.
+    /// Node numbers that are not configured, or that came from a wrong address: each is logged once.
     unknown_nodes: BTreeSet<u8>,
-    /// Numbers that two gateways have: each is told once.
+    /// Node numbers that two gateways use: each is logged once.
     duplicate_nodes: BTreeSet<u8>,
-    /// Addresses whose connections were refused, and whether for this gateway's own number: each is told once.
+    /// Addresses of refused connections, and whether the cause was this gateway's own node number: each is logged
+    /// once.
     refused: BTreeSet<(IpAddr, bool)>,
     status_table: Arc<StatusTable>,
     epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
     peer_gap_requests: Arc<PeerGapRequests>,
     history: Arc<InputHistory>,
     channels: ChannelSender,
-    /// What others are given of our channels.
+    /// State copies that are being sent to peers.
     copies: Vec<CopySender>,
     handle: Arc<LinkHandle>,
 }
 
 impl Link {
     fn run(mut self, stop: &AtomicBool) {
-        // Relaxed: the flag orders nothing, and a look a millisecond later is as good.
+        // Relaxed: the flag orders nothing, and the thread may read it a millisecond later.
         while !stop.load(Relaxed) {
             self.turn(mono_now());
             let current = self.peers.iter().filter_map(|peer| peer.current.as_ref());
@@ -261,7 +262,7 @@ impl Link {
     }
 
     fn turn(&mut self, now: MonoNs) {
-        // Before what it was rung for is looked at.
+        // Clear the wake-up before reading the queues: a later wake-up then is not lost.
         while self.wake_receiver.recv(&mut [0]).is_ok() {}
         self.accept(now);
         self.dial(now);
@@ -281,7 +282,7 @@ impl Link {
             .forward_declared_gaps(|channel, session| channels(channel, ChannelMessage::PeerDeclaredGap(session)));
     }
 
-    /// Does something with the connection to a peer, if there is one; what fails ends it.
+    /// Calls a function with the connection to a peer, if there is one; an error closes the connection.
     fn with(&mut self, index: usize, act: impl FnOnce(&mut Self, &mut Connection) -> Result<(), CloseCause>) {
         let Some(mut connection) = self.peers[index].current.take() else { return };
         match act(self, &mut connection) {
@@ -290,18 +291,18 @@ impl Link {
         }
     }
 
-    /// Whoever never was there is told of like one that has gone.
+    /// A peer that was never connected is reported like one that has disconnected.
     fn report_never_connected(&mut self, now: MonoNs) {
         for peer in &mut self.peers {
             if peer.never_connected_since.take_if(|since| now.since(*since) >= NEVER_CONNECTED_NS).is_some() {
-                tracing::warn!(alarm = "pair-link-down", peer = %peer.end.address, "pair link has not come up since the start");
+                tracing::warn!(alarm = Alarm::PairLinkDown.name(), peer = %peer.end.address, "pair link has not been up since the start");
             }
         }
     }
 
     fn accept(&mut self, now: MonoNs) {
         while let Ok((socket, _)) = self.listener.accept() {
-            // Whoever can't prove the key soon makes room for the next.
+            // Connections that cannot prove the key make room for the next.
             if self.pending.len() == PENDING_MAX {
                 self.pending.remove(0);
                 add(&self.handle.counters.refused);
@@ -324,7 +325,7 @@ impl Link {
         }
     }
 
-    /// A connection whose first message is authentic takes the place of the present one to that gateway.
+    /// A connection whose first message is authentic replaces the present connection to that gateway.
     fn receive_pending(&mut self, now: MonoNs) {
         for mut connection in std::mem::take(&mut self.pending) {
             let heard = connection
@@ -334,7 +335,7 @@ impl Link {
                 Ok(Some(message)) => self.establish(connection, message, now),
                 Ok(None) if now.since(connection.received_at) < SILENCE_NS_MAX => self.pending.push(connection),
                 Err(CloseCause::Refused(fault)) => self.refuse(&connection, fault),
-                // A peer that isn't there.
+                // A dialled peer that does not run.
                 Ok(None) | Err(CloseCause::Closed) if connection.dialled.is_some() => {}
                 Ok(None) | Err(_) => add(&self.handle.counters.refused),
             }
@@ -349,7 +350,11 @@ impl Link {
             add(&self.handle.counters.refused);
             if self.unknown_nodes.insert(node) {
                 let dialled = connection.dialled.map(|index| self.peers[index].end);
-                tracing::warn!(node, ?dialled, "pair link: a gateway of a number that isn't configured, or not there");
+                tracing::warn!(
+                    node,
+                    ?dialled,
+                    "pair link: connection from a node number that is not configured, or from the wrong address"
+                );
             }
             return;
         };
@@ -363,16 +368,16 @@ impl Link {
             if self.duplicate_nodes.insert(node) {
                 let (first, second) = (self.peers[index].current.as_ref().and_then(Connection::ip), connection.ip());
                 tracing::error!(
-                    alarm = "number-twice",
+                    alarm = Alarm::DuplicateGatewayId.name(),
                     node,
                     ?first,
                     ?second,
-                    "pair link: two gateways have one number: the second is refused while the first is there"
+                    "pair link: two gateways use the same node number; the second is refused while the first is connected"
                 );
             }
             return;
         }
-        // Where only the key tells who it is, it may be another one than before.
+        // If only the key identifies the peer, its node number may differ from the one before.
         if let Some(before) = self.peers[index].current.take().and_then(|before| before.stream.peer_node()) {
             self.handle.set_linked(before, false);
         }
@@ -390,23 +395,23 @@ impl Link {
         });
     }
 
-    /// Whoever it is, it has not proved that it has the key. Each address is told of once.
+    /// The sender has not proved the key. Each address is logged once.
     fn refuse(&mut self, connection: &Connection, fault: LinkFault) {
         add(&self.handle.counters.refused);
         let Some(peer) = connection.ip() else { return };
         let is_own_node = fault == LinkFault::OwnNode;
         if self.refused.len() < REFUSED_LOGGED_MAX && self.refused.insert((peer, is_own_node)) {
-            let alarm = if is_own_node { "number-twice" } else { "pair-link-refused" };
-            tracing::error!(alarm, %peer, %fault, "pair link");
+            let alarm = if is_own_node { Alarm::DuplicateGatewayId } else { Alarm::PairLinkRefused };
+            tracing::error!(alarm = alarm.name(), %peer, %fault, "pair link");
         }
     }
 
-    /// A gateway that joins wants a channel's state.
+    /// A joining gateway requests a channel's state.
     fn begin_copy(&mut self, connection: Connection, channel: ChannelId, now: MonoNs) {
         let node = connection.stream.peer_node();
-        // One at a time of each channel; and whoever comes too often doesn't fill our memory.
+        // One copy of each channel at a time. The limit keeps frequent requests from filling the memory.
         let is_accepted = self.copies.len() < COPIES_MAX && self.copies.iter().all(|copy| copy.channel() != channel);
-        tracing::info!(node, channel = channel.0, is_accepted, "another gateway takes a copy of the channel's state");
+        tracing::info!(node, channel = channel.0, is_accepted, "a peer copies the channel's state");
         self.copies.push(CopySender::new(connection, channel, is_accepted, now));
         if self.copies.len() > 2 * COPIES_MAX {
             self.copies.pop();
@@ -421,7 +426,7 @@ impl Link {
         self.copies = copies;
     }
 
-    /// The first message proves our key to the other end.
+    /// The first message proves the key to the other end.
     fn send_first_message(&self, connection: &mut Connection) -> Result<(), CloseCause> {
         if !connection.sent_first_message && connection.stream.has_peer_hello() {
             connection.sent_first_message = true;
@@ -440,7 +445,7 @@ impl Link {
         if now.since(connection.received_at) >= SILENCE_NS_MAX { Err(CloseCause::TimedOut) } else { Ok(()) }
     }
 
-    /// What there is to say. Without anybody connected it waits.
+    /// Sends what is queued. Without any connection the messages wait.
     fn send_all(&mut self, now: MonoNs) {
         if self.peers.iter().all(|peer| peer.current.is_none()) {
             return;
@@ -455,7 +460,7 @@ impl Link {
         }
         while let Some(gap) = self.peer_gap_requests.take() {
             let PeerGapRequest { channel, session, first, next } = gap;
-            // Without an answer it is asked again.
+            // Requested again if there is no answer.
             if let Some(index) = self.choose_gap_peer(&gap) {
                 let request = LinkMessage::GapRequest(InputRange { channel, session, first, next });
                 self.with(index, |_, connection| connection.send(&request));
@@ -509,7 +514,7 @@ impl Link {
             && let Some(datagram) = connection.stream.seal_datagram(message)
         {
             for _ in 0..copies {
-                // It goes on the connection too.
+                // The message is sent on the connection too.
                 let _may_fail = self.datagrams.send_to(&datagram, self.peers[index].end.address);
             }
         }
@@ -554,7 +559,7 @@ impl Link {
             LinkMessage::Election { serial, bytes } => self.handle.push_election(from, serial, &bytes),
             LinkMessage::Death { serial, bytes } => self.handle.push_death(serial, &bytes),
             LinkMessage::WindowHash(window) => {
-                // The one in which this gateway began to follow it can't have alike.
+                // The window in which this gateway began to follow its log cannot be equal.
                 if self.status_table.get(window.channel).is_some_and(|status_table| status_table.covers_window(&window))
                 {
                     self.handle.count_window(window.channel, |windows| windows.reported += 1);
@@ -564,46 +569,46 @@ impl Link {
             }
             LinkMessage::WindowContent(content) => match self.peers[index].mismatches.accept_content(&content) {
                 Ok(Some(record)) => {
-                    // Both show both: the peer gets ours, and asks nothing back.
+                    // Both gateways log both records: the peer gets ours, and does not answer.
                     let _full = connection.send(&record);
                 }
                 Ok(None) => {}
-                Err(error) => tracing::warn!(%error, "a window that differs can't be read"),
+                Err(error) => tracing::warn!(%error, "cannot read the log for a window whose hashes differ"),
             },
             LinkMessage::Record { channel, session, sequence, records } => {
                 match self.peers[index].mismatches.accept_record(channel, session, sequence, records) {
                     Ok(Some(mismatch)) => {
                         tracing::error!(
-                            alarm = "gateways-differ",
+                            alarm = Alarm::GatewaysDiffer.name(),
                             channel = channel.0,
                             %session,
                             sequence = sequence.0,
                             ours = %Hex(&mismatch.ours),
                             theirs = %Hex(&mismatch.theirs),
-                            "the two gateways made different records of one message"
+                            "the gateways produced different records for the same message"
                         );
                         self.handle.push_mismatch(mismatch);
                     }
                     Ok(None) => {}
-                    Err(error) => tracing::warn!(%error, "a message that differs can't be read"),
+                    Err(error) => tracing::warn!(%error, "cannot read the log for a message that differs"),
                 }
             }
             LinkMessage::LeadRequest { group } => self.handle.push_lead_request(from, group),
             LinkMessage::GapRequest(range) => self.answer_gap(&range, connection),
             LinkMessage::GapPacket { channel, bytes } => {
-                // What is none of the numbering that is kept is for the channel to refuse and to count.
+                // The channel itself refuses and counts datagrams of another session.
                 let _refused = self.history.fill(channel, &bytes);
                 if !self.channels.0(channel, ChannelMessage::Recovered(bytes.into())) {
                     self.peers[index].overflowed.insert(channel);
                 }
             }
-            // They have connections of their own.
+            // State copies use separate connections.
             LinkMessage::CopyRequest { .. } | LinkMessage::CopySlice { .. } | LinkMessage::CopyEnd(_) => {
                 add(&self.handle.counters.refused);
             }
             LinkMessage::GapEnd(range) => {
-                // Part of the answer was spilled: it doesn't show what the peer lacks. Then, as without room for its end,
-                // whoever asked waits for its time-out and asks again.
+                // Part of the answer did not fit, so its end does not prove that the peer lacks the rest. The channel
+                // then waits for its time-out and requests again; the same if there is no room for the end.
                 if !self.peers[index].overflowed.remove(&range.channel) {
                     let _full = self.channels.0(range.channel, ChannelMessage::PeerAnswerEnded(range.first));
                 }
@@ -611,7 +616,7 @@ impl Link {
         }
     }
 
-    /// With datagrams as the venue sent them, as far as they are kept and surely of that numbering.
+    /// Answers with datagrams as the venue sent them, as far as they are stored and certainly of that session.
     fn answer_gap(&self, range: &InputRange, connection: &mut Connection) {
         let InputRange { channel, session, first, next } = *range;
         let logged_through = self.status_table.get(channel).and_then(|status_table| status_table.logged_through);
@@ -619,7 +624,7 @@ impl Link {
             let datagrams = self.history.range(channel, first, next, GAP_PACKETS_MAX);
             let is_to_come = || self.history.extent(channel).is_some_and(|extent| extent.next <= first);
             if datagrams.is_empty() && is_to_come() {
-                // Who asks is ahead of us; to say that there is none would be rash. It asks again.
+                // The requester is ahead of us, so an empty answer could be wrong. It requests again.
                 return;
             }
             for datagram in datagrams {
@@ -642,7 +647,7 @@ impl Link {
                 self.handle.count_window(channel, |windows| windows.different += 1);
                 let _full = connection.send(&content);
             }
-            Err(error) => tracing::warn!(%error, "a window that differs can't be read"),
+            Err(error) => tracing::warn!(%error, "cannot read the log for a window whose hashes differ"),
         }
     }
 
@@ -652,7 +657,7 @@ impl Link {
             let Ok((length, from)) = self.datagrams.recv_from(&mut datagram) else { return };
             let SocketAddr::V4(from) = from else { continue };
             let is_same_host = |peer: &Peer| peer.end.address.ip() == from.ip();
-            // From a peer's sentinel, which has no connection; as a rule the peer's has just ended.
+            // A peer's sentinel has no connection; as a rule the peer's connection has just ended.
             if Announcement::has_magic(&datagram[..length]) && self.peers.iter().any(is_same_host) {
                 match Announcement::open(&datagram[..length], &self.config.endpoints.key) {
                     Some(announcement) => self.handle.push_announcement(announcement),
@@ -667,7 +672,7 @@ impl Link {
             match connection.stream.open_datagram(&datagram[..length]) {
                 Ok(LinkMessage::Election { serial, bytes }) => self.handle.push_election(node, serial, &bytes),
                 Ok(LinkMessage::Death { serial, bytes }) => self.handle.push_death(serial, &bytes),
-                // The second and third copy, and whatever has no place here.
+                // The second and third copy, and messages that do not belong into a datagram.
                 Ok(_) => continue,
                 Err(LinkFault::AuthError(AuthError::Replayed)) => continue,
                 Err(_) => {
@@ -687,13 +692,13 @@ impl Link {
         self.peer_gap_requests.set_linked(self.peers.iter().any(|peer| peer.current.is_some()));
         if let CloseCause::Refused(fault) = cause {
             add(&self.handle.counters.refused);
-            tracing::error!(alarm = "pair-link-refused", %fault, "pair link");
+            tracing::error!(alarm = Alarm::PairLinkRefused.name(), %fault, "pair link");
         }
-        tracing::warn!(alarm = "pair-link-down", peer = %self.peers[index].end.address, ?cause, "pair link is down");
+        tracing::warn!(alarm = Alarm::PairLinkDown.name(), peer = %self.peers[index].end.address, ?cause, "pair link is down");
     }
 }
 
-/// What a peer that is there has told that matters to a gap; the best is the greatest.
+/// What a connected peer has reported that matters to a gap; the greatest is the best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct GapCandidate {
     has_range: bool,
@@ -701,7 +706,8 @@ struct GapCandidate {
     has_history: bool,
 }
 
-/// Whom to ask: one of the best, each in turn. Nobody, while those that are there keep nothing yet and others aren't there.
+/// Selects the peer to request from: one of the best, in turn. `None` while the connected peers hold nothing yet and
+/// some peers are not connected.
 fn choose_candidate(peers: &[Option<GapCandidate>], turn: usize) -> Option<usize> {
     let best = peers.iter().flatten().max()?;
     if !best.has_history && peers.iter().any(Option::is_none) {
@@ -711,7 +717,7 @@ fn choose_candidate(peers: &[Option<GapCandidate>], turn: usize) -> Option<usize
     asked().nth(turn % asked().count().max(1))
 }
 
-/// Bytes as digits.
+/// Bytes in hexadecimal.
 struct Hex<'a>(&'a [u8]);
 
 impl std::fmt::Display for Hex<'_> {
@@ -720,23 +726,23 @@ impl std::fmt::Display for Hex<'_> {
     }
 }
 
-/// A gateway that runs says something far more often.
+/// A running gateway sends far more often.
 const ALIVE_NS: u64 = 500_000_000;
-/// Two gateways are hardly ever started in one moment.
+/// Two gateways are rarely started at the same moment.
 const NEVER_CONNECTED_NS: u64 = 10_000_000_000;
 const REFUSED_LOGGED_MAX: usize = 64;
-/// How long a message left at the desk for which the bell isn't rung waits at most for the thread to look.
+/// How long a queued message without a wake-up waits at most.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const DIAL_INTERVAL_NS: u64 = 100_000_000;
-/// Positions come every few tens of milliseconds; a connection on which nothing does is dead.
+/// Positions arrive every few tens of milliseconds; a connection without input for this long is dead.
 const SILENCE_NS_MAX: u64 = 1_000_000_000;
-/// Less than the room in a channel's inbox; the rest is asked for at once. A gateway that comes back in the middle of a day waits
-/// for so many packets at a time: with 32 it was the waiting that took its time.
+/// Less than the room in a channel's inbox; the channel requests the rest at once. A gateway that rejoins in
+/// mid-session requests in steps of this size: with 32 packets, waiting for the answers took most of its time.
 const GAP_PACKETS_MAX: usize = 256;
-/// Connections that have not proved the key: room for all peers at once, and for strangers.
+/// Connections that have not proved the key: room for all peers at once, and for unauthenticated hosts.
 const PENDING_MAX: usize = 32;
 const DATAGRAM_BYTES_MAX: usize = 65_536;
-/// ChannelSender that are copied at a time. Another one that wants to is told to ask again.
+/// State copies at a time. A further requester is asked to retry.
 const COPIES_MAX: usize = 4;
 
 #[cfg(test)]

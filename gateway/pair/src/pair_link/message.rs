@@ -1,12 +1,12 @@
-//! What two gateways tell each other, as bytes. No sockets.
+//! The messages between two gateways, as bytes. No sockets.
 //!
 //! ```text
 //!  hello    | MDGWPAIR | version u16 | node u8 | zero u8 | nonce 16 |            once, in the clear, first on a connection
-//!  message  | length u32 | number u64 | tag 32 | kind u8 | fields … |            tag: over both nonces, number, way and body
-//!  datagram |             number u64 | tag 32 | kind u8 | fields … |            promises and deaths again, three times
+//!  message  | length u32 | number u64 | tag 32 | kind u8 | fields … |            tag: over both nonces, number, carrier and body
+//!  datagram |             number u64 | tag 32 | kind u8 | fields … |            promises and deaths, three copies of each
 //! ```
-//! Little-endian. Whatever comes is hostile: each length is checked, each list has a bound, and what has bytes left over at
-//! its end is refused.
+//! Little-endian. All input is treated as hostile: each length is checked, each list has a bound, and a message with
+//! trailing bytes is refused.
 
 use mdgw_election::auth::Nonce;
 use mdgw_feeds::{
@@ -20,54 +20,54 @@ use crate::standby::{HistoryExtent, windows::WindowHash};
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkMessage {
-    /// Where each channel stands, every renewal period.
+    /// The position of each channel, every renewal period.
     Positions(Vec<ChannelPositions>),
-    /// The election's own, as it writes them.
+    /// A message of the election, as the election encodes it.
     Election {
-        /// It comes by more than one way; taken once.
+        /// The message arrives both by stream and by datagram; only its first copy is used.
         serial: u64,
-        /// As the election writes it.
+        /// As the election encodes it.
         bytes: Vec<u8>,
     },
-    /// A process has ended, as the election writes it.
+    /// A death notice, as the election encodes it.
     Death {
-        /// It comes by more than one way; taken once.
+        /// The message arrives both by stream and by datagram; only its first copy is used.
         serial: u64,
-        /// As the election writes it.
+        /// As the election encodes it.
         bytes: Vec<u8>,
     },
-    /// Input that neither line has brought: do you have it?
+    /// Requests input that neither line has delivered.
     GapRequest(InputRange),
-    /// A datagram of the venue's that holds some of what was asked for.
+    /// A datagram of the venue that covers some of the request.
     GapPacket {
         /// The channel.
         channel: ChannelId,
         /// UDP payload, as the venue sent it.
         bytes: Vec<u8>,
     },
-    /// The answer's end: all that there was has been sent.
+    /// End of the answer: everything available has been sent.
     GapEnd(InputRange),
-    /// What a window of a channel's messages hashes to.
+    /// Hash of a window of a channel's messages.
     WindowHash(WindowHash),
-    /// The messages of a window whose hashes differ, each with a hash of its own.
+    /// The messages of a window whose hashes differ, each with its hash.
     WindowContent(WindowContent),
     /// One message that differs, as the sender has it.
     Record {
         /// The channel.
         channel: ChannelId,
-        /// The numbering.
+        /// The session.
         session: Session,
-        /// The message.
+        /// The message's sequence.
         sequence: Sequence,
-        /// Its records; empty: it produced nothing.
+        /// Its records; empty: it produced none.
         records: Vec<u8>,
     },
-    /// The state of that channel is wanted. First on a connection of its own.
+    /// Requests the state of that channel. First message on a separate connection.
     CopyRequest {
         /// The channel.
         channel: ChannelId,
     },
-    /// Some of it, as the channel wrote it.
+    /// A part of the state, as the channel wrote it.
     CopySlice {
         /// The channel.
         channel: ChannelId,
@@ -76,9 +76,9 @@ pub enum LinkMessage {
         /// See [`mdgw_feeds::channel::copy`].
         bytes: Vec<u8>,
     },
-    /// The copy's end.
+    /// End of the copy.
     CopyEnd(CopyEnd),
-    /// Hand leadership of that group over to me, if it is yours.
+    /// Asks the leader of that group to hand over to the sender.
     LeadRequest {
         /// The group.
         group: GroupId,
@@ -90,7 +90,7 @@ pub enum LinkMessage {
 pub struct CopyEnd {
     /// The channel.
     pub channel: ChannelId,
-    /// Why there is none; `None`: that was all of it.
+    /// Why there is no copy; `None`: the copy is complete.
     pub fault: Option<CopyFault>,
     /// Slices that were sent.
     pub slices: u32,
@@ -98,35 +98,36 @@ pub struct CopyEnd {
     pub checksum: u32,
 }
 
-/// Where a channel of the sender stands.
+/// The position of a channel of the sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelPositions {
     /// The channel.
     pub channel: ChannelId,
-    /// How far its own log has come.
+    /// How far the sender's log has come.
     pub logged_through: Option<StreamPosition>,
     /// How far it has published, if it leads.
     pub published: Option<StreamPosition>,
-    /// Where the last packet ended that it heard of the other's output: the echo.
+    /// End of the last packet that it received of the leader's output: the acknowledgement.
     pub last_received: Option<StreamPosition>,
-    /// It hears its own probes on the group: what it doesn't hear isn't there.
+    /// It receives its own probes on the group. So if it does not receive the leader's output, the leader's output is
+    /// at fault.
     pub receives_probe: bool,
-    /// Under which epoch; of `published`, if there is one.
+    /// The epoch of `published`, if there is one.
     pub epoch: Epoch,
     /// Number of its [`ChannelState`](mdgw_feeds::channel::ChannelState).
     pub state: u8,
-    /// What it can give of the input of the present numbering.
+    /// What it stores of the input of the present session.
     pub available_input: Option<AvailableInput>,
 }
 
-/// What a gateway has kept of a channel's input for the other one.
+/// What a gateway stores of a channel's input for its peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AvailableInput {
-    /// First sequence.
+    /// First stored sequence.
     pub from: Sequence,
-    /// From there, the first sequence that is missing.
+    /// First sequence that is missing after the first stored one.
     pub until: Sequence,
-    /// First sequence behind all of it.
+    /// First sequence after the last stored datagram.
     pub next: Sequence,
 }
 
@@ -141,7 +142,7 @@ impl From<HistoryExtent> for AvailableInput {
 pub struct InputRange {
     /// The channel.
     pub channel: ChannelId,
-    /// The numbering.
+    /// The session.
     pub session: Session,
     /// First sequence.
     pub first: Sequence,
@@ -154,7 +155,7 @@ pub struct InputRange {
 pub struct WindowContent {
     /// The channel.
     pub channel: ChannelId,
-    /// The numbering.
+    /// The session.
     pub session: Session,
     /// First sequence of the window.
     pub first: Sequence,
@@ -162,29 +163,29 @@ pub struct WindowContent {
     pub messages: Vec<(Sequence, u64)>,
 }
 
-/// The first thing on a connection.
+/// The first bytes on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The sender's number.
+    /// The sender's node number.
     pub node: u8,
-    /// Drawn for this connection.
+    /// Random, drawn for this connection.
     pub nonce: Nonce,
 }
 
 /// Why bytes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// They end before the message does.
-    #[error("cut short")]
+    /// The bytes end before the message does.
+    #[error("truncated")]
     Truncated,
-    /// They go on behind it.
-    #[error("longer than its fields")]
+    /// Bytes follow the message.
+    #[error("has trailing bytes")]
     TooLong,
-    /// A kind, version or magic that isn't known.
-    #[error("unknown kind or version")]
+    /// An unknown kind, version or magic.
+    #[error("has an unknown kind or version")]
     Unknown,
-    /// A value that can't be.
-    #[error("a field that cannot be")]
+    /// A field with an impossible value.
+    #[error("has an invalid field")]
     Field,
 }
 
@@ -196,12 +197,12 @@ pub const BODY_BYTES_MAX: usize = 64 << 10;
 const CHANNELS_MAX: usize = 256;
 /// Most messages in a [`WindowContent`].
 pub const WINDOW_MESSAGES_MAX: usize = 1_024;
-/// Longest thing that is handed on as it is.
+/// Longest opaque part: the election's messages and slices of a state.
 pub const OPAQUE_BYTES_MAX: usize = 48 << 10;
 const _: () = assert!(mdgw_feeds::channel::copy::SLICE_BYTES_MAX <= OPAQUE_BYTES_MAX);
 
 impl Hello {
-    /// As bytes.
+    /// Encodes it.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
@@ -212,7 +213,7 @@ impl Hello {
         bytes
     }
 
-    /// From bytes.
+    /// Decodes it.
     ///
     /// # Errors
     /// [`Malformed`].
@@ -233,7 +234,7 @@ const MAGIC: &[u8; 8] = b"MDGWPAIR";
 const VERSION: u16 = 4;
 
 impl LinkMessage {
-    /// Its body, kind first. What is beyond a bound is left out: senders keep to them.
+    /// The body, kind first. Elements beyond a bound are left out: senders keep to the bounds.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = vec![self.kind()];
@@ -285,7 +286,7 @@ impl LinkMessage {
         out
     }
 
-    /// From a body.
+    /// Decodes a body.
     ///
     /// # Errors
     /// [`Malformed`].
@@ -432,7 +433,7 @@ fn opaque(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.len().min(OPAQUE_BYTES_MAX)]
 }
 
-/// Bytes that are taken from the front.
+/// Reads fields from the front of the bytes.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -468,7 +469,7 @@ impl Fields<'_> {
         self.u64().map(Sequence)
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     fn opaque(&mut self) -> Result<Vec<u8>, Malformed> {
         let bytes = std::mem::take(&mut self.0);
         if bytes.len() > OPAQUE_BYTES_MAX { Err(Malformed::Field) } else { Ok(bytes.to_vec()) }

@@ -1,5 +1,5 @@
-//! Do both gateways make the same of the same input? Windows are compared by hash; of one that differs, the messages; of the
-//! first message that differs, both records are shown.
+//! Do both gateways produce the same output from the same input? They compare windows by hash. For a window that
+//! differs they compare its messages. For the first message that differs, both log both records.
 //!
 //! ```text
 //!   window hash ──equal──▶ counted
@@ -21,53 +21,53 @@ use mdgw_publog::{LogError, Reader};
 use super::message::{LinkMessage, WINDOW_MESSAGES_MAX, WindowContent};
 use crate::standby::windows::{WINDOW_SEQUENCES, WindowHash, message_hash};
 
-/// A message of which the two gateways have made different records.
+/// A message for which the two gateways have produced different records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// The channel.
     pub channel: ChannelId,
-    /// The numbering.
+    /// The session.
     pub session: Session,
-    /// The message.
+    /// The message's sequence.
     pub sequence: Sequence,
-    /// What this gateway made of it; empty: nothing.
+    /// The records of this gateway; empty: none.
     pub ours: Vec<u8>,
-    /// What the peer made of it.
+    /// The records of the peer.
     pub theirs: Vec<u8>,
 }
 
-/// Compares both gateways' windows. Reads the own log only for a window that differs.
+/// Compares both gateways' windows. Reads the local log only for a window that differs.
 #[derive(Debug)]
 pub struct MismatchWatch {
     logs: BTreeMap<ChannelId, PathBuf>,
     ours: VecDeque<WindowHash>,
     theirs: VecDeque<WindowHash>,
-    /// Windows found to differ, so that each is followed up once.
+    /// Windows found to differ, so that each is examined once.
     followed_up: VecDeque<(ChannelId, Session, Sequence)>,
 }
 
-/// What a window came to.
+/// Result of a window's comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// The other half has not come yet.
+    /// One gateway's hash is still missing.
     Waiting,
-    /// Alike.
+    /// Equal.
     Equal,
-    /// Not alike: the peer is sent what this gateway has.
+    /// Different: this gateway sends its content to the peer.
     Different(LinkMessage),
 }
 
 impl MismatchWatch {
-    /// Of channels with their logs' directories.
+    /// For channels with the directories of their logs.
     #[must_use]
     pub fn new(logs: BTreeMap<ChannelId, PathBuf>) -> Self {
         Self { logs, ours: VecDeque::new(), theirs: VecDeque::new(), followed_up: VecDeque::new() }
     }
 
-    /// A window of the own log is complete.
+    /// A window of the local log is complete.
     ///
     /// # Errors
-    /// When the log of a window that differs can't be read.
+    /// When the log of a window that differs cannot be read.
     pub fn accept_ours(&mut self, window: WindowHash) -> Result<Comparison, LogError> {
         let other = take(&mut self.theirs, &window);
         if other.is_none() {
@@ -76,10 +76,10 @@ impl MismatchWatch {
         self.compare(&window, other)
     }
 
-    /// The peer has told a window.
+    /// The peer has reported a window.
     ///
     /// # Errors
-    /// When the log of a window that differs can't be read.
+    /// When the log of a window that differs cannot be read.
     pub fn accept_theirs(&mut self, window: WindowHash) -> Result<Comparison, LogError> {
         let other = take(&mut self.ours, &window);
         if other.is_none() {
@@ -88,10 +88,11 @@ impl MismatchWatch {
         self.compare(&window, other)
     }
 
-    /// The peer has told the messages of a window that differs: the first of them that does, as this gateway has it.
+    /// The peer has reported the messages of a window that differs. Returns the first message that differs, as this
+    /// gateway has it.
     ///
     /// # Errors
-    /// When the log can't be read.
+    /// When the log cannot be read.
     pub fn accept_content(&self, theirs: &WindowContent) -> Result<Option<LinkMessage>, LogError> {
         let WindowContent { channel, session, first, messages } = theirs;
         let ours = self.content(*channel, *session, *first)?;
@@ -106,10 +107,10 @@ impl MismatchWatch {
         Ok(Some(LinkMessage::Record { channel: *channel, session: *session, sequence, records }))
     }
 
-    /// The peer has told its records of a message that differs.
+    /// The peer has reported its records of a message that differs.
     ///
     /// # Errors
-    /// When the log can't be read.
+    /// When the log cannot be read.
     pub fn accept_record(
         &self,
         channel: ChannelId,
@@ -141,7 +142,7 @@ impl MismatchWatch {
         Ok(Comparison::Different(LinkMessage::WindowContent(WindowContent { channel, session, first, messages })))
     }
 
-    /// The messages of a window with their records, as the own log has them; nothing for a channel that isn't ours.
+    /// The messages of a window with their records, from the local log; empty for an unknown channel.
     fn content(
         &self,
         channel: ChannelId,
@@ -151,7 +152,7 @@ impl MismatchWatch {
         let mut content: BTreeMap<Sequence, Vec<u8>> = BTreeMap::new();
         let Some(directory) = self.logs.get(&channel) else { return Ok(content) };
         let mut reader = Reader::open(directory, channel.0)?;
-        // The first part of a message may stand in an entry that settles only what came before it.
+        // The first part of a message may be in an entry that covers only what comes before it.
         reader.seek(session.to_bytes(), first.0.saturating_sub(1))?;
         let end = first.plus(WINDOW_SEQUENCES);
         while let Some(entry) = reader.next().filter(|entry| entry.first < end.0) {
@@ -179,7 +180,7 @@ fn take(windows: &mut VecDeque<WindowHash>, window: &WindowHash) -> Option<Windo
     windows.remove(index)
 }
 
-/// The oldest gives way: one gateway may have windows that the other leaves out.
+/// The oldest window is dropped: one gateway may have windows that the other leaves out.
 fn store(windows: &mut VecDeque<WindowHash>, window: WindowHash) {
     if windows.len() == WINDOWS_MAX {
         windows.pop_front();
@@ -209,7 +210,7 @@ mod tests {
         Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart: 0 }
     }
 
-    /// One gateway's log, and its watch.
+    /// One gateway's log and its comparison.
     struct Gateway {
         _directory: tempfile::TempDir,
         windows: Vec<WindowHash>,
@@ -217,7 +218,7 @@ mod tests {
     }
 
     impl Gateway {
-        /// Messages 1 to 3,000, some of them changed (`None`: nothing was made of them).
+        /// Messages 1 to 3,000, some of them changed (`None`: it produced no records).
         fn new(changed: &[(u64, Option<u8>)]) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let options = LogOptions { segment_bytes: 1 << 20, ..LogOptions::new(directory.path(), CHANNEL.0) };
@@ -257,7 +258,7 @@ mod tests {
         }
     }
 
-    /// Both tell each other everything; what either finds.
+    /// Exchanges all messages between the two, and returns the mismatches.
     fn exchange_windows(mut a: Gateway, mut b: Gateway) -> (usize, Vec<Mismatch>) {
         let (mut equal, mut found) = (0, Vec::new());
         for (window_a, window_b) in a.windows.clone().into_iter().zip(b.windows.clone()) {

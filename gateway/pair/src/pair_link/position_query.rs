@@ -1,4 +1,4 @@
-//! What a gateway asks its peer before it begins: how far that one is, and how much of the session it can give.
+//! The query of a starting gateway to its peer: how far the peer is, and how much of the session it stores.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -13,11 +13,11 @@ use super::{
     message::{ChannelPositions, LinkMessage},
 };
 
-/// What the gateway that listens there tells of its channels. This end proves no key, so the peer's present connection
-/// stays what it is; what comes is authentic.
+/// What the gateway at that address reports of its channels. This end proves no key, so the peer keeps its present
+/// connection. The report is authenticated.
 ///
 /// # Errors
-/// When nobody answers in that time, or with anything else.
+/// When no answer arrives in that time, or a different message does.
 pub fn query_positions(
     peer: SocketAddrV4,
     node: u8,
@@ -39,7 +39,7 @@ pub fn query_positions(
         stream.push(bytes.get(..count).unwrap_or_default());
         match stream.next_message().map_err(io::Error::other)? {
             Some(LinkMessage::Positions(positions)) => return Ok(positions),
-            Some(_) => return Err(io::Error::other("something else came first")),
+            Some(_) => return Err(io::Error::other("unexpected message")),
             None => {}
         }
     }

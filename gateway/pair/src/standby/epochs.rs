@@ -1,15 +1,19 @@
-//! Which epochs a gateway believes.
+//! Which epochs a gateway accepts.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mdgw_feeds::{drop_reason::DropReason, identity::Epoch};
 
-/// Epochs of one group. Packets aren't signed, so what comes from the wire is believed only within a bounded jump of what
-/// somebody vouches for, or of what was believed before: one forged packet must not drive the epochs to their end, nor make a
-/// gateway deaf. Receivers, for which nobody vouches, believe by the same rule. Where several forged packets take them up step by
-/// step, a leader has to follow, or it would be mute for good; each takes a packet, and 2^56 epochs outlast them.
+/// The known epochs of one group. Packets are not signed. So the gateway accepts an epoch from the network only within
+/// a bounded jump above an authenticated epoch, or above an epoch accepted before. Otherwise one forged packet could
+/// exhaust the epochs, or make the gateway ignore the real leader.
 ///
-/// Any thread may vouch, one listens, any reads. Each word stands for itself; nothing is ordered by them.
+/// Receivers have no authenticated source and follow the same rule. If several forged packets raise the epochs step by
+/// step, a leader has to follow: receivers would ignore it otherwise. Each step takes a packet, and 2^56 epochs
+/// outlast such an attack.
+///
+/// Any thread may record an authenticated epoch, one thread observes packets, and any thread may read. Each atomic is
+/// independent; none orders another.
 #[derive(Debug)]
 pub struct KnownEpochs {
     authenticated: AtomicU64,
@@ -19,7 +23,7 @@ pub struct KnownEpochs {
 }
 
 impl KnownEpochs {
-    /// `start`: what the gateway's own state file knows. `jump_max`: in counts.
+    /// `start`: the epoch of this gateway's state file. `jump_max`: in epoch counts.
     #[must_use]
     pub fn new(start: Epoch, jump_max: u64) -> Self {
         let word = AtomicU64::new;
@@ -31,11 +35,11 @@ impl KnownEpochs {
         self.authenticated.fetch_max(epoch.0, Relaxed);
     }
 
-    /// A packet of this epoch was heard.
+    /// Observes the epoch of a received packet.
     ///
     /// # Errors
-    /// - [`DropReason::EpochStale`]: a higher one was heard before.
-    /// - [`DropReason::EpochJump`]: too far above what was heard and what anybody vouches for; counted.
+    /// - [`DropReason::EpochStale`]: a higher epoch was received before.
+    /// - [`DropReason::EpochJump`]: too far above the received and the authenticated epochs; counted.
     pub fn observe(&self, epoch: Epoch) -> Result<(), DropReason> {
         if epoch.0 < self.observed.load(Relaxed) {
             return Err(DropReason::EpochStale);
@@ -48,20 +52,20 @@ impl KnownEpochs {
         Ok(())
     }
 
-    /// The highest that was believed from the wire. A leader that finds it above its own is mute at receivers, and must be
-    /// elected anew above it.
+    /// The highest epoch accepted from the network. Receivers ignore a leader whose epoch is below it; that leader has
+    /// to be elected again above it.
     #[must_use]
     pub fn highest_observed(&self) -> Option<Epoch> {
         Some(Epoch(self.observed.load(Relaxed))).filter(|epoch| epoch.0 > 0)
     }
 
-    /// The highest known from anywhere: what a new epoch must be above.
+    /// The highest epoch known from any source: a new epoch must be above it.
     #[must_use]
     pub fn highest(&self) -> Epoch {
         Epoch(self.observed.load(Relaxed).max(self.authenticated.load(Relaxed)))
     }
 
-    /// Packets that were not believed.
+    /// Packets whose epoch was not accepted.
     #[must_use]
     pub fn rejected_jumps(&self) -> u64 {
         self.rejected_jumps.load(Relaxed)

@@ -1,50 +1,52 @@
-//! How fit this gateway is, from what is counted. No clock, no sockets.
+//! How fit this gateway is to lead, computed from counters. No clock, no sockets.
 
 use std::collections::BTreeMap;
 
 use mdgw_election::fitness::Fitness;
 use mdgw_feeds::{channel::ChannelState, identity::ChannelId, published::position::StreamPosition, time::MonoNs};
 
-/// What is known at one look.
+/// The inputs at one sampling time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FitnessSample {
     /// The group's channels.
     pub channels: Vec<ChannelSample>,
-    /// Entries of any log that have gone to private memory, or readers have missed, so far.
+    /// Entries of all logs so far that went to private memory or that readers missed.
     pub log_entries_lost: u64,
-    /// Stalls of the own threads longer than they may be, so far.
+    /// Stalls of this gateway's threads so far that were longer than allowed.
     pub stalls: u64,
-    /// The peer hears a probe of its own on the group: what it doesn't hear then, isn't there.
+    /// The peer receives its own probes on the group. So if the peer does not receive our output, our output is at
+    /// fault.
     pub peer_receives_probe: bool,
-    /// This gateway doesn't hear its own probes, nor lead: it could neither tell what was published nor whether it is heard.
+    /// This gateway does not receive its own probes, and does not lead. It could neither report what was published nor
+    /// whether its output is received.
     pub receive_path_failed: bool,
 }
 
-/// One channel at one look.
+/// One channel at one sampling time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelSample {
     /// The channel.
     pub channel: ChannelId,
-    /// Where it stands.
+    /// Its state.
     pub state: ChannelState,
-    /// Where the peer's stands; `None` while nothing is known of the peer.
+    /// The state of the peer's channel; `None` while the peer has reported nothing.
     pub peer_state: Option<ChannelState>,
     /// How far this gateway has published, while it leads.
     pub published: Option<StreamPosition>,
-    /// How far the peer has told that it heard.
+    /// How far the peer has reported to have received.
     pub peer_received: Option<StreamPosition>,
 }
 
-/// Looks again and again.
+/// Evaluates samples in the order of time.
 #[derive(Debug, Default)]
 pub struct FitnessWatch {
-    /// What the peer owes an echo of, and since when, for each channel.
+    /// For each channel, the position that the peer has yet to acknowledge, and since when.
     unconfirmed: BTreeMap<ChannelId, (StreamPosition, MonoNs)>,
     log_entries_lost: RecentGrowth,
     stalls: RecentGrowth,
 }
 
-/// A counter that has grown not long ago.
+/// A counter that has grown recently.
 #[derive(Clone, Copy, Debug, Default)]
 struct RecentGrowth {
     count: u64,
@@ -61,7 +63,7 @@ impl RecentGrowth {
 }
 
 impl FitnessWatch {
-    /// How fit it is by now.
+    /// The fitness after this sample.
     pub fn look(&mut self, look: &FitnessSample, now: MonoNs) -> Fitness {
         let count = |matches: fn(&ChannelSample) -> bool| {
             u16::try_from(look.channels.iter().filter(|channel| matches(channel)).count()).unwrap_or(u16::MAX)
@@ -76,7 +78,7 @@ impl FitnessWatch {
         }
     }
 
-    /// What was published some time ago should have been heard by now.
+    /// The peer should have received by now what was published some time ago.
     fn is_unconfirmed(&mut self, channel: &ChannelSample, now: MonoNs) -> bool {
         let Some(published) = channel.published else {
             self.unconfirmed.remove(&channel.channel);
@@ -84,7 +86,7 @@ impl FitnessWatch {
         };
         let (unconfirmed, since) = *self.unconfirmed.entry(channel.channel).or_insert((published, now));
         if channel.peer_received >= Some(unconfirmed) {
-            // Paid; what has been published since is owed from now on.
+            // Acknowledged. The peer now owes an acknowledgement of what was published since.
             self.unconfirmed.insert(channel.channel, (published, now));
             return false;
         }
@@ -96,15 +98,15 @@ fn is_behind(state: ChannelState) -> bool {
     matches!(state, ChannelState::Waiting | ChannelState::Gap | ChannelState::Recovering | ChannelState::Stale)
 }
 
-/// Nothing is missing.
+/// No message is missing.
 #[must_use]
 pub fn has_no_gaps(state: ChannelState) -> bool {
     matches!(state, ChannelState::Live | ChannelState::Ended)
 }
 
-/// Ten periods in which positions are told.
+/// Ten periods of position reports.
 const CONFIRM_NS_MAX: u64 = 200_000_000;
-/// How long a gateway counts as failing after its log or its threads last did.
+/// How long a gateway counts as failing after the last failure of its log or its threads.
 const RECENT_FAILURE_NS: u64 = 5_000_000_000;
 
 #[cfg(test)]

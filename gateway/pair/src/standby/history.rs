@@ -1,7 +1,8 @@
-//! What the venue has sent lately, as it came: so that what one gateway lost on all lines the other can give it.
+//! The latest input datagrams, as the venue sent them: each gateway can fill the gaps of its peer from them.
 //!
-//! ChannelHistory by a cold thread from sockets of its own, so the straight line does nothing for it.
+//! A cold thread receives them from separate sockets, so that the data path does no work for it.
 
+use mdgw_sys::alarm::Alarm;
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -13,56 +14,56 @@ use mdgw_feeds::{
     transport::{Packet, PacketKind, Transport as _, VenueSession, iextp, moldudp64},
 };
 
-/// Datagrams of all channels, some of each.
+/// Input datagrams of all channels, up to a limit for each.
 #[derive(Debug)]
 pub struct InputHistory {
     channels: Mutex<BTreeMap<ChannelId, ChannelHistory>>,
     bytes_max: usize,
 }
 
-/// How much of a channel's present numbering is kept.
+/// How much of a channel's present session is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryExtent {
-    /// First sequence.
+    /// First stored sequence.
     pub from: Sequence,
-    /// From there, the first sequence that is missing.
+    /// First sequence that is missing after `first`.
     pub until: Sequence,
-    /// First sequence behind all that is kept.
+    /// First sequence after the last stored datagram.
     pub next: Sequence,
-    /// Bytes of it, with what keeping them takes.
+    /// Memory of the stored datagrams in bytes, with the overhead of storing them.
     pub bytes: usize,
-    /// Some of it had to go for want of room: a gateway that comes back has to copy the state.
+    /// Older datagrams were deleted for lack of room: a peer that rejoins has to copy the state.
     pub is_truncated: bool,
 }
 
-/// One channel's, of the numbering that came last.
+/// The history of one channel, of its latest session.
 #[derive(Debug)]
 struct ChannelHistory {
     feed: Feed,
     session: VenueSession,
-    /// By first sequence: the first sequence behind, and the datagram.
+    /// By first sequence: the first sequence after the datagram, and the datagram.
     packets: BTreeMap<u64, (u64, Box<[u8]>)>,
     bytes: usize,
-    /// From the first that is kept up to there is no hole.
+    /// There is no hole between the first stored sequence and this one.
     until: u64,
-    /// Some of the numbering had to go for want of room.
+    /// Datagrams of the session were deleted for lack of room.
     is_truncated: bool,
-    /// The venue began again under one and the same name: whose a packet is can't be told any more.
+    /// The venue restarted the session under the same name, so the run that a packet belongs to is unknown.
     is_ambiguous: bool,
 }
 
 impl InputHistory {
-    /// Keeps so many bytes of each channel.
+    /// Stores up to `bytes_max` bytes for each channel.
     #[must_use]
     pub fn new(channels: impl IntoIterator<Item = (ChannelId, Feed)>, bytes_max: usize) -> Self {
         let stored = |(channel, feed)| (channel, ChannelHistory::new(feed, VenueSession::default()));
         Self { channels: Mutex::new(channels.into_iter().map(stored).collect()), bytes_max }
     }
 
-    /// A datagram came on one of the channel's lines.
+    /// Stores a datagram that arrived on one of the channel's lines.
     ///
     /// # Errors
-    /// When it is none of the channel's protocol.
+    /// When it does not follow the channel's protocol.
     pub fn store(&self, channel: ChannelId, datagram: &[u8]) -> Result<(), DropReason> {
         let mut channels = self.lock();
         let stored = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
@@ -73,26 +74,26 @@ impl InputHistory {
         if packet.session != stored.session {
             *stored = ChannelHistory::new(stored.feed, packet.session);
         }
-        // A copy of the beginning that comes late is none.
+        // A late copy of the session's first datagram does not mean a restart.
         let is_copy = stored.packets.get(&packet.first.0).is_some_and(|(_, known)| **known == *datagram);
         stored.is_ambiguous |= packet.restart_marker && !stored.packets.is_empty() && !is_copy;
         let was_cut = stored.is_truncated;
         stored.put(&packet, datagram, self.bytes_max);
         if stored.is_truncated && !was_cut {
             tracing::warn!(
-                alarm = "history-full",
+                alarm = Alarm::InputHistoryTruncated.name(),
                 channel = channel.0,
                 history_bytes = self.bytes_max,
-                "a gateway that comes back has to copy this one's state: the whole session isn't kept any more"
+                "the input history no longer covers the whole session: a peer that rejoins must copy the state"
             );
         }
         Ok(())
     }
 
-    /// What the other gateway has sent of the numbering that is kept: lines that this one heard too late did not bring it.
+    /// Stores a datagram that the peer sent, if it is of the stored session: this gateway's lines did not deliver it.
     ///
     /// # Errors
-    /// When it is none of the channel's protocol, or of another numbering.
+    /// When it does not follow the channel's protocol, or is of another session.
     pub fn fill(&self, channel: ChannelId, datagram: &[u8]) -> Result<(), DropReason> {
         let mut channels = self.lock();
         let stored = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
@@ -104,7 +105,7 @@ impl InputHistory {
         Ok(())
     }
 
-    /// How much is kept of a channel's present numbering; nothing where that can't be told.
+    /// How much of a channel's present session is stored; `None` if that is unknown.
     #[must_use]
     pub fn extent(&self, channel: ChannelId) -> Option<HistoryExtent> {
         let channels = self.lock();
@@ -123,7 +124,7 @@ impl InputHistory {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Datagrams that hold some of `[first, next)`, oldest first, no more than `packets_max`.
+    /// Datagrams that cover a part of `[first, next)`, oldest first, `packets_max` at most.
     #[must_use]
     pub fn range(&self, channel: ChannelId, first: Sequence, next: Sequence, packets_max: usize) -> Vec<Box<[u8]>> {
         let channels = self.lock();
@@ -170,7 +171,7 @@ impl ChannelHistory {
         }
     }
 
-    /// There is no hole up to `until`, nor in what joins it of the packets from `from` on.
+    /// There is no hole up to `until`. Extends that over the adjacent packets, from the packet at `from` on.
     fn extend_contiguous(&mut self, from: u64, mut until: u64) {
         for (first, (next, _)) in self.packets.range(from..) {
             if *first > until {
@@ -182,7 +183,7 @@ impl ChannelHistory {
     }
 }
 
-/// What a datagram takes besides its bytes: its place in the map, and the allocator's part. About.
+/// Approximate overhead of a datagram besides its bytes: its place in the map and in the allocator.
 const PACKET_OVERHEAD_BYTES: usize = 64;
 
 fn parse(feed: Feed, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
@@ -204,7 +205,7 @@ mod tests {
 
     const CHANNEL: ChannelId = ChannelId(3);
 
-    /// Messages of 40 bytes, each behind its length.
+    /// Messages of 40 bytes, each preceded by its length.
     fn packet(session: u32, first: u64, count: u64) -> Vec<u8> {
         let stream_offset = (first - 1) * 42;
         let stream =
@@ -293,7 +294,7 @@ mod tests {
             history.store(CHANNEL, &packet(9, first, 3)).unwrap();
             assert_eq!(extent(&history), expected, "with {first}");
         }
-        // Cut otherwise by the other line.
+        // The other line packs the messages differently.
         history.store(CHANNEL, &packet(9, 24, 5)).unwrap();
         assert_eq!(extent(&history), (2, 29, 29, false));
         history.store(CHANNEL, &packet(9, 31, 5)).unwrap();

@@ -1,66 +1,70 @@
-//! When a gateway that joins may stand for election: no worse than its peer, and alike, for a while; alone at once.
+//! When a joining gateway becomes eligible: as soon as it has caught up with its peer and has equal content for a
+//! while; at once if it is alone.
 
 use std::collections::BTreeSet;
 
 use mdgw_election::fitness::{Eligibility, Fitness};
 use mdgw_feeds::{published::position::StreamPosition, time::MonoNs};
 
-/// What is known at one look.
+/// The inputs at one sampling time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JoinSample {
-    /// Another candidate answers. Without one there is nobody to wait for.
+    /// Another candidate answers. Without one there is no peer to wait for.
     pub has_peer: bool,
-    /// How far both are, for each channel of the group: this gateway, its peer.
+    /// The positions of both gateways for each channel of the group: this gateway, its peer.
     pub channels: Vec<(Option<StreamPosition>, Option<StreamPosition>)>,
-    /// How fit this gateway is, and its peer.
+    /// The fitness of this gateway and of its peer.
     pub fitness: (Fitness, Fitness),
-    /// WindowCounts of messages so far, for each channel of the group.
+    /// Compared windows of messages so far, for each channel of the group.
     pub windows: Vec<WindowCounts>,
 }
 
 /// Counts of one channel's windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowCounts {
-    /// The peer has told, and this gateway should have.
+    /// Windows that the peer has reported and that this gateway should have.
     pub reported: u64,
-    /// Both have alike.
+    /// Windows with equal content.
     pub equal: u64,
-    /// Both have, and not alike.
+    /// Windows with different content.
     pub different: u64,
 }
 
 /// How far joining has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JoinProgress {
-    /// Whether it stands.
+    /// Whether the gateway is eligible.
     pub eligibility: Eligibility,
-    /// Messages that the channel which lacks most is behind its peer, where both are in one numbering.
+    /// How many messages the most delayed channel is behind the peer, among channels where both are in the same
+    /// session.
     pub behind_messages: u64,
-    /// Channels that have not begun, or are in an older numbering than the peer's.
+    /// Channels that have not begun, or that are in an older session than the peer's.
     pub channels_missing: usize,
-    /// Since when it has been level, ns.
+    /// For how long this gateway has been caught up, ns.
     pub caught_up_ns: u64,
-    /// For how long it has not had the peer's messages although it was level, ns; 0: it has them, or that isn't known yet.
+    /// For how long its messages have differed from the peer's although it was caught up, ns. 0: they are equal, or
+    /// that is not known yet.
     pub mismatched_ns: u64,
 }
 
-/// Looks again and again. Once it stands it stands: what is worse later is for fitness to say.
+/// Decides about eligibility from samples in the order of time. Eligibility is final: what gets worse later lowers the
+/// fitness instead.
 #[derive(Debug)]
 pub struct JoinWatch {
     eligibility: Eligibility,
-    /// Since when, and the windows then.
+    /// Since when the gateway has been caught up, and the window counts then.
     level: Option<(MonoNs, Vec<WindowCounts>)>,
-    /// Channels whose messages were not the peer's when they were compared last.
+    /// Channels whose messages differed from the peer's in the last comparison.
     mismatched: BTreeSet<usize>,
-    /// Since when there are any.
+    /// Since when there is any such channel.
     mismatched_since: Option<MonoNs>,
-    /// Less fit than the peer since then.
+    /// Since when this gateway has been less fit than the peer.
     less_fit_since: Option<MonoNs>,
     progress: JoinProgress,
 }
 
 impl JoinWatch {
-    /// Of a gateway that has just started.
+    /// The state of a gateway that has just started.
     #[must_use]
     pub fn new() -> Self {
         let eligibility = Eligibility::Joining;
@@ -76,13 +80,13 @@ impl JoinWatch {
         }
     }
 
-    /// What had come of it at the last look.
+    /// The progress after the last sample.
     #[must_use]
     pub fn progress(&self) -> JoinProgress {
         self.progress
     }
 
-    /// What has come of it by now.
+    /// The progress after this sample.
     pub fn look(&mut self, look: &JoinSample, now: MonoNs) -> JoinProgress {
         let (mut behind_messages, mut channels_missing) = (0, 0);
         for (ours, theirs) in &look.channels {
@@ -108,7 +112,7 @@ impl JoinWatch {
             self.eligibility = Eligibility::Eligible;
         }
         let caught_up_ns = self.level.as_ref().map_or(0, |(since, _)| now.since(*since));
-        // Whoever stands and differs later is told of by the difference itself.
+        // If an eligible gateway differs later, the mismatch itself is reported.
         let mismatched_since = self.mismatched_since.filter(|_| self.eligibility == Eligibility::Joining);
         let mismatched_ns = mismatched_since.map_or(0, |since| now.since(since));
         self.progress = JoinProgress {
@@ -121,8 +125,9 @@ impl JoinWatch {
         self.progress
     }
 
-    /// Level, it stands when it has been so for a while and no channel is unlike. A channel of which the peer tells windows and
-    /// none is alike has better books there: silence afterwards is no sign that they are better here.
+    /// A gateway that has caught up is eligible after a while in which no channel differs. If the peer reports windows
+    /// of a channel and none of them is equal, the peer's books of that channel are better. A later silence of the
+    /// channel does not make this gateway's books better.
     fn compare(&mut self, windows: &[WindowCounts], now: MonoNs) {
         let (since, before) = self.level.get_or_insert_with(|| (now, windows.to_vec()));
         let (since, is_period_over) = (*since, now.since(*since) >= CAUGHT_UP_NS);
@@ -145,7 +150,7 @@ impl JoinWatch {
         if is_period_over && self.mismatched.is_empty() {
             self.eligibility = Eligibility::Eligible;
         } else if is_period_over || is_different {
-            // From this very look on: what comes of a window that was told is known a moment later.
+            // Count from this sample on: the comparison of a window is known a moment after the peer reported it.
             self.level = Some((now, windows.to_vec()));
         }
     }
@@ -157,10 +162,10 @@ impl Default for JoinWatch {
     }
 }
 
-/// What two looks at two moments differ by on a busy channel.
+/// How much the positions of two samples, taken at two moments, may differ on a busy channel.
 const LAG_MESSAGES_MAX: u64 = 10_000;
 const CAUGHT_UP_NS: u64 = 2_000_000_000;
-/// A short wait for the other line makes nobody unfit.
+/// A short wait for the other line does not reduce the fitness.
 const LESS_FIT_NS: u64 = 250_000_000;
 
 #[cfg(test)]
@@ -224,7 +229,7 @@ mod tests {
         assert_eq!(watch.look(&level((4, 3, 1)), MonoNs(6 * S)).eligibility, Eligibility::Eligible);
         let mut unmatched = JoinWatch::new();
         for second in 0..20 {
-            // The peer tells windows; ours are left out, since our books are in doubt.
+            // The peer reports windows. Ours are left out, since our books are suspect.
             let progress = unmatched.look(&level((second, 0, 0)), MonoNs(second * S));
             assert_eq!(progress.eligibility, Eligibility::Joining);
             assert_eq!(progress.mismatched_ns, if second < 2 { 0 } else { second * S }, "after {second} s");

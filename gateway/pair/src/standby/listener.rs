@@ -1,4 +1,4 @@
-//! The thread that listens.
+//! The standby's thread: receives the peers' output, the own probes and the venue's lines, and follows the local logs.
 
 use std::{
     collections::BTreeMap,
@@ -29,6 +29,7 @@ use mdgw_feeds::{
 };
 use mdgw_publog::{LogError, RetentionHold};
 use mdgw_sys::{
+    alarm::Alarm,
     clock::mono_now,
     fence::Fence,
     poll,
@@ -46,20 +47,20 @@ use super::{
 };
 use crate::standby::windows::WindowHash;
 
-/// What is listened to.
+/// What the listener receives and follows.
 #[derive(Debug)]
 pub struct StandbyConfig {
-    /// This gateway's number: its own packets may come back to it.
+    /// This gateway's number: the network may return its own packets.
     pub node: u8,
     /// The lines that carry the groups.
     pub outputs: Vec<MonitoredOutput>,
     /// The channels.
     pub channels: Vec<MonitoredChannel>,
-    /// The venue's lines, to keep what comes on them for the peer.
+    /// The venue's lines. Their datagrams are stored for the peer.
     pub inputs: Vec<MonitoredInput>,
-    /// Where it is kept.
+    /// Where those datagrams are stored.
     pub history: Arc<InputHistory>,
-    /// How long a packet that was lost on the way to here holds a channel's position: what receivers need to ask for it
+    /// How long a packet that did not arrive here holds a channel's position. Receivers need that time to request it
     /// themselves.
     pub hole_ns_max: u64,
 }
@@ -67,7 +68,7 @@ pub struct StandbyConfig {
 /// One output line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MonitoredOutput {
-    /// Its place among the lines of its output.
+    /// Its index among the lines of its output.
     pub line: Line,
     /// Group and port.
     pub address: SocketAddrV4,
@@ -75,7 +76,7 @@ pub struct MonitoredOutput {
     pub interface: Interface,
 }
 
-/// One line of the venue's.
+/// One line of a venue.
 #[derive(Clone, Debug)]
 pub struct MonitoredInput {
     /// The channel.
@@ -84,37 +85,37 @@ pub struct MonitoredInput {
     pub address: SocketAddrV4,
     /// The interface on which the group is joined.
     pub interface: Interface,
-    /// Who is believed.
+    /// The only accepted sender, where one is configured.
     pub sources: Vec<Ipv4Addr>,
 }
 
-/// One channel of it.
+/// One monitored channel.
 #[derive(Debug)]
 pub struct MonitoredChannel {
     /// The group that it belongs to.
     pub group: GroupId,
     /// The channel.
     pub channel: ChannelId,
-    /// Where its own log's segments lie.
+    /// Directory of the local log's segments.
     pub log_directory: PathBuf,
     /// How far the log had come when it was opened.
     pub logged_through: Option<StreamPosition>,
-    /// Protects the log's segments.
+    /// Protects the log's segments from deletion.
     pub retention_hold: RetentionHold,
-    /// Epochs of its group.
+    /// Epochs of the channel's group.
     pub epochs: Arc<KnownEpochs>,
-    /// Of its group.
+    /// Fence of the channel's group.
     pub fence: Arc<Fence>,
-    /// Where the publisher finds what was heard, and tells what it has sent.
+    /// Shared with the publisher: the receive watermark, and what the publisher has sent.
     pub takeover: Arc<TakeoverShared>,
-    /// What its pipeline counts.
+    /// Gauges of the channel's pipeline.
     pub gauges: ChannelGauges,
 }
 
-/// What a channel's pipeline tells of itself.
+/// Gauges that a channel's pipeline writes.
 #[derive(Clone, Debug)]
 pub struct ChannelGauges {
-    /// Number of its [`ChannelState`].
+    /// Number of the channel's [`ChannelState`].
     pub state: CounterReader,
     /// Times an output line fell behind the log and skipped entries.
     pub output_overruns: CounterReader,
@@ -122,47 +123,48 @@ pub struct ChannelGauges {
     pub log_entries_missing: CounterReader,
 }
 
-/// What cold threads know of the channels, for each other.
+/// What the cold threads share about the channels.
 #[derive(Debug)]
 pub struct StatusTable {
     channels: Mutex<BTreeMap<ChannelId, ChannelStatus>>,
-    /// Windows of the own log that are complete.
+    /// Complete windows of the local logs.
     windows: ArrayQueue<WindowHash>,
     probes: Mutex<ProbeTimes>,
-    /// Channels in which the other gateway has declared a gap, with the newest such numbering, until they are told.
+    /// Channels in which another gateway has declared a gap, with the newest session of such a gap, until the channels
+    /// are notified.
     gaps: Mutex<BTreeMap<ChannelId, Session>>,
 }
 
 /// One channel on the [`StatusTable`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelStatus {
-    /// Its group.
+    /// The channel's group.
     pub group: GroupId,
-    /// Where the channel stands.
+    /// State of the channel.
     pub state: ChannelState,
-    /// Entries of the own log that outputs or readers have missed so far.
+    /// Entries of the local log so far that outputs or readers have missed.
     pub log_entries_lost: u64,
-    /// How far the own log has come.
+    /// How far the local log has come.
     pub logged_through: Option<StreamPosition>,
-    /// How far this gateway has published, while it leads and has worked off the tail.
+    /// How far this gateway has published, while it leads and its catch-up is complete.
     pub published: Option<StreamPosition>,
-    /// What was heard of the other gateway's output.
+    /// The receive watermark of the other gateway's output.
     pub heard: ReceiveWatermark,
-    /// Where the last packet of the other gateway's output ended, whether or not the own input has come there: that it is
-    /// heard at all.
+    /// End of the last packet of the other gateway's output, whether or not the local input has come that far. It
+    /// shows that this gateway receives the output at all.
     pub last_received: Option<StreamPosition>,
     /// Packets of the other gateway's output, on all lines.
     pub packets: u64,
-    /// Own packets that came back, on all lines.
+    /// This gateway's own packets that the network returned, on all lines.
     pub own_packets: u64,
-    /// When the last packet of a believed epoch came.
+    /// When the last packet of an accepted epoch arrived.
     pub received_at: MonoNs,
-    /// Where the own log was first read on.
+    /// Where the follower began to read the local log.
     pub followed_from: Option<StreamPosition>,
 }
 
 impl ChannelStatus {
-    /// Whether this gateway should have that window of a peer's: it has seen its log from before the window on.
+    /// Whether this gateway should have that window of a peer's: it has read its log since before the window.
     #[must_use]
     pub fn covers_window(&self, window: &WindowHash) -> bool {
         self.followed_from.is_some_and(|from| StreamPosition::at(window.session, window.first) > from)
@@ -170,19 +172,19 @@ impl ChannelStatus {
 }
 
 impl StatusTable {
-    /// What is known of a channel.
+    /// The status of a channel.
     #[must_use]
     pub fn get(&self, channel: ChannelId) -> Option<ChannelStatus> {
         self.lock().get(&channel).copied()
     }
 
-    /// What is known of all.
+    /// The status of all channels.
     #[must_use]
     pub fn all(&self) -> BTreeMap<ChannelId, ChannelStatus> {
         self.lock().clone()
     }
 
-    /// The peer has told, authenticated, that everything before that place was published.
+    /// The peer has reported, authenticated, that everything before that position was published.
     pub fn confirm(&self, channel: ChannelId, position: StreamPosition) {
         if let Some(status_table) = self.lock().get_mut(&channel) {
             status_table.heard.reported_through = status_table.heard.reported_through.max(Some(position));
@@ -193,20 +195,20 @@ impl StatusTable {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The gateway that leads has declared a gap in that numbering of a channel.
+    /// The leader has declared a gap in that session of a channel.
     pub fn record_declared_gap(&self, channel: ChannelId, session: Session) {
         let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
         gaps.entry(channel).and_modify(|known| *known = (*known).max(session)).or_insert(session);
     }
 
-    /// Tells channels of gaps that the gateway that leads has declared. What `forward` could not say comes again: a book must
-    /// not pass for sound because an inbox was full.
+    /// Notifies channels of gaps that the leader has declared. If `forward` has no room, the notification is repeated
+    /// later: a book must not pass for sound because an inbox was full.
     pub fn forward_declared_gaps(&self, mut forward: impl FnMut(ChannelId, Session) -> bool) {
         let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
         gaps.retain(|channel, session| !forward(*channel, *session));
     }
 
-    /// Whether this gateway hears what is sent on its groups.
+    /// Whether this gateway receives what is sent to its groups.
     #[must_use]
     pub fn receive_path(&self, now: MonoNs) -> ReceivePath {
         self.probe_times().receive_path(now)
@@ -216,7 +218,7 @@ impl StatusTable {
         self.probes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The oldest window that nobody has taken yet.
+    /// The oldest window that the link thread has not taken yet.
     #[must_use]
     pub fn take_window(&self) -> Option<WindowHash> {
         self.windows.pop()
@@ -230,14 +232,14 @@ impl Default for StatusTable {
     }
 }
 
-/// What the listener counts.
+/// Counts of the listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenerCounts {
-    /// Datagrams that came.
+    /// Datagrams received.
     pub datagrams: u64,
-    /// What was not used, by reason.
+    /// Datagrams that were not used, by reason.
     pub drops: DropCounts,
-    /// Holes that nothing filled in time.
+    /// Holes that no packet filled in time.
     pub holes_abandoned: u64,
 }
 
@@ -254,7 +256,7 @@ impl Standby {
     /// Opens the sockets and the logs, and starts the thread.
     ///
     /// # Errors
-    /// When a group can't be joined, a log can't be read, or a thread can't be had.
+    /// When a group cannot be joined, a log cannot be read, or the thread cannot be started.
     pub fn start(config: StandbyConfig) -> Result<Self, StandbyError> {
         let mut sockets = Vec::with_capacity(config.outputs.len());
         let mut memberships = Vec::new();
@@ -267,7 +269,7 @@ impl Standby {
         let prober = Prober::open(config.node, lines)?;
         let mut inputs = Vec::with_capacity(config.inputs.len());
         for MonitoredInput { channel, address, interface, sources } in config.inputs {
-            // A unicast line has one receiver, and that is the straight line.
+            // A unicast line has one receiver: the data path.
             if !address.ip().is_multicast() {
                 continue;
             }
@@ -337,19 +339,19 @@ impl Standby {
         Ok(Self { stop, thread: Some(thread), status_table, memberships })
     }
 
-    /// What is known of the channels.
+    /// The status of the channels.
     #[must_use]
     pub fn status_table(&self) -> &Arc<StatusTable> {
         &self.status_table
     }
 
-    /// The groups that were joined, for a [`MembershipWatch`](mdgw_sys::sockets::MembershipWatch).
+    /// The joined groups, for a [`MembershipWatch`](mdgw_sys::sockets::MembershipWatch).
     #[must_use]
     pub fn memberships(&self) -> &[Membership] {
         &self.memberships
     }
 
-    /// Ends the thread; what it counted.
+    /// Stops the thread and returns its counts.
     #[must_use]
     pub fn stop(mut self) -> ListenerCounts {
         self.stop.store(true, Relaxed);
@@ -361,13 +363,13 @@ impl Drop for Standby {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // Its panic has been told when it came; the pools go on without.
+            // The panic was logged when it occurred; the pools continue without the listener.
             let _panic = thread.join();
         }
     }
 }
 
-/// Why a gateway can't listen to its peer's output.
+/// Why a gateway cannot receive its peers' output.
 #[derive(Debug, thiserror::Error)]
 pub enum StandbyError {
     /// A socket.
@@ -376,15 +378,15 @@ pub enum StandbyError {
     /// A log.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// A socket can't be shared.
-    #[error("cannot listen to the peer's output: {0}")]
+    /// A socket cannot be cloned.
+    #[error("cannot receive the output of the peers: {0}")]
     Io(#[from] io::Error),
     /// The thread.
-    #[error("cannot start the thread that listens to the peer's output: {0}")]
+    #[error("cannot start the standby listener thread: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// One socket; the group is left when it goes.
+/// One socket; the group is left when it is dropped.
 #[derive(Debug)]
 struct JoinedSocket {
     socket: UdpSocket,
@@ -397,7 +399,7 @@ impl JoinedSocket {
     }
 }
 
-/// One of the venue's lines.
+/// One line of a venue.
 #[derive(Debug)]
 struct InputSocket {
     channel: ChannelId,
@@ -433,13 +435,13 @@ struct Listener {
 
 impl Listener {
     fn run(mut self, stop: &AtomicBool) -> ListenerCounts {
-        // Relaxed: the flag orders nothing, and a look a millisecond later is as good.
+        // Relaxed: the flag orders nothing, and the thread may read it a millisecond later.
         while !stop.load(Relaxed) {
             if !self.turn() {
                 let inputs = self.inputs.iter().map(|input| &input.joined_socket);
                 let sockets = self.sockets.iter().chain(inputs).map(|joined_socket| joined_socket.socket.as_fd());
                 if let Err(error) = poll::readable(sockets, FOLLOW_INTERVAL) {
-                    tracing::error!(%error, "listening to the peer's output");
+                    tracing::error!(%error, "receiving the output of the peers failed");
                     std::thread::sleep(FOLLOW_INTERVAL);
                 }
             }
@@ -449,14 +451,14 @@ impl Listener {
         self.counts
     }
 
-    /// Whether there may be more to do.
+    /// Returns whether there may be more to do.
     fn turn(&mut self) -> bool {
         let now = mono_now();
         let mut more = false;
         if self.prober.turn(now) {
             self.status_table.probe_times().first_sent_at.get_or_insert(now);
         }
-        // The own log first: it says what may be believed.
+        // The local log first: it confirms packets.
         for channel in &mut self.channels {
             more |= channel.follow(now, &self.status_table);
         }
@@ -466,7 +468,7 @@ impl Listener {
                 match self.sockets[index].socket.recv(&mut datagram) {
                     Ok(length) => self.datagram(&datagram[..length], now),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    // A socket that fails once may fail at once again; the next turn tries it anew.
+                    // A socket that failed may fail again at once; the next turn retries.
                     Err(_) => break,
                 }
                 more = true;
@@ -477,7 +479,7 @@ impl Listener {
                 let Ok((length, SocketAddr::V4(source))) = joined_socket.socket.recv_from(&mut datagram) else { break };
                 more = true;
                 if filter.check(source).is_ok() {
-                    // What is none of the channel's is counted by the channel.
+                    // The channel itself counts datagrams that do not follow its protocol.
                     let _refused = self.history.store(*channel, &datagram[..length]);
                 }
             }
@@ -499,8 +501,8 @@ impl Listener {
         if let Err(reason) = self.hear(bytes, now) {
             if reason == DropReason::EpochJump && self.counts.drops.get(reason) == 0 {
                 tracing::warn!(
-                    alarm = "epoch-incredible",
-                    "a packet of an epoch that nobody vouches for: not believed"
+                    alarm = Alarm::EpochJump.name(),
+                    "packet dropped: its epoch is too far above every known epoch"
                 );
             }
             self.counts.drops.count(reason);
@@ -512,7 +514,8 @@ impl Listener {
         let meta = packet.meta;
         let is_of = |channel: &&mut Channel| (channel.status_table.group, channel.id) == (meta.group, meta.channel);
         let channel = self.channels.iter_mut().find(is_of).ok_or(DropReason::ChannelUnknown)?;
-        // Above what this gateway has led under, its number is somebody else's: a leader has to go above that, too.
+        // An own node number above the epoch under which this gateway has led belongs to another process. A leader has
+        // to go above that epoch too.
         if node_of(meta.epoch) == self.node && meta.epoch <= channel.fence.epoch() {
             channel.status_table.own_packets += 1;
             return Ok(());
@@ -522,10 +525,10 @@ impl Listener {
         channel.status_table.received_at = now;
         let span = StreamPosition::range_of_packet(&packet);
         channel.status_table.last_received = Some(span.1);
-        // One that leads declares its own.
+        // A leader declares its own gaps.
         if !channel.fence.is_open_at(now) && channel.note_declared_gap(&packet) {
             let (id, session) = (channel.id, meta.session);
-            tracing::warn!(alarm = "gap-declared", channel = id.0, %session, "the gateway that leads declared it: books are in doubt here too");
+            tracing::warn!(alarm = Alarm::GapDeclared.name(), channel = id.0, %session, "gap declared by the leader: books of this standby are suspect too");
             self.status_table.record_declared_gap(id, session);
         }
         channel.tracker.accept(span, meta.epoch, now);
@@ -539,7 +542,7 @@ impl Listener {
 
 impl Channel {
     fn follow(&mut self, now: MonoNs, status_table: &StatusTable) -> bool {
-        // One that nobody takes gives way: it is compared or it isn't.
+        // A full queue drops its oldest window, which is then not compared.
         let more =
             self.follower.follow(self.fence.is_open_at(now), &mut |window| _ = status_table.windows.force_push(window));
         if let Some(logged_through) = self.follower.logged_through() {
@@ -548,7 +551,7 @@ impl Channel {
         more
     }
 
-    /// Whether a packet declares a gap beyond those that are known.
+    /// Whether a packet declares a gap beyond the known ones.
     fn note_declared_gap(&mut self, packet: &Packet<'_>) -> bool {
         let gaps = packet.frames().filter(|(header, _)| header.kind == FrameKind::Gap as u8);
         let ends = gaps.filter_map(|(_, body)| GapBody::ref_from_bytes(body).ok());
@@ -558,7 +561,7 @@ impl Channel {
         is_new
     }
 
-    /// What has changed becomes known.
+    /// Publishes changes to the status table.
     fn update_status(&mut self, now: MonoNs, status_table: &StatusTable) {
         self.tracker.on_timer(now);
         let ChannelGauges { state, output_overruns, log_entries_missing } = &self.gauges;
@@ -573,7 +576,7 @@ impl Channel {
         let heard = ReceiveWatermark {
             received_through: self.tracker.position(),
             epoch: self.tracker.epoch(),
-            // The pair link's part of it.
+            // Positions that the pair link reported.
             reported_through: shared.heard.reported_through,
         };
         if heard != self.status_table.heard {
@@ -590,13 +593,13 @@ fn node_of(epoch: Epoch) -> u8 {
     epoch.0.to_le_bytes()[0]
 }
 
-/// The own logs are followed so often while nothing is heard.
+/// How often the thread follows the local logs while it receives nothing.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
-/// Datagrams of one socket, then the others have their turn.
+/// Datagrams of one socket; then the others have their turn.
 const DATAGRAMS_PER_SOCKET: usize = 256;
-/// Complete windows that wait to be compared.
+/// Complete windows that wait for comparison.
 const WINDOWS_MAX: usize = 1_024;
-/// Outputs of any configured size.
+/// Holds outputs of any configured size.
 const PACKET_BYTES_MAX_OF_ANY: usize = 65_536;
 const _: () = assert!(PACKET_BYTES_MAX <= PACKET_BYTES_MAX_OF_ANY);
 

@@ -1,4 +1,4 @@
-//! The own publication log, followed: how far this gateway is.
+//! Follows the local publication log: how far this gateway is.
 
 use std::{collections::VecDeque, path::Path, sync::Arc};
 
@@ -12,19 +12,19 @@ use mdgw_publog::{LogError, Position, Reader, RetentionHold};
 use super::windows::{WindowHasher, WindowInput};
 use crate::standby::windows::WindowHash;
 
-/// Follows one channel's log from its end on.
+/// Follows one channel's log, starting at its end.
 #[derive(Debug)]
 pub(super) struct LogFollower {
     reader: Reader,
-    /// Where the first entry begins that was read.
+    /// Start of the first entry that was read.
     from: Option<StreamPosition>,
     logged_through: Option<StreamPosition>,
     retention_hold: RetentionHold,
-    /// Where segments begin that were come to, oldest first.
+    /// Starts of the segments that the follower has reached, oldest first.
     segments: VecDeque<(StreamPosition, Position)>,
     takeover: Arc<TakeoverShared>,
     published: Option<StreamPosition>,
-    /// Where entries end that have not been sent yet, in the log and in the stream, while this gateway leads.
+    /// Ends of entries that are not sent yet, in the log and in the stream, while this gateway leads.
     unsent: VecDeque<(Position, StreamPosition)>,
     hasher: WindowHasher,
 }
@@ -55,7 +55,7 @@ impl LogFollower {
         })
     }
 
-    /// Reads on, some entries at most. Whether there may be more. Windows that are complete go to `done`.
+    /// Reads a limited number of entries. Returns whether there may be more. Complete windows go to `on_window`.
     pub(super) fn follow(&mut self, is_leading: bool, done: &mut impl FnMut(WindowHash)) -> bool {
         let more = self.read_entries(is_leading, done);
         if is_leading {
@@ -70,7 +70,7 @@ impl LogFollower {
         more
     }
 
-    /// How far this gateway has published, while it leads and the tail is through.
+    /// How far this gateway has published, while it leads and its catch-up is complete.
     pub(super) fn published(&self) -> Option<StreamPosition> {
         self.published
     }
@@ -97,7 +97,7 @@ impl LogFollower {
         true
     }
 
-    /// Where it began to follow; `None`: nothing has come yet.
+    /// Where the follower began; `None`: it has read nothing yet.
     pub(super) fn from(&self) -> Option<StreamPosition> {
         self.from
     }
@@ -107,7 +107,7 @@ impl LogFollower {
         self.logged_through
     }
 
-    /// Keeps what nobody has been heard to publish; with `None`, nothing in particular.
+    /// Retains the part of the log that no gateway is known to have published; with `None`, nothing in particular.
     pub(super) fn hold_retention(&mut self, received_through: Option<StreamPosition>) {
         if let Some(received_through) = received_through {
             while self.segments.get(1).is_some_and(|(from, _)| *from <= received_through) {
@@ -122,9 +122,9 @@ impl LogFollower {
     }
 }
 
-/// So many, then the sockets have their turn.
+/// Entries per turn; then the sockets have their turn.
 const ENTRIES_PER_TURN: usize = 4_096;
-/// Longer than the longest tail; beyond it the position is told late.
+/// More than the longest catch-up. Beyond it, the position is reported late.
 const UNSENT_MAX: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Does this gateway hear its group at all? It sends itself a probe there, and listens for it.
+//! Does this gateway receive its group at all? It sends probes to the group and receives them itself.
 //!
 //! ```text
 //!  probe | MDGP | node u8 | zero u8 × 3 |
 //! ```
-//! A gateway that doesn't hear its peer publish accuses it only while it hears its own probes; otherwise it is itself that
-//! is deaf. No switch sends a packet back where it came from, so a probe comes back through the kernel alone (TTL 0: it
-//! doesn't leave the host), and counts only while the interface has a carrier. Receivers see another magic and drop it,
-//! and a fence in the kernel lets it pass while it lets nothing else.
+//! A gateway that does not receive its peer's output blames the peer only while it receives its own probes. Otherwise
+//! the fault is its own receive path. No switch sends a packet back to its origin, so a probe returns through the
+//! kernel alone (TTL 0: it does not leave the host), and it counts only while the interface has a carrier. Receivers
+//! drop probes because of their different magic. The kernel fence lets probes pass when it drops everything else.
 
 use std::net::SocketAddrV4;
 
@@ -26,10 +26,10 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    /// By the interfaces on which the groups are joined; addresses of hosts have no members and get no probe.
+    /// One socket for each interface on which groups are joined. Unicast addresses have no members and get no probe.
     ///
     /// # Errors
-    /// When a socket can't be had.
+    /// When a socket cannot be opened.
     pub(super) fn open<'o>(
         node: u8,
         outputs: impl Iterator<Item = (SocketAddrV4, &'o Interface)>,
@@ -42,14 +42,14 @@ impl Prober {
         Ok(Self { node, lines: lines.collect::<Result<_, _>>()?, due: MonoNs(0) })
     }
 
-    /// Sends what is due. Whether there are groups that can be heard.
+    /// Sends the probes that are due. Returns whether there are groups that can be received.
     pub(super) fn turn(&mut self, now: MonoNs) -> bool {
         if now >= self.due {
             self.due = now.plus(PROBE_NS);
             for (interface, socket) in &self.lines {
-                // Without a carrier nobody hears anybody, whatever comes back through the kernel.
+                // Without a carrier no gateway receives another, whatever comes back through the kernel.
                 if interface.lookup().is_ok_and(|interface| interface.running) {
-                    // One that can't be sent isn't heard.
+                    // A probe that cannot be sent is not received.
                     let _send_failed = socket.send(&to_bytes(self.node));
                 }
             }
@@ -59,22 +59,22 @@ impl Prober {
 }
 
 fn during(address: SocketAddrV4) -> impl FnOnce(std::io::Error) -> SocketError {
-    move |source| SocketError { address, action: "share the socket of probes".to_owned(), source }
+    move |source| SocketError { address, action: "clone the probe socket".to_owned(), source }
 }
 
-/// Whether a gateway hears what is sent on its groups.
+/// Whether a gateway receives what is sent to its groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReceivePath {
-    /// Not known yet, or there is nothing to be heard.
+    /// Not known yet, or there is no group to receive.
     #[default]
     Unknown,
-    /// It hears its own probes.
+    /// It receives its own probes.
     Working,
-    /// It doesn't.
+    /// It does not receive them.
     Failed,
 }
 
-/// When probes were sent first, and heard last.
+/// When probes were first sent, and last received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ProbeTimes {
     pub(super) first_sent_at: Option<MonoNs>,
@@ -94,7 +94,7 @@ impl ProbeTimes {
     }
 }
 
-/// Whose probe it is, if it is one.
+/// The node that sent the probe; `None` if the bytes are not a probe.
 pub(super) fn node_of(datagram: &[u8]) -> Option<u8> {
     match datagram {
         [magic @ .., node, 0, 0, 0] if magic == PROBE_MAGIC => Some(*node),
@@ -107,7 +107,7 @@ fn to_bytes(node: u8) -> [u8; 8] {
     [m, d, g, p, node, 0, 0, 0]
 }
 
-/// Five of them in the time after which a gateway counts as deaf.
+/// Five probes within the time after which a gateway counts as not receiving.
 const PROBE_NS: u64 = 200_000_000;
 const SILENCE_NS_MAX: u64 = 1_000_000_000;
 

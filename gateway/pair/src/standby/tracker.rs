@@ -1,9 +1,9 @@
-//! How far the leader has been heard on one channel. Time comes in, nothing waits.
+//! The receive watermark of the leader's output on one channel. The caller passes the time; nothing blocks.
 //!
 //! ```text
-//!   said and heard ──────────────┤ hole ├── heard beyond ──┤      ├── not believed yet ──
-//!                                ▲                                ▲
-//!                             position                     own input: `logged_through`
+//!   published and received ──────┤ hole ├── received beyond ──┤      ├── not confirmed yet ──
+//!                                ▲                                  ▲
+//!                             position                       local input: `logged_through`
 //! ```
 
 use std::collections::VecDeque;
@@ -14,43 +14,43 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
-/// One channel of another gateway's output.
+/// The received output of one channel of another gateway.
 ///
-/// A hole (a packet that was lost on the way to here) holds the position for a while, so that a successor says again what
-/// perhaps nobody got; after that receivers have asked for it themselves.
+/// A hole is a packet that this gateway did not receive. It holds the position for a while, so that a successor
+/// republishes messages that possibly no receiver got. After that time receivers have requested them themselves.
 #[derive(Debug)]
 pub struct ReceiveTracker {
     position: Option<StreamPosition>,
     epoch: Epoch,
-    /// Heard behind a hole: disjoint, ascending, none of them touching the position.
+    /// Received behind a hole: disjoint, ascending, not adjacent to the position.
     ahead: Vec<Span>,
     hole_since: MonoNs,
     hole_ns_max: u64,
-    /// How far the own input has come.
+    /// How far the local input has come.
     logged_through: Option<StreamPosition>,
-    /// What goes beyond it, oldest first.
+    /// Packets beyond the local input, oldest first.
     unconfirmed: VecDeque<(Span, Epoch)>,
     counts: TrackerCounts,
 }
 
-/// From where to where a packet says something; the same for a heartbeat.
+/// The range that a packet or a heartbeat covers.
 type Span = (StreamPosition, StreamPosition);
 
-/// What a [`ReceiveTracker`] counts.
+/// Counts of a [`ReceiveTracker`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrackerCounts {
-    /// Packets heard.
+    /// Packets received.
     pub packets: u64,
     /// Holes found.
     pub holes: u64,
-    /// Holes that nothing filled in time.
+    /// Holes that no packet filled in time.
     pub holes_abandoned: u64,
-    /// Packets so far beyond the own input, or so many of them, that they were forgotten.
+    /// Packets that were discarded because they were too far beyond the local input, or too many.
     pub discarded: u64,
 }
 
 impl ReceiveTracker {
-    /// Nothing heard yet. `hole_ns_max`: how long a hole holds the position.
+    /// A tracker that has received nothing. `hole_ns_max`: how long a hole holds the position.
     #[must_use]
     pub fn new(hole_ns_max: u64) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl ReceiveTracker {
         }
     }
 
-    /// A packet of a believed epoch that says `[from, until)`.
+    /// Accepts a packet of an accepted epoch that covers `[from, until)`.
     pub fn accept(&mut self, span: Span, epoch: Epoch, now: MonoNs) {
         self.counts.packets += 1;
         if self.logged_through.is_some_and(|logged_through| span.1 <= logged_through) {
@@ -79,7 +79,7 @@ impl ReceiveTracker {
         self.unconfirmed.push_back((span, epoch));
     }
 
-    /// The own log has come to `logged_through`: what was heard up to there is believed.
+    /// The local log has come to `logged_through`. Packets received up to there are now confirmed.
     pub fn set_logged_through(&mut self, logged_through: StreamPosition, now: MonoNs) {
         if self.logged_through.is_some_and(|known| logged_through <= known) {
             return;
@@ -95,26 +95,26 @@ impl ReceiveTracker {
         }
     }
 
-    /// Time has passed: a hole may have been open for long enough.
+    /// To be called as time passes: a hole may have been open for long enough.
     pub fn on_timer(&mut self, now: MonoNs) {
         if !self.ahead.is_empty() && now.since(self.hole_since) >= self.hole_ns_max {
             self.abandon_hole(now);
         }
     }
 
-    /// Everything before it was published.
+    /// Everything before this position was published.
     #[must_use]
     pub fn position(&self) -> Option<StreamPosition> {
         self.position
     }
 
-    /// Of the packets that were believed, the highest.
+    /// The highest epoch of the confirmed packets.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// What it counts.
+    /// Counts so far.
     #[must_use]
     pub fn counts(&self) -> &TrackerCounts {
         &self.counts
@@ -131,7 +131,8 @@ impl ReceiveTracker {
             return;
         };
         if is_new_leader {
-            // Where it begins it knows better: what the old one still said in the meantime receivers may have dropped.
+            // A new leader knows best where it begins. Receivers may have dropped what the old leader still published
+            // in the meantime.
             self.ahead.clear();
             if from < position {
                 self.position = Some(until);
@@ -142,7 +143,7 @@ impl ReceiveTracker {
             return;
         }
         if from.session > position.session {
-            // A session is taken up at its beginning. The old one's end is behind us either way.
+            // A new session starts at its beginning. The end of the old session is below the position in any case.
             self.ahead.clear();
             self.position = Some(StreamPosition::at(from.session, Sequence(1)).min(from));
         }
@@ -162,7 +163,7 @@ impl ReceiveTracker {
             self.counts.holes += 1;
             self.hole_since = now;
         }
-        // Everything that touches it becomes one span.
+        // All spans that touch it become one span.
         let first = self.ahead.partition_point(|span| span.1 < from);
         let behind = self.ahead.partition_point(|span| span.0 <= until);
         let merged = self.ahead[first..behind]
@@ -174,7 +175,7 @@ impl ReceiveTracker {
         }
     }
 
-    /// The position has moved: spans that it has come to are part of it.
+    /// The position has moved: it absorbs the spans that it has reached.
     fn merge_reached(&mut self, now: MonoNs) {
         let Some(mut position) = self.position else { return };
         let reached = self.ahead.iter().take_while(|span| {
@@ -201,9 +202,9 @@ impl ReceiveTracker {
     }
 }
 
-/// Holes at a time. More of them on one channel within a second: the line is as good as dead.
+/// Holes at a time. With more on one channel within a second, the line is unusable.
 const SPANS_MAX: usize = 256;
-/// Packets that may be ahead of the own input: some 40 ms at 100,000 packets/s.
+/// Packets that may be ahead of the local input: some 40 ms at 100,000 packets/s.
 const UNCONFIRMED_MAX: usize = 4_096;
 
 #[cfg(test)]
@@ -225,7 +226,7 @@ mod tests {
         (at(0, first, 0), at(0, next, 0))
     }
 
-    /// One whose own input is far ahead.
+    /// A tracker whose local input is far ahead.
     fn tracker() -> ReceiveTracker {
         let mut tracker = ReceiveTracker::new(1_000);
         tracker.set_logged_through(at(9, 0, 0), MonoNs(0));
@@ -247,7 +248,7 @@ mod tests {
             (of(12, 14), 9),
             (of(3, 6), 9),
             (of(9, 10), 15),
-            // A heartbeat that tells of something lost.
+            // A heartbeat that reveals a loss.
             (of(17, 17), 15),
             (of(15, 17), 17),
         ] {
@@ -293,7 +294,7 @@ mod tests {
         assert_eq!(tracker.position(), None);
         tracker.set_logged_through(at(0, 5, 0), T);
         assert_eq!(tracker.position(), Some(at(0, 3, 0)));
-        // A forged number, a forged session, then honest packets.
+        // A forged sequence, a forged session, then honest packets.
         tracker.accept(of(3, 1 << 40), E, T);
         tracker.accept((at(8, 1, 0), at(8, 2, 0)), E, T);
         for first in 3..20 {
@@ -312,14 +313,15 @@ mod tests {
     fn a_new_leaders_first_packet_sets_the_position() {
         let mut tracker = tracker();
         tracker.accept(of(1, 9), E, T);
-        // It heard less of the old one than we did. Receivers that were told of it first dropped [6, 9).
+        // The new leader received less of the old leader's output than we did. Receivers that learned of the new
+        // leader first dropped [6, 9).
         tracker.accept(of(6, 6), Epoch(8), T);
         assert_eq!(tracker.position(), Some(at(0, 6, 0)));
         tracker.accept(of(9, 12), E, T);
         assert_eq!(tracker.position(), Some(at(0, 6, 0)), "the old one is not heard any more");
         tracker.accept(of(6, 7), Epoch(8), T);
         assert_eq!((tracker.position(), tracker.epoch()), (Some(at(0, 7, 0)), Epoch(8)));
-        // One that heard more leaves a hole here.
+        // A leader that received more leaves a hole here.
         tracker.accept(of(9, 9), Epoch(9), T);
         assert_eq!(tracker.position(), Some(at(0, 7, 0)));
     }
@@ -336,7 +338,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a set of numbers.
+        /// Compares with a set of numbers.
         #[test]
         fn any_packet_order_gives_the_same_position_as_a_set_model(
             spans in prop::collection::vec((1_u64..60, 0_u64..6), 1..80),

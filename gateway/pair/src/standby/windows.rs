@@ -1,7 +1,8 @@
-//! What a channel's messages hash to, window by window: two gateways of one input must get the same.
+//! Hashes of a channel's messages, window by window: two gateways with the same input must compute the same hashes.
 //!
-//! A window is a fixed multiple of sequences, so both gateways cut alike without talking. Left out are windows that a gap
-//! touches, in which a book was in doubt, or whose beginning was not seen: there the two may differ.
+//! A window is a fixed multiple of sequences, so both gateways use the same bounds without coordination. The hash
+//! leaves out windows that a gap touches, in which a book was suspect, or whose beginning was not read: there the two
+//! gateways may differ.
 
 use mdgw_feeds::{
     frame::{FrameFlags, FrameHeader, FrameKind, GapBody},
@@ -10,22 +11,22 @@ use mdgw_feeds::{
 use sha2::{Digest as _, Sha256};
 use zerocopy::FromBytes as _;
 
-/// Names and contents of a window of messages.
+/// Identity and hash of a window of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowHash {
     /// The channel.
     pub channel: ChannelId,
-    /// The numbering.
+    /// The session.
     pub session: Session,
     /// First sequence of the window.
     pub first: Sequence,
     /// Messages in it that produced records.
     pub messages: u32,
-    /// Hash of all of it.
+    /// Hash of all of them.
     pub hash: [u8; 16],
 }
 
-/// Hashes one channel's frames, as they lie in its log.
+/// Hashes one channel's frames, as its log stores them.
 #[derive(Debug)]
 pub struct WindowHasher {
     channel: ChannelId,
@@ -40,7 +41,7 @@ struct Window {
     first: Sequence,
     hash: Sha256,
     messages: u32,
-    /// From its beginning, without a gap or a doubt.
+    /// Complete from its beginning, without a gap or a suspect book.
     is_comparable: bool,
 }
 
@@ -49,27 +50,27 @@ struct Window {
 pub enum WindowInput<'a> {
     /// A frame.
     Frame(&'a FrameHeader, &'a [u8]),
-    /// Everything before it is settled.
+    /// The entry covers everything before this sequence.
     CoveredThrough(Sequence),
 }
 
 impl WindowHasher {
-    /// Of that channel; nothing seen yet.
+    /// For that channel; nothing read yet.
     #[must_use]
     pub fn new(channel: ChannelId) -> Self {
         Self { channel, window: None, gap_until: Sequence(0) }
     }
 
-    /// The stream goes on. The windows that are complete with it go to `done`.
+    /// Accepts the next part of the stream. Complete windows go to `on_window`.
     pub fn push(&mut self, session: Session, input: WindowInput<'_>, done: &mut impl FnMut(WindowHash)) {
         if self.window.as_ref().is_none_or(|window| window.session != session) {
-            // A numbering begins; its first window is sound if it is seen from message 1 on.
+            // A session begins. Its first window is complete only if the stream starts at message 1.
             let begins_at = match input {
                 WindowInput::Frame(header, _) => Sequence(header.sequence.get()),
                 WindowInput::CoveredThrough(_) => Sequence(u64::MAX),
             };
             let is_comparable = self.window.is_some() && begins_at.0 <= 1;
-            // What lies before the first that is seen, somebody else has.
+            // The start of this window was not read; it is left out.
             let first = match input {
                 _ if is_comparable => Sequence(0),
                 WindowInput::Frame(header, _) => window_of(Sequence(header.sequence.get())),
@@ -132,7 +133,8 @@ impl Window {
         match FrameKind::from_number(header.kind) {
             Some(FrameKind::Message) => {
                 self.is_comparable &= !flags.contains(FrameFlags::SUSPECT);
-                // Each part by itself would hash a cut differently; the whole message is its name, then its records.
+                // Hashing each part separately would make the hash depend on how the message was split. The hash
+                // covers the whole message: its identity, then its records.
                 if flags.contains(FrameFlags::FIRST_PART) {
                     self.hash.update(header.sequence.get().to_le_bytes());
                     self.messages += 1;
@@ -145,18 +147,18 @@ impl Window {
     }
 }
 
-/// Where the window begins that holds a sequence.
+/// Start of the window that holds a sequence.
 fn window_of(sequence: Sequence) -> Sequence {
     Sequence(sequence.0 - sequence.0 % WINDOW_SEQUENCES)
 }
 
-/// Hash of one message's records, to find the first that differs.
+/// Hash of one message's records, to find the first message that differs.
 #[must_use]
 pub fn message_hash(records: &[u8]) -> u64 {
     Sha256::digest(records).first_chunk().copied().map_or(0, u64::from_le_bytes)
 }
 
-/// Sequences of a window: the hashes of both gateways meet some twenty times a second on a busy channel.
+/// Sequences of a window. On a busy channel the gateways compare some twenty hashes a second.
 pub const WINDOW_SEQUENCES: u64 = 1_024;
 /// After a longer silence the windows begin anew.
 const EMPTY_WINDOWS_MAX: usize = 64;
@@ -183,7 +185,7 @@ mod tests {
     impl HasherFixture {
         fn new() -> Self {
             let mut fixture = Self { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
-            // A session before, so that the first one's beginning is seen.
+            // A session before it, so that the beginning of the first session is read.
             fixture.frame(1, FrameKind::Message, WHOLE, &[]);
             fixture.session = session(1);
             fixture
@@ -192,7 +194,7 @@ mod tests {
         fn frame(&mut self, sequence: u64, kind: FrameKind, flags: FrameFlags, body: &[u8]) {
             let header = FrameHeader {
                 sequence: U64::new(sequence),
-                // Local to each gateway.
+                // Fields that are local to each gateway.
                 ts_recv: U64::new(sequence * 77),
                 ts_in_delta_ns: I32::ZERO,
                 body_bytes: U16::ZERO,
@@ -266,7 +268,7 @@ mod tests {
         fixture.messages(1..100);
         let gap = GapBody { first: U64::new(100), next: U64::new(1_100) };
         fixture.frame(100, FrameKind::Gap, WHOLE, zerocopy::IntoBytes::as_bytes(&gap));
-        // The gap reached into the second one; what comes after is sound again.
+        // The gap reached into the second window; the windows after it are complete again.
         fixture.cover(1_100);
         fixture.messages(2_048..2_050);
         fixture.frame(3_072, FrameKind::Message, WHOLE.with(FrameFlags::SUSPECT), &[]);

@@ -13,114 +13,115 @@ use mdgw_feeds::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What has happened, before it has a number in the file.
+/// An event before it has a number in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PendingEntry {
-    /// When.
+    /// Time of the event.
     pub time: UnixNs,
-    /// In which group.
+    /// The group.
     pub group: GroupId,
-    /// At which gateway.
+    /// The gateway.
     pub node: NodeId,
-    /// Of the leadership that it concerns.
+    /// Epoch of the leadership that the event concerns.
     pub epoch: Epoch,
-    /// What.
+    /// The event.
     pub change: AuditEvent,
 }
 
-/// As it stands in the file.
+/// A line as it is in the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Of the line, ascending over all starts of the gateway: a missing number is a lost line.
+    /// Number of the line, ascending over all starts of the gateway: a missing number is a lost line.
     pub number: u64,
-    /// When, ns since 1970 UTC.
+    /// Time of the event, ns since 1970 UTC.
     pub time_ns: u64,
-    /// In which group.
+    /// The group.
     pub group: u16,
-    /// At which gateway.
+    /// The gateway.
     pub node: u8,
-    /// Count of the epoch that it concerns.
+    /// Count of the epoch that the event concerns.
     pub epoch_count: u64,
-    /// Node of the epoch that it concerns.
+    /// Node of the epoch that the event concerns.
     pub epoch_node: u8,
-    /// What.
+    /// The event.
     #[serde(flatten)]
     pub change: AuditEvent,
 }
 
-/// What can happen.
+/// The kinds of events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum AuditEvent {
-    /// The gateway runs.
+    /// The gateway has started.
     Started,
-    /// It ends in order.
+    /// The gateway stops in order.
     Stopped,
     /// This gateway leads: its fence is about to open.
     Gained,
-    /// The first new content is out on every channel that had any.
+    /// The first new content is published on every channel that had any.
     TookOver {
         /// Why leadership changed.
         cause: Cow<'static, str>,
-        /// What it cost, channel by channel.
+        /// The cost, channel by channel.
         channels: Vec<ChannelTakeover>,
     },
-    /// This gateway leads no more: its fence has closed.
+    /// This gateway no longer leads: its fence has closed.
     Lost {
-        /// Why.
+        /// The cause.
         reason: Cow<'static, str>,
     },
-    /// The connection to whoever grants leadership has changed.
+    /// The connection to the election's backend has changed.
     Connection {
-        /// How it is.
+        /// Its new state.
         state: Cow<'static, str>,
     },
-    /// A sentinel has told that the process of another gateway has ended.
+    /// A sentinel has reported that the process of another gateway has died.
     Died {
-        /// Which gateway.
-        holder: u8,
-        /// Which start of it.
+        /// The gateway.
+        #[serde(alias = "holder")]
+        dead_node: u8,
+        /// The process's start (its incarnation).
         incarnation: u64,
     },
-    /// What a person should know.
+    /// A notice for the operator.
     Notice {
-        /// In words.
+        /// Its text.
         text: String,
     },
-    /// The line before broke off: a crash, or a full disk.
+    /// The line before is incomplete: a crash, or a full disk.
     Torn {
-        /// Bytes of it.
+        /// Bytes of the incomplete line.
         bytes: u64,
     },
 }
 
-/// What one takeover meant for one channel.
+/// The cost of one takeover for one channel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChannelTakeover {
     /// The channel.
     pub channel: u16,
-    /// Up to where the old leader was heard; `None`: not at all.
-    #[serde(rename = "heard")]
+    /// End of the received output of the old leader; `None`: no output was received.
+    #[serde(alias = "heard")]
     pub received_through: Option<AuditPosition>,
-    /// Where this gateway went on.
-    #[serde(rename = "ready")]
+    /// Where this gateway resumed.
+    #[serde(alias = "ready")]
     pub resumed_at: Option<AuditPosition>,
-    /// From the last packet heard of the old leader to the first new content, ns; `None`: nothing was heard, or nothing
-    /// new came.
+    /// From the last packet received of the old leader to the first new content, ns; `None`: no packet was received,
+    /// or there was no new content.
     pub blackout_ns: Option<u64>,
-    /// Packets that were sent again.
-    #[serde(rename = "sent_again_packets")]
+    /// Packets that were republished.
+    #[serde(alias = "sent_again_packets")]
     pub republished_packets: u64,
 }
 
-/// How far a channel's output had come.
+/// The position of a channel's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditPosition {
-    /// The numbering.
+    /// The session.
     pub session: String,
-    /// The first message that has not been said whole.
+    /// The first message that is not published completely.
     pub sequence: u64,
-    /// How many of its parts have been.
+    /// How many parts of that message are published.
     pub part: u16,
 }
 
@@ -132,7 +133,7 @@ impl From<StreamPosition> for AuditPosition {
 }
 
 impl Entry {
-    /// With its number.
+    /// Numbers the entry.
     #[must_use]
     pub fn of(draft: &PendingEntry, number: u64) -> Self {
         Self {
@@ -207,7 +208,7 @@ mod tests {
             AuditEvent::Stopped,
             AuditEvent::Gained,
             AuditEvent::TookOver { cause: "nobody led".into(), channels },
-            AuditEvent::Died { holder: 9, incarnation: 10 },
+            AuditEvent::Died { dead_node: 9, incarnation: 10 },
             AuditEvent::Notice { text: "in words".to_owned() },
             AuditEvent::Torn { bytes: 11 },
         ];

@@ -1,7 +1,8 @@
-//! The audit's file: lines are only ever added, and a line counts once it is synced.
+//! The audit's file: append-only, and a line counts once it is synced.
 //!
-//! What a crash or a full disk leaves of a line stays in the file, ended by a newline and followed by a line that tells
-//! of it: nothing that somebody may have read is taken back. Readers skip what is no entry and say how much it was.
+//! An incomplete line after a crash or on a full disk stays in the file. It is ended by a newline and followed by a
+//! line that reports it: nothing that a reader may have seen is removed. Readers skip invalid lines and report how
+//! much they skipped.
 
 use std::{
     fs::{self, File},
@@ -15,49 +16,49 @@ use mdgw_sys::{clock::unix_now, file_lock::try_lock};
 
 use super::entry::{AuditEvent, Entry, PendingEntry};
 
-/// An audit that can be added to. Locked against a second writer as long as it lives.
+/// An audit file open for appending. Locked against a second writer as long as it lives.
 #[derive(Debug)]
 pub struct AuditFile {
     path: PathBuf,
     file: File,
-    /// Of the last line.
+    /// Number of the last line.
     number: u64,
-    /// Bytes at the end that are part of no whole line.
+    /// Bytes at the end that belong to no complete line.
     torn_bytes: u64,
 }
 
-/// What stood in a file when it was opened.
+/// Contents of a file when it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Whole entries.
+    /// Complete entries.
     pub entries: u64,
-    /// Lines that are no entries.
+    /// Lines that are not valid entries.
     pub damaged_lines: u64,
-    /// Bytes of a last line that broke off.
+    /// Bytes of an incomplete last line.
     pub torn_bytes: u64,
 }
 
-/// Why an audit can't be opened or written.
+/// Why an audit file cannot be opened or written.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     /// The operating system refused.
-    #[error("cannot {act} audit {}: {source}", path.display())]
+    #[error("cannot {act} audit file {}: {source}", path.display())]
     Io {
         /// What was tried.
         act: &'static str,
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A device, a directory, a pipe.
-    #[error("audit {} is no regular file: nothing that is written there can be read again", path.display())]
+    /// A device, a directory or a pipe.
+    #[error("audit file {} is not a regular file, so it cannot be read back", path.display())]
     NotARegularFile {
-        /// What is there.
+        /// Its path.
         path: PathBuf,
     },
     /// Another process writes it.
-    #[error("audit {} is in use by another gateway", path.display())]
+    #[error("audit file {} is in use by another gateway", path.display())]
     Busy {
         /// The file.
         path: PathBuf,
@@ -65,10 +66,10 @@ pub enum AuditError {
 }
 
 impl AuditFile {
-    /// Opens the file, or makes it.
+    /// Opens the file, or creates it.
     ///
     /// # Errors
-    /// When it can't be read or written, or another process writes it.
+    /// When it cannot be read or written, or another process writes it.
     pub fn open(path: impl Into<PathBuf>) -> Result<(Self, Recovered), AuditError> {
         let path = path.into();
         let io = |act: &'static str, path: &Path| {
@@ -79,7 +80,7 @@ impl AuditFile {
             fs::create_dir_all(directory).map_err(io("make the directory of", &path))?;
         }
         let file = File::options().read(true).append(true).create(true).open(&path).map_err(io("open", &path))?;
-        if !file.metadata().map_err(io("look at", &path))?.is_file() {
+        if !file.metadata().map_err(io("stat", &path))?.is_file() {
             return Err(AuditError::NotARegularFile { path });
         }
         if !try_lock(&file).map_err(io("lock", &path))? {
@@ -105,10 +106,10 @@ impl AuditFile {
         &self.path
     }
 
-    /// Adds a line; it is on disk when this returns.
+    /// Appends a line; it is on disk when this returns.
     ///
     /// # Errors
-    /// When it can't be written or synced. What was left of it is ended by the next line.
+    /// When it cannot be written or synced. The next line then ends what was written of it.
     pub fn append(&mut self, draft: &PendingEntry) -> Result<(), AuditError> {
         if self.torn_bytes > 0 {
             let torn = PendingEntry {
@@ -141,7 +142,7 @@ impl AuditFile {
         }
         self.torn_bytes = 0;
         self.number = number;
-        // Unsynced it may be there after a crash or not: it is said again, under the same number.
+        // An unsynced line may or may not survive a crash. It is written again under the same number.
         self.file.sync_data().map_err(|source| {
             self.number = number - 1;
             AuditError::Io { act: "sync", path: self.path.clone(), source }
@@ -149,14 +150,14 @@ impl AuditFile {
     }
 }
 
-/// What an audit tells.
+/// The contents of an audit file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AuditHistory {
     /// Its entries, in the file's order.
     pub entries: Vec<Entry>,
-    /// Lines that are none.
+    /// Lines that are not valid entries.
     pub damaged_lines: u64,
-    /// Bytes of a last line without its end: being written, or left by a crash.
+    /// Bytes of a last line without a newline: being written, or left by a crash.
     pub torn_bytes: u64,
 }
 
@@ -164,11 +165,11 @@ impl AuditHistory {
     /// Reads a file, which may be in use.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// When it cannot be read.
     pub fn read(path: &Path) -> Result<Self, AuditError> {
         let io = |act| move |source| AuditError::Io { act, path: path.to_owned(), source };
-        // A pipe would be waited for.
-        if !path.metadata().map_err(io("look at"))?.is_file() {
+        // Opening a pipe would block.
+        if !path.metadata().map_err(io("stat"))?.is_file() {
             return Err(AuditError::NotARegularFile { path: path.to_owned() });
         }
         Self::of(&File::open(path).map_err(io("open"))?).map_err(io("read"))
@@ -203,7 +204,7 @@ impl AuditHistory {
     }
 }
 
-/// How much was left of a line, and whether it had an end.
+/// Bytes of the rest of a line, and whether it ends in a newline.
 fn skip_line(input: &mut impl io::BufRead) -> io::Result<(u64, bool)> {
     let mut skipped = 0;
     loop {
@@ -218,7 +219,7 @@ fn skip_line(input: &mut impl io::BufRead) -> io::Result<(u64, bool)> {
     }
 }
 
-/// Of an entry with all channels of a large gateway there are some hundred kilobytes.
+/// An entry with all channels of a large gateway has some hundred kilobytes.
 const LINE_BYTES_MAX: u64 = 4 << 20;
 
 #[cfg(test)]
@@ -264,7 +265,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
         AuditFile::open(&path).unwrap().0.append(&draft(1)).unwrap();
-        // One line without an end in sight, and one with.
+        // An oversized line without a newline, and one with.
         let mut text = fs::read(&path).unwrap();
         let long = vec![b'x'; 3 * usize::try_from(LINE_BYTES_MAX).unwrap() / 2];
         text.extend([&long[..], b"\n"].concat());
@@ -295,7 +296,7 @@ mod tests {
             file.append(&draft(3)).unwrap();
             drop(file);
             let history = AuditHistory::read(&path).unwrap();
-            // Cut just before the newline, the line was whole but for that, and counts.
+            // A line that lacks only its newline is complete and counts.
             let (entries, damaged_lines) = if cut == whole.len() - 1 { (4, 0) } else { (3, 1) };
             assert_eq!((history.entries.len(), history.damaged_lines), (entries, damaged_lines), "cut at {cut}");
             assert_eq!(history.entries[entries - 2].change, AuditEvent::Torn { bytes: torn_bytes });
@@ -327,7 +328,7 @@ mod tests {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut file = AuditFile::from_parts(full, "/dev/full".into(), 4, 0);
         let error = file.append(&draft(5)).unwrap_err().to_string();
-        assert!(error.contains("write audit /dev/full"), "{error}");
+        assert!(error.contains("write audit file /dev/full"), "{error}");
         assert_eq!(file.number, 4);
     }
 }

@@ -10,26 +10,26 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It was read; these are all the things wrong with it, in the file's order.
+    /// The file was read; these are all its problems, in the file's order.
     #[error("{}", list(.0))]
     Invalid(Vec<Problem>),
 }
 
-/// One thing wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The file.
     pub path: PathBuf,
-    /// Line in it, from 1.
+    /// Line in the file, from 1.
     pub line: usize,
-    /// Column in it, in characters from 1.
+    /// Column in the line, in characters from 1.
     pub column: usize,
-    /// Path of the key, such as `channel[1].line[0].group`; empty for what concerns the whole file.
+    /// Path of the key, such as `channel[1].line[0].group`; empty if the problem concerns the whole file.
     pub key: String,
-    /// What is wrong, with the value and what is allowed.
+    /// The problem, with the value and what is allowed.
     pub message: String,
 }
 

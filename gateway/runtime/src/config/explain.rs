@@ -1,4 +1,4 @@
-//! What a configuration would run, in words: what `mdgw check` prints.
+//! Describes what a configuration would run, for `mdgw check`.
 
 use std::{
     collections::BTreeSet,
@@ -19,13 +19,13 @@ use super::{
     settings::name_of,
 };
 
-/// Writes what would run.
+/// Writes the description.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn explain(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let gateway = &config.gateway;
-    writeln!(out, "gateway      node {}, epochs in {}", gateway.node, gateway.state_file.display())?;
+    writeln!(out, "gateway      node {}, state file {}", gateway.node, gateway.state_file.display())?;
     write!(
         out,
         "             publication logs in {}: {} per channel, in segments of {}, ",
@@ -34,12 +34,12 @@ pub fn explain(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         Bytes(gateway.segment_bytes)
     )?;
     match gateway.retention_ns {
-        Some(age_ns) => writeln!(out, "entries kept for {}", Nanoseconds(age_ns))?,
-        None => writeln!(out, "entries kept while there is room")?,
+        Some(age_ns) => writeln!(out, "retention {}", Nanoseconds(age_ns))?,
+        None => writeln!(out, "retention by size only")?,
     }
-    for (name, path) in [("changes of leadership", &gateway.audit_file), ("asked and told", &gateway.control_socket)] {
+    for (name, path) in [("audit file", &gateway.audit_file), ("control socket", &gateway.control_socket)] {
         if let Some(path) = path {
-            writeln!(out, "             {name} at {}", path.display())?;
+            writeln!(out, "             {name} {}", path.display())?;
         }
     }
     for (index, pool) in config.pools.iter().enumerate() {
@@ -102,7 +102,7 @@ fn explain_channel(config: &Resolved, channel: &ChannelSetup, out: &mut impl Wri
     }
     writeln!(
         out,
-        "  gaps       {} packets wait up to {}; a line silent for {} is an alarm",
+        "  gaps       reorder window {} packets, {}; alarm when a line is silent for {}",
         channel.window_packets,
         Nanoseconds(channel.gap_timeout_ns),
         Nanoseconds(channel.line_silence_ns)
@@ -117,7 +117,7 @@ fn explain_channel(config: &Resolved, channel: &ChannelSetup, out: &mut impl Wri
             recovery.messages_per_request_max,
             recovery.requests_in_flight_max
         )?,
-        None => writeln!(out, "  recovery   none: a gap that no line fills is declared")?,
+        None => writeln!(out, "  recovery   none: a gap that no line fills is declared lost")?,
     }
     write!(out, "  books      ")?;
     if channel.feed.is_by_order() {
@@ -144,7 +144,7 @@ fn explain_output(config: &Resolved, output: &OutputConfig, out: &mut impl Write
         Nanoseconds(output.heartbeat_ns)
     )?;
     for line in &output.lines {
-        let loopback = if line.loopback { ", heard on this host" } else { "" };
+        let loopback = if line.loopback { ", loopback on" } else { "" };
         writeln!(out, "  line       {} by {}, TTL {}{loopback}", line.address, line.interface, line.ttl)?;
     }
     Ok(())
@@ -152,39 +152,36 @@ fn explain_output(config: &Resolved, output: &OutputConfig, out: &mut impl Write
 
 fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let Some(election) = &config.election else {
-        return writeln!(out, "\nelection     none: this gateway publishes whenever it runs");
+        return writeln!(out, "\nelection     none: this gateway always publishes");
     };
     let by = explain_backend(&election.backend);
-    writeln!(out, "\nelection     as {} (node {}), {by}, one for each group", election.name, config.gateway.node)?;
+    writeln!(out, "\nelection     {} (node {}), {by}; one election per group", election.name, config.gateway.node)?;
     match election.backend.session_ns() {
         Some(session_ns) => explain_session(election, session_ns, out)?,
         None => explain_lease(election, out)?,
     }
     let peers: Vec<String> = election.peers.iter().map(|peer| format!("{} (node {})", peer.name, peer.node)).collect();
-    let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred: node {node}"));
-    writeln!(out, "  with       {}{preferred}", if peers.is_empty() { "nobody".to_owned() } else { peers.join(", ") })?;
+    let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred leader: node {node}"));
+    writeln!(out, "  peers      {}{preferred}", if peers.is_empty() { "none".to_owned() } else { peers.join(", ") })?;
     explain_groups(config, election, out)?;
     match &election.link {
         Some(link) => {
             let peers: Vec<String> = link.peers.iter().map(|peer| peer.address.to_string()).collect();
             write!(out, "  link       {} to {}; sentinel: {}", link.listen, peers.join(", "), link.sentinel)?;
             match link.hang_limit_ns {
-                Some(limit_ns) => writeln!(out, ", kills a leader that hangs for {}", Nanoseconds(limit_ns))?,
+                Some(limit_ns) => writeln!(out, ", kills a leader without progress for {}", Nanoseconds(limit_ns))?,
                 None => writeln!(out)?,
             }
             let kept = Bytes(link.history_bytes as u64);
-            writeln!(
-                out,
-                "  history    {kept} of each channel's input: what another gateway lost, and what comes while it copies a state"
-            )?;
+            writeln!(out, "  history    {kept} of input per channel: fills gaps of a peer, and bridges a state copy")?;
         }
-        None if election.backend.session_ns().is_some() => writeln!(out, "  link       none: no notices of death")?,
-        None => writeln!(out, "  link       none: no hand-over, no promises")?,
+        None if election.backend.session_ns().is_some() => writeln!(out, "  link       none: no death notices")?,
+        None => writeln!(out, "  link       none: no planned hand-over, no promises")?,
     }
     let kernel = if election.kernel_fence {
-        "refuses what is sent past the deadline, also by a process that was stopped (kernel_fence)"
+        "drops packets sent after the deadline, also after the process was stopped (kernel_fence)"
     } else {
-        "no fence: what a stopped process sends late is left to receivers, which drop lower epochs"
+        "no fence: late packets of a stopped process reach receivers, which drop lower epochs"
     };
     writeln!(out, "  kernel     {kernel}")?;
     let place = election.core.map_or_else(|| "any core".to_owned(), |core| format!("core {core}"));
@@ -197,19 +194,19 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "  revision   {}, output {:016x}", fingerprint.revision, fingerprint.hash)
 }
 
-/// How long a leader may send, and when another follows.
+/// How long a leader may send, and when another gateway takes over.
 fn explain_lease(election: &ElectionConfig, out: &mut impl Write) -> fmt::Result {
     let ElectionConfig { timing, .. } = election;
     writeln!(
         out,
-        "  lease      {}, renewed every {}; stops {} before others may begin",
+        "  lease      {}, renewed every {}; the leader stops {} before another gateway may start",
         Nanoseconds(timing.lease_ns),
         Nanoseconds(timing.renew_ns),
         Nanoseconds(timing.margin_ns)
     )?;
     writeln!(
         out,
-        "  margin     at least 2 x {} ppm of the lease + longest send {} + reading the clock",
+        "  margin     at least 2 x {} ppm of the lease + longest send {} + clock read error",
         timing.rate_error_ppm,
         Nanoseconds(timing.send_ns_max)
     )?;
@@ -220,46 +217,47 @@ fn explain_lease(election: &ElectionConfig, out: &mut impl Write) -> fmt::Result
     };
     writeln!(
         out,
-        "  takes over {} to {} after the last sign of life, and {act}; at once after a release or a notice of death",
+        "  takeover   {} to {} after the last renewal, plus {act}; immediately after a release or a death notice",
         Nanoseconds(least_ns),
         Nanoseconds(most_ns)
     )?;
     let doubt = match (election.on_suspended, &election.backend) {
-        (OnSuspended::Stop, _) => "stops at once",
-        (OnSuspended::Hold, Backend::Quorum(_) | Backend::Emergent(_)) => "publishes on until the lease runs out",
-        (OnSuspended::Hold, _) => "publishes on until the lease runs out, or while all others promise not to take over",
+        (OnSuspended::Stop, _) => "stop publishing immediately",
+        (OnSuspended::Hold, Backend::Quorum(_) | Backend::Emergent(_)) => "publish until the lease expires",
+        (OnSuspended::Hold, _) => {
+            "publish until the lease expires, or as long as all other candidates promise not to take over"
+        }
     };
-    writeln!(out, "  in doubt   {doubt}")
+    writeln!(out, "  suspended  {doubt}")
 }
 
-/// The same where places in a line are kept by sessions.
+/// The same for backends that order candidates by sessions.
 fn explain_session(election: &ElectionConfig, session_ns: u64, out: &mut impl Write) -> fmt::Result {
     let ElectionConfig { timing, .. } = election;
     let session = Nanoseconds(session_ns);
     writeln!(
         out,
-        "  session    {session}, or what the ensemble grants; a leader writes every {}",
+        "  session    {session}, or as granted by the ensemble; the leader writes every {}",
         Nanoseconds(timing.renew_ns)
     )?;
     writeln!(
         out,
-        "  deadline   sending of the last write that was answered + two thirds of the session - margin {}: about {} ms",
+        "  deadline   send time of the last acknowledged write + 2/3 of the session - margin {}: about {} ms",
         Nanoseconds(timing.margin_ns),
         timing.session_usable_ns(session_ns) / 1_000_000
     )?;
     writeln!(
         out,
-        "  takes over when the ensemble has ended the session, {session} or more after it last heard of it, and a swap; \
-         at once after a release or a notice of death"
+        "  takeover   when the ensemble expires the session ({session} or more after the last heartbeat), plus one compare-and-swap; immediately after a release or a death notice"
     )?;
     let doubt = match election.on_suspended {
-        OnSuspended::Hold => "publishes on until the deadline",
-        OnSuspended::Stop => "stops at once",
+        OnSuspended::Hold => "publish until the deadline",
+        OnSuspended::Stop => "stop publishing immediately",
     };
-    writeln!(out, "  in doubt   {doubt}")
+    writeln!(out, "  suspended  {doubt}")
 }
 
-/// Where they are, if there are several.
+/// The placement of the groups, if there are several.
 fn explain_groups(config: &Resolved, election: &ElectionConfig, out: &mut impl Write) -> fmt::Result {
     let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
     if groups.len() < 2 {
@@ -270,25 +268,25 @@ fn explain_groups(config: &Resolved, election: &ElectionConfig, out: &mut impl W
         let (gateways, tenure) = (election.peers.len() + 1, Nanoseconds(election.tenure_ns));
         writeln!(
             out,
-            "spread by channels over up to {gateways} gateways; one moves by hand-over, after at least {tenure}"
+            "balanced by channel count over up to {gateways} gateways; a group moves by hand-over, after at least {tenure}"
         )
     } else if election.preferred.is_some() {
-        writeln!(out, "all on the preferred gateway where it is as fit")
+        writeln!(out, "all on the preferred gateway while it is equally fit")
     } else if !election.backend.can_move_groups() {
-        writeln!(out, "each where it was taken first, until its leader is gone")
+        writeln!(out, "each stays with its leader until the leader fails")
     } else {
-        writeln!(out, "each where it was taken first, until its leader is gone or less fit")
+        writeln!(out, "each stays with its leader until the leader fails or is less fit")
     }
 }
 
 fn explain_backend(backend: &Backend) -> String {
     let (how, access, place) = match backend {
-        Backend::File(directory) => return format!("by records of this host in {}", directory.display()),
+        Backend::File(directory) => return format!("records in directory {} of this host", directory.display()),
         Backend::Quorum(quorum) => {
             let voters: Vec<String> = quorum.voters.iter().map(|(node, at)| format!("node {node} at {at}")).collect();
             let count = quorum.voters.len() + 1;
             return format!(
-                "by {} of {count} votes: this gateway on {}, {}; votes in {}",
+                "{} of {count} votes: this gateway on {}, {}; vote directory {}",
                 count / 2 + 1,
                 quorum.listen,
                 voters.join(", "),
@@ -298,9 +296,9 @@ fn explain_backend(backend: &Backend) -> String {
         Backend::Emergent(membership) => {
             let seeds: Vec<String> = membership.seeds.iter().map(ToString::to_string).collect();
             let bootstraps =
-                if membership.bootstrap == BootstrapMode::Bootstrap { ", founds where nobody answers" } else { "" };
+                if membership.bootstrap == BootstrapMode::Bootstrap { ", bootstraps if no seed answers" } else { "" };
             return format!(
-                "by membership: this gateway on {}, seeds {}{bootstraps}; the oldest of at least {} leads, ACROSS A SPLIT TWO CAN",
+                "by membership: this gateway on {}, seeds {}{bootstraps}; the oldest of at least {} members leads. DURING A NETWORK PARTITION TWO CAN LEAD",
                 membership.listen,
                 if seeds.is_empty() { "none".to_owned() } else { seeds.join(", ") },
                 membership.minimum_size
@@ -317,14 +315,14 @@ fn explain_backend(backend: &Backend) -> String {
                     ("records in ZooKeeper".to_owned(), &zookeeper.access, format!("nodes {path}/group-N"))
                 }
                 ZooKeeperMode::Latch { session } => {
-                    let how = format!("lines in ZooKeeper, with sessions of {session:?},");
+                    let how = format!("ephemeral nodes in ZooKeeper, session timeout {session:?},");
                     (how, &zookeeper.access, format!("nodes {path}/line-N"))
                 }
             }
         }
     };
     let user = access.login.as_ref().map_or_else(String::new, |login| format!(", user {}", login.user));
-    format!("by {how} at {}{user}: {place}", access.endpoints.join(", "))
+    format!("{how} at {}{user}: {place}", access.endpoints.join(", "))
 }
 
 fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
@@ -334,15 +332,15 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
             let networks: Vec<String> = limits.allowed.iter().map(ToString::to_string).collect();
             writeln!(
                 out,
-                "\nretransmit   {}, answers {}: {} requests and {} a second each, up to {} packets a request",
+                "\nretransmit   {}, for {}: {} requests/s and {}/s per requester, up to {} packets per request",
                 service.listen,
-                if networks.is_empty() { "nobody".to_owned() } else { networks.join(", ") },
+                if networks.is_empty() { "none".to_owned() } else { networks.join(", ") },
                 limits.requests_per_second,
                 Bytes(limits.bytes_per_second),
                 limits.packets_per_request_max
             )?;
         }
-        None => writeln!(out, "\nretransmit   not served")?,
+        None => writeln!(out, "\nretransmit   off")?,
     }
     let latency = &config.latency;
     match &latency.directory {
@@ -353,13 +351,13 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
             directory.display(),
             latency.significant_digits
         )?,
-        None => writeln!(out, "latency      measured, not written")?,
+        None => writeln!(out, "latency      in memory only (no latency.directory)")?,
     }
     writeln!(out, "log          {}", config.log.level)
 }
 
-/// Only gateways of a linked pair have it.
-const PEER_INPUT_ROW: &str = "input for the peer";
+/// Only gateways of a linked pair have an input history.
+const PEER_INPUT_ROW: &str = "input history";
 
 fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let memory = config.memory();
@@ -370,15 +368,15 @@ fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         ("latency histograms", memory.histograms_bytes as u64),
         ("socket buffers", memory.sockets_bytes as u64),
         (PEER_INPUT_ROW, memory.history_bytes),
-        ("together", memory.total_bytes()),
+        ("total", memory.total_bytes()),
     ];
-    let locked = if config.gateway.lock_memory { " (locked, as far as this process may)" } else { "" };
-    writeln!(out, "\nmemory, about{locked}")?;
+    let locked = if config.gateway.lock_memory { " (locked if permitted)" } else { "" };
+    writeln!(out, "\nmemory, estimated{locked}")?;
     let mut rows = rows.into_iter().filter(|(name, bytes)| *bytes > 0 || *name != PEER_INPUT_ROW);
     rows.try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
 }
 
-/// The file as messages name it, with what stands in it.
+/// The file under its name in messages, with its text.
 #[must_use]
 pub fn verdict_line(path: &Path, findings: &Findings) -> String {
     let count = |count: usize, noun: &str| match count {
@@ -386,7 +384,7 @@ pub fn verdict_line(path: &Path, findings: &Findings) -> String {
         1 => format!(", 1 {noun}"),
         count => format!(", {count} {noun}s"),
     };
-    let verdict = if findings.faults.is_empty() { "in order" } else { "cannot run on this host" };
+    let verdict = if findings.faults.is_empty() { "OK" } else { "FAILED: cannot run on this host" };
     let (faults, warnings) = (count(findings.faults.len(), "fault"), count(findings.warnings.len(), "warning"));
     format!("{}: {verdict}{faults}{warnings}\n", path.display())
 }
@@ -407,10 +405,10 @@ mod tests {
         let mut text = String::new();
         explain(&shipped(), &mut text).unwrap();
         expect![[r#"
-            gateway      node 0, epochs in /var/lib/mdgw/state
-                         publication logs in /dev/shm/mdgw: 256 MiB per channel, in segments of 64 MiB, entries kept for 1 h
-                         changes of leadership at /var/lib/mdgw/audit.jsonl
-                         asked and told at /run/mdgw/control
+            gateway      node 0, state file /var/lib/mdgw/state
+                         publication logs in /dev/shm/mdgw: 256 MiB per channel, in segments of 64 MiB, retention 1 h
+                         audit file /var/lib/mdgw/audit.jsonl
+                         control socket /run/mdgw/control
 
             pool         main: I/O auto, wait spin, promotion strict; 32 events a turn, 64 packets a claim
               thread     main-0 on core 2
@@ -420,7 +418,7 @@ mod tests {
             channel 1    nasdaq: nasdaq-itch-5.0, group 1, pool main
               line A     233.54.12.111:26477 on eth1 from 206.200.43.72, receive buffer 16 MiB
               line B     233.49.196.111:26477 on eth2 from 206.200.43.72, receive buffer 16 MiB
-              gaps       1024 packets wait up to 2 ms; a line silent for 3 s is an alarm
+              gaps       reorder window 1024 packets, 2 ms; alarm when a line is silent for 3 s
               recovery   207.251.255.168:18300, 3 attempts of 20 ms, up to 1000 messages each, 16 requests at a time
               books      2,097,152 orders (hash), 1,048,576 levels, 16,384 instruments
               publishes  mbo, status, definition, imbalance, statistics
@@ -428,8 +426,8 @@ mod tests {
             channel 2    iex-deep: iex-deep-1.0, group 2, pool main
               line A     233.215.21.4:10378 on eth1, receive buffer 16 MiB
               line B     233.215.21.132:10378 on eth2, receive buffer 16 MiB
-              gaps       1024 packets wait up to 2 ms; a line silent for 3 s is an alarm
-              recovery   none: a gap that no line fills is declared
+              gaps       reorder window 1024 packets, 2 ms; alarm when a line is silent for 3 s
+              recovery   none: a gap that no line fills is declared lost
               books      1,048,576 levels, 16,384 instruments
               publishes  mbp-10, trades, status, definition
 
@@ -437,19 +435,19 @@ mod tests {
               line       239.66.1.1:31000 by eth3, TTL 1
               line       239.66.1.2:31000 by eth4, TTL 1
 
-            election     none: this gateway publishes whenever it runs
+            election     none: this gateway always publishes
 
-            retransmit   10.20.0.5:31100, answers 10.20.0.0/16: 1000 requests and 11.9 MiB a second each, up to 256 packets a request
+            retransmit   10.20.0.5:31100, for 10.20.0.0/16: 1000 requests/s and 11.9 MiB/s per requester, up to 256 packets per request
             latency      every 10 s to /var/log/mdgw, 2 significant digits
             log          info
 
-            memory, about (locked, as far as this process may)
+            memory, estimated (locked if permitted)
               books                 320.4 MiB
               reorder windows         7.1 MiB
               publication logs        512 MiB
               latency histograms    917.9 KiB
               socket buffers           64 MiB
-              together              904.4 MiB"#]].assert_eq(text.trim_end());
+              total                 904.4 MiB"#]].assert_eq(text.trim_end());
     }
 
     #[test]
@@ -458,8 +456,8 @@ mod tests {
             let findings = Findings { faults: vec![String::new(); faults], warnings: vec![String::new(); warnings] };
             verdict_line(Path::new("x.toml"), &findings)
         };
-        assert_eq!(line(0, 0), "x.toml: in order\n");
-        assert_eq!(line(0, 1), "x.toml: in order, 1 warning\n");
-        assert_eq!(line(2, 1), "x.toml: cannot run on this host, 2 faults, 1 warning\n");
+        assert_eq!(line(0, 0), "x.toml: OK\n");
+        assert_eq!(line(0, 1), "x.toml: OK, 1 warning\n");
+        assert_eq!(line(2, 1), "x.toml: FAILED: cannot run on this host, 2 faults, 1 warning\n");
     }
 }

@@ -1,12 +1,11 @@
-//! Configuration as written: every key of the file, each with its place in it, nothing checked and nothing filled in.
+//! Configuration as written: every key of the file with its position. Nothing is checked and no default is filled in.
 //!
-//! Numbers are read as signed 64-bit integers whatever their range, so that the message about a wrong one can name
-//! the range.
+//! Numbers are read as signed 64-bit integers, so that the message about an invalid one can name the range.
 
 use serde::Deserialize;
 use toml::Spanned;
 
-/// A value with its place.
+/// A value with its position in the file.
 pub type FileValue<T> = Option<Spanned<T>>;
 
 /// The whole file.
@@ -44,15 +43,15 @@ pub struct Gateway {
     pub state_file: FileValue<String>,
     /// Directory of the publication logs.
     pub log_dir: FileValue<String>,
-    /// File of changes of leadership.
+    /// Audit file: changes of leadership.
     pub audit_file: FileValue<String>,
-    /// Socket for `mdgw ha`.
+    /// Control socket, for `mdgw ha` and `mdgw top`.
     pub control_socket: FileValue<String>,
     /// Size of one segment.
     pub segment_bytes: FileValue<i64>,
-    /// What one channel's log may take.
+    /// Space of one channel's log.
     pub retention_bytes: FileValue<i64>,
-    /// How old an entry may become, 0 for no limit.
+    /// Greatest age of an entry, 0 for no limit.
     pub retention_seconds: FileValue<i64>,
     /// Whether memory is locked where the host allows it.
     pub lock_memory: FileValue<bool>,
@@ -137,7 +136,7 @@ pub struct Line {
     pub source: Option<Spanned<Vec<Spanned<String>>>>,
     /// Socket buffer.
     pub receive_buffer_bytes: FileValue<i64>,
-    /// Whose receive stamps.
+    /// Source of the receive timestamps.
     pub stamps: FileValue<String>,
     /// Busy polling, 0 for none.
     pub busy_poll_us: FileValue<i64>,
@@ -151,11 +150,11 @@ pub struct Recovery {
     pub server: FileValue<String>,
     /// How long an answer may take.
     pub timeout_ms: FileValue<i64>,
-    /// How often one range is asked for.
+    /// How often one range is requested.
     pub attempts_max: FileValue<i64>,
     /// Messages per request.
     pub messages_per_request_max: FileValue<i64>,
-    /// Requests that may wait for their answers at a time.
+    /// Requests that may be in flight at a time.
     #[serde(alias = "requests_under_way_max")]
     pub requests_in_flight_max: FileValue<i64>,
 }
@@ -185,7 +184,7 @@ pub struct OutputLine {
     pub interface: FileValue<String>,
     /// Hops.
     pub ttl: FileValue<i64>,
-    /// Whether this host hears it.
+    /// Whether receivers on this host get the packets (IP_MULTICAST_LOOP).
     pub loopback: FileValue<bool>,
 }
 
@@ -197,9 +196,9 @@ pub struct Retransmission {
     pub listen: FileValue<String>,
     /// Networks that are answered.
     pub allowed: Option<Spanned<Vec<Spanned<String>>>>,
-    /// Per requester.
+    /// Requests per requester and second.
     pub requests_per_second: FileValue<i64>,
-    /// Per requester.
+    /// Bytes per requester and second.
     pub bytes_per_second: FileValue<i64>,
     /// Packets per answer.
     pub packets_per_request_max: FileValue<i64>,
@@ -211,19 +210,19 @@ pub struct Retransmission {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Election {
-    /// Who grants leadership.
+    /// The backend that grants leadership.
     pub backend: FileValue<String>,
     /// Name of this gateway.
     pub name: FileValue<String>,
     /// `default`, `fast` or `calm`.
     pub profile: FileValue<String>,
-    /// L, instead of the profile's.
+    /// Length L of a lease, instead of the profile's.
     pub lease_ms: FileValue<i64>,
-    /// R, instead of the profile's.
+    /// Renewal interval R, instead of the profile's.
     pub renew_ms: FileValue<i64>,
-    /// M, instead of the profile's.
+    /// Margin M, instead of the profile's.
     pub margin_ms: FileValue<i64>,
-    /// S, half of the margin unless given.
+    /// Longest send S; half of the margin unless given.
     pub send_us_max: FileValue<i64>,
     /// Bound on the error of any clock's rate.
     pub rate_error_ppm: FileValue<i64>,
@@ -231,19 +230,22 @@ pub struct Election {
     pub on_suspended: FileValue<String>,
     /// Revision of this configuration.
     pub revision: FileValue<i64>,
-    /// Number of the gateway that is to lead where it can.
-    pub preferred: FileValue<i64>,
-    /// Whether groups are spread over the gateways.
+    /// Number of the preferred leader.
+    #[serde(alias = "preferred")]
+    pub preferred_leader: FileValue<i64>,
+    /// Whether groups are balanced over the gateways.
     pub spread: FileValue<bool>,
-    /// Least tenure before leadership moves by itself.
-    pub tenure_ms: FileValue<i64>,
+    /// Least tenure before a leader hands over by itself.
+    #[serde(alias = "tenure_ms")]
+    pub tenure_ms_min: FileValue<i64>,
     /// Core of the election threads.
     pub core: FileValue<i64>,
-    /// SCHED_FIFO priority, 0 for none; of a sentinel that the gateway starts, too.
+    /// SCHED_FIFO priority, 0 for none; also of a sentinel that the gateway starts.
     pub priority: FileValue<i64>,
-    /// How long listeners are waited for.
-    pub listeners_ms_max: FileValue<i64>,
-    /// Whether the kernel refuses what is sent past the deadline.
+    /// How long a fence's opening waits for listeners.
+    #[serde(alias = "listeners_ms_max")]
+    pub listener_timeout_ms: FileValue<i64>,
+    /// Whether the kernel drops packets sent past the deadline.
     pub kernel_fence: FileValue<bool>,
     /// `[election.file]`
     pub file: Option<Spanned<FileStore>>,
@@ -274,18 +276,18 @@ pub struct FileStore {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Address and port of this gateway's end.
+    /// Address and port of this gateway's link.
     pub listen: FileValue<String>,
-    /// Address and port of the other one's, where there is one.
+    /// Address and port of the peer's link, if there is a single peer.
     pub peer: FileValue<String>,
-    /// File of the key that all share.
+    /// File of the key that all gateways share.
     pub key_file: FileValue<String>,
-    /// Who tells the other gateway of this one's death: `started`, `none`, or the socket of one that the service manager
-    /// has started.
+    /// The sentinel that announces this gateway's death: `spawn`, `none`, or the socket of a sentinel that the service
+    /// manager has started.
     pub sentinel: FileValue<String>,
     /// After how long without progress the sentinel kills the gateway; 0 for never.
     pub hang_limit_ms: FileValue<i64>,
-    /// How much of each channel's input is kept for the other gateway.
+    /// Input history of each channel, in bytes, for the peer.
     pub history_bytes: FileValue<i64>,
 }
 
@@ -324,13 +326,14 @@ pub struct Emergent {
     pub listen: FileValue<String>,
     /// File of the key that all members share.
     pub key_file: FileValue<String>,
-    /// Whom it asks to be let in.
+    /// Members that it asks to join.
     pub seeds: Option<Spanned<Vec<Spanned<String>>>>,
-    /// Whether it founds when nobody lets it in.
-    pub found: FileValue<bool>,
-    /// Members without which nobody leads.
+    /// Whether it bootstraps if no member answers.
+    #[serde(alias = "found")]
+    pub bootstrap: FileValue<bool>,
+    /// Members without which no gateway leads.
     pub minimum_size: FileValue<i64>,
-    /// How often it asks before it founds.
+    /// How often it asks before it bootstraps.
     pub join_attempts: FileValue<i64>,
 }
 
@@ -340,15 +343,15 @@ pub struct Emergent {
 pub struct Etcd {
     /// Nodes, `host:port`.
     pub endpoints: Option<Spanned<Vec<Spanned<String>>>>,
-    /// What all its keys begin with.
+    /// Prefix of all its keys.
     pub prefix: FileValue<String>,
     /// Time-out of one request.
     pub request_timeout_ms: FileValue<i64>,
     /// Authority of the nodes' certificates.
     pub ca_file: FileValue<String>,
-    /// Our certificate.
+    /// The client's certificate.
     pub certificate_file: FileValue<String>,
-    /// Its key.
+    /// The certificate's key.
     pub key_file: FileValue<String>,
     /// User.
     pub user: FileValue<String>,
@@ -362,7 +365,7 @@ pub struct Etcd {
 pub struct ZooKeeper {
     /// Nodes, `host:port`.
     pub endpoints: Option<Spanned<Vec<Spanned<String>>>>,
-    /// Node below which ours stand.
+    /// Parent node of all its nodes.
     pub path: FileValue<String>,
     /// `lease` or `latch`.
     pub mode: FileValue<String>,
@@ -384,7 +387,7 @@ pub struct Peer {
     pub node: FileValue<i64>,
     /// Its `election.name`.
     pub name: FileValue<String>,
-    /// Address and port of its end of the link.
+    /// Address and port of the peer's link.
     pub link: FileValue<String>,
 }
 

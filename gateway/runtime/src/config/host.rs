@@ -1,4 +1,4 @@
-//! What this host has of what a configuration asks for: what would stop the gateway here, and what would only harm it.
+//! Compares this host with the needs of a configuration: faults that would prevent the start, and warnings.
 
 mod election;
 
@@ -21,34 +21,34 @@ use super::{
     resolved::{Interface, Resolved, Threads},
 };
 
-/// This host, as far as a configuration depends on it.
+/// The properties of a host on which a configuration depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Host {
-    /// Those interfaces of the configuration that it has.
+    /// The configured interfaces that the host has.
     pub interfaces: Vec<Interface>,
     /// Cores that this process may use.
     pub cores: Vec<usize>,
-    /// `net.core.rmem_max`, bytes; `None` where it can't be read.
+    /// `net.core.rmem_max`, bytes; `None` if it cannot be read.
     pub receive_buffer_bytes_max: Option<usize>,
-    /// Why memory may not be locked here, if so.
+    /// Why memory cannot be locked, if so.
     pub lock_refused: Option<String>,
-    /// What it refused when it was tried: directories, addresses, keys, a backend, a priority.
+    /// Attempts that failed: directories, addresses, keys, a backend, a priority.
     pub refused: Vec<String>,
-    /// What is not there, and may be when the gateway starts.
+    /// Parts that are missing now, and may exist when the gateway starts.
     pub not_yet_present: Vec<String>,
 }
 
-/// What is to be said of a configuration that is in order by itself.
+/// The findings about a configuration that is valid by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Each of these would keep the gateway from starting here.
+    /// Each of these prevents the start on this host.
     pub faults: Vec<String>,
-    /// It would run, but not as well as it should.
+    /// The gateway would run, but not as well as it should.
     pub warnings: Vec<String>,
 }
 
 impl Host {
-    /// This one. Tries what `run` would need, and undoes it.
+    /// The present host. Tries what `run` would need, and undoes it.
     #[must_use]
     pub fn this(config: &Resolved) -> Self {
         let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").ok();
@@ -62,7 +62,7 @@ impl Host {
         }
     }
 
-    /// What keeps the configuration from running here, or from running well.
+    /// Compares the host with the configuration.
     #[must_use]
     pub fn findings(&self, config: &Resolved) -> Findings {
         let warnings = config.warnings.iter().chain(&self.not_yet_present).cloned().collect();
@@ -78,26 +78,34 @@ impl Host {
             let Threads::Pinned(cores) = &pool.threads else { continue };
             for core in cores.iter().filter(|core| !self.cores.contains(core)) {
                 let usable = &self.cores;
-                found.faults.push(format!("core {core} of pool {} is not usable here (usable: {usable:?})", pool.name));
+                found.faults.push(format!(
+                    "core {core} of pool {} is not available to this process (available: {usable:?})",
+                    pool.name
+                ));
             }
         }
         if let Some(core) = config.election.as_ref().and_then(|election| election.core)
             && !self.cores.contains(&core)
         {
-            found.faults.push(format!("core {core} of the election is not usable here (usable: {:?})", self.cores));
+            found.faults.push(format!(
+                "core {core} of the election is not available to this process (available: {:?})",
+                self.cores
+            ));
         }
         let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
         if groups.len() > GROUPS_MAX && config.election.as_ref().is_some_and(election::has_group_slots) {
             found.faults.push(format!("{} groups: sentinel and kernel fence take at most {GROUPS_MAX}", groups.len()));
         }
         if let Some(why) = self.lock_refused.as_ref().filter(|_| config.gateway.lock_memory) {
-            found.warnings.push(format!("memory cannot be locked, so it may be taken away when it runs short: {why}"));
+            found
+                .warnings
+                .push(format!("memory cannot be locked, so pages may be swapped out under memory pressure: {why}"));
         }
         let max = self.receive_buffer_bytes_max.unwrap_or(usize::MAX);
         for channel in &config.channels {
             for line in channel.lines.iter().filter(|line| line.receive_buffer_bytes > max) {
                 found.warnings.push(format!(
-                    "line {} of channel {}: the kernel caps receive buffers at {} (net.core.rmem_max), {} are asked for; see ops/sysctl",
+                    "line {} of channel {}: the kernel limits receive buffers to {} (net.core.rmem_max), but receive_buffer_bytes is {}; see ops/sysctl",
                     line.line,
                     channel.name,
                     Bytes(max as u64),
@@ -151,7 +159,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
     if let Some(audit) = &gateway.audit_file
         && audit.metadata().is_ok_and(|found| !found.is_file())
     {
-        refused.push(format!("audit {} is no regular file", audit.display()));
+        refused.push(format!("audit file {} is not a regular file", audit.display()));
     }
     if let Some(service) = &config.retransmission
         && let Err(error) = UdpSocket::bind(SocketAddrV4::new(*service.listen.ip(), 0))
@@ -162,10 +170,10 @@ fn refusals(config: &Resolved) -> Vec<String> {
     for channel in &config.channels {
         for line in channel.lines.iter().filter(|line| !line.group.ip().is_multicast()) {
             let address = line.group.ip();
-            // Any port: the line's own may be in use by a gateway that runs.
+            // Any port: a running gateway may use the line's port.
             if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*address, 0)) {
                 refused.push(format!(
-                    "line {} of channel {} cannot listen on {address}, which is no multicast group: {error}",
+                    "line {} of channel {} cannot listen on {address} (unicast): {error}",
                     line.line, channel.name
                 ));
             }
@@ -183,7 +191,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
             refused.push(format!("pool {}: {error}", pool.name));
         }
         if let Some(priority) = pool.priority {
-            // On a thread of its own: the class stays with it.
+            // On a separate thread, since the scheduling class stays with the thread.
             let tried = std::thread::spawn(move || set_fifo(priority)).join();
             if let Ok(Err(error)) = tried {
                 refused.push(format!("pool {}: SCHED_FIFO {priority}: {error}", pool.name));
@@ -193,13 +201,13 @@ fn refusals(config: &Resolved) -> Vec<String> {
     refused
 }
 
-/// Whether files can be made in `directory`, or in the nearest one above it that exists: the rest would be made at
-/// start. The error comes with the place where it was tried.
+/// Whether files can be created in `directory`, or in its nearest existing parent: the rest would be created at the
+/// start. The error names the path that was tried.
 pub fn check_writable(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let existing = directory.ancestors().find(|place| place.as_os_str().is_empty() || place.symlink_metadata().is_ok());
     let place = existing.filter(|place| !place.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    // Permissions don't tell: a file system may be mounted read-only, and root may do what they forbid.
+    // Permissions are not enough: a file system may be mounted read-only, and root may write where they forbid it.
     let probe_io_uring = place.join(format!(".mdgw-check-{}", std::process::id()));
     let made = File::create_new(&probe_io_uring).and_then(|_| fs::remove_file(&probe_io_uring));
     made.map_err(|error| (place.to_owned(), error))
@@ -229,11 +237,11 @@ mod tests {
                 "interface eth1 is not on this host",
                 "interface eth3 is not on this host",
                 "interface eth4 is not on this host",
-                "core 3 of pool main is not usable here (usable: [0, 1, 2])",
+                "core 3 of pool main is not available to this process (available: [0, 1, 2])",
             ]
         );
         assert_eq!(warnings.len(), 4);
-        assert!(warnings[0].contains("caps receive buffers at 208 KiB"), "{warnings:?}");
+        assert!(warnings[0].contains("limits receive buffers to 208 KiB"), "{warnings:?}");
     }
 
     #[test]
@@ -255,7 +263,7 @@ mod tests {
         let mut host = complete_host(&config);
         host.lock_refused = Some("a limit".to_owned());
         let warnings = host.findings(&config).warnings;
-        assert!(warnings.len() == 1 && warnings[0].ends_with("when it runs short: a limit"), "{warnings:?}");
+        assert!(warnings.len() == 1 && warnings[0].ends_with("under memory pressure: a limit"), "{warnings:?}");
         config.gateway.lock_memory = false;
         assert_eq!(host.findings(&config), Findings::default());
     }
@@ -282,10 +290,10 @@ mod tests {
         let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
         let host = complete_host(&config);
         config.election.as_mut().unwrap().core = Some(999);
-        let expected = "core 999 of the election is not usable here (usable: [2, 3])";
+        let expected = "core 999 of the election is not available to this process (available: [2, 3])";
         assert_eq!(host.findings(&config).faults, [expected]);
         config.gateway.audit_file = Some("/dev/full".into());
-        assert!(refusals(&config).contains(&"audit /dev/full is no regular file".to_owned()));
+        assert!(refusals(&config).contains(&"audit file /dev/full is not a regular file".to_owned()));
     }
 
     fn complete_host(config: &Resolved) -> Host {

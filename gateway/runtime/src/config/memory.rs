@@ -1,29 +1,29 @@
-//! How much memory a configuration takes, before any of it is taken.
+//! How much memory a configuration takes, computed before any of it is allocated.
 
 use mdgw_feeds::book::BookLimits;
 use mdgw_telemetry::{channel_metrics::ChannelCollector, stages::StageCollector};
 
 use super::resolved::{ChannelSetup, OrderStoreKind, Resolved};
 
-/// Bytes by use. Books, windows and histograms are taken at start and never grow; logs grow to their limit.
+/// Bytes by use. Books, windows and histograms are allocated at the start and never grow; logs grow to their limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Books of all channels. An estimate, within a quarter.
     pub books_bytes: usize,
     /// Reorder windows of all channels. An estimate, within a quarter.
     pub windows_bytes: usize,
-    /// Publication logs of all channels, where they lie (by default in memory).
+    /// Publication logs of all channels, in `log_dir` (by default in memory).
     pub logs_bytes: u64,
     /// Latency histograms of all threads, and those of the lines' leads.
     pub histograms_bytes: usize,
-    /// Receive buffers asked of the kernel.
+    /// Receive buffers requested from the kernel.
     pub sockets_bytes: usize,
-    /// Input of all channels that is kept for the other gateway of a pair; grows to its limit.
+    /// Input histories of all channels for the peer of a pair; grow to their limit.
     pub history_bytes: u64,
 }
 
 impl Memory {
-    /// All of it.
+    /// The sum.
     #[must_use]
     pub fn total_bytes(self) -> u64 {
         let own = self.books_bytes + self.windows_bytes + self.histograms_bytes + self.sockets_bytes;
@@ -32,7 +32,7 @@ impl Memory {
 }
 
 impl Resolved {
-    /// What it takes.
+    /// The memory that it takes.
     #[must_use]
     pub fn memory(&self) -> Memory {
         let pools = self.pools.iter().enumerate().map(|(index, pool)| {
@@ -77,7 +77,8 @@ fn books_bytes(channel: &ChannelSetup) -> usize {
     orders + levels_bytes(instruments_max as usize, levels_max as usize)
 }
 
-/// Each side of an instrument has a chunk of hot levels; those behind it lie in trees of chunks, at worst half full.
+/// Each side of an instrument has a chunk of hot levels. The other levels are in trees of chunks, half full in the
+/// worst case.
 fn levels_bytes(instruments_max: usize, levels_max: usize) -> usize {
     let sides = 2 * instruments_max;
     let trees = sides.min(levels_max / LEVELS_BEFORE_TREE);
@@ -86,20 +87,20 @@ fn levels_bytes(instruments_max: usize, levels_max: usize) -> usize {
     instruments_max * INSTRUMENT_BYTES + (sides + leaves) * CHUNK_BYTES + inners * INNER_BYTES
 }
 
-/// A place where the next numbering waits for the end of this one.
+/// A slot where the next session waits for the end of the present one.
 const NEXT_SESSION_PACKET_BYTES: usize = 1_524;
 /// Hash store, at the load factor that it is sized for.
 const HASH_ORDER_BYTES: usize = 48;
-/// A place in the window before it.
+/// A slot in the window before it.
 const WINDOW_ORDER_BYTES: usize = 32;
-/// Levels of a chunk, and its bytes with what is kept about it.
+/// Levels of a chunk, and its bytes with its metadata.
 const CHUNK_LEVELS: usize = 64;
 const CHUNK_BYTES: usize = CHUNK_LEVELS * 16 + 6;
-/// Where trees branch.
+/// Branching factor of the trees.
 const INNER_BYTES: usize = 832;
 /// A side with fewer levels has no tree.
 const LEVELS_BEFORE_TREE: usize = 16;
-/// What an instrument has besides its levels.
+/// Overhead of an instrument besides its levels.
 const INSTRUMENT_BYTES: usize = 64;
 /// A datagram that waits, with its slot.
 const WINDOW_PACKET_BYTES: usize = 2_048 + 64;

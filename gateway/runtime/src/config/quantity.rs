@@ -1,4 +1,4 @@
-//! Quantities as people read them.
+//! Quantities in readable form.
 
 use std::fmt::{self, Write as _};
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use super::resolved::{LogLevel, Resolved, RetransmissionLimits};
 
-/// Keys that may change while the gateway runs. Everything else is settled at start.
+/// Keys that may change while the gateway runs. All other keys are fixed at the start.
 pub const RELOADABLE: [&str; 7] = [
     "log.level",
     "latency.interval_ms",
@@ -15,7 +15,7 @@ pub const RELOADABLE: [&str; 7] = [
     "retransmission.requesters_max",
 ];
 
-/// What a reload changes; `None`: as it was.
+/// The changes of a reload; `None`: unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// New log level.
@@ -31,24 +31,29 @@ pub struct Changes {
 pub struct Refused {
     /// The key, as in [`Resolved::settings`].
     pub key: String,
-    /// In force; `None`: not set.
+    /// The value in force; `None`: unset.
     pub old: Option<String>,
-    /// In the file; `None`: not set any more.
+    /// The value in the file; `None`: unset.
     pub new: Option<String>,
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [old, new] = [&self.old, &self.new].map(|value| value.as_deref().unwrap_or("not set"));
-        write!(f, "{}: {old} stays in force; {new} needs a restart (reloadable: {})", self.key, RELOADABLE.join(", "))
+        let [old, new] = [&self.old, &self.new].map(|value| value.as_deref().unwrap_or("unset"));
+        write!(
+            f,
+            "{}: {new} needs a restart; {old} remains in effect (reloadable: {})",
+            self.key,
+            RELOADABLE.join(", ")
+        )
     }
 }
 
 impl Resolved {
-    /// What changes from `old` to `new` without a restart.
+    /// The changes from `old` to `new` that need no restart.
     ///
     /// # Errors
-    /// Every change that needs one; then nothing is to be changed.
+    /// Every change that needs a restart; then no change is applied.
     pub fn diff_reloadable(old: &Self, new: &Self) -> Result<Changes, Vec<Refused>> {
         let (before, after): (BTreeMap<_, _>, BTreeMap<_, _>) =
             (old.settings().into_iter().collect(), new.settings().into_iter().collect());

@@ -1,4 +1,5 @@
-//! From the file as written to the configuration in force. Every problem is noted and the next key looked at.
+//! From the file as written to the configuration in force. The resolver records each problem and continues with the
+//! next key.
 
 mod backend;
 mod channels;
@@ -22,16 +23,16 @@ impl Resolved {
     /// Reads and checks a configuration file.
     ///
     /// # Errors
-    /// When it cannot be read, or with everything that is wrong with it.
+    /// When it cannot be read, or with all its problems.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::from_text(path, &text)
     }
 
-    /// Checks a configuration that is already in memory; `path` is what messages call it.
+    /// Checks a configuration that is already in memory; `path` is its name in messages.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All problems.
     pub fn from_text(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let source = Source { path, text };
         let file = source.parse().map_err(|problem| ConfigError::Invalid(vec![problem]))?;
@@ -46,8 +47,8 @@ impl Resolved {
     }
 }
 
-/// Turns written values into checked ones. Where a value is wrong the problem is noted and its default stands in, so
-/// that the rest can be checked too; what comes out is used only if no problem was noted.
+/// Turns written values into checked ones. For a wrong value it records a problem and continues with the default, so
+/// that the rest can be checked too. The result is used only if there is no problem.
 struct Resolver<'a> {
     source: Source<'a>,
     problems: Vec<Problem>,
@@ -62,7 +63,7 @@ impl Resolver<'_> {
         let outputs = self.outputs(file, &channels);
         let retransmission = file.retransmission.as_ref().map(|written| self.retransmission(written));
         if file.election.is_some() && file.gateway.get_ref().node.is_none() {
-            self.warnings.push("gateway.node is not set: in the election this gateway is number 0".to_owned());
+            self.warnings.push("gateway.node is not set: this gateway takes part in the election as node 0".to_owned());
         }
         let election = file.election.as_ref().and_then(|written| self.election(written, &gateway, &pools));
         let none = file::Latency::default();
@@ -123,7 +124,7 @@ impl Resolver<'_> {
             Some(value) if (bound.min..=bound.max).contains(value.get_ref()) => *value.get_ref(),
             Some(value) => {
                 let Bound { min, max, default, unit } = bound;
-                let message = format!("{}: must be {min} to {max} ({unit})", value.get_ref());
+                let message = format!("{}: must be between {min} and {max} ({unit})", value.get_ref());
                 self.add_problem(&value.span(), message);
                 default
             }
@@ -131,7 +132,7 @@ impl Resolver<'_> {
         T::try_from(value).unwrap_or_else(|_| unreachable!("every bound fits the type it is resolved to"))
     }
 
-    /// A number that has no default; `name` and `table` say what is missing where.
+    /// A number without a default; `name` and `table` are for the message when it is missing.
     fn required_number<T: TryFrom<i64>>(
         &mut self,
         written: &FileValue<i64>,
@@ -150,7 +151,7 @@ impl Resolver<'_> {
         written.as_ref().map(Spanned::get_ref)
     }
 
-    /// A text that has no default; `name` and `table` say what is missing where.
+    /// A text without a default; `name` and `table` are for the message when it is missing.
     fn required_text<'w>(
         &mut self,
         written: &'w FileValue<String>,
@@ -187,7 +188,7 @@ impl Resolver<'_> {
         parsed
     }
 
-    /// Names stand in keys, tags and file names, so they are kept plain.
+    /// Names are used in keys, tags and file names, so only plain characters are allowed.
     fn check_plain_name(&mut self, written: &Spanned<String>) {
         let name = written.get_ref();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
@@ -212,7 +213,7 @@ impl Resolver<'_> {
         {
             self.add_problem(
                 &text.span(),
-                format!("{:?}: port must be 1 to 65535, no broadcast address", text.get_ref()),
+                format!("{:?}: port must be 1 to 65535; broadcast addresses are not allowed", text.get_ref()),
             );
         }
         address
@@ -246,7 +247,7 @@ const NAME_BYTES_MAX: usize = 32;
 /// `IFNAMSIZ` less its closing zero.
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 
-/// Stands in for an address that could not be read.
+/// Placeholder for an address that could not be parsed.
 const UNREADABLE_ADDRESS: SocketAddrV4 = SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0);
 
 fn text(written: &FileValue<String>) -> Option<&str> {

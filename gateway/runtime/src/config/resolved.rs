@@ -30,49 +30,49 @@ use mdgw_sys::sockets::Stamps;
 
 pub use mdgw_sys::sockets::Interface;
 
-/// All of it.
+/// The whole configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     /// The file it came from.
     pub path: PathBuf,
-    /// What concerns the whole gateway.
+    /// Settings of the whole gateway.
     pub gateway: GatewayConfig,
     /// Thread pools, at least one.
     pub pools: Vec<PoolConfig>,
     /// Channels, at least one, in the file's order.
     pub channels: Vec<ChannelSetup>,
-    /// Where the streams go; each group in at most one of them.
+    /// The outputs; each group is in at most one of them.
     pub outputs: Vec<OutputConfig>,
-    /// The retransmission service, if there is to be one.
+    /// The retransmission service, if configured.
     pub retransmission: Option<RetransmissionConfig>,
-    /// Who publishes, where there are several gateways; `None`: this one alone.
+    /// The election; `None`: this gateway is standalone.
     pub election: Option<ElectionConfig>,
     /// Latency logs.
     pub latency: LatencyConfig,
     /// Log messages.
     pub log: LogConfig,
-    /// What is allowed but worth a look.
+    /// Valid settings that deserve a warning.
     pub warnings: Vec<String>,
 }
 
-/// What concerns the whole gateway.
+/// Settings of the whole gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayConfig {
-    /// Number of this gateway in every epoch it makes.
+    /// Number of this gateway in every epoch that it creates.
     pub node: u8,
     /// Epochs and restart counts, synced to disk.
     pub state_file: PathBuf,
-    /// Directory of the publication logs, one directory in it per channel.
+    /// Directory of the publication logs, with one directory per channel.
     pub log_dir: PathBuf,
-    /// Changes of leadership, synced to disk; `None`: not kept.
+    /// Changes of leadership, synced to disk; `None`: not recorded.
     pub audit_file: Option<PathBuf>,
-    /// Where `mdgw ha` asks; `None`: nowhere.
+    /// Control socket for `mdgw ha` and `mdgw top`; `None`: no socket.
     pub control_socket: Option<PathBuf>,
     /// Size of one segment file of a publication log.
     pub segment_bytes: u64,
-    /// What one channel's log may take before the oldest segment is recycled; a multiple of `segment_bytes`.
+    /// Space of one channel's log before the oldest segment is recycled; a multiple of `segment_bytes`.
     pub retention_bytes: u64,
-    /// How old an entry may become; `None`: as long as there is room.
+    /// Greatest age of an entry; `None`: as long as there is space.
     pub retention_ns: Option<u64>,
     /// Whether the gateway's memory is locked, where the host allows it.
     pub lock_memory: bool,
@@ -81,9 +81,9 @@ pub struct GatewayConfig {
 /// One pool of threads over one handle set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Its name, by which channels choose it.
+    /// Its name, which channels refer to.
     pub name: String,
-    /// Its threads and where they run.
+    /// Its threads and their cores.
     pub threads: Threads,
     /// The backend of its handle set.
     pub io: IoBackend,
@@ -91,18 +91,18 @@ pub struct PoolConfig {
     pub wait: WaitPolicy,
     /// When a follower is promoted.
     pub promotion: PromotionPolicy,
-    /// How long the leader of [`WaitPolicy::SpinThenPark`] looks before it blocks.
+    /// How long the leader of [`WaitPolicy::SpinThenPark`] polls before it blocks.
     pub spin_ns: u64,
     /// Packets one claim may process before the rest goes to the run queue.
     pub quota_packets: usize,
     /// Events claimed in one turn.
     pub batch_events: usize,
-    /// SCHED_FIFO priority, if the threads are to have one.
+    /// SCHED_FIFO priority, if configured.
     pub priority: Option<u8>,
 }
 
 impl PoolConfig {
-    /// The part that a dispatch model wants to know. What isn't configured is left as it is by default there.
+    /// The part for the dispatch model. Settings that are not configurable keep its defaults.
     #[must_use]
     pub fn dispatch_config(&self) -> DispatchConfig {
         let thread =
@@ -131,12 +131,12 @@ impl PoolConfig {
 pub enum Threads {
     /// One thread for each of these cores, pinned to it. A refused pin is an error.
     Pinned(Vec<usize>),
-    /// So many threads, wherever the scheduler puts them.
+    /// This many threads on any core.
     Unpinned(usize),
 }
 
 impl Threads {
-    /// How many there are.
+    /// Number of threads.
     #[must_use]
     pub fn count(&self) -> usize {
         match self {
@@ -161,7 +161,7 @@ pub enum IoBackend {
     /// Probe the kernel, fall back with a logged reason.
     #[default]
     Auto,
-    /// io_uring or nothing.
+    /// Only io_uring.
     IoUring,
     /// epoll.
     Epoll,
@@ -184,23 +184,23 @@ pub struct ChannelSetup {
     pub id: ChannelId,
     /// Name in reports; unique.
     pub name: String,
-    /// What it decodes.
+    /// The feed that it decodes.
     pub feed: Feed,
     /// The group that it belongs to.
     pub group: GroupId,
     /// Index of its pool in [`Resolved::pools`].
     pub pool: usize,
-    /// What it publishes.
+    /// The schemas that it publishes.
     pub schemas: SchemaSet,
-    /// Trading date, where it is not to be taken from the input.
+    /// Trading date, unless the input supplies it.
     pub date: Option<TradingDate>,
     /// Packets that may wait for a missing one.
     pub window_packets: usize,
-    /// How long other lines have to fill a gap before it is asked for, or declared.
+    /// How long other lines have to fill a gap before it is requested, or declared.
     pub gap_timeout_ns: u64,
-    /// A line without packet or heartbeat for so long is an alarm.
+    /// A line without packet or heartbeat for this long raises an alarm.
     pub line_silence_ns: u64,
-    /// Limits of the books. The seed of the hash is not configured: whoever makes the books draws it.
+    /// Limits of the books. The hash seed is not configured: the code that creates the books draws it.
     pub book: BookLimits,
     /// How an order is found by its number.
     pub order_store: OrderStoreKind,
@@ -211,7 +211,7 @@ pub struct ChannelSetup {
 }
 
 impl ChannelSetup {
-    /// The part that the sans-I/O channel wants to know.
+    /// The part for the sans-I/O channel.
     #[must_use]
     pub fn channel_config(&self) -> ChannelConfig {
         let mut config = ChannelConfig::new(self.id, self.feed);
@@ -243,7 +243,7 @@ pub enum OrderStoreKind {
     /// Open-addressing hash: any number, bounded memory.
     #[default]
     Hash,
-    /// Array for the young ones before the hash: for venues that number their orders densely.
+    /// An array for recent orders before the hash: for venues that number their orders densely.
     Window,
 }
 
@@ -256,32 +256,32 @@ pub struct LineConfig {
     pub group: SocketAddrV4,
     /// The interface on which the group is joined.
     pub interface: Interface,
-    /// Senders that are believed; empty: any. Joined source by source.
+    /// Accepted senders; empty: any. Joined source by source.
     pub sources: Vec<Ipv4Addr>,
-    /// `SO_RCVBUF` to ask for.
+    /// Requested `SO_RCVBUF`, in bytes.
     pub receive_buffer_bytes: usize,
-    /// Whose receive stamps are asked for.
+    /// Requested source of receive timestamps.
     pub stamps: Stamps,
-    /// `SO_BUSY_POLL`, if it is to be set.
+    /// `SO_BUSY_POLL`, if configured.
     pub busy_poll_us: Option<u32>,
 }
 
 /// The venue's retransmission server of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveryConfig {
-    /// Where it listens.
+    /// Its address.
     pub server: SocketAddrV4,
     /// How long an answer may take.
     pub timeout_ns: u64,
-    /// How often one range is asked for.
+    /// How often one range is requested.
     pub attempts_max: u32,
-    /// Messages asked for in one request.
+    /// Messages per request.
     pub messages_per_request_max: u16,
-    /// Requests under way at a time.
+    /// Requests in flight at a time.
     pub requests_in_flight_max: u16,
 }
 
-/// Where the packets of some groups go.
+/// An output: where the packets of some groups go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputConfig {
     /// The groups.
@@ -290,7 +290,7 @@ pub struct OutputConfig {
     pub lines: Vec<OutputLine>,
     /// Largest UDP payload.
     pub payload_bytes_max: usize,
-    /// Idle channels send a heartbeat so often.
+    /// Heartbeat interval of idle channels.
     pub heartbeat_ns: u64,
 }
 
@@ -299,27 +299,27 @@ pub struct OutputConfig {
 pub struct OutputLine {
     /// Multicast group (or a single receiver) and port.
     pub address: SocketAddrV4,
-    /// The interface that it leaves by.
+    /// The outgoing interface.
     pub interface: Interface,
     /// Hops.
     pub ttl: u32,
-    /// Whether receivers on this host get it too.
+    /// Whether receivers on this host get the packets too (IP_MULTICAST_LOOP).
     pub loopback: bool,
 }
 
 /// The retransmission service for our own subscribers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetransmissionConfig {
-    /// Where it listens.
+    /// Its address.
     pub listen: SocketAddrV4,
-    /// Who is answered.
+    /// Its limits.
     pub limits: RetransmissionLimits,
 }
 
-/// Who is answered, and how much. All of it may change while the gateway runs.
+/// Limits of the retransmission service. All of them may change while the gateway runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetransmissionLimits {
-    /// Networks that are answered; others are counted and left without answer.
+    /// Networks that are answered; requests from others are counted and not answered.
     pub allowed: Vec<Network>,
     /// Requests per requester.
     pub requests_per_second: u32,
@@ -345,13 +345,13 @@ impl Network {
         (prefix_bits <= 32 && address.to_bits() & !mask(prefix_bits) == 0).then_some(Self { address, prefix_bits })
     }
 
-    /// Whether that host is in it.
+    /// Whether the network contains that host.
     #[must_use]
     pub fn contains(self, host: Ipv4Addr) -> bool {
         host.to_bits() & mask(self.prefix_bits) == self.address.to_bits()
     }
 
-    /// Whether every host is.
+    /// Whether the network contains every host.
     #[must_use]
     pub fn is_everyone(self) -> bool {
         self.prefix_bits == 0
@@ -376,15 +376,15 @@ impl fmt::Display for Network {
     }
 }
 
-/// Text that is no network in CIDR form, or has host bits set.
+/// Text that is not a network in CIDR form, or has host bits set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a network: expected an address and a prefix length without host bits, such as 10.1.0.0/16")]
 pub struct InvalidNetwork;
 
-/// Who publishes. Each group has a lease of its own, all with these settings.
+/// The election. Each group has a separate lease, all with these settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElectionConfig {
-    /// Who grants leadership.
+    /// The backend that grants leadership.
     pub backend: Backend,
     /// Name of this gateway.
     pub name: NodeName,
@@ -394,52 +394,52 @@ pub struct ElectionConfig {
     pub link: Option<LinkConfig>,
     /// Checked: no two leases can overlap.
     pub timing: LeaseTiming,
-    /// While the connection is in doubt.
+    /// What a leader does while its connection is suspended.
     pub on_suspended: OnSuspended,
-    /// Raised by whoever rolls out a configuration that changes the output.
+    /// Raised by the operator who rolls out a configuration that changes the output.
     pub revision: u64,
-    /// Who is to lead where it can.
+    /// The preferred leader.
     pub preferred: Option<NodeId>,
-    /// Whether groups are spread over the gateways.
+    /// Whether groups are balanced over the gateways.
     pub spread: bool,
-    /// A leader doesn't hand over by itself before it has led for so long; doubles with each such move.
+    /// Least tenure before a leader hands over by itself; doubles with each such move.
     pub tenure_ns: u64,
-    /// Core of the election threads; never one of a pool's.
+    /// Core of the election threads; never a core of a pool.
     pub core: Option<usize>,
-    /// SCHED_FIFO priority, if the threads are to have one.
+    /// SCHED_FIFO priority, if configured.
     pub priority: Option<u8>,
-    /// How long listeners are waited for before a fence opens.
-    pub listeners_ns_max: u64,
-    /// Whether the kernel refuses what is sent past the deadline.
+    /// How long a fence's opening waits for listeners.
+    pub listener_timeout_ns: u64,
+    /// Whether the kernel drops packets sent past the deadline.
     pub kernel_fence: bool,
 }
 
-/// Ends of the links to the other gateways.
+/// Addresses of the links to the other gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// This gateway's.
+    /// This gateway's address.
     pub listen: SocketAddrV4,
-    /// Those of the others.
+    /// The addresses of the others.
     pub peers: Vec<PeerEndpoint>,
     /// File of the shared key.
     pub key_file: PathBuf,
-    /// Who tells the other gateways of this one's death.
+    /// The sentinel that announces this gateway's death.
     pub sentinel: SentinelChoice,
     /// After how long without progress the sentinel kills a gateway that leads.
     pub hang_limit_ns: Option<u64>,
-    /// How much of each channel's input is kept for the other gateway: what it lost on all lines, and what comes while it
-    /// copies this one's state.
+    /// Input history of each channel for the peer: for the peer's gaps, and for the input that arrives while the peer
+    /// copies this gateway's state.
     pub history_bytes: usize,
 }
 
-/// Who tells of a gateway's death.
+/// The process that announces a gateway's death.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SentinelChoice {
-    /// Nobody: the other gateway waits for the lease.
+    /// None: the other gateways wait for the lease to expire.
     None,
     /// A process that the gateway starts.
     Started,
-    /// One that the service manager has started; it listens there.
+    /// A process that the service manager has started, listening on this socket.
     Service(PathBuf),
 }
 
@@ -447,26 +447,26 @@ impl fmt::Display for SentinelChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => f.write_str("none"),
-            Self::Started => f.write_str("started"),
+            Self::Started => f.write_str("spawn"),
             Self::Service(path) => write!(f, "{}", path.display()),
         }
     }
 }
 
-/// Where this gateway votes, and with whom.
+/// The voters of a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuorumConfig {
-    /// Its own address.
+    /// This gateway's address.
     pub listen: SocketAddrV4,
     /// File of the shared key.
     pub key_file: PathBuf,
     /// Directory of its votes.
     pub vote_directory: PathBuf,
-    /// All other voters, gateways among them; with this one an odd number.
+    /// All other voters, gateways among them; with this gateway an odd number.
     pub voters: BTreeMap<NodeId, SocketAddrV4>,
 }
 
-/// Who grants leadership.
+/// The backend that grants leadership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// Records in a directory of this host, one directory in it per group.
@@ -477,12 +477,12 @@ pub enum Backend {
     ZooKeeper(ZooKeeperConfig),
     /// The gateways themselves, and witnesses.
     Quorum(QuorumConfig),
-    /// Nobody: the oldest member leads.
+    /// Membership without a store: the oldest member leads.
     Emergent(MembershipConfig),
 }
 
 impl Backend {
-    /// Whether its leaders hand over by themselves, so that groups can be spread.
+    /// Whether its leaders hand over by themselves, so that groups can be balanced.
     #[must_use]
     pub fn can_move_groups(&self) -> bool {
         match self {
@@ -492,7 +492,7 @@ impl Backend {
         }
     }
 
-    /// Whether there is a record that names the candidates, so that others can be admitted by hand.
+    /// Whether a record names the candidates, so that others can be admitted by hand.
     #[must_use]
     pub fn has_record(&self) -> bool {
         match self {
@@ -502,7 +502,7 @@ impl Backend {
         }
     }
 
-    /// Time-out of the session that a latch asks for, ns; `None` where a lease decides.
+    /// Time-out of the session that a latch requests, ns; `None` where a lease decides.
     #[must_use]
     pub fn session_ns(&self) -> Option<u64> {
         let Self::ZooKeeper(ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }) = self else { return None };
@@ -510,24 +510,24 @@ impl Backend {
     }
 }
 
-/// How this gateway becomes a member of each group. That a split can have two leaders has been allowed.
+/// How this gateway becomes a member of each group. The operator has allowed two leaders during a network partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MembershipConfig {
-    /// Its own address, as the others reach it.
+    /// This gateway's address, as the others reach it.
     pub listen: SocketAddrV4,
     /// File of the shared key.
     pub key_file: PathBuf,
-    /// Whom it asks to be let in.
+    /// Members that it asks to join.
     pub seeds: Vec<SocketAddrV4>,
-    /// What it does when nobody lets it in.
+    /// What it does if no member answers.
     pub bootstrap: BootstrapMode,
-    /// Members without which nobody leads.
+    /// Members without which no gateway leads.
     pub minimum_size: usize,
-    /// How often it asks before it founds.
+    /// How often it asks before it bootstraps.
     pub join_attempts: u32,
 }
 
-/// Another gateway.
+/// A peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerConfig {
     /// Its number.
@@ -550,23 +550,23 @@ pub struct LatencyConfig {
 /// Log messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogConfig {
-    /// The least important that is written.
+    /// The least important level that is written.
     pub level: LogLevel,
 }
 
-/// How much is logged.
+/// Log level; each includes the levels before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Only what needs somebody.
+    /// Conditions that need an operator.
     Error,
-    /// And what may.
+    /// Conditions that may need an operator.
     Warn,
-    /// And what happened.
+    /// Events.
     #[default]
     Info,
-    /// And why.
+    /// Reasons of events.
     Debug,
-    /// And each step of it (cold threads only: the hot path never logs).
+    /// Each step (cold threads only: the hot path never logs).
     Trace,
 }
 
@@ -595,10 +595,10 @@ named!(IoBackend { Auto = "auto", IoUring = "io_uring", Epoll = "epoll" });
 named!(OrderStoreKind { Hash = "hash", Window = "window" });
 named!(LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" });
 
-/// What a leader does while its connection is in doubt, with the names that the configuration uses.
+/// What a leader does while its connection is suspended, with the names that the configuration uses.
 pub const ON_SUSPENDED: [(OnSuspended, &str); 2] = [(OnSuspended::Hold, "hold"), (OnSuspended::Stop, "stop")];
 
-/// Receive stamps with the names that the configuration uses.
+/// Sources of receive timestamps with the names that the configuration uses.
 pub const STAMPS: [(Stamps, &str); 2] = [(Stamps::Kernel, "kernel"), (Stamps::Hardware, "hardware")];
 
 /// Wait policies with the names that the configuration uses.

@@ -1,5 +1,5 @@
-//! Every setting in force as key and value: what `mdgw check` lists, what a latency report discloses, and what a
-//! reload compares.
+//! Every setting in force as key and value: for `mdgw check`, for the disclosure of a latency report, and for the
+//! comparison at a reload.
 
 use std::fmt::{Debug, Display};
 
@@ -20,8 +20,8 @@ use super::resolved::{
 pub type Setting = (String, String);
 
 impl Resolved {
-    /// All settings in force, in the file's order. Pools, channels and lines stand under their names, outputs under
-    /// their groups, so that a key means the same after a reorder.
+    /// All settings in force, in the file's order. The keys of pools, channels and lines contain their names, those of
+    /// outputs their groups, so that a key keeps its meaning when the file is reordered.
     #[must_use]
     pub fn settings(&self) -> Vec<Setting> {
         let mut list = SettingList::default();
@@ -65,13 +65,13 @@ impl Resolved {
 }
 
 impl Resolved {
-    /// What this configuration makes of its input: two gateways with one hash give their output the same names and the
-    /// same content, whatever their interfaces, cores and limits of services.
+    /// Hash of the settings that determine the output. Two gateways with the same hash produce the same names and
+    /// content from the same input, whatever their interfaces, cores and service limits.
     #[must_use]
     pub fn output_fingerprint(&self) -> ConfigVersion {
         let affects_output = |key: &str| {
             key.starts_with("channel.") && OUTPUT_KEYS.iter().any(|name| key.rsplit('.').next() == Some(*name))
-                // A line's own keys decide what arrives, not what becomes of it.
+                // A line's settings determine what arrives, not how it is processed.
                 && !key.contains(".line.")
         };
         let hash = self
@@ -88,7 +88,7 @@ impl Resolved {
     }
 }
 
-/// Keys of a channel that its output depends on. Limits are among them: what doesn't fit a book makes it suspect.
+/// Keys of a channel that determine its output. Limits are among them: a book that exceeds a limit becomes suspect.
 const OUTPUT_KEYS: [&str; 8] =
     ["id", "feed", "group", "schemas", "date", "orders_max", "levels_max", "instruments_max"];
 /// FNV-1a of 64 bits.
@@ -249,7 +249,7 @@ impl SettingList {
                     list.push("listen", quoted(membership.listen));
                     list.push("key_file", quoted(membership.key_file.display()));
                     list.push("seeds", debug(&membership.seeds.iter().map(ToString::to_string).collect::<Vec<_>>()));
-                    list.push("found", membership.bootstrap == BootstrapMode::Bootstrap);
+                    list.push("bootstrap", membership.bootstrap == BootstrapMode::Bootstrap);
                     list.push("minimum_size", membership.minimum_size);
                     list.push("join_attempts", membership.join_attempts);
                 });
@@ -293,17 +293,17 @@ impl SettingList {
             list.push("on_suspended", quoted(name_of(election.on_suspended, &ON_SUSPENDED)));
             list.push("revision", election.revision);
             if let Some(node) = election.preferred {
-                list.push("preferred", node);
+                list.push("preferred_leader", node);
             }
             list.push("spread", election.spread);
             if election.backend.can_move_groups() {
-                list.push("tenure_ms", election.tenure_ns / 1_000_000);
+                list.push("tenure_ms_min", election.tenure_ns / 1_000_000);
             }
             if let Some(core) = election.core {
                 list.push("core", core);
             }
             list.push("priority", election.priority.unwrap_or(0));
-            list.push("listeners_ms_max", election.listeners_ns_max / 1_000_000);
+            list.push("listener_timeout_ms", election.listener_timeout_ns / 1_000_000);
             list.push("kernel_fence", election.kernel_fence);
             for peer in &election.peers {
                 list.push(&format!("peer.{}.name", peer.node), quoted(&peer.name));
@@ -325,7 +325,7 @@ impl SettingList {
     }
 }
 
-/// The name that stands with `value` in a table of names.
+/// The name of `value` in a table of names.
 pub(super) fn name_of<T: PartialEq>(value: T, names: &[(T, &'static str)]) -> &'static str {
     names.iter().find(|(known, _)| *known == value).map_or("unnamed", |(_, name)| name)
 }

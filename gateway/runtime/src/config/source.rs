@@ -1,4 +1,4 @@
-//! The text of a configuration file: from a place in it to line, column and key.
+//! The text of a configuration file: from a position to line, column and key.
 
 use std::{ops::Range, path::Path};
 
@@ -17,7 +17,7 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Reads the keys of the text; what is no TOML, unknown or of the wrong type is a problem.
+    /// Reads the keys of the text; invalid TOML, an unknown key or a wrong type is a problem.
     pub(super) fn parse(&self) -> Result<File, Problem> {
         if let (_, errors) = DeTable::parse_recoverable(self.text)
             && let Some(error) = errors.first()
@@ -31,7 +31,7 @@ impl Source<'_> {
         })
     }
 
-    /// A problem with what stands at `span`.
+    /// A problem at `span`.
     pub(super) fn problem(&self, span: &Range<usize>, message: &str) -> Problem {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -44,12 +44,12 @@ impl Source<'_> {
         }
     }
 
-    /// Text that is no TOML has no keys that could be relied on: the line is shown as it stands.
+    /// The keys of invalid TOML are not reliable, so the problem shows the line itself.
     fn not_toml(&self, error: &toml::de::Error) -> Problem {
         let span = error.span().unwrap_or(0..0);
         let message = readable_message(error.message(), "");
         let line = self.line_of(&span).trim();
-        Problem { key: String::new(), ..self.problem(&span, &format!("this is no TOML: {message}: {line}")) }
+        Problem { key: String::new(), ..self.problem(&span, &format!("TOML syntax error: {message}: {line}")) }
     }
 
     /// Path of the innermost key or value that covers `span`.
@@ -72,7 +72,7 @@ impl Source<'_> {
 }
 
 fn descend(table: &DeTable<'_>, wanted: &Range<usize>, path: &mut String) {
-    // A table's own span is its header; what belongs to it stands further down. So every branch is tried.
+    // A table's own span is its header, and its keys are further down. So every branch is tried.
     for (key, value) in table.iter() {
         let length = path.len();
         if !path.is_empty() {
@@ -112,14 +112,14 @@ fn covers(span: &Range<usize>, wanted: &Range<usize>) -> bool {
     span.start <= wanted.start && wanted.end <= span.end && span.start < span.end
 }
 
-/// The deserializer's message in the words of someone who writes a configuration file.
+/// The deserializer's message, reworded for the author of a configuration file.
 fn readable_message(message: &str, key: &str) -> String {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     if message.starts_with("unknown field")
         && let [unknown, known @ ..] = quoted.as_slice()
     {
         let hint = nearest(unknown, known).map_or_else(String::new, |near| format!("did you mean `{near}`? "));
-        return format!("unknown key `{unknown}`; {hint}known here: {}", known.join(", "));
+        return format!("unknown key `{unknown}`; {hint}known keys: {}", known.join(", "));
     }
     if message.starts_with("missing field")
         && let [missing] = quoted.as_slice()
@@ -127,7 +127,7 @@ fn readable_message(message: &str, key: &str) -> String {
         return format!("`{missing}` is missing");
     }
     if message.contains("invalid type: map, expected a sequence") {
-        return format!("there may be several of these: write [[{key}]], with two brackets");
+        return format!("expected an array of tables: write [[{key}]]");
     }
     let words = [
         ("expected i64", "expected a whole number"),

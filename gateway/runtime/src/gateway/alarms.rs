@@ -1,9 +1,10 @@
-//! What a person should hear of while the gateway runs: compared once a second by a cold thread, logged when it changes.
+//! Alarms that depend on counters: a cold thread compares the counters once a second and logs the changes.
 
 use std::collections::BTreeMap;
 
 use mdgw_engine::pipeline::ChannelCounters;
 use mdgw_feeds::identity::Line;
+use mdgw_sys::alarm::Alarm;
 use mdgw_telemetry::counters::Registry;
 
 use super::log_maintenance::LogCounters;
@@ -31,7 +32,7 @@ impl Alarms {
         }
         for (channel, reason) in failed {
             if !self.failed.contains(channel) {
-                tracing::error!(alarm = "channel-failed", channel, reason, "out of service");
+                tracing::error!(alarm = Alarm::ChannelFailed.name(), channel, reason, "channel out of service");
                 self.failed.push(channel.clone());
             }
         }
@@ -41,49 +42,49 @@ impl Alarms {
 /// Logs by how much a channel's counters have grown, and which lines became silent.
 fn log_channel_changes(channel: &str, last: &ChannelCounters, now: &ChannelCounters) {
     if let Some(more) = growth(last.gaps, now.gaps) {
-        tracing::warn!(alarm = "gap-declared", channel, more, "no line and no server had it");
+        tracing::warn!(alarm = Alarm::GapDeclared.name(), channel, more, "gaps declared: no line and no server delivered the messages");
     }
     let changed = last.silent_lines_mask ^ now.silent_lines_mask;
     for line in (0..8).map(Line).filter(|line| changed >> line.0 & 1 == 1) {
         if now.silent_lines_mask >> line.0 & 1 == 1 {
-            tracing::warn!(alarm = "line-silent", channel, %line, "neither packet nor heartbeat");
+            tracing::warn!(alarm = Alarm::LineSilent.name(), channel, %line, "no packet and no heartbeat within line_silence_ms");
         } else {
-            tracing::info!(channel, %line, "the line is heard again");
+            tracing::info!(channel, %line, "line receives packets again");
         }
     }
     if let Some(more) = growth(last.output_overruns, now.output_overruns) {
-        tracing::warn!(alarm = "log-behind", channel, more, "an output lost its place in the log");
+        tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "an output line fell behind the log and skipped entries");
     }
     if let Some(more) = growth(last.log_entries_missing, now.log_entries_missing) {
-        tracing::warn!(alarm = "log-behind", channel, more, "published, but missing for readers of the log");
+        tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "entries published but not written to the publication log");
     }
     if let Some(more) = growth(last.frames_refused, now.frames_refused) {
-        tracing::warn!(alarm = "gap-declared", channel, more, "messages that fit no packet; told as gaps");
+        tracing::warn!(alarm = Alarm::GapDeclared.name(), channel, more, "messages too large for a packet; published as gaps");
     }
     if let Some(more) = growth(last.sends_refused, now.sends_refused) {
-        tracing::warn!(channel, more, "sends that the kernel refused; tried again");
+        tracing::warn!(channel, more, "sends refused by the kernel; retrying");
     }
     if let Some(more) = growth(last.sends_slow, now.sends_slow) {
-        tracing::warn!(channel, more, "sends that took longer than the fence's margin allows for");
+        tracing::warn!(channel, more, "sends slower than the margin allows (send_us_max)");
     }
     if let Some(more) = growth(last.book_faults, now.book_faults) {
-        tracing::warn!(channel, more, "messages that contradict a book");
+        tracing::warn!(channel, more, "messages inconsistent with the book");
     }
     if let Some(more) = growth(last.drops, now.drops) {
-        tracing::warn!(channel, more, "packets or messages dropped; the summary says why");
+        tracing::warn!(channel, more, "packets or messages dropped; see the reasons in the summary at exit");
     }
 }
 
 /// Logs by how much the counters of a channel's log have grown.
 fn log_log_changes(channel: &str, last: &LogCounters, now: &LogCounters) {
     if let Some(more) = growth(last.log_no_space_turns, now.log_no_space_turns) {
-        tracing::warn!(alarm = "log-behind", channel, more, "no space for a segment of the log, nor one that could go");
+        tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "no space for a new log segment, and no segment can be deleted");
     }
     if let Some(more) = growth(last.log_failures, now.log_failures) {
-        tracing::warn!(alarm = "log-behind", channel, more, "a segment of the log can't be made or unlinked");
+        tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "cannot create or delete a log segment");
     }
     if let Some(more) = growth(last.log_protected_segments_deleted, now.log_protected_segments_deleted) {
-        tracing::warn!(alarm = "log-behind", channel, more, "segments went that the peer may not have published yet");
+        tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "deleted segments that the peer may not have published yet");
     }
 }
 

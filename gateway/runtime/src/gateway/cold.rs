@@ -1,4 +1,4 @@
-//! What runs beside the pools, on threads that may wait: log keeping, state on disk, drop counters, memberships,
+//! The cold threads beside the pools, which may block: log maintenance, state on disk, drop counters, memberships,
 //! retransmission.
 
 use std::{
@@ -17,6 +17,7 @@ use mdgw_feeds::{
 };
 use mdgw_pair::standby::KnownEpochs;
 use mdgw_sys::{
+    alarm::Alarm,
     clock::{mono_now, unix_now},
     drops::SocketDrops,
     sockets::{InterfaceDependents, MembershipWatch},
@@ -32,7 +33,7 @@ use crate::{
     state_file::{ShutdownPosition, StateError, StateFile},
 };
 
-/// What the cold threads work on.
+/// Inputs of the cold threads.
 pub(super) struct ColdParts<'c> {
     pub(super) config: &'c Resolved,
     pub(super) state: StateFile,
@@ -48,7 +49,7 @@ pub(super) struct ColdParts<'c> {
 #[derive(Debug)]
 pub(super) struct ColdThreads {
     stop: Arc<AtomicBool>,
-    keeper: Option<JoinHandle<Result<StateFile, StateError>>>,
+    maintenance: Option<JoinHandle<Result<StateFile, StateError>>>,
     kernel_drops: KernelDrops,
     memberships: Option<MembershipWatch>,
     retransmission: Option<Retransmission>,
@@ -63,15 +64,15 @@ impl ColdThreads {
             None
         } else {
             let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
-            Some(watch.map_err(GatewayError::io("watch memberships"))?)
+            Some(watch.map_err(GatewayError::io("watch multicast memberships"))?)
         };
         let tasks = MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops.clone(), epochs };
         let thread_stop = Arc::clone(&stop);
-        let keeper = std::thread::Builder::new()
-            .name("mdgw-keeper".to_owned())
+        let maintenance = std::thread::Builder::new()
+            .name("mdgw-maint".to_owned())
             .spawn(move || tasks.run(&thread_stop))
-            .map_err(GatewayError::io("start the keeper's thread"))?;
-        let mut cold = Self { stop, keeper: Some(keeper), kernel_drops, memberships, retransmission: None };
+            .map_err(GatewayError::io("start the log maintenance thread"))?;
+        let mut cold = Self { stop, maintenance: Some(maintenance), kernel_drops, memberships, retransmission: None };
         if let Some(retransmission) = &config.retransmission {
             cold.retransmission = Some(Retransmission::start(retransmission, served, &cold.stop)?);
         }
@@ -89,17 +90,17 @@ impl ColdThreads {
         }
     }
 
-    /// `positions`: where the channels stand, for the next start.
+    /// `positions`: the channels' positions, for the next start.
     pub(super) fn stop(mut self, positions: Vec<(ChannelId, ShutdownPosition)>) -> Result<(), GatewayError> {
         self.stop.store(true, Ordering::Release);
         drop(self.memberships.take());
         if let Some(retransmission) = self.retransmission.take() {
-            // An error of its socket was logged when it came.
+            // An error of its socket was logged when it occurred.
             let _ = retransmission.thread.join();
         }
-        let Some(keeper) = self.keeper.take() else { return Ok(()) };
-        let mut state = keeper.join().map_err(|_| GatewayError::Io {
-            act: "end the keeper's thread".to_owned(),
+        let Some(maintenance) = self.maintenance.take() else { return Ok(()) };
+        let mut state = maintenance.join().map_err(|_| GatewayError::Io {
+            act: "stop the log maintenance thread".to_owned(),
             source: std::io::Error::other("it panicked"),
         })??;
         Ok(state.record_shutdown(positions)?)
@@ -112,12 +113,12 @@ impl Drop for ColdThreads {
     }
 }
 
-/// Datagrams that the kernel dropped for want of room in a socket, summed up by the keeper's thread.
+/// Datagrams that the kernel dropped because a receive buffer was full, summed by the maintenance thread.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KernelDrops(Arc<AtomicU64>);
 
 impl KernelDrops {
-    /// All of them.
+    /// The sum over all sockets.
     pub(super) fn total(&self) -> u64 {
         // Relaxed: a count orders nothing else.
         self.0.load(Ordering::Relaxed)
@@ -153,17 +154,17 @@ impl Retransmission {
                     }
                     let outcome = service.turn(mono_now()).and_then(|more| if more { Ok(()) } else { service.wait() });
                     if let Err(error) = outcome {
-                        tracing::error!(%error, "retransmission service");
+                        tracing::error!(%error, "retransmission service failed");
                         std::thread::sleep(PAUSE_AFTER_ERROR);
                     }
                 }
             })
-            .map_err(GatewayError::io("start the retransmission service's thread"))?;
+            .map_err(GatewayError::io("start the retransmission service failed's thread"))?;
         Ok(Self { thread, new_limits })
     }
 }
 
-/// A socket that fails once may fail at once again.
+/// A socket that failed may fail again at once.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 struct MaintenanceTasks {
@@ -176,23 +177,23 @@ struct MaintenanceTasks {
     epochs: Vec<Arc<KnownEpochs>>,
 }
 
-/// A segment is filled in no less than tens of milliseconds, and one is ready ahead.
+/// A segment takes at least tens of milliseconds to fill, and one segment is ready ahead.
 const TASK_INTERVAL: Duration = Duration::from_millis(2);
-/// Drop counters are read once in so many turns.
+/// Drop counters are read once in this many turns.
 const TURNS_PER_DROP_READING: u32 = 50;
 
 impl MaintenanceTasks {
-    /// Hands the state back when it ends.
+    /// Returns the state file when it stops.
     fn run(mut self, stop: &AtomicBool) -> Result<StateFile, StateError> {
         let mut turn = 0_u32;
         while !stop.load(Ordering::Acquire) {
             let now_ns = unix_now().0;
-            for keeper in &mut self.logs {
-                keeper.turn(now_ns);
+            for log in &mut self.logs {
+                log.turn(now_ns);
             }
             if let Err(error) = self.persist_sessions() {
-                // The stream goes on; a restarted gateway might count restarts from what is on disk.
-                tracing::error!(%error, "restart counts are not kept");
+                // The stream continues. A restarted gateway might count restarts from the older state on disk.
+                tracing::error!(%error, "cannot write restart counts to the state file");
             }
             if turn.is_multiple_of(TURNS_PER_DROP_READING) {
                 self.read_drops();
@@ -207,11 +208,11 @@ impl MaintenanceTasks {
         Ok(self.state)
     }
 
-    /// Epochs that others made are above this gateway's own count: after a restart it must not go back below them.
+    /// The peers' epochs may be above this gateway's count: after a restart it must not publish below them.
     fn persist_epochs(&mut self) {
         let Some(highest) = self.epochs.iter().map(|epochs| epochs.highest()).max() else { return };
         if let Err(error) = self.state.record_epoch(highest) {
-            tracing::error!(%error, "the epoch is not kept");
+            tracing::error!(%error, "cannot write the epoch to the state file");
         }
     }
 
@@ -230,10 +231,16 @@ impl MaintenanceTasks {
         let read = self.drops.read(|handle, dropped| {
             kernel_drops.add(u64::from(dropped));
             let line = Line(handle.line.0);
-            tracing::warn!(channel = handle.channel.0, %line, dropped, "the kernel dropped datagrams: no room in the socket");
+            tracing::warn!(
+                alarm = Alarm::KernelDrops.name(),
+                channel = handle.channel.0,
+                %line,
+                dropped,
+                "the kernel dropped datagrams: receive buffer full"
+            );
         });
         if let Err(error) = read {
-            tracing::warn!(%error, "a drop counter can't be read");
+            tracing::warn!(%error, "cannot read a kernel drop counter");
         }
     }
 }

@@ -50,7 +50,8 @@ use mdgw_feeds::{
 };
 use mdgw_pair::pair_link::LinkHandle;
 use mdgw_sys::{
-    clock::mono_now, kernel_fence::KernelFenceSlot, progress::ProgressCounter, scheduler::spawn_short_slice,
+    alarm::Alarm, clock::mono_now, kernel_fence::KernelFenceSlot, progress::ProgressCounter,
+    scheduler::spawn_short_slice,
 };
 
 use super::{
@@ -69,10 +70,10 @@ use crate::{
     state_file::Start,
 };
 
-/// Starts the election of each group. `this_start` is the gateway's.
+/// Starts the election of each group. `this_start` is the gateway's start.
 ///
 /// # Errors
-/// When a store can't be opened or a thread can't be had. What was started is closed then.
+/// When a store cannot be opened or a thread cannot be started. Elections that were already started are closed then.
 pub(super) fn start(
     config: &Resolved,
     election: &ElectionConfig,
@@ -132,7 +133,7 @@ fn start_one(
         timing: election.timing,
         core: election.core,
         fifo_priority: election.priority,
-        listeners_ns_max: election.listeners_ns_max,
+        listeners_ns_max: election.listener_timeout_ns,
         peers: election.peers.iter().map(|peer| peer.node).collect(),
     };
     let latch = match (&election.backend, between) {
@@ -181,7 +182,7 @@ fn start_one(
             let moves = AutoMoveConfig::with_tenure(election.tenure_ns);
             let core =
                 Candidate::new(mono_now(), candidate, file.durable(), epoch).with_auto_moves(moves, election.preferred);
-            let backend = voting.backend(group, file, &inbox).map_err(GatewayError::io("start the thread of votes"))?;
+            let backend = voting.backend(group, file, &inbox).map_err(GatewayError::io("start the vote thread"))?;
             Election::new(core, backend, fence, waiting, &inbox, hooks, options)
         }
         _ => {
@@ -213,7 +214,7 @@ fn start_one(
 
 /// What the elections of all groups share.
 enum SharedTransport {
-    /// Nothing: each has a connection of its own.
+    /// Nothing: each has a separate connection.
     Store,
     Voters(Arc<QuorumTransport>),
     Members(Arc<MembershipTransport>),
@@ -223,7 +224,7 @@ fn open_membership(membership: &MembershipConfig) -> Result<MembershipTransport,
     let key = SharedKey::load(&membership.key_file).map_err(|error| membership_failed(error.to_string()))?;
     let act = format!("listen on {} for other members", membership.listen);
     let datagrams = MemberSocket::open(membership.listen.into(), key).map_err(GatewayError::io(act))?;
-    MembershipTransport::start(datagrams).map_err(GatewayError::io("start the thread that hears other members"))
+    MembershipTransport::start(datagrams).map_err(GatewayError::io("start the member receive thread"))
 }
 
 fn emergent_config(
@@ -241,11 +242,11 @@ fn emergent_config(
         join_attempts: membership.join_attempts,
         minimum_size: membership.minimum_size,
         timing: EmergentTiming::of_lease(&election.timing),
-        // Below what this start has for itself: that is nobody's yet, and members tell each other what they know. One that
-        // comes back would outrank whoever leads.
+        // Below the epoch of this start, under which no gateway has led yet. Members exchange the epochs that they
+        // know: with this start's epoch, a restarted gateway would outrank the leader.
         own_epoch: Epoch::new(epoch.count().saturating_sub(1), 0),
         configuration: config.output_fingerprint(),
-        // Without it the configuration was refused.
+        // A configuration without it was refused.
         allow_split: true,
     }
 }
@@ -271,7 +272,7 @@ pub(super) fn record_place(backend: &Backend) -> Option<RecordLocation> {
     match backend {
         Backend::File(directory) => Some(RecordLocation::File(directory.clone())),
         Backend::Etcd(etcd) => Some(RecordLocation::Etcd(etcd.clone())),
-        // A latch has a line of nodes instead.
+        // A latch uses a queue of nodes instead.
         Backend::ZooKeeper(store) if store.mode != ZooKeeperMode::Lease => None,
         Backend::ZooKeeper(store) => Some(RecordLocation::ZooKeeper(store.clone())),
         Backend::Quorum(_) | Backend::Emergent(_) => None,
@@ -283,30 +284,30 @@ fn open_register(
     group: GroupId,
     events: RegisterSender,
 ) -> Result<Box<dyn Register>, GatewayError> {
-    let place = record_place(&election.backend).ok_or_else(|| voting_failed("there is no store".to_owned()))?;
+    let place = record_place(&election.backend).ok_or_else(|| voting_failed("the backend has no store".to_owned()))?;
     Ok(place.open(group, events)?)
 }
 
-/// Over a connection of its own, while the gateway begins: what is slow is said, and nothing waits for it.
+/// Measures the store over a separate connection during the start. Slow answers are logged; the start does not wait.
 fn measure_store(election: &ElectionConfig, group: GroupId) {
     let election = election.clone();
     let measured = std::thread::Builder::new().name("mdgw-measure".to_owned()).spawn(move || {
         match measure(|events| open_register(&election, group, events), MEASURED_FOR) {
             Ok(measured) => {
-                tracing::info!(?measured, "the election's store");
+                tracing::info!(?measured, "election store latency");
                 if let Some(warning) = measured.warning(&election.timing) {
-                    tracing::warn!(alarm = "store-slow", warning, "the election's store");
+                    tracing::warn!(alarm = Alarm::StoreSlow.name(), warning, "election store latency");
                 }
             }
-            Err(error) => tracing::warn!(%error, "the election's store was not measured"),
+            Err(error) => tracing::warn!(%error, "could not measure the election store's latency"),
         }
     });
     if let Err(error) = measured {
-        tracing::warn!(%error, "the election's store was not measured");
+        tracing::warn!(%error, "could not measure the election store's latency");
     }
 }
 
-/// What surrounds the election of a group in this process.
+/// The gateway's side of one group's election.
 struct GroupSurroundings {
     group: GroupId,
     node: NodeId,
@@ -314,13 +315,13 @@ struct GroupSurroundings {
     link_slot: LinkSlot,
     causes: GroupTakeoverCauses,
     sender: Option<AuditSender>,
-    /// The fence in the kernel, where there is one.
+    /// The fence in the kernel, if there is one.
     kernel: Option<KernelFenceSlot>,
-    /// Where the sentinel sees that the thread gets on.
+    /// The progress counter that the sentinel watches.
     progress_counter: Option<ProgressCounter>,
 }
 
-/// What the gateway has for its elections.
+/// What the gateway passes to its elections.
 pub(super) struct ElectionContext<'a> {
     pub(super) audit: Option<&'a AuditSender>,
     pub(super) link_slot: &'a LinkSlot,
@@ -329,10 +330,10 @@ pub(super) struct ElectionContext<'a> {
     pub(super) shared_page: Option<&'a HeldSharedPage>,
 }
 
-/// To the other gateways; empty until there is a link.
+/// The link to the peers; empty until there is a link.
 pub(super) type LinkSlot = Arc<OnceLock<Arc<LinkHandle>>>;
 
-/// Brings what comes over the link to the elections. Ends when it is dropped.
+/// Forwards the link's messages to the elections. Ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct PeerForwarder {
     stop: Arc<AtomicBool>,
@@ -350,7 +351,7 @@ impl PeerForwarder {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let mut forwarder = Forwarder { handle, elections, fitness, causes, deaths, ended: BTreeSet::new() };
-        let thread = spawn_short_slice("mdgw-peer-news", move || {
+        let thread = spawn_short_slice("mdgw-peer-fwd", move || {
             forwarder.handle.set_forwarder(std::thread::current());
             while !stopped.load(Relaxed) {
                 forwarder.forward();
@@ -366,23 +367,23 @@ impl Drop for PeerForwarder {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It has no result; one that panicked has ended all the same.
+            // The thread returns nothing; a panicked thread has ended too.
             let _ended = thread.join();
         }
     }
 }
 
-/// Notes the deaths of other gateways.
+/// Writes death notices of other gateways to the audit.
 #[derive(Debug)]
 pub(super) struct DeathRecorder {
     node: NodeId,
     sender: AuditSender,
-    /// Each is told several times.
+    /// Each notice arrives several times.
     recorded: BTreeSet<(GroupId, NodeId, Incarnation)>,
 }
 
 impl DeathRecorder {
-    /// As that gateway, there.
+    /// Group and node of this gateway.
     pub(super) fn new(node: NodeId, sender: AuditSender) -> Self {
         Self { node, sender, recorded: BTreeSet::new() }
     }
@@ -390,20 +391,20 @@ impl DeathRecorder {
     fn record(&mut self, group: GroupId, notice: DeathNotice) {
         let DeathNotice { holder, incarnation, epoch } = notice;
         if self.recorded.insert((group, holder, incarnation)) {
-            let change = AuditEvent::Died { holder: holder.0, incarnation: incarnation.0 };
+            let change = AuditEvent::Died { dead_node: holder.0, incarnation: incarnation.0 };
             self.sender.record(group, self.node, epoch, change);
         }
     }
 }
 
-/// From the link's desk to the elections.
+/// From the link's queues to the elections.
 struct Forwarder {
     handle: Arc<LinkHandle>,
     elections: BTreeMap<GroupId, Election>,
     fitness: PeerFitness,
     causes: GroupTakeoverCauses,
     deaths: Option<DeathRecorder>,
-    /// Processes whose end has been logged: it is told of each group, and three times.
+    /// Processes whose death has been logged: the notice arrives for each group, and three times.
     ended: BTreeSet<(NodeId, Incarnation)>,
 }
 
@@ -411,20 +412,20 @@ impl Forwarder {
     fn forward(&mut self) {
         while let Some((of, notice)) = self.handle.take_death() {
             for (group, election) in self.elections.iter().filter(|(group, _)| of.is_none_or(|of| of == **group)) {
-                // Groups that it never led, or gave away, go on without it.
+                // A group that the dead process did not lead is not affected.
                 let view = election.view();
                 if notice.epoch.count() > 0 && (view.leader.is_none() || notice.epoch >= view.epoch) {
                     lock(&self.causes).entry(*group).or_default().death = Some(mono_now());
                 }
-                // Before what comes of it is noted.
+                // Before the consequences are recorded.
                 if let Some(deaths) = &mut self.deaths {
                     deaths.record(*group, notice);
                 }
                 election.died(notice);
             }
-            // When the elections know.
+            // After the elections are notified.
             if self.ended.insert((notice.holder, notice.incarnation)) {
-                tracing::warn!(holder = %notice.holder, "another gateway's process has ended");
+                tracing::warn!(holder = %notice.holder, "another gateway's process died");
             }
         }
         while let Some((from, group, message)) = self.handle.take_election() {
@@ -437,14 +438,14 @@ impl Forwarder {
         }
         while let Some((from, group)) = self.handle.take_lead_request() {
             if let Some(election) = self.elections.get(&group).filter(|election| election.has_leadership()) {
-                tracing::info!(node = from, group = group.0, "another gateway asks to lead");
+                tracing::info!(node = from, group = group.0, "another gateway requests leadership");
                 election.begin_hand_over(NodeId(from));
             }
         }
     }
 }
 
-/// For messages that came before the thread was known.
+/// For messages that arrived before the thread was registered.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl ElectionHooks for GroupSurroundings {
@@ -460,7 +461,7 @@ impl ElectionHooks for GroupSurroundings {
     }
 
     fn on_iteration(&mut self) {
-        // It always has something to do: a thread that is at rest for long would be no leader's.
+        // The thread always has something to do: a leader's election thread is never idle for long.
         if let Some(progress_counter) = &self.progress_counter {
             progress_counter.mark_busy();
         }
@@ -509,13 +510,18 @@ impl ElectionHooks for GroupSurroundings {
             sender.record(self.group, self.node, self.handle.epochs().highest(), AuditEvent::Notice { text });
         }
         if let Notice::RecordRolledBack { highest_seen: seen, now } = notice {
-            tracing::error!(alarm = "record-went-back", ?seen, ?now, "the election's record was restored or made anew");
+            tracing::error!(
+                alarm = Alarm::RecordRolledBack.name(),
+                ?seen,
+                ?now,
+                "the election record was rolled back (store restored or record recreated)"
+            );
         }
     }
 }
 
 impl GroupSurroundings {
-    /// What follows soon has this reason.
+    /// Notes a hand-over as the cause of the next takeover.
     fn note_hand_over(&self) {
         lock(&self.causes).entry(self.group).or_default().handed_over = Some(mono_now());
     }

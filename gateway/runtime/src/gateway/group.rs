@@ -1,4 +1,4 @@
-//! One group of channels, as whoever decides about its leadership sees it.
+//! One group of channels, as its election sees it.
 
 use std::{
     collections::BTreeMap,
@@ -22,13 +22,13 @@ use mdgw_sys::fence::Fence;
 use super::{PoolChannels, pool::RunningPool, wiring::GroupParts};
 use crate::config::Resolved;
 
-/// The fence of a group and its epochs, and a bell for its channels.
+/// The fence of a group, its epochs, and the wake-up of its channels.
 #[derive(Clone, Debug)]
 pub struct GroupHandle {
     fence: Arc<Fence>,
     epochs: Arc<KnownEpochs>,
     channels: Vec<GroupChannel>,
-    /// Questions asked of the channels so far.
+    /// Number of position queries to the channels so far.
     drain_requests: Arc<AtomicU64>,
     status_table: Option<Arc<StatusTable>>,
 }
@@ -43,13 +43,13 @@ struct GroupChannel {
 }
 
 impl GroupHandle {
-    /// For the one thread that opens and closes it.
+    /// For the one thread that opens and closes the fence.
     #[must_use]
     pub fn fence(&self) -> &Arc<Fence> {
         &self.fence
     }
 
-    /// What is known of the group's epochs.
+    /// The known epochs of the group.
     #[must_use]
     pub fn epochs(&self) -> &Arc<KnownEpochs> {
         &self.epochs
@@ -60,12 +60,13 @@ impl GroupHandle {
         self.channels.iter().map(|channel| channel.id)
     }
 
-    /// What the last opening of the fence has come to, channel by channel.
+    /// The result of the last opening of the fence, channel by channel.
     pub fn openings(&self) -> impl Iterator<Item = (ChannelId, FenceOpening)> {
         self.channels.iter().map(|channel| (channel.id, channel.takeover_shared.opening.get()))
     }
 
-    /// Tells one of its channels something; the message comes back when that has no room for it, or isn't of this group.
+    /// Sends a message to one of the group's channels. Returns the message if that channel has no room or is not in
+    /// the group.
     pub(crate) fn send(&self, channel: ChannelId, message: ChannelMessage) -> Result<(), ChannelMessage> {
         match self.channels.iter().find(|other| other.id == channel) {
             Some(GroupChannel { pool, index, .. }) => pool.send(*index, message),
@@ -73,7 +74,7 @@ impl GroupHandle {
         }
     }
 
-    /// The fence has just been opened or closed: every channel looks at once, instead of with its next packet or
+    /// The fence has just been opened or closed. Every channel reads it at once, instead of with its next packet or
     /// heartbeat. Call it after each opening, and after the closing of a hand-over.
     pub fn on_fence_change(&self) {
         let number = self.drain_requests.fetch_add(1, Relaxed) + 1;
@@ -82,10 +83,10 @@ impl GroupHandle {
         }
     }
 
-    /// After the fence was closed and [`Self::on_fence_change`] called: where each channel's output ended, once no send is
-    /// outstanding. `None` before; to be asked again.
+    /// After the fence was closed and [`Self::on_fence_change`] called: the end of each channel's output, once no send
+    /// is outstanding. `None` before that; call it again.
     ///
-    /// A channel that is out of service sends heartbeats at most, and stands where it was last known to.
+    /// A channel that is out of service sends heartbeats at most; its last known position is returned.
     #[must_use]
     pub fn drained(&self) -> Option<BTreeMap<ChannelId, StreamPosition>> {
         let number = self.drain_requests.load(Relaxed);
@@ -94,14 +95,15 @@ impl GroupHandle {
             let is_acknowledged = channel.takeover_shared.drain_ack.get().number >= number;
             if !is_acknowledged && channel.pool.failed(channel.index).is_none() {
                 all_acknowledged = false;
-                // Its inbox may have been full when it was asked.
+                // Its inbox may have been full at the first query.
                 channel.request_drain(number);
             }
         }
         all_acknowledged.then(|| self.positions())
     }
 
-    /// A gateway that led under that epoch has said where its output ended: channels go on there when the fence opens next.
+    /// A gateway that led under that epoch has reported the end of its output. Channels continue there when the fence
+    /// opens next.
     pub fn on_peer_output_ended(&self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
         for GroupChannel { id, takeover_shared, .. } in &self.channels {
             if let Some(position) = positions.get(&id.0) {
@@ -110,7 +112,7 @@ impl GroupHandle {
         }
     }
 
-    /// Where each channel's output stands, as far as is known: as sent by this gateway, else as heard of the other.
+    /// The known position of each channel's output: as sent by this gateway, else as received from the peer.
     #[must_use]
     pub fn positions(&self) -> BTreeMap<ChannelId, StreamPosition> {
         let position = |channel: &GroupChannel| {
@@ -126,12 +128,13 @@ impl GroupHandle {
 
 impl GroupChannel {
     fn request_drain(&self, number: u64) {
-        // A channel whose inbox is full is at work, and looks by itself; whoever waits for its answer asks again.
+        // A channel with a full inbox is at work and reads the fence anyway. A caller that waits for its answer asks
+        // again.
         let _inbox_full = self.pool.send(self.index, ChannelMessage::FenceChanged(number));
     }
 }
 
-/// A desk for each group.
+/// A handle for each group.
 pub(super) fn desks(
     config: &Resolved,
     groups: &BTreeMap<GroupId, GroupParts>,

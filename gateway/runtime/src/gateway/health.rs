@@ -1,5 +1,5 @@
-//! How this gateway is, group by group: how fit, and whether it has joined its peer. A cold thread looks some times a
-//! second; the elections are told, and whoever asks for the status.
+//! Health of this gateway, group by group: its fitness, and whether it has joined its peer. A cold thread evaluates it
+//! some times a second for the elections and for the status.
 
 use std::{
     cmp::Ordering,
@@ -35,26 +35,27 @@ use mdgw_publog::Reader;
 
 use super::{GroupHandle, StartMode, wiring::log_directory};
 use crate::config::Resolved;
+use mdgw_sys::alarm::Alarm;
 
-/// What the last look at a group has found.
+/// Result of the last evaluation of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GroupHealth {
     pub(super) fitness: Fitness,
     pub(super) joining: JoinProgress,
 }
 
-/// For whoever asks: the newest of each group.
+/// The newest health of each group, for the status.
 pub(super) type GroupHealthMap = Arc<Mutex<BTreeMap<GroupId, GroupHealth>>>;
 
-/// How fit the other gateways have told that they are, group by group.
+/// The fitness that the peers have reported, group by group.
 pub(super) type PeerFitness = Arc<Mutex<BTreeMap<(GroupId, NodeId), Fitness>>>;
 
-/// Looks at all groups.
+/// Evaluates all groups.
 #[derive(Debug, Default)]
 pub(super) struct HealthMonitor {
     groups: BTreeMap<GroupId, GroupHealthMonitor>,
     newest: GroupHealthMap,
-    /// Of the first look.
+    /// Time of the first evaluation.
     begun: Option<MonoNs>,
 }
 
@@ -64,15 +65,15 @@ struct GroupHealthMonitor {
     fitness: FitnessWatch,
     told: Option<Eligibility>,
     logged_at: MonoNs,
-    /// Whether it was told that this gateway does not come to have its peer's messages.
+    /// Whether it was logged that this gateway does not produce its peer's messages.
     is_mismatch_logged: bool,
     class: Option<FitnessClass>,
     duplicate: DuplicateIdWatch,
-    /// WindowCounts that differed, and when one did last.
+    /// Number of windows that differed, and when one last did.
     different: (u64, Option<MonoNs>),
 }
 
-/// Finds out that another process leads as this gateway: with its number.
+/// Detects another process that leads with this gateway's node number.
 #[derive(Debug, Default)]
 struct DuplicateIdWatch {
     since: Option<MonoNs>,
@@ -84,29 +85,29 @@ struct DuplicateIdWatch {
 pub(super) struct OwnMember {
     pub(super) node: NodeId,
     pub(super) incarnation: Incarnation,
-    /// How long what a process has there outlives it: its lease, or its session.
+    /// How long the traces of an ended process remain in the election: its lease, or its session.
     pub(super) outlives_ns: u64,
 }
 
-/// What is looked at.
+/// The inputs of an evaluation.
 #[derive(Debug)]
 pub(super) struct HealthInputs<'a> {
     pub(super) own: OwnMember,
     pub(super) status_table: &'a StatusTable,
-    /// The link's, where there is one.
+    /// Shared with the link, if there is one.
     pub(super) pair: Option<&'a LinkHandle>,
     pub(super) peer_fitness: &'a PeerFitness,
-    /// A leader that lives says something at least so often, ns.
+    /// A live leader sends at least this often, ns.
     pub(super) heartbeat_ns: u64,
 }
 
 impl HealthMonitor {
-    /// For whoever asks.
+    /// For the status.
     pub(super) fn newest(&self) -> &GroupHealthMap {
         &self.newest
     }
 
-    /// Looks at one group and tells its election.
+    /// Evaluates one group and passes the result to its election.
     pub(super) fn look(
         &mut self,
         group: GroupId,
@@ -119,7 +120,7 @@ impl HealthMonitor {
         let channels = inputs.channels(handle, now);
         let fitness = watch.fitness.look(&inputs.fitness_sample(&channels, election, now), now);
         let has_leader = channels.iter().any(|channel| channel.leader_is_observed);
-        // Just started, it can't know yet whether somebody leads.
+        // Shortly after the start it is unknown whether a gateway leads.
         let is_early = now.since(begun) < inputs.silence_ns();
         let windows = inputs.windows(handle);
         let different = windows.iter().map(|windows| windows.different).sum();
@@ -135,10 +136,10 @@ impl HealthMonitor {
         watch.log_fitness(group, fitness);
         if let Some(duplicate) = watch.duplicate.look(&election.view(), &inputs.own, now) {
             tracing::error!(
-                alarm = "number-twice",
+                alarm = Alarm::DuplicateGatewayId.name(),
                 group = group.0,
                 %duplicate,
-                "another process leads under this gateway's number: each gateway must have one of its own"
+                "another process leads with this gateway's node number: gateway.node must be unique"
             );
         }
         election.set_fitness(fitness);
@@ -148,7 +149,7 @@ impl HealthMonitor {
 }
 
 impl GroupHealthMonitor {
-    /// Whether a window has differed lately, of `count` so far.
+    /// Whether a window has differed recently; `count`: differing windows so far.
     fn has_recent_mismatch(&mut self, count: u64, now: MonoNs) -> bool {
         if count > self.different.0 {
             self.different = (count, Some(now));
@@ -160,22 +161,22 @@ impl GroupHealthMonitor {
         let JoinProgress { eligibility, behind_messages, channels_missing, caught_up_ns, mismatched_ns } = joining;
         if mismatched_ns >= MISMATCH_NS && !core::mem::replace(&mut self.is_mismatch_logged, true) {
             tracing::error!(
-                alarm = "does-not-stand",
+                alarm = Alarm::NotEligible.name(),
                 group = group.0,
-                "as far as its peer, but its messages are not the peer's: its books are in doubt; started again, it begins with the peer's"
+                "caught up, but its messages differ from the peer's: its books are suspect; restart it to copy the peer's state"
             );
         }
         if self.told.replace(eligibility) != Some(eligibility) {
             match eligibility {
                 Eligibility::Joining => {
-                    tracing::info!(group = group.0, "stands for election once it is level with its peer")
+                    tracing::info!(group = group.0, "joining: becomes eligible when it has caught up with its peer")
                 }
-                Eligibility::Eligible => tracing::info!(group = group.0, "stands for election"),
+                Eligibility::Eligible => tracing::info!(group = group.0, "eligible"),
             }
             self.logged_at = now;
         } else if eligibility == Eligibility::Joining && now.since(self.logged_at) >= LOG_INTERVAL_NS {
             let level_ms = caught_up_ns / 1_000_000;
-            tracing::info!(group = group.0, behind_messages, channels_missing, level_ms, "joins its peer");
+            tracing::info!(group = group.0, behind_messages, channels_missing, level_ms, "joining");
             self.logged_at = now;
         }
     }
@@ -184,16 +185,16 @@ impl GroupHealthMonitor {
         let class = fitness.class();
         let before = self.class.replace(class);
         if class != FitnessClass::Fit && before != Some(class) {
-            tracing::warn!(group = group.0, fitness = class.name(), ?fitness, "less fit to lead");
+            tracing::warn!(group = group.0, fitness = class.name(), ?fitness, "fitness reduced");
         } else if class == FitnessClass::Fit && before.is_some_and(|before| before != class) {
-            tracing::info!(group = group.0, "fit to lead again");
+            tracing::info!(group = group.0, "fitness restored");
         }
     }
 }
 
 impl DuplicateIdWatch {
-    /// What an earlier start left ends with its lease or its session, and this gateway, as nothing stands in its way, leads
-    /// then. So one that stays is another's. Told once.
+    /// The traces of an earlier start end with its lease or its session. If nothing else prevents it, this gateway
+    /// leads after that. So a leader that remains is another process. Logged once.
     fn look(&mut self, view: &View, own: &OwnMember, now: MonoNs) -> Option<Member> {
         let is_namesake = |leader: &&Member| leader.node == own.node && leader.incarnation != own.incarnation;
         let leader = view.leader.as_ref().filter(is_namesake);
@@ -208,18 +209,18 @@ impl DuplicateIdWatch {
     }
 }
 
-/// One channel, from both sides.
+/// One channel, seen from both gateways.
 #[derive(Clone, Copy, Debug)]
 struct ChannelObservation {
     own: ChannelStatus,
     look: ChannelSample,
     theirs: Option<StreamPosition>,
-    /// The other gateway publishes it.
+    /// The peer publishes it.
     leader_is_observed: bool,
 }
 
 impl HealthInputs<'_> {
-    /// Longer than this a leader isn't silent.
+    /// A live leader is never silent for longer than this.
     fn silence_ns(&self) -> u64 {
         (3 * self.heartbeat_ns).clamp(SILENCE_NS_MIN, SILENCE_NS_MAX)
     }
@@ -228,7 +229,7 @@ impl HealthInputs<'_> {
         self.pair.is_some_and(|pair| !pair.peer_nodes().is_empty())
     }
 
-    /// How fit the fittest of the peers is that are there.
+    /// The fitness of the fittest connected peer.
     fn fittest_peer(&self, group: GroupId) -> Fitness {
         let linked = self.pair.map(LinkHandle::peer_nodes).unwrap_or_default();
         let told = lock(self.peer_fitness);
@@ -236,7 +237,7 @@ impl HealthInputs<'_> {
         of_linked.max_by_key(Fitness::class).unwrap_or_default()
     }
 
-    /// What peers have told of a channel that is not too old.
+    /// Recent reports of the peers about a channel.
     fn told(&self, channel: ChannelId, now: MonoNs) -> Vec<ChannelPositions> {
         let told = self.pair.map(|pair| pair.told(channel)).unwrap_or_default();
         told.into_iter()
@@ -251,10 +252,10 @@ impl HealthInputs<'_> {
             let told = self.told(channel, now);
             let is_on_wire = own.packets > 0 && now.since(own.received_at) < self.silence_ns();
             let publishes = told.iter().any(|told| told.published.is_some());
-            // Where the link is to tell of the peer, a leader without a link is one to be succeeded.
+            // If there is a link but the leader is not connected to it, the leader can only be succeeded.
             let leader_is_observed =
                 if self.pair.is_some() { !told.is_empty() && (is_on_wire || publishes) } else { is_on_wire };
-            // Of several peers, what the best one has, and whatever any of them has heard.
+            // Of several peers: the position of the best one, and the furthest reception of any.
             let peer_state = match told.as_slice() {
                 [] => leader_is_observed.then_some(ChannelState::Live),
                 told => {
@@ -299,14 +300,14 @@ impl HealthInputs<'_> {
     }
 }
 
-/// What a gateway of a pair is to begin with: where its peer can give the whole session, with that, so that its books
-/// are as good; else with what it has. A log that nobody else could give again isn't given away.
+/// Chooses what a gateway of a pair begins with. If its peer can supply the whole session, it takes that, so that its
+/// books are as good as the peer's. Else it begins with its own log. It never deletes a log that cannot be recovered.
 #[must_use]
 pub fn beginning(config: &Resolved) -> StartMode {
     let Some(link) = config.election.as_ref().and_then(|election| election.link.as_ref()) else {
         return StartMode::OwnLog;
     };
-    // A key that can't be read is told when the gateway starts.
+    // A key that cannot be read is reported when the gateway starts.
     let Ok(key) = SharedKey::load(&link.key_file) else { return StartMode::OwnLog };
     if link.peers.iter().any(|peer| has_whole_session(config, peer, &key)) {
         StartMode::WholeSession
@@ -315,7 +316,7 @@ pub fn beginning(config: &Resolved) -> StartMode {
     }
 }
 
-/// Whether that peer is there and has all that would be given away.
+/// Whether that peer answers and has everything that this gateway would delete.
 fn has_whole_session(config: &Resolved, peer: &PeerEndpoint, key: &SharedKey) -> bool {
     let Ok(told) = query_positions(peer.address, config.gateway.node, key.clone(), QUERY_TIMEOUT) else { return false };
     for setup in &config.channels {
@@ -327,22 +328,22 @@ fn has_whole_session(config: &Resolved, peer: &PeerEndpoint, key: &SharedKey) ->
                 channel = setup.name,
                 own = ?own,
                 peer_keeps = ?theirs.and_then(|theirs| theirs.available_input),
-                "the other gateway is there, but without the whole session"
+                "the peer answers, but does not hold the whole session"
             );
             return false;
         }
     }
-    tracing::info!(peer = %peer.address, "the other gateway is there: the whole session is asked of it");
+    tracing::info!(peer = %peer.address, "the peer answers: requesting the whole session from it");
     true
 }
 
-/// How far a log has come; `None` where nothing can be read of it.
+/// How far a log has come; `None` if it cannot be read.
 pub(super) fn log_end(directory: &Path, channel: ChannelId) -> Option<StreamPosition> {
     let (session, next) = Reader::open(directory, channel.0).and_then(|mut log| log.last_entry()).ok()??;
     Some(StreamPosition::at(Session::from_bytes(session)?, Sequence(next)))
 }
 
-/// Whether what the own log has of the present session can be had again.
+/// Whether the local log's part of the present session can be recovered.
 fn is_recoverable(own: Option<StreamPosition>, theirs: Option<&ChannelPositions>, has_server: bool) -> bool {
     let Some(own) = own else { return true };
     let Some((logged_through, theirs)) = theirs.and_then(|theirs| Some((theirs.logged_through?, theirs))) else {
@@ -352,7 +353,7 @@ fn is_recoverable(own: Option<StreamPosition>, theirs: Option<&ChannelPositions>
         Ordering::Greater => true,
         Ordering::Less => false,
         Ordering::Equal => theirs.available_input.is_some_and(|available_input| {
-            // The venue's server fills holes; it need not keep a day.
+            // The venue's server fills gaps; it need not store a whole day.
             let end = if has_server { available_input.next } else { available_input.until };
             available_input.from <= Sequence(1) && end >= own.sequence
         }),
@@ -363,18 +364,18 @@ pub(super) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A difference keeps leadership from moving by itself for so long: an hour, in which somebody will have looked at it.
+/// How long a difference blocks automatic hand-overs: an hour, in which an operator can look at it.
 const MISMATCH_HOLD_NS: u64 = 3_600_000_000_000;
-/// Takeovers are over long before.
+/// Takeovers end long before this.
 const DUPLICATE_ID_NS: u64 = 5_000_000_000;
-/// Whoever joins has its peer's messages after some seconds, or never.
+/// A joining gateway has its peer's messages after some seconds, or never.
 const MISMATCH_NS: u64 = 10_000_000_000;
-/// Between two lines of the log that tell how far joining has come.
+/// Interval between progress messages in the log.
 const LOG_INTERVAL_NS: u64 = 1_000_000_000;
 /// The link needs a moment to come up.
 const SILENCE_NS_MIN: u64 = 1_000_000_000;
 const SILENCE_NS_MAX: u64 = 5_000_000_000;
-/// On one network it is a matter of a few milliseconds.
+/// On one network it takes a few milliseconds.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

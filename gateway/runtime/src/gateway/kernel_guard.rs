@@ -1,4 +1,4 @@
-//! The gateway's fence in the kernel, where the configuration wants one: put up before any socket is opened.
+//! The gateway's fence in the kernel, if configured: set up before any socket is opened.
 
 use std::{
     collections::BTreeSet,
@@ -11,20 +11,20 @@ use mdgw_sys::kernel_fence::{FenceCgroup, KernelFence, KernelFenceSlot};
 use super::GatewayError;
 use crate::config::Resolved;
 
-/// A closed fence around this process. Dropped after all that sends.
+/// A closed fence around this process. Dropped after all senders.
 #[derive(Debug)]
 pub(super) struct KernelGuard {
     fence: KernelFence,
     groups: Vec<GroupId>,
-    /// Left when this is dropped.
+    /// The process leaves the cgroup when this is dropped.
     _cgroup: FenceCgroup,
 }
 
 impl KernelGuard {
-    /// Around all outputs; `None` where the configuration wants none.
+    /// Around all outputs; `None` if it is not configured.
     ///
     /// # Errors
-    /// Where this host or this user can't have one; says what is missing.
+    /// When this host or user does not support it; the error names what is missing.
     pub(super) fn start(config: &Resolved) -> Result<Option<Self>, GatewayError> {
         if !config.election.as_ref().is_some_and(|election| election.kernel_fence) {
             return Ok(None);
@@ -37,11 +37,11 @@ impl KernelGuard {
         let cgroup = FenceCgroup::enter().map_err(GatewayError::io(NO_CGROUP))?;
         let fence = KernelFence::attach(cgroup.path(), &groups, &destinations)?;
         let fenced: Vec<SocketAddr> = destinations.into_iter().map(SocketAddr::V4).collect();
-        tracing::info!(cgroup = %cgroup.path().display(), ?fenced, "kernel_fence: the kernel refuses what is sent too late");
+        tracing::info!(cgroup = %cgroup.path().display(), ?fenced, "kernel_fence: active; the kernel drops packets sent after the deadline");
         Ok(Some(Self { fence, groups, _cgroup: cgroup }))
     }
 
-    /// Of that group.
+    /// The fence of that group.
     pub(super) fn slot(&self, group: GroupId) -> Option<KernelFenceSlot> {
         let index = self.groups.iter().position(|other| *other == group)?;
         Some(self.fence.group(index))
@@ -53,5 +53,5 @@ impl KernelGuard {
     }
 }
 
-const NO_CGROUP: &str = "put this process into a cgroup of its own for kernel_fence (it takes cgroup v2 and root, or Delegate=yes \
-                         where systemd starts it)";
+const NO_CGROUP: &str =
+    "move this process into its own cgroup for kernel_fence (needs cgroup v2 and root, or Delegate=yes under systemd)";

@@ -1,9 +1,9 @@
-//! One channel's log, kept: its keeper's turns, and what they come to as counters.
+//! Maintenance of one channel's log, with its counters.
 
 use mdgw_publog::{MaintenanceCounts, SegmentMaintenance};
 use mdgw_telemetry::{counter_block, counters::CounterWriter};
 
-/// A log's keeper and its counters. Owned by the keeper's thread.
+/// A log's maintenance and its counters. Owned by the maintenance thread.
 #[derive(Debug)]
 pub(super) struct MaintainedLog {
     maintenance: SegmentMaintenance,

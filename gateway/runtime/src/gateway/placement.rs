@@ -1,5 +1,5 @@
-//! Spreads the groups over the gateways: a cold thread that tells each election, some times a second, where its group
-//! belongs. The elections of the leaders then hand over.
+//! Balances the groups over the gateways: a cold thread computes the placement some times a second and passes it to
+//! each election. The leaders' elections then hand over.
 
 use std::{
     collections::BTreeMap,
@@ -29,14 +29,14 @@ pub(super) struct PlacementThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is spread.
+/// Inputs of the placement.
 #[derive(Debug)]
 pub(super) struct PlacementInputs {
     /// This gateway.
     pub(super) node: NodeId,
-    /// How long a gateway counts as there after it was heard, ns.
+    /// How long a gateway counts as present after its last message, ns.
     pub(super) lease_ns: u64,
-    /// Of each group, with its load: how many channels it has.
+    /// Each group with its load: the number of its channels.
     pub(super) elections: BTreeMap<GroupId, (Election, u32)>,
 }
 
@@ -44,7 +44,7 @@ impl PlacementThread {
     pub(super) fn start(spread: PlacementInputs) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name("mdgw-placer".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("mdgw-placement".to_owned()).spawn(move || {
             let mut published = BTreeMap::new();
             // Relaxed: the flag orders nothing.
             while !stopped.load(Relaxed) {
@@ -61,14 +61,14 @@ impl Drop for PlacementThread {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It has no result; one that panicked moves nothing any more.
+            // The thread returns nothing; after a panic no group is moved.
             let _ended = thread.join();
         }
     }
 }
 
 impl PlacementInputs {
-    /// Tells what is new.
+    /// Publishes the changes.
     fn look(&self, published: &mut BTreeMap<GroupId, GroupPlacement>) {
         let look = |(election, load): &(Election, u32)| GroupObservation { load: *load, view: election.view() };
         let groups = self.elections.iter().map(|(group, spread)| (*group, look(spread))).collect();
@@ -82,5 +82,5 @@ impl PlacementInputs {
     }
 }
 
-/// Shorter than a lease, so that a leader's successor is known when it dies.
+/// Shorter than a lease, so that a leader's successor is known when the leader dies.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! A running pool, whichever backend its handle set has.
+//! A running pool, independent of the backend of its handle set.
 
 use std::{
     fmt,
@@ -12,19 +12,18 @@ use mdgw_engine::{
 };
 use mdgw_sys::handle::ChannelIndex;
 
-/// What the gateway's cold threads want of a pool once it runs. The backend was chosen at the start and is not asked
-/// for again.
+/// The cold threads' access to a running pool. The backend is fixed at the start.
 pub(super) trait RunningPool: fmt::Debug + Send + Sync {
     fn gauges(&self) -> Gauges;
     fn fault(&self) -> Option<String>;
     fn failed(&self, index: usize) -> Option<FailReason>;
-    /// The message comes back when the channel's inbox is full, or the pool is shut down.
+    /// Returns the message when the channel's inbox is full, or the pool is shut down.
     fn send(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage>;
-    /// Nothing, when it was shut down before.
+    /// Empty if the pool was shut down before.
     fn shutdown(&self) -> Vec<ChannelPipeline>;
 }
 
-/// A pool over one kind of handle set. The lock is taken by cold threads alone, and for writing once, at the end.
+/// A pool over one kind of handle set. Only cold threads take the lock, and only once for writing, at the end.
 pub(super) struct LockedPool<S: HandleSet + 'static>(RwLock<Option<Pool<S, ChannelPipeline>>>);
 
 impl<S: HandleSet + 'static> LockedPool<S> {

@@ -1,4 +1,4 @@
-//! What a gateway did, told when it has stopped.
+//! The summary of a gateway's run, available after it has stopped.
 
 use mdgw_engine::{
     dispatch::roles::Gauges,
@@ -15,18 +15,18 @@ use mdgw_publog::WriterCounts;
 
 use crate::latency_thread::LatencyResult;
 
-/// All of it.
+/// The whole summary.
 #[derive(Debug)]
 pub struct GatewayReport {
-    /// The epoch that it published under.
+    /// The epoch under which it published.
     pub epoch: Epoch,
     /// Its channels.
     pub channels: Vec<ChannelReport>,
     /// Its pools' threads.
     pub gauges: Vec<Gauges>,
-    /// Datagrams that the kernel dropped for want of room.
+    /// Datagrams that the kernel dropped because a receive buffer was full.
     pub kernel_drops: u64,
-    /// What was heard of the other gateway, if it listened.
+    /// Counts of the peers' output, if the gateway received it.
     pub listener_counts: Option<ListenerCounts>,
     /// Latencies.
     pub latency: LatencyResult,
@@ -35,15 +35,15 @@ pub struct GatewayReport {
 /// One channel.
 #[derive(Debug)]
 pub struct ChannelReport {
-    /// Its number.
+    /// The channel's number.
     pub id: ChannelId,
-    /// Its name.
+    /// The channel's name.
     pub name: String,
-    /// Where it stood at the end.
+    /// Its state at the end.
     pub state: ChannelState,
-    /// What it saw and made.
+    /// Input and output counts.
     pub counters: ChannelCounters,
-    /// What was refused, wherever it was refused, by reason.
+    /// Dropped packets and messages of all stages, by reason.
     pub drops: DropCounts,
     /// Faults of its books.
     pub book_faults: u64,
@@ -51,11 +51,11 @@ pub struct ChannelReport {
     pub lines: Vec<LineReport>,
     /// Requests to the venue's retransmission server.
     pub requests: u64,
-    /// Whose receive stamps its datagrams carried.
+    /// Source of the receive timestamps of its datagrams.
     pub stamps: StampCounts,
-    /// What went out.
+    /// Counts of the publisher.
     pub published: PublishCounts,
-    /// What went into its publication log.
+    /// Counts of its publication log.
     pub log: WriterCounts,
     /// Why it failed, if it did.
     pub failed: Option<String>,
@@ -64,13 +64,13 @@ pub struct ChannelReport {
 /// One line.
 #[derive(Debug)]
 pub struct LineReport {
-    /// Which.
+    /// The line.
     pub line: Line,
     /// Datagrams with messages.
     pub packets: u64,
-    /// Messages of which this line's copy was the one used.
+    /// Messages of which this line's copy was used.
     pub won_messages: u64,
-    /// Messages that another line had brought.
+    /// Messages that another line had delivered before.
     pub duplicate_messages: u64,
 }
 

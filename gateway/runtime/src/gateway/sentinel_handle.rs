@@ -1,5 +1,5 @@
-//! The gateway's side of its sentinel: a thread that holds the page's mutex as long as the process lives, and the epochs
-//! under which it leads.
+//! The gateway's side of its sentinel: a thread that holds the mutex of the shared page as long as the process lives,
+//! and the epochs under which the gateway leads.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,23 +32,24 @@ use crate::config::{
     resolved::{Backend, ElectionConfig, LinkConfig, SentinelChoice},
 };
 
-/// The page, held by a thread of its own. Dropping it says that all is in order.
+/// The shared page, held by a separate thread. Dropping it signals an orderly end.
 #[derive(Debug)]
 pub(super) struct HeldSharedPage {
     shared_page: Arc<SharedPage>,
     /// Dropped to end the thread.
     end: Option<mpsc::Sender<()>>,
     holder_thread: Option<JoinHandle<()>>,
-    /// Hot threads that show in it: the elections' first, then those of the pools. 0 where nobody judges hangs.
+    /// Hot threads whose progress the page shows: the elections' first, then those of the pools. 0 if the sentinel
+    /// does not judge hangs.
     thread_count: usize,
     group_count: usize,
 }
 
 impl HeldSharedPage {
-    /// `None` where the configuration wants no sentinel.
+    /// `None` if the configuration has no sentinel.
     ///
     /// # Errors
-    /// When it can't be made, or has no room for all threads.
+    /// When the page cannot be created, or has no room for all threads.
     pub(super) fn of(config: &Resolved) -> Result<Option<Self>, GatewayError> {
         let link = config.election.as_ref().and_then(|election| election.link.as_ref());
         let Some(link) = link.filter(|link| link.sentinel != SentinelChoice::None) else { return Ok(None) };
@@ -56,11 +57,11 @@ impl HeldSharedPage {
         let all_threads = groups.len() + config.pools.iter().map(|pool| pool.threads.count()).sum::<usize>();
         let thread_count = if link.hang_limit_ns.is_some() { all_threads } else { 0 };
         if thread_count > THREADS_MAX {
-            let why = format!("{thread_count} threads of elections and pools, and it watches {THREADS_MAX} at most");
-            return Err(GatewayError::io("keep to election.link.hang_limit_ms")(io::Error::other(why)));
+            let why = format!("{thread_count} election and pool threads; the sentinel watches at most {THREADS_MAX}");
+            return Err(GatewayError::io("apply election.link.hang_limit_ms")(io::Error::other(why)));
         }
         let (shared_page, end, holder_thread) =
-            hold_shared_page().map_err(GatewayError::io("make the page of the sentinel"))?;
+            hold_shared_page().map_err(GatewayError::io("create the sentinel's shared memory"))?;
         let group_count = groups.len();
         Ok(Some(Self { shared_page, end: Some(end), holder_thread: Some(holder_thread), thread_count, group_count }))
     }
@@ -86,25 +87,25 @@ impl Drop for HeldSharedPage {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(holder_thread) = self.holder_thread.take() {
-            // It has no result; one that panicked has let the page go.
+            // The thread returns nothing; a panicked thread has released the page.
             let _ended = holder_thread.join();
         }
     }
 }
 
-/// While this lives, the sentinel watches. Dropping it tells the sentinel that all is in order.
+/// While this lives, the sentinel watches. Dropping it signals an orderly end to the sentinel.
 #[derive(Debug)]
 pub(super) struct SentinelHandle {
-    /// Dropped first: the sentinel hears of the end before its stream ends.
+    /// Dropped first: the sentinel is notified of the end before its stream ends.
     _page: HeldSharedPage,
     sentinel: SentinelConnection,
 }
 
 impl SentinelHandle {
-    /// Hands the page to a sentinel.
+    /// Passes the page to a sentinel.
     ///
     /// # Errors
-    /// When it can't be started or reached, or refuses.
+    /// When the sentinel cannot be started or reached, or refuses.
     pub(super) fn start(
         held: HeldSharedPage,
         link: &LinkConfig,
@@ -115,15 +116,15 @@ impl SentinelHandle {
     ) -> Result<Self, GatewayError> {
         let source = match &link.sentinel {
             SentinelChoice::None => {
-                return Err(GatewayError::io("have a sentinel")(io::Error::other("none is wanted")));
+                return Err(GatewayError::io("start the sentinel")(io::Error::other("`sentinel = \"none\"`")));
             }
             SentinelChoice::Started => {
                 SentinelSource::Start { program: "/proc/self/exe".into(), priority: election.priority.unwrap_or(0) }
             }
             SentinelChoice::Service(path) => SentinelSource::Service(path.clone()),
         };
-        // Until a dump is written nobody could learn of the death.
-        forbid_core_dumps().map_err(GatewayError::io("switch core dumps off"))?;
+        // The kernel reports the death only after the core dump is written.
+        forbid_core_dumps().map_err(GatewayError::io("disable core dumps"))?;
         let shared_page = &held.shared_page;
         let registration = WatchRegistration {
             member,
@@ -131,26 +132,26 @@ impl SentinelHandle {
             records: record_place(&election.backend)
                 .map(|place| place.absolute())
                 .transpose()
-                .map_err(GatewayError::io("find the files of the election's store"))?,
+                .map_err(GatewayError::io("resolve the paths of the election store"))?,
             thread_count: held.thread_count,
             recipients: recipients(link, &election.backend),
-            key_file: std::path::absolute(&link.key_file).map_err(GatewayError::io("find the key"))?,
+            key_file: std::path::absolute(&link.key_file).map_err(GatewayError::io("resolve the key file"))?,
             hang_limit_ns: link.hang_limit_ns,
         };
         let sentinel = SentinelConnection::start(&source, &registration, shared_page, kernel_fence)
-            .map_err(|error| GatewayError::io("have a sentinel")(io::Error::other(error)))?;
+            .map_err(|error| GatewayError::io("start the sentinel")(io::Error::other(error)))?;
         for (index, election) in elections.values().enumerate() {
             election.listen(Arc::new(EpochPublisher(shared_page.group(index))));
-            // It may have begun to lead before it was listened to.
+            // The group may have begun to lead before the listener was registered.
             if election.has_leadership() {
                 shared_page.group(index).open(election.view().epoch, FOR_GOOD);
             }
         }
-        tracing::info!("a sentinel watches; core dumps are off");
+        tracing::info!("sentinel is watching; core dumps are disabled");
         Ok(Self { _page: held, sentinel })
     }
 
-    /// Why nobody watches any more.
+    /// Why the sentinel no longer watches.
     pub(super) fn fault(&mut self) -> Option<String> {
         self.sentinel.fault()
     }
@@ -178,14 +179,14 @@ fn hold_shared_page() -> io::Result<(Arc<SharedPage>, mpsc::Sender<()>, JoinHand
     let held = Arc::clone(&shared_page);
     let (end, until) = mpsc::channel::<()>();
     let (tell, recipients) = mpsc::channel();
-    let holder_thread = spawn_short_slice("mdgw-vigil", move || {
+    let holder_thread = spawn_short_slice("mdgw-page-hold", move || {
         let holding = held.hold();
         let holds = holding.is_ok();
         let _gone = tell.send(holding);
         if holds {
             let _ended = until.recv();
             if let Err(error) = held.close() {
-                tracing::warn!(%error, "the sentinel takes the end for a death");
+                tracing::warn!(%error, "cannot tell the sentinel of a clean stop: it will announce a death");
             }
         }
     })?;
@@ -193,7 +194,7 @@ fn hold_shared_page() -> io::Result<(Arc<SharedPage>, mpsc::Sender<()>, JoinHand
     Ok((shared_page, end, holder_thread))
 }
 
-/// Writes a group's epoch where the sentinel finds it: it must name the leadership that ended.
+/// Writes a group's epoch to the page: the death notice must name the leadership that ended.
 struct EpochPublisher(GroupFenceAtomics);
 
 impl Listener for EpochPublisher {
@@ -206,5 +207,5 @@ impl Listener for EpochPublisher {
     }
 }
 
-/// The sentinel asks for a deadline only where it judges hangs.
+/// The sentinel needs a deadline only where it judges hangs.
 const FOR_GOOD: MonoNs = MonoNs(u64::MAX);

@@ -1,4 +1,4 @@
-//! A gateway that comes back begins with its peer's state, channel by channel.
+//! A restarted gateway copies its peer's state, channel by channel.
 
 use std::{cmp::Ordering, net::SocketAddrV4, time::Duration};
 
@@ -12,32 +12,32 @@ use mdgw_pair::pair_link::{CopyError, fetch_copy};
 use super::{health::log_end, wiring::log_directory};
 use crate::config::{Resolved, resolved::ChannelSetup};
 
-/// The other gateways that may give their state.
+/// The peers that may supply their state.
 #[derive(Debug)]
 pub(super) struct Donors {
     key: Option<SharedKey>,
-    /// Without those that didn't answer.
+    /// Without those that did not answer.
     peers: Vec<SocketAddrV4>,
 }
 
 impl Donors {
-    /// Those that are configured, where the gateway wants any.
+    /// The configured peers, if the gateway is to copy.
     pub(super) fn of(config: &Resolved, copy_peer_state: bool) -> Self {
         let link = config.election.as_ref().and_then(|election| election.link.as_ref()).filter(|_| copy_peer_state);
         Self {
-            // A key that can't be read is told when the gateway links.
+            // A key that cannot be read is reported when the gateway links.
             key: link.and_then(|link| SharedKey::load(&link.key_file).ok()),
             peers: link.map_or_else(Vec::new, |link| link.peers.iter().map(|peer| peer.address).collect()),
         }
     }
 
-    /// Whether none of those that were asked answers any more.
+    /// Whether no asked peer answers any more.
     pub(super) fn are_all_unreachable(&self) -> bool {
         self.key.is_some() && self.peers.is_empty()
     }
 
-    /// The channel in the state in which another gateway has it; `None` where none gives one that is worth it. `joining`: how it
-    /// is to be set up; `can_replay_input`: whether it can have the whole session's input otherwise.
+    /// The channel with a peer's state; `None` if no peer supplies a better one. `joining`: setup of the channel;
+    /// `can_replay_input`: whether the whole session's input is available otherwise.
     pub(super) fn channel(
         &mut self,
         config: &Resolved,
@@ -56,14 +56,14 @@ impl Donors {
                     let Err(why) =
                         is_better_than_own(at, has_missed_input, own, has_missed_input && can_replay_input())
                     else {
-                        tracing::info!(%peer, channel = setup.name, %session, next = next.0, "begins with the peer's state");
+                        tracing::info!(%peer, channel = setup.name, %session, next = next.0, "starting with a copy of the peer's state");
                         return Some(channel);
                     };
-                    tracing::warn!(%peer, channel = setup.name, %session, next = next.0, why, "the peer's state is not taken");
+                    tracing::warn!(%peer, channel = setup.name, %session, next = next.0, why, "the copy of the peer's state is not used");
                 }
                 Err(error) => {
-                    tracing::warn!(%peer, channel = setup.name, %error, "no copy of the peer's state");
-                    // Who isn't there, or breaks off each time, is not waited for once more.
+                    tracing::warn!(%peer, channel = setup.name, %error, "could not copy the peer's state");
+                    // A peer that is absent, or breaks off each time, is not tried again.
                     if matches!(error, CopyError::Unreachable(_) | CopyError::Io(_)) {
                         self.peers.retain(|other| *other != peer);
                     }
@@ -74,7 +74,7 @@ impl Donors {
     }
 }
 
-/// A copy; where something comes between, another one.
+/// A copy; after an interruption, another one.
 fn copy_with_retries(
     peer: SocketAddrV4,
     node: u8,
@@ -91,11 +91,11 @@ fn copy_with_retries(
     }
 }
 
-/// Whether a state is better than what this gateway has by itself.
+/// Whether a copied state is better than what this gateway has.
 ///
-/// What the own log holds stays there; it goes on at the copy's position. So a copy must not lie before the log's end. Books in
-/// doubt are no better than the whole session's input, and better than the empty ones that are in doubt too: what both
-/// gateways make of the rest of the session is then the same.
+/// The local log stays, and the channel continues at the copy's position. So a copy must not lie before the log's end.
+/// Suspect books are worse than a replay of the whole session's input. They are better than empty books, which are
+/// suspect too: both gateways then produce the same output for the rest of the session.
 fn is_better_than_own(
     copied: StreamPosition,
     has_missed_input: bool,
@@ -104,20 +104,20 @@ fn is_better_than_own(
 ) -> Result<(), &'static str> {
     let order = own.map_or(Ordering::Greater, |own| copied.session.cmp(&own.session));
     match order {
-        Ordering::Less => Err("the own log is of a newer session"),
-        Ordering::Equal if own > Some(copied) => Err("the own log has come further"),
+        Ordering::Less => Err("the local log is in a newer session"),
+        Ordering::Equal if own > Some(copied) => Err("the local log is further ahead"),
         _ if has_missed_input && can_replay_input => {
-            Err("its books are in doubt, and the session's input is to be had")
+            Err("the peer's books are suspect, and the session can be replayed")
         }
         Ordering::Equal | Ordering::Greater => Ok(()),
     }
 }
 
-/// Of one peer.
+/// Attempts per peer.
 const ATTEMPTS_MAX: u32 = 5;
 /// Before the next attempt.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// A copy that doesn't go on for so long has ended.
+/// A copy without progress for this long has failed.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What each change of leadership cost: found out by a cold thread some milliseconds later, noted in the audit, counted.
+//! The cost of each change of leadership: a cold thread determines it some milliseconds later, writes it to the audit
+//! and counts it.
 
 use std::{
     borrow::Cow,
@@ -26,19 +27,19 @@ use crate::audit::{
     entry::{AuditEvent, AuditPosition, ChannelTakeover},
 };
 
-/// What the election was told that explains why leadership comes to this gateway.
+/// Events at the election that explain why leadership comes to this gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TakeoverCauses {
-    /// It said that it is prepared for a hand-over, or the leader that it has ended.
+    /// A hand-over was prepared, or the leader reported its end.
     pub(super) handed_over: Option<MonoNs>,
-    /// The process of another gateway has ended.
+    /// The process of another gateway has died.
     pub(super) death: Option<MonoNs>,
 }
 
-/// Of each group; written where they are heard.
+/// Of each group; written when the events arrive.
 pub(super) type GroupTakeoverCauses = Arc<Mutex<BTreeMap<GroupId, TakeoverCauses>>>;
 
-/// Watches all groups.
+/// Observes all groups.
 #[derive(Debug)]
 pub(super) struct TakeoverWatch {
     groups: BTreeMap<GroupId, GroupTakeovers>,
@@ -49,17 +50,17 @@ pub(super) struct TakeoverWatch {
 
 #[derive(Debug)]
 struct GroupTakeovers {
-    /// Of the last leadership that was seen.
+    /// Of the last observed leadership.
     epoch: Epoch,
-    /// Not noted yet: since when it is known, and why leadership came.
+    /// A takeover that is not recorded yet: since when it is known, and its cause.
     open: Option<(MonoNs, &'static str)>,
-    /// Whether anybody was known to lead at the last look without leadership of one's own.
+    /// Whether a leader was known at the last observation before this gateway led.
     had_leader_before: bool,
     counters: CounterWriter<TakeoverCounters>,
     costs: Costs,
 }
 
-/// What the takeovers of a group have cost so far; for whoever asks.
+/// Costs of a group's takeovers so far, for the status.
 pub(super) type Costs = Arc<Mutex<GroupCosts>>;
 
 #[derive(Debug)]
@@ -75,7 +76,7 @@ impl GroupCosts {
         let ms = |ns: u64| (!self.blackouts.is_empty()).then(|| ns as f64 / 1e6);
         json!({
             "count": self.takeovers,
-            "sent_again_packets": self.republished_packets,
+            "republished_packets": self.republished_packets,
             "blackouts": self.blackouts.len(),
             "blackout_median_ms": ms(self.blackouts.value_at_quantile(0.5)),
             "blackout_worst_ms": ms(self.blackouts.max()),
@@ -116,17 +117,17 @@ impl TakeoverWatch {
         Self { groups: groups.map(watch).collect(), causes: GroupTakeoverCauses::default(), node, sender }
     }
 
-    /// Where it is told what may explain a change.
+    /// Where the election's events are stored.
     pub(super) fn causes(&self) -> &GroupTakeoverCauses {
         &self.causes
     }
 
-    /// What the takeovers of a group have cost.
+    /// Costs of a group's takeovers.
     pub(super) fn costs(&self, group: GroupId) -> Option<&Costs> {
         self.groups.get(&group).map(|watch| &watch.costs)
     }
 
-    /// Looks at one group.
+    /// Observes one group.
     pub(super) fn update(
         &mut self,
         group: GroupId,
@@ -137,7 +138,7 @@ impl TakeoverWatch {
         let Some(watch) = self.groups.get_mut(&group) else { return };
         let (view, has_leadership) = (election.view(), election.has_leadership());
         let openings: Vec<_> = handle.openings().collect();
-        // What began and ended between two looks is known from what its opening came to.
+        // A leadership that began and ended between two observations is known from the result of its opening.
         let opened = openings.iter().map(|(_, opening)| opening.epoch).max().unwrap_or_default();
         let epoch = if has_leadership { view.epoch } else { opened };
         if epoch > watch.epoch {
@@ -198,25 +199,25 @@ fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTab
     }
 }
 
-/// Why leadership came, as far as can be told from here.
+/// The cause of the takeover, as far as this gateway can tell.
 fn cause(causes: TakeoverCauses, had_leader_before: bool, before: Epoch, now: MonoNs) -> &'static str {
     let is_recent = |omen: Option<MonoNs>| omen.is_some_and(|at| now.since(at) < CAUSE_NS_MAX);
     if is_recent(causes.handed_over) {
         "handed over"
     } else if is_recent(causes.death) {
-        "the leader's process has ended"
+        "the leader's process died"
     } else if had_leader_before {
-        "the leader's lease has ended"
+        "the leader's lease expired"
     } else if before != Epoch::default() {
-        "this gateway led before, and leads again"
+        "this gateway led before"
     } else {
-        "nobody led"
+        "no previous leader"
     }
 }
 
-/// What takes longer to say something new has nothing new to say.
+/// A channel without new content for this long has no new input.
 const FIRST_MESSAGE_NS_MAX: u64 = 2_000_000_000;
-/// What was heard longer ago explains nothing.
+/// An event older than this explains nothing.
 const CAUSE_NS_MAX: u64 = 3_000_000_000;
 /// Ten minutes.
 const BLACKOUT_NS_MAX: u64 = 600_000_000_000;
@@ -235,10 +236,10 @@ mod tests {
         for (causes, had_leader_before, before, expected) in [
             (causes(at(99), None), true, led, "handed over"),
             (causes(at(99), at(99)), true, led, "handed over"),
-            (causes(at(90), at(99)), true, led, "the leader's process has ended"),
-            (causes(at(90), at(90)), true, led, "the leader's lease has ended"),
-            (causes(None, None), false, led, "this gateway led before, and leads again"),
-            (causes(None, None), false, Epoch::default(), "nobody led"),
+            (causes(at(90), at(99)), true, led, "the leader's process died"),
+            (causes(at(90), at(90)), true, led, "the leader's lease expired"),
+            (causes(None, None), false, led, "this gateway led before"),
+            (causes(None, None), false, Epoch::default(), "no previous leader"),
         ] {
             assert_eq!(cause(causes, had_leader_before, before, now), expected, "{causes:?}");
         }

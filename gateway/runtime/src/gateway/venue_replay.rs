@@ -1,9 +1,9 @@
-//! Books from the venue: a gateway that comes back in the midst of a session, and gets no state from another one, has the
-//! venue's server play the session again, where that still has its first message.
+//! Books by a replay from the venue. A gateway that restarts in mid-session and gets no state from a peer has the
+//! venue's server replay the session, if the server still holds its first message.
 //!
-//! What the own log holds stays there. The channel is given all that is before the log's end once more, for its books alone,
-//! and goes on behind it. So the books are as good as before, and both gateways of a pair that were down at a time have the
-//! same again. Without such a server they begin empty, in doubt, and at two places.
+//! The local log stays. The channel receives all messages before the log's end again, for its books only, and
+//! continues after it. So the books are as good as before. If both gateways of a pair were down, both get the same
+//! books. Without such a server their books begin empty and suspect, at two different positions.
 
 use std::{
     io::{self, ErrorKind},
@@ -22,30 +22,30 @@ use mdgw_feeds::{
 
 use crate::config::resolved::{ChannelSetup, RecoveryConfig};
 
-/// Whether a channel's session can be had again, asked no sooner than somebody wants to know.
+/// Whether a channel's session can be replayed. The server is asked only when the answer is needed.
 #[derive(Debug)]
 pub(super) struct VenueReplay<'c> {
     setup: &'c ChannelSetup,
-    /// What would be played; `None`: nothing, or nobody wants it.
+    /// The session to replay; `None`: none, or replay is not wanted.
     numbering: Option<SessionNumbering>,
     is_available: Option<bool>,
 }
 
 impl<'c> VenueReplay<'c> {
-    /// Nobody has been asked yet.
+    /// The server has not been asked yet.
     pub(super) fn new(setup: &'c ChannelSetup, numbering: Option<SessionNumbering>) -> Self {
         Self { setup, numbering, is_available: None }
     }
 
-    /// Whether the venue's server has the session from its first message on. Waits for its answer the first time, no longer
-    /// than for the answer of a gap.
+    /// Whether the venue's server holds the session from its first message on. The first call waits for the answer, no
+    /// longer than for a gap request.
     pub(super) fn is_available(&mut self) -> bool {
         *self.is_available.get_or_insert_with(|| {
             let (Some(recovery), Some(numbering)) = (&self.setup.recovery, &self.numbering) else { return false };
             let answer = first_message(recovery, numbering);
             if !matches!(answer, Ok(true)) {
                 let (server, channel) = (recovery.server, &self.setup.name);
-                tracing::warn!(%server, channel, ?answer, "the venue's server doesn't give the session's beginning");
+                tracing::warn!(%server, channel, ?answer, "the venue's server does not hold the start of the session");
             }
             answer.unwrap_or(false)
         })
@@ -80,7 +80,7 @@ fn is_first_message(answer: &Packet<'_>, numbering: &SessionNumbering) -> bool {
     (answer.session, answer.first) == (numbering.venue, Sequence(1)) && answer.count > 0
 }
 
-/// Whatever is longer is no answer.
+/// A longer datagram is not a valid answer.
 const DATAGRAM_BYTES_MAX: usize = 2_048;
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
         SessionNumbering { session, venue: venue_session(NAME), started, latest, has_messages: true }
     }
 
-    /// Answers each request with the next of these; then with nothing any more, but is there for a while.
+    /// Answers each request with the next of these. After the last, it stays open for a while without answering.
     fn server(answers: Vec<Vec<u8>>) -> RecoveryConfig {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let std::net::SocketAddr::V4(server) = socket.local_addr().unwrap() else { unreachable!("bound to one") };

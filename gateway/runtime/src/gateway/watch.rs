@@ -1,4 +1,4 @@
-//! What the gateway shows of itself to whoever asks: counters, pools and the last interval's latencies, put together.
+//! A snapshot of the gateway's gauges for readers: counters, pools and the latencies of the last interval.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,7 +16,7 @@ use mdgw_telemetry::counters::Registry;
 
 use super::{cold::KernelDrops, pool::RunningPool};
 
-/// All that is read. Cheap to clone, and of no hindrance to any other thread.
+/// The sources of a snapshot. Cheap to clone; reading it does not block other threads.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
     pub(super) source: String,
@@ -67,7 +67,7 @@ impl Watch {
     ) -> ChannelSnapshot {
         let failed = pool.pool.failed(index);
         let reported = u8::try_from(counters.state).ok().and_then(ChannelState::from_number).unwrap_or_default();
-        // What failed tells no state any more.
+        // A failed channel has no other state.
         let state = if failed.is_some() { ChannelState::Failed } else { reported };
         let silent = counters.silent_lines_mask;
         ChannelSnapshot {

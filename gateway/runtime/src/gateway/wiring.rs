@@ -1,4 +1,4 @@
-//! From configuration to parts: what each channel needs is made here and handed to its pool.
+//! From the configuration to parts: creates what each channel needs and passes it to the channel's pool.
 
 use std::{
     collections::BTreeMap,
@@ -69,7 +69,7 @@ use crate::{
     state_file::{ShutdownPosition, Start, StateFile},
 };
 
-/// Makes the parts and remembers what the cold threads will want of them.
+/// Creates the parts and collects what the cold threads will need of them.
 #[derive(Debug)]
 pub(super) struct Wiring<'c> {
     config: &'c Resolved,
@@ -93,7 +93,7 @@ pub(super) struct Wiring<'c> {
     served: Vec<ServedChannel>,
 }
 
-/// What decides about a group's output, and what is known of its epochs.
+/// The fence of a group's output, and the group's known epochs.
 #[derive(Clone, Debug)]
 pub(super) struct GroupParts {
     pub(super) fence: Arc<Fence>,
@@ -148,7 +148,7 @@ impl<'c> Wiring<'c> {
             monitored: Vec::new(),
             words: BTreeMap::new(),
             outputs: Outputs::new(outputs),
-            // A channel has one numbering at a time and the cold thread comes by every few milliseconds.
+            // A channel has one session at a time, and the cold thread reads the queue every few milliseconds.
             sessions: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
             donors: Donors::of(config, overrides.copy_peer_state),
             logs: Vec::new(),
@@ -183,7 +183,7 @@ impl<'c> Wiring<'c> {
         &self.words
     }
 
-    /// Starts one pool with its channels, if it has any; `words`: where its threads show how far they have got.
+    /// Starts one pool with its channels, if it has any. `progress_counters`: where its threads show their progress.
     pub(super) fn start_pool(
         &mut self,
         number: usize,
@@ -203,13 +203,13 @@ impl<'c> Wiring<'c> {
         let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
         let running = match backend_choice::choose_backend(pool.io.into(), pool.threads.count(), waiting)? {
             Backend::Epoll => {
-                self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines, words)?
+                self.start_on(EpollSet::new().map_err(io("create an epoll set"))?, pool, pipelines, words)?
             }
             Backend::Ring(wait) => {
-                self.start_on(RingSet::new(wait).map_err(io("make rings"))?, pool, pipelines, words)?
+                self.start_on(RingSet::new(wait).map_err(io("create io_uring rings"))?, pool, pipelines, words)?
             }
             Backend::Multishot => {
-                let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(io("make a multishot ring"))?;
+                let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(io("create a multishot io_uring ring"))?;
                 self.start_on(set, pool, pipelines, words)?
             }
         };
@@ -267,7 +267,7 @@ impl<'c> Wiring<'c> {
         let running = Pool::start(&dispatch, Arc::new(set), pipelines, local)
             .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })?;
         for (handle, socket) in sockets {
-            running.add(socket.as_fd(), handle).map_err(GatewayError::io("watch a line's socket"))?;
+            running.add(socket.as_fd(), handle).map_err(GatewayError::io("register a line's socket"))?;
             self.drops.add(handle, socket);
         }
         Ok(Arc::new(LockedPool::new(running)))
@@ -284,14 +284,14 @@ impl<'c> Wiring<'c> {
             let recovery = config.arbiter.recovery.get_or_insert(without_server);
             recovery.peer_attempts_max = PEER_ATTEMPTS_MAX;
         }
-        // Nobody outside can choose order ids that collide.
+        // A random seed: no outside party can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
         let joining = joining(config.clone());
         let mut replay = VenueReplay::new(setup, self.numbering_to_replay(setup.id));
         let mut replays_whole_session = self.overrides.beginning == StartMode::WholeSession;
         let can_replay_input = &mut || replays_whole_session || replay.is_available();
         let copied = self.donors.channel(self.config, setup, &joining, can_replay_input);
-        // Who was to give it may have died over the copy.
+        // The peer may have died during the copy.
         replays_whole_session &= !self.donors.are_all_unreachable();
         if self.overrides.leadership == Leadership::Elected && replays_whole_session {
             config = joining;
@@ -311,10 +311,10 @@ impl<'c> Wiring<'c> {
         config.log_position = resumed.map(|shutdown| (shutdown.session, shutdown.next));
         let is_mid_session = resumed.is_some_and(|shutdown| !shutdown.has_ended && shutdown.next > Sequence(1));
         if copied.is_none() && !replays_whole_session && is_mid_session && replay.is_available() {
-            tracing::info!(channel = setup.name, "the venue's server plays the session again, for the books");
+            tracing::info!(channel = setup.name, "replaying the session from the venue's server to rebuild the books");
             config = replay_config(config);
         } else if copied.is_none() && !replays_whole_session && is_mid_session {
-            tracing::warn!(channel = setup.name, "begins amid the session, with its own log alone: books are in doubt");
+            tracing::warn!(channel = setup.name, "starting in mid-session from the local log only: books are suspect");
         }
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
@@ -357,7 +357,7 @@ impl<'c> Wiring<'c> {
         let gateway = &self.config.gateway;
         let directory = log_directory(self.config, setup.id);
         if replays_whole_session && start_position.is_none() && directory.exists() {
-            let act = format!("remove the log of channel {}, which begins anew", setup.name);
+            let act = format!("remove the log of channel {} before a full replay", setup.name);
             std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
         }
         let mut options = LogOptions::new(&directory, setup.id.0);
@@ -401,7 +401,7 @@ impl<'c> Wiring<'c> {
         let [flags, _] = last_flags.to_le_bytes();
         let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
         let from_log = logged.map(|(session, next)| ShutdownPosition { session, next, has_ended });
-        // Both are of the present session. A log may lack what was written to private memory, or be gone.
+        // Both are of the present session. A log may lack entries that went to private memory, or be deleted.
         let from_log = from_log.filter(|shutdown| self.is_current(setup.id, shutdown.session));
         let shutdown_position = self.state.shutdown_position(setup.id).filter(|_| !replays_whole_session);
         let resumed = from_log.into_iter().chain(shutdown_position).max_by_key(|shutdown| shutdown.next);
@@ -413,19 +413,19 @@ impl<'c> Wiring<'c> {
         Ok(OpenedLog { sink, directory, resumed })
     }
 
-    /// Whether no newer session has begun since, one that came to no entry of the log.
+    /// Whether no newer session has begun since without an entry in the log.
     fn is_current(&self, channel: ChannelId, session: Session) -> bool {
         self.state.numbering(channel).is_none_or(|numbering| numbering.session == session)
     }
 
-    /// What the books of a channel can be had from again, should no other gateway give them.
+    /// Where a channel's books can be rebuilt from, if no peer supplies them.
     fn numbering_to_replay(&self, channel: ChannelId) -> Option<SessionNumbering> {
         let Overrides { leadership, copy_peer_state, .. } = self.overrides;
         let is_wanted = leadership == Leadership::Elected && copy_peer_state;
         self.state.numbering(channel).filter(|numbering| is_wanted && numbering.has_messages)
     }
 
-    /// Output sockets are numbered through, in the order of the configuration.
+    /// Output sockets are numbered in the order of the configuration.
     fn output_indices(&self, output: Option<&OutputConfig>) -> Vec<OutputIndex> {
         let Some(output) = output else { return Vec::new() };
         let before: usize = self
@@ -442,7 +442,8 @@ impl<'c> Wiring<'c> {
         let mut lines = Vec::with_capacity(setup.lines.len());
         for line in &setup.lines {
             let mut options = ReceiveOptions::new(line.group, Some(line.interface.clone()));
-            // One source can be joined by itself; several are joined for any and filtered here.
+            // A single source is joined by itself. With several sources the group is joined for any source, and
+            // filtered here.
             options.source = match line.sources.as_slice() {
                 [source] => Some(*source),
                 _ => None,
@@ -467,7 +468,7 @@ impl<'c> Wiring<'c> {
         Ok(Some(RecoverySocket { socket, server: recovery.server }))
     }
 
-    /// Listens to the other gateway, where there may be one.
+    /// Receives the output of the peers, where there may be some.
     pub(super) fn start_standby(&mut self) -> Result<Option<Standby>, GatewayError> {
         let channels = std::mem::take(&mut self.monitored);
         if self.overrides.leadership == Leadership::Standalone {
@@ -502,11 +503,11 @@ impl<'c> Wiring<'c> {
         Ok(Some(standby))
     }
 
-    /// What runs beside the pools.
+    /// The cold threads beside the pools.
     pub(super) fn start_cold_threads(self) -> Result<(LatencyThread, ColdThreads), GatewayError> {
         let mut lines = self.config.channels.iter().flat_map(|channel| &channel.lines);
         let stamps = if lines.any(|line| line.stamps == Stamps::Hardware) {
-            "the NIC's where it stamps, else kernel software"
+            "NIC where available, else kernel software"
         } else {
             "kernel software"
         };
@@ -527,7 +528,7 @@ impl<'c> Wiring<'c> {
     }
 }
 
-/// How a channel is set up that gets what is behind it from the peer.
+/// Setup of a channel that gets the earlier messages from the peer.
 fn joining(config: ChannelConfig) -> ChannelConfig {
     let mut config = replay_config(config);
     if let Some(catch_up) = &mut config.arbiter.catch_up {
@@ -537,7 +538,7 @@ fn joining(config: ChannelConfig) -> ChannelConfig {
     config
 }
 
-/// How a channel is set up that has what is behind it played again by the venue, its log's end included.
+/// Setup of a channel for which the venue replays the earlier messages, up to the end of its log.
 fn replay_config(mut config: ChannelConfig) -> ChannelConfig {
     // A day is longer than any gap.
     let (gap_messages_max, session_messages_max) = (u64::MAX, u64::MAX);
@@ -547,13 +548,13 @@ fn replay_config(mut config: ChannelConfig) -> ChannelConfig {
     config
 }
 
-/// Where a copied channel goes on.
+/// Where a copied channel continues.
 fn copied_position(channel: &Channel) -> Option<ShutdownPosition> {
     let (session, next) = channel.position()?;
     Some(ShutdownPosition { session, next, has_ended: channel.state() == ChannelState::Ended })
 }
 
-/// Where a channel's publication log lies.
+/// Directory of a channel's publication log.
 pub(super) fn log_directory(config: &Resolved, channel: ChannelId) -> PathBuf {
     config.gateway.log_dir.join(channel.0.to_string())
 }
@@ -562,19 +563,19 @@ pub(super) fn log_directory(config: &Resolved, channel: ChannelId) -> PathBuf {
 struct OpenedLog {
     sink: LogSink,
     directory: PathBuf,
-    /// How far the channel had got when the gateway last ran.
+    /// How far the channel had come when the gateway last ran.
     resumed: Option<ShutdownPosition>,
 }
 
-/// A NIC without stamps, or a gateway without the right to switch them on, is no reason not to run: the summary tells
-/// whose stamps were used.
+/// A NIC without timestamps, or no permission to enable them, is no reason not to run. The summary names the source of
+/// the timestamps.
 fn enable_hardware_stamps(interface: &Interface) {
     let enabled = match interface.lookup() {
         Ok(now) => hardware_stamps::enable(&now.name).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
     if let Err(error) = enabled {
-        tracing::warn!(%interface, error, "NIC stamps");
+        tracing::warn!(%interface, error, "NIC timestamps not available");
     }
 }
 
@@ -584,20 +585,20 @@ const DATAGRAM_BYTES_MAX: usize = 2_048;
 const PAYLOAD_BYTES_MAX: usize = 1_472;
 /// Heartbeats of a channel without an output go nowhere.
 const HEARTBEAT_NS: u64 = 1_000_000_000;
-/// How many counts above what anybody vouches for an epoch is believed.
+/// How many counts above the authenticated epochs an epoch is accepted.
 const EPOCH_JUMP_MAX: u64 = 1_000;
-/// What is kept of each channel's input for a peer that the configuration doesn't name.
+/// Input history of each channel for a peer that the configuration does not name.
 const HISTORY_BYTES: usize = 32 << 20;
 /// One more than a message lost on the link needs.
 const PEER_ATTEMPTS_MAX: u16 = 2;
-/// Three seconds for the link to come up; a peer that says it has no more isn't waited for.
+/// Three seconds for the link to come up; a peer that reports the end of its input is not waited for.
 const JOIN_PEER_ATTEMPTS_MAX: u16 = 300;
 /// Ten time-outs of a receiver's request.
 const HOLE_NS_MAX: u64 = 500_000_000;
-/// The floor of a takeover's tail for a whole group: see the publisher.
+/// The floor of a takeover's catch-up for a whole group: see the publisher.
 const CATCH_UP_PACKETS_PER_S: u64 = 20_000;
-/// Of a gateway that stands alone: half of the fence's default margin.
+/// For a standalone gateway: half of the fence's default margin.
 const SEND_NS_MAX: u64 = 10_000_000;
 
-// The recovery line is one of a channel's lines.
+// The recovery line counts as one of a channel's lines.
 const _: () = assert!((Line::RECOVERY.0 as usize) < Line::COUNT_MAX);

@@ -1,4 +1,4 @@
-//! What a late joiner needs before anything else: the definitions of the session so far.
+//! The definitions of the session so far, which a late joiner needs first.
 
 use mdgw_feeds::{
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameKind},
@@ -7,29 +7,29 @@ use mdgw_feeds::{
 use mdgw_publog::{Reader, SessionBytes};
 use zerocopy::IntoBytes;
 
-/// Follows a channel's log and keeps the frames that define or name instruments: definition and symbol mapping records.
-/// They stay here when their segments are gone from the log.
+/// Follows a channel's log and stores the frames that define or name instruments: definition and symbol mapping
+/// records. They remain here after their segments are deleted from the log.
 #[derive(Debug)]
 pub(super) struct Definitions {
     reader: Reader,
     session: Option<SessionBytes>,
-    /// Whole frames back to back, and where each ends.
+    /// Complete frames back to back, and the end of each.
     bytes: Vec<u8>,
     frame_ends: Vec<usize>,
     bytes_max: usize,
     /// Frames of this session for which there was no room.
     dropped: u64,
-    /// Where the log has come to in `session`.
+    /// Position of the log in `session`.
     next: u64,
 }
 
 impl Definitions {
-    /// From the oldest entry that the log has.
+    /// Starts at the oldest entry of the log.
     pub(super) fn new(reader: Reader, bytes_max: usize) -> Self {
         Self { reader, session: None, bytes: Vec::new(), frame_ends: Vec::new(), bytes_max, dropped: 0, next: 0 }
     }
 
-    /// Reads at most that many entries. Whether there may be more.
+    /// Reads at most that many entries. Returns whether there may be more.
     pub(super) fn follow(&mut self, entries_max: usize) -> bool {
         for _ in 0..entries_max {
             let Some(entry) = self.reader.next() else { return false };
@@ -58,12 +58,12 @@ impl Definitions {
         true
     }
 
-    /// The session that the log is in, once there is one.
+    /// The session of the log's latest entry, if there is one.
     pub(super) fn session(&self) -> Option<SessionBytes> {
         self.session
     }
 
-    /// How many frames there are; their numbers begin at 0.
+    /// Number of stored frames; their numbers begin at 0.
     pub(super) fn count(&self) -> u64 {
         self.frame_ends.len() as u64
     }
@@ -73,12 +73,12 @@ impl Definitions {
         self.dropped
     }
 
-    /// Where the log has come to in the session.
+    /// Position of the log in the session.
     pub(super) fn next(&self) -> u64 {
         self.next
     }
 
-    /// As many frames from number `first` on as fit `bytes_max`: their bytes, and the number behind the last.
+    /// As many frames from number `first` on as fit into `bytes_max`: their bytes, and the number after the last.
     pub(super) fn packet_from(&self, first: u64, bytes_max: usize) -> Option<(&[u8], u64)> {
         let first = usize::try_from(first).ok()?;
         let begin = if first == 0 { 0 } else { *self.frame_ends.get(first - 1)? };
@@ -89,7 +89,7 @@ impl Definitions {
 }
 
 /// Whether any record of a frame's body defines or names an instrument. A record's first byte is its length in units
-/// of four bytes, its second its type.
+/// of four bytes, its second byte its type.
 fn defines(body: &[u8]) -> bool {
     let mut rest = body;
     while let [length, record_type, ..] = *rest {

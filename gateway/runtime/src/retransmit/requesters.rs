@@ -1,4 +1,4 @@
-//! Who is answered, and how much.
+//! Which requesters are answered, and their rate limits.
 
 use std::{collections::HashMap, net::Ipv4Addr};
 
@@ -6,29 +6,28 @@ use mdgw_feeds::time::MonoNs;
 
 use crate::config::resolved::RetransmissionLimits;
 
-/// What every requester has left, by source address. Bounded; a requester is forgotten once it has its full allowance
-/// again, since it is then as good as new.
+/// The remaining allowance of each requester, by source address. Bounded; a requester with its full allowance is
+/// deleted, since its entry then equals a new one.
 #[derive(Debug)]
 pub(super) struct Requesters {
     limits: RetransmissionLimits,
     buckets: HashMap<Ipv4Addr, TokenBucket>,
-    /// When forgetting is worth a look again: it takes a walk over all of them.
+    /// When the next search for deletable entries is due: it visits all of them.
     sweep_at: MonoNs,
 }
 
 /// Why a request gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// From no network that is answered.
+    /// The requester's network is not answered.
     Network,
-    /// More requests or more bytes than the requester may have.
+    /// The requester exceeds its requests or bytes.
     Rate,
     /// Too many requesters at once.
     TooMany,
 }
 
-/// What one requester has saved up, as time: at most a second of it, which buys a second's worth of requests and of
-/// bytes.
+/// The allowance of one requester, as time: at most one second, which pays for a second's worth of requests and bytes.
 #[derive(Clone, Copy, Debug)]
 struct TokenBucket {
     request_ps: u64,
@@ -50,7 +49,7 @@ impl Requesters {
         *self = Self::new(limits);
     }
 
-    /// Takes one request out of the requester's allowance. Bytes that its answer may have.
+    /// Charges one request. Returns the bytes that its answer may have.
     pub(super) fn admit(&mut self, requester: Ipv4Addr, now: MonoNs) -> Result<u64, Refusal> {
         if !self.limits.allowed.iter().any(|network| network.contains(requester)) {
             return Err(Refusal::Network);
@@ -72,7 +71,7 @@ impl Requesters {
         Ok(bytes)
     }
 
-    /// Takes what an answer came to out of the requester's allowance.
+    /// Charges the bytes of an answer.
     pub(super) fn consume(&mut self, requester: Ipv4Addr, bytes: u64) {
         let (_, byte_cost) = self.costs();
         if let Some(bucket) = self.buckets.get_mut(&requester) {
@@ -80,7 +79,7 @@ impl Requesters {
         }
     }
 
-    /// What a request and a byte cost: the time it takes to earn them.
+    /// The cost of a request and of a byte: the time it takes to earn them.
     fn costs(&self) -> (u64, u64) {
         let request = PS_PER_S / u64::from(self.limits.requests_per_second).clamp(1, PS_PER_S);
         (request, PS_PER_S / self.limits.bytes_per_second.clamp(1, PS_PER_S))
@@ -114,7 +113,7 @@ impl TokenBucket {
 const PS_PER_S: u64 = 1_000_000_000_000;
 const PS_PER_NS: u64 = 1_000;
 const SWEEP_NS: u64 = 100_000_000;
-/// A packet and the end of the answer: with less, an answer would be worth nothing.
+/// A packet and the end of the answer: a smaller answer would be useless.
 const ANSWER_BYTES_MIN: u64 = 2_048;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What an election and the links to the other gateways need of this host: keys and passwords that can be read, addresses
-//! that are here, directories, a sentinel that listens.
+//! What an election and the pair links need of this host: readable keys and passwords, local addresses, directories, a
+//! listening sentinel.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,7 @@ use mdgw_election::{
 
 use crate::config::resolved::{Backend, ElectionConfig, SentinelChoice};
 
-/// What would keep the gateway from starting, but for [`directory`].
+/// Faults that would prevent the start, except for [`directory`].
 pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
     let keys = shared_keys(election).into_iter().filter_map(|path| SharedKey::load(path).err());
     let mut refused: Vec<String> = keys.map(|error| error.to_string()).collect();
@@ -23,7 +23,7 @@ pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
     let files = tls.into_iter().flat_map(EtcdTls::files);
     refused.extend(files.filter_map(|(what, path)| read(what, path).err()).map(|error| error.to_string()));
     for (owner, listen) in addresses(election) {
-        // Any port: the configured one may be in use by a gateway that runs.
+        // Any port: a running gateway may use the configured one.
         if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*listen.ip(), 0)) {
             refused.push(format!("election.{owner} cannot listen on {listen}: {error}"));
         }
@@ -31,25 +31,25 @@ pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
     refused
 }
 
-/// Whether something outside of the gateway has a place for each of its groups.
+/// Whether a part outside of the gateway has one slot for each of its groups.
 pub(super) fn has_group_slots(election: &ElectionConfig) -> bool {
     let has_sentinel = election.link.as_ref().is_some_and(|link| link.sentinel != SentinelChoice::None);
     has_sentinel || election.kernel_fence
 }
 
-/// What has to be there when the gateway starts, and isn't yet.
+/// What must exist when the gateway starts, and does not exist yet.
 pub(super) fn missing_sentinel(election: &ElectionConfig) -> Option<String> {
     let SentinelChoice::Service(socket) = &election.link.as_ref()?.sentinel else { return None };
     let is_missing = socket.try_exists().is_ok_and(|there| !there);
     is_missing.then(|| {
         format!(
-            "no sentinel listens at {} yet (mdgw-sentinel.service): without it the gateway does not start",
+            "no sentinel listens on {} (mdgw-sentinel.service): the gateway will not start without it",
             socket.display()
         )
     })
 }
 
-/// Where the backend writes, and what.
+/// The directory that the backend writes to, and its content.
 pub(super) fn directory(backend: &Backend) -> Option<(&'static str, &Path)> {
     match backend {
         Backend::File(directory) => Some(("election's records", directory.as_path())),
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::config::{Resolved, host::Host};
 
-    /// The shipped gateway that votes, with a link, its files in `folder` and itself at `address`.
+    /// The shipped configuration for `quorum`, with a link, its files in `folder` and its own address `address`.
     fn voting(folder: &Path, address: &str) -> Resolved {
         let folder = folder.display().to_string();
         let text = include_str!("../../../../../ops/config/quorum.toml")
@@ -147,7 +147,7 @@ mod tests {
             link.sentinel = SentinelChoice::Service(socket.clone());
         }
         let warning = missing_sentinel(election(&config)).unwrap();
-        assert!(warning.contains("socket yet"), "{warning}");
+        assert!(warning.contains("no sentinel listens on") && warning.contains("socket"), "{warning}");
         let host = Host { not_yet_present: vec![warning.clone()], ..Host::default() };
         assert!(host.findings(&config).warnings.contains(&warning));
         fs::write(&socket, "").unwrap();

@@ -1,4 +1,4 @@
-//! Who grants leadership, and how to reach it: `election.backend` and the tables of the stores.
+//! The election's backend and how to reach it: `election.backend` and the tables of the stores.
 
 use std::{collections::BTreeMap, ops::Range, time::Duration};
 
@@ -27,7 +27,7 @@ struct StoreKeys<'a> {
 }
 
 impl Resolver<'_> {
-    /// Who grants leadership; `None` where that can't be said.
+    /// The backend; `None` if it is invalid.
     pub(super) fn backend(&mut self, written: &Spanned<file::Election>) -> Option<Backend> {
         let (election, table) = (written.get_ref(), written.span());
         let name = self.required_text(&election.backend, &table, "backend")?;
@@ -41,7 +41,7 @@ impl Resolver<'_> {
             let kind = kind.name();
             self.add_problem(
                 &name.span(),
-                format!("{kind:?}: this mdgw was built without it; build it with `--features {kind}`"),
+                format!("{kind:?}: not included in this build; rebuild with `--features {kind}`"),
             );
         }
         Some(match kind {
@@ -69,13 +69,16 @@ impl Resolver<'_> {
             let node = NodeId(self.required_number(&voter.node, limits::NODE, &span, "node"));
             let address = self.address(&voter.address, &span, "address");
             if voters.values().any(|known| *known == address) || voters.insert(node, address).is_some() {
-                self.add_problem(&span, format!("node {node} at {address}: another voter has that number or address"));
+                self.add_problem(
+                    &span,
+                    format!("node {node} at {address}: duplicate number or address among the voters"),
+                );
             }
             if address == listen && address != UNREADABLE_ADDRESS {
                 self.add_problem(&span, format!("node {node} at {address}: is this gateway's own `listen`"));
             }
         }
-        // The gateway's own vote makes them odd: with an even number two halves could stand against each other.
+        // The gateway's own vote makes their number odd: an even number could split into two equal halves.
         if voters.is_empty() || !voters.len().is_multiple_of(2) || voters.len() > VOTERS_MAX {
             let count = voters.len() + 1;
             self.add_problem(
@@ -108,16 +111,18 @@ impl Resolver<'_> {
         {
             self.add_problem(
                 &written.span(),
-                format!("{listen}: others are told this address, so it must be one of this host"),
+                format!(
+                    "{listen}: this address is advertised to the other members, so it must be an address of this host"
+                ),
             );
         }
         let seeds: Vec<_> = emergent.seeds.iter().flat_map(|list| list.get_ref()).collect();
         let seeds: Vec<_> = seeds.into_iter().map(|seed| self.address(&Some(seed.clone()), &table, "seeds")).collect();
-        let bootstraps = emergent.found.as_ref().is_some_and(|found| *found.get_ref());
+        let bootstraps = emergent.bootstrap.as_ref().is_some_and(|bootstrap| *bootstrap.get_ref());
         if !bootstraps && seeds.iter().all(|seed| *seed == listen) {
             self.add_problem(
                 &table,
-                "a gateway without `found = true` needs `seeds`, of which one at least is another gateway's",
+                "a gateway without `bootstrap = true` needs `seeds` with the address of at least one other gateway",
             );
         }
         self.required(&emergent.minimum_size, &table, "minimum_size");
@@ -133,7 +138,7 @@ impl Resolver<'_> {
         })
     }
 
-    /// No minimum size above the number of gateways, which could never be reached.
+    /// Refuses a minimum size above the number of gateways, which could never be reached.
     pub(super) fn check_minimum_size(
         &mut self,
         written: &Spanned<file::Election>,
@@ -146,12 +151,12 @@ impl Resolver<'_> {
             let emergent = written.get_ref().emergent.as_ref();
             let span = emergent.and_then(|table| table.get_ref().minimum_size.as_ref()).map(Spanned::span);
             let message =
-                format!("{minimum_size}: this gateway and its [[election.peer]] are {gateways}: nobody would lead");
+                format!("{minimum_size}: exceeds the number of gateways ({gateways}): no gateway could ever lead");
             self.add_problem(&span.unwrap_or_else(|| written.span()), message);
         }
     }
 
-    /// Each gateway of the election votes, and this one is not among the others.
+    /// Each gateway of the election votes, and this gateway is not among the other voters.
     pub(super) fn check_voters(
         &mut self,
         written: &Spanned<file::Election>,
@@ -175,7 +180,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// No session so short that a gateway with these times would never stand.
+    /// Refuses a session so short that a gateway with these times would never be eligible.
     pub(super) fn check_session_timeout(
         &mut self,
         written: &Spanned<file::Election>,
@@ -212,11 +217,10 @@ impl Resolver<'_> {
             identity: identity.map(|(certificate, key)| (certificate.into(), key.into())),
         });
         if let (None, Some(certificate)) = (&tls, &etcd.certificate_file) {
-            self.add_problem(&certificate.span(), "a certificate is used with `ca_file` only");
+            self.add_problem(&certificate.span(), "a client certificate needs `ca_file`");
         }
         if access.login.is_some() && tls.is_none() {
-            self.warnings
-                .push("the password for etcd crosses the network in the clear: `ca_file` is not set".to_owned());
+            self.warnings.push("the etcd password is sent unencrypted: `ca_file` is not set".to_owned());
         }
         Some(EtcdConfig { access, prefix: prefix.to_owned(), tls })
     }
@@ -258,7 +262,7 @@ impl Resolver<'_> {
         if let Some(written) = &zookeeper.session_ms
             && !is_latch
         {
-            self.add_problem(&written.span(), "for `mode = \"latch\"` only: a lease has no session");
+            self.add_problem(&written.span(), "only for `mode = \"latch\"`: a lease has no session");
         }
         let latch = ZooKeeperMode::Latch { session: Duration::from_millis(session_ms) };
         let mode = if is_latch { latch } else { ZooKeeperMode::Lease };
@@ -285,7 +289,7 @@ impl Resolver<'_> {
                     format!("{name:?}: expected host and port, such as \"10.0.0.1:2379\""),
                 );
             } else if endpoints[..index].iter().any(|other| other.get_ref() == name) {
-                self.add_problem(&endpoint.span(), format!("{name:?}: stands here twice"));
+                self.add_problem(&endpoint.span(), format!("{name:?}: duplicate"));
             }
         }
         self.check_both_set("user", keys.user, "password_file", keys.password_file);
@@ -298,24 +302,27 @@ impl Resolver<'_> {
         }
     }
 
-    /// A table that is there for another backend than the one in use.
+    /// Refuses a table for another backend than the configured one.
     fn check_backend_table(&mut self, used: Kind, owner: Kind, table: Option<Range<usize>>) {
         if let Some(table) = table
             && used != owner
         {
             let (owner, used) = (owner.name(), used.name());
-            self.add_problem(&table, format!("for `backend = {owner:?}` only; this one is {used:?}"));
+            self.add_problem(&table, format!("only for `backend = {owner:?}`; this configuration has {used:?}"));
         }
     }
 
-    /// Neither of the two is of use without the other.
+    /// Refuses one of the two keys without the other.
     fn check_both_set(&mut self, name: &str, written: &FileValue<String>, other_name: &str, other: &FileValue<String>) {
         for (there, missing) in [
             (written.as_ref().filter(|_| other.is_none()), other_name),
             (other.as_ref().filter(|_| written.is_none()), name),
         ] {
             if let Some(there) = there {
-                self.add_problem(&there.span(), format!("`{missing}` is missing beside it"));
+                self.add_problem(
+                    &there.span(),
+                    format!("`{missing}` is missing: user and password_file belong together"),
+                );
             }
         }
     }
@@ -338,10 +345,10 @@ const BACKENDS: [(Kind, &str); 5] = [
     (Kind::Emergent, "emergent"),
 ];
 
-/// Others than this gateway. More of them make a vote slower and no safer.
+/// Voters besides this gateway. More of them make a vote slower and no safer.
 const VOTERS_MAX: usize = 8;
 
-/// In memory: what it says ends with the host.
+/// In memory: its content is lost when the host stops.
 const DIRECTORY: &str = "/dev/shm/mdgw-election";
 
 impl Kind {

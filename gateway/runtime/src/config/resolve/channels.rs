@@ -47,8 +47,7 @@ impl Resolver<'_> {
                 self.add_problem(
                     &span,
                     format!(
-                        "window_packets = {window_packets}: must be more than one drain can bring: quota {} of pool {:?} \
-                         x {} lines = {drain_packets} packets",
+                        "window_packets = {window_packets}: must exceed one drain: quota {} of pool {:?} x {} lines = {drain_packets} packets",
                         pool.quota_packets,
                         pool.name,
                         lines.len(),
@@ -74,11 +73,11 @@ impl Resolver<'_> {
         }
     }
 
-    /// Index of the channel's pool: the one it names, or the only one there is.
+    /// Index of the channel's pool: the named one, or the only one.
     fn pool_of(&mut self, channel: &file::Channel, table: &std::ops::Range<usize>, pools: &[PoolConfig]) -> usize {
         let Some(name) = &channel.pool else {
             if pools.len() > 1 {
-                self.add_problem(table, format!("`pool` is missing: there are {} to choose from", pools.len()));
+                self.add_problem(table, format!("`pool` is missing: there are {} pools", pools.len()));
             }
             return 0;
         };
@@ -98,13 +97,13 @@ impl Resolver<'_> {
         for name in written.get_ref() {
             let Some(schema) = self.one_of(Some(name), &SchemaSet::NAMES) else { continue };
             if schemas.contains(schema) {
-                self.add_problem(&name.span(), format!("{:?}: named twice", name.get_ref()));
+                self.add_problem(&name.span(), format!("{:?}: duplicate", name.get_ref()));
             }
             if !SchemaSet::of_feed(feed).contains(schema) {
                 let gives = SchemaSet::of_feed(feed);
                 self.add_problem(
                     &name.span(),
-                    format!("{:?}: {feed} does not carry what this schema needs; it gives: {gives}", name.get_ref()),
+                    format!("{:?}: not available from {feed}; available: {gives}", name.get_ref()),
                 );
             }
             schemas = schemas.with(schema);
@@ -117,10 +116,7 @@ impl Resolver<'_> {
             [channel.orders_max.as_ref().map(Spanned::span), channel.order_store.as_ref().map(Spanned::span)];
         if !feed.is_by_order() {
             for span in by_order_only.into_iter().flatten() {
-                self.add_problem(
-                    &span,
-                    format!("{feed} tells no single orders, so there is nothing to limit or store"),
-                );
+                self.add_problem(&span, format!("{feed} carries no individual orders, so this key does not apply"));
             }
         }
         BookLimits {
@@ -175,10 +171,7 @@ impl Resolver<'_> {
     fn recovery(&mut self, written: &Spanned<file::Recovery>, feed: Feed) -> RecoveryConfig {
         let (recovery, table) = (written.get_ref(), written.span());
         if !feed.is_by_order() {
-            self.add_problem(
-                &table,
-                format!("{feed} has no retransmission server for datagrams; leave this table out"),
-            );
+            self.add_problem(&table, format!("{feed} has no retransmission server; remove this table"));
         }
         RecoveryConfig {
             server: self.address(&recovery.server, &table, "server"),
@@ -194,11 +187,11 @@ impl Resolver<'_> {
         let span_or_channel = |span: Option<std::ops::Range<usize>>| span.unwrap_or_else(|| written.span());
         let file = written.get_ref();
         if let Some(other) = others.iter().find(|other| other.id == channel.id) {
-            let message = format!("{}: channel {:?} has this number", channel.id.0, other.name);
+            let message = format!("{}: duplicate number, used by channel {:?}", channel.id.0, other.name);
             self.add_problem(&span_or_channel(file.id.as_ref().map(Spanned::span)), message);
         }
         if others.iter().any(|other| other.name == channel.name) {
-            let message = format!("{:?}: another channel has this name", channel.name);
+            let message = format!("{:?}: duplicate channel name", channel.name);
             self.add_problem(&span_or_channel(file.name.as_ref().map(Spanned::span)), message);
         }
         for (index, line) in channel.lines.iter().enumerate() {
@@ -210,7 +203,7 @@ impl Resolver<'_> {
                 self.add_problem(
                     &span_or_channel(span),
                     format!(
-                        "{} on {}: line {} of channel {:?} listens there already; what one reads the other would miss",
+                        "{} on {}: already used by line {} of channel {:?}; each line needs its own group and port",
                         line.group, line.interface, other_line.line, other.name
                     ),
                 );

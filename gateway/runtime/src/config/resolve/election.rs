@@ -1,4 +1,4 @@
-//! `[election]` and what stands below it
+//! `[election]` and its tables
 
 use mdgw_election::{
     identity::{NodeId, NodeName},
@@ -31,24 +31,25 @@ impl Resolver<'_> {
         let peers = self.peers(&election.peer, (NodeId(gateway.node), &name));
         self.check_voters(written, backend.as_ref(), &peers, NodeId(gateway.node));
         self.check_minimum_size(written, backend.as_ref(), &peers);
-        let preferred = election.preferred.as_ref().map(|_| NodeId(self.number(&election.preferred, limits::NODE)));
-        if let (Some(node), Some(span)) = (preferred, &election.preferred)
+        let preferred =
+            election.preferred_leader.as_ref().map(|_| NodeId(self.number(&election.preferred_leader, limits::NODE)));
+        if let (Some(node), Some(span)) = (preferred, &election.preferred_leader)
             && node.0 != gateway.node
             && !peers.iter().any(|peer| peer.node == node)
         {
             self.add_problem(
                 &span.span(),
-                format!("{node}: neither this gateway nor an [[election.peer]] has this number"),
+                format!("{node}: not the number of this gateway or of an [[election.peer]]"),
             );
         }
         if peers.is_empty() {
-            self.warnings.push("election without any [[election.peer]]: nobody can take over".to_owned());
+            self.warnings.push("election without [[election.peer]]: no gateway can take over".to_owned());
         } else {
             self.warn_of_missing_pair_settings(election, gateway);
         }
-        let listeners_ms_max: u64 = self.number(&election.listeners_ms_max, limits::LISTENERS_MS_MAX);
+        let listener_timeout_ms: u64 = self.number(&election.listener_timeout_ms, limits::LISTENER_TIMEOUT_MS);
         let link = match &election.link {
-            Some(written) => self.link(written, &election.peer, listeners_ms_max),
+            Some(written) => self.link(written, &election.peer, listener_timeout_ms),
             None => {
                 for linked in election.peer.iter().filter_map(|peer| peer.get_ref().link.as_ref()) {
                     self.add_problem(&linked.span(), "`[election.link]` is missing: this gateway's own end");
@@ -59,20 +60,20 @@ impl Resolver<'_> {
         let spread = self.spread(election, backend.as_ref());
         let on_suspended = self.on_suspended(election, backend.as_ref());
         self.check_moves(election, backend.as_ref());
-        let tenure_ms: u64 = self.number(&election.tenure_ms, limits::TENURE_MS);
+        let tenure_ms_min: u64 = self.number(&election.tenure_ms_min, limits::TENURE_MS_MIN);
         let priority: u8 = self.number(&election.priority, limits::PRIORITY);
         let timing = self.timing(written);
         self.check_session_timeout(written, backend.as_ref(), &timing);
-        let listeners_ns_max = listeners_ms_max * NS_PER_MS;
-        // A lease that listeners have used up before its fence opens is renewed too late, each time.
+        let listener_timeout_ns = listener_timeout_ms * NS_PER_MS;
+        // If the listeners used up the lease before its fence opens, every renewal would be too late.
         let usable_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
-        if 2 * listeners_ns_max > usable_ns {
-            let span = election.listeners_ms_max.as_ref().map_or_else(|| table.clone(), Spanned::span);
+        if 2 * listener_timeout_ns > usable_ns {
+            let span = election.listener_timeout_ms.as_ref().map_or_else(|| table.clone(), Spanned::span);
             self.add_problem(
                 &span,
                 format!(
-                    "listeners are waited for {} ms before a fence opens: must be at most half of lease - margin = {} ms / 2",
-                    listeners_ns_max / NS_PER_MS,
+                    "{} ms: must be at most half of lease - margin = {} ms / 2",
+                    listener_timeout_ns / NS_PER_MS,
                     usable_ns / NS_PER_MS
                 ),
             );
@@ -87,41 +88,44 @@ impl Resolver<'_> {
             revision: self.number(&election.revision, limits::REVISION),
             preferred,
             spread,
-            tenure_ns: tenure_ms * NS_PER_MS,
+            tenure_ns: tenure_ms_min * NS_PER_MS,
             core: self.election_core(election, pools),
             priority: (priority > 0).then_some(priority),
-            listeners_ns_max,
+            listener_timeout_ns,
             kernel_fence: election.kernel_fence.as_ref().is_some_and(|wanted| *wanted.get_ref()),
         })
     }
 
-    /// Where it is not said: among more than two gateways, unless one of them is to lead all groups.
+    /// The default of `spread`: true with more than two gateways, unless one of them is to lead all groups.
     fn spread(&mut self, election: &file::Election, backend: Option<&Backend>) -> bool {
         let can_be = backend.is_none_or(Backend::can_move_groups);
         let Some(written) = &election.spread else {
-            return can_be && election.peer.len() > 1 && election.preferred.is_none();
+            return can_be && election.peer.len() > 1 && election.preferred_leader.is_none();
         };
         let is_wanted = *written.get_ref();
         if is_wanted && !can_be {
             self.add_problem(&written.span(), NO_AUTOMATIC_MOVES);
         }
-        if is_wanted && election.preferred.is_some() {
-            self.add_problem(&written.span(), "`preferred` puts all groups on one gateway");
+        if is_wanted && election.preferred_leader.is_some() {
+            self.add_problem(
+                &written.span(),
+                "conflicts with `preferred_leader`, which puts all groups on one gateway",
+            );
         }
         is_wanted
     }
 
-    /// What says when leadership moves by itself, where it never does.
+    /// Refuses the keys of automatic hand-overs for backends that make none.
     fn check_moves(&mut self, election: &file::Election, backend: Option<&Backend>) {
         if backend.is_none_or(Backend::can_move_groups) {
             return;
         }
-        for written in [&election.preferred, &election.tenure_ms].into_iter().flatten() {
+        for written in [&election.preferred_leader, &election.tenure_ms_min].into_iter().flatten() {
             self.add_problem(&written.span(), NO_AUTOMATIC_MOVES);
         }
     }
 
-    /// A connection is in doubt only where there is one, to a store.
+    /// Only a connection to a store can be suspended.
     fn on_suspended(&mut self, election: &file::Election, backend: Option<&Backend>) -> OnSuspended {
         let wanted = self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default();
         if let (Some(written), Some(Backend::Quorum(_) | Backend::Emergent(_)), OnSuspended::Stop) =
@@ -129,7 +133,7 @@ impl Resolver<'_> {
         {
             self.add_problem(
                 &written.span(),
-                "\"stop\": for backends with a store only; here a leader that too few answer goes on until its lease runs out",
+                "\"stop\": only for backends with a store; without one, a leader that loses its majority publishes until its lease expires",
             );
         }
         wanted
@@ -139,7 +143,7 @@ impl Resolver<'_> {
         &mut self,
         written: &Spanned<file::Link>,
         peers: &[Spanned<file::Peer>],
-        listeners_ms_max: u64,
+        listener_timeout_ms: u64,
     ) -> Option<LinkConfig> {
         let (link, table) = (written.get_ref(), written.span());
         let key_file = self.required(&link.key_file, &table, "key_file")?;
@@ -149,32 +153,30 @@ impl Resolver<'_> {
             self.add_problem(&table, format!("{listen}: `listen` and `peer` are the same"));
         }
         let sentinel = match link.sentinel.as_ref().map(|written| (written, written.get_ref().as_str())) {
-            None | Some((_, "started")) => SentinelChoice::Started,
+            // `started` is the value of version 0.1.0.
+            None | Some((_, "spawn" | "started")) => SentinelChoice::Started,
             Some((_, "none")) => SentinelChoice::None,
             Some((_, path)) if path.starts_with('/') => SentinelChoice::Service(path.into()),
             Some((written, other)) => {
                 self.add_problem(
                     &written.span(),
-                    format!("{other:?}: must be \"started\", \"none\" or the path of a socket"),
+                    format!("{other:?}: must be \"spawn\", \"none\" or the path of a socket"),
                 );
                 SentinelChoice::None
             }
         };
-        let hang_limit_ns = self.hang_limit(link, &sentinel, listeners_ms_max);
+        let hang_limit_ns = self.hang_limit(link, &sentinel, listener_timeout_ms);
         let history_bytes = self.number(&link.history_bytes, limits::HISTORY_BYTES);
         Some(LinkConfig { listen, peers, key_file: key_file.into(), sentinel, hang_limit_ns, history_bytes })
     }
 
-    /// Of one other gateway `peer` says it, of several each one's `link`.
+    /// With a single peer, its address is `peer`; with several, each one's `link`.
     fn peer_endpoints(&mut self, written: &Spanned<file::Link>, peers: &[Spanned<file::Peer>]) -> Vec<PeerEndpoint> {
         let (link, table) = (written.get_ref(), written.span());
         if let Some(span) = link.peer.as_ref().map(Spanned::span)
             && peers.len() > 1
         {
-            self.add_problem(
-                &span,
-                "names one gateway, and there are more [[election.peer]]: give each of them a `link`",
-            );
+            self.add_problem(&span, "only for a single peer; with several [[election.peer]], give each a `link`");
             return Vec::new();
         }
         let is_linked = |peer: &Spanned<file::Peer>| peer.get_ref().link.is_some();
@@ -182,7 +184,7 @@ impl Resolver<'_> {
             return vec![PeerEndpoint { node: None, address: self.address(&link.peer, &table, "peer") }];
         }
         if let Some(span) = link.peer.as_ref().map(Spanned::span) {
-            self.add_problem(&span, "is said twice: the [[election.peer]] has a `link`");
+            self.add_problem(&span, "conflicts with `link` of the [[election.peer]]");
         }
         let mut ends: Vec<PeerEndpoint> = Vec::new();
         for peer in peers {
@@ -190,7 +192,7 @@ impl Resolver<'_> {
             let node: u8 = self.number(&peer.node, limits::NODE);
             let address = self.address(&peer.link, &table, "link");
             if ends.iter().any(|other| other.address == address) && peer.link.is_some() {
-                self.add_problem(&table, format!("{address}: every gateway needs an address of its own"));
+                self.add_problem(&table, format!("{address}: duplicate address; each gateway needs its own"));
             }
             ends.push(PeerEndpoint { node: Some(node), address });
         }
@@ -201,36 +203,36 @@ impl Resolver<'_> {
         let missing = [
             (
                 election.link.is_none(),
-                "[election.link] is missing: a death shows only when the lease has run out, nobody hands over in order, no gap is filled by the peer, and a gateway that comes back has to make its books anew",
+                "[election.link] is missing: a takeover waits for the lease to expire; no planned hand-over, no gap fill from the peer, no state copy for a restarted gateway",
             ),
-            (gateway.audit_file.is_none(), "gateway.audit_file is not set: changes of leadership are noted nowhere"),
+            (gateway.audit_file.is_none(), "gateway.audit_file is not set: changes of leadership are not recorded"),
             (
                 gateway.control_socket.is_none(),
-                "gateway.control_socket is not set: `mdgw ha` and `mdgw top` cannot ask this gateway",
+                "gateway.control_socket is not set: `mdgw ha` and `mdgw top` cannot reach this gateway",
             ),
         ];
         self.warnings
             .extend(missing.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, text)| text.to_owned()));
     }
 
-    fn hang_limit(&mut self, link: &file::Link, sentinel: &SentinelChoice, listeners_ms_max: u64) -> Option<u64> {
+    fn hang_limit(&mut self, link: &file::Link, sentinel: &SentinelChoice, listener_timeout_ms: u64) -> Option<u64> {
         let limit_ms: u64 = self.number(&link.hang_limit_ms, limits::HANG_LIMIT_MS);
         let span = link.hang_limit_ms.as_ref().filter(|_| limit_ms > 0)?.span();
-        let least_ms = limits::HANG_LIMIT_MS_MIN + listeners_ms_max;
+        let least_ms = limits::HANG_LIMIT_MS_MIN + listener_timeout_ms;
         if limit_ms < least_ms {
             let message = format!(
-                "{limit_ms}: must be 0 or at least {} + listeners_ms_max = {least_ms}",
+                "{limit_ms}: must be 0 or at least {} + listener_timeout_ms = {least_ms}",
                 limits::HANG_LIMIT_MS_MIN
             );
             self.add_problem(&span, message);
         }
         if *sentinel == SentinelChoice::None {
-            self.add_problem(&span, "`sentinel = \"none\"`: nobody could see a hang");
+            self.add_problem(&span, "needs a sentinel, but `sentinel = \"none\"`");
         }
         Some(limit_ms * NS_PER_MS)
     }
 
-    /// The profile, and what is set over it. Whether it is safe is said with the arithmetic.
+    /// The profile with the overriding keys. An unsafe combination is refused with the arithmetic.
     fn timing(&mut self, written: &Spanned<file::Election>) -> LeaseTiming {
         let election = written.get_ref();
         let profiles = LeaseTiming::PROFILES.map(|(name, timing)| (timing, name));
@@ -262,7 +264,7 @@ impl Resolver<'_> {
             if others.chain([own]).any(|(of, named)| of == node || *named == name) {
                 self.add_problem(
                     &table,
-                    format!("node {node} {name}: every gateway needs a number and a name of its own"),
+                    format!("node {node} {name}: duplicate number or name; each gateway needs its own"),
                 );
             }
             peers.push(PeerConfig { node, name });
@@ -285,7 +287,7 @@ impl Resolver<'_> {
         name.unwrap_or_else(|| NodeName::new("unnamed").unwrap_or_else(|| unreachable!("a sound name")))
     }
 
-    /// A core that no pool has: a busy pool would make renewals late.
+    /// Refuses a core of a pool: a busy pool would delay renewals.
     fn election_core(&mut self, election: &file::Election, pools: &[PoolConfig]) -> Option<usize> {
         let written = election.core.as_ref()?;
         let core: usize = self.number(&election.core, limits::CORE);
@@ -294,11 +296,11 @@ impl Resolver<'_> {
             Threads::Unpinned(_) => false,
         });
         if let Some(pool) = owner {
-            let message = format!("{core}: is a core of pool {}, whose work would make renewals late", pool.name);
+            let message = format!("{core}: belongs to pool {}, whose load would delay lease renewals", pool.name);
             self.add_problem(&written.span(), message);
         }
         Some(core)
     }
 }
 
-const NO_AUTOMATIC_MOVES: &str = "under this backend no gateway hands over by itself";
+const NO_AUTOMATIC_MOVES: &str = "this backend makes no automatic hand-overs";

@@ -19,7 +19,7 @@ impl Resolver<'_> {
         for channel in channels {
             if !outputs.iter().any(|output| output.groups.contains(&channel.group)) {
                 self.warnings.push(format!(
-                    "channel {:?} is in group {}, which no [[output]] carries: it goes to its publication log and nowhere else",
+                    "channel {:?} is in group {}, which is in no [[output]]: it is written to its publication log but not published",
                     channel.name, channel.group.0
                 ));
             }
@@ -39,7 +39,7 @@ impl Resolver<'_> {
         for number in output.groups.iter().flat_map(|list| list.get_ref()) {
             let group = GroupId(self.number(&Some(number.clone()), limits::GROUP_ID));
             if groups.contains(&group) || others.iter().any(|other| other.groups.contains(&group)) {
-                self.add_problem(&number.span(), format!("{}: an output carries this group already", group.0));
+                self.add_problem(&number.span(), format!("{}: already in another output", group.0));
             }
             if !channels.iter().any(|channel| channel.group == group) {
                 self.warnings.push(format!("output of group {}: no channel is in this group", group.0));
@@ -74,7 +74,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// An output's address belongs to no other output line on that interface and to no input.
+    /// An output's address must differ from those of other output lines on that interface and from those of all
+    /// inputs.
     fn check_address_is_free(
         &mut self,
         written: &Spanned<file::OutputLine>,
@@ -89,7 +90,7 @@ impl Resolver<'_> {
         let span = written.get_ref().address.as_ref().map_or_else(|| written.span(), Spanned::span);
         let mut out = siblings.iter().chain(others.iter().flat_map(|other| &other.lines));
         if out.any(|other| other.address == line.address && other.interface == line.interface) {
-            let message = format!("{} on {}: another output line sends there", line.address, line.interface);
+            let message = format!("{} on {}: duplicate output line", line.address, line.interface);
             self.add_problem(&span, message);
         }
         for channel in channels {
@@ -97,7 +98,7 @@ impl Resolver<'_> {
                 self.add_problem(
                     &span,
                     format!(
-                        "{}: line {} of channel {:?} listens there; the gateway would read its own output",
+                        "{}: is also line {} of channel {:?}; the gateway would receive its own output",
                         line.address, input.line, channel.name
                     ),
                 );
@@ -113,10 +114,10 @@ impl Resolver<'_> {
             .filter_map(|text| self.parsed(text, "a network without host bits, such as \"10.1.0.0/16\""))
             .collect();
         if allowed.iter().any(|network| network.is_everyone()) {
-            self.warnings.push("retransmission answers everyone: forged senders can turn it against others".to_owned());
+            self.warnings.push("retransmission is open to all networks: with forged source addresses it can be used for amplification attacks".to_owned());
         }
         if service.allowed.as_ref().is_some_and(|list| list.get_ref().is_empty()) {
-            self.warnings.push("retransmission answers nobody: `allowed` is empty".to_owned());
+            self.warnings.push("retransmission serves no one: `allowed` is empty".to_owned());
         }
         RetransmissionConfig {
             listen: self.address(&service.listen, &table, "listen"),

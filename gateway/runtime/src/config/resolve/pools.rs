@@ -22,7 +22,7 @@ impl Resolver<'_> {
             let pool = self.pool(written, &mut taken_cores);
             if pools.iter().any(|other| other.name == pool.name) {
                 let span = written.get_ref().name.as_ref().map_or_else(|| written.span(), Spanned::span);
-                self.add_problem(&span, format!("{:?}: another pool has this name", pool.name));
+                self.add_problem(&span, format!("{:?}: duplicate pool name", pool.name));
             }
             pools.push(pool);
         }
@@ -40,10 +40,10 @@ impl Resolver<'_> {
         let priority: u8 = self.number(&pool.priority, limits::PRIORITY);
         if matches!(threads, Threads::Unpinned(_)) && wait == WaitPolicy::Spin {
             self.warnings.push(format!(
-                "pool {name:?} spins on threads without cores of their own: they burn whatever core they get"
+                "pool {name:?} spins without pinned cores: its threads load any core they are scheduled on"
             ));
             if let (true, Some(span)) = (priority > 0, &pool.priority) {
-                self.add_problem(&span.span(), format!("{priority}: an unpinned thread that spins under SCHED_FIFO can hang the host; give the pool `cores` or take `wait = \"park\"`"));
+                self.add_problem(&span.span(), format!("{priority}: a spinning, unpinned SCHED_FIFO thread can hang the host; set `cores` or `wait = \"park\"`"));
             }
         }
         PoolConfig {
@@ -70,15 +70,12 @@ impl Resolver<'_> {
         let pool = written.get_ref();
         let Some(cores) = &pool.cores else {
             if pool.threads.is_none() {
-                self.add_problem(
-                    &written.span(),
-                    "`cores` is missing (or `threads`, for threads without a core of their own)",
-                );
+                self.add_problem(&written.span(), "`cores` (or `threads`, for unpinned threads) is missing");
             }
             return Threads::Unpinned(self.number(&pool.threads, limits::THREADS));
         };
         if let Some(threads) = &pool.threads {
-            self.add_problem(&threads.span(), "`threads` is for pools without `cores`, which has one thread for each");
+            self.add_problem(&threads.span(), "`threads` conflicts with `cores` (one pinned thread per core)");
         }
         if cores.get_ref().is_empty() {
             self.add_problem(&cores.span(), "[]: must name at least one core");
@@ -87,10 +84,7 @@ impl Resolver<'_> {
         for core in cores.get_ref() {
             let number: usize = self.number(&Some(core.clone()), limits::CORE);
             if let Some(other) = taken_cores.insert(number, name.to_owned()) {
-                self.add_problem(
-                    &core.span(),
-                    format!("{number}: a thread of pool {other:?} is pinned to this core already"),
-                );
+                self.add_problem(&core.span(), format!("{number}: core already used by pool {other:?}"));
             }
             pinned.push(number);
         }

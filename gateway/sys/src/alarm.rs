@@ -1,0 +1,49 @@
+//! Every alarm that a gateway can log. The names stand nowhere else: a tracing call writes `alarm = Alarm::LineSilent.name()`.
+//!
+//! Each alarm has a page `ops/runbooks/NAME.md` and each page an alarm; a test in `tests/tidy` compares the two.
+
+macro_rules! alarms {
+    ($($variant:ident = $name:literal, $about:literal;)*) => {
+        /// A condition that an operator must look at. Its page is `ops/runbooks/NAME.md`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Alarm { $(#[doc = $about] $variant,)* }
+
+        impl Alarm {
+            /// All alarms, in the order of the runbooks' table.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The value of the log field `alarm`, and the name of the runbook's file.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+
+            /// The alarm's row in the runbooks' table.
+            #[must_use]
+            pub const fn about(self) -> &'static str {
+                match self { $(Self::$variant => $about),* }
+            }
+        }
+    };
+}
+
+alarms! {
+    LineSilent = "line-silent", "no packet and no heartbeat arrives on a line";
+    GapDeclared = "gap-declared", "messages are missing for good, and consumers were notified";
+    KernelDrops = "kernel-drops", "the kernel dropped datagrams because a receive buffer was full";
+    ChannelFailed = "channel-failed", "a channel is out of service; the others continue";
+    LogBehind = "log-behind", "entries of the publication log are missing for its readers";
+    AuditFailing = "audit-failing", "changes of leadership cannot be written to disk";
+    GatewaysDiffer = "gateways-differ", "the two gateways produced different records for one message";
+    PairLinkDown = "pair-link-down", "the gateways cannot talk to each other";
+    PairLinkRefused = "pair-link-refused", "a connection to the pair link failed authentication or broke the protocol";
+    InputHistoryTruncated = "input-history-truncated", "the input history no longer covers the session";
+    NoSentinel = "no-sentinel", "no sentinel would announce this gateway's death";
+    RecordRolledBack = "record-rolled-back", "the election store returned an older record than before";
+    StoreSlow = "store-slow", "the election store is too slow for the lease";
+    StoreUnreachable = "store-unreachable", "the election store does not answer; the leader continues on promises";
+    NotEligible = "not-eligible", "a gateway would not take over";
+    DuplicateGatewayId = "duplicate-gateway-id", "two running gateways use the same node number";
+    ElectionThreadStall = "election-thread-stall", "the thread that renews the lease did not run in time";
+    EpochJump = "epoch-jump", "a packet with an implausibly high epoch was dropped";
+}
