@@ -19,14 +19,14 @@ use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, OrderIds, PACKET_BY
 use crate::Options;
 
 /// A day in memory: messages behind their lengths, as in the file and in packets.
-pub(crate) struct Day {
+pub(crate) struct SyntheticDay {
     pub(crate) bytes: Vec<u8>,
     pub(crate) message_count: u64,
     /// Where each packet ends. A packet is what a venue would have sent at once.
     pub(crate) packet_ends: Vec<usize>,
 }
 
-impl Day {
+impl SyntheticDay {
     /// Reads the day file, after making it if it isn't there.
     pub(crate) fn load(options: &Options) -> Result<Self> {
         let day = ItchDay {

@@ -13,7 +13,7 @@ use std::{
     process::ExitCode,
 };
 
-use mdgw_tests::failover::{self, Cluster, ClusterProcess, LeaseTimingMs};
+use mdgw_tests::failover::{self, ClusterProcess, LeaseTimingMs, VoteCluster};
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -49,16 +49,16 @@ fn measure(args: &[String]) -> Result<String, String> {
 }
 
 fn row(program: &Path, votes: &Path, timing: LeaseTimingMs, trials: usize) -> Result<String, String> {
-    let mut cluster = Cluster::start(program, votes, timing).map_err(|error| error.to_string())?;
+    let mut cluster = VoteCluster::start(program, votes, timing).map_err(|error| error.to_string())?;
     let mut failover_ns = Vec::new();
-    let mut besides = 0;
+    let mut unprovoked = 0;
     for _ in 0..trials {
         let failover = cluster.kill_leader_and_wait()?;
         failover_ns.push(failover.failover_ns);
-        besides += failover.unprovoked_elections;
+        unprovoked += failover.unprovoked_elections;
     }
     failover_ns.sort_unstable();
     let ms = failover::ms;
     let (median, worst) = (failover_ns[failover_ns.len() / 2], failover_ns[failover_ns.len() - 1]);
-    Ok(format!("{:>23}   {trials:>6}   {:>19}   {:>5}   {besides:>17}\n", timing.to_string(), ms(median), ms(worst)))
+    Ok(format!("{:>23}   {trials:>6}   {:>19}   {:>5}   {unprovoked:>17}\n", timing.to_string(), ms(median), ms(worst)))
 }

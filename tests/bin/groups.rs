@@ -24,8 +24,8 @@ use std::{
 use mdgw_sys::clock::unix_now;
 use mdgw_tests::{
     failover::LeaseTimingMs,
-    groups::{GATEWAYS, GROUPS, GroupCluster, GroupConsumers, RELAXED_TIMING, moved},
-    process::{Ended, Signal},
+    groups::{GATEWAYS, GROUPS, GroupCluster, GroupConsumers, RELAXED_TIMING, moved_groups},
+    process::{ExitedProcess, Signal},
     stores::{Ensemble, Store},
     world::stall::StallMonitor,
 };
@@ -51,10 +51,10 @@ struct GroupsOptions {
 /// One kill.
 struct Trial {
     node: u8,
-    moved: BTreeSet<u16>,
+    moved_groups: BTreeSet<u16>,
     /// Longest silence of the groups that moved, of the others then, and of the others for as long before.
-    silence: Duration,
-    others: Duration,
+    blackout: Duration,
+    others_blackout: Duration,
     others_blackout_before: Duration,
     stall_ns: u64,
     /// Only the dead one's groups moved, to those that live, and came back alone.
@@ -100,7 +100,7 @@ impl GroupsOptions {
     }
 
     /// Some kills of gateways that began together: a group that has moved stays longer each time.
-    fn run_cluster(&self, count: usize, stall_monitor: &StallMonitor) -> (Vec<Trial>, Vec<String>, Ended) {
+    fn run_cluster(&self, count: usize, stall_monitor: &StallMonitor) -> (Vec<Trial>, Vec<String>, ExitedProcess) {
         let store = self.store.as_ref().map(|ensemble| {
             let endpoints: Vec<String> = ensemble.addresses().iter().map(|address| format!("\"{address}\"")).collect();
             format!("endpoints = [{}]\nprefix = \"/mdgw-{}/\"", endpoints.join(", "), unix_now().0)
@@ -127,44 +127,45 @@ fn kill(cluster: &mut GroupCluster, consumers: &GroupConsumers, node: u8, stall_
     std::thread::sleep(PERIOD);
     let (killed, killed_ns) = (Instant::now(), unix_now().0);
     cluster.gateways.kill(node);
-    let others: Vec<u8> = (1..=GATEWAYS).filter(|other| *other != node).collect();
-    let without = cluster.wait_until_balanced(&others);
+    let survivors: Vec<u8> = (1..=GATEWAYS).filter(|other| *other != node).collect();
+    let without = cluster.wait_until_balanced(&survivors);
     // What follows is as long as what was before.
     std::thread::sleep(PERIOD.saturating_sub(killed.elapsed()));
     let (end, over_ns) = (Instant::now(), unix_now().0);
-    let moved_groups = moved(&leaders, &without);
-    let rest: BTreeSet<u16> = (1..=GROUPS).filter(|group| !moved_groups.contains(group)).collect();
+    let moved = moved_groups(&leaders, &without);
+    let rest: BTreeSet<u16> = (1..=GROUPS).filter(|group| !moved.contains(group)).collect();
     let longest = |groups: &BTreeSet<u16>, from, until| {
         groups.iter().map(|group| consumers.longest_blackout(*group, from, until)).max().unwrap_or_default()
     };
     let mut trial = Trial {
         node,
-        silence: longest(&moved_groups, killed, end),
-        others: longest(&rest, killed, end),
+        blackout: longest(&moved, killed, end),
+        others_blackout: longest(&rest, killed, end),
         others_blackout_before: longest(&rest, observation_start, killed),
         stall_ns: stall_monitor.worst_ns(killed_ns, over_ns),
         only_expected_groups_moved: rest.iter().all(|group| without[group] == leaders[group])
-            && leaders.iter().all(|(group, (leader, _))| moved_groups.contains(group) == (*leader == node)),
-        moved: moved_groups,
+            && leaders.iter().all(|(group, (leader, _))| moved.contains(group) == (*leader == node)),
+        moved_groups: moved,
     };
     cluster.start(node);
     let again = cluster.wait_until_balanced(&[1, 2, 3]);
-    let back = moved(&without, &again);
-    trial.only_expected_groups_moved &= back.iter().all(|group| again[group].0 == node);
-    trial.only_expected_groups_moved &= without.iter().all(|(group, led)| back.contains(group) || again[group] == *led);
+    let returned = moved_groups(&without, &again);
+    trial.only_expected_groups_moved &= returned.iter().all(|group| again[group].0 == node);
+    trial.only_expected_groups_moved &=
+        without.iter().all(|(group, led)| returned.contains(group) || again[group] == *led);
     trial
 }
 
 fn table(trials: &[Trial]) -> String {
     let mut rows = vec!["killed  its groups  silent, ms  the others  before it  stall  right\n".to_owned()];
     for trial in trials {
-        let groups: Vec<String> = trial.moved.iter().map(ToString::to_string).collect();
+        let groups: Vec<String> = trial.moved_groups.iter().map(ToString::to_string).collect();
         rows.push(format!(
             "gw{:<5} {:<11} {:>10} {:>11} {:>10} {:>6} {:>6}\n",
             trial.node,
             groups.join(" "),
-            ms(trial.silence),
-            ms(trial.others),
+            ms(trial.blackout),
+            ms(trial.others_blackout),
             ms(trial.others_blackout_before),
             ms(Duration::from_nanos(trial.stall_ns)),
             if trial.only_expected_groups_moved { "yes" } else { "NO" }
@@ -172,8 +173,8 @@ fn table(trials: &[Trial]) -> String {
     }
     type Column = (&'static str, fn(&Trial) -> Duration);
     let columns: [Column; 3] = [
-        ("silence of the dead one's groups", |trial| trial.silence),
-        ("of the others", |trial| trial.others),
+        ("silence of the dead one's groups", |trial| trial.blackout),
+        ("of the others", |trial| trial.others_blackout),
         ("of the others before the kill", |trial| trial.others_blackout_before),
     ];
     for (name, of) in columns {

@@ -76,43 +76,43 @@ fn run(args: &[String]) -> Result<String, String> {
     report.push_str("trial   at message   it runs   level within a second   it stands   (ms)\n");
     let mut periods = Vec::new();
     for trial in 1..=trials {
-        let back = 3 - leader;
-        pair.gateways.kill(back);
+        let restarted = 3 - leader;
+        pair.gateways.kill(restarted);
         for name in ["log", "state.json", "latency"] {
-            let path = pair.gateways.site(back).path(name);
+            let path = pair.gateways.site(restarted).path(name);
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(|error| format!("remove {}: {error}", path.display()))?;
         }
         // As long as the last one took to come back.
-        let control = periods.last().map_or(CONTROL_FIRST, |(_, back): &(TimeSpan, TimeSpan)| back.length());
+        let control = periods.last().map_or(CONTROL_FIRST, |(_, restarted): &(TimeSpan, TimeSpan)| restarted.length());
         let control = TimeSpan::of(|| std::thread::sleep(control));
         let restart_time = SystemTime::now();
         let at = log.next_sequence();
         let restarted_at = Instant::now();
-        pair.start(back);
+        pair.start(restarted);
         let runs = restarted_at.elapsed();
-        let (mut level, mut stands) = (None, None);
-        while stands.is_none() {
-            let status = pair.status(back).ok_or("the gateway that came back doesn't answer")?;
+        let (mut caught_up, mut eligible) = (None, None);
+        while eligible.is_none() {
+            let status = pair.status(restarted).ok_or("the gateway that came back doesn't answer")?;
             let joining = &status["details"]["joining"];
-            let lacks = joining["behind_messages"].as_u64().unwrap_or(u64::MAX);
+            let missing_messages = joining["behind_messages"].as_u64().unwrap_or(u64::MAX);
             let is_joined = joining["channels_missing"] == 0 && joining.is_object() && log.next_sequence() > at;
-            if is_joined && lacks < u64::from(packets) * 12 {
-                level.get_or_insert_with(|| restarted_at.elapsed());
+            if is_joined && missing_messages < u64::from(packets) * 12 {
+                caught_up.get_or_insert_with(|| restarted_at.elapsed());
             } else {
-                level = None;
+                caught_up = None;
             }
             if status["role"] == "candidate" {
-                stands = Some(restarted_at.elapsed());
+                eligible = Some(restarted_at.elapsed());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         let shown = |time: Option<Duration>| {
             time.map_or_else(|| "-".to_owned(), |time| format!("{:.0}", time.as_secs_f64() * 1e3))
         };
-        periods.push((control, TimeSpan { from: restart_time, until: restart_time + level.unwrap_or_default() }));
-        let [runs, level, stands] = [Some(runs), level, stands].map(shown);
-        let _ = writeln!(report, "{trial:>5}   {at:>10}   {runs:>7}   {level:>21}   {stands:>9}");
+        periods.push((control, TimeSpan { from: restart_time, until: restart_time + caught_up.unwrap_or_default() }));
+        let [runs, caught_up, eligible] = [Some(runs), caught_up, eligible].map(shown);
+        let _ = writeln!(report, "{trial:>5}   {at:>10}   {runs:>7}   {caught_up:>21}   {eligible:>9}");
     }
     let _ = writeln!(report, "the feed at the end: message {}", log.next_sequence());
     let _ended = feed.stop_with(Signal::Terminate);
@@ -121,9 +121,9 @@ fn run(args: &[String]) -> Result<String, String> {
     report.push_str(
         "the leader's publish stage, us      alone p50   p99   max      while the other comes back p50   p99   max\n",
     );
-    for (trial, (control, back)) in (1..).zip(&periods) {
-        let [control, back] = [latency.within(control), latency.within(back)];
-        let _ = writeln!(report, "{trial:>5}   {control:>48}   {back:>46}");
+    for (trial, (control, restarted)) in (1..).zip(&periods) {
+        let [control, restarted] = [latency.within(control), latency.within(restarted)];
+        let _ = writeln!(report, "{trial:>5}   {control:>48}   {restarted:>46}");
     }
     Ok(report)
 }
@@ -152,7 +152,7 @@ impl TimeSpan {
 
 /// Latency logs by line: what their heads say, and which interval each other line is of.
 struct LatencyIntervals {
-    heads: String,
+    headers: String,
     /// Begin and end since 1970, seconds.
     intervals: Vec<(f64, f64, String)>,
 }
@@ -168,15 +168,15 @@ impl LatencyIntervals {
         let text = fs::read_to_string(&path).map_err(unreadable)?;
         let base = text.lines().find_map(|line| line.strip_prefix("#[BaseTime: ")?.split(' ').next()?.parse().ok());
         let base: f64 = base.ok_or("a latency log without a base time")?;
-        let (heads, lines): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| !line.starts_with("Tag="));
+        let (headers, lines): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| !line.starts_with("Tag="));
         let interval = |line: &str| {
             let mut fields = line.split(',').skip(1).map_while(|field| field.parse::<f64>().ok());
             let (start, length) = (base + fields.next()?, fields.next()?);
             Some((start, start + length, line.to_owned()))
         };
         let is_head = |line: &&str| !line.starts_with("#[counts");
-        let heads = heads.into_iter().filter(is_head).fold(String::new(), |heads, line| heads + line + "\n");
-        Ok(Self { heads, intervals: lines.into_iter().filter_map(interval).collect() })
+        let headers = headers.into_iter().filter(is_head).fold(String::new(), |headers, line| headers + line + "\n");
+        Ok(Self { headers, intervals: lines.into_iter().filter_map(interval).collect() })
     }
 
     /// p50, p99 and maximum of the intervals that lie within a period.
@@ -184,7 +184,7 @@ impl LatencyIntervals {
         let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let (from, until) = (seconds(period.from), seconds(period.until));
         let lines = self.intervals.iter().filter(|(begin, end, _)| from <= *begin && *end <= until);
-        let text = lines.fold(self.heads.clone(), |text, (.., line)| text + line + "\n");
+        let text = lines.fold(self.headers.clone(), |text, (.., line)| text + line + "\n");
         let report = Report::of(&[("period.hlog".into(), text.into_bytes())], None);
         let Some(stage) = report.channels.first().and_then(|channel| channel.stage(Stage::Publish)) else {
             return "-".to_owned();
@@ -196,13 +196,13 @@ impl LatencyIntervals {
 
 /// A day that works up to `orders` open orders; after how many messages it has them, and how many there are in all.
 fn write_day(path: &Path, orders: u32, after: u64) -> Result<(u64, u64), String> {
-    let endless = ItchDay { live_orders: orders + orders / 50, message_count: u64::MAX, ..ItchDay::default() };
-    let (mut generator, mut message) = (ItchGenerator::new(endless), Vec::new());
+    let unbounded_day = ItchDay { live_orders: orders + orders / 50, message_count: u64::MAX, ..ItchDay::default() };
+    let (mut generator, mut message) = (ItchGenerator::new(unbounded_day), Vec::new());
     while generator.live_orders() < orders {
         generator.next_message(&mut message);
     }
     let orders_reached_at = generator.generated();
-    let day = ItchDay { message_count: orders_reached_at + after, ..endless };
+    let day = ItchDay { message_count: orders_reached_at + after, ..unbounded_day };
     let written = fs::File::create(path).and_then(|file| {
         let mut writer = BufWriter::new(file);
         let count = write_day_file(&mut ItchGenerator::new(day), &mut writer)?;

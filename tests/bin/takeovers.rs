@@ -41,10 +41,10 @@ use mdgw_tests::{
     stores::Store,
     world::{
         Testbed,
-        faults::{CASES, FaultCase, named},
+        faults::{CASES, FaultCase, case_named},
         plan::{ElectionBackend, Plan},
         stall::StallMonitor,
-        trials::{TABLE_HEAD, Trials},
+        trials::{FaultTrials, TABLE_HEAD},
     },
 };
 
@@ -82,8 +82,8 @@ struct Options {
     rate: u64,
     fault_s: u64,
     priority: u8,
-    busy: u64,
-    fast: PathBuf,
+    busy_threads: u64,
+    fast_dir: PathBuf,
 }
 
 /// What is done over and over: a case, and in which world.
@@ -107,13 +107,14 @@ impl Options {
         let case = match value("--case").map(String::as_str) {
             Some("list") => return Ok(None),
             Some(name) => {
-                Some(named(name).ok_or_else(|| format!("--case {name}: none of that name, see --case list"))?)
+                Some(case_named(name).ok_or_else(|| format!("--case {name}: none of that name, see --case list"))?)
             }
             None if has_flag("--all") => None,
             None => return Err("--all, --case NAME, or --case list".to_owned()),
         };
-        let backend =
-            |name: &String| ElectionBackend::named(name).ok_or_else(|| format!("--backend {name}: none of that name"));
+        let backend = |name: &String| {
+            ElectionBackend::from_name(name).ok_or_else(|| format!("--backend {name}: none of that name"))
+        };
         let timing = value("--timing").map_or("100/20/20", String::as_str);
         Ok(Some(Self {
             case,
@@ -126,14 +127,14 @@ impl Options {
             rate: number("--rate", 50_000)?.max(1),
             fault_s: number("--lasts", 3)?,
             priority: u8::try_from(number("--priority", 0)?).map_err(|_| "--priority 0 to 99")?,
-            busy: number("--busy", 0)?,
-            fast: value("--fast").map_or_else(env::temp_dir, PathBuf::from),
+            busy_threads: number("--busy", 0)?,
+            fast_dir: value("--fast").map_or_else(env::temp_dir, PathBuf::from),
         }))
     }
 
     fn run(&self) -> Result<bool, String> {
         let stall_monitor = StallMonitor::start();
-        for _ in 0..self.busy {
+        for _ in 0..self.busy_threads {
             std::thread::spawn(|| {
                 loop {
                     std::hint::spin_loop();
@@ -148,31 +149,31 @@ impl Options {
             has_sentinel: self.has_sentinel,
         };
         let Some(trials) = self.run_kind(kind, &stall_monitor) else { return Err("skipped".to_owned()) };
-        print(&trials.told(case.name))?;
-        Ok(trials.is_right())
+        print(&trials.report(case.name))?;
+        Ok(trials.all_as_expected())
     }
 
     fn run_all(&self, stall_monitor: &StallMonitor) -> Result<bool, String> {
         print(TABLE_HEAD)?;
         let mut is_right = true;
-        for kind in kinds(self.timing) {
+        for kind in trial_kinds(self.timing) {
             let Some(trials) = self.run_kind(kind, stall_monitor) else { continue };
             print(&trials.table_row(&kind.title()))?;
-            if !trials.is_right() {
+            if !trials.all_as_expected() {
                 is_right = false;
-                let _nobody_reads = std::io::stderr().write_all(trials.told(&kind.title()).as_bytes());
+                let _nobody_reads = std::io::stderr().write_all(trials.report(&kind.title()).as_bytes());
             }
         }
         Ok(is_right)
     }
 
     /// `None`: this machine can't do it.
-    fn run_kind(&self, kind: TrialKind, stall_monitor: &StallMonitor) -> Option<Trials> {
-        let mut trials = Trials::default();
+    fn run_kind(&self, kind: TrialKind, stall_monitor: &StallMonitor) -> Option<FaultTrials> {
+        let mut trials = FaultTrials::default();
         let mut done = 0;
         while done < self.trials {
             let count = self.trials_per_day.min(self.trials - done);
-            let mut blows = Vec::new();
+            let mut injected_faults = Vec::new();
             // A day that breaks off says so, and the next one is played all the same.
             let played = panic::catch_unwind(AssertUnwindSafe(|| {
                 let mut world = Testbed::start(&kind.title(), self.plan(kind, count))?;
@@ -180,18 +181,18 @@ impl Options {
                 world.start_session();
                 world.wait_for_more_deliveries(1_000);
                 for trial in done..done + count {
-                    blows.push((kind.case.strike)(&mut world, trial));
+                    injected_faults.push((kind.case.inject)(&mut world, trial));
                     let _nobody_reads =
                         writeln!(std::io::stderr(), "{}: {} of {}", kind.title(), trial + 1, self.trials);
                 }
                 Some(world.finish())
             }));
             match played {
-                Ok(judged) => trials.take(&kind.case, &blows, &judged?, stall_monitor),
+                Ok(result) => trials.record_day(&kind.case, &injected_faults, &result?, stall_monitor),
                 Err(why) => {
                     let text = why.downcast_ref::<String>().cloned();
                     let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                    trials.record_aborted_day(blows.len(), text.unwrap_or_default());
+                    trials.record_aborted_day(injected_faults.len(), text.unwrap_or_default());
                 }
             }
             done += count;
@@ -211,11 +212,11 @@ impl Options {
             messages,
             messages_per_second: self.rate as f64,
             priority: self.priority,
-            calm: Duration::from_secs(self.fault_s),
+            stable_for: Duration::from_secs(self.fault_s),
             // All of it: a gateway that comes back gets it from the other one.
             history_bytes: (messages * MESSAGE_BYTES_MAX).max(32 << 20),
-            fast: self.fast.clone(),
-            ..Plan::calm(kind.backend)
+            fast_dir: self.fast_dir.clone(),
+            ..Plan::relaxed(kind.backend)
         };
         (kind.case.prepare)(&mut plan);
         plan
@@ -230,12 +231,12 @@ impl TrialKind {
 }
 
 /// The figures' kinds, then every case over its own backend.
-fn kinds(timing: LeaseTimingMs) -> Vec<TrialKind> {
+fn trial_kinds(timing: LeaseTimingMs) -> Vec<TrialKind> {
     const QUORUM: ElectionBackend = ElectionBackend::Quorum;
     const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
     const ZOOKEEPER: ElectionBackend = ElectionBackend::Store(Store::ZooKeeper);
     let default = LeaseTimingMs(100, 20, 20);
-    let figures = [
+    let benchmark_kinds = [
         ("kill", ElectionBackend::File, default, true),
         ("kill", QUORUM, default, true),
         ("kill", ETCD, default, true),
@@ -245,21 +246,21 @@ fn kinds(timing: LeaseTimingMs) -> Vec<TrialKind> {
         ("kill", QUORUM, LeaseTimingMs(40, 8, 8), false),
         ("kill", ETCD, default, false),
         ("kill", ZOOKEEPER, default, false),
-        ("stop", ETCD, default, false),
-        ("stop", ZOOKEEPER, default, false),
-        ("stop", QUORUM, default, true),
+        ("pause", ETCD, default, false),
+        ("pause", ZOOKEEPER, default, false),
+        ("pause", QUORUM, default, true),
         ("hand-over", ElectionBackend::File, default, true),
         ("hand-over", QUORUM, default, true),
         ("hand-over", ETCD, default, true),
         ("hand-over", ZOOKEEPER, default, true),
     ];
-    let figures = figures.into_iter().filter_map(|(name, backend, timing, has_sentinel)| {
-        Some(TrialKind { case: named(name)?, backend, timing, has_sentinel })
+    let benchmark_kinds = benchmark_kinds.into_iter().filter_map(|(name, backend, timing, has_sentinel)| {
+        Some(TrialKind { case: case_named(name)?, backend, timing, has_sentinel })
     });
     let benchmark_cases = ["kill", "hand-over"];
     let cases = CASES.into_iter().filter(|case| !benchmark_cases.contains(&case.name));
     let cases = cases.map(|case| TrialKind { case, backend: case.backend, timing, has_sentinel: true });
-    figures.chain(cases).collect()
+    benchmark_kinds.chain(cases).collect()
 }
 
 /// With what is kept beside it.

@@ -31,11 +31,11 @@ fn every_packet_is_recognised_correctly() {
             }
             let location = format!("{}: frame {} taken for {recognised:?}", pair.capture.display(), captured.frame);
             assert_eq!(wanted, None, "{location}");
-            captures::say(&format!("  mistaken: {location}"));
+            captures::print_to_stderr(&format!("  mistaken: {location}"));
             mistaken += 1;
         }
     }
-    captures::say(&format!(
+    captures::print_to_stderr(&format!(
         "recognition: {ours} packets of our feeds, {unidentifiable} that can't tell, {foreign} of others, {mistaken} mistaken"
     ));
     assert!(ours > 0, "nothing was looked at");

@@ -10,7 +10,7 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended},
+    process::{self, ExitedProcess},
     site::text,
 };
 use serde_json::{Value, json};
@@ -226,7 +226,7 @@ impl DayCapture {
         path
     }
 
-    fn book(&self, more: &[&str]) -> Ended {
+    fn book(&self, more: &[&str]) -> ExitedProcess {
         process::run(["book", text(&self.path), "--feed", "nasdaq-itch-5.0"].iter().chain(more))
     }
 
@@ -336,6 +336,6 @@ fn order_of(row: &Value) -> (u64, u64, u64) {
     (number(0), number(1), number(2))
 }
 
-fn json_lines(ended: &Ended) -> Vec<Value> {
+fn json_lines(ended: &ExitedProcess) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

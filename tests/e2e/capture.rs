@@ -12,7 +12,7 @@ use std::{
 
 use mdgw_captures::capture_file::{CaptureFault, CaptureFile, OpenOptions};
 use mdgw_tests::{
-    captures::say,
+    captures::print_to_stderr,
     process::{self, MdgwProcess, Signal, TEST_TIMEOUT, program},
     site::{Site, text},
 };
@@ -26,7 +26,7 @@ fn wireshark_tools_read_captures_from_sockets() {
 #[test]
 fn wireshark_tools_read_captures_from_packet_rings() {
     if !rustix::process::geteuid().is_root() {
-        say("SKIPPED: capture --raw: takes root");
+        print_to_stderr("SKIPPED: capture --raw: takes root");
         return;
     }
     check_with_wireshark("raw", &["--raw"]);
@@ -91,7 +91,7 @@ fn drops_of_a_full_socket_are_reported_per_line() {
 #[test]
 fn drops_of_a_full_packet_ring_are_reported_per_line() {
     if !rustix::process::geteuid().is_root() {
-        say("SKIPPED: capture --raw: takes root");
+        print_to_stderr("SKIPPED: capture --raw: takes root");
         return;
     }
     check_drops("raw", &["--raw", "--buffer", "256KiB"]);
@@ -307,7 +307,7 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
 /// What a tool of Wireshark says; `None`, and a line that says so, where there is none.
 fn wireshark(tool: &str, arguments: &[&str]) -> Option<String> {
     let Ok(ran) = Command::new(tool).args(arguments).output() else {
-        say(&format!("SKIPPED: {tool} (package tshark of Debian) is not installed"));
+        print_to_stderr(&format!("SKIPPED: {tool} (package tshark of Debian) is not installed"));
         return None;
     };
     let output = String::from_utf8_lossy(&ran.stdout).into_owned();

@@ -21,10 +21,10 @@ fn duplicate_gateway_ids_raise_an_alarm_and_one_leads() {
     pair.gateways.start(2, &same);
     let [first, second] = [1, 2].map(|place| pair.gateways.running(place).expect("it runs"));
     for gateway in [first, second] {
-        let line = gateway.says("alarm=\"number-twice\"");
+        let line = gateway.wait_for_stderr("alarm=\"number-twice\"");
         assert!(line.contains("127.0.0.1"), "where the other one is: {line}");
     }
-    let line = second.says("leads under this gateway's number");
+    let line = second.wait_for_stderr("leads under this gateway's number");
     assert!(line.contains("alarm=\"number-twice\"") && line.contains("gw1 (node 1, started "), "{line}");
     assert_eq!([pair.role(1), pair.role(2)], ["leader", "candidate"]);
 }
@@ -39,9 +39,9 @@ fn different_link_keys_raise_link_alarms() {
     pair.gateways.start(2, &pair.config_text(2).replace(text(&key), text(&other)));
     for node in [1, 2] {
         let gateway = pair.gateways.running(node).expect("it runs");
-        let line = gateway.says("alarm=\"pair-link-refused\"");
+        let line = gateway.wait_for_stderr("alarm=\"pair-link-refused\"");
         assert!(line.contains("peer=127.0.0.1"), "{line}");
-        let line = gateway.says("has not come up since the start");
+        let line = gateway.wait_for_stderr("has not come up since the start");
         assert!(line.contains("alarm=\"pair-link-down\""), "{line}");
     }
 }

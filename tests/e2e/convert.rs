@@ -14,7 +14,7 @@ use mdgw_feeds::{
 };
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
-    process::{self, Ended},
+    process::{self, ExitedProcess},
     python::python,
     site::text,
 };
@@ -135,7 +135,7 @@ fn bad_input_keeps_converted_records_and_reports_file_and_offset() {
     }
 }
 
-fn convert(from: &Path, to: &Path, more: &[&str]) -> Ended {
+fn convert(from: &Path, to: &Path, more: &[&str]) -> ExitedProcess {
     process::run(["convert", text(from), "-o", text(to)].iter().chain(more))
 }
 

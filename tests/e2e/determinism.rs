@@ -10,7 +10,7 @@ use std::{
 use mdgw_tests::{
     captures,
     feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended},
+    process::{self, ExitedProcess},
     site::{Site, SiteConfig, text},
 };
 use tempfile::TempDir;
@@ -226,8 +226,8 @@ impl OfflineRun {
 /// What a subscriber wrote of a gateway's output.
 struct LiveRun {
     bytes: Vec<u8>,
-    tail: Ended,
-    gateway: Ended,
+    tail: ExitedProcess,
+    gateway: ExitedProcess,
     gateway_has_recovery: bool,
     sim: serde_json::Value,
 }
@@ -243,7 +243,7 @@ fn run_live_without_loss(wanted: &SiteConfig, schema: &str, capture: &Path, rate
         if !received.tail.stderr.contains(": gap [") {
             return received;
         }
-        captures::say(&format!("lost on both lines at {rate} packets/s, played again"));
+        captures::print_to_stderr(&format!("lost on both lines at {rate} packets/s, played again"));
     }
     panic!("packets were lost on both lines at each of {rates:?} packets/s");
 }
@@ -299,7 +299,7 @@ fn iex_capture(test: &str, name: &str) -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    captures::say(&format!("SKIPPED: {test}: no {}", path.display()));
+    captures::print_to_stderr(&format!("SKIPPED: {test}: no {}", path.display()));
     None
 }
 

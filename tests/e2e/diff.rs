@@ -9,7 +9,7 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended, Signal},
+    process::{self, ExitedProcess, Signal},
     site::{Site, SiteConfig, text},
     tap::Tap,
 };
@@ -184,6 +184,6 @@ fn incomparable_inputs_exit_2() {
     assert!(ended.stderr.contains("at byte "), "{}", ended.stderr);
 }
 
-fn diff(a: &Path, b: &Path) -> Ended {
+fn diff(a: &Path, b: &Path) -> ExitedProcess {
     process::run(["diff", text(a), text(b), "--json"])
 }

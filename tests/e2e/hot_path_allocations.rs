@@ -79,7 +79,7 @@ fn the_pipeline_on_epoll_allocates_nothing() {
 fn the_pipeline_on_rings_allocates_nothing() {
     match backend_choice::choose(backend_choice::IoChoice::IoUring, 2, Waiting::Blocking) {
         Ok(Backend::Ring(wait)) => run_pipeline(RingSet::new(wait).unwrap(), || {}).assert_allocates_nothing(),
-        other => captures::say(&format!("SKIPPED: the pipeline on rings: {other:?}")),
+        other => captures::print_to_stderr(&format!("SKIPPED: the pipeline on rings: {other:?}")),
     }
 }
 
@@ -89,7 +89,7 @@ fn the_pipeline_on_a_multishot_ring_allocates_nothing() {
         Ok(Backend::Multishot) => {
             run_pipeline(MultishotSet::new(MultishotSet::BUFFERS).unwrap(), || {}).assert_allocates_nothing();
         }
-        other => captures::say(&format!("SKIPPED: the pipeline on a multishot ring: {other:?}")),
+        other => captures::print_to_stderr(&format!("SKIPPED: the pipeline on a multishot ring: {other:?}")),
     }
 }
 

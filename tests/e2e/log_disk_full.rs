@@ -4,7 +4,7 @@
 use std::fs;
 
 use mdgw_tests::{
-    process::{Ended, Signal},
+    process::{ExitedProcess, Signal},
     site::{Site, SiteConfig},
     tmpfs::TmpfsMount,
     trading_day::TradingDay,
@@ -31,7 +31,7 @@ fn no_log_behind_alarm_while_the_log_has_space() {
 
 /// A day through a gateway whose log lies in a file system of that size, heard whole by a subscriber. `None`, with a word
 /// on standard error, where this process may not mount one.
-fn run_with_log_size(size: &str) -> Option<Ended> {
+fn run_with_log_size(size: &str) -> Option<ExitedProcess> {
     let site = Site::new();
     let _mounted = TmpfsMount::new("a full file system under the log", site.path("log"), size)?;
     let day = TradingDay::of(&site, 60_000);

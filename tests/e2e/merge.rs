@@ -24,7 +24,7 @@ use mdgw_feeds::{
 use mdgw_tests::{
     captures,
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended},
+    process::{self, ExitedProcess},
     site::text,
 };
 use serde_json::Value;
@@ -45,12 +45,12 @@ fn merged_lossy_lines_replay_like_the_lines_together() {
     let lines = feeds::damaged(&packets, DAMAGE, 7);
     for (index, line) in lines.iter().enumerate() {
         let line_sequences: BTreeSet<u64> = line.iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
-        let told = &channel["lines"][index];
+        let reported = &channel["lines"][index];
         let (first, last) = (line_sequences.first().unwrap(), line_sequences.last().unwrap());
-        assert_eq!(number(&told["messages"]), line_sequences.len() as u64, "{told}");
-        assert_eq!(number(&told["lost_messages"]), last + 1 - first - line_sequences.len() as u64, "{told}");
-        assert_eq!(number(&told["lost_by_all_messages"]), 0, "{told}");
-        assert!(number(&told["holes"]) > 0 && number(&told["repeated_packets"]) > 0, "{told}");
+        assert_eq!(number(&reported["messages"]), line_sequences.len() as u64, "{reported}");
+        assert_eq!(number(&reported["lost_messages"]), last + 1 - first - line_sequences.len() as u64, "{reported}");
+        assert_eq!(number(&reported["lost_by_all_messages"]), 0, "{reported}");
+        assert!(number(&reported["holes"]) > 0 && number(&reported["repeated_packets"]) > 0, "{reported}");
     }
     let lead = &channel["leads"][0];
     assert_eq!((&lead["line"], &lead["over"]), (&"A".into(), &"B".into()));
@@ -83,9 +83,9 @@ fn captures_with_different_clocks_are_merged_by_sequence() {
                 assert!(replay(&[&out], "mbo", &["--ts-recv", "none"]) == expected, "{offset_ns}: other records");
             }
             let clock = &summary["clocks"][0];
-            let told = clock["offset_ns"].as_i64().unwrap();
+            let reported = clock["offset_ns"].as_i64().unwrap();
             let wanted = (offset_ns + 3_000) * if order[0] == 0 { 1 } else { -1 };
-            assert_eq!((told, &clock["by"]), (wanted, &"different lines".into()), "{clock}");
+            assert_eq!((reported, &clock["by"]), (wanted, &"different lines".into()), "{clock}");
         }
     }
 }
@@ -401,7 +401,7 @@ fn a_real_iex_capture_is_restored_from_two_lossy_lines() {
     );
 }
 
-fn merge(files: &[&Path], out: &Path, more: &[&str]) -> Ended {
+fn merge(files: &[&Path], out: &Path, more: &[&str]) -> ExitedProcess {
     let files = files.iter().map(|path| text(path));
     process::run(["merge"].into_iter().chain(files).chain(["-o", text(out), "--json"]).chain(more.iter().copied()))
 }
@@ -434,12 +434,12 @@ fn ipv6_lines_are_merged() {
         messages.extend(sequences(datagram.payload));
     }
     assert!(messages.iter().copied().eq(1..=count(&packets)), "each once, in order");
-    let Ok(told) =
+    let Ok(reported) =
         Command::new("tshark").args(["-r", text(&out), "-o", "udp.check_checksum:TRUE"]).args(BAD_SUM).output()
     else {
-        return captures::say("SKIPPED: tshark (package of Debian) is not installed");
+        return captures::print_to_stderr("SKIPPED: tshark (package of Debian) is not installed");
     };
-    assert!(told.status.success() && told.stdout.is_empty(), "{}", String::from_utf8_lossy(&told.stdout));
+    assert!(reported.status.success() && reported.stdout.is_empty(), "{}", String::from_utf8_lossy(&reported.stdout));
 }
 
 /// Only packets whose checksum is wrong.
@@ -463,8 +463,8 @@ fn more_than_64_channels_are_refused() {
     let summary = merge(&[&path], &out, &[]).expect_code(0).json();
     assert_eq!(summary["channels"].as_array().unwrap().len(), 64);
     write_lines(&path, &packets);
-    let told = merge(&[&path], &out, &[]).expect_code(2).stderr;
-    assert!(told.contains("more than 64 channels"), "{told}");
+    let reported = merge(&[&path], &out, &[]).expect_code(2).stderr;
+    assert!(reported.contains("more than 64 channels"), "{reported}");
 }
 
 /// The records of captures, replayed together.

@@ -22,11 +22,11 @@ fn a_full_stdout_is_reported_and_exits_2() {
     for arguments in fixtures.commands_that_print() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let ended = run(&arguments, full.into());
-        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {told}");
-        let is_named = told.contains("standard output") || told.contains("write -");
-        assert!(is_named && told.contains("No space left"), "{arguments:?}: {told}");
-        assert!(!told.contains("panicked"), "{arguments:?}: {told}");
+        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {stderr}");
+        let is_named = stderr.contains("standard output") || stderr.contains("write -");
+        assert!(is_named && stderr.contains("No space left"), "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{arguments:?}: {stderr}");
     }
 }
 
@@ -37,9 +37,9 @@ fn a_closed_stdout_pipe_is_a_normal_exit() {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let ended = run(&arguments, writer.into());
-        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(0), "{arguments:?}: {told}");
-        assert!(!told.contains("panicked") && !told.contains("roken pipe"), "{arguments:?}: {told}");
+        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(0), "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("panicked") && !stderr.contains("roken pipe"), "{arguments:?}: {stderr}");
     }
 }
 
@@ -120,15 +120,15 @@ fn a_disk_filling_up_keeps_fitting_records_and_all_symbols() {
             let _ = ended.expect_code(0);
             assert!(csv_of(&out) == whole_table, "{name} on {room} bytes");
         } else {
-            let told = ended.expect_code(2).stderr;
-            assert!(told.contains(text(&out)) && told.contains("No space left"), "{told}");
-            let (kept, table) = (KeptCounts::told(&told), csv_of(&out));
-            assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{told}");
-            assert_eq!(table.lines().count() - 1, kept.records, "{told}");
+            let stderr = ended.expect_code(2).stderr;
+            assert!(stderr.contains(text(&out)) && stderr.contains("No space left"), "{stderr}");
+            let (kept, table) = (KeptCounts::told(&stderr), csv_of(&out));
+            assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{stderr}");
+            assert_eq!(table.lines().count() - 1, kept.records, "{stderr}");
             // Symbols stand in the table, and only the metadata tells them.
             assert!(whole_table.starts_with(&table), "{name} on {room} bytes");
             let wasted = room.saturating_sub(kept.records as u64 * MBO_BYTES);
-            assert!(wasted < 1024 * 1024 && kept.records > 1_000, "{told}");
+            assert!(wasted < 1024 * 1024 && kept.records > 1_000, "{stderr}");
         }
         assert_no_unfinished_files(disk.path());
     }
@@ -147,13 +147,13 @@ fn a_full_temp_directory_is_named_and_fitting_records_are_written() {
         .stdout(File::create(&out).unwrap())
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(2), "{told}");
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(2), "{stderr}");
     let spool = format!("its spool in {}: No space left", disk.path().display());
-    assert!(told.contains("write standard output, after ") && told.contains(&spool), "{told}");
-    let kept = KeptCounts::told(&told);
-    assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{told}");
-    assert!(kept.records > 1_000 && csv_of(Path::new(dbn)).starts_with(&csv_of(&out)), "{told}");
+    assert!(stderr.contains("write standard output, after ") && stderr.contains(&spool), "{stderr}");
+    let kept = KeptCounts::told(&stderr);
+    assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{stderr}");
+    assert!(kept.records > 1_000 && csv_of(Path::new(dbn)).starts_with(&csv_of(&out)), "{stderr}");
 }
 
 /// What an error says is kept.
@@ -190,10 +190,10 @@ fn run_with_file_size_limit(arguments: &[&str], output: &Path) -> String {
     let limited = r#"trap '' XFSZ; ulimit -f 200; exec "$0" "$@""#;
     let mut command = Command::new("sh");
     let ended = command.args(["-c", limited]).arg(program()).args(arguments).output().unwrap();
-    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {told}");
-    assert!(told.contains(text(output)) && told.contains("File too large"), "{arguments:?}: {told}");
-    told
+    let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {stderr}");
+    assert!(stderr.contains(text(output)) && stderr.contains("File too large"), "{arguments:?}: {stderr}");
+    stderr
 }
 
 fn run(arguments: &[&str], stdout: Stdio) -> Output {

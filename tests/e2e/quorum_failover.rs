@@ -3,18 +3,18 @@
 
 use std::path::Path;
 
-use mdgw_tests::failover::{Cluster, LeaseTimingMs, ProcessEvent};
+use mdgw_tests::failover::{LeaseTimingMs, ProcessEvent, VoteCluster};
 
 const SIGSTOP: i32 = 19;
 const SIGCONT: i32 = 18;
 
-fn cluster() -> Cluster {
+fn cluster() -> VoteCluster {
     let program = Path::new(env!("CARGO_BIN_EXE_failover"));
     // Long enough for a machine that is busy with other tests.
-    Cluster::start(program, &std::env::temp_dir(), LeaseTimingMs(200, 40, 60)).expect("processes start")
+    VoteCluster::start(program, &std::env::temp_dir(), LeaseTimingMs(200, 40, 60)).expect("processes start")
 }
 
-fn assert_epochs_ascend(cluster: &Cluster) {
+fn assert_epochs_ascend(cluster: &VoteCluster) {
     let epochs: Vec<_> = cluster.opened.iter().map(|(_, _, epoch)| *epoch).collect();
     assert!(epochs.is_sorted_by(|one, next| one < next), "{:?}", cluster.opened);
 }

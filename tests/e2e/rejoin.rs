@@ -52,7 +52,7 @@ impl RejoinScenario {
     }
 
     fn take(&mut self, count: usize) {
-        self.consumer.receive_until("the stream goes on", |told| told.len() >= count);
+        self.consumer.receive_until("the stream goes on", |deliveries| deliveries.len() >= count);
     }
 
     /// The second gateway leads for the first one, which was killed amid the day, and has told as much again.
@@ -62,18 +62,19 @@ impl RejoinScenario {
         scenario.take(3_000);
         scenario.pair.gateways.kill(1);
         scenario.pair.wait_until_leads(2);
-        let told = scenario.told();
-        scenario.take(told + 3_000);
+        let delivered = scenario.delivered_count();
+        scenario.take(delivered + 3_000);
         scenario
     }
 
-    fn told(&self) -> usize {
-        self.consumer.told.len()
+    fn delivered_count(&self) -> usize {
+        self.consumer.deliveries.len()
     }
 
     /// The day's end is told: the pair, what was told, and what had to be.
     fn end(mut self) -> (ElectedPair, RecordingConsumer, BTreeMap<(Session, u64), Vec<u8>>) {
-        self.consumer.receive_until("the session ends", |told| matches!(told.last(), Some(Delivery::End(_))));
+        self.consumer
+            .receive_until("the session ends", |deliveries| matches!(deliveries.last(), Some(Delivery::End(_))));
         let _ended = self.feed.stop_with(Signal::Terminate);
         let expected = messages_of(&log_entries(&self.oracle.site));
         assert!(expected.len() > 50_000, "{} messages", expected.len());
@@ -115,7 +116,7 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
 
     scenario.pair.start(1);
     let log_before = messages_of(&log_entries(scenario.pair.gateways.site(1)));
-    let copy_line = scenario.pair.gateways.running(1).unwrap().says("begins with the peer's state");
+    let copy_line = scenario.pair.gateways.running(1).unwrap().wait_for_stderr("begins with the peer's state");
     assert!(copy_line.contains("next="), "{copy_line}");
     let status = scenario.pair.status(1).unwrap();
     assert_eq!((&status["role"], &status["details"]["joining"]["standing"]), (&"bystander".into(), &"joins".into()));
@@ -128,15 +129,15 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
     scenario.pair.gateways.kill(2);
     scenario.pair.wait_until_leads(1);
     let (pair, consumer, expected) = scenario.end();
-    assert_eq!(consumer.check(&expected), Ok(()));
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     // Its own log keeps what it had, and goes on where the copy was made; what lies between the other one has.
     let whole = messages_of(&log_entries(pair.gateways.site(1)));
     assert!(whole.iter().all(|(name, records)| expected[name] == *records), "its books are not the right ones");
     let missing_messages: Vec<_> = expected.keys().filter(|name| !whole.contains_key(name)).collect();
     let kept_before_gap = log_before.keys().take_while(|name| name < missing_messages.first().unwrap()).count();
     assert!(kept_before_gap > 1_000, "{kept_before_gap} messages of before");
-    let hole = expected.range(*missing_messages[0]..=**missing_messages.last().unwrap()).count();
-    assert_eq!(hole, missing_messages.len(), "one hole, and nothing is missing behind it");
+    let gap = expected.range(*missing_messages[0]..=**missing_messages.last().unwrap()).count();
+    assert_eq!(gap, missing_messages.len(), "one hole, and nothing is missing behind it");
 }
 
 /// The gateway that gives its state is killed when a part of it has come: nothing of that is used.
@@ -151,17 +152,17 @@ fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
     scenario.pair.gateways.kill(2);
     scenario.pair.gateways.wait_until_running(1);
     let first = scenario.pair.gateways.running(1).unwrap();
-    let _none = first.says("no copy of the peer's state");
-    let _instead = first.says("the venue's server plays the session again");
+    let _none = first.wait_for_stderr("no copy of the peer's state");
+    let _instead = first.wait_for_stderr("the venue's server plays the session again");
     scenario.pair.wait_until_leads(1);
-    assert!(!scenario.pair.gateways.running(1).unwrap().said().contains("begins with the peer's state"));
-    let told = scenario.told();
-    scenario.take(told + 1_000);
+    assert!(!scenario.pair.gateways.running(1).unwrap().stderr_so_far().contains("begins with the peer's state"));
+    let delivered = scenario.delivered_count();
+    scenario.take(delivered + 1_000);
     scenario.pair.start(2);
     scenario.pair.wait_until_eligible(2);
 
     let (pair, consumer, expected) = scenario.end();
-    assert_eq!(consumer.check(&expected), Ok(()));
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     assert!(messages_of(&log_entries(pair.gateways.site(1))) == expected, "its log is not whole");
 }
 
@@ -180,7 +181,7 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
     let leader = scenario.pair.leader();
     scenario.pair.wait_until_eligible(3 - leader);
     let (pair, consumer, expected) = scenario.end();
-    assert_eq!(consumer.check(&expected), Ok(()));
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     assert!(messages_of(&log_entries(pair.gateways.site(2))) == expected, "the log of the first one is not whole");
     let second = messages_of(&log_entries(pair.gateways.site(1)));
     assert!(second.iter().all(|(name, records)| expected[name] == *records), "the second one says something else");
@@ -191,7 +192,7 @@ fn a_gateway_started_alone_leads() {
     let scenario = RejoinScenario::new(&[1], "5000");
     scenario.pair.wait_until_leads(1);
     let (mut pair, consumer, expected) = scenario.end();
-    assert_eq!(consumer.check(&expected), Ok(()));
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     let said = pair.gateways.end(1);
     assert!(said.contains("leads"), "{said}");
 }

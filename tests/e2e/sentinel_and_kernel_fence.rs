@@ -61,14 +61,14 @@ fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
 
     let first = start_member(&first_site, &key);
-    first.says("INFO leads ");
+    first.wait_for_stderr("INFO leads ");
     let second = start_member(&second_site, &key);
-    second.says("state=Connected");
-    second.says("a sentinel watches");
+    second.wait_for_stderr("state=Connected");
+    second.wait_for_stderr("a sentinel watches");
 
     first.signal(Signal::Stop);
-    assert!(first.says("died; killed and announced").contains("Hang"), "{}", first.said());
-    second.says("INFO leads ");
+    assert!(first.wait_for_stderr("died; killed and announced").contains("Hang"), "{}", first.stderr_so_far());
+    second.wait_for_stderr("INFO leads ");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_sentinel_runs_in_its_own_cgroup() {
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
     let gateway = start_member(&site, &key);
-    gateway.says("a sentinel watches");
+    gateway.wait_for_stderr("a sentinel watches");
     let children = format!("/proc/{0}/task/{0}/children", gateway.id());
     let sentinel = fs::read_to_string(children).expect("the kernel tells children").trim().to_owned();
     let cgroup = |process: &str| {
@@ -106,7 +106,7 @@ fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
         records.display()
     );
     let gateway = start(&site, &wanted, &election);
-    gateway.says("INFO leads ");
+    gateway.wait_for_stderr("INFO leads ");
     // For longer than any trial takes.
     let _exchange = site.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
     let old = next_epoch(&listener);

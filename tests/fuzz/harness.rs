@@ -39,7 +39,7 @@ impl Target {
             if let Err(panic) = outcome {
                 let found = current_input.keep();
                 let place = format!("tests/data/fuzz/{name}");
-                captures::say(&format!("{name}: {} panics; move {} to {place}", what(), found.display()));
+                captures::print_to_stderr(&format!("{name}: {} panics; move {} to {place}", what(), found.display()));
                 resume_unwind(panic);
             }
         };

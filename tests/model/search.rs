@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use mdgw_tests::captures::say;
+use mdgw_tests::captures::print_to_stderr;
 use stateright::{Checker as _, HasDiscoveries, Model};
 
 /// A model whose property `safe` is that nothing has gone wrong.
@@ -50,7 +50,7 @@ fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Wrong> {
 #[track_caller]
 pub(super) fn holds<M: SafetyModel>(what: &str, model: M, states: usize, reached: &[&str]) {
     let found = search(model, states);
-    say(&format!("{what}: {} states", found.states));
+    print_to_stderr(&format!("{what}: {} states", found.states));
     assert_eq!(found.wrong, None, "after {} states", found.states);
     for wanted in reached {
         assert!(found.reached.contains(wanted), "too few states for this: {wanted}: {}", found.states);
@@ -61,7 +61,7 @@ pub(super) fn holds<M: SafetyModel>(what: &str, model: M, states: usize, reached
 pub(super) fn assert_violates<M: SafetyModel>(what: &str, model: M, states: usize, expected: &[M::Wrong]) {
     let found = search(model, states);
     let (wrong, steps) = found.wrong.unwrap_or_else(|| panic!("not found in {} states", found.states));
-    say(&format!("without {what}: {wrong:?} after {steps} steps, {} states", found.states));
+    print_to_stderr(&format!("without {what}: {wrong:?} after {steps} steps, {} states", found.states));
     assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {} states", found.states);
 }
 

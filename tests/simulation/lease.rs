@@ -18,7 +18,7 @@ use mdgw_election::{
     lease::LeaseSafeguards,
     timing::{LeaseTiming, drift_ns},
 };
-use mdgw_tests::captures::say;
+use mdgw_tests::captures::print_to_stderr;
 use world::{LeaseSetup, MS, Opening, SwapTimes, Violation, WAKE_NS_MAX, World};
 
 use crate::seeds::for_seeds;
@@ -68,7 +68,9 @@ fn at_most_one_leader_during_faults_and_one_after() {
         Ok((world.opened.len() as u64, world.stale_packets()))
     });
     let (openings, stale_packets) = worlds.into_iter().fold((0, 0), |sum, world| (sum.0 + world.0, sum.1 + world.1));
-    say(&format!("storms: {openings} openings, {stale_packets} packets of an old epoch arrived late, none was taken"));
+    print_to_stderr(&format!(
+        "storms: {openings} openings, {stale_packets} packets of an old epoch arrived late, none was taken"
+    ));
     assert!(stale_packets > 0, "no packet was late: nothing was shown");
 }
 
@@ -107,7 +109,7 @@ fn receivers_accept_nothing_from_a_resumed_leader() {
         Ok(world.stale_packets())
     });
     let (stops, stale_packets) = (PAUSES * stale_packets.len() as u64, stale_packets.into_iter().sum::<u64>());
-    say(&format!(
+    print_to_stderr(&format!(
         "stopped leaders: {stops} stops of 0.2 to 3 s; {stale_packets} records of the old epoch arrived, 0 accepted"
     ));
     assert!(stale_packets >= stops, "each stop is one in the hole");
@@ -152,7 +154,7 @@ fn blackout_stays_within_the_calculated_bound() {
         let worst_ns = blackouts.into_iter().max().unwrap_or(0);
         let bound_ns = detect_ns_max + expire_ns_max + open_ns_max;
         let ms = |ns: u64| ns as f64 / 1e6;
-        say(&format!(
+        print_to_stderr(&format!(
             "silence, {name}: at worst {:.3} ms; bound: detect {:.3} + expire {:.3} + open {:.3} = {:.3} ms",
             ms(worst_ns),
             ms(detect_ns_max),
@@ -175,7 +177,7 @@ fn assert_violation_found(what: &str, setup: LeaseSetup, is_expected: fn(&Violat
         world.violation.map(|violation| (seed, violation))
     });
     let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
-    say(&format!("without {what}: {violation:?}, seed {seed}"));
+    print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
     assert!(is_expected(&violation), "{violation:?}");
     // The same weather does no harm where nothing is switched off.
     let mut world = World::new(seed, LeaseSetup { gateways: setup.gateways, faults: setup.faults, ..PAIR });

@@ -27,7 +27,7 @@ mod wire;
 mod world;
 
 use mdgw_feeds::identity::{ChannelId, Epoch, GroupId};
-use mdgw_tests::captures::say;
+use mdgw_tests::captures::print_to_stderr;
 
 use crate::{lease, seeds::for_seeds};
 use day::Told;
@@ -110,7 +110,7 @@ fn every_message_is_delivered_once_across_leaders() {
         // One seed, or a few, need not show everything.
         let is_partial_run = counts.len() < 100;
         let all = counts.into_iter().fold(Counts::default(), Counts::sum);
-        say(&format!("{name}: {all:?}"));
+        print_to_stderr(&format!("{name}: {all:?}"));
         if is_partial_run {
             continue;
         }
@@ -138,7 +138,7 @@ fn assert_violation_found(what: &str, setup: Setup, is_expected: fn(&Violation) 
     let violation_of = |seed| World::new(seed, setup).run().violation.filter(is_expected);
     let found = (0..CONTROL_SEEDS).find_map(|seed| Some((seed, violation_of(seed)?)));
     let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
-    say(&format!("without {what}: {violation:?}, seed {seed}"));
+    print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
     // The same weather does no harm where nothing is switched off.
     let sound = Setup { gateways: setup.gateways, weather: setup.weather, uses_election: setup.uses_election, ..PAIR };
     assert_eq!(World::new(seed, sound).run().violation, None, "seed {seed}");

@@ -12,7 +12,7 @@ use std::{
 
 use mdgw_sys::clock::mono_now;
 use mdgw_tests::{
-    captures::say,
+    captures::print_to_stderr,
     process::TEST_TIMEOUT,
     stores::{Ensemble, Store},
 };
@@ -91,7 +91,10 @@ fn has_one_leader_over_kills_and_stops(store: Store, name: &str) {
     let all = sends.all();
     assert_eq!(overlaps(&all), "");
     takeovers_ms.sort_unstable();
-    say(&format!("{name}: {} sends; killed and stopped leaders were replaced within {takeovers_ms:?} ms", all.len()));
+    print_to_stderr(&format!(
+        "{name}: {} sends; killed and stopped leaders were replaced within {takeovers_ms:?} ms",
+        all.len()
+    ));
 }
 
 fn has_at_most_one_leader_over_store_node_loss(store: Store, name: &str) {

@@ -122,9 +122,9 @@ fn etcd_requires_a_client_certificate() {
         let version = asker.put(Version::NONE, &record(1));
         assert_eq!(asker.read().map(|found| found.version), Some(version));
 
-        let stranger = EtcdTls { identity: None, ..tls(ensemble) };
+        let other_user = EtcdTls { identity: None, ..tls(ensemble) };
         let distrusted = EtcdTls { ca_file: ensemble.certificate(Certificate::Client), ..tls(ensemble) };
-        for refused in [None, Some(stranger), Some(distrusted)] {
+        for refused in [None, Some(other_user), Some(distrusted)] {
             let outcome = with(refused.clone()).try_read();
             assert!(matches!(outcome, Outcome::Failed(_)), "{refused:?}: {outcome:?}");
         }
@@ -172,8 +172,8 @@ fn zookeeper_denies_other_users() {
         };
         let mut owner = with(USER);
         let version = owner.put(Version::NONE, &record(1));
-        for mut stranger in [with("stranger"), asker(ensemble)] {
-            for outcome in [stranger.try_read(), stranger.swap(version, &record(2))] {
+        for mut other_user in [with("stranger"), asker(ensemble)] {
+            for outcome in [other_user.try_read(), other_user.swap(version, &record(2))] {
                 assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
             }
         }

@@ -26,7 +26,7 @@ pub fn root(test: &str) -> Option<PathBuf> {
     if root.is_dir() {
         return Some(root);
     }
-    say(&format!("SKIPPED: {test}: no captures at {} (set MDGW_CAPTURES)", root.display()));
+    print_to_stderr(&format!("SKIPPED: {test}: no captures at {} (set MDGW_CAPTURES)", root.display()));
     None
 }
 
@@ -69,7 +69,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 ///
 /// # Panics
 /// When standard error can't be written to.
-pub fn say(line: &str) {
+pub fn print_to_stderr(line: &str) {
     writeln!(io::stderr(), "{line}").expect("standard error takes a line");
 }
 

@@ -57,7 +57,7 @@ thread_local! {
 }
 
 /// Whether the thread may have that much more.
-fn count(bytes: usize) -> bool {
+fn count_allocation(bytes: usize) -> bool {
     // A thread that ends has no count any more; what it frees then is of no interest.
     let _ = ALLOCATION_COUNT.try_with(|count| count.set(count.get() + 1));
     let held = ALLOCATED_BYTES.try_with(|held| {
@@ -79,7 +79,7 @@ fn count_free(bytes: usize) {
 // counting touches thread-local numbers and neither allocates nor unwinds. No memory is a null pointer, as the contract says.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if !count(layout.size()) {
+        if !count_allocation(layout.size()) {
             return ptr::null_mut();
         }
         // SAFETY: the caller vouches for `layout`, as `System` demands.
@@ -87,7 +87,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if !count(layout.size()) {
+        if !count_allocation(layout.size()) {
             return ptr::null_mut();
         }
         // SAFETY: the caller vouches for `layout`, as `System` demands.
@@ -95,7 +95,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if !count(size) {
+        if !count_allocation(size) {
             return ptr::null_mut();
         }
         count_free(layout.size());

@@ -5,7 +5,7 @@ use std::net::SocketAddrV4;
 use serde_json::Value;
 
 use crate::{
-    gateways::Gateways,
+    gateways::GatewayProcesses,
     pair::wait_until,
     site::{Site, SiteConfig, text, write_key},
 };
@@ -14,9 +14,9 @@ use crate::{
 #[derive(Debug)]
 pub struct ElectedPair {
     /// The two.
-    pub gateways: Gateways,
+    pub gateways: GatewayProcesses,
     wanted: SiteConfig,
-    ends: [SocketAddrV4; 2],
+    link_addresses: [SocketAddrV4; 2],
     /// Where the gateways find each other's ends; elsewhere, where something lies between.
     reachable_at: [SocketAddrV4; 2],
 }
@@ -31,16 +31,21 @@ impl ElectedPair {
         let first = Site::numbered(1);
         let second = first.peer_on_same_lines(2);
         // Addresses that no gateway uses without a link.
-        let ends = [Site::new().requests, Site::new().requests];
+        let link_addresses = [Site::new().requests, Site::new().requests];
         let key = first.path("key");
         write_key(&key);
-        Self { gateways: Gateways::new(vec![first, second]), wanted, ends, reachable_at: ends }
+        Self {
+            gateways: GatewayProcesses::new(vec![first, second]),
+            wanted,
+            link_addresses,
+            reachable_at: link_addresses,
+        }
     }
 
     /// Where a gateway listens for the other one.
     #[must_use]
     pub fn link_address(&self, node: u8) -> SocketAddrV4 {
-        self.ends[usize::from(node) - 1]
+        self.link_addresses[usize::from(node) - 1]
     }
 
     /// From its next start on, the other gateway finds this one's end there.

@@ -73,7 +73,7 @@ pub struct ClusterProcess {
 }
 
 impl ClusterProcess {
-    /// From the arguments that [`Cluster`] gives; `None` for any others.
+    /// From the arguments that [`VoteCluster`] gives; `None` for any others.
     #[must_use]
     pub fn parse(args: &[String]) -> Option<Self> {
         let [role, node, incarnation, timing, directory, a, b, c] = args else { return None };
@@ -94,7 +94,7 @@ impl ClusterProcess {
         match self.try_run() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                say(&format!("failed {error}"));
+                write_event(&format!("failed {error}"));
                 ExitCode::from(2)
             }
         }
@@ -111,7 +111,7 @@ impl ClusterProcess {
         if self.node == 3 {
             let options = WitnessOptions { node: NodeId(3), vote_directory: votes, rate_error_ppm: 500, groups_max: 4 };
             let witness = Witness::new(link, options)?;
-            say("ready");
+            write_event("ready");
             let ends = Arc::clone(&stop);
             thread::spawn(move || {
                 wait_for_stdin_close();
@@ -138,7 +138,7 @@ impl ClusterProcess {
             Election::new(core, backend, Arc::clone(&fence), waiting, &inbox, Box::new(FenceReporter(fence)), options);
         election.set_eligibility(Eligibility::Eligible);
         election.start().map_err(|error| text(&error))?;
-        say("ready");
+        write_event("ready");
         wait_for_stdin_close();
         election.close();
         Ok(())
@@ -179,13 +179,13 @@ impl ElectionHooks for FenceReporter {
     fn leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
         let now = mono_now();
         match lost {
-            None => say(&format!("open {} {} {}", now.0, epoch.0, u8::from(self.0.allows(now)))),
-            Some(_) => say(&format!("close {} {}", now.0, epoch.0)),
+            None => write_event(&format!("open {} {} {}", now.0, epoch.0, u8::from(self.0.allows(now)))),
+            Some(_) => write_event(&format!("close {} {}", now.0, epoch.0)),
         }
     }
 }
 
-fn say(text: &str) {
+fn write_event(text: &str) {
     let mut stdout = io::stdout().lock();
     // Nobody listens any more: then it will be ended soon.
     let _written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
@@ -236,18 +236,18 @@ impl ProcessEvent {
 
 /// Two gateways' elections and a witness.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct VoteCluster {
     program: PathBuf,
     timing: LeaseTimingMs,
     directory: tempfile::TempDir,
     ports: [u16; 3],
     children: BTreeMap<u8, (u64, Child)>,
-    said: mpsc::Receiver<(u8, u64, ProcessEvent)>,
-    teller: mpsc::Sender<(u8, u64, ProcessEvent)>,
+    events: mpsc::Receiver<(u8, u64, ProcessEvent)>,
+    event_sender: mpsc::Sender<(u8, u64, ProcessEvent)>,
     /// All openings so far: who, when, which epoch.
     pub opened: Vec<(u8, u64, Epoch)>,
     leader: Option<u8>,
-    starts: u64,
+    start_count: u64,
 }
 
 /// What came of a killed leader.
@@ -259,7 +259,7 @@ pub struct Failover {
     pub unprovoked_elections: usize,
 }
 
-impl Cluster {
+impl VoteCluster {
     /// Starts all three; votes are kept below `votes`.
     ///
     /// # Errors
@@ -274,18 +274,18 @@ impl Cluster {
         let ports: Vec<u16> =
             sockets.iter().map(|socket| Ok(socket.local_addr()?.port())).collect::<io::Result<_>>()?;
         drop(sockets);
-        let (teller, said) = mpsc::channel();
+        let (event_sender, events) = mpsc::channel();
         let mut cluster = Self {
             program: program.to_owned(),
             timing,
             directory,
             ports: [ports[0], ports[1], ports[2]],
             children: BTreeMap::new(),
-            said,
-            teller,
+            events,
+            event_sender,
             opened: Vec::new(),
             leader: None,
-            starts: 0,
+            start_count: 0,
         };
         for node in [3, 1, 2] {
             cluster.start_node(node)?;
@@ -298,8 +298,8 @@ impl Cluster {
     /// # Errors
     /// When it can't be started.
     pub fn start_node(&mut self, node: u8) -> io::Result<()> {
-        self.starts += 1;
-        let start = self.starts;
+        self.start_count += 1;
+        let start = self.start_count;
         let mut child = Command::new(&self.program)
             .args(["role", &node.to_string(), &start.to_string(), &self.timing.to_string()])
             .arg(self.directory.path())
@@ -308,15 +308,15 @@ impl Cluster {
             .stdout(Stdio::piped())
             .spawn()?;
         let stdout = child.stdout.take().ok_or_else(|| io::Error::other("no standard output"))?;
-        let teller = self.teller.clone();
+        let event_sender = self.event_sender.clone();
         thread::spawn(move || {
             let mut last = String::new();
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 // After the cluster's end nobody wants to know.
-                let _sent = teller.send((node, start, ProcessEvent::parse(&line)));
+                let _sent = event_sender.send((node, start, ProcessEvent::parse(&line)));
                 last = line;
             }
-            let _sent = teller.send((node, start, ProcessEvent::Ended(last)));
+            let _sent = event_sender.send((node, start, ProcessEvent::Ended(last)));
         });
         self.children.insert(node, (start, child));
         Ok(())
@@ -338,7 +338,7 @@ impl Cluster {
     /// # Errors
     /// When nobody says anything for a minute, or somebody failed.
     pub fn next_event(&mut self) -> Result<(u8, ProcessEvent), String> {
-        let next = self.said.recv_timeout(EVENT_TIMEOUT).map_err(|_| "nothing happened for a minute".to_owned())?;
+        let next = self.events.recv_timeout(EVENT_TIMEOUT).map_err(|_| "nothing happened for a minute".to_owned())?;
         self.take(next)
     }
 
@@ -385,7 +385,7 @@ impl Cluster {
         // Any phase of the renewals, and time for the one started last to sit out and to hear them.
         let jitter_ms = 7 * u64::try_from(self.opened.len()).unwrap_or(0) % (2 * self.timing.1 + 1);
         thread::sleep(Duration::from_millis(3 * self.timing.0 + jitter_ms));
-        while let Ok(next) = self.said.try_recv() {
+        while let Ok(next) = self.events.try_recv() {
             self.take(next)?;
         }
         if self.leader != Some(leader) {
@@ -404,7 +404,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for VoteCluster {
     fn drop(&mut self) {
         for node in [1, 2, 3] {
             self.kill(node);

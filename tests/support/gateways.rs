@@ -6,18 +6,18 @@ use serde_json::Value;
 
 use crate::{
     pair::wait_until,
-    process::{self, Ended, MdgwProcess, Signal},
+    process::{self, ExitedProcess, MdgwProcess, Signal},
     site::{Site, text},
 };
 
 /// The gateways of some sites, numbered from 1 on. All are killed when it is dropped.
 #[derive(Debug)]
-pub struct Gateways {
+pub struct GatewayProcesses {
     sites: Vec<Site>,
     running: Vec<Option<MdgwProcess>>,
 }
 
-impl Gateways {
+impl GatewayProcesses {
     /// One for each site; nothing runs yet.
     #[must_use]
     pub fn new(sites: Vec<Site>) -> Self {
@@ -71,7 +71,7 @@ impl Gateways {
     /// # Panics
     /// When it ends instead.
     pub fn wait_until_running(&self, node: u8) {
-        self.running(node).expect("it was begun").says("gateway runs");
+        self.running(node).expect("it was begun").wait_for_stderr("gateway runs");
         wait_until("its control socket is there", || self.status(node).is_some());
     }
 
@@ -95,7 +95,7 @@ impl Gateways {
 
     /// `mdgw ha` with these arguments, of that gateway.
     #[must_use]
-    pub fn send_request(&self, node: u8, arguments: &[&str]) -> Ended {
+    pub fn send_request(&self, node: u8, arguments: &[&str]) -> ExitedProcess {
         let socket = self.site(node).path("control");
         process::run(["ha"].iter().chain(arguments).copied().chain(["--socket", text(&socket)]))
     }

@@ -19,11 +19,11 @@ use mdgw_publog::Reader;
 use mdgw_subscriber::{LineAddress, Subscriber, SubscriberConfig};
 
 use crate::{
-    captures::say,
+    captures::print_to_stderr,
     failover::LeaseTimingMs,
-    gateways::Gateways,
-    pair::{Delivery, LogEntry, check, messages_of, read_entries, wait_until},
-    process::{self, Ended, MdgwProcess, TEST_TIMEOUT},
+    gateways::GatewayProcesses,
+    pair::{Delivery, LogEntry, check_deliveries, messages_of, read_entries, wait_until},
+    process::{self, ExitedProcess, MdgwProcess, TEST_TIMEOUT},
     site::{Site, text, wait_until_joined, write_key},
     tap::Tap,
 };
@@ -40,7 +40,7 @@ pub type Leaders = BTreeMap<u16, (u8, u64)>;
 #[derive(Debug)]
 pub struct GroupCluster {
     /// The gateways: nodes 1 to [`GATEWAYS`].
-    pub gateways: Gateways,
+    pub gateways: GatewayProcesses,
     /// Three sites' lines: one for each channel.
     lines: Vec<SocketAddrV4>,
     _line_sites: Vec<Site>,
@@ -72,7 +72,7 @@ impl GroupCluster {
         write_key(&key);
         let line_sites: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| Site::new()).collect();
         Self {
-            gateways: Gateways::new([first].into_iter().chain(others).collect()),
+            gateways: GatewayProcesses::new([first].into_iter().chain(others).collect()),
             lines: line_sites.iter().flat_map(|site| site.lines).collect(),
             _line_sites: line_sites,
             backend,
@@ -114,9 +114,9 @@ impl GroupCluster {
 
     /// How often those of them that run have said that they are less fit to lead.
     #[must_use]
-    pub fn doubts(&self, nodes: &[u8]) -> usize {
+    pub fn fitness_warnings(&self, nodes: &[u8]) -> usize {
         let running = nodes.iter().filter_map(|node| self.gateways.running(*node));
-        running.map(|gateway| gateway.said().matches("less fit to lead").count()).sum()
+        running.map(|gateway| gateway.stderr_so_far().matches("less fit to lead").count()).sum()
     }
 
     /// Waits until each of `nodes` leads as many groups as any other, and no others lead; who leads what then.
@@ -206,7 +206,7 @@ impl Drop for GroupCluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for gateway in (1..=GATEWAYS).filter_map(|node| self.gateways.running(node)) {
-                say(&gateway.said());
+                print_to_stderr(&gateway.stderr_so_far());
             }
         }
     }
@@ -240,22 +240,22 @@ impl GroupConsumers {
     /// How many messages the consumer has that has the fewest.
     #[must_use]
     pub fn fewest(&self) -> usize {
-        self.consumers.values().map(|consumer| consumer.heard().len()).min().unwrap_or(0)
+        self.consumers.values().map(|consumer| consumer.received().len()).min().unwrap_or(0)
     }
 
     /// Waits until each consumer has got so many messages more.
     pub fn wait_for_more_deliveries(&self, count: usize) {
         let before: BTreeMap<u16, usize> =
-            self.consumers.iter().map(|(group, consumer)| (*group, consumer.heard().len())).collect();
+            self.consumers.iter().map(|(group, consumer)| (*group, consumer.received().len())).collect();
         wait_until("each stream goes on", || {
-            self.consumers.iter().all(|(group, consumer)| consumer.heard().len() >= before[group] + count)
+            self.consumers.iter().all(|(group, consumer)| consumer.received().len() >= before[group] + count)
         });
     }
 
     /// The longest time between two messages of a group, of what falls into that time.
     #[must_use]
     pub fn longest_blackout(&self, group: u16, from: Instant, until: Instant) -> Duration {
-        let heard = self.consumers[&group].heard();
+        let heard = self.consumers[&group].received();
         let pairs = heard.windows(2).map(|two| (two[0].0, two[1].0));
         pairs
             .filter(|(one, next)| *next >= from && *one < until)
@@ -267,16 +267,17 @@ impl GroupConsumers {
     /// After the feed has ended: waits until each consumer has all that the witness' log has, then judges each, and the
     /// capture. What was wrong.
     #[must_use]
-    pub fn verify_streams(self, cluster: &GroupCluster, witness: u8) -> (Vec<String>, Ended) {
+    pub fn verify_streams(self, cluster: &GroupCluster, reference_node: u8) -> (Vec<String>, ExitedProcess) {
         let mut faults = Vec::new();
         for (group, consumer) in &self.consumers {
-            let expected = cluster.messages(witness, *group);
+            let expected = cluster.messages(reference_node, *group);
             let deadline = Instant::now() + TEST_TIMEOUT;
             while consumer.messages() < expected.len() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(2));
             }
-            let told: Vec<Delivery> = consumer.heard().iter().map(|(_, told)| told.clone()).collect();
-            faults.extend(check(&told, &expected).err().map(|fault| format!("group {group}: {fault}")));
+            let deliveries: Vec<Delivery> = consumer.received().iter().map(|(_, delivery)| delivery.clone()).collect();
+            faults
+                .extend(check_deliveries(&deliveries, &expected).err().map(|fault| format!("group {group}: {fault}")));
         }
         let _datagrams = self.tap.finish();
         let verified = process::run(["ha", "verify", text(&self.capture)]);
@@ -289,7 +290,7 @@ type TimedDeliveries = Vec<(Instant, Delivery)>;
 
 #[derive(Debug)]
 struct GroupConsumer {
-    heard: Arc<Mutex<TimedDeliveries>>,
+    received: Arc<Mutex<TimedDeliveries>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -300,28 +301,28 @@ impl GroupConsumer {
         config.receiver.group = GroupId(group);
         config.services = vec![service];
         let mut subscriber = Subscriber::open(config).expect("the subscriber opens");
-        let (heard, stop) = (Arc::new(Mutex::new(TimedDeliveries::new())), Arc::new(AtomicBool::new(false)));
-        let (thread_received, stopped) = (Arc::clone(&heard), Arc::clone(&stop));
+        let (received, stop) = (Arc::new(Mutex::new(TimedDeliveries::new())), Arc::new(AtomicBool::new(false)));
+        let (thread_received, stopped) = (Arc::clone(&received), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 let mut new_deliveries = TimedDeliveries::new();
                 let polled = subscriber.poll(Duration::from_millis(20), &mut |output| {
                     assert_eq!(output.channel, ChannelId(group), "each group has its one channel");
-                    new_deliveries.extend(Delivery::of(&output).map(|told| (Instant::now(), told)));
+                    new_deliveries.extend(Delivery::of(&output).map(|delivery| (Instant::now(), delivery)));
                 });
                 let _count = polled.expect("loopback can be read");
                 thread_received.lock().unwrap_or_else(PoisonError::into_inner).append(&mut new_deliveries);
             }
         });
-        Self { heard, stop, thread: Some(thread) }
+        Self { received, stop, thread: Some(thread) }
     }
 
-    fn heard(&self) -> std::sync::MutexGuard<'_, TimedDeliveries> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn received(&self) -> std::sync::MutexGuard<'_, TimedDeliveries> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn messages(&self) -> usize {
-        self.heard().iter().filter(|(_, told)| matches!(told, Delivery::Message(..))).count()
+        self.received().iter().filter(|(_, delivery)| matches!(delivery, Delivery::Message(..))).count()
     }
 }
 
@@ -337,6 +338,6 @@ impl Drop for GroupConsumer {
 
 /// Which groups have another leader than before.
 #[must_use]
-pub fn moved(before: &Leaders, after: &Leaders) -> BTreeSet<u16> {
+pub fn moved_groups(before: &Leaders, after: &Leaders) -> BTreeSet<u16> {
     before.iter().filter(|(group, (leader, _))| after[group].0 != *leader).map(|(group, _)| *group).collect()
 }

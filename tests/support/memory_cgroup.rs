@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::captures::say;
+use crate::captures::print_to_stderr;
 
 /// A cgroup that counts memory, of either version. Gone when it is dropped, as soon as nobody is in it.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct MemoryCgroup {
     path: PathBuf,
     files: &'static CgroupFiles,
     /// Killed for want of memory, when it was last given back.
-    killed: AtomicU64,
+    oom_kills_before: AtomicU64,
 }
 
 /// What the files of such a cgroup are called.
@@ -58,18 +58,18 @@ impl MemoryCgroup {
             let path = Path::new(point).join(&name);
             fs::create_dir(&path).ok()?;
             // Dropped, and so removed, where memory isn't what it counts.
-            Some(Self { path, files, killed: AtomicU64::new(0) })
+            Some(Self { path, files, oom_kills_before: AtomicU64::new(0) })
                 .filter(|cgroup| cgroup.path.join(files.limit).exists())
         });
         if cgroup.is_none() {
-            say(&format!("SKIPPED: {test}: counting memory takes a cgroup of that kind, and root"));
+            print_to_stderr(&format!("SKIPPED: {test}: counting memory takes a cgroup of that kind, and root"));
         }
         cgroup
     }
 
     /// The file that takes its members.
     #[must_use]
-    pub fn enter(&self) -> PathBuf {
+    pub fn procs_file(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 
@@ -83,7 +83,7 @@ impl MemoryCgroup {
     /// Whether one of them was killed since.
     #[must_use]
     pub fn has_oom_killed(&self) -> bool {
-        self.oom_kill_count() > self.killed.load(Ordering::Relaxed)
+        self.oom_kill_count() > self.oom_kills_before.load(Ordering::Relaxed)
     }
 
     fn oom_kill_count(&self) -> u64 {
@@ -97,7 +97,7 @@ impl MemoryCgroup {
     /// # Panics
     /// When the kernel doesn't take it.
     pub fn lift_limit(&self) {
-        self.killed.store(self.oom_kill_count(), Ordering::Relaxed);
+        self.oom_kills_before.store(self.oom_kill_count(), Ordering::Relaxed);
         self.set_limit(self.files.no_limit).expect("a limit can be lifted");
     }
 

@@ -19,7 +19,7 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::captures::say;
+use crate::captures::print_to_stderr;
 
 /// A network namespace.
 #[derive(Clone, Debug)]
@@ -122,18 +122,18 @@ impl Switch {
     #[must_use]
     pub fn new(test: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            say(&format!("SKIPPED: {test}: network namespaces take root"));
+            print_to_stderr(&format!("SKIPPED: {test}: network namespaces take root"));
             return None;
         }
         if Command::new("nft").arg("--version").stdout(Stdio::null()).status().is_err() {
             assert!(std::env::var_os("CI").is_none(), "{test}: nftables must be installed here");
-            say(&format!("SKIPPED: {test}: nftables (package of Debian) is not installed"));
+            print_to_stderr(&format!("SKIPPED: {test}: nftables (package of Debian) is not installed"));
             return None;
         }
         let namespace = match Namespace::new() {
             Ok(namespace) => namespace,
             Err(error) => {
-                say(&format!("SKIPPED: {test}: no network namespaces here ({error})"));
+                print_to_stderr(&format!("SKIPPED: {test}: no network namespaces here ({error})"));
                 return None;
             }
         };
@@ -153,8 +153,8 @@ impl Switch {
         let namespace = Namespace::new().expect("where one namespace can be made, another can");
         // Both ends are made in the host, and one is pushed out to the switch, which is named by who holds it open.
         let switch = format!("/proc/{}/fd/{}", process::id(), self.namespace.0.as_raw_fd());
-        let cable = format!("link add {INTERFACE} type veth peer name {name} netns {switch}");
-        namespace.ip(&cable).expect("a cable can be laid");
+        let veth_command = format!("link add {INTERFACE} type veth peer name {name} netns {switch}");
+        namespace.ip(&veth_command).expect("a cable can be laid");
         self.ip(&format!("link set {name} master switch up"));
         let host = |arguments: &str| namespace.ip(arguments).expect("a host has an interface");
         host(&format!("address add {address}/24 dev {INTERFACE}"));
@@ -163,7 +163,7 @@ impl Switch {
     }
 
     /// Loses from now on what `from` sends to `to`, and nothing of what comes back.
-    pub fn cut(&self, from: &Host, to: &Host) {
+    pub fn drop_traffic(&self, from: &Host, to: &Host) {
         self.add_drop_rule(&format!("iifname {} oifname {}", from.name, to.name));
     }
 
@@ -192,7 +192,7 @@ impl Switch {
     }
 
     /// Loses some of what goes to that address on its way to one host, by chance.
-    pub fn lose(&self, address: Ipv4Addr, to: &Host, percent: u32) {
+    pub fn drop_randomly(&self, address: Ipv4Addr, to: &Host, percent: u32) {
         self.add_drop_rule(&format!("oifname {} ip daddr {address} numgen random mod 100 < {percent}", to.name));
     }
 

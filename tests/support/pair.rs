@@ -167,14 +167,14 @@ impl InProcessGateway {
 pub fn link(members: [&mut InProcessGateway; 2]) -> [Arc<LinkHandle>; 2] {
     let [a, b] = [free_address(), free_address()];
     let mut addresses = [(a, b), (b, a)].into_iter();
-    let desks = members.map(|member| {
+    let handles = members.map(|member| {
         let (listen, peer) = addresses.next().expect("two members");
         let peers = vec![PeerEndpoint { node: None, address: peer }];
         let endpoints = PairEndpoints { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
         Arc::clone(member.gateway.link(endpoints).expect("the link starts"))
     });
-    wait_until("the gateways meet", || desks.iter().all(|handle| !handle.peer_nodes().is_empty()));
-    desks
+    wait_until("the gateways meet", || handles.iter().all(|handle| !handle.peer_nodes().is_empty()));
+    handles
 }
 
 /// One entry of a log.
@@ -323,7 +323,7 @@ fn sender() -> UdpSocket {
 pub struct RecordingConsumer {
     subscriber: Subscriber,
     /// In the order of delivery.
-    pub told: Vec<Delivery>,
+    pub deliveries: Vec<Delivery>,
 }
 
 /// One thing that a consumer was told.
@@ -352,7 +352,7 @@ impl RecordingConsumer {
         config.services = vec![site.retransmission];
         let subscriber = Subscriber::open(config).expect("the subscriber opens");
         wait_until_joined(site.output, members);
-        Self { subscriber, told: Vec::new() }
+        Self { subscriber, deliveries: Vec::new() }
     }
 
     /// Takes what comes until `is_done`.
@@ -361,18 +361,18 @@ impl RecordingConsumer {
     /// When [`TEST_TIMEOUT`] ends before.
     pub fn receive_until(&mut self, what: &str, mut is_done: impl FnMut(&[Delivery]) -> bool) {
         let deadline = Instant::now() + TEST_TIMEOUT;
-        while !is_done(&self.told) {
-            assert!(Instant::now() < deadline, "never: {what}; {} things told", self.told.len());
-            let told = &mut self.told;
+        while !is_done(&self.deliveries) {
+            assert!(Instant::now() < deadline, "never: {what}; {} things told", self.deliveries.len());
+            let deliveries = &mut self.deliveries;
             let polled =
-                self.subscriber.poll(Duration::from_millis(10), &mut |output| told.extend(Delivery::of(&output)));
+                self.subscriber.poll(Duration::from_millis(10), &mut |output| deliveries.extend(Delivery::of(&output)));
             let _count = polled.expect("loopback can be read");
         }
     }
 
     /// Takes what comes until the session has ended.
     pub fn receive_to_session_end(&mut self, session: Session) {
-        self.receive_until("the session ends", |told| told.contains(&Delivery::End(session)));
+        self.receive_until("the session ends", |deliveries| deliveries.contains(&Delivery::End(session)));
     }
 
     /// Highest epoch that it believed.
@@ -385,8 +385,8 @@ impl RecordingConsumer {
     ///
     /// # Errors
     /// The first thing that is lost, doubled, out of order, or different.
-    pub fn check(&self, expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
-        check(&self.told, expected)
+    pub fn check_deliveries(&self, expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
+        check_deliveries(&self.deliveries, expected)
     }
 }
 
@@ -412,10 +412,10 @@ impl Delivery {
 ///
 /// # Errors
 /// The first thing that isn't so.
-pub fn check(told: &[Delivery], expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
+pub fn check_deliveries(deliveries: &[Delivery], expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
     let mut expected_messages = expected.iter();
-    for told in told {
-        match told {
+    for delivery in deliveries {
+        match delivery {
             Delivery::Message(session, sequence, body, _) => {
                 let Some((name, records)) = expected_messages.next() else {
                     return Err(format!("{sequence}: one too many"));

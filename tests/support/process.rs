@@ -54,7 +54,7 @@ pub fn program() -> &'static Path {
 #[derive(Debug)]
 pub struct MdgwProcess {
     /// The command line, for messages.
-    title: String,
+    command_line: String,
     child: Child,
     stdout: Arc<OutputStream>,
     stderr: Arc<OutputStream>,
@@ -62,9 +62,9 @@ pub struct MdgwProcess {
 
 /// How a process ended and what it said.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct ExitedProcess {
     /// The command line, for messages.
-    pub title: String,
+    pub command_line: String,
     /// Exit code; `None`: by a signal.
     pub code: Option<i32>,
     /// All of its standard output.
@@ -135,21 +135,21 @@ pub fn start_with<A: AsRef<OsStr>>(
 
 fn spawn(mut command: Command) -> MdgwProcess {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let title = command.get_args().fold("mdgw".to_owned(), |mut title, argument| {
-        let _ = write!(title, " {}", argument.to_string_lossy());
-        title
+    let command_line = command.get_args().fold("mdgw".to_owned(), |mut command_line, argument| {
+        let _ = write!(command_line, " {}", argument.to_string_lossy());
+        command_line
     });
     let mut child = command.spawn().expect("mdgw starts");
     let stdout = OutputStream::read(child.stdout.take().expect("standard output is piped"));
     let stderr = OutputStream::read(child.stderr.take().expect("standard error is piped"));
-    MdgwProcess { title, child, stdout, stderr }
+    MdgwProcess { command_line, child, stdout, stderr }
 }
 
 /// Runs `mdgw` to its end.
 ///
 /// # Panics
 /// When it can't be started, or hangs.
-pub fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Ended {
+pub fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> ExitedProcess {
     start(arguments).end()
 }
 
@@ -158,7 +158,7 @@ impl MdgwProcess {
     ///
     /// # Panics
     /// When the process ends before, or [`TEST_TIMEOUT`] does.
-    pub fn says(&self, text: &str) -> String {
+    pub fn wait_for_stderr(&self, text: &str) -> String {
         self.wait_for_stderr_times(text, 1)
     }
 
@@ -171,7 +171,7 @@ impl MdgwProcess {
             let mut matching = lines.iter().filter(|line| line.contains(text));
             matching.nth(times.saturating_sub(1)).cloned()
         });
-        found.unwrap_or_else(|| panic!("{}: never said {text:?}, but\n{}", self.title, self.stderr.text()))
+        found.unwrap_or_else(|| panic!("{}: never said {text:?}, but\n{}", self.command_line, self.stderr.text()))
     }
 
     /// Waits until a line of standard output begins with `text`.
@@ -180,12 +180,12 @@ impl MdgwProcess {
     /// When the process ends before, or [`TEST_TIMEOUT`] does.
     pub fn wait_for_stdout(&self, text: &str) {
         let found = self.stdout.wait(|lines| lines.iter().any(|line| line.starts_with(text)).then_some(()));
-        assert!(found.is_some(), "{}: never printed {text:?}, but said\n{}", self.title, self.stderr.text());
+        assert!(found.is_some(), "{}: never printed {text:?}, but said\n{}", self.command_line, self.stderr.text());
     }
 
     /// What it has said on standard error so far.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn stderr_so_far(&self) -> String {
         self.stderr.text()
     }
 
@@ -210,7 +210,7 @@ impl MdgwProcess {
             Signal::Continue => rustix::process::Signal::CONT,
         };
         let sent = kill_process(Pid::from_child(&self.child), number);
-        sent.unwrap_or_else(|error| panic!("{}: {signal:?}: {error}", self.title));
+        sent.unwrap_or_else(|error| panic!("{}: {signal:?}: {error}", self.command_line));
     }
 
     /// Whether it runs no more.
@@ -226,7 +226,7 @@ impl MdgwProcess {
     ///
     /// # Panics
     /// When it outlasts [`TEST_TIMEOUT`].
-    pub fn end(self) -> Ended {
+    pub fn end(self) -> ExitedProcess {
         self.wait_for_exit_within(TEST_TIMEOUT)
     }
 
@@ -234,21 +234,26 @@ impl MdgwProcess {
     ///
     /// # Panics
     /// When it takes longer.
-    pub fn wait_for_exit_within(mut self, timeout: Duration) -> Ended {
+    pub fn wait_for_exit_within(mut self, timeout: Duration) -> ExitedProcess {
         // Both streams end when the process does; it starts no others that could hold them.
         let deadline = Instant::now() + timeout;
         for stream in [&self.stdout, &self.stderr] {
-            assert!(stream.wait_for_eof(deadline), "{}: hangs, having said\n{}", self.title, self.stderr.text());
+            assert!(stream.wait_for_eof(deadline), "{}: hangs, having said\n{}", self.command_line, self.stderr.text());
         }
         let status = self.child.wait().expect("a child can be waited for");
-        Ended { title: self.title.clone(), code: status.code(), stdout: self.stdout.text(), stderr: self.stderr.text() }
+        ExitedProcess {
+            command_line: self.command_line.clone(),
+            code: status.code(),
+            stdout: self.stdout.text(),
+            stderr: self.stderr.text(),
+        }
     }
 
     /// Sends a signal and waits for the end.
     ///
     /// # Panics
     /// When it outlasts [`TEST_TIMEOUT`].
-    pub fn stop_with(self, signal: Signal) -> Ended {
+    pub fn stop_with(self, signal: Signal) -> ExitedProcess {
         self.signal(signal);
         self.end()
     }
@@ -262,14 +267,14 @@ impl Drop for MdgwProcess {
     }
 }
 
-impl Ended {
+impl ExitedProcess {
     /// Itself, if it ended with that code.
     ///
     /// # Panics
     /// When it ended otherwise; with what it said.
     #[must_use]
     pub fn expect_code(self, code: i32) -> Self {
-        assert_eq!(self.code, Some(code), "{}\n{}{}", self.title, self.stdout, self.stderr);
+        assert_eq!(self.code, Some(code), "{}\n{}{}", self.command_line, self.stdout, self.stderr);
         self
     }
 
@@ -279,8 +284,9 @@ impl Ended {
     /// When it isn't one line of JSON.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
-        assert_eq!(self.stdout.lines().count(), 1, "{}: not one line\n{}", self.title, self.stdout);
-        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{}: {error}\n{}", self.title, self.stdout))
+        assert_eq!(self.stdout.lines().count(), 1, "{}: not one line\n{}", self.command_line, self.stdout);
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.command_line, self.stdout))
     }
 }
 

@@ -24,7 +24,7 @@ pub struct LossyRelay {
 #[derive(Debug, Default)]
 struct RelayCounts {
     stop: AtomicBool,
-    came: AtomicU64,
+    received: AtomicU64,
     forwarded: AtomicU64,
 }
 
@@ -44,7 +44,7 @@ impl LossyRelay {
             let mut datagram = [0; 2_048];
             while !of_thread.stop.load(Ordering::Acquire) {
                 let Ok(length) = receive.recv(&mut datagram) else { continue };
-                of_thread.came.fetch_add(1, Ordering::Relaxed);
+                of_thread.received.fetch_add(1, Ordering::Relaxed);
                 let packet: Arc<[u8]> = datagram[..length].into();
                 lines.transmit(&packet, |_, _, packet| {
                     let sent = send.send_to(packet, to).expect("loopback takes a datagram");
@@ -59,7 +59,7 @@ impl LossyRelay {
     /// How many datagrams came, and how many were sent on.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
-        (self.shared.came.load(Ordering::Relaxed), self.shared.forwarded.load(Ordering::Relaxed))
+        (self.shared.received.load(Ordering::Relaxed), self.shared.forwarded.load(Ordering::Relaxed))
     }
 }
 

@@ -189,7 +189,7 @@ impl Site {
     #[must_use]
     pub fn gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> MdgwProcess {
         let gateway = self.start_gateway(wanted, arguments);
-        gateway.says("gateway runs");
+        gateway.wait_for_stderr("gateway runs");
         gateway
     }
 
@@ -207,7 +207,7 @@ impl Site {
         let path = self.path("with_control.toml");
         fs::write(&path, config).expect("a configuration can be written");
         let gateway = process::start(["run", text(&path)].into_iter().chain(arguments.iter().copied()));
-        gateway.says("gateway runs");
+        gateway.wait_for_stderr("gateway runs");
         while !socket.exists() {
             std::thread::yield_now();
         }

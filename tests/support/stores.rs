@@ -21,7 +21,7 @@ use tempfile::TempDir;
 pub use etcd::{PASSWORD, USER};
 use server::StoreNode;
 
-use crate::{captures::say, namespaces::Host, process::TEST_TIMEOUT, site::free_address};
+use crate::{captures::print_to_stderr, namespaces::Host, process::TEST_TIMEOUT, site::free_address};
 
 /// Which store, and whom it lets in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Store {
         };
         if !found {
             assert!(env::var_os("CI").is_none(), "{test}: {packages} must be installed here");
-            say(&format!("SKIPPED: {test}: {packages} (packages of Debian) are not installed"));
+            print_to_stderr(&format!("SKIPPED: {test}: {packages} (packages of Debian) are not installed"));
         }
         found
     }

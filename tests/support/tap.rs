@@ -24,7 +24,7 @@ use crate::pair::wait_until;
 pub struct Tap {
     stop: Arc<AtomicBool>,
     /// Input sequences before it are settled by what has come.
-    settled: Arc<AtomicU64>,
+    covered_through: Arc<AtomicU64>,
     thread: Option<JoinHandle<u64>>,
 }
 
@@ -40,8 +40,8 @@ impl Tap {
         let mut writer = PcapWriter::new(file).expect("a capture can be begun");
         let stop = Arc::new(AtomicBool::new(false));
         let of_thread = Arc::clone(&stop);
-        let settled = Arc::new(AtomicU64::new(0));
-        let settles = Arc::clone(&settled);
+        let covered_through = Arc::new(AtomicU64::new(0));
+        let covered_writer = Arc::clone(&covered_through);
         let thread = std::thread::spawn(move || {
             let mut datagram = [0; 2_048];
             let mut count = 0;
@@ -55,7 +55,7 @@ impl Tap {
                     writer.datagram(time_ns, sender, group, &datagram[..length]).expect("a capture can be written");
                     count += 1;
                     if let Ok(packet) = parse_packet(&datagram[..length]) {
-                        settles.fetch_max(packet.meta.next.0, Ordering::Release);
+                        covered_writer.fetch_max(packet.meta.next.0, Ordering::Release);
                     }
                 }
                 if is_stopping {
@@ -64,7 +64,7 @@ impl Tap {
                 }
             }
         });
-        Self { stop, settled, thread: Some(thread) }
+        Self { stop, covered_through, thread: Some(thread) }
     }
 
     /// Waits until the output has settled all input before that sequence, in whatever session.
@@ -72,7 +72,7 @@ impl Tap {
     /// # Panics
     /// When it never does.
     pub fn wait_until_covered(&self, next: u64) {
-        wait_until("the output settles what was sent", || self.settled.load(Ordering::Acquire) >= next);
+        wait_until("the output settles what was sent", || self.covered_through.load(Ordering::Acquire) >= next);
     }
 
     /// Ends the file; how many datagrams it holds.

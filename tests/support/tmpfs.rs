@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::{captures::say, site::text};
+use crate::{captures::print_to_stderr, site::text};
 
 /// A file system in memory. Unmounted when it is dropped, by a panicking test too.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl TmpfsMount {
         fs::create_dir_all(&path).expect("a directory can be made");
         let options = format!("size={size}");
         if !succeeds("mount", &["-t", "tmpfs", "-o", &options, "tmpfs", text(&path)]) {
-            say(&format!("SKIPPED: {test}: mounting a small file system takes root"));
+            print_to_stderr(&format!("SKIPPED: {test}: mounting a small file system takes root"));
             return None;
         }
         Some(Self(path))
@@ -56,7 +56,7 @@ impl TmpfsMount {
     ///
     /// # Panics
     /// When it was not filled.
-    pub fn free(&self) {
+    pub fn remove_filler(&self) {
         fs::remove_file(self.filler()).expect("it was filled");
     }
 

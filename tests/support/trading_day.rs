@@ -14,7 +14,7 @@ use crate::{
 /// A day in two halves, and what becomes of it.
 #[derive(Debug)]
 pub struct TradingDay {
-    halves: [PathBuf; 2],
+    captures: [PathBuf; 2],
     /// The file that a subscriber gets who was there from the beginning, by the decoder without a gateway.
     pub expected: Vec<u8>,
 }
@@ -27,16 +27,16 @@ impl TradingDay {
     #[must_use]
     pub fn of(site: &Site, messages: u64) -> Self {
         let packets: Vec<Packet> = feeds::itch_packets(feeds::itch_day(messages, 8), SESSION, MIDNIGHT_NS);
-        let (morning, afternoon) = packets.split_at(packets.len() / 2);
-        let halves = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
-        for (path, packets) in halves.iter().zip([morning, afternoon]) {
+        let (first_half, second_half) = packets.split_at(packets.len() / 2);
+        let captures = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+        for (path, packets) in captures.iter().zip([first_half, second_half]) {
             feeds::write_capture(path, feeds::DESTINATIONS[0], packets);
         }
         let out = site.path("expected.dbn");
-        let files = ["replay", "--offline", text(&halves[0]), text(&halves[1]), "--feed", "nasdaq-itch-5.0"];
+        let files = ["replay", "--offline", text(&captures[0]), text(&captures[1]), "--feed", "nasdaq-itch-5.0"];
         let arguments = ["--schema", "mbo", "--ts-recv", "none", "--date", DATE, "-o", text(&out)];
         let _ = process::run(files.iter().chain(&arguments)).expect_code(0);
-        Self { halves, expected: fs::read(out).expect("the decoder has written it") }
+        Self { captures, expected: fs::read(out).expect("the decoder has written it") }
     }
 
     /// Starts the gateway that hears it.
@@ -56,12 +56,12 @@ impl TradingDay {
 
     /// Plays the first half.
     pub fn play_first_half(&self, site: &Site) {
-        play(&self.halves[0], site);
+        play(&self.captures[0], site);
     }
 
     /// Plays the second half.
     pub fn play_second_half(&self, site: &Site) {
-        play(&self.halves[1], site);
+        play(&self.captures[1], site);
     }
 }
 

@@ -123,7 +123,7 @@ fn trial(death: DeathKind, mut part: GatewayProcessArgs, key: &SharedKey) -> Res
     part.recipients = recipients.local_addr()?;
     let mut gateway = start(&part)?;
     let process = PidFd::of(rustix::process::Pid::from_child(&gateway))?;
-    let ended = thread::spawn(move || process.wait_for_end(TEST_TIMEOUT).map(|_| Instant::now()));
+    let exited = thread::spawn(move || process.wait_for_end(TEST_TIMEOUT).map(|_| Instant::now()));
     let mut stdin = gateway.stdin.take().context("standard input is piped")?;
     let started = Instant::now();
     match death {
@@ -133,10 +133,10 @@ fn trial(death: DeathKind, mut part: GatewayProcessArgs, key: &SharedKey) -> Res
     let mut bytes = [0; 200];
     let length = recipients.recv(&mut bytes).context("wait for the notice")?;
     let received = Instant::now();
-    let ended = ended.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))??;
+    let exited = exited.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))??;
     gateway.wait()?;
     ensure!(Announcement::open(&bytes[..length], key).is_some(), "a notice that is not signed");
-    Ok((received - started, ended - started))
+    Ok((received - started, exited - started))
 }
 
 fn start(part: &GatewayProcessArgs) -> Result<Child> {

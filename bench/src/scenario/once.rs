@@ -8,7 +8,7 @@ use mdgw_feeds::book::{
 };
 
 use super::{book, decode, end_to_end};
-use crate::{Options, decode_baseline, input::Day, reference::ReferenceBooks};
+use crate::{Options, decode_baseline, input::SyntheticDay, reference::ReferenceBooks};
 
 /// What can be run once.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -25,7 +25,7 @@ pub(crate) enum Variant {
 }
 
 pub(crate) fn run(variant: Variant, options: &Options) -> Result<()> {
-    let day = Day::load(options)?;
+    let day = SyntheticDay::load(options)?;
     let result = match variant {
         Variant::DecodeBaseline => decode_baseline::sum_fields(&day.bytes),
         Variant::Decode => decode::sum_fields(&day.bytes),

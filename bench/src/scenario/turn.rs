@@ -71,8 +71,8 @@ pub(crate) fn run(options: &TurnOptions) -> Result<()> {
     let arrangements = arrangements();
     let mut rounds: Vec<Vec<Outcome>> = vec![Vec::new(); arrangements.len()];
     for _ in 0..options.rounds {
-        for (arrangement, outcomes) in arrangements.iter().zip(&mut rounds) {
-            outcomes.push(arrangement.run(options).with_context(|| format!("running {arrangement:?}"))?);
+        for (setup, outcomes) in arrangements.iter().zip(&mut rounds) {
+            outcomes.push(setup.run(options).with_context(|| format!("running {setup:?}"))?);
         }
     }
     if options.json {
@@ -111,8 +111,8 @@ fn arrangements() -> Vec<PoolSetup> {
     };
     let strict = PoolSetup { promotion: PromotionPolicy::Strict, ..base };
     let spin = PoolSetup { wait: WaitPolicy::Spin, ..strict };
-    let alone = PoolSetup { threads: 1, ..base };
-    let alone_spin = PoolSetup { wait: WaitPolicy::Spin, ..alone };
+    let single_thread = PoolSetup { threads: 1, ..base };
+    let single_thread_spin = PoolSetup { wait: WaitPolicy::Spin, ..single_thread };
     let mut all = vec![
         base,
         PoolSetup { batch: 1, ..base },
@@ -122,16 +122,16 @@ fn arrangements() -> Vec<PoolSetup> {
         PoolSetup { batch: 1, ..strict },
         spin,
         PoolSetup { promotion: PromotionPolicy::Lazy, ..spin },
-        alone,
-        alone_spin,
+        single_thread,
+        single_thread_spin,
     ];
     if backend_choice::probe_io_uring().is_ok() {
         all.extend([
             PoolSetup { backend: IoBackend::Rings, ..base },
             PoolSetup { backend: IoBackend::Rings, ..strict },
             PoolSetup { backend: IoBackend::Rings, ..spin },
-            PoolSetup { backend: IoBackend::Multishot, ..alone },
-            PoolSetup { backend: IoBackend::Multishot, ..alone_spin },
+            PoolSetup { backend: IoBackend::Multishot, ..single_thread },
+            PoolSetup { backend: IoBackend::Multishot, ..single_thread_spin },
         ]);
     }
     all
@@ -390,12 +390,12 @@ fn print_table(options: &TurnOptions, arrangements: &[PoolSetup], rounds: &[Vec<
         "{:<38} {:>8} {:>22} {:>9} {:>8} {:>8} {:>9} {:>9} {:>6}",
         "", "cpu ns", "ratio", "switches", "p50 us", "p99 us", "pkt/turn", "promoted", "lost"
     );
-    for (arrangement, outcomes) in arrangements.iter().zip(rounds) {
+    for (setup, outcomes) in arrangements.iter().zip(rounds) {
         let cpu = |outcome: &Outcome| outcome.cpu_ns;
         let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.cpu_ns / base.cpu_ns));
         println!(
             "{:<38} {:>8.0} {:>8.2} ({:.2} to {:.2}) {:>9.3} {:>8.1} {:>8.1} {:>9.2} {:>9.3} {:>6}",
-            arrangement.name(),
+            setup.name(),
             median(outcomes, cpu),
             ratio[1],
             ratio[0],
@@ -411,10 +411,10 @@ fn print_table(options: &TurnOptions, arrangements: &[PoolSetup], rounds: &[Vec<
 }
 
 fn print_json(arrangements: &[PoolSetup], rounds: &[Vec<Outcome>]) {
-    let of = |(arrangement, outcomes): (&PoolSetup, &Vec<Outcome>)| {
+    let of = |(setup, outcomes): (&PoolSetup, &Vec<Outcome>)| {
         let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.cpu_ns / base.cpu_ns));
         json!({
-            "arrangement": arrangement.name(),
+            "arrangement": setup.name(),
             "on_core_ns_per_packet": median(outcomes, |outcome| outcome.cpu_ns),
             "ratio_min_median_max": ratio,
             "voluntary_switches_per_packet": median(outcomes, |outcome| outcome.switches),
