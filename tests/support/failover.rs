@@ -9,6 +9,7 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
+    str::FromStr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -53,6 +54,14 @@ impl LeaseTimingMs {
 
     fn lease(self) -> LeaseTiming {
         LeaseTiming::from_ms(self.0, self.1, self.2)
+    }
+}
+
+impl FromStr for LeaseTimingMs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text).ok_or_else(|| "LEASE/RENEWAL/MARGIN in ms, such as 20/4/4".to_owned())
     }
 }
 
