@@ -1,5 +1,5 @@
-//! What does the look at the fence add to a send that reads the clock in any case? The clock alone, and the clock with the
-//! check of the fence, alternating in every round; the check on a given time; medians of all rounds.
+//! What does the fence check add to a send that reads the clock in any case? Times the clock alone, and the clock with
+//! the check, alternating in every round; also the check on a given time. Reports medians of all rounds.
 //!
 //! `cargo bench -p mdgw-bench --bench fence`
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]

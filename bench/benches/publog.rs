@@ -1,5 +1,5 @@
-//! What does an entry cost, and how much of that is its checksum? Appends of whole packets to the publication log,
-//! with and without, and a plain copy into memory of the same size, interleaved; medians of all rounds.
+//! What does an entry cost, and how much of that is its checksum? Appends whole packets to the publication log with and
+//! without the checksum, and copies the same bytes to memory, interleaved. Reports medians of all rounds.
 //!
 //! `cargo bench -p mdgw-bench --bench publog`
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]

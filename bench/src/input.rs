@@ -1,4 +1,4 @@
-//! The made-up day that everything is measured on.
+//! The synthetic day that all scenarios use.
 
 use std::{
     fs::File,

@@ -1,7 +1,7 @@
-//! What the gateway costs, as ratios against rivals that run in the same round.
+//! What the gateway costs, as ratios to rivals that run in the same round.
 //!
-//! Machines are noisy, and one figure in nanoseconds says little. So every scenario runs its variants in turn, several
-//! rounds of them, and reports the median, least and greatest *ratio* within a round beside the medians.
+//! Machines are noisy, and one figure in nanoseconds says little. So every scenario runs its variants alternating, in
+//! several rounds, and reports the median, least and greatest *ratio* within a round beside the medians.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports on the terminal")]
 
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Which feed a datagram belongs to, told from real packets: ours are recognised, other venues' are not mistaken for
-//! ours.
+//! Recognition of a datagram's feed, checked with real packets: supported feeds are recognised, and other venues'
+//! packets are not mistaken for them.
 
 use std::path::Path;
 

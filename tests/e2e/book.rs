@@ -1,4 +1,4 @@
-//! `mdgw book`: the books that it shows are those that the messages make, at the moment that was asked for.
+//! `mdgw book` shows the books that the messages make, at the requested moment.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

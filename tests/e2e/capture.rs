@@ -1,5 +1,5 @@
-//! `mdgw capture` as it is run: other people's tools read its files, it ends in order, and what ends it otherwise (a kill,
-//! a full disk) costs no more than it must.
+//! `mdgw capture` as a user runs it: third-party tools read its files, and it stops in order. A kill or a full disk
+//! loses no more than it must.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

@@ -1,4 +1,4 @@
-//! Two gateways whose configurations don't go together say so aloud, by the alarms that the runbooks are named after.
+//! Two gateways with conflicting configurations raise the alarms that the runbooks are named after.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! `mdgw convert`: every schema, as the official Python client reads and writes it.
+//! `mdgw convert`: every schema, read and written by the official Python client.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

@@ -1,5 +1,5 @@
-//! Files that are cut or wrong, pipes that close, configurations and arguments that can't be: what was good is kept,
-//! and the rest is told by name, place and exit code.
+//! Truncated or invalid files, closed pipes, impossible configurations and arguments: valid input before the damage is
+//! kept, and the error names the place and sets the exit code.
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "tests")]
 
 use std::{

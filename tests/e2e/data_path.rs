@@ -1,5 +1,5 @@
-//! A gateway as its operator sees it: everything comes out, what can't is told with its bounds, and signals, restarts
-//! and reloads do what they should.
+//! A gateway as its operator sees it: every message is published, a lost range is declared with its bounds, and
+//! signals, restarts and reloads work.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, net::SocketAddrV4};

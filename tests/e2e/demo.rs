@@ -1,4 +1,4 @@
-//! `mdgw demo` as somebody sees it who has just cloned the project.
+//! `mdgw demo` as a new user sees it after cloning the project.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

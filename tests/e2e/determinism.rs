@@ -1,5 +1,5 @@
-//! The same feed gives the same bytes: offline and over the wire, whole or put together from two damaged lines, at
-//! every number of threads, on either I/O backend.
+//! The same feed gives the same bytes: offline and over the network, complete or merged from two damaged lines, with
+//! any number of threads, on either I/O backend.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

@@ -1,4 +1,4 @@
-//! `mdgw diff`: what is the same is called the same whatever its local times, and each kind of difference is named.
+//! `mdgw diff` treats equal content as equal whatever its receive times, and names each kind of difference.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

@@ -1,4 +1,5 @@
-//! Of several gateways on one host one leads: killed, another does, under a higher epoch; ended in order, at once.
+//! Of several gateways on one host one leads. After a kill another one leads under a higher epoch; after a shutdown in
+//! order, at once.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 

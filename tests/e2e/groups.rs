@@ -1,4 +1,5 @@
-//! Three gateways share six groups: each is published by one, a dead one's go to the others, and nobody else's move.
+//! Three gateways share six groups: one gateway publishes each group, a dead gateway's groups move to the others, and
+//! no other group moves.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! Running gateways are asked and told over their sockets, and the audit tells of starts and ends.
+//! Requests and commands over the control sockets of running gateways; the audit records starts and stops.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};

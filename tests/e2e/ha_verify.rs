@@ -1,4 +1,4 @@
-//! `mdgw ha verify` on what gateways really publish: a kill in the middle keeps every promise, and each kind of damage
+//! `mdgw ha verify` on the output of real gateways: a kill in the middle keeps every promise, and each kind of damage
 //! to the same capture is found.
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! Latency logs are read by tools that know nothing of this program, with the same percentiles as its own report.
+//! Third-party HdrHistogram tools read the latency logs, with the same percentiles as `mdgw report`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 use std::{

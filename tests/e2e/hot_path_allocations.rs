@@ -1,5 +1,5 @@
-//! The straight line allocates nothing once it runs: the gateway's own pipeline, from its sockets to the multicast, on
-//! every backend of the handle set; and the channels of all feeds, through gaps and duplicates.
+//! The data path allocates nothing after warm-up: the gateway's own pipeline, from its sockets to the multicast output,
+//! on every backend of the handle set; and the channels of all feeds, through gaps and duplicates.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

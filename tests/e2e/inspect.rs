@@ -1,5 +1,4 @@
-//! `mdgw inspect`: what it shows of a capture is what went into it; what is wrong with a file is told, and what came
-//! before is kept.
+//! `mdgw inspect` shows the content of a capture; it reports what is wrong with a file, and keeps what came before.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

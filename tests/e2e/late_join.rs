@@ -1,4 +1,5 @@
-//! Subscribers that come late or hear badly get everything that the gateway still holds; strangers get nothing.
+//! Subscribers that join late or lose packets get everything that the gateway still holds; hosts that are not allowed
+//! get nothing.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

@@ -1,4 +1,4 @@
-//! No space for the publication log: publishing goes on, and somebody is told.
+//! No space for the publication log: publishing continues, and an alarm is raised.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;

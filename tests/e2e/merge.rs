@@ -1,5 +1,5 @@
-//! `mdgw merge`: whatever lines lose, cut, delay or stamp with other clocks, one capture comes out that has each message
-//! once; who lost and who led is told as it was done; what nobody has is named.
+//! `mdgw merge`: lines may lose, truncate, delay or stamp packets with other clocks. The merged capture has each
+//! message once; the summary reports each line's losses and lead, and the ranges that no line has.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

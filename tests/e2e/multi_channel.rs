@@ -1,5 +1,5 @@
-//! Several channels in one pool, published on two output lines: each channel comes out as if it were alone, though both
-//! lines lose packets, and though one of the channels fails.
+//! Several channels in one pool, published on two output lines: each channel's output is the same as if it ran alone,
+//! although both lines lose packets and one of the channels fails.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

@@ -1,5 +1,5 @@
-//! A full disk and a reader that goes away, for each command that writes: the first is told with the output's name and exit
-//! code 2, the second is a normal end. What was written before stays.
+//! A full disk and a closed pipe, for each command that writes. A full disk gives an error with the output's name and
+//! exit code 2; a closed pipe is a normal end. What was written before stays.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

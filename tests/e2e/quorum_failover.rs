@@ -1,5 +1,5 @@
-//! Elections by votes between real processes: whoever is killed or stopped is followed, under a higher epoch, and never
-//! do two lead at once.
+//! Elections by votes between real processes: a killed or stopped leader is replaced under a higher epoch, and two
+//! never lead at once.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A gateway that comes back takes over again, but not before it has all that its peer has.
+//! A gateway that rejoins can take over again, but not before it has everything that its peer has.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

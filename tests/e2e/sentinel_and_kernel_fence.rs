@@ -1,5 +1,5 @@
-//! What stands behind a gateway that no longer does what it should: a sentinel that kills one that hangs, and a fence in the
-//! kernel that refuses what one sends that slept too long.
+//! Safeguards behind a faulty gateway: a sentinel that kills a gateway that hangs, and a fence in the kernel that drops
+//! the packets of a gateway that was paused past its lease.
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
 use std::{

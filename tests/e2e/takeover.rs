@@ -1,4 +1,4 @@
-//! One gateway goes on where the other stopped: every message once, in order, wherever it stopped.
+//! A successor continues where the leader stopped: every message once, in order, at any stopping point.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

@@ -1,4 +1,4 @@
-//! A running gateway, and a replay, as somebody sees them who watches.
+//! `mdgw top` on a running gateway and on a replay, as its viewer sees them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{

@@ -1,8 +1,8 @@
-//! Inputs that chance makes out of good ones, the same in every run, and what is asked of whoever reads them: no panic,
-//! and no more memory than a bound.
+//! Random mutations of valid inputs, the same in every run. A reader of such an input must not panic, and must not
+//! allocate more than a bound.
 //!
-//! `MDGW_FUZZ_ROUNDS` makes more of them, `MDGW_FUZZ_SEED` others. The input in hand stands in a file, so that one that
-//! kills the process is found as well.
+//! `MDGW_FUZZ_ROUNDS` sets how many, `MDGW_FUZZ_SEED` selects others. The current input is kept in a file, so that an
+//! input that kills the process is found as well.
 
 use std::{
     env, fs,

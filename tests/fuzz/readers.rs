@@ -1,5 +1,5 @@
-//! Everything that reads a file or a datagram, over inputs that are damaged by chance. Nothing panics, takes memory without
-//! a bound or goes on for ever; what is refused is told with the file's name; what comes before the damage is given.
+//! Every reader of a file or a datagram, over randomly damaged inputs. None may panic, allocate without a bound or loop
+//! for ever. A refusal names the file, and content before the damage is delivered.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[allow(unreachable_pub, dead_code, reason = "shared with the targets of libFuzzer")]

@@ -1,4 +1,4 @@
-//! Good inputs, made by the writing ends of the formats. What these don't write stands in `tests/data/fuzz`.
+//! Valid inputs, made by the writers of the formats. Inputs that no writer makes are in `tests/data/fuzz`.
 
 use std::{fs, io::Write as _, net::SocketAddrV4, path::Path};
 

@@ -1,24 +1,27 @@
-//! The latch over a line of places searched state by state: two or three gateways, the product's own state machines, and
-//! a store with sessions, from a moment at which node 1 leads and has renewed, or from the beginning.
+//! Model of the latch over a queue of places: two or three gateways with the product's own state machines, and a store
+//! with sessions, from a moment at which node 1 leads and has renewed, or from the beginning.
 //!
-//! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
-//! or stays late (a pause), a request, an answer, the watch's word or a notice of death arrives, late or never; what is
-//! lost, on the way there or back (so cuts in one direction are among it), is answered as unknown, also with a broken
-//! connection and while the request may still take effect. A session ends that the store has not heard of for long
-//! enough, and its gateway is told at any time after, or never. A process restarts in a new session, its death told twice,
-//! once or not; a gateway hands over, closes, or its threads get stuck; a packet that passed the fence arrives late.
-//! A gateway in line falls silent, until anything comes to it; else its touches come when they are due, and are answered at once.
-//! Clocks run at different rates. What may not happen: one may send while a send of another may be under way, an epoch is
-//! not above all before, a receiver takes content of an old epoch after a new one, a session has two places, a leader
-//! gives up as lost what is its own.
+//! Events, in any order: time advances to the next moment at which anything changes. A timer that is due fires, or
+//! stays late (a pause). A request, an answer, a watch notification or a death notice arrives, late or never. A request
+//! that is lost, on the way there or back (so one-way partitions are included), is answered as unknown, also with a
+//! broken connection, and while the request may still take effect. A session ends that the store has not received
+//! anything from for long enough; its gateway learns that at any time after, or never. A process restarts in a new
+//! session, its death announced twice, once or not. A gateway hands over, closes, or its threads get stuck. A packet
+//! that passed the fence arrives late. A gateway in the queue sends nothing until it gets an event; otherwise its
+//! session pings are sent when due and answered at once. Clocks run at different rates.
 //!
-//! The node of the store that ends sessions learns what another one has heard half a tick later, SESSION_TIMEOUT/4 at most; so after a
-//! silence of nearly SESSION_TIMEOUT a session may end although an epoch has just been taken in it: no forwarded request extends it at once.
+//! Must never happen: one gateway may send while a send of another may be under way; an epoch is not above all earlier
+//! ones; a receiver takes content of an old epoch after a new one; a session has two places; a leader gives up as lost
+//! a place that is still its own.
 //!
-//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found, but
-//! for what the store checks when an epoch is taken (the place, the epoch's version) and for word of a session's end: in all
-//! that is searched here, that word of a session has come in time makes these good.
-//! All switches are the store's, its client's or the gateway's around the core: the core itself is the product's.
+//! The store node that ends sessions learns of another node's contacts half a tick later, SESSION_TIMEOUT/4 at most. So
+//! after nearly SESSION_TIMEOUT without contact a session may end although an epoch has just been taken in it: no
+//! forwarded request extends it at once.
+//!
+//! Time, the number of faults and the number of states bound the space. The search must find a violation with each
+//! safeguard switched off, except for the store's checks when an epoch is taken (the place, the epoch's version), and
+//! for the notification of a session's end. In all that is searched here, timely contact of a session makes up for
+//! these. All switches are in the store, its client or the gateway around the core: the core itself is the product's.
 
 mod client;
 mod network;

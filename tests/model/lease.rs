@@ -1,18 +1,20 @@
-//! The lease over a register searched state by state: two or three gateways, the product's own state machines, and a store,
-//! from a moment at which node 1 leads and has renewed.
+//! Model of the lease over a register: two or three gateways with the product's own state machines, and a store, from a
+//! moment at which node 1 leads and has renewed.
 //!
-//! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
-//! or stays late (a pause), a request, an answer, the watch's word or a message between gateways arrives, late or never
-//! (so the fate of a swap is unknown, and it may take effect after it was given up), a gateway is told that the fate is
-//! unknown, a process restarts, its death told or not, the store is down for a while, comes back from a backup, a gateway
-//! hands over or closes, a packet that passed the fence arrives late. Clocks run at different rates. Several requests are
-//! in flight at once. What may not happen: one may send while a send of another may be under way, an epoch goes back, a receiver
+//! Events, in any order: time advances to the next moment at which anything changes. A timer that is due fires, or
+//! stays late (a pause). A request, an answer, a watch notification or a message between gateways arrives, late or
+//! never; so the fate of a swap is unknown, and it may take effect after the gateway gave it up. A gateway learns that
+//! the fate is unknown. A process restarts, its death announced or not. The store is down for a while, or is restored
+//! from a backup. A gateway hands over or closes. A packet that passed the fence arrives late. Clocks run at different
+//! rates, and several requests are in flight at once.
+//!
+//! Must never happen: one gateway may send while a send of another may be under way; an epoch goes back; a receiver
 //! takes content of an old epoch after a new one.
 //!
-//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found,
-//! but for the one that a candidate promises only with no swap of its own outstanding: without it nothing was found in
-//! 1,500,000 states each over an outage with a swap of unknown fate, over restarts with an heir of two and of three, over
-//! a hand-over, and over a restored store, each with one late message.
+//! Time, the number of faults and the number of states bound the space. The search must find a violation with each
+//! safeguard switched off, except for one: that a candidate promises only with no swap of its own outstanding. Without
+//! that safeguard nothing was found in 1,500,000 states each over an outage with a swap of unknown fate, over restarts
+//! with a successor of two and of three, over a hand-over, and over a restored store, each with one late message.
 
 use std::{
     collections::BTreeMap,

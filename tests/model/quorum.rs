@@ -1,14 +1,17 @@
-//! The voted lease searched state by state: two gateways and a witness, the product's own state machines, from a moment
-//! at which node 1 leads and has renewed.
+//! Model of the voted lease: two gateways and a witness with the product's own state machines, from a moment at which
+//! node 1 leads and has renewed.
 //!
-//! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
-//! or stays late (a pause), a message arrives, late or never (loss, reordering, cuts in one direction), a process
-//! restarts with what is on its disk, a gateway hands over, a packet that passed the fence arrives late. Clocks run at
-//! different rates. Several requests are in flight at once, and an answer of long ago may come once more. What may not happen: two may send at one moment, an epoch
-//! goes back, a receiver takes content of an old epoch after a new one.
+//! Events, in any order: time advances to the next moment at which anything changes. A timer that is due fires, or
+//! stays late (a pause). A message arrives, late or never (loss, reordering, one-way partitions). A process restarts
+//! with what is on its disk. A gateway hands over. A packet that passed the fence arrives late. Clocks run at different
+//! rates, several requests are in flight at once, and an old answer may arrive once more.
 //!
-//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found,
-//! but for polls, which keep nobody safe: `tests/simulation/quorum.rs` counts what they save.
+//! Must never happen: two gateways may send at one moment; an epoch goes back; a receiver takes content of an old epoch
+//! after a new one.
+//!
+//! Time, the number of faults and the number of states bound the space. The search must find a violation with each
+//! safeguard switched off, except for polls, which are no safeguard: `tests/simulation/quorum.rs` counts what they
+//! save.
 
 use std::collections::BTreeMap;
 

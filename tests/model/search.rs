@@ -1,4 +1,4 @@
-//! Searching a model breadth first, and what must come of it.
+//! Breadth-first search of a model, and assertions about its result.
 
 use std::fmt::Debug;
 

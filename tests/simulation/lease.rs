@@ -1,11 +1,13 @@
 //! The lease over a register under a simulated network, store and clock: gateways, their hot threads, the product's own
-//! fence and a subscriber's own receiver. `SEED=n` repeats one seed, `SEEDS=n` says how many.
+//! fence, and a subscriber's own receiver. `SEED=n` repeats one seed, `SEEDS=n` sets how many.
 //!
-//! Simulated: clocks of different rates, and slewed; requests, answers and packets that are late, lost, or overtake each other; a store
-//! that is down, or restored from a backup; gateways that are killed, with a notice of death or without, stopped between
-//! the fence's check and the send, closed, and cut off one way or both; hand-overs in the midst of it. Judged: no two may
-//! send at one time, the longest send included; each opening has a higher epoch than any before; receivers hand on nothing
-//! of an old epoch; and, apart from that, one leads when the storm is over.
+//! Simulated: clocks of different rates, and slewed clocks; requests, answers and packets that are late, lost or
+//! reordered; a store that is down, or restored from a backup; gateways that are killed (with or without a death
+//! notice), paused between the fence check and the send, closed, and partitioned in one or both directions; hand-overs
+//! in between.
+//!
+//! Checked: no two gateways may send at one time, the longest send included; each opening has a higher epoch than any
+//! before; receivers deliver nothing of an old epoch; and, separately, a gateway leads once the faults are over.
 
 pub(crate) mod faults;
 mod receiver;

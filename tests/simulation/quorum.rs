@@ -1,4 +1,4 @@
-//! The voted lease under a simulated network, clock and disk. `SEED=n` repeats one seed, `SEEDS=n` says how many.
+//! The voted lease under a simulated network, clock and disk. `SEED=n` repeats one seed, `SEEDS=n` sets how many.
 
 mod world;
 

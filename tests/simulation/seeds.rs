@@ -1,4 +1,4 @@
-//! Many seeds on all cores, and which of them failed.
+//! Runs many seeds on all cores, and reports the failed ones.
 
 use std::{
     env,

@@ -1,20 +1,23 @@
 //! Publication under a simulated network, clock and disk, from seeds: gateways with the product's own log, publisher,
-//! fence, ear and retransmission service; subscribers with the product's own receiver. `SEED=n` repeats one seed, `SEEDS=n`
-//! says how many.
+//! fence, standby receiver and retransmission service; subscribers with the product's own receiver. `SEED=n` repeats
+//! one seed, `SEEDS=n` sets how many.
 //!
-//! Each gateway gets the same day of a venue at its own pace: messages of one packet and of several, silent ones, numberings
-//! that begin again. Simulated: leaders that are killed, with an entry cut short in their logs, and start again; stopped
-//! between the fence's check and the hand-over, so that a batch goes out late under an epoch that is over; that hand over,
-//! or lapse and return; sockets that are full; logs for which no segment is ready; forged packets. On a straight line nothing is
-//! lost to subscribers or overtakes, and they have nobody to ask: whatever a takeover leaves out they miss. In a storm
-//! packets are lost, late and overtake each other, and subscribers ask.
+//! Each gateway gets the same venue day at its own pace: messages of one packet and of several, messages without
+//! output, and sessions that begin again. Simulated: leaders that are killed, with a truncated entry in their logs, and
+//! restart; leaders that are paused between the fence check and the send, so that a batch leaves late under an old
+//! epoch; leaders that hand over, or lapse and return; full sockets; logs without a ready segment; forged packets.
+//! Without network faults no packet to a subscriber is lost or reordered, and subscribers have no retransmission
+//! service: whatever a takeover omits they miss. With network faults packets are lost, late and reordered, and
+//! subscribers request retransmissions.
 //!
-//! Judged: each subscriber is told each message of the day once, in order, with its content, none lost and no numbering left
-//! out; nothing under an old epoch after a newer one; and all that stands in the logs is what the day says, under its name.
+//! Checked: each subscriber gets each message of the day once, in order, with its content; none is lost and no session
+//! is left out; nothing of an old epoch follows a newer one; and everything in the logs is what the day says, under its
+//! id.
 //!
-//! Who leads comes from the seed, one at a time; or from the election over a register, in the same time and under its own
-//! storm (`../lease.rs`): then the fence is open as long as the lease allows, a hand-over tells where the output ended by the
-//! election's messages, what the ear hears of epochs goes to the election, and who comes back stands when it is level.
+//! The leader comes from the seed, one at a time; or from the election over a register, in the same simulated time and
+//! under its own faults (`../lease.rs`). Then the fence is open as long as the lease allows, a hand-over passes the end
+//! of the output in the election's messages, the election learns the epochs that the standby observed, and a gateway
+//! that returns is eligible once it has caught up.
 
 mod day;
 mod elected;

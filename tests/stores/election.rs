@@ -1,5 +1,5 @@
-//! Candidates as processes, over real stores of three nodes. Whoever leads is killed, stopped, or loses the store's
-//! nodes: somebody leads again, and never two at a time.
+//! Candidates as processes, over real stores of three nodes. The leader is killed, stopped, or loses the store's nodes:
+//! a candidate leads again, and two never lead at a time.
 
 use std::{
     fmt::Write as _,

@@ -1,4 +1,4 @@
-//! The stores that other tests start are what those tests take them for.
+//! Checks of the stores that other tests start: nodes, health, failures.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! A group's record in real stores: what a swap, a read and a watch promise, while nodes die, hang, come back, or come
-//! back with old data.
+//! A group's record in real stores: what a swap, a read and a watch promise, while nodes die, hang, return, or return
+//! with old data.
 
 use std::{
     fs,

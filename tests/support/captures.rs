@@ -1,4 +1,4 @@
-//! Where the real captures are, and which of them a test wants. They are never in the repository.
+//! The location of the real captures, and the selection of those that a test needs. They are never in the repository.
 
 use std::{
     env, fs, io,

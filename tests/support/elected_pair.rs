@@ -1,4 +1,4 @@
-//! Two gateways as processes of their own, one of which leads: what they are started with, and what they say of themselves.
+//! Two gateways as processes of their own with an election between them: their configurations and their status.
 
 use std::net::SocketAddrV4;
 

@@ -1,5 +1,5 @@
-//! Gateways' elections by votes as processes of their own, a witness beside them: for the test that kills them and the
-//! bench that measures it.
+//! Elections by votes: two gateways and a witness as processes of their own, for the test that kills them and the
+//! benchmark that measures it.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! What tests play: made-up days and captures, whole or with two damaged lines.
+//! Inputs of tests: synthetic days and captures, complete or as two damaged lines.
 
 use std::{
     fs::File,

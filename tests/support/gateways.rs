@@ -1,4 +1,4 @@
-//! Gateways as processes of their own, by their numbers: started, asked, killed, ended.
+//! Gateways as processes of their own, by node id: start, query, kill, stop.
 
 use std::fs;
 

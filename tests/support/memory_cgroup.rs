@@ -1,4 +1,4 @@
-//! Memory of a process and all that it starts, counted by the kernel, so that it can be taken away.
+//! A memory cgroup for a process and its children, whose limit a test can lower.
 
 use std::{
     fs, io,

@@ -1,7 +1,7 @@
-//! A network of its own: hosts in network namespaces, joined by a switch that loses what it is told to lose.
+//! A network of hosts in network namespaces, joined by a switch that can drop traffic.
 //!
-//! No namespace has a name for longer than it takes to open it: it lives as long as somebody holds it or runs in it, so nothing
-//! is left behind, however the test ends.
+//! A namespace has a name only while it is being opened. It lives as long as a process or a file descriptor holds it,
+//! so nothing is left behind however the test ends.
 
 use std::{
     fs::File,

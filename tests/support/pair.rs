@@ -1,5 +1,5 @@
-//! Two gateways and what follows them: gateways whose leadership the test decides, a leader that stops wherever the test
-//! wants it to, and a consumer that remembers everything.
+//! Two gateways whose leadership the test decides, a leader that stops wherever the test wants, a venue, and a consumer
+//! that records everything.
 
 use std::{
     collections::BTreeMap,

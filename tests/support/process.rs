@@ -1,4 +1,4 @@
-//! The program as a user runs it: started, watched line by line, told to end, and never left behind.
+//! The program as a user runs it: started, watched line by line, stopped, and never left behind.
 
 use std::{
     env,

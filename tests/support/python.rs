@@ -1,4 +1,4 @@
-//! Other people's readers, as packages of Python.
+//! Third-party readers, as Python packages.
 
 use std::{env, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! A network between gateway and subscriber that loses, doubles and swaps packets.
+//! A network between gateway and subscriber that loses, duplicates and reorders packets.
 
 use std::{
     io,

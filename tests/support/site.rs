@@ -1,4 +1,4 @@
-//! One gateway's surroundings on loopback: addresses that nobody else has, a directory of its own, its configuration.
+//! One gateway's environment on loopback: unused addresses, its own directory, its configuration.
 
 use std::{
     fmt::Write as _,

@@ -1,4 +1,4 @@
-//! A connection that stops in the midst of what one end has to say.
+//! A TCP relay that stalls in the middle of what one end sends.
 
 use std::{
     io::{self, Read as _, Write as _},

@@ -1,7 +1,6 @@
-//! Real stores, as an operator would run them: etcd and ZooKeeper in ensembles of one or three nodes, on loopback, with
-//! their data in a directory of their own. Nodes can be killed, stopped, started again, and set back to a backup.
-//! Everything ends and goes with the [`Ensemble`], by a panicking test too; should the test itself be killed, the kernel
-//! ends the nodes.
+//! Real stores as an operator would run them: etcd and ZooKeeper with one or three nodes, on loopback, with data in a
+//! temporary directory. Nodes can be killed, stopped, restarted, and restored from a backup. Dropping the [`Ensemble`]
+//! ends and removes everything, after a panic too. If the test process itself is killed, the kernel ends the nodes.
 
 mod etcd;
 pub mod register_client;

@@ -1,4 +1,4 @@
-//! A capture of a published group, taken like any receiver would.
+//! A capture of a published group, received like any subscriber would.
 
 use std::{
     fs::File,

@@ -1,4 +1,4 @@
-//! A small disk of one's own, to be filled.
+//! A small file system in memory that a test can fill.
 
 use std::{
     fs::{self, File},

@@ -1,4 +1,4 @@
-//! A short trading day on one line: what the venue sends, and the file that it comes to.
+//! A short trading day on one line: the venue's input and the expected file.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! What is linked: licences, and what a first build must do without.
+//! Linked packages: their licences, and those that a first build must do without.
 
 use std::{env, process::Command};
 

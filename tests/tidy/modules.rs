@@ -1,4 +1,5 @@
-//! Inside a package, the modules at its root use each other one way only: no cycle. Cargo sees to that between packages.
+//! Inside a package, the modules at its root may depend on each other without a cycle. Cargo ensures that between
+//! packages.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What do decoding and books cost, against a plain book?
+//! What do decoding and books cost, relative to a plain book?
 
 use anyhow::{Result, ensure};
 use mdgw_feeds::{

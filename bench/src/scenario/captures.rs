@@ -1,4 +1,4 @@
-//! Files for what is measured from outside.
+//! Writes capture files for measurements from outside.
 
 use std::{fs::File, io::BufWriter, path::Path};
 

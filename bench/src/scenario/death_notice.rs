@@ -1,5 +1,5 @@
-//! How soon do the others hear that a gateway has died? Its sentinel's notice, against the end of the process as the
-//! kernel reports it, in the same death.
+//! How soon do peers learn that a gateway has died? Compares the sentinel's notice with the end of the process as the
+//! kernel reports it, for the same death.
 
 use std::{
     env, fs,

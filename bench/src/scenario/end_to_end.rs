@@ -1,7 +1,7 @@
-//! What does the whole line cost in replay, against a plain book alone?
+//! What does the data path cost end to end in replay, relative to a plain book alone?
 //!
 //! A capture of both lines, in the page cache → containers → arbitration → decode → books → records → publication log,
-//! on one core. Each variant leaves off the last stage of the one after it, so the differences are the stages' shares.
+//! on one core. Each variant omits the last stage of the next one, so the differences are the costs of the stages.
 
 use std::{
     fs::File,

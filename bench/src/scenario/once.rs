@@ -1,4 +1,4 @@
-//! One pass of one variant, so that a tool can count what it executes.
+//! One pass of one variant, so that a tool can count its instructions.
 
 use anyhow::Result;
 use clap::ValueEnum;

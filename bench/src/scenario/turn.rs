@@ -1,9 +1,9 @@
-//! Which arrangement of the pool's turn is best here: backend, promotion, way of waiting, batch.
+//! Which setup of the pool's turn is best on this machine: backend, promotion, wait strategy, batch?
 //!
-//! A sender paces packets by absolute times over many sockets of loopback; each arrangement gets the same packets at the
-//! same rate, one after the other in every round. Reported are time on the core and voluntary context switches of the
-//! pool's threads for each packet, the way from the kernel's stamp to the handler, and the ratio of each arrangement to
-//! the first one within its round.
+//! A sender paces packets by absolute times over many loopback sockets. Each setup gets the same packets at the same
+//! rate, one setup after the other in every round. Reported per packet: processor time and voluntary context switches
+//! of the pool's threads, and the time from the kernel's timestamp to the handler. Also the ratio of each setup to the
+//! first one within its round.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},

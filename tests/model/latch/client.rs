@@ -1,4 +1,4 @@
-//! Between a gateway and the store: what is asked and answered, and the lives of sessions and processes.
+//! Between a gateway and the store: requests and answers, and the lifetimes of sessions and processes.
 
 use mdgw_election::{
     core::Input,

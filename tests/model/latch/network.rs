@@ -1,4 +1,4 @@
-//! What is on its way between gateways' clients and the store.
+//! Messages in flight between the gateways' clients and the store.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 

@@ -1,4 +1,4 @@
-//! What stands in for ZooKeeper: a line of places, the sessions that keep them, and an epoch with a version.
+//! A model of ZooKeeper: a queue of places, the sessions that hold them, and an epoch with a version.
 
 use mdgw_election::{
     identity::{Incarnation, Member, NodeId, NodeName},

@@ -1,4 +1,4 @@
-//! What is searched, and what has to be found.
+//! The searches of the latch model, and what each must find.
 
 use mdgw_election::lease::OnSuspended;
 

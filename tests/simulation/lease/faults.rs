@@ -1,4 +1,4 @@
-//! What goes wrong in the simulation.
+//! Faults of the lease simulation.
 
 use mdgw_election::{
     core::Input,

@@ -1,4 +1,4 @@
-//! A subscriber's receiver, the product's own, and what it must never hand on.
+//! A subscriber's receiver (the product's own), and what it must never deliver.
 
 use mdgw_election::identity::NodeId;
 use mdgw_feeds::{

@@ -1,4 +1,4 @@
-//! Gateways, their clocks, hot threads and what connects them, on one thread, from one seed.
+//! Gateways, their clocks and hot threads, and the network between them, on one thread, from one seed.
 
 use std::{
     cmp::Ordering,

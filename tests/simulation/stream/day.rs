@@ -1,4 +1,4 @@
-//! What a venue sends on one day, from a seed, and so what subscribers must be told.
+//! What a venue sends on one day, from a seed, and so what subscribers must get.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Who leads where the election over a register decides: its world, in the same time as this one.
+//! Leadership by the election over a register: its simulation, in the same time as this one.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Who leads where there is no election, and what goes wrong. One leads at a time: `elected.rs`, `../lease.rs` and
-//! `../quorum.rs` are about that.
+//! Leadership without an election, and the faults. One gateway leads at a time: `elected.rs`, `../lease.rs` and
+//! `../quorum.rs` cover the election.
 
 use std::{mem, rc::Rc};
 

@@ -1,4 +1,4 @@
-//! One gateway: the product's own log, publisher, fence and retransmission service; a process that can die while its log's
+//! One gateway: the product's own log, publisher, fence and retransmission service. Its process can die while its log
 //! directory stays.
 
 use std::{

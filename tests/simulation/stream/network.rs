@@ -1,4 +1,4 @@
-//! The network: between gateways and subscribers, and the way to retransmission services and back.
+//! The network: between gateways and subscribers, and to retransmission services and back.
 
 use std::{mem, rc::Rc};
 

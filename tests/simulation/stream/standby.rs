@@ -1,5 +1,5 @@
-//! A gateway's ear, as `gateway/pair/src/standby/listener.rs` has it without its sockets: what the product believes and how it
-//! follows is the product's own, what is here only carries it from one to the other.
+//! A gateway's standby receiver, as `gateway/pair/src/standby/listener.rs` has it without its sockets. The product's
+//! own code decides what is accepted and how the log follows; this file only carries data between the two.
 
 use std::{path::Path, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! A subscriber with the product's own receiver, and the judge of what that hands on.
+//! A subscriber with the product's own receiver, and the checker of what it delivers.
 
 use std::{
     hash::{DefaultHasher, Hash as _},

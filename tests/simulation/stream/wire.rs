@@ -1,5 +1,5 @@
-//! The kernel's side of a gateway's output: takes packets, some or all; and the place where a process is stopped between
-//! the fence's check and the hand-over.
+//! The kernel's side of a gateway's output: accepts all packets or some. Here a process can be paused between the fence
+//! check and the send.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! Whoever uses a register, one question at a time.
+//! A client of a register that makes one request at a time.
 
 use std::{
     collections::BTreeMap,

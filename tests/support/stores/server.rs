@@ -1,4 +1,4 @@
-//! One node: a process with its data, its log and its questions for health.
+//! One node: a process with its data, its log and its health check.
 
 use std::{
     fs::{self, File},
