@@ -71,7 +71,7 @@ impl fmt::Display for LeaseTimingMs {
     }
 }
 
-/// What a process of the cluster is: gateways 1 and 2, witness 3.
+/// The role and arguments of one process of the cluster: gateways 1 and 2, witness 3.
 #[derive(Clone, Debug)]
 pub struct ClusterProcess {
     node: u8,
@@ -154,7 +154,7 @@ impl ClusterProcess {
     }
 
     fn timing(&self) -> LeaseTiming {
-        // Virtual machines are slewed by more than real ones.
+        // Clocks of virtual machines are slewed more than those of real machines.
         LeaseTiming { rate_error_ppm: 500, ..self.timing.lease() }
     }
 
@@ -181,7 +181,7 @@ impl ClusterProcess {
 
 const GROUP: GroupId = GroupId(1);
 
-/// Tells of openings and closings, with the time.
+/// Reports openings and closings of the fence, with the time.
 struct FenceReporter(Arc<Fence>);
 
 impl ElectionHooks for FenceReporter {
@@ -196,36 +196,36 @@ impl ElectionHooks for FenceReporter {
 
 fn write_event(text: &str) {
     let mut stdout = io::stdout().lock();
-    // Nobody listens any more: then it will be ended soon.
+    // Fails only when the reader is gone; this process will then be ended soon.
     let _written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
 fn wait_for_stdin_close() {
     let mut line = String::new();
-    // Whatever comes, it is the end.
+    // Any result means the end.
     let _eof = io::stdin().read_line(&mut line);
 }
 
-/// What a process said.
+/// An event that a process reported on standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessEvent {
-    /// It stands, or votes.
+    /// It is eligible, or votes.
     Ready,
     /// Its fence opened.
     Open {
-        /// When, `CLOCK_BOOTTIME`.
+        /// Time, `CLOCK_BOOTTIME` in ns.
         at_ns: u64,
-        /// Under which epoch.
+        /// The epoch that it opened under.
         epoch: Epoch,
     },
     /// Its fence closed.
     Close {
-        /// When.
+        /// Time, `CLOCK_BOOTTIME` in ns.
         at_ns: u64,
-        /// Of which epoch.
+        /// The epoch that closed.
         epoch: Epoch,
     },
-    /// It ended, and what it said last.
+    /// It ended; its last line.
     Ended(String),
 }
 
@@ -243,7 +243,7 @@ impl ProcessEvent {
     }
 }
 
-/// Two gateways' elections and a witness.
+/// The elections of two gateways, and a witness.
 #[derive(Debug)]
 pub struct VoteCluster {
     program: PathBuf,
@@ -253,23 +253,23 @@ pub struct VoteCluster {
     children: BTreeMap<u8, (u64, Child)>,
     events: mpsc::Receiver<(u8, u64, ProcessEvent)>,
     event_sender: mpsc::Sender<(u8, u64, ProcessEvent)>,
-    /// All openings so far: who, when, which epoch.
+    /// All openings so far: node, time in ns, epoch.
     pub opened: Vec<(u8, u64, Epoch)>,
     leader: Option<u8>,
     start_count: u64,
 }
 
-/// What came of a killed leader.
+/// The result of killing the leader.
 #[derive(Clone, Copy, Debug)]
 pub struct Failover {
-    /// From just before the signal to the other's opening, ns.
+    /// Time from just before the signal until the peer's fence opened, ns.
     pub failover_ns: u64,
-    /// Openings since the last failover that nobody caused.
+    /// Openings since the last failover that no kill caused.
     pub unprovoked_elections: usize,
 }
 
 impl VoteCluster {
-    /// Starts all three; votes are kept below `votes`.
+    /// Starts all three processes, with vote files below `votes`.
     ///
     /// # Errors
     /// When a process can't be started.
@@ -278,7 +278,7 @@ impl VoteCluster {
         let key = directory.path().join("key");
         std::fs::write(&key, "5a".repeat(32))?;
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
-        // Held together, so that they differ; free again for the children.
+        // Bound at the same time, so that the ports differ; then closed, so that the children can bind them.
         let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0")).collect::<io::Result<_>>()?;
         let ports: Vec<u16> =
             sockets.iter().map(|socket| Ok(socket.local_addr()?.port())).collect::<io::Result<_>>()?;
@@ -302,7 +302,7 @@ impl VoteCluster {
         Ok(cluster)
     }
 
-    /// Starts that node, again.
+    /// Starts or restarts that node.
     ///
     /// # Errors
     /// When it can't be started.
@@ -321,7 +321,7 @@ impl VoteCluster {
         thread::spawn(move || {
             let mut last = String::new();
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // After the cluster's end nobody wants to know.
+                // Fails only after the cluster is dropped.
                 let _sent = event_sender.send((node, start, ProcessEvent::parse(&line)));
                 last = line;
             }
@@ -331,10 +331,10 @@ impl VoteCluster {
         Ok(())
     }
 
-    /// Waits until somebody leads; who.
+    /// Waits until a gateway leads, and returns its node id.
     ///
     /// # Errors
-    /// When nobody does for a minute.
+    /// When no gateway leads within a minute.
     pub fn wait_for_leader(&mut self) -> Result<u8, String> {
         while self.leader.is_none() {
             self.next_event()?;
@@ -342,10 +342,10 @@ impl VoteCluster {
         self.leader.ok_or_else(|| unreachable!("just seen"))
     }
 
-    /// The next thing that somebody says.
+    /// Applies the next event of any process.
     ///
     /// # Errors
-    /// When nobody says anything for a minute, or somebody failed.
+    /// When no event comes within a minute, or a process failed.
     pub fn next_event(&mut self) -> Result<(u8, ProcessEvent), String> {
         let next = self.events.recv_timeout(EVENT_TIMEOUT).map_err(|_| "nothing happened for a minute".to_owned())?;
         self.take(next)
@@ -375,23 +375,23 @@ impl VoteCluster {
         }
     }
 
-    /// Kills that node; it is not missed.
+    /// Kills that node without waiting for a failover.
     pub fn kill(&mut self, node: u8) {
         if let Some((_, mut child)) = self.children.remove(&node) {
-            // It is this process's child: both can fail only if it has ended already.
+            // A child of this process: both calls fail only if it has ended already.
             let _exited = child.kill().and_then(|()| child.wait());
         }
         self.leader.take_if(|leader| *leader == node);
     }
 
-    /// Kills the leader, waits until the other one leads, starts the killed one again and waits until it renews.
+    /// Kills the leader, waits until the peer leads, restarts the killed gateway and waits until it renews.
     ///
     /// # Errors
     /// When that doesn't happen.
     pub fn kill_leader_and_wait(&mut self) -> Result<Failover, String> {
         let before = self.opened.len();
         let leader = self.wait_for_leader()?;
-        // Any phase of the renewals, and time for the one started last to sit out and to hear them.
+        // Varies the phase of the renewals, and gives the gateway started last time to wait out its lease and receive them.
         let jitter_ms = 7 * u64::try_from(self.opened.len()).unwrap_or(0) % (2 * self.timing.1 + 1);
         thread::sleep(Duration::from_millis(3 * self.timing.0 + jitter_ms));
         while let Ok(next) = self.events.try_recv() {
@@ -428,7 +428,7 @@ pub fn ms(ns: u64) -> String {
 }
 
 fn signal_process(pid: i32, signal: i32) {
-    // Through the shell's own command: there is no safe call for it here.
+    // Through the shell's `kill`: no safe call for it exists here.
     let name = signal.to_string();
     let _exited = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
 }

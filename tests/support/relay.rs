@@ -14,7 +14,7 @@ use std::{
 use mdgw_captures::impairment::{ImpairedLines, LineImpairment, LossPolicy};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Receives one group on loopback and sends on what comes through to another one.
+/// Receives one group on loopback and forwards what the damage leaves to another one.
 #[derive(Debug)]
 pub struct LossyRelay {
     shared: Arc<RelayCounts>,
@@ -29,7 +29,7 @@ struct RelayCounts {
 }
 
 impl LossyRelay {
-    /// Begins to relay; the same seed does the same damage to the same packets.
+    /// Starts the relay. The same seed does the same damage to the same packets.
     ///
     /// # Panics
     /// When a socket can't be opened.
@@ -56,7 +56,7 @@ impl LossyRelay {
         Self { shared, thread: Some(thread) }
     }
 
-    /// How many datagrams came, and how many were sent on.
+    /// Numbers of received and of forwarded datagrams.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         (self.shared.received.load(Ordering::Relaxed), self.shared.forwarded.load(Ordering::Relaxed))
@@ -67,7 +67,7 @@ impl Drop for LossyRelay {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // Its panic is a subscriber's loss, which the test sees.
+            // After a panic of the thread the subscriber loses packets, which the test notices.
             let _ = thread.join();
         }
     }

@@ -11,17 +11,17 @@ use std::{
 
 use crate::pair::wait_until;
 
-/// Passes connections on; of what comes back, only so much, until it has held back something once. It holds that connection
-/// open until its far end is gone. Its threads end with the test's process.
+/// Relays TCP connections. It forwards only a limited number of bytes of the answer, until it has stalled once. It keeps the
+/// stalled connection open until the server closes it. Its threads end with the test process.
 #[derive(Debug)]
 pub struct StallingRelay {
-    /// Where it listens.
+    /// Its listen address.
     pub address: SocketAddrV4,
     is_stalled: Arc<AtomicBool>,
 }
 
 impl StallingRelay {
-    /// Between whoever connects and `to`.
+    /// Starts a relay between connecting clients and `to`.
     ///
     /// # Panics
     /// When it can't listen.
@@ -33,7 +33,7 @@ impl StallingRelay {
         let of_thread = Arc::clone(&is_stalled);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                // Who isn't there refuses: so does this.
+                // If the server refuses, the client's connection is closed.
                 let Ok(server) = TcpStream::connect(to) else { continue };
                 let is_stalled = Arc::clone(&of_thread);
                 let (Ok(client_reader), Ok(server_writer)) = (client.try_clone(), server.try_clone()) else { continue };
@@ -45,13 +45,13 @@ impl StallingRelay {
         Self { address, is_stalled }
     }
 
-    /// Waits until it holds back something.
+    /// Waits until a connection has stalled.
     pub fn wait_until_stalled(&self) {
-        wait_until("a connection is held", || self.is_stalled.load(Ordering::Acquire));
+        wait_until("a connection has stalled", || self.is_stalled.load(Ordering::Acquire));
     }
 }
 
-/// Until one of them is gone; both are, then.
+/// Forwards until one end closes, then closes both.
 fn forward(mut from: TcpStream, mut to: TcpStream, bytes_max: usize, is_stalled: &AtomicBool) {
     let (mut bytes, mut left) = ([0; 1_024], bytes_max);
     let mut forward_some = || -> io::Result<usize> {
@@ -65,6 +65,6 @@ fn forward(mut from: TcpStream, mut to: TcpStream, bytes_max: usize, is_stalled:
         Ok(count)
     };
     while forward_some().is_ok_and(|count| count > 0) {}
-    // Gone already, perhaps.
+    // Fails if an end is closed already.
     let _shut_down = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
 }

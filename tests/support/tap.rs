@@ -19,11 +19,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::pair::wait_until;
 
-/// Writes whatever reaches a group on loopback into a pcap file.
+/// Captures a multicast group on loopback into a pcap file.
 #[derive(Debug)]
 pub struct Tap {
     stop: Arc<AtomicBool>,
-    /// Input sequences before it are settled by what has come.
+    /// The captured packets cover all input sequences before this one.
     covered_through: Arc<AtomicU64>,
     thread: Option<JoinHandle<u64>>,
 }
@@ -67,15 +67,15 @@ impl Tap {
         Self { stop, covered_through, thread: Some(thread) }
     }
 
-    /// Waits until the output has settled all input before that sequence, in whatever session.
+    /// Waits until the output covers all input before that sequence, in any session.
     ///
     /// # Panics
-    /// When it never does.
+    /// When it does not within the timeout.
     pub fn wait_until_covered(&self, next: u64) {
-        wait_until("the output settles what was sent", || self.covered_through.load(Ordering::Acquire) >= next);
+        wait_until("the output covers what was sent", || self.covered_through.load(Ordering::Acquire) >= next);
     }
 
-    /// Ends the file; how many datagrams it holds.
+    /// Finishes the file. Returns the number of its datagrams.
     ///
     /// # Panics
     /// When it could not be written.

@@ -11,16 +11,16 @@ use crate::{
     site::{Site, SiteConfig, text},
 };
 
-/// A day in two halves, and what becomes of it.
+/// A day in two halves, and its expected result.
 #[derive(Debug)]
 pub struct TradingDay {
     captures: [PathBuf; 2],
-    /// The file that a subscriber gets who was there from the beginning, by the decoder without a gateway.
+    /// The file of a subscriber that was there from the beginning, made by the decoder without a gateway.
     pub expected: Vec<u8>,
 }
 
 impl TradingDay {
-    /// That many messages.
+    /// Generates a day of that many messages.
     ///
     /// # Panics
     /// When the files can't be written, or not replayed.
@@ -39,14 +39,14 @@ impl TradingDay {
         Self { captures, expected: fs::read(out).expect("the decoder has written it") }
     }
 
-    /// Starts the gateway that hears it.
+    /// Starts the gateway that receives it.
     #[must_use]
     pub fn gateway(&self, site: &Site, wanted: &SiteConfig) -> MdgwProcess {
         let wanted = SiteConfig { has_recovery: false, ..wanted.clone() };
         site.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"])
     }
 
-    /// Starts a subscriber that writes what it hears until the day ends, and names its file.
+    /// Starts a subscriber that records until the day ends. Returns it with the path of its file.
     #[must_use]
     pub fn tail(&self, site: &Site, name: &str, more: &[&str]) -> (MdgwProcess, PathBuf) {
         let out = site.path(name);

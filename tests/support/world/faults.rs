@@ -101,7 +101,7 @@ pub const CASES: [FaultCase; 43] = {
         FaultCase::new("hand-over", "the leader is asked to hand over", PeerLeads, processes::hand_over),
         FaultCase::new(
             "restart-both",
-            "both gateways are killed at the same moment and started again: the venue retransmits the session",
+            "both gateways are killed at the same moment and started again: the venue has to retransmit the session",
             NewEpoch,
             processes::restart_both,
         ),
