@@ -74,7 +74,7 @@ fn append(checksum: Checksum, frames: usize) -> (f64, f64) {
     (append_ns, started.elapsed().as_nanos() as f64 / count as f64)
 }
 
-/// The same bytes into touched private memory, without header, word or index.
+/// The same bytes into touched private memory, without header, commit word or index.
 fn plain_copy(frames: usize) -> f64 {
     let mut memory = vec![1_u8; SEGMENT_BYTES];
     let frame = [0x5a_u8; FRAME_BYTES];

@@ -58,7 +58,7 @@ enum Scenario {
 /// What all scenarios take.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Messages of the made-up day.
+    /// Messages of the synthetic day.
     #[arg(long, default_value_t = 20_000_000)]
     messages: u64,
     /// Seed of the day.

@@ -16,7 +16,7 @@ fn every_packet_is_recognised_correctly() {
         let wanted = feed_of(&root, &pair.capture);
         // A capture may be cut in its last packet.
         while let Ok(Some(captured)) = file.next_datagram() {
-            // A MoldUDP64 heartbeat doesn't tell whose it is.
+            // A MoldUDP64 heartbeat doesn't identify its venue.
             let is_silent =
                 wanted == Some(DetectedProtocol::Itch50) && captured.payload.len() == moldudp64::HEADER_BYTES;
             match (wanted, is_silent) {
@@ -36,7 +36,7 @@ fn every_packet_is_recognised_correctly() {
         }
     }
     captures::print_to_stderr(&format!(
-        "recognition: {ours} packets of our feeds, {unidentifiable} that can't tell, {foreign} of others, {mistaken} mistaken"
+        "recognition: {ours} packets of our feeds, {unidentifiable} without identification, {foreign} of others, {mistaken} mistaken"
     ));
     assert!(ours > 0, "nothing was looked at");
     // Another protocol over MoldUDP64 may have a message of the same type and length, such as the system event of its

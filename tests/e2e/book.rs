@@ -199,7 +199,7 @@ fn damaged_files_are_reported_and_earlier_books_are_shown() {
     }
 }
 
-/// A made-up day as a capture.
+/// A synthetic day as a capture.
 struct DayCapture {
     folder: TempDir,
     path: PathBuf,

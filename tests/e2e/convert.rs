@@ -139,7 +139,7 @@ fn convert(from: &Path, to: &Path, more: &[&str]) -> ExitedProcess {
     process::run(["convert", text(from), "-o", text(to)].iter().chain(more))
 }
 
-/// A made-up day as DBN; its capture is `a.pcap`.
+/// A synthetic day as DBN; its capture is `a.pcap`.
 fn day(folder: &Path, schema: &str) -> PathBuf {
     let (capture, dbn) = (folder.join("a.pcap"), folder.join("day.dbn"));
     let packets = feeds::itch_packets(feeds::itch_day(4_000, 2), SESSION, MIDNIGHT_NS);

@@ -296,7 +296,7 @@ fn tail_prints_table_rows_or_json_objects() {
 /// Message protocol of IEX TOPS 1.6.
 const TOPS: u16 = 0x8003;
 
-/// Writes a capture of a made-up day; its bytes.
+/// Writes a capture of a synthetic day; its bytes.
 fn capture(path: &Path) -> Vec<u8> {
     let packets = feeds::itch_packets(feeds::itch_day(20_000, 9), SESSION, MIDNIGHT_NS);
     feeds::write_capture(path, feeds::DESTINATIONS[0], &packets);

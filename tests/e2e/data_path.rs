@@ -65,7 +65,7 @@ fn an_unfilled_gap_is_reported_with_exact_bounds() {
     let row = SummaryRow::of(&gateway.stdout);
     assert_eq!((row.gaps, row.lost), (1, next - first), "{}", gateway.stdout);
 
-    // The same capture without a gateway says the same, records doubted after the gap among them.
+    // The same capture without a gateway gives the same records, those marked suspect after the gap included.
     let offline = site.path("offline.dbn");
     let arguments = ["replay", "--offline", text(&capture), "--schema", "mbo", "--ts-recv", "none", "--date", DATE];
     let ended =

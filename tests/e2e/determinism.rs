@@ -125,7 +125,7 @@ fn a_sequence_jump_at_the_end_gives_the_same_output_live_and_offline() {
             let line = site.lines[0].to_string();
             let replay = ["replay", text(&capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
             let _ = process::run(replay).expect_code(0);
-            // The gap is told, so it was not all of it.
+            // The gap is declared, so the input was incomplete.
             let _ = tail.end().expect_code(1);
             let _ = gateway.stop_with(process::Signal::Terminate).expect_code(0);
             assert_same(&expected.bytes, &fs::read(out).unwrap(), &format!("{far} packets far ahead"));
@@ -206,7 +206,7 @@ impl OfflineRun {
             arguments.extend(["--date", DATE]);
         }
         let ended = process::run(arguments);
-        // The long DEEP capture is cut in its last packet, which is told and changes nothing before.
+        // The long DEEP capture is truncated in its last packet, which is reported and changes nothing before it.
         assert!(ended.code == Some(0) || ended.stderr.contains("the file is cut"), "{}", ended.stderr);
         Self { bytes: fs::read(out).unwrap(), summary: ended.json() }
     }
@@ -303,7 +303,7 @@ fn iex_capture(test: &str, name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Compares two DBN files and, where they differ, tells where.
+/// Compares two DBN files and, where they differ, reports the place.
 fn assert_same(expected: &[u8], found: &[u8], what: &str) {
     if expected == found {
         return;

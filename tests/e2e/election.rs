@@ -89,12 +89,12 @@ fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
     second.wait_for_stderr("state=Connected");
     assert!(!second.stderr_so_far().contains("INFO leads "), "the oldest leads");
 
-    // Killed: nobody answers, and the next in age claims.
+    // After the kill no answer comes, and the next gateway by age claims leadership.
     first.stop_with(Signal::Kill);
     let second_epoch = wait_for_leadership_epoch(&second, 1);
     assert!(second_epoch > first_epoch);
 
-    // Back again it is let in, though it was told to found, and takes over when the other ends in order.
+    // The restarted gateway joins, although it is configured to bootstrap, and takes over when the leader stops in order.
     let first = start_member(&first_site, &key);
     first.wait_for_stderr("state=Connected");
     assert!(!first.stderr_so_far().contains("INFO leads "), "one leads");

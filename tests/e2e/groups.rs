@@ -56,7 +56,7 @@ fn groups_of_a_dead_gateway_move_and_return_while_others_stay() {
         let has_fitness_warning = cluster.fitness_warnings(&[1, 2]) > warnings_before;
         assert!(is_right || has_fitness_warning, "groups moved without a reason");
         if !is_right {
-            print_to_stderr(&format!("attempt {attempt} tells nothing: a gateway found itself less fit"));
+            print_to_stderr(&format!("attempt {attempt} is inconclusive: a gateway found itself less fit"));
         }
         is_right.then_some(leaders)
     });

@@ -42,7 +42,7 @@ fn history_covers_kills_and_restarts() {
 
     fs::remove_file(&socket).unwrap();
     let gateway = start();
-    // A thread of its own writes; nobody waits for it.
+    // A separate thread writes, asynchronously.
     let json = loop {
         let json = send_request(&["history", "--json"]).expect_code(0).json();
         if json["entries"].as_array().unwrap().len() >= 5 {
@@ -116,7 +116,7 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
     wait_until("it leads", || of(&gateways, 1)["role"] == "leader");
     let config = config_with_peer(gateways.site(2), &records, 1);
     gateways.start(2, &config);
-    wait_until("it says what stands in the way", || {
+    wait_until("the status gives the reason", || {
         of(&gateways, 2)["obstacle"].as_str().is_some_and(|text| text.contains("mdgw ha admit"))
     });
 
@@ -128,7 +128,7 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
     assert!(refused.stderr.contains("does not lead"), "{}", refused.stderr);
     let done = admit(2, "gw2").expect_code(0);
     assert!(done.stderr.contains("belong to one gateway alone"), "{}", done.stderr);
-    wait_until("it stands", || {
+    wait_until("the gateway is eligible", || {
         let status = of(&gateways, 2);
         status["role"] == "candidate" && status["obstacle"].is_null()
     });

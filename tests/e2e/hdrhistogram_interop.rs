@@ -48,7 +48,7 @@ fn the_hdrhistogram_reader_finds_the_same_percentiles() {
             }
         }
     }
-    println!("{compared} figures of {} logs compared", logs.len());
+    println!("{compared} percentiles of {} logs compared", logs.len());
     // Six stages, and one line that was ahead at least.
     assert!(compared >= 7 * 7, "{compared}");
 }

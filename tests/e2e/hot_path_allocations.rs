@@ -285,7 +285,7 @@ fn exchange(site: &Site) -> Exchange {
     .unwrap()
 }
 
-/// Two damaged lines into a channel, its log behind it; the keeper turns between datagrams, outside of the count.
+/// Two damaged lines into a channel, its log behind it; log maintenance runs between datagrams, outside of the count.
 fn channel(feed: Feed, packets: &[Packet]) -> AllocationRun {
     let folder = tempfile::tempdir().unwrap();
     let (mut sink, mut maintenance) = log(folder.path());

@@ -322,7 +322,7 @@ fn a_file_that_grows_is_followed_until_interrupted() {
     assert_eq!(ended.stdout, day.inspect(&["--json"]).expect_code(0).stdout);
 }
 
-/// A made-up day as a capture.
+/// A synthetic day as a capture.
 struct DayCapture {
     folder: TempDir,
     path: PathBuf,

@@ -113,11 +113,11 @@ fn a_subscriber_joining_after_log_loss_receives_the_current_session() {
     fs::remove_dir_all(site.path("log")).unwrap();
     let gateway = day.gateway(&site, &SiteConfig::itch());
     let (tail, _) = day.tail(&site, "after.dbn", &[]);
-    // The venue has said nothing yet.
+    // The venue has sent nothing yet.
     tail.wait_for_stderr(": session ");
     day.play_second_half(&site);
     let tail = tail.end();
-    // What lay in sockets when the gateway ended is declared, as whatever comes while nobody listens.
+    // What lay in sockets when the gateway ended is declared, like everything that arrives while no gateway runs.
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
     assert_eq!(tail.code, Some(i32::from(tail.stderr.contains("gap ["))), "{}", tail.stderr);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -196,8 +196,8 @@ fn only_allowed_networks_are_served_and_a_reload_extends_them() {
     denied.send_request();
     allowed.send_request();
     assert!(allowed.is_answered_within(TEST_TIMEOUT), "the friend is answered");
-    // One thread answers in order: whatever the stranger would get has been sent.
-    assert!(!denied.is_answered_within(Duration::from_millis(1)), "the stranger is not");
+    // One thread answers in order: an answer to the other host would have been sent by now.
+    assert!(!denied.is_answered_within(Duration::from_millis(1)), "the other host is not");
 
     let late = site.tail(&["--exit-idle-s", "3"]).end();
     assert!(late.stderr.contains("channel 1: no retransmission service answered"), "{}", late.stderr);
@@ -211,7 +211,7 @@ fn only_allowed_networks_are_served_and_a_reload_extends_them() {
         denied.send_request();
         denied.is_answered_within(Duration::from_millis(200))
     });
-    assert!(is_served, "the stranger is let in");
+    assert!(is_served, "the other host is allowed");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

@@ -29,7 +29,7 @@ fn no_log_behind_alarm_while_the_log_has_space() {
     assert!(!gateway.stdout.contains("missing in the log"), "{}", gateway.stdout);
 }
 
-/// A day through a gateway whose log lies in a file system of that size, heard whole by a subscriber. `None`, with a word
+/// A day through a gateway whose log is on a file system of that size, received completely by a subscriber. `None`, with a message
 /// on standard error, where this process may not mount one.
 fn run_with_log_size(size: &str) -> Option<ExitedProcess> {
     let site = Site::new();

@@ -90,7 +90,7 @@ fn captures_with_different_clocks_are_merged_by_sequence() {
     }
 }
 
-/// Where both machines have a line in common, its stamps tell the clocks apart, and leads are told without them.
+/// If both machines have a line in common, its timestamps give the clock offset, and leads are reported without it.
 #[test]
 fn a_shared_line_corrects_clock_offsets_of_leads() {
     let folder = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn a_shared_line_corrects_clock_offsets_of_leads() {
 #[test]
 fn lines_with_different_packetisation_and_restarts_are_merged() {
     let folder = tempfile::tempdir().unwrap();
-    // Three numberings under one session id, as IEX does it; the lines cut each one in their own way and lose some, but
+    // Three sessions under one session id, as IEX does it; the lines cut each one in their own way and lose some, but
     // never the same message.
     let line = |seed: usize, delay_ns: u64, lost: &dyn Fn(Range<u64>) -> bool| {
         let mut packets = Vec::new();
@@ -242,7 +242,7 @@ fn a_lagging_line_in_the_same_capture_fills_gaps() {
     let merged: Vec<u64> = feeds::capture_packets(&out).iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
     assert!(merged.into_iter().eq((1..=count(&packets)).filter(|sequence| *sequence != missing.start)), "in order");
 
-    // A pipe can't be read in two places: what is held then ends, and that is said.
+    // A pipe can't be read in two places: what is held then ends, and that is reported.
     let mut child = Command::new(process::program())
         .args(["merge", "/dev/stdin", "-o", text(&out)])
         .stdin(Stdio::piped())
@@ -379,10 +379,10 @@ fn output_can_be_piped_and_a_closed_pipe_is_no_error() {
     assert!(fs::metadata(&packed).unwrap().len() < fs::metadata(&out).unwrap().len());
 }
 
-/// The long DEEP capture begins its numbering eleven times again.
+/// The long DEEP capture restarts its sequence numbers eleven times.
 #[test]
 fn a_real_iex_capture_is_restored_from_two_lossy_lines() {
-    let Some(root) = captures::root("merge: DEEP in twelve numberings") else { return };
+    let Some(root) = captures::root("merge: DEEP in twelve sessions") else { return };
     let folder = tempfile::tempdir().unwrap();
     let packets = feeds::capture_packets(&root.join("iex/deep-1.0-20170425/DEEP10.pcap.gz"));
     let [a, b] = feeds::write_damaged_captures(folder.path(), &packets, DAMAGE, 11);
@@ -522,7 +522,7 @@ fn write_lines(path: &Path, packets: &[(u64, &str, &Arc<[u8]>)]) {
 
 const BEGIN_NS: u64 = 1_517_063_400_000_000_000;
 
-/// A numbering of so many TOPS quotes, cut into packets of one message more than `seed` and less, with what is lost left out.
+/// A session of that many TOPS quotes, cut into packets of one message more than `seed` and less, with what is lost left out.
 fn iex_line(
     messages: u64,
     seed: usize,

@@ -40,7 +40,7 @@ fn each_channel_is_complete_over_two_lossy_output_lines() {
     }
 }
 
-/// Negative control: on one of these lines alone, with nobody to ask, packets are missing.
+/// Negative control: on one of these lines alone, without a request server, packets are missing.
 #[test]
 fn a_single_lossy_line_loses_packets() {
     let scenario = MultiChannelScenario::start(2);
@@ -90,7 +90,7 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
         let received = fs::read(scenario.out(channel)).unwrap();
         assert!(received == scenario.days[channel - 1].expected, "channel {channel} is not what it is alone");
     }
-    // Who comes now hears it as well.
+    // A subscriber that joins now receives it as well.
     drop(of_failed);
     scenario.tail(failed + 1, &scenario.behind, &service_arguments).wait_for_stderr(&failure_line);
     let ended = scenario.gateway.stop_with(Signal::Terminate).expect_code(0);

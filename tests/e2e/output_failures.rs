@@ -125,7 +125,7 @@ fn a_disk_filling_up_keeps_fitting_records_and_all_symbols() {
             let (kept, table) = (KeptCounts::told(&stderr), csv_of(&out));
             assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{stderr}");
             assert_eq!(table.lines().count() - 1, kept.records, "{stderr}");
-            // Symbols stand in the table, and only the metadata tells them.
+            // Symbols are in the table, and only the metadata has them.
             assert!(whole_table.starts_with(&table), "{name} on {room} bytes");
             let wasted = room.saturating_sub(kept.records as u64 * MBO_BYTES);
             assert!(wasted < 1024 * 1024 && kept.records > 1_000, "{stderr}");
@@ -156,7 +156,7 @@ fn a_full_temp_directory_is_named_and_fitting_records_are_written() {
     assert!(kept.records > 1_000 && csv_of(Path::new(dbn)).starts_with(&csv_of(&out)), "{stderr}");
 }
 
-/// What an error says is kept.
+/// What an error reports as kept.
 struct KeptCounts {
     records: usize,
     bytes: u64,
@@ -184,7 +184,7 @@ fn assert_no_unfinished_files(folder: &Path) {
 
 const MBO_BYTES: u64 = 56;
 
-/// Files of that process can't grow beyond 100 kB. What it says, which names `output`.
+/// Runs the command with files limited to 100 kB. Returns its error text, which names `output`.
 fn run_with_file_size_limit(arguments: &[&str], output: &Path) -> String {
     // A limit in units of 512 bytes, whose signal is ignored: writes beyond it fail.
     let limited = r#"trap '' XFSZ; ulimit -f 200; exec "$0" "$@""#;
@@ -200,10 +200,10 @@ fn run(arguments: &[&str], stdout: Stdio) -> Output {
     Command::new(program()).args(arguments).stdin(Stdio::null()).stdout(stdout).output().unwrap()
 }
 
-/// A port that the kernel chooses, so that nobody sends to it.
+/// A port that the kernel chooses, so that no process sends to it.
 const UNUSED_ADDRESS: &str = "127.0.0.1:0";
 
-/// Two lines of a made-up day, its records, a latency log.
+/// Two lines of a synthetic day, its records, a latency log.
 struct OutputFixtures {
     folder: TempDir,
     files: [PathBuf; 4],

@@ -50,7 +50,7 @@ fn a_resumed_leader_finds_its_fence_closed() {
         }
     };
     assert!(closed < epoch, "{closed:?} {epoch:?} at {opened_ns}");
-    // Now the one that was stopped stands again.
+    // Now the stopped gateway is eligible again.
     cluster.kill(other);
     assert_eq!(cluster.wait_for_leader().unwrap(), stopped);
     assert_epochs_ascend(&cluster);
@@ -70,7 +70,7 @@ fn without_the_witness_two_gateways_lead_and_one_does_not() {
             break;
         }
     }
-    assert_eq!(cluster.opened.len(), openings_before, "nobody else led");
+    assert_eq!(cluster.opened.len(), openings_before, "no other gateway led");
     // Its vote is still on disk: it goes on where it was.
     cluster.start_node(3).unwrap();
     assert_eq!(cluster.wait_for_leader().unwrap(), leader);

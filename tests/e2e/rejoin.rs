@@ -55,7 +55,7 @@ impl RejoinScenario {
         self.consumer.receive_until("the stream goes on", |deliveries| deliveries.len() >= count);
     }
 
-    /// The second gateway leads for the first one, which was killed amid the day, and has told as much again.
+    /// The second gateway leads after the first was killed in the middle of the day, and has published as much again.
     fn after_first_killed() -> Self {
         let mut scenario = Self::new(&[1, 2], "500");
         scenario.pair.wait_until_eligible(2);
@@ -108,7 +108,7 @@ fn abort_copy_midway(from: SocketAddrV4) {
     }
 }
 
-/// Its books are a copy of its peer's, and somebody else had begun to take one and was gone in the midst of it.
+/// Its books are a copy of its peer's, although another joiner had requested one and vanished in the middle of it.
 #[test]
 fn a_restarted_gateway_catches_up_before_it_takes_over() {
     let mut scenario = RejoinScenario::after_first_killed();
@@ -166,7 +166,7 @@ fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
     assert!(messages_of(&log_entries(pair.gateways.site(1))) == expected, "its log is not whole");
 }
 
-/// More than what is told before a copy, less than one.
+/// More bytes than are sent before a copy, fewer than a copy.
 const COPY_BYTES_MAX: usize = 16 << 10;
 
 #[test]
@@ -184,7 +184,10 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     assert!(messages_of(&log_entries(pair.gateways.site(2))) == expected, "the log of the first one is not whole");
     let second = messages_of(&log_entries(pair.gateways.site(1)));
-    assert!(second.iter().all(|(name, records)| expected[name] == *records), "the second one says something else");
+    assert!(
+        second.iter().all(|(name, records)| expected[name] == *records),
+        "the second gateway published other records"
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Safeguards behind a faulty gateway: a sentinel that kills a gateway that hangs, and a fence in the kernel that drops
 //! the packets of a gateway that was paused past its lease.
-#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+#![allow(clippy::print_stderr, reason = "a skipped test prints it")]
 
 use std::{
     fs,
@@ -73,7 +73,7 @@ fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
 
 #[test]
 fn a_sentinel_runs_in_its_own_cgroup() {
-    let mounts = fs::read_to_string("/proc/self/mounts").expect("the kernel tells mounts");
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts can be read");
     if !rustix::process::geteuid().is_root() || !mounts.lines().any(|line| line.split(' ').nth(2) == Some("cgroup2")) {
         return eprintln!("SKIPPED: a cgroup for the sentinel takes cgroup v2 and root");
     }
@@ -84,7 +84,7 @@ fn a_sentinel_runs_in_its_own_cgroup() {
     let gateway = start_member(&site, &key);
     gateway.wait_for_stderr("a sentinel watches");
     let children = format!("/proc/{0}/task/{0}/children", gateway.id());
-    let sentinel = fs::read_to_string(children).expect("the kernel tells children").trim().to_owned();
+    let sentinel = fs::read_to_string(children).expect("the children can be read").trim().to_owned();
     let cgroup = |process: &str| {
         let text = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("it runs");
         text.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned)).expect("it is in one")

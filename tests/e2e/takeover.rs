@@ -80,7 +80,7 @@ impl TakeoverScenario {
         assert_eq!(self.consumer.epoch(), Some(NEW_EPOCH));
         let report = self.standby.stop();
         let published = report.channels[0].published;
-        // What settles nothing (a state, the session's end) is said again where it stands.
+        // An entry that covers nothing (a state, the session's end) is republished at its position.
         let heard = log[..count].last().map(LogEntry::until);
         let is_new = |entry: &&LogEntry| heard.is_none_or(|heard| entry.until() > heard || entry.from() == heard);
         assert_eq!(published.catch_up_packets, log.iter().filter(is_new).count() as u64, "no more than is needed");
@@ -143,7 +143,7 @@ fn a_gap_only_on_the_standby_is_not_published() {
     standby.wait_until_received(whole[count - 1].until());
     standby.open_fence(NEW_EPOCH);
     consumer.receive_to_session_end(session(0));
-    // No gap is told. What the successor's books make of later messages may differ, and says so.
+    // No gap is declared. The successor's books may give other records for later messages, which are marked suspect.
     let position = (session(0), whole[count - 1].next.0);
     let mut expected = messages_of(&whole[..count]);
     expected.extend(messages_of(&incomplete_log).split_off(&position));
@@ -176,15 +176,15 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     venue.send(standby.site.lines[0], before);
     wait_until("the log has the session's end", || leading.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     let incomplete_log = leading.log();
-    // The old leader has told the gap, and as much as the standby has.
+    // The old leader has declared the gap, and published as much as the standby has.
     let first: [u8; 8] = after[0].1[10..18].try_into().unwrap();
     let position = StreamPosition::at(session(0), Sequence(u64::from_be_bytes(first)));
-    // Messages that produced nothing are settled by a heartbeat.
+    // A heartbeat covers messages that produced no output.
     standby.wait_until_ready(position);
     let count = incomplete_log.iter().take_while(|entry| entry.until() <= position).count();
     assert!(incomplete_log[..count].iter().any(declares_gap));
     ScriptedLeader::new(standby.site.output, OLD_EPOCH).publish(&incomplete_log[..count]);
-    wait_until("the leader is heard", || {
+    wait_until("the output of the leader is received", || {
         standby.status_table().last_received == Some(incomplete_log[count - 1].until())
     });
     standby.deliver_condition();
@@ -192,7 +192,7 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     venue.send(standby.site.lines[0], after);
     consumer.receive_to_session_end(session(0));
     let gaps = consumer.deliveries.iter().filter(|delivery| matches!(delivery, Delivery::Gap(..))).count();
-    assert_eq!(gaps, 1, "as the old leader told it, and not again");
+    assert_eq!(gaps, 1, "as the old leader declared it, and not again");
     let oracle = messages_of(&standby.log());
     let mut suspects = 0;
     for delivery in &consumer.deliveries {
@@ -216,7 +216,7 @@ fn declares_gap(entry: &LogEntry) -> bool {
 fn packets_lost_by_receiver_and_standby_are_republished() {
     let mut scenario = TakeoverScenario::new(&[day(3_000, 1, SESSION)]);
     let log = scenario.standby.log();
-    // Lost on the wire, for everybody: the last thing but ten that the leader said.
+    // Lost on the network, for all receivers: the last packet but ten that the leader sent.
     let lost = 100;
     scenario.leader.publish(&log[..lost]);
     scenario.standby.wait_until_received(log[lost - 1].until());
@@ -258,7 +258,7 @@ fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
     let damage = ["--loss", "0.05", "--duplicate", "0.05", "--reorder", "0.05", "--never-on-all"];
     leading.send_command("open 2561");
     let played = first.sim(&[feed.as_slice(), &damage].concat());
-    consumer.receive_until("half of it has come", |deliveries| deliveries.len() > 20_000);
+    consumer.receive_until("half of the messages are delivered", |deliveries| deliveries.len() > 20_000);
     leading.kill();
     standby.send_command("open 2818");
     consumer.receive_until("the session ends", |deliveries| matches!(deliveries.last(), Some(Delivery::End(_))));
@@ -297,7 +297,7 @@ fn a_planned_hand_over_publishes_nothing_twice() {
             && first.status_table().published == position
             && second.status_table().logged_through == position
     });
-    wait_until("the peer has told it", || second.status_table().heard.reported_through == log_end(&first));
+    wait_until("the peer has reported it", || second.status_table().heard.reported_through == log_end(&first));
 
     first.handle().fence().close();
     first.handle().on_fence_change();
@@ -317,7 +317,7 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     wait_until("windows are compared", || handles.iter().all(|handle| handle.counts().windows_equal > 0));
     assert!(handles.iter().all(|handle| handle.counts().windows_different == 0));
     let report = second.stop();
-    assert_eq!(report.channels[0].published.catch_up_packets, 0, "nothing is said twice");
+    assert_eq!(report.channels[0].published.catch_up_packets, 0, "nothing is republished");
     let _ = first.stop();
 }
 
@@ -344,13 +344,13 @@ fn the_leader_learns_whether_its_output_is_received() {
                 && second.status_table().logged_through == position
         });
         let report = || handle.told(CHANNEL).first().map(|told| told.positions).unwrap_or_default();
-        wait_until("the standby hears its own probes", || report().receives_probe);
+        wait_until("the standby receives its own probes", || report().receives_probe);
         if is_cut {
-            assert_eq!(report().last_received, None, "the standby hears itself, and nothing of the leader");
+            assert_eq!(report().last_received, None, "the standby receives its own packets, and none of the leader");
         } else {
-            wait_until("what is published is heard", || report().last_received == first.status_table().published);
+            wait_until("the published output is received", || report().last_received == first.status_table().published);
         }
-        wait_until("the states of the channels are told", || report().state == first.status_table().state as u8);
+        wait_until("the states of the channels are reported", || report().state == first.status_table().state as u8);
         let _ = (first.stop(), second.stop());
     }
 }
@@ -385,7 +385,7 @@ fn a_gap_on_all_lines_is_filled_from_the_peer() {
     let is_filled = (1..=ATTEMPTS).any(|attempt| {
         let gaps = gaps_after_peer_recovery();
         if gaps > 0 {
-            print_to_stderr(&format!("attempt {attempt} tells nothing: no answer came in time"));
+            print_to_stderr(&format!("attempt {attempt} is inconclusive: no answer came in time"));
         }
         gaps == 0
     });

@@ -54,7 +54,7 @@ impl Target {
     }
 }
 
-/// Where the input in hand stands. It goes when all went well.
+/// The file with the current input. Removed after success.
 struct CurrentInput(PathBuf);
 
 impl CurrentInput {
@@ -140,7 +140,7 @@ fn put_number(bytes: &mut [u8], at: usize, random: &mut Random) {
     }
 }
 
-/// Replaces the next number that stands in digits.
+/// Replaces the next decimal number.
 fn put_digits(bytes: &mut Vec<u8>, at: usize, random: &mut Random) {
     let Some(skipped) = bytes.iter().skip(at).position(u8::is_ascii_digit) else { return };
     let begin = at + skipped;

@@ -53,7 +53,7 @@ struct LatchModel {
     gateways: usize,
     timing: LeaseTiming,
     on_suspended: OnSuspended,
-    /// SESSION_TIMEOUT as the gateways are told it; the store's own is [`SESSION_TIMEOUT`].
+    /// SESSION_TIMEOUT as the gateways are configured; the store's own is [`SESSION_TIMEOUT`].
     session_timeout_ns: u64,
     /// An epoch is taken only by who has a place.
     checks_place: bool,
@@ -61,9 +61,9 @@ struct LatchModel {
     checks_version: bool,
     /// What a session asks is done in the order in which it was asked.
     requests_in_order: bool,
-    /// How late word of a session may come where sessions are ended.
+    /// How late the node that ends sessions may learn of a contact.
     session_end_delay: u64,
-    /// A client whose session has ended makes another with a place of its own, and tells nobody.
+    /// A client whose session has ended silently makes another one with a new place.
     rejoins_silently: bool,
     /// The fence's deadline counts from when a renewal was sent, not from its answer.
     deadline_from_send: bool,
@@ -292,7 +292,7 @@ impl LatchModel {
         }
     }
 
-    // ---- what is judged ----
+    // ---- checked properties ----
 
     fn may_send(&self, state: &State, node: usize) -> Option<Epoch> {
         let (epoch, deadline) = state.nodes[node].fence?;
@@ -341,7 +341,7 @@ impl LatchModel {
         (!outputs.is_empty() && outputs.iter().all(is_touch)).then(|| self.true_time(node, at))
     }
 
-    /// Time goes on until then, and whoever isn't silent touches.
+    /// Time advances until then, and gateways that are not silent ping their sessions.
     fn advance_to(&self, state: &mut State, moment: u64) {
         let next = |state: &State| {
             let speaking = (0..self.gateways).filter(|node| !state.nodes[*node].is_silent);
@@ -555,7 +555,7 @@ impl Model for LatchModel {
     }
 }
 
-const SOMEBODY_LEADS: &str = "somebody leads";
+const SOMEBODY_LEADS: &str = "a gateway leads";
 const LEADER_AFTER_SESSION_END: &str = "another leads after the end of a session";
 const LEADER_AFTER_DEATH_NOTICE: &str = "another leads after a notice of death";
 const LEADER_AFTER_HAND_OVER: &str = "another leads after a hand-over";

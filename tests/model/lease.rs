@@ -51,15 +51,15 @@ struct LeaseModel {
     budget: FaultBudget,
     /// Who may restart.
     may_restart: &'static [usize],
-    /// Until then, in true time, the store answers nobody.
+    /// Until then, in true time, the store does not answer.
     outage_until: u64,
     /// What a backup of the store holds.
     backup: StoreBackup,
     /// Node 1 sent a *prepare* that has not arrived, and gave it up; the next was answered, and its fence is closed.
     stray_prepare: bool,
-    /// Whom node 1 has named as its heir in its last renewal.
+    /// The successor that node 1 has named in its last renewal.
     successor: Option<usize>,
-    /// Of whom it has heard since.
+    /// Nodes that it has received a message from since.
     reported_since: Option<usize>,
     /// Nothing happens after it, in true time.
     horizon: u64,
@@ -242,7 +242,7 @@ impl LeaseModel {
             }
             Output::Drain => state.nodes[node].is_draining = true,
             Output::Request(RegisterRequest::Reconnect) => {
-                // What comes over the connection that was given up is heard no more; what went to the store may be done.
+                // Answers over the abandoned connection are lost; requests that reached the store may take effect.
                 state
                     .network
                     .retain(|flying| !matches!(flying.what, InFlightMessage::FromStore { to, .. } if to == node));
@@ -286,7 +286,7 @@ impl LeaseModel {
             }
             RegisterRequest::Reconnect => return,
         };
-        // To a process that ended meanwhile nothing is told.
+        // A process that has ended meanwhile gets nothing.
         if state.nodes[from].incarnation == incarnation {
             let event = RegisterEvent::Answer { request_id, outcome };
             state.enqueue(InFlightMessage::FromStore { to: from, incarnation, life, event });
@@ -297,7 +297,7 @@ impl LeaseModel {
         state.now < self.outage_until
     }
 
-    /// The watch may skip versions: what it had not told yet, it tells no more.
+    /// The watch may skip versions: a newer notification replaces pending ones.
     fn notify_watch(&self, state: &mut State, to: usize) {
         let is_older = |flying: &InFlight| matches!(&flying.what, InFlightMessage::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
         state.network.retain(|flying| !is_older(flying));
@@ -432,13 +432,13 @@ impl LeaseModel {
         state
     }
 
-    /// From node 1 to node 2, of which it has just heard.
+    /// From node 1 to node 2, from which it has just received a message.
     fn hand_over(&self, state: &mut State) {
         self.report_peer_state(state, 1);
         self.step(state, 0, Input::HandOver(Some(id_of(1))));
     }
 
-    /// Node 1 hears that another stands.
+    /// Node 1 learns that another gateway is eligible.
     fn report_peer_state(&self, state: &mut State, node: usize) {
         let mut of_peer = state.nodes[node].core.peer_state(self.clock(node, state.now));
         of_peer.eligibility = Eligibility::Eligible;
@@ -462,7 +462,7 @@ impl LeaseModel {
                 state.enqueue(InFlightMessage::Peer { to, incarnation, input: Input::Died(notice) });
             }
         }
-        // What it was to be told is lost; what it asked for may be done.
+        // Answers to it are lost; its requests may still take effect.
         state.network.retain(|flying| match flying.what {
             InFlightMessage::ToStore { .. } => true,
             InFlightMessage::FromStore { to, .. } | InFlightMessage::Peer { to, .. } => to != node,
@@ -690,7 +690,7 @@ fn at_most_one_leader_over_a_store_restore() {
         "restored store, late messages",
         LeaseModel { budget: FaultBudget { restores: 1, late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
     );
-    // Time enough for whoever had waited before the break, and counts that.
+    // Time enough for a gateway that counts its waiting time from before the break.
     let model =
         LeaseModel { budget: FaultBudget { restores: 1, ..NO_FAULTS }, horizon: WARM_UP_END + 80, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.forgets_on_disconnect = false;
@@ -704,7 +704,7 @@ fn at_most_one_leader_over_an_emptied_store_and_restarts() {
     holds("store made anew", model.clone());
     let model = LeaseModel { may_restart: &[0], ..model };
     assert_safeguard_needed(
-        "epochs heard",
+        "observed epochs",
         model,
         200_000,
         |search| search.observes_epochs = false,
@@ -712,17 +712,17 @@ fn at_most_one_leader_over_an_emptied_store_and_restarts() {
     );
 }
 
-/// That it is its turn, and the *prepare* that was given up, may reach the heir at any moment, even when the leader before
+/// The hand-over message, and the *prepare* that was given up, may reach the successor at any moment, even when the leader before
 /// has the record again: its time counts from its stamp.
 #[test]
 fn a_late_notified_successor_is_safe_by_its_timestamp() {
     let budget = FaultBudget { late: 1, ..NO_FAULTS };
     let model = LeaseModel { budget, stray_prepare: true, horizon: WARM_UP_END + LEASE + 30, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.lease_from_successor_stamp = false;
-    assert_safeguard_needed("the heir's stamp", model, 600_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("the successor's stamp", model, 600_000, switch_off, &[Wrong::TwoLeaders]);
 }
 
-/// The record that is given back names the heir, which may have begun.
+/// The record that is released names the successor, which may have opened its fence.
 #[test]
 fn at_most_one_leader_over_hand_overs_and_closes() {
     let budget = FaultBudget { hand_overs: 1, closes: 1, ..NO_FAULTS };
@@ -732,7 +732,7 @@ fn at_most_one_leader_over_hand_overs_and_closes() {
     );
     let model = LeaseModel { budget, horizon: WARM_UP_END + LEASE / 2, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.waits_for_successor = false;
-    assert_safeguard_needed("waiting for the heir", model, 250_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("waiting for the successor", model, 250_000, switch_off, &[Wrong::TwoLeaders]);
 }
 
 /// The leader goes on by promises.
@@ -761,15 +761,18 @@ fn at_most_one_of_three_gateways_leads() {
 #[test]
 fn at_most_one_leader_when_the_successor_takes_over() {
     let budget = FaultBudget { restarts: 1, late: 1, ..NO_FAULTS };
-    holds("heir of two", LeaseModel { budget, successor: Some(1), ..ALL_SAFEGUARDS });
-    holds("heir of three", SUCCESSOR_OF_THREE);
+    holds("successor of two", LeaseModel { budget, successor: Some(1), ..ALL_SAFEGUARDS });
+    holds("successor of three", SUCCESSOR_OF_THREE);
 }
 
 #[test]
 fn epochs_never_regress_with_an_unobserved_successor() {
     let budget = FaultBudget { restarts: 1, late: 1, ..NO_FAULTS };
-    holds("unheard heir of two", LeaseModel { budget, successor: Some(1), observes_epochs: false, ..ALL_SAFEGUARDS });
-    holds("unheard heir of three", LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE });
+    holds(
+        "successor of two, epochs not observed",
+        LeaseModel { budget, successor: Some(1), observes_epochs: false, ..ALL_SAFEGUARDS },
+    );
+    holds("successor of three, epochs not observed", LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE });
 }
 
 #[test]
@@ -818,7 +821,7 @@ fn a_start_without_initial_wait_is_detected() {
     assert_violates("sitting out", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
 }
 
-/// Three gateways, of which the last is the heir and the first may die.
+/// Three gateways. The last is the successor; the first may die.
 const SUCCESSOR_OF_THREE: LeaseModel = LeaseModel {
     gateways: 3,
     successor: Some(2),
@@ -833,7 +836,7 @@ const SUCCESSOR_OF_THREE: LeaseModel = LeaseModel {
 fn a_successor_lease_counted_from_opening_is_detected() {
     let safeguards = LeaseSafeguards { lease_from_successor_stamp: false, ..LeaseSafeguards::ALL };
     assert_violates(
-        "the heir's stamp",
+        "the successor's stamp",
         LeaseModel { safeguards, ..SUCCESSOR_OF_THREE },
         &[Wrong::TwoLeaders, Wrong::EpochRegressed],
     );
@@ -843,7 +846,7 @@ fn a_successor_lease_counted_from_opening_is_detected() {
 fn not_waiting_for_the_successor_is_detected() {
     let safeguards = LeaseSafeguards { waits_for_successor: false, ..LeaseSafeguards::ALL };
     assert_violates(
-        "waiting for the heir",
+        "waiting for the successor",
         LeaseModel { safeguards, ..SUCCESSOR_OF_THREE },
         &[Wrong::TwoLeaders, Wrong::EpochRegressed],
     );
@@ -854,13 +857,13 @@ fn replacing_the_successor_at_once_is_detected() {
     let safeguards = LeaseSafeguards { keeps_named_successor: false, ..LeaseSafeguards::ALL };
     let budget = FaultBudget { restarts: 1, ..NO_FAULTS };
     assert_violates(
-        "the heir that stays",
+        "the successor that stays",
         LeaseModel { safeguards, budget, reported_since: Some(1), ..SUCCESSOR_OF_THREE },
         &[Wrong::TwoLeaders, Wrong::EpochRegressed],
     );
 }
 
-/// Of a search in which nothing may go wrong, unless it says otherwise.
+/// Defaults of a search without a violation.
 const STATES: usize = 100_000;
 /// What is to be found is found earlier, and then the search ends.
 const CONTROL_STATES: usize = 1_500_000;

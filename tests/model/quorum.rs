@@ -495,7 +495,7 @@ fn at_most_one_leader_over_a_hand_over() {
     assert_safeguard_needed("sitting out, with a hand-over", model, 200_000, switch_off, &[Wrong::TwoLeaders]);
 }
 
-/// Node 2 has not heard of the last renewals, the witness has.
+/// Node 2 has not received the last renewals; the witness has.
 const WITNESS_RESTARTS: QuorumModel =
     QuorumModel { may_restart: &[2], node2_deaf_from: WARM_UP_END - 80, ..ALL_SAFEGUARDS };
 
@@ -510,7 +510,7 @@ fn at_most_one_leader_with_repeated_answers() {
         switch_off,
         &[Wrong::TwoLeaders],
     );
-    // To another start of the asker, too.
+    // Also to a later process of the requester.
     holds("old answers, restart", QuorumModel { restarts: 1, may_restart: &[0], ..REPEATED_ANSWER }, STATES);
 }
 
@@ -530,5 +530,5 @@ fn receivers_without_epoch_check_are_detected() {
     assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Wrong::StalePacketAccepted]);
 }
 
-/// Of a search, unless it says otherwise.
+/// Defaults of a search.
 const STATES: usize = 100_000;

@@ -41,7 +41,7 @@ const STORM: LeaseSetup = LeaseSetup { faults: FaultConfig::STORM, ..PAIR };
 const SLEWS: LeaseSetup = LeaseSetup { faults: FaultConfig::SLEWS, ..PAIR };
 const RESTORES: LeaseSetup = LeaseSetup { faults: FaultConfig::RESTORES, ..PAIR };
 
-/// A storm, then calm. Safety during both; afterwards somebody leads.
+/// A period of faults, then none. Safety holds in both; at the end a gateway leads.
 fn weather(seed: u64, setup: LeaseSetup) -> Result<World, String> {
     let mut world = World::new(seed, setup);
     world.run_for(600 * MS);
@@ -49,7 +49,7 @@ fn weather(seed: u64, setup: LeaseSetup) -> Result<World, String> {
     world.run_for(200 * MS);
     match &world.violation {
         Some(violation) => Err(format!("not safe: {violation:?}")),
-        None if world.leading().is_none() => Err("not live: nobody leads after 200 ms without faults".to_owned()),
+        None if world.leading().is_none() => Err("not live: no gateway leads after 200 ms without faults".to_owned()),
         None => Ok(world),
     }
 }
@@ -97,7 +97,7 @@ fn receivers_accept_nothing_from_a_resumed_leader() {
         world.run_for(500 * MS);
         for _ in 0..PAUSES {
             world.run_for(random.below(setup.timing.renew_ns));
-            let leader = world.leading().ok_or("nobody leads")?;
+            let leader = world.leading().ok_or("no gateway leads")?;
             let lasts_ns = 200 * MS + random.below(2_800 * MS);
             world.fault(Fault::Pause, leader, lasts_ns);
             world.run_for(lasts_ns + 300 * MS);
@@ -105,7 +105,7 @@ fn receivers_accept_nothing_from_a_resumed_leader() {
                 return Err(format!("not safe: {violation:?}"));
             }
             if world.opened.last().is_none_or(|opening| opening.gateway == leader) {
-                return Err("nobody else led meanwhile".to_owned());
+                return Err("no other gateway led meanwhile".to_owned());
             }
         }
         Ok(world.stale_packets())
@@ -118,7 +118,7 @@ fn receivers_accept_nothing_from_a_resumed_leader() {
 }
 
 /// The protocol's own part of a failover: killed without notice until the other opens. Delays are bounded here, so the
-/// longest can be told beforehand.
+/// longest is known beforehand.
 #[test]
 fn blackout_stays_within_the_calculated_bound() {
     const DELAY_NS_MAX: u64 = 500_000;
@@ -135,12 +135,12 @@ fn blackout_stays_within_the_calculated_bound() {
             let mut world = World::new(seed, LeaseSetup { timing, faults, ..PAIR });
             let mut random = Random::new(seed);
             world.run_for(4 * timing.lease_ns + random.below(timing.renew_ns));
-            let leader = world.leading().ok_or("nobody leads")?;
+            let leader = world.leading().ok_or("no gateway leads")?;
             let (killed_ns, before) = (world.now_ns(), world.opened.len());
             world.kill(leader, false);
             let has_new_leader = world.run_until(killed_ns + 4 * timing.lease_ns, |world| world.opened.len() > before);
             if !has_new_leader {
-                return Err(format!("nobody leads after four leases; {:?}", world.violation));
+                return Err(format!("no gateway leads after four leases; {:?}", world.violation));
             }
             let Opening { at_ns: opened_ns, swap: SwapTimes { record_learned_ns, sent_ns }, .. } = world.opened[before];
             let parts = [
@@ -181,7 +181,7 @@ fn assert_violation_found(what: &str, setup: LeaseSetup, is_expected: fn(&Violat
     let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
     print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
     assert!(is_expected(&violation), "{violation:?}");
-    // The same weather does no harm where nothing is switched off.
+    // The same faults do no harm with all safeguards on.
     let mut world = World::new(seed, LeaseSetup { gateways: setup.gateways, faults: setup.faults, ..PAIR });
     world.run_for(600 * MS);
     assert_eq!(world.violation, None, "seed {seed}");
@@ -225,7 +225,7 @@ fn a_store_without_version_check_allows_two_leaders() {
 #[test]
 fn unobserved_epochs_regress_with_a_restored_store() {
     let is_regression = |violation: &Violation| matches!(violation, Violation::EpochRegressed { .. });
-    assert_violation_found("epochs heard", LeaseSetup { observes_epochs: false, ..RESTORES }, is_regression);
+    assert_violation_found("observed epochs", LeaseSetup { observes_epochs: false, ..RESTORES }, is_regression);
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn a_skipped_candidate_promise_allows_two_leaders() {
 fn a_successor_lease_counted_from_opening_allows_two_leaders() {
     let safeguards = LeaseSafeguards { lease_from_successor_stamp: false, ..LeaseSafeguards::ALL };
     assert_violation_found(
-        "the heir's stamp",
+        "the successor's stamp",
         LeaseSetup { safeguards, gateways: 3, ..STORM },
         two_leaders_or_epoch_regressed,
     );
@@ -274,7 +274,7 @@ fn a_successor_lease_counted_from_opening_allows_two_leaders() {
 fn not_waiting_for_the_successor_allows_two_leaders() {
     let safeguards = LeaseSafeguards { waits_for_successor: false, ..LeaseSafeguards::ALL };
     assert_violation_found(
-        "waiting for the heir",
+        "waiting for the successor",
         LeaseSetup { safeguards, gateways: 3, ..STORM },
         two_leaders_or_epoch_regressed,
     );
@@ -284,7 +284,7 @@ fn not_waiting_for_the_successor_allows_two_leaders() {
 fn replacing_the_successor_at_once_allows_two_leaders() {
     let safeguards = LeaseSafeguards { keeps_named_successor: false, ..LeaseSafeguards::ALL };
     assert_violation_found(
-        "the heir that stays",
+        "the successor that stays",
         LeaseSetup { safeguards, gateways: 3, ..STORM },
         two_leaders_or_epoch_regressed,
     );

@@ -13,7 +13,7 @@ use std::{
 
 use mdgw_tests::captures::print_to_stderr;
 
-/// Runs `count` seeds, or as many as `SEEDS` says, or the one that `SEED` names; what came of each, in order.
+/// Runs `count` seeds, or as many as `SEEDS` says, or the one that `SEED` names, and returns the results in order.
 ///
 /// # Panics
 /// Where a seed fails: with the lowest one found, which `SEED` repeats.
@@ -36,7 +36,7 @@ pub(crate) fn for_seeds<T: Send>(what: &str, count: u64, check: impl Fn(u64) -> 
                         break;
                     }
                     let result = panic::catch_unwind(AssertUnwindSafe(|| check(seed)))
-                        .unwrap_or_else(|_| Err("a panic, told above".to_owned()));
+                        .unwrap_or_else(|_| Err("a panic, printed above".to_owned()));
                     failed.fetch_or(result.is_err(), Relaxed);
                     results.lock().unwrap_or_else(PoisonError::into_inner).push((seed, result));
                 }

@@ -41,23 +41,23 @@ use world::{Counts, RunOutcome, World};
 struct Setup {
     gateways: usize,
     weather: NetworkConditions,
-    /// A takeover begins where the one before was heard last, not where the own log ends.
+    /// A takeover begins at the last received position of the previous leader, not at the end of the own log.
     starts_at_received: bool,
-    /// Who hands over tells what it has sent, not what it has logged.
+    /// A leader that hands over reports what it has sent, not what it has logged.
     reports_sent_position: bool,
-    /// What was heard beyond the own input isn't believed.
+    /// Output received beyond the own input is not accepted.
     doubts: bool,
     /// Receivers drop what comes under a lower epoch.
     checks_epochs: bool,
     /// Receivers ask all services what their logs hold; else they believe whichever answers.
     asks_all_services: bool,
-    /// The election says who leads.
+    /// The election decides leadership.
     uses_election: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NetworkConditions {
-    /// Packets to all take the same time; subscribers lose none, and have nobody to ask.
+    /// All packets have the same delay; subscribers lose none, and have no retransmission service.
     Lossless,
     /// Packets are lost, late, and overtake each other.
     Lossy,
@@ -72,11 +72,11 @@ enum Violation {
     Content(Told),
     /// Declared lost.
     Lost { restart: u32, first: u64, next: u64 },
-    /// Something that nobody said.
+    /// An item that the venue never sent.
     UnknownItem,
     /// Taken although one of a newer epoch was before it.
     OldEpoch { epoch: Epoch, after: Epoch },
-    /// Not told at all.
+    /// Never delivered.
     Missing(Told),
     /// A log has something else under that name.
     Log { node: u8, name: Told },
@@ -142,7 +142,7 @@ fn assert_violation_found(what: &str, setup: Setup, is_expected: fn(&Violation) 
     let found = (0..CONTROL_SEEDS).find_map(|seed| Some((seed, violation_of(seed)?)));
     let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
     print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
-    // The same weather does no harm where nothing is switched off.
+    // The same faults do no harm with all safeguards on.
     let sound = Setup { gateways: setup.gateways, weather: setup.weather, uses_election: setup.uses_election, ..PAIR };
     assert_eq!(World::new(seed, sound).run().violation, None, "seed {seed}");
 }
@@ -153,14 +153,14 @@ fn is_loss(violation: &Violation) -> bool {
     matches!(violation, Violation::Lost { .. } | Violation::Unexpected { .. })
 }
 
-/// Services that have heard nobody yet answer under epoch 0: no leader says that.
+/// Services that have received no leader yet answer under epoch 0, which no leader uses.
 fn is_of_old_leader(violation: &Violation) -> bool {
     matches!(violation, Violation::OldEpoch { epoch, .. } if epoch.count() > 0)
 }
 
 #[test]
 fn a_takeover_from_the_own_log_end_loses_messages() {
-    assert_violation_found("what was heard", Setup { starts_at_received: false, ..PAIR }, is_loss);
+    assert_violation_found("received position", Setup { starts_at_received: false, ..PAIR }, is_loss);
 }
 
 #[test]
@@ -184,11 +184,11 @@ fn receivers_of_elected_leaders_need_their_safeguards() {
 
 #[test]
 fn accepting_positions_beyond_input_stops_a_successor() {
-    // It goes on behind what it believes, and says that one's numbering.
+    // It continues after what it accepted, in that session.
     let is_forged = |violation: &Violation| {
         matches!(violation, Violation::Unexpected { told: Told::Session(day::FORGED_SESSION), .. })
     };
-    assert_violation_found("doubt in what was heard", Setup { doubts: false, ..PAIR }, is_forged);
+    assert_violation_found("rejection beyond the own input", Setup { doubts: false, ..PAIR }, is_forged);
 }
 
 #[test]

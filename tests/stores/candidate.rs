@@ -125,7 +125,7 @@ fn run_candidate(election: Election, fence: &Fence) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// Nobody else is told anything: a lease alone is tried here.
+/// No peer is notified: this tests the lease alone.
 struct NoSurroundings;
 
 impl ElectionHooks for NoSurroundings {}

@@ -61,7 +61,7 @@ pub struct Checker {
     mismatch_count: u64,
 }
 
-/// Mismatches that are kept word for word; more are counted.
+/// Number of mismatches that are kept as text; further ones are only counted.
 const MISMATCHES_MAX: usize = 20;
 
 impl Checker {
@@ -85,7 +85,7 @@ impl Checker {
         }
     }
 
-    /// One packet of a capture, taken for a packet of that protocol where it doesn't tell its own.
+    /// One packet of a capture, decoded as that protocol where it doesn't identify its own.
     pub fn packet(&mut self, protocol: DetectedProtocol, expected: &Json, captured: &CapturedDatagram<'_>) {
         let view = Dissector::new(CaptureKind::Packets, Some(protocol)).packet(*captured);
         self.view(expected, &view);

@@ -45,7 +45,7 @@ impl MemoryCgroup {
     #[must_use]
     pub fn new(test: &str, name: &str) -> Option<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mounts = fs::read_to_string("/proc/self/mounts").expect("the kernel tells mounts");
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts can be read");
         let name = format!("mdgw-test-{}-{}-{name}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let cgroup = mounts.lines().find_map(|mount| {
             let fields: Vec<&str> = mount.split(' ').collect();

@@ -170,7 +170,7 @@ impl MdgwProcess {
             let mut matching = lines.iter().filter(|line| line.contains(text));
             matching.nth(times.saturating_sub(1)).cloned()
         });
-        found.unwrap_or_else(|| panic!("{}: never said {text:?}, but\n{}", self.command_line, self.stderr.text()))
+        found.unwrap_or_else(|| panic!("{}: never wrote {text:?}, but\n{}", self.command_line, self.stderr.text()))
     }
 
     /// Waits until a line of standard output begins with `text`.

@@ -42,7 +42,7 @@ fn linked_packages(features: &[&str]) -> Vec<(String, String)> {
         .output()
         .expect("cargo can be run");
     assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).expect("cargo tells JSON");
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).expect("cargo prints JSON");
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let packages = metadata["packages"].as_array().expect("cargo lists packages").iter();
     let foreign = packages.filter(|package| !package["source"].is_null());

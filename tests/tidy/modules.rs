@@ -78,7 +78,7 @@ impl Uses {
 /// Names at the root of the package that a file mentions.
 #[derive(Debug)]
 struct Seen {
-    /// How many modules deep the code stands: so many `super` lead to the root.
+    /// Depth of the code in modules: this many `super` lead to the root.
     depth: usize,
     roots: BTreeSet<String>,
 }

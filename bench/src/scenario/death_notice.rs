@@ -47,7 +47,7 @@ pub(crate) struct DeathNoticeOptions {
     json: bool,
 }
 
-/// What the gateway's part is told.
+/// Arguments of the gateway process.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct GatewayProcessArgs {
     program: PathBuf,
@@ -158,7 +158,7 @@ fn start(part: &GatewayProcessArgs) -> Result<Child> {
     Ok(child)
 }
 
-/// Is watched, and aborts when it is told a line.
+/// The watched gateway process: aborts when it reads a line.
 pub(crate) fn run_gateway_process(part: &GatewayProcessArgs) -> Result<()> {
     forbid_core_dumps()?;
     let page = Arc::new(SharedPage::create()?);

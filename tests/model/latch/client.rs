@@ -146,7 +146,7 @@ impl LatchModel {
         self.step(state, node, Input::Backend(SessionEvent::StoreLink(StoreLink::Up)));
     }
 
-    /// The session with that index has not been heard of for too long.
+    /// The session with that index has had no contact for too long.
     pub(super) fn end_session(&self, state: &mut State, index: usize) {
         let id = state.store.sessions[index].id;
         if !self.rejoins_silently {
@@ -171,7 +171,7 @@ impl LatchModel {
                 (0..2).for_each(|_| state.enqueue(InFlightMessage::Died { to, notice }));
             }
         }
-        // What it was to be told is lost; what it asked for may be done.
+        // Answers to it are lost; its requests may still take effect.
         state.network.retain(|flying| !matches!(flying.what, InFlightMessage::Died { to, .. } if to == node));
         let own_epoch = if self.observes_epochs { state.highest_opened } else { Epoch::default() };
         let of_node = &mut state.nodes[node];

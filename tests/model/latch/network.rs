@@ -17,7 +17,7 @@ impl State {
         self.network.push(InFlight { what, is_late: false });
     }
 
-    /// Nothing is told of a session that its gateway has no more.
+    /// Drops notifications of a session that its gateway has replaced.
     pub(super) fn send_event(&mut self, to: SessionId, event: SessionEvent) {
         if self.is_current(to) {
             self.enqueue(InFlightMessage::Event { to, event });
@@ -41,7 +41,7 @@ impl State {
         }
     }
 
-    /// Takes a place away, and tells whoever watches it. Says whether it was there.
+    /// Removes a place, and notifies its watcher. Returns whether it existed.
     pub(super) fn remove(&mut self, place: u32, how: Removal) -> bool {
         let watchers = self.store.remove(place, how);
         for to in watchers.iter().flatten() {

@@ -33,9 +33,9 @@ struct StoredEntry {
 pub(super) struct Session {
     pub(super) id: SessionId,
     incarnation: u64,
-    /// When it was heard of: the last time that is known for sure where sessions are ended, and all since.
+    /// Its contacts: the last one known for sure to the node that ends sessions, and all later ones.
     heard: Vec<u64>,
-    /// The place whose end it wants to be told of.
+    /// The place that it watches.
     watches: Option<u32>,
 }
 
@@ -58,7 +58,7 @@ impl LatchStore {
         self.sessions.iter_mut().find(|session| session.id == id)
     }
 
-    /// Whether that session is still there; if so, it has been heard of.
+    /// Records a contact of that session. Returns whether the session still exists.
     pub(super) fn record_contact(&mut self, id: SessionId, now: u64, session_end_delay: u64) -> bool {
         let Some(session) = self.session(id) else { return false };
         let before_known = session.known(now, session_end_delay);
@@ -110,7 +110,7 @@ impl LatchStore {
         self.version.0 += 1;
     }
 
-    /// Takes a place away, and says who watches it; `None`: it was not there.
+    /// Removes a place and returns its watcher; `None`: it did not exist.
     pub(super) fn remove(&mut self, number: u32, how: Removal) -> Option<Vec<SessionId>> {
         let index = self.line.iter().position(|place| place.number == number)?;
         self.line.remove(index);

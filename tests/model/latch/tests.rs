@@ -41,7 +41,7 @@ fn at_most_one_leader_over_restarts() {
     let budget = FaultBudget { restarts: 2, ends: 1, ..NO_FAULTS };
     holds("restarts", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_SESSION_END, LEADER_AFTER_DEATH_NOTICE]);
     holds(
-        "restarts, epochs heard",
+        "restarts, observed epochs",
         LatchModel { budget, observes_epochs: true, ..ALL_SAFEGUARDS },
         &[LEADER_AFTER_SESSION_END, LEADER_AFTER_DEATH_NOTICE],
     );
@@ -96,17 +96,17 @@ fn a_deadline_beyond_the_session_end_delay_is_detected() {
         budget: ONE_SESSION_END,
         ..ALL_SAFEGUARDS
     };
-    assert_violates("margin for word of the session", model, TWO_LEADERS);
+    assert_violates("margin for contact of the session", model, TWO_LEADERS);
 }
 
-/// The second line of defence: a session of which word has come in time is there, so what the store checks is so.
+/// The second line of defence: a session with timely contact still exists, so the store's checks hold.
 #[test]
 fn at_most_one_leader_without_store_checks() {
     let budget = FaultBudget { late: 1, silences: 1, ..ONE_SESSION_END };
     let model = LatchModel { checks_place: false, checks_version: false, budget, ..ALL_SAFEGUARDS };
     holds("nothing checked by the store", model, &[LEADER_AFTER_SESSION_END]);
     let model = LatchModel { rejoins_silently: true, budget, ..ALL_SAFEGUARDS };
-    holds("sessions made anew without a word", model, &[LEADER_AFTER_SESSION_END]);
+    holds("sessions made anew without notice", model, &[LEADER_AFTER_SESSION_END]);
 }
 
 #[test]
@@ -131,11 +131,12 @@ fn a_hand_over_without_draining_sends_is_detected() {
     );
 }
 
-/// A gateway that was silent for nearly SESSION_TIMEOUT takes an epoch and leads; then its session ends, since word of it came too late.
+/// After nearly SESSION_TIMEOUT without contact a gateway takes an epoch and leads; then its session ends, since its contact
+/// arrived too late.
 #[test]
 fn a_longer_session_end_delay_is_detected() {
     assert_violates(
-        "word of a session in time",
+        "timely contact of a session",
         LatchModel { session_end_delay: SESSION_TIMEOUT / 3, budget: ONE_SESSION_END, ..ALL_SAFEGUARDS },
         TWO_LEADERS,
     );
@@ -151,7 +152,7 @@ fn receivers_without_epoch_check_are_detected() {
     );
 }
 
-/// What a gateway is to be told SESSION_TIMEOUT is for its deadlines to be so long.
+/// The SESSION_TIMEOUT to configure in a gateway for deadlines of that length.
 const fn session_timeout_for(span_ns: u64) -> u64 {
     (span_ns + ALL_SAFEGUARDS.timing.margin_ns) / 2 * 3
 }

@@ -15,7 +15,7 @@ use zerocopy::{
     little_endian::{I32, U16, U32, U64},
 };
 
-/// Hears packets in the order in which they arrive. Each brings a record that nobody has said before: what is known by its
+/// Receives packets in order of arrival. Each carries a record that was not published before: what is known by its
 /// sequence to be a copy would be dropped whatever its epoch.
 pub(super) struct EpochReceiver {
     receiver: Receiver,
@@ -99,7 +99,7 @@ fn packet(epoch: Epoch, sequence: u64) -> ([u8; BYTES_MAX], usize) {
 
 const GROUP: GroupId = GroupId(1);
 const CHANNEL: ChannelId = ChannelId(1);
-/// A record says its length in words of four bytes.
+/// A record gives its length in units of four bytes.
 const RECORD_WORDS: u8 = 14;
 const RECORD_BYTES: usize = 4 * RECORD_WORDS as usize;
 const BYTES_MAX: usize = 256;

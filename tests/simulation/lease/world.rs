@@ -37,7 +37,7 @@ pub(crate) struct LeaseSetup {
     pub(crate) receivers_check_epochs: bool,
     /// Gateways read how their clocks are slewed.
     pub(crate) clock_rates_read: bool,
-    /// Who starts joins, until [`World::stands`].
+    /// A started gateway is joining, until [`World::stands`].
     pub(crate) joins: bool,
 }
 
@@ -54,9 +54,9 @@ pub(crate) enum GatewayEvent {
         until_ns: u64,
     },
     Closed,
-    /// It is closed for a hand-over: [`World::set_final_positions`] says where its output ended.
+    /// It is closed for a hand-over: [`World::set_final_positions`] sets the end of its output.
     Drains,
-    /// Another one has said where its output ended, by channel.
+    /// The end of the output that the previous leader reported, by channel.
     PeerOutputEnded {
         epoch: Epoch,
         positions: BTreeMap<u16, StreamPosition>,
@@ -107,7 +107,7 @@ pub(crate) struct Opening {
     pub(crate) swap: SwapTimes,
 }
 
-/// When a gateway asked the store for a swap, and when it had been told of the record's last change.
+/// When a gateway asked the store for a swap, and when it had been notified of the record's last change.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SwapTimes {
     pub(crate) record_learned_ns: u64,
@@ -117,14 +117,14 @@ pub(crate) struct SwapTimes {
 pub(super) struct SimulatedGateway {
     pub(super) core: Option<Box<Lease>>,
     pub(super) incarnation: u64,
-    /// How its clock goes if nobody corrects it, and by how much it is being slewed.
+    /// The rate of its uncorrected clock, and by how much it is being slewed.
     rate_ppm: i64,
     slew_ppm: i64,
     /// It knows of a slew.
     slew_reported: bool,
     offset_ns: u64,
     pub(super) paused: bool,
-    /// It was told to close, and is to be started anew.
+    /// It is closing, and is then restarted.
     pub(super) is_closing: bool,
     /// What came while it was paused.
     queued_inputs: VecDeque<Input<RegisterEvent>>,
@@ -271,7 +271,7 @@ impl World {
         self.send(gateway, Input::Eligibility(Eligibility::Eligible), 0);
     }
 
-    /// It has heard a packet of that epoch.
+    /// It has received a packet of that epoch.
     pub(crate) fn observe_epoch(&mut self, gateway: usize, epoch: Epoch) {
         let SimulatedGateway { own_epoch, .. } = &mut self.gateways[gateway];
         *own_epoch = epoch.max(*own_epoch);
@@ -471,7 +471,7 @@ impl World {
         self.publish(gateway);
         if self.setup.observes_epochs {
             for other in 0..self.gateways.len() {
-                // Who is down has it from the log that it takes over before it stands again.
+                // A gateway that is down gets it from the log that it copies before it is eligible again.
                 self.gateways[other].own_epoch = self.gateways[other].own_epoch.max(epoch);
                 self.send(other, Input::ObservedEpoch(epoch), 50_000);
             }

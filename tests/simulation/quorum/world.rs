@@ -288,7 +288,7 @@ impl QuorumCluster {
         DeathNotice { holder: id, incarnation: Incarnation(node.incarnation), epoch }
     }
 
-    /// Everybody that runs hears that this process has ended.
+    /// Notifies every running process that this one has ended.
     pub(crate) fn announce(&mut self, notice: DeathNotice) {
         for id in self.ids() {
             if self.is_gateway(id) {

@@ -81,7 +81,7 @@ impl World {
         self.election = Some(election);
     }
 
-    /// What gateways have heard, and whether they are level.
+    /// The epochs that gateways have observed, and whether they have caught up.
     fn report_to_election(&self, election: &mut SimulatedElection) {
         for (gateway, slot) in self.seats.iter().enumerate() {
             let Some(run) = slot.gateway.run.as_ref().filter(|_| !slot.is_stopped) else { continue };
@@ -154,7 +154,7 @@ impl World {
         let is_new = epoch > self.epoch;
         self.epoch = self.epoch.max(epoch);
         self.leader = Some(gateway);
-        let run = self.awake(gateway).expect("whoever renews is awake");
+        let run = self.awake(gateway).expect("a renewing gateway is awake");
         if is_new && !starts_at_received {
             run.assume_all_received(epoch);
         }

@@ -24,7 +24,7 @@ impl World {
         self.epoch = Epoch::new(self.epoch.count() + 1, node_of(gateway));
         self.leader = Some(gateway);
         let (epoch, starts_at_received) = (self.epoch, self.setup.starts_at_received);
-        let run = self.awake(gateway).expect("whoever leads is awake");
+        let run = self.awake(gateway).expect("the leader is awake");
         if !starts_at_received {
             run.assume_all_received(epoch);
         }
@@ -61,7 +61,7 @@ impl World {
         candidates.get(usize::try_from(chosen).expect("few gateways")).copied()
     }
 
-    /// The successor opens at once: it has been told that nothing more will come.
+    /// The successor opens at once: it has been notified that nothing more will come.
     fn hand_over(&mut self, leader: usize) {
         let (epoch, reports_sent_position) = (self.epoch, self.setup.reports_sent_position);
         let Some(to) = self.choose(|number| number != leader) else { return };
@@ -104,7 +104,7 @@ impl World {
     }
 
     fn kill(&mut self, gateway: usize) {
-        // Without services, what a process left unsaid only another one says.
+        // Without services, only another process can publish what a process did not.
         let is_needed =
             self.setup.weather == NetworkConditions::Lossless && self.choose(|number| number != gateway).is_none();
         if is_needed {
@@ -147,7 +147,7 @@ impl World {
         self.after(delay_ns, Event::Continue { gateway, incarnation });
     }
 
-    /// What was about to be handed over is; then it hears what has come.
+    /// The pending batch is sent; then it receives what has arrived.
     pub(super) fn resume(&mut self, gateway: usize, incarnation: u32) {
         let slot = &mut self.seats[gateway];
         if slot.incarnation != incarnation {
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    /// Anybody may write to a multicast group: a packet that says that far more has been published than there is.
+    /// Any host can send to a multicast group: a packet that claims that far more has been published than there is.
     fn send_forged_packet(&mut self) {
         let beyond = Sequence(1 << 20);
         let meta = PacketMeta {

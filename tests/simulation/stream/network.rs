@@ -29,7 +29,7 @@ impl World {
         let packet = parse_packet(&bytes).expect("a packet");
         let epoch = packet.meta.epoch;
         self.published = self.published.max(Some(StreamPosition::range_of_packet(&packet).1));
-        // A straight line loses nothing to subscribers, nor to gateways that somebody has begun to lead.
+        // Without network faults nothing is lost to subscribers, nor to gateways once a leader publishes.
         let is_first = epoch > self.epoch_sent;
         self.epoch_sent = self.epoch_sent.max(epoch);
         let bytes: Rc<[u8]> = bytes.into();
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// Of one packet or message. On a straight line all take the same.
+    /// Delay of one packet or message. Without network faults all have the same.
     pub(super) fn delay_ns(&mut self) -> u64 {
         if self.setup.weather == NetworkConditions::Lossless {
             return LOSSLESS_DELAY_NS;
@@ -75,5 +75,5 @@ impl World {
     }
 }
 
-/// How long any packet takes on a straight line.
+/// Delay of every packet without network faults, ns.
 const LOSSLESS_DELAY_NS: u64 = 100_000;

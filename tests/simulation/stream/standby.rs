@@ -68,7 +68,7 @@ impl StandbyReceiver {
         }
     }
 
-    /// The gateway that leads has told how far it has published.
+    /// The leader has reported how far it has published.
     pub(super) fn set_confirmed(&mut self, position: StreamPosition) {
         self.reported_through = self.reported_through.max(Some(position));
     }
@@ -82,7 +82,7 @@ impl StandbyReceiver {
         self.words.received_through.set(Heard { received_through, epoch: self.tracker.epoch(), reported_through });
     }
 
-    /// Another gateway was heard, under this epoch at last.
+    /// Another gateway was received, most recently under this epoch.
     pub(super) fn heard(&self) -> Option<Epoch> {
         self.tracker.position().map(|_| self.tracker.epoch())
     }

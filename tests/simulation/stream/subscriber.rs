@@ -117,7 +117,7 @@ impl Subscriber {
         requests
     }
 
-    /// It has been told something.
+    /// Something has been delivered to it.
     pub(super) fn has_received(&self) -> bool {
         self.judge.at > 0
     }
@@ -136,7 +136,7 @@ impl Subscriber {
         self.judge.day.told().get(self.judge.at).map(|told| Violation::Missing(*told))
     }
 
-    /// Of all that was told and when.
+    /// Digest of all deliveries and their times.
     pub(super) fn digest(&self) -> DefaultHasher {
         self.judge.digest.clone()
     }
@@ -167,7 +167,7 @@ impl DeliveryChecker {
         }
     }
 
-    /// The end of a numbering that the venue broke off for another may go unheard: a heartbeat tells it.
+    /// The end of a session that the venue broke off for another one may be missed: only a heartbeat reports it.
     fn expect(&mut self, told: Told, now_ns: u64) {
         (told, now_ns).hash(&mut self.digest);
         let all = self.day.told();
@@ -186,5 +186,5 @@ impl DeliveryChecker {
     }
 }
 
-/// Where a packet's epoch stands.
+/// Offset of a packet's epoch.
 const EPOCH: std::ops::Range<usize> = 16..24;

@@ -18,7 +18,7 @@ use mdgw_sys::{
 /// One packet on its way, by its line.
 pub(super) type SentPacket = (Line, Vec<u8>);
 
-/// Hands nothing to the kernel, but says so.
+/// Hands nothing to the kernel, and reports that.
 pub(super) struct Wire {
     sockets: Vec<Arc<OwnedFd>>,
     random: Random,

@@ -30,10 +30,10 @@ pub(super) struct World {
     day: Rc<VenueScript>,
     pub(super) seats: Vec<GatewaySlot>,
     pub(super) subscribers: Vec<Subscriber>,
-    /// Who decides who leads; `None`: one leads at a time, and `faults.rs` says who.
+    /// The election; `None`: one gateway leads at a time, and `faults.rs` chooses it.
     pub(super) election: Option<SimulatedElection>,
     pub(super) leader: Option<usize>,
-    /// Counts the times that nobody has led.
+    /// Counts the periods without a leader.
     pub(super) vacancies: u64,
     pub(super) epoch: Epoch,
     /// The highest of which a packet was sent.
@@ -41,7 +41,7 @@ pub(super) struct World {
     /// Everything before it was put on the network.
     pub(super) published: Option<StreamPosition>,
     pub(super) faults_stopped: bool,
-    /// The one gateway whose keeper may starve.
+    /// The one gateway whose log maintenance may starve.
     pub(super) starving: usize,
     turns: usize,
     pub(super) counts: Counts,
@@ -66,7 +66,7 @@ pub(super) struct GatewaySlot {
 }
 
 pub(super) enum Event {
-    /// The venue has said something, or it has more to take of that.
+    /// The venue has sent something, or the gateway has more of it to read.
     Input {
         gateway: usize,
         incarnation: u32,
@@ -81,7 +81,7 @@ pub(super) enum Event {
         service: u8,
         bytes: Rc<[u8]>,
     },
-    /// The leader tells a gateway how far it has published.
+    /// The leader reports to a gateway how far it has published.
     Confirmed {
         gateway: usize,
         position: StreamPosition,
@@ -139,7 +139,7 @@ pub(super) struct Counts {
 pub(super) struct RunOutcome {
     pub(super) violation: Option<Violation>,
     pub(super) counts: Counts,
-    /// Of all that subscribers were told and when.
+    /// Digest of all deliveries and their times.
     pub(super) digest: u64,
 }
 
@@ -211,7 +211,7 @@ impl World {
         world
     }
 
-    /// The whole day, and until all have been told all of it.
+    /// Runs the whole day, until all subscribers got all of it.
     pub(super) fn run(mut self) -> RunOutcome {
         let end_ns = self.day.end_ns();
         let mut violation = None;
@@ -338,7 +338,7 @@ impl World {
         self.after(TURN_NS, Event::Turn);
     }
 
-    /// The leader tells the others how far it has published.
+    /// The leader reports to the others how far it has published.
     fn report_published(&mut self) {
         let Some(leader) = self.leader else { return };
         let Some(position) = self.awake(leader).and_then(RunningGateway::sent_position) else { return };
@@ -406,5 +406,5 @@ fn null_socket() -> OwnedFd {
 const SUBSCRIBERS: usize = 2;
 const TURN_NS: u64 = MS / 2;
 const HEARTBEAT_TURNS: usize = 8;
-/// So long after the last word, all have all of it.
+/// This long after the last step, all subscribers have all of it, ns.
 const RECOVERY_NS: u64 = 400 * MS;

@@ -93,7 +93,7 @@ impl Asker {
     /// which shows whether its own swap took effect. Returns how many outcomes were unknown.
     ///
     /// # Panics
-    /// When a swap that was told to have succeeded isn't in force, or the store does not answer.
+    /// When a swap that was reported as successful isn't in force, or the store does not answer.
     pub fn increment_until(&mut self, node: u8, count: u64) -> u64 {
         let (mut done, mut unknown) = (0, 0);
         while done < count {
