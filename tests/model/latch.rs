@@ -150,11 +150,11 @@ struct State {
     packets: Vec<Epoch>,
     highest_received: Epoch,
     highest_opened: Epoch,
-    wrong: Option<Wrong>,
+    wrong: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wrong {
+enum Violation {
     TwoLeaders,
     EpochRegressed,
     StalePacketAccepted,
@@ -262,7 +262,7 @@ impl LatchModel {
         match output {
             Output::Open { epoch, deadline } => {
                 if epoch <= state.highest_opened {
-                    state.wrong.get_or_insert(Wrong::EpochRegressed);
+                    state.wrong.get_or_insert(Violation::EpochRegressed);
                 }
                 state.highest_opened = state.highest_opened.max(epoch);
                 state.nodes[node].fence = Some((epoch, deadline));
@@ -283,7 +283,7 @@ impl LatchModel {
                 }
                 let has_place = state.store.place_of((node, of_node.session)).is_some();
                 if reason == CloseReason::Lost && has_place && self.requests_in_order {
-                    state.wrong.get_or_insert(Wrong::LostOwnPlace);
+                    state.wrong.get_or_insert(Violation::LostOwnPlace);
                 }
             }
             Output::Drain => state.nodes[node].is_draining = true,
@@ -310,7 +310,7 @@ impl LatchModel {
         let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
         let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
         if two {
-            state.wrong.get_or_insert(Wrong::TwoLeaders);
+            state.wrong.get_or_insert(Violation::TwoLeaders);
         }
     }
 
@@ -395,8 +395,8 @@ impl LatchModel {
                 self.step(state, node, Input::Time);
             }
             while !state.network.is_empty() {
-                let flying = state.network.remove(0);
-                self.arrive(state, flying.what);
+                let message = state.network.remove(0);
+                self.arrive(state, message.what);
             }
         }
         assert!(self.may_send(state, 0).is_some(), "node 1 leads by now");
@@ -427,7 +427,7 @@ impl Model for LatchModel {
         let left = &state.left;
         let nodes = || 0..self.gateways;
         let in_flight = || state.network.iter().enumerate();
-        let next = in_flight().filter(|(_, flying)| !self.requests_in_order || state.is_next_in_session(flying));
+        let next = in_flight().filter(|(_, message)| !self.requests_in_order || state.is_next_in_session(message));
         actions.extend(next.map(|(index, _)| Action::Arrive(index)));
         actions.extend(nodes().filter(|node| self.is_due(state, *node)).map(Action::Time));
         actions.extend(nodes().filter(|node| state.nodes[*node].is_draining).map(Action::Drained));
@@ -466,7 +466,7 @@ impl Model for LatchModel {
         if self.next_moment(state).is_some() {
             actions.push(Action::Advance(None));
             if left.late > 0 {
-                let in_time = in_flight().filter(|(_, flying)| !flying.is_late && !flying.what.is_reliable());
+                let in_time = in_flight().filter(|(_, message)| !message.is_late && !message.what.is_reliable());
                 actions.extend(in_time.map(|(index, _)| Action::Advance(Some(index))));
             }
         }
@@ -480,9 +480,9 @@ impl Model for LatchModel {
                     state.left.late -= 1;
                     state.network[index].is_late = true;
                 }
-                let stays = |flying: &InFlight| flying.is_late || flying.what.is_reliable();
-                let lost = state.network.iter().filter(|flying| !stays(flying));
-                let lost = lost.filter_map(|flying| flying.what.awaited_ticket()).collect();
+                let stays = |message: &InFlight| message.is_late || message.what.is_reliable();
+                let lost = state.network.iter().filter(|message| !stays(message));
+                let lost = lost.filter_map(|message| message.what.awaited_ticket()).collect();
                 state.network.retain(stays);
                 self.advance_to(&mut state, self.next_moment(last)?);
                 self.check(&mut state);
@@ -494,8 +494,8 @@ impl Model for LatchModel {
             }
             Action::Time(node) => self.step(&mut state, node, Input::Time),
             Action::Arrive(index) => {
-                let flying = state.network.remove(index);
-                self.arrive(&mut state, flying.what);
+                let message = state.network.remove(index);
+                self.arrive(&mut state, message.what);
             }
             Action::Break(node) => {
                 state.left.connection_breaks -= 1;
@@ -532,7 +532,7 @@ impl Model for LatchModel {
                 let epoch = state.packets.remove(index);
                 if epoch < state.highest_received {
                     if !self.receivers_check_epochs {
-                        state.wrong.get_or_insert(Wrong::StalePacketAccepted);
+                        state.wrong.get_or_insert(Violation::StalePacketAccepted);
                     }
                 } else {
                     state.highest_received = epoch;
@@ -561,20 +561,20 @@ const LEADER_AFTER_DEATH_NOTICE: &str = "another leads after a notice of death";
 const LEADER_AFTER_HAND_OVER: &str = "another leads after a hand-over";
 
 impl SafetyModel for LatchModel {
-    type Wrong = Wrong;
+    type Violation = Violation;
 
-    fn wrong(state: &State) -> Option<Wrong> {
+    fn wrong(state: &State) -> Option<Violation> {
         state.wrong
     }
 }
 
 #[track_caller]
-fn holds(what: &str, model: LatchModel, reached: &[&str]) {
-    search::holds(what, model, STATES, reached);
+fn assert_safe(what: &str, model: LatchModel, reached: &[&str]) {
+    search::assert_safe(what, model, STATES, reached);
 }
 
 #[track_caller]
-fn assert_violates(what: &str, model: LatchModel, expected: &[Wrong]) {
+fn assert_violates(what: &str, model: LatchModel, expected: &[Violation]) {
     search::assert_violates(what, model, CONTROL_STATES, expected);
 }
 

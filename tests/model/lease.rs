@@ -134,11 +134,11 @@ struct State {
     packets: Vec<Epoch>,
     highest_received: Epoch,
     highest_opened: Epoch,
-    wrong: Option<Wrong>,
+    wrong: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wrong {
+enum Violation {
     TwoLeaders,
     EpochRegressed,
     StalePacketAccepted,
@@ -222,7 +222,7 @@ impl LeaseModel {
         match output {
             Output::Open { epoch, deadline } => {
                 if epoch <= state.highest_opened {
-                    state.wrong.get_or_insert(Wrong::EpochRegressed);
+                    state.wrong.get_or_insert(Violation::EpochRegressed);
                 }
                 state.highest_opened = state.highest_opened.max(epoch);
                 state.nodes[node].fence = Some((epoch, deadline));
@@ -245,7 +245,7 @@ impl LeaseModel {
                 // Answers over the abandoned connection are lost; requests that reached the store may take effect.
                 state
                     .network
-                    .retain(|flying| !matches!(flying.what, InFlightMessage::FromStore { to, .. } if to == node));
+                    .retain(|message| !matches!(message.what, InFlightMessage::FromStore { to, .. } if to == node));
                 state.nodes[node].life = state.life;
                 self.notify_watch(state, node);
             }
@@ -299,8 +299,8 @@ impl LeaseModel {
 
     /// The watch may skip versions: a newer notification replaces pending ones.
     fn notify_watch(&self, state: &mut State, to: usize) {
-        let is_older = |flying: &InFlight| matches!(&flying.what, InFlightMessage::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
-        state.network.retain(|flying| !is_older(flying));
+        let is_older = |message: &InFlight| matches!(&message.what, InFlightMessage::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
+        state.network.retain(|message| !is_older(message));
         let Node { incarnation, life, .. } = state.nodes[to];
         if life == state.life && !self.is_down(state) {
             let event = RegisterEvent::Changed(state.stored.clone());
@@ -342,7 +342,7 @@ impl LeaseModel {
         let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
         let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
         if two {
-            state.wrong.get_or_insert(Wrong::TwoLeaders);
+            state.wrong.get_or_insert(Violation::TwoLeaders);
         }
     }
 
@@ -402,11 +402,11 @@ impl LeaseModel {
                 undisturbed.step(&mut state, node, Input::Time);
             }
             while !state.network.is_empty() {
-                let flying = state.network.remove(0);
-                if matches!(flying.what, InFlightMessage::Peer { .. }) {
-                    stray_messages.push(InFlight { is_late: true, ..flying });
+                let message = state.network.remove(0);
+                if matches!(message.what, InFlightMessage::Peer { .. }) {
+                    stray_messages.push(InFlight { is_late: true, ..message });
                 } else {
-                    undisturbed.arrive(&mut state, flying.what);
+                    undisturbed.arrive(&mut state, message.what);
                     (0..self.gateways).for_each(|node| undisturbed.step(&mut state, node, Input::Time));
                 }
             }
@@ -419,8 +419,8 @@ impl LeaseModel {
         if self.stray_prepare {
             self.hand_over(&mut state);
             while !state.nodes[0].is_draining {
-                let flying = state.network.remove(0);
-                self.arrive(&mut state, flying.what);
+                let message = state.network.remove(0);
+                self.arrive(&mut state, message.what);
                 self.step(&mut state, 0, Input::Time);
             }
             self.drained(&mut state, 0);
@@ -463,7 +463,7 @@ impl LeaseModel {
             }
         }
         // Answers to it are lost; its requests may still take effect.
-        state.network.retain(|flying| match flying.what {
+        state.network.retain(|message| match message.what {
             InFlightMessage::ToStore { .. } => true,
             InFlightMessage::FromStore { to, .. } | InFlightMessage::Peer { to, .. } => to != node,
         });
@@ -486,9 +486,9 @@ impl State {
     }
 }
 
-fn fingerprint(flying: &InFlight) -> u64 {
+fn fingerprint(message: &InFlight) -> u64 {
     let mut hasher = DefaultHasher::new();
-    flying.hash(&mut hasher);
+    message.hash(&mut hasher);
     hasher.finish()
 }
 
@@ -516,10 +516,11 @@ impl Model for LeaseModel {
         actions.extend((0..self.gateways).filter(|node| state.nodes[*node].life < state.life).map(Action::InDoubt));
         actions.extend((0..state.packets.len()).map(Action::Receive));
         if left.unknown > 0 {
-            let is_swap = |flying: &InFlight| {
-                matches!(flying.what, InFlightMessage::ToStore { request: RegisterRequest::CompareAndSwap { .. }, .. })
+            let is_swap = |message: &InFlight| {
+                matches!(message.what, InFlightMessage::ToStore { request: RegisterRequest::CompareAndSwap { .. }, .. })
             };
-            actions.extend(in_flight().filter(|(_, flying)| is_swap(flying)).map(|(index, _)| Action::Unknown(index)));
+            actions
+                .extend(in_flight().filter(|(_, message)| is_swap(message)).map(|(index, _)| Action::Unknown(index)));
         }
         if left.packets > 0 {
             actions.extend((0..self.gateways).filter(|node| self.may_send(state, *node).is_some()).map(Action::Send));
@@ -542,7 +543,7 @@ impl Model for LeaseModel {
         if self.next_moment(state).is_some() {
             actions.push(Action::Advance(None));
             if left.late > 0 {
-                let in_time = in_flight().filter(|(_, flying)| !flying.is_late);
+                let in_time = in_flight().filter(|(_, message)| !message.is_late);
                 actions.extend(in_time.map(|(index, _)| Action::Advance(Some(index))));
             }
         }
@@ -556,14 +557,14 @@ impl Model for LeaseModel {
                     state.left.late -= 1;
                     state.network[index].is_late = true;
                 }
-                state.network.retain(|flying| flying.is_late);
+                state.network.retain(|message| message.is_late);
                 state.now = self.next_moment(last)?;
                 self.check(&mut state);
             }
             Action::Time(node) => self.step(&mut state, node, Input::Time),
             Action::Arrive(index) => {
-                let flying = state.network.remove(index);
-                self.arrive(&mut state, flying.what);
+                let message = state.network.remove(index);
+                self.arrive(&mut state, message.what);
             }
             Action::Unknown(index) => {
                 state.left.unknown -= 1;
@@ -618,7 +619,7 @@ impl Model for LeaseModel {
                 let epoch = state.packets.remove(index);
                 if epoch < state.highest_received {
                     if !self.receivers_check_epochs {
-                        state.wrong.get_or_insert(Wrong::StalePacketAccepted);
+                        state.wrong.get_or_insert(Violation::StalePacketAccepted);
                     }
                 } else {
                     state.highest_received = epoch;
@@ -639,20 +640,20 @@ impl Model for LeaseModel {
 }
 
 impl SafetyModel for LeaseModel {
-    type Wrong = Wrong;
+    type Violation = Violation;
 
-    fn wrong(state: &State) -> Option<Wrong> {
+    fn wrong(state: &State) -> Option<Violation> {
         state.wrong
     }
 }
 
 #[track_caller]
-fn holds(what: &str, model: LeaseModel) {
-    search::holds(what, model, STATES, LEADERSHIP_MOVED);
+fn assert_safe(what: &str, model: LeaseModel) {
+    search::assert_safe(what, model, STATES, LEADERSHIP_MOVED);
 }
 
 #[track_caller]
-fn assert_violates(what: &str, model: LeaseModel, expected: &[Wrong]) {
+fn assert_violates(what: &str, model: LeaseModel, expected: &[Violation]) {
     search::assert_violates(what, model, CONTROL_STATES, expected);
 }
 
@@ -662,7 +663,7 @@ fn assert_safeguard_needed(
     model: LeaseModel,
     states: usize,
     switch_off: fn(&mut LeaseModel),
-    expected: &[Wrong],
+    expected: &[Violation],
 ) {
     search::assert_safeguard_needed(safeguard, model, (states, LEADERSHIP_MOVED), switch_off, expected);
 }
@@ -672,13 +673,16 @@ const LEADERSHIP_MOVED: &[&str] = &["another leads"];
 
 #[test]
 fn at_most_one_leader_with_late_messages() {
-    holds("late messages", LeaseModel { budget: FaultBudget { late: 2, unknown: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
+    assert_safe(
+        "late messages",
+        LeaseModel { budget: FaultBudget { late: 2, unknown: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
+    );
 }
 
 #[test]
 fn at_most_one_leader_over_restarts() {
-    holds("restarts", LeaseModel { budget: FaultBudget { restarts: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
-    holds(
+    assert_safe("restarts", LeaseModel { budget: FaultBudget { restarts: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
+    assert_safe(
         "restarts, packets",
         LeaseModel { budget: FaultBudget { restarts: 1, packets: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
     );
@@ -686,7 +690,7 @@ fn at_most_one_leader_over_restarts() {
 
 #[test]
 fn at_most_one_leader_over_a_store_restore() {
-    holds(
+    assert_safe(
         "restored store, late messages",
         LeaseModel { budget: FaultBudget { restores: 1, late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
     );
@@ -694,21 +698,21 @@ fn at_most_one_leader_over_a_store_restore() {
     let model =
         LeaseModel { budget: FaultBudget { restores: 1, ..NO_FAULTS }, horizon: WARM_UP_END + 80, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.forgets_on_disconnect = false;
-    assert_safeguard_needed("forgetting at a break", model, 450_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("forgetting at a break", model, 450_000, switch_off, &[Violation::TwoLeaders]);
 }
 
 #[test]
 fn at_most_one_leader_over_an_emptied_store_and_restarts() {
     let budget = FaultBudget { restores: 1, restarts: 1, ..NO_FAULTS };
     let model = LeaseModel { budget, backup: StoreBackup::Nothing, ..ALL_SAFEGUARDS };
-    holds("store made anew", model.clone());
+    assert_safe("store made anew", model.clone());
     let model = LeaseModel { may_restart: &[0], ..model };
     assert_safeguard_needed(
         "observed epochs",
         model,
         200_000,
         |search| search.observes_epochs = false,
-        &[Wrong::EpochRegressed],
+        &[Violation::EpochRegressed],
     );
 }
 
@@ -719,20 +723,20 @@ fn a_late_notified_successor_is_safe_by_its_timestamp() {
     let budget = FaultBudget { late: 1, ..NO_FAULTS };
     let model = LeaseModel { budget, stray_prepare: true, horizon: WARM_UP_END + LEASE + 30, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.lease_from_successor_stamp = false;
-    assert_safeguard_needed("the successor's stamp", model, 600_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("the successor's stamp", model, 600_000, switch_off, &[Violation::TwoLeaders]);
 }
 
 /// The record that is released names the successor, which may have opened its fence.
 #[test]
 fn at_most_one_leader_over_hand_overs_and_closes() {
     let budget = FaultBudget { hand_overs: 1, closes: 1, ..NO_FAULTS };
-    holds(
+    assert_safe(
         "hand-over, closing, late messages",
         LeaseModel { budget: FaultBudget { late: 1, ..budget }, ..ALL_SAFEGUARDS },
     );
     let model = LeaseModel { budget, horizon: WARM_UP_END + LEASE / 2, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.waits_for_successor = false;
-    assert_safeguard_needed("waiting for the successor", model, 250_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("waiting for the successor", model, 250_000, switch_off, &[Violation::TwoLeaders]);
 }
 
 /// The leader goes on by promises.
@@ -750,49 +754,52 @@ fn at_most_one_leader_over_a_store_outage() {
 fn assert_each_promise_needed(model: LeaseModel, states: usize) {
     let what = format!("each promise of {} in an outage, restarts: {}", model.gateways, model.budget.restarts);
     let switch_off = |search: &mut LeaseModel| search.safeguards.asks_every_candidate = false;
-    assert_safeguard_needed(&what, model, states, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed(&what, model, states, switch_off, &[Violation::TwoLeaders]);
 }
 
 #[test]
 fn at_most_one_of_three_gateways_leads() {
-    holds("three gateways", LeaseModel { gateways: 3, budget: FaultBudget { late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
+    assert_safe(
+        "three gateways",
+        LeaseModel { gateways: 3, budget: FaultBudget { late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
+    );
 }
 
 #[test]
 fn at_most_one_leader_when_the_successor_takes_over() {
     let budget = FaultBudget { restarts: 1, late: 1, ..NO_FAULTS };
-    holds("successor of two", LeaseModel { budget, successor: Some(1), ..ALL_SAFEGUARDS });
-    holds("successor of three", SUCCESSOR_OF_THREE);
+    assert_safe("successor of two", LeaseModel { budget, successor: Some(1), ..ALL_SAFEGUARDS });
+    assert_safe("successor of three", SUCCESSOR_OF_THREE);
 }
 
 #[test]
 fn epochs_never_regress_with_an_unobserved_successor() {
     let budget = FaultBudget { restarts: 1, late: 1, ..NO_FAULTS };
-    holds(
+    assert_safe(
         "successor of two, epochs not observed",
         LeaseModel { budget, successor: Some(1), observes_epochs: false, ..ALL_SAFEGUARDS },
     );
-    holds("successor of three, epochs not observed", LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE });
+    assert_safe("successor of three, epochs not observed", LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE });
 }
 
 #[test]
 fn halving_the_margin_is_detected() {
     let timing = LeaseTiming { margin_ns: ALL_SAFEGUARDS.timing.margin_ns / 2, ..ALL_SAFEGUARDS.timing };
-    assert_violates("half of the margin", LeaseModel { timing, ..ALL_SAFEGUARDS }, &[Wrong::TwoLeaders]);
+    assert_violates("half of the margin", LeaseModel { timing, ..ALL_SAFEGUARDS }, &[Violation::TwoLeaders]);
 }
 
 #[test]
 fn receivers_without_epoch_check_are_detected() {
     let model = LeaseModel { budget: FaultBudget { packets: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.receivers_check_epochs = false;
-    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Wrong::StalePacketAccepted]);
+    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Violation::StalePacketAccepted]);
 }
 
 #[test]
 fn a_store_without_version_check_is_detected() {
     let budget = FaultBudget { late: 1, ..NO_FAULTS };
     let model = LeaseModel { version_check: false, budget, ..ALL_SAFEGUARDS };
-    assert_violates("version check", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
+    assert_violates("version check", model, &[Violation::TwoLeaders, Violation::EpochRegressed]);
 }
 
 #[test]
@@ -800,7 +807,7 @@ fn counting_an_unknown_outcome_is_detected() {
     let safeguards = LeaseSafeguards { ignores_unknown_outcome: false, ..LeaseSafeguards::ALL };
     let budget = FaultBudget { unknown: 1, ..NO_FAULTS };
     let model = LeaseModel { safeguards, budget, ..ALL_SAFEGUARDS };
-    assert_violates("reading after an unknown outcome", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
+    assert_violates("reading after an unknown outcome", model, &[Violation::TwoLeaders, Violation::EpochRegressed]);
 }
 
 #[test]
@@ -809,7 +816,7 @@ fn a_skipped_candidate_promise_is_detected() {
     assert_violates(
         "one candidate's promise",
         LeaseModel { safeguards, gateways: 3, ..ALL_SAFEGUARDS },
-        &[Wrong::TwoLeaders],
+        &[Violation::TwoLeaders],
     );
 }
 
@@ -818,7 +825,7 @@ fn a_start_without_initial_wait_is_detected() {
     let safeguards = LeaseSafeguards { startup_wait: false, ..LeaseSafeguards::ALL };
     let budget = FaultBudget { restarts: 1, ..NO_FAULTS };
     let model = LeaseModel { safeguards, budget, may_restart: &[1], ..ALL_SAFEGUARDS };
-    assert_violates("sitting out", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
+    assert_violates("sitting out", model, &[Violation::TwoLeaders, Violation::EpochRegressed]);
 }
 
 /// Three gateways. The last is the successor; the first may die.
@@ -838,7 +845,7 @@ fn a_successor_lease_counted_from_opening_is_detected() {
     assert_violates(
         "the successor's stamp",
         LeaseModel { safeguards, ..SUCCESSOR_OF_THREE },
-        &[Wrong::TwoLeaders, Wrong::EpochRegressed],
+        &[Violation::TwoLeaders, Violation::EpochRegressed],
     );
 }
 
@@ -848,7 +855,7 @@ fn not_waiting_for_the_successor_is_detected() {
     assert_violates(
         "waiting for the successor",
         LeaseModel { safeguards, ..SUCCESSOR_OF_THREE },
-        &[Wrong::TwoLeaders, Wrong::EpochRegressed],
+        &[Violation::TwoLeaders, Violation::EpochRegressed],
     );
 }
 
@@ -859,7 +866,7 @@ fn replacing_the_successor_at_once_is_detected() {
     assert_violates(
         "the successor that stays",
         LeaseModel { safeguards, budget, reported_since: Some(1), ..SUCCESSOR_OF_THREE },
-        &[Wrong::TwoLeaders, Wrong::EpochRegressed],
+        &[Violation::TwoLeaders, Violation::EpochRegressed],
     );
 }
 

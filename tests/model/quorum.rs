@@ -96,11 +96,11 @@ struct State {
     late: u8,
     highest_received: Epoch,
     highest_opened: Epoch,
-    wrong: Option<Wrong>,
+    wrong: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wrong {
+enum Violation {
     TwoLeaders,
     EpochRegressed,
     StalePacketAccepted,
@@ -174,7 +174,7 @@ impl QuorumModel {
             match output {
                 Output::Open { epoch, deadline } => {
                     if epoch <= state.highest_opened {
-                        state.wrong.get_or_insert(Wrong::EpochRegressed);
+                        state.wrong.get_or_insert(Violation::EpochRegressed);
                     }
                     state.highest_opened = state.highest_opened.max(epoch);
                     state.nodes[node].fence = Some((epoch, deadline));
@@ -248,7 +248,7 @@ impl QuorumModel {
             until.is_some_and(|until| self.clock(node, state.now) < until)
         };
         if sends(0) && sends(1) {
-            state.wrong.get_or_insert(Wrong::TwoLeaders);
+            state.wrong.get_or_insert(Violation::TwoLeaders);
         }
     }
 
@@ -416,7 +416,7 @@ impl Model for QuorumModel {
                 let epoch = state.packets.remove(index);
                 if epoch < state.highest_received {
                     if !self.receivers_check_epochs {
-                        state.wrong.get_or_insert(Wrong::StalePacketAccepted);
+                        state.wrong.get_or_insert(Violation::StalePacketAccepted);
                     }
                 } else {
                     state.highest_received = epoch;
@@ -437,16 +437,16 @@ impl Model for QuorumModel {
 }
 
 impl SafetyModel for QuorumModel {
-    type Wrong = Wrong;
+    type Violation = Violation;
 
-    fn wrong(state: &State) -> Option<Wrong> {
+    fn wrong(state: &State) -> Option<Violation> {
         state.wrong
     }
 }
 
 #[track_caller]
-fn holds(what: &str, model: QuorumModel, states: usize) {
-    search::holds(what, model, states, LEADERSHIP_MOVED);
+fn assert_safe(what: &str, model: QuorumModel, states: usize) {
+    search::assert_safe(what, model, states, LEADERSHIP_MOVED);
 }
 
 #[track_caller]
@@ -455,7 +455,7 @@ fn assert_safeguard_needed(
     model: QuorumModel,
     states: usize,
     switch_off: fn(&mut QuorumModel),
-    expected: &[Wrong],
+    expected: &[Violation],
 ) {
     search::assert_safeguard_needed(safeguard, model, (states, LEADERSHIP_MOVED), switch_off, expected);
 }
@@ -465,34 +465,34 @@ const LEADERSHIP_MOVED: &[&str] = &["another leads"];
 
 #[test]
 fn at_most_one_leader_with_late_messages() {
-    holds("late messages", QuorumModel { late: 2, ..ALL_SAFEGUARDS }, STATES);
+    assert_safe("late messages", QuorumModel { late: 2, ..ALL_SAFEGUARDS }, STATES);
 }
 
 #[test]
 fn at_most_one_leader_over_restarts() {
-    holds("restarts", QuorumModel { restarts: 2, ..ALL_SAFEGUARDS }, STATES);
+    assert_safe("restarts", QuorumModel { restarts: 2, ..ALL_SAFEGUARDS }, STATES);
     let model = QuorumModel { restarts: 1, ..WITNESS_RESTARTS };
     assert_safeguard_needed(
         "sitting out",
         model,
         STATES,
         |search| search.safeguards.startup_wait = false,
-        &[Wrong::TwoLeaders],
+        &[Violation::TwoLeaders],
     );
     let model = QuorumModel { restarts: 2, may_restart: &[0, 1, 2], ..WITNESS_RESTARTS };
     let switch_off = |search: &mut QuorumModel| {
         search.safeguards.startup_wait = false;
         search.votes_survive_restart = false;
     };
-    assert_safeguard_needed("sitting out and votes on disk", model, 350_000, switch_off, &[Wrong::EpochRegressed]);
+    assert_safeguard_needed("sitting out and votes on disk", model, 350_000, switch_off, &[Violation::EpochRegressed]);
 }
 
 #[test]
 fn at_most_one_leader_over_a_hand_over() {
-    holds("hand-over, restart", QuorumModel { hand_overs: 1, restarts: 1, ..ALL_SAFEGUARDS }, STATES);
+    assert_safe("hand-over, restart", QuorumModel { hand_overs: 1, restarts: 1, ..ALL_SAFEGUARDS }, STATES);
     let model = QuorumModel { hand_overs: 1, restarts: 1, ..WITNESS_RESTARTS };
     let switch_off = |search: &mut QuorumModel| search.safeguards.startup_wait = false;
-    assert_safeguard_needed("sitting out, with a hand-over", model, 200_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("sitting out, with a hand-over", model, 200_000, switch_off, &[Violation::TwoLeaders]);
 }
 
 /// Node 2 has not received the last renewals; the witness has.
@@ -502,16 +502,16 @@ const WITNESS_RESTARTS: QuorumModel =
 #[test]
 fn at_most_one_leader_with_repeated_answers() {
     let switch_off = |search: &mut QuorumModel| search.safeguards.checks_tickets = false;
-    assert_safeguard_needed("answers' tickets", REPEATED_ANSWER, STATES, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("answers' tickets", REPEATED_ANSWER, STATES, switch_off, &[Violation::TwoLeaders]);
     assert_safeguard_needed(
         "answers' tickets, with a hand-over",
         QuorumModel { hand_overs: 1, ..REPEATED_ANSWER },
         STATES,
         switch_off,
-        &[Wrong::TwoLeaders],
+        &[Violation::TwoLeaders],
     );
     // Also to a later process of the requester.
-    holds("old answers, restart", QuorumModel { restarts: 1, may_restart: &[0], ..REPEATED_ANSWER }, STATES);
+    assert_safe("old answers, restart", QuorumModel { restarts: 1, may_restart: &[0], ..REPEATED_ANSWER }, STATES);
 }
 
 /// One of the witness's last answers comes again.
@@ -520,14 +520,14 @@ const REPEATED_ANSWER: QuorumModel = QuorumModel { repeats_answers_from: WARM_UP
 #[test]
 fn halving_the_margin_is_detected() {
     let timing = LeaseTiming { margin_ns: ALL_SAFEGUARDS.timing.margin_ns / 2, ..ALL_SAFEGUARDS.timing };
-    assert_violates("half of the margin", QuorumModel { timing, ..ALL_SAFEGUARDS }, STATES, &[Wrong::TwoLeaders]);
+    assert_violates("half of the margin", QuorumModel { timing, ..ALL_SAFEGUARDS }, STATES, &[Violation::TwoLeaders]);
 }
 
 #[test]
 fn receivers_without_epoch_check_are_detected() {
     let switch_off = |search: &mut QuorumModel| search.receivers_check_epochs = false;
     let model = QuorumModel { packets: 2, ..ALL_SAFEGUARDS };
-    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Wrong::StalePacketAccepted]);
+    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Violation::StalePacketAccepted]);
 }
 
 /// Defaults of a search.

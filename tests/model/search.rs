@@ -9,10 +9,10 @@ use stateright::{Checker as _, HasDiscoveries, Model};
 pub(super) trait SafetyModel:
     Model<State: SearchState, Action: Clone + Debug + PartialEq> + Clone + Send + Sync + 'static
 {
-    type Wrong: Copy + Debug + PartialEq;
+    type Violation: Copy + Debug + PartialEq;
 
     /// What has gone wrong by then.
-    fn wrong(state: &Self::State) -> Option<Self::Wrong>;
+    fn wrong(state: &Self::State) -> Option<Self::Violation>;
 }
 
 /// What the search asks of a state.
@@ -29,7 +29,7 @@ struct SearchResult<W> {
 }
 
 /// Until so many states have been generated.
-fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Wrong> {
+fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Violation> {
     let stop_condition = HasDiscoveries::AnyFailures;
     let checker = model
         .checker()
@@ -48,7 +48,7 @@ fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Wrong> {
 
 /// Nothing goes wrong, though all of `reached` happens.
 #[track_caller]
-pub(super) fn holds<M: SafetyModel>(what: &str, model: M, states: usize, reached: &[&str]) {
+pub(super) fn assert_safe<M: SafetyModel>(what: &str, model: M, states: usize, reached: &[&str]) {
     let found = search(model, states);
     print_to_stderr(&format!("{what}: {} states", found.states));
     assert_eq!(found.wrong, None, "after {} states", found.states);
@@ -58,7 +58,7 @@ pub(super) fn holds<M: SafetyModel>(what: &str, model: M, states: usize, reached
 }
 
 #[track_caller]
-pub(super) fn assert_violates<M: SafetyModel>(what: &str, model: M, states: usize, expected: &[M::Wrong]) {
+pub(super) fn assert_violates<M: SafetyModel>(what: &str, model: M, states: usize, expected: &[M::Violation]) {
     let found = search(model, states);
     let (wrong, steps) = found.wrong.unwrap_or_else(|| panic!("not found in {} states", found.states));
     print_to_stderr(&format!("without {what}: {wrong:?} after {steps} steps, {} states", found.states));
@@ -73,12 +73,12 @@ pub(super) fn assert_safeguard_needed<M: SafetyModel>(
     model: M,
     (states, reached): (usize, &[&str]),
     switch_off: fn(&mut M),
-    expected: &[M::Wrong],
+    expected: &[M::Violation],
 ) {
     let mut without = model.clone();
     switch_off(&mut without);
     assert_violates(safeguard, without, states, expected);
-    holds(&format!("with {safeguard}"), model, states, reached);
+    assert_safe(&format!("with {safeguard}"), model, states, reached);
 }
 
 /// More for a long night: `STATES=10000000`.

@@ -42,7 +42,7 @@ const SLEWS: LeaseSetup = LeaseSetup { faults: FaultConfig::SLEWS, ..PAIR };
 const RESTORES: LeaseSetup = LeaseSetup { faults: FaultConfig::RESTORES, ..PAIR };
 
 /// A period of faults, then none. Safety holds in both; at the end a gateway leads.
-fn weather(seed: u64, setup: LeaseSetup) -> Result<World, String> {
+fn run_faults_then_recover(seed: u64, setup: LeaseSetup) -> Result<World, String> {
     let mut world = World::new(seed, setup);
     world.run_for(600 * MS);
     world.stop_faults();
@@ -66,7 +66,7 @@ fn at_most_one_leader_during_faults_and_one_after() {
             FaultConfig::SLEWS,
         ];
         let faults = faults[usize::try_from(seed / 2 % 5).expect("one of five")];
-        let world = weather(seed, LeaseSetup { gateways, faults, ..PAIR })?;
+        let world = run_faults_then_recover(seed, LeaseSetup { gateways, faults, ..PAIR })?;
         Ok((world.opened.len() as u64, world.stale_packets()))
     });
     let (openings, stale_packets) = worlds.into_iter().fold((0, 0), |sum, world| (sum.0 + world.0, sum.1 + world.1));

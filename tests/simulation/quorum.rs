@@ -73,7 +73,7 @@ fn run_seeds(count: u64, check: impl Fn(u64) -> Result<(), String>) {
 }
 
 /// A period of faults, then none. Safety holds in both; at the end a gateway leads.
-fn weather(seed: u64, setup: QuorumSetup) -> Result<QuorumCluster, String> {
+fn run_faults_then_recover(seed: u64, setup: QuorumSetup) -> Result<QuorumCluster, String> {
     let mut world = QuorumCluster::new(seed, setup);
     world.run_for(600 * MS);
     world.stop_faults();
@@ -99,7 +99,7 @@ fn at_most_one_leader_during_faults_and_one_after() {
     let shapes = [(2, 1), (3, 0), (3, 2), (2, 3)];
     run_seeds(2_000, |seed| {
         let (gateways, witnesses) = shapes[usize::try_from(seed % 4).unwrap()];
-        weather(seed, QuorumSetup { gateways, witnesses, faults: HEAVY_FAULTS, ..PAIR }).map(drop)
+        run_faults_then_recover(seed, QuorumSetup { gateways, witnesses, faults: HEAVY_FAULTS, ..PAIR }).map(drop)
     });
 }
 
@@ -108,7 +108,7 @@ fn at_most_one_leader_during_automatic_moves() {
     let faults = Faults { fitness_every_ns: 30 * MS, ..HEAVY_FAULTS };
     run_seeds(1_000, |seed| {
         let gateways = 2 + u8::try_from(seed % 2).unwrap();
-        weather(seed, QuorumSetup { gateways, witnesses: 3 - gateways, faults, ..AUTO_MOVES }).map(drop)
+        run_faults_then_recover(seed, QuorumSetup { gateways, witnesses: 3 - gateways, faults, ..AUTO_MOVES }).map(drop)
     });
 }
 

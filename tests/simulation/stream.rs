@@ -40,7 +40,7 @@ use world::{Counts, RunOutcome, World};
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     gateways: usize,
-    weather: NetworkConditions,
+    network: NetworkConditions,
     /// A takeover begins at the last received position of the previous leader, not at the end of the own log.
     starts_at_received: bool,
     /// A leader that hands over reports what it has sent, not what it has logged.
@@ -86,7 +86,7 @@ enum Violation {
 
 const PAIR: Setup = Setup {
     gateways: 2,
-    weather: NetworkConditions::Lossless,
+    network: NetworkConditions::Lossless,
     starts_at_received: true,
     reports_sent_position: true,
     doubts: true,
@@ -94,7 +94,7 @@ const PAIR: Setup = Setup {
     asks_all_services: true,
     uses_election: false,
 };
-const LOSSY: Setup = Setup { weather: NetworkConditions::Lossy, ..PAIR };
+const LOSSY: Setup = Setup { network: NetworkConditions::Lossy, ..PAIR };
 const WITH_ELECTION: Setup = Setup { uses_election: true, ..LOSSY };
 
 #[test]
@@ -120,8 +120,8 @@ fn every_message_is_delivered_once_across_leaders() {
         let Counts { openings, catch_up_packets, passed_over, refused, private, stale, answers, .. } = all;
         let shown_counts = [openings, catch_up_packets, passed_over, refused, stale];
         assert!(shown_counts.iter().all(|count| *count > 0), "nothing was shown: {shown_counts:?}");
-        assert_eq!(setup.weather == NetworkConditions::Lossy, answers > 0, "{answers}");
-        assert_eq!(setup.weather == NetworkConditions::Lossy && !setup.uses_election, private > 0, "{private}");
+        assert_eq!(setup.network == NetworkConditions::Lossy, answers > 0, "{answers}");
+        assert_eq!(setup.network == NetworkConditions::Lossy && !setup.uses_election, private > 0, "{private}");
     }
 }
 
@@ -143,7 +143,7 @@ fn assert_violation_found(what: &str, setup: Setup, is_expected: fn(&Violation) 
     let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
     print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
     // The same faults do no harm with all safeguards on.
-    let sound = Setup { gateways: setup.gateways, weather: setup.weather, uses_election: setup.uses_election, ..PAIR };
+    let sound = Setup { gateways: setup.gateways, network: setup.network, uses_election: setup.uses_election, ..PAIR };
     assert_eq!(World::new(seed, sound).run().violation, None, "seed {seed}");
 }
 

@@ -51,8 +51,8 @@ impl State {
     }
 
     /// Whether nothing that its session asked before waits for an answer. What was given up is done before it or never.
-    pub(super) fn is_next_in_session(&self, flying: &InFlight) -> bool {
-        let InFlightMessage::Request { from, asked, .. } = &flying.what else { return true };
+    pub(super) fn is_next_in_session(&self, message: &InFlight) -> bool {
+        let InFlightMessage::Request { from, asked, .. } = &message.what else { return true };
         let mut waiting = self.network.iter().filter(|other| other.what.awaited_ticket().is_some());
         !waiting.any(|other| other.what.was_requested_before(*from, &asked.request))
     }
@@ -89,9 +89,9 @@ impl InFlightMessage {
     }
 }
 
-pub(super) fn fingerprint(flying: &InFlight) -> u64 {
+pub(super) fn fingerprint(message: &InFlight) -> u64 {
     let mut hasher = DefaultHasher::new();
-    flying.hash(&mut hasher);
+    message.hash(&mut hasher);
     hasher.finish()
 }
 

@@ -61,14 +61,14 @@ impl LatchStore {
     /// Records a contact of that session. Returns whether the session still exists.
     pub(super) fn record_contact(&mut self, id: SessionId, now: u64, session_end_delay: u64) -> bool {
         let Some(session) = self.session(id) else { return false };
-        let before_known = session.known(now, session_end_delay);
+        let before_known = session.last_known_contact(now, session_end_delay);
         session.heard.drain(..before_known);
         session.heard.push(now);
         session.heard.dedup();
         true
     }
 
-    pub(super) fn stands(&self, number: u32) -> bool {
+    pub(super) fn has_place(&self, number: u32) -> bool {
         self.line.iter().any(|place| place.number == number)
     }
 
@@ -90,7 +90,7 @@ impl LatchStore {
     }
 
     /// The answer, and the place that the client takes for its own.
-    pub(super) fn look(&mut self, from: SessionId) -> (SessionAnswer, Option<u32>) {
+    pub(super) fn read_queue(&mut self, from: SessionId) -> (SessionAnswer, Option<u32>) {
         let own = self.line.iter().position(|place| place.session == from);
         let before = own.and_then(|own| own.checked_sub(1)).map(|before| self.line[before].number);
         if let Some(session) = self.session(from) {
@@ -127,13 +127,13 @@ impl LatchStore {
 
 impl Session {
     /// Which of the times is known for sure where sessions are ended.
-    fn known(&self, now: u64, session_end_delay: u64) -> usize {
+    fn last_known_contact(&self, now: u64, session_end_delay: u64) -> usize {
         self.heard.iter().rposition(|heard| heard + session_end_delay <= now).unwrap_or(0)
     }
 
     /// From when on it may end, by a clock that is fast by a hundredth.
     pub(super) fn may_end(&self, now: u64, session_end_delay: u64) -> u64 {
-        self.heard[self.known(now, session_end_delay)] + SESSION_TIMEOUT * 100 / 101
+        self.heard[self.last_known_contact(now, session_end_delay)] + SESSION_TIMEOUT * 100 / 101
     }
 }
 

@@ -45,7 +45,7 @@ impl EpochReceiver {
 
     /// A packet sent under `epoch` arrives. If its record was handed on although one of a newer epoch was before it: that
     /// epoch.
-    pub(super) fn hear(&mut self, now_ns: u64, epoch: Epoch) -> Option<Epoch> {
+    pub(super) fn receive(&mut self, now_ns: u64, epoch: Epoch) -> Option<Epoch> {
         self.stale += u64::from(epoch < self.highest_epoch);
         let written = if self.checks_epochs { epoch } else { Epoch::new(1, NodeId(1).0) };
         let (bytes, length) = packet(written, self.sequence);

@@ -89,7 +89,7 @@ impl VenueScript {
     }
 
     /// The step with which a session begins.
-    pub(super) fn beginning(&self, restart: u32) -> usize {
+    pub(super) fn session_start_step(&self, restart: u32) -> usize {
         let begins = |step: &VenueStep| matches!(step, VenueStep::Session(begun) if *begun == restart);
         self.steps.iter().position(begins).expect("a session of the day")
     }

@@ -24,7 +24,7 @@ impl World {
         self.epoch = Epoch::new(self.epoch.count() + 1, node_of(gateway));
         self.leader = Some(gateway);
         let (epoch, starts_at_received) = (self.epoch, self.setup.starts_at_received);
-        let run = self.awake(gateway).expect("the leader is awake");
+        let run = self.running_gateway(gateway).expect("the leader is awake");
         if !starts_at_received {
             run.assume_all_received(epoch);
         }
@@ -65,7 +65,7 @@ impl World {
     fn hand_over(&mut self, leader: usize) {
         let (epoch, reports_sent_position) = (self.epoch, self.setup.reports_sent_position);
         let Some(to) = self.choose(|number| number != leader) else { return };
-        let Some(run) = self.awake(leader) else { return };
+        let Some(run) = self.running_gateway(leader) else { return };
         run.close();
         let position = if reports_sent_position { run.sent_position() } else { run.logged_position() };
         self.forward_sent(leader);
@@ -76,7 +76,7 @@ impl World {
 
     pub(super) fn take_over(&mut self, to: usize, epoch: Epoch, position: Option<StreamPosition>) {
         let is_vacant = self.leader.is_none();
-        let Some(run) = self.awake(to) else { return };
+        let Some(run) = self.running_gateway(to) else { return };
         if let Some(position) = position {
             run.set_peer_end(epoch, position);
         }
@@ -87,7 +87,7 @@ impl World {
 
     /// Its lease has run out; it may have it again.
     fn expire_lease(&mut self, leader: usize) {
-        if let Some(run) = self.awake(leader) {
+        if let Some(run) = self.running_gateway(leader) {
             run.close();
         }
         self.forward_sent(leader);
@@ -106,7 +106,7 @@ impl World {
     fn kill(&mut self, gateway: usize) {
         // Without services, only another process can publish what a process did not.
         let is_needed =
-            self.setup.weather == NetworkConditions::Lossless && self.choose(|number| number != gateway).is_none();
+            self.setup.network == NetworkConditions::Lossless && self.choose(|number| number != gateway).is_none();
         if is_needed {
             return;
         }
@@ -132,7 +132,7 @@ impl World {
     }
 
     /// Between the fence's check and the hand-over. Until it is continued others have long led.
-    pub(super) fn stopped(&mut self, gateway: usize) {
+    pub(super) fn pause_at_send(&mut self, gateway: usize) {
         let slot = &mut self.seats[gateway];
         slot.is_stopped = true;
         if let Some(run) = &slot.gateway.run {
@@ -183,16 +183,16 @@ impl World {
             (0, Some(leader)) => self.kill(leader),
             (1, _) => self.kill(any),
             (2 | 3, Some(leader)) => {
-                if let Some(run) = self.awake(leader) {
+                if let Some(run) = self.running_gateway(leader) {
                     run.wire.stops = true;
                 }
             }
             (4, Some(leader)) => self.hand_over(leader),
             (5, Some(leader)) => self.expire_lease(leader),
             // Without services, what is in no file is lost where memory has to give it up.
-            (6, _) if self.setup.weather == NetworkConditions::Lossy => {
+            (6, _) if self.setup.network == NetworkConditions::Lossy => {
                 let until_ns = self.now_ns + 5 * MS + self.random.below(25 * MS);
-                self.seats[self.starving].no_segments_until_ns = until_ns;
+                self.seats[self.starved_gateway].no_segments_until_ns = until_ns;
             }
             (7, _) => self.send_forged_packet(),
             _ => {}

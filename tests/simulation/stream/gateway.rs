@@ -107,7 +107,7 @@ impl Gateway {
             let of_log = Session::from_bytes(of_log).expect("a session");
             let [flags, _] = last_flags.to_le_bytes();
             log.resume(of_log, Sequence(next), PacketFlags(flags).contains(PacketFlags::END_OF_SESSION));
-            step = self.day.beginning(of_log.restart);
+            step = self.day.session_start_step(of_log.restart);
             ready = Some(StreamPosition::at(of_log, Sequence(next)));
         }
         let (words, fence) = (Arc::new(TakeoverShared::default()), Arc::new(Fence::closed()));

@@ -21,7 +21,7 @@ impl World {
             self.put_on_wire(line, bytes);
         }
         if is_stopped_now && !self.seats[gateway].is_stopped {
-            self.stopped(gateway);
+            self.pause_at_send(gateway);
         }
     }
 
@@ -35,7 +35,7 @@ impl World {
         let bytes: Rc<[u8]> = bytes.into();
         let gateways = (0..self.seats.len()).map(Destination::Gateway);
         for at in gateways.chain((0..self.subscribers.len()).map(Destination::Subscriber)) {
-            let is_safe = self.setup.weather == NetworkConditions::Lossless
+            let is_safe = self.setup.network == NetworkConditions::Lossless
                 && (is_first || matches!(at, Destination::Subscriber(_)));
             let delay_ns = self.delay_ns();
             if is_safe || !self.is_lost() {
@@ -46,7 +46,7 @@ impl World {
 
     pub(super) fn answer(&mut self, gateway: usize, subscriber: usize, request: &ServiceRequest) {
         let now_ns = self.now_ns;
-        let Some(run) = self.awake(gateway) else { return };
+        let Some(run) = self.running_gateway(gateway) else { return };
         let packets = run.answer(request, now_ns);
         self.counts.answers += 1;
         for bytes in packets {
@@ -60,7 +60,7 @@ impl World {
 
     /// Delay of one packet or message. Without network faults all have the same.
     pub(super) fn delay_ns(&mut self) -> u64 {
-        if self.setup.weather == NetworkConditions::Lossless {
+        if self.setup.network == NetworkConditions::Lossless {
             return LOSSLESS_DELAY_NS;
         }
         let is_late = !self.faults_stopped && self.random.chance(0.03);
