@@ -15,8 +15,8 @@ fn cluster() -> VoteCluster {
 }
 
 fn assert_epochs_ascend(cluster: &VoteCluster) {
-    let epochs: Vec<_> = cluster.opened.iter().map(|(_, _, epoch)| *epoch).collect();
-    assert!(epochs.is_sorted_by(|one, next| one < next), "{:?}", cluster.opened);
+    let epochs: Vec<_> = cluster.openings.iter().map(|(_, _, epoch)| *epoch).collect();
+    assert!(epochs.is_sorted_by(|one, next| one < next), "{:?}", cluster.openings);
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn without_the_witness_two_gateways_lead_and_one_does_not() {
     let leader = cluster.wait_for_leader().unwrap();
     cluster.kill(3);
     // Two of three are a majority.
-    let openings_before = cluster.opened.len();
+    let openings_before = cluster.openings.len();
     cluster.kill(3 - leader);
     loop {
         if let (node, ProcessEvent::Close { .. }) = cluster.next_event().unwrap() {
@@ -70,7 +70,7 @@ fn without_the_witness_two_gateways_lead_and_one_does_not() {
             break;
         }
     }
-    assert_eq!(cluster.opened.len(), openings_before, "no other gateway led");
+    assert_eq!(cluster.openings.len(), openings_before, "no other gateway led");
     // Its vote is still on disk: it goes on where it was.
     cluster.start_node(3).unwrap();
     assert_eq!(cluster.wait_for_leader().unwrap(), leader);

@@ -51,7 +51,7 @@ impl RejoinScenario {
         Self { pair, oracle, consumer, feed }
     }
 
-    fn take(&mut self, count: usize) {
+    fn receive(&mut self, count: usize) {
         self.consumer.receive_until("the stream goes on", |deliveries| deliveries.len() >= count);
     }
 
@@ -59,11 +59,11 @@ impl RejoinScenario {
     fn after_first_killed() -> Self {
         let mut scenario = Self::new(&[1, 2], "500");
         scenario.pair.wait_until_eligible(2);
-        scenario.take(3_000);
+        scenario.receive(3_000);
         scenario.pair.gateways.kill(1);
         scenario.pair.wait_until_leads(2);
         let delivered = scenario.delivered_count();
-        scenario.take(delivered + 3_000);
+        scenario.receive(delivered + 3_000);
         scenario
     }
 
@@ -157,7 +157,7 @@ fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
     scenario.pair.wait_until_leads(1);
     assert!(!scenario.pair.gateways.running(1).unwrap().stderr_so_far().contains("begins with the peer's state"));
     let delivered = scenario.delivered_count();
-    scenario.take(delivered + 1_000);
+    scenario.receive(delivered + 1_000);
     scenario.pair.start(2);
     scenario.pair.wait_until_eligible(2);
 
@@ -173,7 +173,7 @@ const COPY_BYTES_MAX: usize = 16 << 10;
 fn both_gateways_rebuild_their_books_from_the_venue() {
     let mut scenario = RejoinScenario::new(&[1, 2], "500");
     scenario.pair.wait_until_eligible(2);
-    scenario.take(3_000);
+    scenario.receive(3_000);
     scenario.pair.gateways.kill(1);
     scenario.pair.gateways.kill(2);
     scenario.pair.start(2);

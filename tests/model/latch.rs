@@ -150,7 +150,7 @@ struct State {
     packets: Vec<Epoch>,
     highest_received: Epoch,
     highest_opened: Epoch,
-    wrong: Option<Violation>,
+    violation: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -262,7 +262,7 @@ impl LatchModel {
         match output {
             Output::Open { epoch, deadline } => {
                 if epoch <= state.highest_opened {
-                    state.wrong.get_or_insert(Violation::EpochRegressed);
+                    state.violation.get_or_insert(Violation::EpochRegressed);
                 }
                 state.highest_opened = state.highest_opened.max(epoch);
                 state.nodes[node].fence = Some((epoch, deadline));
@@ -283,7 +283,7 @@ impl LatchModel {
                 }
                 let has_place = state.store.place_of((node, of_node.session)).is_some();
                 if reason == CloseReason::Lost && has_place && self.requests_in_order {
-                    state.wrong.get_or_insert(Violation::LostOwnPlace);
+                    state.violation.get_or_insert(Violation::LostOwnPlace);
                 }
             }
             Output::Drain => state.nodes[node].is_draining = true,
@@ -310,7 +310,7 @@ impl LatchModel {
         let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
         let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
         if two {
-            state.wrong.get_or_insert(Violation::TwoLeaders);
+            state.violation.get_or_insert(Violation::TwoLeaders);
         }
     }
 
@@ -374,7 +374,7 @@ impl LatchModel {
             packets: Vec::new(),
             highest_received: Epoch::default(),
             highest_opened: Epoch::default(),
-            wrong: None,
+            violation: None,
         };
         match self.start {
             Start::Cold => (0..self.gateways).for_each(|node| self.begin(&mut state, node)),
@@ -421,7 +421,7 @@ impl Model for LatchModel {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.wrong.is_some() {
+        if state.violation.is_some() {
             return;
         }
         let left = &state.left;
@@ -532,7 +532,7 @@ impl Model for LatchModel {
                 let epoch = state.packets.remove(index);
                 if epoch < state.highest_received {
                     if !self.receivers_check_epochs {
-                        state.wrong.get_or_insert(Violation::StalePacketAccepted);
+                        state.violation.get_or_insert(Violation::StalePacketAccepted);
                     }
                 } else {
                     state.highest_received = epoch;
@@ -546,7 +546,7 @@ impl Model for LatchModel {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("safe", |_, state: &State| state.wrong.is_none()),
+            Property::always("safe", |_, state: &State| state.violation.is_none()),
             Property::sometimes(SOMEBODY_LEADS, |_, state: &State| state.nodes.iter().any(|node| node.fence.is_some())),
             Property::sometimes(LEADER_AFTER_SESSION_END, |_, state: &State| state.moved_after(Removal::Ended)),
             Property::sometimes(LEADER_AFTER_DEATH_NOTICE, |_, state: &State| state.moved_after(Removal::Removed)),
@@ -563,8 +563,8 @@ const LEADER_AFTER_HAND_OVER: &str = "another leads after a hand-over";
 impl SafetyModel for LatchModel {
     type Violation = Violation;
 
-    fn wrong(state: &State) -> Option<Violation> {
-        state.wrong
+    fn violation(state: &State) -> Option<Violation> {
+        state.violation
     }
 }
 

@@ -134,7 +134,7 @@ struct State {
     packets: Vec<Epoch>,
     highest_received: Epoch,
     highest_opened: Epoch,
-    wrong: Option<Violation>,
+    violation: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -222,7 +222,7 @@ impl LeaseModel {
         match output {
             Output::Open { epoch, deadline } => {
                 if epoch <= state.highest_opened {
-                    state.wrong.get_or_insert(Violation::EpochRegressed);
+                    state.violation.get_or_insert(Violation::EpochRegressed);
                 }
                 state.highest_opened = state.highest_opened.max(epoch);
                 state.nodes[node].fence = Some((epoch, deadline));
@@ -342,7 +342,7 @@ impl LeaseModel {
         let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
         let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
         if two {
-            state.wrong.get_or_insert(Violation::TwoLeaders);
+            state.violation.get_or_insert(Violation::TwoLeaders);
         }
     }
 
@@ -383,7 +383,7 @@ impl LeaseModel {
             packets: Vec::new(),
             highest_received: Epoch::default(),
             highest_opened: Epoch::default(),
-            wrong: None,
+            violation: None,
         };
         let undisturbed = Self { outage_until: 0, ..self.clone() };
         let mut stray_messages = Vec::new();
@@ -505,7 +505,7 @@ impl Model for LeaseModel {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.wrong.is_some() {
+        if state.violation.is_some() {
             return;
         }
         let left = &state.left;
@@ -619,7 +619,7 @@ impl Model for LeaseModel {
                 let epoch = state.packets.remove(index);
                 if epoch < state.highest_received {
                     if !self.receivers_check_epochs {
-                        state.wrong.get_or_insert(Violation::StalePacketAccepted);
+                        state.violation.get_or_insert(Violation::StalePacketAccepted);
                     }
                 } else {
                     state.highest_received = epoch;
@@ -633,7 +633,7 @@ impl Model for LeaseModel {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("safe", |_, state: &State| state.wrong.is_none()),
+            Property::always("safe", |_, state: &State| state.violation.is_none()),
             Property::sometimes("another leads", |_, state: &State| NodeId::of(state.highest_opened) != NodeId(1)),
         ]
     }
@@ -642,8 +642,8 @@ impl Model for LeaseModel {
 impl SafetyModel for LeaseModel {
     type Violation = Violation;
 
-    fn wrong(state: &State) -> Option<Violation> {
-        state.wrong
+    fn violation(state: &State) -> Option<Violation> {
+        state.violation
     }
 }
 

@@ -96,7 +96,7 @@ struct State {
     late: u8,
     highest_received: Epoch,
     highest_opened: Epoch,
-    wrong: Option<Violation>,
+    violation: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -174,7 +174,7 @@ impl QuorumModel {
             match output {
                 Output::Open { epoch, deadline } => {
                     if epoch <= state.highest_opened {
-                        state.wrong.get_or_insert(Violation::EpochRegressed);
+                        state.violation.get_or_insert(Violation::EpochRegressed);
                     }
                     state.highest_opened = state.highest_opened.max(epoch);
                     state.nodes[node].fence = Some((epoch, deadline));
@@ -248,7 +248,7 @@ impl QuorumModel {
             until.is_some_and(|until| self.clock(node, state.now) < until)
         };
         if sends(0) && sends(1) {
-            state.wrong.get_or_insert(Violation::TwoLeaders);
+            state.violation.get_or_insert(Violation::TwoLeaders);
         }
     }
 
@@ -305,7 +305,7 @@ impl QuorumModel {
             late: self.late,
             highest_received: Epoch::default(),
             highest_opened: Epoch::default(),
-            wrong: None,
+            violation: None,
         };
         self.step(&mut state, 0, Input::Eligibility(Eligibility::Eligible));
         for now in 0..=WARM_UP_END {
@@ -344,7 +344,7 @@ impl Model for QuorumModel {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.wrong.is_some() {
+        if state.violation.is_some() {
             return;
         }
         actions.extend((0..state.network.len()).map(Action::Arrive));
@@ -416,7 +416,7 @@ impl Model for QuorumModel {
                 let epoch = state.packets.remove(index);
                 if epoch < state.highest_received {
                     if !self.receivers_check_epochs {
-                        state.wrong.get_or_insert(Violation::StalePacketAccepted);
+                        state.violation.get_or_insert(Violation::StalePacketAccepted);
                     }
                 } else {
                     state.highest_received = epoch;
@@ -430,7 +430,7 @@ impl Model for QuorumModel {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("safe", |_, state: &State| state.wrong.is_none()),
+            Property::always("safe", |_, state: &State| state.violation.is_none()),
             Property::sometimes("another leads", |_, state: &State| NodeId::of(state.highest_opened) == NodeId(2)),
         ]
     }
@@ -439,8 +439,8 @@ impl Model for QuorumModel {
 impl SafetyModel for QuorumModel {
     type Violation = Violation;
 
-    fn wrong(state: &State) -> Option<Violation> {
-        state.wrong
+    fn violation(state: &State) -> Option<Violation> {
+        state.violation
     }
 }
 

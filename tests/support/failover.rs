@@ -254,7 +254,7 @@ pub struct VoteCluster {
     events: mpsc::Receiver<(u8, u64, ProcessEvent)>,
     event_sender: mpsc::Sender<(u8, u64, ProcessEvent)>,
     /// All openings so far: node, time in ns, epoch.
-    pub opened: Vec<(u8, u64, Epoch)>,
+    pub openings: Vec<(u8, u64, Epoch)>,
     leader: Option<u8>,
     start_count: u64,
 }
@@ -292,7 +292,7 @@ impl VoteCluster {
             children: BTreeMap::new(),
             events,
             event_sender,
-            opened: Vec::new(),
+            openings: Vec::new(),
             leader: None,
             start_count: 0,
         };
@@ -355,7 +355,7 @@ impl VoteCluster {
         let is_current = self.children.get(&node).is_some_and(|(current, _)| *current == start);
         match &said {
             ProcessEvent::Open { at_ns, epoch } => {
-                self.opened.push((node, *at_ns, *epoch));
+                self.openings.push((node, *at_ns, *epoch));
                 self.leader = Some(node);
             }
             ProcessEvent::Close { .. } => {
@@ -389,10 +389,10 @@ impl VoteCluster {
     /// # Errors
     /// When that doesn't happen.
     pub fn kill_leader_and_wait(&mut self) -> Result<Failover, String> {
-        let before = self.opened.len();
+        let before = self.openings.len();
         let leader = self.wait_for_leader()?;
         // Varies the phase of the renewals, and gives the gateway started last time to wait out its lease and receive them.
-        let jitter_ms = 7 * u64::try_from(self.opened.len()).unwrap_or(0) % (2 * self.timing.1 + 1);
+        let jitter_ms = 7 * u64::try_from(self.openings.len()).unwrap_or(0) % (2 * self.timing.1 + 1);
         thread::sleep(Duration::from_millis(3 * self.timing.0 + jitter_ms));
         while let Ok(next) = self.events.try_recv() {
             self.take(next)?;
@@ -400,13 +400,13 @@ impl VoteCluster {
         if self.leader != Some(leader) {
             return self.kill_leader_and_wait();
         }
-        let unprovoked_elections = (self.opened.len() - before).saturating_sub(usize::from(before == 0));
-        let (killed_ns, count) = (mono_now().0, self.opened.len());
+        let unprovoked_elections = (self.openings.len() - before).saturating_sub(usize::from(before == 0));
+        let (killed_ns, count) = (mono_now().0, self.openings.len());
         self.kill(leader);
-        while self.opened.len() == count {
+        while self.openings.len() == count {
             self.next_event()?;
         }
-        let failover_ns = self.opened[count].1.saturating_sub(killed_ns);
+        let failover_ns = self.openings[count].1.saturating_sub(killed_ns);
         self.start_node(leader).map_err(|error| error.to_string())?;
         while self.next_event()? != (leader, ProcessEvent::Ready) {}
         Ok(Failover { failover_ns, unprovoked_elections })

@@ -19,11 +19,11 @@ type Variant<S> = (&'static str, fn(&mut OrderBooks<S>, &SyntheticDay) -> u64);
 
 const REFERENCE: &str = "reference";
 const HASH: &str = "hash";
-const HASH_PREFETCH_IN_PACKET: &str = "hash, ahead in packet";
-const HASH_PREFETCH_IN_REPLAY: &str = "hash, ahead in replay";
+const HASH_PREFETCH_IN_PACKET: &str = "hash, prefetch in packet";
+const HASH_PREFETCH_IN_REPLAY: &str = "hash, prefetch in replay";
 const WINDOW: &str = "window";
-const WINDOW_PREFETCH_IN_PACKET: &str = "window, ahead in packet";
-const WINDOW_PREFETCH_IN_REPLAY: &str = "window, ahead in replay";
+const WINDOW_PREFETCH_IN_PACKET: &str = "window, prefetch in packet";
+const WINDOW_PREFETCH_IN_REPLAY: &str = "window, prefetch in replay";
 const TARGETS: [(&str, f64); 4] =
     [(HASH, 0.50), (HASH_PREFETCH_IN_REPLAY, 0.30), (WINDOW, 0.42), (WINDOW_PREFETCH_IN_REPLAY, 0.24)];
 

@@ -111,7 +111,7 @@ pub(crate) fn run(options: &DeathNoticeOptions) -> Result<()> {
         }));
     }
     if options.json {
-        println!("{}", json!({ "scenario": "notice", "priority": options.priority, "kinds": lines }));
+        println!("{}", json!({ "scenario": "death-notice", "priority": options.priority, "kinds": lines }));
     }
     Ok(())
 }
@@ -141,7 +141,7 @@ fn trial(death: DeathKind, mut part: GatewayProcessArgs, key: &SharedKey) -> Res
 
 fn start(part: &GatewayProcessArgs) -> Result<Child> {
     let mut child = Command::new(env::current_exe()?)
-        .args([Path::new("notice-gateway"), &part.program])
+        .args([Path::new("death-notice-gateway"), &part.program])
         .arg(part.recipients.to_string())
         .arg(&part.key_file)
         .args([part.resident_mb.to_string(), part.priority.to_string()])

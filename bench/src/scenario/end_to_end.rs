@@ -41,7 +41,7 @@ const READ: &str = "read";
 const ARBITRATE: &str = "+ arbitrate";
 const BOOK: &str = "+ decode and book";
 const NORMALISE: &str = "+ normalise";
-const WHOLE_PIPELINE: &str = "+ log: the whole line";
+const WHOLE_PIPELINE: &str = "+ log: end to end";
 const NAMES: [&str; 6] = [REFERENCE, READ, ARBITRATE, BOOK, NORMALISE, WHOLE_PIPELINE];
 const TARGETS: [(&str, f64); 1] = [(WHOLE_PIPELINE, 1.0)];
 
@@ -80,7 +80,7 @@ fn compare(day: &SyntheticDay, directory: &Path, capture: &Path, options: &Optio
     }
     if options.json {
         let result = json!({
-            "scenario": "line",
+            "scenario": "end-to-end",
             "messages": day.message_count,
             "packets_per_line": day.packet_ends.len(),
             "records": records,
@@ -111,7 +111,7 @@ pub(crate) fn arbitrate_day(day: &SyntheticDay) -> Result<u64> {
     with_capture(day, |_, capture| arbitrate(capture))
 }
 
-/// The whole line, once, into a publication log; the records that it wrote.
+/// Runs the data path once, into a publication log. Returns the number of records that it wrote.
 pub(crate) fn run_day(day: &SyntheticDay) -> Result<u64> {
     with_capture(day, |directory, capture| {
         let mut channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch)));

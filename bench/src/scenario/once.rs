@@ -10,7 +10,7 @@ use mdgw_feeds::book::{
 use super::{book, decode, end_to_end};
 use crate::{Options, decode_baseline, input::SyntheticDay, reference::ReferenceBooks};
 
-/// What can be run once.
+/// A variant to run once.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Variant {
     DecodeBaseline,
@@ -21,7 +21,7 @@ pub(crate) enum Variant {
     Window,
     WindowPrefetch,
     Arbitrate,
-    Line,
+    EndToEnd,
 }
 
 pub(crate) fn run(variant: Variant, options: &Options) -> Result<()> {
@@ -37,7 +37,7 @@ pub(crate) fn run(variant: Variant, options: &Options) -> Result<()> {
             book::run_prefetch_in_replay(&mut OrderBooks::<WindowStore>::new(book::LIMITS), &day)
         }
         Variant::Arbitrate => end_to_end::arbitrate_day(&day)?,
-        Variant::Line => end_to_end::run_day(&day)?,
+        Variant::EndToEnd => end_to_end::run_day(&day)?,
     };
     println!("{} messages, {result:x}", day.message_count);
     Ok(())

@@ -58,7 +58,7 @@ impl LatchModel {
         Some(match request {
             SessionRequest::Join(_) => {
                 if store.place_of(from).is_some() && self.requests_in_order && !self.rejoins_silently {
-                    state.wrong.get_or_insert(Violation::DuplicatePlace);
+                    state.violation.get_or_insert(Violation::DuplicatePlace);
                 }
                 state.join(from);
                 SessionAnswer::Done

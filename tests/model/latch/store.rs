@@ -34,7 +34,7 @@ pub(super) struct Session {
     pub(super) id: SessionId,
     incarnation: u64,
     /// Its contacts: the last one known for sure to the node that ends sessions, and all later ones.
-    heard: Vec<u64>,
+    contacts: Vec<u64>,
     /// The place that it watches.
     watches: Option<u32>,
 }
@@ -51,7 +51,7 @@ pub(super) const SESSION_TIMEOUT: u64 = 150;
 
 impl LatchStore {
     pub(super) fn begin_session(&mut self, id: SessionId, incarnation: u64, now: u64) {
-        self.sessions.push(Session { id, incarnation, heard: vec![now], watches: None });
+        self.sessions.push(Session { id, incarnation, contacts: vec![now], watches: None });
     }
 
     fn session(&mut self, id: SessionId) -> Option<&mut Session> {
@@ -62,9 +62,9 @@ impl LatchStore {
     pub(super) fn record_contact(&mut self, id: SessionId, now: u64, session_end_delay: u64) -> bool {
         let Some(session) = self.session(id) else { return false };
         let before_known = session.last_known_contact(now, session_end_delay);
-        session.heard.drain(..before_known);
-        session.heard.push(now);
-        session.heard.dedup();
+        session.contacts.drain(..before_known);
+        session.contacts.push(now);
+        session.contacts.dedup();
         true
     }
 
@@ -128,12 +128,12 @@ impl LatchStore {
 impl Session {
     /// Which of the times is known for sure where sessions are ended.
     fn last_known_contact(&self, now: u64, session_end_delay: u64) -> usize {
-        self.heard.iter().rposition(|heard| heard + session_end_delay <= now).unwrap_or(0)
+        self.contacts.iter().rposition(|contacts| contacts + session_end_delay <= now).unwrap_or(0)
     }
 
     /// From when on it may end, by a clock that is fast by a hundredth.
     pub(super) fn may_end(&self, now: u64, session_end_delay: u64) -> u64 {
-        self.heard[self.last_known_contact(now, session_end_delay)] + SESSION_TIMEOUT * 100 / 101
+        self.contacts[self.last_known_contact(now, session_end_delay)] + SESSION_TIMEOUT * 100 / 101
     }
 }
 

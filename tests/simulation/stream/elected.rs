@@ -86,12 +86,12 @@ impl World {
         for (gateway, slot) in self.seats.iter().enumerate() {
             let Some(run) = slot.gateway.run.as_ref().filter(|_| !slot.is_stopped) else { continue };
             let heard = run.standby.epochs.highest_observed().unwrap_or_default();
-            let told = &mut election.told[gateway];
-            if heard > told.heard {
-                told.heard = heard;
+            let known = &mut election.told[gateway];
+            if heard > known.heard {
+                known.heard = heard;
                 election.world.observe_epoch(gateway, heard);
             }
-            if slot.is_eligible && !std::mem::replace(&mut told.is_eligible, true) {
+            if slot.is_eligible && !std::mem::replace(&mut known.is_eligible, true) {
                 election.world.set_eligible(gateway);
             }
         }
