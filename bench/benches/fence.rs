@@ -1,5 +1,5 @@
-//! What does the look at the fence add to a send that reads the clock in any case? The clock alone, and the clock with the
-//! check of the fence, alternating in every round; the check on a given time; medians of all rounds.
+//! What does the fence check add to a send that reads the clock in any case? Times the clock alone, and the clock with
+//! the check, alternating in every round; also the check on a given time. Reports medians of all rounds.
 //!
 //! `cargo bench -p mdgw-bench --bench fence`
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
@@ -23,7 +23,7 @@ fn main() {
     // Everything touched once.
     let _ = (clock(), fenced(), check());
 
-    let [mut alone, mut with, mut added, mut check_times] = [const { Vec::new() }; 4];
+    let [mut clock_times, mut fenced_times, mut added_times, mut check_times] = [const { Vec::new() }; 4];
     for round in 0..ROUNDS {
         // Whoever comes second profits by what the first has warmed: they take turns.
         let (clock_ns, fenced_ns) = if round % 2 == 0 {
@@ -33,15 +33,15 @@ fn main() {
             let fenced_ns = fenced();
             (clock(), fenced_ns)
         };
-        alone.push(clock_ns);
-        with.push(fenced_ns);
-        added.push(fenced_ns - clock_ns);
+        clock_times.push(clock_ns);
+        fenced_times.push(fenced_ns);
+        added_times.push(fenced_ns - clock_ns);
         check_times.push(check());
     }
     println!("ns, median (first quartile, third quartile) of {ROUNDS} interleaved rounds of {CHECKS}");
-    println!("clock read             {}", spread(&mut alone));
-    println!("clock read and fence   {}", spread(&mut with));
-    println!("added by the fence     {}", spread(&mut added));
+    println!("clock read             {}", spread(&mut clock_times));
+    println!("clock read and fence   {}", spread(&mut fenced_times));
+    println!("added by the fence     {}", spread(&mut added_times));
     println!("fence at a given time  {}", spread(&mut check_times));
 }
 

@@ -1,5 +1,5 @@
-//! What does an entry cost, and how much of that is its checksum? Appends of whole packets to the publication log,
-//! with and without, and a plain copy into memory of the same size, interleaved; medians of all rounds.
+//! What does an entry cost, and how much of that is its checksum? Appends whole packets to the publication log with and
+//! without the checksum, and copies the same bytes to memory, interleaved. Reports medians of all rounds.
 //!
 //! `cargo bench -p mdgw-bench --bench publog`
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
@@ -18,12 +18,12 @@ const FRAME_BYTES: usize = 88;
 fn main() {
     println!("ns per entry, median (least, greatest) of {ROUNDS} interleaved rounds");
     for frames in [1, 4, 16] {
-        let mut copy = Vec::new();
+        let mut copy_times = Vec::new();
         let mut without = Vec::new();
         let mut with = Vec::new();
         let mut reader_times = Vec::new();
         for _ in 0..ROUNDS {
-            copy.push(plain_copy(frames));
+            copy_times.push(plain_copy(frames));
             without.push(append(Checksum::Off, frames).0);
             let (append_ns, tail_ns) = append(Checksum::Crc32c, frames);
             with.push(append_ns);
@@ -32,7 +32,7 @@ fn main() {
         println!(
             "{frames:>2} frames, {:>4} bytes: copy {}, append {}, with checksum {}, read by a tailing reader {}",
             frames * FRAME_BYTES,
-            spread(&mut copy),
+            spread(&mut copy_times),
             spread(&mut without),
             spread(&mut with),
             spread(&mut reader_times)
@@ -74,7 +74,7 @@ fn append(checksum: Checksum, frames: usize) -> (f64, f64) {
     (append_ns, started.elapsed().as_nanos() as f64 / count as f64)
 }
 
-/// The same bytes into touched private memory, without header, word or index.
+/// The same bytes into touched private memory, without header, commit word or index.
 fn plain_copy(frames: usize) -> f64 {
     let mut memory = vec![1_u8; SEGMENT_BYTES];
     let frame = [0x5a_u8; FRAME_BYTES];
@@ -82,9 +82,9 @@ fn plain_copy(frames: usize) -> f64 {
     let entry_bytes = 64 + frames * FRAME_BYTES;
     let started = Instant::now();
     for entry in memory.chunks_exact_mut(entry_bytes).take(usize::try_from(count).unwrap()) {
-        for room in entry[64..].chunks_exact_mut(FRAME_BYTES) {
-            room[..32].copy_from_slice(black_box(&frame[..32]));
-            room[32..].copy_from_slice(black_box(&frame[32..]));
+        for target in entry[64..].chunks_exact_mut(FRAME_BYTES) {
+            target[..32].copy_from_slice(black_box(&frame[..32]));
+            target[32..].copy_from_slice(black_box(&frame[32..]));
         }
     }
     let ns = started.elapsed().as_nanos() as f64 / count as f64;

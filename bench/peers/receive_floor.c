@@ -1,4 +1,4 @@
-// What receiving from sockets costs at least: reads groups with recvmmsg, as `mdgw capture` does, and throws everything away.
+// The minimum cost of receiving from sockets: reads groups with recvmmsg, as `mdgw capture` does, and discards everything.
 //   receive_floor OUT INTERFACE-ADDRESS BUFFER-BYTES NAP-US GROUP:PORT...
 // OUT appears when it listens; when it is interrupted, the number of datagrams stands there.
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
-//! The floor that decoding is measured against: hops from frame to frame and loads the same fields, at offsets written
-//! by hand. It believes every length and checks nothing but that the bytes are there. Left alone once committed: what
-//! changes the floor changes what every older figure meant.
+//! The baseline for decoding: steps from frame to frame and loads the same fields, at offsets written by hand. It
+//! trusts every length, and checks only that the bytes exist. Do not change it: a change would alter the meaning of
+//! every older figure.
 
 /// Sum over all fields of all messages, each field as a big-endian number.
 #[inline(never)]

@@ -1,4 +1,4 @@
-//! The made-up day that everything is measured on.
+//! The synthetic day that all scenarios use.
 
 use std::{
     fs::File,
@@ -20,7 +20,7 @@ use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, OrderIds, PACKET_BY
 use crate::Options;
 
 /// A day in memory: messages behind their lengths, as in the file and in packets.
-pub(crate) struct Day {
+pub(crate) struct SyntheticDay {
     pub(crate) bytes: Vec<u8>,
     pub(crate) message_count: u64,
     /// Where each packet ends. A packet is what a venue would have sent at once.
@@ -29,7 +29,7 @@ pub(crate) struct Day {
     pub(crate) limits: BookLimits,
 }
 
-impl Day {
+impl SyntheticDay {
     /// Reads the day file, after making it if it isn't there.
     pub(crate) fn load(options: &Options) -> Result<Self> {
         let day = ItchDay {

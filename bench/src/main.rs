@@ -1,7 +1,7 @@
-//! What the gateway costs, as ratios against rivals that run in the same round.
+//! What the gateway costs, as ratios to rivals that run in the same round.
 //!
-//! Machines are noisy, and one figure in nanoseconds says little. So every scenario runs its variants in turn, several
-//! rounds of them, and reports the median, least and greatest *ratio* within a round beside the medians.
+//! Machines are noisy, and one figure in nanoseconds says little. So every scenario runs its variants alternating, in
+//! several rounds, and reports the median, least and greatest *ratio* within a round beside the medians.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports on the terminal")]
 
 use std::path::PathBuf;
@@ -24,12 +24,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Scenario {
-    /// Decoding alone, all fields, against a loop that hops over the frames and loads the same fields.
+    /// Decoding alone, all fields, against a loop that steps over the frames and loads the same fields.
     Decode(Options),
     /// Decoding and books, against a plain book of `HashMap` and `BTreeMap`; final books are compared.
     Book(Options),
-    /// The whole line in replay, a capture of both lines to the publication log, against the plain book alone.
-    Line(Options),
+    /// The data path end to end in replay, a capture of both lines to the publication log, against the plain book alone.
+    EndToEnd(Options),
     /// One pass of one variant, for counting instructions; see `bench/instructions`.
     Once {
         /// What to run.
@@ -44,21 +44,21 @@ enum Scenario {
         #[command(flatten)]
         options: Options,
     },
-    /// Which arrangement of the pool's turn is best here: backend, promotion, way of waiting, batch.
+    /// Which setup of the pool's turn is best on this machine: backend, promotion, wait strategy, batch.
     Turn(scenario::turn::TurnOptions),
-    /// How soon a gateway's death is known: the sentinel's notice against the end of its process.
+    /// How soon peers learn of a gateway's death: the sentinel's notice against the end of its process.
     DeathNotice(scenario::death_notice::DeathNoticeOptions),
-    /// The gateway's part of `notice`.
+    /// The gateway process of `death-notice`.
     #[command(hide = true)]
     DeathNoticeGateway(scenario::death_notice::GatewayProcessArgs),
     /// What the fence in the kernel adds to a send; as root.
     KernelFence(scenario::kernel_fence::KernelFenceOptions),
 }
 
-/// What all scenarios take.
+/// Options of all scenarios.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Messages of the made-up day.
+    /// Messages of the synthetic day.
     #[arg(long, default_value_t = 20_000_000)]
     messages: u64,
     /// Seed of the day.
@@ -70,7 +70,7 @@ pub(crate) struct Options {
     /// Order ids scattered over 64 bits instead of dense ones.
     #[arg(long)]
     scattered_ids: bool,
-    /// Day file to use; made first if it isn't there. By default one in the directory for temporary files.
+    /// Day file to use; created if it doesn't exist. By default one in the directory for temporary files.
     #[arg(long)]
     input: Option<PathBuf>,
     /// Rounds; in each one every variant runs once.
@@ -85,7 +85,7 @@ fn main() -> Result<()> {
     match Cli::parse().scenario {
         Scenario::Decode(options) => scenario::decode::run(&options),
         Scenario::Book(options) => scenario::book::run(&options),
-        Scenario::Line(options) => scenario::end_to_end::run(&options),
+        Scenario::EndToEnd(options) => scenario::end_to_end::run(&options),
         Scenario::Once { variant, options } => scenario::once::run(variant, &options),
         Scenario::Captures { directory, options } => scenario::captures::run(&directory, &options),
         Scenario::Turn(options) => scenario::turn::run(&options),

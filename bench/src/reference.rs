@@ -1,8 +1,10 @@
-//! The book as one would write it with the standard library: truth for the fast one, and its yardstick.
+//! The book as one would write it with the standard library: reference result for the fast book, and its baseline in
+//! time.
 //!
-//! Orders in a `HashMap` with the standard hasher, levels in a `BTreeMap` per side, stocks in a vector by locate.
-//! An order is packed into 24 bytes. It does what the fast book does: sizes and counts of levels, the top of book after
-//! each message, and a check that every order is known, is not taken from beyond its size, and crosses nothing.
+//! Orders in a `HashMap` with the standard hasher, levels in a `BTreeMap` per side, instruments in a vector by locate.
+//! An order is packed into 24 bytes. The reference does what the fast book does: sizes and order counts of levels, and
+//! the top of book after each message. It also checks that every order is known, is not reduced below zero, and crosses
+//! no price.
 
 use std::collections::{BTreeMap, HashMap, hash_map::Entry};
 

@@ -1,4 +1,4 @@
-//! Rounds of times, and what they say.
+//! Times of rounds, and their statistics.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! One file per question.
+//! The scenarios: one file per question.
 
 pub(crate) mod book;
 pub(crate) mod captures;

@@ -1,38 +1,56 @@
-//! Three gateways, six groups, one feed: kills one gateway after another while they publish, and tells what receivers saw.
+//! Three gateways, six groups, one feed: kills one gateway after another while they publish, and reports what receivers got.
 //!
 //!     cargo run --release -p mdgw-tests --features stores --bin groups -- --trials 12 --timing 100/20/20
 //!
-//! | option | |
-//! | --- | --- |
-//! | `--trials N` | how many kills (4) |
-//! | `--backend file|etcd` | who grants leadership |
-//! | `--timing 8000/500/2000` | lease, renewal, margin in ms |
-//! | `--rate N` | packets a second on each of the six channels (100) |
-//!
-//! Silence of a group is the longest time between two messages of it at its receiver. `stall`: the longest time for which a
-//! core of this machine could not run a thread. Exit code 1: a stream was not whole, a promise was broken, or a group moved
-//! that had not to.
+//! `--help` lists the options. The blackout of a group is the longest time between two of its messages at its receiver.
+//! `stall` is the longest time for which a core of this machine could not run a thread. Exit code 1: a stream was not
+//! complete, a promise was broken, or a group moved without need.
 
 use std::{
     collections::BTreeSet,
-    env,
     io::Write as _,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
+use clap::{Parser, ValueEnum};
 use mdgw_sys::clock::unix_now;
 use mdgw_tests::{
     failover::LeaseTimingMs,
-    groups::{GATEWAYS, GROUPS, GroupCluster, GroupConsumers, RELAXED_TIMING, moved},
-    process::{Ended, Signal},
+    groups::{GATEWAYS, GROUPS, GroupCluster, GroupConsumers, RELAXED_TIMING, moved_groups},
+    process::{ExitedProcess, Signal},
     stores::{Ensemble, Store},
     world::stall::StallMonitor,
 };
 
+/// Kills gateways that share six groups, and reports blackouts and moved groups.
+#[derive(Debug, Parser)]
+#[command(name = "groups")]
+struct GroupsArgs {
+    /// Number of kills.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    trials: usize,
+    /// The lease authority.
+    #[arg(long, value_enum, default_value_t = GroupsBackend::File)]
+    backend: GroupsBackend,
+    /// Lease, renewal and margin in ms.
+    #[arg(long, value_name = "LEASE/RENEWAL/MARGIN", default_value_t = RELAXED_TIMING)]
+    timing: LeaseTimingMs,
+    /// Packets per second on each of the six channels.
+    #[arg(long, value_name = "N", default_value = "100")]
+    rate: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum GroupsBackend {
+    /// Record files.
+    File,
+    /// Three nodes of etcd.
+    Etcd,
+}
+
 fn main() -> ExitCode {
-    let args: Vec<String> = env::args().skip(1).collect();
-    let (text, code) = match GroupsOptions::of(&args).map(|wanted| wanted.run()) {
+    let (text, code) = match GroupsRun::new(GroupsArgs::parse()).map(|groups| groups.run()) {
         Ok((text, true)) => (text, ExitCode::SUCCESS),
         Ok((text, false)) => (text, ExitCode::FAILURE),
         Err(error) => (format!("groups: {error}\n"), ExitCode::from(2)),
@@ -41,7 +59,7 @@ fn main() -> ExitCode {
     if written.is_ok() { code } else { ExitCode::from(2) }
 }
 
-struct GroupsOptions {
+struct GroupsRun {
     store: Option<Ensemble>,
     trials: usize,
     timing: LeaseTimingMs,
@@ -51,36 +69,31 @@ struct GroupsOptions {
 /// One kill.
 struct Trial {
     node: u8,
-    moved: BTreeSet<u16>,
-    /// Longest silence of the groups that moved, of the others then, and of the others for as long before.
-    silence: Duration,
-    others: Duration,
+    moved_groups: BTreeSet<u16>,
+    /// Longest blackout of the groups that moved; of the other groups at that time; of those in an equal time before.
+    blackout: Duration,
+    others_blackout: Duration,
     others_blackout_before: Duration,
     stall_ns: u64,
-    /// Only the dead one's groups moved, to those that live, and came back alone.
+    /// Only the killed gateway's groups moved, to survivors, and no others moved when it returned.
     only_expected_groups_moved: bool,
 }
 
-impl GroupsOptions {
-    fn of(args: &[String]) -> Result<Self, String> {
-        let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
-        let trials = value("--trials").map_or(Ok(4), |text| text.parse()).map_err(|_| "--trials N")?;
-        let timing = value("--timing").map_or(Some(RELAXED_TIMING), |text| LeaseTimingMs::parse(text));
-        let timing = timing.ok_or("--timing LEASE/RENEWAL/MARGIN in ms, such as 100/20/20")?;
-        let rate = value("--rate").cloned().unwrap_or_else(|| "100".to_owned());
-        let store = match value("--backend").map_or("file", String::as_str) {
-            "file" => None,
-            "etcd" if !cfg!(feature = "stores") => {
+impl GroupsRun {
+    fn new(args: GroupsArgs) -> Result<Self, String> {
+        let GroupsArgs { trials, backend, timing, rate } = args;
+        let store = match backend {
+            GroupsBackend::File => None,
+            GroupsBackend::Etcd if !cfg!(feature = "stores") => {
                 return Err("etcd is not built in: cargo run -p mdgw-tests --features stores --bin groups".to_owned());
             }
-            "etcd" if Store::Etcd.is_installed("groups") => Some(Ensemble::start(Store::Etcd, 3)),
-            "etcd" => return Err("etcd is not installed".to_owned()),
-            other => return Err(format!("--backend {other}: must be file or etcd")),
+            GroupsBackend::Etcd if Store::Etcd.is_installed("groups") => Some(Ensemble::start(Store::Etcd, 3)),
+            GroupsBackend::Etcd => return Err("etcd is not installed".to_owned()),
         };
         Ok(Self { store, trials, timing, rate })
     }
 
-    /// What came of it, and whether all was kept.
+    /// The report, and whether every promise was kept.
     fn run(&self) -> (String, bool) {
         let stall_monitor = StallMonitor::start();
         let (mut trials, mut verdicts, mut all_promises_kept) = (Vec::new(), String::new(), true);
@@ -91,16 +104,19 @@ impl GroupsOptions {
             verdicts.extend(faults.into_iter().map(|fault| format!("wrong: {fault}\n")));
             verdicts.push_str(&verdict.stdout);
             trials.extend(new);
-            let _nobody_reads = writeln!(std::io::stderr(), "groups: {} of {}", trials.len(), self.trials);
+            let _ignored = writeln!(std::io::stderr(), "groups: {} of {}", trials.len(), self.trials);
         }
         all_promises_kept &= trials.iter().all(|trial| trial.only_expected_groups_moved);
-        let verdict =
-            if all_promises_kept { "all streams whole and once; no group moved that had not to" } else { "NOT kept" };
+        let verdict = if all_promises_kept {
+            "every stream complete and without duplicates; no group moved without need"
+        } else {
+            "NOT kept"
+        };
         (format!("{}\n{verdicts}{verdict}\n", table(&trials)), all_promises_kept)
     }
 
-    /// Some kills of gateways that began together: a group that has moved stays longer each time.
-    fn run_cluster(&self, count: usize, stall_monitor: &StallMonitor) -> (Vec<Trial>, Vec<String>, Ended) {
+    /// Kills gateways of one cluster. Its trials are few, since the minimum tenure of a moved group grows with each move.
+    fn run_cluster(&self, count: usize, stall_monitor: &StallMonitor) -> (Vec<Trial>, Vec<String>, ExitedProcess) {
         let store = self.store.as_ref().map(|ensemble| {
             let endpoints: Vec<String> = ensemble.addresses().iter().map(|address| format!("\"{address}\"")).collect();
             format!("endpoints = [{}]\nprefix = \"/mdgw-{}/\"", endpoints.join(", "), unix_now().0)
@@ -111,7 +127,7 @@ impl GroupsOptions {
         let consumers = GroupConsumers::start(&cluster, GATEWAYS.into());
         let feed = cluster.feed(&self.rate);
         consumers.wait_for_more_deliveries(100);
-        // The first one is a witness: its logs say what had to come.
+        // Gateway 1 is never killed: its logs are the reference.
         let nodes = (2..=GATEWAYS).cycle().take(count);
         let trials = nodes.map(|node| kill(&mut cluster, &consumers, node, stall_monitor)).collect();
         consumers.wait_for_more_deliveries(100);
@@ -127,44 +143,45 @@ fn kill(cluster: &mut GroupCluster, consumers: &GroupConsumers, node: u8, stall_
     std::thread::sleep(PERIOD);
     let (killed, killed_ns) = (Instant::now(), unix_now().0);
     cluster.gateways.kill(node);
-    let others: Vec<u8> = (1..=GATEWAYS).filter(|other| *other != node).collect();
-    let without = cluster.wait_until_balanced(&others);
-    // What follows is as long as what was before.
+    let survivors: Vec<u8> = (1..=GATEWAYS).filter(|other| *other != node).collect();
+    let without = cluster.wait_until_balanced(&survivors);
+    // Observe for as long as before the kill.
     std::thread::sleep(PERIOD.saturating_sub(killed.elapsed()));
     let (end, over_ns) = (Instant::now(), unix_now().0);
-    let moved_groups = moved(&leaders, &without);
-    let rest: BTreeSet<u16> = (1..=GROUPS).filter(|group| !moved_groups.contains(group)).collect();
+    let moved = moved_groups(&leaders, &without);
+    let rest: BTreeSet<u16> = (1..=GROUPS).filter(|group| !moved.contains(group)).collect();
     let longest = |groups: &BTreeSet<u16>, from, until| {
         groups.iter().map(|group| consumers.longest_blackout(*group, from, until)).max().unwrap_or_default()
     };
     let mut trial = Trial {
         node,
-        silence: longest(&moved_groups, killed, end),
-        others: longest(&rest, killed, end),
+        blackout: longest(&moved, killed, end),
+        others_blackout: longest(&rest, killed, end),
         others_blackout_before: longest(&rest, observation_start, killed),
         stall_ns: stall_monitor.worst_ns(killed_ns, over_ns),
         only_expected_groups_moved: rest.iter().all(|group| without[group] == leaders[group])
-            && leaders.iter().all(|(group, (leader, _))| moved_groups.contains(group) == (*leader == node)),
-        moved: moved_groups,
+            && leaders.iter().all(|(group, (leader, _))| moved.contains(group) == (*leader == node)),
+        moved_groups: moved,
     };
     cluster.start(node);
     let again = cluster.wait_until_balanced(&[1, 2, 3]);
-    let back = moved(&without, &again);
-    trial.only_expected_groups_moved &= back.iter().all(|group| again[group].0 == node);
-    trial.only_expected_groups_moved &= without.iter().all(|(group, led)| back.contains(group) || again[group] == *led);
+    let returned = moved_groups(&without, &again);
+    trial.only_expected_groups_moved &= returned.iter().all(|group| again[group].0 == node);
+    trial.only_expected_groups_moved &=
+        without.iter().all(|(group, led)| returned.contains(group) || again[group] == *led);
     trial
 }
 
 fn table(trials: &[Trial]) -> String {
-    let mut rows = vec!["killed  its groups  silent, ms  the others  before it  stall  right\n".to_owned()];
+    let mut rows = vec!["killed  its groups  blackout, ms  other groups  before  stall  right\n".to_owned()];
     for trial in trials {
-        let groups: Vec<String> = trial.moved.iter().map(ToString::to_string).collect();
+        let groups: Vec<String> = trial.moved_groups.iter().map(ToString::to_string).collect();
         rows.push(format!(
-            "gw{:<5} {:<11} {:>10} {:>11} {:>10} {:>6} {:>6}\n",
+            "gw{:<5} {:<11} {:>12} {:>13} {:>7} {:>6} {:>6}\n",
             trial.node,
             groups.join(" "),
-            ms(trial.silence),
-            ms(trial.others),
+            ms(trial.blackout),
+            ms(trial.others_blackout),
             ms(trial.others_blackout_before),
             ms(Duration::from_nanos(trial.stall_ns)),
             if trial.only_expected_groups_moved { "yes" } else { "NO" }
@@ -172,9 +189,9 @@ fn table(trials: &[Trial]) -> String {
     }
     type Column = (&'static str, fn(&Trial) -> Duration);
     let columns: [Column; 3] = [
-        ("silence of the dead one's groups", |trial| trial.silence),
-        ("of the others", |trial| trial.others),
-        ("of the others before the kill", |trial| trial.others_blackout_before),
+        ("blackout of the killed gateway's groups", |trial| trial.blackout),
+        ("of the other groups", |trial| trial.others_blackout),
+        ("of the other groups before the kill", |trial| trial.others_blackout_before),
     ];
     for (name, of) in columns {
         let mut values: Vec<Duration> = trials.iter().map(of).collect();
@@ -190,7 +207,7 @@ fn ms(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64() * 1e3)
 }
 
-/// How long is looked before a kill, and at least after it.
+/// Observation time before a kill, and at least as long after it.
 const PERIOD: Duration = Duration::from_secs(3);
-/// Then everything begins anew.
+/// Trials before everything is restarted.
 const TRIALS_PER_CLUSTER: usize = 4;

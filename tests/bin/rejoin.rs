@@ -1,17 +1,17 @@
-//! How soon a gateway that lost everything is level with its peer again, in the middle of a day with many open orders.
+//! Measures how soon a gateway that lost everything has caught up with its peer, in the middle of a day with many open
+//! orders.
 //!
 //! `MDGW_PROGRAM=target/release/mdgw cargo run --release -p mdgw-tests --bin rejoin -- [--orders 1000000] [--trials 5] [--packets 4000]`
 //!
-//! Two gateways on this host, a made-up Nasdaq day at `--packets` a second that works up to so many open orders and stays
-//! there. Then, again and again, the gateway that doesn't lead is killed, its folder emptied, and started: until it runs,
-//! until it lacks less than a second of its peer's messages, until it stands for election (which takes two seconds of being
-//! level).
+//! Two gateways on this host play a synthetic Nasdaq day at `--packets` per second. The day builds up `--orders` open orders
+//! and keeps that number. Each trial kills the follower, empties its directory and starts it. It measures the time until the
+//! gateway runs, until it is less than a second of messages behind its peer, and until it is eligible (which takes two
+//! seconds of being caught up).
 //!
-//! Beside it, what that costs the leader: the times of its `publish` stage while the other one comes back, until it is level, and
-//! while it stays dead for as long, in turns.
+//! It also measures the cost for the leader: the times of its `publish` stage while the follower catches up, and for an equal
+//! time while the follower is down.
 
 use std::{
-    env,
     fmt::Write as _,
     fs,
     io::{BufWriter, Write as _},
@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use clap::Parser;
 use mdgw_publog::Reader;
 use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, write_day_file};
 use mdgw_telemetry::stages::Stage;
@@ -30,9 +31,23 @@ use mdgw_tests::{
 };
 use mdgw_tools::report::Report;
 
+/// Measures how soon a gateway that lost everything has caught up with its peer.
+#[derive(Debug, Parser)]
+#[command(name = "rejoin")]
+struct RejoinArgs {
+    /// Open orders in the books.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    orders: u32,
+    /// Number of restarts.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    trials: u32,
+    /// Packets per second.
+    #[arg(long, value_name = "N", default_value_t = 4_000)]
+    packets: u32,
+}
+
 fn main() -> ExitCode {
-    let args: Vec<String> = env::args().skip(1).collect();
-    let (text, code) = match run(&args) {
+    let (text, code) = match run(&RejoinArgs::parse()) {
         Ok(text) => (text, 0),
         Err(error) => (format!("rejoin: {error}\n"), 2),
     };
@@ -40,14 +55,8 @@ fn main() -> ExitCode {
     if written.is_ok() { ExitCode::from(code) } else { ExitCode::from(2) }
 }
 
-fn run(args: &[String]) -> Result<String, String> {
-    let number = |name: &str, default: u32| match args.iter().position(|arg| arg == name) {
-        Some(at) => args.get(at + 1).and_then(|text| text.parse().ok()).ok_or_else(|| format!("{name} N")),
-        None => Ok(default),
-    };
-    let (orders, trials) = (number("--orders", 1_000_000)?, number("--trials", 5)?);
-    let packets = number("--packets", 4_000)?;
-
+fn run(args: &RejoinArgs) -> Result<String, String> {
+    let RejoinArgs { orders, trials, packets } = *args;
     let mut wanted = SiteConfig::itch();
     let orders_max = orders + orders / 4;
     wanted.latency = "interval_ms = 100\n";
@@ -56,7 +65,7 @@ fn run(args: &[String]) -> Result<String, String> {
     (wanted.segment_bytes, wanted.retention_bytes) = (64 << 20, 1 << 30);
     let mut pair = ElectedPair::new(wanted);
     let day_file = pair.gateways.site(1).path("S013019-v50.txt.itch");
-    // Trials take some seconds each, in which a packet brings about a dozen messages.
+    // A trial takes some seconds, and a packet carries about a dozen messages.
     let after = u64::from(trials) * 25 * u64::from(packets) * 12;
     let (orders_reached_at, messages) = write_day(&day_file, orders, after)?;
 
@@ -73,65 +82,65 @@ fn run(args: &[String]) -> Result<String, String> {
         std::thread::sleep(Duration::from_millis(20));
     }
     let mut report = format!("{orders} open orders after {orders_reached_at} of {messages} messages\n");
-    report.push_str("trial   at message   it runs   level within a second   it stands   (ms)\n");
+    report.push_str("trial   at message   it runs   caught up within a second   eligible   (ms)\n");
     let mut periods = Vec::new();
     for trial in 1..=trials {
-        let back = 3 - leader;
-        pair.gateways.kill(back);
+        let restarted = 3 - leader;
+        pair.gateways.kill(restarted);
         for name in ["log", "state.json", "latency"] {
-            let path = pair.gateways.site(back).path(name);
+            let path = pair.gateways.site(restarted).path(name);
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(|error| format!("remove {}: {error}", path.display()))?;
         }
-        // As long as the last one took to come back.
-        let control = periods.last().map_or(CONTROL_FIRST, |(_, back): &(TimeSpan, TimeSpan)| back.length());
+        // The control period is as long as the last catch-up.
+        let control = periods.last().map_or(CONTROL_FIRST, |(_, restarted): &(TimeSpan, TimeSpan)| restarted.length());
         let control = TimeSpan::of(|| std::thread::sleep(control));
         let restart_time = SystemTime::now();
         let at = log.next_sequence();
         let restarted_at = Instant::now();
-        pair.start(back);
+        pair.start(restarted);
         let runs = restarted_at.elapsed();
-        let (mut level, mut stands) = (None, None);
-        while stands.is_none() {
-            let status = pair.status(back).ok_or("the gateway that came back doesn't answer")?;
+        let (mut caught_up, mut eligible) = (None, None);
+        while eligible.is_none() {
+            let status = pair.status(restarted).ok_or("the gateway that came back doesn't answer")?;
             let joining = &status["details"]["joining"];
-            let lacks = joining["behind_messages"].as_u64().unwrap_or(u64::MAX);
+            let missing_messages = joining["behind_messages"].as_u64().unwrap_or(u64::MAX);
             let is_joined = joining["channels_missing"] == 0 && joining.is_object() && log.next_sequence() > at;
-            if is_joined && lacks < u64::from(packets) * 12 {
-                level.get_or_insert_with(|| restarted_at.elapsed());
+            if is_joined && missing_messages < u64::from(packets) * 12 {
+                caught_up.get_or_insert_with(|| restarted_at.elapsed());
             } else {
-                level = None;
+                caught_up = None;
             }
             if status["role"] == "candidate" {
-                stands = Some(restarted_at.elapsed());
+                eligible = Some(restarted_at.elapsed());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         let shown = |time: Option<Duration>| {
             time.map_or_else(|| "-".to_owned(), |time| format!("{:.0}", time.as_secs_f64() * 1e3))
         };
-        periods.push((control, TimeSpan { from: restart_time, until: restart_time + level.unwrap_or_default() }));
-        let [runs, level, stands] = [Some(runs), level, stands].map(shown);
-        let _ = writeln!(report, "{trial:>5}   {at:>10}   {runs:>7}   {level:>21}   {stands:>9}");
+        periods.push((control, TimeSpan { from: restart_time, until: restart_time + caught_up.unwrap_or_default() }));
+        let [runs, caught_up, eligible] = [Some(runs), caught_up, eligible].map(shown);
+        let _ = writeln!(report, "{trial:>5}   {at:>10}   {runs:>7}   {caught_up:>25}   {eligible:>8}");
     }
     let _ = writeln!(report, "the feed at the end: message {}", log.next_sequence());
     let _ended = feed.stop_with(Signal::Terminate);
     let _exited = pair.gateways.end(leader);
     let latency = LatencyIntervals::of(&pair.gateways.site(leader).path("latency"))?;
     report.push_str(
-        "the leader's publish stage, us      alone p50   p99   max      while the other comes back p50   p99   max\n",
+        "the leader's publish stage, us      follower down p50   p99   max      follower catching up p50   p99   max\n",
     );
-    for (trial, (control, back)) in (1..).zip(&periods) {
-        let [control, back] = [latency.within(control), latency.within(back)];
-        let _ = writeln!(report, "{trial:>5}   {control:>48}   {back:>46}");
+    for (trial, (control, restarted)) in (1..).zip(&periods) {
+        let [control, restarted] = [latency.within(control), latency.within(restarted)];
+        let _ = writeln!(report, "{trial:>5}   {control:>48}   {restarted:>46}");
     }
     Ok(report)
 }
 
-/// The first control period: nothing is known yet of how long it takes to come back.
+/// The first control period: no catch-up has been measured yet.
 const CONTROL_FIRST: Duration = Duration::from_secs(2);
 
-/// A stretch of time, by the wall clock as latency logs are.
+/// A period of wall-clock time, as latency logs use it.
 #[derive(Clone, Copy, Debug)]
 struct TimeSpan {
     from: SystemTime,
@@ -150,10 +159,10 @@ impl TimeSpan {
     }
 }
 
-/// Latency logs by line: what their heads say, and which interval each other line is of.
+/// A latency log: its header lines, and each other line with its interval.
 struct LatencyIntervals {
-    heads: String,
-    /// Begin and end since 1970, seconds.
+    headers: String,
+    /// Begin and end in seconds since 1970 UTC, and the line.
     intervals: Vec<(f64, f64, String)>,
 }
 
@@ -168,23 +177,23 @@ impl LatencyIntervals {
         let text = fs::read_to_string(&path).map_err(unreadable)?;
         let base = text.lines().find_map(|line| line.strip_prefix("#[BaseTime: ")?.split(' ').next()?.parse().ok());
         let base: f64 = base.ok_or("a latency log without a base time")?;
-        let (heads, lines): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| !line.starts_with("Tag="));
+        let (headers, lines): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| !line.starts_with("Tag="));
         let interval = |line: &str| {
             let mut fields = line.split(',').skip(1).map_while(|field| field.parse::<f64>().ok());
             let (start, length) = (base + fields.next()?, fields.next()?);
             Some((start, start + length, line.to_owned()))
         };
         let is_head = |line: &&str| !line.starts_with("#[counts");
-        let heads = heads.into_iter().filter(is_head).fold(String::new(), |heads, line| heads + line + "\n");
-        Ok(Self { heads, intervals: lines.into_iter().filter_map(interval).collect() })
+        let headers = headers.into_iter().filter(is_head).fold(String::new(), |headers, line| headers + line + "\n");
+        Ok(Self { headers, intervals: lines.into_iter().filter_map(interval).collect() })
     }
 
-    /// p50, p99 and maximum of the intervals that lie within a period.
+    /// p50, p99 and maximum in us, over the intervals that lie within the period.
     fn within(&self, period: &TimeSpan) -> String {
         let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let (from, until) = (seconds(period.from), seconds(period.until));
         let lines = self.intervals.iter().filter(|(begin, end, _)| from <= *begin && *end <= until);
-        let text = lines.fold(self.heads.clone(), |text, (.., line)| text + line + "\n");
+        let text = lines.fold(self.headers.clone(), |text, (.., line)| text + line + "\n");
         let report = Report::of(&[("period.hlog".into(), text.into_bytes())], None);
         let Some(stage) = report.channels.first().and_then(|channel| channel.stage(Stage::Publish)) else {
             return "-".to_owned();
@@ -194,15 +203,15 @@ impl LatencyIntervals {
     }
 }
 
-/// A day that works up to `orders` open orders; after how many messages it has them, and how many there are in all.
+/// Writes a day that builds up `orders` open orders. Returns after how many messages it has them, and the number of all.
 fn write_day(path: &Path, orders: u32, after: u64) -> Result<(u64, u64), String> {
-    let endless = ItchDay { live_orders: orders + orders / 50, message_count: u64::MAX, ..ItchDay::default() };
-    let (mut generator, mut message) = (ItchGenerator::new(endless), Vec::new());
+    let unbounded_day = ItchDay { live_orders: orders + orders / 50, message_count: u64::MAX, ..ItchDay::default() };
+    let (mut generator, mut message) = (ItchGenerator::new(unbounded_day), Vec::new());
     while generator.live_orders() < orders {
         generator.next_message(&mut message);
     }
     let orders_reached_at = generator.generated();
-    let day = ItchDay { message_count: orders_reached_at + after, ..endless };
+    let day = ItchDay { message_count: orders_reached_at + after, ..unbounded_day };
     let written = fs::File::create(path).and_then(|file| {
         let mut writer = BufWriter::new(file);
         let count = write_day_file(&mut ItchGenerator::new(day), &mut writer)?;
@@ -212,7 +221,7 @@ fn write_day(path: &Path, orders: u32, after: u64) -> Result<(u64, u64), String>
     written.map(|count| (orders_reached_at, count)).map_err(|error| format!("write {}: {error}", path.display()))
 }
 
-/// How far the leader has come.
+/// The leader's publication log, read for its position.
 struct LeaderLog {
     reader: Reader,
     next: u64,

@@ -1,31 +1,19 @@
-//! Takeovers between real gateways on hosts of their own (network namespaces), under load, again and again; what every
-//! receiver was told is judged, and for how long it was told nothing.
+//! Injects faults into real gateways on hosts of their own (network namespaces), under load, and checks what every receiver
+//! got, and for how long it got nothing new.
 //!
 //! `cargo run --release -p mdgw-tests --features stores --bin takeovers -- --all --trials 50`
 //!
-//! | option | |
-//! | --- | --- |
-//! | `--all` | every case over its own backend, the figures' cases over all of them; prints a table |
-//! | `--case NAME` | one case; `--case list` names all |
-//! | `--trials N` | how often (50) |
-//! | `--backend file|quorum|emergent|etcd|zookeeper` | who grants leadership, if not as the case says |
-//! | `--timing 100/20/20` | lease, renewal, margin in ms |
-//! | `--no-sentinel` | nobody tells of a death |
-//! | `--kernel-fence` | the kernel refuses what a gateway sends past its deadline (`kernel_fence`) |
-//! | `--rate N` | messages of the venue in a second (50,000) |
-//! | `--lasts N` | for how many seconds what must change nothing lasts (3) |
-//! | `--trials-a-day N` | trials before everything is started anew (5) |
-//! | `--fast DIRECTORY` | memory for logs and captures |
-//! | `--priority N` | SCHED_FIFO priority of the election threads |
-//! | `--busy N` | threads that do nothing but take the processor's time |
+//! `--help` lists the options, `--case list` the cases.
 //!
-//! Silence is from the last record of the old epoch to the first new content of the new one, by the kernel's stamps at each
-//! receiver; where nothing may move, it is the longest time without anything new. Its split: until the blow, until the
-//! sentinel *noticed* the death, the next leader was *told*, was *elected* (without a sentinel: from the blow, the lease's
-//! end included), its first *packet* was heard, and its first new *content*. Before a blow all gateways are level again and
-//! the harness asks for nothing during two renewals. Trials during which a core could not run a thread for more than 2 ms
-//! are told apart, and none is left out. Exits with 1 when anything was lost, doubled, out of order, published by two at a
-//! time, or otherwise not as it has to be.
+//! The blackout runs from the last record of the old epoch to the first new content of the new one, by kernel timestamps at
+//! each receiver. For a fault that must not move leadership it is the longest time without new content. Its parts are the
+//! times until the fault, until the sentinel *noticed* the death, until the next leader was *notified*, until it was
+//! *elected* (without a sentinel: from the fault, the rest of the lease included), until its first *packet* was received, and
+//! until its first new *content*.
+//!
+//! Before a fault all gateways have caught up, and the harness sends no requests for two renewals. Trials during which a core
+//! could not run a thread for more than 2 ms are reported separately; none is left out. Exit code 1: a message was lost,
+//! duplicated or out of order, two gateways published at a time, or an outcome was not the expected one.
 
 use std::{
     env,
@@ -36,32 +24,81 @@ use std::{
     time::Duration,
 };
 
+use clap::{ArgGroup, Parser};
 use mdgw_tests::{
     failover::LeaseTimingMs,
     stores::Store,
     world::{
         Testbed,
-        faults::{CASES, FaultCase, named},
+        faults::{CASES, FaultCase, case_named},
         plan::{ElectionBackend, Plan},
         stall::StallMonitor,
-        trials::{TABLE_HEAD, Trials},
+        trials::{FaultTrials, TABLE_HEAD},
     },
 };
 
+/// Injects faults into gateways under load, and checks what every receiver got.
+#[derive(Debug, Parser)]
+#[command(name = "takeovers", group = ArgGroup::new("cases").required(true).args(["all", "case"]))]
+struct TakeoverArgs {
+    /// Every case over its own backend, the benchmark's cases over all of them; prints a table.
+    #[arg(long)]
+    all: bool,
+    /// One case; `list` prints all names.
+    #[arg(long, value_name = "NAME")]
+    case: Option<String>,
+    /// Number of faults of each case.
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    trials: u64,
+    /// The lease authority: file, quorum, emergent, etcd or zookeeper [default: as the case says].
+    #[arg(long, value_name = "NAME", value_parser = parse_backend)]
+    backend: Option<ElectionBackend>,
+    /// Lease, renewal and margin in ms.
+    #[arg(long, value_name = "LEASE/RENEWAL/MARGIN", default_value_t = LeaseTimingMs(100, 20, 20))]
+    timing: LeaseTimingMs,
+    /// Without a sentinel: deaths are not announced.
+    #[arg(long)]
+    no_sentinel: bool,
+    /// The kernel drops what a gateway sends past its lease deadline.
+    #[arg(long)]
+    kernel_fence: bool,
+    /// Messages of the venue per second.
+    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
+    rate: u64,
+    /// Duration of a fault that must change nothing, seconds.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    fault_seconds: u64,
+    /// Trials before everything is restarted.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    trials_per_day: u64,
+    /// Directory in memory for logs and captures [default: the temporary directory].
+    #[arg(long, value_name = "DIRECTORY")]
+    fast_dir: Option<PathBuf>,
+    /// SCHED_FIFO priority of the election threads, 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=99))]
+    priority: u8,
+    /// Threads that only take processor time.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    busy_threads: u64,
+}
+
+fn parse_backend(name: &str) -> Result<ElectionBackend, String> {
+    ElectionBackend::from_name(name).ok_or_else(|| "must be file, quorum, emergent, etcd or zookeeper".to_owned())
+}
+
 fn main() -> ExitCode {
-    let args: Vec<String> = env::args().skip(1).collect();
-    match Options::parse(&args).and_then(|options| options.map_or_else(list, |options| options.run())) {
+    match Options::new(TakeoverArgs::parse()).and_then(|options| options.map_or_else(list, |options| options.run())) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
-            let _nobody_reads = writeln!(std::io::stderr(), "takeovers: {error}");
+            let _ignored = writeln!(std::io::stderr(), "takeovers: {error}");
             ExitCode::from(2)
         }
     }
 }
 
 fn list() -> Result<bool, String> {
-    print(&CASES.map(|case| format!("{:<18} {}\n", case.name, case.description)).concat())?;
+    print(&CASES.map(|case| format!("{:<29} {}\n", case.name, case.description)).concat())?;
     Ok(true)
 }
 
@@ -71,22 +108,12 @@ fn print(text: &str) -> Result<(), String> {
 }
 
 struct Options {
-    /// `None`: all of them.
+    /// `None`: all cases.
     case: Option<FaultCase>,
-    backend: Option<ElectionBackend>,
-    timing: LeaseTimingMs,
-    has_sentinel: bool,
-    has_kernel_fence: bool,
-    trials: u64,
-    trials_per_day: u64,
-    rate: u64,
-    fault_s: u64,
-    priority: u8,
-    busy: u64,
-    fast: PathBuf,
+    args: TakeoverArgs,
 }
 
-/// What is done over and over: a case, and in which world.
+/// One kind of trial: a case, its backend and timing.
 #[derive(Clone, Copy)]
 struct TrialKind {
     case: FaultCase,
@@ -96,44 +123,19 @@ struct TrialKind {
 }
 
 impl Options {
-    /// `None`: only the names of the cases are wanted.
-    fn parse(args: &[String]) -> Result<Option<Self>, String> {
-        let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
-        let has_flag = |name: &str| args.iter().any(|arg| arg == name);
-        let number = |name: &str, default: u64| match value(name) {
-            Some(text) => text.parse().map_err(|_| format!("{name} {text}: a number")),
-            None => Ok(default),
-        };
-        let case = match value("--case").map(String::as_str) {
+    /// `None`: print the names of the cases.
+    fn new(args: TakeoverArgs) -> Result<Option<Self>, String> {
+        let case = match args.case.as_deref() {
             Some("list") => return Ok(None),
-            Some(name) => {
-                Some(named(name).ok_or_else(|| format!("--case {name}: none of that name, see --case list"))?)
-            }
-            None if has_flag("--all") => None,
-            None => return Err("--all, --case NAME, or --case list".to_owned()),
+            Some(name) => Some(case_named(name).ok_or_else(|| format!("--case {name}: unknown, see --case list"))?),
+            None => None,
         };
-        let backend =
-            |name: &String| ElectionBackend::named(name).ok_or_else(|| format!("--backend {name}: none of that name"));
-        let timing = value("--timing").map_or("100/20/20", String::as_str);
-        Ok(Some(Self {
-            case,
-            backend: value("--backend").map(backend).transpose()?,
-            timing: LeaseTimingMs::parse(timing).ok_or("--timing LEASE/RENEWAL/MARGIN in ms, such as 20/4/4")?,
-            has_sentinel: !has_flag("--no-sentinel"),
-            has_kernel_fence: has_flag("--kernel-fence"),
-            trials: number("--trials", 50)?,
-            trials_per_day: number("--trials-a-day", 5)?.max(1),
-            rate: number("--rate", 50_000)?.max(1),
-            fault_s: number("--lasts", 3)?,
-            priority: u8::try_from(number("--priority", 0)?).map_err(|_| "--priority 0 to 99")?,
-            busy: number("--busy", 0)?,
-            fast: value("--fast").map_or_else(env::temp_dir, PathBuf::from),
-        }))
+        Ok(Some(Self { case, args }))
     }
 
     fn run(&self) -> Result<bool, String> {
         let stall_monitor = StallMonitor::start();
-        for _ in 0..self.busy {
+        for _ in 0..self.args.busy_threads {
             std::thread::spawn(|| {
                 loop {
                     std::hint::spin_loop();
@@ -143,79 +145,79 @@ impl Options {
         let Some(case) = self.case else { return self.run_all(&stall_monitor) };
         let kind = TrialKind {
             case,
-            backend: self.backend.unwrap_or(case.backend),
-            timing: self.timing,
-            has_sentinel: self.has_sentinel,
+            backend: self.args.backend.unwrap_or(case.backend),
+            timing: self.args.timing,
+            has_sentinel: !self.args.no_sentinel,
         };
         let Some(trials) = self.run_kind(kind, &stall_monitor) else { return Err("skipped".to_owned()) };
-        print(&trials.told(case.name))?;
-        Ok(trials.is_right())
+        print(&trials.report(case.name))?;
+        Ok(trials.all_as_expected())
     }
 
     fn run_all(&self, stall_monitor: &StallMonitor) -> Result<bool, String> {
         print(TABLE_HEAD)?;
         let mut is_right = true;
-        for kind in kinds(self.timing) {
+        for kind in trial_kinds(self.args.timing) {
             let Some(trials) = self.run_kind(kind, stall_monitor) else { continue };
             print(&trials.table_row(&kind.title()))?;
-            if !trials.is_right() {
+            if !trials.all_as_expected() {
                 is_right = false;
-                let _nobody_reads = std::io::stderr().write_all(trials.told(&kind.title()).as_bytes());
+                let _ignored = std::io::stderr().write_all(trials.report(&kind.title()).as_bytes());
             }
         }
         Ok(is_right)
     }
 
-    /// `None`: this machine can't do it.
-    fn run_kind(&self, kind: TrialKind, stall_monitor: &StallMonitor) -> Option<Trials> {
-        let mut trials = Trials::default();
+    /// `None`: skipped, since this machine cannot run it.
+    fn run_kind(&self, kind: TrialKind, stall_monitor: &StallMonitor) -> Option<FaultTrials> {
+        let mut trials = FaultTrials::default();
         let mut done = 0;
-        while done < self.trials {
-            let count = self.trials_per_day.min(self.trials - done);
-            let mut blows = Vec::new();
-            // A day that breaks off says so, and the next one is played all the same.
+        while done < self.args.trials {
+            let count = self.args.trials_per_day.min(self.args.trials - done);
+            let mut injected_faults = Vec::new();
+            // A day that panics is recorded, and the next one is played all the same.
             let played = panic::catch_unwind(AssertUnwindSafe(|| {
                 let mut world = Testbed::start(&kind.title(), self.plan(kind, count))?;
                 world.wait_until_expectation_ready();
                 world.start_session();
                 world.wait_for_more_deliveries(1_000);
                 for trial in done..done + count {
-                    blows.push((kind.case.strike)(&mut world, trial));
-                    let _nobody_reads =
-                        writeln!(std::io::stderr(), "{}: {} of {}", kind.title(), trial + 1, self.trials);
+                    injected_faults.push((kind.case.inject)(&mut world, trial));
+                    let _ignored =
+                        writeln!(std::io::stderr(), "{}: {} of {}", kind.title(), trial + 1, self.args.trials);
                 }
                 Some(world.finish())
             }));
             match played {
-                Ok(judged) => trials.take(&kind.case, &blows, &judged?, stall_monitor),
+                Ok(result) => trials.record_day(&kind.case, &injected_faults, &result?, stall_monitor),
                 Err(why) => {
                     let text = why.downcast_ref::<String>().cloned();
                     let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                    trials.record_aborted_day(blows.len(), text.unwrap_or_default());
+                    trials.record_aborted_day(injected_faults.len(), text.unwrap_or_default());
                 }
             }
             done += count;
-            let _nobody_reads = writeln!(std::io::stderr(), "{}: {}", kind.title(), trials.progress_line());
+            let _ignored = writeln!(std::io::stderr(), "{}: {}", kind.title(), trials.progress_line());
         }
         Some(trials)
     }
 
     fn plan(&self, kind: TrialKind, trials: u64) -> Plan {
-        // More than the trials take; the venue is stopped after the last.
-        let trial_s = 10 + 2 * self.fault_s.saturating_sub(3);
-        let messages = self.rate * (trial_s * trials + 20);
+        // More messages than the trials take; the venue is stopped after the last trial.
+        let trial_s = 10 + 2 * self.args.fault_seconds.saturating_sub(3);
+        let messages = self.args.rate * (trial_s * trials + 20);
         let mut plan = Plan {
             timing: kind.timing,
             has_sentinel: kind.has_sentinel,
-            has_kernel_fence: self.has_kernel_fence,
+            has_kernel_fence: self.args.kernel_fence,
             messages,
-            messages_per_second: self.rate as f64,
-            priority: self.priority,
-            calm: Duration::from_secs(self.fault_s),
-            // All of it: a gateway that comes back gets it from the other one.
+            messages_per_second: self.args.rate as f64,
+            priority: self.args.priority,
+            stable_for: Duration::from_secs(self.args.fault_seconds),
+            // The whole day: a restarted gateway copies it from its peer.
             history_bytes: (messages * MESSAGE_BYTES_MAX).max(32 << 20),
-            fast: self.fast.clone(),
-            ..Plan::calm(kind.backend)
+            fast_dir: self.args.fast_dir.clone().unwrap_or_else(env::temp_dir),
+            ..Plan::relaxed(kind.backend)
         };
         (kind.case.prepare)(&mut plan);
         plan
@@ -229,13 +231,13 @@ impl TrialKind {
     }
 }
 
-/// The figures' kinds, then every case over its own backend.
-fn kinds(timing: LeaseTimingMs) -> Vec<TrialKind> {
+/// The kinds of the benchmark table, then every case over its own backend.
+fn trial_kinds(timing: LeaseTimingMs) -> Vec<TrialKind> {
     const QUORUM: ElectionBackend = ElectionBackend::Quorum;
     const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
     const ZOOKEEPER: ElectionBackend = ElectionBackend::Store(Store::ZooKeeper);
     let default = LeaseTimingMs(100, 20, 20);
-    let figures = [
+    let benchmark_kinds = [
         ("kill", ElectionBackend::File, default, true),
         ("kill", QUORUM, default, true),
         ("kill", ETCD, default, true),
@@ -245,22 +247,22 @@ fn kinds(timing: LeaseTimingMs) -> Vec<TrialKind> {
         ("kill", QUORUM, LeaseTimingMs(40, 8, 8), false),
         ("kill", ETCD, default, false),
         ("kill", ZOOKEEPER, default, false),
-        ("stop", ETCD, default, false),
-        ("stop", ZOOKEEPER, default, false),
-        ("stop", QUORUM, default, true),
+        ("pause", ETCD, default, false),
+        ("pause", ZOOKEEPER, default, false),
+        ("pause", QUORUM, default, true),
         ("hand-over", ElectionBackend::File, default, true),
         ("hand-over", QUORUM, default, true),
         ("hand-over", ETCD, default, true),
         ("hand-over", ZOOKEEPER, default, true),
     ];
-    let figures = figures.into_iter().filter_map(|(name, backend, timing, has_sentinel)| {
-        Some(TrialKind { case: named(name)?, backend, timing, has_sentinel })
+    let benchmark_kinds = benchmark_kinds.into_iter().filter_map(|(name, backend, timing, has_sentinel)| {
+        Some(TrialKind { case: case_named(name)?, backend, timing, has_sentinel })
     });
     let benchmark_cases = ["kill", "hand-over"];
     let cases = CASES.into_iter().filter(|case| !benchmark_cases.contains(&case.name));
     let cases = cases.map(|case| TrialKind { case, backend: case.backend, timing, has_sentinel: true });
-    figures.chain(cases).collect()
+    benchmark_kinds.chain(cases).collect()
 }
 
-/// With what is kept beside it.
+/// Upper bound of a message with its metadata in the history, bytes.
 const MESSAGE_BYTES_MAX: u64 = 64;

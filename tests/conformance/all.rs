@@ -1,4 +1,4 @@
-//! What is read of a venue's packets against its specification and its real captures.
+//! Decoded packets of each venue, checked against its specification and its real captures.
 
 mod iex;
 mod nasdaq;

@@ -22,7 +22,7 @@ fn every_itch_message_decodes_to_its_expected_fields() {
 fn is_itch50(directory: &str) -> bool {
     let is_ours = directory.starts_with("nasdaq") && directory.contains("/itch-5.0");
     if directory.starts_with("nasdaq") && !is_ours {
-        captures::say(&format!("SKIPPED: {directory}: not ITCH 5.0"));
+        captures::print_to_stderr(&format!("SKIPPED: {directory}: not ITCH 5.0"));
     }
     is_ours
 }

@@ -1,5 +1,5 @@
-//! Which feed a datagram belongs to, told from real packets: ours are recognised, other venues' are not mistaken for
-//! ours.
+//! Recognition of a datagram's feed, checked with real packets: supported feeds are recognised, and other venues'
+//! packets are not mistaken for them.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn every_packet_is_recognised_correctly() {
         let wanted = feed_of(&root, &pair.capture);
         // A capture may be cut in its last packet.
         while let Ok(Some(captured)) = file.next_datagram() {
-            // A MoldUDP64 heartbeat doesn't tell whose it is.
+            // A MoldUDP64 heartbeat doesn't identify its venue.
             let is_silent =
                 wanted == Some(DetectedProtocol::Itch50) && captured.payload.len() == moldudp64::HEADER_BYTES;
             match (wanted, is_silent) {
@@ -31,12 +31,12 @@ fn every_packet_is_recognised_correctly() {
             }
             let location = format!("{}: frame {} taken for {recognised:?}", pair.capture.display(), captured.frame);
             assert_eq!(wanted, None, "{location}");
-            captures::say(&format!("  mistaken: {location}"));
+            captures::print_to_stderr(&format!("  mistaken: {location}"));
             mistaken += 1;
         }
     }
-    captures::say(&format!(
-        "recognition: {ours} packets of our feeds, {unidentifiable} that can't tell, {foreign} of others, {mistaken} mistaken"
+    captures::print_to_stderr(&format!(
+        "recognition: {ours} packets of our feeds, {unidentifiable} without identification, {foreign} of others, {mistaken} mistaken"
     ));
     assert!(ours > 0, "nothing was looked at");
     // Another protocol over MoldUDP64 may have a message of the same type and length, such as the system event of its

@@ -1,4 +1,4 @@
-//! `mdgw book`: the books that it shows are those that the messages make, at the moment that was asked for.
+//! `mdgw book` shows the books that the messages make, at the requested moment.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended},
+    process::{self, ExitedProcess},
     site::text,
 };
 use serde_json::{Value, json};
@@ -199,7 +199,7 @@ fn damaged_files_are_reported_and_earlier_books_are_shown() {
     }
 }
 
-/// A made-up day as a capture.
+/// A synthetic day as a capture.
 struct DayCapture {
     folder: TempDir,
     path: PathBuf,
@@ -226,7 +226,7 @@ impl DayCapture {
         path
     }
 
-    fn book(&self, more: &[&str]) -> Ended {
+    fn book(&self, more: &[&str]) -> ExitedProcess {
         process::run(["book", text(&self.path), "--feed", "nasdaq-itch-5.0"].iter().chain(more))
     }
 
@@ -336,6 +336,6 @@ fn order_of(row: &Value) -> (u64, u64, u64) {
     (number(0), number(1), number(2))
 }
 
-fn json_lines(ended: &Ended) -> Vec<Value> {
+fn json_lines(ended: &ExitedProcess) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

@@ -1,5 +1,5 @@
-//! `mdgw capture` as it is run: other people's tools read its files, it ends in order, and what ends it otherwise (a kill,
-//! a full disk) costs no more than it must.
+//! `mdgw capture` as a user runs it: third-party tools read its files, and it stops in order. A kill or a full disk
+//! loses no more than it must.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 
 use mdgw_captures::capture_file::{CaptureFault, CaptureFile, OpenOptions};
 use mdgw_tests::{
-    captures::say,
+    captures::print_to_stderr,
     process::{self, MdgwProcess, Signal, TEST_TIMEOUT, program},
     site::{Site, text},
 };
@@ -26,7 +26,7 @@ fn wireshark_tools_read_captures_from_sockets() {
 #[test]
 fn wireshark_tools_read_captures_from_packet_rings() {
     if !rustix::process::geteuid().is_root() {
-        say("SKIPPED: capture --raw: takes root");
+        print_to_stderr("SKIPPED: capture --raw: takes root");
         return;
     }
     check_with_wireshark("raw", &["--raw"]);
@@ -67,7 +67,7 @@ fn check_with_wireshark(name: &str, more: &[&str]) {
     check_interface_statistics(&out, lines);
 }
 
-/// What the file says of itself, block by block, is what the summary said.
+/// The counts in the file, block by block, equal those of the summary.
 fn check_interface_statistics(out: &Path, lines: &[Value]) {
     let Some(output) = wireshark("tshark", &["-X", "read_format:MIME Files Format", "-V", "-r", text(out)]) else {
         return;
@@ -91,7 +91,7 @@ fn drops_of_a_full_socket_are_reported_per_line() {
 #[test]
 fn drops_of_a_full_packet_ring_are_reported_per_line() {
     if !rustix::process::geteuid().is_root() {
-        say("SKIPPED: capture --raw: takes root");
+        print_to_stderr("SKIPPED: capture --raw: takes root");
         return;
     }
     check_drops("raw", &["--raw", "--buffer", "256KiB"]);
@@ -103,7 +103,7 @@ fn check_drops(name: &str, more: &[&str]) {
     let out = site.path(&format!("{name}.pcapng"));
     let capture = start(&site.lines, &out, more);
     capture.signal(Signal::Stop);
-    wait_until("the capture stands", || is_stopped(capture.id()));
+    wait_until("the capture process is stopped", || is_stopped(capture.id()));
     let b = site.lines[1].to_string();
     let fixed = ["sim", "--stocks", "200", "--interface", "127.0.0.1", "--json", "--line", &b];
     let sent = process::run([&fixed[..], &["--messages", "60000", "--rate", "20000"]].concat()).expect_code(0).json();
@@ -249,7 +249,7 @@ fn captured_lines_go_through_the_pipeline_without_a_gap() {
     }
 }
 
-/// Starts a capture of two lines and waits until it hears them.
+/// Starts a capture of two lines and waits until it receives them.
 fn start(lines: &[SocketAddrV4; 2], out: &Path, more: &[&str]) -> MdgwProcess {
     let capture = process::start(arguments(lines, out, more));
     let folder = out.parent().unwrap();
@@ -304,10 +304,10 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// What a tool of Wireshark says; `None`, and a line that says so, where there is none.
+/// Output of a tool of Wireshark; `None`, with a message on standard error, if it is not installed.
 fn wireshark(tool: &str, arguments: &[&str]) -> Option<String> {
     let Ok(ran) = Command::new(tool).args(arguments).output() else {
-        say(&format!("SKIPPED: {tool} (package tshark of Debian) is not installed"));
+        print_to_stderr(&format!("SKIPPED: {tool} (package tshark of Debian) is not installed"));
         return None;
     };
     let output = String::from_utf8_lossy(&ran.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! Two gateways whose configurations don't go together say so aloud, by the alarms that the runbooks are named after.
+//! Two gateways with conflicting configurations raise the alarms that the runbooks are named after.
 
 use std::fs;
 
@@ -21,10 +21,10 @@ fn duplicate_gateway_ids_raise_an_alarm_and_one_leads() {
     pair.gateways.start(2, &same);
     let [first, second] = [1, 2].map(|place| pair.gateways.running(place).expect("it runs"));
     for gateway in [first, second] {
-        let line = gateway.says("alarm=\"duplicate-gateway-id\"");
+        let line = gateway.wait_for_stderr("alarm=\"duplicate-gateway-id\"");
         assert!(line.contains("127.0.0.1"), "where the other one is: {line}");
     }
-    let line = second.says("leads with this gateway's node number");
+    let line = second.wait_for_stderr("leads with this gateway's node number");
     assert!(line.contains("alarm=\"duplicate-gateway-id\"") && line.contains("gw1 (node 1, started "), "{line}");
     assert_eq!([pair.role(1), pair.role(2)], ["leader", "candidate"]);
 }
@@ -39,9 +39,9 @@ fn different_link_keys_raise_link_alarms() {
     pair.gateways.start(2, &pair.config_text(2).replace(text(&key), text(&other)));
     for node in [1, 2] {
         let gateway = pair.gateways.running(node).expect("it runs");
-        let line = gateway.says("alarm=\"pair-link-refused\"");
+        let line = gateway.wait_for_stderr("alarm=\"pair-link-refused\"");
         assert!(line.contains("peer=127.0.0.1"), "{line}");
-        let line = gateway.says("has not been up since the start");
+        let line = gateway.wait_for_stderr("has not been up since the start");
         assert!(line.contains("alarm=\"pair-link-down\""), "{line}");
     }
 }

@@ -1,4 +1,4 @@
-//! `mdgw convert`: every schema, as the official Python client reads and writes it.
+//! `mdgw convert`: every schema, read and written by the official Python client.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -14,7 +14,7 @@ use mdgw_feeds::{
 };
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
-    process::{self, Ended},
+    process::{self, ExitedProcess},
     python::python,
     site::text,
 };
@@ -135,11 +135,11 @@ fn bad_input_keeps_converted_records_and_reports_file_and_offset() {
     }
 }
 
-fn convert(from: &Path, to: &Path, more: &[&str]) -> Ended {
+fn convert(from: &Path, to: &Path, more: &[&str]) -> ExitedProcess {
     process::run(["convert", text(from), "-o", text(to)].iter().chain(more))
 }
 
-/// A made-up day as DBN; its capture is `a.pcap`.
+/// A synthetic day as DBN; its capture is `a.pcap`.
 fn day(folder: &Path, schema: &str) -> PathBuf {
     let (capture, dbn) = (folder.join("a.pcap"), folder.join("day.dbn"));
     let packets = feeds::itch_packets(feeds::itch_day(4_000, 2), SESSION, MIDNIGHT_NS);

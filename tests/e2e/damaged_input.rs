@@ -1,5 +1,5 @@
-//! Files that are cut or wrong, pipes that close, configurations and arguments that can't be: what was good is kept,
-//! and the rest is told by name, place and exit code.
+//! Truncated or invalid files, closed pipes, impossible configurations and arguments: valid input before the damage is
+//! kept, and the error names the place and sets the exit code.
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "tests")]
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, SESSION},
-    process::{self, Ended, Signal},
+    process::{self, ExitedProcess, Signal},
     site::{Site, SiteConfig, text, wait_until_joined},
 };
 
@@ -99,9 +99,9 @@ fn a_closed_output_pipe_is_no_error() {
     assert_eq!(&head[..3], b"DBN");
     // The pipe is closed; megabytes were still to come.
     let ended = child.wait_with_output().unwrap();
-    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(0), "{told}");
-    assert!(!told.contains("panicked") && !told.contains("roken pipe"), "{told}");
+    let output = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(0), "{output}");
+    assert!(!output.contains("panicked") && !output.contains("roken pipe"), "{output}");
 }
 
 #[test]
@@ -127,9 +127,12 @@ fn configuration_errors_name_file_line_and_key() {
         assert_ne!(checked.code, Some(0), "{to}: {}", checked.stdout);
         let ran = process::run(["run", text(&path)]).expect_code(2);
         for ended in [checked, ran] {
-            let told = format!("{}{}", ended.stdout, ended.stderr);
-            assert!(told.contains(key) && told.contains("wrong.toml"), "{to}: {told}");
-            assert!(told.lines().any(|told| told.contains(&format!("wrong.toml:{line}"))), "{to}, line {line}: {told}");
+            let output = format!("{}{}", ended.stdout, ended.stderr);
+            assert!(output.contains(key) && output.contains("wrong.toml"), "{to}: {output}");
+            assert!(
+                output.lines().any(|output| output.contains(&format!("wrong.toml:{line}"))),
+                "{to}, line {line}: {output}"
+            );
         }
     }
     let missing = process::run(["run", text(&site.path("nowhere.toml"))]).expect_code(2);
@@ -173,8 +176,8 @@ fn check_fails_where_run_would_not_start() {
     ] {
         let wrong = good.replacen(from, to, 1);
         let checked = check(&wrong).expect_code(1);
-        let told = checked.stdout.lines().any(|line| line.starts_with("fault: ") && line.contains(fault));
-        assert!(told, "{fault}: {}", checked.stdout);
+        let output = checked.stdout.lines().any(|line| line.starts_with("fault: ") && line.contains(fault));
+        assert!(output, "{fault}: {}", checked.stdout);
         let _ = process::run(["run", text(&path)]).expect_code(2);
     }
 }
@@ -293,7 +296,7 @@ fn tail_prints_table_rows_or_json_objects() {
 /// Message protocol of IEX TOPS 1.6.
 const TOPS: u16 = 0x8003;
 
-/// Writes a capture of a made-up day; its bytes.
+/// Writes a capture of a synthetic day; its bytes.
 fn capture(path: &Path) -> Vec<u8> {
     let packets = feeds::itch_packets(feeds::itch_day(20_000, 9), SESSION, MIDNIGHT_NS);
     feeds::write_capture(path, feeds::DESTINATIONS[0], &packets);
@@ -301,7 +304,7 @@ fn capture(path: &Path) -> Vec<u8> {
 }
 
 /// The records of a capture that is replayed with this exit code, without the file's metadata.
-fn records(capture: &Path, code: i32) -> (Vec<u8>, Ended) {
+fn records(capture: &Path, code: i32) -> (Vec<u8>, ExitedProcess) {
     let out = capture.with_extension("dbn");
     let arguments = ["replay", "--offline", text(capture), "--feed", "nasdaq-itch-5.0", "--schema", "mbo"];
     let more = ["--date", "2019-01-30", "--ts-recv", "none", "--json", "-o", text(&out)];

@@ -1,5 +1,5 @@
-//! A gateway as its operator sees it: everything comes out, what can't is told with its bounds, and signals, restarts
-//! and reloads do what they should.
+//! A gateway as its operator sees it: every message is published, a lost range is declared with its bounds, and
+//! signals, restarts and reloads work.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, net::SocketAddrV4};
@@ -65,7 +65,7 @@ fn an_unfilled_gap_is_reported_with_exact_bounds() {
     let row = SummaryRow::of(&gateway.stdout);
     assert_eq!((row.gaps, row.lost), (1, next - first), "{}", gateway.stdout);
 
-    // The same capture without a gateway says the same, records doubted after the gap among them.
+    // The same capture without a gateway gives the same records, those marked suspect after the gap included.
     let offline = site.path("offline.dbn");
     let arguments = ["replay", "--offline", text(&capture), "--schema", "mbo", "--ts-recv", "none", "--date", DATE];
     let ended =
@@ -96,11 +96,11 @@ fn a_reload_applies_reloadable_keys_and_refuses_others_by_name() {
     let allowed = site.config_text(&wanted).replace("requests_per_second = 10000", "requests_per_second = 5000");
     fs::write(&path, &allowed).unwrap();
     gateway.signal(Signal::HangUp);
-    gateway.says("configuration reloaded");
+    gateway.wait_for_stderr("configuration reloaded");
 
     fs::write(&path, allowed.replace("threads = 2", "threads = 3")).unwrap();
     gateway.signal(Signal::HangUp);
-    let refused = gateway.says("nothing changed");
+    let refused = gateway.wait_for_stderr("nothing changed");
     assert!(refused.contains("threads") && refused.contains("needs a restart"), "{refused}");
 
     fs::write(&path, allowed.replace("[retransmission]", "[retransmision]")).unwrap();
@@ -122,7 +122,7 @@ fn every_start_publishes_under_a_higher_epoch() {
         .into_iter()
         .map(|signal| {
             let gateway = site.gateway(&SiteConfig::itch(), &[]);
-            let startup_line = gateway.says("gateway running");
+            let startup_line = gateway.wait_for_stderr("gateway running");
             let _ = gateway.stop_with(signal);
             let digits = startup_line.split("epoch=").nth(1).unwrap().split_whitespace().next().unwrap();
             digits.parse().unwrap()
@@ -161,26 +161,26 @@ fn a_restarted_gateway_continues_its_session_without_loss() {
     let site = Site::new();
     let packets = feeds::itch_packets(feeds::itch_day(20_000, 6), SESSION, MIDNIGHT_NS);
     let half = packets.len() / 2;
-    let [morning, afternoon] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
-    feeds::write_capture(&morning, feeds::DESTINATIONS[0], &packets[..half]);
-    feeds::write_capture(&afternoon, feeds::DESTINATIONS[0], &packets[half..]);
+    let [first_half, second_half] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+    feeds::write_capture(&first_half, feeds::DESTINATIONS[0], &packets[..half]);
+    feeds::write_capture(&second_half, feeds::DESTINATIONS[0], &packets[half..]);
     let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
     let arguments = ["--date", DATE, "--ts-recv", "none"];
     let out = site.path("out.dbn");
 
     let killed = site.gateway(&wanted, &arguments);
     let tail = site.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
-    play(&morning, site.lines[0]);
+    play(&first_half, site.lines[0]);
     let _ = killed.stop_with(Signal::Kill);
     let gateway = site.gateway(&wanted, &arguments);
-    play(&afternoon, site.lines[0]);
+    play(&second_half, site.lines[0]);
     let tail = tail.end();
     let gateway = gateway.stop_with(Signal::Terminate).expect_code(0);
-    let told = format!("{}\n{}", tail.stderr, gateway.stdout);
+    let output = format!("{}\n{}", tail.stderr, gateway.stdout);
 
-    assert_eq!(tail.code, Some(0), "{told}");
-    assert_eq!(tail.stderr.matches(": session nasdaq-itch-5.0 2019-01-30 #0").count(), 2, "begun and ended: {told}");
-    assert_eq!(SummaryRow::of(&gateway.stdout).state, "ended", "{told}");
+    assert_eq!(tail.code, Some(0), "{output}");
+    assert_eq!(tail.stderr.matches(": session nasdaq-itch-5.0 2019-01-30 #0").count(), 2, "begun and ended: {output}");
+    assert_eq!(SummaryRow::of(&gateway.stdout).state, "ended", "{output}");
 }
 
 #[test]
@@ -188,9 +188,9 @@ fn messages_missed_while_down_are_reported_as_a_gap() {
     let site = Site::new();
     let packets = feeds::itch_packets(feeds::itch_day(20_000, 6), SESSION, MIDNIGHT_NS);
     let half = packets.len() / 2;
-    let [morning, afternoon] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
-    feeds::write_capture(&morning, feeds::DESTINATIONS[0], &packets[..half]);
-    feeds::write_capture(&afternoon, feeds::DESTINATIONS[0], &packets[half + 10..]);
+    let [first_half, second_half] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+    feeds::write_capture(&first_half, feeds::DESTINATIONS[0], &packets[..half]);
+    feeds::write_capture(&second_half, feeds::DESTINATIONS[0], &packets[half + 10..]);
     let [first, last] = [half, half + 9].map(|index| MoldUdp64::parse(&packets[index].1).unwrap());
     let missing = format!("[{}, {})", first.first.0, last.next().0);
     let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
@@ -198,15 +198,15 @@ fn messages_missed_while_down_are_reported_as_a_gap() {
 
     let stopped = site.gateway(&wanted, &arguments);
     let tail = site.tail(&["--schema", "mbo", "--until-ended", "-o", text(&site.path("out.dbn"))]);
-    play(&morning, site.lines[0]);
+    play(&first_half, site.lines[0]);
     let _ = stopped.stop_with(Signal::Terminate).expect_code(0);
     let gateway = site.gateway(&wanted, &arguments);
-    play(&afternoon, site.lines[0]);
+    play(&second_half, site.lines[0]);
     let tail = tail.end();
     let gateway = gateway.stop_with(Signal::Terminate).expect_code(0);
-    let told = format!("{}\n{}\n{}", tail.stderr, gateway.stdout, gateway.stderr);
-    assert!(tail.stderr.contains(&missing), "{missing} expected: {told}");
-    assert_ne!(tail.code, Some(0), "{told}");
+    let output = format!("{}\n{}\n{}", tail.stderr, gateway.stdout, gateway.stderr);
+    assert!(tail.stderr.contains(&missing), "{missing} expected: {output}");
+    assert_ne!(tail.code, Some(0), "{output}");
 }
 
 fn play(capture: &std::path::Path, line: SocketAddrV4) {

@@ -1,4 +1,4 @@
-//! A gateway that runs for weeks: a day ends, the next begins, and nobody restarts anything.
+//! A gateway that runs for weeks: a day ends and the next begins, without a restart.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};

@@ -1,4 +1,4 @@
-//! `mdgw demo` as somebody sees it who has just cloned the project.
+//! `mdgw demo` as a new user sees it after cloning the project.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -21,7 +21,7 @@ fn demo_in_an_empty_directory_loses_nothing_and_writes_a_report() {
     assert!(summary["wire_to_wire_ns"]["p50"].as_u64().unwrap() > 0, "{summary}");
     let page = fs::read_to_string(folder.path().join(summary["report"].as_str().unwrap())).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("<svg"), "{}", &page[..200.min(page.len())]);
-    assert!(!page.contains("src=\"http") && !page.contains("<link"), "the page stands alone");
+    assert!(!page.contains("src=\"http") && !page.contains("<link"), "the page needs no other files");
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn demo_pair_survives_hand_over_stop_and_kill_without_loss_or_duplicates() {
         (&0.into(), &summary["records_expected"]),
         "{summary}"
     );
-    // What was published can be judged again.
+    // The published output can be verified again.
     let capture = folder.path().join("mdgw-demo/published.pcap");
     let again = run(["ha", "verify", capture.to_str().unwrap()]).expect_code(0);
     assert!(again.stdout.contains("single publisher           passed"), "{}", again.stdout);
@@ -85,7 +85,7 @@ fn assert_clean_stop_on(signal: Signal) {
     let shared_before = names("/dev/shm");
     let directory = folder.path().join("demo");
     let demo = {
-        // Its scratch directory lies where the environment says.
+        // The environment sets its scratch directory.
         let arguments = ["demo", "--json", "--messages", "5000000", "--directory", directory.to_str().unwrap()];
         mdgw_tests::process::start_with(folder.path(), &[("TMPDIR", scratch.path())], arguments)
     };

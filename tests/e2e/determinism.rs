@@ -1,5 +1,5 @@
-//! The same feed gives the same bytes: offline and over the wire, whole or put together from two damaged lines, at
-//! every number of threads, on either I/O backend.
+//! The same feed gives the same bytes: offline and over the network, complete or merged from two damaged lines, with
+//! any number of threads, on either I/O backend.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 use mdgw_tests::{
     captures,
     feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended},
+    process::{self, ExitedProcess},
     site::{Site, SiteConfig, text},
 };
 use tempfile::TempDir;
@@ -125,7 +125,7 @@ fn a_sequence_jump_at_the_end_gives_the_same_output_live_and_offline() {
             let line = site.lines[0].to_string();
             let replay = ["replay", text(&capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
             let _ = process::run(replay).expect_code(0);
-            // The gap is told, so it was not all of it.
+            // The gap is declared, so the input was incomplete.
             let _ = tail.end().expect_code(1);
             let _ = gateway.stop_with(process::Signal::Terminate).expect_code(0);
             assert_same(&expected.bytes, &fs::read(out).unwrap(), &format!("{far} packets far ahead"));
@@ -226,8 +226,8 @@ impl OfflineRun {
 /// What a subscriber wrote of a gateway's output.
 struct LiveRun {
     bytes: Vec<u8>,
-    tail: Ended,
-    gateway: Ended,
+    tail: ExitedProcess,
+    gateway: ExitedProcess,
     gateway_has_recovery: bool,
     sim: serde_json::Value,
 }
@@ -243,7 +243,7 @@ fn run_live_without_loss(wanted: &SiteConfig, schema: &str, capture: &Path, rate
         if !received.tail.stderr.contains(": gap [") {
             return received;
         }
-        captures::say(&format!("lost on both lines at {rate} packets/s, played again"));
+        captures::print_to_stderr(&format!("lost on both lines at {rate} packets/s, played again"));
     }
     panic!("packets were lost on both lines at each of {rates:?} packets/s");
 }
@@ -299,11 +299,11 @@ fn iex_capture(test: &str, name: &str) -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    captures::say(&format!("SKIPPED: {test}: no {}", path.display()));
+    captures::print_to_stderr(&format!("SKIPPED: {test}: no {}", path.display()));
     None
 }
 
-/// Compares two DBN files and, where they differ, tells where.
+/// Compares two DBN files and, where they differ, reports the place.
 fn assert_same(expected: &[u8], found: &[u8], what: &str) {
     if expected == found {
         return;

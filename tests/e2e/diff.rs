@@ -1,4 +1,4 @@
-//! `mdgw diff`: what is the same is called the same whatever its local times, and each kind of difference is named.
+//! `mdgw diff` treats equal content as equal whatever its receive times, and names each kind of difference.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended, Signal},
+    process::{self, ExitedProcess, Signal},
     site::{Site, SiteConfig, text},
     tap::Tap,
 };
@@ -188,6 +188,6 @@ fn incomparable_inputs_exit_2() {
     assert!(ended.stderr.contains("at byte "), "{}", ended.stderr);
 }
 
-fn diff(a: &Path, b: &Path) -> Ended {
+fn diff(a: &Path, b: &Path) -> ExitedProcess {
     process::run(["diff", text(a), text(b), "--json"])
 }

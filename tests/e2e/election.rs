@@ -1,4 +1,5 @@
-//! Of several gateways on one host one leads: killed, another does, under a higher epoch; ended in order, at once.
+//! Of several gateways on one host one leads. After a kill another one leads under a higher epoch; after a shutdown in
+//! order, at once.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -56,8 +57,8 @@ fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
     let first = start(&first_site, &records);
     let first_epoch = wait_for_leadership_epoch(&first, 1);
     let second = start(&second_site, &records);
-    second.says("gateway running");
-    assert!(!second.said().contains("INFO leads "), "one leads at a time");
+    second.wait_for_stderr("gateway running");
+    assert!(!second.stderr_so_far().contains("INFO leads "), "one leads at a time");
 
     // Killed: the lease has to run out.
     first.stop_with(Signal::Kill);
@@ -66,7 +67,7 @@ fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
 
     // Back again, it waits for its turn, and takes over when the other ends in order.
     let first = start(&first_site, &records);
-    first.says("gateway running");
+    first.wait_for_stderr("gateway running");
     let ended = second.stop_with(Signal::Terminate).expect_code(0);
     assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
     assert!(wait_for_leadership_epoch(&first, 1) > second_epoch);
@@ -82,21 +83,21 @@ fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
 
     let first = start_member(&first_site, &key);
-    first.says("prefers availability");
+    first.wait_for_stderr("prefers availability");
     let first_epoch = wait_for_leadership_epoch(&first, 1);
     let second = start_member(&second_site, &key);
-    second.says("state=Connected");
-    assert!(!second.said().contains("INFO leads "), "the oldest leads");
+    second.wait_for_stderr("state=Connected");
+    assert!(!second.stderr_so_far().contains("INFO leads "), "the oldest leads");
 
-    // Killed: nobody answers, and the next in age claims.
+    // After the kill no answer comes, and the next gateway by age claims leadership.
     first.stop_with(Signal::Kill);
     let second_epoch = wait_for_leadership_epoch(&second, 1);
     assert!(second_epoch > first_epoch);
 
-    // Back again it is let in, though it was told to found, and takes over when the other ends in order.
+    // The restarted gateway joins, although it is configured to bootstrap, and takes over when the leader stops in order.
     let first = start_member(&first_site, &key);
-    first.says("state=Connected");
-    assert!(!first.said().contains("INFO leads "), "one leads");
+    first.wait_for_stderr("state=Connected");
+    assert!(!first.stderr_so_far().contains("INFO leads "), "one leads");
     let ended = second.stop_with(Signal::Terminate).expect_code(0);
     assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
     assert!(wait_for_leadership_epoch(&first, 1) > second_epoch);

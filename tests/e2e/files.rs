@@ -1,5 +1,5 @@
-//! The commands that work on files: captures, recordings, logs and tables in, an answer or other files out. One program of
-//! many, as its neighbours are: to link one takes longer than most of these take to run.
+//! The commands that work on files: captures, recordings, logs and tables in, an answer or other files out. Many tests
+//! share one program, because linking one takes longer than most of them run.
 
 mod book;
 mod convert;

@@ -1,4 +1,4 @@
-//! One gateway, and what is run beside it: the commands that feed it, watch it, ask it and record it.
+//! One gateway, and the commands that feed, watch, query and record it.
 
 mod capture;
 mod damaged_input;

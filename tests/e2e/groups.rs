@@ -1,11 +1,12 @@
-//! Three gateways share six groups: each is published by one, a dead one's go to the others, and nobody else's move.
+//! Three gateways share six groups: one gateway publishes each group, a dead gateway's groups move to the others, and
+//! no other group moves.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
 
 use mdgw_tests::{
-    captures::say,
-    groups::{GATEWAYS, GroupCluster, GroupConsumers, Leaders, RELAXED_TIMING, moved},
+    captures::print_to_stderr,
+    groups::{GATEWAYS, GroupCluster, GroupConsumers, Leaders, RELAXED_TIMING, moved_groups},
     pair::wait_until,
     process::Signal,
 };
@@ -17,7 +18,7 @@ fn of(leaders: &Leaders, node: u8) -> BTreeSet<u16> {
 
 /// Whether those groups moved, and the others have had no change of leadership at all.
 fn only_these_moved(groups: &BTreeSet<u16>, before: &Leaders, after: &Leaders) -> bool {
-    moved(before, after) == *groups
+    moved_groups(before, after) == *groups
         && before.iter().all(|(group, led)| groups.contains(group) || after.get(group) == Some(led))
 }
 
@@ -34,7 +35,7 @@ fn kill_and_restart(cluster: &mut GroupCluster, consumers: &GroupConsumers) -> (
     let is_right =
         only_these_moved(&of(&spread, 3), &spread, &without) && only_these_moved(&of(&again, 3), &without, &again);
     if !is_right {
-        say(&format!("at first {spread:?}\nwithout 3 {without:?}\nwith it again {again:?}"));
+        print_to_stderr(&format!("at first {spread:?}\nwithout 3 {without:?}\nwith it again {again:?}"));
     }
     (again, is_right)
 }
@@ -50,12 +51,12 @@ fn groups_of_a_dead_gateway_move_and_return_while_others_stay() {
 
     // On a machine so busy that a gateway finds itself less fit, groups move with reason. Then once more.
     let leaders = (1..=ATTEMPTS).find_map(|attempt| {
-        let doubts = cluster.doubts(&[1, 2]);
+        let warnings_before = cluster.fitness_warnings(&[1, 2]);
         let (leaders, is_right) = kill_and_restart(&mut cluster, &consumers);
-        let has_fitness_warning = cluster.doubts(&[1, 2]) > doubts;
+        let has_fitness_warning = cluster.fitness_warnings(&[1, 2]) > warnings_before;
         assert!(is_right || has_fitness_warning, "groups moved without a reason");
         if !is_right {
-            say(&format!("attempt {attempt} tells nothing: a gateway found itself less fit"));
+            print_to_stderr(&format!("attempt {attempt} is inconclusive: a gateway found itself less fit"));
         }
         is_right.then_some(leaders)
     });

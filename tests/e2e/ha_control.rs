@@ -1,11 +1,11 @@
-//! Running gateways are asked and told over their sockets, and the audit tells of starts and ends.
+//! Requests and commands over the control sockets of running gateways; the audit records starts and stops.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};
 
 use mdgw_tests::{
     elected_pair::ElectedPair,
-    gateways::Gateways,
+    gateways::GatewayProcesses,
     pair::wait_until,
     process::{self, Signal},
     site::{Site, SiteConfig, text},
@@ -22,7 +22,7 @@ fn history_covers_kills_and_restarts() {
     let send_request = |tool: &[&str]| process::run(["ha"].iter().chain(tool).chain(&["--socket", text(&socket)]));
     let start = || {
         let gateway = process::start(["run", text(&path)]);
-        gateway.says("gateway running");
+        gateway.wait_for_stderr("gateway running");
         // The socket is there once the log says so, or a moment later.
         while !socket.exists() {
             std::thread::yield_now();
@@ -42,7 +42,7 @@ fn history_covers_kills_and_restarts() {
 
     fs::remove_file(&socket).unwrap();
     let gateway = start();
-    // A thread of its own writes; nobody waits for it.
+    // A separate thread writes, asynchronously.
     let json = loop {
         let json = send_request(&["history", "--json"]).expect_code(0).json();
         if json["entries"].as_array().unwrap().len() >= 5 {
@@ -108,11 +108,11 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
     let first = Site::numbered(1);
     let second = first.peer_on_same_lines(2);
     let records = first.path("records");
-    let mut gateways = Gateways::new(vec![first, second]);
+    let mut gateways = GatewayProcesses::new(vec![first, second]);
     // The one that is there knows of another peer, which never comes.
     let config = config_with_peer(gateways.site(1), &records, 9);
     gateways.start(1, &config);
-    let of = |gateways: &Gateways, node| gateways.status(node).unwrap()[0].clone();
+    let of = |gateways: &GatewayProcesses, node| gateways.status(node).unwrap()[0].clone();
     wait_until("it leads", || of(&gateways, 1)["role"] == "leader");
     let config = config_with_peer(gateways.site(2), &records, 1);
     gateways.start(2, &config);

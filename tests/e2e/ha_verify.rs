@@ -1,4 +1,4 @@
-//! `mdgw ha verify` on what gateways really publish: a kill in the middle keeps every promise, and each kind of damage
+//! `mdgw ha verify` on the output of real gateways: a kill in the middle keeps every promise, and each kind of damage
 //! to the same capture is found.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -10,7 +10,7 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended, Signal},
+    process::{self, ExitedProcess, Signal},
     site::{Site, SiteConfig, text, wait_until_joined},
     tap::Tap,
 };
@@ -124,21 +124,21 @@ fn capture_with_a_kill_mid_day(site: &Site) -> PathBuf {
     let capture = site.path("published.pcap");
     let packets = feeds::itch_packets(feeds::itch_day(10_000, 6), SESSION, MIDNIGHT_NS);
     let (early, late) = packets.split_at(packets.len() / 2);
-    let [morning, afternoon] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
-    feeds::write_capture(&morning, feeds::DESTINATIONS[0], early);
-    feeds::write_capture(&afternoon, feeds::DESTINATIONS[0], late);
+    let [first_half, second_half] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+    feeds::write_capture(&first_half, feeds::DESTINATIONS[0], early);
+    feeds::write_capture(&second_half, feeds::DESTINATIONS[0], late);
     let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
     let arguments = ["--date", "2019-01-30"];
 
     let tap = Tap::start(site.output, &capture);
     let killed = site.gateway(&wanted, &arguments);
-    play(&morning, site.lines[0]);
+    play(&first_half, site.lines[0]);
     // What it had not read yet would be lost with it.
     let next = late[0].1[10..18].try_into().unwrap();
     tap.wait_until_covered(u64::from_be_bytes(next));
     let _ = killed.stop_with(Signal::Kill);
     let gateway = site.gateway(&wanted, &arguments);
-    play(&afternoon, site.lines[0]);
+    play(&second_half, site.lines[0]);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(tap.finish() > 1_000);
     capture
@@ -150,6 +150,6 @@ fn play(capture: &Path, line: SocketAddrV4) {
         .expect_code(0);
 }
 
-fn verify(files: &[&Path], more: &[&str]) -> Ended {
+fn verify(files: &[&Path], more: &[&str]) -> ExitedProcess {
     process::run(["ha", "verify"].into_iter().chain(files.iter().map(|file| text(file))).chain(more.iter().copied()))
 }

@@ -1,4 +1,4 @@
-//! Latency logs are read by tools that know nothing of this program, with the same percentiles as its own report.
+//! Third-party HdrHistogram tools read the latency logs, with the same percentiles as `mdgw report`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 use std::{
@@ -48,7 +48,7 @@ fn the_hdrhistogram_reader_finds_the_same_percentiles() {
             }
         }
     }
-    println!("{compared} figures of {} logs compared", logs.len());
+    println!("{compared} percentiles of {} logs compared", logs.len());
     // Six stages, and one line that was ahead at least.
     assert!(compared >= 7 * 7, "{compared}");
 }

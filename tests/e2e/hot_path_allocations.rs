@@ -1,5 +1,5 @@
-//! The straight line allocates nothing once it runs: the gateway's own pipeline, from its sockets to the multicast, on
-//! every backend of the handle set; and the channels of all feeds, through gaps and duplicates.
+//! The data path allocates nothing after warm-up: the gateway's own pipeline, from its sockets to the multicast output,
+//! on every backend of the handle set; and the channels of all feeds, through gaps and duplicates.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -79,7 +79,7 @@ fn the_pipeline_on_epoll_allocates_nothing() {
 fn the_pipeline_on_rings_allocates_nothing() {
     match backend_choice::choose_backend(backend_choice::IoChoice::IoUring, 2, LeaderWait::Blocking) {
         Ok(Backend::Ring(wait)) => run_pipeline(RingSet::new(wait).unwrap(), || {}).assert_allocates_nothing(),
-        other => captures::say(&format!("SKIPPED: the pipeline on rings: {other:?}")),
+        other => captures::print_to_stderr(&format!("SKIPPED: the pipeline on rings: {other:?}")),
     }
 }
 
@@ -89,7 +89,7 @@ fn the_pipeline_on_a_multishot_ring_allocates_nothing() {
         Ok(Backend::Multishot) => {
             run_pipeline(MultishotSet::new(MultishotSet::BUFFERS).unwrap(), || {}).assert_allocates_nothing();
         }
-        other => captures::say(&format!("SKIPPED: the pipeline on a multishot ring: {other:?}")),
+        other => captures::print_to_stderr(&format!("SKIPPED: the pipeline on a multishot ring: {other:?}")),
     }
 }
 
@@ -285,7 +285,7 @@ fn exchange(site: &Site) -> Exchange {
     .unwrap()
 }
 
-/// Two damaged lines into a channel, its log behind it; the keeper turns between datagrams, outside of the count.
+/// Two damaged lines into a channel, its log behind it; log maintenance runs between datagrams, outside of the count.
 fn channel(feed: Feed, packets: &[Packet]) -> AllocationRun {
     let folder = tempfile::tempdir().unwrap();
     let (mut sink, mut maintenance) = log(folder.path());

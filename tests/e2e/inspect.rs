@@ -1,5 +1,4 @@
-//! `mdgw inspect`: what it shows of a capture is what went into it; what is wrong with a file is told, and what came
-//! before is kept.
+//! `mdgw inspect` shows the content of a capture; it reports what is wrong with a file, and keeps what came before.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -12,7 +11,7 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended, Signal},
+    process::{self, ExitedProcess, Signal},
     site::text,
 };
 use serde_json::Value;
@@ -110,8 +109,8 @@ fn text_output_shows_instrument_price_and_time() {
     }
     assert_eq!(shown.stderr.lines().count(), 1, "{}", shown.stderr);
     assert!(shown.stderr.contains("ITCH 5.0 over MoldUDP64"), "{}", shown.stderr);
-    let told = day.inspect(&["--feed", "nasdaq-itch-5.0"]).expect_code(0);
-    assert!(told.stderr.is_empty(), "{}", told.stderr);
+    let output = day.inspect(&["--feed", "nasdaq-itch-5.0"]).expect_code(0);
+    assert!(output.stderr.is_empty(), "{}", output.stderr);
 }
 
 #[test]
@@ -212,14 +211,14 @@ fn files_without_a_known_feed_are_refused_by_name() {
     let header = fs::read(&day.path).unwrap()[..24].to_vec();
     let mut token_ring = fs::read(&day.path).unwrap();
     token_ring[20] = 6;
-    let stranger = fs::read(day.write("stranger.pcap", &[(MIDNIGHT_NS, Arc::from(&b"no feed"[..]))])).unwrap();
+    let unknown_feed = fs::read(day.write("stranger.pcap", &[(MIDNIGHT_NS, Arc::from(&b"no feed"[..]))])).unwrap();
     for (name, content, said) in [
         ("empty", &b""[..], "empty"),
         ("text", b"no capture at all", "neither pcap nor pcapng"),
         ("zeros", &[0; 4096], "neither pcap nor pcapng"),
         ("no-packets", &header, "no UDP datagrams"),
         ("token-ring", &token_ring, "link type 6"),
-        ("foreign", &stranger, "no known feed"),
+        ("foreign", &unknown_feed, "no known feed"),
     ] {
         let path = day.folder.path().join(name);
         fs::write(&path, content).unwrap();
@@ -290,17 +289,17 @@ fn a_closed_pipe_is_no_error_and_a_full_disk_is() {
     let mut head = [0; 4];
     child.stdout.take().unwrap().read_exact(&mut head).unwrap();
     let ended = child.wait_with_output().unwrap();
-    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(0), "{told}");
-    assert!(!told.contains("panicked") && !told.contains("roken pipe"), "{told}");
+    let output = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(0), "{output}");
+    assert!(!output.contains("panicked") && !output.contains("roken pipe"), "{output}");
 
     for more in ["--json", "--stats"] {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let ended =
             Command::new(process::program()).args(["inspect", text(&day.path), more]).stdout(full).output().unwrap();
-        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(2), "{told}");
-        assert!(told.contains("write to standard output") && told.contains("No space left"), "{told}");
+        let output = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{output}");
+        assert!(output.contains("write to standard output") && output.contains("No space left"), "{output}");
     }
 }
 
@@ -314,7 +313,7 @@ fn a_file_that_grows_is_followed_until_interrupted() {
     let mut file = File::create(&path).unwrap();
     file.write_all(&whole[..first]).unwrap();
     let child = process::start(["inspect", text(&path), "--json", "--follow"]);
-    let _ = child.says("detected as");
+    let _ = child.wait_for_stderr("detected as");
     file.write_all(&whole[first..second]).unwrap();
     file.write_all(&whole[second..]).unwrap();
     let last = format!("{{\"frame\":{},", day.packets.len());
@@ -323,7 +322,7 @@ fn a_file_that_grows_is_followed_until_interrupted() {
     assert_eq!(ended.stdout, day.inspect(&["--json"]).expect_code(0).stdout);
 }
 
-/// A made-up day as a capture.
+/// A synthetic day as a capture.
 struct DayCapture {
     folder: TempDir,
     path: PathBuf,
@@ -350,13 +349,13 @@ impl DayCapture {
         path
     }
 
-    fn inspect(&self, more: &[&str]) -> Ended {
+    fn inspect(&self, more: &[&str]) -> ExitedProcess {
         process::run(["inspect", text(Path::new(&self.path))].iter().chain(more))
     }
 }
 
 /// The packets that were printed.
-fn json_lines(ended: &Ended) -> Vec<Value> {
+fn json_lines(ended: &ExitedProcess) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 

@@ -1,4 +1,5 @@
-//! Subscribers that come late or hear badly get everything that the gateway still holds; strangers get nothing.
+//! Subscribers that join late or lose packets get everything that the gateway still holds; hosts that are not allowed
+//! get nothing.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -37,7 +38,7 @@ fn a_late_subscriber_receives_the_whole_day() {
     for (tail, out) in [(mid_day_tail, noon), (end_of_day_tail, night)] {
         let tail = tail.end().expect_code(0);
         assert!(!tail.stderr.contains("gap [") && !tail.stderr.contains("lost ["), "{}", tail.stderr);
-        assert!(fs::read(out).unwrap() == day.expected, "{} differs from what an early one gets", tail.title);
+        assert!(fs::read(out).unwrap() == day.expected, "{} differs from what an early one gets", tail.command_line);
     }
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
@@ -80,7 +81,7 @@ fn a_subscriber_joining_after_several_sessions_receives_all_of_them() {
             tail.stderr.lines().filter(|line| line.contains(": session ") && !line.contains("ended")).count();
         assert_eq!(session_lines, 3, "{}", tail.stderr);
         assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
-        assert!(fs::read(out).unwrap() == expected, "{} is not the whole day", tail.title);
+        assert!(fs::read(out).unwrap() == expected, "{} is not the whole day", tail.command_line);
     }
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
@@ -112,11 +113,11 @@ fn a_subscriber_joining_after_log_loss_receives_the_current_session() {
     fs::remove_dir_all(site.path("log")).unwrap();
     let gateway = day.gateway(&site, &SiteConfig::itch());
     let (tail, _) = day.tail(&site, "after.dbn", &[]);
-    // The venue has said nothing yet.
-    tail.says(": session ");
+    // The venue has sent nothing yet.
+    tail.wait_for_stderr(": session ");
     day.play_second_half(&site);
     let tail = tail.end();
-    // What lay in sockets when the gateway ended is declared, as whatever comes while nobody listens.
+    // What lay in sockets when the gateway ended is declared, like everything that arrives while no gateway runs.
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
     assert_eq!(tail.code, Some(i32::from(tail.stderr.contains("gap ["))), "{}", tail.stderr);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -130,7 +131,7 @@ fn from_now_delivers_the_rest_and_all_definitions() {
     day.play_first_half(&site);
     let (tail, out) = day.tail(&site, "now.dbn", &["--from-now"]);
     // Joined and told where the day stands, or it would begin with the afternoon's first packet whatever it does.
-    tail.says(": session ");
+    tail.wait_for_stderr(": session ");
     day.play_second_half(&site);
     let tail = tail.end().expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -189,14 +190,14 @@ fn only_allowed_networks_are_served_and_a_reload_extends_them() {
     let wanted = SiteConfig { allowed: "127.0.0.2/32", has_recovery: false, ..SiteConfig::itch() };
     let gateway = day.gateway(&site, &wanted);
     day.play_first_half(&site);
-    let [stranger, friend] =
+    let [denied, allowed] =
         [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)].map(|address| RetransmissionClient::new(&site, address));
 
-    stranger.send_request();
-    friend.send_request();
-    assert!(friend.is_answered_within(TEST_TIMEOUT), "the friend is answered");
-    // One thread answers in order: whatever the stranger would get has been sent.
-    assert!(!stranger.is_answered_within(Duration::from_millis(1)), "the stranger is not");
+    denied.send_request();
+    allowed.send_request();
+    assert!(allowed.is_answered_within(TEST_TIMEOUT), "the friend is answered");
+    // One thread answers in order: an answer to the other host would have been sent by now.
+    assert!(!denied.is_answered_within(Duration::from_millis(1)), "the other host is not");
 
     let late = site.tail(&["--exit-idle-s", "3"]).end();
     assert!(late.stderr.contains("channel 1: no retransmission service answered"), "{}", late.stderr);
@@ -204,13 +205,13 @@ fn only_allowed_networks_are_served_and_a_reload_extends_them() {
     let path = site.config(&SiteConfig { allowed: "127.0.0.0/8", ..wanted });
     assert!(path.is_file());
     gateway.signal(Signal::HangUp);
-    gateway.says("configuration reloaded");
+    gateway.wait_for_stderr("configuration reloaded");
     // The service takes up its new limits when it next looks.
     let is_served = (0..100).any(|_| {
-        stranger.send_request();
-        stranger.is_answered_within(Duration::from_millis(200))
+        denied.send_request();
+        denied.is_answered_within(Duration::from_millis(200))
     });
-    assert!(is_served, "the stranger is let in");
+    assert!(is_served, "the other host is allowed");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

@@ -1,10 +1,10 @@
-//! No space for the publication log: publishing goes on, and somebody is told.
+//! No space for the publication log: publishing continues, and an alarm is raised.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 
 use mdgw_tests::{
-    process::{Ended, Signal},
+    process::{ExitedProcess, Signal},
     site::{Site, SiteConfig},
     tmpfs::TmpfsMount,
     trading_day::TradingDay,
@@ -29,9 +29,9 @@ fn no_log_behind_alarm_while_the_log_has_space() {
     assert!(!gateway.stdout.contains("not in the publication log"), "{}", gateway.stdout);
 }
 
-/// A day through a gateway whose log lies in a file system of that size, heard whole by a subscriber. `None`, with a word
+/// A day through a gateway whose log is on a file system of that size, received completely by a subscriber. `None`, with a message
 /// on standard error, where this process may not mount one.
-fn run_with_log_size(size: &str) -> Option<Ended> {
+fn run_with_log_size(size: &str) -> Option<ExitedProcess> {
     let site = Site::new();
     let _mounted = TmpfsMount::new("a full file system under the log", site.path("log"), size)?;
     let day = TradingDay::of(&site, 60_000);

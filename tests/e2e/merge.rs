@@ -1,5 +1,5 @@
-//! `mdgw merge`: whatever lines lose, cut, delay or stamp with other clocks, one capture comes out that has each message
-//! once; who lost and who led is told as it was done; what nobody has is named.
+//! `mdgw merge`: lines may lose, truncate, delay or stamp packets with other clocks. The merged capture has each
+//! message once; the summary reports each line's losses and lead, and the ranges that no line has.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -24,7 +24,7 @@ use mdgw_feeds::{
 use mdgw_tests::{
     captures,
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Ended},
+    process::{self, ExitedProcess},
     site::text,
 };
 use serde_json::Value;
@@ -45,12 +45,12 @@ fn merged_lossy_lines_replay_like_the_lines_together() {
     let lines = feeds::damaged(&packets, DAMAGE, 7);
     for (index, line) in lines.iter().enumerate() {
         let line_sequences: BTreeSet<u64> = line.iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
-        let told = &channel["lines"][index];
+        let reported = &channel["lines"][index];
         let (first, last) = (line_sequences.first().unwrap(), line_sequences.last().unwrap());
-        assert_eq!(number(&told["messages"]), line_sequences.len() as u64, "{told}");
-        assert_eq!(number(&told["lost_messages"]), last + 1 - first - line_sequences.len() as u64, "{told}");
-        assert_eq!(number(&told["lost_by_all_messages"]), 0, "{told}");
-        assert!(number(&told["line_gaps"]) > 0 && number(&told["duplicate_packets"]) > 0, "{told}");
+        assert_eq!(number(&reported["messages"]), line_sequences.len() as u64, "{reported}");
+        assert_eq!(number(&reported["lost_messages"]), last + 1 - first - line_sequences.len() as u64, "{reported}");
+        assert_eq!(number(&reported["lost_by_all_messages"]), 0, "{reported}");
+        assert!(number(&reported["line_gaps"]) > 0 && number(&reported["duplicate_packets"]) > 0, "{reported}");
     }
     let lead = &channel["leads"][0];
     assert_eq!((&lead["line"], &lead["other_line"]), (&"A".into(), &"B".into()));
@@ -83,14 +83,14 @@ fn captures_with_different_clocks_are_merged_by_sequence() {
                 assert!(replay(&[&out], "mbo", &["--ts-recv", "none"]) == expected, "{offset_ns}: other records");
             }
             let clock = &summary["clocks"][0];
-            let told = clock["offset_ns"].as_i64().unwrap();
+            let reported = clock["offset_ns"].as_i64().unwrap();
             let wanted = (offset_ns + 3_000) * if order[0] == 0 { 1 } else { -1 };
-            assert_eq!((told, &clock["basis"]), (wanted, &"different lines".into()), "{clock}");
+            assert_eq!((reported, &clock["basis"]), (wanted, &"different lines".into()), "{clock}");
         }
     }
 }
 
-/// Where both machines have a line in common, its stamps tell the clocks apart, and leads are told without them.
+/// If both machines have a line in common, its timestamps give the clock offset, and leads are reported without it.
 #[test]
 fn a_shared_line_corrects_clock_offsets_of_leads() {
     let folder = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn a_shared_line_corrects_clock_offsets_of_leads() {
 #[test]
 fn lines_with_different_packetisation_and_restarts_are_merged() {
     let folder = tempfile::tempdir().unwrap();
-    // Three numberings under one session id, as IEX does it; the lines cut each one in their own way and lose some, but
+    // Three sessions under one session id, as IEX does it; the lines cut each one in their own way and lose some, but
     // never the same message.
     let line = |seed: usize, delay_ns: u64, lost: &dyn Fn(Range<u64>) -> bool| {
         let mut packets = Vec::new();
@@ -242,7 +242,7 @@ fn a_lagging_line_in_the_same_capture_fills_gaps() {
     let merged: Vec<u64> = feeds::capture_packets(&out).iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
     assert!(merged.into_iter().eq((1..=count(&packets)).filter(|sequence| *sequence != missing.start)), "in order");
 
-    // A pipe can't be read in two places: what is held then ends, and that is said.
+    // A pipe can't be read in two places: what is held then ends, and that is reported.
     let mut child = Command::new(process::program())
         .args(["merge", "/dev/stdin", "-o", text(&out)])
         .stdin(Stdio::piped())
@@ -379,10 +379,10 @@ fn output_can_be_piped_and_a_closed_pipe_is_no_error() {
     assert!(fs::metadata(&packed).unwrap().len() < fs::metadata(&out).unwrap().len());
 }
 
-/// The long DEEP capture begins its numbering eleven times again.
+/// The long DEEP capture restarts its sequence numbers eleven times.
 #[test]
 fn a_real_iex_capture_is_restored_from_two_lossy_lines() {
-    let Some(root) = captures::root("merge: DEEP in twelve numberings") else { return };
+    let Some(root) = captures::root("merge: DEEP in twelve sessions") else { return };
     let folder = tempfile::tempdir().unwrap();
     let packets = feeds::capture_packets(&root.join("iex/deep-1.0-20170425/DEEP10.pcap.gz"));
     let [a, b] = feeds::write_damaged_captures(folder.path(), &packets, DAMAGE, 11);
@@ -401,7 +401,7 @@ fn a_real_iex_capture_is_restored_from_two_lossy_lines() {
     );
 }
 
-fn merge(files: &[&Path], out: &Path, more: &[&str]) -> Ended {
+fn merge(files: &[&Path], out: &Path, more: &[&str]) -> ExitedProcess {
     let files = files.iter().map(|path| text(path));
     process::run(["merge"].into_iter().chain(files).chain(["-o", text(out), "--json"]).chain(more.iter().copied()))
 }
@@ -434,12 +434,12 @@ fn ipv6_lines_are_merged() {
         messages.extend(sequences(datagram.payload));
     }
     assert!(messages.iter().copied().eq(1..=count(&packets)), "each once, in order");
-    let Ok(told) =
+    let Ok(reported) =
         Command::new("tshark").args(["-r", text(&out), "-o", "udp.check_checksum:TRUE"]).args(BAD_SUM).output()
     else {
-        return captures::say("SKIPPED: tshark (package of Debian) is not installed");
+        return captures::print_to_stderr("SKIPPED: tshark (package of Debian) is not installed");
     };
-    assert!(told.status.success() && told.stdout.is_empty(), "{}", String::from_utf8_lossy(&told.stdout));
+    assert!(reported.status.success() && reported.stdout.is_empty(), "{}", String::from_utf8_lossy(&reported.stdout));
 }
 
 /// Only packets whose checksum is wrong.
@@ -463,8 +463,8 @@ fn more_than_64_channels_are_refused() {
     let summary = merge(&[&path], &out, &[]).expect_code(0).json();
     assert_eq!(summary["channels"].as_array().unwrap().len(), 64);
     write_lines(&path, &packets);
-    let told = merge(&[&path], &out, &[]).expect_code(2).stderr;
-    assert!(told.contains("more than 64 channels"), "{told}");
+    let reported = merge(&[&path], &out, &[]).expect_code(2).stderr;
+    assert!(reported.contains("more than 64 channels"), "{reported}");
 }
 
 /// The records of captures, replayed together.
@@ -522,7 +522,7 @@ fn write_lines(path: &Path, packets: &[(u64, &str, &Arc<[u8]>)]) {
 
 const BEGIN_NS: u64 = 1_517_063_400_000_000_000;
 
-/// A numbering of so many TOPS quotes, cut into packets of one message more than `seed` and less, with what is lost left out.
+/// A session of that many TOPS quotes, cut into packets of one message more than `seed` and less, with what is lost left out.
 fn iex_line(
     messages: u64,
     seed: usize,

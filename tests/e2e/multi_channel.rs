@@ -1,5 +1,5 @@
-//! Several channels in one pool, published on two output lines: each channel comes out as if it were alone, though both
-//! lines lose packets, and though one of the channels fails.
+//! Several channels in one pool, published on two output lines: each channel's output is the same as if it ran alone,
+//! although both lines lose packets and one of the channels fails.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -40,7 +40,7 @@ fn each_channel_is_complete_over_two_lossy_output_lines() {
     }
 }
 
-/// Negative control: on one of these lines alone, with nobody to ask, packets are missing.
+/// Negative control: on one of these lines alone, without a request server, packets are missing.
 #[test]
 fn a_single_lossy_line_loses_packets() {
     let scenario = MultiChannelScenario::start(2);
@@ -55,7 +55,7 @@ fn a_single_lossy_line_loses_packets() {
 #[test]
 fn a_failed_channel_is_reported_and_the_others_continue() {
     if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
-        return captures::say("SKIPPED: no strace, which makes a system call fail");
+        return captures::print_to_stderr("SKIPPED: no strace, which makes a system call fail");
     }
     let scenario = MultiChannelScenario::start(1);
     let service = scenario.sites[0].retransmission.to_string();
@@ -66,17 +66,17 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
     wait_until_joined(scenario.behind[1], 3);
     scenario.play_halves(&[TradingDay::play_first_half]);
     // A channel without a session has no name to say anything under.
-    tails.iter().for_each(|tail| drop(tail.says(": session ")));
+    tails.iter().for_each(|tail| drop(tail.wait_for_stderr(": session ")));
 
     let mut fault = fail_one_receive(&scenario.gateway);
-    let alarm = scenario.gateway.says("alarm=\"channel-failed\"");
+    let alarm = scenario.gateway.wait_for_stderr("alarm=\"channel-failed\"");
     assert!(alarm.contains("cannot read a line's socket"), "{alarm}");
     let failed = NAMES.iter().position(|name| alarm.contains(&format!("channel=\"{name}\""))).expect("it has a name");
     fault.kill().unwrap();
     fault.wait().unwrap();
     let of_failed = tails.remove(failed);
     let failure_line = format!("channel {}: Failed", failed + 1);
-    of_failed.says(&failure_line);
+    of_failed.wait_for_stderr(&failure_line);
     scenario.play_halves(&[TradingDay::play_second_half]);
 
     let healthy_channels = (1..=CHANNELS).filter(|channel| *channel != failed + 1);
@@ -90,9 +90,9 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
         let received = fs::read(scenario.out(channel)).unwrap();
         assert!(received == scenario.days[channel - 1].expected, "channel {channel} is not what it is alone");
     }
-    // Who comes now hears it as well.
+    // A subscriber that joins now receives it as well.
     drop(of_failed);
-    scenario.tail(failed + 1, &scenario.behind, &service_arguments).says(&failure_line);
+    scenario.tail(failed + 1, &scenario.behind, &service_arguments).wait_for_stderr(&failure_line);
     let ended = scenario.gateway.stop_with(Signal::Terminate).expect_code(0);
     let row = |name: &str| ended.stdout.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
     for (place, name) in NAMES.iter().enumerate() {
@@ -137,7 +137,7 @@ impl MultiChannelScenario {
         let config = sites[0].path("several.toml");
         fs::write(&config, config_text(&sites, threads)).unwrap();
         let gateway = process::start(["run", text(&config), "--date", DATE, "--ts-recv", "none"]);
-        gateway.says("gateway running");
+        gateway.wait_for_stderr("gateway running");
         let behind = [Site::new(), Site::new()];
         let groups = [behind[0].output, behind[1].output];
         let damage = LineImpairment { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };

@@ -1,5 +1,5 @@
-//! A full disk and a reader that goes away, for each command that writes: the first is told with the output's name and exit
-//! code 2, the second is a normal end. What was written before stays.
+//! A full disk and a closed pipe, for each command that writes. A full disk gives an error with the output's name and
+//! exit code 2; a closed pipe is a normal end. What was written before stays.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -22,11 +22,11 @@ fn a_full_stdout_is_reported_and_exits_2() {
     for arguments in fixtures.commands_that_print() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let ended = run(&arguments, full.into());
-        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {told}");
-        let is_named = told.contains("standard output") || told.contains("write -");
-        assert!(is_named && told.contains("No space left"), "{arguments:?}: {told}");
-        assert!(!told.contains("panicked"), "{arguments:?}: {told}");
+        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {stderr}");
+        let is_named = stderr.contains("standard output") || stderr.contains("write -");
+        assert!(is_named && stderr.contains("No space left"), "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{arguments:?}: {stderr}");
     }
 }
 
@@ -37,9 +37,9 @@ fn a_closed_stdout_pipe_is_a_normal_exit() {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let ended = run(&arguments, writer.into());
-        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(0), "{arguments:?}: {told}");
-        assert!(!told.contains("panicked") && !told.contains("roken pipe"), "{arguments:?}: {told}");
+        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(0), "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("panicked") && !stderr.contains("roken pipe"), "{arguments:?}: {stderr}");
     }
 }
 
@@ -120,15 +120,15 @@ fn a_disk_filling_up_keeps_fitting_records_and_all_symbols() {
             let _ = ended.expect_code(0);
             assert!(csv_of(&out) == whole_table, "{name} on {room} bytes");
         } else {
-            let told = ended.expect_code(2).stderr;
-            assert!(told.contains(text(&out)) && told.contains("No space left"), "{told}");
-            let (kept, table) = (KeptCounts::told(&told), csv_of(&out));
-            assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{told}");
-            assert_eq!(table.lines().count() - 1, kept.records, "{told}");
-            // Symbols stand in the table, and only the metadata tells them.
+            let stderr = ended.expect_code(2).stderr;
+            assert!(stderr.contains(text(&out)) && stderr.contains("No space left"), "{stderr}");
+            let (kept, table) = (KeptCounts::told(&stderr), csv_of(&out));
+            assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{stderr}");
+            assert_eq!(table.lines().count() - 1, kept.records, "{stderr}");
+            // Symbols are in the table, and only the metadata has them.
             assert!(whole_table.starts_with(&table), "{name} on {room} bytes");
             let wasted = room.saturating_sub(kept.records as u64 * MBO_BYTES);
-            assert!(wasted < 1024 * 1024 && kept.records > 1_000, "{told}");
+            assert!(wasted < 1024 * 1024 && kept.records > 1_000, "{stderr}");
         }
         assert_no_unfinished_files(disk.path());
     }
@@ -147,16 +147,16 @@ fn a_full_temp_directory_is_named_and_fitting_records_are_written() {
         .stdout(File::create(&out).unwrap())
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(2), "{told}");
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(2), "{stderr}");
     let spool = format!("its spool in {}: No space left", disk.path().display());
-    assert!(told.contains("write standard output, after ") && told.contains(&spool), "{told}");
-    let kept = KeptCounts::told(&told);
-    assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{told}");
-    assert!(kept.records > 1_000 && csv_of(Path::new(dbn)).starts_with(&csv_of(&out)), "{told}");
+    assert!(stderr.contains("write standard output, after ") && stderr.contains(&spool), "{stderr}");
+    let kept = KeptCounts::told(&stderr);
+    assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{stderr}");
+    assert!(kept.records > 1_000 && csv_of(Path::new(dbn)).starts_with(&csv_of(&out)), "{stderr}");
 }
 
-/// What an error says is kept.
+/// What an error reports as kept.
 struct KeptCounts {
     records: usize,
     bytes: u64,
@@ -184,26 +184,26 @@ fn assert_no_unfinished_files(folder: &Path) {
 
 const MBO_BYTES: u64 = 56;
 
-/// Files of that process can't grow beyond 100 kB. What it says, which names `output`.
+/// Runs the command with files limited to 100 kB. Returns its error text, which names `output`.
 fn run_with_file_size_limit(arguments: &[&str], output: &Path) -> String {
     // A limit in units of 512 bytes, whose signal is ignored: writes beyond it fail.
     let limited = r#"trap '' XFSZ; ulimit -f 200; exec "$0" "$@""#;
     let mut command = Command::new("sh");
     let ended = command.args(["-c", limited]).arg(program()).args(arguments).output().unwrap();
-    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {told}");
-    assert!(told.contains(text(output)) && told.contains("File too large"), "{arguments:?}: {told}");
-    told
+    let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {stderr}");
+    assert!(stderr.contains(text(output)) && stderr.contains("File too large"), "{arguments:?}: {stderr}");
+    stderr
 }
 
 fn run(arguments: &[&str], stdout: Stdio) -> Output {
     Command::new(program()).args(arguments).stdin(Stdio::null()).stdout(stdout).output().unwrap()
 }
 
-/// A port that the kernel chooses, so that nobody sends to it.
+/// A port that the kernel chooses, so that no process sends to it.
 const UNUSED_ADDRESS: &str = "127.0.0.1:0";
 
-/// Two lines of a made-up day, its records, a latency log.
+/// Two lines of a synthetic day, its records, a latency log.
 struct OutputFixtures {
     folder: TempDir,
     files: [PathBuf; 4],

@@ -1,4 +1,4 @@
-//! Two gateways that share a stream: who leads, who goes on, and who comes back.
+//! Two gateways that share a stream: leadership, takeover and rejoin.
 
 mod configuration_conflicts;
 mod election;

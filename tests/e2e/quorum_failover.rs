@@ -1,22 +1,22 @@
-//! Elections by votes between real processes: whoever is killed or stopped is followed, under a higher epoch, and never
-//! do two lead at once.
+//! Elections by votes between real processes: a killed or stopped leader is replaced under a higher epoch, and two
+//! never lead at once.
 
 use std::path::Path;
 
-use mdgw_tests::failover::{Cluster, LeaseTimingMs, ProcessEvent};
+use mdgw_tests::failover::{LeaseTimingMs, ProcessEvent, VoteCluster};
 
 const SIGSTOP: i32 = 19;
 const SIGCONT: i32 = 18;
 
-fn cluster() -> Cluster {
+fn cluster() -> VoteCluster {
     let program = Path::new(env!("CARGO_BIN_EXE_failover"));
     // Long enough for a machine that is busy with other tests.
-    Cluster::start(program, &std::env::temp_dir(), LeaseTimingMs(200, 40, 60)).expect("processes start")
+    VoteCluster::start(program, &std::env::temp_dir(), LeaseTimingMs(200, 40, 60)).expect("processes start")
 }
 
-fn assert_epochs_ascend(cluster: &Cluster) {
-    let epochs: Vec<_> = cluster.opened.iter().map(|(_, _, epoch)| *epoch).collect();
-    assert!(epochs.is_sorted_by(|one, next| one < next), "{:?}", cluster.opened);
+fn assert_epochs_ascend(cluster: &VoteCluster) {
+    let epochs: Vec<_> = cluster.openings.iter().map(|(_, _, epoch)| *epoch).collect();
+    assert!(epochs.is_sorted_by(|one, next| one < next), "{:?}", cluster.openings);
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_resumed_leader_finds_its_fence_closed() {
         }
     };
     assert!(closed < epoch, "{closed:?} {epoch:?} at {opened_ns}");
-    // Now the one that was stopped stands again.
+    // Now the stopped gateway is eligible again.
     cluster.kill(other);
     assert_eq!(cluster.wait_for_leader().unwrap(), stopped);
     assert_epochs_ascend(&cluster);
@@ -62,7 +62,7 @@ fn without_the_witness_two_gateways_lead_and_one_does_not() {
     let leader = cluster.wait_for_leader().unwrap();
     cluster.kill(3);
     // Two of three are a majority.
-    let openings_before = cluster.opened.len();
+    let openings_before = cluster.openings.len();
     cluster.kill(3 - leader);
     loop {
         if let (node, ProcessEvent::Close { .. }) = cluster.next_event().unwrap() {
@@ -70,7 +70,7 @@ fn without_the_witness_two_gateways_lead_and_one_does_not() {
             break;
         }
     }
-    assert_eq!(cluster.opened.len(), openings_before, "nobody else led");
+    assert_eq!(cluster.openings.len(), openings_before, "no other gateway led");
     // Its vote is still on disk: it goes on where it was.
     cluster.start_node(3).unwrap();
     assert_eq!(cluster.wait_for_leader().unwrap(), leader);

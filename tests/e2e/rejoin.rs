@@ -1,4 +1,4 @@
-//! A gateway that comes back takes over again, but not before it has all that its peer has.
+//! A gateway that rejoins can take over again, but not before it has everything that its peer has.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -51,29 +51,30 @@ impl RejoinScenario {
         Self { pair, oracle, consumer, feed }
     }
 
-    fn take(&mut self, count: usize) {
-        self.consumer.receive_until("the stream goes on", |told| told.len() >= count);
+    fn receive(&mut self, count: usize) {
+        self.consumer.receive_until("the stream goes on", |deliveries| deliveries.len() >= count);
     }
 
-    /// The second gateway leads for the first one, which was killed amid the day, and has told as much again.
+    /// The second gateway leads after the first was killed in the middle of the day, and has published as much again.
     fn after_first_killed() -> Self {
         let mut scenario = Self::new(&[1, 2], "500");
         scenario.pair.wait_until_eligible(2);
-        scenario.take(3_000);
+        scenario.receive(3_000);
         scenario.pair.gateways.kill(1);
         scenario.pair.wait_until_leads(2);
-        let told = scenario.told();
-        scenario.take(told + 3_000);
+        let delivered = scenario.delivered_count();
+        scenario.receive(delivered + 3_000);
         scenario
     }
 
-    fn told(&self) -> usize {
-        self.consumer.told.len()
+    fn delivered_count(&self) -> usize {
+        self.consumer.deliveries.len()
     }
 
     /// The day's end is told: the pair, what was told, and what had to be.
     fn end(mut self) -> (ElectedPair, RecordingConsumer, BTreeMap<(Session, u64), Vec<u8>>) {
-        self.consumer.receive_until("the session ends", |told| matches!(told.last(), Some(Delivery::End(_))));
+        self.consumer
+            .receive_until("the session ends", |deliveries| matches!(deliveries.last(), Some(Delivery::End(_))));
         let _ended = self.feed.stop_with(Signal::Terminate);
         let expected = messages_of(&log_entries(&self.oracle.site));
         assert!(expected.len() > 50_000, "{} messages", expected.len());
@@ -107,7 +108,7 @@ fn abort_copy_midway(from: SocketAddrV4) {
     }
 }
 
-/// Its books are a copy of its peer's, and somebody else had begun to take one and was gone in the midst of it.
+/// Its books are a copy of its peer's, although another joiner had requested one and vanished in the middle of it.
 #[test]
 fn a_restarted_gateway_catches_up_before_it_takes_over() {
     let mut scenario = RejoinScenario::after_first_killed();
@@ -115,7 +116,7 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
 
     scenario.pair.start(1);
     let log_before = messages_of(&log_entries(scenario.pair.gateways.site(1)));
-    let copy_line = scenario.pair.gateways.running(1).unwrap().says("starting with a copy of the peer's state");
+    let copy_line = scenario.pair.gateways.running(1).unwrap().wait_for_stderr("starting with a copy of the peer's state");
     assert!(copy_line.contains("next="), "{copy_line}");
     let status = scenario.pair.status(1).unwrap();
     assert_eq!(
@@ -131,15 +132,15 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
     scenario.pair.gateways.kill(2);
     scenario.pair.wait_until_leads(1);
     let (pair, consumer, expected) = scenario.end();
-    assert_eq!(consumer.check(&expected), Ok(()));
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     // Its own log keeps what it had, and goes on where the copy was made; what lies between the other one has.
     let whole = messages_of(&log_entries(pair.gateways.site(1)));
     assert!(whole.iter().all(|(name, records)| expected[name] == *records), "its books are not the right ones");
     let missing_messages: Vec<_> = expected.keys().filter(|name| !whole.contains_key(name)).collect();
     let kept_before_gap = log_before.keys().take_while(|name| name < missing_messages.first().unwrap()).count();
     assert!(kept_before_gap > 1_000, "{kept_before_gap} messages of before");
-    let hole = expected.range(*missing_messages[0]..=**missing_messages.last().unwrap()).count();
-    assert_eq!(hole, missing_messages.len(), "one hole, and nothing is missing behind it");
+    let gap = expected.range(*missing_messages[0]..=**missing_messages.last().unwrap()).count();
+    assert_eq!(gap, missing_messages.len(), "one hole, and nothing is missing behind it");
 }
 
 /// The gateway that gives its state is killed when a part of it has come: nothing of that is used.
@@ -154,28 +155,28 @@ fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
     scenario.pair.gateways.kill(2);
     scenario.pair.gateways.wait_until_running(1);
     let first = scenario.pair.gateways.running(1).unwrap();
-    let _none = first.says("could not copy the peer's state");
-    let _instead = first.says("replaying the session from the venue's server");
+    let _none = first.wait_for_stderr("could not copy the peer's state");
+    let _instead = first.wait_for_stderr("replaying the session from the venue's server");
     scenario.pair.wait_until_leads(1);
-    assert!(!scenario.pair.gateways.running(1).unwrap().said().contains("starting with a copy of the peer's state"));
+    assert!(!scenario.pair.gateways.running(1).unwrap().stderr_so_far().contains("starting with a copy of the peer's state"));
     let told = scenario.told();
     scenario.take(told + 1_000);
     scenario.pair.start(2);
     scenario.pair.wait_until_eligible(2);
 
     let (pair, consumer, expected) = scenario.end();
-    assert_eq!(consumer.check(&expected), Ok(()));
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     assert!(messages_of(&log_entries(pair.gateways.site(1))) == expected, "its log is not whole");
 }
 
-/// More than what is told before a copy, less than one.
+/// More bytes than are sent before a copy, fewer than a copy.
 const COPY_BYTES_MAX: usize = 16 << 10;
 
 #[test]
 fn both_gateways_rebuild_their_books_from_the_venue() {
     let mut scenario = RejoinScenario::new(&[1, 2], "500");
     scenario.pair.wait_until_eligible(2);
-    scenario.take(3_000);
+    scenario.receive(3_000);
     scenario.pair.gateways.kill(1);
     scenario.pair.gateways.kill(2);
     scenario.pair.start(2);
@@ -183,10 +184,13 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
     let leader = scenario.pair.leader();
     scenario.pair.wait_until_eligible(3 - leader);
     let (pair, consumer, expected) = scenario.end();
-    assert_eq!(consumer.check(&expected), Ok(()));
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     assert!(messages_of(&log_entries(pair.gateways.site(2))) == expected, "the log of the first one is not whole");
     let second = messages_of(&log_entries(pair.gateways.site(1)));
-    assert!(second.iter().all(|(name, records)| expected[name] == *records), "the second one says something else");
+    assert!(
+        second.iter().all(|(name, records)| expected[name] == *records),
+        "the second gateway published other records"
+    );
 }
 
 #[test]
@@ -194,7 +198,7 @@ fn a_gateway_started_alone_leads() {
     let scenario = RejoinScenario::new(&[1], "5000");
     scenario.pair.wait_until_leads(1);
     let (mut pair, consumer, expected) = scenario.end();
-    assert_eq!(consumer.check(&expected), Ok(()));
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     let said = pair.gateways.end(1);
     assert!(said.contains("leads"), "{said}");
 }

@@ -1,6 +1,6 @@
-//! What stands behind a gateway that no longer does what it should: a sentinel that kills one that hangs, and a fence in the
-//! kernel that refuses what one sends that slept too long.
-#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+//! Safeguards behind a faulty gateway: a sentinel that kills a gateway that hangs, and a fence in the kernel that drops
+//! the packets of a gateway that was paused past its lease.
+#![allow(clippy::print_stderr, reason = "a skipped test prints it")]
 
 use std::{
     fs,
@@ -61,19 +61,19 @@ fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
 
     let first = start_member(&first_site, &key);
-    first.says("INFO leads ");
+    first.wait_for_stderr("INFO leads ");
     let second = start_member(&second_site, &key);
-    second.says("state=Connected");
-    second.says("sentinel is watching");
+    second.wait_for_stderr("state=Connected");
+    second.wait_for_stderr("sentinel is watching");
 
     first.signal(Signal::Stop);
-    assert!(first.says("gateway died; made sure with SIGKILL and announced").contains("Hang"), "{}", first.said());
-    second.says("INFO leads ");
+    assert!(first.wait_for_stderr("gateway died; made sure with SIGKILL and announced").contains("Hang"), "{}", first.stderr_so_far());
+    second.wait_for_stderr("INFO leads ");
 }
 
 #[test]
 fn a_sentinel_runs_in_its_own_cgroup() {
-    let mounts = fs::read_to_string("/proc/self/mounts").expect("the kernel tells mounts");
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts can be read");
     if !rustix::process::geteuid().is_root() || !mounts.lines().any(|line| line.split(' ').nth(2) == Some("cgroup2")) {
         return eprintln!("SKIPPED: a cgroup for the sentinel takes cgroup v2 and root");
     }
@@ -82,9 +82,9 @@ fn a_sentinel_runs_in_its_own_cgroup() {
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
     let gateway = start_member(&site, &key);
-    gateway.says("sentinel is watching");
+    gateway.wait_for_stderr("sentinel is watching");
     let children = format!("/proc/{0}/task/{0}/children", gateway.id());
-    let sentinel = fs::read_to_string(children).expect("the kernel tells children").trim().to_owned();
+    let sentinel = fs::read_to_string(children).expect("the children can be read").trim().to_owned();
     let cgroup = |process: &str| {
         let text = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("it runs");
         text.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned)).expect("it is in one")
@@ -106,7 +106,7 @@ fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
         records.display()
     );
     let gateway = start(&site, &wanted, &election);
-    gateway.says("INFO leads ");
+    gateway.wait_for_stderr("INFO leads ");
     // For longer than any trial takes.
     let _exchange = site.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
     let old = next_epoch(&listener);

@@ -1,4 +1,4 @@
-//! One gateway goes on where the other stopped: every message once, in order, wherever it stopped.
+//! A successor continues where the leader stopped: every message once, in order, at any stopping point.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -14,11 +14,11 @@ use mdgw_feeds::{
 };
 use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
-    captures::say,
+    captures::print_to_stderr,
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
     pair::{
-        CHANNEL, Delivery, GROUP, InProcessGateway, LogEntry, RecordingConsumer, ScriptedLeader, VenueSender, check,
-        link, log_entries, messages_of, start_gateway, wait_until,
+        CHANNEL, Delivery, GROUP, InProcessGateway, LogEntry, RecordingConsumer, ScriptedLeader, VenueSender,
+        check_deliveries, link, log_entries, messages_of, start_gateway, wait_until,
     },
     site::{Site, SiteConfig, text},
 };
@@ -71,11 +71,16 @@ impl TakeoverScenario {
         }
         self.standby.open_fence(NEW_EPOCH);
         self.consumer.receive_to_session_end(log.last().unwrap().session);
-        assert_eq!(self.consumer.check(&messages_of(&log)), Ok(()), "after {count} of {} packets", log.len());
+        assert_eq!(
+            self.consumer.check_deliveries(&messages_of(&log)),
+            Ok(()),
+            "after {count} of {} packets",
+            log.len()
+        );
         assert_eq!(self.consumer.epoch(), Some(NEW_EPOCH));
         let report = self.standby.stop();
         let published = report.channels[0].published;
-        // What settles nothing (a state, the session's end) is said again where it stands.
+        // An entry that covers nothing (a state, the session's end) is republished at its position.
         let heard = log[..count].last().map(LogEntry::until);
         let is_new = |entry: &&LogEntry| heard.is_none_or(|heard| entry.until() > heard || entry.from() == heard);
         assert_eq!(published.catch_up_packets, log.iter().filter(is_new).count() as u64, "no more than is needed");
@@ -138,15 +143,15 @@ fn a_gap_only_on_the_standby_is_not_published() {
     standby.wait_until_received(whole[count - 1].until());
     standby.open_fence(NEW_EPOCH);
     consumer.receive_to_session_end(session(0));
-    // No gap is told. What the successor's books make of later messages may differ, and says so.
+    // No gap is declared. The successor's books may give other records for later messages, which are marked suspect.
     let position = (session(0), whole[count - 1].next.0);
     let mut expected = messages_of(&whole[..count]);
     expected.extend(messages_of(&incomplete_log).split_off(&position));
-    assert_eq!(consumer.check(&expected), Ok(()));
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     let oracle = messages_of(&whole);
     let mut suspects = 0;
-    for told in &consumer.told {
-        let Delivery::Message(session, sequence, records, is_suspect) = told else { continue };
+    for delivery in &consumer.deliveries {
+        let Delivery::Message(session, sequence, records, is_suspect) = delivery else { continue };
         let is_right = oracle.get(&(*session, *sequence)) == Some(records);
         assert!(is_right || *is_suspect, "{sequence} differs in silence");
         assert!(*sequence >= position.1 || !is_suspect, "{sequence} is the old leader's, who lacked nothing");
@@ -171,27 +176,27 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     venue.send(standby.site.lines[0], before);
     wait_until("the log has the session's end", || leading.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     let incomplete_log = leading.log();
-    // The old leader has told the gap, and as much as the standby has.
+    // The old leader has declared the gap, and published as much as the standby has.
     let first: [u8; 8] = after[0].1[10..18].try_into().unwrap();
     let position = StreamPosition::at(session(0), Sequence(u64::from_be_bytes(first)));
-    // Messages that produced nothing are settled by a heartbeat.
+    // A heartbeat covers messages that produced no output.
     standby.wait_until_ready(position);
     let count = incomplete_log.iter().take_while(|entry| entry.until() <= position).count();
     assert!(incomplete_log[..count].iter().any(declares_gap));
     ScriptedLeader::new(standby.site.output, OLD_EPOCH).publish(&incomplete_log[..count]);
-    wait_until("the leader is heard", || {
+    wait_until("the output of the leader is received", || {
         standby.status_table().last_received == Some(incomplete_log[count - 1].until())
     });
     standby.deliver_condition();
     standby.open_fence(NEW_EPOCH);
     venue.send(standby.site.lines[0], after);
     consumer.receive_to_session_end(session(0));
-    let gaps = consumer.told.iter().filter(|told| matches!(told, Delivery::Gap(..))).count();
-    assert_eq!(gaps, 1, "as the old leader told it, and not again");
+    let gaps = consumer.deliveries.iter().filter(|delivery| matches!(delivery, Delivery::Gap(..))).count();
+    assert_eq!(gaps, 1, "as the old leader declared it, and not again");
     let oracle = messages_of(&standby.log());
     let mut suspects = 0;
-    for told in &consumer.told {
-        let Delivery::Message(session, sequence, records, is_suspect) = told else { continue };
+    for delivery in &consumer.deliveries {
+        let Delivery::Message(session, sequence, records, is_suspect) = delivery else { continue };
         let is_right = oracle.get(&(*session, *sequence)) == Some(records);
         assert!(is_right || *is_suspect, "{sequence} differs in silence");
         suspects += u32::from(*is_suspect && *sequence >= position.sequence.0);
@@ -211,14 +216,14 @@ fn declares_gap(entry: &LogEntry) -> bool {
 fn packets_lost_by_receiver_and_standby_are_republished() {
     let mut scenario = TakeoverScenario::new(&[day(3_000, 1, SESSION)]);
     let log = scenario.standby.log();
-    // Lost on the wire, for everybody: the last thing but ten that the leader said.
+    // Lost on the network, for all receivers: the last packet but ten that the leader sent.
     let lost = 100;
     scenario.leader.publish(&log[..lost]);
     scenario.standby.wait_until_received(log[lost - 1].until());
     scenario.leader.publish(&log[lost + 1..lost + 10]);
     scenario.standby.open_fence(NEW_EPOCH);
     scenario.consumer.receive_to_session_end(session(0));
-    assert_eq!(scenario.consumer.check(&messages_of(&log)), Ok(()));
+    assert_eq!(scenario.consumer.check_deliveries(&messages_of(&log)), Ok(()));
     let _ = scenario.standby.stop();
 }
 
@@ -235,7 +240,7 @@ fn a_forged_epoch_does_not_stop_the_standby_from_receiving() {
     assert_eq!(scenario.standby.handle().epochs().rejected_jumps(), 1);
     scenario.standby.open_fence(NEW_EPOCH);
     scenario.consumer.receive_to_session_end(session(0));
-    assert_eq!(scenario.consumer.check(&messages_of(&log)), Ok(()));
+    assert_eq!(scenario.consumer.check_deliveries(&messages_of(&log)), Ok(()));
     let _ = scenario.standby.stop();
 }
 
@@ -251,17 +256,17 @@ fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
     let feed = ["--messages", "40000", "--rate", "4000", "--request-server", &requests, "--linger-s", "60"];
     // On a crowded machine the server's answers may come too late for a gateway, and a gap would be declared, as it should.
     let damage = ["--loss", "0.05", "--duplicate", "0.05", "--reorder", "0.05", "--never-on-all"];
-    leading.say("open 2561");
+    leading.send_command("open 2561");
     let played = first.sim(&[feed.as_slice(), &damage].concat());
-    consumer.receive_until("half of it has come", |told| told.len() > 20_000);
+    consumer.receive_until("half of the messages are delivered", |deliveries| deliveries.len() > 20_000);
     leading.kill();
-    standby.say("open 2818");
-    consumer.receive_until("the session ends", |told| matches!(told.last(), Some(Delivery::End(_))));
+    standby.send_command("open 2818");
+    consumer.receive_until("the session ends", |deliveries| matches!(deliveries.last(), Some(Delivery::End(_))));
     let _ = played.stop_with(mdgw_tests::process::Signal::Terminate);
-    standby.say("stop");
-    standby.ends();
+    standby.send_command("stop");
+    standby.assert_exit_success();
     let log = log_entries(&second);
-    assert_eq!(consumer.check(&messages_of(&log)), Ok(()));
+    assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
     assert_eq!(log.last().map(|entry| entry.next.0), Some(40_001), "that is the whole day");
     assert_eq!(consumer.epoch(), Some(Epoch(2818)));
 }
@@ -273,26 +278,26 @@ fn pair() -> ([InProcessGateway; 2], [std::sync::Arc<mdgw_pair::pair_link::LinkH
     let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
     let consumer = RecordingConsumer::open(&members[1].site, 3);
     let [a, b] = &mut members;
-    let desks = link([a, b]);
+    let handles = link([a, b]);
     members[0].open_fence(OLD_EPOCH);
-    (members, desks, consumer)
+    (members, handles, consumer)
 }
 
 #[test]
 fn a_planned_hand_over_publishes_nothing_twice() {
-    let ([first, second], desks, mut consumer) = pair();
+    let ([first, second], handles, mut consumer) = pair();
     let packets = day(3_000, 1, SESSION);
     let (before, after) = packets.split_at(packets.len() / 2);
     let venue = VenueSender::default();
     venue.send(first.site.lines[0], before);
-    let told = |first: &InProcessGateway| first.log().last().map(LogEntry::until);
+    let log_end = |first: &InProcessGateway| first.log().last().map(LogEntry::until);
     wait_until("the input is worked off", || {
-        let position = told(&first);
+        let position = log_end(&first);
         position.is_some()
             && first.status_table().published == position
             && second.status_table().logged_through == position
     });
-    wait_until("the peer has told it", || second.status_table().heard.reported_through == told(&first));
+    wait_until("the peer has reported it", || second.status_table().heard.reported_through == log_end(&first));
 
     first.handle().fence().close();
     first.handle().on_fence_change();
@@ -301,18 +306,18 @@ fn a_planned_hand_over_publishes_nothing_twice() {
         ended = first.handle().drained();
         ended.is_some()
     });
-    assert_eq!(ended.unwrap().get(&CHANNEL).copied(), told(&first));
+    assert_eq!(ended.unwrap().get(&CHANNEL).copied(), log_end(&first));
     second.open_fence(NEW_EPOCH);
     venue.send(second.site.lines[0], after);
     consumer.receive_to_session_end(session(0));
     let log = second.log();
-    assert_eq!(consumer.check(&messages_of(&log)), Ok(()));
+    assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
     assert_eq!(consumer.epoch(), Some(NEW_EPOCH));
     assert_eq!(first.log(), log, "both gateways' logs are alike, byte for byte");
-    wait_until("windows are compared", || desks.iter().all(|handle| handle.counts().windows_equal > 0));
-    assert!(desks.iter().all(|handle| handle.counts().windows_different == 0));
+    wait_until("windows are compared", || handles.iter().all(|handle| handle.counts().windows_equal > 0));
+    assert!(handles.iter().all(|handle| handle.counts().windows_different == 0));
     let report = second.stop();
-    assert_eq!(report.channels[0].published.catch_up_packets, 0, "nothing is said twice");
+    assert_eq!(report.channels[0].published.catch_up_packets, 0, "nothing is republished");
     let _ = first.stop();
 }
 
@@ -338,14 +343,14 @@ fn the_leader_learns_whether_its_output_is_received() {
                 && first.status_table().published == position
                 && second.status_table().logged_through == position
         });
-        let told = || handle.told(CHANNEL).first().map(|told| told.positions).unwrap_or_default();
-        wait_until("the standby hears its own probes", || told().receives_probe);
+        let report = || handle.told(CHANNEL).first().map(|told| told.positions).unwrap_or_default();
+        wait_until("the standby receives its own probes", || report().receives_probe);
         if is_cut {
-            assert_eq!(told().last_received, None, "the standby hears itself, and nothing of the leader");
+            assert_eq!(report().last_received, None, "the standby receives its own packets, and none of the leader");
         } else {
-            wait_until("what is published is heard", || told().last_received == first.status_table().published);
+            wait_until("the published output is received", || report().last_received == first.status_table().published);
         }
-        wait_until("the states of the channels are told", || told().state == first.status_table().state as u8);
+        wait_until("the states of the channels are reported", || report().state == first.status_table().state as u8);
         let _ = (first.stop(), second.stop());
     }
 }
@@ -361,13 +366,13 @@ fn a_joining_gateway_copies_the_session_from_its_peer() {
     venue.send(members[0].site.lines[0], before);
     members.push(InProcessGateway::start_with(second, &wanted(), StartMode::WholeSession));
     let [a, b] = members.get_disjoint_mut([0, 1]).unwrap();
-    let desks = link([a, b]);
+    let handles = link([a, b]);
     venue.send(members[0].site.lines[0], after);
     for member in &members {
         wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     }
     assert_eq!(messages_of(&members[1].log()), messages_of(&members[0].log()));
-    wait_until("windows are compared", || desks[0].counts().windows_equal > 0);
+    wait_until("windows are compared", || handles[0].counts().windows_equal > 0);
     for member in members {
         assert_eq!(member.stop().channels[0].counters.gaps, 0);
     }
@@ -380,7 +385,7 @@ fn a_gap_on_all_lines_is_filled_from_the_peer() {
     let is_filled = (1..=ATTEMPTS).any(|attempt| {
         let gaps = gaps_after_peer_recovery();
         if gaps > 0 {
-            say(&format!("attempt {attempt} tells nothing: no answer came in time"));
+            print_to_stderr(&format!("attempt {attempt} is inconclusive: no answer came in time"));
         }
         gaps == 0
     });
@@ -417,7 +422,7 @@ fn diverging_records_of_two_gateways_are_detected() {
     let second = first.peer(2);
     let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
     let [a, b] = &mut members;
-    let desks = link([a, b]);
+    let handles = link([a, b]);
     // One price, one bit: somewhere in the middle an order is added at another price.
     let changed: Vec<Packet> = {
         let mut packets = packets.clone();
@@ -433,7 +438,7 @@ fn diverging_records_of_two_gateways_are_detected() {
     venue.send(members[1].site.lines[0], &changed);
     let mut found = None;
     wait_until("the difference is found", || {
-        found = desks.iter().find_map(|handle| handle.take_mismatch());
+        found = handles.iter().find_map(|handle| handle.take_mismatch());
         found.is_some()
     });
     let found = found.unwrap();
@@ -449,7 +454,7 @@ fn the_checker_detects_loss_duplicates_reordering_and_changes() {
     let message = |sequence: u64, byte| Delivery::Message(session(0), sequence, vec![byte], false);
     let expected = (1..4).map(|sequence| ((session(0), sequence), vec![7])).collect();
     let all = [message(1, 7), message(2, 7), message(3, 7)];
-    assert_eq!(check(&all, &expected), Ok(()));
+    assert_eq!(check_deliveries(&all, &expected), Ok(()));
     let [one, two, three] = all;
     for corrupted in [
         vec![one.clone(), three.clone()],
@@ -459,7 +464,7 @@ fn the_checker_detects_loss_duplicates_reordering_and_changes() {
         vec![one.clone(), message(2, 8), three.clone()],
         vec![one, two, three, Delivery::Gap(1, 2)],
     ] {
-        assert!(check(&corrupted, &expected).is_err(), "{corrupted:?}");
+        assert!(check_deliveries(&corrupted, &expected).is_err(), "{corrupted:?}");
     }
 }
 
@@ -486,7 +491,7 @@ impl GatewayProcess {
         process
     }
 
-    fn say(&mut self, command: &str) {
+    fn send_command(&mut self, command: &str) {
         writeln!(self.input, "{command}").unwrap();
         self.wait_for_reply(command.split(' ').next().unwrap());
     }
@@ -508,7 +513,7 @@ impl GatewayProcess {
         let _ = self.child.wait().unwrap();
     }
 
-    fn ends(&mut self) {
+    fn assert_exit_success(&mut self) {
         assert!(self.child.wait().unwrap().success());
     }
 }

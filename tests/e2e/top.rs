@@ -1,4 +1,4 @@
-//! A running gateway, and a replay, as somebody sees them who watches.
+//! `mdgw top` on a running gateway and on a replay, as its viewer sees them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -86,7 +86,7 @@ fn terminal_settings_are_restored() {
         // Not raw any more: keys come by lines, with echo.
         assert!(settings.contains(" icanon") && settings.contains(" echo "), "{ending:?}: {settings}");
     }
-    // While somebody watches, the gateway goes: it is said, and the view stays.
+    // The gateway stops while `top` runs: the view reports it and stays.
     let mut terminal = Terminal::with_top(&socket);
     terminal.wait_until_shown("main-1");
     drop(sim);
@@ -174,7 +174,7 @@ impl Terminal {
         }
     }
 
-    /// What stands between `before` and the next full stop.
+    /// The text between `before` and the next full stop.
     fn told(&mut self, before: &str) -> String {
         self.wait_until_shown(before);
         let text = String::from_utf8_lossy(&self.seen).into_owned();

@@ -1,4 +1,4 @@
-//! How fast is too fast, asked of a running gateway: what it lost, and how long it took.
+//! `mdgw replay --until-loss` against a running gateway: the losses and latencies of each rate.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use mdgw_tests::{

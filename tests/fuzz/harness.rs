@@ -1,8 +1,8 @@
-//! Inputs that chance makes out of good ones, the same in every run, and what is asked of whoever reads them: no panic,
-//! and no more memory than a bound.
+//! Random mutations of valid inputs, the same in every run. A reader of such an input must not panic, and must not
+//! allocate more than a bound.
 //!
-//! `MDGW_FUZZ_ROUNDS` makes more of them, `MDGW_FUZZ_SEED` others. The input in hand stands in a file, so that one that
-//! kills the process is found as well.
+//! `MDGW_FUZZ_ROUNDS` sets how many, `MDGW_FUZZ_SEED` selects others. The current input is kept in a file, so that an
+//! input that kills the process is found as well.
 
 use std::{
     env, fs,
@@ -39,7 +39,7 @@ impl Target {
             if let Err(panic) = outcome {
                 let found = current_input.keep();
                 let place = format!("tests/data/fuzz/{name}");
-                captures::say(&format!("{name}: {} panics; move {} to {place}", what(), found.display()));
+                captures::print_to_stderr(&format!("{name}: {} panics; move {} to {place}", what(), found.display()));
                 resume_unwind(panic);
             }
         };
@@ -54,7 +54,7 @@ impl Target {
     }
 }
 
-/// Where the input in hand stands. It goes when all went well.
+/// The file with the current input. Removed after success.
 struct CurrentInput(PathBuf);
 
 impl CurrentInput {
@@ -140,7 +140,7 @@ fn put_number(bytes: &mut [u8], at: usize, random: &mut Random) {
     }
 }
 
-/// Replaces the next number that stands in digits.
+/// Replaces the next decimal number.
 fn put_digits(bytes: &mut Vec<u8>, at: usize, random: &mut Random) {
     let Some(skipped) = bytes.iter().skip(at).position(u8::is_ascii_digit) else { return };
     let begin = at + skipped;

@@ -1,5 +1,5 @@
-//! Everything that reads a file or a datagram, over inputs that are damaged by chance. Nothing panics, takes memory without
-//! a bound or goes on for ever; what is refused is told with the file's name; what comes before the damage is given.
+//! Every reader of a file or a datagram, over randomly damaged inputs. None may panic, allocate without a bound or loop
+//! for ever. A refusal names the file, and content before the damage is delivered.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[allow(unreachable_pub, dead_code, reason = "shared with the targets of libFuzzer")]
@@ -62,7 +62,7 @@ fn read_capture(path: &Path, input: &[u8]) {
         Err(error) => return assert_names_file(&error, path),
     };
     let (mut dissector, mut statistics) = (Dissector::new(file.kind(), None), Statistics::new(None));
-    let (mut text_output, mut told) = (Text::new(false), String::new());
+    let (mut text_output, mut output) = (Text::new(false), String::new());
     let mut verifier = Verifier::new(verify_options());
     loop {
         match file.next_datagram() {
@@ -76,10 +76,10 @@ fn read_capture(path: &Path, input: &[u8]) {
                     payload: datagram.payload,
                 });
                 let packet = dissector.packet(datagram);
-                text_output.packet(&packet, &mut told).unwrap();
+                text_output.packet(&packet, &mut output).unwrap();
                 serde_json::to_writer(std::io::sink(), &packet).unwrap();
                 statistics.count_filtered(&packet, true);
-                told.clear();
+                output.clear();
             }
             Ok(None) => break,
             Err(error) => {
@@ -216,19 +216,19 @@ fn latency_logs() {
         let other = Report::of(&[(PathBuf::from("b.hlog"), first.clone())], None);
         let groups = [("a", report), ("b", other)].map(|(name, report)| Group { name: name.to_owned(), report });
         let comparison = Comparison::of(groups.into());
-        let mut told = String::new();
-        table::write_comparison(&comparison, &mut told).unwrap();
-        csv::write_comparison(&comparison, &mut told).unwrap();
-        html::write_comparison(&comparison, &mut told).unwrap();
+        let mut output = String::new();
+        table::write_comparison(&comparison, &mut output).unwrap();
+        csv::write_comparison(&comparison, &mut output).unwrap();
+        html::write_comparison(&comparison, &mut output).unwrap();
         let _value = json::comparison(&comparison);
     });
 }
 
 fn show_report(report: &Report) {
-    let mut told = String::new();
-    table::write(report, &mut told).unwrap();
-    csv::write("a", report, &mut told).unwrap();
-    html::write(report, &mut told).unwrap();
+    let mut output = String::new();
+    table::write(report, &mut output).unwrap();
+    csv::write("a", report, &mut output).unwrap();
+    html::write(report, &mut output).unwrap();
     let _value = json::value(report);
 }
 
@@ -289,8 +289,8 @@ fn configurations() {
         fs::write(&path, input).unwrap();
         match Resolved::load(&path) {
             Ok(config) => {
-                let mut told = String::new();
-                explain(&config, &mut told).unwrap();
+                let mut output = String::new();
+                explain(&config, &mut output).unwrap();
                 assert!(!config.settings().is_empty());
             }
             Err(error) => assert_names_file(&error, &path),
@@ -327,8 +327,8 @@ fn target(name: &'static str, seeds: Vec<Vec<u8>>, rounds: u64, memory_mb_max: u
 
 /// Names the file.
 fn assert_names_file(error: &dyn Error, path: &Path) {
-    let told = error_chain(error);
-    assert!(told.contains(text(path)), "{told:?} does not name {}", path.display());
+    let output = error_chain(error);
+    assert!(output.contains(text(path)), "{output:?} does not name {}", path.display());
 }
 
 fn assert_describes_error(error: &dyn Error) {
@@ -336,13 +336,13 @@ fn assert_describes_error(error: &dyn Error) {
 }
 
 fn error_chain(error: &dyn Error) -> String {
-    let mut told = error.to_string();
+    let mut output = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        told += &format!(": {error}");
+        output += &format!(": {error}");
         cause = error.source();
     }
-    told
+    output
 }
 
 fn open_options() -> OpenOptions {

@@ -1,4 +1,4 @@
-//! Good inputs, made by the writing ends of the formats. What these don't write stands in `tests/data/fuzz`.
+//! Valid inputs, made by the writers of the formats. Inputs that no writer makes are in `tests/data/fuzz`.
 
 use std::{fs, io::Write as _, net::SocketAddrV4, path::Path};
 
@@ -151,7 +151,7 @@ fn dbn_file(name: &str, records: &[&[u8]]) -> Vec<u8> {
     fs::read(path).unwrap()
 }
 
-/// A log's only segment: two sessions, an entry that settles nothing, one without frames.
+/// A log's only segment: two sessions, an entry that covers nothing, one without frames.
 pub(crate) fn segments() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let options = LogOptions {

@@ -1,4 +1,4 @@
-//! Elections searched state by state.
+//! Model checking of the elections, state by state.
 
 mod latch;
 mod lease;

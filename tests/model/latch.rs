@@ -1,24 +1,27 @@
-//! The latch over a line of places searched state by state: two or three gateways, the product's own state machines, and
-//! a store with sessions, from a moment at which node 1 leads and has renewed, or from the beginning.
+//! Model of the latch over a queue of places: two or three gateways with the product's own state machines, and a store
+//! with sessions, from a moment at which node 1 leads and has renewed, or from the beginning.
 //!
-//! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
-//! or stays late (a pause), a request, an answer, the watch's word or a notice of death arrives, late or never; what is
-//! lost, on the way there or back (so cuts in one direction are among it), is answered as unknown, also with a broken
-//! connection and while the request may still take effect. A session ends that the store has not heard of for long
-//! enough, and its gateway is told at any time after, or never. A process restarts in a new session, its death told twice,
-//! once or not; a gateway hands over, closes, or its threads get stuck; a packet that passed the fence arrives late.
-//! A gateway in line falls silent, until anything comes to it; else its touches come when they are due, and are answered at once.
-//! Clocks run at different rates. What may not happen: one may send while a send of another may be under way, an epoch is
-//! not above all before, a receiver takes content of an old epoch after a new one, a session has two places, a leader
-//! gives up as lost what is its own.
+//! Events, in any order: time advances to the next moment at which anything changes. A timer that is due fires, or
+//! stays late (a pause). A request, an answer, a watch notification or a death notice arrives, late or never. A request
+//! that is lost, on the way there or back (so one-way partitions are included), is answered as unknown, also with a
+//! broken connection, and while the request may still take effect. A session ends that the store has not received
+//! anything from for long enough; its gateway learns that at any time after, or never. A process restarts in a new
+//! session, its death announced twice, once or not. A gateway hands over, closes, or its threads get stuck. A packet
+//! that passed the fence arrives late. A gateway in the queue sends nothing until it gets an event; otherwise its
+//! session pings are sent when due and answered at once. Clocks run at different rates.
 //!
-//! The node of the store that ends sessions learns what another one has heard half a tick later, SESSION_TIMEOUT/4 at most; so after a
-//! silence of nearly SESSION_TIMEOUT a session may end although an epoch has just been taken in it: no forwarded request extends it at once.
+//! Must never happen: one gateway may send while a send of another may be under way; an epoch is not above all earlier
+//! ones; a receiver takes content of an old epoch after a new one; a session has two places; a leader gives up as lost
+//! a place that is still its own.
 //!
-//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found, but
-//! for what the store checks when an epoch is taken (the place, the epoch's version) and for word of a session's end: in all
-//! that is searched here, that word of a session has come in time makes these good.
-//! All switches are the store's, its client's or the gateway's around the core: the core itself is the product's.
+//! The store node that ends sessions learns of another node's contacts half a tick later, SESSION_TIMEOUT/4 at most. So
+//! after nearly SESSION_TIMEOUT without contact a session may end although an epoch has just been taken in it: no
+//! forwarded request extends it at once.
+//!
+//! Time, the number of faults and the number of states bound the space. The search must find a violation with each
+//! safeguard switched off, except for the store's checks when an epoch is taken (the place, the epoch's version), and
+//! for the notification of a session's end. In all that is searched here, timely contact of a session makes up for
+//! these. All switches are in the store, its client or the gateway around the core: the core itself is the product's.
 
 mod client;
 mod network;
@@ -50,7 +53,7 @@ struct LatchModel {
     gateways: usize,
     timing: LeaseTiming,
     on_suspended: OnSuspended,
-    /// SESSION_TIMEOUT as the gateways are told it; the store's own is [`SESSION_TIMEOUT`].
+    /// SESSION_TIMEOUT as the gateways are configured; the store's own is [`SESSION_TIMEOUT`].
     session_timeout_ns: u64,
     /// An epoch is taken only by who has a place.
     checks_place: bool,
@@ -58,9 +61,9 @@ struct LatchModel {
     checks_version: bool,
     /// What a session asks is done in the order in which it was asked.
     requests_in_order: bool,
-    /// How late word of a session may come where sessions are ended.
+    /// How late the node that ends sessions may learn of a contact.
     session_end_delay: u64,
-    /// A client whose session has ended makes another with a place of its own, and tells nobody.
+    /// A client whose session has ended silently makes another one with a new place.
     rejoins_silently: bool,
     /// The fence's deadline counts from when a renewal was sent, not from its answer.
     deadline_from_send: bool,
@@ -147,11 +150,11 @@ struct State {
     packets: Vec<Epoch>,
     highest_received: Epoch,
     highest_opened: Epoch,
-    wrong: Option<Wrong>,
+    violation: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wrong {
+enum Violation {
     TwoLeaders,
     EpochRegressed,
     StalePacketAccepted,
@@ -259,7 +262,7 @@ impl LatchModel {
         match output {
             Output::Open { epoch, deadline } => {
                 if epoch <= state.highest_opened {
-                    state.wrong.get_or_insert(Wrong::EpochRegressed);
+                    state.violation.get_or_insert(Violation::EpochRegressed);
                 }
                 state.highest_opened = state.highest_opened.max(epoch);
                 state.nodes[node].fence = Some((epoch, deadline));
@@ -280,7 +283,7 @@ impl LatchModel {
                 }
                 let has_place = state.store.place_of((node, of_node.session)).is_some();
                 if reason == CloseReason::Lost && has_place && self.requests_in_order {
-                    state.wrong.get_or_insert(Wrong::LostOwnPlace);
+                    state.violation.get_or_insert(Violation::LostOwnPlace);
                 }
             }
             Output::Drain => state.nodes[node].is_draining = true,
@@ -289,7 +292,7 @@ impl LatchModel {
         }
     }
 
-    // ---- what is judged ----
+    // ---- checked properties ----
 
     fn may_send(&self, state: &State, node: usize) -> Option<Epoch> {
         let (epoch, deadline) = state.nodes[node].fence?;
@@ -307,7 +310,7 @@ impl LatchModel {
         let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
         let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
         if two {
-            state.wrong.get_or_insert(Wrong::TwoLeaders);
+            state.violation.get_or_insert(Violation::TwoLeaders);
         }
     }
 
@@ -338,7 +341,7 @@ impl LatchModel {
         (!outputs.is_empty() && outputs.iter().all(is_touch)).then(|| self.true_time(node, at))
     }
 
-    /// Time goes on until then, and whoever isn't silent touches.
+    /// Time advances until then, and gateways that are not silent ping their sessions.
     fn advance_to(&self, state: &mut State, moment: u64) {
         let next = |state: &State| {
             let speaking = (0..self.gateways).filter(|node| !state.nodes[*node].is_silent);
@@ -371,7 +374,7 @@ impl LatchModel {
             packets: Vec::new(),
             highest_received: Epoch::default(),
             highest_opened: Epoch::default(),
-            wrong: None,
+            violation: None,
         };
         match self.start {
             Start::Cold => (0..self.gateways).for_each(|node| self.begin(&mut state, node)),
@@ -392,8 +395,8 @@ impl LatchModel {
                 self.step(state, node, Input::Time);
             }
             while !state.network.is_empty() {
-                let flying = state.network.remove(0);
-                self.arrive(state, flying.what);
+                let message = state.network.remove(0);
+                self.arrive(state, message.what);
             }
         }
         assert!(self.may_send(state, 0).is_some(), "node 1 leads by now");
@@ -418,13 +421,13 @@ impl Model for LatchModel {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.wrong.is_some() {
+        if state.violation.is_some() {
             return;
         }
         let left = &state.left;
         let nodes = || 0..self.gateways;
         let in_flight = || state.network.iter().enumerate();
-        let next = in_flight().filter(|(_, flying)| !self.requests_in_order || state.is_next_in_session(flying));
+        let next = in_flight().filter(|(_, message)| !self.requests_in_order || state.is_next_in_session(message));
         actions.extend(next.map(|(index, _)| Action::Arrive(index)));
         actions.extend(nodes().filter(|node| self.is_due(state, *node)).map(Action::Time));
         actions.extend(nodes().filter(|node| state.nodes[*node].is_draining).map(Action::Drained));
@@ -463,7 +466,7 @@ impl Model for LatchModel {
         if self.next_moment(state).is_some() {
             actions.push(Action::Advance(None));
             if left.late > 0 {
-                let in_time = in_flight().filter(|(_, flying)| !flying.is_late && !flying.what.is_reliable());
+                let in_time = in_flight().filter(|(_, message)| !message.is_late && !message.what.is_reliable());
                 actions.extend(in_time.map(|(index, _)| Action::Advance(Some(index))));
             }
         }
@@ -477,9 +480,9 @@ impl Model for LatchModel {
                     state.left.late -= 1;
                     state.network[index].is_late = true;
                 }
-                let stays = |flying: &InFlight| flying.is_late || flying.what.is_reliable();
-                let lost = state.network.iter().filter(|flying| !stays(flying));
-                let lost = lost.filter_map(|flying| flying.what.awaited_ticket()).collect();
+                let stays = |message: &InFlight| message.is_late || message.what.is_reliable();
+                let lost = state.network.iter().filter(|message| !stays(message));
+                let lost = lost.filter_map(|message| message.what.awaited_ticket()).collect();
                 state.network.retain(stays);
                 self.advance_to(&mut state, self.next_moment(last)?);
                 self.check(&mut state);
@@ -491,8 +494,8 @@ impl Model for LatchModel {
             }
             Action::Time(node) => self.step(&mut state, node, Input::Time),
             Action::Arrive(index) => {
-                let flying = state.network.remove(index);
-                self.arrive(&mut state, flying.what);
+                let message = state.network.remove(index);
+                self.arrive(&mut state, message.what);
             }
             Action::Break(node) => {
                 state.left.connection_breaks -= 1;
@@ -529,7 +532,7 @@ impl Model for LatchModel {
                 let epoch = state.packets.remove(index);
                 if epoch < state.highest_received {
                     if !self.receivers_check_epochs {
-                        state.wrong.get_or_insert(Wrong::StalePacketAccepted);
+                        state.violation.get_or_insert(Violation::StalePacketAccepted);
                     }
                 } else {
                     state.highest_received = epoch;
@@ -543,7 +546,7 @@ impl Model for LatchModel {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("safe", |_, state: &State| state.wrong.is_none()),
+            Property::always("safe", |_, state: &State| state.violation.is_none()),
             Property::sometimes(SOMEBODY_LEADS, |_, state: &State| state.nodes.iter().any(|node| node.fence.is_some())),
             Property::sometimes(LEADER_AFTER_SESSION_END, |_, state: &State| state.moved_after(Removal::Ended)),
             Property::sometimes(LEADER_AFTER_DEATH_NOTICE, |_, state: &State| state.moved_after(Removal::Removed)),
@@ -552,26 +555,26 @@ impl Model for LatchModel {
     }
 }
 
-const SOMEBODY_LEADS: &str = "somebody leads";
+const SOMEBODY_LEADS: &str = "a gateway leads";
 const LEADER_AFTER_SESSION_END: &str = "another leads after the end of a session";
 const LEADER_AFTER_DEATH_NOTICE: &str = "another leads after a notice of death";
 const LEADER_AFTER_HAND_OVER: &str = "another leads after a hand-over";
 
 impl SafetyModel for LatchModel {
-    type Wrong = Wrong;
+    type Violation = Violation;
 
-    fn wrong(state: &State) -> Option<Wrong> {
-        state.wrong
+    fn violation(state: &State) -> Option<Violation> {
+        state.violation
     }
 }
 
 #[track_caller]
-fn holds(what: &str, model: LatchModel, reached: &[&str]) {
-    search::holds(what, model, STATES, reached);
+fn assert_safe(what: &str, model: LatchModel, reached: &[&str]) {
+    search::assert_safe(what, model, STATES, reached);
 }
 
 #[track_caller]
-fn assert_violates(what: &str, model: LatchModel, expected: &[Wrong]) {
+fn assert_violates(what: &str, model: LatchModel, expected: &[Violation]) {
     search::assert_violates(what, model, CONTROL_STATES, expected);
 }
 

@@ -1,18 +1,20 @@
-//! The lease over a register searched state by state: two or three gateways, the product's own state machines, and a store,
-//! from a moment at which node 1 leads and has renewed.
+//! Model of the lease over a register: two or three gateways with the product's own state machines, and a store, from a
+//! moment at which node 1 leads and has renewed.
 //!
-//! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
-//! or stays late (a pause), a request, an answer, the watch's word or a message between gateways arrives, late or never
-//! (so the fate of a swap is unknown, and it may take effect after it was given up), a gateway is told that the fate is
-//! unknown, a process restarts, its death told or not, the store is down for a while, comes back from a backup, a gateway
-//! hands over or closes, a packet that passed the fence arrives late. Clocks run at different rates. Several requests are
-//! in flight at once. What may not happen: one may send while a send of another may be under way, an epoch goes back, a receiver
+//! Events, in any order: time advances to the next moment at which anything changes. A timer that is due fires, or
+//! stays late (a pause). A request, an answer, a watch notification or a message between gateways arrives, late or
+//! never; so the fate of a swap is unknown, and it may take effect after the gateway gave it up. A gateway learns that
+//! the fate is unknown. A process restarts, its death announced or not. The store is down for a while, or is restored
+//! from a backup. A gateway hands over or closes. A packet that passed the fence arrives late. Clocks run at different
+//! rates, and several requests are in flight at once.
+//!
+//! Must never happen: one gateway may send while a send of another may be under way; an epoch goes back; a receiver
 //! takes content of an old epoch after a new one.
 //!
-//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found,
-//! but for the one that a candidate promises only with no swap of its own outstanding: without it nothing was found in
-//! 1,500,000 states each over an outage with a swap of unknown fate, over restarts with an heir of two and of three, over
-//! a hand-over, and over a restored store, each with one late message.
+//! Time, the number of faults and the number of states bound the space. The search must find a violation with each
+//! safeguard switched off, except for one: that a candidate promises only with no swap of its own outstanding. Without
+//! that safeguard nothing was found in 1,500,000 states each over an outage with a swap of unknown fate, over restarts
+//! with a successor of two and of three, over a hand-over, and over a restored store, each with one late message.
 
 use std::{
     collections::BTreeMap,
@@ -49,15 +51,15 @@ struct LeaseModel {
     budget: FaultBudget,
     /// Who may restart.
     may_restart: &'static [usize],
-    /// Until then, in true time, the store answers nobody.
+    /// Until then, in true time, the store does not answer.
     outage_until: u64,
     /// What a backup of the store holds.
     backup: StoreBackup,
     /// Node 1 sent a *prepare* that has not arrived, and gave it up; the next was answered, and its fence is closed.
     stray_prepare: bool,
-    /// Whom node 1 has named as its heir in its last renewal.
+    /// The successor that node 1 has named in its last renewal.
     successor: Option<usize>,
-    /// Of whom it has heard since.
+    /// Nodes that it has received a message from since.
     reported_since: Option<usize>,
     /// Nothing happens after it, in true time.
     horizon: u64,
@@ -132,11 +134,11 @@ struct State {
     packets: Vec<Epoch>,
     highest_received: Epoch,
     highest_opened: Epoch,
-    wrong: Option<Wrong>,
+    violation: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wrong {
+enum Violation {
     TwoLeaders,
     EpochRegressed,
     StalePacketAccepted,
@@ -220,7 +222,7 @@ impl LeaseModel {
         match output {
             Output::Open { epoch, deadline } => {
                 if epoch <= state.highest_opened {
-                    state.wrong.get_or_insert(Wrong::EpochRegressed);
+                    state.violation.get_or_insert(Violation::EpochRegressed);
                 }
                 state.highest_opened = state.highest_opened.max(epoch);
                 state.nodes[node].fence = Some((epoch, deadline));
@@ -240,10 +242,10 @@ impl LeaseModel {
             }
             Output::Drain => state.nodes[node].is_draining = true,
             Output::Request(RegisterRequest::Reconnect) => {
-                // What comes over the connection that was given up is heard no more; what went to the store may be done.
+                // Answers over the abandoned connection are lost; requests that reached the store may take effect.
                 state
                     .network
-                    .retain(|flying| !matches!(flying.what, InFlightMessage::FromStore { to, .. } if to == node));
+                    .retain(|message| !matches!(message.what, InFlightMessage::FromStore { to, .. } if to == node));
                 state.nodes[node].life = state.life;
                 self.notify_watch(state, node);
             }
@@ -284,7 +286,7 @@ impl LeaseModel {
             }
             RegisterRequest::Reconnect => return,
         };
-        // To a process that ended meanwhile nothing is told.
+        // A process that has ended meanwhile gets nothing.
         if state.nodes[from].incarnation == incarnation {
             let event = RegisterEvent::Answer { request_id, outcome };
             state.enqueue(InFlightMessage::FromStore { to: from, incarnation, life, event });
@@ -295,10 +297,10 @@ impl LeaseModel {
         state.now < self.outage_until
     }
 
-    /// The watch may skip versions: what it had not told yet, it tells no more.
+    /// The watch may skip versions: a newer notification replaces pending ones.
     fn notify_watch(&self, state: &mut State, to: usize) {
-        let is_older = |flying: &InFlight| matches!(&flying.what, InFlightMessage::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
-        state.network.retain(|flying| !is_older(flying));
+        let is_older = |message: &InFlight| matches!(&message.what, InFlightMessage::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
+        state.network.retain(|message| !is_older(message));
         let Node { incarnation, life, .. } = state.nodes[to];
         if life == state.life && !self.is_down(state) {
             let event = RegisterEvent::Changed(state.stored.clone());
@@ -340,7 +342,7 @@ impl LeaseModel {
         let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
         let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
         if two {
-            state.wrong.get_or_insert(Wrong::TwoLeaders);
+            state.violation.get_or_insert(Violation::TwoLeaders);
         }
     }
 
@@ -381,7 +383,7 @@ impl LeaseModel {
             packets: Vec::new(),
             highest_received: Epoch::default(),
             highest_opened: Epoch::default(),
-            wrong: None,
+            violation: None,
         };
         let undisturbed = Self { outage_until: 0, ..self.clone() };
         let mut stray_messages = Vec::new();
@@ -400,11 +402,11 @@ impl LeaseModel {
                 undisturbed.step(&mut state, node, Input::Time);
             }
             while !state.network.is_empty() {
-                let flying = state.network.remove(0);
-                if matches!(flying.what, InFlightMessage::Peer { .. }) {
-                    stray_messages.push(InFlight { is_late: true, ..flying });
+                let message = state.network.remove(0);
+                if matches!(message.what, InFlightMessage::Peer { .. }) {
+                    stray_messages.push(InFlight { is_late: true, ..message });
                 } else {
-                    undisturbed.arrive(&mut state, flying.what);
+                    undisturbed.arrive(&mut state, message.what);
                     (0..self.gateways).for_each(|node| undisturbed.step(&mut state, node, Input::Time));
                 }
             }
@@ -417,8 +419,8 @@ impl LeaseModel {
         if self.stray_prepare {
             self.hand_over(&mut state);
             while !state.nodes[0].is_draining {
-                let flying = state.network.remove(0);
-                self.arrive(&mut state, flying.what);
+                let message = state.network.remove(0);
+                self.arrive(&mut state, message.what);
                 self.step(&mut state, 0, Input::Time);
             }
             self.drained(&mut state, 0);
@@ -430,13 +432,13 @@ impl LeaseModel {
         state
     }
 
-    /// From node 1 to node 2, of which it has just heard.
+    /// From node 1 to node 2, from which it has just received a message.
     fn hand_over(&self, state: &mut State) {
         self.report_peer_state(state, 1);
         self.step(state, 0, Input::HandOver(Some(id_of(1))));
     }
 
-    /// Node 1 hears that another stands.
+    /// Node 1 learns that another gateway is eligible.
     fn report_peer_state(&self, state: &mut State, node: usize) {
         let mut of_peer = state.nodes[node].core.peer_state(self.clock(node, state.now));
         of_peer.eligibility = Eligibility::Eligible;
@@ -460,8 +462,8 @@ impl LeaseModel {
                 state.enqueue(InFlightMessage::Peer { to, incarnation, input: Input::Died(notice) });
             }
         }
-        // What it was to be told is lost; what it asked for may be done.
-        state.network.retain(|flying| match flying.what {
+        // Answers to it are lost; its requests may still take effect.
+        state.network.retain(|message| match message.what {
             InFlightMessage::ToStore { .. } => true,
             InFlightMessage::FromStore { to, .. } | InFlightMessage::Peer { to, .. } => to != node,
         });
@@ -484,9 +486,9 @@ impl State {
     }
 }
 
-fn fingerprint(flying: &InFlight) -> u64 {
+fn fingerprint(message: &InFlight) -> u64 {
     let mut hasher = DefaultHasher::new();
-    flying.hash(&mut hasher);
+    message.hash(&mut hasher);
     hasher.finish()
 }
 
@@ -503,7 +505,7 @@ impl Model for LeaseModel {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.wrong.is_some() {
+        if state.violation.is_some() {
             return;
         }
         let left = &state.left;
@@ -514,10 +516,11 @@ impl Model for LeaseModel {
         actions.extend((0..self.gateways).filter(|node| state.nodes[*node].life < state.life).map(Action::InDoubt));
         actions.extend((0..state.packets.len()).map(Action::Receive));
         if left.unknown > 0 {
-            let is_swap = |flying: &InFlight| {
-                matches!(flying.what, InFlightMessage::ToStore { request: RegisterRequest::CompareAndSwap { .. }, .. })
+            let is_swap = |message: &InFlight| {
+                matches!(message.what, InFlightMessage::ToStore { request: RegisterRequest::CompareAndSwap { .. }, .. })
             };
-            actions.extend(in_flight().filter(|(_, flying)| is_swap(flying)).map(|(index, _)| Action::Unknown(index)));
+            actions
+                .extend(in_flight().filter(|(_, message)| is_swap(message)).map(|(index, _)| Action::Unknown(index)));
         }
         if left.packets > 0 {
             actions.extend((0..self.gateways).filter(|node| self.may_send(state, *node).is_some()).map(Action::Send));
@@ -540,7 +543,7 @@ impl Model for LeaseModel {
         if self.next_moment(state).is_some() {
             actions.push(Action::Advance(None));
             if left.late > 0 {
-                let in_time = in_flight().filter(|(_, flying)| !flying.is_late);
+                let in_time = in_flight().filter(|(_, message)| !message.is_late);
                 actions.extend(in_time.map(|(index, _)| Action::Advance(Some(index))));
             }
         }
@@ -554,14 +557,14 @@ impl Model for LeaseModel {
                     state.left.late -= 1;
                     state.network[index].is_late = true;
                 }
-                state.network.retain(|flying| flying.is_late);
+                state.network.retain(|message| message.is_late);
                 state.now = self.next_moment(last)?;
                 self.check(&mut state);
             }
             Action::Time(node) => self.step(&mut state, node, Input::Time),
             Action::Arrive(index) => {
-                let flying = state.network.remove(index);
-                self.arrive(&mut state, flying.what);
+                let message = state.network.remove(index);
+                self.arrive(&mut state, message.what);
             }
             Action::Unknown(index) => {
                 state.left.unknown -= 1;
@@ -616,7 +619,7 @@ impl Model for LeaseModel {
                 let epoch = state.packets.remove(index);
                 if epoch < state.highest_received {
                     if !self.receivers_check_epochs {
-                        state.wrong.get_or_insert(Wrong::StalePacketAccepted);
+                        state.violation.get_or_insert(Violation::StalePacketAccepted);
                     }
                 } else {
                     state.highest_received = epoch;
@@ -630,27 +633,27 @@ impl Model for LeaseModel {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("safe", |_, state: &State| state.wrong.is_none()),
+            Property::always("safe", |_, state: &State| state.violation.is_none()),
             Property::sometimes("another leads", |_, state: &State| NodeId::of(state.highest_opened) != NodeId(1)),
         ]
     }
 }
 
 impl SafetyModel for LeaseModel {
-    type Wrong = Wrong;
+    type Violation = Violation;
 
-    fn wrong(state: &State) -> Option<Wrong> {
-        state.wrong
+    fn violation(state: &State) -> Option<Violation> {
+        state.violation
     }
 }
 
 #[track_caller]
-fn holds(what: &str, model: LeaseModel) {
-    search::holds(what, model, STATES, LEADERSHIP_MOVED);
+fn assert_safe(what: &str, model: LeaseModel) {
+    search::assert_safe(what, model, STATES, LEADERSHIP_MOVED);
 }
 
 #[track_caller]
-fn assert_violates(what: &str, model: LeaseModel, expected: &[Wrong]) {
+fn assert_violates(what: &str, model: LeaseModel, expected: &[Violation]) {
     search::assert_violates(what, model, CONTROL_STATES, expected);
 }
 
@@ -660,7 +663,7 @@ fn assert_safeguard_needed(
     model: LeaseModel,
     states: usize,
     switch_off: fn(&mut LeaseModel),
-    expected: &[Wrong],
+    expected: &[Violation],
 ) {
     search::assert_safeguard_needed(safeguard, model, (states, LEADERSHIP_MOVED), switch_off, expected);
 }
@@ -670,13 +673,16 @@ const LEADERSHIP_MOVED: &[&str] = &["another leads"];
 
 #[test]
 fn at_most_one_leader_with_late_messages() {
-    holds("late messages", LeaseModel { budget: FaultBudget { late: 2, unknown: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
+    assert_safe(
+        "late messages",
+        LeaseModel { budget: FaultBudget { late: 2, unknown: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
+    );
 }
 
 #[test]
 fn at_most_one_leader_over_restarts() {
-    holds("restarts", LeaseModel { budget: FaultBudget { restarts: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
-    holds(
+    assert_safe("restarts", LeaseModel { budget: FaultBudget { restarts: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
+    assert_safe(
         "restarts, packets",
         LeaseModel { budget: FaultBudget { restarts: 1, packets: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
     );
@@ -684,53 +690,53 @@ fn at_most_one_leader_over_restarts() {
 
 #[test]
 fn at_most_one_leader_over_a_store_restore() {
-    holds(
+    assert_safe(
         "restored store, late messages",
         LeaseModel { budget: FaultBudget { restores: 1, late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
     );
-    // Time enough for whoever had waited before the break, and counts that.
+    // Time enough for a gateway that counts its waiting time from before the break.
     let model =
         LeaseModel { budget: FaultBudget { restores: 1, ..NO_FAULTS }, horizon: WARM_UP_END + 80, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.forgets_on_disconnect = false;
-    assert_safeguard_needed("forgetting at a break", model, 450_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("forgetting at a break", model, 450_000, switch_off, &[Violation::TwoLeaders]);
 }
 
 #[test]
 fn at_most_one_leader_over_an_emptied_store_and_restarts() {
     let budget = FaultBudget { restores: 1, restarts: 1, ..NO_FAULTS };
     let model = LeaseModel { budget, backup: StoreBackup::Nothing, ..ALL_SAFEGUARDS };
-    holds("store made anew", model.clone());
+    assert_safe("store made anew", model.clone());
     let model = LeaseModel { may_restart: &[0], ..model };
     assert_safeguard_needed(
-        "epochs heard",
+        "observed epochs",
         model,
         200_000,
         |search| search.observes_epochs = false,
-        &[Wrong::EpochRegressed],
+        &[Violation::EpochRegressed],
     );
 }
 
-/// That it is its turn, and the *prepare* that was given up, may reach the heir at any moment, even when the leader before
+/// The hand-over message, and the *prepare* that was given up, may reach the successor at any moment, even when the leader before
 /// has the record again: its time counts from its stamp.
 #[test]
 fn a_late_notified_successor_is_safe_by_its_timestamp() {
     let budget = FaultBudget { late: 1, ..NO_FAULTS };
     let model = LeaseModel { budget, stray_prepare: true, horizon: WARM_UP_END + LEASE + 30, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.lease_from_successor_stamp = false;
-    assert_safeguard_needed("the heir's stamp", model, 600_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("the successor's stamp", model, 600_000, switch_off, &[Violation::TwoLeaders]);
 }
 
-/// The record that is given back names the heir, which may have begun.
+/// The record that is released names the successor, which may have opened its fence.
 #[test]
 fn at_most_one_leader_over_hand_overs_and_closes() {
     let budget = FaultBudget { hand_overs: 1, closes: 1, ..NO_FAULTS };
-    holds(
+    assert_safe(
         "hand-over, closing, late messages",
         LeaseModel { budget: FaultBudget { late: 1, ..budget }, ..ALL_SAFEGUARDS },
     );
     let model = LeaseModel { budget, horizon: WARM_UP_END + LEASE / 2, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.waits_for_successor = false;
-    assert_safeguard_needed("waiting for the heir", model, 250_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("waiting for the successor", model, 250_000, switch_off, &[Violation::TwoLeaders]);
 }
 
 /// The leader goes on by promises.
@@ -748,46 +754,52 @@ fn at_most_one_leader_over_a_store_outage() {
 fn assert_each_promise_needed(model: LeaseModel, states: usize) {
     let what = format!("each promise of {} in an outage, restarts: {}", model.gateways, model.budget.restarts);
     let switch_off = |search: &mut LeaseModel| search.safeguards.asks_every_candidate = false;
-    assert_safeguard_needed(&what, model, states, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed(&what, model, states, switch_off, &[Violation::TwoLeaders]);
 }
 
 #[test]
 fn at_most_one_of_three_gateways_leads() {
-    holds("three gateways", LeaseModel { gateways: 3, budget: FaultBudget { late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS });
+    assert_safe(
+        "three gateways",
+        LeaseModel { gateways: 3, budget: FaultBudget { late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
+    );
 }
 
 #[test]
 fn at_most_one_leader_when_the_successor_takes_over() {
     let budget = FaultBudget { restarts: 1, late: 1, ..NO_FAULTS };
-    holds("heir of two", LeaseModel { budget, successor: Some(1), ..ALL_SAFEGUARDS });
-    holds("heir of three", SUCCESSOR_OF_THREE);
+    assert_safe("successor of two", LeaseModel { budget, successor: Some(1), ..ALL_SAFEGUARDS });
+    assert_safe("successor of three", SUCCESSOR_OF_THREE);
 }
 
 #[test]
 fn epochs_never_regress_with_an_unobserved_successor() {
     let budget = FaultBudget { restarts: 1, late: 1, ..NO_FAULTS };
-    holds("unheard heir of two", LeaseModel { budget, successor: Some(1), observes_epochs: false, ..ALL_SAFEGUARDS });
-    holds("unheard heir of three", LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE });
+    assert_safe(
+        "successor of two, epochs not observed",
+        LeaseModel { budget, successor: Some(1), observes_epochs: false, ..ALL_SAFEGUARDS },
+    );
+    assert_safe("successor of three, epochs not observed", LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE });
 }
 
 #[test]
 fn halving_the_margin_is_detected() {
     let timing = LeaseTiming { margin_ns: ALL_SAFEGUARDS.timing.margin_ns / 2, ..ALL_SAFEGUARDS.timing };
-    assert_violates("half of the margin", LeaseModel { timing, ..ALL_SAFEGUARDS }, &[Wrong::TwoLeaders]);
+    assert_violates("half of the margin", LeaseModel { timing, ..ALL_SAFEGUARDS }, &[Violation::TwoLeaders]);
 }
 
 #[test]
 fn receivers_without_epoch_check_are_detected() {
     let model = LeaseModel { budget: FaultBudget { packets: 2, ..NO_FAULTS }, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.receivers_check_epochs = false;
-    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Wrong::StalePacketAccepted]);
+    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Violation::StalePacketAccepted]);
 }
 
 #[test]
 fn a_store_without_version_check_is_detected() {
     let budget = FaultBudget { late: 1, ..NO_FAULTS };
     let model = LeaseModel { version_check: false, budget, ..ALL_SAFEGUARDS };
-    assert_violates("version check", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
+    assert_violates("version check", model, &[Violation::TwoLeaders, Violation::EpochRegressed]);
 }
 
 #[test]
@@ -795,7 +807,7 @@ fn counting_an_unknown_outcome_is_detected() {
     let safeguards = LeaseSafeguards { ignores_unknown_outcome: false, ..LeaseSafeguards::ALL };
     let budget = FaultBudget { unknown: 1, ..NO_FAULTS };
     let model = LeaseModel { safeguards, budget, ..ALL_SAFEGUARDS };
-    assert_violates("reading after an unknown outcome", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
+    assert_violates("reading after an unknown outcome", model, &[Violation::TwoLeaders, Violation::EpochRegressed]);
 }
 
 #[test]
@@ -804,7 +816,7 @@ fn a_skipped_candidate_promise_is_detected() {
     assert_violates(
         "one candidate's promise",
         LeaseModel { safeguards, gateways: 3, ..ALL_SAFEGUARDS },
-        &[Wrong::TwoLeaders],
+        &[Violation::TwoLeaders],
     );
 }
 
@@ -813,10 +825,10 @@ fn a_start_without_initial_wait_is_detected() {
     let safeguards = LeaseSafeguards { startup_wait: false, ..LeaseSafeguards::ALL };
     let budget = FaultBudget { restarts: 1, ..NO_FAULTS };
     let model = LeaseModel { safeguards, budget, may_restart: &[1], ..ALL_SAFEGUARDS };
-    assert_violates("sitting out", model, &[Wrong::TwoLeaders, Wrong::EpochRegressed]);
+    assert_violates("sitting out", model, &[Violation::TwoLeaders, Violation::EpochRegressed]);
 }
 
-/// Three gateways, of which the last is the heir and the first may die.
+/// Three gateways. The last is the successor; the first may die.
 const SUCCESSOR_OF_THREE: LeaseModel = LeaseModel {
     gateways: 3,
     successor: Some(2),
@@ -831,9 +843,9 @@ const SUCCESSOR_OF_THREE: LeaseModel = LeaseModel {
 fn a_successor_lease_counted_from_opening_is_detected() {
     let safeguards = LeaseSafeguards { lease_from_successor_stamp: false, ..LeaseSafeguards::ALL };
     assert_violates(
-        "the heir's stamp",
+        "the successor's stamp",
         LeaseModel { safeguards, ..SUCCESSOR_OF_THREE },
-        &[Wrong::TwoLeaders, Wrong::EpochRegressed],
+        &[Violation::TwoLeaders, Violation::EpochRegressed],
     );
 }
 
@@ -841,9 +853,9 @@ fn a_successor_lease_counted_from_opening_is_detected() {
 fn not_waiting_for_the_successor_is_detected() {
     let safeguards = LeaseSafeguards { waits_for_successor: false, ..LeaseSafeguards::ALL };
     assert_violates(
-        "waiting for the heir",
+        "waiting for the successor",
         LeaseModel { safeguards, ..SUCCESSOR_OF_THREE },
-        &[Wrong::TwoLeaders, Wrong::EpochRegressed],
+        &[Violation::TwoLeaders, Violation::EpochRegressed],
     );
 }
 
@@ -852,13 +864,13 @@ fn replacing_the_successor_at_once_is_detected() {
     let safeguards = LeaseSafeguards { keeps_named_successor: false, ..LeaseSafeguards::ALL };
     let budget = FaultBudget { restarts: 1, ..NO_FAULTS };
     assert_violates(
-        "the heir that stays",
+        "the successor that stays",
         LeaseModel { safeguards, budget, reported_since: Some(1), ..SUCCESSOR_OF_THREE },
-        &[Wrong::TwoLeaders, Wrong::EpochRegressed],
+        &[Violation::TwoLeaders, Violation::EpochRegressed],
     );
 }
 
-/// Of a search in which nothing may go wrong, unless it says otherwise.
+/// Defaults of a search without a violation.
 const STATES: usize = 100_000;
 /// What is to be found is found earlier, and then the search ends.
 const CONTROL_STATES: usize = 1_500_000;

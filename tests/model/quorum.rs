@@ -1,14 +1,17 @@
-//! The voted lease searched state by state: two gateways and a witness, the product's own state machines, from a moment
-//! at which node 1 leads and has renewed.
+//! Model of the voted lease: two gateways and a witness with the product's own state machines, from a moment at which
+//! node 1 leads and has renewed.
 //!
-//! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
-//! or stays late (a pause), a message arrives, late or never (loss, reordering, cuts in one direction), a process
-//! restarts with what is on its disk, a gateway hands over, a packet that passed the fence arrives late. Clocks run at
-//! different rates. Several requests are in flight at once, and an answer of long ago may come once more. What may not happen: two may send at one moment, an epoch
-//! goes back, a receiver takes content of an old epoch after a new one.
+//! Events, in any order: time advances to the next moment at which anything changes. A timer that is due fires, or
+//! stays late (a pause). A message arrives, late or never (loss, reordering, one-way partitions). A process restarts
+//! with what is on its disk. A gateway hands over. A packet that passed the fence arrives late. Clocks run at different
+//! rates, several requests are in flight at once, and an old answer may arrive once more.
 //!
-//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found,
-//! but for polls, which keep nobody safe: `tests/simulation/quorum.rs` counts what they save.
+//! Must never happen: two gateways may send at one moment; an epoch goes back; a receiver takes content of an old epoch
+//! after a new one.
+//!
+//! Time, the number of faults and the number of states bound the space. The search must find a violation with each
+//! safeguard switched off, except for polls, which are no safeguard: `tests/simulation/quorum.rs` counts what they
+//! save.
 
 use std::collections::BTreeMap;
 
@@ -93,11 +96,11 @@ struct State {
     late: u8,
     highest_received: Epoch,
     highest_opened: Epoch,
-    wrong: Option<Wrong>,
+    violation: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wrong {
+enum Violation {
     TwoLeaders,
     EpochRegressed,
     StalePacketAccepted,
@@ -171,7 +174,7 @@ impl QuorumModel {
             match output {
                 Output::Open { epoch, deadline } => {
                     if epoch <= state.highest_opened {
-                        state.wrong.get_or_insert(Wrong::EpochRegressed);
+                        state.violation.get_or_insert(Violation::EpochRegressed);
                     }
                     state.highest_opened = state.highest_opened.max(epoch);
                     state.nodes[node].fence = Some((epoch, deadline));
@@ -245,7 +248,7 @@ impl QuorumModel {
             until.is_some_and(|until| self.clock(node, state.now) < until)
         };
         if sends(0) && sends(1) {
-            state.wrong.get_or_insert(Wrong::TwoLeaders);
+            state.violation.get_or_insert(Violation::TwoLeaders);
         }
     }
 
@@ -302,7 +305,7 @@ impl QuorumModel {
             late: self.late,
             highest_received: Epoch::default(),
             highest_opened: Epoch::default(),
-            wrong: None,
+            violation: None,
         };
         self.step(&mut state, 0, Input::Eligibility(Eligibility::Eligible));
         for now in 0..=WARM_UP_END {
@@ -341,7 +344,7 @@ impl Model for QuorumModel {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.wrong.is_some() {
+        if state.violation.is_some() {
             return;
         }
         actions.extend((0..state.network.len()).map(Action::Arrive));
@@ -413,7 +416,7 @@ impl Model for QuorumModel {
                 let epoch = state.packets.remove(index);
                 if epoch < state.highest_received {
                     if !self.receivers_check_epochs {
-                        state.wrong.get_or_insert(Wrong::StalePacketAccepted);
+                        state.violation.get_or_insert(Violation::StalePacketAccepted);
                     }
                 } else {
                     state.highest_received = epoch;
@@ -427,23 +430,23 @@ impl Model for QuorumModel {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("safe", |_, state: &State| state.wrong.is_none()),
+            Property::always("safe", |_, state: &State| state.violation.is_none()),
             Property::sometimes("another leads", |_, state: &State| NodeId::of(state.highest_opened) == NodeId(2)),
         ]
     }
 }
 
 impl SafetyModel for QuorumModel {
-    type Wrong = Wrong;
+    type Violation = Violation;
 
-    fn wrong(state: &State) -> Option<Wrong> {
-        state.wrong
+    fn violation(state: &State) -> Option<Violation> {
+        state.violation
     }
 }
 
 #[track_caller]
-fn holds(what: &str, model: QuorumModel, states: usize) {
-    search::holds(what, model, states, LEADERSHIP_MOVED);
+fn assert_safe(what: &str, model: QuorumModel, states: usize) {
+    search::assert_safe(what, model, states, LEADERSHIP_MOVED);
 }
 
 #[track_caller]
@@ -452,7 +455,7 @@ fn assert_safeguard_needed(
     model: QuorumModel,
     states: usize,
     switch_off: fn(&mut QuorumModel),
-    expected: &[Wrong],
+    expected: &[Violation],
 ) {
     search::assert_safeguard_needed(safeguard, model, (states, LEADERSHIP_MOVED), switch_off, expected);
 }
@@ -462,53 +465,53 @@ const LEADERSHIP_MOVED: &[&str] = &["another leads"];
 
 #[test]
 fn at_most_one_leader_with_late_messages() {
-    holds("late messages", QuorumModel { late: 2, ..ALL_SAFEGUARDS }, STATES);
+    assert_safe("late messages", QuorumModel { late: 2, ..ALL_SAFEGUARDS }, STATES);
 }
 
 #[test]
 fn at_most_one_leader_over_restarts() {
-    holds("restarts", QuorumModel { restarts: 2, ..ALL_SAFEGUARDS }, STATES);
+    assert_safe("restarts", QuorumModel { restarts: 2, ..ALL_SAFEGUARDS }, STATES);
     let model = QuorumModel { restarts: 1, ..WITNESS_RESTARTS };
     assert_safeguard_needed(
         "sitting out",
         model,
         STATES,
         |search| search.safeguards.startup_wait = false,
-        &[Wrong::TwoLeaders],
+        &[Violation::TwoLeaders],
     );
     let model = QuorumModel { restarts: 2, may_restart: &[0, 1, 2], ..WITNESS_RESTARTS };
     let switch_off = |search: &mut QuorumModel| {
         search.safeguards.startup_wait = false;
         search.votes_survive_restart = false;
     };
-    assert_safeguard_needed("sitting out and votes on disk", model, 350_000, switch_off, &[Wrong::EpochRegressed]);
+    assert_safeguard_needed("sitting out and votes on disk", model, 350_000, switch_off, &[Violation::EpochRegressed]);
 }
 
 #[test]
 fn at_most_one_leader_over_a_hand_over() {
-    holds("hand-over, restart", QuorumModel { hand_overs: 1, restarts: 1, ..ALL_SAFEGUARDS }, STATES);
+    assert_safe("hand-over, restart", QuorumModel { hand_overs: 1, restarts: 1, ..ALL_SAFEGUARDS }, STATES);
     let model = QuorumModel { hand_overs: 1, restarts: 1, ..WITNESS_RESTARTS };
     let switch_off = |search: &mut QuorumModel| search.safeguards.startup_wait = false;
-    assert_safeguard_needed("sitting out, with a hand-over", model, 200_000, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("sitting out, with a hand-over", model, 200_000, switch_off, &[Violation::TwoLeaders]);
 }
 
-/// Node 2 has not heard of the last renewals, the witness has.
+/// Node 2 has not received the last renewals; the witness has.
 const WITNESS_RESTARTS: QuorumModel =
     QuorumModel { may_restart: &[2], node2_deaf_from: WARM_UP_END - 80, ..ALL_SAFEGUARDS };
 
 #[test]
 fn at_most_one_leader_with_repeated_answers() {
     let switch_off = |search: &mut QuorumModel| search.safeguards.checks_tickets = false;
-    assert_safeguard_needed("answers' tickets", REPEATED_ANSWER, STATES, switch_off, &[Wrong::TwoLeaders]);
+    assert_safeguard_needed("answers' tickets", REPEATED_ANSWER, STATES, switch_off, &[Violation::TwoLeaders]);
     assert_safeguard_needed(
         "answers' tickets, with a hand-over",
         QuorumModel { hand_overs: 1, ..REPEATED_ANSWER },
         STATES,
         switch_off,
-        &[Wrong::TwoLeaders],
+        &[Violation::TwoLeaders],
     );
-    // To another start of the asker, too.
-    holds("old answers, restart", QuorumModel { restarts: 1, may_restart: &[0], ..REPEATED_ANSWER }, STATES);
+    // Also to a later process of the requester.
+    assert_safe("old answers, restart", QuorumModel { restarts: 1, may_restart: &[0], ..REPEATED_ANSWER }, STATES);
 }
 
 /// One of the witness's last answers comes again.
@@ -517,15 +520,15 @@ const REPEATED_ANSWER: QuorumModel = QuorumModel { repeats_answers_from: WARM_UP
 #[test]
 fn halving_the_margin_is_detected() {
     let timing = LeaseTiming { margin_ns: ALL_SAFEGUARDS.timing.margin_ns / 2, ..ALL_SAFEGUARDS.timing };
-    assert_violates("half of the margin", QuorumModel { timing, ..ALL_SAFEGUARDS }, STATES, &[Wrong::TwoLeaders]);
+    assert_violates("half of the margin", QuorumModel { timing, ..ALL_SAFEGUARDS }, STATES, &[Violation::TwoLeaders]);
 }
 
 #[test]
 fn receivers_without_epoch_check_are_detected() {
     let switch_off = |search: &mut QuorumModel| search.receivers_check_epochs = false;
     let model = QuorumModel { packets: 2, ..ALL_SAFEGUARDS };
-    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Wrong::StalePacketAccepted]);
+    assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Violation::StalePacketAccepted]);
 }
 
-/// Of a search, unless it says otherwise.
+/// Defaults of a search.
 const STATES: usize = 100_000;

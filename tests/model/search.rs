@@ -1,18 +1,18 @@
-//! Searching a model breadth first, and what must come of it.
+//! Breadth-first search of a model, and assertions about its result.
 
 use std::fmt::Debug;
 
-use mdgw_tests::captures::say;
+use mdgw_tests::captures::print_to_stderr;
 use stateright::{Checker as _, HasDiscoveries, Model};
 
-/// A model whose property `safe` is that nothing has gone wrong.
+/// A model whose property `safe` is that there is no violation.
 pub(super) trait SafetyModel:
     Model<State: SearchState, Action: Clone + Debug + PartialEq> + Clone + Send + Sync + 'static
 {
-    type Wrong: Copy + Debug + PartialEq;
+    type Violation: Copy + Debug + PartialEq;
 
-    /// What has gone wrong by then.
-    fn wrong(state: &Self::State) -> Option<Self::Wrong>;
+    /// The violation in that state, if any.
+    fn violation(state: &Self::State) -> Option<Self::Violation>;
 }
 
 /// What the search asks of a state.
@@ -21,15 +21,15 @@ impl<S: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static> Sea
 
 /// What a search found.
 struct SearchResult<W> {
-    /// What went wrong, and after how many steps.
-    wrong: Option<(W, usize)>,
+    /// The violation, and after how many steps it was found.
+    violation: Option<(W, usize)>,
     /// That were generated.
     states: usize,
     reached: Vec<&'static str>,
 }
 
 /// Until so many states have been generated.
-fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Wrong> {
+fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Violation> {
     let stop_condition = HasDiscoveries::AnyFailures;
     let checker = model
         .checker()
@@ -39,46 +39,46 @@ fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Wrong> {
         .spawn_bfs()
         .join();
     let mut discoveries = checker.discoveries();
-    let wrong = discoveries.remove("safe").map(|path| {
+    let violation = discoveries.remove("safe").map(|path| {
         let steps = path.clone().into_actions().len();
-        (path.into_states().last().and_then(M::wrong).expect("something went wrong"), steps)
+        (path.into_states().last().and_then(M::violation).expect("the state has a violation"), steps)
     });
-    SearchResult { wrong, states: checker.state_count(), reached: discoveries.into_keys().collect() }
+    SearchResult { violation, states: checker.state_count(), reached: discoveries.into_keys().collect() }
 }
 
-/// Nothing goes wrong, though all of `reached` happens.
+/// Asserts that no violation is found, although all of `reached` happens.
 #[track_caller]
-pub(super) fn holds<M: SafetyModel>(what: &str, model: M, states: usize, reached: &[&str]) {
+pub(super) fn assert_safe<M: SafetyModel>(what: &str, model: M, states: usize, reached: &[&str]) {
     let found = search(model, states);
-    say(&format!("{what}: {} states", found.states));
-    assert_eq!(found.wrong, None, "after {} states", found.states);
+    print_to_stderr(&format!("{what}: {} states", found.states));
+    assert_eq!(found.violation, None, "after {} states", found.states);
     for wanted in reached {
         assert!(found.reached.contains(wanted), "too few states for this: {wanted}: {}", found.states);
     }
 }
 
 #[track_caller]
-pub(super) fn assert_violates<M: SafetyModel>(what: &str, model: M, states: usize, expected: &[M::Wrong]) {
+pub(super) fn assert_violates<M: SafetyModel>(what: &str, model: M, states: usize, expected: &[M::Violation]) {
     let found = search(model, states);
-    let (wrong, steps) = found.wrong.unwrap_or_else(|| panic!("not found in {} states", found.states));
-    say(&format!("without {what}: {wrong:?} after {steps} steps, {} states", found.states));
-    assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {} states", found.states);
+    let (violation, steps) = found.violation.unwrap_or_else(|| panic!("not found in {} states", found.states));
+    print_to_stderr(&format!("without {what}: {violation:?} after {steps} steps, {} states", found.states));
+    assert!(expected.contains(&violation), "{violation:?} after {steps} steps, {} states", found.states);
 }
 
-/// Over one search: nothing goes wrong, though all of `reached` happens, and with a safeguard switched off something does within
-/// as many states. So the search is deep enough to be about that safeguard.
+/// Over one search: asserts that there is no violation, although all of `reached` happens, and with a safeguard
+/// switched off something does within as many states. So the search is deep enough to be about that safeguard.
 #[track_caller]
 pub(super) fn assert_safeguard_needed<M: SafetyModel>(
     safeguard: &str,
     model: M,
     (states, reached): (usize, &[&str]),
     switch_off: fn(&mut M),
-    expected: &[M::Wrong],
+    expected: &[M::Violation],
 ) {
     let mut without = model.clone();
     switch_off(&mut without);
     assert_violates(safeguard, without, states, expected);
-    holds(&format!("with {safeguard}"), model, states, reached);
+    assert_safe(&format!("with {safeguard}"), model, states, reached);
 }
 
 /// More for a long night: `STATES=10000000`.

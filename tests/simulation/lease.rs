@@ -1,11 +1,13 @@
 //! The lease over a register under a simulated network, store and clock: gateways, their hot threads, the product's own
-//! fence and a subscriber's own receiver. `SEED=n` repeats one seed, `SEEDS=n` says how many.
+//! fence, and a subscriber's own receiver. `SEED=n` repeats one seed, `SEEDS=n` sets how many.
 //!
-//! Simulated: clocks of different rates, and slewed; requests, answers and packets that are late, lost, or overtake each other; a store
-//! that is down, or restored from a backup; gateways that are killed, with a notice of death or without, stopped between
-//! the fence's check and the send, closed, and cut off one way or both; hand-overs in the midst of it. Judged: no two may
-//! send at one time, the longest send included; each opening has a higher epoch than any before; receivers hand on nothing
-//! of an old epoch; and, apart from that, one leads when the storm is over.
+//! Simulated: clocks of different rates, and slewed clocks; requests, answers and packets that are late, lost or
+//! reordered; a store that is down, or restored from a backup; gateways that are killed (with or without a death
+//! notice), paused between the fence check and the send, closed, and partitioned in one or both directions; hand-overs
+//! in between.
+//!
+//! Checked: no two gateways may send at one time, the longest send included; each opening has a higher epoch than any
+//! before; receivers deliver nothing of an old epoch; and, separately, a gateway leads once the faults are over.
 
 pub(crate) mod faults;
 mod receiver;
@@ -18,7 +20,7 @@ use mdgw_election::{
     lease::LeaseSafeguards,
     timing::{LeaseTiming, drift_ns},
 };
-use mdgw_tests::captures::say;
+use mdgw_tests::captures::print_to_stderr;
 use world::{LeaseSetup, MS, Opening, SwapTimes, Violation, WAKE_NS_MAX, World};
 
 use crate::seeds::for_seeds;
@@ -39,15 +41,15 @@ const STORM: LeaseSetup = LeaseSetup { faults: FaultConfig::STORM, ..PAIR };
 const SLEWS: LeaseSetup = LeaseSetup { faults: FaultConfig::SLEWS, ..PAIR };
 const RESTORES: LeaseSetup = LeaseSetup { faults: FaultConfig::RESTORES, ..PAIR };
 
-/// A storm, then calm. Safety during both; afterwards somebody leads.
-fn weather(seed: u64, setup: LeaseSetup) -> Result<World, String> {
+/// A period of faults, then none. Safety holds in both; at the end a gateway leads.
+fn run_faults_then_recover(seed: u64, setup: LeaseSetup) -> Result<World, String> {
     let mut world = World::new(seed, setup);
     world.run_for(600 * MS);
     world.stop_faults();
     world.run_for(200 * MS);
     match &world.violation {
         Some(violation) => Err(format!("not safe: {violation:?}")),
-        None if world.leading().is_none() => Err("not live: nobody leads after 200 ms without faults".to_owned()),
+        None if world.leading().is_none() => Err("not live: no gateway leads after 200 ms without faults".to_owned()),
         None => Ok(world),
     }
 }
@@ -64,11 +66,13 @@ fn at_most_one_leader_during_faults_and_one_after() {
             FaultConfig::SLEWS,
         ];
         let faults = faults[usize::try_from(seed / 2 % 5).expect("one of five")];
-        let world = weather(seed, LeaseSetup { gateways, faults, ..PAIR })?;
+        let world = run_faults_then_recover(seed, LeaseSetup { gateways, faults, ..PAIR })?;
         Ok((world.opened.len() as u64, world.stale_packets()))
     });
     let (openings, stale_packets) = worlds.into_iter().fold((0, 0), |sum, world| (sum.0 + world.0, sum.1 + world.1));
-    say(&format!("storms: {openings} openings, {stale_packets} packets of an old epoch arrived late, none was taken"));
+    print_to_stderr(&format!(
+        "storms: {openings} openings, {stale_packets} packets of an old epoch arrived late, none was taken"
+    ));
     assert!(stale_packets > 0, "no packet was late: nothing was shown");
 }
 
@@ -93,7 +97,7 @@ fn receivers_accept_nothing_from_a_resumed_leader() {
         world.run_for(500 * MS);
         for _ in 0..PAUSES {
             world.run_for(random.below(setup.timing.renew_ns));
-            let leader = world.leading().ok_or("nobody leads")?;
+            let leader = world.leading().ok_or("no gateway leads")?;
             let lasts_ns = 200 * MS + random.below(2_800 * MS);
             world.fault(Fault::Pause, leader, lasts_ns);
             world.run_for(lasts_ns + 300 * MS);
@@ -101,20 +105,20 @@ fn receivers_accept_nothing_from_a_resumed_leader() {
                 return Err(format!("not safe: {violation:?}"));
             }
             if world.opened.last().is_none_or(|opening| opening.gateway == leader) {
-                return Err("nobody else led meanwhile".to_owned());
+                return Err("no other gateway led meanwhile".to_owned());
             }
         }
         Ok(world.stale_packets())
     });
     let (stops, stale_packets) = (PAUSES * stale_packets.len() as u64, stale_packets.into_iter().sum::<u64>());
-    say(&format!(
+    print_to_stderr(&format!(
         "stopped leaders: {stops} stops of 0.2 to 3 s; {stale_packets} records of the old epoch arrived, 0 accepted"
     ));
     assert!(stale_packets >= stops, "each stop is one in the hole");
 }
 
 /// The protocol's own part of a failover: killed without notice until the other opens. Delays are bounded here, so the
-/// longest can be told beforehand.
+/// longest is known beforehand.
 #[test]
 fn blackout_stays_within_the_calculated_bound() {
     const DELAY_NS_MAX: u64 = 500_000;
@@ -131,12 +135,12 @@ fn blackout_stays_within_the_calculated_bound() {
             let mut world = World::new(seed, LeaseSetup { timing, faults, ..PAIR });
             let mut random = Random::new(seed);
             world.run_for(4 * timing.lease_ns + random.below(timing.renew_ns));
-            let leader = world.leading().ok_or("nobody leads")?;
+            let leader = world.leading().ok_or("no gateway leads")?;
             let (killed_ns, before) = (world.now_ns(), world.opened.len());
             world.kill(leader, false);
             let has_new_leader = world.run_until(killed_ns + 4 * timing.lease_ns, |world| world.opened.len() > before);
             if !has_new_leader {
-                return Err(format!("nobody leads after four leases; {:?}", world.violation));
+                return Err(format!("no gateway leads after four leases; {:?}", world.violation));
             }
             let Opening { at_ns: opened_ns, swap: SwapTimes { record_learned_ns, sent_ns }, .. } = world.opened[before];
             let parts = [
@@ -152,7 +156,7 @@ fn blackout_stays_within_the_calculated_bound() {
         let worst_ns = blackouts.into_iter().max().unwrap_or(0);
         let bound_ns = detect_ns_max + expire_ns_max + open_ns_max;
         let ms = |ns: u64| ns as f64 / 1e6;
-        say(&format!(
+        print_to_stderr(&format!(
             "silence, {name}: at worst {:.3} ms; bound: detect {:.3} + expire {:.3} + open {:.3} = {:.3} ms",
             ms(worst_ns),
             ms(detect_ns_max),
@@ -175,9 +179,9 @@ fn assert_violation_found(what: &str, setup: LeaseSetup, is_expected: fn(&Violat
         world.violation.map(|violation| (seed, violation))
     });
     let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
-    say(&format!("without {what}: {violation:?}, seed {seed}"));
+    print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
     assert!(is_expected(&violation), "{violation:?}");
-    // The same weather does no harm where nothing is switched off.
+    // The same faults do no harm with all safeguards on.
     let mut world = World::new(seed, LeaseSetup { gateways: setup.gateways, faults: setup.faults, ..PAIR });
     world.run_for(600 * MS);
     assert_eq!(world.violation, None, "seed {seed}");
@@ -221,7 +225,7 @@ fn a_store_without_version_check_allows_two_leaders() {
 #[test]
 fn unobserved_epochs_regress_with_a_restored_store() {
     let is_regression = |violation: &Violation| matches!(violation, Violation::EpochRegressed { .. });
-    assert_violation_found("epochs heard", LeaseSetup { observes_epochs: false, ..RESTORES }, is_regression);
+    assert_violation_found("observed epochs", LeaseSetup { observes_epochs: false, ..RESTORES }, is_regression);
 }
 
 #[test]
@@ -260,7 +264,7 @@ fn a_skipped_candidate_promise_allows_two_leaders() {
 fn a_successor_lease_counted_from_opening_allows_two_leaders() {
     let safeguards = LeaseSafeguards { lease_from_successor_stamp: false, ..LeaseSafeguards::ALL };
     assert_violation_found(
-        "the heir's stamp",
+        "the successor's stamp",
         LeaseSetup { safeguards, gateways: 3, ..STORM },
         two_leaders_or_epoch_regressed,
     );
@@ -270,7 +274,7 @@ fn a_successor_lease_counted_from_opening_allows_two_leaders() {
 fn not_waiting_for_the_successor_allows_two_leaders() {
     let safeguards = LeaseSafeguards { waits_for_successor: false, ..LeaseSafeguards::ALL };
     assert_violation_found(
-        "waiting for the heir",
+        "waiting for the successor",
         LeaseSetup { safeguards, gateways: 3, ..STORM },
         two_leaders_or_epoch_regressed,
     );
@@ -280,7 +284,7 @@ fn not_waiting_for_the_successor_allows_two_leaders() {
 fn replacing_the_successor_at_once_allows_two_leaders() {
     let safeguards = LeaseSafeguards { keeps_named_successor: false, ..LeaseSafeguards::ALL };
     assert_violation_found(
-        "the heir that stays",
+        "the successor that stays",
         LeaseSetup { safeguards, gateways: 3, ..STORM },
         two_leaders_or_epoch_regressed,
     );

@@ -1,4 +1,4 @@
-//! The voted lease under a simulated network, clock and disk. `SEED=n` repeats one seed, `SEEDS=n` says how many.
+//! The voted lease under a simulated network, clock and disk. `SEED=n` repeats one seed, `SEEDS=n` sets how many.
 
 mod world;
 
@@ -58,7 +58,7 @@ const HEAVY_FAULTS: Faults = Faults {
     rate_ppm: 200,
 };
 
-/// Runs many seeds, or the one that `SEED` names; tells the seed that fails.
+/// Runs many seeds, or the one that `SEED` names, and reports the seed that fails.
 fn run_seeds(count: u64, check: impl Fn(u64) -> Result<(), String>) {
     let named = |name| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seeds = match named("SEED") {
@@ -72,15 +72,15 @@ fn run_seeds(count: u64, check: impl Fn(u64) -> Result<(), String>) {
     }
 }
 
-/// A storm, then calm. Safety during both; afterwards somebody leads.
-fn weather(seed: u64, setup: QuorumSetup) -> Result<QuorumCluster, String> {
+/// A period of faults, then none. Safety holds in both; at the end a gateway leads.
+fn run_faults_then_recover(seed: u64, setup: QuorumSetup) -> Result<QuorumCluster, String> {
     let mut world = QuorumCluster::new(seed, setup);
     world.run_for(600 * MS);
     world.stop_faults();
     world.run_for(400 * MS);
     match &world.violation {
         Some(violation) => Err(format!("not safe: {violation:?}")),
-        None if world.leading().is_none() => Err("not live: nobody leads after 400 ms without faults".to_owned()),
+        None if world.leading().is_none() => Err("not live: no gateway leads after 400 ms without faults".to_owned()),
         None => Ok(world),
     }
 }
@@ -99,7 +99,7 @@ fn at_most_one_leader_during_faults_and_one_after() {
     let shapes = [(2, 1), (3, 0), (3, 2), (2, 3)];
     run_seeds(2_000, |seed| {
         let (gateways, witnesses) = shapes[usize::try_from(seed % 4).unwrap()];
-        weather(seed, QuorumSetup { gateways, witnesses, faults: HEAVY_FAULTS, ..PAIR }).map(drop)
+        run_faults_then_recover(seed, QuorumSetup { gateways, witnesses, faults: HEAVY_FAULTS, ..PAIR }).map(drop)
     });
 }
 
@@ -108,7 +108,7 @@ fn at_most_one_leader_during_automatic_moves() {
     let faults = Faults { fitness_every_ns: 30 * MS, ..HEAVY_FAULTS };
     run_seeds(1_000, |seed| {
         let gateways = 2 + u8::try_from(seed % 2).unwrap();
-        weather(seed, QuorumSetup { gateways, witnesses: 3 - gateways, faults, ..AUTO_MOVES }).map(drop)
+        run_faults_then_recover(seed, QuorumSetup { gateways, witnesses: 3 - gateways, faults, ..AUTO_MOVES }).map(drop)
     });
 }
 
@@ -117,7 +117,7 @@ fn a_dead_leader_is_replaced_within_lease_poll_and_vote() {
     run_seeds(200, |seed| {
         let mut world = QuorumCluster::new(seed, PAIR);
         world.run_for(200 * MS);
-        let leader = world.leading().ok_or("nobody leads")?;
+        let leader = world.leading().ok_or("no gateway leads")?;
         let (killed_ns, before) = (world.now_ns(), world.opened.len());
         world.kill(leader);
         world.run_until(|world| world.opened.len() > before || world.now_ns() > killed_ns + 200 * MS);
@@ -140,11 +140,11 @@ fn death_notice_release_and_hand_over_skip_the_lease_wait() {
             ("hand-over", |world, _| world.hand_over(None)),
         ];
         for (name, act) in acts {
-            // A lease so long that nobody could have waited for it.
+            // A lease so long that no gateway could have waited for it.
             let mut world = QuorumCluster::new(seed, QuorumSetup { timing: LeaseTiming::CALM, ..PAIR });
             world.run_until(|world| world.leading().is_some() || world.now_ns() > 20_000 * MS);
             world.run_for(500 * MS);
-            let leader = world.leading().ok_or("nobody leads")?;
+            let leader = world.leading().ok_or("no gateway leads")?;
             let (at_ns, before) = (world.now_ns(), world.opened.len());
             act(&mut world, leader);
             world.run_until(|world| world.opened.len() > before || world.now_ns() > at_ns + 5_000 * MS);
@@ -171,9 +171,9 @@ fn a_leader_keeps_leading_without_one_voter_and_stops_without_a_majority() {
     run_seeds(100, |seed| {
         let mut world = QuorumCluster::new(seed, PAIR);
         world.run_for(200 * MS);
-        let leader = world.leading().ok_or("nobody leads")?;
+        let leader = world.leading().ok_or("no gateway leads")?;
         let other = NodeId(3 - leader.0);
-        // One way: the standby hears nothing, so its own voter's promise ends; the witness keeps its.
+        // One way: the standby receives nothing, so its own voter's promise ends; the witness keeps its own.
         world.cut(leader, other);
         world.run_for(300 * MS);
         if world.opened.len() != 1 || world.leading() != Some(leader) {
@@ -196,14 +196,14 @@ fn the_fitter_gateway_leads_and_a_joining_one_is_not_eligible() {
         let worse = NodeId(1 + u8::try_from(seed % 2).unwrap());
         world.input(worse, Input::Fitness(Fitness { channels_behind: 1, ..Fitness::default() }));
         world.run_for(200 * MS);
-        let leader = world.leading().ok_or("nobody leads")?;
+        let leader = world.leading().ok_or("no gateway leads")?;
         if leader == worse {
-            return Err("the worse leads though the other stands".to_owned());
+            return Err("the less fit gateway leads although the other is eligible".to_owned());
         }
         world.kill(leader);
         world.run_for(200 * MS);
         if world.leading() != Some(worse) {
-            return Err("alone, the worse is better than nobody".to_owned());
+            return Err("alone, the less fit gateway must lead".to_owned());
         }
         world.start(leader);
         world.input(leader, Input::Eligibility(Eligibility::Joining));
@@ -219,7 +219,7 @@ fn a_differing_configuration_delays_and_prevents_hand_over() {
     run_seeds(50, |seed| {
         let mut world = QuorumCluster::new(seed, PAIR);
         world.run_for(200 * MS);
-        let leader = world.leading().ok_or("nobody leads")?;
+        let leader = world.leading().ok_or("no gateway leads")?;
         let other = NodeId(3 - leader.0);
         let says = |node: NodeId| {
             let name = NodeName::new("n").expect("a plain name");
@@ -256,7 +256,7 @@ fn an_unfit_leader_hands_over_with_backoff_unless_pinned() {
     run_seeds(100, |seed| {
         let mut world = QuorumCluster::new(seed, AUTO_MOVES);
         world.run_for(200 * MS);
-        let mut leader = world.leading().ok_or("nobody leads")?;
+        let mut leader = world.leading().ok_or("no gateway leads")?;
         let mut leading_since_ns = world.now_ns();
         for tenure_ms in [0, 100, 200, 400] {
             let before = world.opened.len();
@@ -303,7 +303,7 @@ fn a_group_moves_home_and_its_preferred_successor_follows() {
     run_seeds(200, |seed| {
         let mut world = QuorumCluster::new(seed, QuorumSetup { gateways: 3, witnesses: 0, ..AUTO_MOVES });
         world.run_for(200 * MS);
-        let leader = world.leading().ok_or("nobody leads")?;
+        let leader = world.leading().ok_or("no gateway leads")?;
         let [preferred_leader, preferred_successor] = [1, 2].map(|step| NodeId((leader.0 - 1 + step) % 3 + 1));
         for node in [1, 2, 3] {
             let place = GroupPlacement {
@@ -321,7 +321,7 @@ fn a_group_moves_home_and_its_preferred_successor_follows() {
         let notice = world.kill(preferred_leader);
         world.announce(notice);
         world.run_for(100 * MS);
-        let next = world.leading().ok_or("nobody follows")?;
+        let next = world.leading().ok_or("no gateway succeeds")?;
         successor_took_over.set(successor_took_over.get() + u32::from(next == preferred_successor));
         Ok(())
     });
@@ -374,7 +374,7 @@ fn without_polls_a_deaf_gateway_wastes_generations() {
             .map(|seed| {
                 let mut world = QuorumCluster::new(seed, QuorumSetup { safeguards, ..PAIR });
                 world.run_for(200 * MS);
-                let leader = world.leading().expect("somebody leads");
+                let leader = world.leading().expect("a gateway leads");
                 let deaf = NodeId(3 - leader.0);
                 world.cut(leader, deaf);
                 world.run_for(500 * MS);

@@ -1,4 +1,4 @@
-//! Many seeds on all cores, and which of them failed.
+//! Runs many seeds on all cores, and reports the failed ones.
 
 use std::{
     env,
@@ -11,9 +11,9 @@ use std::{
     time::Instant,
 };
 
-use mdgw_tests::captures::say;
+use mdgw_tests::captures::print_to_stderr;
 
-/// Runs `count` seeds, or as many as `SEEDS` says, or the one that `SEED` names; what came of each, in order.
+/// Runs `count` seeds, or as many as `SEEDS` says, or the one that `SEED` names, and returns the results in order.
 ///
 /// # Panics
 /// Where a seed fails: with the lowest one found, which `SEED` repeats.
@@ -36,7 +36,7 @@ pub(crate) fn for_seeds<T: Send>(what: &str, count: u64, check: impl Fn(u64) -> 
                         break;
                     }
                     let result = panic::catch_unwind(AssertUnwindSafe(|| check(seed)))
-                        .unwrap_or_else(|_| Err("a panic, told above".to_owned()));
+                        .unwrap_or_else(|_| Err("a panic, printed above".to_owned()));
                     failed.fetch_or(result.is_err(), Relaxed);
                     results.lock().unwrap_or_else(PoisonError::into_inner).push((seed, result));
                 }
@@ -45,7 +45,11 @@ pub(crate) fn for_seeds<T: Send>(what: &str, count: u64, check: impl Fn(u64) -> 
     });
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_unstable_by_key(|(seed, _)| *seed);
-    say(&format!("{what}: {} seeds on {threads} cores in {:.1} s", results.len(), started.elapsed().as_secs_f64()));
+    print_to_stderr(&format!(
+        "{what}: {} seeds on {threads} cores in {:.1} s",
+        results.len(),
+        started.elapsed().as_secs_f64()
+    ));
     let outcomes = results.into_iter().map(|(seed, result)| result.map_err(|what| format!("SEED={seed}: {what}")));
     outcomes.collect::<Result<_, _>>().unwrap_or_else(|what| panic!("{what}"))
 }

@@ -1,20 +1,23 @@
 //! Publication under a simulated network, clock and disk, from seeds: gateways with the product's own log, publisher,
-//! fence, ear and retransmission service; subscribers with the product's own receiver. `SEED=n` repeats one seed, `SEEDS=n`
-//! says how many.
+//! fence, standby receiver and retransmission service; subscribers with the product's own receiver. `SEED=n` repeats
+//! one seed, `SEEDS=n` sets how many.
 //!
-//! Each gateway gets the same day of a venue at its own pace: messages of one packet and of several, silent ones, numberings
-//! that begin again. Simulated: leaders that are killed, with an entry cut short in their logs, and start again; stopped
-//! between the fence's check and the hand-over, so that a batch goes out late under an epoch that is over; that hand over,
-//! or lapse and return; sockets that are full; logs for which no segment is ready; forged packets. On a straight line nothing is
-//! lost to subscribers or overtakes, and they have nobody to ask: whatever a takeover leaves out they miss. In a storm
-//! packets are lost, late and overtake each other, and subscribers ask.
+//! Each gateway gets the same venue day at its own pace: messages of one packet and of several, messages without
+//! output, and sessions that begin again. Simulated: leaders that are killed, with a truncated entry in their logs, and
+//! restart; leaders that are paused between the fence check and the send, so that a batch leaves late under an old
+//! epoch; leaders that hand over, or lapse and return; full sockets; logs without a ready segment; forged packets.
+//! Without network faults no packet to a subscriber is lost or reordered, and subscribers have no retransmission
+//! service: whatever a takeover omits they miss. With network faults packets are lost, late and reordered, and
+//! subscribers request retransmissions.
 //!
-//! Judged: each subscriber is told each message of the day once, in order, with its content, none lost and no numbering left
-//! out; nothing under an old epoch after a newer one; and all that stands in the logs is what the day says, under its name.
+//! Checked: each subscriber gets each message of the day once, in order, with its content; none is lost and no session
+//! is left out; nothing of an old epoch follows a newer one; and everything in the logs is what the day says, under its
+//! id.
 //!
-//! Who leads comes from the seed, one at a time; or from the election over a register, in the same time and under its own
-//! storm (`../lease.rs`): then the fence is open as long as the lease allows, a hand-over tells where the output ended by the
-//! election's messages, what the ear hears of epochs goes to the election, and who comes back stands when it is level.
+//! The leader comes from the seed, one at a time; or from the election over a register, in the same simulated time and
+//! under its own faults (`../lease.rs`). Then the fence is open as long as the lease allows, a hand-over passes the end
+//! of the output in the election's messages, the election learns the epochs that the standby observed, and a gateway
+//! that returns is eligible once it has caught up.
 
 mod day;
 mod elected;
@@ -27,7 +30,7 @@ mod wire;
 mod world;
 
 use mdgw_feeds::identity::{ChannelId, Epoch, GroupId};
-use mdgw_tests::captures::say;
+use mdgw_tests::captures::print_to_stderr;
 
 use crate::{lease, seeds::for_seeds};
 use day::Told;
@@ -37,24 +40,24 @@ use world::{Counts, RunOutcome, World};
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     gateways: usize,
-    weather: NetworkConditions,
-    /// A takeover begins where the one before was heard last, not where the own log ends.
+    network: NetworkConditions,
+    /// A takeover begins at the last received position of the previous leader, not at the end of the own log.
     starts_at_received: bool,
-    /// Who hands over tells what it has sent, not what it has logged.
+    /// A leader that hands over reports what it has sent, not what it has logged.
     reports_sent_position: bool,
-    /// What was heard beyond the own input isn't believed.
+    /// Output received beyond the own input is not accepted.
     doubts: bool,
     /// Receivers drop what comes under a lower epoch.
     checks_epochs: bool,
     /// Receivers ask all services what their logs hold; else they believe whichever answers.
     asks_all_services: bool,
-    /// The election says who leads.
+    /// The election decides leadership.
     uses_election: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NetworkConditions {
-    /// Packets to all take the same time; subscribers lose none, and have nobody to ask.
+    /// All packets have the same delay; subscribers lose none, and have no retransmission service.
     Lossless,
     /// Packets are lost, late, and overtake each other.
     Lossy,
@@ -69,11 +72,11 @@ enum Violation {
     Content(Told),
     /// Declared lost.
     Lost { restart: u32, first: u64, next: u64 },
-    /// Something that nobody said.
+    /// An item that the venue never sent.
     UnknownItem,
     /// Taken although one of a newer epoch was before it.
     OldEpoch { epoch: Epoch, after: Epoch },
-    /// Not told at all.
+    /// Never delivered.
     Missing(Told),
     /// A log has something else under that name.
     Log { node: u8, name: Told },
@@ -83,7 +86,7 @@ enum Violation {
 
 const PAIR: Setup = Setup {
     gateways: 2,
-    weather: NetworkConditions::Lossless,
+    network: NetworkConditions::Lossless,
     starts_at_received: true,
     reports_sent_position: true,
     doubts: true,
@@ -91,7 +94,7 @@ const PAIR: Setup = Setup {
     asks_all_services: true,
     uses_election: false,
 };
-const LOSSY: Setup = Setup { weather: NetworkConditions::Lossy, ..PAIR };
+const LOSSY: Setup = Setup { network: NetworkConditions::Lossy, ..PAIR };
 const WITH_ELECTION: Setup = Setup { uses_election: true, ..LOSSY };
 
 #[test]
@@ -110,15 +113,15 @@ fn every_message_is_delivered_once_across_leaders() {
         // One seed, or a few, need not show everything.
         let is_partial_run = counts.len() < 100;
         let all = counts.into_iter().fold(Counts::default(), Counts::sum);
-        say(&format!("{name}: {all:?}"));
+        print_to_stderr(&format!("{name}: {all:?}"));
         if is_partial_run {
             continue;
         }
         let Counts { openings, catch_up_packets, passed_over, refused, private, stale, answers, .. } = all;
         let shown_counts = [openings, catch_up_packets, passed_over, refused, stale];
         assert!(shown_counts.iter().all(|count| *count > 0), "nothing was shown: {shown_counts:?}");
-        assert_eq!(setup.weather == NetworkConditions::Lossy, answers > 0, "{answers}");
-        assert_eq!(setup.weather == NetworkConditions::Lossy && !setup.uses_election, private > 0, "{private}");
+        assert_eq!(setup.network == NetworkConditions::Lossy, answers > 0, "{answers}");
+        assert_eq!(setup.network == NetworkConditions::Lossy && !setup.uses_election, private > 0, "{private}");
     }
 }
 
@@ -138,9 +141,9 @@ fn assert_violation_found(what: &str, setup: Setup, is_expected: fn(&Violation) 
     let violation_of = |seed| World::new(seed, setup).run().violation.filter(is_expected);
     let found = (0..CONTROL_SEEDS).find_map(|seed| Some((seed, violation_of(seed)?)));
     let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
-    say(&format!("without {what}: {violation:?}, seed {seed}"));
-    // The same weather does no harm where nothing is switched off.
-    let sound = Setup { gateways: setup.gateways, weather: setup.weather, uses_election: setup.uses_election, ..PAIR };
+    print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
+    // The same faults do no harm with all safeguards on.
+    let sound = Setup { gateways: setup.gateways, network: setup.network, uses_election: setup.uses_election, ..PAIR };
     assert_eq!(World::new(seed, sound).run().violation, None, "seed {seed}");
 }
 
@@ -150,14 +153,14 @@ fn is_loss(violation: &Violation) -> bool {
     matches!(violation, Violation::Lost { .. } | Violation::Unexpected { .. })
 }
 
-/// Services that have heard nobody yet answer under epoch 0: no leader says that.
+/// Services that have received no leader yet answer under epoch 0, which no leader uses.
 fn is_of_old_leader(violation: &Violation) -> bool {
     matches!(violation, Violation::OldEpoch { epoch, .. } if epoch.count() > 0)
 }
 
 #[test]
 fn a_takeover_from_the_own_log_end_loses_messages() {
-    assert_violation_found("what was heard", Setup { starts_at_received: false, ..PAIR }, is_loss);
+    assert_violation_found("received position", Setup { starts_at_received: false, ..PAIR }, is_loss);
 }
 
 #[test]
@@ -181,11 +184,11 @@ fn receivers_of_elected_leaders_need_their_safeguards() {
 
 #[test]
 fn accepting_positions_beyond_input_stops_a_successor() {
-    // It goes on behind what it believes, and says that one's numbering.
+    // It continues after what it accepted, in that session.
     let is_forged = |violation: &Violation| {
         matches!(violation, Violation::Unexpected { told: Told::Session(day::FORGED_SESSION), .. })
     };
-    assert_violation_found("doubt in what was heard", Setup { doubts: false, ..PAIR }, is_forged);
+    assert_violation_found("rejection beyond the own input", Setup { doubts: false, ..PAIR }, is_forged);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! One candidate in an election over a real store, as a process that can be killed and stopped. While its fence is open
-//! it "sends": writes epoch and time, as its fence was asked, to standard output. It closes when standard input ends.
+//! it "sends": it writes the epoch and the time of the fence check to standard output. It closes when standard input
+//! ends.
 //!
 //!     candidate etcd|zookeeper|zookeeper-latch NODE INCARNATION PROFILE HOST:PORT,…
 
@@ -124,7 +125,7 @@ fn run_candidate(election: Election, fence: &Fence) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// Nobody else is told anything: a lease alone is tried here.
+/// No peer is notified: this tests the lease alone.
 struct NoSurroundings;
 
 impl ElectionHooks for NoSurroundings {}

@@ -1,5 +1,5 @@
-//! Candidates as processes, over real stores of three nodes. Whoever leads is killed, stopped, or loses the store's
-//! nodes: somebody leads again, and never two at a time.
+//! Candidates as processes, over real stores of three nodes. The leader is killed, stopped, or loses the store's nodes:
+//! a candidate leads again, and two never lead at a time.
 
 use std::{
     fmt::Write as _,
@@ -12,7 +12,7 @@ use std::{
 
 use mdgw_sys::clock::mono_now;
 use mdgw_tests::{
-    captures::say,
+    captures::print_to_stderr,
     process::TEST_TIMEOUT,
     stores::{Ensemble, Store},
 };
@@ -91,7 +91,10 @@ fn has_one_leader_over_kills_and_stops(store: Store, name: &str) {
     let all = sends.all();
     assert_eq!(overlaps(&all), "");
     takeovers_ms.sort_unstable();
-    say(&format!("{name}: {} sends; killed and stopped leaders were replaced within {takeovers_ms:?} ms", all.len()));
+    print_to_stderr(&format!(
+        "{name}: {} sends; killed and stopped leaders were replaced within {takeovers_ms:?} ms",
+        all.len()
+    ));
 }
 
 fn has_at_most_one_leader_over_store_node_loss(store: Store, name: &str) {
@@ -112,7 +115,7 @@ fn has_at_most_one_leader_over_store_node_loss(store: Store, name: &str) {
         ensemble.resume(node);
         ensemble.await_serving();
     }
-    // Without a majority of the store the deadline passes and nobody sends; there is no pair link here to promise.
+    // Without a majority of the store the deadline passes and no candidate sends; there is no pair link here for a promise.
     ensemble.kill(0);
     ensemble.kill(1);
     sends.wait_for_no_sends();
@@ -129,7 +132,7 @@ struct CandidateProcess {
     node: u8,
     incarnation: u64,
     child: Child,
-    /// Its end tells the process to close.
+    /// Closing it makes the process close.
     _stdin: ChildStdin,
 }
 
@@ -221,7 +224,7 @@ impl SendLog {
         let deadline = Instant::now() + TEST_TIMEOUT;
         let last_ns = || self.all().last().map_or(0, |send| send.at_ns);
         while mono_now().0.saturating_sub(last_ns()) < 300_000_000 {
-            assert!(Instant::now() < deadline, "somebody sends on without the store");
+            assert!(Instant::now() < deadline, "a candidate still sends without the store");
             thread::yield_now();
         }
     }

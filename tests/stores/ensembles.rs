@@ -1,4 +1,4 @@
-//! The stores that other tests start are what those tests take them for.
+//! Checks of the stores that other tests start: nodes, health, failures.
 
 use std::{
     fs,
@@ -54,7 +54,7 @@ fn survives_the_loss_of_its_leader(store: Store) {
     ensemble.restart(old);
     ensemble.await_serving();
     let new = ensemble.leader();
-    // A stopped node keeps its connections and answers nobody; the others find a leader among themselves.
+    // A paused node keeps its connections and answers nothing; the others elect a leader.
     ensemble.pause(new);
     let deadline = Instant::now() + TEST_TIMEOUT;
     while ensemble.leader() == new {

@@ -1,5 +1,5 @@
-//! A group's record in real stores: what a swap, a read and a watch promise, while nodes die, hang, come back, or come
-//! back with old data.
+//! A group's record in real stores: what a swap, a read and a watch promise, while nodes die, hang, return, or return
+//! with old data.
 
 use std::{
     fs,
@@ -122,9 +122,9 @@ fn etcd_requires_a_client_certificate() {
         let version = asker.put(Version::NONE, &record(1));
         assert_eq!(asker.read().map(|found| found.version), Some(version));
 
-        let stranger = EtcdTls { identity: None, ..tls(ensemble) };
+        let other_user = EtcdTls { identity: None, ..tls(ensemble) };
         let distrusted = EtcdTls { ca_file: ensemble.certificate(Certificate::Client), ..tls(ensemble) };
-        for refused in [None, Some(stranger), Some(distrusted)] {
+        for refused in [None, Some(other_user), Some(distrusted)] {
             let outcome = with(refused.clone()).try_read();
             assert!(matches!(outcome, Outcome::Failed(_)), "{refused:?}: {outcome:?}");
         }
@@ -172,8 +172,8 @@ fn zookeeper_denies_other_users() {
         };
         let mut owner = with(USER);
         let version = owner.put(Version::NONE, &record(1));
-        for mut stranger in [with("stranger"), asker(ensemble)] {
-            for outcome in [stranger.try_read(), stranger.swap(version, &record(2))] {
+        for mut other_user in [with("stranger"), asker(ensemble)] {
+            for outcome in [other_user.try_read(), other_user.swap(version, &record(2))] {
                 assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
             }
         }
@@ -213,7 +213,7 @@ fn notifies_each_watcher_of_the_newest_record(ensemble: &mut Ensemble) {
     let mut watchers = [asker(ensemble), asker(ensemble)];
     watchers.iter_mut().for_each(Asker::watch);
     for watcher in &mut watchers {
-        assert_eq!(watcher.wait_for_change(|_| true), None, "there is none yet, and that is told");
+        assert_eq!(watcher.wait_for_change(|_| true), None, "the watch reports that there is no record yet");
     }
     let mut version = writer.put(Version::NONE, &record(1));
     for renewal in 1..=20 {
@@ -228,7 +228,7 @@ fn notifies_each_watcher_of_the_newest_record(ensemble: &mut Ensemble) {
             found == version
         });
     }
-    // One that comes late is told what is there.
+    // A late watch gets the present record.
     let mut late = asker(ensemble);
     late.watch();
     assert_eq!(late.wait_for_change(|_| true).map(|found| found.version), Some(version));
@@ -277,7 +277,7 @@ fn never_applies_a_lost_swap_late(ensemble: &mut Ensemble) {
         let outcome = asker.swap(version, &lost);
         assert!(matches!(outcome, Outcome::Unknown(_)), "{outcome:?}");
         ensemble.resume(0);
-        // In force or not; in neither case may it come about after somebody took its place.
+        // The swap took effect or not; in neither case may it take effect after a later one.
         let found = asker.read().expect("the record is there");
         assert!(found.version == version || found.record == lost, "{found:?}");
         let next = Record { renewal: round, ..record(1) };

@@ -1,4 +1,4 @@
-//! Where the real captures are, and which of them a test wants. They are never in the repository.
+//! The location of the real captures, and the selection of those that a test needs. They are never in the repository.
 
 use std::{
     env, fs, io,
@@ -8,7 +8,7 @@ use std::{
 
 use flate2::read::MultiGzDecoder;
 
-/// A capture and the decode that is expected of it.
+/// A capture and its expected decode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureWithDecode {
     /// Packets, or messages of a day file.
@@ -17,8 +17,8 @@ pub struct CaptureWithDecode {
     pub expected: PathBuf,
 }
 
-/// The directory of captures: `MDGW_CAPTURES`, else `../shared/captures` as seen from the repository. `None`, and a
-/// line that says so, where there is none: the test has nothing to do then.
+/// The directory of captures: `MDGW_CAPTURES`, else `../shared/captures` as seen from the repository. `None`,
+/// with a message on standard error, if it does not exist: the test is then skipped.
 #[must_use]
 pub fn root(test: &str) -> Option<PathBuf> {
     let root = env::var_os("MDGW_CAPTURES")
@@ -26,11 +26,11 @@ pub fn root(test: &str) -> Option<PathBuf> {
     if root.is_dir() {
         return Some(root);
     }
-    say(&format!("SKIPPED: {test}: no captures at {} (set MDGW_CAPTURES)", root.display()));
+    print_to_stderr(&format!("SKIPPED: {test}: no captures at {} (set MDGW_CAPTURES)", root.display()));
     None
 }
 
-/// The pairs below `root` in directories `venue/feed` that `wanted` says yes to, in order of their names.
+/// The captures below `root` with a decode, in those directories `venue/feed` that `wanted` accepts, sorted by name.
 ///
 /// # Errors
 /// A directory that can't be read, or a capture without an expected decode.
@@ -50,7 +50,7 @@ pub fn pairs(root: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Captu
     Ok(pairs)
 }
 
-/// A file's content, unpacked where it is gzip.
+/// A file's content, decompressed if it is gzip.
 ///
 /// # Errors
 /// The file can't be read or unpacked.
@@ -64,12 +64,11 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// A line on standard error that is seen even when the test passes: written past the test harness, which keeps what
-/// passing tests print to itself.
+/// Prints a line on standard error past the test harness, which hides the output of passing tests.
 ///
 /// # Panics
 /// When standard error can't be written to.
-pub fn say(line: &str) {
+pub fn print_to_stderr(line: &str) {
     writeln!(io::stderr(), "{line}").expect("standard error takes a line");
 }
 

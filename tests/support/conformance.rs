@@ -61,7 +61,7 @@ pub struct Checker {
     mismatch_count: u64,
 }
 
-/// Mismatches that are kept word for word; more are counted.
+/// Number of mismatches that are kept as text; further ones are only counted.
 const MISMATCHES_MAX: usize = 20;
 
 impl Checker {
@@ -85,7 +85,7 @@ impl Checker {
         }
     }
 
-    /// One packet of a capture, taken for a packet of that protocol where it doesn't tell its own.
+    /// One packet of a capture, decoded as that protocol where it doesn't identify its own.
     pub fn packet(&mut self, protocol: DetectedProtocol, expected: &Json, captured: &CapturedDatagram<'_>) {
         let view = Dissector::new(CaptureKind::Packets, Some(protocol)).packet(*captured);
         self.view(expected, &view);
@@ -267,7 +267,10 @@ pub fn check_captures(protocol: DetectedProtocol, root: &Path, wanted: impl Fn(&
         let name = pair.capture.strip_prefix(root).unwrap_or(&pair.capture).display().to_string();
         let mut checker = Checker::default();
         check_pair(&mut checker, protocol, pair);
-        captures::say(&format!("{protocol}: {name}: {}, {} mismatches", checker.compared, checker.mismatch_count));
+        captures::print_to_stderr(&format!(
+            "{protocol}: {name}: {}, {} mismatches",
+            checker.compared, checker.mismatch_count
+        ));
         if checker.mismatch_count > 0 {
             failed.push(format!(
                 "{name}: {} mismatches\n  {}",
@@ -280,7 +283,10 @@ pub fn check_captures(protocol: DetectedProtocol, root: &Path, wanted: impl Fn(&
             *types.entry(code).or_default() += count;
         }
     }
-    captures::say(&format!("{protocol}: total of {} files: {total}; messages by type: {types:?}", pairs.len()));
+    captures::print_to_stderr(&format!(
+        "{protocol}: total of {} files: {total}; messages by type: {types:?}",
+        pairs.len()
+    ));
     assert!(failed.is_empty(), "{protocol}:\n{}", failed.join("\n"));
     assert!(total.fields > 0, "{protocol}: nothing was compared");
 }
@@ -313,7 +319,7 @@ fn check_pair(checker: &mut Checker, protocol: DetectedProtocol, pair: &CaptureW
             Ok(None) => break,
             // A capture may be cut in its last packet; then everything before it was expected, and nothing after.
             Err(error) => {
-                captures::say(&format!("  {error}"));
+                captures::print_to_stderr(&format!("  {error}"));
                 break;
             }
         }

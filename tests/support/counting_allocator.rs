@@ -1,11 +1,10 @@
-//! An allocator that counts, for tests that promise to allocate nothing, or not more than so much. A test binary installs
-//! it:
+//! A counting allocator, for tests that assert no allocation, or a bound on it. A test binary installs it:
 //!
 //! ```ignore
 //! #[global_allocator]
 //! static ALLOCATOR: CountingAllocator = CountingAllocator;
 //! ```
-//! Counts are kept per thread, so that other tests and the test runner don't disturb.
+//! Counts are per thread, so that other tests and the test runner don't affect them.
 
 #![allow(unsafe_code, reason = "an allocator is an unsafe trait")]
 
@@ -15,7 +14,7 @@ use std::{
     ptr,
 };
 
-/// The system's allocator, with a count of what the calling thread asks of it, and a limit where it has set one.
+/// The system allocator, with a count of the calling thread's allocations, and a limit where the thread has set one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator;
 
@@ -26,17 +25,17 @@ pub fn allocation_count() -> u64 {
     ALLOCATION_COUNT.try_with(Cell::get).unwrap_or(0)
 }
 
-/// How often the calling thread allocates in `work`.
+/// Number of allocations of the calling thread in `work`.
 pub fn allocations_in(work: impl FnOnce()) -> u64 {
     let before = allocation_count();
     work();
     allocation_count() - before
 }
 
-/// Does `work`, in which the calling thread may come to hold that many bytes more than it held before. Beyond that it gets
-/// no memory, which ends the process: what asks for so much might as well ask for all there is.
+/// Runs `work`, in which the calling thread may hold at most that many bytes more than before. A larger allocation fails,
+/// which ends the process: code that takes so much has no bound.
 pub fn with_memory_limit<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
-    /// Takes the limit off, after a panic too.
+    /// Removes the limit, after a panic too.
     struct LimitGuard;
     impl Drop for LimitGuard {
         fn drop(&mut self) {
@@ -49,16 +48,16 @@ pub fn with_memory_limit<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
 }
 
 thread_local! {
-    // Constant and without destructor, so that looking at it allocates nothing.
+    // Constant and without destructor, so that reading it allocates nothing.
     static ALLOCATION_COUNT: Cell<u64> = const { Cell::new(0) };
-    /// Bytes taken less bytes given back, which may be others' too.
+    /// Bytes allocated minus bytes freed. The thread may free memory of other threads, so it can be negative.
     static ALLOCATED_BYTES: Cell<i64> = const { Cell::new(0) };
     static LIMIT_BYTES: Cell<i64> = const { Cell::new(i64::MAX) };
 }
 
-/// Whether the thread may have that much more.
-fn count(bytes: usize) -> bool {
-    // A thread that ends has no count any more; what it frees then is of no interest.
+/// Whether that allocation is within the thread's limit.
+fn count_allocation(bytes: usize) -> bool {
+    // A thread that ends has no counter any more; what it then frees is not counted.
     let _ = ALLOCATION_COUNT.try_with(|count| count.set(count.get() + 1));
     let held = ALLOCATED_BYTES.try_with(|held| {
         let more = held.get().saturating_add_unsigned(bytes as u64);
@@ -76,10 +75,10 @@ fn count_free(bytes: usize) {
 }
 
 // SAFETY: every call is handed to `System`, which keeps the contract of `GlobalAlloc`, with the caller's own arguments;
-// counting touches thread-local numbers and neither allocates nor unwinds. No memory is a null pointer, as the contract says.
+// counting touches thread-local numbers and neither allocates nor unwinds. A refusal is a null pointer, as the contract says.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if !count(layout.size()) {
+        if !count_allocation(layout.size()) {
             return ptr::null_mut();
         }
         // SAFETY: the caller vouches for `layout`, as `System` demands.
@@ -87,7 +86,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if !count(layout.size()) {
+        if !count_allocation(layout.size()) {
             return ptr::null_mut();
         }
         // SAFETY: the caller vouches for `layout`, as `System` demands.
@@ -95,7 +94,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if !count(size) {
+        if !count_allocation(size) {
             return ptr::null_mut();
         }
         count_free(layout.size());

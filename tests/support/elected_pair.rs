@@ -1,11 +1,11 @@
-//! Two gateways as processes of their own, one of which leads: what they are started with, and what they say of themselves.
+//! Two gateways as processes of their own with an election between them: their configurations and their status.
 
 use std::net::SocketAddrV4;
 
 use serde_json::Value;
 
 use crate::{
-    gateways::Gateways,
+    gateways::GatewayProcesses,
     pair::wait_until,
     site::{Site, SiteConfig, text, write_key},
 };
@@ -13,16 +13,16 @@ use crate::{
 /// A pair over one `file` record. Both are killed when it is dropped.
 #[derive(Debug)]
 pub struct ElectedPair {
-    /// The two.
-    pub gateways: Gateways,
+    /// Both gateways.
+    pub gateways: GatewayProcesses,
     wanted: SiteConfig,
-    ends: [SocketAddrV4; 2],
-    /// Where the gateways find each other's ends; elsewhere, where something lies between.
+    link_addresses: [SocketAddrV4; 2],
+    /// The link address at which each gateway's peer reaches it; differs from its own with a relay in between.
     reachable_at: [SocketAddrV4; 2],
 }
 
 impl ElectedPair {
-    /// Two sites of one feed and one output; nothing runs yet.
+    /// Two sites of one feed and one output, without processes yet.
     ///
     /// # Panics
     /// When the key can't be written.
@@ -31,40 +31,45 @@ impl ElectedPair {
         let first = Site::numbered(1);
         let second = first.peer_on_same_lines(2);
         // Addresses that no gateway uses without a link.
-        let ends = [Site::new().requests, Site::new().requests];
+        let link_addresses = [Site::new().requests, Site::new().requests];
         let key = first.path("key");
         write_key(&key);
-        Self { gateways: Gateways::new(vec![first, second]), wanted, ends, reachable_at: ends }
+        Self {
+            gateways: GatewayProcesses::new(vec![first, second]),
+            wanted,
+            link_addresses,
+            reachable_at: link_addresses,
+        }
     }
 
-    /// Where a gateway listens for the other one.
+    /// The address at which that gateway listens for its peer.
     #[must_use]
     pub fn link_address(&self, node: u8) -> SocketAddrV4 {
-        self.ends[usize::from(node) - 1]
+        self.link_addresses[usize::from(node) - 1]
     }
 
-    /// From its next start on, the other gateway finds this one's end there.
+    /// Sets the address at which the peer reaches that gateway, from the peer's next start on.
     pub fn route_link_through(&mut self, node: u8, at: SocketAddrV4) {
         self.reachable_at[usize::from(node) - 1] = at;
     }
 
-    /// Starts a gateway; it runs when this returns.
+    /// Starts a gateway and waits until it runs.
     pub fn start(&mut self, node: u8) {
         self.gateways.start(node, &self.config_text(node));
     }
 
-    /// Starts a gateway, and does not wait for it.
+    /// Starts a gateway without waiting until it runs.
     pub fn begin(&mut self, node: u8) {
         self.gateways.begin(node, &self.config_text(node));
     }
 
-    /// What it says of its group; `None` when it doesn't answer.
+    /// Its status of its group; `None` if it doesn't answer.
     #[must_use]
     pub fn status(&self, node: u8) -> Option<Value> {
         self.gateways.status(node).map(|groups| groups[0].clone())
     }
 
-    /// Its place in the election: `leader`, `candidate`, `bystander`.
+    /// Its role in the election, such as `leader` or `candidate`.
     #[must_use]
     pub fn role(&self, node: u8) -> String {
         self.status(node).map(|status| status["role"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
@@ -72,10 +77,10 @@ impl ElectedPair {
 
     /// Waits until that gateway leads.
     pub fn wait_until_leads(&self, node: u8) {
-        wait_until("it leads", || self.role(node) == "leader");
+        wait_until("the gateway leads", || self.role(node) == "leader");
     }
 
-    /// Waits until one of them leads; which.
+    /// Waits until a gateway leads, and returns its node id.
     #[must_use]
     pub fn leader(&self) -> u8 {
         let mut leader = None;
@@ -87,9 +92,9 @@ impl ElectedPair {
         leader.unwrap_or_default()
     }
 
-    /// Waits until that gateway stands for election.
+    /// Waits until that gateway is eligible.
     pub fn wait_until_eligible(&self, node: u8) {
-        wait_until("it stands", || self.role(node) == "candidate");
+        wait_until("the gateway is eligible", || self.role(node) == "candidate");
     }
 
     /// The configuration that a gateway is started with.

@@ -1,5 +1,5 @@
-//! Gateways' elections by votes as processes of their own, a witness beside them: for the test that kills them and the
-//! bench that measures it.
+//! Elections by votes: two gateways and a witness as processes of their own, for the test that kills them and the
+//! benchmark that measures it.
 
 use std::{
     collections::BTreeMap,
@@ -9,6 +9,7 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
+    str::FromStr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -56,13 +57,21 @@ impl LeaseTimingMs {
     }
 }
 
+impl FromStr for LeaseTimingMs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text).ok_or_else(|| "LEASE/RENEWAL/MARGIN in ms, such as 20/4/4".to_owned())
+    }
+}
+
 impl fmt::Display for LeaseTimingMs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.0, self.1, self.2)
     }
 }
 
-/// What a process of the cluster is: gateways 1 and 2, witness 3.
+/// The role and arguments of one process of the cluster: gateways 1 and 2, witness 3.
 #[derive(Clone, Debug)]
 pub struct ClusterProcess {
     node: u8,
@@ -73,7 +82,7 @@ pub struct ClusterProcess {
 }
 
 impl ClusterProcess {
-    /// From the arguments that [`Cluster`] gives; `None` for any others.
+    /// From the arguments that [`VoteCluster`] gives; `None` for any others.
     #[must_use]
     pub fn parse(args: &[String]) -> Option<Self> {
         let [role, node, incarnation, timing, directory, a, b, c] = args else { return None };
@@ -94,7 +103,7 @@ impl ClusterProcess {
         match self.try_run() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                say(&format!("failed {error}"));
+                write_event(&format!("failed {error}"));
                 ExitCode::from(2)
             }
         }
@@ -111,7 +120,7 @@ impl ClusterProcess {
         if self.node == 3 {
             let options = WitnessOptions { node: NodeId(3), vote_directory: votes, rate_error_ppm: 500, groups_max: 4 };
             let witness = Witness::new(link, options)?;
-            say("ready");
+            write_event("ready");
             let ends = Arc::clone(&stop);
             thread::spawn(move || {
                 wait_for_stdin_close();
@@ -138,14 +147,14 @@ impl ClusterProcess {
             Election::new(core, backend, Arc::clone(&fence), waiting, &inbox, Box::new(FenceReporter(fence)), options);
         election.set_eligibility(Eligibility::Eligible);
         election.start().map_err(|error| text(&error))?;
-        say("ready");
+        write_event("ready");
         wait_for_stdin_close();
         election.close();
         Ok(())
     }
 
     fn timing(&self) -> LeaseTiming {
-        // Virtual machines are slewed by more than real ones.
+        // Clocks of virtual machines are slewed more than those of real machines.
         LeaseTiming { rate_error_ppm: 500, ..self.timing.lease() }
     }
 
@@ -172,7 +181,7 @@ impl ClusterProcess {
 
 const GROUP: GroupId = GroupId(1);
 
-/// Tells of openings and closings, with the time.
+/// Reports openings and closings of the fence, with the time.
 struct FenceReporter(Arc<Fence>);
 
 impl ElectionHooks for FenceReporter {
@@ -185,38 +194,38 @@ impl ElectionHooks for FenceReporter {
     }
 }
 
-fn say(text: &str) {
+fn write_event(text: &str) {
     let mut stdout = io::stdout().lock();
-    // Nobody listens any more: then it will be ended soon.
+    // Fails only when the reader is gone; this process will then be ended soon.
     let _written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
 fn wait_for_stdin_close() {
     let mut line = String::new();
-    // Whatever comes, it is the end.
+    // Any result means the end.
     let _eof = io::stdin().read_line(&mut line);
 }
 
-/// What a process said.
+/// An event that a process reported on standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessEvent {
-    /// It stands, or votes.
+    /// It is eligible, or votes.
     Ready,
     /// Its fence opened.
     Open {
-        /// When, `CLOCK_BOOTTIME`.
+        /// Time, `CLOCK_BOOTTIME` in ns.
         at_ns: u64,
-        /// Under which epoch.
+        /// The epoch that it opened under.
         epoch: Epoch,
     },
     /// Its fence closed.
     Close {
-        /// When.
+        /// Time, `CLOCK_BOOTTIME` in ns.
         at_ns: u64,
-        /// Of which epoch.
+        /// The epoch that closed.
         epoch: Epoch,
     },
-    /// It ended, and what it said last.
+    /// It ended; its last line.
     Ended(String),
 }
 
@@ -234,33 +243,33 @@ impl ProcessEvent {
     }
 }
 
-/// Two gateways' elections and a witness.
+/// The elections of two gateways, and a witness.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct VoteCluster {
     program: PathBuf,
     timing: LeaseTimingMs,
     directory: tempfile::TempDir,
     ports: [u16; 3],
     children: BTreeMap<u8, (u64, Child)>,
-    said: mpsc::Receiver<(u8, u64, ProcessEvent)>,
-    teller: mpsc::Sender<(u8, u64, ProcessEvent)>,
-    /// All openings so far: who, when, which epoch.
-    pub opened: Vec<(u8, u64, Epoch)>,
+    events: mpsc::Receiver<(u8, u64, ProcessEvent)>,
+    event_sender: mpsc::Sender<(u8, u64, ProcessEvent)>,
+    /// All openings so far: node, time in ns, epoch.
+    pub openings: Vec<(u8, u64, Epoch)>,
     leader: Option<u8>,
-    starts: u64,
+    start_count: u64,
 }
 
-/// What came of a killed leader.
+/// The result of killing the leader.
 #[derive(Clone, Copy, Debug)]
 pub struct Failover {
-    /// From just before the signal to the other's opening, ns.
+    /// Time from just before the signal until the peer's fence opened, ns.
     pub failover_ns: u64,
-    /// Openings since the last failover that nobody caused.
+    /// Openings since the last failover that no kill caused.
     pub unprovoked_elections: usize,
 }
 
-impl Cluster {
-    /// Starts all three; votes are kept below `votes`.
+impl VoteCluster {
+    /// Starts all three processes, with vote files below `votes`.
     ///
     /// # Errors
     /// When a process can't be started.
@@ -269,23 +278,23 @@ impl Cluster {
         let key = directory.path().join("key");
         std::fs::write(&key, "5a".repeat(32))?;
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
-        // Held together, so that they differ; free again for the children.
+        // Bound at the same time, so that the ports differ; then closed, so that the children can bind them.
         let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0")).collect::<io::Result<_>>()?;
         let ports: Vec<u16> =
             sockets.iter().map(|socket| Ok(socket.local_addr()?.port())).collect::<io::Result<_>>()?;
         drop(sockets);
-        let (teller, said) = mpsc::channel();
+        let (event_sender, events) = mpsc::channel();
         let mut cluster = Self {
             program: program.to_owned(),
             timing,
             directory,
             ports: [ports[0], ports[1], ports[2]],
             children: BTreeMap::new(),
-            said,
-            teller,
-            opened: Vec::new(),
+            events,
+            event_sender,
+            openings: Vec::new(),
             leader: None,
-            starts: 0,
+            start_count: 0,
         };
         for node in [3, 1, 2] {
             cluster.start_node(node)?;
@@ -293,13 +302,13 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts that node, again.
+    /// Starts or restarts that node.
     ///
     /// # Errors
     /// When it can't be started.
     pub fn start_node(&mut self, node: u8) -> io::Result<()> {
-        self.starts += 1;
-        let start = self.starts;
+        self.start_count += 1;
+        let start = self.start_count;
         let mut child = Command::new(&self.program)
             .args(["role", &node.to_string(), &start.to_string(), &self.timing.to_string()])
             .arg(self.directory.path())
@@ -308,24 +317,24 @@ impl Cluster {
             .stdout(Stdio::piped())
             .spawn()?;
         let stdout = child.stdout.take().ok_or_else(|| io::Error::other("no standard output"))?;
-        let teller = self.teller.clone();
+        let event_sender = self.event_sender.clone();
         thread::spawn(move || {
             let mut last = String::new();
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // After the cluster's end nobody wants to know.
-                let _sent = teller.send((node, start, ProcessEvent::parse(&line)));
+                // Fails only after the cluster is dropped.
+                let _sent = event_sender.send((node, start, ProcessEvent::parse(&line)));
                 last = line;
             }
-            let _sent = teller.send((node, start, ProcessEvent::Ended(last)));
+            let _sent = event_sender.send((node, start, ProcessEvent::Ended(last)));
         });
         self.children.insert(node, (start, child));
         Ok(())
     }
 
-    /// Waits until somebody leads; who.
+    /// Waits until a gateway leads, and returns its node id.
     ///
     /// # Errors
-    /// When nobody does for a minute.
+    /// When no gateway leads within a minute.
     pub fn wait_for_leader(&mut self) -> Result<u8, String> {
         while self.leader.is_none() {
             self.next_event()?;
@@ -333,12 +342,12 @@ impl Cluster {
         self.leader.ok_or_else(|| unreachable!("just seen"))
     }
 
-    /// The next thing that somebody says.
+    /// Applies the next event of any process.
     ///
     /// # Errors
-    /// When nobody says anything for a minute, or somebody failed.
+    /// When no event comes within a minute, or a process failed.
     pub fn next_event(&mut self) -> Result<(u8, ProcessEvent), String> {
-        let next = self.said.recv_timeout(EVENT_TIMEOUT).map_err(|_| "nothing happened for a minute".to_owned())?;
+        let next = self.events.recv_timeout(EVENT_TIMEOUT).map_err(|_| "nothing happened for a minute".to_owned())?;
         self.take(next)
     }
 
@@ -346,7 +355,7 @@ impl Cluster {
         let is_current = self.children.get(&node).is_some_and(|(current, _)| *current == start);
         match &said {
             ProcessEvent::Open { at_ns, epoch } => {
-                self.opened.push((node, *at_ns, *epoch));
+                self.openings.push((node, *at_ns, *epoch));
                 self.leader = Some(node);
             }
             ProcessEvent::Close { .. } => {
@@ -366,45 +375,45 @@ impl Cluster {
         }
     }
 
-    /// Kills that node; it is not missed.
+    /// Kills that node without waiting for a failover.
     pub fn kill(&mut self, node: u8) {
         if let Some((_, mut child)) = self.children.remove(&node) {
-            // It is this process's child: both can fail only if it has ended already.
+            // A child of this process: both calls fail only if it has ended already.
             let _exited = child.kill().and_then(|()| child.wait());
         }
         self.leader.take_if(|leader| *leader == node);
     }
 
-    /// Kills the leader, waits until the other one leads, starts the killed one again and waits until it renews.
+    /// Kills the leader, waits until the peer leads, restarts the killed gateway and waits until it renews.
     ///
     /// # Errors
     /// When that doesn't happen.
     pub fn kill_leader_and_wait(&mut self) -> Result<Failover, String> {
-        let before = self.opened.len();
+        let before = self.openings.len();
         let leader = self.wait_for_leader()?;
-        // Any phase of the renewals, and time for the one started last to sit out and to hear them.
-        let jitter_ms = 7 * u64::try_from(self.opened.len()).unwrap_or(0) % (2 * self.timing.1 + 1);
+        // Varies the phase of the renewals, and gives the gateway started last time to wait out its lease and receive them.
+        let jitter_ms = 7 * u64::try_from(self.openings.len()).unwrap_or(0) % (2 * self.timing.1 + 1);
         thread::sleep(Duration::from_millis(3 * self.timing.0 + jitter_ms));
-        while let Ok(next) = self.said.try_recv() {
+        while let Ok(next) = self.events.try_recv() {
             self.take(next)?;
         }
         if self.leader != Some(leader) {
             return self.kill_leader_and_wait();
         }
-        let unprovoked_elections = (self.opened.len() - before).saturating_sub(usize::from(before == 0));
-        let (killed_ns, count) = (mono_now().0, self.opened.len());
+        let unprovoked_elections = (self.openings.len() - before).saturating_sub(usize::from(before == 0));
+        let (killed_ns, count) = (mono_now().0, self.openings.len());
         self.kill(leader);
-        while self.opened.len() == count {
+        while self.openings.len() == count {
             self.next_event()?;
         }
-        let failover_ns = self.opened[count].1.saturating_sub(killed_ns);
+        let failover_ns = self.openings[count].1.saturating_sub(killed_ns);
         self.start_node(leader).map_err(|error| error.to_string())?;
         while self.next_event()? != (leader, ProcessEvent::Ready) {}
         Ok(Failover { failover_ns, unprovoked_elections })
     }
 }
 
-impl Drop for Cluster {
+impl Drop for VoteCluster {
     fn drop(&mut self) {
         for node in [1, 2, 3] {
             self.kill(node);
@@ -419,7 +428,7 @@ pub fn ms(ns: u64) -> String {
 }
 
 fn signal_process(pid: i32, signal: i32) {
-    // Through the shell's own command: there is no safe call for it here.
+    // Through the shell's `kill`: no safe call for it exists here.
     let name = signal.to_string();
     let _exited = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
 }

@@ -1,4 +1,4 @@
-//! What tests play: made-up days and captures, whole or with two damaged lines.
+//! Inputs of tests: synthetic days and captures, complete or as two damaged lines.
 
 use std::{
     fs::File,
@@ -22,22 +22,22 @@ use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
 /// One packet and the moment at which it was sent.
 pub type Packet = (u64, Arc<[u8]>);
 
-/// The session of made-up days, as the exchange's stand-in names it.
+/// The session of synthetic days, as the exchange simulator names it.
 pub const SESSION: [u8; 10] = *b"MDGWSIM001";
 
-/// Where captures say that packets went, line A and line B.
+/// Destination addresses in captures: line A and line B.
 pub const DESTINATIONS: [&str; 2] = ["233.54.12.111:26477", "233.49.196.111:26477"];
 
-/// A made-up Nasdaq day, the same one as `mdgw sim --messages N --stocks 200 --seed SEED` plays.
+/// A synthetic Nasdaq day, the same as `mdgw sim --messages N --stocks 200 --seed SEED` plays.
 #[must_use]
 pub fn itch_day(messages: u64, seed: u64) -> ItchDay {
     ItchDay { seed, message_count: messages, stock_count: STOCKS, ..ItchDay::default() }
 }
 
-/// Stocks of [`itch_day`].
+/// Number of instruments of [`itch_day`].
 pub const STOCKS: u16 = 200;
 
-/// The packets of a made-up day up to and including the end of its session.
+/// The packets of a synthetic day up to and including the end of its session.
 #[must_use]
 pub fn itch_packets(day: ItchDay, session: [u8; 10], midnight_ns: u64) -> Vec<Packet> {
     let mut source = ItchPackets::new(ItchGenerator::new(day), session);
@@ -53,10 +53,10 @@ pub fn itch_packets(day: ItchDay, session: [u8; 10], midnight_ns: u64) -> Vec<Pa
     packets
 }
 
-/// 2019-01-30, a date for days that tell none.
+/// 2019-01-30, the date of days that carry none.
 pub const MIDNIGHT_NS: u64 = 1_548_824_400_000_000_000;
 
-/// The packets of a capture, up to where it breaks off.
+/// The packets of a capture, up to its end or its truncation.
 ///
 /// # Panics
 /// When it can't be opened.
@@ -70,7 +70,7 @@ pub fn capture_packets(path: &Path) -> Vec<Packet> {
     packets
 }
 
-/// The same packets, so many nanoseconds apart: a capture's own clock may stand for minutes where nothing happened.
+/// The same packets, that many nanoseconds apart: in a capture's own time minutes may pass without a packet.
 #[must_use]
 pub fn evenly_spaced(packets: &[Packet], gap_ns: u64) -> Vec<Packet> {
     let start_ns = packets.first().map_or(0, |(time_ns, _)| *time_ns);
@@ -92,7 +92,7 @@ pub fn write_capture(path: &Path, destination: &str, packets: &[Packet]) {
     writer.finish().expect("a capture can be ended");
 }
 
-/// What two lines make of the packets, each packet still on at least one of them.
+/// Two damaged copies of the packets. Each packet is still on at least one of them.
 #[must_use]
 pub fn damaged(packets: &[Packet], damage: [LineImpairment; 2], seed: u64) -> [Vec<Packet>; 2] {
     let mut lines = [Vec::new(), Vec::new()];
@@ -106,7 +106,7 @@ pub fn damaged(packets: &[Packet], damage: [LineImpairment; 2], seed: u64) -> [V
     lines
 }
 
-/// Writes two damaged copies as captures `a.pcap` and `b.pcap` in the directory; their paths.
+/// Writes two damaged copies as captures `a.pcap` and `b.pcap` in the directory. Returns their paths.
 ///
 /// # Panics
 /// When they can't be written.
@@ -125,7 +125,7 @@ pub fn write_damaged_captures(
     paths
 }
 
-/// The damage that tests do: everything at once, and line B some microseconds later.
+/// The damage in tests: all kinds at once, with line B some microseconds later.
 pub const DAMAGE: [LineImpairment; 2] = [
     LineImpairment { loss: 0.05, duplicate: 0.02, reorder: 0.02, skew_ns: 0 },
     LineImpairment { loss: 0.10, duplicate: 0.02, reorder: 0.02, skew_ns: 3_000 },

@@ -1,4 +1,4 @@
-//! Gateways as processes of their own, by their numbers: started, asked, killed, ended.
+//! Gateways as processes of their own, by node id: start, query, kill, stop.
 
 use std::fs;
 
@@ -6,35 +6,35 @@ use serde_json::Value;
 
 use crate::{
     pair::wait_until,
-    process::{self, Ended, MdgwProcess, Signal},
+    process::{self, ExitedProcess, MdgwProcess, Signal},
     site::{Site, text},
 };
 
 /// The gateways of some sites, numbered from 1 on. All are killed when it is dropped.
 #[derive(Debug)]
-pub struct Gateways {
+pub struct GatewayProcesses {
     sites: Vec<Site>,
     running: Vec<Option<MdgwProcess>>,
 }
 
-impl Gateways {
-    /// One for each site; nothing runs yet.
+impl GatewayProcesses {
+    /// One gateway for each site, not yet started.
     #[must_use]
     pub fn new(sites: Vec<Site>) -> Self {
         let running = sites.iter().map(|_| None).collect();
         Self { sites, running }
     }
 
-    /// Where that gateway lives.
+    /// That gateway's site.
     ///
     /// # Panics
-    /// When there is none of that number.
+    /// When no gateway has that node id.
     #[must_use]
     pub fn site(&self, node: u8) -> &Site {
         &self.sites[index(node)]
     }
 
-    /// Where they live, in order.
+    /// All sites, in order of node id.
     #[must_use]
     pub fn sites(&self) -> &[Site] {
         &self.sites
@@ -46,7 +46,7 @@ impl Gateways {
         self.running[index(node)].as_ref()
     }
 
-    /// Starts a gateway with that configuration; it runs when this returns.
+    /// Starts a gateway with that configuration and waits until it runs.
     ///
     /// # Panics
     /// When the configuration can't be written, or it doesn't start.
@@ -55,7 +55,7 @@ impl Gateways {
         self.wait_until_running(node);
     }
 
-    /// Starts a gateway with that configuration, and does not wait for it.
+    /// Starts a gateway with that configuration without waiting until it runs.
     ///
     /// # Panics
     /// When the configuration can't be written, or it can't be started.
@@ -66,16 +66,16 @@ impl Gateways {
         self.running[index(node)] = Some(gateway);
     }
 
-    /// Waits until a gateway that was begun runs.
+    /// Waits until a started gateway runs.
     ///
     /// # Panics
     /// When it ends instead.
     pub fn wait_until_running(&self, node: u8) {
-        self.running(node).expect("it was begun").says("gateway running");
+        self.running(node).expect("it was begun").wait_for_stderr("gateway running");
         wait_until("its control socket is there", || self.status(node).is_some());
     }
 
-    /// Kills it as a crash does.
+    /// Kills it with SIGKILL.
     ///
     /// # Panics
     /// When it doesn't run.
@@ -84,7 +84,7 @@ impl Gateways {
         let _ended = gateway.stop_with(Signal::Kill);
     }
 
-    /// Ends it in order; what it said.
+    /// Stops it in order (SIGTERM), and returns its output.
     ///
     /// # Panics
     /// When it doesn't run, or ends with an error.
@@ -93,14 +93,14 @@ impl Gateways {
         gateway.stop_with(Signal::Terminate).expect_code(0).stderr
     }
 
-    /// `mdgw ha` with these arguments, of that gateway.
+    /// Runs `mdgw ha` with these arguments on that gateway's control socket.
     #[must_use]
-    pub fn send_request(&self, node: u8, arguments: &[&str]) -> Ended {
+    pub fn send_request(&self, node: u8, arguments: &[&str]) -> ExitedProcess {
         let socket = self.site(node).path("control");
         process::run(["ha"].iter().chain(arguments).copied().chain(["--socket", text(&socket)]))
     }
 
-    /// What it says of its groups; `None` when it doesn't answer.
+    /// Its status of all groups; `None` if it doesn't answer.
     #[must_use]
     pub fn status(&self, node: u8) -> Option<Value> {
         let ended = self.send_request(node, &["status", "--json"]);

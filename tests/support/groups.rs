@@ -19,29 +19,29 @@ use mdgw_publog::Reader;
 use mdgw_subscriber::{LineAddress, Subscriber, SubscriberConfig};
 
 use crate::{
-    captures::say,
+    captures::print_to_stderr,
     failover::LeaseTimingMs,
-    gateways::Gateways,
-    pair::{Delivery, LogEntry, check, messages_of, read_entries, wait_until},
-    process::{self, Ended, MdgwProcess, TEST_TIMEOUT},
+    gateways::GatewayProcesses,
+    pair::{Delivery, LogEntry, check_deliveries, messages_of, read_entries, wait_until},
+    process::{self, ExitedProcess, MdgwProcess, TEST_TIMEOUT},
     site::{Site, text, wait_until_joined, write_key},
     tap::Tap,
 };
 
-/// How many groups: one channel each, numbered like its group.
+/// Number of groups. Each has one channel, with the same id.
 pub const GROUPS: u16 = 6;
-/// How many gateways: nodes 1 to so many.
+/// Number of gateways: node ids 1 to this.
 pub const GATEWAYS: u8 = 3;
 
-/// Who leads each group, and under which epoch's count.
+/// Leader of each group, and the count of its epoch.
 pub type Leaders = BTreeMap<u16, (u8, u64)>;
 
 /// The gateways. All are killed when it is dropped.
 #[derive(Debug)]
 pub struct GroupCluster {
     /// The gateways: nodes 1 to [`GATEWAYS`].
-    pub gateways: Gateways,
-    /// Three sites' lines: one for each channel.
+    pub gateways: GatewayProcesses,
+    /// The lines of three sites: one line for each channel.
     lines: Vec<SocketAddrV4>,
     _line_sites: Vec<Site>,
     /// `backend = …` and the table of its store.
@@ -49,11 +49,11 @@ pub struct GroupCluster {
     timing: LeaseTimingMs,
 }
 
-/// For a machine that is busy with other things: that must not end a lease, and a death needs none to be noticed.
+/// Timing for a busy machine, whose stalls must not end a lease. A death is noticed without waiting for the lease.
 pub const RELAXED_TIMING: LeaseTimingMs = LeaseTimingMs(8_000, 500, 2_000);
 
 impl GroupCluster {
-    /// Nothing runs yet. `store`: the lines of `[election.etcd]`; `None`: records in files.
+    /// The cluster, without processes yet. `store`: the lines of `[election.etcd]`; `None`: records in files.
     ///
     /// # Panics
     /// When the key can't be written.
@@ -72,7 +72,7 @@ impl GroupCluster {
         write_key(&key);
         let line_sites: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| Site::new()).collect();
         Self {
-            gateways: Gateways::new([first].into_iter().chain(others).collect()),
+            gateways: GatewayProcesses::new([first].into_iter().chain(others).collect()),
             lines: line_sites.iter().flat_map(|site| site.lines).collect(),
             _line_sites: line_sites,
             backend,
@@ -80,24 +80,24 @@ impl GroupCluster {
         }
     }
 
-    /// Where everything is published.
+    /// Multicast group of the output.
     #[must_use]
     pub fn output(&self) -> SocketAddrV4 {
         self.gateways.site(1).output
     }
 
-    /// A file of the first gateway's.
+    /// Path of that file in the first gateway's directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.gateways.site(1).path(name)
     }
 
-    /// Starts a gateway; it runs when this returns.
+    /// Starts a gateway and waits until it runs.
     pub fn start(&mut self, node: u8) {
         self.gateways.start(node, &self.config_text(node));
     }
 
-    /// Who leads each group by its own word, if each group has one leader among those that run.
+    /// Leader of each group by its own status; `None` unless each group has exactly one leader among the running gateways.
     #[must_use]
     pub fn leaders(&self) -> Option<Leaders> {
         let mut leaders = Leaders::new();
@@ -112,19 +112,19 @@ impl GroupCluster {
         (leaders.len() == usize::from(GROUPS)).then_some(leaders)
     }
 
-    /// How often those of them that run have said that they are less fit to lead.
+    /// How often the running gateways have warned that they are less fit to lead.
     #[must_use]
-    pub fn doubts(&self, nodes: &[u8]) -> usize {
+    pub fn fitness_warnings(&self, nodes: &[u8]) -> usize {
         let running = nodes.iter().filter_map(|node| self.gateways.running(*node));
-        running.map(|gateway| gateway.said().matches("fitness reduced").count()).sum()
+        running.map(|gateway| gateway.stderr_so_far().matches("fitness reduced").count()).sum()
     }
 
-    /// Waits until each of `nodes` leads as many groups as any other, and no others lead; who leads what then.
+    /// Waits until all of `nodes` lead equally many groups and no other gateway leads; returns the leaders.
     #[must_use]
     pub fn wait_until_balanced(&self, nodes: &[u8]) -> Leaders {
         let share = usize::from(GROUPS) / nodes.len();
         let mut spread = Leaders::new();
-        wait_until("the groups are spread", || {
+        wait_until("the groups are balanced", || {
             let Some(leaders) = self.leaders() else { return false };
             spread = leaders;
             nodes.iter().all(|node| spread.values().filter(|(leader, _)| leader == node).count() == share)
@@ -141,7 +141,7 @@ impl GroupCluster {
         process::start(fixed.into_iter().chain(lines))
     }
 
-    /// What a consumer of that group has to get, by the log of a gateway that has been there all the time.
+    /// What a consumer of that group must get, by the log of a gateway that ran all the time.
     #[must_use]
     pub fn messages(&self, node: u8, group: u16) -> BTreeMap<(Session, u64), Vec<u8>> {
         messages_of(&self.log(node, group))
@@ -206,7 +206,7 @@ impl Drop for GroupCluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for gateway in (1..=GATEWAYS).filter_map(|node| self.gateways.running(node)) {
-                say(&gateway.said());
+                print_to_stderr(&gateway.stderr_so_far());
             }
         }
     }
@@ -222,10 +222,10 @@ pub struct GroupConsumers {
 }
 
 impl GroupConsumers {
-    /// Listens to what those gateways publish, and asks the first of them for what it misses.
+    /// Subscribes to the gateways' output, and requests missing messages from the first gateway.
     ///
     /// # Panics
-    /// When it can't.
+    /// When a socket or the capture can't be opened.
     #[must_use]
     pub fn start(cluster: &GroupCluster, gateways: u32) -> Self {
         let capture = cluster.path("published.pcap");
@@ -237,25 +237,25 @@ impl GroupConsumers {
         Self { consumers, tap, capture }
     }
 
-    /// How many messages the consumer has that has the fewest.
+    /// Message count of the consumer with the fewest messages.
     #[must_use]
     pub fn fewest(&self) -> usize {
-        self.consumers.values().map(|consumer| consumer.heard().len()).min().unwrap_or(0)
+        self.consumers.values().map(|consumer| consumer.received().len()).min().unwrap_or(0)
     }
 
-    /// Waits until each consumer has got so many messages more.
+    /// Waits until each consumer got that many more messages.
     pub fn wait_for_more_deliveries(&self, count: usize) {
         let before: BTreeMap<u16, usize> =
-            self.consumers.iter().map(|(group, consumer)| (*group, consumer.heard().len())).collect();
-        wait_until("each stream goes on", || {
-            self.consumers.iter().all(|(group, consumer)| consumer.heard().len() >= before[group] + count)
+            self.consumers.iter().map(|(group, consumer)| (*group, consumer.received().len())).collect();
+        wait_until("each stream continues", || {
+            self.consumers.iter().all(|(group, consumer)| consumer.received().len() >= before[group] + count)
         });
     }
 
-    /// The longest time between two messages of a group, of what falls into that time.
+    /// The longest time between two messages of a group within that period.
     #[must_use]
     pub fn longest_blackout(&self, group: u16, from: Instant, until: Instant) -> Duration {
-        let heard = self.consumers[&group].heard();
+        let heard = self.consumers[&group].received();
         let pairs = heard.windows(2).map(|two| (two[0].0, two[1].0));
         pairs
             .filter(|(one, next)| *next >= from && *one < until)
@@ -264,19 +264,20 @@ impl GroupConsumers {
             .unwrap_or_default()
     }
 
-    /// After the feed has ended: waits until each consumer has all that the witness' log has, then judges each, and the
-    /// capture. What was wrong.
+    /// Call after the feed has ended. Waits until each consumer has everything in the log of `reference_node`, then checks
+    /// each consumer and the capture. Returns the errors, and the result of `mdgw ha verify`.
     #[must_use]
-    pub fn verify_streams(self, cluster: &GroupCluster, witness: u8) -> (Vec<String>, Ended) {
+    pub fn verify_streams(self, cluster: &GroupCluster, reference_node: u8) -> (Vec<String>, ExitedProcess) {
         let mut faults = Vec::new();
         for (group, consumer) in &self.consumers {
-            let expected = cluster.messages(witness, *group);
+            let expected = cluster.messages(reference_node, *group);
             let deadline = Instant::now() + TEST_TIMEOUT;
             while consumer.messages() < expected.len() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(2));
             }
-            let told: Vec<Delivery> = consumer.heard().iter().map(|(_, told)| told.clone()).collect();
-            faults.extend(check(&told, &expected).err().map(|fault| format!("group {group}: {fault}")));
+            let deliveries: Vec<Delivery> = consumer.received().iter().map(|(_, delivery)| delivery.clone()).collect();
+            faults
+                .extend(check_deliveries(&deliveries, &expected).err().map(|fault| format!("group {group}: {fault}")));
         }
         let _datagrams = self.tap.finish();
         let verified = process::run(["ha", "verify", text(&self.capture)]);
@@ -284,12 +285,12 @@ impl GroupConsumers {
     }
 }
 
-/// What a consumer was told, and when.
+/// Deliveries to a consumer, with their times.
 type TimedDeliveries = Vec<(Instant, Delivery)>;
 
 #[derive(Debug)]
 struct GroupConsumer {
-    heard: Arc<Mutex<TimedDeliveries>>,
+    received: Arc<Mutex<TimedDeliveries>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -300,28 +301,28 @@ impl GroupConsumer {
         config.receiver.group = GroupId(group);
         config.services = vec![service];
         let mut subscriber = Subscriber::open(config).expect("the subscriber opens");
-        let (heard, stop) = (Arc::new(Mutex::new(TimedDeliveries::new())), Arc::new(AtomicBool::new(false)));
-        let (thread_received, stopped) = (Arc::clone(&heard), Arc::clone(&stop));
+        let (received, stop) = (Arc::new(Mutex::new(TimedDeliveries::new())), Arc::new(AtomicBool::new(false)));
+        let (thread_received, stopped) = (Arc::clone(&received), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 let mut new_deliveries = TimedDeliveries::new();
                 let polled = subscriber.poll(Duration::from_millis(20), &mut |output| {
                     assert_eq!(output.channel, ChannelId(group), "each group has its one channel");
-                    new_deliveries.extend(Delivery::of(&output).map(|told| (Instant::now(), told)));
+                    new_deliveries.extend(Delivery::of(&output).map(|delivery| (Instant::now(), delivery)));
                 });
                 let _count = polled.expect("loopback can be read");
                 thread_received.lock().unwrap_or_else(PoisonError::into_inner).append(&mut new_deliveries);
             }
         });
-        Self { heard, stop, thread: Some(thread) }
+        Self { received, stop, thread: Some(thread) }
     }
 
-    fn heard(&self) -> std::sync::MutexGuard<'_, TimedDeliveries> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn received(&self) -> std::sync::MutexGuard<'_, TimedDeliveries> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn messages(&self) -> usize {
-        self.heard().iter().filter(|(_, told)| matches!(told, Delivery::Message(..))).count()
+        self.received().iter().filter(|(_, delivery)| matches!(delivery, Delivery::Message(..))).count()
     }
 }
 
@@ -329,7 +330,7 @@ impl Drop for GroupConsumer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // Its panic was told when it came, and what it lacks is found.
+            // A panic was printed when it happened; missing deliveries are found by the check.
             let _ended = thread.join();
         }
     }
@@ -337,6 +338,6 @@ impl Drop for GroupConsumer {
 
 /// Which groups have another leader than before.
 #[must_use]
-pub fn moved(before: &Leaders, after: &Leaders) -> BTreeSet<u16> {
+pub fn moved_groups(before: &Leaders, after: &Leaders) -> BTreeSet<u16> {
     before.iter().filter(|(group, (leader, _))| after[group].0 != *leader).map(|(group, _)| *group).collect()
 }

@@ -1,4 +1,4 @@
-//! What end-to-end and conformance tests share.
+//! Shared support of end-to-end and conformance tests.
 
 pub mod captures;
 pub mod conformance;

@@ -1,4 +1,4 @@
-//! Memory of a process and all that it starts, counted by the kernel, so that it can be taken away.
+//! A memory cgroup for a process and its children, whose limit a test can lower.
 
 use std::{
     fs, io,
@@ -7,24 +7,24 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::captures::say;
+use crate::captures::print_to_stderr;
 
-/// A cgroup that counts memory, of either version. Gone when it is dropped, as soon as nobody is in it.
+/// A memory cgroup, of version 1 or 2. Dropping it removes it, once no process is in it.
 #[derive(Debug)]
 pub struct MemoryCgroup {
     path: PathBuf,
     files: &'static CgroupFiles,
-    /// Killed for want of memory, when it was last given back.
-    killed: AtomicU64,
+    /// The OOM kill count when the limit was last lifted.
+    oom_kills_before: AtomicU64,
 }
 
-/// What the files of such a cgroup are called.
+/// File names of one cgroup version.
 #[derive(Debug)]
 struct CgroupFiles {
     limit: &'static str,
     no_limit: &'static str,
     usage: &'static str,
-    /// Has a line with how many were killed.
+    /// The file with the count of OOM kills.
     events: &'static str,
 }
 
@@ -38,14 +38,14 @@ const VERSION_2: CgroupFiles =
     CgroupFiles { limit: "memory.max", no_limit: "max", usage: "memory.current", events: "memory.events" };
 
 impl MemoryCgroup {
-    /// An empty one. `None`, with a word on standard error, where this process may not make one: `test` is then skipped.
+    /// An empty cgroup. `None`, with a message on standard error, without the permission for it: `test` is then skipped.
     ///
     /// # Panics
-    /// When the kernel doesn't tell its mounts.
+    /// When the kernel's mounts can't be read.
     #[must_use]
     pub fn new(test: &str, name: &str) -> Option<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mounts = fs::read_to_string("/proc/self/mounts").expect("the kernel tells mounts");
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts can be read");
         let name = format!("mdgw-test-{}-{}-{name}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let cgroup = mounts.lines().find_map(|mount| {
             let fields: Vec<&str> = mount.split(' ').collect();
@@ -58,32 +58,32 @@ impl MemoryCgroup {
             let path = Path::new(point).join(&name);
             fs::create_dir(&path).ok()?;
             // Dropped, and so removed, where memory isn't what it counts.
-            Some(Self { path, files, killed: AtomicU64::new(0) })
+            Some(Self { path, files, oom_kills_before: AtomicU64::new(0) })
                 .filter(|cgroup| cgroup.path.join(files.limit).exists())
         });
         if cgroup.is_none() {
-            say(&format!("SKIPPED: {test}: counting memory takes a cgroup of that kind, and root"));
+            print_to_stderr(&format!("SKIPPED: {test}: counting memory takes a cgroup of that kind, and root"));
         }
         cgroup
     }
 
-    /// The file that takes its members.
+    /// The file that processes join it by.
     #[must_use]
-    pub fn enter(&self) -> PathBuf {
+    pub fn procs_file(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 
-    /// From now on its members have to do with what they have. Whoever wants more is killed, or the largest of them.
+    /// Limits its processes to their present memory. The kernel then kills one of them when it needs more.
     pub fn limit_to_current_usage(&self) {
         let usage = fs::read_to_string(self.path.join(self.files.usage)).unwrap_or_default();
-        // What has grown meanwhile can't be taken: it is tried again.
+        // Fails if the usage has grown meanwhile; then the limit is set again.
         let _limited = self.set_limit(usage.trim());
     }
 
-    /// Whether one of them was killed since.
+    /// Whether the kernel has killed one of them since the limit was last lifted.
     #[must_use]
     pub fn has_oom_killed(&self) -> bool {
-        self.oom_kill_count() > self.killed.load(Ordering::Relaxed)
+        self.oom_kill_count() > self.oom_kills_before.load(Ordering::Relaxed)
     }
 
     fn oom_kill_count(&self) -> u64 {
@@ -92,12 +92,12 @@ impl MemoryCgroup {
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// They may have whatever there is.
+    /// Lifts the limit.
     ///
     /// # Panics
-    /// When the kernel doesn't take it.
+    /// When the kernel refuses.
     pub fn lift_limit(&self) {
-        self.killed.store(self.oom_kill_count(), Ordering::Relaxed);
+        self.oom_kills_before.store(self.oom_kill_count(), Ordering::Relaxed);
         self.set_limit(self.files.no_limit).expect("a limit can be lifted");
     }
 
@@ -108,7 +108,7 @@ impl MemoryCgroup {
 
 impl Drop for MemoryCgroup {
     fn drop(&mut self) {
-        // Somebody may still be in it; an empty directory does no harm.
+        // Fails while a process is still in it; an empty cgroup does no harm.
         let _removed = fs::remove_dir(&self.path);
     }
 }

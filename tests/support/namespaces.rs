@@ -1,7 +1,7 @@
-//! A network of its own: hosts in network namespaces, joined by a switch that loses what it is told to lose.
+//! A network of hosts in network namespaces, joined by a switch that can drop traffic.
 //!
-//! No namespace has a name for longer than it takes to open it: it lives as long as somebody holds it or runs in it, so nothing
-//! is left behind, however the test ends.
+//! A namespace has a name only while it is being opened. It lives as long as a process or a file descriptor holds it,
+//! so nothing is left behind however the test ends.
 
 use std::{
     fs::File,
@@ -19,17 +19,17 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::captures::say;
+use crate::captures::print_to_stderr;
 
 /// A network namespace.
 #[derive(Clone, Debug)]
 pub struct Namespace(Arc<File>);
 
 impl Namespace {
-    /// An empty one, with loopback.
+    /// A new namespace with only loopback.
     ///
     /// # Errors
-    /// When this process may not make one.
+    /// Without the permission for it.
     pub fn new() -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("mdgw-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -41,7 +41,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// The calling thread's own.
+    /// The calling thread's namespace.
     ///
     /// # Errors
     /// When it can't be opened.
@@ -49,10 +49,10 @@ impl Namespace {
         Ok(Self(Arc::new(File::open("/proc/thread-self/ns/net")?)))
     }
 
-    /// Does `work` in there, on a thread of its own; processes that it starts and sockets that it opens belong there.
+    /// Runs `work` in the namespace, on a new thread. Its child processes and sockets belong to the namespace.
     ///
     /// # Panics
-    /// When `work` does.
+    /// When `work` panics.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         let done = thread::scope(|scope| {
             let in_there = scope.spawn(|| {
@@ -64,12 +64,12 @@ impl Namespace {
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Moves the calling thread there for good.
+    /// Moves the calling thread into the namespace, for the rest of its life.
     ///
     /// # Panics
-    /// When it may not.
+    /// Without the permission for it.
     pub fn enter(&self) {
-        move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).expect("who made it may enter");
+        move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).expect("the creator may enter");
     }
 
     fn ip(&self, arguments: &str) -> io::Result<()> {
@@ -84,56 +84,56 @@ impl Namespace {
 /// One host: its namespace and its address, on the interface [`INTERFACE`].
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// What the switch's port to it is called.
+    /// Name of the switch's port to it.
     pub name: String,
     /// Its address.
     pub address: Ipv4Addr,
-    /// Where its processes run.
+    /// The namespace of its processes.
     pub namespace: Namespace,
 }
 
 impl Host {
-    /// From now on its cable takes no more than so much; what comes faster waits, first in the interface, then in the sockets.
+    /// Limits the rate of its link. Excess packets wait first in the interface queue, then in the sockets.
     pub fn limit_rate(&self, kbit_per_second: u32) {
         let queue = format!("qdisc replace dev {INTERFACE} root tbf rate {kbit_per_second}kbit burst 4kb limit 8mb");
-        self.namespace.tc(&queue).expect("a cable can be slowed down");
+        self.namespace.tc(&queue).expect("the link's rate can be limited");
     }
 
-    /// The cable takes everything again; what waits in the interface is gone.
+    /// Removes the rate limit. Packets in the interface queue are lost.
     pub fn remove_rate_limit(&self) {
-        self.namespace.tc(&format!("qdisc del dev {INTERFACE} root")).expect("it was slowed down");
+        self.namespace.tc(&format!("qdisc del dev {INTERFACE} root")).expect("the rate was limited");
     }
 }
 
-/// What a host's only interface is called.
+/// Name of a host's only interface.
 pub const INTERFACE: &str = "net0";
 
-/// A switch and the cables to its hosts. Multicast goes to all of them.
+/// A switch and the links to its hosts. It floods multicast to all of them.
 #[derive(Debug)]
 pub struct Switch {
     namespace: Namespace,
 }
 
 impl Switch {
-    /// Without hosts. `None`, with a word on standard error, when this process may not make one: `test` is then skipped.
+    /// A switch without hosts. `None`, with a message on standard error, without the permission for it: `test` is then skipped.
     ///
     /// # Panics
-    /// When it may, and the programs that it takes fail.
+    /// When it has the permission, and `ip` or `nft` fail.
     #[must_use]
     pub fn new(test: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            say(&format!("SKIPPED: {test}: network namespaces take root"));
+            print_to_stderr(&format!("SKIPPED: {test}: network namespaces take root"));
             return None;
         }
         if Command::new("nft").arg("--version").stdout(Stdio::null()).status().is_err() {
             assert!(std::env::var_os("CI").is_none(), "{test}: nftables must be installed here");
-            say(&format!("SKIPPED: {test}: nftables (package of Debian) is not installed"));
+            print_to_stderr(&format!("SKIPPED: {test}: nftables (package of Debian) is not installed"));
             return None;
         }
         let namespace = match Namespace::new() {
             Ok(namespace) => namespace,
             Err(error) => {
-                say(&format!("SKIPPED: {test}: no network namespaces here ({error})"));
+                print_to_stderr(&format!("SKIPPED: {test}: no network namespaces here ({error})"));
                 return None;
             }
         };
@@ -144,17 +144,17 @@ impl Switch {
         Some(switch)
     }
 
-    /// A new host behind a port of that name.
+    /// Adds a host behind a port of that name.
     ///
     /// # Panics
     /// When the name is taken or too long for an interface.
     #[must_use]
     pub fn host(&self, name: &str, address: Ipv4Addr) -> Host {
-        let namespace = Namespace::new().expect("where one namespace can be made, another can");
-        // Both ends are made in the host, and one is pushed out to the switch, which is named by who holds it open.
+        let namespace = Namespace::new().expect("a second namespace can be made");
+        // Both ends are made in the host. One is then moved to the switch, whose namespace is named by its open descriptor.
         let switch = format!("/proc/{}/fd/{}", process::id(), self.namespace.0.as_raw_fd());
-        let cable = format!("link add {INTERFACE} type veth peer name {name} netns {switch}");
-        namespace.ip(&cable).expect("a cable can be laid");
+        let veth_command = format!("link add {INTERFACE} type veth peer name {name} netns {switch}");
+        namespace.ip(&veth_command).expect("the link is made");
         self.ip(&format!("link set {name} master switch up"));
         let host = |arguments: &str| namespace.ip(arguments).expect("a host has an interface");
         host(&format!("address add {address}/24 dev {INTERFACE}"));
@@ -162,26 +162,26 @@ impl Switch {
         Host { name: name.to_owned(), address, namespace }
     }
 
-    /// Loses from now on what `from` sends to `to`, and nothing of what comes back.
-    pub fn cut(&self, from: &Host, to: &Host) {
+    /// Drops what `from` sends to `to`, in this direction only, from now on.
+    pub fn drop_traffic(&self, from: &Host, to: &Host) {
         self.add_drop_rule(&format!("iifname {} oifname {}", from.name, to.name));
     }
 
-    /// Loses whatever goes to that address, from that host.
+    /// Drops packets from that host to that address.
     pub fn drop_to_address(&self, from: &Host, address: Ipv4Addr) {
         self.add_drop_rule(&format!("iifname {} ip daddr {address}", from.name));
     }
 
-    /// Loses whatever goes to that address, from that host, once so many copies have passed: each host gets one.
+    /// Drops packets from that host to that address after that many copies have passed: each host gets a copy.
     pub fn drop_to_address_after(&self, from: &Host, address: Ipv4Addr, copies: u64) {
         let after_copies = format!("numgen inc mod 1000000000 >= {copies} counter");
         self.add_drop_rule(&format!("iifname {} ip daddr {address} {after_copies}", from.name));
     }
 
-    /// Whether a cut that counts has lost anything yet.
+    /// Whether [`Self::drop_to_address_after`] has dropped a packet yet.
     ///
     /// # Panics
-    /// When the switch doesn't tell.
+    /// When `nft` fails.
     #[must_use]
     pub fn has_dropped(&self) -> bool {
         let mut list = Command::new("nft");
@@ -191,17 +191,17 @@ impl Switch {
         text.contains("counter packets") && !text.contains("counter packets 0 ")
     }
 
-    /// Loses some of what goes to that address on its way to one host, by chance.
-    pub fn lose(&self, address: Ipv4Addr, to: &Host, percent: u32) {
+    /// Randomly drops that percentage of the packets to that address on their way to one host.
+    pub fn drop_randomly(&self, address: Ipv4Addr, to: &Host, percent: u32) {
         self.add_drop_rule(&format!("oifname {} ip daddr {address} numgen random mod 100 < {percent}", to.name));
     }
 
-    /// Loses all that goes to that address on its way to one host.
+    /// Drops all packets to that address on their way to one host.
     pub fn drop_to_host(&self, address: Ipv4Addr, to: &Host) {
         self.add_drop_rule(&format!("oifname {} ip daddr {address}", to.name));
     }
 
-    /// Loses nothing any more.
+    /// Removes all drop rules.
     pub fn heal(&self) {
         self.rules("flush chain bridge cuts forward");
     }

@@ -1,5 +1,5 @@
-//! Two gateways and what follows them: gateways whose leadership the test decides, a leader that stops wherever the test
-//! wants it to, and a consumer that remembers everything.
+//! Two gateways whose leadership the test decides, a leader that stops wherever the test wants, a venue, and a consumer
+//! that records everything.
 
 use std::{
     collections::BTreeMap,
@@ -38,12 +38,12 @@ use crate::{
     site::{Site, SiteConfig, free_address, wait_until_joined},
 };
 
-/// The group and the channel of a [`Site`].
+/// Group id of a [`Site`].
 pub const GROUP: GroupId = GroupId(1);
-/// See [`GROUP`].
+/// Channel id of a [`Site`].
 pub const CHANNEL: ChannelId = ChannelId(1);
 
-/// Waits for something that comes without being told.
+/// Polls until the condition holds.
 ///
 /// # Panics
 /// When [`TEST_TIMEOUT`] ends before.
@@ -55,7 +55,7 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Starts a gateway that leads when the test says so.
+/// Starts a gateway whose leadership the test decides.
 ///
 /// # Panics
 /// When it doesn't start.
@@ -76,13 +76,13 @@ pub fn start_gateway(config: &Path, beginning: StartMode) -> Gateway {
 /// A gateway in the test's own process.
 #[derive(Debug)]
 pub struct InProcessGateway {
-    /// Where it lives.
+    /// Its site.
     pub site: Site,
     gateway: Gateway,
 }
 
 impl InProcessGateway {
-    /// Starts it, as a standby.
+    /// Starts it as a standby.
     #[must_use]
     pub fn start(site: Site, expected_messages: &SiteConfig) -> Self {
         Self::start_with(site, expected_messages, StartMode::default())
@@ -95,7 +95,7 @@ impl InProcessGateway {
         Self { site, gateway }
     }
 
-    /// The group's desk.
+    /// The group's handle.
     ///
     /// # Panics
     /// Never: a site has that group.
@@ -104,7 +104,7 @@ impl InProcessGateway {
         self.gateway.group(GROUP).expect("a site has one group")
     }
 
-    /// What it knows of a channel of its own, and has heard of the other gateway.
+    /// Status of its channel, and what it has received from the peer.
     ///
     /// # Panics
     /// When it doesn't listen.
@@ -113,43 +113,42 @@ impl InProcessGateway {
         self.gateway.status_table().and_then(|status_table| status_table.get(CHANNEL)).expect("a standby listens")
     }
 
-    /// Looks around, as a running gateway does some times a second; whatever a channel is told by it has come there when
-    /// this returns.
+    /// Runs the periodic work of a gateway once, and waits until the channel has handled its inbox.
     pub fn deliver_condition(&mut self) {
         self.gateway.update_health();
         self.handle().on_fence_change();
         wait_until("the channel has read its inbox", || self.handle().drained().is_some());
     }
 
-    /// It leads from now on, under that epoch.
+    /// Makes it the leader under that epoch.
     pub fn open_fence(&self, epoch: Epoch) {
         self.handle().fence().open(epoch, MonoNs(u64::MAX));
         self.handle().on_fence_change();
     }
 
-    /// Entries of its log, whole.
+    /// All entries of its log.
     #[must_use]
     pub fn log(&self) -> Vec<LogEntry> {
         log_entries(&self.site)
     }
 
-    /// Waits until its log has come there.
+    /// Waits until its log reaches that position.
     pub fn wait_until_ready(&self, position: StreamPosition) {
-        wait_until("the log comes there", || self.log().last().is_some_and(|entry| entry.until() >= position));
+        wait_until("the log reaches the position", || self.log().last().is_some_and(|entry| entry.until() >= position));
     }
 
-    /// Waits until it has heard the other one publish exactly up to there.
+    /// Waits until it has received the peer's output exactly up to that position.
     ///
     /// # Panics
     /// When it doesn't listen.
     pub fn wait_until_received(&self, position: StreamPosition) {
         let status_table = self.gateway.status_table().expect("a standby listens");
-        wait_until("the leader is heard", || {
+        wait_until("the output of the leader is received", || {
             status_table.get(CHANNEL).is_some_and(|status_table| status_table.heard.received_through == Some(position))
         });
     }
 
-    /// Ends it.
+    /// Stops it.
     ///
     /// # Panics
     /// When it can't end in order.
@@ -159,7 +158,7 @@ impl InProcessGateway {
     }
 }
 
-/// Links two gateways; the desks of both, once they have met.
+/// Links two gateways. Returns the link handles of both once they are connected.
 ///
 /// # Panics
 /// When they can't.
@@ -167,14 +166,14 @@ impl InProcessGateway {
 pub fn link(members: [&mut InProcessGateway; 2]) -> [Arc<LinkHandle>; 2] {
     let [a, b] = [free_address(), free_address()];
     let mut addresses = [(a, b), (b, a)].into_iter();
-    let desks = members.map(|member| {
+    let handles = members.map(|member| {
         let (listen, peer) = addresses.next().expect("two members");
         let peers = vec![PeerEndpoint { node: None, address: peer }];
         let endpoints = PairEndpoints { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
         Arc::clone(member.gateway.link(endpoints).expect("the link starts"))
     });
-    wait_until("the gateways meet", || desks.iter().all(|handle| !handle.peer_nodes().is_empty()));
-    desks
+    wait_until("the gateways are connected", || handles.iter().all(|handle| !handle.peer_nodes().is_empty()));
+    handles
 }
 
 /// One entry of a log.
@@ -182,9 +181,9 @@ pub fn link(members: [&mut InProcessGateway; 2]) -> [Arc<LinkHandle>; 2] {
 pub struct LogEntry {
     /// Its session.
     pub session: Session,
-    /// First input sequence it settles.
+    /// First input sequence that it covers.
     pub first: Sequence,
-    /// First input sequence after that.
+    /// The input sequence after the last that it covers.
     pub next: Sequence,
     /// As committed.
     pub flags: PacketFlags,
@@ -193,13 +192,13 @@ pub struct LogEntry {
 }
 
 impl LogEntry {
-    /// Where it begins.
+    /// The position before it.
     #[must_use]
     pub fn from(&self) -> StreamPosition {
         StreamPosition::range_of_body(self.session, (self.first, self.next), &self.payload).0
     }
 
-    /// Where it ends.
+    /// The position after it.
     #[must_use]
     pub fn until(&self) -> StreamPosition {
         StreamPosition::range_of_body(self.session, (self.first, self.next), &self.payload).1
@@ -213,7 +212,7 @@ pub fn log_entries(site: &Site) -> Vec<LogEntry> {
     reader.map(read_entries).unwrap_or_default()
 }
 
-/// Everything that a reader finds.
+/// All entries that a reader returns.
 #[must_use]
 pub fn read_entries(mut reader: Reader) -> Vec<LogEntry> {
     let mut entries = Vec::new();
@@ -231,7 +230,7 @@ pub fn read_entries(mut reader: Reader) -> Vec<LogEntry> {
     entries
 }
 
-/// The messages in a log, parts joined: what a consumer has to get.
+/// The messages in a log, with parts joined: what a consumer must get.
 #[must_use]
 pub fn messages_of(entries: &[LogEntry]) -> BTreeMap<(Session, u64), Vec<u8>> {
     let mut messages: BTreeMap<_, Vec<u8>> = BTreeMap::new();
@@ -245,7 +244,7 @@ pub fn messages_of(entries: &[LogEntry]) -> BTreeMap<(Session, u64), Vec<u8>> {
     messages
 }
 
-/// A leader that publishes what is in a log, as far as it is told to, and is then never heard of again.
+/// A leader that publishes entries of a log as far as the test says, and then nothing more.
 #[derive(Debug)]
 pub struct ScriptedLeader {
     socket: UdpSocket,
@@ -254,7 +253,7 @@ pub struct ScriptedLeader {
 }
 
 impl ScriptedLeader {
-    /// To that group, under that epoch.
+    /// A leader that publishes to that group, under that epoch.
     ///
     /// # Panics
     /// When it can't have a socket.
@@ -286,7 +285,7 @@ impl ScriptedLeader {
     }
 }
 
-/// A venue that sends what it is told to, in order, on lines of its own choice.
+/// A venue that sends the given packets in order, on the given lines.
 #[derive(Debug)]
 pub struct VenueSender(UdpSocket);
 
@@ -314,33 +313,33 @@ impl VenueSender {
 fn sender() -> UdpSocket {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).expect("a socket");
     socket.set_multicast_if_v4(&Ipv4Addr::LOCALHOST).expect("loopback is an interface");
-    socket.set_multicast_loop_v4(true).expect("own packets can be heard");
+    socket.set_multicast_loop_v4(true).expect("multicast loopback is on");
     socket.into()
 }
 
-/// A subscriber, and everything that it was told.
+/// A subscriber, and everything that was delivered to it.
 #[derive(Debug)]
 pub struct RecordingConsumer {
     subscriber: Subscriber,
     /// In the order of delivery.
-    pub told: Vec<Delivery>,
+    pub deliveries: Vec<Delivery>,
 }
 
-/// One thing that a consumer was told.
+/// One delivery to a consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// A message, with its records; whether its book is in doubt.
+    /// A message with its records, and whether its book is suspect.
     Message(Session, u64, Vec<u8>, bool),
     /// The gateway declared `[first, next)` missing.
     Gap(u64, u64),
-    /// `[first, next)` was lost on the way.
+    /// The receiver gave up `[first, next)`.
     Lost(u64, u64),
     /// The session's end.
     End(Session),
 }
 
 impl RecordingConsumer {
-    /// Subscribes to a site's output, and asks that site's gateway for what it misses.
+    /// Subscribes to a site's output, and requests missing messages from that site's gateway.
     ///
     /// # Panics
     /// When it can't.
@@ -352,46 +351,46 @@ impl RecordingConsumer {
         config.services = vec![site.retransmission];
         let subscriber = Subscriber::open(config).expect("the subscriber opens");
         wait_until_joined(site.output, members);
-        Self { subscriber, told: Vec::new() }
+        Self { subscriber, deliveries: Vec::new() }
     }
 
-    /// Takes what comes until `is_done`.
+    /// Receives until `is_done`.
     ///
     /// # Panics
     /// When [`TEST_TIMEOUT`] ends before.
     pub fn receive_until(&mut self, what: &str, mut is_done: impl FnMut(&[Delivery]) -> bool) {
         let deadline = Instant::now() + TEST_TIMEOUT;
-        while !is_done(&self.told) {
-            assert!(Instant::now() < deadline, "never: {what}; {} things told", self.told.len());
-            let told = &mut self.told;
+        while !is_done(&self.deliveries) {
+            assert!(Instant::now() < deadline, "never: {what}; {} deliveries", self.deliveries.len());
+            let deliveries = &mut self.deliveries;
             let polled =
-                self.subscriber.poll(Duration::from_millis(10), &mut |output| told.extend(Delivery::of(&output)));
+                self.subscriber.poll(Duration::from_millis(10), &mut |output| deliveries.extend(Delivery::of(&output)));
             let _count = polled.expect("loopback can be read");
         }
     }
 
-    /// Takes what comes until the session has ended.
+    /// Receives until the session has ended.
     pub fn receive_to_session_end(&mut self, session: Session) {
-        self.receive_until("the session ends", |told| told.contains(&Delivery::End(session)));
+        self.receive_until("the session ends", |deliveries| deliveries.contains(&Delivery::End(session)));
     }
 
-    /// Highest epoch that it believed.
+    /// Highest epoch that it accepted.
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {
         self.subscriber.receiver().epoch()
     }
 
-    /// What the consumer was told, against what it had to be told.
+    /// Compares the deliveries with the expected messages.
     ///
     /// # Errors
-    /// The first thing that is lost, doubled, out of order, or different.
-    pub fn check(&self, expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
-        check(&self.told, expected)
+    /// The first message that is lost, duplicated, out of order, or different.
+    pub fn check_deliveries(&self, expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
+        check_deliveries(&self.deliveries, expected)
     }
 }
 
 impl Delivery {
-    /// What a consumer has to remember of it.
+    /// The delivery to record for that output, if any.
     #[must_use]
     pub fn of(output: &Output<'_>) -> Option<Self> {
         let session = output.session;
@@ -408,14 +407,14 @@ impl Delivery {
     }
 }
 
-/// Every message once, in order, with its own records; nothing declared missing.
+/// Checks that every message was delivered once, in order, with its own records, and without gaps.
 ///
 /// # Errors
-/// The first thing that isn't so.
-pub fn check(told: &[Delivery], expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
+/// The first violation.
+pub fn check_deliveries(deliveries: &[Delivery], expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
     let mut expected_messages = expected.iter();
-    for told in told {
-        match told {
+    for delivery in deliveries {
+        match delivery {
             Delivery::Message(session, sequence, body, _) => {
                 let Some((name, records)) = expected_messages.next() else {
                     return Err(format!("{sequence}: one too many"));

@@ -1,4 +1,4 @@
-//! The program as a user runs it: started, watched line by line, told to end, and never left behind.
+//! The program as a user runs it: started, watched line by line, stopped, and never left behind.
 
 use std::{
     env,
@@ -13,11 +13,10 @@ use std::{
 
 use rustix::process::{Pid, kill_process};
 
-/// No step of a test takes as long on any machine; whatever takes longer hangs.
+/// Bound of every wait in tests: no step takes this long on any machine, so a longer one hangs.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The program under test: the one that `MDGW_PROGRAM` names, or else built in the profile of the calling test when it
-/// isn't up to date.
+/// The program under test: `MDGW_PROGRAM`, or else the one that Cargo builds in the profile of the calling test.
 ///
 /// # Panics
 /// When it can't be built.
@@ -25,7 +24,7 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        // A package alone may get other features of its dependencies than the workspace: to build it again takes minutes.
+        // A package alone may get other features of its dependencies than the workspace, and a rebuild takes minutes.
         if let Some(program) = env::var_os("MDGW_PROGRAM") {
             return PathBuf::from(program);
         }
@@ -54,18 +53,18 @@ pub fn program() -> &'static Path {
 #[derive(Debug)]
 pub struct MdgwProcess {
     /// The command line, for messages.
-    title: String,
+    command_line: String,
     child: Child,
     stdout: Arc<OutputStream>,
     stderr: Arc<OutputStream>,
 }
 
-/// How a process ended and what it said.
+/// A process that has exited: exit code and output.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct ExitedProcess {
     /// The command line, for messages.
-    pub title: String,
-    /// Exit code; `None`: by a signal.
+    pub command_line: String,
+    /// Exit code; `None` if a signal ended it.
     pub code: Option<i32>,
     /// All of its standard output.
     pub stdout: String,
@@ -76,19 +75,19 @@ pub struct Ended {
 /// Signals that users send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// Ctrl-C.
+    /// SIGINT, as Ctrl-C sends it.
     Interrupt,
-    /// End in order.
+    /// SIGTERM: stop in order.
     Terminate,
-    /// Read the configuration again.
+    /// SIGHUP: reload the configuration.
     HangUp,
-    /// Die at once, without a chance to tidy up.
+    /// SIGKILL.
     Kill,
-    /// Die as after a failed assertion.
+    /// SIGABRT, as after a failed assertion.
     Abort,
-    /// Stop, until [`Self::Continue`].
+    /// SIGSTOP, until [`Self::Continue`].
     Stop,
-    /// Go on.
+    /// SIGCONT.
     Continue,
 }
 
@@ -108,7 +107,7 @@ pub fn start_in<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<
     start_with(directory, &[], arguments)
 }
 
-/// Starts `mdgw` in a cgroup: `members` is the file that takes its processes. All of its memory is counted there.
+/// Starts `mdgw` in a cgroup: `members` is the file that processes join it by. All of its memory is counted there.
 ///
 /// # Panics
 /// When it can't be started.
@@ -140,34 +139,34 @@ pub fn start_with<A: AsRef<OsStr>>(
 #[must_use]
 pub fn spawn(mut command: Command) -> MdgwProcess {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let title = command.get_args().fold("mdgw".to_owned(), |mut title, argument| {
-        let _ = write!(title, " {}", argument.to_string_lossy());
-        title
+    let command_line = command.get_args().fold("mdgw".to_owned(), |mut command_line, argument| {
+        let _ = write!(command_line, " {}", argument.to_string_lossy());
+        command_line
     });
     let mut child = command.spawn().expect("mdgw starts");
     let stdout = OutputStream::read(child.stdout.take().expect("standard output is piped"));
     let stderr = OutputStream::read(child.stderr.take().expect("standard error is piped"));
-    MdgwProcess { title, child, stdout, stderr }
+    MdgwProcess { command_line, child, stdout, stderr }
 }
 
 /// Runs `mdgw` to its end.
 ///
 /// # Panics
 /// When it can't be started, or hangs.
-pub fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Ended {
+pub fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> ExitedProcess {
     start(arguments).end()
 }
 
 impl MdgwProcess {
-    /// Waits until a line of standard error, an earlier one or one to come, contains `text`; returns the line.
+    /// Waits until a line of standard error, an earlier one or one to come, contains `text`. Returns the line.
     ///
     /// # Panics
     /// When the process ends before, or [`TEST_TIMEOUT`] does.
-    pub fn says(&self, text: &str) -> String {
+    pub fn wait_for_stderr(&self, text: &str) -> String {
         self.wait_for_stderr_times(text, 1)
     }
 
-    /// Waits until so many lines of standard error contain `text`; returns the last of them.
+    /// Waits until that many lines of standard error contain `text`. Returns the last of them.
     ///
     /// # Panics
     /// When the process ends before, or [`TEST_TIMEOUT`] does.
@@ -176,7 +175,7 @@ impl MdgwProcess {
             let mut matching = lines.iter().filter(|line| line.contains(text));
             matching.nth(times.saturating_sub(1)).cloned()
         });
-        found.unwrap_or_else(|| panic!("{}: never said {text:?}, but\n{}", self.title, self.stderr.text()))
+        found.unwrap_or_else(|| panic!("{}: never wrote {text:?}, but\n{}", self.command_line, self.stderr.text()))
     }
 
     /// Waits until a line of standard output begins with `text`.
@@ -185,16 +184,16 @@ impl MdgwProcess {
     /// When the process ends before, or [`TEST_TIMEOUT`] does.
     pub fn wait_for_stdout(&self, text: &str) {
         let found = self.stdout.wait(|lines| lines.iter().any(|line| line.starts_with(text)).then_some(()));
-        assert!(found.is_some(), "{}: never printed {text:?}, but said\n{}", self.title, self.stderr.text());
+        assert!(found.is_some(), "{}: never printed {text:?}, but wrote\n{}", self.command_line, self.stderr.text());
     }
 
-    /// What it has said on standard error so far.
+    /// Standard error so far.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn stderr_so_far(&self) -> String {
         self.stderr.text()
     }
 
-    /// Number of its process.
+    /// Its process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
@@ -203,7 +202,7 @@ impl MdgwProcess {
     /// Sends a signal.
     ///
     /// # Panics
-    /// When the process is gone already.
+    /// When the process has exited.
     pub fn signal(&self, signal: Signal) {
         let number = match signal {
             Signal::Interrupt => rustix::process::Signal::INT,
@@ -215,45 +214,55 @@ impl MdgwProcess {
             Signal::Continue => rustix::process::Signal::CONT,
         };
         let sent = kill_process(Pid::from_child(&self.child), number);
-        sent.unwrap_or_else(|error| panic!("{}: {signal:?}: {error}", self.title));
+        sent.unwrap_or_else(|error| panic!("{}: {signal:?}: {error}", self.command_line));
     }
 
-    /// Whether it runs no more.
+    /// Whether it has exited.
     ///
     /// # Panics
-    /// When the system doesn't tell.
+    /// When the system call fails.
     #[must_use]
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("a child can be asked for").is_some()
     }
 
-    /// Waits for its end.
+    /// Waits until it exits.
     ///
     /// # Panics
-    /// When it outlasts [`TEST_TIMEOUT`].
-    pub fn end(self) -> Ended {
+    /// When it runs longer than [`TEST_TIMEOUT`].
+    pub fn end(self) -> ExitedProcess {
         self.wait_for_exit_within(TEST_TIMEOUT)
     }
 
-    /// Waits so long for its end.
+    /// Waits at most that long until it exits.
     ///
     /// # Panics
     /// When it takes longer.
-    pub fn wait_for_exit_within(mut self, timeout: Duration) -> Ended {
+    pub fn wait_for_exit_within(mut self, timeout: Duration) -> ExitedProcess {
         // Both streams end when the process does; it starts no others that could hold them.
         let deadline = Instant::now() + timeout;
         for stream in [&self.stdout, &self.stderr] {
-            assert!(stream.wait_for_eof(deadline), "{}: hangs, having said\n{}", self.title, self.stderr.text());
+            assert!(
+                stream.wait_for_eof(deadline),
+                "{}: hangs, after it wrote\n{}",
+                self.command_line,
+                self.stderr.text()
+            );
         }
         let status = self.child.wait().expect("a child can be waited for");
-        Ended { title: self.title.clone(), code: status.code(), stdout: self.stdout.text(), stderr: self.stderr.text() }
+        ExitedProcess {
+            command_line: self.command_line.clone(),
+            code: status.code(),
+            stdout: self.stdout.text(),
+            stderr: self.stderr.text(),
+        }
     }
 
     /// Sends a signal and waits for the end.
     ///
     /// # Panics
-    /// When it outlasts [`TEST_TIMEOUT`].
-    pub fn stop_with(self, signal: Signal) -> Ended {
+    /// When it runs longer than [`TEST_TIMEOUT`].
+    pub fn stop_with(self, signal: Signal) -> ExitedProcess {
         self.signal(signal);
         self.end()
     }
@@ -267,14 +276,14 @@ impl Drop for MdgwProcess {
     }
 }
 
-impl Ended {
-    /// Itself, if it ended with that code.
+impl ExitedProcess {
+    /// Asserts the exit code, and returns the process.
     ///
     /// # Panics
-    /// When it ended otherwise; with what it said.
+    /// With the output, if it exited otherwise.
     #[must_use]
     pub fn expect_code(self, code: i32) -> Self {
-        assert_eq!(self.code, Some(code), "{}\n{}{}", self.title, self.stdout, self.stderr);
+        assert_eq!(self.code, Some(code), "{}\n{}{}", self.command_line, self.stdout, self.stderr);
         self
     }
 
@@ -284,8 +293,9 @@ impl Ended {
     /// When it isn't one line of JSON.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
-        assert_eq!(self.stdout.lines().count(), 1, "{}: not one line\n{}", self.title, self.stdout);
-        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{}: {error}\n{}", self.title, self.stdout))
+        assert_eq!(self.stdout.lines().count(), 1, "{}: not one line\n{}", self.command_line, self.stdout);
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.command_line, self.stdout))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A network between gateway and subscriber that loses, doubles and swaps packets.
+//! A network between gateway and subscriber that loses, duplicates and reorders packets.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use std::{
 use mdgw_captures::impairment::{ImpairedLines, LineImpairment, LossPolicy};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Receives one group on loopback and sends on what comes through to another one.
+/// Receives one group on loopback and forwards what the damage leaves to another one.
 #[derive(Debug)]
 pub struct LossyRelay {
     shared: Arc<RelayCounts>,
@@ -24,12 +24,12 @@ pub struct LossyRelay {
 #[derive(Debug, Default)]
 struct RelayCounts {
     stop: AtomicBool,
-    came: AtomicU64,
+    received: AtomicU64,
     forwarded: AtomicU64,
 }
 
 impl LossyRelay {
-    /// Begins to relay; the same seed does the same damage to the same packets.
+    /// Starts the relay. The same seed does the same damage to the same packets.
     ///
     /// # Panics
     /// When a socket can't be opened.
@@ -44,7 +44,7 @@ impl LossyRelay {
             let mut datagram = [0; 2_048];
             while !of_thread.stop.load(Ordering::Acquire) {
                 let Ok(length) = receive.recv(&mut datagram) else { continue };
-                of_thread.came.fetch_add(1, Ordering::Relaxed);
+                of_thread.received.fetch_add(1, Ordering::Relaxed);
                 let packet: Arc<[u8]> = datagram[..length].into();
                 lines.transmit(&packet, |_, _, packet| {
                     let sent = send.send_to(packet, to).expect("loopback takes a datagram");
@@ -56,10 +56,10 @@ impl LossyRelay {
         Self { shared, thread: Some(thread) }
     }
 
-    /// How many datagrams came, and how many were sent on.
+    /// Numbers of received and of forwarded datagrams.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
-        (self.shared.came.load(Ordering::Relaxed), self.shared.forwarded.load(Ordering::Relaxed))
+        (self.shared.received.load(Ordering::Relaxed), self.shared.forwarded.load(Ordering::Relaxed))
     }
 }
 
@@ -67,7 +67,7 @@ impl Drop for LossyRelay {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // Its panic is a subscriber's loss, which the test sees.
+            // After a panic of the thread the subscriber loses packets, which the test notices.
             let _ = thread.join();
         }
     }

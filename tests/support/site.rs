@@ -1,4 +1,4 @@
-//! One gateway's surroundings on loopback: addresses that nobody else has, a directory of its own, its configuration.
+//! One gateway's environment on loopback: unused addresses, its own directory, its configuration.
 
 use std::{
     fmt::Write as _,
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::process::{self, MdgwProcess, TEST_TIMEOUT};
 
-/// Where everything of one gateway is. Its directory goes when it is dropped.
+/// Addresses and directory of one gateway. Dropping it removes the directory.
 #[derive(Debug)]
 pub struct Site {
     folder: TempDir,
@@ -26,13 +26,13 @@ pub struct Site {
     pub requests: SocketAddrV4,
     /// The gateway's retransmission service.
     pub retransmission: SocketAddrV4,
-    /// The gateway's number.
+    /// The gateway's node id.
     pub node: u8,
-    /// Held so that the kernel gives these ports to nobody else. Groups are another matter: they differ by port.
+    /// Bound sockets that reserve the ports. Multicast groups need none: they differ by port.
     _reserved: Vec<UdpSocket>,
 }
 
-/// What a configuration says beyond its addresses.
+/// The keys of a configuration beyond its addresses.
 #[derive(Clone, Debug)]
 pub struct SiteConfig {
     /// Name of the feed.
@@ -41,21 +41,21 @@ pub struct SiteConfig {
     pub threads: usize,
     /// `auto`, `io_uring` or `epoll`.
     pub io: &'static str,
-    /// More lines of `[[channel]]`.
+    /// Additional lines of `[[channel]]`.
     pub channel: String,
-    /// Whether gaps are asked for at the venue.
+    /// Whether gaps are requested from the venue.
     pub has_recovery: bool,
     /// Networks that the retransmission service answers.
     pub allowed: &'static str,
-    /// More lines of `[[output]]`.
+    /// Additional lines of `[[output]]`.
     pub output: String,
-    /// More lines of `[retransmission]`.
+    /// Additional lines of `[retransmission]`.
     pub retransmission: String,
     /// Size of one segment of the publication log.
     pub segment_bytes: u64,
     /// Size of the publication log.
     pub retention_bytes: u64,
-    /// More lines of `[latency]`.
+    /// Additional lines of `[latency]`.
     pub latency: &'static str,
 }
 
@@ -79,7 +79,8 @@ impl SiteConfig {
         }
     }
 
-    /// An IEX channel. There is nobody to ask, so the other line gets the time that a crowded machine takes.
+    /// An IEX channel. The venue has no request server, so the gap timeout gives the other line enough time on a crowded
+    /// machine.
     #[must_use]
     pub fn iex(feed: &'static str) -> Self {
         Self {
@@ -92,7 +93,7 @@ impl SiteConfig {
 }
 
 impl Site {
-    /// Addresses that are free now.
+    /// A site on unused addresses.
     ///
     /// # Panics
     /// When the machine has none left, or no temporary directory.
@@ -112,25 +113,25 @@ impl Site {
         }
     }
 
-    /// The same, of a gateway with that number.
+    /// The same site with that node id.
     #[must_use]
     pub fn numbered(node: u8) -> Self {
         Self { node, ..Self::new() }
     }
 
-    /// Of another gateway that publishes to the same group and has lines of its own.
+    /// The site of another gateway that publishes to the same group and has its own lines.
     #[must_use]
     pub fn peer(&self, node: u8) -> Self {
         Self { output: self.output, node, ..Self::new() }
     }
 
-    /// Of another gateway that publishes to the same group, from the same lines.
+    /// The site of another gateway that publishes to the same group, from the same lines.
     #[must_use]
     pub fn peer_on_same_lines(&self, node: u8) -> Self {
         Self { lines: self.lines, requests: self.requests, ..self.peer(node) }
     }
 
-    /// A file or a directory of the site.
+    /// Path of that file or directory of the site.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
@@ -171,7 +172,7 @@ impl Site {
         text
     }
 
-    /// Writes the configuration; its path.
+    /// Writes the configuration. Returns its path.
     ///
     /// # Panics
     /// When it can't be written.
@@ -189,7 +190,7 @@ impl Site {
     #[must_use]
     pub fn gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> MdgwProcess {
         let gateway = self.start_gateway(wanted, arguments);
-        gateway.says("gateway running");
+        gateway.wait_for_stderr("gateway running");
         gateway
     }
 
@@ -207,7 +208,7 @@ impl Site {
         let path = self.path("with_control.toml");
         fs::write(&path, config).expect("a configuration can be written");
         let gateway = process::start(["run", text(&path)].into_iter().chain(arguments.iter().copied()));
-        gateway.says("gateway running");
+        gateway.wait_for_stderr("gateway running");
         while !socket.exists() {
             std::thread::yield_now();
         }
@@ -240,7 +241,7 @@ impl Site {
         process::start(fixed.into_iter().chain(arguments.iter().copied()))
     }
 
-    /// Starts an exchange on both lines.
+    /// Starts an exchange simulator on both lines.
     #[must_use]
     pub fn sim(&self, arguments: &[&str]) -> MdgwProcess {
         let [a, b] = self.lines.map(|line| line.to_string());
@@ -255,7 +256,7 @@ impl Default for Site {
     }
 }
 
-/// Writes a key for the links of gateways, with the rights that it must have.
+/// Writes a key for the links of gateways, with the required permissions.
 ///
 /// # Panics
 /// When it can't be written.
@@ -273,15 +274,15 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("paths of tests are UTF-8")
 }
 
-/// Waits until so many sockets of this machine are members of the group.
+/// Waits until that many sockets of this machine are members of the group.
 ///
 /// # Panics
 /// When [`TEST_TIMEOUT`] ends before.
 pub fn wait_until_joined(address: SocketAddrV4, sockets: u32) {
-    // The kernel tells of no join; it can only be asked.
+    // The kernel does not announce joins, so this polls.
     let deadline = Instant::now() + TEST_TIMEOUT;
     while members(*address.ip()) < sockets {
-        assert!(Instant::now() < deadline, "nobody joins {address}");
+        assert!(Instant::now() < deadline, "no socket joins {address}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -289,7 +290,7 @@ pub fn wait_until_joined(address: SocketAddrV4, sockets: u32) {
 /// How many sockets are members of a group, on all interfaces: column `Users` of `/proc/net/igmp`.
 fn members(group: Ipv4Addr) -> u32 {
     let wanted = format!("{:08X}", u32::from_le_bytes(group.octets()));
-    let table = fs::read_to_string("/proc/net/igmp").expect("the kernel tells memberships");
+    let table = fs::read_to_string("/proc/net/igmp").expect("the memberships can be read");
     let mut rows = table.lines().map(str::split_whitespace);
     rows.by_ref().filter_map(|mut row| (row.next()? == wanted).then(|| row.next()?.parse::<u32>().ok()).flatten()).sum()
 }
@@ -299,15 +300,15 @@ fn with<'a>(mut all: Vec<&'a str>, one: &'a str) -> Vec<&'a str> {
     all
 }
 
-/// An address on loopback that nobody uses now and that the kernel gives to nobody unasked: neither to a socket of another
-/// test, nor to a gateway's own connection while it tries to reach one that doesn't listen there yet.
+/// An unused address on loopback with a port outside the kernel's ephemeral range. So the kernel assigns it neither to a
+/// socket of another test nor to the local end of a gateway's own connection attempt.
 ///
 /// # Panics
 /// When there is none.
 #[must_use]
 pub fn free_address() -> SocketAddrV4 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Tests in several processes begin at different places.
+    // Tests in several processes start at different ports.
     let begin = u16::try_from(std::process::id() % 100 * 200).expect("below 20,000");
     for _ in 0..PORT_COUNT {
         let offset = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORT_COUNT;
@@ -331,7 +332,7 @@ fn port(socket: &UdpSocket) -> u16 {
     socket.local_addr().expect("a bound socket has a port").port()
 }
 
-/// A group of the administratively scoped block that goes with the port and no other.
+/// The administratively scoped multicast group that belongs to that port alone.
 fn group(port: u16) -> SocketAddrV4 {
     let [high, low] = port.to_be_bytes();
     SocketAddrV4::new(Ipv4Addr::new(239, 255, high, low), port)

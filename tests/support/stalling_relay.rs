@@ -1,4 +1,4 @@
-//! A connection that stops in the midst of what one end has to say.
+//! A TCP relay that stalls in the middle of what one end sends.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -11,17 +11,17 @@ use std::{
 
 use crate::pair::wait_until;
 
-/// Passes connections on; of what comes back, only so much, until it has held back something once. It holds that connection
-/// open until its far end is gone. Its threads end with the test's process.
+/// Relays TCP connections. It forwards only a limited number of bytes of the answer, until it has stalled once. It keeps the
+/// stalled connection open until the server closes it. Its threads end with the test process.
 #[derive(Debug)]
 pub struct StallingRelay {
-    /// Where it listens.
+    /// Its listen address.
     pub address: SocketAddrV4,
-    holds: Arc<AtomicBool>,
+    is_stalled: Arc<AtomicBool>,
 }
 
 impl StallingRelay {
-    /// Between whoever connects and `to`.
+    /// Starts a relay between connecting clients and `to`.
     ///
     /// # Panics
     /// When it can't listen.
@@ -29,42 +29,42 @@ impl StallingRelay {
     pub fn start(to: SocketAddrV4, bytes_max: usize) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has an address left");
         let Ok(SocketAddr::V4(address)) = listener.local_addr() else { panic!("not an IPv4 socket") };
-        let holds = Arc::new(AtomicBool::new(false));
-        let of_thread = Arc::clone(&holds);
+        let is_stalled = Arc::new(AtomicBool::new(false));
+        let of_thread = Arc::clone(&is_stalled);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                // Who isn't there refuses: so does this.
-                let Ok(far) = TcpStream::connect(to) else { continue };
-                let holds = Arc::clone(&of_thread);
-                let (Ok(client_reader), Ok(server_writer)) = (client.try_clone(), far.try_clone()) else { continue };
+                // If the server refuses, the client's connection is closed.
+                let Ok(server) = TcpStream::connect(to) else { continue };
+                let is_stalled = Arc::clone(&of_thread);
+                let (Ok(client_reader), Ok(server_writer)) = (client.try_clone(), server.try_clone()) else { continue };
                 std::thread::spawn(move || forward(client_reader, server_writer, usize::MAX, &AtomicBool::new(false)));
-                let bytes_max = if holds.load(Ordering::Acquire) { usize::MAX } else { bytes_max };
-                std::thread::spawn(move || forward(far, client, bytes_max, &holds));
+                let bytes_max = if is_stalled.load(Ordering::Acquire) { usize::MAX } else { bytes_max };
+                std::thread::spawn(move || forward(server, client, bytes_max, &is_stalled));
             }
         });
-        Self { address, holds }
+        Self { address, is_stalled }
     }
 
-    /// Waits until it holds back something.
+    /// Waits until a connection has stalled.
     pub fn wait_until_stalled(&self) {
-        wait_until("a connection is held", || self.holds.load(Ordering::Acquire));
+        wait_until("a connection has stalled", || self.is_stalled.load(Ordering::Acquire));
     }
 }
 
-/// Until one of them is gone; both are, then.
-fn forward(mut from: TcpStream, mut to: TcpStream, bytes_max: usize, holds: &AtomicBool) {
+/// Forwards until one end closes, then closes both.
+fn forward(mut from: TcpStream, mut to: TcpStream, bytes_max: usize, is_stalled: &AtomicBool) {
     let (mut bytes, mut left) = ([0; 1_024], bytes_max);
-    let mut pass_some = || -> io::Result<usize> {
+    let mut forward_some = || -> io::Result<usize> {
         let count = from.read(&mut bytes)?;
-        let passed = count.min(left);
-        left -= passed;
-        if passed < count {
-            holds.store(true, Ordering::Release);
+        let forwarded = count.min(left);
+        left -= forwarded;
+        if forwarded < count {
+            is_stalled.store(true, Ordering::Release);
         }
-        to.write_all(bytes.get(..passed).unwrap_or_default())?;
+        to.write_all(bytes.get(..forwarded).unwrap_or_default())?;
         Ok(count)
     };
-    while pass_some().is_ok_and(|count| count > 0) {}
-    // Gone already, perhaps.
+    while forward_some().is_ok_and(|count| count > 0) {}
+    // Fails if an end is closed already.
     let _shut_down = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
 }

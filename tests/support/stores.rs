@@ -1,7 +1,6 @@
-//! Real stores, as an operator would run them: etcd and ZooKeeper in ensembles of one or three nodes, on loopback, with
-//! their data in a directory of their own. Nodes can be killed, stopped, started again, and set back to a backup.
-//! Everything ends and goes with the [`Ensemble`], by a panicking test too; should the test itself be killed, the kernel
-//! ends the nodes.
+//! Real stores as an operator would run them: etcd and ZooKeeper with one or three nodes, on loopback, with data in a
+//! temporary directory. Nodes can be killed, stopped, restarted, and restored from a backup. Dropping the [`Ensemble`]
+//! ends and removes everything, after a panic too. If the test process itself is killed, the kernel ends the nodes.
 
 mod etcd;
 pub mod register_client;
@@ -21,18 +20,18 @@ use tempfile::TempDir;
 pub use etcd::{PASSWORD, USER};
 use server::StoreNode;
 
-use crate::{captures::say, namespaces::Host, process::TEST_TIMEOUT, site::free_address};
+use crate::{captures::print_to_stderr, namespaces::Host, process::TEST_TIMEOUT, site::free_address};
 
-/// Which store, and whom it lets in.
+/// A kind of store, and its access control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// etcd, from Debian's `etcd-server`; open to all.
+    /// etcd, from Debian's `etcd-server`, without access control.
     Etcd,
-    /// The same for whoever has a certificate: see [`Ensemble::certificate`].
+    /// etcd with client certificates: see [`Ensemble::certificate`].
     EtcdTls,
-    /// The same for [`USER`] with [`PASSWORD`], who may touch keys below `/mdgw/` alone.
+    /// etcd for [`USER`] with [`PASSWORD`], with access only to keys below `/mdgw/`.
     EtcdPassword,
-    /// ZooKeeper, run from the jars of Debian's `libzookeeper-java`; open to all.
+    /// ZooKeeper, from the jars of Debian's `libzookeeper-java`, without access control.
     ZooKeeper,
 }
 
@@ -45,24 +44,24 @@ pub struct Ensemble {
     backup_count: usize,
 }
 
-/// Data of all nodes at some moment. Goes with the ensemble.
+/// A backup of the data of all nodes. Removed with the ensemble.
 #[derive(Debug)]
 pub struct Backup(PathBuf);
 
-/// A file that opens a store of [`Store::EtcdTls`].
+/// A certificate file for a store of [`Store::EtcdTls`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certificate {
-    /// The authority's.
+    /// The certificate of the authority.
     Ca,
-    /// The client's.
+    /// The client's certificate.
     Client,
     /// The client's key.
     ClientKey,
 }
 
 impl Store {
-    /// Whether it is installed. Where it isn't, a line says that `test` is skipped; in continuous integration (`CI` is
-    /// set) that is a failure.
+    /// Whether it is installed. If not, prints that `test` is skipped; in continuous integration (`CI` is set) that is a
+    /// failure.
     ///
     /// # Panics
     /// When it isn't installed and `CI` is set.
@@ -74,20 +73,20 @@ impl Store {
         };
         if !found {
             assert!(env::var_os("CI").is_none(), "{test}: {packages} must be installed here");
-            say(&format!("SKIPPED: {test}: {packages} (packages of Debian) are not installed"));
+            print_to_stderr(&format!("SKIPPED: {test}: {packages} (packages of Debian) are not installed"));
         }
         found
     }
 }
 
 impl Ensemble {
-    /// Starts so many nodes and waits until they serve.
+    /// Starts that many nodes and waits until they serve.
     ///
     /// # Panics
     /// When they don't.
     #[must_use]
     pub fn start(store: Store, count: usize) -> Self {
-        // A port may be taken by somebody else between the search and the start.
+        // Another process may take a port between the search and the start.
         for _ in 1..START_ATTEMPTS_MAX {
             let mut ensemble = Self::new(store, count);
             ensemble.nodes.iter_mut().for_each(StoreNode::start);
@@ -102,7 +101,7 @@ impl Ensemble {
         ensemble.with_password_enabled()
     }
 
-    /// One node on each of these hosts, serving when this returns. Whoever asks them has to be on a host of the same switch.
+    /// Starts one node on each of these hosts and waits until they serve. Clients must be on hosts of the same switch.
     ///
     /// # Panics
     /// When they don't serve.
@@ -122,7 +121,7 @@ impl Ensemble {
         Self::at(store, &(0..count).map(|_| [(); 3].map(|()| free_address())).collect::<Vec<_>>())
     }
 
-    /// Of each node: for clients, for the other nodes, and for questions of health or for elections.
+    /// Addresses of each node: for clients, for the other nodes, and for health checks or elections.
     fn at(store: Store, addresses: &[[SocketAddrV4; 3]]) -> Self {
         let directory = tempfile::Builder::new().prefix("store").tempdir().expect("a directory for the store");
         let nodes = match store {
@@ -143,25 +142,25 @@ impl Ensemble {
         self
     }
 
-    /// Which store it is.
+    /// The kind of store.
     #[must_use]
     pub fn store(&self) -> Store {
         self.store
     }
 
-    /// Where clients find its nodes, in their order.
+    /// Client addresses of its nodes, in order.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddrV4> {
         self.nodes.iter().map(|node| node.address).collect()
     }
 
-    /// How many nodes it has.
+    /// Number of nodes.
     #[must_use]
     pub fn count(&self) -> usize {
         self.nodes.len()
     }
 
-    /// One of the files that [`Store::EtcdTls`] asks for.
+    /// Path of that certificate file of a [`Store::EtcdTls`].
     #[must_use]
     pub fn certificate(&self, which: Certificate) -> PathBuf {
         self.directory.path().join(match which {
@@ -171,7 +170,7 @@ impl Ensemble {
         })
     }
 
-    /// The node that the others follow.
+    /// Index of the store's own leader.
     ///
     /// # Panics
     /// When there is none for longer than [`TEST_TIMEOUT`].
@@ -187,22 +186,22 @@ impl Ensemble {
         }
     }
 
-    /// Ends a node as a power cut would.
+    /// Kills a node with SIGKILL.
     pub fn kill(&mut self, node: usize) {
         self.nodes[node].kill();
     }
 
-    /// Stops a node where it stands: its connections stay, and nothing is answered.
+    /// Pauses a node (SIGSTOP): its connections stay open, and it answers nothing.
     pub fn pause(&self, node: usize) {
         self.nodes[node].pause();
     }
 
-    /// Lets it go on.
+    /// Continues a paused node.
     pub fn resume(&self, node: usize) {
         self.nodes[node].resume();
     }
 
-    /// Starts a killed node again on its data.
+    /// Restarts a killed node on its data.
     pub fn restart(&mut self, node: usize) {
         self.nodes[node].start();
     }
@@ -215,7 +214,7 @@ impl Ensemble {
         assert!(self.all_serving(TEST_TIMEOUT), "the store does not serve\n{}", self.log());
     }
 
-    /// Copies the data of all nodes, which are killed for it and started again.
+    /// Copies the data of all nodes, which are killed for the copy and restarted.
     ///
     /// # Panics
     /// When they can't be copied, or don't serve again.
@@ -231,7 +230,7 @@ impl Ensemble {
         Backup(to)
     }
 
-    /// Puts an earlier state in the place of the present one, as an operator does after a disaster.
+    /// Restores a backup, as an operator does after a disaster.
     ///
     /// # Panics
     /// When it can't be copied, or the nodes don't serve it.
@@ -245,7 +244,7 @@ impl Ensemble {
         self.await_serving();
     }
 
-    /// Whether all running nodes serve before so long; given up at once when one of them ends.
+    /// Whether all running nodes serve within that time; `false` at once when one of them exits.
     fn all_serving(&mut self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         loop {
@@ -261,7 +260,7 @@ impl Ensemble {
         }
     }
 
-    /// The ends of what its nodes wrote, for messages.
+    /// The ends of the nodes' logs, for messages.
     fn log(&self) -> String {
         self.nodes.iter().map(StoreNode::log_end).collect()
     }
@@ -284,5 +283,5 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 /// Of a node with a host of its own.
 const HOST_PORTS: [u16; 3] = [12_000, 12_001, 12_002];
 const START_ATTEMPTS_MAX: usize = 3;
-/// Between two looks at a state that nobody announces.
+/// Interval of polling.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! A capture of a published group, taken like any receiver would.
+//! A capture of a published group, received like any subscriber would.
 
 use std::{
     fs::File,
@@ -19,12 +19,12 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::pair::wait_until;
 
-/// Writes whatever reaches a group on loopback into a pcap file.
+/// Captures a multicast group on loopback into a pcap file.
 #[derive(Debug)]
 pub struct Tap {
     stop: Arc<AtomicBool>,
-    /// Input sequences before it are settled by what has come.
-    settled: Arc<AtomicU64>,
+    /// The captured packets cover all input sequences before this one.
+    covered_through: Arc<AtomicU64>,
     thread: Option<JoinHandle<u64>>,
 }
 
@@ -40,8 +40,8 @@ impl Tap {
         let mut writer = PcapWriter::new(file).expect("a capture can be begun");
         let stop = Arc::new(AtomicBool::new(false));
         let of_thread = Arc::clone(&stop);
-        let settled = Arc::new(AtomicU64::new(0));
-        let settles = Arc::clone(&settled);
+        let covered_through = Arc::new(AtomicU64::new(0));
+        let covered_writer = Arc::clone(&covered_through);
         let thread = std::thread::spawn(move || {
             let mut datagram = [0; 2_048];
             let mut count = 0;
@@ -55,7 +55,7 @@ impl Tap {
                     writer.datagram(time_ns, sender, group, &datagram[..length]).expect("a capture can be written");
                     count += 1;
                     if let Ok(packet) = parse_packet(&datagram[..length]) {
-                        settles.fetch_max(packet.meta.next.0, Ordering::Release);
+                        covered_writer.fetch_max(packet.meta.next.0, Ordering::Release);
                     }
                 }
                 if is_stopping {
@@ -64,18 +64,18 @@ impl Tap {
                 }
             }
         });
-        Self { stop, settled, thread: Some(thread) }
+        Self { stop, covered_through, thread: Some(thread) }
     }
 
-    /// Waits until the output has settled all input before that sequence, in whatever session.
+    /// Waits until the output covers all input before that sequence, in any session.
     ///
     /// # Panics
-    /// When it never does.
+    /// When it does not within the timeout.
     pub fn wait_until_covered(&self, next: u64) {
-        wait_until("the output settles what was sent", || self.settled.load(Ordering::Acquire) >= next);
+        wait_until("the output covers what was sent", || self.covered_through.load(Ordering::Acquire) >= next);
     }
 
-    /// Ends the file; how many datagrams it holds.
+    /// Finishes the file. Returns the number of its datagrams.
     ///
     /// # Panics
     /// When it could not be written.

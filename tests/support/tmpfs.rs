@@ -1,4 +1,4 @@
-//! A small disk of one's own, to be filled.
+//! A small file system in memory that a test can fill.
 
 use std::{
     fs::{self, File},
@@ -7,15 +7,15 @@ use std::{
     process::Command,
 };
 
-use crate::{captures::say, site::text};
+use crate::{captures::print_to_stderr, site::text};
 
 /// A file system in memory. Unmounted when it is dropped, by a panicking test too.
 #[derive(Debug)]
 pub struct TmpfsMount(PathBuf);
 
 impl TmpfsMount {
-    /// One of that size (`256k`, `64m`) at that path, which is made. `None`, with a word on standard error, where this
-    /// process may not mount one: `test` is then skipped.
+    /// Mounts one of that size (`256k`, `64m`) at that path, which is created. `None`, with a message on standard error,
+    /// without the permission for it: `test` is then skipped.
     ///
     /// # Panics
     /// When the directory can't be made.
@@ -24,22 +24,22 @@ impl TmpfsMount {
         fs::create_dir_all(&path).expect("a directory can be made");
         let options = format!("size={size}");
         if !succeeds("mount", &["-t", "tmpfs", "-o", &options, "tmpfs", text(&path)]) {
-            say(&format!("SKIPPED: {test}: mounting a small file system takes root"));
+            print_to_stderr(&format!("SKIPPED: {test}: mounting a small file system takes root"));
             return None;
         }
         Some(Self(path))
     }
 
-    /// Where it is.
+    /// Its mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Leaves no room: a page of memory is what such a file system gives out.
+    /// Fills it with a filler file, page by page: a tmpfs allocates whole pages.
     ///
     /// # Panics
-    /// When something else than room is missing.
+    /// On any error but a full disk.
     pub fn fill(&self) {
         let file = File::options().create(true).append(true).open(self.filler());
         let mut file = file.expect("a file can be made");
@@ -52,11 +52,11 @@ impl TmpfsMount {
         }
     }
 
-    /// There is room again.
+    /// Removes the filler file.
     ///
     /// # Panics
     /// When it was not filled.
-    pub fn free(&self) {
+    pub fn remove_filler(&self) {
         fs::remove_file(self.filler()).expect("it was filled");
     }
 
@@ -67,7 +67,7 @@ impl TmpfsMount {
 
 impl Drop for TmpfsMount {
     fn drop(&mut self) {
-        // Lazily: a gateway that a panic left behind may still have it open.
+        // Lazy unmount: after a panic a gateway may still have files open.
         succeeds("umount", &["--lazy", text(&self.0)]);
     }
 }

@@ -1,4 +1,4 @@
-//! A short trading day on one line: what the venue sends, and the file that it comes to.
+//! A short trading day on one line: the venue's input and the expected file.
 
 use std::{
     fs,
@@ -11,42 +11,42 @@ use crate::{
     site::{Site, SiteConfig, text},
 };
 
-/// A day in two halves, and what becomes of it.
+/// A day in two halves, and its expected result.
 #[derive(Debug)]
 pub struct TradingDay {
-    halves: [PathBuf; 2],
-    /// The file that a subscriber gets who was there from the beginning, by the decoder without a gateway.
+    captures: [PathBuf; 2],
+    /// The file of a subscriber that was there from the beginning, made by the decoder without a gateway.
     pub expected: Vec<u8>,
 }
 
 impl TradingDay {
-    /// That many messages.
+    /// Generates a day of that many messages.
     ///
     /// # Panics
     /// When the files can't be written, or not replayed.
     #[must_use]
     pub fn of(site: &Site, messages: u64) -> Self {
         let packets: Vec<Packet> = feeds::itch_packets(feeds::itch_day(messages, 8), SESSION, MIDNIGHT_NS);
-        let (morning, afternoon) = packets.split_at(packets.len() / 2);
-        let halves = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
-        for (path, packets) in halves.iter().zip([morning, afternoon]) {
+        let (first_half, second_half) = packets.split_at(packets.len() / 2);
+        let captures = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+        for (path, packets) in captures.iter().zip([first_half, second_half]) {
             feeds::write_capture(path, feeds::DESTINATIONS[0], packets);
         }
         let out = site.path("expected.dbn");
-        let files = ["replay", "--offline", text(&halves[0]), text(&halves[1]), "--feed", "nasdaq-itch-5.0"];
+        let files = ["replay", "--offline", text(&captures[0]), text(&captures[1]), "--feed", "nasdaq-itch-5.0"];
         let arguments = ["--schema", "mbo", "--ts-recv", "none", "--date", DATE, "-o", text(&out)];
         let _ = process::run(files.iter().chain(&arguments)).expect_code(0);
-        Self { halves, expected: fs::read(out).expect("the decoder has written it") }
+        Self { captures, expected: fs::read(out).expect("the decoder has written it") }
     }
 
-    /// Starts the gateway that hears it.
+    /// Starts the gateway that receives it.
     #[must_use]
     pub fn gateway(&self, site: &Site, wanted: &SiteConfig) -> MdgwProcess {
         let wanted = SiteConfig { has_recovery: false, ..wanted.clone() };
         site.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"])
     }
 
-    /// Starts a subscriber that writes what it hears until the day ends, and names its file.
+    /// Starts a subscriber that records until the day ends. Returns it with the path of its file.
     #[must_use]
     pub fn tail(&self, site: &Site, name: &str, more: &[&str]) -> (MdgwProcess, PathBuf) {
         let out = site.path(name);
@@ -56,12 +56,12 @@ impl TradingDay {
 
     /// Plays the first half.
     pub fn play_first_half(&self, site: &Site) {
-        play(&self.halves[0], site);
+        play(&self.captures[0], site);
     }
 
     /// Plays the second half.
     pub fn play_second_half(&self, site: &Site) {
-        play(&self.halves[1], site);
+        play(&self.captures[1], site);
     }
 }
 

@@ -1,5 +1,6 @@
-//! A small world: a venue, two gateways or more, three receivers, and whoever grants leadership, each on a host of its own; real
-//! processes on a real network. It remembers all that was published and delivered, and judges it in the end.
+//! A testbed in network namespaces: a venue, two to four gateways, three receivers and the lease authority (witnesses or a
+//! store), each on its own host. Processes and network are real. At the end it checks everything that was published and
+//! delivered.
 
 pub mod checker;
 mod config;
@@ -29,12 +30,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use self::{
-    checker::{Expected, RunLogs, RunResult, VenueInput},
+    checker::{ExpectedStream, RunLogs, RunResult, VenueInput},
     plan::{ElectionBackend, Plan},
     receiver::{Receiver, ReceiverLog},
 };
 use crate::{
-    captures::say,
+    captures::print_to_stderr,
     memory_cgroup::MemoryCgroup,
     namespaces::{Host, INTERFACE, Switch},
     pair::{CHANNEL, GROUP, wait_until},
@@ -45,43 +46,43 @@ use crate::{
     trading_day::DATE,
 };
 
-/// All hosts and what runs on them. Everything ends with it.
+/// All hosts and their processes. Dropping it ends everything.
 #[derive(Debug)]
 pub struct Testbed {
     plan: Plan,
-    /// The switch: it loses what it is told to lose.
+    /// The switch between the hosts, which can drop traffic.
     pub switch: Switch,
     venue: Host,
     gateways: Vec<Host>,
     witnesses: Vec<(Host, Option<MdgwProcess>)>,
     store: Option<(Vec<Host>, Ensemble)>,
     running: Vec<Option<MdgwProcess>>,
-    /// Those that were killed: their sentinels may have something to say yet.
+    /// Killed gateways: their sentinels may still write to standard error.
     killed: Vec<MdgwProcess>,
-    /// What processes that have ended said.
-    said: Vec<String>,
-    /// Of each gateway's configuration.
+    /// Standard error of processes that have ended.
+    outputs: Vec<String>,
+    /// Revision of each gateway's configuration.
     revisions: Vec<u64>,
     disks: Vec<TmpfsMount>,
-    /// What each gateway's memory is counted in, where it is.
-    memories: Vec<MemoryCgroup>,
-    sim: Option<MdgwProcess>,
+    /// Memory cgroup of each gateway; empty without [`Plan::has_memory_limit`].
+    memory_cgroups: Vec<MemoryCgroup>,
+    simulator: Option<MdgwProcess>,
     /// Packets of each session that has ended.
     packets_played: Vec<u64>,
     receivers: Vec<Receiver>,
-    expected: Option<JoinHandle<Expected>>,
+    expected: Option<JoinHandle<ExpectedStream>>,
     folder: TempDir,
-    fast: Arc<TempDir>,
+    fast_dir: Arc<TempDir>,
 }
 
 impl Testbed {
-    /// Everything runs when this returns but the venue; somebody leads and the other one stands. `None`, with a word on
-    /// standard error, where this process may not make one: `test` is then skipped.
+    /// Starts everything but the venue, and returns when one gateway leads and the others are eligible. `None`, with a
+    /// message on standard error, without the permissions for it: `test` is then skipped.
     #[must_use]
     pub fn start(test: &str, plan: Plan) -> Option<Self> {
         let switch = Switch::new(test)?;
         let folder = tempfile::tempdir().expect("a temporary directory");
-        let fast = tempfile::tempdir_in(&plan.fast).expect("a temporary directory in memory");
+        let fast_dir = tempfile::tempdir_in(&plan.fast_dir).expect("a temporary directory in memory");
         let key = folder.path().join("key");
         write_key(&key);
         let nodes = 1..=plan.gateways;
@@ -91,10 +92,10 @@ impl Testbed {
         let mut receivers = Vec::new();
         for number in 0..RECEIVERS {
             let host = switch.host(&format!("receiver{number}"), address(RECEIVER_ADDRESS_MIN + number));
-            // Not all of them ask the same gateway first.
+            // Receivers differ in the gateway that they ask first.
             let rotated = (0..plan.gateways).map(|index| 1 + (index + number) % plan.gateways);
             let services: Vec<_> = rotated.map(|node| SocketAddrV4::new(address(node), RETRANSMISSION_PORT)).collect();
-            let capture = fast.path().join(format!("receiver{number}.pcap"));
+            let capture = fast_dir.path().join(format!("receiver{number}.pcap"));
             let publishers = nodes.clone().map(address).collect();
             receivers.push(Receiver::start(&host, OUTPUT, publishers, &services, &capture));
         }
@@ -102,9 +103,9 @@ impl Testbed {
         for node in nodes.clone().filter(|_| plan.has_small_disks) {
             disks.push(TmpfsMount::new(test, folder.path().join(format!("disk{node}")), "256k")?);
         }
-        let mut memories = Vec::new();
+        let mut memory_cgroups = Vec::new();
         for node in nodes.clone().filter(|_| plan.has_memory_limit) {
-            memories.push(MemoryCgroup::new(test, &format!("gateway{node}"))?);
+            memory_cgroups.push(MemoryCgroup::new(test, &format!("gateway{node}"))?);
         }
         let mut world = Self {
             plan,
@@ -115,23 +116,23 @@ impl Testbed {
             store: None,
             running: nodes.clone().map(|_| None).collect(),
             killed: Vec::new(),
-            said: Vec::new(),
+            outputs: Vec::new(),
             revisions: nodes.clone().map(|_| 1).collect(),
             disks,
-            memories,
-            sim: None,
+            memory_cgroups,
+            simulator: None,
             packets_played: Vec::new(),
             receivers,
             expected: None,
             folder,
-            fast: Arc::new(fast),
+            fast_dir: Arc::new(fast_dir),
         };
         match world.plan.backend {
             ElectionBackend::File | ElectionBackend::Emergent => {}
             ElectionBackend::Quorum => world.start_witnesses(),
             ElectionBackend::Store(store) => world.start_store(store, test)?,
         }
-        let day = world.day();
+        let day = world.venue_input();
         world.expected = Some(std::thread::spawn(move || day.expected()));
         world.start_gateway(1);
         if !world.plan.starts_with_one_gateway {
@@ -142,12 +143,12 @@ impl Testbed {
         Some(world)
     }
 
-    /// Waits until it is known what every receiver has to be told: finding it out takes a core.
+    /// Waits until the expected stream is computed, which keeps one core busy.
     pub fn wait_until_expectation_ready(&self) {
-        wait_until("what is to come is known", || self.expected.as_ref().is_none_or(JoinHandle::is_finished));
+        wait_until("the expected stream is known", || self.expected.as_ref().is_none_or(JoinHandle::is_finished));
     }
 
-    /// The venue begins a session.
+    /// Starts the next session of the venue.
     pub fn start_session(&mut self) {
         let [a, b] = LINES.map(|line| line.to_string());
         let Plan { messages, messages_per_second, .. } = self.plan;
@@ -160,34 +161,35 @@ impl Testbed {
         let more = ["--stocks", &stocks, "--seed", &seed, "--request-server", &requests, "--linger-s", "600", "--json"];
         let named = ["--session", &session];
         let arguments = arguments.iter().chain(&more).chain(&named);
-        self.sim = Some(self.venue.namespace.run(|| process::start(arguments)));
+        self.simulator = Some(self.venue.namespace.run(|| process::start(arguments)));
     }
 
-    /// The venue ends its session where it is.
+    /// Ends the venue's session at its current position.
     ///
     /// # Panics
     /// When none is open.
     pub fn end_session(&mut self) {
-        let sim = self.sim.take().expect("the venue has opened").stop_with(Signal::Terminate).expect_code(0);
-        self.packets_played.push(sim.json()["packets"].as_u64().unwrap_or_default());
+        let simulator =
+            self.simulator.take().expect("the venue has opened").stop_with(Signal::Terminate).expect_code(0);
+        self.packets_played.push(simulator.json()["packets"].as_u64().unwrap_or_default());
     }
 
-    /// Starts that gateway, again.
+    /// Starts or restarts that gateway.
     ///
     /// # Panics
     /// When it doesn't start.
     pub fn start_gateway(&mut self, node: u8) {
-        // Whoever was killed may still hold its files.
-        self.said.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
+        // A killed gateway may still hold its files.
+        self.outputs.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
         let path = self.path(&format!("gateway{node}.toml"));
         fs::write(&path, self.config_text(node)).expect("the configuration can be written");
         let arguments = ["run", text(&path), "--date", DATE, "--ts-recv", "none"];
-        let start = || match self.memories.get(index(node)) {
-            Some(memory) => process::start_in_cgroup(&memory.enter(), arguments),
+        let start = || match self.memory_cgroups.get(index(node)) {
+            Some(memory) => process::start_in_cgroup(&memory.procs_file(), arguments),
             None => process::start(arguments),
         };
         let gateway = self.host(node).namespace.run(start);
-        gateway.says("gateway running");
+        gateway.wait_for_stderr("gateway running");
         self.running[index(node)] = Some(gateway);
         wait_until("its control socket is there", || self.status(node).is_some());
     }
@@ -202,7 +204,7 @@ impl Testbed {
         self.restart_witnesses();
     }
 
-    /// Starts all witnesses, again.
+    /// Starts or restarts all witnesses.
     pub fn restart_witnesses(&mut self) {
         let paths: Vec<_> = self.witness_nodes().map(|node| self.path(&format!("witness{node}.toml"))).collect();
         for ((host, witness), path) in self.witnesses.iter_mut().zip(paths) {
@@ -215,17 +217,17 @@ impl Testbed {
         self.witnesses.iter_mut().for_each(|(_, witness)| drop(witness.take()));
     }
 
-    /// So many that one gateway and they are most of all voters.
+    /// One fewer than gateways, so that the witnesses and one gateway are a majority of the voters.
     fn witness_nodes(&self) -> RangeInclusive<u8> {
         WITNESS_NODE_MIN..=WITNESS_NODE_MIN + self.plan.gateways - 2
     }
 
-    /// The gateways' numbers.
+    /// Node ids of all gateways.
     pub fn nodes(&self) -> RangeInclusive<u8> {
         1..=self.plan.gateways
     }
 
-    /// Those that run.
+    /// Node ids of the running gateways.
     #[must_use]
     pub fn running(&self) -> Vec<u8> {
         self.nodes().filter(|node| self.running[index(*node)].is_some()).collect()
@@ -242,18 +244,18 @@ impl Testbed {
         Some(())
     }
 
-    /// Signals that gateway; when, ns since 1970 UTC.
+    /// Signals that gateway. Returns the time, ns since 1970 UTC.
     ///
     /// # Panics
     /// When it doesn't run.
     pub fn signal(&self, node: u8, signal: Signal) -> u64 {
-        let gateway = self.running[index(node)].as_ref().expect("who is signalled runs");
+        let gateway = self.running[index(node)].as_ref().expect("the signalled gateway runs");
         let now = unix_now();
         gateway.signal(signal);
         now.0
     }
 
-    /// Kills it as a crash does; when, ns since 1970 UTC.
+    /// Kills it with SIGKILL. Returns the time, ns since 1970 UTC.
     ///
     /// # Panics
     /// When it doesn't run.
@@ -263,7 +265,7 @@ impl Testbed {
         at
     }
 
-    /// Lets it die as after a failed assertion; when, ns since 1970 UTC.
+    /// Kills it with SIGABRT, as a failed assertion would. Returns the time, ns since 1970 UTC.
     ///
     /// # Panics
     /// When it doesn't run.
@@ -273,13 +275,13 @@ impl Testbed {
         at
     }
 
-    /// Leaves it no more memory than it has, until the kernel kills it; when that was begun, ns since 1970 UTC.
+    /// Limits it to the memory that it uses now, until the kernel kills it. Returns the start time, ns since 1970 UTC.
     ///
     /// # Panics
-    /// When it doesn't run, or its memory isn't counted, see [`Plan::has_memory_limit`].
-    pub fn starve(&mut self, node: u8) -> u64 {
-        let memory = self.memories.get(index(node)).expect("its memory is counted");
-        let gateway = self.running[index(node)].as_mut().expect("who is starved runs");
+    /// When it doesn't run, or has no memory cgroup, see [`Plan::has_memory_limit`].
+    pub fn exhaust_memory(&mut self, node: u8) -> u64 {
+        let memory = self.memory_cgroups.get(index(node)).expect("its memory is counted");
+        let gateway = self.running[index(node)].as_mut().expect("the starved gateway runs");
         let now = unix_now();
         wait_until("it is out of memory", || {
             memory.limit_to_current_usage();
@@ -291,36 +293,37 @@ impl Testbed {
         now.0
     }
 
-    /// Ends it in order; when, ns since 1970 UTC.
+    /// Ends it in order (SIGTERM). Returns the time, ns since 1970 UTC.
     ///
     /// # Panics
     /// When it doesn't run, or fails.
     pub fn end(&mut self, node: u8) -> u64 {
         let now = unix_now();
-        let gateway = self.running[index(node)].take().expect("who is ended runs");
+        let gateway = self.running[index(node)].take().expect("the stopped gateway runs");
         let _exited = gateway.stop_with(Signal::Terminate).expect_code(0);
         now.0
     }
 
-    /// From its next start on that gateway has another configuration: a later revision, with another output.
+    /// Raises the revision of that gateway's configuration, from its next start on. Output keys change with the revision.
     pub fn bump_revision(&mut self, node: u8) {
         self.revisions[index(node)] += 1;
     }
 
-    /// Asks that gateway to hand over; when, ns since 1970 UTC. `None`: it could not, or leads no more.
+    /// Asks that gateway to hand over. Returns the time, ns since 1970 UTC; `None` if it refused or no longer leads.
     #[must_use]
     pub fn hand_over(&self, node: u8) -> Option<u64> {
         let now = unix_now();
-        let asked = send_request(&self.socket(node), &Request::HandOver { group: None, target: None });
+        let asked = send_request(&self.control_socket(node), &Request::HandOver { group: None, target: None });
         asked.is_ok().then_some(now.0)
     }
 
-    /// A stranger publishes a heartbeat under that epoch. No capture has it: what is judged is what the gateways publish.
+    /// Publishes a heartbeat under that epoch from the venue's host. Captures leave it out, since they hold only what the
+    /// gateways publish.
     ///
     /// # Panics
     /// When nothing has been published yet.
     pub fn publish_forged_heartbeat(&self, epoch: Epoch) {
-        let (session, sequence) = self.receivers[0].last_message_id().expect("something has been told");
+        let (session, sequence) = self.receivers[0].last_message_id().expect("something has been delivered");
         let next = Sequence(sequence + 1);
         let meta = PacketMeta {
             flags: PacketFlags::HEARTBEAT,
@@ -339,7 +342,7 @@ impl Testbed {
             socket.set_multicast_if_v4(&self.venue.address)?;
             socket.send_to(&packet[..length], &OUTPUT.into())
         });
-        assert_eq!(sent.expect("a stranger may send"), length);
+        assert_eq!(sent.expect("the forged packet is sent"), length);
     }
 
     /// The store.
@@ -350,19 +353,19 @@ impl Testbed {
         &mut self.store.as_mut().expect("the backend is a store").1
     }
 
-    /// What that gateway says of its group; `None` when it doesn't answer.
+    /// That gateway's status of its group; `None` if it doesn't answer.
     #[must_use]
     pub fn status(&self, node: u8) -> Option<Value> {
-        send_request(&self.socket(node), &Request::Status {}).ok().map(|status| status["groups"][0].clone())
+        send_request(&self.control_socket(node), &Request::Status {}).ok().map(|status| status["groups"][0].clone())
     }
 
-    /// Its place in the election: `leader`, `candidate`, `bystander`; empty when it doesn't answer.
+    /// Its role in the election, such as `leader` or `candidate`; empty if it doesn't answer.
     #[must_use]
     pub fn role(&self, node: u8) -> String {
         self.status(node).map(|status| status["role"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
     }
 
-    /// Waits until one of those that run leads; which.
+    /// Waits until a running gateway leads, and returns its node id.
     #[must_use]
     pub fn leader(&self) -> u8 {
         let mut leader = None;
@@ -373,12 +376,12 @@ impl Testbed {
         leader.unwrap_or_default()
     }
 
-    /// Waits until that gateway stands for election and has all that the leader had when it was asked: one that was only
-    /// stopped stands at once, and has nothing to say yet. Over a register the leader has then named who follows it.
+    /// Waits until that gateway is eligible and has everything that the leader has now. A gateway that was only stopped is
+    /// eligible at once but may be behind. Over a register the leader has then also named a successor.
     pub fn wait_until_eligible(&self, node: u8) {
-        wait_until("it stands", || self.role(node) == "candidate");
-        let reached = self.reached(self.leader());
-        wait_until("it is level", || self.reached(node) >= reached);
+        wait_until("the gateway is eligible", || self.role(node) == "candidate");
+        let reached = self.ready_position(self.leader());
+        wait_until("the gateway has caught up", || self.ready_position(node) >= reached);
         if matches!(self.plan.backend, ElectionBackend::File | ElectionBackend::Store(_)) {
             wait_until("somebody is to follow", || {
                 self.status(self.leader()).is_some_and(|status| status["successor"].is_number())
@@ -387,55 +390,65 @@ impl Testbed {
     }
 
     /// How far that gateway has come. Sessions differ in their restart alone, which has one digit.
-    fn reached(&self, node: u8) -> Option<(String, u64)> {
+    fn ready_position(&self, node: u8) -> Option<(String, u64)> {
         let ready = &self.status(node)?["details"]["channels"][0]["logged_through"];
         Some((ready["session"].as_str()?.to_owned(), ready["sequence"].as_u64()?))
     }
 
-    /// The highest epoch that every receiver believes.
+    /// The highest epoch that every receiver has accepted.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.receivers.iter().map(|receiver| receiver.progress().1).min().unwrap_or_default()
     }
 
-    /// Waits until every receiver has been told something new under a later epoch; which.
+    /// Waits until every receiver got content of a later epoch, and returns that epoch.
     #[must_use]
     pub fn wait_for_content_after(&self, before: Epoch) -> Epoch {
-        wait_until("every receiver hears another leader", || self.epoch() > before);
+        wait_until("every receiver gets content of another leader", || self.epoch() > before);
         self.epoch()
     }
 
-    /// Waits until every receiver has been told so many things more.
+    /// Waits until every receiver got that many more deliveries.
     pub fn wait_for_more_deliveries(&self, count: usize) {
-        let told: Vec<_> = self.receivers.iter().map(|receiver| receiver.progress().0).collect();
-        let all = || self.receivers.iter().zip(&told).all(|(receiver, before)| receiver.progress().0 >= before + count);
+        let delivered_before: Vec<_> = self.receivers.iter().map(|receiver| receiver.progress().0).collect();
+        let all = || {
+            self.receivers
+                .iter()
+                .zip(&delivered_before)
+                .all(|(receiver, before)| receiver.progress().0 >= before + count)
+        };
         wait_until("the stream goes on", all);
     }
 
-    /// The venue stops where it is, everybody hears the rest, everything ends; what came of it.
+    /// Ends the session, waits until receivers got the rest, ends everything, and checks the result.
     ///
     /// # Panics
     /// When a part fails.
     #[must_use]
     pub fn finish(mut self) -> RunResult {
         self.end_session();
-        let full_stream = self.expected.take().map(JoinHandle::join).expect("asked once").expect("a day has a content");
-        let expected = Expected::for_sessions(&full_stream, &self.packets_played);
-        wait_until("the day's end is heard", || self.receivers.iter().all(Receiver::has_ended));
+        let full_stream = self
+            .expected
+            .take()
+            .map(JoinHandle::join)
+            .expect("finish is called once")
+            .expect("the expected stream is computed");
+        let expected = ExpectedStream::for_sessions(&full_stream, &self.packets_played);
+        wait_until("receivers get the end of the session", || self.receivers.iter().all(Receiver::has_ended));
         for gateway in self.running.iter_mut().filter_map(Option::take) {
-            self.said.push(gateway.stop_with(Signal::Terminate).stderr);
+            self.outputs.push(gateway.stop_with(Signal::Terminate).stderr);
         }
-        self.said.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
+        self.outputs.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
         let audits: Vec<_> =
-            self.nodes().map(|node| fs::read_to_string(self.audit(node)).unwrap_or_default()).collect();
+            self.nodes().map(|node| fs::read_to_string(self.audit_file(node)).unwrap_or_default()).collect();
         let received: Vec<(PathBuf, ReceiverLog)> = self.receivers.drain(..).map(Receiver::finish).collect();
-        let log = |node| self.fast.path().join(format!("log{node}")).join(CHANNEL.0.to_string());
+        let log = |node| self.fast_dir.path().join(format!("log{node}")).join(CHANNEL.0.to_string());
         let logs: Vec<_> = self.nodes().map(log).collect();
-        let records = RunLogs { logs: &logs, audits: &audits, said: &self.said };
-        RunResult::of(&expected, received, &records, Arc::clone(&self.fast))
+        let records = RunLogs { logs: &logs, audits: &audits, outputs: &self.outputs };
+        RunResult::of(&expected, received, &records, Arc::clone(&self.fast_dir))
     }
 
-    /// A file of this world.
+    /// Path of that file in the testbed's directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
@@ -447,57 +460,57 @@ impl Testbed {
         &self.gateways[index(node)]
     }
 
-    /// The hosts of whoever grants leadership, beside the gateways: witnesses, or the store.
+    /// The hosts of the lease authority: witnesses, or nodes of the store.
     #[must_use]
-    pub fn grantors(&self) -> Vec<Host> {
+    pub fn lease_authority_hosts(&self) -> Vec<Host> {
         let witnesses = self.witnesses.iter().map(|(host, _)| host);
         witnesses.chain(self.store.iter().flat_map(|(hosts, _)| hosts)).cloned().collect()
     }
 
-    /// Leaves no room for votes and audit of that gateway, or makes some again.
+    /// Fills the disk of that gateway's votes and audit, or frees it again.
     ///
     /// # Panics
     /// When it has no disk of its own, see [`Plan::has_small_disks`].
     pub fn set_disk_full(&self, node: u8, is_full: bool) {
         let disk = &self.disks[index(node)];
-        if is_full { disk.fill() } else { disk.free() }
+        if is_full { disk.fill() } else { disk.remove_filler() }
     }
 
-    fn day(&self) -> VenueInput {
+    fn venue_input(&self) -> VenueInput {
         VenueInput { messages: self.plan.messages, config: self.config_text(1) }
     }
 
-    fn socket(&self, node: u8) -> PathBuf {
+    fn control_socket(&self, node: u8) -> PathBuf {
         self.path(&format!("control{node}"))
     }
 
-    fn audit(&self, node: u8) -> PathBuf {
-        self.disk(node).join(format!("audit{node}.jsonl"))
+    fn audit_file(&self, node: u8) -> PathBuf {
+        self.vote_and_audit_dir(node).join(format!("audit{node}.jsonl"))
     }
 
-    /// Where that gateway's votes and audit are.
-    fn disk(&self, node: u8) -> &Path {
+    /// Directory of that gateway's votes and audit.
+    fn vote_and_audit_dir(&self, node: u8) -> &Path {
         self.disks.get(index(node)).map_or_else(|| self.folder.path(), TmpfsMount::path)
     }
 }
 
-/// A test that panics says what its gateways said first and last, and how far its receivers had come.
+/// On a panic: prints the first and last log lines of each gateway, and the position of each receiver.
 impl Drop for Testbed {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
         }
         for gateway in self.running.iter().flatten() {
-            let said = gateway.said();
-            let lines: Vec<&str> = said.lines().collect();
+            let stderr = gateway.stderr_so_far();
+            let lines: Vec<&str> = stderr.lines().collect();
             let (first, rest) = lines.split_at(lines.len().min(STDERR_LINES_SHOWN));
             let last = &rest[rest.len().saturating_sub(STDERR_LINES_SHOWN)..];
-            say(&format!("{}\n…\n{}\n---", first.join("\n"), last.join("\n")));
+            print_to_stderr(&format!("{}\n…\n{}\n---", first.join("\n"), last.join("\n")));
         }
         for (number, receiver) in self.receivers.iter().enumerate() {
-            let (told, epoch) = receiver.progress();
-            say(&format!(
-                "receiver {number}: {told} things, the last under {epoch:?}: {:?}",
+            let (delivered_count, epoch) = receiver.progress();
+            print_to_stderr(&format!(
+                "receiver {number}: {delivered_count} deliveries, the last under {epoch:?}: {:?}",
                 receiver.last_message_id()
             ));
         }
@@ -506,15 +519,15 @@ impl Drop for Testbed {
 
 const STDERR_LINES_SHOWN: usize = 40;
 
-/// Where both gateways publish.
+/// Multicast group of the output.
 pub const OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 77, 2, 1), 31_000);
-/// The venue's lines.
+/// Multicast groups of the venue's lines A and B.
 pub const LINES: [SocketAddrV4; 2] =
     [SocketAddrV4::new(Ipv4Addr::new(239, 77, 1, 1), 26_477), SocketAddrV4::new(Ipv4Addr::new(239, 77, 1, 2), 26_477)];
-/// Receivers.
+/// Number of receivers.
 pub const RECEIVERS: u8 = 3;
 
-/// Hosts by the last byte of their addresses; gateways by their node.
+/// A host's address by its last byte; for gateways that is the node id.
 fn address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, 0, number)
 }
@@ -523,14 +536,14 @@ fn index(node: u8) -> usize {
     usize::from(node) - 1
 }
 
-/// On average, of a made-up day; `mdgw sim` counts packets.
+/// Average of the synthetic day: `--rate` of `mdgw sim` is in packets.
 const MESSAGES_PER_PACKET: f64 = 11.08;
 const WITNESS_NODE_MIN: u8 = 5;
 const VENUE: u8 = 9;
 const RECEIVER_ADDRESS_MIN: u8 = 11;
 const STORE_ADDRESS_MIN: u8 = 21;
 const STORE_NODES: u8 = 3;
-/// Of clients, on a host of its own.
+/// Client port of a node of the store.
 const STORE_PORT: u16 = 12_000;
 const REQUEST_PORT: u16 = 18_300;
 const RETRANSMISSION_PORT: u16 = 31_100;

@@ -1,4 +1,4 @@
-//! What is linked: licences, and what a first build must do without.
+//! Linked packages: their licences, and those that a first build must do without.
 
 use std::{env, process::Command};
 
@@ -42,7 +42,7 @@ fn linked_packages(features: &[&str]) -> Vec<(String, String)> {
         .output()
         .expect("cargo can be run");
     assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).expect("cargo tells JSON");
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).expect("cargo prints JSON");
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let packages = metadata["packages"].as_array().expect("cargo lists packages").iter();
     let foreign = packages.filter(|package| !package["source"].is_null());

@@ -1,4 +1,5 @@
-//! Inside a package, the modules at its root use each other one way only: no cycle. Cargo sees to that between packages.
+//! Inside a package, the modules at its root may depend on each other without a cycle. Cargo ensures that between
+//! packages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -77,7 +78,7 @@ impl Uses {
 /// Names at the root of the package that a file mentions.
 #[derive(Debug)]
 struct Seen {
-    /// How many modules deep the code stands: so many `super` lead to the root.
+    /// Depth of the code in modules: this many `super` lead to the root.
     depth: usize,
     roots: BTreeSet<String>,
 }

@@ -1,5 +1,5 @@
-//! Doors between packages: which of ours each may use, and which foreign ones have no business where. Cargo keeps a package
-//! from what it doesn't list; this keeps the lists.
+//! Dependency rules: which of our packages each may use, and which external packages it must not use. Cargo keeps a
+//! package from using what it doesn't list; this checks the lists.
 
 use super::{assert_none, read};
 

@@ -1,4 +1,4 @@
-//! What do decoding and books cost, against a plain book?
+//! What do decoding and books cost, relative to a plain book?
 
 use anyhow::{Result, ensure};
 use mdgw_feeds::{
@@ -12,23 +12,23 @@ use mdgw_feeds::{
 };
 use serde_json::json;
 
-use crate::{Options, input::Day, reference::ReferenceBooks, report::Rounds};
+use crate::{Options, input::SyntheticDay, reference::ReferenceBooks, report::Rounds};
 
 /// Name, and one pass over the day; what it returns depends on every top of book on the way.
-type Variant<S> = (&'static str, fn(&mut OrderBooks<S>, &Day) -> u64);
+type Variant<S> = (&'static str, fn(&mut OrderBooks<S>, &SyntheticDay) -> u64);
 
 const REFERENCE: &str = "reference";
 const HASH: &str = "hash";
-const HASH_PREFETCH_IN_PACKET: &str = "hash, ahead in packet";
-const HASH_PREFETCH_IN_REPLAY: &str = "hash, ahead in replay";
+const HASH_PREFETCH_IN_PACKET: &str = "hash, prefetch in packet";
+const HASH_PREFETCH_IN_REPLAY: &str = "hash, prefetch in replay";
 const WINDOW: &str = "window";
-const WINDOW_PREFETCH_IN_PACKET: &str = "window, ahead in packet";
-const WINDOW_PREFETCH_IN_REPLAY: &str = "window, ahead in replay";
+const WINDOW_PREFETCH_IN_PACKET: &str = "window, prefetch in packet";
+const WINDOW_PREFETCH_IN_REPLAY: &str = "window, prefetch in replay";
 const TARGETS: [(&str, f64); 4] =
     [(HASH, 0.50), (HASH_PREFETCH_IN_REPLAY, 0.30), (WINDOW, 0.42), (WINDOW_PREFETCH_IN_REPLAY, 0.24)];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let day = Day::load(options)?;
+    let day = SyntheticDay::load(options)?;
     let hash_variants: [Variant<HashStore>; 3] = [
         (HASH, run_plain),
         (HASH_PREFETCH_IN_PACKET, run_prefetch_in_packet),
@@ -54,7 +54,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut orders_live = 0;
     for _ in 0..options.rounds {
         let mut reference = ReferenceBooks::new();
-        let tops = rounds.time(REFERENCE, || run_reference(&mut reference, &day));
+        let top_hash = rounds.time(REFERENCE, || run_reference(&mut reference, &day));
         ensure!(reference.faults == 0, "the reference found {} faults in a valid day", reference.faults);
         orders_live = reference.order_count();
         for (name, run) in hash_variants {
@@ -115,33 +115,33 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Message by message: what one touches is asked for at once, and applied at once.
 #[inline(never)]
-pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
-    let mut tops = 0;
+pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &SyntheticDay) -> u64 {
+    let mut top_hash = 0;
     let mut block = day.bytes.as_slice();
     while let Some(message) = MoldUdp64::next_message(&mut block) {
         prefetch(books, message);
-        tops = apply(books, message, tops);
+        top_hash = apply(books, message, top_hash);
     }
-    tops
+    top_hash
 }
 
 /// As a replay can do it, which has the next packets at hand: before it applies a message it asks for what one a little
 /// further on touches.
 #[inline(never)]
-pub(crate) fn run_prefetch_in_replay<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
+pub(crate) fn run_prefetch_in_replay<S: OrderStore>(books: &mut OrderBooks<S>, day: &SyntheticDay) -> u64 {
     let mut block = day.bytes.as_slice();
-    let mut ahead = block;
-    for message in core::iter::from_fn(|| MoldUdp64::next_message(&mut ahead)).take(PREFETCH_DISTANCE) {
+    let mut prefetch_block = block;
+    for message in core::iter::from_fn(|| MoldUdp64::next_message(&mut prefetch_block)).take(PREFETCH_DISTANCE) {
         prefetch(books, message);
     }
-    let mut tops = 0;
+    let mut top_hash = 0;
     while let Some(message) = MoldUdp64::next_message(&mut block) {
-        if let Some(message) = MoldUdp64::next_message(&mut ahead) {
+        if let Some(message) = MoldUdp64::next_message(&mut prefetch_block) {
             prefetch(books, message);
         }
-        tops = apply(books, message, tops);
+        top_hash = apply(books, message, top_hash);
     }
-    tops
+    top_hash
 }
 
 /// Messages from a request for memory to its use.
@@ -149,16 +149,16 @@ const PREFETCH_DISTANCE: usize = 8;
 
 /// As a live channel has to do it: the same within each packet.
 #[inline(never)]
-pub(crate) fn run_prefetch_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
-    let mut tops = 0;
+pub(crate) fn run_prefetch_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day: &SyntheticDay) -> u64 {
+    let mut top_hash = 0;
     for packet in day.packets() {
-        let mut ahead = packet;
-        while let Some(message) = MoldUdp64::next_message(&mut ahead) {
+        let mut prefetch_block = packet;
+        while let Some(message) = MoldUdp64::next_message(&mut prefetch_block) {
             prefetch(books, message);
         }
-        tops = apply_packet(books, packet, tops);
+        top_hash = apply_packet(books, packet, top_hash);
     }
-    tops
+    top_hash
 }
 
 /// Asks the memory for the message's order, which is the longest way off, and its instrument.
@@ -173,17 +173,17 @@ fn prefetch<S: OrderStore>(books: &OrderBooks<S>, message: &[u8]) {
 }
 
 #[inline]
-fn apply_packet<S: OrderStore>(books: &mut OrderBooks<S>, mut block: &[u8], mut tops: u64) -> u64 {
+fn apply_packet<S: OrderStore>(books: &mut OrderBooks<S>, mut block: &[u8], mut top_hash: u64) -> u64 {
     while let Some(message) = MoldUdp64::next_message(&mut block) {
-        tops = apply(books, message, tops);
+        top_hash = apply(books, message, top_hash);
     }
-    tops
+    top_hash
 }
 
 /// The plain book, message by message.
 #[inline(never)]
-pub(crate) fn run_reference(books: &mut ReferenceBooks, day: &Day) -> u64 {
-    let mut tops = 0;
+pub(crate) fn run_reference(books: &mut ReferenceBooks, day: &SyntheticDay) -> u64 {
+    let mut top_hash = 0;
     let mut block = day.bytes.as_slice();
     while let Some(message) = MoldUdp64::next_message(&mut block) {
         let Ok(message) = Message::parse(message) else { continue };
@@ -208,9 +208,9 @@ pub(crate) fn run_reference(books: &mut ReferenceBooks, day: &Day) -> u64 {
             ),
             _ => continue,
         }
-        tops = fold(tops, books.top(locate, Side::Bid), books.top(locate, Side::Ask));
+        top_hash = fold(top_hash, books.top(locate, Side::Bid), books.top(locate, Side::Ask));
     }
-    tops
+    top_hash
 }
 
 fn add_reference(books: &mut ReferenceBooks, message: &itch50::AddOrder) {
@@ -225,8 +225,8 @@ fn add_reference(books: &mut ReferenceBooks, message: &itch50::AddOrder) {
 
 /// Decodes and applies one message; all tops of book so far in one number.
 #[inline]
-fn apply<S: OrderStore>(books: &mut OrderBooks<S>, message: &[u8], tops: u64) -> u64 {
-    let Ok(message) = Message::parse(message) else { return tops };
+fn apply<S: OrderStore>(books: &mut OrderBooks<S>, message: &[u8], top_hash: u64) -> u64 {
+    let Ok(message) = Message::parse(message) else { return top_hash };
     let instrument = InstrumentIndex(u32::from(message.stock_locate()));
     match message {
         Message::AddOrder(m) => add(books, instrument, m),
@@ -252,10 +252,10 @@ fn apply<S: OrderStore>(books: &mut OrderBooks<S>, message: &[u8], tops: u64) ->
                 m.shares.get(),
             );
         }
-        _ => return tops,
+        _ => return top_hash,
     }
     let view = books.view(instrument);
-    fold(tops, view.top(Side::Bid), view.top(Side::Ask))
+    fold(top_hash, view.top(Side::Bid), view.top(Side::Ask))
 }
 
 #[inline]
@@ -281,13 +281,13 @@ fn price_e9(price_e4: u32) -> i64 {
 
 /// Depends on every top that ever was, and on their order.
 #[inline]
-fn fold(tops: u64, bid: Option<Level>, ask: Option<Level>) -> u64 {
+fn fold(top_hash: u64, bid: Option<Level>, ask: Option<Level>) -> u64 {
     let number = |level: Option<Level>| {
         level.map_or(0, |level| {
             level.price_e9.cast_unsigned() ^ u64::from(level.size) << 40 ^ u64::from(level.order_count) << 20
         })
     };
-    tops.rotate_left(5) ^ number(bid) ^ number(ask).rotate_left(32)
+    top_hash.rotate_left(5) ^ number(bid) ^ number(ask).rotate_left(32)
 }
 
 fn compare<S: OrderStore>(

@@ -1,4 +1,4 @@
-//! Files for what is measured from outside.
+//! Writes capture files for measurements from outside.
 
 use std::{fs::File, io::BufWriter, path::Path};
 
@@ -6,14 +6,14 @@ use anyhow::{Context, Result};
 use mdgw_captures::capture_file::PcapWriter;
 
 use super::end_to_end::{LINE_B_DELAY_NS, LINES, SOURCE, for_each_packet};
-use crate::{Options, input::Day};
+use crate::{Options, input::SyntheticDay};
 
 /// Of so many packets, each line lacks one of its own.
 const DROP_PERIOD: u64 = 1_000;
 const DROPPED_AT: [u64; 2] = [250, 750];
 
 pub(crate) fn run(directory: &Path, options: &Options) -> Result<()> {
-    let day = Day::load(options)?;
+    let day = SyntheticDay::load(options)?;
     let create = |name| {
         let path = directory.join(name);
         File::create(&path).with_context(|| format!("create {}", path.display()))

@@ -1,5 +1,5 @@
-//! How soon do the others hear that a gateway has died? Its sentinel's notice, against the end of the process as the
-//! kernel reports it, in the same death.
+//! How soon do peers learn that a gateway has died? Compares the sentinel's notice with the end of the process as the
+//! kernel reports it, for the same death.
 
 use std::{
     env, fs,
@@ -47,7 +47,7 @@ pub(crate) struct DeathNoticeOptions {
     json: bool,
 }
 
-/// What the gateway's part is told.
+/// Arguments of the gateway process.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct GatewayProcessArgs {
     program: PathBuf,
@@ -111,7 +111,7 @@ pub(crate) fn run(options: &DeathNoticeOptions) -> Result<()> {
         }));
     }
     if options.json {
-        println!("{}", json!({ "scenario": "notice", "priority": options.priority, "kinds": lines }));
+        println!("{}", json!({ "scenario": "death-notice", "priority": options.priority, "kinds": lines }));
     }
     Ok(())
 }
@@ -123,7 +123,7 @@ fn trial(death: DeathKind, mut part: GatewayProcessArgs, key: &SharedKey) -> Res
     part.recipients = recipients.local_addr()?;
     let mut gateway = start(&part)?;
     let process = PidFd::of(rustix::process::Pid::from_child(&gateway))?;
-    let ended = thread::spawn(move || process.wait_for_end(TEST_TIMEOUT).map(|_| Instant::now()));
+    let exited = thread::spawn(move || process.wait_for_end(TEST_TIMEOUT).map(|_| Instant::now()));
     let mut stdin = gateway.stdin.take().context("standard input is piped")?;
     let started = Instant::now();
     match death {
@@ -133,15 +133,15 @@ fn trial(death: DeathKind, mut part: GatewayProcessArgs, key: &SharedKey) -> Res
     let mut bytes = [0; 200];
     let length = recipients.recv(&mut bytes).context("wait for the notice")?;
     let received = Instant::now();
-    let ended = ended.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))??;
+    let exited = exited.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))??;
     gateway.wait()?;
     ensure!(Announcement::open(&bytes[..length], key).is_some(), "a notice that is not signed");
-    Ok((received - started, ended - started))
+    Ok((received - started, exited - started))
 }
 
 fn start(part: &GatewayProcessArgs) -> Result<Child> {
     let mut child = Command::new(env::current_exe()?)
-        .args([Path::new("notice-gateway"), &part.program])
+        .args([Path::new("death-notice-gateway"), &part.program])
         .arg(part.recipients.to_string())
         .arg(&part.key_file)
         .args([part.resident_mb.to_string(), part.priority.to_string()])
@@ -158,7 +158,7 @@ fn start(part: &GatewayProcessArgs) -> Result<Child> {
     Ok(child)
 }
 
-/// Is watched, and aborts when it is told a line.
+/// The watched gateway process: aborts when it reads a line.
 pub(crate) fn run_gateway_process(part: &GatewayProcessArgs) -> Result<()> {
     forbid_core_dumps()?;
     let page = Arc::new(SharedPage::create()?);

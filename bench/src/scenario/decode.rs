@@ -7,10 +7,10 @@ use mdgw_feeds::{
 };
 use serde_json::json;
 
-use crate::{Options, decode_baseline, input::Day, report::Rounds};
+use crate::{Options, decode_baseline, input::SyntheticDay, report::Rounds};
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let day = Day::load(options)?;
+    let day = SyntheticDay::load(options)?;
     let mut rounds = Rounds::new(&["hop", "decode"], day.message_count);
     for _ in 0..options.rounds {
         let expected = rounds.time("hop", || decode_baseline::sum_fields(&day.bytes));

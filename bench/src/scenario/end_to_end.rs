@@ -1,7 +1,7 @@
-//! What does the whole line cost in replay, against a plain book alone?
+//! What does the data path cost end to end in replay, relative to a plain book alone?
 //!
 //! A capture of both lines, in the page cache → containers → arbitration → decode → books → records → publication log,
-//! on one core. Each variant leaves off the last stage of the one after it, so the differences are the stages' shares.
+//! on one core. Each variant omits the last stage of the next one, so the differences are the costs of the stages.
 
 use std::{
     fs::File,
@@ -41,16 +41,16 @@ const READ: &str = "read";
 const ARBITRATE: &str = "+ arbitrate";
 const BOOK: &str = "+ decode and book";
 const NORMALISE: &str = "+ normalise";
-const WHOLE_PIPELINE: &str = "+ log: the whole line";
+const WHOLE_PIPELINE: &str = "+ log: end to end";
 const NAMES: [&str; 6] = [REFERENCE, READ, ARBITRATE, BOOK, NORMALISE, WHOLE_PIPELINE];
 const TARGETS: [(&str, f64); 1] = [(WHOLE_PIPELINE, 1.0)];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let day = Day::load(options)?;
+    let day = SyntheticDay::load(options)?;
     with_capture(&day, |directory, capture| compare(&day, directory, capture, options))
 }
 
-fn compare(day: &Day, directory: &Path, capture: &Path, options: &Options) -> Result<()> {
+fn compare(day: &SyntheticDay, directory: &Path, capture: &Path, options: &Options) -> Result<()> {
     let mut rounds = Rounds::new(&NAMES, day.message_count);
     let mut channel = Channel::new(config(SchemaSet::default(), day));
     let mut records = 0;
@@ -80,7 +80,7 @@ fn compare(day: &Day, directory: &Path, capture: &Path, options: &Options) -> Re
     }
     if options.json {
         let result = json!({
-            "scenario": "line",
+            "scenario": "end-to-end",
             "messages": day.message_count,
             "packets_per_line": day.packet_ends.len(),
             "records": records,
@@ -107,12 +107,12 @@ fn compare(day: &Day, directory: &Path, capture: &Path, options: &Options) -> Re
 }
 
 /// Arbitration of both lines, once; the messages that it let through.
-pub(crate) fn arbitrate_day(day: &Day) -> Result<u64> {
+pub(crate) fn arbitrate_day(day: &SyntheticDay) -> Result<u64> {
     with_capture(day, |_, capture| arbitrate(capture))
 }
 
-/// The whole line, once, into a publication log; the records that it wrote.
-pub(crate) fn run_day(day: &Day) -> Result<u64> {
+/// Runs the data path once, into a publication log. Returns the number of records that it wrote.
+pub(crate) fn run_day(day: &SyntheticDay) -> Result<u64> {
     with_capture(day, |directory, capture| {
         let mut channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch), day));
         let (outcome, records) = with_log(directory, |sink| run_pipeline(capture, &mut channel, sink))?;
@@ -123,7 +123,7 @@ pub(crate) fn run_day(day: &Day) -> Result<u64> {
 }
 
 /// Runs with a capture of both lines.
-fn with_capture<T>(day: &Day, run: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
+fn with_capture<T>(day: &SyntheticDay, run: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
     let directory = tempfile::Builder::new().prefix("mdgw-bench-line").tempdir_in("/dev/shm")?;
     let capture = directory.path().join("both-lines.pcap");
     write_capture(day, &capture).with_context(|| format!("write {}", capture.display()))?;
@@ -139,7 +139,7 @@ fn config(schemas: SchemaSet, day: &Day) -> ChannelConfig {
 }
 
 /// Both lines in one capture: B a moment behind A, packet by packet.
-fn write_capture(day: &Day, path: &Path) -> Result<()> {
+fn write_capture(day: &SyntheticDay, path: &Path) -> Result<()> {
     let mut writer = PcapWriter::new(BufWriter::with_capacity(1 << 20, File::create(path)?))?;
     for_each_packet(day, |time_ns, payload| {
         writer.datagram(time_ns, SOURCE, LINES[0], payload)?;
@@ -150,7 +150,10 @@ fn write_capture(day: &Day, path: &Path) -> Result<()> {
 }
 
 /// The day's packets as they leave the venue, with the times at which they do.
-pub(crate) fn for_each_packet(day: &Day, mut send: impl FnMut(u64, &[u8]) -> std::io::Result<()>) -> Result<()> {
+pub(crate) fn for_each_packet(
+    day: &SyntheticDay,
+    mut send: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
+) -> Result<()> {
     let (mut payload, mut next) = (Vec::new(), Sequence(1));
     for (number, mut block) in day.packets().enumerate() {
         payload.clear();
@@ -222,7 +225,7 @@ pub(crate) fn run_pipeline(capture: &Path, channel: &mut Channel, sink: &mut imp
     })
 }
 
-fn check(name: &str, channel: &Channel, day: &Day) -> Result<()> {
+fn check(name: &str, channel: &Channel, day: &SyntheticDay) -> Result<()> {
     let counters = channel.counters();
     ensure!(counters.messages == day.message_count, "{name}: {} messages", counters.messages);
     ensure!(counters.gaps == 0 && counters.messages_refused == 0, "{name}: gaps or refusals in a whole day");

@@ -1,5 +1,5 @@
-//! What does the fence in the kernel cost? Sends on the loopback interface, with the program at the cgroup's egress and
-//! without, alternating.
+//! What does the fence in the kernel cost? Sends on the loopback interface with and without the program at the cgroup's
+//! egress, alternating.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},

@@ -1,4 +1,4 @@
-//! One pass of one variant, so that a tool can count what it executes.
+//! One pass of one variant, so that a tool can count its instructions.
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -8,9 +8,9 @@ use mdgw_feeds::book::{
 };
 
 use super::{book, decode, end_to_end};
-use crate::{Options, decode_baseline, input::Day, reference::ReferenceBooks};
+use crate::{Options, decode_baseline, input::SyntheticDay, reference::ReferenceBooks};
 
-/// What can be run once.
+/// A variant to run once.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Variant {
     DecodeBaseline,
@@ -21,11 +21,11 @@ pub(crate) enum Variant {
     Window,
     WindowPrefetch,
     Arbitrate,
-    Line,
+    EndToEnd,
 }
 
 pub(crate) fn run(variant: Variant, options: &Options) -> Result<()> {
-    let day = Day::load(options)?;
+    let day = SyntheticDay::load(options)?;
     let result = match variant {
         Variant::DecodeBaseline => decode_baseline::sum_fields(&day.bytes),
         Variant::Decode => decode::sum_fields(&day.bytes),
@@ -35,7 +35,7 @@ pub(crate) fn run(variant: Variant, options: &Options) -> Result<()> {
         Variant::Window => book::run_plain(&mut OrderBooks::<WindowStore>::new(day.limits), &day),
         Variant::WindowPrefetch => book::run_prefetch_in_replay(&mut OrderBooks::<WindowStore>::new(day.limits), &day),
         Variant::Arbitrate => end_to_end::arbitrate_day(&day)?,
-        Variant::Line => end_to_end::run_day(&day)?,
+        Variant::EndToEnd => end_to_end::run_day(&day)?,
     };
     println!("{} messages, {result:x}", day.message_count);
     Ok(())

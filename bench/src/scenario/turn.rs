@@ -1,9 +1,9 @@
-//! Which arrangement of the pool's turn is best here: backend, promotion, way of waiting, batch.
+//! Which setup of the pool's turn is best on this machine: backend, promotion, wait strategy, batch?
 //!
-//! A sender paces packets by absolute times over many sockets of loopback; each arrangement gets the same packets at the
-//! same rate, one after the other in every round. Reported are time on the core and voluntary context switches of the
-//! pool's threads for each packet, the way from the kernel's stamp to the handler, and the ratio of each arrangement to
-//! the first one within its round.
+//! A sender paces packets by absolute times over many loopback sockets. Each setup gets the same packets at the same
+//! rate, one setup after the other in every round. Reported per packet: processor time and voluntary context switches
+//! of the pool's threads, and the time from the kernel's timestamp to the handler. Also the ratio of each setup to the
+//! first one within its round.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
@@ -59,7 +59,7 @@ pub(crate) struct TurnOptions {
     /// Cores to pin the threads to; without it they float.
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
-    /// Rounds; in each one every arrangement runs once.
+    /// Rounds; in each one every setup runs once.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Print the result as one line of JSON.
@@ -68,17 +68,17 @@ pub(crate) struct TurnOptions {
 }
 
 pub(crate) fn run(options: &TurnOptions) -> Result<()> {
-    let arrangements = arrangements();
-    let mut rounds: Vec<Vec<Outcome>> = vec![Vec::new(); arrangements.len()];
+    let setups = pool_setups();
+    let mut rounds: Vec<Vec<Outcome>> = vec![Vec::new(); setups.len()];
     for _ in 0..options.rounds {
-        for (arrangement, outcomes) in arrangements.iter().zip(&mut rounds) {
-            outcomes.push(arrangement.run(options).with_context(|| format!("running {arrangement:?}"))?);
+        for (setup, outcomes) in setups.iter().zip(&mut rounds) {
+            outcomes.push(setup.run(options).with_context(|| format!("running {setup:?}"))?);
         }
     }
     if options.json {
-        print_json(&arrangements, &rounds);
+        print_json(&setups, &rounds);
     } else {
-        print_table(options, &arrangements, &rounds);
+        print_table(options, &setups, &rounds);
     }
     Ok(())
 }
@@ -101,7 +101,7 @@ enum IoBackend {
 }
 
 /// Each one but the first differs from an earlier one in a single point.
-fn arrangements() -> Vec<PoolSetup> {
+fn pool_setups() -> Vec<PoolSetup> {
     let base = PoolSetup {
         backend: IoBackend::Epoll,
         threads: 2,
@@ -111,8 +111,8 @@ fn arrangements() -> Vec<PoolSetup> {
     };
     let strict = PoolSetup { promotion: PromotionPolicy::Strict, ..base };
     let spin = PoolSetup { wait: WaitPolicy::Spin, ..strict };
-    let alone = PoolSetup { threads: 1, ..base };
-    let alone_spin = PoolSetup { wait: WaitPolicy::Spin, ..alone };
+    let single_thread = PoolSetup { threads: 1, ..base };
+    let single_thread_spin = PoolSetup { wait: WaitPolicy::Spin, ..single_thread };
     let mut all = vec![
         base,
         PoolSetup { batch: 1, ..base },
@@ -122,16 +122,16 @@ fn arrangements() -> Vec<PoolSetup> {
         PoolSetup { batch: 1, ..strict },
         spin,
         PoolSetup { promotion: PromotionPolicy::Lazy, ..spin },
-        alone,
-        alone_spin,
+        single_thread,
+        single_thread_spin,
     ];
     if backend_choice::probe_io_uring().is_ok() {
         all.extend([
             PoolSetup { backend: IoBackend::Rings, ..base },
             PoolSetup { backend: IoBackend::Rings, ..strict },
             PoolSetup { backend: IoBackend::Rings, ..spin },
-            PoolSetup { backend: IoBackend::Multishot, ..alone },
-            PoolSetup { backend: IoBackend::Multishot, ..alone_spin },
+            PoolSetup { backend: IoBackend::Multishot, ..single_thread },
+            PoolSetup { backend: IoBackend::Multishot, ..single_thread_spin },
         ]);
     }
     all
@@ -381,7 +381,7 @@ fn send(senders: &[UdpSocket], options: &TurnOptions) -> Result<()> {
     Ok(())
 }
 
-fn print_table(options: &TurnOptions, arrangements: &[PoolSetup], rounds: &[Vec<Outcome>]) {
+fn print_table(options: &TurnOptions, setups: &[PoolSetup], rounds: &[Vec<Outcome>]) {
     println!(
         "{} packets at {}/s in bursts of {} over {} sockets, {} ns of work each, cores {:?}, {} rounds; medians",
         options.packets, options.rate, options.burst, options.sockets, options.work_ns, options.cores, options.rounds
@@ -390,12 +390,12 @@ fn print_table(options: &TurnOptions, arrangements: &[PoolSetup], rounds: &[Vec<
         "{:<38} {:>8} {:>22} {:>9} {:>8} {:>8} {:>9} {:>9} {:>6}",
         "", "cpu ns", "ratio", "switches", "p50 us", "p99 us", "pkt/turn", "promoted", "lost"
     );
-    for (arrangement, outcomes) in arrangements.iter().zip(rounds) {
+    for (setup, outcomes) in setups.iter().zip(rounds) {
         let cpu = |outcome: &Outcome| outcome.cpu_ns;
         let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.cpu_ns / base.cpu_ns));
         println!(
             "{:<38} {:>8.0} {:>8.2} ({:.2} to {:.2}) {:>9.3} {:>8.1} {:>8.1} {:>9.2} {:>9.3} {:>6}",
-            arrangement.name(),
+            setup.name(),
             median(outcomes, cpu),
             ratio[1],
             ratio[0],
@@ -410,12 +410,12 @@ fn print_table(options: &TurnOptions, arrangements: &[PoolSetup], rounds: &[Vec<
     }
 }
 
-fn print_json(arrangements: &[PoolSetup], rounds: &[Vec<Outcome>]) {
-    let of = |(arrangement, outcomes): (&PoolSetup, &Vec<Outcome>)| {
+fn print_json(setups: &[PoolSetup], rounds: &[Vec<Outcome>]) {
+    let of = |(setup, outcomes): (&PoolSetup, &Vec<Outcome>)| {
         let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.cpu_ns / base.cpu_ns));
         json!({
-            "arrangement": arrangement.name(),
-            "on_core_ns_per_packet": median(outcomes, |outcome| outcome.cpu_ns),
+            "setup": setup.name(),
+            "cpu_ns_per_packet": median(outcomes, |outcome| outcome.cpu_ns),
             "ratio_min_median_max": ratio,
             "voluntary_switches_per_packet": median(outcomes, |outcome| outcome.switches),
             "p50_us": median(outcomes, |outcome| outcome.p50_us),
@@ -423,7 +423,7 @@ fn print_json(arrangements: &[PoolSetup], rounds: &[Vec<Outcome>]) {
             "lost": outcomes.iter().map(|outcome| outcome.lost).sum::<u64>(),
         })
     };
-    println!("{}", json!({ "turn": arrangements.iter().zip(rounds).map(of).collect::<Vec<_>>() }));
+    println!("{}", json!({ "turn": setups.iter().zip(rounds).map(of).collect::<Vec<_>>() }));
 }
 
 fn median(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64) -> f64 {

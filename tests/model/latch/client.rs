@@ -1,4 +1,4 @@
-//! Between a gateway and the store: what is asked and answered, and the lives of sessions and processes.
+//! Between a gateway and the store: requests and answers, and the lifetimes of sessions and processes.
 
 use mdgw_election::{
     core::Input,
@@ -10,7 +10,7 @@ use mdgw_election::{
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{
-    InFlight, InFlightMessage, LatchModel, Node, PlacedRequest, State, Wrong,
+    InFlight, InFlightMessage, LatchModel, Node, PlacedRequest, State, Violation,
     network::ticket_of,
     store::{Removal, SessionId, id_of},
 };
@@ -45,11 +45,11 @@ impl LatchModel {
     ) -> Option<SessionAnswer> {
         let PlacedRequest { place, request } = asked;
         if self.requests_in_order {
-            state.network.retain(|flying| !flying.what.was_requested_before(from, request));
+            state.network.retain(|message| !message.what.was_requested_before(from, request));
         }
         let store = &mut state.store;
         let is_alive = store.record_contact(from, state.now, self.session_end_delay);
-        let stands = is_alive && place.is_some_and(|place| store.stands(place));
+        let stands = is_alive && place.is_some_and(|place| store.has_place(place));
         let skips_place_check = !self.checks_place && matches!(request, SessionRequest::TakeEpoch { .. });
         if !is_alive && !skips_place_check {
             return None;
@@ -58,13 +58,13 @@ impl LatchModel {
         Some(match request {
             SessionRequest::Join(_) => {
                 if store.place_of(from).is_some() && self.requests_in_order && !self.rejoins_silently {
-                    state.wrong.get_or_insert(Wrong::DuplicatePlace);
+                    state.violation.get_or_insert(Violation::DuplicatePlace);
                 }
                 state.join(from);
                 SessionAnswer::Done
             }
             SessionRequest::ReadQueue(_) => {
-                let (answer, own) = store.look(from);
+                let (answer, own) = store.read_queue(from);
                 state.set_known_place(from, own);
                 answer
             }
@@ -110,7 +110,7 @@ impl LatchModel {
         let id = (node, session + 1);
         (state.nodes[node].session, state.nodes[node].place) = (id.1, None);
         // Of an earlier session nothing comes any more.
-        state.network.retain(|flying| !matches!(flying.what, InFlightMessage::Event { to, .. } if to.0 == node));
+        state.network.retain(|message| !matches!(message.what, InFlightMessage::Event { to, .. } if to.0 == node));
         state.store.begin_session(id, incarnation, state.now);
         let asked = self.clock(node, state.now);
         state.send_event(id, SessionEvent::Started { timeout_ns: self.session_timeout_ns, requested_at: asked });
@@ -131,9 +131,9 @@ impl LatchModel {
     pub(super) fn break_connection(&self, state: &mut State, node: usize) {
         let id = (node, state.nodes[node].session);
         let given_up =
-            state.network.iter().filter_map(|flying| flying.what.awaited_ticket()).filter(|(of, _)| *of == id);
+            state.network.iter().filter_map(|message| message.what.awaited_ticket()).filter(|(of, _)| *of == id);
         let given_up: Vec<_> = given_up.collect();
-        state.network.retain(|flying| !flying.what.is_answer_to(id));
+        state.network.retain(|message| !message.what.is_answer_to(id));
         for InFlight { what, is_late } in &mut state.network {
             if let InFlightMessage::Request { from, is_awaited, .. } = what
                 && *from == id
@@ -146,7 +146,7 @@ impl LatchModel {
         self.step(state, node, Input::Backend(SessionEvent::StoreLink(StoreLink::Up)));
     }
 
-    /// The session with that index has not been heard of for too long.
+    /// The session with that index has had no contact for too long.
     pub(super) fn end_session(&self, state: &mut State, index: usize) {
         let id = state.store.sessions[index].id;
         if !self.rejoins_silently {
@@ -171,8 +171,8 @@ impl LatchModel {
                 (0..2).for_each(|_| state.enqueue(InFlightMessage::Died { to, notice }));
             }
         }
-        // What it was to be told is lost; what it asked for may be done.
-        state.network.retain(|flying| !matches!(flying.what, InFlightMessage::Died { to, .. } if to == node));
+        // Answers to it are lost; its requests may still take effect.
+        state.network.retain(|message| !matches!(message.what, InFlightMessage::Died { to, .. } if to == node));
         let own_epoch = if self.observes_epochs { state.highest_opened } else { Epoch::default() };
         let of_node = &mut state.nodes[node];
         of_node.core = self.latch(node, incarnation + 1, own_epoch);

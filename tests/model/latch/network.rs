@@ -1,4 +1,4 @@
-//! What is on its way between gateways' clients and the store.
+//! Messages in flight between the gateways' clients and the store.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -17,7 +17,7 @@ impl State {
         self.network.push(InFlight { what, is_late: false });
     }
 
-    /// Nothing is told of a session that its gateway has no more.
+    /// Drops notifications of a session that its gateway has replaced.
     pub(super) fn send_event(&mut self, to: SessionId, event: SessionEvent) {
         if self.is_current(to) {
             self.enqueue(InFlightMessage::Event { to, event });
@@ -41,7 +41,7 @@ impl State {
         }
     }
 
-    /// Takes a place away, and tells whoever watches it. Says whether it was there.
+    /// Removes a place, and notifies its watcher. Returns whether it existed.
     pub(super) fn remove(&mut self, place: u32, how: Removal) -> bool {
         let watchers = self.store.remove(place, how);
         for to in watchers.iter().flatten() {
@@ -51,8 +51,8 @@ impl State {
     }
 
     /// Whether nothing that its session asked before waits for an answer. What was given up is done before it or never.
-    pub(super) fn is_next_in_session(&self, flying: &InFlight) -> bool {
-        let InFlightMessage::Request { from, asked, .. } = &flying.what else { return true };
+    pub(super) fn is_next_in_session(&self, message: &InFlight) -> bool {
+        let InFlightMessage::Request { from, asked, .. } = &message.what else { return true };
         let mut waiting = self.network.iter().filter(|other| other.what.awaited_ticket().is_some());
         !waiting.any(|other| other.what.was_requested_before(*from, &asked.request))
     }
@@ -89,9 +89,9 @@ impl InFlightMessage {
     }
 }
 
-pub(super) fn fingerprint(flying: &InFlight) -> u64 {
+pub(super) fn fingerprint(message: &InFlight) -> u64 {
     let mut hasher = DefaultHasher::new();
-    flying.hash(&mut hasher);
+    message.hash(&mut hasher);
     hasher.finish()
 }
 

@@ -1,4 +1,4 @@
-//! What stands in for ZooKeeper: a line of places, the sessions that keep them, and an epoch with a version.
+//! A model of ZooKeeper: a queue of places, the sessions that hold them, and an epoch with a version.
 
 use mdgw_election::{
     identity::{Incarnation, Member, NodeId, NodeName},
@@ -33,9 +33,9 @@ struct StoredEntry {
 pub(super) struct Session {
     pub(super) id: SessionId,
     incarnation: u64,
-    /// When it was heard of: the last time that is known for sure where sessions are ended, and all since.
-    heard: Vec<u64>,
-    /// The place whose end it wants to be told of.
+    /// Its contacts: the last one known for sure to the node that ends sessions, and all later ones.
+    contacts: Vec<u64>,
+    /// The place that it watches.
     watches: Option<u32>,
 }
 
@@ -51,24 +51,24 @@ pub(super) const SESSION_TIMEOUT: u64 = 150;
 
 impl LatchStore {
     pub(super) fn begin_session(&mut self, id: SessionId, incarnation: u64, now: u64) {
-        self.sessions.push(Session { id, incarnation, heard: vec![now], watches: None });
+        self.sessions.push(Session { id, incarnation, contacts: vec![now], watches: None });
     }
 
     fn session(&mut self, id: SessionId) -> Option<&mut Session> {
         self.sessions.iter_mut().find(|session| session.id == id)
     }
 
-    /// Whether that session is still there; if so, it has been heard of.
+    /// Records a contact of that session. Returns whether the session still exists.
     pub(super) fn record_contact(&mut self, id: SessionId, now: u64, session_end_delay: u64) -> bool {
         let Some(session) = self.session(id) else { return false };
-        let before_known = session.known(now, session_end_delay);
-        session.heard.drain(..before_known);
-        session.heard.push(now);
-        session.heard.dedup();
+        let before_known = session.last_known_contact(now, session_end_delay);
+        session.contacts.drain(..before_known);
+        session.contacts.push(now);
+        session.contacts.dedup();
         true
     }
 
-    pub(super) fn stands(&self, number: u32) -> bool {
+    pub(super) fn has_place(&self, number: u32) -> bool {
         self.line.iter().any(|place| place.number == number)
     }
 
@@ -90,7 +90,7 @@ impl LatchStore {
     }
 
     /// The answer, and the place that the client takes for its own.
-    pub(super) fn look(&mut self, from: SessionId) -> (SessionAnswer, Option<u32>) {
+    pub(super) fn read_queue(&mut self, from: SessionId) -> (SessionAnswer, Option<u32>) {
         let own = self.line.iter().position(|place| place.session == from);
         let before = own.and_then(|own| own.checked_sub(1)).map(|before| self.line[before].number);
         if let Some(session) = self.session(from) {
@@ -110,7 +110,7 @@ impl LatchStore {
         self.version.0 += 1;
     }
 
-    /// Takes a place away, and says who watches it; `None`: it was not there.
+    /// Removes a place and returns its watcher; `None`: it did not exist.
     pub(super) fn remove(&mut self, number: u32, how: Removal) -> Option<Vec<SessionId>> {
         let index = self.line.iter().position(|place| place.number == number)?;
         self.line.remove(index);
@@ -127,13 +127,13 @@ impl LatchStore {
 
 impl Session {
     /// Which of the times is known for sure where sessions are ended.
-    fn known(&self, now: u64, session_end_delay: u64) -> usize {
-        self.heard.iter().rposition(|heard| heard + session_end_delay <= now).unwrap_or(0)
+    fn last_known_contact(&self, now: u64, session_end_delay: u64) -> usize {
+        self.contacts.iter().rposition(|contacts| contacts + session_end_delay <= now).unwrap_or(0)
     }
 
     /// From when on it may end, by a clock that is fast by a hundredth.
     pub(super) fn may_end(&self, now: u64, session_end_delay: u64) -> u64 {
-        self.heard[self.known(now, session_end_delay)] + SESSION_TIMEOUT * 100 / 101
+        self.contacts[self.last_known_contact(now, session_end_delay)] + SESSION_TIMEOUT * 100 / 101
     }
 }
 

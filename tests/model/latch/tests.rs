@@ -1,15 +1,15 @@
-//! What is searched, and what has to be found.
+//! The searches of the latch model, and what each must find.
 
 use mdgw_election::lease::OnSuspended;
 
 use super::{
     ALL_SAFEGUARDS, FaultBudget, LEADER_AFTER_DEATH_NOTICE, LEADER_AFTER_HAND_OVER, LEADER_AFTER_SESSION_END,
-    LatchModel, SOMEBODY_LEADS, Start, Wrong, assert_violates, holds, store::SESSION_TIMEOUT,
+    LatchModel, SOMEBODY_LEADS, Start, Violation, assert_safe, assert_violates, store::SESSION_TIMEOUT,
 };
 
 #[test]
 fn at_most_one_leader_from_a_cold_start() {
-    holds(
+    assert_safe(
         "beginning",
         LatchModel { start: Start::Cold, budget: FaultBudget { late: 1, ends: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
         &[SOMEBODY_LEADS],
@@ -18,7 +18,7 @@ fn at_most_one_leader_from_a_cold_start() {
 
 #[test]
 fn at_most_one_leader_with_late_messages() {
-    holds(
+    assert_safe(
         "late messages",
         LatchModel { budget: FaultBudget { late: 2, ends: 2, silences: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
         &[LEADER_AFTER_SESSION_END],
@@ -28,8 +28,8 @@ fn at_most_one_leader_with_late_messages() {
 #[test]
 fn at_most_one_leader_over_broken_connections() {
     let budget = FaultBudget { connection_breaks: 2, ends: 1, ..NO_FAULTS };
-    holds("broken connections", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_SESSION_END]);
-    holds(
+    assert_safe("broken connections", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_SESSION_END]);
+    assert_safe(
         "broken connections, stops then",
         LatchModel { budget, on_suspended: OnSuspended::Stop, ..ALL_SAFEGUARDS },
         &[LEADER_AFTER_SESSION_END],
@@ -39,9 +39,13 @@ fn at_most_one_leader_over_broken_connections() {
 #[test]
 fn at_most_one_leader_over_restarts() {
     let budget = FaultBudget { restarts: 2, ends: 1, ..NO_FAULTS };
-    holds("restarts", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_SESSION_END, LEADER_AFTER_DEATH_NOTICE]);
-    holds(
-        "restarts, epochs heard",
+    assert_safe(
+        "restarts",
+        LatchModel { budget, ..ALL_SAFEGUARDS },
+        &[LEADER_AFTER_SESSION_END, LEADER_AFTER_DEATH_NOTICE],
+    );
+    assert_safe(
+        "restarts, observed epochs",
         LatchModel { budget, observes_epochs: true, ..ALL_SAFEGUARDS },
         &[LEADER_AFTER_SESSION_END, LEADER_AFTER_DEATH_NOTICE],
     );
@@ -50,26 +54,26 @@ fn at_most_one_leader_over_restarts() {
 #[test]
 fn at_most_one_leader_over_hand_overs_and_closes() {
     let budget = FaultBudget { hand_overs: 1, closes: 1, late: 1, ..NO_FAULTS };
-    holds("hand-over, closing", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_HAND_OVER]);
+    assert_safe("hand-over, closing", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_HAND_OVER]);
 }
 
 #[test]
 fn at_most_one_leader_with_stuck_threads() {
     let budget = FaultBudget { stuck: 1, hand_overs: 1, ends: 1, ..NO_FAULTS };
-    holds("stuck threads", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_HAND_OVER]);
+    assert_safe("stuck threads", LatchModel { budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_HAND_OVER]);
 }
 
 #[test]
 fn at_most_one_of_three_gateways_leads() {
     let budget = FaultBudget { restarts: 1, ends: 1, ..NO_FAULTS };
-    holds("three gateways", LatchModel { gateways: 3, budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_DEATH_NOTICE]);
+    assert_safe("three gateways", LatchModel { gateways: 3, budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_DEATH_NOTICE]);
 }
 
 /// More than ZooKeeper does to anybody: it keeps the order within a session.
 #[test]
 fn at_most_one_leader_with_reordered_requests() {
     let budget = FaultBudget { late: 2, connection_breaks: 1, ends: 1, ..NO_FAULTS };
-    holds(
+    assert_safe(
         "requests out of order",
         LatchModel { requests_in_order: false, budget, ..ALL_SAFEGUARDS },
         &[LEADER_AFTER_SESSION_END],
@@ -85,7 +89,7 @@ fn a_deadline_at_session_end_is_detected() {
             budget: ONE_SESSION_END,
             ..ALL_SAFEGUARDS
         },
-        &[Wrong::TwoLeaders],
+        &[Violation::TwoLeaders],
     );
 }
 
@@ -96,17 +100,17 @@ fn a_deadline_beyond_the_session_end_delay_is_detected() {
         budget: ONE_SESSION_END,
         ..ALL_SAFEGUARDS
     };
-    assert_violates("margin for word of the session", model, TWO_LEADERS);
+    assert_violates("margin for contact of the session", model, TWO_LEADERS);
 }
 
-/// The second line of defence: a session of which word has come in time is there, so what the store checks is so.
+/// The second line of defence: a session with timely contact still exists, so the store's checks hold.
 #[test]
 fn at_most_one_leader_without_store_checks() {
     let budget = FaultBudget { late: 1, silences: 1, ..ONE_SESSION_END };
     let model = LatchModel { checks_place: false, checks_version: false, budget, ..ALL_SAFEGUARDS };
-    holds("nothing checked by the store", model, &[LEADER_AFTER_SESSION_END]);
+    assert_safe("nothing checked by the store", model, &[LEADER_AFTER_SESSION_END]);
     let model = LatchModel { rejoins_silently: true, budget, ..ALL_SAFEGUARDS };
-    holds("sessions made anew without a word", model, &[LEADER_AFTER_SESSION_END]);
+    assert_safe("sessions made anew without notice", model, &[LEADER_AFTER_SESSION_END]);
 }
 
 #[test]
@@ -118,7 +122,7 @@ fn deadlines_from_renewal_answers_are_detected() {
         budget,
         ..ALL_SAFEGUARDS
     };
-    assert_violates("counting from the sending", model, &[Wrong::TwoLeaders]);
+    assert_violates("counting from the sending", model, &[Violation::TwoLeaders]);
 }
 
 #[test]
@@ -127,15 +131,16 @@ fn a_hand_over_without_draining_sends_is_detected() {
     assert_violates(
         "waiting for sends",
         LatchModel { drains_sends: false, budget, ..ALL_SAFEGUARDS },
-        &[Wrong::TwoLeaders],
+        &[Violation::TwoLeaders],
     );
 }
 
-/// A gateway that was silent for nearly SESSION_TIMEOUT takes an epoch and leads; then its session ends, since word of it came too late.
+/// After nearly SESSION_TIMEOUT without contact a gateway takes an epoch and leads; then its session ends, since its contact
+/// arrived too late.
 #[test]
 fn a_longer_session_end_delay_is_detected() {
     assert_violates(
-        "word of a session in time",
+        "timely contact of a session",
         LatchModel { session_end_delay: SESSION_TIMEOUT / 3, budget: ONE_SESSION_END, ..ALL_SAFEGUARDS },
         TWO_LEADERS,
     );
@@ -147,16 +152,16 @@ fn receivers_without_epoch_check_are_detected() {
     assert_violates(
         "receivers' epoch rule",
         LatchModel { receivers_check_epochs: false, budget, ..ALL_SAFEGUARDS },
-        &[Wrong::StalePacketAccepted],
+        &[Violation::StalePacketAccepted],
     );
 }
 
-/// What a gateway is to be told SESSION_TIMEOUT is for its deadlines to be so long.
+/// The SESSION_TIMEOUT to configure in a gateway for deadlines of that length.
 const fn session_timeout_for(span_ns: u64) -> u64 {
     (span_ns + ALL_SAFEGUARDS.timing.margin_ns) / 2 * 3
 }
 
 /// Also that the second one to open has the lower epoch, since its answer came later.
-const TWO_LEADERS: &[Wrong] = &[Wrong::TwoLeaders, Wrong::EpochRegressed];
+const TWO_LEADERS: &[Violation] = &[Violation::TwoLeaders, Violation::EpochRegressed];
 const NO_FAULTS: FaultBudget = ALL_SAFEGUARDS.budget;
 const ONE_SESSION_END: FaultBudget = FaultBudget { ends: 1, ..NO_FAULTS };

@@ -1,4 +1,4 @@
-//! What goes wrong in the simulation.
+//! Faults of the lease simulation.
 
 use mdgw_election::{
     core::Input,
@@ -12,7 +12,7 @@ use super::world::{Event, GatewayEvent, MS, World, node_of};
 pub(crate) struct FaultConfig {
     /// Mean time between two faults, ns; 0: none.
     pub(crate) fault_interval_ns: u64,
-    /// Each as likely as it stands here often.
+    /// The kinds; a kind is as likely as it is listed often.
     pub(crate) kinds: &'static [Fault],
     /// Mean length of a fault, ns.
     pub(crate) lasts_ns: u64,
@@ -103,7 +103,7 @@ impl FaultConfig {
 /// One thing that goes wrong, or is done at a bad moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Its process ends; mostly somebody tells. It starts again.
+    /// Its process ends, mostly with a death notice, and starts again.
     Kill,
     /// Its process is stopped, perhaps between the fence's check and the send, and goes on.
     Pause,
@@ -111,7 +111,7 @@ pub(crate) enum Fault {
     CutToStore,
     CutFromStore,
     CutPeers,
-    /// It is to lead on by somebody else.
+    /// Leadership is to be handed over to another gateway.
     HandOver,
     /// It gives up leadership and is started again.
     Close,

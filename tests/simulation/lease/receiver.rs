@@ -1,4 +1,4 @@
-//! A subscriber's receiver, the product's own, and what it must never hand on.
+//! A subscriber's receiver (the product's own), and what it must never deliver.
 
 use mdgw_election::identity::NodeId;
 use mdgw_feeds::{
@@ -15,7 +15,7 @@ use zerocopy::{
     little_endian::{I32, U16, U32, U64},
 };
 
-/// Hears packets in the order in which they arrive. Each brings a record that nobody has said before: what is known by its
+/// Receives packets in order of arrival. Each carries a record that was not published before: what is known by its
 /// sequence to be a copy would be dropped whatever its epoch.
 pub(super) struct EpochReceiver {
     receiver: Receiver,
@@ -45,7 +45,7 @@ impl EpochReceiver {
 
     /// A packet sent under `epoch` arrives. If its record was handed on although one of a newer epoch was before it: that
     /// epoch.
-    pub(super) fn hear(&mut self, now_ns: u64, epoch: Epoch) -> Option<Epoch> {
+    pub(super) fn receive(&mut self, now_ns: u64, epoch: Epoch) -> Option<Epoch> {
         self.stale += u64::from(epoch < self.highest_epoch);
         let written = if self.checks_epochs { epoch } else { Epoch::new(1, NodeId(1).0) };
         let (bytes, length) = packet(written, self.sequence);
@@ -99,7 +99,7 @@ fn packet(epoch: Epoch, sequence: u64) -> ([u8; BYTES_MAX], usize) {
 
 const GROUP: GroupId = GroupId(1);
 const CHANNEL: ChannelId = ChannelId(1);
-/// A record says its length in words of four bytes.
+/// A record gives its length in units of four bytes.
 const RECORD_WORDS: u8 = 14;
 const RECORD_BYTES: usize = 4 * RECORD_WORDS as usize;
 const BYTES_MAX: usize = 256;

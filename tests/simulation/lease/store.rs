@@ -81,7 +81,7 @@ impl World {
         self.after(delay_ns, Event::ToGateway { to: from, incarnation, connection: Some(connection), input });
     }
 
-    /// The watch tells in order, and nothing while it is cut.
+    /// The watch notifies in order, and not at all while it is partitioned.
     pub(super) fn notify_watch(&mut self, to: usize) {
         if self.store.is_down || self.is_partitioned(self.store_index(), to) {
             return;
@@ -117,7 +117,7 @@ impl World {
         self.store.stored = self.store.backup.clone();
         self.store.life += 1;
         for gateway in 0..self.gateways.len() {
-            // Its connection ends, and it hears of that before anything from the next one.
+            // Its connection ends, and it learns that before anything from the next connection.
             self.gateways[gateway].connection += 1;
             self.send(gateway, Input::Backend(RegisterEvent::StoreLink(StoreLink::InDoubt)), 0);
         }

@@ -1,4 +1,4 @@
-//! Gateways, their clocks, hot threads and what connects them, on one thread, from one seed.
+//! Gateways, their clocks and hot threads, and the network between them, on one thread, from one seed.
 
 use std::{
     cmp::Ordering,
@@ -37,7 +37,7 @@ pub(crate) struct LeaseSetup {
     pub(crate) receivers_check_epochs: bool,
     /// Gateways read how their clocks are slewed.
     pub(crate) clock_rates_read: bool,
-    /// Who starts joins, until [`World::stands`].
+    /// A started gateway is joining, until [`World::set_eligible`].
     pub(crate) joins: bool,
 }
 
@@ -54,9 +54,9 @@ pub(crate) enum GatewayEvent {
         until_ns: u64,
     },
     Closed,
-    /// It is closed for a hand-over: [`World::set_final_positions`] says where its output ended.
+    /// It is closed for a hand-over: [`World::set_final_positions`] sets the end of its output.
     Drains,
-    /// Another one has said where its output ended, by channel.
+    /// The end of the output that the previous leader reported, by channel.
     PeerOutputEnded {
         epoch: Epoch,
         positions: BTreeMap<u16, StreamPosition>,
@@ -107,7 +107,7 @@ pub(crate) struct Opening {
     pub(crate) swap: SwapTimes,
 }
 
-/// When a gateway asked the store for a swap, and when it had been told of the record's last change.
+/// When a gateway asked the store for a swap, and when it had been notified of the record's last change.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SwapTimes {
     pub(crate) record_learned_ns: u64,
@@ -117,14 +117,14 @@ pub(crate) struct SwapTimes {
 pub(super) struct SimulatedGateway {
     pub(super) core: Option<Box<Lease>>,
     pub(super) incarnation: u64,
-    /// How its clock goes if nobody corrects it, and by how much it is being slewed.
+    /// The rate of its uncorrected clock, and by how much it is being slewed.
     rate_ppm: i64,
     slew_ppm: i64,
     /// It knows of a slew.
     slew_reported: bool,
     offset_ns: u64,
     pub(super) paused: bool,
-    /// It was told to close, and is to be started anew.
+    /// It is closing, and is then restarted.
     pub(super) is_closing: bool,
     /// What came while it was paused.
     queued_inputs: VecDeque<Input<RegisterEvent>>,
@@ -256,7 +256,7 @@ impl World {
         }
         let Some(ScheduledEvent { at_ns, event, .. }) = self.events.pop() else { return false };
         self.now_ns = at_ns;
-        self.happen(event);
+        self.handle_event(event);
         true
     }
 
@@ -267,11 +267,11 @@ impl World {
     }
 
     /// It is no worse than the others, or alone.
-    pub(crate) fn stands(&mut self, gateway: usize) {
+    pub(crate) fn set_eligible(&mut self, gateway: usize) {
         self.send(gateway, Input::Eligibility(Eligibility::Eligible), 0);
     }
 
-    /// It has heard a packet of that epoch.
+    /// It has received a packet of that epoch.
     pub(crate) fn observe_epoch(&mut self, gateway: usize, epoch: Epoch) {
         let SimulatedGateway { own_epoch, .. } = &mut self.gateways[gateway];
         *own_epoch = epoch.max(*own_epoch);
@@ -305,11 +305,11 @@ impl World {
         self.events.push(ScheduledEvent { at_ns: self.now_ns + delay_ns, number: self.scheduled, event });
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
             Event::Timer { gateway, timer } => {
                 if self.gateways[gateway].timer == timer {
-                    self.tell(gateway, None);
+                    self.deliver_input(gateway, None);
                 }
             }
             Event::ToGateway { to, incarnation, connection, input } => {
@@ -317,7 +317,7 @@ impl World {
                 let is_for_it = gateway.incarnation == incarnation
                     && connection.is_none_or(|connection| connection == gateway.connection);
                 if is_for_it {
-                    self.tell(to, Some(*input));
+                    self.deliver_input(to, Some(*input));
                 }
             }
             Event::AtStore { from, incarnation, connection, life, request } => {
@@ -328,7 +328,7 @@ impl World {
             Event::Drained { gateway, incarnation } => {
                 if self.gateways[gateway].incarnation == incarnation {
                     let positions = self.gateways[gateway].ended.clone();
-                    self.tell(gateway, Some(Input::Drained { positions }));
+                    self.deliver_input(gateway, Some(Input::Drained { positions }));
                 }
             }
             Event::State(gateway) => self.report_peer_state(gateway),
@@ -387,7 +387,7 @@ impl World {
 
     // ---- the election thread ----
 
-    fn tell(&mut self, gateway: usize, input: Option<Input<RegisterEvent>>) {
+    fn deliver_input(&mut self, gateway: usize, input: Option<Input<RegisterEvent>>) {
         if self.gateways[gateway].paused {
             self.gateways[gateway].queued_inputs.extend(input);
             return;
@@ -471,7 +471,7 @@ impl World {
         self.publish(gateway);
         if self.setup.observes_epochs {
             for other in 0..self.gateways.len() {
-                // Who is down has it from the log that it takes over before it stands again.
+                // A gateway that is down gets it from the log that it copies before it is eligible again.
                 self.gateways[other].own_epoch = self.gateways[other].own_epoch.max(epoch);
                 self.send(other, Input::ObservedEpoch(epoch), 50_000);
             }
@@ -549,7 +549,7 @@ impl World {
     }
 
     fn receive(&mut self, epoch: Epoch) {
-        if let Some(after) = self.epoch_receiver.hear(self.now_ns, epoch) {
+        if let Some(after) = self.epoch_receiver.receive(self.now_ns, epoch) {
             self.record_violation(Violation::StaleRecordAccepted { at_ns: self.now_ns, epoch, after });
         }
     }
@@ -576,7 +576,7 @@ impl World {
         if !self.gateways[from].paused
             && let Some(rate) = self.clock_rate(from)
         {
-            self.tell(from, Some(rate));
+            self.deliver_input(from, Some(rate));
         }
         let now = self.local(from);
         let SimulatedGateway { core, paused, .. } = &self.gateways[from];
@@ -631,7 +631,7 @@ impl World {
         gateway.core = Some(Box::new(core.with_safeguards(safeguards)));
         self.news.push_back((number, GatewayEvent::Started));
         let standing = if joins { Eligibility::Joining } else { Eligibility::Eligible };
-        self.tell(number, Some(Input::Eligibility(standing)));
+        self.deliver_input(number, Some(Input::Eligibility(standing)));
     }
 
     /// Goes on as it was: its hot thread with what it had checked, then with a new look at its fence; its election
@@ -649,7 +649,7 @@ impl World {
             self.step(number, input);
         }
         let rate = self.clock_rate(number);
-        self.tell(number, rate);
+        self.deliver_input(number, rate);
     }
 
     /// Nothing fails any more, and everything that had comes back.

@@ -253,7 +253,7 @@ impl QuorumCluster {
         while self.violation.is_none() && !done(self) {
             let Reverse((at_ns, _, event)) = self.queue.pop().expect("the probe never ends");
             self.now_ns = at_ns;
-            self.happen(event);
+            self.handle_event(event);
         }
         self.violation.is_none()
     }
@@ -288,7 +288,7 @@ impl QuorumCluster {
         DeathNotice { holder: id, incarnation: Incarnation(node.incarnation), epoch }
     }
 
-    /// Everybody that runs hears that this process has ended.
+    /// Notifies every running process that this one has ended.
     pub(crate) fn announce(&mut self, notice: DeathNotice) {
         for id in self.ids() {
             if self.is_gateway(id) {
@@ -383,7 +383,7 @@ impl QuorumCluster {
         node.fence.is_some_and(|(_, deadline)| self.clock_of(node) < deadline)
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
             Event::Deliver { to, incarnation, message } => {
                 if let Some(rest_ns) = self.remaining_pause_ns(to) {

@@ -1,4 +1,4 @@
-//! What a venue sends on one day, from a seed, and so what subscribers must be told.
+//! What a venue sends on one day, from a seed, and so what subscribers must get.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::MS;
 #[derive(Debug)]
 pub(super) struct VenueScript {
     steps: Vec<VenueStep>,
-    /// When the venue says each of them, ns.
+    /// When the venue sends each of them, ns.
     sent_ns: Vec<u64>,
     /// Records of each message, by restart and sequence.
     messages: BTreeMap<(u32, u64), Vec<u8>>,
@@ -24,7 +24,7 @@ pub(super) struct VenueScript {
 /// One thing that a gateway gets from the venue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum VenueStep {
-    /// The numbering begins, for the first time or again.
+    /// The session begins, for the first time or again.
     Session(u32),
     /// A message with records: restart and sequence.
     Message(u32, u64),
@@ -34,7 +34,7 @@ pub(super) enum VenueStep {
     End,
 }
 
-/// One thing that a subscriber hears.
+/// One item that a subscriber receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Told {
     Session(u32),
@@ -64,7 +64,7 @@ impl VenueScript {
                     next += 1;
                 }
             }
-            // Some numberings break off.
+            // Some sessions break off.
             if restart == restarts || random.chance(0.5) {
                 day.push(at_ns, VenueStep::End);
                 day.told.push(Told::End(restart));
@@ -78,20 +78,20 @@ impl VenueScript {
         self.steps.push(step);
     }
 
-    /// One step, and when the venue says it; `None` behind the last.
+    /// One step, and when the venue sends it; `None` after the last.
     pub(super) fn step(&self, index: usize) -> Option<(VenueStep, u64)> {
         Some((*self.steps.get(index)?, self.sent_ns[index]))
     }
 
-    /// When the last word is said.
+    /// When the last step is sent.
     pub(super) fn end_ns(&self) -> u64 {
         *self.sent_ns.last().expect("a day has steps")
     }
 
-    /// The step with which a numbering begins.
-    pub(super) fn beginning(&self, restart: u32) -> usize {
+    /// The step with which a session begins.
+    pub(super) fn session_start_step(&self, restart: u32) -> usize {
         let begins = |step: &VenueStep| matches!(step, VenueStep::Session(begun) if *begun == restart);
-        self.steps.iter().position(begins).expect("a numbering of the day")
+        self.steps.iter().position(begins).expect("a session of the day")
     }
 
     /// The records of a message.
@@ -99,7 +99,7 @@ impl VenueScript {
         self.messages.get(&(restart, sequence)).map(Vec::as_slice)
     }
 
-    /// What is to be told, in its order.
+    /// The expected items, in order.
     pub(super) fn told(&self) -> &[Told] {
         &self.told
     }
@@ -110,7 +110,7 @@ pub(super) fn session(restart: u32) -> Session {
     Session { feed: Feed::IexTops, date, restart }
 }
 
-/// Bytes of one record, as its first byte says in units of four.
+/// Length of one record in bytes; its first byte gives it in units of four.
 pub(super) fn record_bytes(body: &[u8]) -> usize {
     4 * usize::from(body[0])
 }
@@ -131,9 +131,9 @@ fn records(random: &mut Random) -> Vec<u8> {
     body
 }
 
-/// A numbering that no venue ever begins.
+/// A session that no venue ever begins.
 pub(super) const FORGED_SESSION: u32 = 9;
 /// Mean time between two steps.
 const STEP_NS: u64 = 250_000;
-/// A venue that begins its numbering again needs some time for it.
+/// The time that a venue needs before it begins a session again.
 const SESSION_BREAK_NS: u64 = 25 * MS;

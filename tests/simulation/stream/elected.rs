@@ -1,4 +1,4 @@
-//! Who leads where the election over a register decides: its world, in the same time as this one.
+//! Leadership by the election over a register: its simulation, in the same time as this one.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub(super) struct SimulatedElection {
 #[derive(Clone, Copy, Debug, Default)]
 struct ReportedState {
     heard: Epoch,
-    stands: bool,
+    is_eligible: bool,
 }
 
 impl SimulatedElection {
@@ -81,18 +81,18 @@ impl World {
         self.election = Some(election);
     }
 
-    /// What gateways have heard, and whether they are level.
+    /// The epochs that gateways have observed, and whether they have caught up.
     fn report_to_election(&self, election: &mut SimulatedElection) {
         for (gateway, slot) in self.seats.iter().enumerate() {
             let Some(run) = slot.gateway.run.as_ref().filter(|_| !slot.is_stopped) else { continue };
             let heard = run.standby.epochs.highest_observed().unwrap_or_default();
-            let told = &mut election.told[gateway];
-            if heard > told.heard {
-                told.heard = heard;
+            let known = &mut election.told[gateway];
+            if heard > known.heard {
+                known.heard = heard;
                 election.world.observe_epoch(gateway, heard);
             }
-            if slot.is_eligible && !std::mem::replace(&mut told.stands, true) {
-                election.world.stands(gateway);
+            if slot.is_eligible && !std::mem::replace(&mut known.is_eligible, true) {
+                election.world.set_eligible(gateway);
             }
         }
     }
@@ -114,14 +114,14 @@ impl World {
                 GatewayEvent::Open { epoch, until_ns } => self.set_open_until(gateway, epoch, until_ns),
                 GatewayEvent::Closed => {
                     self.clear_leadership(gateway);
-                    if let Some(run) = self.awake(gateway) {
+                    if let Some(run) = self.running_gateway(gateway) {
                         run.close();
                     }
                     self.forward_sent(gateway);
                 }
                 GatewayEvent::Drains => {
                     let reports_sent_position = self.setup.reports_sent_position;
-                    let Some(run) = self.awake(gateway) else { continue };
+                    let Some(run) = self.running_gateway(gateway) else { continue };
                     let position = if reports_sent_position { run.sent_position() } else { run.logged_position() };
                     self.forward_sent(gateway);
                     let positions: BTreeMap<_, _> =
@@ -129,7 +129,7 @@ impl World {
                     election.world.set_final_positions(gateway, positions);
                 }
                 GatewayEvent::PeerOutputEnded { epoch, positions } => {
-                    if let (Some(run), Some(position)) = (self.awake(gateway), positions.get(&CHANNEL.0)) {
+                    if let (Some(run), Some(position)) = (self.running_gateway(gateway), positions.get(&CHANNEL.0)) {
                         run.set_peer_end(epoch, *position);
                     }
                 }
@@ -139,7 +139,7 @@ impl World {
 
     /// Where it checks the fence for a heartbeat, if for nothing else.
     fn stop_at_send(&mut self, gateway: usize) {
-        let Some(run) = self.awake(gateway) else { return };
+        let Some(run) = self.running_gateway(gateway) else { return };
         run.wire.stops = true;
         run.on_deadline(true);
         run.wire.stops = false;
@@ -154,7 +154,7 @@ impl World {
         let is_new = epoch > self.epoch;
         self.epoch = self.epoch.max(epoch);
         self.leader = Some(gateway);
-        let run = self.awake(gateway).expect("whoever renews is awake");
+        let run = self.running_gateway(gateway).expect("a renewing gateway is awake");
         if is_new && !starts_at_received {
             run.assume_all_received(epoch);
         }

@@ -1,5 +1,5 @@
-//! Who leads where there is no election, and what goes wrong. One leads at a time: `elected.rs`, `../lease.rs` and
-//! `../quorum.rs` are about that.
+//! Leadership without an election, and the faults. One gateway leads at a time: `elected.rs`, `../lease.rs` and
+//! `../quorum.rs` cover the election.
 
 use std::{mem, rc::Rc};
 
@@ -24,7 +24,7 @@ impl World {
         self.epoch = Epoch::new(self.epoch.count() + 1, node_of(gateway));
         self.leader = Some(gateway);
         let (epoch, starts_at_received) = (self.epoch, self.setup.starts_at_received);
-        let run = self.awake(gateway).expect("whoever leads is awake");
+        let run = self.running_gateway(gateway).expect("the leader is awake");
         if !starts_at_received {
             run.assume_all_received(epoch);
         }
@@ -61,11 +61,11 @@ impl World {
         candidates.get(usize::try_from(chosen).expect("few gateways")).copied()
     }
 
-    /// The successor opens at once: it has been told that nothing more will come.
+    /// The successor opens at once: it has been notified that nothing more will come.
     fn hand_over(&mut self, leader: usize) {
         let (epoch, reports_sent_position) = (self.epoch, self.setup.reports_sent_position);
         let Some(to) = self.choose(|number| number != leader) else { return };
-        let Some(run) = self.awake(leader) else { return };
+        let Some(run) = self.running_gateway(leader) else { return };
         run.close();
         let position = if reports_sent_position { run.sent_position() } else { run.logged_position() };
         self.forward_sent(leader);
@@ -76,7 +76,7 @@ impl World {
 
     pub(super) fn take_over(&mut self, to: usize, epoch: Epoch, position: Option<StreamPosition>) {
         let is_vacant = self.leader.is_none();
-        let Some(run) = self.awake(to) else { return };
+        let Some(run) = self.running_gateway(to) else { return };
         if let Some(position) = position {
             run.set_peer_end(epoch, position);
         }
@@ -87,7 +87,7 @@ impl World {
 
     /// Its lease has run out; it may have it again.
     fn expire_lease(&mut self, leader: usize) {
-        if let Some(run) = self.awake(leader) {
+        if let Some(run) = self.running_gateway(leader) {
             run.close();
         }
         self.forward_sent(leader);
@@ -104,9 +104,9 @@ impl World {
     }
 
     fn kill(&mut self, gateway: usize) {
-        // Without services, what a process left unsaid only another one says.
+        // Without services, only another process can publish what a process did not.
         let is_needed =
-            self.setup.weather == NetworkConditions::Lossless && self.choose(|number| number != gateway).is_none();
+            self.setup.network == NetworkConditions::Lossless && self.choose(|number| number != gateway).is_none();
         if is_needed {
             return;
         }
@@ -132,7 +132,7 @@ impl World {
     }
 
     /// Between the fence's check and the hand-over. Until it is continued others have long led.
-    pub(super) fn stopped(&mut self, gateway: usize) {
+    pub(super) fn pause_at_send(&mut self, gateway: usize) {
         let slot = &mut self.seats[gateway];
         slot.is_stopped = true;
         if let Some(run) = &slot.gateway.run {
@@ -147,7 +147,7 @@ impl World {
         self.after(delay_ns, Event::Continue { gateway, incarnation });
     }
 
-    /// What was about to be handed over is; then it hears what has come.
+    /// The pending batch is sent; then it receives what has arrived.
     pub(super) fn resume(&mut self, gateway: usize, incarnation: u32) {
         let slot = &mut self.seats[gateway];
         if slot.incarnation != incarnation {
@@ -183,23 +183,23 @@ impl World {
             (0, Some(leader)) => self.kill(leader),
             (1, _) => self.kill(any),
             (2 | 3, Some(leader)) => {
-                if let Some(run) = self.awake(leader) {
+                if let Some(run) = self.running_gateway(leader) {
                     run.wire.stops = true;
                 }
             }
             (4, Some(leader)) => self.hand_over(leader),
             (5, Some(leader)) => self.expire_lease(leader),
             // Without services, what is in no file is lost where memory has to give it up.
-            (6, _) if self.setup.weather == NetworkConditions::Lossy => {
+            (6, _) if self.setup.network == NetworkConditions::Lossy => {
                 let until_ns = self.now_ns + 5 * MS + self.random.below(25 * MS);
-                self.seats[self.starving].no_segments_until_ns = until_ns;
+                self.seats[self.starved_gateway].no_segments_until_ns = until_ns;
             }
             (7, _) => self.send_forged_packet(),
             _ => {}
         }
     }
 
-    /// Anybody may write to a multicast group: a packet that says that far more has been published than there is.
+    /// Any host can send to a multicast group: a packet that claims that far more has been published than there is.
     fn send_forged_packet(&mut self) {
         let beyond = Sequence(1 << 20);
         let meta = PacketMeta {

@@ -1,4 +1,4 @@
-//! One gateway: the product's own log, publisher, fence and retransmission service; a process that can die while its log's
+//! One gateway: the product's own log, publisher, fence and retransmission service. Its process can die while its log
 //! directory stays.
 
 use std::{
@@ -60,7 +60,7 @@ pub(super) struct GatewaySetup {
     pub(super) segment_bytes: usize,
     /// Share of hand-overs that find a socket full.
     pub(super) full: f64,
-    /// What was heard beyond the own input isn't believed.
+    /// Output received beyond the own input is not accepted.
     pub(super) doubts: bool,
 }
 
@@ -87,7 +87,7 @@ impl Gateway {
         Self { setup, directory, day: Rc::clone(day), random, run: None }
     }
 
-    /// The process begins, with what its log has; the venue, or its peer, says the present numbering again from the
+    /// The process starts with the content of its log; the venue, or its peer, resends the present session from the
     /// beginning.
     pub(super) fn start(&mut self) {
         let GatewaySetup { node, sockets, segment_bytes, full, doubts } = &self.setup;
@@ -107,7 +107,7 @@ impl Gateway {
             let of_log = Session::from_bytes(of_log).expect("a session");
             let [flags, _] = last_flags.to_le_bytes();
             log.resume(of_log, Sequence(next), PacketFlags(flags).contains(PacketFlags::END_OF_SESSION));
-            step = self.day.beginning(of_log.restart);
+            step = self.day.session_start_step(of_log.restart);
             ready = Some(StreamPosition::at(of_log, Sequence(next)));
         }
         let (words, fence) = (Arc::new(TakeoverShared::default()), Arc::new(Fence::closed()));
@@ -190,7 +190,7 @@ impl Gateway {
         }
     }
 
-    /// Everything in its log is what the day says, under the name that the day gives it.
+    /// Everything in its log is what the day says, under the id that the day gives it.
     pub(super) fn check_log(&self) -> Option<Violation> {
         let mut reader = Reader::open(&self.directory, CHANNEL.0).expect("the own log");
         while let Some(entry) = reader.next() {
@@ -209,7 +209,7 @@ impl Gateway {
 }
 
 impl RunningGateway {
-    /// What the venue has said by now, a few steps at most, as one burst.
+    /// What the venue has sent by now, a few steps at most, as one burst.
     pub(super) fn process_input(&mut self, now_ns: u64, steps_max: u64) {
         for _ in 0..steps_max {
             if self.is_caught_up(now_ns) {
@@ -248,12 +248,12 @@ impl RunningGateway {
         }
     }
 
-    /// Whether it has all that the venue has said by now.
+    /// Whether it has everything that the venue has sent by now.
     pub(super) fn is_caught_up(&self, now_ns: u64) -> bool {
         self.day.step(self.step).is_none_or(|(_, sent_ns)| sent_ns > now_ns)
     }
 
-    /// When the venue says what comes next.
+    /// When the venue sends the next step.
     pub(super) fn next_input_ns(&self) -> Option<u64> {
         self.day.step(self.step).map(|(_, sent_ns)| sent_ns)
     }
@@ -288,7 +288,7 @@ impl RunningGateway {
         self.send();
     }
 
-    /// Up to where all has been sent, as a hand-over tells it.
+    /// The position up to which everything has been sent, as a hand-over reports it.
     pub(super) fn sent_position(&mut self) -> Option<StreamPosition> {
         self.looks += 1;
         self.publisher.acknowledge_drain(self.looks, &self.log);
@@ -300,12 +300,12 @@ impl RunningGateway {
         self.log.committed_through()
     }
 
-    /// Another one says where its output ended.
+    /// The previous leader reports where its output ended.
     pub(super) fn set_peer_end(&self, epoch: Epoch, position: StreamPosition) {
         self.words.output_end.advance(epoch, position);
     }
 
-    /// For a control: as if all that it has logged had been heard.
+    /// For a negative control: as if everything that it has logged had been received.
     pub(super) fn assume_all_received(&self, epoch: Epoch) {
         self.words.received_through.set(ReceiveWatermark {
             received_through: self.log.committed_through(),
@@ -335,7 +335,7 @@ impl RunningGateway {
     }
 }
 
-/// A message's body as it stands in one entry: whole, or cut at record borders.
+/// A message's body as it is in one entry: whole, or split at record borders.
 fn part_of(whole: &[u8], part: usize) -> Option<&[u8]> {
     const PART_BYTES_MAX: usize = 1_408 - FRAME_HEADER_BYTES;
     whole.chunks(PART_BYTES_MAX / record_bytes(whole) * record_bytes(whole)).nth(part)

@@ -1,4 +1,4 @@
-//! The network: between gateways and subscribers, and the way to retransmission services and back.
+//! The network: between gateways and subscribers, and to retransmission services and back.
 
 use std::{mem, rc::Rc};
 
@@ -21,7 +21,7 @@ impl World {
             self.put_on_wire(line, bytes);
         }
         if is_stopped_now && !self.seats[gateway].is_stopped {
-            self.stopped(gateway);
+            self.pause_at_send(gateway);
         }
     }
 
@@ -29,13 +29,13 @@ impl World {
         let packet = parse_packet(&bytes).expect("a packet");
         let epoch = packet.meta.epoch;
         self.published = self.published.max(Some(StreamPosition::range_of_packet(&packet).1));
-        // A straight line loses nothing to subscribers, nor to gateways that somebody has begun to lead.
+        // Without network faults nothing is lost to subscribers, nor to gateways once a leader publishes.
         let is_first = epoch > self.epoch_sent;
         self.epoch_sent = self.epoch_sent.max(epoch);
         let bytes: Rc<[u8]> = bytes.into();
         let gateways = (0..self.seats.len()).map(Destination::Gateway);
         for at in gateways.chain((0..self.subscribers.len()).map(Destination::Subscriber)) {
-            let is_safe = self.setup.weather == NetworkConditions::Lossless
+            let is_safe = self.setup.network == NetworkConditions::Lossless
                 && (is_first || matches!(at, Destination::Subscriber(_)));
             let delay_ns = self.delay_ns();
             if is_safe || !self.is_lost() {
@@ -46,7 +46,7 @@ impl World {
 
     pub(super) fn answer(&mut self, gateway: usize, subscriber: usize, request: &ServiceRequest) {
         let now_ns = self.now_ns;
-        let Some(run) = self.awake(gateway) else { return };
+        let Some(run) = self.running_gateway(gateway) else { return };
         let packets = run.answer(request, now_ns);
         self.counts.answers += 1;
         for bytes in packets {
@@ -58,9 +58,9 @@ impl World {
         }
     }
 
-    /// Of one packet or message. On a straight line all take the same.
+    /// Delay of one packet or message. Without network faults all have the same.
     pub(super) fn delay_ns(&mut self) -> u64 {
-        if self.setup.weather == NetworkConditions::Lossless {
+        if self.setup.network == NetworkConditions::Lossless {
             return LOSSLESS_DELAY_NS;
         }
         let is_late = !self.faults_stopped && self.random.chance(0.03);
@@ -75,5 +75,5 @@ impl World {
     }
 }
 
-/// How long any packet takes on a straight line.
+/// Delay of every packet without network faults, ns.
 const LOSSLESS_DELAY_NS: u64 = 100_000;

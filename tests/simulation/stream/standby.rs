@@ -1,5 +1,5 @@
-//! A gateway's ear, as `gateway/pair/src/standby/listener.rs` has it without its sockets: what the product believes and how it
-//! follows is the product's own, what is here only carries it from one to the other.
+//! A gateway's standby receiver, as `gateway/pair/src/standby/listener.rs` has it without its sockets. The product's
+//! own code decides what is accepted and how the log follows; this file only carries data between the two.
 
 use std::{path::Path, sync::Arc};
 
@@ -68,7 +68,7 @@ impl StandbyReceiver {
         }
     }
 
-    /// The gateway that leads has told how far it has published.
+    /// The leader has reported how far it has published.
     pub(super) fn set_confirmed(&mut self, position: StreamPosition) {
         self.reported_through = self.reported_through.max(Some(position));
     }
@@ -86,7 +86,7 @@ impl StandbyReceiver {
         });
     }
 
-    /// Another gateway was heard, under this epoch at last.
+    /// Another gateway was received, most recently under this epoch.
     pub(super) fn heard(&self) -> Option<Epoch> {
         self.tracker.position().map(|_| self.tracker.epoch())
     }

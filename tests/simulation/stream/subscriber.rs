@@ -1,4 +1,4 @@
-//! A subscriber with the product's own receiver, and the judge of what that hands on.
+//! A subscriber with the product's own receiver, and the checker of what it delivers.
 
 use std::{
     hash::{DefaultHasher, Hash as _},
@@ -28,7 +28,7 @@ pub(super) struct Subscriber {
     asks_all_services: bool,
     highest: Epoch,
     pub(super) stale: u64,
-    judge: DeliveryChecker,
+    checker: DeliveryChecker,
 }
 
 /// Knows what must come next.
@@ -71,7 +71,7 @@ impl Subscriber {
             message_bytes_max: 4_096,
             ..ReceiverConfig::default()
         });
-        let judge = DeliveryChecker { day: Rc::clone(day), at: 0, violation: None, digest: DefaultHasher::new() };
+        let checker = DeliveryChecker { day: Rc::clone(day), at: 0, violation: None, digest: DefaultHasher::new() };
         Self {
             receiver,
             selector: ServiceSelector::new(setup.services.unwrap_or(0)),
@@ -79,7 +79,7 @@ impl Subscriber {
             asks_all_services: setup.asks_all_services,
             highest: Epoch::default(),
             stale: 0,
-            judge,
+            checker,
         }
     }
 
@@ -93,12 +93,12 @@ impl Subscriber {
         }
         let service = if self.asks_all_services { service } else { 0 };
         let datagram = PublishedDatagram { line, service, bytes: &bytes, ts_recv: UnixNs(now_ns) };
-        let Self { receiver, judge, .. } = self;
-        let before = judge.at;
+        let Self { receiver, checker, .. } = self;
+        let before = checker.at;
         // Refused is dropped and counted.
-        let _ = receiver.accept(datagram, MonoNs(now_ns), &mut |output: Output<'_>| judge.take(&output, now_ns));
-        if judge.at > before && epoch < self.highest {
-            judge.record_violation(Violation::OldEpoch { epoch, after: self.highest });
+        let _ = receiver.accept(datagram, MonoNs(now_ns), &mut |output: Output<'_>| checker.take(&output, now_ns));
+        if checker.at > before && epoch < self.highest {
+            checker.record_violation(Violation::OldEpoch { epoch, after: self.highest });
         }
         self.stale += u64::from(epoch < self.highest);
         self.highest = self.highest.max(epoch);
@@ -106,9 +106,9 @@ impl Subscriber {
 
     /// Time has passed. What is to be asked now, and of which service.
     pub(super) fn look(&mut self, now_ns: u64) -> Vec<(usize, ServiceRequest)> {
-        let Self { receiver, judge, selector, .. } = self;
+        let Self { receiver, checker, selector, .. } = self;
         if receiver.next_deadline().is_some_and(|deadline| deadline.0 <= now_ns) {
-            receiver.on_deadline(MonoNs(now_ns), &mut |output: Output<'_>| judge.take(&output, now_ns));
+            receiver.on_deadline(MonoNs(now_ns), &mut |output: Output<'_>| checker.take(&output, now_ns));
         }
         let mut requests = Vec::new();
         while let Some(request) = receiver.poll_request() {
@@ -117,28 +117,28 @@ impl Subscriber {
         requests
     }
 
-    /// It has been told something.
+    /// Something has been delivered to it.
     pub(super) fn has_received(&self) -> bool {
-        self.judge.at > 0
+        self.checker.at > 0
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.judge.at == self.judge.day.told().len()
+        self.checker.at == self.checker.day.told().len()
     }
 
     /// What is wrong so far.
     pub(super) fn violation(&self) -> Option<&Violation> {
-        self.judge.violation.as_ref()
+        self.checker.violation.as_ref()
     }
 
     /// What has not been told, now that the day is over.
     pub(super) fn missing(&self) -> Option<Violation> {
-        self.judge.day.told().get(self.judge.at).map(|told| Violation::Missing(*told))
+        self.checker.day.told().get(self.checker.at).map(|told| Violation::Missing(*told))
     }
 
-    /// Of all that was told and when.
+    /// Digest of all deliveries and their times.
     pub(super) fn digest(&self) -> DefaultHasher {
-        self.judge.digest.clone()
+        self.checker.digest.clone()
     }
 }
 
@@ -167,7 +167,7 @@ impl DeliveryChecker {
         }
     }
 
-    /// The end of a numbering that the venue broke off for another may go unheard: a heartbeat tells it.
+    /// The end of a session that the venue broke off for another one may be missed: only a heartbeat reports it.
     fn expect(&mut self, told: Told, now_ns: u64) {
         (told, now_ns).hash(&mut self.digest);
         let all = self.day.told();
@@ -186,5 +186,5 @@ impl DeliveryChecker {
     }
 }
 
-/// Where a packet's epoch stands.
+/// Offset of a packet's epoch.
 const EPOCH: std::ops::Range<usize> = 16..24;

@@ -1,5 +1,5 @@
-//! The kernel's side of a gateway's output: takes packets, some or all; and the place where a process is stopped between
-//! the fence's check and the hand-over.
+//! The kernel's side of a gateway's output: accepts all packets or some. Here a process can be paused between the fence
+//! check and the send.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use mdgw_sys::{
 /// One packet on its way, by its line.
 pub(super) type SentPacket = (Line, Vec<u8>);
 
-/// Hands nothing to the kernel, but says so.
+/// Hands nothing to the kernel, and reports that.
 pub(super) struct Wire {
     sockets: Vec<Arc<OwnedFd>>,
     random: Random,

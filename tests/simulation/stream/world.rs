@@ -30,10 +30,10 @@ pub(super) struct World {
     day: Rc<VenueScript>,
     pub(super) seats: Vec<GatewaySlot>,
     pub(super) subscribers: Vec<Subscriber>,
-    /// Who decides who leads; `None`: one leads at a time, and `faults.rs` says who.
+    /// The election; `None`: one gateway leads at a time, and `faults.rs` chooses it.
     pub(super) election: Option<SimulatedElection>,
     pub(super) leader: Option<usize>,
-    /// Counts the times that nobody has led.
+    /// Counts the periods without a leader.
     pub(super) vacancies: u64,
     pub(super) epoch: Epoch,
     /// The highest of which a packet was sent.
@@ -41,8 +41,8 @@ pub(super) struct World {
     /// Everything before it was put on the network.
     pub(super) published: Option<StreamPosition>,
     pub(super) faults_stopped: bool,
-    /// The one gateway whose keeper may starve.
-    pub(super) starving: usize,
+    /// The one gateway whose log maintenance may starve.
+    pub(super) starved_gateway: usize,
     turns: usize,
     pub(super) counts: Counts,
     _directory: TempDir,
@@ -66,7 +66,7 @@ pub(super) struct GatewaySlot {
 }
 
 pub(super) enum Event {
-    /// The venue has said something, or it has more to take of that.
+    /// The venue has sent something, or the gateway has more of it to read.
     Input {
         gateway: usize,
         incarnation: u32,
@@ -81,7 +81,7 @@ pub(super) enum Event {
         service: u8,
         bytes: Rc<[u8]>,
     },
-    /// The leader tells a gateway how far it has published.
+    /// The leader reports to a gateway how far it has published.
     Confirmed {
         gateway: usize,
         position: StreamPosition,
@@ -139,7 +139,7 @@ pub(super) struct Counts {
 pub(super) struct RunOutcome {
     pub(super) violation: Option<Violation>,
     pub(super) counts: Counts,
-    /// Of all that subscribers were told and when.
+    /// Digest of all deliveries and their times.
     pub(super) digest: u64,
 }
 
@@ -170,14 +170,14 @@ impl World {
             }
         });
         let seats: Vec<_> = seats.collect();
-        let services = (setup.weather == NetworkConditions::Lossy).then_some(setup.gateways);
+        let services = (setup.network == NetworkConditions::Lossy).then_some(setup.gateways);
         let of_subscriber = subscriber::SubscriberSetup {
             lines: u8::try_from(lines).expect("few lines"),
             services,
             checks_epochs: setup.checks_epochs,
             asks_all_services: setup.asks_all_services,
         };
-        let starving = usize::try_from(random.below(setup.gateways as u64)).expect("few gateways");
+        let starved_gateway = usize::try_from(random.below(setup.gateways as u64)).expect("few gateways");
         let random_seed = random.next_u64();
         let mut world = Self {
             setup,
@@ -195,7 +195,7 @@ impl World {
             epoch_sent: Epoch::default(),
             published: None,
             faults_stopped: false,
-            starving,
+            starved_gateway,
             turns: 0,
             counts: Counts::default(),
             _directory: directory,
@@ -211,7 +211,7 @@ impl World {
         world
     }
 
-    /// The whole day, and until all have been told all of it.
+    /// Runs the whole day, until all subscribers got all of it.
     pub(super) fn run(mut self) -> RunOutcome {
         let end_ns = self.day.end_ns();
         let mut violation = None;
@@ -227,7 +227,7 @@ impl World {
             if violation.is_some() || all_complete || at_ns > end_ns + RECOVERY_NS {
                 break;
             }
-            self.happen(event);
+            self.handle_event(event);
         }
         let missing = self.subscribers.iter().find_map(Subscriber::missing);
         let log_violation = self.seats.iter().find_map(|slot| slot.gateway.check_log());
@@ -248,7 +248,7 @@ impl World {
         self.events.insert((self.now_ns + delay_ns, self.planned), event);
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
             Event::Input { gateway, incarnation } => self.input(gateway, incarnation),
             Event::Turn => self.turn(),
@@ -257,7 +257,7 @@ impl World {
             }
             Event::Arrives { at: Destination::Gateway(number), bytes, .. } => self.hear(number, bytes),
             Event::Confirmed { gateway, position } => {
-                if let Some(run) = self.awake(gateway) {
+                if let Some(run) = self.running_gateway(gateway) {
                     run.standby.set_confirmed(position);
                 }
             }
@@ -272,7 +272,7 @@ impl World {
     }
 
     /// A gateway's process, unless it is stopped.
-    pub(super) fn awake(&mut self, gateway: usize) -> Option<&mut RunningGateway> {
+    pub(super) fn running_gateway(&mut self, gateway: usize) -> Option<&mut RunningGateway> {
         let GatewaySlot { gateway, is_stopped, .. } = &mut self.seats[gateway];
         gateway.run.as_mut().filter(|_| !*is_stopped)
     }
@@ -291,7 +291,7 @@ impl World {
         }
         let (is_starving, steps_max) = (now_ns < slot.no_segments_until_ns, if slot.is_eligible { 6 } else { 12 });
         let steps = 1 + self.random.below(steps_max);
-        let Some(run) = self.awake(gateway) else { return };
+        let Some(run) = self.running_gateway(gateway) else { return };
         if !is_starving {
             run.run_maintenance(now_ns);
         }
@@ -310,7 +310,7 @@ impl World {
         for gateway in 0..self.seats.len() {
             let is_starving = now_ns < self.seats[gateway].no_segments_until_ns;
             let is_heartbeat_due = self.turns % HEARTBEAT_TURNS == gateway;
-            let Some(run) = self.awake(gateway) else { continue };
+            let Some(run) = self.running_gateway(gateway) else { continue };
             if !is_starving {
                 run.run_maintenance(now_ns);
             }
@@ -320,7 +320,7 @@ impl World {
             let (is_caught_up, heard) = (run.is_caught_up(now_ns), run.standby.heard());
             // Who comes back stands when it is level. If nobody has led since, it takes what its last process has logged for
             // sent, so without services it must have heard who does.
-            let may_ask = self.setup.weather == NetworkConditions::Lossy;
+            let may_ask = self.setup.network == NetworkConditions::Lossy;
             self.seats[gateway].is_eligible |= is_caught_up && (may_ask || heard == Some(self.epoch));
             self.forward_sent(gateway);
         }
@@ -338,10 +338,10 @@ impl World {
         self.after(TURN_NS, Event::Turn);
     }
 
-    /// The leader tells the others how far it has published.
+    /// The leader reports to the others how far it has published.
     fn report_published(&mut self) {
         let Some(leader) = self.leader else { return };
-        let Some(position) = self.awake(leader).and_then(RunningGateway::sent_position) else { return };
+        let Some(position) = self.running_gateway(leader).and_then(RunningGateway::sent_position) else { return };
         for gateway in (0..self.seats.len()).filter(|other| *other != leader) {
             let delay_ns = self.delay_ns();
             if !self.is_lost() {
@@ -406,5 +406,5 @@ fn null_socket() -> OwnedFd {
 const SUBSCRIBERS: usize = 2;
 const TURN_NS: u64 = MS / 2;
 const HEARTBEAT_TURNS: usize = 8;
-/// So long after the last word, all have all of it.
+/// This long after the last step, all subscribers have all of it, ns.
 const RECOVERY_NS: u64 = 400 * MS;

@@ -1,4 +1,4 @@
-//! Whoever uses a register, one question at a time.
+//! A client of a register that makes one request at a time.
 
 use std::{
     collections::BTreeMap,
@@ -20,14 +20,14 @@ use mdgw_feeds::identity::Epoch;
 
 use crate::process::TEST_TIMEOUT;
 
-/// A register, and what comes from it.
+/// A register, and its events.
 pub struct Asker {
     register: Box<dyn Register>,
     events: Receiver<RegisterEvent>,
     request_id: u64,
-    /// What the watch said while something else was waited for, oldest first.
+    /// Watch notifications that arrived while the client waited for an answer, oldest first.
     changes: Vec<Option<Versioned>>,
-    /// What was last said of the connection.
+    /// The last reported state of the connection.
     link: Option<StoreLink>,
 }
 
@@ -78,7 +78,7 @@ impl Asker {
         self.answer(request_id)
     }
 
-    /// Swaps something that must succeed.
+    /// Makes a swap that must succeed.
     ///
     /// # Panics
     /// When it doesn't.
@@ -89,11 +89,11 @@ impl Asker {
         }
     }
 
-    /// Counts on in the record until `count` swaps have succeeded. After an unknown outcome it reads, and finds out by
-    /// the record itself whether it was this asker's swap that is in force. Returns how many outcomes were unknown.
+    /// Increments a counter in the record until `count` swaps have succeeded. After an unknown outcome it reads the record,
+    /// which shows whether its own swap took effect. Returns how many outcomes were unknown.
     ///
     /// # Panics
-    /// When a swap that was told to have succeeded isn't in force, or the store does not answer.
+    /// When a swap that was reported as successful isn't in force, or the store does not answer.
     pub fn increment_until(&mut self, node: u8, count: u64) -> u64 {
         let (mut done, mut unknown) = (0, 0);
         while done < count {
@@ -120,23 +120,23 @@ impl Asker {
         unknown
     }
 
-    /// Takes away the version that a swap of unknown outcome waits for.
+    /// Makes a swap that invalidates the expected version of a swap with unknown outcome.
     fn supersede(&mut self, found: &Versioned) {
-        // Whatever comes of it: only the version counts.
+        // The outcome does not matter, only the new version.
         let _ = self.swap(found.version, &found.record);
     }
 
-    /// Begins to watch.
+    /// Starts the watch.
     pub fn watch(&mut self) {
         self.register.watch();
     }
 
-    /// Gives up the connection in use.
+    /// Drops the present connection.
     pub fn reconnect(&mut self) {
         self.register.reconnect();
     }
 
-    /// Waits until the watch says something that `is_wanted`; returns that.
+    /// Waits for a watch notification that `is_wanted`, and returns it.
     ///
     /// # Panics
     /// When it doesn't within [`TEST_TIMEOUT`].
@@ -152,7 +152,7 @@ impl Asker {
         }
     }
 
-    /// Waits for that state of the connection.
+    /// Waits for that connection state.
     ///
     /// # Panics
     /// When it doesn't come within [`TEST_TIMEOUT`].
@@ -177,7 +177,7 @@ impl Asker {
         }
     }
 
-    /// Takes one event; `Some` if it is an answer.
+    /// Handles one event; `Some` if it is an answer.
     fn take_event(&mut self, what: &str) -> Option<(RequestId, Outcome)> {
         match self.events.recv_timeout(TEST_TIMEOUT).unwrap_or_else(|error| panic!("waited for {what}: {error}")) {
             RegisterEvent::Answer { request_id, outcome } => return Some((request_id, outcome)),

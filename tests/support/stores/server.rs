@@ -1,4 +1,4 @@
-//! One node: a process with its data, its log and its questions for health.
+//! One node: a process with its data, its log and its health check.
 
 use std::{
     fs::{self, File},
@@ -15,23 +15,23 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::namespaces::Namespace;
 
-/// A node that can be started again and again.
+/// A node that can be restarted.
 #[derive(Debug)]
 pub(super) struct StoreNode {
     pub(super) command: Vec<String>,
-    /// Where clients find it.
+    /// Its client address.
     pub(super) address: SocketAddrV4,
     pub(super) health: Health,
-    /// What it keeps over restarts.
+    /// Its data directory.
     pub(super) data: PathBuf,
-    /// What it says.
+    /// Its log file.
     pub(super) log: PathBuf,
-    /// Where it runs; `None`: where the test does.
+    /// Its network namespace; `None`: that of the test.
     pub(super) namespace: Option<Namespace>,
     child: Option<Child>,
 }
 
-/// How to ask a node how it is: what to send, and what the answer contains.
+/// A health check: the request, and what the answer contains.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Health {
     pub(super) address: SocketAddrV4,
@@ -92,7 +92,7 @@ impl StoreNode {
 
     pub(super) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Gone already, where it ended by itself.
+            // Fails if the node has already exited.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -111,7 +111,7 @@ impl StoreNode {
         kill_process(Pid::from_child(child), signal).expect("the node can be signalled");
     }
 
-    /// What it said last.
+    /// The end of its log.
     pub(super) fn log_end(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -132,7 +132,7 @@ impl HealthQuery {
     }
 }
 
-/// Sends a text and returns all that comes until the other side closes.
+/// Sends a text and returns everything received until the peer closes.
 pub(super) fn send_request(address: SocketAddrV4, text: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
@@ -142,8 +142,8 @@ pub(super) fn send_request(address: SocketAddrV4, text: &str) -> io::Result<Stri
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Starts a process from a thread that lives as long as the test's process does: a node must not end with whichever
-/// thread of the test happened to start it.
+/// Starts a process from a thread that lives as long as the test process: the kernel ends a node with the thread that
+/// started it, and threads of tests end earlier.
 fn spawn(command: Command, namespace: Option<Namespace>) -> io::Result<Child> {
     type SpawnRequest = (Command, Option<Namespace>, mpsc::Sender<io::Result<Child>>);
     static STARTER: OnceLock<mpsc::Sender<SpawnRequest>> = OnceLock::new();
@@ -151,7 +151,7 @@ fn spawn(command: Command, namespace: Option<Namespace>) -> io::Result<Child> {
         let (requests, of_thread) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
             for (mut command, namespace, answer) in of_thread {
-                // Nobody waits only where the test has panicked meanwhile; the child then ends with this process.
+                // Fails only if the test has panicked meanwhile; the child then ends with this process.
                 let _ = answer.send(spawn_in(&mut command, namespace.as_ref()));
             }
         });

@@ -1,4 +1,4 @@
-//! Nodes of ZooKeeper, from the jars.
+//! Nodes of ZooKeeper, started from the jars.
 
 use std::{
     fmt::Write as _,

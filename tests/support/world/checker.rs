@@ -1,5 +1,4 @@
-//! What a day had to be delivered as, and whether it was: by the venue's whole input run offline, and by `mdgw ha verify`
-//! on what every receiver captured.
+//! Checks what receivers got: against the venue's whole input run offline, and with `mdgw ha verify` on every capture.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -26,47 +25,47 @@ use tempfile::TempDir;
 
 use super::{
     faults::{ExpectedOutcome, InjectedFault},
-    receiver::{Delivered, ReceiverLog, What, content},
+    receiver::{Delivered, DeliveredItem, ReceiverLog, content_hash},
 };
 use crate::{
-    captures::say,
+    captures::print_to_stderr,
     feeds::SESSION,
     pair::CHANNEL,
-    process::{self, Ended},
+    process::{self, ExitedProcess},
     site::text,
     trading_day::DATE,
 };
 
-/// Stocks of the venue's day.
+/// Number of instruments of the venue's day.
 pub const STOCKS: u16 = 200;
-/// Its seed.
+/// Seed of the day.
 pub const SEED: u64 = 1;
 
-/// What the venue plays.
+/// The venue's input and the configuration under which it is decoded.
 #[derive(Clone, Debug)]
 pub struct VenueInput {
-    /// Messages.
+    /// Number of messages.
     pub messages: u64,
     /// A gateway's configuration.
     pub config: String,
 }
 
-/// What every receiver has to be told: names with their contents, in order.
+/// What every receiver must get: message ids with hashes of their content, in order.
 #[derive(Clone, Debug, Default)]
-pub struct Expected {
+pub struct ExpectedStream {
     messages: Vec<((Session, u64), u64)>,
-    /// How many messages had come out after each packet.
+    /// How many messages are complete after each packet.
     after_packets: Vec<usize>,
 }
 
 impl VenueInput {
-    /// Runs it through the channel alone, whole and on one line.
+    /// Decodes the whole input from one line, without loss, with the channel alone.
     ///
     /// # Panics
-    /// When the configuration isn't sound.
+    /// When the configuration is invalid.
     #[must_use]
-    pub fn expected(&self) -> Expected {
-        let config = Resolved::from_text(Path::new("gateway.toml"), &self.config).expect("the configuration is sound");
+    pub fn expected(&self) -> ExpectedStream {
+        let config = Resolved::from_text(Path::new("gateway.toml"), &self.config).expect("the configuration is valid");
         let mut config = config.channels[0].channel_config();
         config.arbiter = ArbiterConfig { lines: 1, ..ArbiterConfig::default() };
         config.date = Some(DATE.parse().expect("a date"));
@@ -84,62 +83,71 @@ impl VenueInput {
     }
 }
 
-impl Expected {
-    /// Of a venue that played the beginning of that day in each of its sessions: so many packets.
+impl ExpectedStream {
+    /// The stream of a venue that played the first `played_packets` packets of the day in each session.
     #[must_use]
     pub fn for_sessions(whole: &Self, played_packets: &[u64]) -> Self {
         let mut expected = Self::default();
         for (restart, packets) in (0..).zip(played_packets) {
             let last = usize::try_from(*packets).ok().and_then(|packets| packets.checked_sub(1));
             let count = last.and_then(|last| whole.after_packets.get(last)).copied().unwrap_or(0);
-            let renamed = |((session, sequence), content): &((Session, u64), u64)| {
-                ((Session { restart, ..*session }, *sequence), *content)
+            let renamed = |((session, sequence), content_hash): &((Session, u64), u64)| {
+                ((Session { restart, ..*session }, *sequence), *content_hash)
             };
             expected.messages.extend(whole.messages.iter().take(count).map(renamed));
         }
         expected
     }
 
-    /// What was never told, with what was told before and after its place: some of it.
-    fn never_told(&self, delivered: &[Delivered]) -> Vec<MissingMessage> {
-        let message_id_of = |delivered: &Delivered| match delivered.what {
-            What::Message { name, .. } => Some(name),
-            What::Gap(_) | What::Lost(_) | What::End => None,
+    /// Messages that a receiver never got, with the deliveries around each: at most [`MISSING_SHOWN_MAX`].
+    fn missing_messages(&self, delivered: &[Delivered]) -> Vec<MissingMessage> {
+        let message_id_of = |delivered: &Delivered| match delivered.item {
+            DeliveredItem::Message { id, .. } => Some(id),
+            DeliveredItem::Gap(_) | DeliveredItem::Lost(_) | DeliveredItem::End => None,
         };
-        let told: HashSet<_> = delivered.iter().filter_map(message_id_of).collect();
-        let lost = self.messages.iter().map(|(name, _)| *name).filter(|name| !told.contains(name));
-        let never_told = |name: (Session, u64)| MissingMessage {
-            name,
-            before: delivered.iter().rev().find(|told| message_id_of(told).is_some_and(|told| told < name)).copied(),
-            after: delivered.iter().find(|told| message_id_of(told).is_some_and(|told| told > name)).copied(),
+        let delivered_sequences: HashSet<_> = delivered.iter().filter_map(message_id_of).collect();
+        let lost = self.messages.iter().map(|(id, _)| *id).filter(|id| !delivered_sequences.contains(id));
+        let missing_message = |id: (Session, u64)| MissingMessage {
+            id,
+            before: delivered
+                .iter()
+                .rev()
+                .find(|delivery| message_id_of(delivery).is_some_and(|other| other < id))
+                .copied(),
+            after: delivered.iter().find(|delivery| message_id_of(delivery).is_some_and(|other| other > id)).copied(),
         };
-        lost.take(MISSING_SHOWN_MAX).map(never_told).collect()
+        lost.take(MISSING_SHOWN_MAX).map(missing_message).collect()
     }
 
-    /// Whether a packet or an entry of a log that settles this range and tells these messages, without a gap, passes any over.
-    fn suppresses_messages(&self, session: Session, (first, next): (u64, u64), told: &[u64]) -> bool {
-        let before = |sequence| self.messages.partition_point(|(name, _)| *name < (session, sequence));
+    /// Whether a packet or log entry that covers this range with these messages, and no gap, leaves out an expected message.
+    fn suppresses_messages(&self, session: Session, (first, next): (u64, u64), delivered_sequences: &[u64]) -> bool {
+        let before = |sequence| self.messages.partition_point(|(id, _)| *id < (session, sequence));
         let expected = self.messages.get(before(first)..before(next)).unwrap_or_default();
-        expected.iter().any(|((_, sequence), _)| !told.contains(sequence))
+        expected.iter().any(|((_, sequence), _)| !delivered_sequences.contains(sequence))
     }
 
-    /// What says nothing where there is something to be told: captured packets and entries of the gateways' logs, some of them.
-    fn silences(&self, captures: &[PathBuf], logs: &[PathBuf]) -> Vec<String> {
+    /// Captured packets and log entries that cover an expected message without publishing it: at most [`MISSING_SHOWN_MAX`].
+    fn suppressed_messages(&self, captures: &[PathBuf], logs: &[PathBuf]) -> Vec<String> {
         let mut found = Vec::new();
         for (receiver, capture) in (0..).zip(captures) {
             let mut file = CaptureFile::open(capture, &OpenOptions::default()).expect("a receiver's capture");
             while let Ok(Some(datagram)) = file.next_datagram() {
                 let Ok(packet) = parse_packet(datagram.payload) else { continue };
                 let (meta, is) = (packet.meta, |flag| packet.meta.flags.contains(flag));
-                // Of definitions, and of an answer's end, the range is none of messages.
+                // Snapshots, and the heartbeat that ends a retransmission, carry ranges that are not of messages.
                 let is_of_messages =
                     !(is(PacketFlags::SNAPSHOT) || is(PacketFlags::RETRANSMISSION) && is(PacketFlags::HEARTBEAT));
                 let range = (meta.first.0, meta.next.0);
-                let told = messages_in_range(packet.frames().map(|(header, _)| header), range);
+                let delivered_sequences = messages_in_range(packet.frames().map(|(header, _)| header), range);
                 if is_of_messages
-                    && told.as_ref().is_some_and(|told| self.suppresses_messages(meta.session, range, told))
+                    && delivered_sequences.as_ref().is_some_and(|delivered_sequences| {
+                        self.suppresses_messages(meta.session, range, delivered_sequences)
+                    })
                 {
-                    found.push(format!("receiver {receiver}, from {}: {told:?} in {meta:?}", datagram.src));
+                    found.push(format!(
+                        "receiver {receiver}, from {}: {delivered_sequences:?} in {meta:?}",
+                        datagram.src
+                    ));
                 }
             }
         }
@@ -148,9 +156,16 @@ impl Expected {
             while let Some(entry) = reader.next() {
                 let Some(session) = Session::from_bytes(entry.session) else { continue };
                 let range = (entry.first, entry.next);
-                let told = messages_in_range(Frames::of_body(entry.payload).map(|(header, _)| header), range);
-                if told.as_ref().is_some_and(|told| self.suppresses_messages(session, range, told)) {
-                    found.push(format!("log of {node}, entry {}: {told:?} in {session:?} {range:?}", entry.number));
+                let delivered_sequences =
+                    messages_in_range(Frames::of_body(entry.payload).map(|(header, _)| header), range);
+                if delivered_sequences
+                    .as_ref()
+                    .is_some_and(|delivered_sequences| self.suppresses_messages(session, range, delivered_sequences))
+                {
+                    found.push(format!(
+                        "log of {node}, entry {}: {delivered_sequences:?} in {session:?} {range:?}",
+                        entry.number
+                    ));
                 }
             }
         }
@@ -158,65 +173,68 @@ impl Expected {
         found
     }
 
-    /// What is wrong with what one receiver was told.
+    /// The errors in what one receiver got.
     #[must_use]
-    pub fn faults(&self, delivered: &[Delivered]) -> DeliveryErrors {
-        let mut faults = DeliveryErrors::default();
-        // Behind this name books are in doubt.
+    pub fn errors_in(&self, delivered: &[Delivered]) -> DeliveryErrors {
+        let mut errors = DeliveryErrors::default();
+        // Books are suspect after this message id.
         let mut confirmed_until = None;
         let mut expected: HashMap<(Session, u64), (u64, u64)> = HashMap::with_capacity(self.messages.len());
-        expected.extend(self.messages.iter().map(|(name, content)| (*name, (*content, 0))));
+        expected.extend(self.messages.iter().map(|(id, content_hash)| (*id, (*content_hash, 0))));
         let mut last = None;
-        for what in delivered.iter().map(|delivered| delivered.what) {
+        for what in delivered.iter().map(|delivered| delivered.item) {
             match what {
-                What::Gap(count) => faults.declared += count,
-                What::Lost(count) => faults.receiver_gaps += count,
-                What::End => {}
-                What::Message { name, content, is_suspect } => {
-                    faults.out_of_order += u64::from(last.is_some_and(|last| name < last));
-                    last = Some(name);
-                    if !is_suspect && faults.suspect == 0 {
-                        confirmed_until = Some(name);
+                DeliveredItem::Gap(count) => errors.declared_gaps += count,
+                DeliveredItem::Lost(count) => errors.receiver_gaps += count,
+                DeliveredItem::End => {}
+                DeliveredItem::Message { id, content_hash, is_suspect } => {
+                    errors.out_of_order += u64::from(last.is_some_and(|last| id < last));
+                    last = Some(id);
+                    if !is_suspect && errors.suspect == 0 {
+                        confirmed_until = Some(id);
                     }
-                    faults.suspect += u64::from(is_suspect);
-                    match expected.get_mut(&name) {
-                        None => faults.unknown += 1,
+                    errors.suspect += u64::from(is_suspect);
+                    match expected.get_mut(&id) {
+                        None => errors.unknown += 1,
                         Some((_, times @ 1..)) => {
                             *times += 1;
-                            faults.doubled += 1;
+                            errors.duplicated += 1;
                         }
                         Some((expected, times)) => {
                             *times += 1;
-                            let is_different = u64::from(*expected != content);
-                            *(if is_suspect { &mut faults.different_while_suspect } else { &mut faults.different }) +=
-                                is_different;
+                            let is_different = u64::from(*expected != content_hash);
+                            *(if is_suspect {
+                                &mut errors.different_while_suspect
+                            } else {
+                                &mut errors.content_differs
+                            }) += is_different;
                         }
                     }
                 }
             }
         }
-        for (name, _) in expected.iter().filter(|(_, (_, times))| *times == 0) {
-            // Without its order a message says nothing that could be told.
-            let is_after_doubt = faults.suspect > 0 && Some(*name) > confirmed_until;
-            *(if is_after_doubt { &mut faults.different_while_suspect } else { &mut faults.lost }) += 1;
+        for (id, _) in expected.iter().filter(|(_, (_, times))| *times == 0) {
+            // A message whose order is unknown to a suspect book yields no records.
+            let is_after_doubt = errors.suspect > 0 && Some(*id) > confirmed_until;
+            *(if is_after_doubt { &mut errors.different_while_suspect } else { &mut errors.lost }) += 1;
         }
-        faults
+        errors
     }
 }
 
-/// A message that a receiver was never told.
+/// A message that a receiver never got.
 #[derive(Clone, Copy, Debug)]
 struct MissingMessage {
-    name: (Session, u64),
+    id: (Session, u64),
     before: Option<Delivered>,
     after: Option<Delivered>,
 }
 
 impl MissingMessage {
-    /// With every captured packet, and every entry of the gateways' logs, in whose range it lies.
+    /// Text with every captured packet and log entry whose range contains it.
     fn describe(&self, captures: &[PathBuf], logs: &[PathBuf]) -> String {
-        let Self { name: (session, sequence), before, after } = self;
-        let mut text = format!("never told: {sequence} of {session:?}, after {before:?}, before {after:?}");
+        let Self { id: (session, sequence), before, after } = self;
+        let mut text = format!("missing: {sequence} of {session:?}, after {before:?}, before {after:?}");
         for (receiver, capture) in (0..).zip(captures) {
             let mut file = CaptureFile::open(capture, &OpenOptions::default()).expect("a receiver's capture");
             while let Ok(Some(datagram)) = file.next_datagram() {
@@ -257,81 +275,81 @@ fn is_message(header: &FrameHeader, sequence: u64) -> bool {
     header.kind == FrameKind::Message as u8 && header.sequence.get() == sequence
 }
 
-/// The messages of that range that end in these frames; `None` where some are declared missing.
+/// The messages of that range whose last part is in these frames; `None` if a gap is declared among them.
 fn messages_in_range<'a>(frames: impl Iterator<Item = &'a FrameHeader>, (first, next): (u64, u64)) -> Option<Vec<u64>> {
-    let mut told = Vec::new();
+    let mut delivered_sequences = Vec::new();
     for header in frames {
         let is_last = FrameFlags(header.flags).contains(FrameFlags::LAST_PART);
         match FrameKind::from_number(header.kind) {
             Some(FrameKind::Gap) => return None,
             Some(FrameKind::Message) if is_last && (first..next).contains(&header.sequence.get()) => {
-                told.push(header.sequence.get());
+                delivered_sequences.push(header.sequence.get());
             }
             _ => {}
         }
     }
-    Some(told)
+    Some(delivered_sequences)
 }
 
-/// Of all that was lost, so many are said by name.
+/// At most this many missing messages are described.
 const MISSING_SHOWN_MAX: usize = 12;
 
-/// What must not be. All are counts of messages.
+/// Errors in a delivered stream: counts of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeliveryErrors {
-    /// Never told.
+    /// Never delivered.
     pub lost: u64,
-    /// Told again.
-    pub doubled: u64,
-    /// Told after a later one.
+    /// Delivered more than once.
+    pub duplicated: u64,
+    /// Delivered after a later message.
     pub out_of_order: u64,
-    /// Told with other records.
-    pub different: u64,
-    /// Told, and the venue never sent them.
+    /// Delivered with other records.
+    pub content_differs: u64,
+    /// Delivered although the venue never sent them.
     pub unknown: u64,
     /// In gaps that a gateway declared.
-    pub declared: u64,
+    pub declared_gaps: u64,
     /// Given up by the receiver.
     pub receiver_gaps: u64,
-    /// Told with a book in doubt.
+    /// Delivered with a suspect book.
     pub suspect: u64,
-    /// Told with other records, or not at all, while books were said to be in doubt.
+    /// Delivered with other records, or not at all, while books were marked suspect.
     pub different_while_suspect: u64,
 }
 
 impl DeliveryErrors {
-    /// All of them together.
+    /// The sum of all counts.
     #[must_use]
     pub fn sum(&self) -> u64 {
         let Self {
             lost,
-            doubled,
+            duplicated,
             out_of_order,
-            different,
+            content_differs,
             unknown,
-            declared,
+            declared_gaps,
             receiver_gaps,
             suspect,
             different_while_suspect,
         } = self;
-        lost + doubled
+        lost + duplicated
             + out_of_order
-            + different
+            + content_differs
             + unknown
-            + declared
+            + declared_gaps
             + receiver_gaps
             + suspect
             + different_while_suspect
     }
 
-    /// Those of another receiver too.
+    /// Adds the counts of another receiver.
     pub fn add(&mut self, other: &Self) {
         self.lost += other.lost;
-        self.doubled += other.doubled;
+        self.duplicated += other.duplicated;
         self.out_of_order += other.out_of_order;
-        self.different += other.different;
+        self.content_differs += other.content_differs;
         self.unknown += other.unknown;
-        self.declared += other.declared;
+        self.declared_gaps += other.declared_gaps;
         self.receiver_gaps += other.receiver_gaps;
         self.suspect += other.suspect;
         self.different_while_suspect += other.different_while_suspect;
@@ -341,10 +359,10 @@ impl DeliveryErrors {
 /// One change of leadership, as one receiver saw it. Times in ns since 1970 UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeadershipChange {
-    /// Whose content ended.
-    pub from: Epoch,
-    /// Whose content came next.
-    pub to: Epoch,
+    /// The epoch whose content ended.
+    pub old_epoch: Epoch,
+    /// The epoch whose content came next.
+    pub new_epoch: Epoch,
     /// The last packet of the old epoch ended inside a message.
     pub ended_mid_message: bool,
     /// Last record of the old epoch.
@@ -356,131 +374,136 @@ pub struct LeadershipChange {
 }
 
 impl LeadershipChange {
-    /// How long nothing new was said.
+    /// Time without new content, ns.
     #[must_use]
     pub fn blackout_ns(&self) -> u64 {
         self.first_content_ns.saturating_sub(self.last_old_ns)
     }
 
-    /// Whether it came of that blow, and not of something before it.
+    /// Whether that fault caused it, not an earlier event.
     #[must_use]
-    pub fn is_caused_by(&self, blow: &InjectedFault) -> bool {
-        self.from == blow.before && self.first_content_ns >= blow.injected_ns
+    pub fn is_caused_by(&self, fault: &InjectedFault) -> bool {
+        self.old_epoch == fault.epoch_before && self.first_content_ns >= fault.injected_ns
     }
 }
 
-/// What came of a world.
+/// The result of a testbed run.
 #[derive(Clone, Debug)]
 pub struct RunResult {
-    /// Of each receiver.
-    pub faults: Vec<DeliveryErrors>,
-    /// Of each receiver, in their order.
+    /// Delivery errors of each receiver.
+    pub errors: Vec<DeliveryErrors>,
+    /// Leadership changes that each receiver saw, in order.
     pub changes: Vec<Vec<LeadershipChange>>,
-    /// What each receiver was told.
+    /// What each receiver got.
     pub received: Vec<ReceiverLog>,
-    /// What `mdgw ha verify` says of all captures.
-    pub verified: Value,
+    /// Output of `mdgw ha verify --json` on all captures.
+    pub verify_json: Value,
     /// What each receiver captured.
     captures: Vec<PathBuf>,
-    /// They lie in there.
+    /// The directory of the captures.
     _capture_dir: Arc<TempDir>,
-    /// Packets of an epoch that receivers had left behind, over all of them.
+    /// Packets of an epoch older than the one that their receiver had accepted, over all receivers.
     pub fenced: u64,
     /// When each epoch's leader knew that it leads, ns since 1970 UTC, by the audits.
     pub gained_ns: BTreeMap<Epoch, u64>,
-    /// When a gateway was told of another one's death, ns since 1970 UTC, by the audits.
+    /// When a gateway was notified of a peer's death, ns since 1970 UTC, by the audits.
     pub death_notices_ns: BTreeSet<u64>,
-    /// When a sentinel noticed its gateway's death, ns since 1970 UTC, by what it said.
+    /// When a sentinel noticed its gateway's death, ns since 1970 UTC, by its log.
     pub sentinel_notices_ns: BTreeSet<u64>,
-    /// What gateways and sentinels warned of.
+    /// Warnings and errors that gateways and sentinels logged.
     pub warnings: Vec<String>,
-    /// Those that tell of books that are not as they should be: who has them may lead one day. And what says nothing where there
-    /// is something to be told.
-    pub doubts: Vec<String>,
+    /// Warnings about wrong books (their gateway may lead later), and packets or log entries that suppress a message.
+    pub book_warnings: Vec<String>,
 }
 
-/// What gateways and sentinels wrote down.
+/// Logs of gateways and sentinels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunLogs<'a> {
     /// The publication log of each gateway.
     pub(super) logs: &'a [PathBuf],
-    /// Of each gateway.
+    /// The audit of each gateway.
     pub(super) audits: &'a [String],
-    /// On standard error, by each process.
-    pub(super) said: &'a [String],
+    /// Standard error of each process.
+    pub(super) outputs: &'a [String],
 }
 
 impl RunResult {
-    /// `captures` lie in `capture_dir`.
+    /// Checks the run. The captures are in `capture_dir`.
     pub(super) fn of(
-        expected: &Expected,
+        expected: &ExpectedStream,
         received: Vec<(PathBuf, ReceiverLog)>,
         records: &RunLogs<'_>,
         capture_dir: Arc<TempDir>,
     ) -> Self {
         let (captures, received): (Vec<PathBuf>, Vec<ReceiverLog>) = received.into_iter().unzip();
-        let verified = verify(&captures, &["--json"]);
-        let warnings = records.said.iter().flat_map(|said| said.lines()).filter(|line| is_warning(line));
+        let verify_json = verify(&captures, &["--json"]);
+        let warnings = records.outputs.iter().flat_map(|output| output.lines()).filter(|line| is_warning(line));
         let warnings: Vec<_> = warnings.map(str::to_owned).collect();
-        let silences = expected.silences(&captures, records.logs);
-        let lost: Vec<_> = received.iter().flat_map(|received| expected.never_told(&received.delivered)).collect();
+        let suppressed_messages = expected.suppressed_messages(&captures, records.logs);
+        let lost: Vec<_> =
+            received.iter().flat_map(|received| expected.missing_messages(&received.delivered)).collect();
         if !lost.is_empty() {
             let lost: Vec<_> = lost.iter().map(|lost| lost.describe(&captures, records.logs)).collect();
-            say(&format!("{}\n{}", lost.join("\n"), records.said.join("\n---\n")));
+            print_to_stderr(&format!("{}\n{}", lost.join("\n"), records.outputs.join("\n---\n")));
         }
         Self {
-            faults: received.iter().map(|received| expected.faults(&received.delivered)).collect(),
+            errors: received.iter().map(|received| expected.errors_in(&received.delivered)).collect(),
             changes: received.iter().map(changes).collect(),
-            verified: verified.json(),
+            verify_json: verify_json.json(),
             captures,
             _capture_dir: capture_dir,
-            fenced: verified.json()["stale_epoch_packets"].as_u64().unwrap_or_default(),
+            fenced: verify_json.json()["stale_epoch_packets"].as_u64().unwrap_or_default(),
             gained_ns: events(records.audits, "gained").collect(),
             death_notices_ns: events(records.audits, "died").map(|(_, time_ns)| time_ns).collect(),
-            sentinel_notices_ns: records.said.iter().flat_map(|said| noticed(said)).collect(),
-            doubts: warnings.iter().filter(|line| is_book_warning(line)).cloned().chain(silences).collect(),
+            sentinel_notices_ns: records.outputs.iter().flat_map(|output| death_notice_times(output)).collect(),
+            book_warnings: warnings
+                .iter()
+                .filter(|line| is_book_warning(line))
+                .cloned()
+                .chain(suppressed_messages)
+                .collect(),
             warnings,
             received,
         }
     }
 
-    /// What `mdgw ha verify` says of all captures, in words.
+    /// Output of `mdgw ha verify` on all captures, as text.
     #[must_use]
     pub fn verdict(&self) -> String {
         verify(&self.captures, &[]).stdout
     }
 
-    /// Messages that some receiver heard more than once.
+    /// Messages that a receiver got more than once: the maximum over receivers.
     #[must_use]
     pub fn republished(&self) -> u64 {
         let of_one = |capture| verify(std::slice::from_ref(capture), &["--json"]).json()["republished"].as_u64();
         self.captures.iter().filter_map(of_one).max().unwrap_or_default()
     }
 
-    /// Nothing was lost, doubled, out of order or other than the venue's input makes it, at any receiver, and
+    /// Asserts that no receiver saw a message lost, duplicated, out of order or with other content, and that
     /// `mdgw ha verify` finds nothing in the captures.
     ///
     /// # Panics
-    /// When it isn't so.
+    /// When a receiver or `mdgw ha verify` found an error.
     pub fn assert_no_errors(&self) {
-        for faults in &self.faults {
-            assert_eq!(*faults, DeliveryErrors::default(), "{}", self.verdict());
+        for errors in &self.errors {
+            assert_eq!(*errors, DeliveryErrors::default(), "{}", self.verdict());
         }
         assert_eq!(self.verified["passed"], true, "{}", self.verdict());
     }
 
-    /// Whether that came of a blow, at each receiver.
+    /// Whether that fault had that outcome at each receiver.
     #[must_use]
-    pub fn has_expected_outcome(&self, expected: ExpectedOutcome, blow: &InjectedFault) -> bool {
-        let changes: Vec<&LeadershipChange> = self.changes_caused_by(blow).collect();
+    pub fn has_expected_outcome(&self, expected: ExpectedOutcome, fault: &InjectedFault) -> bool {
+        let changes: Vec<&LeadershipChange> = self.changes_caused_by(fault).collect();
         let all = |is: &dyn Fn(&LeadershipChange) -> bool| {
             changes.len() == self.changes.len() && changes.iter().all(|change| is(change))
         };
-        match (expected, blow.stable_until_ns) {
+        match (expected, fault.stable_until_ns) {
             (ExpectedOutcome::NoChange, Some(until_ns)) => {
                 changes.iter().all(|change| change.first_content_ns > until_ns)
             }
-            (ExpectedOutcome::PeerLeads, None) => all(&|change| change.to.node() != blow.before.node()),
+            (ExpectedOutcome::PeerLeads, None) => all(&|change| change.new_epoch.node() != fault.epoch_before.node()),
             (ExpectedOutcome::NewEpoch, None) => all(&|_| true),
             (ExpectedOutcome::NoChange, None) | (ExpectedOutcome::PeerLeads | ExpectedOutcome::NewEpoch, Some(_)) => {
                 false
@@ -488,12 +511,12 @@ impl RunResult {
         }
     }
 
-    /// The change that ended the epoch before a blow, as each receiver saw it.
-    pub fn changes_caused_by(&self, blow: &InjectedFault) -> impl Iterator<Item = &LeadershipChange> {
-        self.changes.iter().filter_map(|all| all.iter().find(|change| change.is_caused_by(blow)))
+    /// The change that ended the epoch before the fault, as each receiver saw it.
+    pub fn changes_caused_by(&self, fault: &InjectedFault) -> impl Iterator<Item = &LeadershipChange> {
+        self.changes.iter().filter_map(|all| all.iter().find(|change| change.is_caused_by(fault)))
     }
 
-    /// How often `mdgw ha verify` found two publishers at a time, and how often another promise broken.
+    /// How often `mdgw ha verify` found two publishers at a time, and how many other violations it found.
     #[must_use]
     pub fn broken(&self) -> (u64, u64) {
         let counts = self.verified["violations"].as_object().cloned().unwrap_or_default();
@@ -508,48 +531,48 @@ impl RunResult {
     /// Epochs that were published, ascending.
     #[must_use]
     pub fn epochs(&self) -> Vec<Epoch> {
-        let epochs = self.verified["epochs"].as_array().cloned().unwrap_or_default();
+        let epochs = self.verify_json["epochs"].as_array().cloned().unwrap_or_default();
         let number = |value: &Value| value.as_u64().unwrap_or_default();
         let node = |value: &Value| u8::try_from(number(value)).unwrap_or_default();
         epochs.iter().map(|epoch| Epoch::new(number(&epoch["count"]), node(&epoch["node"]))).collect()
     }
 }
 
-/// The longest time in `[from_ns, until_ns)` in which a receiver was told nothing new, ns.
+/// The longest time within `[from_ns, until_ns)` without a delivery to that receiver, ns.
 #[must_use]
 pub fn longest_blackout_ns(received: &ReceiverLog, from_ns: u64, until_ns: u64) -> u64 {
     let times = received.delivered.iter().map(|delivered| delivered.time_ns);
     let within = times.filter(|time_ns| (from_ns..until_ns).contains(time_ns));
     let times: Vec<u64> = [from_ns].into_iter().chain(within).chain([until_ns]).collect();
-    times.windows(2).map(|two| two[1].saturating_sub(two[0])).max().unwrap_or(0)
+    times.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or(0)
 }
 
 fn changes(received: &ReceiverLog) -> Vec<LeadershipChange> {
     let messages: Vec<&Delivered> =
-        received.delivered.iter().filter(|delivered| matches!(delivered.what, What::Message { .. })).collect();
-    let epoch_changes = messages.windows(2).filter(|two| two[0].epoch != two[1].epoch);
-    let change = |two: &[&Delivered]| {
-        let heard = received.first_packets.iter().find(|(epoch, _)| *epoch == two[1].epoch);
+        received.delivered.iter().filter(|delivered| matches!(delivered.item, DeliveredItem::Message { .. })).collect();
+    let epoch_changes = messages.windows(2).filter(|pair| pair[0].epoch != pair[1].epoch);
+    let change = |pair: &[&Delivered]| {
+        let first_packet = received.first_packets.iter().find(|(epoch, _)| *epoch == pair[1].epoch);
         LeadershipChange {
-            from: two[0].epoch,
-            to: two[1].epoch,
-            ended_mid_message: received.ends_mid_message.get(&two[0].epoch).copied().unwrap_or_default(),
-            last_old_ns: two[0].time_ns,
-            first_packet_ns: heard.map_or(two[1].time_ns, |(_, time_ns)| *time_ns),
-            first_content_ns: two[1].time_ns,
+            old_epoch: pair[0].epoch,
+            new_epoch: pair[1].epoch,
+            ended_mid_message: received.ends_mid_message.get(&pair[0].epoch).copied().unwrap_or_default(),
+            last_old_ns: pair[0].time_ns,
+            first_packet_ns: first_packet.map_or(pair[1].time_ns, |(_, time_ns)| *time_ns),
+            first_content_ns: pair[1].time_ns,
         }
     };
     epoch_changes.map(change).collect()
 }
 
-fn verify(captures: &[PathBuf], more: &[&str]) -> Ended {
+fn verify(captures: &[PathBuf], more: &[&str]) -> ExitedProcess {
     let captures = captures.iter().map(|capture| text(capture));
-    let verified = process::run(["ha", "verify"].into_iter().chain(captures).chain(more.iter().copied()));
-    assert!(matches!(verified.code, Some(0 | 1)), "{}", verified.stderr);
-    verified
+    let verify_json = process::run(["ha", "verify"].into_iter().chain(captures).chain(more.iter().copied()));
+    assert!(matches!(verify_json.code, Some(0 | 1)), "{}", verify_json.stderr);
+    verify_json
 }
 
-/// Of that kind: which epoch, and when.
+/// Audit events of that kind: epoch, and time in ns since 1970 UTC.
 fn events(audits: &[String], kind: &'static str) -> impl Iterator<Item = (Epoch, u64)> {
     let lines = audits.iter().flat_map(|audit| audit.lines());
     let entries = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -564,7 +587,7 @@ fn is_warning(line: &str) -> bool {
     line.contains(" WARN ") || line.contains(" ERROR ")
 }
 
-/// The two gateways of a pair make different messages of the same input.
+/// Whether the line says that the two gateways of a pair decode the same input differently.
 fn is_book_warning(line: &str) -> bool {
     ["gateways-differ", "inconsistent with the book", "its messages differ from the peer's"]
         .iter()
@@ -580,7 +603,7 @@ fn noticed(said: &str) -> impl Iterator<Item = u64> {
 #[derive(Default)]
 struct ExpectedSink {
     session: Option<Session>,
-    expected: Expected,
+    expected: ExpectedStream,
 }
 
 impl FrameSink for ExpectedSink {
@@ -588,7 +611,7 @@ impl FrameSink for ExpectedSink {
         if let Some(session) = self.session
             && meta.kind == FrameKind::Message
         {
-            self.expected.messages.push(((session, meta.sequence.0), content(body)));
+            self.expected.messages.push(((session, meta.sequence.0), content_hash(body)));
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the processes of a world are started with.
+//! Configuration files of the gateways and witnesses of a testbed.
 
 use std::{fmt::Write as _, path::Path};
 
@@ -10,17 +10,17 @@ use super::{
 use crate::{failover::LeaseTimingMs, namespaces::INTERFACE, site::text, stores::Store};
 
 impl Testbed {
-    /// Of that gateway, in the revision that it was last rolled to.
+    /// That gateway's configuration, in its current revision.
     pub(super) fn config_text(&self, node: u8) -> String {
         let at = |directory: &Path, name: &str| directory.join(format!("{name}{node}")).display().to_string();
-        let (state, log) = (at(self.folder.path(), "state"), at(self.fast.path(), "log"));
-        let votes = self.disk(node);
-        let (audit, socket, key) = (self.audit(node), self.socket(node), self.path("key"));
+        let (state, log) = (at(self.folder.path(), "state"), at(self.fast_dir.path(), "log"));
+        let votes = self.vote_and_audit_dir(node);
+        let (audit, socket, key) = (self.audit_file(node), self.control_socket(node), self.path("key"));
         let own = address(node);
         let peers = || self.nodes().filter(|peer| *peer != node);
         let Plan { timing: LeaseTimingMs(lease, renewal, margin), priority, channel, output, .. } = &self.plan;
         let revision = self.revisions[index(node)];
-        // What the output depends on differs from revision to revision, though no day notices.
+        // Each revision changes a key that affects the output, but not with the messages of these days.
         let orders_max = ORDERS_MAX.max(self.plan.messages.next_power_of_two() / 8) + revision;
         let [line_a, line_b] = LINES;
         let kernel_fence = self.plan.has_kernel_fence;
@@ -44,11 +44,14 @@ impl Testbed {
             text(&audit),
             text(&socket),
             address(VENUE),
-            at(self.fast.path(), "latency"),
+            at(self.fast_dir.path(), "latency"),
         );
         config += &match self.plan.backend {
             ElectionBackend::File => {
-                format!("\"file\"\n[election.file]\ndirectory = \"{}\"\n", self.fast.path().join("records").display())
+                format!(
+                    "\"file\"\n[election.file]\ndirectory = \"{}\"\n",
+                    self.fast_dir.path().join("records").display()
+                )
             }
             ElectionBackend::Quorum => {
                 let voter = |node: u8| {
@@ -95,7 +98,7 @@ impl Testbed {
         config
     }
 
-    /// Of that witness.
+    /// That witness's configuration.
     pub(super) fn witness_config_text(&self, node: u8) -> String {
         let others = self.nodes().chain(self.witness_nodes()).filter(|other| *other != node);
         let peer = |node: u8| format!("[[peer]]\nnode = {node}\naddress = \"{}:{VOTE_PORT}\"\n", address(node));
@@ -109,5 +112,5 @@ impl Testbed {
     }
 }
 
-/// Orders that fit the books of the first revision, but for days of more than 8 million messages.
+/// Capacity of the books in the first revision, in orders; days of more than 8 million messages get more.
 const ORDERS_MAX: u64 = 1 << 20;

@@ -1,6 +1,6 @@
-//! What is done to a pair, by name. Each function strikes once and returns when both gateways are in order again.
+//! Fault cases by name. Each function injects its fault once and returns when both gateways are healthy again.
 
-mod grantors;
+mod lease_authority;
 mod network;
 mod processes;
 
@@ -14,68 +14,69 @@ use super::{
 };
 use crate::{failover::LeaseTimingMs, stores::Store};
 
-/// One kind of blow.
+/// One kind of fault.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultCase {
-    /// What it is called.
+    /// Name, as `--case` takes it.
     pub name: &'static str,
-    /// What is done.
+    /// Description, as `--case list` prints it.
     pub description: &'static str,
-    /// What has to come of it.
-    pub wanted: ExpectedOutcome,
-    /// Who grants leadership where nobody asks for somebody else.
+    /// The outcome that it must have.
+    pub expected: ExpectedOutcome,
+    /// The election backend, unless another one is asked for.
     pub backend: ElectionBackend,
-    /// What the world has to be like.
+    /// Adjusts the plan of the testbed.
     pub prepare: fn(&mut Plan),
-    /// Does it; the number of the trial varies what can vary.
-    pub strike: fn(&mut Testbed, u64) -> InjectedFault,
+    /// Injects it; the trial number varies phase, length and node.
+    pub inject: fn(&mut Testbed, u64) -> InjectedFault,
 }
 
-/// What has to come of a blow.
+/// The outcome that a fault must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpectedOutcome {
     /// The other gateway leads.
     PeerLeads,
     /// One of them leads, under a new epoch.
     NewEpoch,
-    /// Who leads goes on, under the same epoch.
+    /// The leader continues, under the same epoch.
     NoChange,
 }
 
-/// A blow that was struck.
+/// A fault that was injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InjectedFault {
-    /// Under which epoch everything had come before.
-    pub before: Epoch,
-    /// When it was struck, ns since 1970 UTC.
+    /// The epoch of all content before it.
+    pub epoch_before: Epoch,
+    /// When it was injected, ns since 1970 UTC.
     pub injected_ns: u64,
-    /// Nobody else may lead because of it: until when it lasted, ns since 1970 UTC. As long before it nothing was done.
+    /// For a fault that must not move leadership: when it ended, ns since 1970 UTC. It was preceded by an equal time
+    /// without any fault.
     pub stable_until_ns: Option<u64>,
 }
 
 impl FaultCase {
-    /// Of a pair over records in memory, in an ordinary world.
+    /// A case for a pair over record files in memory, in a testbed with the default plan.
     const fn new(
         name: &'static str,
         description: &'static str,
-        wanted: ExpectedOutcome,
-        strike: fn(&mut Testbed, u64) -> InjectedFault,
+        expected: ExpectedOutcome,
+        inject: fn(&mut Testbed, u64) -> InjectedFault,
     ) -> Self {
-        Self { name, description, wanted, backend: ElectionBackend::File, prepare: |_| {}, strike }
+        Self { name, description, expected, backend: ElectionBackend::File, prepare: |_| {}, inject }
     }
 
-    const fn over(self, backend: ElectionBackend) -> Self {
+    const fn with_backend(self, backend: ElectionBackend) -> Self {
         Self { backend, ..self }
     }
 
-    const fn with(self, prepare: fn(&mut Plan)) -> Self {
+    const fn with_plan(self, prepare: fn(&mut Plan)) -> Self {
         Self { prepare, ..self }
     }
 }
 
 const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
 
-/// All of them.
+/// All cases.
 pub const CASES: [FaultCase; 43] = {
     use ElectionBackend::Quorum;
     use ExpectedOutcome::{NewEpoch, NoChange, PeerLeads};
@@ -86,237 +87,237 @@ pub const CASES: [FaultCase; 43] = {
             "out-of-memory",
             "the leader gets no more memory, is killed by the kernel, and started again",
             PeerLeads,
-            processes::starve,
+            processes::exhaust_memory,
         )
-        .with(|plan| plan.has_memory_limit = true),
+        .with_plan(|plan| plan.has_memory_limit = true),
         FaultCase::new(
-            "three-kills",
-            "of three gateways the leader is killed, then the one that follows it; both are started again",
+            "kill-two-of-three",
+            "of three gateways the leader is killed, then its successor; both are started again",
             PeerLeads,
             processes::kill_two_in_sequence,
         )
-        .with(|plan| plan.gateways = 3),
-        FaultCase::new("stop", "the leader is stopped (SIGSTOP) for 0.2 to 3 s and goes on", PeerLeads, processes::stop),
+        .with_plan(|plan| plan.gateways = 3),
+        FaultCase::new("pause", "the leader is stopped (SIGSTOP) for 0.2 to 3 s and continued", PeerLeads, processes::pause),
         FaultCase::new("hand-over", "the leader is asked to hand over", PeerLeads, processes::hand_over),
         FaultCase::new(
-            "both-restarted",
-            "both gateways are killed in one moment, and started again: the venue has to play the session once more",
+            "restart-both",
+            "both gateways are killed at the same moment and started again: the venue has to retransmit the session",
             NewEpoch,
             processes::restart_both,
         ),
-        FaultCase::new("alone", "the other gateway comes to one that was started alone, and goes", NoChange, |world, _| {
+        FaultCase::new("join-single", "a second gateway joins one that was started alone, and leaves again", NoChange, |world, _| {
             processes::join_single_gateway(world)
         })
-        .over(Quorum)
-        .with(|plan| plan.starts_with_one_gateway = true),
+        .with_backend(Quorum)
+        .with_plan(|plan| plan.starts_with_one_gateway = true),
         FaultCase::new(
-            "rolled",
-            "first the standby, then the leader is started again with the next revision of the configuration",
+            "rolling-upgrade",
+            "first the standby, then the leader is restarted with the next revision of the configuration",
             PeerLeads,
             processes::upgrade_configuration,
         ),
         FaultCase::new(
-            "parts-kill",
-            "packets are so small that messages are cut into parts; the leader's output is cut, wherever it is, and it is killed",
+            "kill-in-split-message",
+            "packets are so small that messages are split into parts; the leader's output is dropped from some packet on, and the leader is killed",
             PeerLeads,
             processes::kill_inside_a_message,
         )
-        .with(split_messages),
+        .with_plan(split_messages),
         FaultCase::new(
-            "roll-kill",
-            "the session ends and the next one begins, while the leader is killed (the venue itself is silent for a second)",
+            "kill-at-session-change",
+            "the session ends and the next one begins, while the leader is killed (the venue itself sends nothing for a second)",
             PeerLeads,
             processes::kill_while_sessions_change,
         ),
         FaultCase::new(
-            "gap-kill",
-            "the leader alone misses both lines for a moment and is killed; books are told with each change",
+            "kill-after-gap",
+            "the leader alone misses both lines for a moment and is killed; each change of the books is published",
             PeerLeads,
             processes::gap_then_kill,
         )
-        .with(publish_books),
-        FaultCase::new("nothing", "nobody fails, for a while", NoChange, |world, _| hold_fault_as_planned(world, |_, _| {})),
-        FaultCase::new("line-loss", "the leader misses 30 % of line A", NoChange, network::drop_on_line_a),
+        .with_plan(publish_books),
+        FaultCase::new("no-fault", "no fault, for a while", NoChange, |world, _| hold_fault_as_planned(world, |_, _| {})),
+        FaultCase::new("leader-line-a-loss", "the leader misses 30 % of line A", NoChange, network::drop_on_line_a),
         FaultCase::new(
-            "lines-loss-kill",
+            "leader-loss-kill",
             "the leader misses 10 % of both lines, and is killed",
             PeerLeads,
             network::drop_leader_input_and_kill,
         )
-        .with(publish_books),
+        .with_plan(publish_books),
         FaultCase::new(
             "standby-loss-kill",
             "the standby misses 10 % of both lines, and the leader is killed",
             PeerLeads,
             network::drop_standby_input_and_kill,
         )
-        .with(publish_books),
+        .with_plan(publish_books),
         FaultCase::new(
-            "standby-loss-stop",
+            "standby-loss-pause",
             "the standby misses 30 % of both lines, and the leader is stopped (SIGSTOP) until it takes over",
             PeerLeads,
             network::drop_standby_input_and_pause,
         ),
         FaultCase::new(
-            "output-cut",
-            "nothing that the leader publishes leaves its host; its renewals do",
+            "leader-output-loss",
+            "what the leader publishes does not leave its host; its renewals do",
             PeerLeads,
             network::drop_leader_output,
         ),
         FaultCase::new(
-            "leader-cut",
-            "the leader is cut off from the other gateway and from whoever grants leadership, not from receivers",
+            "leader-isolated",
+            "the leader is partitioned from the other gateway and from the lease authority, not from receivers",
             PeerLeads,
             |world, _| network::isolate_leader(world, network::Direction::Both),
         )
-        .over(Quorum),
-        FaultCase::new("leader-mute", "the same, and the leader still hears them", PeerLeads, |world, _| {
-            network::isolate_leader(world, network::Direction::From)
+        .with_backend(Quorum),
+        FaultCase::new("leader-outbound-loss", "the same, but only what the leader sends is dropped", PeerLeads, |world, _| {
+            network::isolate_leader(world, network::Direction::Outbound)
         })
-        .over(Quorum),
-        FaultCase::new("leader-deaf", "the same, and they still hear the leader", PeerLeads, |world, _| {
-            network::isolate_leader(world, network::Direction::To)
+        .with_backend(Quorum),
+        FaultCase::new("leader-inbound-loss", "the same, but only what is sent to the leader is dropped", PeerLeads, |world, _| {
+            network::isolate_leader(world, network::Direction::Inbound)
         })
-        .over(Quorum),
-        FaultCase::new("cut-standby", "leader and standby are cut off from each other, for 2 s", NoChange, |world, _| {
+        .with_backend(Quorum),
+        FaultCase::new("partition-standby", "leader and standby are partitioned from each other, for 2 s", NoChange, |world, _| {
             network::partition_from_standby(world, network::Direction::Both)
         })
-        .over(Quorum),
-        FaultCase::new("cut-to-standby", "the standby does not hear the leader, for 2 s", NoChange, |world, _| {
-            network::partition_from_standby(world, network::Direction::From)
+        .with_backend(Quorum),
+        FaultCase::new("partition-to-standby", "the standby receives nothing from the leader, for 2 s", NoChange, |world, _| {
+            network::partition_from_standby(world, network::Direction::Outbound)
         })
-        .over(Quorum),
-        FaultCase::new("cut-to-leader", "the leader does not hear the standby, for 2 s", NoChange, |world, _| {
-            network::partition_from_standby(world, network::Direction::To)
+        .with_backend(Quorum),
+        FaultCase::new("partition-to-leader", "the leader receives nothing from the standby, for 2 s", NoChange, |world, _| {
+            network::partition_from_standby(world, network::Direction::Inbound)
         })
-        .over(Quorum),
-        FaultCase::new("cut-witness", "the leader is cut off from the witness, for 2 s", NoChange, |world, _| {
+        .with_backend(Quorum),
+        FaultCase::new("partition-witness", "the leader is partitioned from the witness, for 2 s", NoChange, |world, _| {
             network::partition_from_authority(world, network::Direction::Both)
         })
-        .over(Quorum),
-        FaultCase::new("cut-to-witness", "the witness does not hear the leader, for 2 s", NoChange, |world, _| {
-            network::partition_from_authority(world, network::Direction::From)
+        .with_backend(Quorum),
+        FaultCase::new("partition-to-witness", "the witness receives nothing from the leader, for 2 s", NoChange, |world, _| {
+            network::partition_from_authority(world, network::Direction::Outbound)
         })
-        .over(Quorum),
-        FaultCase::new("cut-from-witness", "the leader does not hear the witness, for 2 s", NoChange, |world, _| {
-            network::partition_from_authority(world, network::Direction::To)
+        .with_backend(Quorum),
+        FaultCase::new("partition-from-witness", "the leader receives nothing from the witness, for 2 s", NoChange, |world, _| {
+            network::partition_from_authority(world, network::Direction::Inbound)
         })
-        .over(Quorum),
-        FaultCase::new("standby-cut-witness", "the standby is cut off from the witness, for 2 s", NoChange, |world, _| {
+        .with_backend(Quorum),
+        FaultCase::new("standby-partition-witness", "the standby is partitioned from the witness, for 2 s", NoChange, |world, _| {
             network::partition_standby_from_authority(world, network::Direction::Both)
         })
-        .over(Quorum),
-        FaultCase::new("standby-cut-store", "the standby is cut off from the store, for 2 s", NoChange, |world, _| {
+        .with_backend(Quorum),
+        FaultCase::new("standby-partition-store", "the standby is partitioned from the store, for 2 s", NoChange, |world, _| {
             network::partition_standby_from_authority(world, network::Direction::Both)
         })
-        .over(ETCD),
+        .with_backend(ETCD),
         FaultCase::new(
-            "standby-deaf-store",
-            "the standby does not hear the store, for 2 s",
+            "standby-partition-from-store",
+            "the standby receives nothing from the store, for 2 s",
             NoChange,
-            |world, _| network::partition_standby_from_authority(world, network::Direction::To),
+            |world, _| network::partition_standby_from_authority(world, network::Direction::Inbound),
         )
-        .over(ETCD),
-        FaultCase::new("cut-store", "the leader is cut off from the store, for 2 s", NoChange, |world, _| {
+        .with_backend(ETCD),
+        FaultCase::new("partition-store", "the leader is partitioned from the store, for 2 s", NoChange, |world, _| {
             network::partition_from_authority(world, network::Direction::Both)
         })
-        .over(ETCD),
-        FaultCase::new("cut-to-store", "the store does not hear the leader, for 2 s", NoChange, |world, _| {
-            network::partition_from_authority(world, network::Direction::From)
+        .with_backend(ETCD),
+        FaultCase::new("partition-to-store", "the store receives nothing from the leader, for 2 s", NoChange, |world, _| {
+            network::partition_from_authority(world, network::Direction::Outbound)
         })
-        .over(ETCD),
+        .with_backend(ETCD),
         FaultCase::new(
-            "cut-from-store",
-            "the leader does not hear the store: its swaps are done, their answers lost; for 2 s",
+            "partition-from-store",
+            "the leader receives nothing from the store: its swaps take effect, their answers are lost; for 2 s",
             NoChange,
-            |world, _| network::partition_from_authority(world, network::Direction::To),
+            |world, _| network::partition_from_authority(world, network::Direction::Inbound),
         )
-        .over(ETCD),
-        FaultCase::new("parked", "the leader's cable is too slow: packets wait in full sockets while its lease ends", PeerLeads, |world, _| {
+        .with_backend(ETCD),
+        FaultCase::new("queued-sends", "the leader's link is too slow: packets wait in full sockets while its lease ends", PeerLeads, |world, _| {
             network::queue_sends_past_lease(world)
         })
-        .over(Quorum),
-        FaultCase::new("forged", "a stranger publishes under an epoch too far above to be believed", NoChange, |world, _| {
+        .with_backend(Quorum),
+        FaultCase::new("forged-implausible", "an unknown sender publishes under an epoch too high to be plausible", NoChange, |world, _| {
             network::forge_implausible_epoch(world)
         }),
-        FaultCase::new("forged-credible", "a stranger publishes under epochs that everybody believes, each other time under the leader's own number", NewEpoch, |world, trial| {
+        FaultCase::new("forged-plausible", "an unknown sender publishes under plausible epochs, in every other trial with the leader's node id", NewEpoch, |world, trial| {
             network::forge_plausible_epochs(world, trial % 2 == 1)
         }),
         FaultCase::new("store-down", "all nodes of the store are killed, for a while, and started again", NoChange, |world, _| {
-            grantors::kill_store(world, grantors::Nodes::All)
+            lease_authority::kill_store(world, lease_authority::Nodes::All)
         })
-        .over(ETCD),
+        .with_backend(ETCD),
         FaultCase::new("store-no-quorum", "all nodes of the store but one are killed, for a while", NoChange, |world, _| {
-            grantors::kill_store(world, grantors::Nodes::AllButOne)
+            lease_authority::kill_store(world, lease_authority::Nodes::AllButOne)
         })
-        .over(ETCD),
+        .with_backend(ETCD),
         FaultCase::new("store-node-down", "one node of the store after the other is killed and started again", NoChange, |world, trial| {
-            grantors::kill_store(world, grantors::Nodes::One(trial))
+            lease_authority::kill_store(world, lease_authority::Nodes::One(trial))
         })
-        .over(ETCD),
-        FaultCase::new("store-hangs", "all nodes of the store are stopped (SIGSTOP), for a while, and go on", NoChange, |world, _| {
-            grantors::pause_store(world)
+        .with_backend(ETCD),
+        FaultCase::new("store-paused", "all nodes of the store are stopped (SIGSTOP), for a while, and continued", NoChange, |world, _| {
+            lease_authority::pause_store(world)
         })
-        .over(ETCD),
+        .with_backend(ETCD),
         FaultCase::new("witness-down", "the witness is killed, for a while, and started again", NoChange, |world, _| {
-            grantors::kill_witness(world)
+            lease_authority::kill_witness(world)
         })
-        .over(Quorum),
-        FaultCase::new("disk-full", "no room for votes and audits of both gateways, for a while", NoChange, |world, _| {
-            grantors::fill_disks(world)
+        .with_backend(Quorum),
+        FaultCase::new("disk-full", "the disk of votes and audits is full on both gateways, for a while", NoChange, |world, _| {
+            lease_authority::fill_disks(world)
         })
-        .over(Quorum)
-        .with(|plan| plan.has_small_disks = true),
+        .with_backend(Quorum)
+        .with_plan(|plan| plan.has_small_disks = true),
         FaultCase::new(
             "disk-full-kill",
-            "no room for votes and audits of both gateways, and the leader is killed",
+            "the disk of votes and audits is full on both gateways, and the leader is killed",
             PeerLeads,
-            |world, _| grantors::kill_with_full_disks(world),
+            |world, _| lease_authority::kill_with_full_disks(world),
         )
-        .over(Quorum)
-        .with(|plan| plan.has_small_disks = true),
+        .with_backend(Quorum)
+        .with_plan(|plan| plan.has_small_disks = true),
     ]
 };
 
 /// The case of that name.
 #[must_use]
-pub fn named(name: &str) -> Option<FaultCase> {
+pub fn case_named(name: &str) -> Option<FaultCase> {
     CASES.into_iter().find(|case| case.name == name)
 }
 
-/// Each change of the best ten levels is told with them: what receivers get says what is in every book.
+/// Publishes each change of the best ten levels, so that the output shows the content of every book.
 fn publish_books(plan: &mut Plan) {
     plan.channel += "schemas = [\"mbo\", \"mbp-10\"]\n";
 }
 
-/// Most messages come to more than the smallest packet holds.
+/// Makes the records of most messages larger than a packet.
 fn split_messages(plan: &mut Plan) {
     plan.channel += "schemas = [\"mbo\", \"mbp-1\", \"mbp-10\", \"trades\"]\n";
     plan.output += "payload_bytes_max = 576\n";
 }
 
-/// Something that must change nothing: done, and undone after so long.
-fn calm(world: &mut Testbed, length: Duration, mut toggle: impl FnMut(&mut Testbed, bool)) -> InjectedFault {
-    // As long without it before, to compare with, and as long with it: lengths of the trial.
+/// Injects a fault that must change nothing, and undoes it after `length`.
+fn hold_fault(world: &mut Testbed, length: Duration, mut toggle: impl FnMut(&mut Testbed, bool)) -> InjectedFault {
+    // An equal time without the fault comes first, for comparison.
     std::thread::sleep(length);
-    let before = world.epoch();
+    let epoch_before = world.epoch();
     let injected_ns = now_ns();
     toggle(world, true);
     std::thread::sleep(length);
     let stable_until_ns = Some(now_ns());
     toggle(world, false);
     world.wait_for_more_deliveries(DELIVERIES_AFTER_FAULT);
-    InjectedFault { before, injected_ns, stable_until_ns }
+    InjectedFault { epoch_before, injected_ns, stable_until_ns }
 }
 
-/// The same, for as long as the plan says.
+/// [`hold_fault`] for the duration of the plan.
 fn hold_fault_as_planned(world: &mut Testbed, toggle: impl FnMut(&mut Testbed, bool)) -> InjectedFault {
-    let length = world.plan.calm;
-    calm(world, length, toggle)
+    let length = world.plan.stable_for;
+    hold_fault(world, length, toggle)
 }
 
-/// Who leads, and under which epoch, when all is at rest: nobody is busy with what is asked for the blow's sake, and it can
-/// come at any moment between two renewals.
+/// The leader and its epoch, in a quiet moment: no request of the harness is outstanding. The trial number sets the phase
+/// between two renewals at which the fault will come.
 fn quiescent_leader(world: &Testbed, trial: u64) -> (u8, Epoch) {
     let LeaseTimingMs(_, renewal_ms, _) = world.plan.timing;
     let phase_us = trial * PHASE_STEP_US % (1_000 * renewal_ms);
@@ -329,9 +330,9 @@ fn quiescent_leader(world: &Testbed, trial: u64) -> (u8, Epoch) {
     }
 }
 
-/// Something under which nobody publishes for a moment: until content of another epoch comes, and goes on.
-fn wait_for_failover(world: &Testbed, before: Epoch) {
-    let _next = world.wait_for_content_after(before);
+/// Waits until every receiver gets content of a later epoch, and the stream continues.
+fn wait_for_failover(world: &Testbed, epoch_before: Epoch) {
+    let _next = world.wait_for_content_after(epoch_before);
     world.wait_for_more_deliveries(DELIVERIES_AFTER_FAULT);
 }
 
@@ -339,7 +340,7 @@ fn now_ns() -> u64 {
     mdgw_sys::clock::unix_now().0
 }
 
-/// A prime, so that trials are spread over a renewal's time.
+/// A prime, so that trials are spread over a renewal's time, us.
 const PHASE_STEP_US: u64 = 7_919;
-/// Things that have to be delivered before a stream goes on.
+/// Deliveries after which the stream counts as continuing.
 const DELIVERIES_AFTER_FAULT: usize = 200;

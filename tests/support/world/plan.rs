@@ -1,10 +1,10 @@
-//! What a world is made of.
+//! Parameters of a testbed: gateways, election backend, timing, load.
 
 use std::{path::PathBuf, time::Duration};
 
 use crate::{failover::LeaseTimingMs, stores::Store};
 
-/// Who grants leadership.
+/// The election backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElectionBackend {
     /// Records in memory of this machine, which all hosts share.
@@ -18,7 +18,7 @@ pub enum ElectionBackend {
 }
 
 impl ElectionBackend {
-    /// As a configuration calls it.
+    /// Its name in a configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -30,9 +30,9 @@ impl ElectionBackend {
         }
     }
 
-    /// By the name that a configuration gives it.
+    /// The backend of that configuration name.
     #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "file" => Some(Self::File),
             "quorum" => Some(Self::Quorum),
@@ -44,18 +44,18 @@ impl ElectionBackend {
     }
 }
 
-/// What the world is like.
+/// The parameters of one testbed.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Gateways, two to four.
     pub gateways: u8,
-    /// Who grants leadership.
+    /// The election backend.
     pub backend: ElectionBackend,
-    /// Lease, renewal, margin.
+    /// Lease, renewal and margin, ms.
     pub timing: LeaseTimingMs,
-    /// Whether a sentinel tells of a gateway's death.
+    /// Whether a sentinel announces a gateway's death.
     pub has_sentinel: bool,
-    /// Whether the kernel refuses what a gateway sends past its deadline.
+    /// Whether the kernel drops what a gateway sends past its lease deadline.
     pub has_kernel_fence: bool,
     /// Messages of the venue's day.
     pub messages: u64,
@@ -63,28 +63,28 @@ pub struct Plan {
     pub messages_per_second: f64,
     /// SCHED_FIFO priority of the election threads; 0 for none.
     pub priority: u8,
-    /// More lines of `[[channel]]` of both.
+    /// Additional lines of `[[channel]]`, for all gateways.
     pub channel: String,
-    /// More lines of `[[output]]` of both.
+    /// Additional lines of `[[output]]`, for all gateways.
     pub output: String,
-    /// How much of its input each keeps for the other one.
+    /// How much of its input each gateway keeps for its peers, bytes.
     pub history_bytes: u64,
-    /// Whether votes and audits have a small disk of their own, which can be filled.
+    /// Whether votes and audits are on a small disk that can be filled.
     pub has_small_disks: bool,
-    /// Whether each gateway's memory is counted, so that it can be taken away.
+    /// Whether each gateway runs in a memory cgroup, so that it can be starved.
     pub has_memory_limit: bool,
-    /// How long something lasts that must change nothing.
-    pub calm: Duration,
+    /// How long a fault lasts that must change nothing.
+    pub stable_for: Duration,
     /// Whether only gateway 1 is started.
     pub starts_with_one_gateway: bool,
-    /// Where publication logs and captures go.
-    pub fast: PathBuf,
+    /// Directory of publication logs and captures.
+    pub fast_dir: PathBuf,
 }
 
 impl Plan {
-    /// A pair over votes or records with a lease that stands a crowded machine, and a short day.
+    /// A pair with a lease long enough for a crowded machine, and a short day.
     #[must_use]
-    pub fn calm(backend: ElectionBackend) -> Self {
+    pub fn relaxed(backend: ElectionBackend) -> Self {
         Self {
             gateways: 2,
             backend,
@@ -99,9 +99,9 @@ impl Plan {
             history_bytes: 32 << 20,
             has_small_disks: false,
             has_memory_limit: false,
-            calm: Duration::from_secs(3),
+            stable_for: Duration::from_secs(3),
             starts_with_one_gateway: false,
-            fast: std::env::temp_dir(),
+            fast_dir: std::env::temp_dir(),
         }
     }
 }

@@ -1,5 +1,4 @@
-//! A receiver on a host of its own: writes down every packet as the kernel stamped it, and what the subscriber library made
-//! of it.
+//! A receiver on its own host: records every packet with its kernel timestamp, and what the subscriber library delivered.
 
 use std::{
     collections::BTreeMap,
@@ -42,42 +41,42 @@ use crate::{
 /// One thing that was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivered {
-    /// When the kernel had the datagram that brought it, ns since 1970 UTC.
+    /// Kernel receive time of its datagram, ns since 1970 UTC.
     pub time_ns: u64,
-    /// Under which epoch it was believed.
+    /// The epoch that the receiver had accepted.
     pub epoch: Epoch,
-    /// What.
-    pub what: What,
+    /// The message, gap or end.
+    pub item: DeliveredItem,
 }
 
 /// What was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum DeliveredItem {
     /// A message's records.
     Message {
-        /// Its name.
-        name: (Session, u64),
+        /// Session and sequence.
+        id: (Session, u64),
         /// A hash of its records.
-        content: u64,
-        /// Whether its book is in doubt.
+        content_hash: u64,
+        /// Whether its book is suspect.
         is_suspect: bool,
     },
-    /// Some were declared missing by the gateway.
+    /// This many messages were declared missing by the gateway.
     Gap(u64),
-    /// Some were lost on the way.
+    /// This many messages were given up by the receiver.
     Lost(u64),
     /// The session's end.
     End,
 }
 
-/// All that a receiver knows in the end.
+/// Everything that a receiver recorded.
 #[derive(Clone, Debug, Default)]
 pub struct ReceiverLog {
     /// In the order of delivery.
     pub delivered: Vec<Delivered>,
-    /// When each epoch was first heard.
+    /// Time of the first packet of each epoch, ns since 1970 UTC.
     pub first_packets: Vec<(Epoch, u64)>,
-    /// Datagrams that the library took nothing of.
+    /// Datagrams that the library refused.
     pub refused: u64,
     /// Whether the last packet of each epoch ended inside a message.
     pub ends_mid_message: BTreeMap<Epoch, bool>,
@@ -95,15 +94,15 @@ pub struct Receiver {
 
 /// A hash of one message's records.
 #[must_use]
-pub fn content(body: &[u8]) -> u64 {
+pub fn content_hash(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(body);
     hasher.finish()
 }
 
 impl Receiver {
-    /// Joins the group on that host, and asks one of `services` for what is missing. Its capture has what `publishers` send,
-    /// and nothing of strangers.
+    /// Joins the group on that host, and requests missing messages from one of `services`. The capture holds only what
+    /// `publishers` send.
     ///
     /// # Panics
     /// When it can't.
@@ -126,7 +125,7 @@ impl Receiver {
                     socket.set_nonblocking(true)?;
                     Ok(socket)
                 });
-                socket.expect("a receiver can ask")
+                socket.expect("a request socket opens")
             });
             let request_sockets: Vec<UdpSocket> = request_sockets.collect();
             (open_receive(&options).expect("a receiver joins"), request_sockets)
@@ -150,7 +149,7 @@ impl Receiver {
                 group: GROUP,
                 lines: 1,
                 window_packets: 16_384,
-                // Whoever is asked may have to be started again first.
+                // The gateway behind a service may first have to be restarted.
                 service: Some(ServiceConfig {
                     attempts_max: 400,
                     service_count: u8::try_from(services.len()).expect("few gateways"),
@@ -176,16 +175,16 @@ impl Receiver {
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        received.delivered.last().is_some_and(|last| last.what == What::End)
+        received.delivered.last().is_some_and(|last| last.item == DeliveredItem::End)
     }
 
     /// The last message that was delivered.
     #[must_use]
     pub fn last_message_id(&self) -> Option<(Session, u64)> {
         let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        received.delivered.iter().rev().find_map(|delivered| match delivered.what {
-            What::Message { name, .. } => Some(name),
-            What::Gap(_) | What::Lost(_) | What::End => None,
+        received.delivered.iter().rev().find_map(|delivered| match delivered.item {
+            DeliveredItem::Message { id, .. } => Some(id),
+            DeliveredItem::Gap(_) | DeliveredItem::Lost(_) | DeliveredItem::End => None,
         })
     }
 
@@ -195,7 +194,7 @@ impl Receiver {
     /// When it has failed.
     #[must_use]
     pub fn finish(mut self) -> (PathBuf, ReceiverLog) {
-        self.end().expect("a receiver writes down what it hears");
+        self.end().expect("the receiver records what it receives");
         let received = std::mem::take(&mut *self.received.lock().unwrap_or_else(PoisonError::into_inner));
         (self.capture.clone(), received)
     }
@@ -238,15 +237,15 @@ impl ReceiverThread {
         let sockets: Vec<_> = [(Line::A, self.sockets.0.raw_fd())].into_iter().chain(request_sockets).collect();
         let mut events = Vec::new();
         loop {
-            // Asked before, so that what lay in the sockets then is still read.
+            // Read before the sockets, so that datagrams that are queued now are still received.
             let is_last = is_stopped.load(Ordering::Acquire);
             loop {
                 batch.clear();
-                // The service is not there yet, or no more: it is asked again.
+                // The service does not listen yet, or no longer: the request is repeated.
                 let unfinished = thread.receive(&sockets, &mut batch).unwrap_or_default();
                 for datagram in batch.iter() {
                     let time_ns = datagram.ts_recv.unwrap_or_else(unix_now);
-                    self.take(datagram.line, datagram.bytes, time_ns.0, datagram.source)?;
+                    self.accept_datagram(datagram.line, datagram.bytes, time_ns.0, datagram.source)?;
                 }
                 if unfinished.is_empty() {
                     break;
@@ -256,7 +255,7 @@ impl ReceiverThread {
             let now = unix_now().0;
             self.protocol.on_deadline(mono_now(), &mut |output| deliver(received, &output, now, None));
             while let Some(request) = self.protocol.poll_request() {
-                // Refused: it is asked again.
+                // Refused: the request is repeated.
                 let _sent = self.sockets.1[self.selector.select(&request)].send(request.to_packet().as_bytes());
             }
             if is_last {
@@ -269,7 +268,7 @@ impl ReceiverThread {
         }
     }
 
-    fn take(&mut self, line: Line, bytes: &[u8], time_ns: u64, source: SocketAddrV4) -> io::Result<()> {
+    fn accept_datagram(&mut self, line: Line, bytes: &[u8], time_ns: u64, source: SocketAddrV4) -> io::Result<()> {
         let local = if line == Line::A { self.group } else { address_of(&self.sockets.1[0])? };
         if self.publishers.contains(source.ip()) {
             self.writer.datagram(time_ns, source, local, bytes)?;
@@ -307,18 +306,18 @@ fn address_of(socket: &UdpSocket) -> io::Result<SocketAddrV4> {
 
 /// `epoch`: of the datagram that brought it; the last one known where time did.
 fn deliver(received: &Mutex<ReceiverLog>, output: &Output<'_>, time_ns: u64, epoch: Option<Epoch>) {
-    let what = match output.item {
-        Item::Message { header, body } => What::Message {
-            name: (output.session, header.sequence.get()),
-            content: content(body),
+    let item = match output.item {
+        Item::Message { header, body } => DeliveredItem::Message {
+            id: (output.session, header.sequence.get()),
+            content_hash: content_hash(body),
             is_suspect: FrameFlags(header.flags).contains(FrameFlags::SUSPECT),
         },
-        Item::Gap(gap) => What::Gap(gap.count()),
-        Item::Lost(gap) => What::Lost(gap.count()),
-        Item::EndOfSession => What::End,
+        Item::Gap(gap) => DeliveredItem::Gap(gap.count()),
+        Item::Lost(gap) => DeliveredItem::Lost(gap.count()),
+        Item::EndOfSession => DeliveredItem::End,
         Item::Session | Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => return,
     };
     let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
     let epoch = epoch.or_else(|| received.delivered.last().map(|last| last.epoch)).unwrap_or_default();
-    received.delivered.push(Delivered { time_ns, epoch, what });
+    received.delivered.push(Delivered { time_ns, epoch, item });
 }

@@ -1,8 +1,8 @@
-//! Times in which the machine was slow though nothing was late: what a hypervisor kept of the cores, and how long a small
-//! piece of work took that is always the same.
+//! Times in which the machine was slow although no wake-up was late: the steal time of each core, and the duration of a
+//! small, constant piece of work (a probe).
 //!
-//! A virtual machine can stand so that each thread gets its core in time and takes ten to fifty times as long as ever for
-//! what it does, say while its memory is mapped anew beneath it. No wake-up shows that.
+//! On a virtual machine a thread can get its core in time and still take ten to fifty times as long as usual, for example
+//! while the hypervisor maps its memory anew. Wake-up times do not show that.
 
 use std::{
     collections::BTreeMap,
@@ -21,20 +21,20 @@ use mdgw_sys::{
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// How the machine did for a while.
+/// Slowness of the machine in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slowness {
-    /// What a hypervisor kept of the core that lost most, ns. Counted in hundredths of a second.
+    /// Steal time of the core that lost most, ns. The kernel counts it in hundredths of a second.
     pub steal_ns: u64,
-    /// How often the piece of work was done, on all cores.
+    /// How many probes ran, on all cores.
     pub probes: usize,
-    /// How often it took more than ten times as long as at its median.
+    /// How many of them took more than ten times the median of the whole run.
     pub slow_probes: usize,
-    /// And how long at the worst, ns.
+    /// The longest probe, ns.
     pub worst_ns: u64,
 }
 
-/// Threads that watch for it.
+/// Threads that measure slowness.
 #[derive(Debug)]
 pub struct SlownessMonitor {
     samples: Arc<SlownessSamples>,
@@ -57,7 +57,7 @@ struct StealSample {
 }
 
 impl SlownessMonitor {
-    /// One thread for each core, which goes before all others where it may, and one that reads what the kernel counts.
+    /// Starts one probe thread for each core, under SCHED_FIFO where that is permitted, and one thread that reads steal time.
     #[must_use]
     pub fn start(cores: usize) -> Self {
         let (samples, stop) = (Arc::new(SlownessSamples::default()), Arc::new(AtomicBool::new(false)));
@@ -99,17 +99,17 @@ impl Drop for SlownessMonitor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // It has nothing to panic about.
+            // The thread does not panic.
             let _ended = thread.join();
         }
     }
 }
 
-/// Writes to each of some pages, and to and from the kernel.
+/// Runs the probe periodically: writes to each of [`PAGES`] pages, and one byte through a pipe.
 fn probe(core: usize, samples: &SlownessSamples, stop: &AtomicBool) {
     let mut this_core = CpuSet::new();
     this_core.set(core);
-    // Not allowed to choose, or to go first: then it takes longer where others are busy, and so says less.
+    // Without these permissions a probe also waits for other threads, and its duration says less.
     let _pinned = sched_setaffinity(None, &this_core);
     let _realtime = set_fifo(1);
     let mut pages = vec![0_u8; PAGES * PAGE_BYTES];
@@ -134,15 +134,15 @@ fn sample_steal(samples: &SlownessSamples, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(STEAL_PERIOD);
         let (now, sampled_ns) = (stolen_ticks(), unix_now().0);
-        let more = now.iter().zip(&before).map(|(now, before)| now.saturating_sub(*before)).enumerate();
-        let more = more.filter(|(_, ticks)| *ticks > 0);
-        let more = more.map(|(core, ticks)| StealSample { core, sampled_ns, steal_ns: ticks * TICK_NS });
-        lock(&samples.stolen).extend(more);
+        let increases = now.iter().zip(&before).map(|(now, before)| now.saturating_sub(*before)).enumerate();
+        let increases = increases.filter(|(_, ticks)| *ticks > 0);
+        let increases = increases.map(|(core, ticks)| StealSample { core, sampled_ns, steal_ns: ticks * TICK_NS });
+        lock(&samples.stolen).extend(increases);
         before = now;
     }
 }
 
-/// Of each core, since the machine began: `steal` of `/proc/stat`, proc_stat(5).
+/// Steal time of each core since boot, in ticks: `steal` of `/proc/stat`, proc_stat(5).
 fn stolen_ticks() -> Vec<u64> {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let cores = text.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
@@ -153,7 +153,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Linux counts in hundredths on every platform that this runs on (`USER_HZ`).
+/// One tick of `/proc/stat`, ns: `USER_HZ` is 100 on every platform that this runs on.
 const TICK_NS: u64 = 10_000_000;
 const STEAL_PERIOD: Duration = Duration::from_millis(5);
 const PROBE_PERIOD: Duration = Duration::from_millis(2);

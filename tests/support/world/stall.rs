@@ -1,5 +1,5 @@
-//! Stalls of the machine itself: a thread on each core that wants to wake up twice in a millisecond, and writes down when it
-//! could not.
+//! Scheduling stalls of the machine: one thread on each core sleeps for half a millisecond at a time and records each late
+//! wake-up.
 
 use std::{
     sync::{
@@ -18,9 +18,9 @@ use super::slowness::{Slowness, SlownessMonitor};
 /// A wake-up that came late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
-    /// When it came at last, ns since 1970 UTC.
+    /// When the thread woke up, ns since 1970 UTC.
     pub until_ns: u64,
-    /// How late, ns.
+    /// How much later than due, ns.
     pub late_ns: u64,
 }
 
@@ -34,10 +34,10 @@ pub struct StallMonitor {
 }
 
 impl StallMonitor {
-    /// One thread for each core, in the ordinary class, as the gateways' pools are.
+    /// One thread for each core, in the ordinary scheduling class, as the gateways' pool threads are.
     ///
     /// # Panics
-    /// When the machine does not tell its cores.
+    /// When the number of cores is unknown.
     #[must_use]
     pub fn start() -> Self {
         let cores = std::thread::available_parallelism().expect("a machine has cores").get();
@@ -47,7 +47,7 @@ impl StallMonitor {
             std::thread::spawn(move || {
                 let mut this_core = CpuSet::new();
                 this_core.set(core);
-                // Not allowed to choose: then it watches wherever it runs.
+                // Without the permission to pin itself the thread watches whichever core it runs on.
                 let _pinned = sched_setaffinity(None, &this_core);
                 while !stop.load(Ordering::Relaxed) {
                     let before = mono_now();
@@ -63,7 +63,7 @@ impl StallMonitor {
         Self { threads: (0..cores).map(watch).collect(), slow: SlownessMonitor::start(cores), stalls, stop }
     }
 
-    /// How slow the machine was in `[from_ns, until_ns)`, ns since 1970 UTC, though nothing was late.
+    /// How slow the machine was in `[from_ns, until_ns)`, ns since 1970 UTC, apart from late wake-ups.
     #[must_use]
     pub fn slowness(&self, from_ns: u64, until_ns: u64) -> Slowness {
         self.slow.during(from_ns, until_ns)
@@ -82,7 +82,7 @@ impl Drop for StallMonitor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // It has nothing to panic about.
+            // The thread does not panic.
             let _ended = thread.join();
         }
     }
@@ -90,5 +90,5 @@ impl Drop for StallMonitor {
 
 const PERIOD: Duration = Duration::from_nanos(PERIOD_NS);
 const PERIOD_NS: u64 = 500_000;
-/// What comes later is a stall.
+/// A wake-up later than this counts as a stall, ns.
 const LATE_NS_MIN: u64 = 1_000_000;

@@ -1,4 +1,4 @@
-//! Many blows of one kind, and what they came to: counted, timed, and none left out.
+//! Results of many faults of one kind: counted and timed, with none left out.
 
 use std::fmt::Write as _;
 
@@ -14,19 +14,19 @@ use crate::failover::ms;
 #[derive(Clone, Copy, Debug)]
 struct FaultTrial {
     blackout_ns: u64,
-    /// From the last record of the old epoch until the blow.
+    /// From the last record of the old epoch until the fault.
     before_ns: u64,
-    /// From the blow until a sentinel noticed a death.
-    noticed_ns: Option<u64>,
-    /// From there until the next leader was told of it.
+    /// From the fault until a sentinel noticed the death.
+    sentinel_notice_ns: Option<u64>,
+    /// From there until the next leader was notified of it.
     notified_ns: Option<u64>,
-    /// From there, or else from the blow, until the next leader knew that it leads.
+    /// From there (without a sentinel: from the fault) until the next leader knew that it leads.
     elected_ns: Option<u64>,
     /// From there to its first packet.
     packet_ns: Option<u64>,
     /// From there to the first new content.
     content_ns: u64,
-    /// The longest stall of a core between the blow and the new content.
+    /// The longest stall of a core between the fault and the new content.
     stall_ns: u64,
 }
 
@@ -36,82 +36,82 @@ impl FaultTrial {
     }
 }
 
-/// All blows of one kind so far.
+/// All faults of one kind so far.
 #[derive(Debug, Default)]
-pub struct Trials {
+pub struct FaultTrials {
     trials: Vec<FaultTrial>,
-    blows: usize,
-    /// Blows after which it was not as wanted at some receiver.
+    injected_faults: usize,
+    /// Faults whose outcome at some receiver was not the expected one.
     unexpected_outcomes: usize,
-    /// Blows that fell inside a message of several parts, at some receiver.
-    inside: usize,
-    /// Blows during which a core stalled.
+    /// Faults that fell inside a message of several parts, at some receiver.
+    mid_message: usize,
+    /// Faults during which a core stalled.
     stalled: usize,
-    faults: DeliveryErrors,
+    errors: DeliveryErrors,
     /// Times that the publish intervals of two epochs overlapped.
     overlaps: u64,
-    /// Other promises that `mdgw ha verify` found broken.
-    broken: u64,
+    /// Other violations that `mdgw ha verify` found.
+    broken_promises: u64,
     verdicts: String,
-    /// Packets of an epoch that receivers had left behind.
+    /// Packets of an epoch older than the one that their receiver had accepted.
     fenced: u64,
-    /// Messages that some receiver heard again, day by day.
+    /// Messages that a receiver got more than once: the worst receiver of each day, summed over days.
     republished: u64,
-    /// Changes that no blow caused.
-    besides: Vec<UnprovokedChange>,
-    /// What was warned of on days with such a change.
+    /// Leadership changes that no fault caused.
+    unprovoked_changes: Vec<UnprovokedChange>,
+    /// Warnings logged on days with such a change.
     warnings: Vec<String>,
-    /// Longest silence during a blow that must change nothing, and as long before it without one, ns.
+    /// For faults that must change nothing: the longest blackout during the fault, and in an equal time before it, ns.
     stable_intervals: Vec<(u64, u64)>,
-    /// What was said of books that are not as they should be.
-    doubts: Vec<String>,
-    /// Days that could not be played to their end, and why.
+    /// Warnings about wrong books.
+    book_warnings: Vec<String>,
+    /// Panic messages of the days that could not be played to their end.
     aborted_days: Vec<String>,
 }
 
-impl Trials {
-    /// A day was played to its end.
-    pub fn take(
+impl FaultTrials {
+    /// Adds a day that was played to its end.
+    pub fn record_day(
         &mut self,
         case: &FaultCase,
-        blows: &[InjectedFault],
-        judged: &RunResult,
+        injected_faults: &[InjectedFault],
+        result: &RunResult,
         stall_monitor: &StallMonitor,
     ) {
-        for blow in blows {
-            self.blows += 1;
-            let changes: Vec<&LeadershipChange> = judged.changes_caused_by(blow).collect();
-            self.unexpected_outcomes += usize::from(!judged.has_expected_outcome(case.wanted, blow));
-            let until_ns = match blow.stable_until_ns {
+        for fault in injected_faults {
+            self.injected_faults += 1;
+            let changes: Vec<&LeadershipChange> = result.changes_caused_by(fault).collect();
+            self.unexpected_outcomes += usize::from(!result.has_expected_outcome(case.expected, fault));
+            let until_ns = match fault.stable_until_ns {
                 Some(until_ns) => {
-                    let length_ns = until_ns - blow.injected_ns;
-                    self.stable_intervals.extend(judged.received.iter().map(|received| {
-                        let silence = |from_ns| longest_blackout_ns(received, from_ns, from_ns + length_ns);
-                        (silence(blow.injected_ns), silence(blow.injected_ns - length_ns))
+                    let length_ns = until_ns - fault.injected_ns;
+                    self.stable_intervals.extend(result.received.iter().map(|received| {
+                        let blackout = |from_ns| longest_blackout_ns(received, from_ns, from_ns + length_ns);
+                        (blackout(fault.injected_ns), blackout(fault.injected_ns - length_ns))
                     }));
                     until_ns
                 }
-                None => changes.iter().map(|change| change.first_content_ns).max().unwrap_or(blow.injected_ns),
+                None => changes.iter().map(|change| change.first_content_ns).max().unwrap_or(fault.injected_ns),
             };
-            let stall_ns = stall_monitor.worst_ns(blow.injected_ns, until_ns);
+            let stall_ns = stall_monitor.worst_ns(fault.injected_ns, until_ns);
             self.stalled += usize::from(stall_ns > STALL_NS);
-            if blow.stable_until_ns.is_none() {
-                self.inside += usize::from(changes.iter().any(|change| change.ended_mid_message));
-                self.trials.extend(changes.iter().map(|change| trial(blow, change, judged, stall_ns)));
+            if fault.stable_until_ns.is_none() {
+                self.mid_message += usize::from(changes.iter().any(|change| change.ended_mid_message));
+                self.trials.extend(changes.iter().map(|change| trial(fault, change, result, stall_ns)));
             }
         }
         let is_expected = |change: &LeadershipChange| {
-            blows.iter().any(|blow| blow.stable_until_ns.is_none() && change.is_caused_by(blow))
+            injected_faults.iter().any(|fault| fault.stable_until_ns.is_none() && change.is_caused_by(fault))
         };
-        let besides = |all: &Vec<LeadershipChange>| -> Vec<LeadershipChange> {
+        let unprovoked_changes = |all: &Vec<LeadershipChange>| -> Vec<LeadershipChange> {
             all.iter().copied().filter(|change| !is_expected(change)).collect()
         };
-        let most = judged.changes.iter().map(besides).max_by_key(Vec::len);
-        let most = most.unwrap_or_default();
-        if !most.is_empty() {
-            self.warnings.extend_from_slice(&judged.warnings);
+        let worst_receiver_changes = result.changes.iter().map(unprovoked_changes).max_by_key(Vec::len);
+        let worst_receiver_changes = worst_receiver_changes.unwrap_or_default();
+        if !worst_receiver_changes.is_empty() {
+            self.warnings.extend_from_slice(&result.warnings);
         }
-        self.besides.extend(most.iter().map(|change| {
+        self.unprovoked_changes.extend(worst_receiver_changes.iter().map(|change| {
             let from_ns = change.last_old_ns.saturating_sub(LOOKBACK_NS);
             let until_ns = change.first_content_ns;
             UnprovokedChange {
@@ -120,102 +120,107 @@ impl Trials {
                 slowness: stall_monitor.slowness(from_ns, until_ns),
             }
         }));
-        for faults in &judged.faults {
-            self.faults.add(faults);
+        for errors in &result.errors {
+            self.errors.add(errors);
         }
-        self.doubts.extend_from_slice(&judged.doubts);
-        self.fenced += judged.fenced;
-        self.republished += judged.republished();
-        let broken = judged.broken();
-        self.overlaps += broken.0;
-        self.broken += broken.1;
-        if broken != (0, 0) {
-            self.verdicts += &judged.verdict();
+        self.book_warnings.extend_from_slice(&result.book_warnings);
+        self.fenced += result.fenced;
+        self.republished += result.republished_messages();
+        let broken_promises = result.broken_promises();
+        self.overlaps += broken_promises.0;
+        self.broken_promises += broken_promises.1;
+        if broken_promises != (0, 0) {
+            self.verdicts += &result.verdict();
         }
     }
 
-    /// How it goes, in one line.
+    /// The progress in one line.
     #[must_use]
     pub fn progress_line(&self) -> String {
-        let besides = self.besides.len();
-        let is_right = if self.is_right() { "all of it right" } else { "not all of it right" };
-        format!("{} blows, {besides} changes besides, {is_right}", self.blows)
+        let unprovoked_changes = self.unprovoked_changes.len();
+        let verdict = if self.all_as_expected() { "all as expected" } else { "not all as expected" };
+        format!("{} faults, {unprovoked_changes} unprovoked changes, {verdict}", self.injected_faults)
     }
 
-    /// A day broke off: its blows so far, and what was said of it.
-    pub fn record_aborted_day(&mut self, blows: usize, why: String) {
-        self.blows += blows;
+    /// Adds a day that broke off: the number of its faults so far, and the panic message.
+    pub fn record_aborted_day(&mut self, injected_faults: usize, why: String) {
+        self.injected_faults += injected_faults;
         self.aborted_days.push(why);
     }
 
-    /// Whether all of it came as it has to.
+    /// Whether every trial had its expected outcome, and no receiver saw an error.
     #[must_use]
-    pub fn is_right(&self) -> bool {
+    pub fn all_as_expected(&self) -> bool {
         self.overlaps == 0
-            && self.broken == 0
-            && self.faults == DeliveryErrors::default()
+            && self.broken_promises == 0
+            && self.errors == DeliveryErrors::default()
             && self.unexpected_outcomes == 0
-            && self.doubts.is_empty()
+            && self.book_warnings.is_empty()
             && self.aborted_days.is_empty()
     }
 
-    /// All that is known of them.
+    /// The full report, in text.
     #[must_use]
-    pub fn told(&self, name: &str) -> String {
+    pub fn report(&self, name: &str) -> String {
         let mut text = format!(
-            "{name}: {} trials, {} of them while a core stalled for more than 2 ms; {} changes besides\n\
+            "{name}: {} trials, {} of them while a core stalled for more than 2 ms; {} unprovoked changes\n\
              ms, over all receivers              count   median    worst\n",
-            self.blows,
+            self.injected_faults,
             self.stalled,
-            self.besides.len()
+            self.unprovoked_changes.len()
         );
         let during = self.stable_intervals.iter().map(|(during, _)| *during).collect();
-        text += &row("longest silence during it", during);
-        text += &row("  as long before it", self.stable_intervals.iter().map(|(_, before)| *before).collect());
-        let silence = |trial: &FaultTrial| Some(trial.blackout_ns);
-        text += &row("silence", self.times(&silence, None));
-        text += &row("  without a stall", self.times(&silence, Some(false)));
-        text += &row("  with one", self.times(&silence, Some(true)));
-        text += &row("last record to the blow", self.times(&|trial| Some(trial.before_ns), None));
-        text += &row("blow to the sentinel's notice", self.times(&|trial| trial.noticed_ns, None));
-        text += &row("  to word of it at the next leader", self.times(&|trial| trial.notified_ns, None));
-        text += &row("  or from the blow, to leadership", self.times(&|trial| trial.elected_ns, None));
+        text += &row("longest blackout during the fault", during);
+        text += &row("  in an equal time before it", self.stable_intervals.iter().map(|(_, before)| *before).collect());
+        let blackout = |trial: &FaultTrial| Some(trial.blackout_ns);
+        text += &row("blackout", self.times(&blackout, None));
+        text += &row("  without a stall", self.times(&blackout, Some(false)));
+        text += &row("  with a stall", self.times(&blackout, Some(true)));
+        text += &row("last record to the fault", self.times(&|trial| Some(trial.before_ns), None));
+        text += &row("fault to the sentinel's notice", self.times(&|trial| trial.sentinel_notice_ns, None));
+        text += &row("  to its notice at the next leader", self.times(&|trial| trial.notified_ns, None));
+        text += &row("  (or from the fault) to leadership", self.times(&|trial| trial.elected_ns, None));
         text += &row("  to its first packet", self.times(&|trial| trial.packet_ns, None));
         text += &row("  to its first new content", self.times(&|trial| Some(trial.content_ns), None));
         if let Some(trial) = self.trials.iter().max_by_key(|trial| trial.blackout_ns) {
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
-                "the longest silence: elected {}, packet {}, content {}; a core stalled for {} at the most",
+                "the longest blackout: elected {}, packet {}, content {}; a core stalled for at most {}",
                 trial.elected_ns.map(ms).unwrap_or_default(),
                 trial.packet_ns.map(ms).unwrap_or_default(),
                 ms(trial.content_ns),
                 ms(trial.stall_ns)
             );
         }
-        for UnprovokedChange { blackout_ns, stall_ns, slowness } in &self.besides {
-            let [silence, stall, stolen, worst] =
+        for UnprovokedChange { blackout_ns, stall_ns, slowness } in &self.unprovoked_changes {
+            let [blackout, stall, stolen, worst] =
                 [*blackout_ns, *stall_ns, slowness.steal_ns, slowness.worst_ns].map(ms);
             let _ = writeln!(
                 text,
-                "a change besides: {silence} without content; a core stalled for {stall} at the most; a hypervisor kept \
+                "an unprovoked change: {blackout} without content; a core stalled for at most {stall}; a hypervisor took \
                  {stolen} of one; {} of {} probes of the same work took over ten times as long, {worst} at the worst",
                 slowness.slow_probes, slowness.probes
             );
         }
-        let _ = writeln!(text, "{:?}", self.faults);
+        let _ = writeln!(text, "{:?}", self.errors);
         let _ = writeln!(
             text,
             "overlapping publish intervals: {}; other findings of `mdgw ha verify`: {}\n\
-             not as wanted: {}; inside a message: {}; late packets of an old epoch: {}; \
-             messages said again: {}",
-            self.overlaps, self.broken, self.unexpected_outcomes, self.inside, self.fenced, self.republished
+             unexpected outcomes: {}; inside a message: {}; late packets of an old epoch: {}; \
+             messages republished: {}",
+            self.overlaps,
+            self.broken_promises,
+            self.unexpected_outcomes,
+            self.mid_message,
+            self.fenced,
+            self.republished
         );
         for warning in &self.warnings {
-            let _ = writeln!(text, "on a day with a change besides: {warning}");
+            let _ = writeln!(text, "on a day with an unprovoked change: {warning}");
         }
-        for doubt in &self.doubts {
-            let _ = writeln!(text, "books in doubt: {doubt}");
+        for book_warning in &self.book_warnings {
+            let _ = writeln!(text, "book warning: {book_warning}");
         }
         for why in &self.aborted_days {
             let _ = writeln!(text, "a day broke off: {why}");
@@ -223,66 +228,68 @@ impl Trials {
         text + &self.verdicts
     }
 
-    /// The same in one line of [`TABLE_HEAD`]'s table.
+    /// The same as one row of the table under [`TABLE_HEAD`].
     #[must_use]
     pub fn table_row(&self, title: &str) -> String {
-        let silence = |trial: &FaultTrial| Some(trial.blackout_ns);
+        let blackout = |trial: &FaultTrial| Some(trial.blackout_ns);
         let (all, stable_intervals) =
-            (self.times(&silence, None), self.stable_intervals.iter().map(|(during, _)| *during).collect());
+            (self.times(&blackout, None), self.stable_intervals.iter().map(|(during, _)| *during).collect());
         let shown = if all.is_empty() { stable_intervals } else { all };
-        let without_stall = self.times(&silence, Some(false));
+        let without_stall = self.times(&blackout, Some(false));
         let split = [
             self.times(&|trial| Some(trial.before_ns), None),
-            self.times(&|trial| trial.noticed_ns, None),
+            self.times(&|trial| trial.sentinel_notice_ns, None),
             self.times(&|trial| trial.notified_ns, None),
             self.times(&|trial| trial.elected_ns, None),
             self.times(&|trial| trial.packet_ns, None),
             self.times(&|trial| Some(trial.content_ns), None),
         ];
-        let [before, noticed, told, elected, packet, content] = split.map(|times| median_and_max(times).0);
+        let [before, noticed, notified, elected, packet, content] = split.map(|times| median_and_max(times).0);
         let ((median, worst), (median_without_stall, worst_without_stall)) =
             (median_and_max(shown), median_and_max(without_stall));
-        let DeliveryErrors { lost, doubled, out_of_order, .. } = self.faults;
-        let different_while_suspect = self.faults.suspect + self.faults.different_while_suspect;
-        let others = self.faults.sum() - lost - doubled - out_of_order - different_while_suspect + self.broken;
+        let DeliveryErrors { lost, duplicated, out_of_order, .. } = self.errors;
+        let different_while_suspect = self.errors.suspect + self.errors.different_while_suspect;
+        let others =
+            self.errors.sum() - lost - duplicated - out_of_order - different_while_suspect + self.broken_promises;
         format!(
-            "| {title} | {} | {} | {} | {median} | {worst} | {median_without_stall} | {worst_without_stall} | {before} | {noticed} | {told} | \
-             {elected} | {packet} | {content} | {lost} | {doubled} | {out_of_order} | {} | {others} | {different_while_suspect} | {} | {} | {} |\n",
-            self.blows,
+            "| {title} | {} | {} | {} | {median} | {worst} | {median_without_stall} | {worst_without_stall} | {before} | {noticed} | {notified} | \
+             {elected} | {packet} | {content} | {lost} | {duplicated} | {out_of_order} | {} | {others} | {different_while_suspect} | {} | {} | {} |\n",
+            self.injected_faults,
             self.stalled,
             self.unexpected_outcomes + self.aborted_days.len(),
             self.overlaps,
-            self.besides.len(),
+            self.unprovoked_changes.len(),
             self.fenced,
             self.republished,
         )
     }
 
-    fn times(&self, wanted: &dyn Fn(&FaultTrial) -> Option<u64>, is_stalled: Option<bool>) -> Vec<u64> {
+    fn times(&self, time_of: &dyn Fn(&FaultTrial) -> Option<u64>, is_stalled: Option<bool>) -> Vec<u64> {
         let trials = self.trials.iter().filter(|trial| is_stalled.is_none_or(|is| trial.is_stalled() == is));
-        trials.filter_map(wanted).collect()
+        trials.filter_map(time_of).collect()
     }
 }
 
-/// Of a table with a [`Trials::table_row`] for each kind of blow. Times are in ms, over all receivers; the split is of
-/// medians.
+/// Head of a table with a [`FaultTrials::table_row`] for each kind of fault. Times are in ms, over all receivers; the
+/// split columns are medians.
 pub const TABLE_HEAD: &str = "\
-| blow | trials | with a stall | not as wanted | silence | worst | without a stall | worst | before | noticed | told | elected | \
-packet | content | lost | doubled | out of order | overlaps | other faults | in doubt | changes besides | late packets | said again |
+| fault | trials | with a stall | unexpected outcome | blackout | worst | without a stall | worst | before | noticed | notified | elected | \
+packet | content | lost | duplicated | out of order | overlaps | other faults | in doubt | unprovoked changes | late packets | republished |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
-fn trial(blow: &InjectedFault, change: &LeadershipChange, judged: &RunResult, stall_ns: u64) -> FaultTrial {
-    let leadership_ns = judged.gained_ns.get(&change.to).copied();
+fn trial(fault: &InjectedFault, change: &LeadershipChange, result: &RunResult, stall_ns: u64) -> FaultTrial {
+    let leadership_ns = result.gained_ns.get(&change.new_epoch).copied();
     let before = leadership_ns.unwrap_or(change.first_packet_ns);
-    let noticed = judged.sentinel_notices_ns.range(blow.injected_ns..before.max(blow.injected_ns)).next().copied();
-    let told = judged.death_notices_ns.range(blow.injected_ns..before.max(blow.injected_ns)).next().copied();
+    let noticed = result.sentinel_notices_ns.range(fault.injected_ns..before.max(fault.injected_ns)).next().copied();
+    let notified = result.death_notices_ns.range(fault.injected_ns..before.max(fault.injected_ns)).next().copied();
     FaultTrial {
         blackout_ns: change.blackout_ns(),
-        before_ns: blow.injected_ns.saturating_sub(change.last_old_ns),
-        noticed_ns: noticed.map(|noticed| noticed - blow.injected_ns),
-        notified_ns: told.zip(noticed).map(|(told, noticed)| told.saturating_sub(noticed)),
-        elected_ns: leadership_ns.map(|leadership_ns| leadership_ns.saturating_sub(told.unwrap_or(blow.injected_ns))),
+        before_ns: fault.injected_ns.saturating_sub(change.last_old_ns),
+        sentinel_notice_ns: noticed.map(|noticed| noticed - fault.injected_ns),
+        notified_ns: notified.zip(noticed).map(|(notified, noticed)| notified.saturating_sub(noticed)),
+        elected_ns: leadership_ns
+            .map(|leadership_ns| leadership_ns.saturating_sub(notified.unwrap_or(fault.injected_ns))),
         packet_ns: leadership_ns.map(|leadership_ns| change.first_packet_ns.saturating_sub(leadership_ns)),
         content_ns: change.first_content_ns.saturating_sub(change.first_packet_ns),
         stall_ns,
@@ -298,7 +305,7 @@ fn row(name: &str, times: Vec<u64>) -> String {
     format!("{name:<35} {count:>5} {median:>8} {worst:>8}\n")
 }
 
-/// A change that no blow caused: without content for so long, and what the machine did meanwhile.
+/// A leadership change that no fault caused: its blackout, and what the machine did meanwhile.
 #[derive(Clone, Copy, Debug)]
 struct UnprovokedChange {
     blackout_ns: u64,
@@ -306,14 +313,14 @@ struct UnprovokedChange {
     slowness: Slowness,
 }
 
-/// Median and worst, as text; empty where there is none.
+/// Median and worst as text; empty without any times.
 fn median_and_max(mut times: Vec<u64>) -> (String, String) {
     times.sort_unstable();
     let found = times.get(times.len() / 2).zip(times.last());
     found.map(|(median, worst)| (ms(*median), ms(*worst))).unwrap_or_default()
 }
 
-/// What a core may be late without being called stalled.
+/// A core that wakes up later than this counts as stalled, ns.
 const STALL_NS: u64 = 2_000_000;
-/// Before a change that nobody caused: a lease and a little more.
+/// How far before an unprovoked change stalls are searched for, ns: a lease and a little more.
 const LOOKBACK_NS: u64 = 200_000_000;

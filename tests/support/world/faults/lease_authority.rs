@@ -1,4 +1,4 @@
-//! Whoever grants leadership fails, or can't remember what it granted.
+//! Faults of the lease authority: the store or the witness fails, or its disk is full.
 
 use super::{InjectedFault, hold_fault_as_planned, wait_for_failover};
 use crate::world::Testbed;
@@ -8,7 +8,7 @@ use crate::world::Testbed;
 pub(super) enum Nodes {
     All,
     AllButOne,
-    /// One, by a number that goes round.
+    /// One node: this number modulo their count.
     One(u64),
 }
 
@@ -60,14 +60,14 @@ pub(super) fn fill_disks(world: &mut Testbed) -> InjectedFault {
     })
 }
 
-/// The room for votes is there from the beginning, and audits wait in memory.
+/// Leadership must move all the same: vote files are allocated at the start, and audit lines wait in memory.
 pub(super) fn kill_with_full_disks(world: &mut Testbed) -> InjectedFault {
-    let (leader, before) = (world.leader(), world.epoch());
+    let (leader, epoch_before) = (world.leader(), world.epoch());
     [1, 2].into_iter().for_each(|node| world.set_disk_full(node, true));
     let injected_ns = world.kill(leader);
-    wait_for_failover(world, before);
+    wait_for_failover(world, epoch_before);
     [1, 2].into_iter().for_each(|node| world.set_disk_full(node, false));
     world.start_gateway(leader);
     world.wait_until_eligible(leader);
-    InjectedFault { before, injected_ns, stable_until_ns: None }
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
 }
