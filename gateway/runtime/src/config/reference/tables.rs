@@ -210,7 +210,7 @@ pub(super) const TABLES: [Table; 19] = [
                 "How often one range is asked for before it is declared missing.",
             ),
             number("messages_per_request_max", limits::MESSAGES_PER_REQUEST_MAX, "Messages in one request."),
-            number("requests_under_way_max", limits::REQUESTS_IN_FLIGHT_MAX, "Holes that are asked for at a time."),
+            number("requests_in_flight_max", limits::REQUESTS_IN_FLIGHT_MAX, "Holes that are asked for at a time."),
         ],
     },
     Table {
@@ -303,7 +303,7 @@ pub(super) const TABLES: [Table; 19] = [
                 "Raise it with each change of what is published: a higher revision may follow a lower one.",
             ),
             key(
-                "preferred",
+                "preferred_leader",
                 Allowed::Number(limits::NODE),
                 Absent::Depends("none"),
                 "Gateway that leads where it can. Not for `emergent`, nor for a latch.",
@@ -311,12 +311,12 @@ pub(super) const TABLES: [Table; 19] = [
             key(
                 "spread",
                 Allowed::Bool,
-                Absent::Depends("`true` with two peers or more and no `preferred`"),
+                Absent::Depends("`true` with two peers or more and no `preferred_leader`"),
                 "Whether groups are spread over the gateways.",
             ),
             number(
-                "tenure_ms",
-                limits::TENURE_MS,
+                "tenure_ms_min",
+                limits::TENURE_MS_MIN,
                 "Minimum tenure before leadership moves by itself; it doubles with each move.",
             ),
             key(
@@ -331,8 +331,8 @@ pub(super) const TABLES: [Table; 19] = [
                 "SCHED_FIFO priority of the election threads, and of a sentinel that the gateway starts; 0: none.",
             ),
             number(
-                "listeners_ms_max",
-                limits::LISTENERS_MS_MAX,
+                "listener_timeout_ms",
+                limits::LISTENER_TIMEOUT_MS,
                 "How long listeners may delay an opening of the fence; at most half of lease less margin.",
             ),
             key(
@@ -435,14 +435,14 @@ pub(super) const TABLES: [Table; 19] = [
             optional(
                 "seeds",
                 "list of addresses and ports",
-                "required, unless `found` is true",
+                "required, unless `bootstrap` is true",
                 "Members that this gateway asks to join.",
             ),
             key(
-                "found",
+                "bootstrap",
                 Allowed::Bool,
                 Absent::Value("false"),
-                "Whether this gateway founds the membership when nobody lets it join. True on exactly one.",
+                "Whether this gateway bootstraps the membership if no member answers. True on exactly one.",
             ),
             key(
                 "minimum_size",
@@ -450,7 +450,7 @@ pub(super) const TABLES: [Table; 19] = [
                 Absent::Required,
                 "Members without which nobody leads. More than half of the gateways: never two leaders.",
             ),
-            number("join_attempts", limits::JOIN_ATTEMPTS, "How often it asks before it founds."),
+            number("join_attempts", limits::JOIN_ATTEMPTS, "How often it asks before it bootstraps."),
         ],
     },
     Table {
@@ -469,7 +469,7 @@ pub(super) const TABLES: [Table; 19] = [
             number(
                 "hang_limit_ms",
                 limits::HANG_LIMIT_MS,
-                "A leader without progress for so long is killed by the sentinel; 0: never, else at least 200 more than `listeners_ms_max`.",
+                "A leader without progress for so long is killed by the sentinel; 0: never, else at least 200 more than `listener_timeout_ms`.",
             ),
             number("history_bytes", limits::HISTORY_BYTES, "How much of each channel's input is kept for the peer."),
         ],
