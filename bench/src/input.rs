@@ -131,7 +131,7 @@ mod tests {
         let generated = ItchDay { message_count: 60_000, stock_count: 12_000, ..ItchDay::default() };
         let mut bytes = Vec::new();
         write_day_file(&mut ItchGenerator::new(generated), &mut bytes).unwrap();
-        let day = Day::new(bytes);
+        let day = SyntheticDay::new(bytes);
         assert!(day.limits.instruments_max > LIMITS_MIN.instruments_max, "{:?}", day.limits);
         let mut books = OrderBooks::<HashStore>::new(day.limits);
         let mut reference = crate::reference::ReferenceBooks::new();

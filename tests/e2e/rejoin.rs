@@ -116,7 +116,8 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
 
     scenario.pair.start(1);
     let log_before = messages_of(&log_entries(scenario.pair.gateways.site(1)));
-    let copy_line = scenario.pair.gateways.running(1).unwrap().wait_for_stderr("starting with a copy of the peer's state");
+    let copy_line =
+        scenario.pair.gateways.running(1).unwrap().wait_for_stderr("starting with a copy of the peer's state");
     assert!(copy_line.contains("next="), "{copy_line}");
     let status = scenario.pair.status(1).unwrap();
     assert_eq!(
@@ -158,9 +159,17 @@ fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
     let _none = first.wait_for_stderr("could not copy the peer's state");
     let _instead = first.wait_for_stderr("replaying the session from the venue's server");
     scenario.pair.wait_until_leads(1);
-    assert!(!scenario.pair.gateways.running(1).unwrap().stderr_so_far().contains("starting with a copy of the peer's state"));
-    let told = scenario.told();
-    scenario.take(told + 1_000);
+    assert!(
+        !scenario
+            .pair
+            .gateways
+            .running(1)
+            .unwrap()
+            .stderr_so_far()
+            .contains("starting with a copy of the peer's state")
+    );
+    let delivered = scenario.delivered_count();
+    scenario.receive(delivered + 1_000);
     scenario.pair.start(2);
     scenario.pair.wait_until_eligible(2);
 

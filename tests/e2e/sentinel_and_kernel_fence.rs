@@ -67,7 +67,11 @@ fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
     second.wait_for_stderr("sentinel is watching");
 
     first.signal(Signal::Stop);
-    assert!(first.wait_for_stderr("gateway died; made sure with SIGKILL and announced").contains("Hang"), "{}", first.stderr_so_far());
+    assert!(
+        first.wait_for_stderr("gateway died; made sure with SIGKILL and announced").contains("Hang"),
+        "{}",
+        first.stderr_so_far()
+    );
     second.wait_for_stderr("INFO leads ");
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use mdgw_tests::{
-    captures::say,
+    captures::print_to_stderr,
     process::{self, Signal, program},
 };
 
@@ -50,7 +50,7 @@ fn has_systemd_analyze(test: &str) -> bool {
     let is_there = Command::new("systemd-analyze").arg("--version").stdout(Stdio::null()).status().is_ok();
     if !is_there {
         assert!(std::env::var_os("CI").is_none(), "{test}: systemd-analyze must be installed here");
-        say(&format!("SKIPPED: {test}: systemd-analyze (package systemd of Debian) is not installed"));
+        print_to_stderr(&format!("SKIPPED: {test}: systemd-analyze (package systemd of Debian) is not installed"));
     }
     is_there
 }
@@ -167,11 +167,11 @@ become run /run/mdgw.toml
 fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
     let test = "the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket";
     if !rustix::process::geteuid().is_root() {
-        return say(&format!("SKIPPED: {test}: namespaces and another user take root"));
+        return print_to_stderr(&format!("SKIPPED: {test}: namespaces and another user take root"));
     }
     let isolated = ["--mount", "--net", "--propagation", "private"];
     if !Command::new("unshare").args(isolated).arg("true").status().is_ok_and(|status| status.success()) {
-        return say(&format!("SKIPPED: {test}: no mount and network namespaces here"));
+        return print_to_stderr(&format!("SKIPPED: {test}: no mount and network namespaces here"));
     }
     let unit = Unit::load("mdgw.service");
     let capabilities = unit.get("AmbientCapabilities").expect("the unit names them").to_lowercase();
@@ -188,7 +188,7 @@ fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
     command.args(isolated).args(["sh", "-euc", START, "sh", USER, &capabilities.join(","), &config]);
     command.arg(program()).args(unit.writable());
     let gateway = process::spawn(command);
-    gateway.says("gateway runs");
+    gateway.wait_for_stderr("gateway runs");
 
     let root = PathBuf::from(format!("/proc/{}/root", gateway.id()));
     let status = read(&Path::new("/proc").join(gateway.id().to_string()).join("status"));

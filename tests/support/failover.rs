@@ -188,8 +188,8 @@ impl ElectionHooks for FenceReporter {
     fn on_leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
         let now = mono_now();
         match lost {
-            None => say(&format!("open {} {} {}", now.0, epoch.0, u8::from(self.0.is_open_at(now)))),
-            Some(_) => say(&format!("close {} {}", now.0, epoch.0)),
+            None => write_event(&format!("open {} {} {}", now.0, epoch.0, u8::from(self.0.is_open_at(now)))),
+            Some(_) => write_event(&format!("close {} {}", now.0, epoch.0)),
         }
     }
 }

@@ -60,13 +60,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         for (name, run) in hash_variants {
             hash.clear();
             let found = rounds.time(name, || run(&mut hash, &day));
-            ensure!(found == tops, "{name}: another top of book than the reference's after some message");
+            ensure!(found == top_hash, "{name}: another top of book than the reference's after some message");
             compare(name, &hash, &reference, &day.limits)?;
         }
         for (name, run) in window_variants {
             window.clear();
             let found = rounds.time(name, || run(&mut window, &day));
-            ensure!(found == tops, "{name}: another top of book than the reference's after some message");
+            ensure!(found == top_hash, "{name}: another top of book than the reference's after some message");
             compare(name, &window, &reference, &day.limits)?;
         }
     }

@@ -34,7 +34,7 @@ use mdgw_sys::clock::unix_now;
 use serde_json::json;
 
 use super::book::run_reference;
-use crate::{Options, input::Day, reference::ReferenceBooks, report::Rounds};
+use crate::{Options, input::SyntheticDay, reference::ReferenceBooks, report::Rounds};
 
 const REFERENCE: &str = "reference";
 const READ: &str = "read";
@@ -130,7 +130,7 @@ fn with_capture<T>(day: &SyntheticDay, run: impl FnOnce(&Path, &Path) -> Result<
     run(directory.path(), &capture)
 }
 
-fn config(schemas: SchemaSet, day: &Day) -> ChannelConfig {
+fn config(schemas: SchemaSet, day: &SyntheticDay) -> ChannelConfig {
     let mut config = ChannelConfig::new(ChannelId(1), Feed::NasdaqItch);
     config.schemas = schemas;
     config.books = day.limits;

@@ -475,7 +475,7 @@ impl RunResult {
 
     /// Messages that a receiver got more than once: the maximum over receivers.
     #[must_use]
-    pub fn republished(&self) -> u64 {
+    pub fn republished_messages(&self) -> u64 {
         let of_one = |capture| verify(std::slice::from_ref(capture), &["--json"]).json()["republished"].as_u64();
         self.captures.iter().filter_map(of_one).max().unwrap_or_default()
     }
@@ -489,7 +489,7 @@ impl RunResult {
         for errors in &self.errors {
             assert_eq!(*errors, DeliveryErrors::default(), "{}", self.verdict());
         }
-        assert_eq!(self.verified["passed"], true, "{}", self.verdict());
+        assert_eq!(self.verify_json["passed"], true, "{}", self.verdict());
     }
 
     /// Whether that fault had that outcome at each receiver.
@@ -518,8 +518,8 @@ impl RunResult {
 
     /// How often `mdgw ha verify` found two publishers at a time, and how many other violations it found.
     #[must_use]
-    pub fn broken(&self) -> (u64, u64) {
-        let counts = self.verified["violations"].as_object().cloned().unwrap_or_default();
+    pub fn broken_promises(&self) -> (u64, u64) {
+        let counts = self.verify_json["violations"].as_object().cloned().unwrap_or_default();
         let of = |is_overlap: bool| {
             let expected =
                 counts.iter().filter(|(promise, _)| (*promise == Promise::SinglePublisher.name()) == is_overlap);
@@ -594,9 +594,9 @@ fn is_book_warning(line: &str) -> bool {
         .any(|doubt| line.contains(doubt))
 }
 
-/// When the sentinel that said this noticed a death.
-fn noticed(said: &str) -> impl Iterator<Item = u64> {
-    let values = said.lines().filter_map(|line| line.split_once("detected_ns=")).map(|(_, value)| value);
+/// The times at which a sentinel with this log noticed a death, ns since 1970 UTC.
+fn death_notice_times(output: &str) -> impl Iterator<Item = u64> {
+    let values = output.lines().filter_map(|line| line.split_once("detected_ns=")).map(|(_, value)| value);
     values.filter_map(|value| value.split_whitespace().next()?.parse().ok())
 }
 

@@ -26,7 +26,9 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 use mdgw_runtime::config::Resolved;
-use mdgw_subscriber::{ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig};
+use mdgw_subscriber::{
+    ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig,
+};
 use mdgw_sys::sockets::Interface;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},

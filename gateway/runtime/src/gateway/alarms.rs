@@ -42,7 +42,12 @@ impl Alarms {
 /// Logs by how much a channel's counters have grown, and which lines became silent.
 fn log_channel_changes(channel: &str, last: &ChannelCounters, now: &ChannelCounters) {
     if let Some(more) = growth(last.gaps, now.gaps) {
-        tracing::warn!(alarm = Alarm::GapDeclared.name(), channel, more, "gaps declared: no line and no server delivered the messages");
+        tracing::warn!(
+            alarm = Alarm::GapDeclared.name(),
+            channel,
+            more,
+            "gaps declared: no line and no server delivered the messages"
+        );
     }
     let changed = last.silent_lines_mask ^ now.silent_lines_mask;
     for line in (0..8).map(Line).filter(|line| changed >> line.0 & 1 == 1) {
@@ -53,13 +58,28 @@ fn log_channel_changes(channel: &str, last: &ChannelCounters, now: &ChannelCount
         }
     }
     if let Some(more) = growth(last.output_overruns, now.output_overruns) {
-        tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "an output line fell behind the log and skipped entries");
+        tracing::warn!(
+            alarm = Alarm::LogBehind.name(),
+            channel,
+            more,
+            "an output line fell behind the log and skipped entries"
+        );
     }
     if let Some(more) = growth(last.log_entries_missing, now.log_entries_missing) {
-        tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "entries published but not written to the publication log");
+        tracing::warn!(
+            alarm = Alarm::LogBehind.name(),
+            channel,
+            more,
+            "entries published but not written to the publication log"
+        );
     }
     if let Some(more) = growth(last.frames_refused, now.frames_refused) {
-        tracing::warn!(alarm = Alarm::GapDeclared.name(), channel, more, "messages too large for a packet; published as gaps");
+        tracing::warn!(
+            alarm = Alarm::GapDeclared.name(),
+            channel,
+            more,
+            "messages too large for a packet; published as gaps"
+        );
     }
     if let Some(more) = growth(last.sends_refused, now.sends_refused) {
         tracing::warn!(channel, more, "sends refused by the kernel; retrying");
@@ -78,13 +98,23 @@ fn log_channel_changes(channel: &str, last: &ChannelCounters, now: &ChannelCount
 /// Logs by how much the counters of a channel's log have grown.
 fn log_log_changes(channel: &str, last: &LogCounters, now: &LogCounters) {
     if let Some(more) = growth(last.log_no_space_turns, now.log_no_space_turns) {
-        tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "no space for a new log segment, and no segment can be deleted");
+        tracing::warn!(
+            alarm = Alarm::LogBehind.name(),
+            channel,
+            more,
+            "no space for a new log segment, and no segment can be deleted"
+        );
     }
     if let Some(more) = growth(last.log_failures, now.log_failures) {
         tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "cannot create or delete a log segment");
     }
     if let Some(more) = growth(last.log_protected_segments_deleted, now.log_protected_segments_deleted) {
-        tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "deleted segments that the peer may not have published yet");
+        tracing::warn!(
+            alarm = Alarm::LogBehind.name(),
+            channel,
+            more,
+            "deleted segments that the peer may not have published yet"
+        );
     }
 }
 
