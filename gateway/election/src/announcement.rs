@@ -39,7 +39,7 @@ pub const ANNOUNCEMENT_BYTES: usize = size_of::<WireAnnouncement>() + TAG_BYTES;
 impl Announcement {
     /// The signed datagram.
     #[must_use]
-    pub fn to_datagram(&self, key: &SharedKey) -> [u8; ANNOUNCEMENT_BYTES] {
+    pub fn to_datagram(self, key: &SharedKey) -> [u8; ANNOUNCEMENT_BYTES] {
         let DeathNotice { holder, incarnation, epoch } = self.notice;
         let wire = WireAnnouncement {
             magic: MAGIC,

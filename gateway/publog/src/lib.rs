@@ -9,16 +9,16 @@
 //!  | header | index slots … | entry | entry | …   | commit | number | session | first | next | ts_commit | sizes | payload …
 //! ```
 //! - An entry is complete once its commit word is stored (release, by the writer); readers load it (acquire). The
-//! word holds the entry's length and CRC-32C and is never 0. 0 means "not committed", all ones "segment sealed".
+//!   word holds the entry's length and CRC-32C and is never 0. 0 means "not committed", all ones "segment sealed".
 //! - Before an entry is committed, the word after it is set to 0. So memory need not be zeroed, and the remains of an
-//! unfinished entry are never read as an entry.
+//!   unfinished entry are never read as an entry.
 //! - An index slot maps session and sequence to an entry: one slot per 16 KiB, and one at each change of session.
 //! - Segments are unlinked, never truncated or rewritten, so a reader's mapping stays valid.
 //! - A reopened log keeps its committed entries and continues in a new segment.
 //! - The writer makes no system call, allocates nothing and never waits. A cold thread ([`SegmentMaintenance`]) makes
-//! segments ahead and unlinks old ones. If no segment is ready (the thread starved, or the disk is full), the writer
-//! continues in private memory. [Publication](Writer::pending) is unaffected. Readers find those entry numbers
-//! missing once the next segment exists ([`Reader::lost`]).
+//!   segments ahead and unlinks old ones. If no segment is ready (the thread starved, or the disk is full), the writer
+//!   continues in private memory. [Publication](Writer::pending) is unaffected. Readers find those entry numbers
+//!   missing once the next segment exists ([`Reader::lost`]).
 //!
 //! Out of scope: the meaning of sessions, sequences and payloads; clocks; threads.
 

@@ -305,7 +305,7 @@ impl Standby {
             if let Some(logged_through) = logged_through {
                 tracker.set_logged_through(logged_through, mono_now());
             }
-            let status_table = ChannelStatus { group, logged_through: logged_through, ..ChannelStatus::default() };
+            let status_table = ChannelStatus { group, logged_through, ..ChannelStatus::default() };
             channels.push(Channel {
                 id: channel,
                 follower,
