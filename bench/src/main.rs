@@ -29,6 +29,7 @@ enum Scenario {
     /// Decoding and books, against a plain book of `HashMap` and `BTreeMap`; final books are compared.
     Book(Options),
     /// The data path end to end in replay, a capture of both lines to the publication log, against the plain book alone.
+    #[command(alias = "line")]
     EndToEnd(Options),
     /// One pass of one variant, for counting instructions; see `bench/instructions`.
     Once {
@@ -47,6 +48,7 @@ enum Scenario {
     /// Which setup of the pool's turn is best on this machine: backend, promotion, wait strategy, batch.
     Turn(scenario::turn::TurnOptions),
     /// How soon peers learn of a gateway's death: the sentinel's notice against the end of its process.
+    #[command(alias = "notice")]
     DeathNotice(scenario::death_notice::DeathNoticeOptions),
     /// The gateway process of `death-notice`.
     #[command(hide = true)]

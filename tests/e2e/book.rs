@@ -114,7 +114,7 @@ fn by_default_only_non_empty_books_are_shown() {
     assert!(!empty.is_empty() && !others.is_empty(), "{} and {}", empty.len(), others.len());
     assert_eq!(json_lines(&day.book(&["--json", "--sequence", EARLY]).expect_code(0)), others);
     let shown = day.book(&["--sequence", EARLY]).expect_code(0).stdout;
-    assert!(shown.contains(&format!("\n{} instruments more", empty.len())), "{shown}");
+    assert!(shown.contains(&format!("\n{} more instruments", empty.len())), "{shown}");
     let books = day.book(&["--all", "--sequence", EARLY]).expect_code(0).stdout;
     assert_eq!(books.matches("  number ").count(), empty.len() + others.len());
 }

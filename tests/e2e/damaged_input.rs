@@ -193,7 +193,7 @@ fn a_schema_not_carried_by_the_feed_is_refused() {
     let replay = |schema| process::run(["replay", text(&path), "--offline", "--schema", schema]);
     let _ = replay("mbp-1,trades").expect_code(0);
     let ended = replay("mbp-1,mbp-10").expect_code(2);
-    let expected = "iex-tops-1.6 does not carry what schema mbp-10 needs; it gives: mbo, mbp-1, trades";
+    let expected = "schema mbp-10 is not available from iex-tops-1.6; available: mbo, mbp-1, trades";
     assert!(ended.stderr.contains(expected), "{}", ended.stderr);
 }
 

@@ -171,7 +171,7 @@ fn incomparable_inputs_exit_2() {
     let _ = process::run(["replay", "--offline", text(&capture), "-o", text(&dbn)]).expect_code(0);
     let ended = diff(&capture, &dbn).expect_code(2);
     assert!(ended.stderr.contains("cannot be compared"), "{}", ended.stderr);
-    for (content, said) in [(&b""[..], "the file is empty"), (b"some text", "neither pcap nor pcapng")] {
+    for (content, said) in [(&b""[..], "the file is empty"), (b"some text", "not a pcap, pcapng or Nasdaq day file")] {
         fs::write(&bad, content).unwrap();
         let ended = diff(&capture, &bad).expect_code(2);
         assert!(ended.stderr.contains(said) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);

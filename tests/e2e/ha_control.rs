@@ -65,7 +65,7 @@ fn only_the_leader_pins_and_unpins() {
     let is_pinned = |node| pair.status(node).unwrap()["pinned"] == true;
     for told in ["pin", "unpin"] {
         let refused = pair.gateways.send_request(other, &[told]).expect_code(1);
-        assert!(refused.stderr.contains("does not lead"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("is not the leader"), "{}", refused.stderr);
     }
     assert!(!is_pinned(leader));
     let done = pair.gateways.send_request(leader, &["pin"]).expect_code(0);
@@ -116,16 +116,16 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
     wait_until("it leads", || of(&gateways, 1)["role"] == "leader");
     let config = config_with_peer(gateways.site(2), &records, 1);
     gateways.start(2, &config);
-    wait_until("it says what stands in the way", || {
+    wait_until("the status gives the reason", || {
         of(&gateways, 2)["ineligible_reason"].as_str().is_some_and(|text| text.contains("mdgw ha admit"))
     });
 
     let admit =
         |node: u8, name: &str| gateways.send_request(1, &["admit", "--node", &node.to_string(), "--name", name]);
     let refused = admit(9, "other").expect_code(1);
-    assert!(refused.stderr.contains("node 9 is gw9 already"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("node 9 is already named gw9"), "{}", refused.stderr);
     let refused = gateways.send_request(2, &["admit", "--node", "5", "--name", "gw5"]).expect_code(1);
-    assert!(refused.stderr.contains("does not lead"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("is not the leader"), "{}", refused.stderr);
     let done = admit(2, "gw2").expect_code(0);
     assert!(done.stderr.contains("no other gateway has this name or number"), "{}", done.stderr);
     wait_until("it stands", || {

@@ -214,8 +214,8 @@ fn files_without_a_known_feed_are_refused_by_name() {
     let unknown_feed = fs::read(day.write("stranger.pcap", &[(MIDNIGHT_NS, Arc::from(&b"no feed"[..]))])).unwrap();
     for (name, content, said) in [
         ("empty", &b""[..], "empty"),
-        ("text", b"no capture at all", "neither pcap nor pcapng"),
-        ("zeros", &[0; 4096], "neither pcap nor pcapng"),
+        ("text", b"no capture at all", "not a pcap, pcapng or Nasdaq day file"),
+        ("zeros", &[0; 4096], "not a pcap, pcapng or Nasdaq day file"),
         ("no-packets", &header, "no UDP datagrams"),
         ("token-ring", &token_ring, "link type 6"),
         ("foreign", &unknown_feed, "no known feed"),
@@ -259,7 +259,7 @@ fn a_capture_of_mixed_packets_is_shown_packet_by_packet() {
     assert_eq!(shown[4]["messages"][0]["refused"], "message_type_unknown");
     assert_eq!(shown[4]["undecoded_bytes"], 3);
     let text_shown = process::run(["inspect", text(&path)]).expect_code(0).stdout;
-    for wanted in ["refused: trailing_bytes", "refused: message_type_unknown", "not decoded"] {
+    for wanted in ["refused: trailing_bytes", "refused: message_type_unknown", "undecoded"] {
         assert!(text_shown.contains(wanted), "{wanted}: {text_shown}");
     }
 }

@@ -195,7 +195,7 @@ fn only_allowed_networks_are_served_and_a_reload_extends_them() {
 
     denied.send_request();
     allowed.send_request();
-    assert!(allowed.is_answered_within(TEST_TIMEOUT), "the friend is answered");
+    assert!(allowed.is_answered_within(TEST_TIMEOUT), "the allowed host is answered");
     // One thread answers in order: an answer to the other host would have been sent by now.
     assert!(!denied.is_answered_within(Duration::from_millis(1)), "the other host is not");
 

@@ -326,8 +326,8 @@ fn bad_input_keeps_merged_output_and_reports_file_and_offset() {
 
     for (content, said) in [
         (&b""[..], "the file is empty"),
-        (b"no capture at all, but text", "neither pcap nor pcapng"),
-        (b"DBN\x03 and so on", "neither pcap nor pcapng"),
+        (b"no capture at all, but text", "not a pcap, pcapng or Nasdaq day file"),
+        (b"DBN\x03 and so on", "not a pcap, pcapng or Nasdaq day file"),
     ] {
         fs::write(&bad, content).unwrap();
         let ended = merge(&[&bad, &b], &out, &[]).expect_code(2);

@@ -107,7 +107,7 @@ mod tests {
         let measure = |p999_ns| StoreLatency { answered: 100, failed: 0, p50_ns: 1, p999_ns };
         assert_eq!(measure(20_000_000).warning(&LeaseTiming::DEFAULT), None);
         let warning = measure(20_100_000).warning(&LeaseTiming::DEFAULT).unwrap();
-        assert!(warning.contains("20.10 ms is 80.40 ms") && warning.contains("80.00 ms"), "{warning}");
+        assert!(warning.contains("(20.10 ms) = 80.40 ms") && warning.contains("80.00 ms"), "{warning}");
         assert!(StoreLatency { answered: 0, ..measure(0) }.warning(&LeaseTiming::CALM).is_some());
     }
 }

@@ -42,6 +42,7 @@ use super::{Outcome, print, run::TsRecvArg, warn};
 /// From a configuration, the lines, their interfaces and the retransmission service are read; --line, --interface and
 /// --retransmission each override it. On the gateway's own host, its output lines need `loopback = true`.
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("source").required(true).multiple(true).args(["config", "lines"])))]
 #[command(after_help = "\
 Examples:
   mdgw tail gateway.toml
@@ -50,7 +51,6 @@ Examples:
   mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 -o today.dbn.zst")]
 pub(super) struct Args {
     /// Configuration file of the gateway; its output is received.
-    #[arg(required_unless_present = "lines")]
     config: Option<PathBuf>,
     /// Output line of the gateway (address:port); repeat for each line.
     #[arg(long = "line", value_name = "ADDR:PORT")]

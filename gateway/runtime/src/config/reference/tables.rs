@@ -462,8 +462,8 @@ pub(super) const TABLES: [Table; 19] = [
             required("key_file", KEY_FILE, "Key that all gateways share."),
             key(
                 "sentinel",
-                Allowed::Text("`\"started\"`, `\"none\"` or the path of a socket"),
-                Absent::Value("\"started\""),
+                Allowed::Text("`\"spawn\"`, `\"none\"` or the path of a socket"),
+                Absent::Value("\"spawn\""),
                 "Who reports this gateway's death: a process that it starts, nobody, or a sentinel that the service manager started.",
             ),
             number(

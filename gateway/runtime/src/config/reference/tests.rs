@@ -128,7 +128,7 @@ fn samples_are_valid() {
 fn the_reference_has_exactly_the_keys_that_are_accepted() {
     let known_in = |text: &str| {
         let problems = problems(text);
-        let known = problems.iter().find_map(|problem| problem.split_once("known here: "));
+        let known = problems.iter().find_map(|problem| problem.split_once("known keys: "));
         let (_, known) = known.unwrap_or_else(|| panic!("{problems:?}"));
         known.split(", ").map(str::to_owned).collect::<BTreeSet<_>>()
     };
@@ -157,7 +157,7 @@ fn stated_bounds_and_names_are_those_in_force() {
             let (wrong, wanted) = match allowed {
                 Allowed::Number(bound) => {
                     let wrong = if bound.max < i64::MAX { bound.max + 1 } else { bound.min - 1 };
-                    (wrong.to_string(), format!("{wrong}: must be {} to {} ({})", bound.min, bound.max, bound.unit))
+                    (wrong.to_string(), format!("{wrong}: must be between {} and {} ({})", bound.min, bound.max, bound.unit))
                 }
                 Allowed::OneOf(names) => {
                     ("\"no such name\"".to_owned(), format!("must be one of: {}", names.join(", ")))

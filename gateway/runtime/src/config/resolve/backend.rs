@@ -321,7 +321,7 @@ impl Resolver<'_> {
             if let Some(there) = there {
                 self.add_problem(
                     &there.span(),
-                    format!("`{missing}` is missing: user and password_file belong together"),
+                    format!("`{missing}` is missing: both belong together"),
                 );
             }
         }

@@ -428,7 +428,7 @@ fn an_election_by_etcd_is_shown_with_its_defaults() {
     let mut explained = String::new();
     crate::config::explain::explain(&resolved, &mut explained).unwrap();
     let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
-    expect!["election     as gw0 (node 0), by records in etcd, encrypted, at 10.0.0.1:2379, etcd-2:2379, user mdgw: keys /mdgw/group-N, one for each group"]
+    expect!["election     gw0 (node 0), records in etcd, encrypted, at 10.0.0.1:2379, etcd-2:2379, user mdgw: keys /mdgw/group-N; one election per group"]
         .assert_eq(line);
 }
 
@@ -444,11 +444,11 @@ fn invalid_etcd_keys_are_reported_with_their_positions() {
             7 problems
             x.toml:33:14: election.etcd.endpoints[0]: "http://a:1": expected host and port, such as "10.0.0.1:2379"
             x.toml:33:28: election.etcd.endpoints[1]: "b:0": expected host and port, such as "10.0.0.1:2379"
-            x.toml:33:42: election.etcd.endpoints[3]: "c:1": stands here twice
-            x.toml:34:12: election.etcd.key_file: `certificate_file` is missing beside it
-            x.toml:35:8: election.etcd.user: `password_file` is missing beside it
-            x.toml:36:22: election.etcd.request_timeout_ms: 0: must be 1 to 60000 (milliseconds)
-            x.toml:37:1: election.zookeeper: for `backend = "zookeeper"` only; this one is "etcd""#]],
+            x.toml:33:42: election.etcd.endpoints[3]: "c:1": duplicate
+            x.toml:34:12: election.etcd.key_file: `certificate_file` is missing: both belong together
+            x.toml:35:8: election.etcd.user: `password_file` is missing: both belong together
+            x.toml:36:22: election.etcd.request_timeout_ms: 0: must be between 1 and 60000 (milliseconds)
+            x.toml:37:1: election.zookeeper: only for `backend = "zookeeper"`; this configuration has "etcd""#]],
     );
     refused(&with_election("backend = \"etcd\"\n"), expect!["x.toml:29:1: election: `[election.etcd]` is missing"]);
     refused(
@@ -477,20 +477,20 @@ fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
     let refused_session = with_election(&format!("{text}session_ms = 400\n"));
     refused(
         &refused_session,
-        expect![[r#"x.toml:34:14: election.zookeeper.session_ms: for `mode = "latch"` only: a lease has no session"#]],
+        expect![[r#"x.toml:34:14: election.zookeeper.session_ms: only for `mode = "latch"`: a lease has no session"#]],
     );
     let latch = load(&with_election(&format!("{text}session_ms = 400\nmode = \"latch\"\n"))).unwrap();
     let mut explained = String::new();
     crate::config::explain::explain(&latch, &mut explained).unwrap();
     let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
-    expect!["election     as gw0 (node 0), by lines in ZooKeeper, with sessions of 400ms, at 10.0.0.1:2181: nodes /mdgw/line-N, one for each group"]
+    expect!["election     gw0 (node 0), ephemeral nodes in ZooKeeper, session timeout 400ms, at 10.0.0.1:2181: nodes /mdgw/line-N; one election per group"]
         .assert_eq(line);
     refused(
         &with_election(&format!("{text}path = \"/mdgw/\"\nuser = \"u\"\n")),
         expect![[r#"
-        2 problems
-        x.toml:34:8: election.zookeeper.path: "/mdgw/": expected a path such as "/mdgw" of letters, digits, -, _ and .
-        x.toml:35:8: election.zookeeper.user: `password_file` is missing beside it"#]],
+            2 problems
+            x.toml:34:8: election.zookeeper.path: "/mdgw/": expected a path such as "/mdgw" of letters, digits, -, _ and .
+            x.toml:35:8: election.zookeeper.user: `password_file` is missing: both belong together"#]],
     );
 }
 
@@ -510,20 +510,20 @@ fn a_latch_is_explained_by_its_session_and_unusable_settings_are_refused() {
         lines.collect::<Vec<_>>().join("\n")
     };
     expect![[r#"
-          session    4 s, or what the ensemble grants; a leader writes every 20 ms
-          deadline   sending of the last write that was answered + two thirds of the session - margin 20 ms: about 2646 ms
-          takes over when the ensemble has ended the session, 4 s or more after it last heard of it, and a swap; at once after a release or a notice of death
-          in doubt   publishes on until the deadline
-          with       gw1 (node 1)
-          link       none: no notices of death"#]]
+        session    4 s, or as granted by the ensemble; the leader writes every 20 ms
+        deadline   send time of the last acknowledged write + 2/3 of the session - margin 20 ms: about 2646 ms
+        takeover   when the ensemble expires the session (4 s or more after the last heartbeat), plus one compare-and-swap; immediately after a release or a death notice
+        suspended  publish until the deadline
+        peers      gw1 (node 1)
+        link       none: no death notices"#]]
     .assert_eq(&explained(&latch("", "")));
-    assert!(explained(&latch("on_suspended = \"stop\"", "")).contains("in doubt   stops at once"));
+    assert!(explained(&latch("on_suspended = \"stop\"", "")).contains("suspended  stop publishing immediately"));
     refused(
         &latch("preferred_leader = 1\ntenure_ms_min = 0", ""),
         expect![[r#"
             2 problems
-            x.toml:32:13: election.preferred_leader: under this backend no gateway hands over by itself
-            x.toml:33:13: election.tenure_ms_min: under this backend no gateway hands over by itself"#]],
+            x.toml:32:20: election.preferred_leader: this backend makes no automatic hand-overs
+            x.toml:33:17: election.tenure_ms_min: this backend makes no automatic hand-overs"#]],
     );
     refused(
         &latch("profile = \"calm\"", "session_ms = 1000\n"),
@@ -715,7 +715,7 @@ fn an_unusable_or_unconfirmed_emergent_election_is_refused() {
         expect![[r#"
             3 problems
             x.toml:32:1: election.emergent: a gateway without `bootstrap = true` needs `seeds` with the address of at least one other gateway
-            x.toml:33:15: election.emergent.allow_split: the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend
+            x.toml:33:15: election.emergent.allow_split: the backend `emergent` prefers availability: during a network partition two gateways can lead, and receivers accept the higher epoch. If that is acceptable set `allow_split = true`; otherwise use another backend
             x.toml:37:16: election.emergent.minimum_size: 3: exceeds the number of gateways (2): no gateway could ever lead"#]],
     );
     refused(
@@ -771,7 +771,7 @@ fn listener_time_is_limited_to_half_of_the_usable_lease() {
     refused(
         &with_file_election("listener_timeout_ms = 41"),
         expect![
-            "x.toml:32:20: election.listener_timeout_ms: 41 ms: must be at most half of lease - margin = 80 ms / 2"
+            "x.toml:32:23: election.listener_timeout_ms: 41 ms: must be at most half of lease - margin = 80 ms / 2"
         ],
     );
     load(&with_file_election("listener_timeout_ms = 40")).unwrap();
