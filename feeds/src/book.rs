@@ -132,14 +132,6 @@ pub struct Change {
     pub fault: Option<BookFault>,
 }
 
-impl Change {
-    /// Whether the best level of the side changed in price, size or count.
-    #[must_use]
-    pub fn touches_top(&self) -> bool {
-        self.depth == 0
-    }
-}
-
 /// The effect of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplaceChange {

@@ -57,7 +57,7 @@ done
 
 "$mdgw" run "$folder/gateway.toml" --date 2026-11-20 2>"$folder/log.txt" &
 started="$started $!"
-until grep -q "gateway runs" "$folder/log.txt"; do sleep 0.1; done
+until grep -q "gateway running" "$folder/log.txt"; do sleep 0.1; done
 simulate() {
     number=$1
     shift

@@ -83,7 +83,7 @@ fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
 
     let first = start_member(&first_site, &key);
-    first.wait_for_stderr("prefers availability");
+    first.wait_for_stderr("two gateways can lead");
     let first_epoch = wait_for_leadership_epoch(&first, 1);
     let second = start_member(&second_site, &key);
     second.wait_for_stderr("state=Connected");

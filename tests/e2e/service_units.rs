@@ -188,7 +188,7 @@ fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
     command.args(isolated).args(["sh", "-euc", START, "sh", USER, &capabilities.join(","), &config]);
     command.arg(program()).args(unit.writable());
     let gateway = process::spawn(command);
-    gateway.wait_for_stderr("gateway runs");
+    gateway.wait_for_stderr("gateway running");
 
     let root = PathBuf::from(format!("/proc/{}/root", gateway.id()));
     let status = read(&Path::new("/proc").join(gateway.id().to_string()).join("status"));

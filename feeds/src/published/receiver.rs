@@ -25,7 +25,7 @@ mod service_query;
 mod tests;
 
 use crate::{
-    arbiter::{ArbiterStatistics, Gap, LineStatistics, RecoveryStatistics},
+    arbiter::{Gap, LineStatistics, RecoveryStatistics},
     channel::ChannelState,
     drop_reason::{DropCounts, DropReason},
     frame::FrameHeader,
@@ -384,12 +384,6 @@ impl<'a> ChannelView<'a> {
     #[must_use]
     pub fn line_statistics(&self, line: Line) -> &'a LineStatistics {
         self.channel.arbiter().line_statistics(line)
-    }
-
-    /// Statistics of the arbiter; counted in positions, not in messages.
-    #[must_use]
-    pub fn arbiter_statistics(&self) -> &'a ArbiterStatistics {
-        self.channel.arbiter().statistics()
     }
 
     /// Statistics of the requests for gaps.

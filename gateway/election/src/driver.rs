@@ -258,11 +258,6 @@ impl Election {
         (self.send_input)(Input::Died(notice));
     }
 
-    /// The highest credible epoch observed on the wire.
-    pub fn set_observed_epoch(&self, epoch: Epoch) {
-        (self.send_input)(Input::ObservedEpoch(epoch));
-    }
-
     /// Whether the hot threads make progress.
     pub fn set_progress(&self, progress: super::core::Progress) {
         (self.send_input)(Input::Progress(progress));

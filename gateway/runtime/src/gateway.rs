@@ -527,12 +527,6 @@ impl Gateway {
         self.registry.read()
     }
 
-    /// The latency log, if there is one.
-    #[must_use]
-    pub fn latency_log(&self) -> Option<&PathBuf> {
-        self.latency.log()
-    }
-
     /// All gauges and counters of this moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {

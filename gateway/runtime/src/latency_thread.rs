@@ -72,7 +72,6 @@ pub struct LatencyThread {
     shared: Arc<Shared>,
     recent: Arc<RecentIntervals>,
     thread: Option<JoinHandle<io::Result<LatencyResult>>>,
-    log: Option<PathBuf>,
 }
 
 /// The results of the collector.
@@ -112,7 +111,6 @@ impl LatencyThread {
             totals: LatencyTotals::default(),
         };
         writer.open_log(unix_now())?;
-        let log = writer.logs.first().cloned();
         let shared = Arc::new(Shared {
             control: Mutex::new(Control { interval_ns: config.interval_ns, stop: false }),
             changed: Condvar::new(),
@@ -120,13 +118,7 @@ impl LatencyThread {
         let thread_shared = Arc::clone(&shared);
         let thread =
             std::thread::Builder::new().name("mdgw-latency".to_owned()).spawn(move || writer.run(&thread_shared))?;
-        Ok(Self { shared, recent, thread: Some(thread), log })
-    }
-
-    /// The log that was opened at the start.
-    #[must_use]
-    pub fn log(&self) -> Option<&PathBuf> {
-        self.log.as_ref()
+        Ok(Self { shared, recent, thread: Some(thread) })
     }
 
     /// The statistics of the last interval.

@@ -152,12 +152,6 @@ impl Exchange {
         Ok(Self { shared, player: Some(player), server })
     }
 
-    /// Address of the request server.
-    #[must_use]
-    pub fn request_address(&self) -> Option<SocketAddrV4> {
-        self.server.as_ref().map(RequestServer::address)
-    }
-
     /// Whether all packets were sent.
     #[must_use]
     pub fn is_done(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    net::{SocketAddrV4, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -19,7 +19,6 @@ use super::{history::History, itch_generator::PACKET_BYTES_MAX};
 /// A running server.
 #[derive(Debug)]
 pub(super) struct RequestServer {
-    address: SocketAddrV4,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -48,9 +47,6 @@ impl RequestServer {
     pub(super) fn start(address: SocketAddrV4, history: Arc<History>, answer_loss: f64, seed: u64) -> io::Result<Self> {
         let socket = UdpSocket::bind(address)?;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let SocketAddr::V4(address) = socket.local_addr()? else {
-            return Err(io::Error::other("bound to an address that is not IPv4"));
-        };
         let shared = Arc::new(Shared::default());
         let thread_shared = Arc::clone(&shared);
         let mut random = Random::new(seed ^ 0x7265_7175_6573_7473);
@@ -69,11 +65,7 @@ impl RequestServer {
                 counter.fetch_add(1, Ordering::Relaxed);
             }
         })?;
-        Ok(Self { address, shared, thread: Some(thread) })
-    }
-
-    pub(super) fn address(&self) -> SocketAddrV4 {
-        self.address
+        Ok(Self { shared, thread: Some(thread) })
     }
 
     pub(super) fn served(&self) -> ServedRequests {

@@ -157,7 +157,10 @@ fn stated_bounds_and_names_are_those_in_force() {
             let (wrong, wanted) = match allowed {
                 Allowed::Number(bound) => {
                     let wrong = if bound.max < i64::MAX { bound.max + 1 } else { bound.min - 1 };
-                    (wrong.to_string(), format!("{wrong}: must be between {} and {} ({})", bound.min, bound.max, bound.unit))
+                    (
+                        wrong.to_string(),
+                        format!("{wrong}: must be between {} and {} ({})", bound.min, bound.max, bound.unit),
+                    )
                 }
                 Allowed::OneOf(names) => {
                     ("\"no such name\"".to_owned(), format!("must be one of: {}", names.join(", ")))

@@ -319,10 +319,7 @@ impl Resolver<'_> {
             (other.as_ref().filter(|_| written.is_none()), name),
         ] {
             if let Some(there) = there {
-                self.add_problem(
-                    &there.span(),
-                    format!("`{missing}` is missing: both belong together"),
-                );
+                self.add_problem(&there.span(), format!("`{missing}` is missing: both belong together"));
             }
         }
     }
