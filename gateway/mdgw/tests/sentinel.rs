@@ -362,7 +362,7 @@ fn a_record_not_taken_over_is_released_on_behalf() {
     assert!(matches!(answered(), Some(RegisterOutcome::Swapped(_))));
     let options = Options { records: Some(directory.path()), ..with_incarnation(16) };
     let log = check(options, |gateway| gateway.child.kill().unwrap());
-    assert!(log.contains("Done"), "{log}");
+    assert!(log.contains("Released"), "{log}");
     register.read(RequestId(2));
     let Some(RegisterOutcome::Read(Some(left))) = answered() else { panic!("the register must hold a record") };
     assert_eq!(left.record, Record { holder: None, ..held });
