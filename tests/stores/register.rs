@@ -272,11 +272,12 @@ fn never_applies_a_lost_swap_late(ensemble: &mut Ensemble) {
     let mut asker = asker(ensemble);
     let mut version = asker.put(Version::NONE, &record(1));
     for round in 1..=5 {
-        ensemble.pause(0);
+        // All nodes, since the one in use may be any of them after a reconnect.
+        (0..ensemble.count()).for_each(|node| ensemble.pause(node));
         let lost = Record { renewal: round, ..record(7) };
         let outcome = asker.swap(version, &lost);
         assert!(matches!(outcome, Outcome::Unknown(_)), "{outcome:?}");
-        ensemble.resume(0);
+        (0..ensemble.count()).for_each(|node| ensemble.resume(node));
         // The swap took effect or not; in neither case may it take effect after a later one.
         let found = asker.read().expect("the record is there");
         assert!(found.version == version || found.record == lost, "{found:?}");

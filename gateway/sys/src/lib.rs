@@ -15,7 +15,7 @@ pub mod hardware_stamps;
 pub mod interfaces;
 pub mod kernel_fence;
 pub mod memory;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(test)]
 pub(crate) mod namespace;
 pub mod packet_ring;
 pub mod pidfd;

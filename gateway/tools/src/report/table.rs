@@ -142,7 +142,7 @@ mod tests {
             text.lines().filter(|line| line.starts_with("  ") || line.starts_with("channel")).collect();
         assert_eq!(rows.len(), 2 * 7, "{text}");
         assert!(rows.iter().all(|row| row.chars().count() == rows[0].chars().count()), "{text}");
-        assert!(text.contains("6 values came out negative"), "{text}");
+        assert!(text.contains("6 negative values are excluded"), "{text}");
         assert!(text.contains("build: debug"), "{text}");
     }
 

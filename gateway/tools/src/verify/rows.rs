@@ -305,7 +305,11 @@ mod tests {
         assert_eq!(told, expected);
         let files = ["a", "b", "c"].map(str::to_owned);
         let table = verdict.to_table(&files);
-        for text in ["b begins 2 records after others", "b ends 4 records before others", "a has nothing of it"] {
+        for text in [
+            "b starts 2 records after the other receivers",
+            "b ends 4 records before the other receivers",
+            "a has no records",
+        ] {
             assert!(table.contains(text), "{table}");
         }
         let json = &verdict.to_json(&files)["missing_at_ends"][2];

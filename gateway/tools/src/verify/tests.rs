@@ -335,7 +335,7 @@ fn an_old_epoch_that_continues_is_found_by_either_clock() {
     assert_eq!(broken(&capture), [SinglePublisher, MonotonicEpochs]);
     let verdict = capture.verdict(VerifyOptions::default());
     let [overlap, back] = verdict.findings.as_slice() else { panic!("{verdict:?}") };
-    assert_eq!(overlap.text, "group 1: epoch 6 (node 1) began 4000 us before the end of epoch 5 (node 0) (frame 9)");
+    assert_eq!(overlap.text, "group 1: epoch 6 (node 1) started 4000 us before epoch 5 (node 0) ended (frame 9)");
     assert!(back.text.contains("epoch 5 (node 0) was still published 4000 us after epoch 6 (node 1) started"));
     let tolerant = VerifyOptions { clock_error_ns: 5_000_000, ..VerifyOptions::default() };
     assert!(capture.verdict(tolerant).is_kept());
