@@ -68,9 +68,9 @@ impl FitnessWatch {
         let count = |matches: fn(&ChannelSample) -> bool| {
             u16::try_from(look.channels.iter().filter(|channel| matches(channel)).count()).unwrap_or(u16::MAX)
         };
-        let unheard = look.channels.iter().filter(|channel| self.is_unconfirmed(channel, now)).count();
+        let not_received = look.channels.iter().filter(|channel| self.is_unconfirmed(channel, now)).count();
         Fitness {
-            output_not_received: look.receive_path_failed || unheard > 0 && look.peer_receives_probe,
+            output_not_received: look.receive_path_failed || not_received > 0 && look.peer_receives_probe,
             channels_failed: count(|channel| channel.state == ChannelState::Failed),
             channels_behind: count(|channel| is_behind(channel.state) && channel.peer_state.is_some_and(has_no_gaps)),
             log_failing: self.log_entries_lost.look(look.log_entries_lost, now),
@@ -151,21 +151,21 @@ mod tests {
     fn a_leader_whose_output_is_not_received_is_unfit_unless_the_peers_receive_path_failed() {
         let channel = |published, peer_received| ChannelSample { published, peer_received, ..ChannelSample::default() };
         let mut watch = FitnessWatch::default();
-        let mut unheard = |look: &FitnessSample, ms| watch.look(look, MonoNs(ms * MS)).output_not_received;
-        assert!(!unheard(&look(channel(at(5), None)), 0));
-        assert!(!unheard(&look(channel(at(9), at(5))), 100), "heard, a little later");
-        assert!(!unheard(&look(channel(at(50), at(8))), 299));
-        assert!(unheard(&look(channel(at(60), at(8))), 300));
+        let mut not_received = |look: &FitnessSample, ms| watch.look(look, MonoNs(ms * MS)).output_not_received;
+        assert!(!not_received(&look(channel(at(5), None)), 0));
+        assert!(!not_received(&look(channel(at(9), at(5))), 100), "heard, a little later");
+        assert!(!not_received(&look(channel(at(50), at(8))), 299));
+        assert!(not_received(&look(channel(at(60), at(8))), 300));
         let deaf = FitnessSample { peer_receives_probe: false, ..look(channel(at(70), at(8))) };
-        assert!(!unheard(&deaf, 400));
-        assert!(!unheard(&look(channel(at(70), at(60))), 500), "heard again");
+        assert!(!not_received(&deaf, 400));
+        assert!(!not_received(&look(channel(at(70), at(60))), 500), "heard again");
         assert!(
-            unheard(&FitnessSample { receive_path_failed: true, ..look(channel(None, None)) }, 600),
+            not_received(&FitnessSample { receive_path_failed: true, ..look(channel(None, None)) }, 600),
             "who is deaf can't lead either"
         );
-        assert!(!unheard(&look(channel(None, None)), 9_000), "a standby publishes nothing");
-        assert!(!unheard(&look(channel(at(70), None)), 9_100), "a new leader gets its time");
-        assert!(unheard(&look(channel(at(70), None)), 9_300));
+        assert!(!not_received(&look(channel(None, None)), 9_000), "a standby publishes nothing");
+        assert!(!not_received(&look(channel(at(70), None)), 9_100), "a new leader gets its time");
+        assert!(not_received(&look(channel(at(70), None)), 9_300));
     }
 
     #[test]
