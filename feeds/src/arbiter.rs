@@ -23,14 +23,11 @@ mod recovery;
 mod tests;
 mod window;
 
+pub use self::gap::Gap;
+pub use self::lines::{LineStatistics, lead_histogram};
 pub(crate) use self::pending_gaps::PendingGaps;
-pub use self::recovery::{
-    AnswerEnd, REQUESTS_IN_FLIGHT_MAX, RecoveryConfig, RecoveryStatistics, Request, RequestTarget,
-};
-pub use self::{
-    gap::Gap,
-    lines::{LEAD_NS_MAX, LineStatistics, lead_histogram},
-};
+pub use self::recovery::{AnswerEnd, REQUESTS_IN_FLIGHT_MAX, RecoveryConfig, RecoveryStatistics};
+pub(crate) use self::recovery::{Request, RequestTarget};
 
 use hdrhistogram::Histogram;
 
@@ -84,7 +81,7 @@ pub enum WhenFull {
 
 /// Most datagrams that one drain of a socket returns. The window must not be smaller: draining one line before the
 /// other would otherwise make a false gap.
-pub const WINDOW_PACKETS_MIN: usize = 64;
+pub(crate) const WINDOW_PACKETS_MIN: usize = 64;
 
 impl Default for ArbiterConfig {
     fn default() -> Self {
@@ -113,7 +110,7 @@ impl ArbiterConfig {
     ///
     /// # Errors
     /// The first invalid value and its allowed range.
-    pub fn check(&self) -> Result<(), &'static str> {
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
         let packets = WINDOW_PACKETS_MIN..=PACKETS_MAX;
         let rules = [
             ((1..=Line::RECOVERY.0).contains(&self.lines), "lines: 1 to 7"),
@@ -224,10 +221,10 @@ pub struct ArbiterStatistics {
 const NONE: Sequence = Sequence(u64::MAX);
 
 /// Sequences from here on are rejected, so that no sum with a count can wrap.
-pub const SEQUENCE_END: Sequence = Sequence(1 << 63);
+pub(crate) const SEQUENCE_END: Sequence = Sequence(1 << 63);
 
 /// Consecutive packets of one line, each continuing the previous one, that confirm a sequence jump.
-pub const JUMP_CONFIRMATIONS: u8 = 3;
+pub(crate) const JUMP_CONFIRMATIONS: u8 = 3;
 
 /// Catch-up fills the gap before `first_received`.
 fn begin_catch_up(catch_up_state: &mut Option<CatchUp>, first_received: Sequence) {
@@ -268,7 +265,7 @@ impl Arbiter {
     /// Starts the silence timers at `now`: a line that never sends counts as silent from here. Further calls have no
     /// effect until [`Self::stop_silence_timers`].
     #[inline]
-    pub fn start_silence_timers(&mut self, now: MonoNs) {
+    pub(crate) fn start_silence_timers(&mut self, now: MonoNs) {
         if !self.has_silence_timers {
             self.has_silence_timers = true;
             self.lines.venue_lines_mut().for_each(|line| line.silence_since = now);
@@ -276,7 +273,7 @@ impl Arbiter {
     }
 
     /// Stops the silence timers: the venue has ended its session.
-    pub fn stop_silence_timers(&mut self) {
+    pub(crate) fn stop_silence_timers(&mut self) {
         self.has_silence_timers = false;
     }
 
@@ -370,7 +367,7 @@ impl Arbiter {
     /// When [`Self::on_deadline`] must be called: for a gap, a request or a silent line.
     #[must_use]
     #[inline]
-    pub fn next_deadline(&self) -> Option<MonoNs> {
+    pub(crate) fn next_deadline(&self) -> Option<MonoNs> {
         let gap = if self.frontier == self.expected { None } else { self.gap_deadline() };
         let silence = self.silence_deadline();
         match (gap, silence) {
@@ -398,13 +395,13 @@ impl Arbiter {
 
     /// Returns a due request to the peer or the retransmission server. Its answers come back through
     /// [`Self::accept`], on [`Line::RECOVERY`].
-    pub fn poll_request(&mut self) -> Option<Request> {
+    pub(crate) fn poll_request(&mut self) -> Option<Request> {
         self.recovery.as_mut()?.poll_request()
     }
 
     /// The peer's answer to the request that began at `first` has ended, or the peer cannot be reached. The next
     /// deadline sends the next request.
-    pub fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
+    pub(crate) fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
         self.recover(|recovery, gaps| recovery.peer_answer_ended(first, gaps, now));
     }
 
@@ -451,7 +448,7 @@ impl Arbiter {
     }
 
     /// Swaps a line's lead histogram with `other` (from [`lead_histogram`]). Nothing is copied.
-    pub fn exchange_lead(&mut self, line: Line, other: &mut Histogram<u64>) {
+    pub(crate) fn exchange_lead(&mut self, line: Line, other: &mut Histogram<u64>) {
         if let Some(statistics) = self.lines.get_mut(line) {
             core::mem::swap(&mut statistics.lead_ns, other);
         }
@@ -465,7 +462,7 @@ impl Arbiter {
 
     /// Statistics of recovery, where configured.
     #[must_use]
-    pub fn recovery_statistics(&self) -> Option<&RecoveryStatistics> {
+    pub(crate) fn recovery_statistics(&self) -> Option<&RecoveryStatistics> {
         self.recovery.as_ref().map(Recovery::statistics)
     }
 
@@ -478,7 +475,8 @@ impl Arbiter {
 
     /// The configuration.
     #[must_use]
-    pub fn config(&self) -> &ArbiterConfig {
+    #[cfg(test)]
+    pub(crate) fn config(&self) -> &ArbiterConfig {
         &self.config
     }
 

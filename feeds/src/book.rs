@@ -13,7 +13,7 @@
 //! and cross. The check can therefore be switched off while an instrument is not in continuous trading
 //! (`set_cross_check`); it is on by default.
 
-pub mod fault;
+pub(crate) mod fault;
 mod ladder;
 mod level_tree;
 pub mod levels;
@@ -21,7 +21,7 @@ mod memory;
 #[cfg(test)]
 mod model;
 pub mod orders;
-pub mod prefetch;
+pub(crate) mod prefetch;
 pub mod store;
 
 pub use fault::{BookFault, BookFaultCounts};
@@ -47,7 +47,7 @@ impl Side {
 
     /// The other side.
     #[must_use]
-    pub fn opposite(self) -> Self {
+    pub(crate) fn opposite(self) -> Self {
         match self {
             Self::Bid => Self::Ask,
             Self::Ask => Self::Bid,
@@ -155,7 +155,7 @@ pub struct BookSnapshot {
 impl BookSnapshot {
     /// Copies up to `depth` levels of each side.
     #[must_use]
-    pub fn of(view: &BookView<'_>, depth: usize) -> Self {
+    pub(crate) fn of(view: &BookView<'_>, depth: usize) -> Self {
         let levels = |side| view.levels(side).take(depth).collect();
         Self { bids: levels(Side::Bid), asks: levels(Side::Ask), is_suspect: view.is_suspect() }
     }
@@ -163,7 +163,7 @@ impl BookSnapshot {
 
 /// Marks of a book besides its levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BookMarks {
+pub(crate) struct BookMarks {
     /// The book may differ from the venue's.
     pub is_suspect: bool,
     /// The book is crossed, and that was reported.
@@ -175,13 +175,13 @@ pub struct BookMarks {
 impl BookMarks {
     /// One bit per mark.
     #[must_use]
-    pub fn to_bits(self) -> u8 {
+    pub(crate) fn to_bits(self) -> u8 {
         u8::from(self.is_suspect) | u8::from(self.is_crossed) << 1 | u8::from(self.cross_check_off) << 2
     }
 
     /// From the lower three bits.
     #[must_use]
-    pub fn from_bits(bits: u8) -> Self {
+    pub(crate) fn from_bits(bits: u8) -> Self {
         Self { is_suspect: bits & 1 != 0, is_crossed: bits & 2 != 0, cross_check_off: bits & 4 != 0 }
     }
 }
@@ -205,12 +205,12 @@ pub struct OrderView {
 
 /// Prices beyond this, on either side of 0, are rejected ([`BookFault::PriceOutOfRange`]): 4.6 thousand million, more
 /// than any instrument costs.
-pub const PRICE_E9_MAX: i64 = (1 << 62) - 2;
+pub(crate) const PRICE_E9_MAX: i64 = (1 << 62) - 2;
 
 /// [`Change::depth`] is exact below this.
-pub const DEPTH_EXACT: u32 = 16;
+pub(crate) const DEPTH_EXACT: u32 = 16;
 
 /// [`Change::depth`] of a level beyond the exact range.
-pub const DEPTH_BEYOND: u32 = u32::MAX;
+pub(crate) const DEPTH_BEYOND: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<Level>() == 16);

@@ -15,16 +15,15 @@ mod session;
 mod tops;
 mod unconfirmed_jumps;
 
-pub use self::{
-    config::{ChannelConfig, LateStart, OrderStoreKind},
-    copy::{CopyBuffer, CopyFault, CopyRestorer, CopyStep},
-    feed_core::InstrumentFault,
-    held_datagrams::HeldDatagrams,
-    rejected_packets::{RejectedPacket, Rejection, RejectionKind},
-    schema_set::SchemaSet,
-    session::{SessionMatch, SessionNumbering, SessionTracker},
-    unconfirmed_jumps::{CONFIRMATION_SILENCE_NS, UnconfirmedJumps},
-};
+pub use self::config::{ChannelConfig, LateStart, OrderStoreKind};
+pub use self::copy::{CopyBuffer, CopyFault, CopyRestorer, CopyStep};
+pub use self::held_datagrams::HeldDatagrams;
+#[cfg(test)]
+pub(crate) use self::rejected_packets::RejectedPacket;
+pub use self::schema_set::SchemaSet;
+pub use self::session::{SessionMatch, SessionNumbering, SessionTracker};
+pub(crate) use self::unconfirmed_jumps::CONFIRMATION_SILENCE_NS;
+pub use self::unconfirmed_jumps::UnconfirmedJumps;
 use self::{data_path::DataPath, deep::DeepCore, feed_core::FeedCore as _, itch::ItchCore, tops::TopsCore};
 pub use crate::channel_state::ChannelState;
 use crate::{
@@ -212,7 +211,8 @@ impl Channel {
     }
 
     /// The first packets that contradicted a book or could not be decoded.
-    pub fn rejected_packets(&self) -> impl Iterator<Item = &RejectedPacket> {
+    #[cfg(test)]
+    pub(crate) fn rejected_packets(&self) -> impl Iterator<Item = &RejectedPacket> {
         each_kind!(&self.0, line => line.rejected_packets.iter())
     }
 

@@ -139,7 +139,7 @@ impl DropCounts {
     }
 
     /// Decrements: a rejected packet was used after all.
-    pub fn uncount(&mut self, reason: DropReason) {
+    pub(crate) fn uncount(&mut self, reason: DropReason) {
         if let Some(slot) = self.0.get_mut(reason as usize) {
             *slot = slot.saturating_sub(1);
         }

@@ -20,7 +20,7 @@ pub mod consumer_edge;
 pub mod drop_reason;
 pub mod frame;
 pub mod identity;
-pub mod normalise;
+pub(crate) mod normalise;
 pub mod published;
 pub mod time;
 pub mod transport;

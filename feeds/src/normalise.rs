@@ -3,6 +3,6 @@
 //! Output is a function of the channel's input alone: no local clock, no random number, no map order.
 //! `ts_recv` stays undefined and `ts_in_delta` 0 in every record; the [edge](crate::consumer_edge) fills them in.
 
-pub mod records;
-pub mod status;
-pub mod symbols;
+pub(crate) mod records;
+pub(crate) mod status;
+pub(crate) mod symbols;

@@ -77,7 +77,7 @@ impl TradingDate {
 
     /// Year, month, day.
     #[must_use]
-    pub fn ymd(self) -> (u32, u32, u32) {
+    pub(crate) fn ymd(self) -> (u32, u32, u32) {
         (self.0 / 10_000, self.0 / 100 % 100, self.0 % 100)
     }
 

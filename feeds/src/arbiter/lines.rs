@@ -39,7 +39,7 @@ pub struct LineStatistics {
 }
 
 /// Longest lead that is distinguished, 1 s.
-pub const LEAD_NS_MAX: u64 = 1_000_000_000;
+pub(crate) const LEAD_NS_MAX: u64 = 1_000_000_000;
 
 /// An empty histogram for [`LineStatistics::lead_ns`].
 #[must_use]

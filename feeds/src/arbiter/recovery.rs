@@ -75,7 +75,7 @@ pub enum AnswerEnd {
 
 /// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestTarget {
+pub(crate) enum RequestTarget {
     /// The other gateway of the pair.
     Peer,
     /// The venue's retransmission server.
@@ -84,7 +84,7 @@ pub enum RequestTarget {
 
 /// A request for `[first, next)`; never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// The target.
     pub target: RequestTarget,
     /// First missing sequence.

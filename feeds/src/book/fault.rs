@@ -36,7 +36,7 @@ pub enum BookFault {
 
 impl BookFault {
     /// All faults, in the order of their counters.
-    pub const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::UnknownOrder,
         Self::DuplicateOrder,
         Self::OverExecution,
@@ -81,7 +81,7 @@ pub struct BookFaultCounts([u64; BookFault::ALL.len()]);
 
 impl BookFaultCounts {
     /// Counts one.
-    pub fn count(&mut self, fault: BookFault) {
+    pub(crate) fn count(&mut self, fault: BookFault) {
         if let Some(slot) = self.0.get_mut(fault as usize) {
             *slot = slot.saturating_add(1);
         }
@@ -89,7 +89,7 @@ impl BookFaultCounts {
 
     /// Count of that fault.
     #[must_use]
-    pub fn get(&self, fault: BookFault) -> u64 {
+    pub(crate) fn get(&self, fault: BookFault) -> u64 {
         self.0.get(fault as usize).copied().unwrap_or(0)
     }
 

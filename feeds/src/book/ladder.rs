@@ -632,7 +632,7 @@ impl<'a> BookView<'a> {
     /// Number of levels of a side.
     #[must_use]
     #[inline]
-    pub fn level_count(&self, side: Side) -> u32 {
+    pub(crate) fn level_count(&self, side: Side) -> u32 {
         self.book.map_or(0, |(book, _)| *book.level_counts.of(side))
     }
 
@@ -640,7 +640,7 @@ impl<'a> BookView<'a> {
     /// true for an index beyond `instruments_max`, which has no book.
     #[must_use]
     #[inline]
-    pub fn is_suspect(&self) -> bool {
+    pub(crate) fn is_suspect(&self) -> bool {
         self.book.is_none_or(|(book, _)| book.is_suspect)
     }
 }

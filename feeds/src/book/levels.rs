@@ -20,7 +20,7 @@ impl LevelBooks {
     }
 
     /// Removes all levels and marks, for a new session. Fault counts stay.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.ladders.clear();
     }
 
@@ -31,7 +31,7 @@ impl LevelBooks {
     /// `InstrumentUnknown`, `UnknownLevel` (removal of a level that does not exist), `LevelsFull`: nothing is
     /// applied.
     #[inline]
-    pub fn set_level(
+    pub(crate) fn set_level(
         &mut self,
         instrument: InstrumentIndex,
         side: Side,
@@ -66,7 +66,7 @@ impl LevelBooks {
     /// Checks a consistent book. A book that became crossed since the last call is counted, marked and reported. A
     /// book that is still crossed is not reported again.
     #[inline]
-    pub fn check_crossed(&mut self, instrument: InstrumentIndex) -> Option<BookFault> {
+    pub(crate) fn check_crossed(&mut self, instrument: InstrumentIndex) -> Option<BookFault> {
         self.ladders.check_crossed(instrument).then(|| self.fault(instrument, BookFault::Crossed))
     }
 
@@ -74,7 +74,7 @@ impl LevelBooks {
     ///
     /// # Errors
     /// As [`Self::set_level`]; the level is ignored.
-    pub fn restore_level(
+    pub(crate) fn restore_level(
         &mut self,
         instrument: InstrumentIndex,
         side: Side,
@@ -89,56 +89,40 @@ impl LevelBooks {
 
     /// Number of price levels of all books.
     #[must_use]
-    pub fn level_count(&self) -> u32 {
+    pub(crate) fn level_count(&self) -> u32 {
         self.ladders.level_count()
     }
 
     /// Marks of a book besides its levels.
     #[must_use]
-    pub fn marks(&self, instrument: InstrumentIndex) -> BookMarks {
+    pub(crate) fn marks(&self, instrument: InstrumentIndex) -> BookMarks {
         self.ladders.marks(instrument)
     }
 
     /// Sets the marks of a restored book.
-    pub fn set_marks(&mut self, instrument: InstrumentIndex, marks: BookMarks) {
+    pub(crate) fn set_marks(&mut self, instrument: InstrumentIndex, marks: BookMarks) {
         self.ladders.set_marks(instrument, marks);
     }
 
     /// One instrument's book.
     #[must_use]
-    pub fn view(&self, instrument: InstrumentIndex) -> BookView<'_> {
+    pub(crate) fn view(&self, instrument: InstrumentIndex) -> BookView<'_> {
         self.ladders.view(instrument)
     }
 
-    /// Prefetches this instrument's book near its top.
-    #[inline]
-    pub fn prefetch_instrument(&self, instrument: InstrumentIndex) {
-        self.ladders.prefetch(instrument);
-    }
-
-    /// Switches the check for a crossed book; on by default.
-    pub fn set_cross_check(&mut self, instrument: InstrumentIndex, on: bool) {
-        self.ladders.set_cross_check(instrument, on);
-    }
-
-    /// Marks the book as suspect.
-    pub fn mark_suspect(&mut self, instrument: InstrumentIndex) {
-        self.ladders.set_suspect(instrument, true);
-    }
-
     /// Marks all books as suspect, after a gap.
-    pub fn mark_all_suspect(&mut self) {
+    pub(crate) fn mark_all_suspect(&mut self) {
         self.ladders.set_all_suspect(true);
     }
 
     /// Clears the suspect mark: the book has been rebuilt.
-    pub fn clear_suspect(&mut self, instrument: InstrumentIndex) {
+    pub(crate) fn clear_suspect(&mut self, instrument: InstrumentIndex) {
         self.ladders.set_suspect(instrument, false);
     }
 
     /// Faults found so far.
     #[must_use]
-    pub fn faults(&self) -> &BookFaultCounts {
+    pub(crate) fn faults(&self) -> &BookFaultCounts {
         &self.faults
     }
 

@@ -132,20 +132,21 @@ impl<S: OrderStore> OrderBooks<S> {
 
     /// The resting order with that id.
     #[must_use]
-    pub fn order(&self, order_id: u64) -> Option<OrderView> {
+    pub(crate) fn order(&self, order_id: u64) -> Option<OrderView> {
         self.store.find(order_id).and_then(|slot| self.store.get(slot)).map(Order::view)
     }
 
     /// All orders of an instrument: bids then asks, best price first, by priority within a price. Walks the whole
     /// store: not for the hot path.
     #[must_use]
-    pub fn orders_of(&self, instrument: InstrumentIndex) -> Vec<OrderView> {
+    #[cfg(test)]
+    pub(crate) fn orders_of(&self, instrument: InstrumentIndex) -> Vec<OrderView> {
         self.orders_where(|index| index == instrument)
     }
 
     /// The orders of all wanted instruments, one instrument after the other, in a single walk.
     #[must_use]
-    pub fn orders_where(&self, is_wanted: impl Fn(InstrumentIndex) -> bool) -> Vec<OrderView> {
+    pub(crate) fn orders_where(&self, is_wanted: impl Fn(InstrumentIndex) -> bool) -> Vec<OrderView> {
         let mut orders: Vec<OrderView> =
             self.store.iter().filter(|order| is_wanted(order.instrument())).map(Order::view).collect();
         orders.sort_by_key(|order| {
@@ -157,13 +158,13 @@ impl<S: OrderStore> OrderBooks<S> {
 
     /// Number of slots for a walk over all orders: see [`OrderStore::slot_count`].
     #[must_use]
-    pub fn slot_count(&self) -> usize {
+    pub(crate) fn slot_count(&self) -> usize {
         self.store.slot_count()
     }
 
     /// The order in that slot, if any.
     #[must_use]
-    pub fn order_in_slot(&self, place: usize) -> Option<OrderView> {
+    pub(crate) fn order_in_slot(&self, place: usize) -> Option<OrderView> {
         self.store.order_in_slot(place).map(Order::view)
     }
 
@@ -171,7 +172,7 @@ impl<S: OrderStore> OrderBooks<S> {
     ///
     /// # Errors
     /// As [`Self::add`]; the order is ignored.
-    pub fn restore_order(&mut self, order: &OrderView) -> Result<(), BookFault> {
+    pub(crate) fn restore_order(&mut self, order: &OrderView) -> Result<(), BookFault> {
         let entry = Order::of_view(order).filter(|_| order.size != 0).ok_or(BookFault::ZeroSize)?;
         if !self.ladders.contains(order.instrument) {
             return Err(BookFault::InstrumentUnknown);
@@ -182,29 +183,29 @@ impl<S: OrderStore> OrderBooks<S> {
 
     /// Priority of the next order.
     #[must_use]
-    pub fn priority_next(&self) -> u64 {
+    pub(crate) fn priority_next(&self) -> u64 {
         self.priority_next
     }
 
     /// Sets the priority of the next order.
-    pub fn set_priority_next(&mut self, priority: u64) {
+    pub(crate) fn set_priority_next(&mut self, priority: u64) {
         self.priority_next = priority;
     }
 
     /// Number of price levels of all books.
     #[must_use]
-    pub fn level_count(&self) -> u32 {
+    pub(crate) fn level_count(&self) -> u32 {
         self.ladders.level_count()
     }
 
     /// Marks of a book besides its levels.
     #[must_use]
-    pub fn marks(&self, instrument: InstrumentIndex) -> BookMarks {
+    pub(crate) fn marks(&self, instrument: InstrumentIndex) -> BookMarks {
         self.ladders.marks(instrument)
     }
 
     /// Sets the marks of a restored book.
-    pub fn set_marks(&mut self, instrument: InstrumentIndex, marks: BookMarks) {
+    pub(crate) fn set_marks(&mut self, instrument: InstrumentIndex, marks: BookMarks) {
         self.ladders.set_marks(instrument, marks);
     }
 
@@ -233,23 +234,13 @@ impl<S: OrderStore> OrderBooks<S> {
     }
 
     /// Switches the check for a crossed book; on by default.
-    pub fn set_cross_check(&mut self, instrument: InstrumentIndex, on: bool) {
+    pub(crate) fn set_cross_check(&mut self, instrument: InstrumentIndex, on: bool) {
         self.ladders.set_cross_check(instrument, on);
     }
 
-    /// Marks the book as suspect.
-    pub fn mark_suspect(&mut self, instrument: InstrumentIndex) {
-        self.ladders.set_suspect(instrument, true);
-    }
-
     /// Marks all books as suspect, after a gap.
-    pub fn mark_all_suspect(&mut self) {
+    pub(crate) fn mark_all_suspect(&mut self) {
         self.ladders.set_all_suspect(true);
-    }
-
-    /// Clears the suspect mark: the book has been rebuilt.
-    pub fn clear_suspect(&mut self, instrument: InstrumentIndex) {
-        self.ladders.set_suspect(instrument, false);
     }
 
     /// Faults found so far.

@@ -4,7 +4,7 @@
 /// Prefetches the cache line of `slice[index]` for a write soon. Beyond the end, the prefetch has no effect on the
 /// program. Measured gain: see the look-ahead rows of `bench/RESULTS.md`.
 #[inline(always)]
-pub fn element<T>(slice: &[T], index: usize) {
+pub(crate) fn element<T>(slice: &[T], index: usize) {
     line(slice.as_ptr().wrapping_add(index));
 }
 

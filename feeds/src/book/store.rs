@@ -1,7 +1,7 @@
 //! Lookup of resting orders by order id.
 
-pub mod hash;
-pub mod window;
+pub(crate) mod hash;
+pub(crate) mod window;
 
 pub use hash::HashStore;
 pub use window::WindowStore;
@@ -111,7 +111,7 @@ impl Order {
 
     /// The order in the form for callers.
     #[must_use]
-    pub fn view(&self) -> OrderView {
+    pub(crate) fn view(&self) -> OrderView {
         OrderView {
             order_id: self.id,
             instrument: self.instrument(),

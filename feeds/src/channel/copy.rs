@@ -24,10 +24,8 @@
 mod restore;
 mod writer;
 
-pub use self::{
-    restore::CopyRestorer,
-    writer::{CopyBuffer, CopyStep},
-};
+pub use self::restore::CopyRestorer;
+pub use self::writer::{CopyBuffer, CopyStep};
 pub(super) use self::{
     restore::{FieldReader, ReceivedCopy},
     writer::{CopyWriter, TouchedEntry},
@@ -75,7 +73,7 @@ impl CopyFault {
 
     /// Message for logs and errors.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::NoState => "the channel has no state to copy",
             Self::Invalidated => "a gap or a new session occurred during the copy",

@@ -118,7 +118,7 @@ pub(super) enum MessageNotice {
 
 /// A message that contradicted a book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InstrumentFault {
+pub(crate) struct InstrumentFault {
     /// The kind of contradiction.
     pub kind: BookFault,
     /// The instrument of the book.

@@ -22,7 +22,7 @@ impl HeldDatagrams {
 
     /// With room for `datagrams_max` datagrams of `datagram_bytes`.
     #[must_use]
-    pub fn with_datagram_bytes(datagrams_max: usize, datagram_bytes: usize) -> Self {
+    pub(crate) fn with_datagram_bytes(datagrams_max: usize, datagram_bytes: usize) -> Self {
         Self {
             held: Vec::with_capacity(datagrams_max),
             bytes: Vec::with_capacity(datagrams_max.saturating_mul(datagram_bytes)),
@@ -62,7 +62,7 @@ impl HeldDatagrams {
 
     /// Memory held for their bytes, in bytes.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes.capacity()
     }
 }

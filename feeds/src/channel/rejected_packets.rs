@@ -13,7 +13,7 @@ pub(super) struct RejectedPackets {
 
 /// A packet that could not be decoded or that contradicted a book.
 #[derive(Clone, Debug)]
-pub struct RejectedPacket {
+pub(crate) struct RejectedPacket {
     /// The reason and the message.
     pub rejection: Rejection,
     bytes: Vec<u8>,
@@ -21,7 +21,7 @@ pub struct RejectedPacket {
 
 /// RejectionKind a packet was rejected, and which message caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rejection {
+pub(crate) struct Rejection {
     /// The reason.
     pub kind: RejectionKind,
     /// Sequence of the message; 0 where the whole datagram was rejected.
@@ -32,7 +32,7 @@ pub struct Rejection {
 
 /// RejectionKind a packet was packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RejectionKind {
+pub(crate) enum RejectionKind {
     /// It could not be decoded.
     Refused(DropReason),
     /// It contradicted a book.
@@ -52,7 +52,8 @@ impl RejectionKind {
 impl RejectedPacket {
     /// The bytes: the whole datagram where it was rejected as such, else its message block with length prefixes.
     #[must_use]
-    pub fn bytes(&self) -> &[u8] {
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }

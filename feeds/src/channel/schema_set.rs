@@ -16,17 +16,17 @@ impl SchemaSet {
     /// Best level after each change of it, and trades.
     pub const MBP_1: Self = Self(1 << 1);
     /// Ten levels after each change of them, and trades.
-    pub const MBP_10: Self = Self(1 << 2);
+    pub(crate) const MBP_10: Self = Self(1 << 2);
     /// Trades alone.
     pub const TRADES: Self = Self(1 << 3);
     /// Trading status.
     pub const STATUS: Self = Self(1 << 4);
     /// Instrument definitions.
-    pub const DEFINITION: Self = Self(1 << 5);
+    pub(crate) const DEFINITION: Self = Self(1 << 5);
     /// Auction imbalance.
-    pub const IMBALANCE: Self = Self(1 << 6);
+    pub(crate) const IMBALANCE: Self = Self(1 << 6);
     /// Statistics.
-    pub const STATISTICS: Self = Self(1 << 7);
+    pub(crate) const STATISTICS: Self = Self(1 << 7);
 
     /// All schemas with the names that configuration and command line use.
     pub const NAMES: [(Self, &'static str); 8] = [

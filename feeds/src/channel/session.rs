@@ -175,7 +175,7 @@ impl SessionTracker {
     }
 
     /// The venue has announced the end of the current session.
-    pub fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.has_ended = true;
     }
 

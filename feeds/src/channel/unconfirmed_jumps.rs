@@ -94,7 +94,7 @@ impl UnconfirmedJumps {
     /// When the latest packets count as confirmed without further input. Venues send heartbeats every second, so
     /// after [`CONFIRMATION_SILENCE_NS`] no packet will contradict them.
     #[must_use]
-    pub fn deadline(&self) -> Option<MonoNs> {
+    pub(crate) fn deadline(&self) -> Option<MonoNs> {
         self.uncontradicted_since.map(|uncontradicted_since| uncontradicted_since.plus(CONFIRMATION_SILENCE_NS))
     }
 
@@ -111,7 +111,7 @@ impl UnconfirmedJumps {
 
     /// Memory held, bytes.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.runs.iter().map(|run| run.packets.bytes()).sum()
     }
 }
@@ -119,4 +119,4 @@ impl UnconfirmedJumps {
 /// The packet that confirms a run is accepted directly, so it needs no room.
 const RUN_PACKETS_MAX: usize = JUMP_CONFIRMATIONS as usize - 1;
 /// Silence that confirms the last packets received, ns: three heartbeats.
-pub const CONFIRMATION_SILENCE_NS: u64 = 3_000_000_000;
+pub(crate) const CONFIRMATION_SILENCE_NS: u64 = 3_000_000_000;

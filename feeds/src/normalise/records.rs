@@ -15,7 +15,7 @@ use crate::{
 
 /// The records that one input message produced, back to back. Its memory is allocated once.
 #[derive(Debug)]
-pub struct Records {
+pub(crate) struct Records {
     bytes: Vec<u8>,
     count: u16,
 }
@@ -26,18 +26,18 @@ impl Records {
 
     /// Empty, with all its memory.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { bytes: Vec::with_capacity(Self::BYTES_MAX), count: 0 }
     }
 
     /// Removes the previous message's records.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.count = 0;
     }
 
     /// Appends one record.
-    pub fn push(&mut self, record: &impl AsRef<[u8]>) {
+    pub(crate) fn push(&mut self, record: &impl AsRef<[u8]>) {
         let bytes = record.as_ref();
         debug_assert!(bytes.len().is_multiple_of(8), "records are multiples of 8 bytes");
         debug_assert!(self.bytes.len() + bytes.len() <= Self::BYTES_MAX, "one message's records fit");
@@ -47,19 +47,19 @@ impl Records {
 
     /// Number of records.
     #[must_use]
-    pub fn count(&self) -> u16 {
+    pub(crate) fn count(&self) -> u16 {
         self.count
     }
 
     /// Whether the message maps its instrument: a mapping precedes all other records.
     #[must_use]
-    pub fn begin_with_mapping(&self) -> bool {
+    pub(crate) fn begin_with_mapping(&self) -> bool {
         self.bytes.get(1) == Some(&rtype::SYMBOL_MAPPING)
     }
 
     /// The body of a frame.
     #[must_use]
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
@@ -72,7 +72,7 @@ impl Default for Records {
 
 /// Fields common to all records of one message.
 #[derive(Clone, Copy, Debug)]
-pub struct RecordContext {
+pub(crate) struct RecordContext {
     /// Publisher id.
     pub publisher_id: u16,
     /// The instrument.
@@ -85,7 +85,7 @@ pub struct RecordContext {
 
 /// The event of a market-by-order, market-by-price or trade record.
 #[derive(Clone, Copy, Debug)]
-pub struct RecordEvent {
+pub(crate) struct RecordEvent {
     /// The DBN action.
     pub action: Action,
     /// Side of the resting order, or of the aggressor of a trade; `None` if unknown.
@@ -105,7 +105,7 @@ pub struct RecordEvent {
 /// DBN's actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Action {
+pub(crate) enum Action {
     /// A new order or level.
     Add = b'A',
     /// An order or level with a new size.
@@ -121,16 +121,16 @@ pub enum Action {
 }
 
 /// Number of levels in a market-by-price record.
-pub const MBP_LEVELS: usize = 10;
+pub(crate) const MBP_LEVELS: usize = 10;
 
 /// The published levels of a book, best first, in record form.
 #[derive(Clone, Debug, Default)]
-pub struct MbpLevels(pub [BidAskPair; MBP_LEVELS]);
+pub(crate) struct MbpLevels(pub [BidAskPair; MBP_LEVELS]);
 
 impl MbpLevels {
     /// The best levels of a book.
     #[must_use]
-    pub fn of(view: &BookView<'_>) -> Self {
+    pub(crate) fn of(view: &BookView<'_>) -> Self {
         let mut mbp_levels = Self::default();
         for (pair, level) in mbp_levels.0.iter_mut().zip(view.levels(Side::Bid)) {
             (pair.bid_px, pair.bid_sz, pair.bid_ct) = (level.price_e9, level.size, level.order_count);
@@ -143,7 +143,7 @@ impl MbpLevels {
 
     /// The best level only.
     #[must_use]
-    pub fn top_of(view: &BookView<'_>) -> BidAskPair {
+    pub(crate) fn top_of(view: &BookView<'_>) -> BidAskPair {
         let mut pair = BidAskPair::default();
         if let Some(level) = view.top(Side::Bid) {
             (pair.bid_px, pair.bid_sz, pair.bid_ct) = (level.price_e9, level.size, level.order_count);
@@ -156,7 +156,7 @@ impl MbpLevels {
 
     /// The best of these levels.
     #[must_use]
-    pub fn top(&self) -> BidAskPair {
+    pub(crate) fn top(&self) -> BidAskPair {
         self.0.first().cloned().unwrap_or_default()
     }
 }
@@ -182,7 +182,7 @@ macro_rules! price_record {
 impl RecordContext {
     /// Market by order.
     #[must_use]
-    pub fn mbo(&self, event: &RecordEvent) -> MboMsg {
+    pub(crate) fn mbo(&self, event: &RecordEvent) -> MboMsg {
         MboMsg {
             hd: self.header::<MboMsg>(rtype::MBO),
             order_id: event.order_id,
@@ -200,37 +200,37 @@ impl RecordContext {
 
     /// A trade.
     #[must_use]
-    pub fn trade(&self, event: &RecordEvent) -> TradeMsg {
+    pub(crate) fn trade(&self, event: &RecordEvent) -> TradeMsg {
         price_record!(self, event, TradeMsg: rtype::MBP_0, depth: 0)
     }
 
     /// The best level, with the event.
     #[must_use]
-    pub fn mbp_1(&self, event: &RecordEvent, top: BidAskPair) -> Mbp1Msg {
+    pub(crate) fn mbp_1(&self, event: &RecordEvent, top: BidAskPair) -> Mbp1Msg {
         price_record!(self, event, Mbp1Msg: rtype::MBP_1, depth: depth_byte(event.depth), levels: [top])
     }
 
     /// Ten levels, with the event.
     #[must_use]
-    pub fn mbp_10(&self, event: &RecordEvent, mbp_levels: MbpLevels) -> Mbp10Msg {
+    pub(crate) fn mbp_10(&self, event: &RecordEvent, mbp_levels: MbpLevels) -> Mbp10Msg {
         price_record!(self, event, Mbp10Msg: rtype::MBP_10, depth: depth_byte(event.depth), levels: mbp_levels.0)
     }
 
     /// Trading status, with all optional fields undefined.
     #[must_use]
-    pub fn status(&self) -> StatusMsg {
+    pub(crate) fn status(&self) -> StatusMsg {
         StatusMsg { hd: self.header::<StatusMsg>(rtype::STATUS), ts_recv: UNDEF_TIMESTAMP, ..StatusMsg::default() }
     }
 
     /// Auction imbalance, with all optional fields undefined.
     #[must_use]
-    pub fn imbalance(&self) -> ImbalanceMsg {
+    pub(crate) fn imbalance(&self) -> ImbalanceMsg {
         ImbalanceMsg { hd: self.header::<ImbalanceMsg>(rtype::IMBALANCE), ..ImbalanceMsg::default() }
     }
 
     /// A statistic with a price, and with a quantity where the venue sends one.
     #[must_use]
-    pub fn statistic(&self, stat_type: StatType, price_e9: i64, quantity: Option<i64>) -> StatMsg {
+    pub(crate) fn statistic(&self, stat_type: StatType, price_e9: i64, quantity: Option<i64>) -> StatMsg {
         StatMsg {
             hd: self.header::<StatMsg>(rtype::STATISTICS),
             price: price_e9,
@@ -245,7 +245,7 @@ impl RecordContext {
 
     /// The definition of a stock, with all fields undefined that no venue sends.
     #[must_use]
-    pub fn definition(&self, symbol: &[u8], exchange: &str) -> InstrumentDefMsg {
+    pub(crate) fn definition(&self, symbol: &[u8], exchange: &str) -> InstrumentDefMsg {
         InstrumentDefMsg {
             hd: self.header::<InstrumentDefMsg>(rtype::INSTRUMENT_DEF),
             raw_instrument_id: u64::from(self.instrument_id.0),
@@ -261,7 +261,7 @@ impl RecordContext {
 
     /// The symbol mapping, published once before the instrument's first record of a session.
     #[must_use]
-    pub fn mapping(&self, symbol: &[u8]) -> SymbolMappingMsg {
+    pub(crate) fn mapping(&self, symbol: &[u8]) -> SymbolMappingMsg {
         SymbolMappingMsg {
             hd: self.header::<SymbolMappingMsg>(rtype::SYMBOL_MAPPING),
             stype_in: SType::RawSymbol as u8,
@@ -280,7 +280,7 @@ impl RecordContext {
 
 /// Text in a field of `N` bytes with at least one NUL at its end; longer text is truncated.
 #[must_use]
-pub fn c_chars<const N: usize>(text: &[u8]) -> [c_char; N] {
+pub(crate) fn c_chars<const N: usize>(text: &[u8]) -> [c_char; N] {
     let mut field = [0; N];
     for (slot, byte) in field.iter_mut().take(N.saturating_sub(1)).zip(text) {
         *slot = c_byte(*byte);
@@ -290,19 +290,19 @@ pub fn c_chars<const N: usize>(text: &[u8]) -> [c_char; N] {
 
 /// A price in 1e-9 from a price in 1e-4; undefined where the venue sends 0 for "none".
 #[must_use]
-pub fn price_or_undefined(price_e4: i64) -> i64 {
+pub(crate) fn price_or_undefined(price_e4: i64) -> i64 {
     if price_e4 == 0 { UNDEF_PRICE } else { e9_from_e4(price_e4) }
 }
 
 /// A price in 1e-9 from a price in 1e-4, clamped to the range.
 #[must_use]
-pub fn e9_from_e4(price_e4: i64) -> i64 {
+pub(crate) fn e9_from_e4(price_e4: i64) -> i64 {
     price_e4.saturating_mul(100_000)
 }
 
 /// A share count in DBN's 32 bits; a larger count is clamped to the largest defined value.
 #[must_use]
-pub fn size_u32(shares: u64) -> u32 {
+pub(crate) fn size_u32(shares: u64) -> u32 {
     u32::try_from(shares).unwrap_or(u32::MAX).min(u32::MAX - 1)
 }
 

@@ -4,7 +4,7 @@ use dbn::{StatusAction, StatusReason, TriState};
 
 /// Meaning of a trading state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TradingState {
+pub(crate) struct TradingState {
     /// The status action.
     pub action: StatusAction,
     /// Whether orders match.
@@ -15,7 +15,7 @@ pub struct TradingState {
 
 /// Nasdaq TotalView-ITCH 5.0, Stock Trading Action, field Trading State.
 #[must_use]
-pub fn nasdaq_trading_state(code: u8) -> Option<TradingState> {
+pub(crate) fn nasdaq_trading_state(code: u8) -> Option<TradingState> {
     let (action, is_trading, is_quoting) = match code {
         b'T' => (StatusAction::Trading, TriState::Yes, TriState::Yes),
         b'Q' => (StatusAction::Quoting, TriState::No, TriState::Yes),
@@ -29,7 +29,7 @@ pub fn nasdaq_trading_state(code: u8) -> Option<TradingState> {
 /// Nasdaq TotalView-ITCH 5.0, Stock Trading Action, field Reason (appendix "Stock Trading Action Codes"). Codes that
 /// are not in the appendix map to no reason.
 #[must_use]
-pub fn nasdaq_reason(code: [u8; 4]) -> StatusReason {
+pub(crate) fn nasdaq_reason(code: [u8; 4]) -> StatusReason {
     match code.trim_ascii_end() {
         b"T1" => StatusReason::NewsPending,
         b"T2" => StatusReason::NewsReleased,
@@ -61,7 +61,7 @@ pub fn nasdaq_reason(code: [u8; 4]) -> StatusReason {
 
 /// IEX TOPS 1.6 and DEEP 1.0, Trading Status Message, field Trading Status.
 #[must_use]
-pub fn iex_trading_state(code: u8) -> Option<TradingState> {
+pub(crate) fn iex_trading_state(code: u8) -> Option<TradingState> {
     let (action, is_trading, is_quoting) = match code {
         b'T' => (StatusAction::Trading, TriState::Yes, TriState::Yes),
         b'H' => (StatusAction::Halt, TriState::No, TriState::No),
@@ -76,7 +76,7 @@ pub fn iex_trading_state(code: u8) -> Option<TradingState> {
 
 /// IEX TOPS 1.6 and DEEP 1.0, Trading Status Message, field Reason.
 #[must_use]
-pub fn iex_reason(code: [u8; 4]) -> StatusReason {
+pub(crate) fn iex_reason(code: [u8; 4]) -> StatusReason {
     match code.trim_ascii_end() {
         b"T1" => StatusReason::NewsPending,
         b"T2" => StatusReason::NewsReleased,

@@ -4,7 +4,7 @@ use crate::{book::InstrumentIndex, drop_reason::DropReason, identity::Instrument
 
 /// Instruments by symbol, with dense indices in order of arrival. The table is bounded and allocated once.
 #[derive(Debug)]
-pub struct SymbolTable {
+pub(crate) struct SymbolTable {
     /// Open addressing: index of the instrument plus one, 0 for a free slot. At most half full.
     slots: Vec<u32>,
     instruments: Vec<SymbolEntry>,
@@ -14,7 +14,7 @@ pub struct SymbolTable {
 
 /// An instrument of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SymbolEntry {
+pub(crate) struct SymbolEntry {
     /// Eight bytes as on the wire, padded with spaces.
     pub symbol: [u8; 8],
     /// Its id in records.
@@ -23,7 +23,7 @@ pub struct SymbolEntry {
 
 /// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SymbolLookup {
+pub(crate) struct SymbolLookup {
     /// Index in the books.
     pub index: InstrumentIndex,
     /// Id in records.
@@ -36,7 +36,7 @@ impl SymbolTable {
     /// Room for `instruments_max` symbols. `configured_ids` resolves collisions: a symbol listed there gets that id
     /// instead of its hash.
     #[must_use]
-    pub fn new(instruments_max: usize, configured_ids: &[(String, u32)]) -> Self {
+    pub(crate) fn new(instruments_max: usize, configured_ids: &[(String, u32)]) -> Self {
         let configured_ids =
             configured_ids.iter().map(|(symbol, id)| (pad(symbol.as_bytes()), InstrumentId(*id))).collect();
         let slots = (instruments_max.max(1) * 2).next_power_of_two();
@@ -49,7 +49,7 @@ impl SymbolTable {
     }
 
     /// Clears all symbols: a new session.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.slots.fill(0);
         self.instruments.clear();
     }
@@ -58,7 +58,7 @@ impl SymbolTable {
     ///
     /// # Errors
     /// `InstrumentTableFull`, and `InstrumentIdCollision` if another symbol of this session has the same id.
-    pub fn find_or_insert(&mut self, symbol: [u8; 8]) -> Result<SymbolLookup, DropReason> {
+    pub(crate) fn find_or_insert(&mut self, symbol: [u8; 8]) -> Result<SymbolLookup, DropReason> {
         match self.probe(symbol) {
             Ok((index, id)) => Ok(SymbolLookup { index, id, is_new: false }),
             Err(slot) => self.insert(symbol, slot),
@@ -67,25 +67,25 @@ impl SymbolTable {
 
     /// The index of that symbol, if present.
     #[must_use]
-    pub fn find(&self, symbol: [u8; 8]) -> Option<InstrumentIndex> {
+    pub(crate) fn find(&self, symbol: [u8; 8]) -> Option<InstrumentIndex> {
         self.probe(symbol).ok().map(|(index, _)| index)
     }
 
     /// Number of symbols.
     #[must_use]
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.instruments.len()
     }
 
     /// The instrument at that index.
     #[must_use]
-    pub fn get(&self, index: InstrumentIndex) -> Option<SymbolEntry> {
+    pub(crate) fn get(&self, index: InstrumentIndex) -> Option<SymbolEntry> {
         self.instruments.get(usize::try_from(index.0).ok()?).copied()
     }
 
     /// The index of that id. Visits all instruments.
     #[must_use]
-    pub fn index_of(&self, id: InstrumentId) -> Option<InstrumentIndex> {
+    pub(crate) fn index_of(&self, id: InstrumentId) -> Option<InstrumentIndex> {
         let index = self.instruments.iter().position(|entry| entry.id == id)?;
         u32::try_from(index).ok().map(InstrumentIndex)
     }
@@ -129,7 +129,7 @@ impl SymbolTable {
 
 /// A symbol without the spaces that pad it on the right.
 #[must_use]
-pub fn trim(symbol: &[u8]) -> &[u8] {
+pub(crate) fn trim(symbol: &[u8]) -> &[u8] {
     symbol.trim_ascii_end()
 }
 

@@ -216,7 +216,7 @@ pub fn parse_packet(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
 }
 
 /// Sequences of published packets end here, so that a sequence and its part fit one 64-bit position.
-pub const SEQUENCE_END: u64 = 1 << 47;
+pub(crate) const SEQUENCE_END: u64 = 1 << 47;
 
 /// Writes a packet into `datagram`. Returns its length, or `None` if there is no room or the body is not a list of
 /// whole frames.

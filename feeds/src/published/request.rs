@@ -56,10 +56,10 @@ pub const REQUEST_PACKET_BYTES: usize = size_of::<RequestPacket>();
 const _: () = assert!(REQUEST_PACKET_BYTES == 56);
 
 /// `MDGR` on the wire.
-pub const REQUEST_MAGIC: u32 = u32::from_le_bytes(*b"MDGR");
+pub(crate) const REQUEST_MAGIC: u32 = u32::from_le_bytes(*b"MDGR");
 
 /// Version of the format.
-pub const REQUEST_VERSION: u8 = 1;
+pub(crate) const REQUEST_VERSION: u8 = 1;
 
 /// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -46,13 +46,14 @@ impl<'a> Messages<'a> {
 
     /// For a part of a file that begins at `offset` with a length prefix.
     #[must_use]
-    pub fn resume(part: &'a [u8], offset: u64) -> Self {
+    pub(crate) fn resume(part: &'a [u8], offset: u64) -> Self {
         Self { rest: part, offset, state: State::Reading }
     }
 
     /// Offset of the next message.
     #[must_use]
-    pub fn offset(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 

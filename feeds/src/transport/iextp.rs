@@ -51,7 +51,7 @@ impl MessageProtocol for DeepProtocol {
 }
 
 /// Message protocol of TOPS 1.5; its messages are a subset of those of 1.6.
-pub const PROTOCOL_TOPS_1_5: u16 = 0x8002;
+pub(crate) const PROTOCOL_TOPS_1_5: u16 = 0x8002;
 /// Message protocol of TOPS 1.6.
 pub const PROTOCOL_TOPS_1_6: u16 = 0x8003;
 /// Message protocol of DEEP 1.0.
@@ -86,7 +86,7 @@ wire_struct! {
 /// Bytes of a segment's header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
 /// The only version of the transport.
-pub const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 1;
 
 impl<P: MessageProtocol> Transport for IexTp<P> {
     #[inline]
@@ -133,7 +133,7 @@ impl<P: MessageProtocol> Transport for IexTp<P> {
 /// The opaque form of a session's name.
 #[inline]
 #[must_use]
-pub fn venue_session(session_id: u32, channel_id: u32) -> VenueSession {
+pub(crate) fn venue_session(session_id: u32, channel_id: u32) -> VenueSession {
     VenueSession((u128::from(session_id) | u128::from(channel_id) << 32).to_le_bytes())
 }
 

@@ -35,11 +35,11 @@ wire_struct! {
 /// Bytes of a packet's header, and of a whole request.
 pub const HEADER_BYTES: usize = size_of::<Header>();
 /// Message count of a heartbeat.
-pub const COUNT_HEARTBEAT: u16 = 0;
+pub(crate) const COUNT_HEARTBEAT: u16 = 0;
 /// Message count of an end-of-session packet.
-pub const COUNT_END_OF_SESSION: u16 = 0xffff;
+pub(crate) const COUNT_END_OF_SESSION: u16 = 0xffff;
 /// Most messages a packet can announce.
-pub const COUNT_MAX: u16 = COUNT_END_OF_SESSION - 1;
+pub(crate) const COUNT_MAX: u16 = COUNT_END_OF_SESSION - 1;
 
 /// A session's name as in the header.
 pub type MoldSession = [u8; 10];

@@ -88,7 +88,7 @@ pub(crate) fn without_unit(name: &'static str, unit: &str) -> &'static str {
 /// A 48-bit big-endian number, such as Nasdaq's nanoseconds since midnight.
 #[inline]
 #[must_use]
-pub fn u48_be(bytes: [u8; 6]) -> u64 {
+pub(crate) fn u48_be(bytes: [u8; 6]) -> u64 {
     let [a, b, c, d, e, f] = bytes;
     u64::from_be_bytes([0, 0, a, b, c, d, e, f])
 }
@@ -101,7 +101,7 @@ pub fn u48_be_bytes(number: u64) -> [u8; 6] {
 }
 
 /// A number of any width and byte order.
-pub trait WireNumber {
+pub(crate) trait WireNumber {
     /// Its value.
     fn to_i128(&self) -> i128;
 }

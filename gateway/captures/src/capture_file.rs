@@ -31,13 +31,11 @@ use std::{
 
 use mdgw_feeds::time::TradingDate;
 
+pub use self::error::{CaptureError, CaptureFault};
+pub use self::frame_header::{FRAME_HEADER_BYTES, frame_header};
+pub use self::link::VlanTags;
+pub use self::writer::{PcapWriter, truncate_to_whole_packets};
 use self::{byte_source::ByteSource, day_file::DayFile, link::LinkLayer, pcap::Pcap, pcapng::PcapNg};
-pub use self::{
-    error::{CaptureError, CaptureFault},
-    frame_header::{FRAME_HEADER_BYTES, frame_header},
-    link::VlanTags,
-    writer::{PcapWriter, truncate_to_whole_packets},
-};
 
 /// An open capture. [`Self::advance`] moves to a datagram, [`Self::current`] returns it.
 #[derive(Debug)]

@@ -153,12 +153,6 @@ impl DbnInput {
         self.offset
     }
 
-    /// Path as given to [`Self::open`].
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Bytes of the (compressed) file read so far, for a progress bar.
     #[must_use]
     pub fn file_bytes_read(&self) -> u64 {

@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use mdgw_feeds::identity::GroupId;
 use serde::{Deserialize, Serialize};
 
 /// Settings that all stores have.
@@ -79,10 +78,11 @@ pub enum ZooKeeperMode {
     },
 }
 
+#[cfg(feature = "etcd")]
 impl EtcdConfig {
     /// The key of a group's record.
     #[must_use]
-    pub fn key(&self, group: GroupId) -> String {
+    pub(crate) fn key(&self, group: mdgw_feeds::identity::GroupId) -> String {
         format!("{}group-{}", self.prefix, group.0)
     }
 }
@@ -98,10 +98,11 @@ impl EtcdTls {
     }
 }
 
+#[cfg(feature = "zookeeper")]
 impl ZooKeeperConfig {
     /// The path of a group's record.
     #[must_use]
-    pub fn record_path(&self, group: GroupId) -> String {
+    pub(crate) fn record_path(&self, group: mdgw_feeds::identity::GroupId) -> String {
         format!("{}/group-{}", self.path, group.0)
     }
 }

@@ -34,12 +34,12 @@ pub struct Announcement {
 }
 
 /// Bytes of an announcement on the wire.
-pub const ANNOUNCEMENT_BYTES: usize = size_of::<WireAnnouncement>() + TAG_BYTES;
+pub(crate) const ANNOUNCEMENT_BYTES: usize = size_of::<WireAnnouncement>() + TAG_BYTES;
 
 impl Announcement {
     /// The signed datagram.
     #[must_use]
-    pub fn to_datagram(self, key: &SharedKey) -> [u8; ANNOUNCEMENT_BYTES] {
+    pub(crate) fn to_datagram(self, key: &SharedKey) -> [u8; ANNOUNCEMENT_BYTES] {
         let DeathNotice { holder, incarnation, epoch } = self.notice;
         let wire = WireAnnouncement {
             magic: MAGIC,
@@ -96,7 +96,7 @@ const VERSION: u8 = 1;
 
 /// Sends announcements. Sockets and key are prepared before any death.
 #[derive(Debug)]
-pub struct Announcer {
+pub(crate) struct Announcer {
     key: SharedKey,
     recipients: Vec<SocketAddr>,
     v4: UdpSocket,
@@ -109,7 +109,7 @@ impl Announcer {
     ///
     /// # Errors
     /// When no socket can be opened.
-    pub fn new(key: SharedKey, recipients: Vec<SocketAddr>) -> io::Result<Self> {
+    pub(crate) fn new(key: SharedKey, recipients: Vec<SocketAddr>) -> io::Result<Self> {
         let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         v4.set_nonblocking(true)?;
         let v6 = if recipients.iter().any(SocketAddr::is_ipv6) {
@@ -124,7 +124,7 @@ impl Announcer {
 
     /// Sends each announcement once to each recipient. Returns how many sends the system refused; a repetition may
     /// succeed.
-    pub fn announce(&self, announcements: impl IntoIterator<Item = Announcement>) -> usize {
+    pub(crate) fn announce(&self, announcements: impl IntoIterator<Item = Announcement>) -> usize {
         let mut refused = 0;
         for announcement in announcements {
             let bytes = announcement.to_datagram(&self.key);

@@ -22,7 +22,7 @@ use super::identity::NodeId;
 
 /// A group to be assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupLoad {
+pub(crate) struct GroupLoad {
     /// The group.
     pub group: GroupId,
     /// Cost of the group, in any unit that all groups share, for example channels. 0 counts as 1.
@@ -35,7 +35,7 @@ pub struct GroupLoad {
 
 /// A gateway that may publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Host {
+pub(crate) struct Host {
     /// The gateway.
     pub node: NodeId,
     /// Capacity, relative to the other gateways. 0 counts as 1.
@@ -45,7 +45,7 @@ pub struct Host {
 /// Assigns each group. `is_eligible`: whether that gateway could publish that group. A group without any eligible
 /// gateway stays unassigned.
 #[must_use]
-pub fn place(
+pub(crate) fn place(
     groups: &[GroupLoad],
     hosts: &[Host],
     is_eligible: impl Fn(GroupId, NodeId) -> bool,

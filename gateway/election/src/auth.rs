@@ -73,13 +73,13 @@ impl SharedKey {
     /// The tag over `parts`, one after the other. The tag does not cover the boundaries between parts: all parts but
     /// one must have fixed lengths, or the parts must contain their lengths.
     #[must_use]
-    pub fn tag(&self, purpose: Purpose, parts: &[&[u8]]) -> Tag {
+    pub(crate) fn tag(&self, purpose: Purpose, parts: &[&[u8]]) -> Tag {
         self.mac_over(purpose, parts).finalize().into_bytes().into()
     }
 
     /// Whether `tag` is the tag over `parts`. Takes constant time.
     #[must_use]
-    pub fn is_tag(&self, purpose: Purpose, parts: &[&[u8]], tag: &Tag) -> bool {
+    pub(crate) fn is_tag(&self, purpose: Purpose, parts: &[&[u8]], tag: &Tag) -> bool {
         self.mac_over(purpose, parts).verify_slice(tag).is_ok()
     }
 
@@ -222,7 +222,7 @@ pub enum AuthError {
 }
 
 /// Bytes of a key.
-pub const KEY_BYTES: usize = 32;
+pub(crate) const KEY_BYTES: usize = 32;
 /// More than a key with white space around it.
 const FILE_BYTES_MAX: u64 = 1 << 10;
 

@@ -28,7 +28,7 @@ impl AutoMoveConfig {
     /// When a leader may hand over that leads since `since`, should move since `worse_since`, and came after so many
     /// moves. A leader whose output nobody receives hands over once without waiting for the minimum tenure.
     #[must_use]
-    pub fn move_at(&self, since: MonoNs, worse_since: MonoNs, moves: u32, class: FitnessClass) -> MonoNs {
+    pub(crate) fn move_at(&self, since: MonoNs, worse_since: MonoNs, moves: u32, class: FitnessClass) -> MonoNs {
         if class == FitnessClass::OutputNotReceived && moves == 0 {
             return worse_since.plus(self.worse_for_ns);
         }
@@ -39,7 +39,7 @@ impl AutoMoveConfig {
 
     /// Whether a leader has led for so long that earlier moves no longer count.
     #[must_use]
-    pub fn resets_moves(&self, since: MonoNs, now: MonoNs) -> bool {
+    pub(crate) fn resets_moves(&self, since: MonoNs, now: MonoNs) -> bool {
         now.since(since) >= self.moves_reset_ns
     }
 }

@@ -85,7 +85,7 @@ pub enum Input<E> {
 impl Input<Infallible> {
     /// The same input for any backend.
     #[must_use]
-    pub fn widen<E>(self) -> Input<E> {
+    pub(crate) fn widen<E>(self) -> Input<E> {
         match self {
             Self::Time => Input::Time,
             Self::Backend(never) => match never {},
@@ -313,7 +313,7 @@ pub enum Obstacle {
 impl Obstacle {
     /// Whether the obstacle goes away without intervention, in the ordinary course of things.
     #[must_use]
-    pub fn is_temporary(&self) -> bool {
+    pub(crate) fn is_temporary(&self) -> bool {
         matches!(self, Self::Joining | Self::StartupWait | Self::Promised)
     }
 }

@@ -152,7 +152,7 @@ impl<E> fmt::Debug for Inbox<E> {
 
 impl<E> Inbox<E> {
     /// Sends an input to the election. After the election's end the input is dropped.
-    pub fn send(&self, input: Input<E>) {
+    pub(crate) fn send(&self, input: Input<E>) {
         // An election that has ended needs no input.
         let _ended = self.0.send(input);
     }
@@ -287,7 +287,7 @@ impl Election {
     /// How late the election thread was, ns, and how often by more than half of the margin. The thread woke late, or
     /// its work took that long.
     #[must_use]
-    pub fn stalls(&self) -> Option<(Histogram<u64>, u64)> {
+    pub(crate) fn stalls(&self) -> Option<(Histogram<u64>, u64)> {
         let state = self.shared.state();
         state.stalls.clone().map(|stalls| (stalls, state.alarming_stalls))
     }

@@ -107,7 +107,7 @@ impl EmergentConfig {
     ///
     /// # Errors
     /// Says what is missing.
-    pub fn check(&self) -> Result<(), EmergentConfigError> {
+    pub(crate) fn check(&self) -> Result<(), EmergentConfigError> {
         if !self.allow_split {
             return Err(EmergentConfigError::SplitNotAllowed);
         }

@@ -40,7 +40,8 @@ impl NodeName {
 
     /// As text.
     #[must_use]
-    pub fn as_str(&self) -> &str {
+    #[cfg(test)]
+    pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 }
@@ -102,16 +103,16 @@ impl fmt::Display for Member {
 /// The next epoch of `node`: above the record's, the gateway's own earlier ones, and the credible ones from the wire.
 /// `None` once the counts are exhausted.
 #[must_use]
-pub fn next_epoch(node: NodeId, known: impl IntoIterator<Item = Epoch>) -> Option<Epoch> {
+pub(crate) fn next_epoch(node: NodeId, known: impl IntoIterator<Item = Epoch>) -> Option<Epoch> {
     let count = known.into_iter().map(Epoch::count).max().unwrap_or(0) + 1;
     (count <= EPOCH_COUNT_MAX).then(|| Epoch::new(count, node.0))
 }
 
 /// Counts have 56 bits.
-pub const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
+pub(crate) const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
 
 /// An epoch as a plain number, for `#[serde(with)]`.
-pub mod epoch_number {
+pub(crate) mod epoch_number {
     use mdgw_feeds::identity::Epoch;
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -119,7 +120,7 @@ pub mod epoch_number {
     ///
     /// # Errors
     /// Those of the serializer.
-    pub fn serialize<S: Serializer>(epoch: &Epoch, to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(epoch: &Epoch, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u64(epoch.0)
     }
 
@@ -127,13 +128,13 @@ pub mod epoch_number {
     ///
     /// # Errors
     /// Those of the deserializer.
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Epoch, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Epoch, D::Error> {
         u64::deserialize(from).map(Epoch)
     }
 }
 
 /// Positions per channel in messages between gateways, for `#[serde(with)]`.
-pub mod written_positions {
+pub(crate) mod written_positions {
     use std::collections::BTreeMap;
 
     use mdgw_feeds::{
@@ -147,7 +148,10 @@ pub mod written_positions {
     ///
     /// # Errors
     /// Those of the serializer.
-    pub fn serialize<S: Serializer>(positions: &BTreeMap<u16, StreamPosition>, to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(
+        positions: &BTreeMap<u16, StreamPosition>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
         to.collect_map(positions.iter().map(|(channel, position)| (channel, WirePosition::from(position))))
     }
 
@@ -155,7 +159,7 @@ pub mod written_positions {
     ///
     /// # Errors
     /// Those of the deserializer, or when the feed or the date does not exist.
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<u16, StreamPosition>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<u16, StreamPosition>, D::Error> {
         let written = BTreeMap::<u16, WirePosition>::deserialize(from)?;
         let read = |(channel, written): (u16, WirePosition)| {
             let position = written.read().ok_or_else(|| D::Error::custom("no feed has that number, or no such date"));

@@ -40,7 +40,7 @@
 
 pub mod access;
 pub mod announcement;
-pub mod assignment;
+pub(crate) mod assignment;
 pub mod auth;
 pub mod auto_move;
 pub mod core;

@@ -80,13 +80,13 @@ pub struct LeaderRequest {
 impl LeaderRequest {
     /// Whether the notice is about the requester.
     #[must_use]
-    pub fn concerns(&self, notice: &DeathNotice) -> bool {
+    pub(crate) fn concerns(&self, notice: &DeathNotice) -> bool {
         self.leadership_id() == *notice
     }
 
     /// The leadership that the request is about, in the form of its death notice.
     #[must_use]
-    pub fn leadership_id(&self) -> DeathNotice {
+    pub(crate) fn leadership_id(&self) -> DeathNotice {
         DeathNotice { holder: self.requester, incarnation: self.incarnation, epoch: self.epoch }
     }
 }

@@ -61,7 +61,7 @@ pub struct Successor {
 impl Successor {
     /// Whether `member` is this start of this gateway.
     #[must_use]
-    pub fn is_same_start(&self, member: &Member) -> bool {
+    pub(crate) fn is_same_start(&self, member: &Member) -> bool {
         (self.node, self.incarnation) == (member.node, member.incarnation)
     }
 }
@@ -90,13 +90,13 @@ pub const CONFIG_MISMATCH_WAIT_LEASES: u64 = 100;
 impl ConfigVersion {
     /// Whether both give their output the same names and content.
     #[must_use]
-    pub fn has_same_output_as(&self, other: &Self) -> bool {
+    pub(crate) fn has_same_output_as(&self, other: &Self) -> bool {
         (self.hash, self.output_version) == (other.hash, other.output_version)
     }
 
     /// Whether a gateway with this configuration may succeed a leader with `theirs`: same output, or rolled out later.
     #[must_use]
-    pub fn may_succeed(&self, theirs: &Self) -> bool {
+    pub(crate) fn may_succeed(&self, theirs: &Self) -> bool {
         self.has_same_output_as(theirs) || self.revision > theirs.revision
     }
 }
@@ -104,27 +104,27 @@ impl ConfigVersion {
 impl Record {
     /// Whether that incarnation of that gateway holds the record.
     #[must_use]
-    pub fn is_held_by(&self, member: &Member) -> bool {
+    pub(crate) fn is_held_by(&self, member: &Member) -> bool {
         self.holder.as_ref() == Some(member)
     }
 
     /// Identifies the leadership that the record shows, in the form of its death notice. `None`: the record has no
     /// holder.
     #[must_use]
-    pub fn leadership_id(&self) -> Option<DeathNotice> {
+    pub(crate) fn leadership_id(&self) -> Option<DeathNotice> {
         let Member { node, incarnation, .. } = *self.holder.as_ref()?;
         Some(DeathNotice { holder: node, incarnation, epoch: self.epoch })
     }
 
     /// The same record without holder. Others need to wait only for its successor.
     #[must_use]
-    pub fn released(&self) -> Self {
+    pub(crate) fn released(&self) -> Self {
         Self { holder: None, renewal: self.renewal + 1, ..self.clone() }
     }
 
     /// The stored form.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_else(|_| unreachable!("numbers, text and maps with number keys"))
     }
 
@@ -132,7 +132,7 @@ impl Record {
     ///
     /// # Errors
     /// When the value is not a record, or one that no gateway would write.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(RecordError::TooLong { bytes: bytes.len() });
         }
@@ -163,7 +163,7 @@ impl Record {
 
 /// A value in the store that is not a record. No gateway overwrites it, since its origin is unknown.
 #[derive(Debug, thiserror::Error)]
-pub enum RecordError {
+pub(crate) enum RecordError {
     /// Longer than any record.
     #[error("{bytes} bytes exceed the maximum record size of {RECORD_BYTES_MAX}")]
     TooLong {
@@ -182,7 +182,7 @@ pub enum RecordError {
 }
 
 /// Many times the size of a record with 256 candidates; stores accept at least 1 MiB.
-pub const RECORD_BYTES_MAX: usize = 512 << 10;
+pub(crate) const RECORD_BYTES_MAX: usize = 512 << 10;
 
 #[cfg(test)]
 pub(crate) mod tests {

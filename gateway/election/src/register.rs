@@ -111,7 +111,7 @@ pub enum RegisterRequest {
 
 impl RegisterRequest {
     /// Calls the matching method of `register`.
-    pub fn submit_to(&self, register: &mut dyn Register) {
+    pub(crate) fn submit_to(&self, register: &mut dyn Register) {
         match self {
             Self::Read(request_id) => register.read(*request_id),
             Self::CompareAndSwap { request_id, expected, record } => {

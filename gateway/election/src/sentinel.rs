@@ -20,7 +20,7 @@
 //! While a process dumps core, its death cannot be detected. So the gateway switches dumps off unless it is configured
 //! otherwise ([`forbid_core_dumps`]).
 
-pub mod hang;
+pub(crate) mod hang;
 pub mod process_setup;
 pub mod registration;
 pub mod release_on_behalf;

@@ -75,13 +75,13 @@ impl LeaseTiming {
 
     /// The deadline for sends, on the leader's clock, after the last successful renewal was *sent* at `sent`.
     #[must_use]
-    pub fn deadline(&self, sent: MonoNs) -> MonoNs {
+    pub(crate) fn deadline(&self, sent: MonoNs) -> MonoNs {
         sent.plus(self.lease_ns.saturating_sub(self.margin_ns))
     }
 
     /// The deadline where others wait for a lease of at most `lease_ns`.
     #[must_use]
-    pub fn deadline_within(&self, sent: MonoNs, lease_ns: u64) -> MonoNs {
+    pub(crate) fn deadline_within(&self, sent: MonoNs, lease_ns: u64) -> MonoNs {
         sent.plus(self.lease_ns.min(lease_ns).saturating_sub(self.margin_ns))
     }
 
@@ -114,7 +114,7 @@ impl LeaseTiming {
     /// How long a candidate waits for a record with lease `lease_ns`, but never less than for its own lease. The
     /// record's length counts because its holder may be configured with a longer lease.
     #[must_use]
-    pub fn wait_for_ns(&self, lease_ns: u64) -> u64 {
+    pub(crate) fn wait_for_ns(&self, lease_ns: u64) -> u64 {
         let lease_ns = lease_ns.max(self.lease_ns);
         lease_ns.saturating_add(drift_ns(lease_ns, self.rate_error_ppm))
     }
@@ -203,9 +203,9 @@ pub const RATE_ERROR_PPM: u32 = 200;
 /// One per cent: a clock with a larger error is broken.
 pub const RATE_ERROR_PPM_MAX: u32 = 10_000;
 /// Between reading the clock and comparing it, and between cores.
-pub const CLOCK_READ_ERROR_NS: u64 = 1_000;
+pub(crate) const CLOCK_READ_ERROR_NS: u64 = 1_000;
 /// One hour. Bounds how long a record from the store can make a candidate wait.
-pub const LEASE_NS_MAX: u64 = 3_600_000 * NS_PER_MS;
+pub(crate) const LEASE_NS_MAX: u64 = 3_600_000 * NS_PER_MS;
 
 const NS_PER_MS: u64 = 1_000_000;
 

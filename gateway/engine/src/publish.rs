@@ -26,7 +26,8 @@ mod tests;
 
 pub use catch_up::is_covered_by;
 pub use packet::packet_header;
-pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};
+pub use publisher::PublishCounts;
+pub use publisher::{Publisher, PublisherConfig};
 pub use sink::{LogSink, SessionProgress, SinkCounts};
 pub use takeover_state::{
     DrainAck, DrainAckShared, FenceOpening, FenceOpeningShared, OutputEndShared, ReceiveWatermark,

@@ -29,4 +29,4 @@ pub use listener::{
     StandbyConfig, StandbyError, StatusTable,
 };
 pub use probe::ReceivePath;
-pub use tracker::{ReceiveTracker, TrackerCounts};
+pub use tracker::ReceiveTracker;

@@ -122,7 +122,7 @@ impl Reader {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn seek_oldest(&mut self) -> Result<(), LogError> {
+    pub(crate) fn seek_oldest(&mut self) -> Result<(), LogError> {
         self.segment = None;
         self.expected_number = None;
         self.open_segment_from(0)

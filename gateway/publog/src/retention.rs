@@ -166,7 +166,7 @@ impl SegmentMaintenance {
 
     /// Size of all segments with a file name, bytes.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.segments.len() as u64 * self.header.layout.segment_bytes as u64
     }
 

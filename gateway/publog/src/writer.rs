@@ -242,19 +242,6 @@ impl Writer {
         self.entry.as_ref().map_or(0, |entry| self.payload_bytes_max - entry.payload_bytes)
     }
 
-    /// Bytes in the open entry; 0 without one.
-    #[inline]
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.entry.as_ref().map_or(0, |entry| entry.payload_bytes)
-    }
-
-    /// Whether there is no open entry or it is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Appends `bytes` to the open entry. Returns `false`, and appends nothing, if there is no [room](Self::room).
     #[inline]
     pub fn append(&mut self, bytes: &[u8]) -> bool {

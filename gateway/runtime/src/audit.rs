@@ -36,21 +36,21 @@ use self::{
 
 /// The running audit. When it is dropped, all queued entries are written, as far as the disk accepts them.
 #[derive(Debug)]
-pub struct Audit {
+pub(crate) struct Audit {
     sender: AuditSender,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Adds entries to the audit; for any thread that may allocate.
 #[derive(Clone, Debug)]
-pub struct AuditSender {
+pub(crate) struct AuditSender {
     shared: Arc<Shared>,
     thread: Thread,
 }
 
 /// Counts of the entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AuditCounts {
+pub(crate) struct AuditCounts {
     /// On disk.
     pub written: u64,
     /// Write attempts that failed; each is repeated.
@@ -73,7 +73,7 @@ impl Audit {
     ///
     /// # Errors
     /// When the file cannot be opened, or another process writes it.
-    pub fn start(path: impl Into<PathBuf>) -> Result<Self, AuditError> {
+    pub(crate) fn start(path: impl Into<PathBuf>) -> Result<Self, AuditError> {
         let (file, recovered) = AuditFile::open(path)?;
         if recovered.torn_bytes > 0 || recovered.damaged_lines > 0 {
             tracing::warn!(?recovered, path = %file.path().display(), "the audit file was not closed cleanly");
@@ -101,13 +101,13 @@ impl Audit {
 
     /// For adding entries.
     #[must_use]
-    pub fn sender(&self) -> &AuditSender {
+    pub(crate) fn sender(&self) -> &AuditSender {
         &self.sender
     }
 
     /// Writes all queued entries and stops.
     #[must_use]
-    pub fn stop(mut self) -> AuditCounts {
+    pub(crate) fn stop(mut self) -> AuditCounts {
         self.end();
         self.sender.counts()
     }
@@ -130,7 +130,7 @@ impl Drop for Audit {
 
 impl AuditSender {
     /// Adds an entry with the present time. Never blocks.
-    pub fn record(&self, group: GroupId, node: NodeId, epoch: Epoch, change: AuditEvent) {
+    pub(crate) fn record(&self, group: GroupId, node: NodeId, epoch: Epoch, change: AuditEvent) {
         let draft = PendingEntry { time: unix_now(), group, node, epoch, change };
         if self.shared.queue.push(draft).is_err() {
             self.shared.lost.fetch_add(1, Ordering::Relaxed);
@@ -140,7 +140,7 @@ impl AuditSender {
 
     /// Counts of the entries so far.
     #[must_use]
-    pub fn counts(&self) -> AuditCounts {
+    pub(crate) fn counts(&self) -> AuditCounts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Shared { written, failures, lost, .. } = &*self.shared;
         AuditCounts { written: get(written), failures: get(failures), lost: get(lost) }
@@ -149,7 +149,7 @@ impl AuditSender {
 
 /// Records the notifications of an election.
 #[derive(Clone, Debug)]
-pub struct AuditListener {
+pub(crate) struct AuditListener {
     /// Receives the entries.
     pub sender: AuditSender,
     /// The election's group.

@@ -7,19 +7,19 @@
 //! On SIGHUP only [`RELOADABLE`](reload::RELOADABLE) keys may change; [`Resolved::diff_reloadable`] returns the
 //! changes.
 
-pub mod error;
+pub(crate) mod error;
 pub mod explain;
-pub mod file;
+pub(crate) mod file;
 pub mod host;
-pub mod limits;
-pub mod memory;
+pub(crate) mod limits;
+pub(crate) mod memory;
 mod quantity;
 #[cfg(test)]
 mod reference;
-pub mod reload;
+pub(crate) mod reload;
 mod resolve;
 pub mod resolved;
-pub mod settings;
+pub(crate) mod settings;
 mod source;
 
 pub use error::{ConfigError, Problem};

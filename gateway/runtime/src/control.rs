@@ -26,7 +26,7 @@ use crate::audit::{
 };
 
 /// The groups of one gateway.
-pub struct PairControl {
+pub(crate) struct PairControl {
     /// Name and number of this gateway.
     pub node: NodeId,
     /// Its groups.
@@ -39,7 +39,7 @@ pub struct PairControl {
 
 /// One group.
 #[derive(Clone)]
-pub struct GroupControl {
+pub(crate) struct GroupControl {
     /// The group's election.
     pub latch: Arc<dyn LeaderLatch>,
     /// Admits a gateway that the record does not name; `None` if the backend has no candidate list.
@@ -51,15 +51,15 @@ pub struct GroupControl {
 }
 
 /// Admits that gateway.
-pub type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
+pub(crate) type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
 
 /// Asks that gateway over the pair link to hand over to this one; `false`: the link to it is down.
-pub type RequestLeadership = Arc<dyn Fn(NodeId) -> bool + Send + Sync>;
+pub(crate) type RequestLeadership = Arc<dyn Fn(NodeId) -> bool + Send + Sync>;
 
 impl PairControl {
     /// Answers one request. Blocks until a requested hand-over has completed or failed.
     #[must_use]
-    pub fn handle(&self, request: Request) -> Response {
+    pub(crate) fn handle(&self, request: Request) -> Response {
         Response::from(match request {
             Request::Status {} => Ok(self.status()),
             Request::Snapshot {} => Ok(json!((self.snapshot)())),

@@ -32,7 +32,7 @@ use mdgw_election::{
     record_location::RecordLocationError,
 };
 use mdgw_engine::{
-    dispatch::{FailReason, StartError, roles::Gauges},
+    dispatch::{FailReason, StartError},
     handle_set::backend_choice::MissingIoUring,
     pipeline::{ChannelMessage, ChannelPipeline, PeerGapRequests},
 };
@@ -45,12 +45,15 @@ use mdgw_pair::{
     pair_link::{ChannelSender, LinkHandle, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts},
     standby::{InputHistory, Standby, StandbyError, StatusTable},
 };
-use mdgw_status::{control::ControlServer, snapshot::Snapshot};
+use mdgw_status::control::ControlServer;
 use mdgw_sys::{alarm::Alarm, clock::mono_now, kernel_fence::KernelFenceError, sockets::SocketError};
-use mdgw_telemetry::counters::{Reading, Registry};
+use mdgw_telemetry::counters::Registry;
 use serde_json::json;
 use thiserror::Error;
 
+pub use self::group::GroupHandle;
+pub use self::health::beginning;
+pub use self::report::{ChannelReport, GatewayReport, LineReport};
 use self::{
     alarms::Alarms,
     cold::ColdThreads,
@@ -63,11 +66,6 @@ use self::{
     takeovers::TakeoverWatch,
     watch::{Watch, WatchedPool},
     wiring::Wiring,
-};
-pub use self::{
-    group::GroupHandle,
-    health::beginning,
-    report::{ChannelReport, GatewayReport, LineReport},
 };
 use crate::{
     audit::{
@@ -336,7 +334,7 @@ impl Gateway {
 
     /// Records changes of leadership, if there is an audit file.
     #[must_use]
-    pub fn audit(&self) -> Option<&AuditSender> {
+    pub(crate) fn audit(&self) -> Option<&AuditSender> {
         self.audit.as_ref().map(Audit::sender)
     }
 
@@ -432,12 +430,6 @@ impl Gateway {
         self.groups.get(&group)
     }
 
-    /// The election of that group, if there is one.
-    #[must_use]
-    pub fn election(&self, group: GroupId) -> Option<&Election> {
-        self.elections.get(&group)
-    }
-
     /// Links the gateway to its peers. Returns the handles for messages to and from them.
     ///
     /// # Errors
@@ -517,20 +509,8 @@ impl Gateway {
 
     /// The epoch under which it publishes.
     #[must_use]
-    pub fn epoch(&self) -> Epoch {
+    pub(crate) fn epoch(&self) -> Epoch {
         self.this_start.epoch
-    }
-
-    /// Current counters of all channels.
-    #[must_use]
-    pub fn readings(&self) -> Vec<Reading> {
-        self.registry.read()
-    }
-
-    /// All gauges and counters of this moment.
-    #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
-        self.watch().snapshot()
     }
 
     fn watch(&self) -> Watch {
@@ -548,13 +528,8 @@ impl Gateway {
         }
     }
 
-    /// Gauges of each pool's threads.
-    pub fn gauges(&self) -> impl Iterator<Item = Gauges> {
-        self.pools.iter().map(|pool| pool.pool.gauges())
-    }
-
     /// Channels that are out of service, with the reason.
-    pub fn failed(&self) -> impl Iterator<Item = (&str, FailReason)> {
+    pub(crate) fn failed(&self) -> impl Iterator<Item = (&str, FailReason)> {
         self.pools.iter().flat_map(|pool| {
             pool.channels
                 .iter()

@@ -32,7 +32,7 @@ use crate::config::resolved::LatencyConfig;
 
 /// One hot thread's collector, with the names for its indices.
 #[derive(Debug)]
-pub struct ThreadStageCollector {
+pub(crate) struct ThreadStageCollector {
     /// Name of the thread, without spaces, commas or semicolons: `main-0`.
     pub thread: String,
     /// The channel of each index in its pool.
@@ -43,7 +43,7 @@ pub struct ThreadStageCollector {
 
 /// One channel's collector.
 #[derive(Debug)]
-pub struct ChannelMetricsCollector {
+pub(crate) struct ChannelMetricsCollector {
     /// The channel.
     pub channel: ChannelId,
     /// The cold end of the channel's hand-over.
@@ -68,7 +68,7 @@ pub struct StageTotal {
 
 /// A running collector. Stop it after the hot threads have dropped their recorders, else their last values are lost.
 #[derive(Debug)]
-pub struct LatencyThread {
+pub(crate) struct LatencyThread {
     shared: Arc<Shared>,
     recent: Arc<RecentIntervals>,
     thread: Option<JoinHandle<io::Result<LatencyResult>>>,
@@ -88,7 +88,7 @@ impl LatencyThread {
     ///
     /// # Errors
     /// When the log or the thread cannot be created.
-    pub fn start(
+    pub(crate) fn start(
         config: &LatencyConfig,
         threads: Vec<ThreadStageCollector>,
         channels: Vec<ChannelMetricsCollector>,
@@ -123,12 +123,12 @@ impl LatencyThread {
 
     /// The statistics of the last interval.
     #[must_use]
-    pub fn recent(&self) -> &Arc<RecentIntervals> {
+    pub(crate) fn recent(&self) -> &Arc<RecentIntervals> {
         &self.recent
     }
 
     /// Changes the length of the intervals, from the next one on.
-    pub fn set_interval_ns(&self, interval_ns: u64) {
+    pub(crate) fn set_interval_ns(&self, interval_ns: u64) {
         self.shared.lock().interval_ns = interval_ns;
     }
 
@@ -136,7 +136,7 @@ impl LatencyThread {
     ///
     /// # Errors
     /// The first write error; collecting continued after it.
-    pub fn stop(mut self) -> io::Result<LatencyResult> {
+    pub(crate) fn stop(mut self) -> io::Result<LatencyResult> {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         let thread = self.thread.take().map(JoinHandle::join);

@@ -2,7 +2,7 @@
 
 pub mod audit;
 pub mod config;
-pub mod control;
+pub(crate) mod control;
 pub mod gateway;
 pub mod latency_thread;
 pub mod retransmit;

@@ -21,10 +21,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     os::fd::AsFd,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -42,12 +39,7 @@ use mdgw_feeds::{
 };
 use mdgw_pair::standby::KnownEpochs;
 use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes};
-use mdgw_sys::{
-    batch::HEADER_BYTES,
-    clock::{mono_now, unix_now},
-    fence::Fence,
-    poll,
-};
+use mdgw_sys::{batch::HEADER_BYTES, clock::unix_now, fence::Fence, poll};
 use requesters::{Refusal, Requesters};
 use socket2::{SockAddr, SockRef};
 
@@ -72,13 +64,13 @@ pub struct ServedChannel {
 
 /// Answers requests. Owned by one cold thread.
 #[derive(Debug)]
-pub struct RetransmissionService {
+pub(crate) struct RetransmissionService {
     socket: UdpSocket,
     responder: Responder,
 }
 
 /// Sends header and body of one packet, and returns the bytes sent.
-pub type SendPacket<'a> = dyn FnMut(&[u8; HEADER_BYTES], &[u8]) -> io::Result<usize> + 'a;
+pub(crate) type SendPacket<'a> = dyn FnMut(&[u8; HEADER_BYTES], &[u8]) -> io::Result<usize> + 'a;
 
 /// Answers requests, independent of the transport.
 #[derive(Debug)]
@@ -90,7 +82,7 @@ pub struct Responder {
 
 /// Counts of the service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RetransmissionCounts {
+pub(crate) struct RetransmissionCounts {
     /// Datagrams received.
     pub requests: u64,
     /// Requests that were answered.
@@ -133,7 +125,7 @@ impl RetransmissionService {
     ///
     /// # Errors
     /// When the address cannot be bound or a log cannot be read.
-    pub fn new(config: &RetransmissionConfig, served: Vec<ServedChannel>) -> Result<Self, ServiceError> {
+    pub(crate) fn new(config: &RetransmissionConfig, served: Vec<ServedChannel>) -> Result<Self, ServiceError> {
         let bind = |source| ServiceError::Bind { address: config.listen, source };
         let socket = UdpSocket::bind(config.listen).map_err(bind)?;
         socket.set_nonblocking(true).map_err(bind)?;
@@ -144,29 +136,16 @@ impl RetransmissionService {
     ///
     /// # Errors
     /// As `getsockname`.
-    pub fn local_address(&self) -> io::Result<SocketAddr> {
+    #[cfg(test)]
+    pub(crate) fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
-    }
-
-    /// Answers requests until `stop` is set, which is read every few milliseconds.
-    ///
-    /// # Errors
-    /// When the socket fails.
-    pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
-        // Relaxed: the flag orders nothing, and the thread may read it a few milliseconds later.
-        while !stop.load(Relaxed) {
-            if !self.turn(mono_now())? {
-                self.wait()?;
-            }
-        }
-        Ok(())
     }
 
     /// Waits for a request, a few milliseconds at most: the logs have to be followed too.
     ///
     /// # Errors
     /// As poll(2).
-    pub fn wait(&self) -> io::Result<()> {
+    pub(crate) fn wait(&self) -> io::Result<()> {
         poll::readable([self.socket.as_fd()], FOLLOW_INTERVAL).map(|_| ())
     }
 
@@ -174,7 +153,7 @@ impl RetransmissionService {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn turn(&mut self, now: MonoNs) -> io::Result<bool> {
+    pub(crate) fn turn(&mut self, now: MonoNs) -> io::Result<bool> {
         let more = self.responder.follow();
         // One byte more than a request, so that a longer datagram is recognised as such.
         let mut datagram = [0; REQUEST_PACKET_BYTES + 1];
@@ -199,13 +178,14 @@ impl RetransmissionService {
     }
 
     /// New limits, from now on; every requester starts with its full allowance.
-    pub fn set_limits(&mut self, limits: RetransmissionLimits) {
+    pub(crate) fn set_limits(&mut self, limits: RetransmissionLimits) {
         self.responder.requesters.set_limits(limits);
     }
 
     /// Counts so far.
     #[must_use]
-    pub fn counts(&self) -> &RetransmissionCounts {
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> &RetransmissionCounts {
         &self.responder.counts
     }
 }

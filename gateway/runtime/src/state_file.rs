@@ -131,7 +131,7 @@ impl StateFile {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn record_epoch(&mut self, epoch: Epoch) -> Result<(), StateError> {
+    pub(crate) fn record_epoch(&mut self, epoch: Epoch) -> Result<(), StateError> {
         let count = epoch.count();
         if count <= self.state.epoch_count {
             return Ok(());

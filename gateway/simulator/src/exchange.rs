@@ -24,12 +24,13 @@ use mdgw_sys::{
     sockets::{Interface, OutputOptions, SocketError, open_output},
 };
 
+pub use super::request_server::ServedRequests;
+pub(crate) use super::source::SourceError;
 use super::{
     history::History,
     request_server::RequestServer,
     source::{FeedSource, Source, SourcePacket},
 };
-pub use super::{request_server::ServedRequests, source::SourceError};
 
 /// Configuration of an exchange: the feed, its lines and their impairments.
 #[derive(Clone, Debug)]

@@ -638,12 +638,6 @@ impl ItchPackets {
     pub fn write_end_of_session(&self, out: &mut Vec<u8>) {
         moldudp64::write_end_of_session(out, self.session, self.next);
     }
-
-    /// Sequence of the next message.
-    #[must_use]
-    pub fn next_sequence(&self) -> Sequence {
-        self.next
-    }
 }
 
 #[cfg(test)]

@@ -14,10 +14,8 @@ mod server;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use self::{
-    client::{ControlError, send_request},
-    server::ControlServer,
-};
+pub use self::client::{ControlError, send_request};
+pub use self::server::ControlServer;
 
 /// A request to a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -42,13 +42,14 @@ impl Disclosure {
 
     /// All entries, in order.
     #[must_use]
-    pub fn entries(&self) -> &[(String, String)] {
+    pub(crate) fn entries(&self) -> &[(String, String)] {
         &self.entries
     }
 
     /// The value of a key.
     #[must_use]
-    pub fn get(&self, key: &str) -> Option<&str> {
+    #[cfg(test)]
+    pub(crate) fn get(&self, key: &str) -> Option<&str> {
         self.entries.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
 }

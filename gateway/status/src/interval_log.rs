@@ -40,7 +40,7 @@ use super::disclosure::Disclosure;
 /// First line of a log.
 pub const FORMAT_LINE: &str = "#[Histogram log format version 1.3]";
 /// Header line with the names of the columns.
-pub const LEGEND: &str = r#""StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram""#;
+pub(crate) const LEGEND: &str = r#""StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram""#;
 /// Prefix of an entry of the disclosure.
 pub const DISCLOSURE_PREFIX: &str = "#[mdgw ";
 /// Prefix of a count of negative values.

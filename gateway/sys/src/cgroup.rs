@@ -52,7 +52,7 @@ impl Drop for FenceCgroup {
 ///
 /// # Errors
 /// Names the missing feature.
-pub fn check_available() -> io::Result<()> {
+pub(crate) fn check_available() -> io::Result<()> {
     current().map(drop)
 }
 

@@ -26,7 +26,7 @@ pub struct InterfaceAddress {
 ///
 /// # Errors
 /// As getifaddrs(3).
-pub fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
+pub(crate) fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs(3) writes one pointer to `first`.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
@@ -48,7 +48,7 @@ pub fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
 ///
 /// # Errors
 /// If the kernel has no netlink.
-pub fn changes() -> io::Result<OwnedFd> {
+pub(crate) fn changes() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: socket(2) takes no pointer.
     let descriptor = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
@@ -70,7 +70,7 @@ pub fn changes() -> io::Result<OwnedFd> {
 }
 
 /// Discards all pending notifications of the socket of [`changes`].
-pub fn discard_changes(socket: &OwnedFd) {
+pub(crate) fn discard_changes(socket: &OwnedFd) {
     let mut bytes = [0_u8; 8_192];
     // SAFETY: recv(2) writes at most the given number of bytes to `bytes`, which has that many.
     while unsafe { libc::recv(socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) } > 0 {}

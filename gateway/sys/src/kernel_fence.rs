@@ -148,11 +148,6 @@ impl KernelFenceSlot {
         self.deadline.store(deadline.0, Release);
     }
 
-    /// Moves the deadline of the present opening. Called before that of the gateway's own fence.
-    pub fn renew(&self, deadline: MonoNs) {
-        self.deadline.store(deadline.0, Release);
-    }
-
     /// Closes the fence.
     pub fn close(&self) {
         self.deadline.store(0, Release);
@@ -170,7 +165,8 @@ pub struct KernelFenceError {
 impl KernelFenceError {
     /// Whether privileges or a kernel feature are missing, so that a test may be skipped.
     #[must_use]
-    pub fn is_not_permitted(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_not_permitted(&self) -> bool {
         self.source.kind() == io::ErrorKind::PermissionDenied || self.source.raw_os_error() == Some(libc::ENOSYS)
     }
 }
@@ -186,8 +182,8 @@ fn hint(source: &io::Error) -> &'static str {
 }
 
 /// Maximum number of groups of one fence.
-pub const GROUPS_MAX: usize = 64;
+pub(crate) const GROUPS_MAX: usize = 64;
 /// Maximum number of destinations; each is a comparison in the program.
-pub const DESTINATIONS_MAX: usize = 128;
+pub(crate) const DESTINATIONS_MAX: usize = 128;
 /// Atomics per group: deadline, epoch.
 const SLOT_ATOMICS: usize = 2;

@@ -24,5 +24,5 @@ pub mod progress;
 pub mod robust_mutex;
 pub mod scheduler;
 pub mod shared_atomics;
-pub mod socket_options;
+pub(crate) mod socket_options;
 pub mod sockets;

@@ -88,7 +88,8 @@ impl SwitchCounts {
 
     /// Switches since `earlier`.
     #[must_use]
-    pub fn since(self, earlier: Self) -> Self {
+    #[cfg(test)]
+    pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             voluntary: self.voluntary.saturating_sub(earlier.voluntary),
             involuntary: self.involuntary.saturating_sub(earlier.involuntary),

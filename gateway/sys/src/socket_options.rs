@@ -12,7 +12,7 @@ use std::{
 ///
 /// # Errors
 /// Without CAP_NET_ADMIN.
-pub fn force_receive_buffer(socket: &impl AsFd, bytes: i32) -> io::Result<()> {
+pub(crate) fn force_receive_buffer(socket: &impl AsFd, bytes: i32) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
 }
 
@@ -20,7 +20,7 @@ pub fn force_receive_buffer(socket: &impl AsFd, bytes: i32) -> io::Result<()> {
 ///
 /// # Errors
 /// If the kernel does not know a flag.
-pub fn request_stamps(socket: &impl AsFd, flags: u32) -> io::Result<()> {
+pub(crate) fn request_stamps(socket: &impl AsFd, flags: u32) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, &flags)
 }
 
@@ -29,7 +29,7 @@ pub fn request_stamps(socket: &impl AsFd, flags: u32) -> io::Result<()> {
 ///
 /// # Errors
 /// If there is no such interface.
-pub fn set_egress(socket: &impl AsFd, interface_index: u32, source: Option<Ipv4Addr>) -> io::Result<()> {
+pub(crate) fn set_egress(socket: &impl AsFd, interface_index: u32, source: Option<Ipv4Addr>) -> io::Result<()> {
     let request = libc::ip_mreqn {
         imr_multiaddr: libc::in_addr { s_addr: 0 },
         imr_address: libc::in_addr { s_addr: source.map_or(0, u32::from).to_be() },
@@ -43,7 +43,12 @@ pub fn set_egress(socket: &impl AsFd, interface_index: u32, source: Option<Ipv4A
 ///
 /// # Errors
 /// If there is no such interface, the address is no multicast group, or the group is already joined.
-pub fn join_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, source: Ipv4Addr) -> io::Result<()> {
+pub(crate) fn join_source(
+    socket: &impl AsFd,
+    interface_index: u32,
+    group: Ipv4Addr,
+    source: Ipv4Addr,
+) -> io::Result<()> {
     let request = source_request(interface_index, group, source);
     set(socket, libc::IPPROTO_IP, libc::MCAST_JOIN_SOURCE_GROUP, &request)
 }
@@ -52,7 +57,12 @@ pub fn join_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, so
 ///
 /// # Errors
 /// If it was not joined.
-pub fn leave_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, source: Ipv4Addr) -> io::Result<()> {
+pub(crate) fn leave_source(
+    socket: &impl AsFd,
+    interface_index: u32,
+    group: Ipv4Addr,
+    source: Ipv4Addr,
+) -> io::Result<()> {
     let request = source_request(interface_index, group, source);
     set(socket, libc::IPPROTO_IP, libc::MCAST_LEAVE_SOURCE_GROUP, &request)
 }
@@ -61,7 +71,7 @@ pub fn leave_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, s
 ///
 /// # Errors
 /// If the descriptor is no socket.
-pub fn drop_count(socket: &impl AsFd) -> io::Result<u32> {
+pub(crate) fn drop_count(socket: &impl AsFd) -> io::Result<u32> {
     let values = get::<[u32; MEMINFO_VALUES]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
     Ok(values[DROPS])
 }

@@ -176,7 +176,7 @@ impl StageHistograms {
 
     /// Memory of its histograms, bytes.
     #[must_use]
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.cells.iter().map(|cell| cell.histogram.distinct_values() * size_of::<u32>() + size_of::<Cell>()).sum()
     }
 

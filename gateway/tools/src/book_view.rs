@@ -102,9 +102,9 @@ pub struct InstrumentBook {
 }
 
 /// Price in 1e-9, size, order count.
-pub type Entry = (i64, u32, u32);
+pub(crate) type Entry = (i64, u32, u32);
 /// Order id, price in 1e-9, size.
-pub type OrderEntry = (u64, i64, u32);
+pub(crate) type OrderEntry = (u64, i64, u32);
 
 /// Errors of a book view.
 #[derive(Debug, thiserror::Error)]

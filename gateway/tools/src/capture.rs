@@ -42,13 +42,10 @@ use mdgw_sys::{
     sockets::{Interface, SocketError, Stamps},
 };
 
-pub use self::{
-    files::{InvalidOutput, OutputFiles},
-    recorder::FLUSH_NS,
-    spool::SpoolError,
-    summary::{CaptureSummary, LineSummary},
-    watch::{Triggers, WatchedChannel},
-};
+pub use self::files::{InvalidOutput, OutputFiles};
+pub use self::spool::SpoolError;
+pub use self::summary::{CaptureSummary, LineSummary};
+pub use self::watch::{Triggers, WatchedChannel};
 use self::{
     frame::LineReader,
     lines::{FRAMES_PER_ROUND, Lines},
@@ -215,7 +212,8 @@ impl Capture {
     }
 
     /// Receiving addresses of the lines, with the ports that the kernel chose where none was given.
-    pub fn addresses(&self) -> impl Iterator<Item = SocketAddrV4> {
+    #[cfg(test)]
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = SocketAddrV4> {
         self.recorder.interfaces().map(|interface| interface.address)
     }
 
@@ -365,7 +363,7 @@ impl CaptureLoop {
 }
 
 /// Longest wait for packets; bounds the time until a stop is noticed.
-pub const WAIT: Duration = Duration::from_millis(50);
+pub(crate) const WAIT: Duration = Duration::from_millis(50);
 /// A million packets per second; the kernel accounts 2 KiB for each.
 const BURST_BYTES_PER_S: u64 = 2_000_000_000;
 /// With the smallest buffers.

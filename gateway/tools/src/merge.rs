@@ -128,7 +128,7 @@ pub fn run(
 
 /// A merge in progress, datagram by datagram.
 #[derive(Debug)]
-pub struct Merger {
+pub(crate) struct Merger {
     sources: Sources,
     lanes: Vec<Lane>,
     date: Option<TradingDate>,
@@ -136,14 +136,14 @@ pub struct Merger {
 }
 
 /// Receives the merged packets: each message of a channel once, in order.
-pub trait PacketSink {
+pub(crate) trait PacketSink {
     /// Receives a packet with the time of the copy that was delivered.
     fn datagram(&mut self, time_ns: u64, addresses: &PacketAddresses, payload: &[u8]);
 }
 
 /// Sender and receiver address of a channel's packets: the same for all packets, as if there were one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PacketAddresses {
+pub(crate) struct PacketAddresses {
     /// Address of the sender.
     pub src: SocketAddr,
     /// Address of the receiver.
@@ -155,7 +155,7 @@ impl Merger {
     ///
     /// # Errors
     /// A capture can't be opened, or the captures have too many lines or channels.
-    pub fn open(
+    pub(crate) fn open(
         files: &[PathBuf],
         feed: Option<Feed>,
         date: Option<TradingDate>,
@@ -173,7 +173,7 @@ impl Merger {
     /// # Errors
     /// The captures have too many lines or channels.
     #[inline]
-    pub fn step(&mut self, sink: &mut impl PacketSink) -> Result<Option<usize>, MergeError> {
+    pub(crate) fn step(&mut self, sink: &mut impl PacketSink) -> Result<Option<usize>, MergeError> {
         let Self { sources, lanes, date, listed_max } = self;
         let Some(file) = sources.choose(lanes) else { return Ok(None) };
         for routes in sources.routes().lanes().iter().skip(lanes.len()) {
@@ -195,7 +195,7 @@ impl Merger {
     }
 
     /// Ends a lane: delivers the held packets and declares the missing messages.
-    pub fn finish_lane(&mut self, lane: usize, sink: &mut impl PacketSink) {
+    pub(crate) fn finish_lane(&mut self, lane: usize, sink: &mut impl PacketSink) {
         if let Some(lane) = self.lanes.get_mut(lane) {
             lane.finish(sink);
         }
@@ -217,25 +217,25 @@ impl Merger {
 
     /// Channels found so far.
     #[must_use]
-    pub fn lane_count(&self) -> usize {
+    pub(crate) fn lane_count(&self) -> usize {
         self.lanes.len()
     }
 
     /// The feed of a lane.
     #[must_use]
-    pub fn feed(&self, lane: usize) -> Option<Feed> {
+    pub(crate) fn feed(&self, lane: usize) -> Option<Feed> {
         self.lanes.get(lane).map(Lane::feed)
     }
 
     /// Errors that ended captures early.
     #[must_use]
-    pub fn damages(&self) -> &[CaptureError] {
+    pub(crate) fn damages(&self) -> &[CaptureError] {
         self.sources.damages()
     }
 
     /// Bytes of the files on disk read so far.
     #[must_use]
-    pub fn file_bytes_read(&self) -> u64 {
+    pub(crate) fn file_bytes_read(&self) -> u64 {
         self.sources.file_bytes_read()
     }
 }

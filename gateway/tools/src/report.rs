@@ -19,10 +19,11 @@ mod summary;
 pub mod table;
 mod timeline;
 
-pub use difference::{BATCH_COUNT, Change, ChangeVerdict, Comparison, Difference, Group, Samples};
+pub use difference::{Change, ChangeVerdict, Comparison, Difference, Group, Samples};
 pub use lines::{ChannelCounts, DeclaredGaps, LeadSlice, LineReport};
 pub use load::LoadBucket;
 pub use log::LogDamage;
 pub use statistics::LatencyStatistics;
 pub use summary::{ChannelReport, LogDisclosure, RateUnit, Report, StageReport};
-pub use timeline::{BURST_FACTOR, TimelinePoint};
+pub(crate) use timeline::BURST_FACTOR;
+pub use timeline::TimelinePoint;

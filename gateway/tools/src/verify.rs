@@ -33,12 +33,10 @@ use mdgw_feeds::{
     published::packet::{PacketFlags, parse_packet},
 };
 
+pub use self::finding::{Finding, Location, Promise};
+pub use self::rows::{RowError, RowsVerifier};
+pub use self::verdict::{Bucket, ChannelVerdict, DurationSummary, EpochVerdict, Shortfall, ShortfallKind, Verdict};
 use self::{content::Contents, epochs::Intervals, finding::Findings, receiver::ReceiverView};
-pub use self::{
-    finding::{Finding, Location, Promise},
-    rows::{RowError, RowsVerifier},
-    verdict::{Bucket, ChannelVerdict, DurationSummary, EpochVerdict, Shortfall, ShortfallKind, Verdict},
-};
 
 /// Options of a verification.
 #[derive(Clone, Debug)]

@@ -26,7 +26,7 @@ use super::{
 };
 
 /// Longest search. 512 slots are 16 KB: a few microseconds at worst.
-pub const PROBES_MAX: usize = 512;
+pub(crate) const PROBES_MAX: usize = 512;
 
 /// The base store, for any ids.
 #[derive(Debug)]

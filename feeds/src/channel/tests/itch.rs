@@ -4,6 +4,7 @@ use expect_test::expect;
 
 use super::{input::*, *};
 use crate::book::BookFault;
+use crate::channel::rejected_packets::RejectionKind;
 
 const MBO: SchemaSet = SchemaSet::MBO;
 const ALL: SchemaSet = SchemaSet(0xff);

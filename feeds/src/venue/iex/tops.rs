@@ -4,7 +4,7 @@
 use zerocopy::little_endian::{I64, U32};
 
 use super::admin::is_price;
-pub use super::admin::{Admin, TradeReport};
+pub(crate) use super::admin::{Admin, TradeReport};
 use crate::venue::wire::{wire_messages, wire_struct};
 
 wire_messages! {

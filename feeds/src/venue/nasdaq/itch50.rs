@@ -133,7 +133,7 @@ pub fn target_of(message: &[u8]) -> Option<MessageTarget> {
 
 /// Id of the new order of a replacement; `None` for any other message.
 #[must_use]
-pub fn replacement_order_id(message: &[u8]) -> Option<u64> {
+pub(crate) fn replacement_order_id(message: &[u8]) -> Option<u64> {
     let (prefix, rest) = Prefix::ref_from_prefix(message).ok()?;
     let new_id = rest.get(size_of::<u64>()..)?.first_chunk().copied().map(u64::from_be_bytes);
     new_id.filter(|_| prefix.message_type == b'U')

@@ -49,7 +49,7 @@ pub struct VlanTags {
 
 impl VlanTags {
     /// Tags that are parsed; a frame with more counts as not UDP.
-    pub const COUNT_MAX: usize = 4;
+    pub(crate) const COUNT_MAX: usize = 4;
 
     /// The identifiers, 12 bits each.
     #[must_use]

@@ -43,7 +43,7 @@ pub struct MemberSocket {
 
 /// A received datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Received {
+pub(crate) enum Received {
     /// A message about that group.
     Envelope(GroupId, Box<Envelope>),
     /// A sentinel's notice for that group.
@@ -63,7 +63,8 @@ impl MemberSocket {
     ///
     /// # Errors
     /// As getsockname(2).
-    pub fn address(&self) -> io::Result<SocketAddr> {
+    #[cfg(test)]
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
@@ -72,7 +73,7 @@ impl MemberSocket {
     ///
     /// # Errors
     /// As sendto(2).
-    pub fn send(&self, group: GroupId, outgoing: &OutgoingMessage) -> io::Result<()> {
+    pub(crate) fn send(&self, group: GroupId, outgoing: &OutgoingMessage) -> io::Result<()> {
         let mut bytes = group.0.to_le_bytes().to_vec();
         serde_json::to_writer(&mut bytes, &outgoing.envelope).map_err(io::Error::other)?;
         let tag = self.key.tag(Purpose::Membership, &[&bytes]);
@@ -84,7 +85,7 @@ impl MemberSocket {
     ///
     /// # Errors
     /// As recvfrom(2).
-    pub fn receive(&self, limit: Duration) -> io::Result<Option<Received>> {
+    pub(crate) fn receive(&self, limit: Duration) -> io::Result<Option<Received>> {
         // 0 would wait without limit.
         self.socket.set_read_timeout(Some(limit.max(LIMIT_MIN)))?;
         let mut bytes = [0; DATAGRAM_BYTES_MAX];
@@ -104,7 +105,8 @@ impl MemberSocket {
 
     /// Datagrams that were not signed with the key, or hold no message.
     #[must_use]
-    pub fn refused(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 

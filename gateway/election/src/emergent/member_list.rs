@@ -55,7 +55,7 @@ pub enum MemberState {
 impl MemberList {
     /// The list of a node that bootstraps.
     #[must_use]
-    pub fn bootstrapped(member: Member, address: SocketAddr) -> Self {
+    pub(crate) fn bootstrapped(member: Member, address: SocketAddr) -> Self {
         let version = ListVersion { count: 1, by: member.node };
         Self { version, next_age: 2, members: vec![ListedMember { member, address, age: 1, state: MemberState::Live }] }
     }
@@ -63,7 +63,7 @@ impl MemberList {
     /// Whether a coordinator could have made the list: bounded, ordered by age, no node twice, at least one live
     /// member.
     #[must_use]
-    pub fn is_consistent(&self) -> bool {
+    pub(crate) fn is_consistent(&self) -> bool {
         let mut nodes: Vec<_> = self.members.iter().map(|listed| listed.member.node).collect();
         nodes.sort_unstable();
         self.members.len() <= MEMBERS_MAX
@@ -74,35 +74,35 @@ impl MemberList {
     }
 
     /// Live members, the oldest first.
-    pub fn live(&self) -> impl Iterator<Item = &ListedMember> {
+    pub(crate) fn live(&self) -> impl Iterator<Item = &ListedMember> {
         self.members.iter().filter(|listed| listed.state == MemberState::Live)
     }
 
     /// Failed members.
-    pub fn failed(&self) -> impl Iterator<Item = &ListedMember> {
+    pub(crate) fn failed(&self) -> impl Iterator<Item = &ListedMember> {
         self.members.iter().filter(|listed| listed.state == MemberState::Failed)
     }
 
     /// Number of live members.
     #[must_use]
-    pub fn live_count(&self) -> usize {
+    pub(crate) fn live_count(&self) -> usize {
         self.live().count()
     }
 
     /// The oldest live member.
     #[must_use]
-    pub fn coordinator(&self) -> Option<&ListedMember> {
+    pub(crate) fn coordinator(&self) -> Option<&ListedMember> {
         self.live().next()
     }
 
     /// That incarnation, if it is listed as live.
     #[must_use]
-    pub fn find_live(&self, member: &Member) -> Option<&ListedMember> {
+    pub(crate) fn find_live(&self, member: &Member) -> Option<&ListedMember> {
         self.live().find(|listed| listed.member == *member)
     }
 
     /// Adds a node as the youngest, and removes any earlier start of it.
-    pub fn admit(&mut self, by: NodeId, member: Member, address: SocketAddr) {
+    pub(crate) fn admit(&mut self, by: NodeId, member: Member, address: SocketAddr) {
         self.members.retain(|listed| listed.member.node != member.node);
         self.members.push(ListedMember { member, address, age: self.next_age, state: MemberState::Live });
         self.next_age += 1;
@@ -110,7 +110,7 @@ impl MemberList {
     }
 
     /// Marks those nodes as failed.
-    pub fn mark_failed(&mut self, by: NodeId, nodes: &[NodeId]) {
+    pub(crate) fn mark_failed(&mut self, by: NodeId, nodes: &[NodeId]) {
         for listed in self.members.iter_mut().filter(|listed| nodes.contains(&listed.member.node)) {
             listed.state = MemberState::Failed;
         }
@@ -118,7 +118,7 @@ impl MemberList {
     }
 
     /// Removes a node.
-    pub fn remove(&mut self, by: NodeId, node: NodeId) {
+    pub(crate) fn remove(&mut self, by: NodeId, node: NodeId) {
         self.members.retain(|listed| listed.member.node != node);
         self.set_version(by);
     }
@@ -129,7 +129,7 @@ impl MemberList {
 }
 
 /// Node numbers have 8 bits.
-pub const MEMBERS_MAX: usize = 256;
+pub(crate) const MEMBERS_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {

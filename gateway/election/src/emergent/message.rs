@@ -134,7 +134,7 @@ impl PartitionSide {
     /// Whether this side stays when it meets `other`, which then yields: the larger side, else that of the older
     /// coordinator. Both sides reach the same result.
     #[must_use]
-    pub fn wins_over(&self, other: &Self) -> bool {
+    pub(crate) fn wins_over(&self, other: &Self) -> bool {
         let key = |side: &Self| (std::cmp::Reverse(side.live_count), side.age, side.coordinator.node);
         key(self) < key(other)
     }

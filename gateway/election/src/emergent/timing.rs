@@ -27,7 +27,7 @@ pub struct EmergentTiming {
 
 impl EmergentTiming {
     /// Heartbeats every 20 ms: five missing ones are a failure.
-    pub const DEFAULT: Self = Self {
+    pub(crate) const DEFAULT: Self = Self {
         heartbeat_ns: 20_000_000,
         failure_ns: 100_000_000,
         margin_ns: 20_000_000,
@@ -55,7 +55,7 @@ impl EmergentTiming {
     /// How long older members must have been silent before the next in age claims: the failure time-out on the slowest
     /// clock, and one heartbeat period, after which others find them silent too.
     #[must_use]
-    pub fn claim_ns(&self) -> u64 {
+    pub(crate) fn claim_ns(&self) -> u64 {
         let failure_ns = self.failure_ns.saturating_add(drift_ns(self.failure_ns, self.rate_error_ppm));
         failure_ns.saturating_add(self.heartbeat_ns)
     }
@@ -65,7 +65,7 @@ impl EmergentTiming {
     ///
     /// # Errors
     /// With the arithmetic.
-    pub fn check(&self) -> Result<(), EmergentTimingError> {
+    pub(crate) fn check(&self) -> Result<(), EmergentTimingError> {
         let Self { heartbeat_ns, failure_ns, margin_ns, send_ns_max, rate_error_ppm, .. } = *self;
         let drift_ns = 2 * drift_ns(failure_ns, rate_error_ppm);
         let margin_ns_min = drift_ns.saturating_add(send_ns_max).saturating_add(CLOCK_READ_ERROR_NS);

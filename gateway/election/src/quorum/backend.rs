@@ -67,12 +67,6 @@ impl QuorumTransport {
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).insert(group, inbox.clone());
         Ok(QuorumBackend { transport: Arc::clone(self), store })
     }
-
-    /// The socket.
-    #[must_use]
-    pub fn link(&self) -> &VoteLink {
-        &self.link
-    }
 }
 
 impl Drop for QuorumTransport {

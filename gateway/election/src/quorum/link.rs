@@ -32,7 +32,7 @@ pub struct VoteLink {
 
 /// Counts of dropped and unsent messages. Each only grows.
 #[derive(Debug, Default)]
-pub struct LinkCounters {
+pub(crate) struct LinkCounters {
     /// Not a message of this protocol, or of another version of it.
     pub malformed: AtomicU64,
     /// Signed with another key, or changed in transit.
@@ -45,7 +45,7 @@ pub struct LinkCounters {
 
 /// A received datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Received {
+pub(crate) enum Received {
     /// From a peer.
     Message(Message),
     /// From a sentinel.
@@ -70,7 +70,7 @@ impl VoteLink {
 
     /// Sends the message to the node that it names. Never waits: a refused send is counted, and the request is repeated
     /// in time.
-    pub fn send(&self, message: &Message) {
+    pub(crate) fn send(&self, message: &Message) {
         let Some(address) = self.peers.get(&message.to) else {
             self.counters.unknown_nodes.fetch_add(1, Ordering::Relaxed);
             return;
@@ -86,7 +86,7 @@ impl VoteLink {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn receive(&self, buffer: &mut [u8; DATAGRAM_BYTES_MAX]) -> io::Result<Option<Received>> {
+    pub(crate) fn receive(&self, buffer: &mut [u8; DATAGRAM_BYTES_MAX]) -> io::Result<Option<Received>> {
         let length = match self.socket.recv(buffer) {
             Ok(length) => length,
             // Includes network errors about earlier sends.
@@ -117,26 +117,6 @@ impl VoteLink {
             tracing::warn!(node = self.node.0, count, "votes: dropped {what}");
         }
         Ok(None)
-    }
-
-    /// Counts of dropped and unsent messages.
-    #[must_use]
-    pub fn counters(&self) -> &LinkCounters {
-        &self.counters
-    }
-
-    /// The configured peers.
-    #[must_use]
-    pub fn peers(&self) -> &BTreeMap<NodeId, SocketAddrV4> {
-        &self.peers
-    }
-
-    /// The local address.
-    ///
-    /// # Errors
-    /// When the system does not report it.
-    pub fn address(&self) -> io::Result<std::net::SocketAddr> {
-        self.socket.local_addr()
     }
 }
 

@@ -180,15 +180,4 @@ pub enum Refusal {
     NotEligible,
 }
 
-impl Operation {
-    /// The epoch of the operation, if it has one.
-    #[must_use]
-    pub fn epoch(&self) -> Option<Epoch> {
-        match self {
-            Self::Vote(epoch) | Self::Renew(epoch) | Self::Release(epoch) => Some(*epoch),
-            Self::Prepare { to, .. } => Some(*to),
-            Self::HandOver(hand_over) => Some(hand_over.to),
-            Self::Poll | Self::Died(_) => None,
-        }
-    }
-}
+impl Operation {}

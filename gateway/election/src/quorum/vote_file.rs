@@ -117,7 +117,7 @@ impl VoteFile {
     ///
     /// # Errors
     /// When the state may not be on disk. Then the previous state is on disk, or this one.
-    pub fn store(&mut self, durable: DurableVote) -> Result<(), VoteFileError> {
+    pub(crate) fn store(&mut self, durable: DurableVote) -> Result<(), VoteFileError> {
         let failed = |act| {
             let path = self.path.clone();
             move |source| VoteFileError::Io { act, path, source }

@@ -11,14 +11,17 @@ use super::{
 
 /// Accepts votes to store. Its thread ends with this value.
 #[derive(Debug)]
-pub struct VoteStore(mpsc::Sender<(VoteWriteId, DurableVote)>);
+pub(crate) struct VoteStore(mpsc::Sender<(VoteWriteId, DurableVote)>);
 
 impl VoteStore {
     /// Starts the thread. `done` is called for each write, in order, with its result.
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn start(mut file: VoteFile, done: impl Fn(VoteWriteId, WriteResult) + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(
+        mut file: VoteFile,
+        done: impl Fn(VoteWriteId, WriteResult) + Send + 'static,
+    ) -> io::Result<Self> {
         let (sender, tasks) = mpsc::channel::<(VoteWriteId, DurableVote)>();
         spawn_short_slice("mdgw-votes", move || {
             for (write_id, durable) in tasks {
@@ -33,7 +36,7 @@ impl VoteStore {
     }
 
     /// Submits a write.
-    pub fn store(&self, write_id: VoteWriteId, durable: DurableVote) {
+    pub(crate) fn store(&self, write_id: VoteWriteId, durable: DurableVote) {
         // The thread lives as long as this sender.
         let _handed = self.0.send((write_id, durable));
     }
@@ -41,7 +44,7 @@ impl VoteStore {
 
 /// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteResult {
+pub(crate) enum WriteResult {
     /// The vote is on disk.
     Durable,
     /// The vote may be on disk or not.

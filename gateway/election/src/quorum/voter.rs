@@ -94,7 +94,7 @@ pub enum VoterOutput {
 
 /// How a leadership or candidacy ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndCause {
+pub(crate) enum EndCause {
     /// Its gateway released it.
     Released,
     /// Its process has ended.
@@ -220,7 +220,7 @@ impl Voter {
 
     /// How that leadership or candidacy ended; `None`: it is not known to be over.
     #[must_use]
-    pub fn end_cause(&self, epoch: Epoch, incarnation: Incarnation) -> Option<EndCause> {
+    pub(crate) fn end_cause(&self, epoch: Epoch, incarnation: Incarnation) -> Option<EndCause> {
         let dead = self.candidates.get(&NodeId::of(epoch)).and_then(|candidate| candidate.dead);
         if dead.is_some_and(|dead| incarnation <= dead) {
             Some(EndCause::Died)
@@ -231,7 +231,7 @@ impl Voter {
 
     /// The last promise, whether or not it still runs.
     #[must_use]
-    pub fn promised(&self) -> Option<(Epoch, Incarnation)> {
+    pub(crate) fn promised(&self) -> Option<(Epoch, Incarnation)> {
         self.promise.as_ref().map(|promise| (promise.epoch, promise.incarnation))
     }
 
@@ -253,27 +253,27 @@ impl Voter {
 
     /// The highest epoch that it knows, by vote or promise.
     #[must_use]
-    pub fn highest_epoch(&self) -> Epoch {
+    pub(crate) fn highest_epoch(&self) -> Epoch {
         let promised = self.promise.as_ref().map_or_else(Epoch::default, |promise| promise.epoch);
         let pending_write =
             self.pending_write.as_ref().map_or_else(Epoch::default, |pending_write| pending_write.durable.epoch);
         self.durable.epoch.max(promised).max(pending_write)
     }
 
-    /// The state on disk.
-    #[must_use]
-    pub fn durable(&self) -> DurableVote {
-        self.durable
-    }
-
     /// The voter's start.
     #[must_use]
-    pub fn session(&self) -> VoterSession {
+    pub(crate) fn session(&self) -> VoterSession {
         self.session
     }
 
     /// Sets the state of that gateway as known at `now` without a message: the gateway that this voter belongs to.
-    pub fn set_candidate_state(&mut self, now: MonoNs, node: NodeId, fitness: Fitness, eligibility: Eligibility) {
+    pub(crate) fn set_candidate_state(
+        &mut self,
+        now: MonoNs,
+        node: NodeId,
+        fitness: Fitness,
+        eligibility: Eligibility,
+    ) {
         let candidate = self.candidates.entry(node).or_default();
         *candidate = KnownCandidate { fitness, eligibility, received_at: now, ..*candidate };
     }
@@ -486,14 +486,14 @@ impl Voter {
 
     /// The fittest of [`Self::eligible_peers`].
     #[must_use]
-    pub fn fittest(&self, now: MonoNs, own: NodeId, peer_timeout_ns: u64) -> Option<NodeId> {
+    pub(crate) fn fittest(&self, now: MonoNs, own: NodeId, peer_timeout_ns: u64) -> Option<NodeId> {
         // Among equals the lowest number, so that the choice is reproducible.
         let others = self.eligible_peers(now, own, peer_timeout_ns);
         others.max_by_key(|(node, fitness)| (fitness.class(), std::cmp::Reverse(*node))).map(|(node, _)| node)
     }
 
     /// Eligible gateways, except `own`, whose last request is at most `peer_timeout_ns` old; and how fit each is.
-    pub fn eligible_peers(
+    pub(crate) fn eligible_peers(
         &self,
         now: MonoNs,
         own: NodeId,
@@ -506,7 +506,7 @@ impl Voter {
     }
 
     /// The last reported states of all candidates.
-    pub fn peer_views(&self) -> impl Iterator<Item = (NodeId, PeerView)> {
+    pub(crate) fn peer_views(&self) -> impl Iterator<Item = (NodeId, PeerView)> {
         self.candidates.iter().map(|(node, candidate)| {
             (
                 *node,

@@ -29,7 +29,7 @@ use crate::{
 
 /// The datagram, with its tag.
 #[must_use]
-pub fn encode(message: &Message, key: &SharedKey) -> Vec<u8> {
+pub(crate) fn encode(message: &Message, key: &SharedKey) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(192);
     bytes.extend(MAGIC);
     bytes.extend([VERSION, kind_of(&message.body), message.from.0, message.to.0]);
@@ -47,7 +47,7 @@ pub fn encode(message: &Message, key: &SharedKey) -> Vec<u8> {
 ///
 /// # Errors
 /// Why the datagram is dropped.
-pub fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, DecodeError> {
+pub(crate) fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, DecodeError> {
     let (bytes, tag) = datagram.split_last_chunk::<TAG_BYTES>().ok_or(DecodeError::Malformed)?;
     let tag: &Tag = tag;
     if !bytes.starts_with(&MAGIC) {
@@ -67,7 +67,7 @@ pub fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, DecodeError> 
 
 /// Why a datagram is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
+pub(crate) enum DecodeError {
     /// Not a message of this protocol.
     #[error("not a message of this protocol")]
     Malformed,
@@ -83,10 +83,10 @@ const MAGIC: [u8; 4] = *b"MDGV";
 const VERSION: u8 = 1;
 
 /// The longest UDP payload over IPv4.
-pub const DATAGRAM_BYTES_MAX: usize = 65_507;
+pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_507;
 
 /// Channels whose positions fit into a hand-over, with room for the rest.
-pub const POSITIONS_MAX: usize = 2_000;
+pub(crate) const POSITIONS_MAX: usize = 2_000;
 const POSITION_BYTES: usize = 2 + Session::BYTES + 8 + 2;
 const _: () = assert!(POSITIONS_MAX * POSITION_BYTES + 512 < DATAGRAM_BYTES_MAX);
 

@@ -117,12 +117,6 @@ impl Witness {
         self.groups().len()
     }
 
-    /// Its socket.
-    #[must_use]
-    pub fn link(&self) -> &VoteLink {
-        &self.link
-    }
-
     fn take(self: &Arc<Self>, received: Received) {
         let (group, input) = match received {
             Received::Message(Message { group, from, body: Body::Request(request), .. }) => {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// The last observed progress counts.
 #[derive(Clone, Debug, Default)]
-pub struct HangDetector {
+pub(crate) struct HangDetector {
     samples: Vec<CounterSample>,
 }
 
@@ -22,12 +22,12 @@ struct CounterSample {
 impl HangDetector {
     /// The pause between checks, so that [`CHECKS_UNTIL_HANG`] of them take the limit.
     #[must_use]
-    pub fn interval(limit: Duration) -> Duration {
+    pub(crate) fn interval(limit: Duration) -> Duration {
         limit / CHECKS_UNTIL_HANG
     }
 
     /// Checks all threads' counts once, in the same order each time. Returns the index of a thread that hangs.
-    pub fn check(&mut self, fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
+    pub(crate) fn check(&mut self, fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
         let mut hung = None;
         for (index, count) in counts.into_iter().enumerate() {
             if self.samples.len() <= index {
@@ -50,7 +50,7 @@ impl HangDetector {
 
 /// Whether any group's fence is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FenceState {
+pub(crate) enum FenceState {
     /// A hang matters.
     Open,
     /// The gateway publishes nothing, so a hang delays no receiver.
@@ -58,7 +58,7 @@ pub enum FenceState {
 }
 
 /// Checks without progress that make a hang. The first observation of a count is not one of them.
-pub const CHECKS_UNTIL_HANG: u32 = 5;
+pub(crate) const CHECKS_UNTIL_HANG: u32 = 5;
 
 #[cfg(test)]
 mod tests {

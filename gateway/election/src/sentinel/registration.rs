@@ -58,7 +58,7 @@ impl WatchRegistration {
     ///
     /// # Errors
     /// When the sentinel is gone or refuses; with its reason.
-    pub fn send(&self, stream: &mut UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send(&self, stream: &mut UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = serde_json::to_vec(self).map_err(io::Error::other)?;
         let length = u32::try_from(text.len()).map_err(io::Error::other)?.to_le_bytes();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -83,7 +83,7 @@ impl WatchRegistration {
     ///
     /// # Errors
     /// When the data is not a registration, or its numbers are out of range.
-    pub fn receive(stream: &mut UnixStream) -> io::Result<(Self, Vec<OwnedFd>)> {
+    pub(crate) fn receive(stream: &mut UnixStream) -> io::Result<(Self, Vec<OwnedFd>)> {
         let mut length = [0; 4];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -131,7 +131,7 @@ impl WatchRegistration {
 ///
 /// # Errors
 /// When the gateway is gone.
-pub fn answer(stream: &mut UnixStream, refusal: Option<&io::Error>) -> io::Result<()> {
+pub(crate) fn answer(stream: &mut UnixStream, refusal: Option<&io::Error>) -> io::Result<()> {
     match refusal {
         None => writeln!(stream, "{READY}"),
         Some(refusal) => writeln!(stream, "{}", refusal.to_string().replace('\n', " ")),

@@ -47,7 +47,7 @@ impl SharedPage {
     ///
     /// # Errors
     /// When the memory is not a page, or one of another version.
-    pub fn open(descriptor: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn open(descriptor: OwnedFd) -> io::Result<Self> {
         let memory = SharedAtomics::open(descriptor, WORDS)?;
         if memory.atomics()[MAGIC_AT].load(Acquire) != MAGIC {
             return Err(io::Error::other("the shared memory is not from a gateway of this version"));
@@ -83,7 +83,7 @@ impl SharedPage {
     ///
     /// # Errors
     /// When the memory holds no valid mutex.
-    pub fn is_held(&self) -> io::Result<bool> {
+    pub(crate) fn is_held(&self) -> io::Result<bool> {
         match self.mutex.try_lock()? {
             Some(Acquired::Free) => self.mutex.unlock().map(|()| false),
             // The mutex is not repaired, since the next waiter must detect the death as well.
@@ -96,14 +96,14 @@ impl SharedPage {
     ///
     /// # Errors
     /// When the memory holds no valid mutex.
-    pub fn wait_for_end(&self) -> io::Result<GatewayEnd> {
+    pub(crate) fn wait_for_end(&self) -> io::Result<GatewayEnd> {
         let acquired = self.mutex.lock()?;
         Ok(if acquired == Acquired::Free && self.is_closed() { GatewayEnd::Clean } else { GatewayEnd::Died })
     }
 
     /// Whether the gateway announced an orderly end.
     #[must_use]
-    pub fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         // Acquire pairs with the Release in `close`.
         self.memory.atomics()[CLOSED_AT].load(Acquire) == 1
     }
@@ -143,7 +143,7 @@ impl AsFd for SharedPage {
 
 /// How a gateway ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GatewayEnd {
+pub(crate) enum GatewayEnd {
     /// It announced an orderly end.
     Clean,
     /// It did not: the thread that held the page has ended.
@@ -173,13 +173,13 @@ impl GroupFenceAtomics {
     /// Whether the owner opened the fence and has not closed it since. A passed deadline alone does not count as
     /// closed: the owner may be stopped before a send.
     #[must_use]
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.deadline.load(Acquire) != 0
     }
 
     /// Epoch of the present or last opening; 0 if there was none.
     #[must_use]
-    pub fn epoch(&self) -> Epoch {
+    pub(crate) fn epoch(&self) -> Epoch {
         Epoch(self.epoch.load(Relaxed))
     }
 }

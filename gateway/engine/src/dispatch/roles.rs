@@ -48,7 +48,7 @@ pub struct ThreadActivity {
 }
 
 /// Number of buckets of a distribution; the last bucket holds all larger values.
-pub const BUCKET_COUNT: usize = 24;
+pub(crate) const BUCKET_COUNT: usize = 24;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {

@@ -45,7 +45,7 @@ pub struct PublisherConfig {
 
 /// Mode of a publisher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PublishMode {
+pub(crate) enum PublishMode {
     /// Idle: the fence is closed.
     Closed,
     /// Sends the entries that had not been sent before the takeover.
@@ -217,7 +217,7 @@ impl Publisher {
 
     /// Time of the next call of [`Self::on_deadline`].
     #[must_use]
-    pub fn next_deadline(&self) -> Option<MonoNs> {
+    pub(crate) fn next_deadline(&self) -> Option<MonoNs> {
         // A publisher behind the previous leader waits for its own input.
         let catch_up = self
             .catch_up
@@ -279,7 +279,8 @@ impl Publisher {
 
     /// What the cursor does.
     #[must_use]
-    pub fn mode(&self) -> PublishMode {
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(super) fn mode(&self) -> PublishMode {
         self.mode
     }
 

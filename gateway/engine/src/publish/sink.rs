@@ -73,7 +73,7 @@ impl LogSink {
     }
 
     /// Takes the channel out of service: uncommitted frames are dropped, and a state frame informs readers.
-    pub fn fail(&mut self) {
+    pub(crate) fn fail(&mut self) {
         self.writer.abandon();
         self.frame_count = 0;
         let Some(progress) = self.session_progress.as_mut() else { return };

@@ -221,7 +221,7 @@ pub struct ReceiveWatermarkShared(Seqlock<WATERMARK_WORDS>);
 impl ReceiveWatermarkShared {
     /// Nothing received yet.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Seqlock::new())
     }
 
@@ -232,7 +232,7 @@ impl ReceiveWatermarkShared {
 
     /// The last watermark. Empty if the writer was too quick for too long: then more is republished.
     #[must_use]
-    pub fn get(&self) -> ReceiveWatermark {
+    pub(crate) fn get(&self) -> ReceiveWatermark {
         self.0.get().map(ReceiveWatermark::from_u64s).unwrap_or_default()
     }
 }

@@ -24,7 +24,7 @@ use mdgw_sys::{
     handle::{Handle, LineSet},
 };
 
-use super::*;
+use super::{publisher::PublishMode, *};
 use crate::handle_set::{
     Event, HandleSet, ThreadIo, Wait,
     epoll::{EpollIo, EpollSet},

@@ -88,7 +88,7 @@ impl LinkStream {
     ///
     /// # Errors
     /// The datagram does not belong to this connection, or was received before: two of its three copies are.
-    pub fn open_datagram(&mut self, datagram: &[u8]) -> Result<LinkMessage, LinkFault> {
+    pub(crate) fn open_datagram(&mut self, datagram: &[u8]) -> Result<LinkMessage, LinkFault> {
         let Some(peer) = self.peer.as_mut().filter(|_| self.is_authenticated) else {
             return Err(AuthError::Forged.into());
         };
@@ -103,19 +103,19 @@ impl LinkStream {
     }
 
     /// A message as a datagram.
-    pub fn seal_datagram(&mut self, message: &LinkMessage) -> Option<Vec<u8>> {
+    pub(crate) fn seal_datagram(&mut self, message: &LinkMessage) -> Option<Vec<u8>> {
         Some(seal(&mut self.peer.as_mut()?.datagrams, CARRIER_DATAGRAM, message))
     }
 
     /// Whether the other end's hello has arrived: messages can be authenticated from then on.
     #[must_use]
-    pub fn has_peer_hello(&self) -> bool {
+    pub(crate) fn has_peer_hello(&self) -> bool {
         self.peer.is_some()
     }
 
     /// The other end's node number, once it has proved the key.
     #[must_use]
-    pub fn peer_node(&self) -> Option<u8> {
+    pub(crate) fn peer_node(&self) -> Option<u8> {
         self.peer.as_ref().filter(|_| self.is_authenticated).map(|peer| peer.node)
     }
 

@@ -128,7 +128,8 @@ impl LinkHandle {
     }
 
     /// Queues a death notice for all peers.
-    pub fn send_death(&self, notice: &DeathNotice) -> bool {
+    #[cfg(test)]
+    pub(crate) fn send_death(&self, notice: &DeathNotice) -> bool {
         let serial = self.next_serial();
         serde_json::to_vec(notice)
             .is_ok_and(|bytes| self.send(None, LinkMessage::Death { serial, bytes }, DATAGRAM_COPIES))

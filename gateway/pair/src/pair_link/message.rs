@@ -165,7 +165,7 @@ pub struct WindowContent {
 
 /// The first bytes on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub(crate) struct Hello {
     /// The sender's node number.
     pub node: u8,
     /// Random, drawn for this connection.
@@ -190,21 +190,21 @@ pub enum Malformed {
 }
 
 /// Bytes of a [`Hello`].
-pub const HELLO_BYTES: usize = 28;
+pub(crate) const HELLO_BYTES: usize = 28;
 /// Longest body of a message.
-pub const BODY_BYTES_MAX: usize = 64 << 10;
+pub(crate) const BODY_BYTES_MAX: usize = 64 << 10;
 /// Most channels in one message.
 const CHANNELS_MAX: usize = 256;
 /// Most messages in a [`WindowContent`].
-pub const WINDOW_MESSAGES_MAX: usize = 1_024;
+pub(crate) const WINDOW_MESSAGES_MAX: usize = 1_024;
 /// Longest opaque part: the election's messages and slices of a state.
-pub const OPAQUE_BYTES_MAX: usize = 48 << 10;
+pub(crate) const OPAQUE_BYTES_MAX: usize = 48 << 10;
 const _: () = assert!(mdgw_feeds::channel::copy::SLICE_BYTES_MAX <= OPAQUE_BYTES_MAX);
 
 impl Hello {
     /// Encodes it.
     #[must_use]
-    pub fn to_bytes(self) -> [u8; HELLO_BYTES] {
+    pub(crate) fn to_bytes(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
@@ -217,7 +217,7 @@ impl Hello {
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Malformed> {
+    pub(crate) fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Malformed> {
         let mut rest = Fields(bytes);
         if rest.array::<8>()? != *MAGIC || rest.u16()? != VERSION {
             return Err(Malformed::Unknown);
@@ -236,7 +236,7 @@ const VERSION: u16 = 4;
 impl LinkMessage {
     /// The body, kind first. Elements beyond a bound are left out: senders keep to the bounds.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut out = vec![self.kind()];
         match self {
             Self::Positions(channels) => {
@@ -290,7 +290,7 @@ impl LinkMessage {
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, Malformed> {
         let mut rest = Fields(body);
         let message = match rest.u8()? {
             0 => {

@@ -38,7 +38,7 @@ pub struct Mismatch {
 
 /// Compares both gateways' windows. Reads the local log only for a window that differs.
 #[derive(Debug)]
-pub struct MismatchWatch {
+pub(crate) struct MismatchWatch {
     logs: BTreeMap<ChannelId, PathBuf>,
     ours: VecDeque<WindowHash>,
     theirs: VecDeque<WindowHash>,
@@ -48,7 +48,7 @@ pub struct MismatchWatch {
 
 /// Result of a window's comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Comparison {
+pub(crate) enum Comparison {
     /// One gateway's hash is still missing.
     Waiting,
     /// Equal.
@@ -60,7 +60,7 @@ pub enum Comparison {
 impl MismatchWatch {
     /// For channels with the directories of their logs.
     #[must_use]
-    pub fn new(logs: BTreeMap<ChannelId, PathBuf>) -> Self {
+    pub(crate) fn new(logs: BTreeMap<ChannelId, PathBuf>) -> Self {
         Self { logs, ours: VecDeque::new(), theirs: VecDeque::new(), followed_up: VecDeque::new() }
     }
 
@@ -68,7 +68,7 @@ impl MismatchWatch {
     ///
     /// # Errors
     /// When the log of a window that differs cannot be read.
-    pub fn accept_ours(&mut self, window: WindowHash) -> Result<Comparison, LogError> {
+    pub(crate) fn accept_ours(&mut self, window: WindowHash) -> Result<Comparison, LogError> {
         let other = take(&mut self.theirs, &window);
         if other.is_none() {
             store(&mut self.ours, window);
@@ -80,7 +80,7 @@ impl MismatchWatch {
     ///
     /// # Errors
     /// When the log of a window that differs cannot be read.
-    pub fn accept_theirs(&mut self, window: WindowHash) -> Result<Comparison, LogError> {
+    pub(crate) fn accept_theirs(&mut self, window: WindowHash) -> Result<Comparison, LogError> {
         let other = take(&mut self.ours, &window);
         if other.is_none() {
             store(&mut self.theirs, window);
@@ -93,7 +93,7 @@ impl MismatchWatch {
     ///
     /// # Errors
     /// When the log cannot be read.
-    pub fn accept_content(&self, theirs: &WindowContent) -> Result<Option<LinkMessage>, LogError> {
+    pub(crate) fn accept_content(&self, theirs: &WindowContent) -> Result<Option<LinkMessage>, LogError> {
         let WindowContent { channel, session, first, messages } = theirs;
         let ours = self.content(*channel, *session, *first)?;
         let theirs: BTreeMap<_, _> = messages.iter().copied().collect();
@@ -111,7 +111,7 @@ impl MismatchWatch {
     ///
     /// # Errors
     /// When the log cannot be read.
-    pub fn accept_record(
+    pub(crate) fn accept_record(
         &self,
         channel: ChannelId,
         session: Session,

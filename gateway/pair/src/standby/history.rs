@@ -64,7 +64,7 @@ impl InputHistory {
     ///
     /// # Errors
     /// When it does not follow the channel's protocol.
-    pub fn store(&self, channel: ChannelId, datagram: &[u8]) -> Result<(), DropReason> {
+    pub(crate) fn store(&self, channel: ChannelId, datagram: &[u8]) -> Result<(), DropReason> {
         let mut channels = self.lock();
         let stored = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
         let packet = parse(stored.feed, datagram)?;
@@ -94,7 +94,7 @@ impl InputHistory {
     ///
     /// # Errors
     /// When it does not follow the channel's protocol, or is of another session.
-    pub fn fill(&self, channel: ChannelId, datagram: &[u8]) -> Result<(), DropReason> {
+    pub(crate) fn fill(&self, channel: ChannelId, datagram: &[u8]) -> Result<(), DropReason> {
         let mut channels = self.lock();
         let stored = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
         let packet = parse(stored.feed, datagram)?;
@@ -126,7 +126,13 @@ impl InputHistory {
 
     /// Datagrams that cover a part of `[first, next)`, oldest first, `packets_max` at most.
     #[must_use]
-    pub fn range(&self, channel: ChannelId, first: Sequence, next: Sequence, packets_max: usize) -> Vec<Box<[u8]>> {
+    pub(crate) fn range(
+        &self,
+        channel: ChannelId,
+        first: Sequence,
+        next: Sequence,
+        packets_max: usize,
+    ) -> Vec<Box<[u8]>> {
         let channels = self.lock();
         let Some(stored) = channels.get(&channel).filter(|stored| !stored.is_ambiguous && first < next) else {
             return Vec::new();

@@ -66,7 +66,7 @@ pub struct JoinWatch {
 impl JoinWatch {
     /// The state of a gateway that has just started.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let eligibility = Eligibility::Joining;
         let progress =
             JoinProgress { eligibility, behind_messages: 0, channels_missing: 0, caught_up_ns: 0, mismatched_ns: 0 };

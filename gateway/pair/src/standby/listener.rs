@@ -166,7 +166,7 @@ pub struct ChannelStatus {
 impl ChannelStatus {
     /// Whether this gateway should have that window of a peer's: it has read its log since before the window.
     #[must_use]
-    pub fn covers_window(&self, window: &WindowHash) -> bool {
+    pub(crate) fn covers_window(&self, window: &WindowHash) -> bool {
         self.followed_from.is_some_and(|from| StreamPosition::at(window.session, window.first) > from)
     }
 }
@@ -185,7 +185,7 @@ impl StatusTable {
     }
 
     /// The peer has reported, authenticated, that everything before that position was published.
-    pub fn confirm(&self, channel: ChannelId, position: StreamPosition) {
+    pub(crate) fn confirm(&self, channel: ChannelId, position: StreamPosition) {
         if let Some(status_table) = self.lock().get_mut(&channel) {
             status_table.heard.reported_through = status_table.heard.reported_through.max(Some(position));
         }
@@ -196,7 +196,7 @@ impl StatusTable {
     }
 
     /// The leader has declared a gap in that session of a channel.
-    pub fn record_declared_gap(&self, channel: ChannelId, session: Session) {
+    pub(crate) fn record_declared_gap(&self, channel: ChannelId, session: Session) {
         let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
         gaps.entry(channel).and_modify(|known| *known = (*known).max(session)).or_insert(session);
     }
@@ -220,7 +220,7 @@ impl StatusTable {
 
     /// The oldest window that the link thread has not taken yet.
     #[must_use]
-    pub fn take_window(&self) -> Option<WindowHash> {
+    pub(crate) fn take_window(&self) -> Option<WindowHash> {
         self.windows.pop()
     }
 }

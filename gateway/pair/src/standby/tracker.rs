@@ -38,7 +38,7 @@ type Span = (StreamPosition, StreamPosition);
 
 /// Counts of a [`ReceiveTracker`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TrackerCounts {
+pub(crate) struct TrackerCounts {
     /// Packets received.
     pub packets: u64,
     /// Holes found.
@@ -116,7 +116,7 @@ impl ReceiveTracker {
 
     /// Counts so far.
     #[must_use]
-    pub fn counts(&self) -> &TrackerCounts {
+    pub(crate) fn counts(&self) -> &TrackerCounts {
         &self.counts
     }
 

@@ -28,7 +28,7 @@ pub struct WindowHash {
 
 /// Hashes one channel's frames, as its log stores them.
 #[derive(Debug)]
-pub struct WindowHasher {
+pub(crate) struct WindowHasher {
     channel: ChannelId,
     window: Option<Window>,
     /// Where the last declared gap ends.
@@ -47,7 +47,7 @@ struct Window {
 
 /// One frame of an entry, or the end of the entry's range.
 #[derive(Clone, Copy, Debug)]
-pub enum WindowInput<'a> {
+pub(crate) enum WindowInput<'a> {
     /// A frame.
     Frame(&'a FrameHeader, &'a [u8]),
     /// The entry covers everything before this sequence.
@@ -57,12 +57,12 @@ pub enum WindowInput<'a> {
 impl WindowHasher {
     /// For that channel; nothing read yet.
     #[must_use]
-    pub fn new(channel: ChannelId) -> Self {
+    pub(crate) fn new(channel: ChannelId) -> Self {
         Self { channel, window: None, gap_until: Sequence(0) }
     }
 
     /// Accepts the next part of the stream. Complete windows go to `on_window`.
-    pub fn push(&mut self, session: Session, input: WindowInput<'_>, done: &mut impl FnMut(WindowHash)) {
+    pub(crate) fn push(&mut self, session: Session, input: WindowInput<'_>, done: &mut impl FnMut(WindowHash)) {
         if self.window.as_ref().is_none_or(|window| window.session != session) {
             // A session begins. Its first window is complete only if the stream starts at message 1.
             let begins_at = match input {
@@ -154,12 +154,12 @@ fn window_of(sequence: Sequence) -> Sequence {
 
 /// Hash of one message's records, to find the first message that differs.
 #[must_use]
-pub fn message_hash(records: &[u8]) -> u64 {
+pub(crate) fn message_hash(records: &[u8]) -> u64 {
     Sha256::digest(records).first_chunk().copied().map_or(0, u64::from_le_bytes)
 }
 
 /// Sequences of a window. On a busy channel the gateways compare some twenty hashes a second.
-pub const WINDOW_SEQUENCES: u64 = 1_024;
+pub(crate) const WINDOW_SEQUENCES: u64 = 1_024;
 /// After a longer silence the windows begin anew.
 const EMPTY_WINDOWS_MAX: usize = 64;
 

@@ -135,7 +135,7 @@ impl From<StreamPosition> for AuditPosition {
 impl Entry {
     /// Numbers the entry.
     #[must_use]
-    pub fn of(draft: &PendingEntry, number: u64) -> Self {
+    pub(crate) fn of(draft: &PendingEntry, number: u64) -> Self {
         Self {
             number,
             time_ns: draft.time.0,
@@ -150,7 +150,7 @@ impl Entry {
 
 /// For audit and status.
 #[must_use]
-pub fn reason_name(reason: CloseReason) -> &'static str {
+pub(crate) fn reason_name(reason: CloseReason) -> &'static str {
     match reason {
         CloseReason::Expired => "expired",
         CloseReason::Suspended => "suspended",
@@ -163,7 +163,7 @@ pub fn reason_name(reason: CloseReason) -> &'static str {
 
 /// For audit and status.
 #[must_use]
-pub fn state_name(state: ConnectionState) -> &'static str {
+pub(crate) fn state_name(state: ConnectionState) -> &'static str {
     match state {
         ConnectionState::Starting => "starting",
         ConnectionState::Connected => "connected",

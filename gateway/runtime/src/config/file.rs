@@ -6,12 +6,12 @@ use serde::Deserialize;
 use toml::Spanned;
 
 /// A value with its position in the file.
-pub type FileValue<T> = Option<Spanned<T>>;
+pub(crate) type FileValue<T> = Option<Spanned<T>>;
 
 /// The whole file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct File {
+pub(crate) struct File {
     /// `[gateway]`
     pub gateway: Spanned<Gateway>,
     /// `[[pool]]`
@@ -36,7 +36,7 @@ pub struct File {
 /// `[gateway]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Gateway {
+pub(crate) struct Gateway {
     /// Number of this gateway, part of every epoch.
     pub node: FileValue<i64>,
     /// File of epochs and restart counts; must survive a reboot.
@@ -60,7 +60,7 @@ pub struct Gateway {
 /// `[[pool]]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Pool {
+pub(crate) struct Pool {
     /// Name for `channel.pool`.
     pub name: FileValue<String>,
     /// Cores, one pinned thread for each.
@@ -86,7 +86,7 @@ pub struct Pool {
 /// `[[channel]]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Channel {
+pub(crate) struct Channel {
     /// Number.
     pub id: FileValue<i64>,
     /// Name.
@@ -125,7 +125,7 @@ pub struct Channel {
 /// `[[channel.line]]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Line {
+pub(crate) struct Line {
     /// A letter from `A`.
     pub name: FileValue<String>,
     /// Group and port.
@@ -145,7 +145,7 @@ pub struct Line {
 /// `[channel.recovery]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Recovery {
+pub(crate) struct Recovery {
     /// Address and port.
     pub server: FileValue<String>,
     /// How long an answer may take.
@@ -162,7 +162,7 @@ pub struct Recovery {
 /// `[[output]]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Output {
+pub(crate) struct Output {
     /// Numbers of the groups.
     pub groups: Option<Spanned<Vec<Spanned<i64>>>>,
     /// Largest UDP payload.
@@ -177,7 +177,7 @@ pub struct Output {
 /// `[[output.line]]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct OutputLine {
+pub(crate) struct OutputLine {
     /// Address and port.
     pub address: FileValue<String>,
     /// Name or address of the interface.
@@ -191,7 +191,7 @@ pub struct OutputLine {
 /// `[retransmission]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Retransmission {
+pub(crate) struct Retransmission {
     /// Address and port.
     pub listen: FileValue<String>,
     /// Networks that are answered.
@@ -209,7 +209,7 @@ pub struct Retransmission {
 /// `[election]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Election {
+pub(crate) struct Election {
     /// The backend that grants leadership.
     pub backend: FileValue<String>,
     /// Name of this gateway.
@@ -267,7 +267,7 @@ pub struct Election {
 /// `[election.file]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct FileStore {
+pub(crate) struct FileStore {
     /// Directory of the records.
     pub directory: FileValue<String>,
 }
@@ -275,7 +275,7 @@ pub struct FileStore {
 /// `[election.link]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Link {
+pub(crate) struct Link {
     /// Address and port of this gateway's link.
     pub listen: FileValue<String>,
     /// Address and port of the peer's link, if there is a single peer.
@@ -294,7 +294,7 @@ pub struct Link {
 /// `[election.quorum]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Quorum {
+pub(crate) struct Quorum {
     /// Address and port of this gateway's voter.
     pub listen: FileValue<String>,
     /// File of the key that all voters share.
@@ -309,7 +309,7 @@ pub struct Quorum {
 /// `[[election.quorum.voter]]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct QuorumVoter {
+pub(crate) struct QuorumVoter {
     /// Number of the other gateway or witness.
     pub node: FileValue<i64>,
     /// Its address and port.
@@ -319,7 +319,7 @@ pub struct QuorumVoter {
 /// `[election.emergent]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Emergent {
+pub(crate) struct Emergent {
     /// Must be `true`.
     pub allow_split: FileValue<bool>,
     /// Address and port of this gateway, as the others reach it.
@@ -340,7 +340,7 @@ pub struct Emergent {
 /// `[election.etcd]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Etcd {
+pub(crate) struct Etcd {
     /// Nodes, `host:port`.
     pub endpoints: Option<Spanned<Vec<Spanned<String>>>>,
     /// Prefix of all its keys.
@@ -362,7 +362,7 @@ pub struct Etcd {
 /// `[election.zookeeper]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ZooKeeper {
+pub(crate) struct ZooKeeper {
     /// Nodes, `host:port`.
     pub endpoints: Option<Spanned<Vec<Spanned<String>>>>,
     /// Parent node of all its nodes.
@@ -382,7 +382,7 @@ pub struct ZooKeeper {
 /// `[[election.peer]]`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Its `gateway.node`.
     pub node: FileValue<i64>,
     /// Its `election.name`.
@@ -394,7 +394,7 @@ pub struct Peer {
 /// `[latency]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Latency {
+pub(crate) struct Latency {
     /// Directory of the interval logs.
     pub directory: FileValue<String>,
     /// Length of an interval.
@@ -406,7 +406,7 @@ pub struct Latency {
 /// `[log]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Log {
+pub(crate) struct Log {
     /// `error`, `warn`, `info`, `debug` or `trace`.
     pub level: FileValue<String>,
 }

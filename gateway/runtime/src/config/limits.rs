@@ -2,7 +2,7 @@
 
 /// The allowed values of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub(crate) struct Bound {
     /// Smallest value allowed.
     pub min: i64,
     /// Largest value allowed.
@@ -19,110 +19,110 @@ const fn bound(min: i64, max: i64, default: i64, unit: &'static str) -> Bound {
 }
 
 /// The low 8 bits of every epoch.
-pub const NODE: Bound = bound(0, 255, 0, "node number");
+pub(crate) const NODE: Bound = bound(0, 255, 0, "node number");
 /// One segment holds seconds of a busy channel; short enough that creating the next one costs little.
-pub const SEGMENT_BYTES: Bound = bound(1 << 20, 1 << 34, 64 << 20, "bytes");
+pub(crate) const SEGMENT_BYTES: Bound = bound(1 << 20, 1 << 34, 64 << 20, "bytes");
 /// Four default segments: tens of seconds of a busy channel, for late joiners and retransmission.
-pub const RETENTION_BYTES: Bound = bound(2 << 20, 1 << 40, 256 << 20, "bytes");
+pub(crate) const RETENTION_BYTES: Bound = bound(2 << 20, 1 << 40, 256 << 20, "bytes");
 /// Input history of each channel for a peer: a second and more of a busy channel, for gaps. A peer that replays needs
 /// the whole session, which fits into this only for a quiet feed.
-pub const HISTORY_BYTES: Bound = bound(1 << 20, 1 << 38, 32 << 20, "bytes");
+pub(crate) const HISTORY_BYTES: Bound = bound(1 << 20, 1 << 38, 32 << 20, "bytes");
 /// An hour; 0 keeps entries until their space is needed.
-pub const RETENTION_SECONDS: Bound = bound(0, 30 * 86_400, 3_600, "seconds");
+pub(crate) const RETENTION_SECONDS: Bound = bound(0, 30 * 86_400, 3_600, "seconds");
 /// Unpinned threads, for experiments.
-pub const THREADS: Bound = bound(1, 64, 1, "threads");
+pub(crate) const THREADS: Bound = bound(1, 64, 1, "threads");
 /// Cores that the kernel can name.
-pub const CORE: Bound = bound(0, 1_023, 0, "core number");
+pub(crate) const CORE: Bound = bound(0, 1_023, 0, "core number");
 /// Packets that one claim may process before other channels get a turn: keeps one hot channel from holding a thread.
-pub const QUOTA: Bound = bound(1, 4_096, 64, "packets");
+pub(crate) const QUOTA: Bound = bound(1, 4_096, 64, "packets");
 /// Events claimed in one turn: measured between 8 and 64, where the cost per event is flat.
-pub const BATCH: Bound = bound(1, 256, 32, "events");
+pub(crate) const BATCH: Bound = bound(1, 256, 32, "events");
 /// How long a leader of `spin-then-park` polls before it blocks: a few times the cost of a wake.
-pub const SPIN_US: Bound = bound(1, 1_000_000, 50, "microseconds");
+pub(crate) const SPIN_US: Bound = bound(1, 1_000_000, 50, "microseconds");
 /// SCHED_FIFO priority; 0 leaves the thread in the ordinary class.
-pub const PRIORITY: Bound = bound(0, 99, 0, "SCHED_FIFO priority");
+pub(crate) const PRIORITY: Bound = bound(0, 99, 0, "SCHED_FIFO priority");
 /// Number of a channel in published packets.
-pub const CHANNEL_ID: Bound = bound(0, 65_535, 0, "channel number");
+pub(crate) const CHANNEL_ID: Bound = bound(0, 65_535, 0, "channel number");
 /// Number of a group in published packets.
-pub const GROUP_ID: Bound = bound(0, 65_535, 1, "group number");
+pub(crate) const GROUP_ID: Bound = bound(0, 65_535, 1, "group number");
 /// Larger than one drain of all lines, so that draining one line first declares no false gap.
-pub const WINDOW_PACKETS: Bound = bound(64, 32_768, 1_024, "packets");
+pub(crate) const WINDOW_PACKETS: Bound = bound(64, 32_768, 1_024, "packets");
 /// Longer than the usual skew of two lines within one site, shorter than a user would wait for a book.
-pub const GAP_TIMEOUT_US: Bound = bound(1, 60_000_000, 2_000, "microseconds");
+pub(crate) const GAP_TIMEOUT_US: Bound = bound(1, 60_000_000, 2_000, "microseconds");
 /// Venues send heartbeats once a second; three of them missing is silence.
-pub const LINE_SILENCE_MS: Bound = bound(10, 3_600_000, 3_000, "milliseconds");
+pub(crate) const LINE_SILENCE_MS: Bound = bound(10, 3_600_000, 3_000, "milliseconds");
 /// Live orders of a whole by-order channel. The busiest days stay below two million.
-pub const ORDERS_MAX: Bound = bound(1_024, 1 << 28, 2 << 20, "orders");
+pub(crate) const ORDERS_MAX: Bound = bound(1_024, 1 << 28, 2 << 20, "orders");
 /// Price levels of a whole channel, both sides of all instruments.
-pub const LEVELS_MAX: Bound = bound(1_024, 1 << 28, 1 << 20, "levels");
+pub(crate) const LEVELS_MAX: Bound = bound(1_024, 1 << 28, 1 << 20, "levels");
 /// Instruments of a channel. Stock locates are 16 bits wide; about 12,000 are in use.
-pub const INSTRUMENTS_MAX: Bound = bound(1, 65_536, 16_384, "instruments");
+pub(crate) const INSTRUMENTS_MAX: Bound = bound(1, 65_536, 16_384, "instruments");
 /// A burst of 10 ms at ten gigabit. The kernel may cap it; a warning reports that.
-pub const RECEIVE_BUFFER_BYTES: Bound = bound(4_096, 1 << 30, 16 << 20, "bytes");
+pub(crate) const RECEIVE_BUFFER_BYTES: Bound = bound(4_096, 1 << 30, 16 << 20, "bytes");
 /// `SO_BUSY_POLL`; 0 keeps the system's setting.
-pub const BUSY_POLL_US: Bound = bound(0, 10_000, 0, "microseconds");
+pub(crate) const BUSY_POLL_US: Bound = bound(0, 10_000, 0, "microseconds");
 /// Retransmission servers answer within a round trip; this is one of a few milliseconds.
-pub const RECOVERY_TIMEOUT_MS: Bound = bound(1, 60_000, 20, "milliseconds");
+pub(crate) const RECOVERY_TIMEOUT_MS: Bound = bound(1, 60_000, 20, "milliseconds");
 /// How often one range is requested before it is declared missing.
-pub const ATTEMPTS_MAX: Bound = bound(1, 100, 3, "attempts");
+pub(crate) const ATTEMPTS_MAX: Bound = bound(1, 100, 3, "attempts");
 /// Messages in one request. Servers answer with what fits a packet; the rest is requested again.
-pub const MESSAGES_PER_REQUEST_MAX: Bound = bound(1, 65_534, 1_000, "messages");
+pub(crate) const MESSAGES_PER_REQUEST_MAX: Bound = bound(1, 65_534, 1_000, "messages");
 /// Requests in flight: each gap has its own. Raise it only where a server accepts more.
-pub const REQUESTS_IN_FLIGHT_MAX: Bound = bound(1, 64, 16, "requests");
+pub(crate) const REQUESTS_IN_FLIGHT_MAX: Bound = bound(1, 64, 16, "requests");
 /// By default multicast stays in the local network.
-pub const TTL: Bound = bound(0, 255, 1, "hops");
+pub(crate) const TTL: Bound = bound(0, 255, 1, "hops");
 /// UDP payload of an unfragmented Ethernet packet. The minimum holds the largest single record with its headers.
-pub const PAYLOAD_BYTES_MAX: Bound = bound(576, 8_972, 1_472, "bytes");
+pub(crate) const PAYLOAD_BYTES_MAX: Bound = bound(576, 8_972, 1_472, "bytes");
 /// The longest silence of an idle channel.
-pub const HEARTBEAT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
+pub(crate) const HEARTBEAT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
 /// Retransmission requests answered, per requester.
-pub const REQUESTS_PER_SECOND: Bound = bound(1, 1_000_000, 1_000, "requests per second");
+pub(crate) const REQUESTS_PER_SECOND: Bound = bound(1, 1_000_000, 1_000, "requests per second");
 /// Bytes of answers, per requester: a tenth of a gigabit link.
-pub const BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 12_500_000, "bytes per second");
+pub(crate) const BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 12_500_000, "bytes per second");
 /// Requesters remembered at a time, for their rate limits.
-pub const REQUESTERS_MAX: Bound = bound(1, 65_536, 256, "requesters");
+pub(crate) const REQUESTERS_MAX: Bound = bound(1, 65_536, 256, "requesters");
 /// Packets in the answer to one request.
-pub const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets");
+pub(crate) const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets");
 /// How long a store may take to answer before the result counts as unknown. Leases do not wait for it: when a lease is
 /// about to expire, the client opens a new connection.
-pub const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
+pub(crate) const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
 /// Session of a latch over ZooKeeper. The minimum that an ensemble grants by default: two ticks of 2 s.
-pub const STORE_SESSION_MS: Bound = bound(200, 600_000, 4_000, "milliseconds");
+pub(crate) const STORE_SESSION_MS: Bound = bound(200, 600_000, 4_000, "milliseconds");
 /// How long the other gateways wait before one of them leads: see the profiles of the election's timing.
-pub const LEASE_MS: Bound = bound(5, 3_600_000, 100, "milliseconds");
+pub(crate) const LEASE_MS: Bound = bound(5, 3_600_000, 100, "milliseconds");
 /// At least three renewals fit a lease.
-pub const RENEW_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
+pub(crate) const RENEW_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
 /// A leader stops this long before another gateway may start.
-pub const MARGIN_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
+pub(crate) const MARGIN_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
 /// The longest send that the margin has to cover.
-pub const SEND_US_MAX: Bound = bound(1, 600_000_000, 10_000, "microseconds");
+pub(crate) const SEND_US_MAX: Bound = bound(1, 600_000_000, 10_000, "microseconds");
 /// Error of the crystals and of slewing together.
-pub const RATE_ERROR_PPM: Bound = bound(1, 10_000, 200, "parts per million");
+pub(crate) const RATE_ERROR_PPM: Bound = bound(1, 10_000, 200, "parts per million");
 /// Longer than the conditions that moved a leader keep changing; 0 allows a move at once.
-pub const TENURE_MS_MIN: Bound = bound(0, 3_600_000, 10_000, "milliseconds");
+pub(crate) const TENURE_MS_MIN: Bound = bound(0, 3_600_000, 10_000, "milliseconds");
 /// Raised by the operator who rolls out a configuration that changes the output.
-pub const REVISION: Bound = bound(1, i64::MAX, 1, "revision");
+pub(crate) const REVISION: Bound = bound(1, i64::MAX, 1, "revision");
 /// A listener that writes a line to a file needs far less. A listener that hangs delays a takeover no longer than
 /// this.
-pub const LISTENER_TIMEOUT_MS: Bound = bound(0, 1_000, 5, "milliseconds");
+pub(crate) const LISTENER_TIMEOUT_MS: Bound = bound(0, 1_000, 5, "milliseconds");
 /// Members of an emergent election, this gateway included.
-pub const MINIMUM_SIZE: Bound = bound(1, 256, 1, "members");
+pub(crate) const MINIMUM_SIZE: Bound = bound(1, 256, 1, "members");
 /// With pauses that double from 0.1 s: one second and a half.
-pub const JOIN_ATTEMPTS: Bound = bound(1, 100, 4, "attempts");
+pub(crate) const JOIN_ATTEMPTS: Bound = bound(1, 100, 4, "attempts");
 /// The sentinel kills a leader without progress for this long; 0 leaves it to the lease.
-pub const HANG_LIMIT_MS: Bound = bound(0, 60_000, 0, "milliseconds");
+pub(crate) const HANG_LIMIT_MS: Bound = bound(0, 60_000, 0, "milliseconds");
 /// The election's thread shows progress in each tenth of a second.
-pub const HANG_LIMIT_MS_MIN: u64 = 200;
+pub(crate) const HANG_LIMIT_MS_MIN: u64 = 200;
 /// The other gateways: there are 256 numbers.
-pub const PEERS_MAX: usize = 255;
+pub(crate) const PEERS_MAX: usize = 255;
 /// Latency intervals: short enough to show a bad minute, long enough that a day's log stays small (some 60 MB for two
 /// channels on two threads).
-pub const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 10_000, "milliseconds");
+pub(crate) const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 10_000, "milliseconds");
 /// Two digits keep every percentile within 1 %; three take eight times the memory.
-pub const SIGNIFICANT_DIGITS: Bound = bound(1, 3, 2, "digits");
+pub(crate) const SIGNIFICANT_DIGITS: Bound = bound(1, 3, 2, "digits");
 /// Lines of one channel; one number is reserved for the retransmission server's answers.
-pub const LINES_MAX: usize = 7;
+pub(crate) const LINES_MAX: usize = 7;
 /// Nodes of a store.
-pub const STORE_NODES_MAX: usize = 9;
+pub(crate) const STORE_NODES_MAX: usize = 9;
 /// Lines of one output.
-pub const OUTPUT_LINES_MAX: usize = 2;
+pub(crate) const OUTPUT_LINES_MAX: usize = 2;

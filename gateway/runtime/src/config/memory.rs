@@ -7,7 +7,7 @@ use super::resolved::{ChannelSetup, OrderStoreKind, Resolved};
 
 /// Bytes by use. Books, windows and histograms are allocated at the start and never grow; logs grow to their limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// Books of all channels. An estimate, within a quarter.
     pub books_bytes: usize,
     /// Reorder windows of all channels. An estimate, within a quarter.
@@ -25,7 +25,7 @@ pub struct Memory {
 impl Memory {
     /// The sum.
     #[must_use]
-    pub fn total_bytes(self) -> u64 {
+    pub(crate) fn total_bytes(self) -> u64 {
         let own = self.books_bytes + self.windows_bytes + self.histograms_bytes + self.sockets_bytes;
         self.logs_bytes + self.history_bytes + own as u64
     }
@@ -34,7 +34,7 @@ impl Memory {
 impl Resolved {
     /// The memory that it takes.
     #[must_use]
-    pub fn memory(&self) -> Memory {
+    pub(crate) fn memory(&self) -> Memory {
         let pools = self.pools.iter().enumerate().map(|(index, pool)| {
             let channel_count = self.channels.iter().filter(|channel| channel.pool == index).count();
             pool.threads.count() * StageCollector::memory_bytes(channel_count, self.latency.significant_digits)

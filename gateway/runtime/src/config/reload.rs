@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use super::resolved::{LogLevel, Resolved, RetransmissionLimits};
 
 /// Keys that may change while the gateway runs. All other keys are fixed at the start.
-pub const RELOADABLE: [&str; 7] = [
+pub(crate) const RELOADABLE: [&str; 7] = [
     "log.level",
     "latency.interval_ms",
     "retransmission.allowed",

@@ -28,7 +28,7 @@ use mdgw_feeds::{
 use mdgw_pair::pair_link::PeerEndpoint;
 use mdgw_sys::sockets::Stamps;
 
-pub use mdgw_sys::sockets::Interface;
+pub(crate) use mdgw_sys::sockets::Interface;
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,7 +104,7 @@ pub struct PoolConfig {
 impl PoolConfig {
     /// The part for the dispatch model. Settings that are not configurable keep its defaults.
     #[must_use]
-    pub fn dispatch_config(&self) -> DispatchConfig {
+    pub(crate) fn dispatch_config(&self) -> DispatchConfig {
         let thread =
             |number| ThreadConfig { core: self.threads.core(number), fifo_priority: self.priority, progress: None };
         DispatchConfig {
@@ -121,7 +121,7 @@ impl PoolConfig {
 
     /// Name of the thread with that number, from 0, in latency logs.
     #[must_use]
-    pub fn thread_name(&self, thread: usize) -> String {
+    pub(crate) fn thread_name(&self, thread: usize) -> String {
         format!("{}-{thread}", self.name)
     }
 }
@@ -138,7 +138,7 @@ pub enum Threads {
 impl Threads {
     /// Number of threads.
     #[must_use]
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         match self {
             Self::Pinned(cores) => cores.len(),
             Self::Unpinned(count) => *count,
@@ -147,7 +147,7 @@ impl Threads {
 
     /// Core of the thread with that number, from 0.
     #[must_use]
-    pub fn core(&self, thread: usize) -> Option<usize> {
+    pub(crate) fn core(&self, thread: usize) -> Option<usize> {
         match self {
             Self::Pinned(cores) => cores.get(thread).copied(),
             Self::Unpinned(_) => None,
@@ -341,19 +341,19 @@ pub struct Network {
 impl Network {
     /// From an address and a prefix length of 0..=32; `None` where bits beyond the prefix are set.
     #[must_use]
-    pub fn new(address: Ipv4Addr, prefix_bits: u8) -> Option<Self> {
+    pub(crate) fn new(address: Ipv4Addr, prefix_bits: u8) -> Option<Self> {
         (prefix_bits <= 32 && address.to_bits() & !mask(prefix_bits) == 0).then_some(Self { address, prefix_bits })
     }
 
     /// Whether the network contains that host.
     #[must_use]
-    pub fn contains(self, host: Ipv4Addr) -> bool {
+    pub(crate) fn contains(self, host: Ipv4Addr) -> bool {
         host.to_bits() & mask(self.prefix_bits) == self.address.to_bits()
     }
 
     /// Whether the network contains every host.
     #[must_use]
-    pub fn is_everyone(self) -> bool {
+    pub(crate) fn is_everyone(self) -> bool {
         self.prefix_bits == 0
     }
 }
@@ -484,7 +484,7 @@ pub enum Backend {
 impl Backend {
     /// Whether its leaders hand over by themselves, so that groups can be balanced.
     #[must_use]
-    pub fn can_move_groups(&self) -> bool {
+    pub(crate) fn can_move_groups(&self) -> bool {
         match self {
             Self::File(_) | Self::Etcd(_) | Self::Quorum(_) => true,
             Self::ZooKeeper(zookeeper) => zookeeper.mode == ZooKeeperMode::Lease,
@@ -494,7 +494,7 @@ impl Backend {
 
     /// Whether a record names the candidates, so that others can be admitted by hand.
     #[must_use]
-    pub fn has_record(&self) -> bool {
+    pub(crate) fn has_record(&self) -> bool {
         match self {
             Self::File(_) | Self::Etcd(_) => true,
             Self::ZooKeeper(zookeeper) => zookeeper.mode == ZooKeeperMode::Lease,
@@ -504,7 +504,7 @@ impl Backend {
 
     /// Time-out of the session that a latch requests, ns; `None` where a lease decides.
     #[must_use]
-    pub fn session_ns(&self) -> Option<u64> {
+    pub(crate) fn session_ns(&self) -> Option<u64> {
         let Self::ZooKeeper(ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }) = self else { return None };
         Some(u64::try_from(session.as_nanos()).unwrap_or(u64::MAX))
     }
@@ -596,17 +596,17 @@ named!(OrderStoreKind { Hash = "hash", Window = "window" });
 named!(LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" });
 
 /// What a leader does while its connection is suspended, with the names that the configuration uses.
-pub const ON_SUSPENDED: [(OnSuspended, &str); 2] = [(OnSuspended::Hold, "hold"), (OnSuspended::Stop, "stop")];
+pub(crate) const ON_SUSPENDED: [(OnSuspended, &str); 2] = [(OnSuspended::Hold, "hold"), (OnSuspended::Stop, "stop")];
 
 /// Sources of receive timestamps with the names that the configuration uses.
-pub const STAMPS: [(Stamps, &str); 2] = [(Stamps::Kernel, "kernel"), (Stamps::Hardware, "hardware")];
+pub(crate) const STAMPS: [(Stamps, &str); 2] = [(Stamps::Kernel, "kernel"), (Stamps::Hardware, "hardware")];
 
 /// Wait policies with the names that the configuration uses.
-pub const WAIT_POLICIES: [(WaitPolicy, &str); 3] =
+pub(crate) const WAIT_POLICIES: [(WaitPolicy, &str); 3] =
     [(WaitPolicy::Spin, "spin"), (WaitPolicy::Park, "park"), (WaitPolicy::SpinThenPark, "spin-then-park")];
 
 /// Promotion policies with the names that the configuration uses.
-pub const PROMOTION_POLICIES: [(PromotionPolicy, &str); 2] =
+pub(crate) const PROMOTION_POLICIES: [(PromotionPolicy, &str); 2] =
     [(PromotionPolicy::Strict, "strict"), (PromotionPolicy::Lazy, "lazy")];
 
 fn mask(prefix_bits: u8) -> u32 {

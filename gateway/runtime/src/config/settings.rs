@@ -17,7 +17,7 @@ use super::resolved::{
 };
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
-pub type Setting = (String, String);
+pub(crate) type Setting = (String, String);
 
 impl Resolved {
     /// All settings in force, in the file's order. The keys of pools, channels and lines contain their names, those of
@@ -68,7 +68,7 @@ impl Resolved {
     /// Hash of the settings that determine the output. Two gateways with the same hash produce the same names and
     /// content from the same input, whatever their interfaces, cores and service limits.
     #[must_use]
-    pub fn output_fingerprint(&self) -> ConfigVersion {
+    pub(crate) fn output_fingerprint(&self) -> ConfigVersion {
         let affects_output = |key: &str| {
             key.starts_with("channel.") && OUTPUT_KEYS.iter().any(|name| key.rsplit('.').next() == Some(*name))
                 // A line's settings determine what arrives, not how it is processed.

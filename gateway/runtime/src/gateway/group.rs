@@ -56,12 +56,12 @@ impl GroupHandle {
     }
 
     /// Its channels.
-    pub fn channels(&self) -> impl Iterator<Item = ChannelId> {
+    pub(crate) fn channels(&self) -> impl Iterator<Item = ChannelId> {
         self.channels.iter().map(|channel| channel.id)
     }
 
     /// The result of the last opening of the fence, channel by channel.
-    pub fn openings(&self) -> impl Iterator<Item = (ChannelId, FenceOpening)> {
+    pub(crate) fn openings(&self) -> impl Iterator<Item = (ChannelId, FenceOpening)> {
         self.channels.iter().map(|channel| (channel.id, channel.takeover_shared.opening.get()))
     }
 
@@ -104,7 +104,7 @@ impl GroupHandle {
 
     /// A gateway that led under that epoch has reported the end of its output. Channels continue there when the fence
     /// opens next.
-    pub fn on_peer_output_ended(&self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
+    pub(crate) fn on_peer_output_ended(&self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
         for GroupChannel { id, takeover_shared, .. } in &self.channels {
             if let Some(position) = positions.get(&id.0) {
                 takeover_shared.output_end.advance(epoch, *position);
@@ -114,7 +114,7 @@ impl GroupHandle {
 
     /// The known position of each channel's output: as sent by this gateway, else as received from the peer.
     #[must_use]
-    pub fn positions(&self) -> BTreeMap<ChannelId, StreamPosition> {
+    pub(crate) fn positions(&self) -> BTreeMap<ChannelId, StreamPosition> {
         let position = |channel: &GroupChannel| {
             let status_table =
                 self.status_table.as_ref().and_then(|status_table| status_table.get(channel.id)).unwrap_or_default();

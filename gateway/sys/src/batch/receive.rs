@@ -147,7 +147,8 @@ impl ReceiveBatch {
     }
 
     /// Copies a datagram into the batch, for sources other than sockets. `false` if the batch is full.
-    pub fn push_copy(&mut self, datagram: &ReceivedDatagram<'_>) -> bool {
+    #[cfg(test)]
+    pub(crate) fn push_copy(&mut self, datagram: &ReceivedDatagram<'_>) -> bool {
         let Some(row) = self.first_free_row() else { return false };
         let length = datagram.bytes.len().min(self.rows.datagram_bytes_max);
         let target = self.rows.bytes_of(row);
@@ -172,7 +173,7 @@ impl ReceiveBatch {
     ///
     /// # Errors
     /// As `recvmmsg`, other than "would block".
-    pub fn receive_many(&mut self, line: Line, socket: RawFd, packets_max: usize) -> io::Result<bool> {
+    pub(crate) fn receive_many(&mut self, line: Line, socket: RawFd, packets_max: usize) -> io::Result<bool> {
         let Some(row) = self.first_free_row() else { return Ok(true) };
         let requested = self.contiguous_free_rows().min(u16::try_from(packets_max).unwrap_or(u16::MAX));
         let headers = self.rows.headers.at(usize::from(row));

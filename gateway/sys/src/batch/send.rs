@@ -44,22 +44,10 @@ impl Outputs {
         Arc::new(Self { outputs: outputs.into() })
     }
 
-    /// An output.
-    #[must_use]
-    pub fn get(&self, index: OutputIndex) -> Option<&Output> {
-        self.outputs.get(usize::from(index.0))
-    }
-
     /// Number of outputs.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.outputs.len()
-    }
-
-    /// Whether there are no outputs.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.outputs.is_empty()
     }
 }
 
@@ -174,7 +162,8 @@ impl<'a> SendBatch<'a> {
 
     /// Number of packets that still fit.
     #[must_use]
-    pub fn room(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn room(&self) -> usize {
         PACKETS_MAX - self.len
     }
 

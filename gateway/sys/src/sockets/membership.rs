@@ -14,10 +14,7 @@ use std::{
     net::Ipv4Addr,
     os::fd::{AsFd, OwnedFd},
     os::unix::net::UnixStream,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -87,7 +84,6 @@ impl From<Vec<Membership>> for InterfaceDependents {
 #[derive(Debug)]
 pub struct MembershipWatch {
     stop: Option<UnixStream>,
-    repair_count: Arc<AtomicU64>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -103,18 +99,10 @@ impl MembershipWatch {
         let dependents = dependents.into();
         let changes = interfaces::changes()?;
         let (stop, stopped) = UnixStream::pair()?;
-        let repair_count = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&repair_count);
         let thread = thread::Builder::new()
             .name("memberships".into())
-            .spawn(move || watch(dependents, &changes, &stopped, interval, &counter))?;
-        Ok(Self { stop: Some(stop), repair_count, thread: Some(thread) })
-    }
-
-    /// How often a group was joined again or an output bound again.
-    #[must_use]
-    pub fn repair_count(&self) -> u64 {
-        self.repair_count.load(Ordering::Relaxed)
+            .spawn(move || watch(dependents, &changes, &stopped, interval))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
 
@@ -127,13 +115,7 @@ impl Drop for MembershipWatch {
     }
 }
 
-fn watch(
-    mut dependents: InterfaceDependents,
-    changes: &OwnedFd,
-    stopped: &UnixStream,
-    interval: Duration,
-    repair_count: &AtomicU64,
-) {
+fn watch(mut dependents: InterfaceDependents, changes: &OwnedFd, stopped: &UnixStream, interval: Duration) {
     let InterfaceDependents { memberships, egresses } = &mut dependents;
     let mut missing = vec![false; memberships.len() + egresses.len()];
     loop {
@@ -153,7 +135,6 @@ fn watch(
                 Ok(RepairOutcome::NotNeeded) => *missing = false,
                 Ok(RepairOutcome::Repaired) => {
                     *missing = false;
-                    repair_count.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(subject, "interface is back: group rejoined or output rebound");
                 }
                 Err(error) if !*missing => {
@@ -207,7 +188,7 @@ fn is_listed(table: &str, index: u32, group: Ipv4Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddrV4;
+    use std::{net::SocketAddrV4, time::Instant};
 
     use super::*;
     use crate::{
@@ -326,10 +307,12 @@ mod tests {
             assert!(sender.send(b"x").is_err(), "interface is gone");
             let watch = MembershipWatch::start(dependents, MembershipWatch::INTERVAL).unwrap();
             veth_pair();
-            while watch.repair_count() == 0 {
+            let since = Instant::now();
+            while let Err(error) = sender.send(b"x") {
+                assert!(since.elapsed() < Duration::from_secs(60), "the output was not bound again: {error}");
                 thread::yield_now();
             }
-            sender.send(b"x").unwrap();
+            drop(watch);
             Some(())
         };
         thread::spawn(in_namespace).join().unwrap();

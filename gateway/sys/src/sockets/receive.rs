@@ -56,7 +56,7 @@ pub struct ReceiveBuffer {
 impl ReceiveBuffer {
     /// Whether the kernel granted less than requested.
     #[must_use]
-    pub fn is_capped(self) -> bool {
+    pub(crate) fn is_capped(self) -> bool {
         self.granted_bytes < self.requested_bytes
     }
 }

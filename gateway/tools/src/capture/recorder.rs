@@ -53,7 +53,7 @@ pub(super) struct TriggerState {
 }
 
 /// Blocks are handed to the system at most this long after they were built, ns: bounds the loss in a crash.
-pub const FLUSH_NS: u64 = 100_000_000;
+pub(crate) const FLUSH_NS: u64 = 100_000_000;
 /// Trigger events that the summary lists.
 const REASONS_MAX: usize = 10;
 

@@ -196,7 +196,7 @@ impl Dissector {
 impl Symbol {
     /// The first eight bytes of a symbol without padding.
     #[must_use]
-    pub fn new(symbol: &[u8]) -> Self {
+    pub(crate) fn new(symbol: &[u8]) -> Self {
         let mut bytes = [0; 8];
         let len = symbol.len().min(bytes.len());
         for (to, from) in bytes.iter_mut().zip(symbol) {
@@ -207,14 +207,14 @@ impl Symbol {
 
     /// Its bytes.
     #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..usize::from(self.len)).unwrap_or_default()
     }
 }
 
 impl PacketView<'_> {
     /// Passes the fields of the transport header to `visit`. Returns the header's length in bytes, 0 without a header.
-    pub fn header(&self, visit: &mut dyn FnMut(&'static str, FieldValue<'_>)) -> usize {
+    pub(crate) fn header(&self, visit: &mut dyn FnMut(&'static str, FieldValue<'_>)) -> usize {
         match self.framing {
             Framing::Packet(protocol, _) | Framing::Broken(protocol, _) => {
                 protocol::header(protocol, self.datagram.payload, visit)
@@ -226,7 +226,7 @@ impl PacketView<'_> {
 
     /// Bytes of the shown part of the payload that no field covers.
     #[must_use]
-    pub fn undecoded_bytes(&self) -> usize {
+    pub(crate) fn undecoded_bytes(&self) -> usize {
         match self.framing {
             Framing::Packet(..) | Framing::UnidentifiedMold(_) => {
                 self.messages.iter().map(MessageView::undecoded_bytes).sum()
@@ -239,7 +239,7 @@ impl PacketView<'_> {
 impl MessageView<'_> {
     /// Bytes of the message that no field covers.
     #[must_use]
-    pub fn undecoded_bytes(&self) -> usize {
+    pub(crate) fn undecoded_bytes(&self) -> usize {
         self.bytes.len() - self.message.map_or(0, |message| message.covered_bytes())
     }
 }

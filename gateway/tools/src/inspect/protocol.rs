@@ -28,7 +28,7 @@ impl<'a> AnyMessage<'a> {
     /// # Errors
     /// Error of the feed's own parser.
     #[inline]
-    pub fn parse(protocol: DetectedProtocol, bytes: &'a [u8]) -> Result<Self, DropReason> {
+    pub(crate) fn parse(protocol: DetectedProtocol, bytes: &'a [u8]) -> Result<Self, DropReason> {
         match protocol {
             DetectedProtocol::Itch50 => itch50::Message::parse(bytes).map(Self::Itch50),
             DetectedProtocol::IexTops => tops::Message::parse(bytes).map(Self::Tops),
@@ -38,7 +38,7 @@ impl<'a> AnyMessage<'a> {
 
     /// Name of the message.
     #[must_use]
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Itch50(message) => message.name(),
             Self::Tops(message) => message.name(),
@@ -48,7 +48,7 @@ impl<'a> AnyMessage<'a> {
 
     /// Number of its bytes that the supported specification covers. A later edition may append fields.
     #[must_use]
-    pub fn covered_bytes(&self) -> usize {
+    pub(crate) fn covered_bytes(&self) -> usize {
         match self {
             Self::Itch50(message) => message.as_bytes().len(),
             Self::Tops(message) => message.as_bytes().len(),

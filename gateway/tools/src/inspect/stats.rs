@@ -22,7 +22,7 @@ use mdgw_feeds::{
 };
 use serde::{Serialize, Serializer};
 
-pub use self::burst::Burst;
+pub(crate) use self::burst::Burst;
 use self::burst::BurstMeter;
 use super::dissect::{Framing, PacketView};
 

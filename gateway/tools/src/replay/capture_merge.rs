@@ -88,14 +88,14 @@ impl CaptureMerge {
     }
 
     /// The files, in the order given.
-    pub fn files(&self) -> impl ExactSizeIterator<Item = &CaptureFile> {
+    pub(crate) fn files(&self) -> impl ExactSizeIterator<Item = &CaptureFile> {
         self.inputs.iter().map(|part| &part.file)
     }
 
     /// The file at this index.
     #[inline]
     #[must_use]
-    pub fn file(&self, index: usize) -> Option<&CaptureFile> {
+    pub(crate) fn file(&self, index: usize) -> Option<&CaptureFile> {
         self.inputs.get(index).map(|part| &part.file)
     }
 
@@ -107,7 +107,7 @@ impl CaptureMerge {
 
     /// Takes the errors out.
     #[must_use]
-    pub fn into_damages(self) -> Vec<CaptureError> {
+    pub(crate) fn into_damages(self) -> Vec<CaptureError> {
         self.damages
     }
 
@@ -119,7 +119,7 @@ impl CaptureMerge {
 
     /// Bytes of all files on disk read so far.
     #[must_use]
-    pub fn file_bytes_read(&self) -> u64 {
+    pub(crate) fn file_bytes_read(&self) -> u64 {
         self.files().map(CaptureFile::file_bytes_read).sum()
     }
 
@@ -153,7 +153,7 @@ impl CaptureMerge {
 impl Window {
     /// Half-open bounds of the window in a capture that begins at `first_ns`.
     #[must_use]
-    pub fn bounds_ns(&self, first_ns: u64) -> (u64, u64) {
+    pub(crate) fn bounds_ns(&self, first_ns: u64) -> (u64, u64) {
         (
             self.from.map_or(0, |from| from.resolve(first_ns)),
             self.until.map_or(u64::MAX, |until| until.resolve(first_ns)),
@@ -164,7 +164,7 @@ impl Window {
 impl Moment {
     /// The time this many nanoseconds later.
     #[must_use]
-    pub fn later_by(self, ns: u64) -> Self {
+    pub(crate) fn later_by(self, ns: u64) -> Self {
         match self {
             Self::AfterStart(at) => Self::AfterStart(at.saturating_add(ns)),
             Self::OfDay(at) => Self::OfDay(at.saturating_add(ns)),

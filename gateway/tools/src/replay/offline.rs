@@ -34,11 +34,10 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 
+pub use self::lanes::{Lane, ReplayDriver};
+pub(crate) use self::lanes::{ReplayDriverOptions, ReplayEnd};
 use self::recorder::{LaneRecords, Recorder};
-pub use self::{
-    lanes::{Lane, ReplayDriver, ReplayDriverOptions, ReplayEnd, RouteCounts},
-    stop_point::{InvalidSession, SessionSelector, StopPoint},
-};
+pub use self::stop_point::{InvalidSession, SessionSelector, StopPoint};
 use super::{
     capture_merge::{CaptureMerge, Window},
     feed_guess::GuessBasis,
@@ -225,7 +224,7 @@ pub(crate) fn refer_to_same_file(left: &Path, other: &Path) -> bool {
 }
 
 /// Receives the frames of all lanes.
-pub trait ReplaySink {
+pub(crate) trait ReplaySink {
     /// Begins a lane: frames with this index belong to it.
     ///
     /// # Errors

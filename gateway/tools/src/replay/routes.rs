@@ -20,7 +20,7 @@ use super::feed_guess::{self, Guess, GuessBasis};
 
 /// Finds channels and lines as datagrams arrive.
 #[derive(Debug)]
-pub struct Routes {
+pub(crate) struct Routes {
     /// Route this feed only.
     feed_filter: Option<Feed>,
     lanes: Vec<LaneRoutes>,
@@ -32,7 +32,7 @@ pub struct Routes {
 
 /// Identity of a channel, and its lines.
 #[derive(Debug)]
-pub struct LaneRoutes {
+pub(crate) struct LaneRoutes {
     /// The channel's feed.
     pub feed: Feed,
     /// How the feed was determined; `None` if the caller requested it.
@@ -57,7 +57,7 @@ pub struct LineSource {
 
 /// Route of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RouteTarget {
+pub(crate) struct RouteTarget {
     /// Index of the lane, in the order in which lanes were found.
     pub lane: usize,
     /// The line.
@@ -68,7 +68,7 @@ pub struct RouteTarget {
 
 /// Datagrams that belong to no lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnroutedCounts {
+pub(crate) struct UnroutedCounts {
     /// Unknown feed, or heartbeats before the feed was known.
     pub unrecognised: u64,
     /// A feed that was not requested.
@@ -109,7 +109,7 @@ struct Route {
 impl Routes {
     /// Starts without lanes: the input adds them. With `feed_filter`, datagrams of other feeds are skipped.
     #[must_use]
-    pub fn new(feed_filter: Option<Feed>) -> Self {
+    pub(crate) fn new(feed_filter: Option<Feed>) -> Self {
         Self { feed_filter, lanes: Vec::new(), routes: Vec::new(), route_last: 0, counts: UnroutedCounts::default() }
     }
 
@@ -118,7 +118,7 @@ impl Routes {
     /// # Errors
     /// Its lane can't have another line, or there can't be another lane.
     #[inline]
-    pub fn route(
+    pub(crate) fn route(
         &mut self,
         file: usize,
         datagram: &CapturedDatagram<'_>,
@@ -131,7 +131,7 @@ impl Routes {
 
     /// The route of a datagram if one of its kind was routed before. Adds and counts nothing.
     #[must_use]
-    pub fn existing_route(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<RouteTarget> {
+    pub(crate) fn existing_route(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<RouteTarget> {
         self.routed(self.position(file, datagram)?)
     }
 
@@ -155,18 +155,18 @@ impl Routes {
 
     /// The lanes, in the order in which they were found.
     #[must_use]
-    pub fn lanes(&self) -> &[LaneRoutes] {
+    pub(crate) fn lanes(&self) -> &[LaneRoutes] {
         &self.lanes
     }
 
     /// Datagrams that belong to no lane.
     #[must_use]
-    pub fn counts(&self) -> UnroutedCounts {
+    pub(crate) fn counts(&self) -> UnroutedCounts {
         self.counts
     }
 
     /// Resets the counts: the datagrams so far were only examined.
-    pub fn reset_counts(&mut self) {
+    pub(crate) fn reset_counts(&mut self) {
         self.counts = UnroutedCounts::default();
     }
 
@@ -238,7 +238,7 @@ impl Routes {
 /// # Errors
 /// The first framing error.
 #[inline]
-pub fn parse(feed: Feed, payload: &[u8]) -> Result<Packet<'_>, DropReason> {
+pub(crate) fn parse(feed: Feed, payload: &[u8]) -> Result<Packet<'_>, DropReason> {
     match feed {
         Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch => MoldUdp64::parse(payload),
         Feed::IexTops => Tops::parse(payload),
@@ -253,6 +253,6 @@ fn iex_channel(payload: &[u8]) -> Option<u32> {
 }
 
 /// Maximum number of lanes; each has its own windows and books.
-pub const LANES_MAX: usize = 64;
+pub(crate) const LANES_MAX: usize = 64;
 /// Maximum number of lines of a lane, without the recovery line.
-pub const LINES_MAX: usize = Line::RECOVERY.0 as usize;
+pub(crate) const LINES_MAX: usize = Line::RECOVERY.0 as usize;

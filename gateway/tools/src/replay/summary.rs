@@ -130,7 +130,7 @@ pub struct OutputSummary {
 
 impl Totals {
     /// Adds the counts of another channel.
-    pub fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         let Self { packets, heartbeats, messages, messages_refused, unsequenced, suspect_records, .. } = other;
         self.packets += packets;
         self.heartbeats += heartbeats;

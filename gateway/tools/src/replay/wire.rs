@@ -23,11 +23,9 @@ use mdgw_sys::{
 };
 use socket2::Socket;
 
-pub use self::{
-    address::{AddressMap, AddressRewrite, InvalidRewrite},
-    in_transit::{LineSendCounts, Rehearsal},
-    report::{Lateness, WireSummary},
-};
+pub use self::address::{AddressMap, AddressRewrite, InvalidRewrite};
+pub use self::in_transit::{LineSendCounts, Rehearsal};
+pub use self::report::{Lateness, WireSummary};
 use self::{in_transit::PacketsInTransit, report::Timing};
 use super::capture_merge::CaptureMerge;
 
@@ -104,7 +102,7 @@ pub fn run(
 ///
 /// # Errors
 /// See [`WireError`].
-pub fn run_observed(
+pub(crate) fn run_observed(
     open: impl Fn() -> Result<CaptureMerge, CaptureError>,
     options: &WireOptions,
     on_progress: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,

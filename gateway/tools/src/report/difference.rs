@@ -126,7 +126,7 @@ impl Change {
     /// The change relative to the first group's value: 0.1 is a tenth more. `None` if that value was 0.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
-    pub fn share(&self) -> Option<f64> {
+    pub(crate) fn share(&self) -> Option<f64> {
         (self.base_ns > 0).then(|| self.value_ns as f64 / self.base_ns as f64 - 1.0)
     }
 }
@@ -134,7 +134,7 @@ impl Change {
 impl ChangeVerdict {
     /// Result as text.
     #[must_use]
-    pub fn text(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Exceeds => "outside the spread",
             Self::Within => "within the spread",
@@ -145,7 +145,7 @@ impl ChangeVerdict {
 
     /// Name in CSV and JSON.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Exceeds => "outside_spread",
             Self::Within => "within_spread",
@@ -158,7 +158,7 @@ impl ChangeVerdict {
 impl Samples {
     /// Probability that chance alone separates the two sets of samples.
     #[must_use]
-    pub fn chance(self) -> f64 {
+    pub(crate) fn chance(self) -> f64 {
         2.0 / combinations(self.base_count + self.count, self.base_count)
     }
 }
@@ -171,7 +171,7 @@ pub(super) const SPREAD_NOTE: &str = "Spread: from the lowest to the highest per
      them in some run, depend on the number of values and are not compared.";
 
 /// Batches per run, if there is only one run.
-pub const BATCH_COUNT: usize = 5;
+pub(crate) const BATCH_COUNT: usize = 5;
 /// A higher probability of separation by chance is too high to report a change.
 const CHANCE_MAX: f64 = 0.05;
 

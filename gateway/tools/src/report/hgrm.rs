@@ -34,7 +34,7 @@ pub fn write_all(report: &Report, directory: &Path) -> io::Result<Vec<PathBuf>> 
 /// # Errors
 /// Errors of `out`.
 #[allow(clippy::cast_precision_loss, reason = "text with three decimals")]
-pub fn write(histogram: &Histogram<u64>, out: &mut impl Write) -> io::Result<()> {
+pub(crate) fn write(histogram: &Histogram<u64>, out: &mut impl Write) -> io::Result<()> {
     let digits = usize::from(histogram.sigfig());
     let us = |ns: f64| ns / 1e3;
     writeln!(out, "{:>12} {:>14} {:>10} {:>14}\n", "Value", "Percentile", "TotalCount", "1/(1-Percentile)")?;

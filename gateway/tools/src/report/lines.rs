@@ -192,13 +192,13 @@ impl LineReport {
 
     /// Messages that it delivered, first or not.
     #[must_use]
-    pub fn messages(&self) -> u64 {
+    pub(crate) fn messages(&self) -> u64 {
         self.won_messages.saturating_add(self.duplicate_messages)
     }
 
     /// Its leads in the slice that begins at `start`.
     #[must_use]
-    pub fn lead_at(&self, start: UnixNs) -> LatencyStatistics {
+    pub(crate) fn lead_at(&self, start: UnixNs) -> LatencyStatistics {
         self.slices
             .iter()
             .find(|slice| slice.start == start)

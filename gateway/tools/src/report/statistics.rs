@@ -26,7 +26,7 @@ impl LatencyStatistics {
     }
 
     /// Names and values: the percentiles, then the maximum.
-    pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
         QUANTILES.iter().map(|(_, name)| *name).zip(self.percentiles_ns).chain([("max", self.max_ns)])
     }
 }

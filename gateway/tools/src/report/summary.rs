@@ -68,7 +68,7 @@ pub struct ChannelReport {
 impl ChannelReport {
     /// Number and name.
     #[must_use]
-    pub fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         match &self.name {
             Some(name) => format!("channel {} {name}", self.id.0),
             None => format!("channel {}", self.id.0),
@@ -95,7 +95,7 @@ pub enum RateUnit {
 impl RateUnit {
     /// Unit as a word.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Messages => "messages",
             Self::Packets => "packets",
@@ -131,7 +131,7 @@ pub struct StageReport {
 impl Report {
     /// Whether the report spans more than a day, so that times of day repeat.
     #[must_use]
-    pub fn has_days(&self) -> bool {
+    pub(crate) fn has_days(&self) -> bool {
         self.end.0.saturating_sub(self.begin.0) > NS_PER_DAY
     }
 

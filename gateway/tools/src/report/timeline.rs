@@ -27,7 +27,7 @@ pub struct TimelinePoint {
 }
 
 /// Factor above the median rate of all intervals that makes a burst.
-pub const BURST_FACTOR: f64 = 4.0;
+pub(crate) const BURST_FACTOR: f64 = 4.0;
 
 /// Slices of a timeline: more can't be distinguished in a chart.
 const POINTS_MAX: u64 = 240;

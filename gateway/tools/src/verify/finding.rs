@@ -22,7 +22,7 @@ pub enum Promise {
 
 impl Promise {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::NoDuplicates,
         Self::InOrder,
         Self::NoLoss,

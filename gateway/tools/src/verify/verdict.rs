@@ -209,7 +209,7 @@ impl Verdict {
 
     /// Number of violations of a promise; `None` if the input can't show them.
     #[must_use]
-    pub fn times_broken(&self, promise: Promise) -> Option<u64> {
+    pub(crate) fn times_broken(&self, promise: Promise) -> Option<u64> {
         let is_judged = self.counts.packets > 0 || (self.rows > 0 && promise.is_visible_in_rows());
         is_judged.then(|| self.broken[promise as usize])
     }

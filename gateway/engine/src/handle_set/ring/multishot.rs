@@ -44,7 +44,7 @@ impl MultishotSet {
     /// Default number of buffers: about 2 MB, which fits a core's level 2 cache. 16,384 were slower.
     pub const BUFFERS: u16 = 1_024;
     /// Maximum number of sockets of a set.
-    pub const SOCKETS_MAX: usize = 1_024;
+    pub(crate) const SOCKETS_MAX: usize = 1_024;
 
     /// Creates an empty set with `buffer_count` buffers of 2 KB.
     ///
@@ -67,7 +67,8 @@ impl MultishotSet {
 
     /// How often a socket found no buffer to receive into.
     #[must_use]
-    pub fn buffer_exhaustions(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn buffer_exhaustions(&self) -> u64 {
         self.shared.buffer_exhaustions.load(Ordering::Relaxed)
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct BurstMeter {
 
 /// The busiest window of one length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Burst {
+pub(crate) struct Burst {
     /// Length of the window.
     pub window_us: u64,
     /// Messages in it.

@@ -21,7 +21,7 @@ use crate::replay::{
 
 /// Options of the lanes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ReplayDriverOptions {
+pub(crate) struct ReplayDriverOptions {
     /// Process this feed only.
     pub feed: Option<Feed>,
     /// Trading date, if it is not to be taken from the input.
@@ -34,7 +34,7 @@ pub struct ReplayDriverOptions {
 
 /// Where the channels stop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReplayEnd {
+pub(crate) enum ReplayEnd {
     /// At the end of the input. No more input follows: held messages are delivered and missing ones declared.
     #[default]
     Finished,
@@ -65,7 +65,7 @@ pub struct Lane<'a> {
 
 /// Counts of datagrams that no lane counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RouteCounts {
+pub(crate) struct RouteCounts {
     /// All UDP datagrams.
     pub datagrams: u64,
     /// Unknown feed, or heartbeats before the feed was known.
@@ -79,7 +79,7 @@ pub struct RouteCounts {
 impl ReplayDriver {
     /// Starts without lanes: the input adds them.
     #[must_use]
-    pub fn new(options: ReplayDriverOptions) -> Self {
+    pub(crate) fn new(options: ReplayDriverOptions) -> Self {
         Self {
             options,
             channels: Vec::new(),
@@ -94,7 +94,7 @@ impl ReplayDriver {
     ///
     /// # Errors
     /// The stream exceeds the limits on lanes, the outlet fails, or `on_event` broke off.
-    pub fn run<O: ReplaySink>(
+    pub(crate) fn run<O: ReplaySink>(
         &mut self,
         merge: &mut CaptureMerge,
         sink: &mut O,
@@ -119,7 +119,7 @@ impl ReplayDriver {
     }
 
     /// The lanes, in the order in which they were found.
-    pub fn lanes(&self) -> impl ExactSizeIterator<Item = Lane<'_>> {
+    pub(crate) fn lanes(&self) -> impl ExactSizeIterator<Item = Lane<'_>> {
         self.channels.iter().zip(self.routes.lanes()).map(|(channel, routes)| Lane { channel, routes })
     }
 
@@ -130,14 +130,14 @@ impl ReplayDriver {
 
     /// Counts of datagrams that no lane counts.
     #[must_use]
-    pub fn counts(&self) -> RouteCounts {
+    pub(crate) fn counts(&self) -> RouteCounts {
         let unrouted = self.routes.counts();
         RouteCounts { unrecognised: unrouted.unrecognised, other_feed: unrouted.other_feed, ..self.counts }
     }
 
     /// Whether the stop point was reached.
     #[must_use]
-    pub fn has_stopped(&self) -> bool {
+    pub(crate) fn has_stopped(&self) -> bool {
         self.has_stopped
     }
 

@@ -24,7 +24,7 @@ pub struct AddressRewrite {
 impl AddressMap {
     /// Destination of a datagram of that file.
     #[must_use]
-    pub fn rewrite(&self, file: usize, dst: SocketAddr) -> SocketAddr {
+    pub(crate) fn rewrite(&self, file: usize, dst: SocketAddr) -> SocketAddr {
         if let Some(rewritten) = self.map.iter().find_map(|rewrite| rewrite.apply(dst)) {
             return rewritten;
         }
