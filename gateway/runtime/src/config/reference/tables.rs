@@ -300,7 +300,7 @@ pub(super) const TABLES: [Table; 19] = [
                 "on_suspended",
                 Allowed::OneOf(&["hold", "stop"]),
                 Absent::Value("\"hold\""),
-                "What a leader does while its connection to the store is in doubt. `hold`: it asks the other gateways for promises and publishes until its deadline. `stop`: it closes its fence at once, thus also when one node hangs. Only for backends with a store.",
+                "What a leader does while its connection to the store is in doubt. `hold`: it publishes until its deadline; over a record it also asks the other gateways for promises, which extend the deadline. `stop`: it closes its fence at once, thus also when one node hangs. Only for backends with a store.",
             ),
             number(
                 "revision",
