@@ -270,6 +270,35 @@ fn an_unknown_outcome_extends_no_deadline_until_the_record_is_read() {
     assert!(harness.deadline() >= sent.plus(80 * MS));
 }
 
+/// A node that hangs costs one renewal period, however long the store's own time-out for requests is.
+#[test]
+fn a_leader_whose_store_node_hangs_renews_over_another_node_before_its_deadline() {
+    let mut harness = Harness::leading(1);
+    harness.run(30 * MS);
+    harness.outputs.clear();
+    let mut sent = None;
+    loop {
+        harness.step(Input::Time);
+        match harness.take_request() {
+            Some(RegisterRequest::CompareAndSwap { .. }) => sent = Some(harness.now),
+            Some(RegisterRequest::Reconnect) => break,
+            Some(RegisterRequest::Read(_)) => panic!("read before the reconnect"),
+            None => {}
+        }
+        harness.now = harness.core.next_deadline().unwrap().max(harness.now);
+    }
+    let (given_up, deadline) = (harness.now, harness.deadline());
+    assert_eq!(given_up.since(sent.unwrap()), LeaseTiming::DEFAULT.renew_ns);
+    // The renewal before was sent one period earlier still.
+    assert_eq!(deadline.since(given_up), 40 * MS);
+    for link in [StoreLink::InDoubt, StoreLink::Up] {
+        harness.step(Input::Backend(RegisterEvent::StoreLink(link)));
+    }
+    harness.run(MS);
+    assert_eq!(harness.closed(), None);
+    assert_eq!(harness.deadline(), given_up.plus(80 * MS));
+}
+
 #[test]
 fn a_leader_without_store_and_promises_stops_at_its_deadline() {
     let mut harness = Harness::leading(1);

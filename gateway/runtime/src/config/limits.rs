@@ -83,8 +83,8 @@ pub(crate) const BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 12_500_0
 pub(crate) const REQUESTERS_MAX: Bound = bound(1, 65_536, 256, "requesters");
 /// Packets in the answer to one request.
 pub(crate) const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets");
-/// How long a store may take to answer before the result counts as unknown. Leases do not wait for it: when a lease is
-/// about to expire, the client opens a new connection.
+/// How long a store may take to answer before the result counts as unknown. Leases do not wait for it: after one renewal
+/// period without an answer, the election uses the connection to another node.
 pub(crate) const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
 /// Session of a latch over ZooKeeper. The minimum that an ensemble grants by default: two ticks of 2 s.
 pub(crate) const STORE_SESSION_MS: Bound = bound(200, 600_000, 4_000, "milliseconds");

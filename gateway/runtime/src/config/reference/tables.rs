@@ -273,29 +273,34 @@ pub(super) const TABLES: [Table; 19] = [
             number(
                 "lease_ms",
                 limits::LEASE_MS,
-                "L, what others wait before they lead; instead of the profile's. Times that could let two leases overlap are refused.",
+                "L, the lease: another gateway that learned of no end waits this long after the last renewal before it leads. The default is that of the profile `default`; `fast` has 40, `calm` 1000. Shorter: faster takeovers, and leadership is lost by shorter stalls. Times that could let two leases overlap are refused.",
             ),
-            number("renew_ms", limits::RENEW_MS, "R, the period of renewals; instead of the profile's."),
+            number(
+                "renew_ms",
+                limits::RENEW_MS,
+                "R, the period of renewals (of heartbeats, with `emergent`), at most a third of lease less margin. The default is that of the profile `default`; `fast` has 8, `calm` 200. A store's node that leaves a request unanswered for this long is given up for the next node.",
+            ),
             number(
                 "margin_ms",
                 limits::MARGIN_MS,
-                "M, how long before the lease's end a leader stops; instead of the profile's.",
+                "M, the margin: a leader stops this long before its lease ends. At least 2 x `rate_error_ppm` of the lease + `send_us_max` + 1 us, and less than the lease. The default is that of the profile `default`; `fast` has 8, `calm` 200.",
             ),
-            number(
+            key(
                 "send_us_max",
-                limits::SEND_US_MAX,
-                "S, longest send that the margin pays for; half of the margin unless given.",
+                Allowed::Number(limits::SEND_US_MAX),
+                Absent::Depends("half of `margin_ms`: 10000 with the profile `default`"),
+                "S, the longest time from the check of the fence to the return of the send. The margin must cover it. Longer sends are counted (`sends_slow`) and logged, not stopped. A hand-over waits at most this long for outstanding sends.",
             ),
             number(
                 "rate_error_ppm",
                 limits::RATE_ERROR_PPM,
-                "Bound on the error of any clock's rate. A gateway whose clock is corrected by more does not lead.",
+                "Bound on the error of any clock's rate. A gateway whose clock is corrected by more neither renews nor takes over.",
             ),
             key(
                 "on_suspended",
                 Allowed::OneOf(&["hold", "stop"]),
                 Absent::Value("\"hold\""),
-                "While the connection to a store is in doubt: the lease rules, or the leader stops at once.",
+                "What a leader does while its connection to the store is in doubt. `hold`: it publishes until its deadline; over a record it also asks the other gateways for promises, which extend the deadline. `stop`: it closes its fence at once, thus also when one node hangs. Only for backends with a store.",
             ),
             number(
                 "revision",
@@ -317,7 +322,7 @@ pub(super) const TABLES: [Table; 19] = [
             number(
                 "tenure_ms_min",
                 limits::TENURE_MS_MIN,
-                "Minimum tenure before leadership moves by itself; it doubles with each move.",
+                "Minimum tenure: how long a leader leads before it hands over by itself, to a gateway that has been fitter, or preferred, for 250 ms. It doubles with each such move in a row, up to 300000 (or this value, if that is more). A leadership of one hour resets it to this value; with `quorum`, so does a takeover without hand-over. A leader whose output nobody receives does not wait for it the first time. A takeover after a death, and `mdgw ha hand-over`, never wait for it. 0: no minimum. Not for `emergent`, nor for a latch.",
             ),
             key(
                 "core",
@@ -367,7 +372,7 @@ pub(super) const TABLES: [Table; 19] = [
             number(
                 "request_timeout_ms",
                 limits::STORE_REQUEST_TIMEOUT_MS,
-                "After which an answer counts as unknown, and the next request goes to another node.",
+                "How long one request may take before its outcome counts as unknown. A leader does not wait for it: after `renew_ms` without an answer the gateway gives the node up and uses the next one. It matters where it is shorter than `renew_ms`, and for the last requests of a gateway that ends.",
             ),
             optional("ca_file", PATH, "no encryption", "Authority of the nodes' certificates."),
             optional("certificate_file", PATH, "none", "Our certificate, with `key_file`; only with `ca_file`."),
@@ -397,7 +402,7 @@ pub(super) const TABLES: [Table; 19] = [
             number(
                 "request_timeout_ms",
                 limits::STORE_REQUEST_TIMEOUT_MS,
-                "After which an answer counts as unknown, and the next request goes to another node.",
+                "How long one request may take before its outcome counts as unknown. With `mode = \"lease\"` a leader does not wait for it: after `renew_ms` without an answer the gateway gives the node up and uses the next one.",
             ),
             optional("user", "text", "none", "User, with `password_file`."),
             optional("password_file", PATH, "none", "File that holds the password."),
