@@ -375,7 +375,7 @@ impl<C: StoreClient> StoreWorker<C> {
 
 impl<C: StoreClient> fmt::Debug for StoreWorker<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper").field("access", &self.access).finish_non_exhaustive()
+        f.debug_struct("StoreWorker").field("access", &self.access).finish_non_exhaustive()
     }
 }
 
