@@ -21,7 +21,7 @@ pub use self::held_datagrams::HeldDatagrams;
 #[cfg(test)]
 pub(crate) use self::rejected_packets::RejectedPacket;
 pub use self::schema_set::SchemaSet;
-pub use self::session::{SessionMatch, SessionNumbering, SessionTracker};
+pub use self::session::{KnownSession, SessionMatch, SessionTracker};
 pub(crate) use self::unconfirmed_jumps::CONFIRMATION_SILENCE_NS;
 pub use self::unconfirmed_jumps::UnconfirmedJumps;
 use self::{data_path::DataPath, deep::DeepCore, feed_core::FeedCore as _, itch::ItchCore, tops::TopsCore};
@@ -156,8 +156,8 @@ impl Channel {
 
     /// The current session with its venue name and send times, for the state file.
     #[must_use]
-    pub fn session_numbering(&self) -> Option<SessionNumbering> {
-        each_kind!(&self.0, line => line.session_numbering())
+    pub fn known_session(&self) -> Option<KnownSession> {
+        each_kind!(&self.0, line => line.known_session())
     }
 
     /// Counters of input and output.

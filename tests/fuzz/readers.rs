@@ -241,9 +241,9 @@ fn state_files() {
         match StateFile::open(&path) {
             Ok(state) => {
                 for channel in (0..9).map(ChannelId) {
-                    let numbering = state.numbering(channel);
+                    let stored = state.session(channel);
                     let left = state.shutdown_position(channel);
-                    assert!(left.is_none_or(|left| numbering.is_some_and(|kept| kept.session == left.session)));
+                    assert!(left.is_none_or(|left| stored.is_some_and(|kept| kept.session == left.session)));
                 }
             }
             Err(error) => assert_names_file(&error, &path),

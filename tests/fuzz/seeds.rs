@@ -13,7 +13,7 @@ use mdgw_captures::{
 };
 use mdgw_election::{identity::NodeId, quorum::vote_file::VoteFile};
 use mdgw_feeds::{
-    channel::SessionNumbering,
+    channel::KnownSession,
     identity::{ChannelId, Epoch, Feed, GroupId, InstrumentId, Sequence, Session},
     time::{TradingDate, UnixNs},
     transport::VenueSession,
@@ -209,9 +209,9 @@ pub(crate) fn state_files() -> Vec<Vec<u8>> {
     state.begin(3, UnixNs(BEGIN_NS), 0).unwrap();
     let session = Session { feed: Feed::IexDeep, date: date(), restart: 2 };
     let (started, latest) = (UnixNs(BEGIN_NS), UnixNs(BEGIN_NS + 5));
-    let numbering = SessionNumbering { session, venue: VenueSession([7; 16]), started, latest, has_messages: true };
+    let known = KnownSession { session, venue: VenueSession([7; 16]), started, latest, has_messages: true };
     for channel in [1, 2] {
-        state.set_session(ChannelId(channel), numbering).unwrap();
+        state.set_session(ChannelId(channel), known).unwrap();
     }
     let crashed = fs::read(&path).unwrap();
     state

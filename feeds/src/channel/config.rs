@@ -1,6 +1,6 @@
 //! Configuration of a channel.
 
-use super::{SchemaSet, SessionNumbering};
+use super::{KnownSession, SchemaSet};
 use crate::{
     arbiter::ArbiterConfig,
     book::BookLimits,
@@ -35,7 +35,7 @@ pub struct ChannelConfig {
     /// Whether frames carry receive times.
     pub ts_recv: TsRecvMode,
     /// The session that was current when the gateway last ran.
-    pub resume: Option<SessionNumbering>,
+    pub resume: Option<KnownSession>,
     /// End of the publication log when the gateway last ran: session and next sequence.
     pub log_position: Option<(Session, Sequence)>,
     /// Where the channel starts if it joins a session late.

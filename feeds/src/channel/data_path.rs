@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use zerocopy::IntoBytes;
 
 use super::{
-    CONFIRMATION_SILENCE_NS, ChannelConfig, ChannelCounters, ChannelState, CopyFault, CopyStep, Datagram, LateStart,
-    MissingRequest, REQUEST_BYTES_MAX, SessionNumbering, UnconfirmedJumps,
+    CONFIRMATION_SILENCE_NS, ChannelConfig, ChannelCounters, ChannelState, CopyFault, CopyStep, Datagram, KnownSession,
+    LateStart, MissingRequest, REQUEST_BYTES_MAX, UnconfirmedJumps,
     copy::{CopyWriter, FieldReader, ReceivedCopy},
     feed_core::FeedCore,
     held_datagrams::HeldDatagrams,
@@ -425,11 +425,11 @@ impl<C: FeedCore> DataPath<C> {
         }
     }
 
-    pub(super) fn session_numbering(&self) -> Option<SessionNumbering> {
+    pub(super) fn known_session(&self) -> Option<KnownSession> {
         let current = *self.sessions.current()?;
         let has_messages =
             current.has_messages || self.arbiter.expected().is_some_and(|expected| expected > Sequence(1));
-        Some(SessionNumbering { has_messages, ..current })
+        Some(KnownSession { has_messages, ..current })
     }
 
     pub(super) fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<MissingRequest> {

@@ -15,7 +15,7 @@ use crate::{
 pub struct SessionTracker {
     feed: Feed,
     date: Option<TradingDate>,
-    current: Option<SessionNumbering>,
+    current: Option<KnownSession>,
     /// Sessions that ended recently: a slow line may still deliver their packets.
     recently_ended: [Option<VenueSession>; 4],
     recently_ended_next: usize,
@@ -61,10 +61,10 @@ const MISSED_RESTART_NS_MIN: u64 = 1_000_000_000;
 /// of two lines' copies of one packet.
 const RESTART_NS_MIN: u64 = 1_000_000;
 
-/// One session and what identifies its packets. The gateway keeps it in its state file, so that a restarted gateway
-/// continues with the same restart count.
+/// A session that the gateway knows, and what identifies its packets. The state file keeps it, so that a restarted
+/// gateway continues with the same restart count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionNumbering {
+pub struct KnownSession {
     /// The session's name in our output.
     pub session: Session,
     /// The session's name at the venue.
@@ -107,7 +107,7 @@ impl SessionTracker {
     /// `date` overrides the date taken from the input; `resume` is the session that was current when the gateway last
     /// ran.
     #[must_use]
-    pub fn new(feed: Feed, date: Option<TradingDate>, resume: Option<SessionNumbering>) -> Self {
+    pub fn new(feed: Feed, date: Option<TradingDate>, resume: Option<KnownSession>) -> Self {
         Self {
             feed,
             date,
@@ -125,7 +125,7 @@ impl SessionTracker {
 
     /// Writes the session state for a copy; `false` where no session has begun.
     pub(super) fn write(&self, out: &mut Vec<u8>) -> bool {
-        let Some(SessionNumbering { session, venue, started, latest, has_messages }) = self.current else {
+        let Some(KnownSession { session, venue, started, latest, has_messages }) = self.current else {
             return false;
         };
         out.extend(session.to_bytes());
@@ -154,7 +154,7 @@ impl SessionTracker {
             return Err(CopyFault::Mismatch);
         }
         let (venue, started, latest) = (rest.venue_session()?, rest.unix_ns()?, rest.unix_ns()?);
-        self.current = Some(SessionNumbering { session, venue, started, latest, has_messages: rest.flag()? });
+        self.current = Some(KnownSession { session, venue, started, latest, has_messages: rest.flag()? });
         for ended in &mut self.recently_ended {
             let (is_some, venue) = (rest.flag()?, rest.venue_session()?);
             *ended = is_some.then_some(venue);
@@ -170,7 +170,7 @@ impl SessionTracker {
 
     /// The current session.
     #[must_use]
-    pub fn current(&self) -> Option<&SessionNumbering> {
+    pub fn current(&self) -> Option<&KnownSession> {
         self.current.as_ref()
     }
 
@@ -301,7 +301,7 @@ impl SessionTracker {
         self.last_received = ts_recv;
         self.has_ended = packet.kind == PacketKind::EndOfSession;
         self.current =
-            Some(SessionNumbering { session, venue: packet.session, started, latest: sent, has_messages: false });
+            Some(KnownSession { session, venue: packet.session, started, latest: sent, has_messages: false });
         SessionMatch::New(session)
     }
 }
@@ -512,7 +512,7 @@ mod tests {
         let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
         let started = packet(9, 1, Some(10));
         tracker.classify(&started, UnixNs(NOON), None);
-        let kept = tracker.current().map(|kept| SessionNumbering { has_messages: true, ..*kept });
+        let kept = tracker.current().map(|kept| KnownSession { has_messages: true, ..*kept });
         let copy = Packet { send_time: started.send_time.map(|sent| UnixNs(sent.0 + 3_000)), ..started };
         let mut restarted = SessionTracker::new(Feed::IexDeep, None, kept);
         assert_eq!(restart_of(restarted.classify(&copy, UnixNs(NOON), None)), 0);

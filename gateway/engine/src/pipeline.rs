@@ -23,7 +23,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    channel::{Channel, ChannelState, Datagram, LateStart, MissingRequest, REQUEST_BYTES_MAX, SessionNumbering},
+    channel::{Channel, ChannelState, Datagram, KnownSession, LateStart, MissingRequest, REQUEST_BYTES_MAX},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Line, Sequence, Session},
@@ -69,7 +69,7 @@ pub struct ChannelPipeline {
     counters: CounterWriter<ChannelCounters>,
     metrics: ChannelRecorder,
     /// New sessions on their way to the state file.
-    sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
+    sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
     /// The last session put into `sessions`, and whether it had messages.
     reported_session: Option<(Session, bool)>,
     fail_reason: Option<FailReason>,
@@ -210,7 +210,7 @@ pub struct PipelineParts {
     /// Records the channel's counts and its lines' leads for a cold thread.
     pub metrics: ChannelRecorder,
     /// Queue of new sessions, for the state file.
-    pub sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
+    pub sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
 }
 
 /// Memory of one thread for all channels that it serves.
@@ -401,11 +401,11 @@ impl ChannelPipeline {
     /// Ends a batch or a deadline: sends due requests, reports to cold threads.
     fn finish_batch(&mut self, now: MonoNs) {
         self.send_requests();
-        if let Some(numbering) = self.channel.session_numbering()
-            && self.reported_session != Some((numbering.session, numbering.has_messages))
-            && self.sessions.push((self.channel.config().id, numbering)).is_ok()
+        if let Some(known) = self.channel.known_session()
+            && self.reported_session != Some((known.session, known.has_messages))
+            && self.sessions.push((self.channel.config().id, known)).is_ok()
         {
-            self.reported_session = Some((numbering.session, numbering.has_messages));
+            self.reported_session = Some((known.session, known.has_messages));
         }
         self.publish_counters();
         self.metrics.at_batch_boundary(now, &mut self.channel, self.drops.unexpected());

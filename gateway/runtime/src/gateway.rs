@@ -644,9 +644,9 @@ impl Gateway {
 
 /// The position of a channel, once a session has begun.
 fn shutdown_position(pipeline: &ChannelPipeline) -> Option<ShutdownPosition> {
-    let numbering = pipeline.sink().session_progress()?;
-    let session = Session::from_bytes(numbering.session)?;
-    Some(ShutdownPosition { session, next: numbering.covered_through, has_ended: numbering.has_ended })
+    let progress = pipeline.sink().session_progress()?;
+    let session = Session::from_bytes(progress.session)?;
+    Some(ShutdownPosition { session, next: progress.covered_through, has_ended: progress.has_ended })
 }
 
 /// Longest interval of position reports, however long the lease: the peer judges the reception of a leader by them.

@@ -13,7 +13,7 @@ use std::{
 
 use mdgw_election::identity::Incarnation;
 use mdgw_feeds::{
-    channel::SessionNumbering,
+    channel::KnownSession,
     identity::{ChannelId, Epoch, Feed, Sequence, Session},
     time::{TradingDate, UnixNs},
     transport::VenueSession,
@@ -141,22 +141,22 @@ impl StateFile {
 
     /// The last session of a channel.
     #[must_use]
-    pub fn numbering(&self, channel: ChannelId) -> Option<SessionNumbering> {
-        self.state.sessions.get(&channel.0).and_then(StoredSession::to_numbering)
+    pub fn session(&self, channel: ChannelId) -> Option<KnownSession> {
+        self.state.sessions.get(&channel.0).and_then(StoredSession::to_known_session)
     }
 
     /// Stores a channel's session. Writes only if the session is new, or its first message has arrived.
     ///
     /// # Errors
     /// When it cannot be written; the old one then stays in force.
-    pub fn set_session(&mut self, channel: ChannelId, numbering: SessionNumbering) -> Result<(), StateError> {
+    pub fn set_session(&mut self, channel: ChannelId, known: KnownSession) -> Result<(), StateError> {
         let is_stored =
-            |kept: SessionNumbering| kept.session == numbering.session && kept.has_messages >= numbering.has_messages;
-        if self.numbering(channel).is_some_and(is_stored) {
+            |stored: KnownSession| stored.session == known.session && stored.has_messages >= known.has_messages;
+        if self.session(channel).is_some_and(is_stored) {
             return Ok(());
         }
         let mut state = self.state.clone();
-        state.sessions.insert(channel.0, StoredSession::of(&numbering));
+        state.sessions.insert(channel.0, StoredSession::of(&known));
         self.replace(state)
     }
 
@@ -164,7 +164,7 @@ impl StateFile {
     /// publication log shows the position.
     #[must_use]
     pub fn shutdown_position(&self, channel: ChannelId) -> Option<ShutdownPosition> {
-        let session = self.numbering(channel)?.session;
+        let session = self.session(channel)?.session;
         let StoredPosition { next, has_ended } = self.state.sessions.get(&channel.0)?.shutdown_position?;
         Some(ShutdownPosition { session, next: Sequence(next), has_ended })
     }
@@ -179,9 +179,9 @@ impl StateFile {
     ) -> Result<(), StateError> {
         let mut state = self.state.clone();
         for (channel, ShutdownPosition { session, next, has_ended }) in channels {
-            let is_stored = self.numbering(channel).is_some_and(|kept| kept.session == session);
-            if let Some(numbering) = state.sessions.get_mut(&channel.0).filter(|_| is_stored) {
-                numbering.shutdown_position = Some(StoredPosition { next: next.0, has_ended });
+            let is_stored = self.session(channel).is_some_and(|kept| kept.session == session);
+            if let Some(stored) = state.sessions.get_mut(&channel.0).filter(|_| is_stored) {
+                stored.shutdown_position = Some(StoredPosition { next: next.0, has_ended });
             }
         }
         if state == self.state { Ok(()) } else { self.replace(state) }
@@ -262,8 +262,8 @@ impl State {
         if state.epoch_count > EPOCH_COUNT_MAX {
             return Err(format!("epoch count {} exceeds 56 bits", state.epoch_count));
         }
-        for (channel, numbering) in &state.sessions {
-            numbering.to_numbering().ok_or_else(|| format!("invalid session of channel {channel}: {numbering:?}"))?;
+        for (channel, stored) in &state.sessions {
+            stored.to_known_session().ok_or_else(|| format!("invalid session of channel {channel}: {stored:?}"))?;
         }
         Ok(state)
     }
@@ -274,8 +274,8 @@ impl State {
 }
 
 impl StoredSession {
-    fn of(numbering: &SessionNumbering) -> Self {
-        let SessionNumbering { session, venue, started, latest, has_messages } = numbering;
+    fn of(known: &KnownSession) -> Self {
+        let KnownSession { session, venue, started, latest, has_messages } = known;
         Self {
             feed: session.feed.name().to_owned(),
             date: session.date.yyyymmdd(),
@@ -288,10 +288,10 @@ impl StoredSession {
         }
     }
 
-    fn to_numbering(&self) -> Option<SessionNumbering> {
+    fn to_known_session(&self) -> Option<KnownSession> {
         let feed = Feed::from_name(&self.feed)?;
         let session = Session { feed, date: TradingDate::from_yyyymmdd(self.date)?, restart: self.restart };
-        Some(SessionNumbering {
+        Some(KnownSession {
             session,
             venue: VenueSession(self.venue),
             started: UnixNs(self.started_ns),
@@ -343,9 +343,9 @@ mod tests {
 
     const NOW: UnixNs = UnixNs(1_700_000_000_000_000_000);
 
-    fn numbering(restart: u32) -> SessionNumbering {
+    fn known(restart: u32) -> KnownSession {
         let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
-        SessionNumbering {
+        KnownSession {
             session: Session { feed: Feed::IexDeep, date, restart },
             venue: VenueSession([7; 16]),
             started: UnixNs(1),
@@ -398,17 +398,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        assert_eq!(state.numbering(ChannelId(1)), None);
-        state.set_session(ChannelId(1), numbering(0)).unwrap();
-        state.set_session(ChannelId(2), numbering(4)).unwrap();
-        state.set_session(ChannelId(1), numbering(11)).unwrap();
+        assert_eq!(state.session(ChannelId(1)), None);
+        state.set_session(ChannelId(1), known(0)).unwrap();
+        state.set_session(ChannelId(2), known(4)).unwrap();
+        state.set_session(ChannelId(1), known(11)).unwrap();
         state.begin(0, NOW, 0).unwrap();
         drop(state);
         let state = StateFile::open(&path).unwrap();
-        assert_eq!(
-            (state.numbering(ChannelId(1)), state.numbering(ChannelId(2))),
-            (Some(numbering(11)), Some(numbering(4)))
-        );
+        assert_eq!((state.session(ChannelId(1)), state.session(ChannelId(2))), (Some(known(11)), Some(known(4))));
     }
 
     #[test]
@@ -417,16 +414,16 @@ mod tests {
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
         for has_messages in [false, true, false] {
-            state.set_session(ChannelId(1), SessionNumbering { has_messages, ..numbering(0) }).unwrap();
+            state.set_session(ChannelId(1), KnownSession { has_messages, ..known(0) }).unwrap();
         }
         drop(state);
-        assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
+        assert_eq!(StateFile::open(&path).unwrap().session(ChannelId(1)), Some(known(0)));
         // A file without this field.
         let text = fs::read_to_string(&path).unwrap();
         let older = text.replace(",\n      \"has_messages\": true", "");
         assert_ne!(text, older);
         fs::write(&path, older).unwrap();
-        assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
+        assert_eq!(StateFile::open(&path).unwrap().session(ChannelId(1)), Some(known(0)));
     }
 
     #[test]
@@ -434,13 +431,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let shutdown_position = |restart, next| ShutdownPosition {
-            session: numbering(restart).session,
+            session: known(restart).session,
             next: Sequence(next),
             has_ended: restart == 4,
         };
         let mut state = StateFile::open(&path).unwrap();
-        state.set_session(ChannelId(1), numbering(0)).unwrap();
-        state.set_session(ChannelId(2), numbering(4)).unwrap();
+        state.set_session(ChannelId(1), known(0)).unwrap();
+        state.set_session(ChannelId(2), known(4)).unwrap();
         // Positions of unknown sessions or of channels without a session are not stored.
         let left = [
             (1, shutdown_position(0, 7)),
@@ -458,7 +455,7 @@ mod tests {
         let shutdown_positions =
             |state: &StateFile| [1, 2, 3].map(|channel| state.shutdown_position(ChannelId(channel)));
         assert_eq!(shutdown_positions(&state), [Some(shutdown_position(0, 7)), Some(shutdown_position(4, 9)), None]);
-        state.set_session(ChannelId(1), numbering(1)).unwrap();
+        state.set_session(ChannelId(1), known(1)).unwrap();
         assert_eq!(shutdown_positions(&state), [None, Some(shutdown_position(4, 9)), None]);
     }
 
@@ -467,9 +464,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        state.set_session(ChannelId(1), numbering(1)).unwrap();
+        state.set_session(ChannelId(1), known(1)).unwrap();
         fs::remove_file(&path).unwrap();
-        state.set_session(ChannelId(1), numbering(1)).unwrap();
+        state.set_session(ChannelId(1), known(1)).unwrap();
         assert!(!path.exists());
     }
 
@@ -478,7 +475,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        state.set_session(ChannelId(1), numbering(1)).unwrap();
+        state.set_session(ChannelId(1), known(1)).unwrap();
         drop(state);
         let good = fs::read_to_string(&path).unwrap();
         let cuts = (0..good.trim_end().len()).map(|length| good[..length].to_owned());
@@ -525,11 +522,11 @@ mod tests {
     fn a_state_file_written_by_0_1_0_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
-        let other = SessionNumbering { has_messages: false, ..numbering(4) };
-        let left = ShutdownPosition { session: numbering(3).session, next: Sequence(9), has_ended: true };
+        let other = KnownSession { has_messages: false, ..known(4) };
+        let left = ShutdownPosition { session: known(3).session, next: Sequence(9), has_ended: true };
         fs::write(&path, include_str!("../../../tests/data/formats/state.json")).unwrap();
         let mut state = StateFile::open(&path).unwrap();
-        assert_eq!([1, 2].map(|channel| state.numbering(ChannelId(channel))), [Some(numbering(3)), Some(other)]);
+        assert_eq!([1, 2].map(|channel| state.session(ChannelId(channel))), [Some(known(3)), Some(other)]);
         assert_eq!([1, 2].map(|channel| state.shutdown_position(ChannelId(channel))), [Some(left), None]);
         let started_us = NOW.0 / 1_000;
         assert_eq!(state.state.started_us, started_us);

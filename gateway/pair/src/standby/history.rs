@@ -307,7 +307,7 @@ mod tests {
         history.store(CHANNEL, &packet(9, 28, 5)).unwrap();
         assert_eq!(extent(&history), (2, 36, 36, false));
         history.store(CHANNEL, &packet(10, 5, 1)).unwrap();
-        assert_eq!(extent(&history), (5, 6, 6, false), "the next numbering");
+        assert_eq!(extent(&history), (5, 6, 6, false), "the next session");
     }
 
     #[test]

@@ -647,7 +647,7 @@ mod tests {
         status_table.record_declared_gap(ChannelId(2), session(0));
         assert_eq!(told(false), [(1, 1), (2, 0)], "their inboxes are full");
         status_table.record_declared_gap(ChannelId(1), session(0));
-        assert_eq!(told(true), [(1, 1), (2, 0)], "the newest numbering of each");
+        assert_eq!(told(true), [(1, 1), (2, 0)], "the newest session of each");
         assert_eq!(told(true), [(0, 0); 0]);
     }
 }

@@ -297,6 +297,6 @@ mod tests {
         fixture.session = session(1);
         fixture.messages(5..6);
         fixture.cover(1_024);
-        assert_eq!(fixture.windows().len(), 1, "a numbering that was not seen from its beginning");
+        assert_eq!(fixture.windows().len(), 1, "a session that was not seen from its beginning");
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    channel::SessionNumbering,
+    channel::KnownSession,
     identity::{ChannelId, Line},
 };
 use mdgw_pair::standby::KnownEpochs;
@@ -37,7 +37,7 @@ use crate::{
 pub(super) struct ColdParts<'c> {
     pub(super) config: &'c Resolved,
     pub(super) state: StateFile,
-    pub(super) sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
+    pub(super) sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
     pub(super) logs: Vec<MaintainedLog>,
     pub(super) watched: InterfaceDependents,
     pub(super) drops: SocketDrops,
@@ -169,7 +169,7 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 struct MaintenanceTasks {
     state: StateFile,
-    sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
+    sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
     logs: Vec<MaintainedLog>,
     drops: SocketDrops,
     kernel_drops: KernelDrops,
@@ -217,11 +217,11 @@ impl MaintenanceTasks {
     }
 
     fn persist_sessions(&mut self) -> Result<(), StateError> {
-        while let Some((channel, numbering)) = self.sessions.pop() {
-            if self.state.numbering(channel).is_none_or(|stored| stored.session != numbering.session) {
-                tracing::info!(channel = channel.0, session = %numbering.session, "session");
+        while let Some((channel, known)) = self.sessions.pop() {
+            if self.state.session(channel).is_none_or(|stored| stored.session != known.session) {
+                tracing::info!(channel = channel.0, session = %known.session, "session");
             }
-            self.state.set_session(channel, numbering)?;
+            self.state.set_session(channel, known)?;
         }
         Ok(())
     }

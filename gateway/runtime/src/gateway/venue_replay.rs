@@ -12,7 +12,7 @@ use std::{
 };
 
 use mdgw_feeds::{
-    channel::SessionNumbering,
+    channel::KnownSession,
     identity::Sequence,
     transport::{
         Packet, Transport as _,
@@ -27,22 +27,22 @@ use crate::config::resolved::{ChannelSetup, RecoveryConfig};
 pub(super) struct VenueReplay<'c> {
     setup: &'c ChannelSetup,
     /// The session to replay; `None`: none, or replay is not wanted.
-    numbering: Option<SessionNumbering>,
+    session: Option<KnownSession>,
     is_available: Option<bool>,
 }
 
 impl<'c> VenueReplay<'c> {
     /// The server has not been asked yet.
-    pub(super) fn new(setup: &'c ChannelSetup, numbering: Option<SessionNumbering>) -> Self {
-        Self { setup, numbering, is_available: None }
+    pub(super) fn new(setup: &'c ChannelSetup, session: Option<KnownSession>) -> Self {
+        Self { setup, session, is_available: None }
     }
 
     /// Whether the venue's server holds the session from its first message on. The first call waits for the answer, no
     /// longer than for a gap request.
     pub(super) fn is_available(&mut self) -> bool {
         *self.is_available.get_or_insert_with(|| {
-            let (Some(recovery), Some(numbering)) = (&self.setup.recovery, &self.numbering) else { return false };
-            let answer = first_message(recovery, numbering);
+            let (Some(recovery), Some(session)) = (&self.setup.recovery, &self.session) else { return false };
+            let answer = first_message(recovery, session);
             if !matches!(answer, Ok(true)) {
                 let (server, channel) = (recovery.server, &self.setup.name);
                 tracing::warn!(%server, channel, ?answer, "the venue's server does not hold the start of the session");
@@ -53,18 +53,18 @@ impl<'c> VenueReplay<'c> {
 }
 
 /// Whether the server answers with the first message. Only MoldUDP64 has such servers.
-fn first_message(recovery: &RecoveryConfig, numbering: &SessionNumbering) -> io::Result<bool> {
+fn first_message(recovery: &RecoveryConfig, session: &KnownSession) -> io::Result<bool> {
     let socket = UdpSocket::bind(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(recovery.server)?;
     socket.set_read_timeout(Some(Duration::from_nanos(recovery.timeout_ns.max(1))))?;
-    let request = Request { session: session_name(numbering.venue), first: Sequence(1), count: 1 }.to_bytes();
+    let request = Request { session: session_name(session.venue), first: Sequence(1), count: 1 }.to_bytes();
     let mut bytes = [0; DATAGRAM_BYTES_MAX];
     for _ in 0..recovery.attempts_max {
         socket.send(&request)?;
         match socket.recv(&mut bytes) {
             Ok(length) => {
                 let answer = MoldUdp64::parse(bytes.get(..length).unwrap_or_default());
-                if answer.is_ok_and(|answer| is_first_message(&answer, numbering)) {
+                if answer.is_ok_and(|answer| is_first_message(&answer, session)) {
                     return Ok(true);
                 }
             }
@@ -76,8 +76,8 @@ fn first_message(recovery: &RecoveryConfig, numbering: &SessionNumbering) -> io:
     Ok(false)
 }
 
-fn is_first_message(answer: &Packet<'_>, numbering: &SessionNumbering) -> bool {
-    (answer.session, answer.first) == (numbering.venue, Sequence(1)) && answer.count > 0
+fn is_first_message(answer: &Packet<'_>, session: &KnownSession) -> bool {
+    (answer.session, answer.first) == (session.venue, Sequence(1)) && answer.count > 0
 }
 
 /// A longer datagram is not a valid answer.
@@ -95,10 +95,10 @@ mod tests {
 
     const NAME: [u8; 10] = *b"SESSION001";
 
-    fn numbering() -> SessionNumbering {
+    fn known_session() -> KnownSession {
         let session = Session { feed: Feed::NasdaqItch, date: "2019-01-30".parse().unwrap(), restart: 0 };
         let (started, latest) = (UnixNs(0), UnixNs(0));
-        SessionNumbering { session, venue: venue_session(NAME), started, latest, has_messages: true }
+        KnownSession { session, venue: venue_session(NAME), started, latest, has_messages: true }
     }
 
     /// Answers each request with the next of these. After the last, it stays open for a while without answering.
@@ -133,24 +133,24 @@ mod tests {
 
     #[test]
     fn a_server_that_answers_with_the_first_message_can_replay_the_session() {
-        assert!(first_message(&server(vec![packet(NAME, 1)]), &numbering()).unwrap());
+        assert!(first_message(&server(vec![packet(NAME, 1)]), &known_session()).unwrap());
         let late = vec![b"damaged".to_vec(), packet(NAME, 2), packet(NAME, 1)];
-        assert!(first_message(&server(late), &numbering()).unwrap());
+        assert!(first_message(&server(late), &known_session()).unwrap());
     }
 
     #[test]
     fn another_session_a_later_message_or_a_damaged_packet_is_rejected() {
         let wrong = vec![packet(*b"SESSION002", 1), packet(NAME, 7), b"damaged".to_vec()];
-        assert!(!first_message(&server(wrong), &numbering()).unwrap());
+        assert!(!first_message(&server(wrong), &known_session()).unwrap());
     }
 
     #[test]
     fn a_silent_or_absent_server_cannot_replay() {
         let silent = RecoveryConfig { timeout_ns: 1_000_000, ..server(Vec::new()) };
-        assert!(!first_message(&silent, &numbering()).unwrap());
+        assert!(!first_message(&silent, &known_session()).unwrap());
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let std::net::SocketAddr::V4(gone) = socket.local_addr().unwrap() else { unreachable!("bound to one") };
         drop(socket);
-        assert!(!first_message(&RecoveryConfig { server: gone, ..silent }, &numbering()).unwrap_or(false));
+        assert!(!first_message(&RecoveryConfig { server: gone, ..silent }, &known_session()).unwrap_or(false));
     }
 }

@@ -26,7 +26,7 @@ use mdgw_engine::{
 };
 use mdgw_feeds::{
     arbiter::{REQUESTS_IN_FLIGHT_MAX, RecoveryConfig},
-    channel::{Channel, ChannelConfig, ChannelState, LateStart, SessionNumbering},
+    channel::{Channel, ChannelConfig, ChannelState, KnownSession, LateStart},
     identity::{ChannelId, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
 };
@@ -83,7 +83,7 @@ pub(super) struct Wiring<'c> {
     monitored: Vec<MonitoredChannel>,
     words: BTreeMap<ChannelId, Arc<TakeoverShared>>,
     outputs: Arc<Outputs>,
-    sessions: Arc<ArrayQueue<(ChannelId, SessionNumbering)>>,
+    sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
     donors: Donors,
     logs: Vec<MaintainedLog>,
     watched: InterfaceDependents,
@@ -276,7 +276,7 @@ impl<'c> Wiring<'c> {
     fn pipeline(&mut self, index: ChannelIndex, setup: &ChannelSetup) -> Result<ChannelPipeline, GatewayError> {
         let output = self.config.outputs.iter().find(|output| output.groups.contains(&setup.group));
         let mut config = setup.channel_config();
-        config.resume = self.state.numbering(setup.id);
+        config.resume = self.state.session(setup.id);
         config.date = self.overrides.date.or(config.date);
         config.ts_recv = self.overrides.ts_recv;
         if self.overrides.leadership == Leadership::Elected {
@@ -287,7 +287,7 @@ impl<'c> Wiring<'c> {
         // A random seed: no outside party can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
         let joining = joining(config.clone());
-        let mut replay = VenueReplay::new(setup, self.numbering_to_replay(setup.id));
+        let mut replay = VenueReplay::new(setup, self.session_to_replay(setup.id));
         let mut replays_whole_session = self.overrides.beginning == StartMode::WholeSession;
         let can_replay_input = &mut || replays_whole_session || replay.is_available();
         let copied = self.donors.channel(self.config, setup, &joining, can_replay_input);
@@ -415,14 +415,14 @@ impl<'c> Wiring<'c> {
 
     /// Whether no newer session has begun since without an entry in the log.
     fn is_current(&self, channel: ChannelId, session: Session) -> bool {
-        self.state.numbering(channel).is_none_or(|numbering| numbering.session == session)
+        self.state.session(channel).is_none_or(|known| known.session == session)
     }
 
     /// Where a channel's books can be rebuilt from, if no peer supplies them.
-    fn numbering_to_replay(&self, channel: ChannelId) -> Option<SessionNumbering> {
+    fn session_to_replay(&self, channel: ChannelId) -> Option<KnownSession> {
         let Overrides { leadership, copy_peer_state, .. } = self.overrides;
         let is_wanted = leadership == Leadership::Elected && copy_peer_state;
-        self.state.numbering(channel).filter(|numbering| is_wanted && numbering.has_messages)
+        self.state.session(channel).filter(|known| is_wanted && known.has_messages)
     }
 
     /// Output sockets are numbered in the order of the configuration.
