@@ -17,6 +17,7 @@ pub mod book;
 pub mod channel;
 mod channel_state;
 pub mod consumer_edge;
+mod counted_reasons;
 pub mod drop_reason;
 pub mod frame;
 pub mod identity;

@@ -5,6 +5,8 @@
 
 mod alarms;
 mod cold;
+#[cfg(test)]
+mod counters_reference;
 mod election;
 mod group;
 mod health;

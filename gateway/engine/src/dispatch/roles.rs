@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use mdgw_sys::progress::ProgressCounter;
+use mdgw_telemetry::counters::{Descriptor, Kind, Unit};
 
 /// What a thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,16 +51,23 @@ pub struct ThreadActivity {
 /// Number of buckets of a distribution; the last bucket holds all larger values.
 pub(crate) const BUCKET_COUNT: usize = 24;
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+macro_rules! pool_counters {
+    ($($name:ident: $kind:ident, $unit:ident, $help:literal;)*) => {
         /// Counters of a pool since it began. They only grow.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct Counts {
-            $($(#[$doc])* pub $name: u64,)*
+            $(#[doc = $help] pub $name: u64,)*
             /// Turns by the number of events claimed: bucket `n` holds those of `2^(n-1)+1..=2^n` events.
             pub batch_events: [u64; BUCKET_COUNT],
             /// Turns by the time their processing took: bucket `n` holds those of `2^(n-1)+1..=2^n` ns.
             pub handler_ns: [u64; BUCKET_COUNT],
+        }
+
+        impl Counts {
+            /// Declarations of the counters, distributions apart.
+            pub const DESCRIPTORS: &'static [Descriptor] = &[$(Descriptor {
+                name: stringify!($name), kind: Kind::$kind, unit: Unit::$unit, help: $help,
+            }),*];
         }
 
         /// The counters of one thread. Written by that thread alone, read by all.
@@ -90,59 +98,31 @@ macro_rules! counters {
                 self.handler_ns.add_to(&mut counts.handler_ns);
             }
         }
-
-        impl Counts {
-            /// Names and values, for output.
-            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name)),*].into_iter()
-            }
-        }
     };
 }
 
-counters! {
-    /// Waits that returned at least one event.
-    turns,
-    /// Events that the waits returned.
-    events,
-    /// Claims that were processed, those resumed from the run queue included.
-    claims,
-    /// Packets that the handlers took.
-    packets,
-    /// Events posted to a channel that another thread held.
-    busy_channel_posts,
-    /// Claims that were deferred to the run queue because their quota was used up.
-    quota_hits,
-    /// Promotions before processing.
-    promotions,
-    /// Promotions that found no follower.
-    promotions_without_follower,
-    /// Turns whose work was processed without giving up the lead (`lazy`).
-    leads_retained,
-    /// Leads given up during processing, because it took longer than expected (`lazy`).
-    late_promotions,
-    /// Time without a leader after a promotion that found no follower, ns.
-    saturation_ns,
-    /// Blocking waits that returned no event.
-    empty_waits,
-    /// Times a follower went to sleep.
-    sleeps,
-    /// Followers that were woken and found another thread leading.
-    spurious_wakes,
-    /// Timer expiries.
-    timer_expiries,
-    /// Times another thread woke the leader.
-    wakes,
-    /// Deadlines that were handled.
-    deadlines,
-    /// Events of channels that are out of service, or do not exist.
-    orphan_events,
-    /// Channels taken out of service.
-    failures,
-    /// Longest processing of one turn, ns.
-    handler_ns_max,
-    /// Time spent in processing, ns.
-    handler_ns_sum,
+pool_counters! {
+    turns: Counter, None, "waits that returned at least one event";
+    events: Counter, None, "events that the waits returned";
+    claims: Counter, None, "claims that were processed, those resumed from the run queue included";
+    packets: Counter, Packets, "packets that the handlers took";
+    busy_channel_posts: Counter, None, "events posted to a channel that another thread held";
+    quota_hits: Counter, None, "claims that were deferred to the run queue because their quota was used up";
+    promotions: Counter, None, "promotions before processing";
+    promotions_without_follower: Counter, None, "promotions that found no follower";
+    leads_retained: Counter, None, "turns whose work was processed without giving up the lead (`lazy`)";
+    late_promotions: Counter, None, "leads given up during processing, because it took longer than expected (`lazy`)";
+    saturation_ns: Counter, Nanoseconds, "time without a leader after a promotion that found no follower";
+    empty_waits: Counter, None, "blocking waits that returned no event";
+    sleeps: Counter, None, "times a follower went to sleep";
+    spurious_wakes: Counter, None, "followers that were woken and found another thread leading";
+    timer_expiries: Counter, None, "timer expiries";
+    wakes: Counter, None, "times another thread woke the leader";
+    deadlines: Counter, None, "deadlines that were handled";
+    orphan_events: Counter, None, "events of channels that are out of service, or do not exist";
+    failures: Counter, None, "channels taken out of service";
+    handler_ns_max: Gauge, Nanoseconds, "longest processing of one turn";
+    handler_ns_sum: Counter, Nanoseconds, "time spent in processing";
 }
 
 impl Gauges {
@@ -290,6 +270,5 @@ mod tests {
         assert_eq!(gauges.counts.turns, 7);
         assert_eq!(gauges.counts.handler_ns_max, 700);
         assert_eq!(gauges.counts.handler_ns_sum, 1_200);
-        assert!(gauges.counts.named().any(|(name, value)| name == "turns" && value == 7));
     }
 }

@@ -79,7 +79,7 @@ impl ChannelReport {
         let channel = pipeline.channel();
         let mut drops = DropCounts::default();
         for counts in [pipeline.socket_drops(), channel.drops(), channel.arbiter_drops()] {
-            for reason in DropReason::ALL {
+            for &reason in DropReason::ALL {
                 drops.count_many(reason, counts.get(reason));
             }
         }

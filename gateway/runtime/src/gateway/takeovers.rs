@@ -86,7 +86,7 @@ impl GroupCosts {
 
 counter_block! {
     /// Counters of one group's takeovers. Written by the condition thread.
-    struct TakeoverCounters, key TakeoverCounter {
+    pub(super) struct TakeoverCounters, key TakeoverCounter {
         takeovers: Counter, None, "takeovers by this gateway";
         takeover_packets_republished: Counter, Packets, "packets republished in takeovers";
         blackout_last_ns: Gauge, Nanoseconds, "blackout of the last takeover, worst channel";

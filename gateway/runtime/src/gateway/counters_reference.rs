@@ -1,0 +1,65 @@
+//! The reference of all counters, `ops/guide/counters.md`: made from their declarations. For tests alone; `UPDATE=1` writes
+//! the document.
+
+use std::{env, fmt::Write as _, fs};
+
+use mdgw_engine::{dispatch::roles::Counts, pipeline::ChannelCounters};
+use mdgw_feeds::{book::BookFault, drop_reason::DropReason};
+use mdgw_telemetry::{
+    channel_metrics::{ChannelCounts, LineCounts},
+    counters::{CounterBlock, Descriptor, Unit},
+};
+
+use super::{log_maintenance::LogCounters, takeovers::TakeoverCounters};
+
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ops/guide/counters.md");
+
+fn markdown() -> String {
+    let mut text = "# Counters\n\n\
+        Made from the declarations in the code by `UPDATE=1 cargo test -p mdgw-runtime --lib counters_reference`: change a \
+        declaration, not this page.\n\n\
+        A counter only grows, from the start of its gateway. A gauge takes any value.\n"
+        .to_owned();
+    let blocks = [
+        ("Channel", "One block for each channel.", ChannelCounters::DESCRIPTORS),
+        ("Publication log", "One block for each channel's log.", LogCounters::DESCRIPTORS),
+        ("Takeovers", "One block for each group.", TakeoverCounters::DESCRIPTORS),
+        ("Pool", "Sums over the threads of a pool.", Counts::DESCRIPTORS),
+        ("Latency log: channel", "Written for each interval of a channel.", ChannelCounts::DESCRIPTORS),
+        ("Latency log: line", "Written for each interval of a line.", LineCounts::DESCRIPTORS),
+    ];
+    for (title, about, descriptors) in blocks {
+        let _ =
+            write!(text, "\n## {title}\n{about}\n\n| counter | kind | unit | meaning |\n| --- | --- | --- | --- |\n");
+        for Descriptor { name, kind, unit, help } in descriptors {
+            let kind = format!("{kind:?}").to_lowercase();
+            let unit = if *unit == Unit::None { String::new() } else { format!("{unit:?}").to_lowercase() };
+            let _ = writeln!(text, "| `{name}` | {kind} | {unit} | {help} |");
+        }
+    }
+    let drops = DropReason::ALL.iter().map(|reason| (reason.name(), reason.help()));
+    let faults = BookFault::ALL.iter().map(|fault| (fault.name(), fault.help()));
+    reasons(&mut text, "Drop reasons", "Why a packet or a message was not used; each is counted.", drops);
+    reasons(&mut text, "Book faults", "Why a book no longer matches its venue's; counted in messages.", faults);
+    text
+}
+
+fn reasons<'a>(text: &mut String, title: &str, about: &str, reasons: impl Iterator<Item = (&'a str, &'a str)>) {
+    let _ = write!(text, "\n## {title}\n{about}\n\n| reason | meaning |\n| --- | --- |\n");
+    for (name, help) in reasons {
+        let _ = writeln!(text, "| `{name}` | {help} |");
+    }
+}
+
+#[test]
+fn the_committed_reference_is_current() {
+    let generated = markdown();
+    if env::var_os("UPDATE").is_some() {
+        fs::write(DOCUMENT, &generated).expect("the guide can be written");
+    }
+    let committed = fs::read_to_string(DOCUMENT).unwrap_or_default();
+    assert!(
+        committed == generated,
+        "ops/guide/counters.md is not current: UPDATE=1 cargo test -p mdgw-runtime --lib counters_reference"
+    );
+}
