@@ -20,7 +20,7 @@ use mdgw_tests::{
     groups::{GATEWAYS, GROUPS, GroupCluster, GroupConsumers, RELAXED_TIMING, moved_groups},
     process::{ExitedProcess, Signal},
     stores::{Ensemble, Store},
-    world::stall::StallMonitor,
+    testbed::stall::StallMonitor,
 };
 
 /// Kills gateways that share six groups, and reports blackouts and moved groups.

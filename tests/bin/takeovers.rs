@@ -28,7 +28,7 @@ use clap::{ArgGroup, Parser};
 use mdgw_tests::{
     failover::LeaseTimingMs,
     stores::Store,
-    world::{
+    testbed::{
         Testbed,
         faults::{CASES, FaultCase, case_named},
         plan::{ElectionBackend, Plan},
@@ -177,16 +177,16 @@ impl Options {
             let mut injected_faults = Vec::new();
             // A day that panics is recorded, and the next one is played all the same.
             let played = panic::catch_unwind(AssertUnwindSafe(|| {
-                let mut world = Testbed::start(&kind.title(), self.plan(kind, count))?;
-                world.wait_until_expectation_ready();
-                world.start_session();
-                world.wait_for_more_deliveries(1_000);
+                let mut testbed = Testbed::start(&kind.title(), self.plan(kind, count))?;
+                testbed.wait_until_expectation_ready();
+                testbed.start_session();
+                testbed.wait_for_more_deliveries(1_000);
                 for trial in done..done + count {
-                    injected_faults.push((kind.case.inject)(&mut world, trial));
+                    injected_faults.push((kind.case.inject)(&mut testbed, trial));
                     let _ignored =
                         writeln!(std::io::stderr(), "{}: {} of {}", kind.title(), trial + 1, self.args.trials);
                 }
-                Some(world.finish())
+                Some(testbed.finish())
             }));
             match played {
                 Ok(result) => trials.record_day(&kind.case, &injected_faults, &result?, stall_monitor),

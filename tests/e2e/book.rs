@@ -10,8 +10,8 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::text,
     process::{self, ExitedProcess},
-    site::text,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;

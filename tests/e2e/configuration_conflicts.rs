@@ -4,12 +4,12 @@ use std::fs;
 
 use mdgw_tests::{
     elected_pair::ElectedPair,
-    site::{SiteConfig, text, write_key},
+    gateway_fixture::{GatewayOptions, text, write_key},
 };
 
 #[test]
 fn duplicate_gateway_ids_raise_an_alarm_and_one_leads() {
-    let mut pair = ElectedPair::new(SiteConfig::itch());
+    let mut pair = ElectedPair::new(GatewayOptions::itch());
     pair.start(1);
     pair.wait_until_leads(1);
     let config = pair.config_text(2);
@@ -31,9 +31,9 @@ fn duplicate_gateway_ids_raise_an_alarm_and_one_leads() {
 
 #[test]
 fn different_link_keys_raise_link_alarms() {
-    let mut pair = ElectedPair::new(SiteConfig::itch());
+    let mut pair = ElectedPair::new(GatewayOptions::itch());
     pair.start(1);
-    let [key, other] = [1, 2].map(|node| pair.gateways.site(node).path("key"));
+    let [key, other] = [1, 2].map(|node| pair.gateways.fixture(node).path("key"));
     write_key(&other);
     fs::write(&other, "a5".repeat(32)).expect("the key can be written");
     pair.gateways.start(2, &pair.config_text(2).replace(text(&key), text(&other)));

@@ -14,9 +14,9 @@ use mdgw_feeds::{
 };
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    gateway_fixture::text,
     process::{self, ExitedProcess},
     python::python,
-    site::text,
 };
 
 /// Frames, CSV and JSON are compared with what `DBNStore` makes of the same file.

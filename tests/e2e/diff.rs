@@ -9,8 +9,8 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, ExitedProcess, Signal},
-    site::{Site, SiteConfig, text},
     tap::Tap,
 };
 
@@ -123,19 +123,19 @@ fn dbn_files_are_compared_record_by_record() {
 
 #[test]
 fn a_capture_of_the_output_equals_the_publication_log() {
-    let site = Site::new();
-    let [played, published, other] = ["played.pcap", "published.pcap", "other.pcap"].map(|name| site.path(name));
+    let fixture = GatewayFixture::new();
+    let [played, published, other] = ["played.pcap", "published.pcap", "other.pcap"].map(|name| fixture.path(name));
     let packets = feeds::itch_packets(feeds::itch_day(3_000, 4), SESSION, MIDNIGHT_NS);
     feeds::write_capture(&played, DESTINATIONS[0], &packets);
-    let tap = Tap::start(site.output, &published);
-    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
-    let gateway = site.gateway(&wanted, &["--date", "2019-01-30"]);
-    let line = site.lines[0].to_string();
+    let tap = Tap::start(fixture.output, &published);
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let gateway = fixture.gateway(&wanted, &["--date", "2019-01-30"]);
+    let line = fixture.lines[0].to_string();
     let replay = ["replay", text(&played), "--to", &line, "--rate", "2000", "--interface", "127.0.0.1"];
     let _ = process::run(replay).expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(tap.finish() > 100);
-    let log = site.path("log/1");
+    let log = fixture.path("log/1");
     let same = diff(&log, &published).expect_code(0).json();
     assert!(same["same"].as_bool().unwrap() && same["common"].as_u64().unwrap() > 1_000, "{same}");
 
@@ -143,7 +143,7 @@ fn a_capture_of_the_output_equals_the_publication_log() {
     // A packet with records, in the middle of the day.
     let index = captured.len() / 2;
     let index = index + captured[index..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
-    let output = site.output.to_string();
+    let output = fixture.output.to_string();
     let mut changed = captured.clone();
     let mut bytes = changed[index].1.to_vec();
     *bytes.last_mut().unwrap() ^= 1;

@@ -4,39 +4,40 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use mdgw_tests::{
+    gateway_fixture::{GatewayFixture, GatewayOptions},
     process::{self, MdgwProcess, Signal},
-    site::{Site, SiteConfig},
 };
 
 /// Starts gateway `node` of 1 and 2, with the election's records in `records`.
-fn start(site: &Site, records: &Path) -> MdgwProcess {
-    start_with(site, "file", &format!("[election.file]\ndirectory = \"{}\"\n", records.display()))
+fn start(fixture: &GatewayFixture, records: &Path) -> MdgwProcess {
+    start_with(fixture, "file", &format!("[election.file]\ndirectory = \"{}\"\n", records.display()))
 }
 
 /// Starts gateway `node` of 1 and 2, the first of which founds; each can be reached at an address of its own.
-fn start_member(site: &Site, key: &Path) -> MdgwProcess {
-    // Nobody else gets a port that the sites hold.
-    let address = |node: u8| format!("127.0.0.{}:{}", 10 + node, site.output.port());
+fn start_member(fixture: &GatewayFixture, key: &Path) -> MdgwProcess {
+    // Nobody else gets a port that the fixtures hold.
+    let address = |node: u8| format!("127.0.0.{}:{}", 10 + node, fixture.output.port());
     let keys = format!(
         "[election.emergent]\nallow_split = true\nlisten = \"{}\"\nkey_file = \"{}\"\nminimum_size = 1\nfound = {}\n\
          seeds = [\"{}\", \"{}\"]\n",
-        address(site.node),
+        address(fixture.node),
         key.display(),
-        site.node == 1,
+        fixture.node == 1,
         address(1),
         address(2)
     );
-    start_with(site, "emergent", &keys)
+    start_with(fixture, "emergent", &keys)
 }
 
-fn start_with(site: &Site, backend: &str, keys: &str) -> MdgwProcess {
-    let (node, peer) = (site.node, 3 - site.node);
+fn start_with(fixture: &GatewayFixture, backend: &str, keys: &str) -> MdgwProcess {
+    let (node, peer) = (fixture.node, 3 - fixture.node);
     let election = format!(
         "\n[election]\nbackend = \"{backend}\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n{keys}\n\
          [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
     );
-    let path = site.path("gateway.toml");
-    fs::write(&path, site.config_text(&SiteConfig::itch()) + &election).expect("the configuration can be written");
+    let path = fixture.path("gateway.toml");
+    fs::write(&path, fixture.config_text(&GatewayOptions::itch()) + &election)
+        .expect("the configuration can be written");
     process::start([Path::new("run"), &path])
 }
 
@@ -50,7 +51,7 @@ fn wait_for_leadership_epoch(gateway: &MdgwProcess, times: usize) -> u64 {
 
 #[test]
 fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
-    let first_site = Site::numbered(1);
+    let first_site = GatewayFixture::with_node(1);
     let second_site = first_site.peer_on_same_lines(2);
     let records = first_site.path("records");
 
@@ -76,7 +77,7 @@ fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
 
 #[test]
 fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
-    let first_site = Site::numbered(1);
+    let first_site = GatewayFixture::with_node(1);
     let second_site = first_site.peer_on_same_lines(2);
     let key = first_site.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");

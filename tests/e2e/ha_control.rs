@@ -5,19 +5,19 @@ use std::{fs, path::Path};
 
 use mdgw_tests::{
     elected_pair::ElectedPair,
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     gateways::GatewayProcesses,
     pair::wait_until,
     process::{self, Signal},
-    site::{Site, SiteConfig, text},
 };
 
 #[test]
 fn history_covers_kills_and_restarts() {
-    let site = Site::new();
-    let (audit, socket) = (site.path("audit.jsonl"), site.path("run/control"));
+    let fixture = GatewayFixture::new();
+    let (audit, socket) = (fixture.path("audit.jsonl"), fixture.path("run/control"));
     let keys = format!("[gateway]\naudit_file = \"{}\"\ncontrol_socket = \"{}\"", text(&audit), text(&socket));
-    let config = site.config_text(&SiteConfig::itch()).replacen("[gateway]", &keys, 1);
-    let path = site.path("with_control.toml");
+    let config = fixture.config_text(&GatewayOptions::itch()).replacen("[gateway]", &keys, 1);
+    let path = fixture.path("with_control.toml");
     fs::write(&path, config).unwrap();
     let send_request = |tool: &[&str]| process::run(["ha"].iter().chain(tool).chain(&["--socket", text(&socket)]));
     let start = || {
@@ -105,16 +105,16 @@ fn a_drill_hands_over_and_back_and_reports_durations() {
 
 #[test]
 fn an_unlisted_gateway_is_eligible_once_admitted() {
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);
     let records = first.path("records");
     let mut gateways = GatewayProcesses::new(vec![first, second]);
     // The one that is there knows of another peer, which never comes.
-    let config = config_with_peer(gateways.site(1), &records, 9);
+    let config = config_with_peer(gateways.fixture(1), &records, 9);
     gateways.start(1, &config);
     let of = |gateways: &GatewayProcesses, node| gateways.status(node).unwrap()[0].clone();
     wait_until("it leads", || of(&gateways, 1)["role"] == "leader");
-    let config = config_with_peer(gateways.site(2), &records, 1);
+    let config = config_with_peer(gateways.fixture(2), &records, 1);
     gateways.start(2, &config);
     wait_until("the status gives the reason", || {
         of(&gateways, 2)["ineligible_reason"].as_str().is_some_and(|text| text.contains("mdgw ha admit"))
@@ -138,20 +138,20 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
 
 /// Two gateways, and which of them leads and doesn't.
 fn running_pair() -> (ElectedPair, [u8; 2]) {
-    let mut pair = ElectedPair::new(SiteConfig::itch());
+    let mut pair = ElectedPair::new(GatewayOptions::itch());
     [1, 2].into_iter().for_each(|node| pair.start(node));
     let leader = pair.leader();
     (pair, [leader, 3 - leader])
 }
 
 /// A gateway over the records, which knows of one peer and has no link to it.
-fn config_with_peer(site: &Site, records: &Path, peer: u8) -> String {
-    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&site.path("control")));
+fn config_with_peer(fixture: &GatewayFixture, records: &Path, peer: u8) -> String {
+    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&fixture.path("control")));
     let election = format!(
         "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{}\"\n\n\
          [election.file]\ndirectory = \"{}\"\n\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
-        site.node,
+        fixture.node,
         text(records)
     );
-    site.config_text(&SiteConfig::itch()).replacen("[gateway]", &keys, 1) + &election
+    fixture.config_text(&GatewayOptions::itch()).replacen("[gateway]", &keys, 1) + &election
 }

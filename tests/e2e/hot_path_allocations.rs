@@ -53,8 +53,8 @@ use mdgw_tests::{
     captures,
     counting_allocator::{CountingAllocator, allocations_in},
     feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::GatewayFixture,
     process::TEST_TIMEOUT,
-    site::Site,
 };
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -159,13 +159,13 @@ const QUOTA: usize = 16;
 /// An exchange with damaged lines plays a day, and this thread alone is the pool: it waits, calls the pipeline's
 /// handlers as the pool would, and counts what they allocate. `beside` is called beside each of these calls.
 fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let registry = Registry::default();
     let (recorder, mut collector) = stage_recorder_pair(1, 2);
     let (metrics, mut metrics_collector) = channel_recorder_pair(&[Line::A, Line::B]);
-    let (sink, mut maintenance) = log(&site.path("log"));
+    let (sink, mut maintenance) = log(&fixture.path("log"));
     let interface = || Some(Interface::LOOPBACK);
-    let output = open_output(&OutputOptions::new(site.output, interface())).unwrap();
+    let output = open_output(&OutputOptions::new(fixture.output, interface())).unwrap();
     let publisher = PublisherConfig {
         group: GroupId(1),
         channel: ChannelId(1),
@@ -173,10 +173,10 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
         heartbeat_ns: 10_000_000,
         catch_up_packets_per_s: 20_000,
         send_ns_max: 10_000_000,
-        log_directory: site.path("log"),
+        log_directory: fixture.path("log"),
     };
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
-    let lines = [Line::A, Line::B].into_iter().zip(site.lines).map(|(line, group)| LineSocket {
+    let lines = [Line::A, Line::B].into_iter().zip(fixture.lines).map(|(line, group)| LineSocket {
         line,
         socket: open_receive(&ReceiveOptions::new(group, interface())).unwrap(),
         filter: SourceFilter::new(&[]),
@@ -187,7 +187,7 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
         lines: lines.collect(),
         recovery: Some(RecoverySocket {
             socket: open_receive(&ReceiveOptions::new(any, None)).unwrap(),
-            server: site.requests,
+            server: fixture.requests,
         }),
         peer_gap_requests: Arc::new(PeerGapRequests::new(1)),
         publisher: Publisher::new(publisher, &sink, Arc::default()),
@@ -214,7 +214,7 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
-        let exchange = exchange(&site);
+        let exchange = exchange(&fixture);
         let mut events = Vec::with_capacity(32);
         let mut lines = LineSet::default();
         let mut run = AllocationRun::default();
@@ -270,8 +270,8 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
     })
 }
 
-fn exchange(site: &Site) -> Exchange {
-    let lines = site.lines.iter().zip(DAMAGE);
+fn exchange(fixture: &GatewayFixture) -> Exchange {
+    let lines = fixture.lines.iter().zip(DAMAGE);
     Exchange::start(&ExchangeConfig {
         feed: FeedSource::Itch(feeds::itch_day(20_000, 4)),
         lines: lines.map(|(destination, impairment)| ExchangeLine { destination: *destination, impairment }).collect(),
@@ -279,7 +279,7 @@ fn exchange(site: &Site) -> Exchange {
         seed: 4,
         pace: Pace::Rate(4_000.0),
         interface: Some(Interface::LOOPBACK),
-        request_server: Some(site.requests),
+        request_server: Some(fixture.requests),
         answer_loss: 0.0,
     })
     .unwrap()

@@ -11,8 +11,8 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::text,
     process::{self, ExitedProcess, Signal},
-    site::text,
 };
 use serde_json::Value;
 use tempfile::TempDir;

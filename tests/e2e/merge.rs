@@ -24,8 +24,8 @@ use mdgw_feeds::{
 use mdgw_tests::{
     captures,
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::text,
     process::{self, ExitedProcess},
-    site::text,
 };
 use serde_json::Value;
 

@@ -11,16 +11,16 @@ use std::{
 use mdgw_captures::impairment::LineImpairment;
 use mdgw_tests::{
     captures,
+    gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
     process::{self, MdgwProcess, Signal},
     relay::LossyRelay,
-    site::{Site, SiteConfig, text, wait_until_joined},
     trading_day::{DATE, TradingDay},
 };
 
 #[test]
 fn each_channel_is_complete_over_two_lossy_output_lines() {
     let scenario = MultiChannelScenario::start(2);
-    let service = scenario.sites[0].retransmission.to_string();
+    let service = scenario.fixtures[0].retransmission.to_string();
     let tails: Vec<_> = (1..=CHANNELS)
         .map(|channel| scenario.tail(channel, &scenario.behind, &["--retransmission", &service]))
         .collect();
@@ -58,7 +58,7 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
         return captures::print_to_stderr("SKIPPED: no strace, which makes a system call fail");
     }
     let scenario = MultiChannelScenario::start(1);
-    let service = scenario.sites[0].retransmission.to_string();
+    let service = scenario.fixtures[0].retransmission.to_string();
     let service_arguments = ["--retransmission", &service];
     let mut tails: Vec<_> =
         (1..=CHANNELS).map(|channel| scenario.tail(channel, &scenario.behind, &service_arguments)).collect();
@@ -119,35 +119,38 @@ fn fail_one_receive(gateway: &MdgwProcess) -> Child {
 const CHANNELS: usize = 3;
 const NAMES: [&str; CHANNELS] = ["one", "two", "three"];
 
-/// A gateway with a site for each channel's lines, and two output lines with a lossy network behind them.
+/// A gateway with a fixture for each channel's lines, and two output lines with a lossy network behind them.
 struct MultiChannelScenario {
-    sites: Vec<Site>,
+    fixtures: Vec<GatewayFixture>,
     days: Vec<TradingDay>,
     gateway: MdgwProcess,
     relays: Vec<LossyRelay>,
     behind: [SocketAddrV4; 2],
-    _lossy_sites: [Site; 2],
+    _lossy_sites: [GatewayFixture; 2],
 }
 
 impl MultiChannelScenario {
     fn start(threads: usize) -> Self {
-        let sites: Vec<_> = (0..CHANNELS).map(|_| Site::new()).collect();
-        let days: Vec<_> =
-            sites.iter().zip([12_000, 15_000, 18_000]).map(|(site, count)| TradingDay::of(site, count)).collect();
-        let config = sites[0].path("several.toml");
-        fs::write(&config, config_text(&sites, threads)).unwrap();
+        let fixtures: Vec<_> = (0..CHANNELS).map(|_| GatewayFixture::new()).collect();
+        let days: Vec<_> = fixtures
+            .iter()
+            .zip([12_000, 15_000, 18_000])
+            .map(|(fixture, count)| TradingDay::of(fixture, count))
+            .collect();
+        let config = fixtures[0].path("several.toml");
+        fs::write(&config, config_text(&fixtures, threads)).unwrap();
         let gateway = process::start(["run", text(&config), "--date", DATE, "--ts-recv", "none"]);
         gateway.wait_for_stderr("gateway running");
-        let behind = [Site::new(), Site::new()];
+        let behind = [GatewayFixture::new(), GatewayFixture::new()];
         let groups = [behind[0].output, behind[1].output];
         let damage = LineImpairment { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
-        let relays = (0..).zip(groups).zip(&sites);
-        let relays = relays.map(|((seed, to), site)| LossyRelay::start(site.output, to, damage, seed)).collect();
-        Self { sites, days, gateway, relays, behind: groups, _lossy_sites: behind }
+        let relays = (0..).zip(groups).zip(&fixtures);
+        let relays = relays.map(|((seed, to), fixture)| LossyRelay::start(fixture.output, to, damage, seed)).collect();
+        Self { fixtures, days, gateway, relays, behind: groups, _lossy_sites: behind }
     }
 
     fn out(&self, channel: usize) -> std::path::PathBuf {
-        self.sites[0].path(&format!("{channel}.dbn"))
+        self.fixtures[0].path(&format!("{channel}.dbn"))
     }
 
     fn tail(&self, channel: usize, lines: &[SocketAddrV4], more: &[&str]) -> MdgwProcess {
@@ -164,10 +167,10 @@ impl MultiChannelScenario {
         self.play_halves(&[TradingDay::play_first_half, TradingDay::play_second_half]);
     }
 
-    fn play_halves(&self, halves: &[fn(&TradingDay, &Site)]) {
+    fn play_halves(&self, halves: &[fn(&TradingDay, &GatewayFixture)]) {
         std::thread::scope(|scope| {
-            for (day, site) in self.days.iter().zip(&self.sites) {
-                scope.spawn(|| halves.iter().for_each(|play| play(day, site)));
+            for (day, fixture) in self.days.iter().zip(&self.fixtures) {
+                scope.spawn(|| halves.iter().for_each(|play| play(day, fixture)));
             }
         });
     }
@@ -180,10 +183,10 @@ impl MultiChannelScenario {
     }
 }
 
-/// The first site's configuration, with the other sites' channels and the second one's output line.
-fn config_text(sites: &[Site], threads: usize) -> String {
-    let wanted = SiteConfig { has_recovery: false, threads, io: "epoll", ..SiteConfig::itch() };
-    let texts: Vec<_> = sites.iter().map(|site| site.config_text(&wanted)).collect();
+/// The first fixture's configuration, with the other fixtures' channels and the second one's output line.
+fn config_text(fixtures: &[GatewayFixture], threads: usize) -> String {
+    let wanted = GatewayOptions { has_recovery: false, threads, io: "epoll", ..GatewayOptions::itch() };
+    let texts: Vec<_> = fixtures.iter().map(|fixture| fixture.config_text(&wanted)).collect();
     let (before, output) = texts[0].split_at(texts[0].find("[[output]]").unwrap());
     let (lines, rest) = output.split_at(output.find("[retransmission]").unwrap());
     let channel = |(text, (id, name)): (&String, (&str, &str))| {

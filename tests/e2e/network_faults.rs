@@ -4,7 +4,7 @@
 use mdgw_tests::{
     captures::print_to_stderr,
     stores::Store,
-    world::{
+    testbed::{
         Testbed,
         checker::RunResult,
         faults::{ExpectedOutcome, case_named},
@@ -20,11 +20,11 @@ fn inject_faults(test: &str, names: &[&str], backend: ElectionBackend) -> Option
     let mut plan = Plan::relaxed(backend);
     cases.iter().for_each(|case| (case.prepare)(&mut plan));
     let stall_monitor = StallMonitor::start();
-    let mut world = Testbed::start(test, plan)?;
-    world.start_session();
-    world.wait_for_more_deliveries(500);
-    let injected_faults: Vec<_> = (0..).zip(&cases).map(|(trial, case)| (case.inject)(&mut world, trial)).collect();
-    let result = world.finish();
+    let mut testbed = Testbed::start(test, plan)?;
+    testbed.start_session();
+    testbed.wait_for_more_deliveries(500);
+    let injected_faults: Vec<_> = (0..).zip(&cases).map(|(trial, case)| (case.inject)(&mut testbed, trial)).collect();
+    let result = testbed.finish();
     result.assert_no_errors();
     for (case, fault) in cases.iter().zip(&injected_faults) {
         let stall_ns = fault.stable_until_ns.map_or(0, |until_ns| stall_monitor.worst_ns(fault.injected_ns, until_ns));

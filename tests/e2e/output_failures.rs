@@ -10,8 +10,8 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    gateway_fixture::text,
     process::{self, program},
-    site::text,
     tmpfs::TmpfsMount,
 };
 use tempfile::TempDir;

@@ -13,9 +13,9 @@ use mdgw_pair::pair_link::{framing::LinkStream, message::LinkMessage};
 use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
     elected_pair::ElectedPair,
+    gateway_fixture::{GatewayFixture, GatewayOptions},
     pair::{CHANNEL, Delivery, InProcessGateway, RecordingConsumer, log_entries, messages_of},
     process::{MdgwProcess, Signal, TEST_TIMEOUT},
-    site::{Site, SiteConfig},
     stalling_relay::StallingRelay,
 };
 
@@ -32,17 +32,17 @@ struct RejoinScenario {
 impl RejoinScenario {
     /// `started`: the gateways that run from the beginning.
     fn new(started: &[u8], rate: &str) -> Self {
-        let mut pair = ElectedPair::new(SiteConfig::itch());
+        let mut pair = ElectedPair::new(GatewayOptions::itch());
         for node in started {
             pair.start(*node);
         }
-        let first = pair.gateways.site(1);
-        let mut reference_site = Site::numbered(3);
+        let first = pair.gateways.fixture(1);
+        let mut reference_site = GatewayFixture::with_node(3);
         (reference_site.lines, reference_site.requests) = (first.lines, first.requests);
-        let oracle = InProcessGateway::start_with(reference_site, &SiteConfig::itch(), StartMode::OwnLog);
+        let oracle = InProcessGateway::start_with(reference_site, &GatewayOptions::itch(), StartMode::OwnLog);
         let _leader = pair.leader();
         let joined = u32::try_from(started.len()).unwrap() + 1;
-        let consumer = RecordingConsumer::open(pair.gateways.site(1), joined);
+        let consumer = RecordingConsumer::open(pair.gateways.fixture(1), joined);
         let requests = first.requests.to_string();
         let feed = ["--messages", MESSAGES, "--rate", rate, "--request-server", &requests, "--linger-s", "120"];
         // No answer of the server has to come in time on a crowded machine.
@@ -76,7 +76,7 @@ impl RejoinScenario {
         self.consumer
             .receive_until("the session ends", |deliveries| matches!(deliveries.last(), Some(Delivery::End(_))));
         let _ended = self.feed.stop_with(Signal::Terminate);
-        let expected = messages_of(&log_entries(&self.oracle.site));
+        let expected = messages_of(&log_entries(&self.oracle.fixture));
         assert!(expected.len() > 50_000, "{} messages", expected.len());
         let _oracle = self.oracle.stop();
         (self.pair, self.consumer, expected)
@@ -115,7 +115,7 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
     abort_copy_midway(scenario.pair.link_address(2));
 
     scenario.pair.start(1);
-    let log_before = messages_of(&log_entries(scenario.pair.gateways.site(1)));
+    let log_before = messages_of(&log_entries(scenario.pair.gateways.fixture(1)));
     let copy_line =
         scenario.pair.gateways.running(1).unwrap().wait_for_stderr("starting with a copy of the peer's state");
     assert!(copy_line.contains("next="), "{copy_line}");
@@ -135,7 +135,7 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
     let (pair, consumer, expected) = scenario.end();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     // Its own log keeps what it had, and goes on where the copy was made; what lies between the other one has.
-    let whole = messages_of(&log_entries(pair.gateways.site(1)));
+    let whole = messages_of(&log_entries(pair.gateways.fixture(1)));
     assert!(whole.iter().all(|(name, records)| expected[name] == *records), "its books are not the right ones");
     let missing_messages: Vec<_> = expected.keys().filter(|name| !whole.contains_key(name)).collect();
     let kept_before_gap = log_before.keys().take_while(|name| name < missing_messages.first().unwrap()).count();
@@ -175,7 +175,7 @@ fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
 
     let (pair, consumer, expected) = scenario.end();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
-    assert!(messages_of(&log_entries(pair.gateways.site(1))) == expected, "its log is not whole");
+    assert!(messages_of(&log_entries(pair.gateways.fixture(1))) == expected, "its log is not whole");
 }
 
 /// More bytes than are sent before a copy, fewer than a copy.
@@ -194,8 +194,8 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
     scenario.pair.wait_until_eligible(3 - leader);
     let (pair, consumer, expected) = scenario.end();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
-    assert!(messages_of(&log_entries(pair.gateways.site(2))) == expected, "the log of the first one is not whole");
-    let second = messages_of(&log_entries(pair.gateways.site(1)));
+    assert!(messages_of(&log_entries(pair.gateways.fixture(2))) == expected, "the log of the first one is not whole");
+    let second = messages_of(&log_entries(pair.gateways.fixture(1)));
     assert!(
         second.iter().all(|(name, records)| expected[name] == *records),
         "the second gateway published other records"

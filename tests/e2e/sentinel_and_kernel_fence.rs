@@ -14,28 +14,28 @@ use std::{
 use mdgw_feeds::{identity::Epoch, published::packet::parse_packet};
 use mdgw_sys::kernel_fence::KernelFence;
 use mdgw_tests::{
+    gateway_fixture::{GatewayFixture, GatewayOptions},
     pair::wait_until,
     process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
-    site::{Site, SiteConfig},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-fn start(site: &Site, wanted: &SiteConfig, election: &str) -> MdgwProcess {
-    let (node, peer) = (site.node, 3 - site.node);
+fn start(fixture: &GatewayFixture, wanted: &GatewayOptions, election: &str) -> MdgwProcess {
+    let (node, peer) = (fixture.node, 3 - fixture.node);
     let text = format!(
         "{}\n[election]\nname = \"gw{node}\"\n{election}\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
-        site.config_text(wanted)
+        fixture.config_text(wanted)
     );
-    let path = site.path("gateway.toml");
+    let path = fixture.path("gateway.toml");
     fs::write(&path, text).expect("the configuration can be written");
     process::start([Path::new("run"), &path])
 }
 
 /// A member of two, linked, that is killed when it hangs. Silence is no help for longer than any test lasts.
-fn start_member(site: &Site, key: &Path) -> MdgwProcess {
-    // Nobody else gets a port that the sites hold.
-    let address = |host: u8| format!("127.0.0.{host}:{}", site.output.port());
-    let (own, other) = (site.node, 3 - site.node);
+fn start_member(fixture: &GatewayFixture, key: &Path) -> MdgwProcess {
+    // Nobody else gets a port that the fixtures hold.
+    let address = |host: u8| format!("127.0.0.{host}:{}", fixture.output.port());
+    let (own, other) = (fixture.node, 3 - fixture.node);
     let key = key.display();
     let election = format!(
         "backend = \"emergent\"\nlease_ms = 600000\nrenew_ms = 1000\nmargin_ms = 1000\n\n\
@@ -49,12 +49,12 @@ fn start_member(site: &Site, key: &Path) -> MdgwProcess {
         address(20 + own),
         address(20 + other),
     );
-    start(site, &SiteConfig::itch(), &election)
+    start(fixture, &GatewayOptions::itch(), &election)
 }
 
 #[test]
 fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
-    let first_site = Site::numbered(1);
+    let first_site = GatewayFixture::with_node(1);
     let second_site = first_site.peer_on_same_lines(2);
     let key = first_site.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
@@ -81,11 +81,11 @@ fn a_sentinel_runs_in_its_own_cgroup() {
     if !rustix::process::geteuid().is_root() || !mounts.lines().any(|line| line.split(' ').nth(2) == Some("cgroup2")) {
         return eprintln!("SKIPPED: a cgroup for the sentinel takes cgroup v2 and root");
     }
-    let site = Site::numbered(1);
-    let key = site.path("key");
+    let fixture = GatewayFixture::with_node(1);
+    let key = fixture.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
-    let gateway = start_member(&site, &key);
+    let gateway = start_member(&fixture, &key);
     gateway.wait_for_stderr("sentinel is watching");
     let children = format!("/proc/{0}/task/{0}/children", gateway.id());
     let sentinel = fs::read_to_string(children).expect("the children can be read").trim().to_owned();
@@ -101,18 +101,18 @@ fn a_sentinel_runs_in_its_own_cgroup() {
 /// Holds the gateway's sending thread between the check of the fence and the kernel, stops the whole process until its
 /// deadline is over, and lets it go on: how many packets of the old epoch arrive then.
 fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
-    let site = Site::numbered(1);
-    let listener = listener(&site);
-    let wanted = SiteConfig { io: "epoll", threads: 1, ..SiteConfig::itch() };
-    let records = site.path("records");
+    let fixture = GatewayFixture::with_node(1);
+    let listener = listener(&fixture);
+    let wanted = GatewayOptions { io: "epoll", threads: 1, ..GatewayOptions::itch() };
+    let records = fixture.path("records");
     let election = format!(
         "backend = \"file\"\nprofile = \"calm\"\nkernel_fence = {kernel_fence}\n\n[election.file]\ndirectory = \"{}\"\n",
         records.display()
     );
-    let gateway = start(&site, &wanted, &election);
+    let gateway = start(&fixture, &wanted, &election);
     gateway.wait_for_stderr("INFO leads ");
     // For longer than any trial takes.
-    let _exchange = site.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
+    let _exchange = fixture.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
     let old = next_epoch(&listener);
 
     let mut tracer = hold_threads_at_send(&gateway);
@@ -203,11 +203,11 @@ fn threads(gateway: &MdgwProcess) -> Vec<ThreadStatus> {
     tasks.flatten().filter_map(|task| thread(&task.path())).collect()
 }
 
-fn listener(site: &Site) -> UdpSocket {
+fn listener(fixture: &GatewayFixture) -> UdpSocket {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).expect("a socket");
     socket.set_reuse_address(true).expect("others listen as well");
-    socket.bind(&site.output.into()).expect("the group's port");
-    socket.join_multicast_v4(site.output.ip(), &Ipv4Addr::LOCALHOST).expect("loopback is an interface");
+    socket.bind(&fixture.output.into()).expect("the group's port");
+    socket.join_multicast_v4(fixture.output.ip(), &Ipv4Addr::LOCALHOST).expect("loopback is an interface");
     socket.into()
 }
 

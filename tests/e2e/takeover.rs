@@ -16,11 +16,11 @@ use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
     captures::print_to_stderr,
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     pair::{
         CHANNEL, Delivery, GROUP, InProcessGateway, LogEntry, RecordingConsumer, ScriptedLeader, VenueSender,
         check_deliveries, link, log_entries, messages_of, start_gateway, wait_until,
     },
-    site::{Site, SiteConfig, text},
 };
 
 /// Of the leader that stops, and of the gateway that goes on.
@@ -32,8 +32,8 @@ fn session(restart: u32) -> Session {
 }
 
 /// Small packets, so that a stock's first message (its mapping and its definition) is cut into parts.
-fn wanted() -> SiteConfig {
-    SiteConfig { output: "payload_bytes_max = 640\n".to_owned(), has_recovery: false, ..SiteConfig::itch() }
+fn wanted() -> GatewayOptions {
+    GatewayOptions { output: "payload_bytes_max = 640\n".to_owned(), has_recovery: false, ..GatewayOptions::itch() }
 }
 
 fn day(messages: u64, seed: u64, name: [u8; 10]) -> Vec<Packet> {
@@ -49,17 +49,17 @@ struct TakeoverScenario {
 
 impl TakeoverScenario {
     fn new(days: &[Vec<Packet>]) -> Self {
-        let standby = InProcessGateway::start(Site::numbered(2), &wanted());
-        let consumer = RecordingConsumer::open(&standby.site, 2);
+        let standby = InProcessGateway::start(GatewayFixture::with_node(2), &wanted());
+        let consumer = RecordingConsumer::open(&standby.fixture, 2);
         let venue = VenueSender::default();
         for day in days {
-            venue.send(standby.site.lines[0], day);
+            venue.send(standby.fixture.lines[0], day);
         }
         let last = session(u32::try_from(days.len() - 1).unwrap());
         wait_until("the log has the last session's end", || {
             standby.log().last().is_some_and(|entry| entry.session == last && entry.flags.0 & 8 != 0)
         });
-        Self { leader: ScriptedLeader::new(standby.site.output, OLD_EPOCH), standby, consumer }
+        Self { leader: ScriptedLeader::new(standby.fixture.output, OLD_EPOCH), standby, consumer }
     }
 
     /// The leader publishes so many entries and stops; the standby goes on.
@@ -123,13 +123,13 @@ fn a_gap_only_on_the_standby_is_not_published() {
     let packets = day(3_000, 1, SESSION);
     let middle = packets.len() / 2;
     let incomplete = [&packets[..middle], &packets[middle + 4..]].concat();
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let (leading, standby) =
-        (InProcessGateway::start(site.peer(1), &wanted()), InProcessGateway::start(site.peer(2), &wanted()));
-    let mut consumer = RecordingConsumer::open(&standby.site, 3);
+        (InProcessGateway::start(fixture.peer(1), &wanted()), InProcessGateway::start(fixture.peer(2), &wanted()));
+    let mut consumer = RecordingConsumer::open(&standby.fixture, 3);
     let venue = VenueSender::default();
-    venue.send(leading.site.lines[0], &packets);
-    venue.send(standby.site.lines[0], &incomplete);
+    venue.send(leading.fixture.lines[0], &packets);
+    venue.send(standby.fixture.lines[0], &incomplete);
     for member in [&leading, &standby] {
         wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     }
@@ -139,7 +139,7 @@ fn a_gap_only_on_the_standby_is_not_published() {
         incomplete_log.iter().find(|entry| entry.next.0 - entry.first.0 > 20).expect("the standby declared a gap");
     // The leader has published what the standby lacks, and some more.
     let count = whole.iter().position(|entry| entry.first >= gap.next).unwrap() + 10;
-    ScriptedLeader::new(standby.site.output, OLD_EPOCH).publish(&whole[..count]);
+    ScriptedLeader::new(standby.fixture.output, OLD_EPOCH).publish(&whole[..count]);
     standby.wait_until_received(whole[count - 1].until());
     standby.open_fence(NEW_EPOCH);
     consumer.receive_to_session_end(session(0));
@@ -167,13 +167,13 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     let middle = packets.len() / 2;
     let incomplete = [&packets[..middle], &packets[middle + 4..]].concat();
     let (before, after) = packets.split_at(middle + 40);
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let (leading, mut standby) =
-        (InProcessGateway::start(site.peer(1), &wanted()), InProcessGateway::start(site.peer(2), &wanted()));
-    let mut consumer = RecordingConsumer::open(&standby.site, 3);
+        (InProcessGateway::start(fixture.peer(1), &wanted()), InProcessGateway::start(fixture.peer(2), &wanted()));
+    let mut consumer = RecordingConsumer::open(&standby.fixture, 3);
     let venue = VenueSender::default();
-    venue.send(leading.site.lines[0], &incomplete);
-    venue.send(standby.site.lines[0], before);
+    venue.send(leading.fixture.lines[0], &incomplete);
+    venue.send(standby.fixture.lines[0], before);
     wait_until("the log has the session's end", || leading.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     let incomplete_log = leading.log();
     // The old leader has declared the gap, and published as much as the standby has.
@@ -183,13 +183,13 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     standby.wait_until_ready(position);
     let count = incomplete_log.iter().take_while(|entry| entry.until() <= position).count();
     assert!(incomplete_log[..count].iter().any(declares_gap));
-    ScriptedLeader::new(standby.site.output, OLD_EPOCH).publish(&incomplete_log[..count]);
+    ScriptedLeader::new(standby.fixture.output, OLD_EPOCH).publish(&incomplete_log[..count]);
     wait_until("the output of the leader is received", || {
         standby.status_table().last_received == Some(incomplete_log[count - 1].until())
     });
     standby.deliver_condition();
     standby.open_fence(NEW_EPOCH);
-    venue.send(standby.site.lines[0], after);
+    venue.send(standby.fixture.lines[0], after);
     consumer.receive_to_session_end(session(0));
     let gaps = consumer.deliveries.iter().filter(|delivery| matches!(delivery, Delivery::Gap(..))).count();
     assert_eq!(gaps, 1, "as the old leader declared it, and not again");
@@ -233,7 +233,7 @@ fn a_forged_epoch_does_not_stop_the_standby_from_receiving() {
     let log = scenario.standby.log();
     scenario.leader.publish(&log[..20]);
     scenario.standby.wait_until_received(log[19].until());
-    ScriptedLeader::new(scenario.standby.site.output, Epoch(u64::MAX)).publish(&log[200..201]);
+    ScriptedLeader::new(scenario.standby.fixture.output, Epoch(u64::MAX)).publish(&log[200..201]);
     scenario.leader.publish(&log[20..30]);
     scenario.standby.wait_until_received(log[29].until());
     assert_eq!(scenario.standby.handle().epochs().highest_observed(), Some(OLD_EPOCH));
@@ -246,10 +246,10 @@ fn a_forged_epoch_does_not_stop_the_standby_from_receiving() {
 
 #[test]
 fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);
-    let wanted = SiteConfig { has_recovery: true, ..wanted() };
-    let start = |site| GatewayProcess::start(site, &wanted, StartMode::OwnLog);
+    let wanted = GatewayOptions { has_recovery: true, ..wanted() };
+    let start = |fixture| GatewayProcess::start(fixture, &wanted, StartMode::OwnLog);
     let [mut leading, mut standby] = [&first, &second].map(start);
     let mut consumer = RecordingConsumer::open(&second, 3);
     let requests = first.requests.to_string();
@@ -273,10 +273,10 @@ fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
 
 /// Two gateways that both have the same lines, the first of which leads; linked.
 fn pair() -> ([InProcessGateway; 2], [std::sync::Arc<mdgw_pair::pair_link::LinkHandle>; 2], RecordingConsumer) {
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);
-    let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
-    let consumer = RecordingConsumer::open(&members[1].site, 3);
+    let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
+    let consumer = RecordingConsumer::open(&members[1].fixture, 3);
     let [a, b] = &mut members;
     let handles = link([a, b]);
     members[0].open_fence(OLD_EPOCH);
@@ -289,7 +289,7 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     let packets = day(3_000, 1, SESSION);
     let (before, after) = packets.split_at(packets.len() / 2);
     let venue = VenueSender::default();
-    venue.send(first.site.lines[0], before);
+    venue.send(first.fixture.lines[0], before);
     let log_end = |first: &InProcessGateway| first.log().last().map(LogEntry::until);
     wait_until("the input is worked off", || {
         let position = log_end(&first);
@@ -308,7 +308,7 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     });
     assert_eq!(ended.unwrap().get(&CHANNEL).copied(), log_end(&first));
     second.open_fence(NEW_EPOCH);
-    venue.send(second.site.lines[0], after);
+    venue.send(second.fixture.lines[0], after);
     consumer.receive_to_session_end(session(0));
     let log = second.log();
     assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
@@ -325,18 +325,18 @@ fn a_planned_hand_over_publishes_nothing_twice() {
 fn the_leader_learns_whether_its_output_is_received() {
     let packets = day(1_000, 1, SESSION);
     for is_cut in [false, true] {
-        let first = Site::numbered(1);
+        let first = GatewayFixture::with_node(1);
         let mut second = first.peer_on_same_lines(2);
         if is_cut {
             // As if the leader's cable were out: it sends where the other one doesn't listen.
-            second.output = Site::new().output;
+            second.output = GatewayFixture::new().output;
         }
-        let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
+        let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
         let [a, b] = &mut members;
         let [handle, _] = link([a, b]);
         let [first, second] = members;
         first.open_fence(OLD_EPOCH);
-        VenueSender::default().send(first.site.lines[0], &packets);
+        VenueSender::default().send(first.fixture.lines[0], &packets);
         wait_until("all of it is published", || {
             let position = first.log().last().map(LogEntry::until);
             position.is_some()
@@ -359,15 +359,15 @@ fn the_leader_learns_whether_its_output_is_received() {
 fn a_joining_gateway_copies_the_session_from_its_peer() {
     let packets = day(3_000, 1, SESSION);
     let (before, after) = packets.split_at(packets.len() / 2);
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);
     let mut members = vec![InProcessGateway::start(first, &wanted())];
     let venue = VenueSender::default();
-    venue.send(members[0].site.lines[0], before);
+    venue.send(members[0].fixture.lines[0], before);
     members.push(InProcessGateway::start_with(second, &wanted(), StartMode::WholeSession));
     let [a, b] = members.get_disjoint_mut([0, 1]).unwrap();
     let handles = link([a, b]);
-    venue.send(members[0].site.lines[0], after);
+    venue.send(members[0].fixture.lines[0], after);
     for member in &members {
         wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     }
@@ -396,14 +396,14 @@ fn gaps_after_peer_recovery() -> u64 {
     let packets = day(3_000, 1, SESSION);
     let middle = packets.len() / 2;
     let incomplete = [&packets[..middle], &packets[middle + 40..]].concat();
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer(2);
-    let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
+    let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
     let [a, b] = &mut members;
     let _desks = link([a, b]);
     let venue = VenueSender::default();
-    venue.send(members[0].site.lines[0], &packets);
-    venue.send(members[1].site.lines[0], &incomplete);
+    venue.send(members[0].fixture.lines[0], &packets);
+    venue.send(members[1].fixture.lines[0], &incomplete);
     for member in &members {
         wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     }
@@ -418,9 +418,9 @@ const ATTEMPTS: usize = 5;
 #[test]
 fn diverging_records_of_two_gateways_are_detected() {
     let packets = day(4_000, 1, SESSION);
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer(2);
-    let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
+    let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
     let [a, b] = &mut members;
     let handles = link([a, b]);
     // One price, one bit: somewhere in the middle an order is added at another price.
@@ -434,8 +434,8 @@ fn diverging_records_of_two_gateways_are_detected() {
         packets
     };
     let venue = VenueSender::default();
-    venue.send(members[0].site.lines[0], &packets);
-    venue.send(members[1].site.lines[0], &changed);
+    venue.send(members[0].fixture.lines[0], &packets);
+    venue.send(members[1].fixture.lines[0], &changed);
     let mut found = None;
     wait_until("the difference is found", || {
         found = handles.iter().find_map(|handle| handle.take_mismatch());
@@ -476,10 +476,10 @@ struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    fn start(site: &Site, wanted: &SiteConfig, beginning: StartMode) -> Self {
+    fn start(fixture: &GatewayFixture, wanted: &GatewayOptions, beginning: StartMode) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "takeover::gateway_process_for_kill_test", "--ignored", "--nocapture"]);
-        command.env("MDGW_TEST_CONFIG", text(&site.config(wanted)));
+        command.env("MDGW_TEST_CONFIG", text(&fixture.config(wanted)));
         if beginning == StartMode::WholeSession {
             command.env("MDGW_TEST_WHOLE_SESSION", "1");
         }

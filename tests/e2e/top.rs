@@ -12,15 +12,15 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
-    site::{Site, SiteConfig, text},
 };
 use serde_json::Value;
 
 /// A gateway that is fed slowly, and its control socket.
-fn running(site: &Site) -> (MdgwProcess, MdgwProcess, PathBuf) {
-    let (gateway, socket) = site.controlled_gateway(&SiteConfig::itch(), &["--date", "2019-01-30"]);
-    let [a, b] = site.lines.map(|line| line.to_string());
+fn running(fixture: &GatewayFixture) -> (MdgwProcess, MdgwProcess, PathBuf) {
+    let (gateway, socket) = fixture.controlled_gateway(&GatewayOptions::itch(), &["--date", "2019-01-30"]);
+    let [a, b] = fixture.lines.map(|line| line.to_string());
     // Far longer than anybody watches.
     let day = ["--messages", "5000000", "--rate", "200"];
     let sim = process::start(["sim", "--line", &a, "--line", &b, "--interface", "lo"].into_iter().chain(day));
@@ -42,8 +42,8 @@ fn once(socket: &Path, is_wanted: impl Fn(&Value) -> bool) -> Value {
 
 #[test]
 fn a_running_gateway_shows_its_threads_channels_lines_and_latencies() {
-    let site = Site::new();
-    let (gateway, _sim, socket) = running(&site);
+    let fixture = GatewayFixture::new();
+    let (gateway, _sim, socket) = running(&fixture);
     let is_busy = |value: &Value| {
         let channel = &value["channels"][0];
         let is_led = channel["lines"].as_array().unwrap().iter().any(|line| line["lead_count"].as_u64() > Some(0));
@@ -64,7 +64,7 @@ fn a_running_gateway_shows_its_threads_channels_lines_and_latencies() {
     // Nobody sees colours or a screen behind a pipe.
     let table = process::run(["top", "--interval", "10ms", "--socket", text(&socket)]).expect_code(0).stdout;
     assert!(table.contains("main-1") && table.contains("one") && !table.contains('\u{1b}'), "{table}");
-    let svg = site.path("top.svg");
+    let svg = fixture.path("top.svg");
     let _ = process::run(["top", "--interval", "10ms", "--socket", text(&socket), "--svg", text(&svg)]).expect_code(0);
     assert!(fs::read_to_string(svg).unwrap().ends_with("</svg>\n"));
 
@@ -75,8 +75,8 @@ fn a_running_gateway_shows_its_threads_channels_lines_and_latencies() {
 
 #[test]
 fn terminal_settings_are_restored() {
-    let site = Site::new();
-    let (gateway, sim, socket) = running(&site);
+    let fixture = GatewayFixture::new();
+    let (gateway, sim, socket) = running(&fixture);
     for ending in [ExitBy::Key(b'q'), ExitBy::Key(3), ExitBy::Signal("TERM"), ExitBy::Signal("INT")] {
         let mut terminal = Terminal::with_top(&socket);
         terminal.wait_until_shown("space freeze");
@@ -97,8 +97,8 @@ fn terminal_settings_are_restored() {
 
 #[test]
 fn top_watches_a_replay_over_its_socket() {
-    let site = Site::new();
-    let (day, pipe, socket) = (site.path("day.pcap"), site.path("pipe"), site.path("control"));
+    let fixture = GatewayFixture::new();
+    let (day, pipe, socket) = (fixture.path("day.pcap"), fixture.path("pipe"), fixture.path("control"));
     let packets = feeds::itch_packets(feeds::itch_day(120_000, 3), SESSION, MIDNIGHT_NS);
     feeds::write_capture(&day, DESTINATIONS[0], &packets);
     let whole = fs::read(day).unwrap();

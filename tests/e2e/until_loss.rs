@@ -3,21 +3,21 @@
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, Signal},
-    site::{Site, SiteConfig, text},
 };
 
 #[test]
 fn gateway_gaps_end_the_rate_search_and_latency_is_reported() {
-    let site = Site::new();
-    let day = site.path("day.pcap");
-    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
-    let (gateway, socket) = site.controlled_gateway(&wanted, &["--date", "2019-01-30"]);
+    let fixture = GatewayFixture::new();
+    let day = fixture.path("day.pcap");
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let (gateway, socket) = fixture.controlled_gateway(&wanted, &["--date", "2019-01-30"]);
     // Some seconds of packets, and then one that no line brings.
     let mut packets = feeds::itch_packets(feeds::itch_day(60_000, 4), SESSION, MIDNIGHT_NS);
     let _ = packets.remove(PACKETS_BEFORE_GAP);
     feeds::write_capture(&day, DESTINATIONS[0], &packets);
-    let lines = site.lines.map(|line| line.to_string()).join(",");
+    let lines = fixture.lines.map(|line| line.to_string()).join(",");
     let search = ["replay", text(&day), "--lines", &lines, "--interface", "lo", "--until-loss", "--json"];
     // One step that is longer than the packets last: a machine that is busy elsewhere changes nothing.
     let pace = ["--rate", "200", "--step", "1m", "--gateway", text(&socket)];

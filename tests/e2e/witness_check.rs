@@ -4,8 +4,8 @@
 use std::fs;
 
 use mdgw_tests::{
+    gateway_fixture::{free_address, text, write_key},
     process,
-    site::{free_address, text, write_key},
 };
 
 #[test]

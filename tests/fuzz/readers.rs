@@ -30,7 +30,7 @@ use mdgw_runtime::{
     config::{Resolved, explain::explain},
     state_file::StateFile,
 };
-use mdgw_tests::{counting_allocator::CountingAllocator, site::text};
+use mdgw_tests::{counting_allocator::CountingAllocator, gateway_fixture::text};
 use mdgw_tools::{
     convert::{self, ConvertOptions, Format},
     diff::{self, DiffOptions},

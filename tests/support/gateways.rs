@@ -5,39 +5,39 @@ use std::fs;
 use serde_json::Value;
 
 use crate::{
+    gateway_fixture::{GatewayFixture, text},
     pair::wait_until,
     process::{self, ExitedProcess, MdgwProcess, Signal},
-    site::{Site, text},
 };
 
-/// The gateways of some sites, numbered from 1 on. All are killed when it is dropped.
+/// The gateways of some fixtures, numbered from 1 on. All are killed when it is dropped.
 #[derive(Debug)]
 pub struct GatewayProcesses {
-    sites: Vec<Site>,
+    fixtures: Vec<GatewayFixture>,
     running: Vec<Option<MdgwProcess>>,
 }
 
 impl GatewayProcesses {
-    /// One gateway for each site, not yet started.
+    /// One gateway for each fixture, not yet started.
     #[must_use]
-    pub fn new(sites: Vec<Site>) -> Self {
-        let running = sites.iter().map(|_| None).collect();
-        Self { sites, running }
+    pub fn new(fixtures: Vec<GatewayFixture>) -> Self {
+        let running = fixtures.iter().map(|_| None).collect();
+        Self { fixtures, running }
     }
 
-    /// That gateway's site.
+    /// That gateway's fixture.
     ///
     /// # Panics
     /// When no gateway has that node id.
     #[must_use]
-    pub fn site(&self, node: u8) -> &Site {
-        &self.sites[index(node)]
+    pub fn fixture(&self, node: u8) -> &GatewayFixture {
+        &self.fixtures[index(node)]
     }
 
-    /// All sites, in order of node id.
+    /// All fixtures, in order of node id.
     #[must_use]
-    pub fn sites(&self) -> &[Site] {
-        &self.sites
+    pub fn fixtures(&self) -> &[GatewayFixture] {
+        &self.fixtures
     }
 
     /// That gateway, if it runs.
@@ -60,7 +60,7 @@ impl GatewayProcesses {
     /// # Panics
     /// When the configuration can't be written, or it can't be started.
     pub fn begin(&mut self, node: u8, config: &str) {
-        let path = self.site(node).path("gateway.toml");
+        let path = self.fixture(node).path("gateway.toml");
         fs::write(&path, config).expect("the configuration can be written");
         let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
         self.running[index(node)] = Some(gateway);
@@ -96,7 +96,7 @@ impl GatewayProcesses {
     /// Runs `mdgw ha` with these arguments on that gateway's control socket.
     #[must_use]
     pub fn send_request(&self, node: u8, arguments: &[&str]) -> ExitedProcess {
-        let socket = self.site(node).path("control");
+        let socket = self.fixture(node).path("control");
         process::run(["ha"].iter().chain(arguments).copied().chain(["--socket", text(&socket)]))
     }
 

@@ -34,13 +34,13 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     feeds::Packet,
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, wait_until_joined},
     process::TEST_TIMEOUT,
-    site::{Site, SiteConfig, free_address, wait_until_joined},
 };
 
-/// Group id of a [`Site`].
+/// Group id of a [`GatewayFixture`].
 pub const GROUP: GroupId = GroupId(1);
-/// Channel id of a [`Site`].
+/// Channel id of a [`GatewayFixture`].
 pub const CHANNEL: ChannelId = ChannelId(1);
 
 /// Polls until the condition holds.
@@ -76,32 +76,32 @@ pub fn start_gateway(config: &Path, beginning: StartMode) -> Gateway {
 /// A gateway in the test's own process.
 #[derive(Debug)]
 pub struct InProcessGateway {
-    /// Its site.
-    pub site: Site,
+    /// Its fixture.
+    pub fixture: GatewayFixture,
     gateway: Gateway,
 }
 
 impl InProcessGateway {
     /// Starts it as a standby.
     #[must_use]
-    pub fn start(site: Site, expected_messages: &SiteConfig) -> Self {
-        Self::start_with(site, expected_messages, StartMode::default())
+    pub fn start(fixture: GatewayFixture, expected_messages: &GatewayOptions) -> Self {
+        Self::start_with(fixture, expected_messages, StartMode::default())
     }
 
     /// Starts it, as a standby, with that.
     #[must_use]
-    pub fn start_with(site: Site, expected_messages: &SiteConfig, beginning: StartMode) -> Self {
-        let gateway = start_gateway(&site.config(expected_messages), beginning);
-        Self { site, gateway }
+    pub fn start_with(fixture: GatewayFixture, expected_messages: &GatewayOptions, beginning: StartMode) -> Self {
+        let gateway = start_gateway(&fixture.config(expected_messages), beginning);
+        Self { fixture, gateway }
     }
 
     /// The group's handle.
     ///
     /// # Panics
-    /// Never: a site has that group.
+    /// Never: a fixture has that group.
     #[must_use]
     pub fn handle(&self) -> &GroupHandle {
-        self.gateway.group(GROUP).expect("a site has one group")
+        self.gateway.group(GROUP).expect("a fixture has one group")
     }
 
     /// Status of its channel, and what it has received from the peer.
@@ -129,7 +129,7 @@ impl InProcessGateway {
     /// All entries of its log.
     #[must_use]
     pub fn log(&self) -> Vec<LogEntry> {
-        log_entries(&self.site)
+        log_entries(&self.fixture)
     }
 
     /// Waits until its log reaches that position.
@@ -205,10 +205,10 @@ impl LogEntry {
     }
 }
 
-/// Everything in a site's publication log.
+/// Everything in a fixture's publication log.
 #[must_use]
-pub fn log_entries(site: &Site) -> Vec<LogEntry> {
-    let reader = Reader::open(site.path("log").join(CHANNEL.0.to_string()), CHANNEL.0);
+pub fn log_entries(fixture: &GatewayFixture) -> Vec<LogEntry> {
+    let reader = Reader::open(fixture.path("log").join(CHANNEL.0.to_string()), CHANNEL.0);
     reader.map(read_entries).unwrap_or_default()
 }
 
@@ -339,18 +339,18 @@ pub enum Delivery {
 }
 
 impl RecordingConsumer {
-    /// Subscribes to a site's output, and requests missing messages from that site's gateway.
+    /// Subscribes to a fixture's output, and requests missing messages from that fixture's gateway.
     ///
     /// # Panics
     /// When it can't.
     #[must_use]
-    pub fn open(site: &Site, members: u32) -> Self {
-        let line = LineAddress::new(site.output, Ipv4Addr::LOCALHOST);
+    pub fn open(fixture: &GatewayFixture, members: u32) -> Self {
+        let line = LineAddress::new(fixture.output, Ipv4Addr::LOCALHOST);
         let mut config = SubscriberConfig::new(vec![line]);
         config.receiver.group = GROUP;
-        config.services = vec![site.retransmission];
+        config.services = vec![fixture.retransmission];
         let subscriber = Subscriber::open(config).expect("the subscriber opens");
-        wait_until_joined(site.output, members);
+        wait_until_joined(fixture.output, members);
         Self { subscriber, deliveries: Vec::new() }
     }
 

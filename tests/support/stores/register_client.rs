@@ -21,7 +21,7 @@ use mdgw_feeds::identity::Epoch;
 use crate::process::TEST_TIMEOUT;
 
 /// A register, and its events.
-pub struct Asker {
+pub struct RegisterClient {
     register: Box<dyn Register>,
     events: Receiver<RegisterEvent>,
     request_id: u64,
@@ -31,7 +31,7 @@ pub struct Asker {
     link: Option<StoreLink>,
 }
 
-impl Asker {
+impl RegisterClient {
     /// Opens a register.
     #[must_use]
     pub fn open<R: Register + 'static>(open: impl FnOnce(RegisterSender) -> R) -> Self {
@@ -188,9 +188,12 @@ impl Asker {
     }
 }
 
-impl fmt::Debug for Asker {
+impl fmt::Debug for RegisterClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asker").field("ticket", &self.request_id).field("link", &self.link).finish_non_exhaustive()
+        f.debug_struct("RegisterClient")
+            .field("ticket", &self.request_id)
+            .field("link", &self.link)
+            .finish_non_exhaustive()
     }
 }
 

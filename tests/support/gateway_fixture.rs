@@ -16,7 +16,7 @@ use crate::process::{self, MdgwProcess, TEST_TIMEOUT};
 
 /// Addresses and directory of one gateway. Dropping it removes the directory.
 #[derive(Debug)]
-pub struct Site {
+pub struct GatewayFixture {
     folder: TempDir,
     /// The venue's lines.
     pub lines: [SocketAddrV4; 2],
@@ -34,7 +34,7 @@ pub struct Site {
 
 /// The keys of a configuration beyond its addresses.
 #[derive(Clone, Debug)]
-pub struct SiteConfig {
+pub struct GatewayOptions {
     /// Name of the feed.
     pub feed: &'static str,
     /// Threads of the pool.
@@ -59,7 +59,7 @@ pub struct SiteConfig {
     pub latency: &'static str,
 }
 
-impl SiteConfig {
+impl GatewayOptions {
     /// A Nasdaq channel with a request server.
     #[must_use]
     pub fn itch() -> Self {
@@ -92,8 +92,8 @@ impl SiteConfig {
     }
 }
 
-impl Site {
-    /// A site on unused addresses.
+impl GatewayFixture {
+    /// A fixture on unused addresses.
     ///
     /// # Panics
     /// When the machine has none left, or no temporary directory.
@@ -113,25 +113,25 @@ impl Site {
         }
     }
 
-    /// The same site with that node id.
+    /// The same fixture with that node id.
     #[must_use]
-    pub fn numbered(node: u8) -> Self {
+    pub fn with_node(node: u8) -> Self {
         Self { node, ..Self::new() }
     }
 
-    /// The site of another gateway that publishes to the same group and has its own lines.
+    /// The fixture of another gateway that publishes to the same group and has its own lines.
     #[must_use]
     pub fn peer(&self, node: u8) -> Self {
         Self { output: self.output, node, ..Self::new() }
     }
 
-    /// The site of another gateway that publishes to the same group, from the same lines.
+    /// The fixture of another gateway that publishes to the same group, from the same lines.
     #[must_use]
     pub fn peer_on_same_lines(&self, node: u8) -> Self {
         Self { lines: self.lines, requests: self.requests, ..self.peer(node) }
     }
 
-    /// Path of that file or directory of the site.
+    /// Path of that file or directory of the fixture.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
@@ -139,9 +139,9 @@ impl Site {
 
     /// The configuration's text.
     #[must_use]
-    pub fn config_text(&self, wanted: &SiteConfig) -> String {
-        let SiteConfig { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = wanted;
-        let SiteConfig { segment_bytes, retention_bytes, output, latency, .. } = wanted;
+    pub fn config_text(&self, wanted: &GatewayOptions) -> String {
+        let GatewayOptions { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = wanted;
+        let GatewayOptions { segment_bytes, retention_bytes, output, latency, .. } = wanted;
         let folder = self.folder.path().display();
         let mut text = format!(
             "[gateway]\nnode = {}\nstate_file = \"{folder}/state.json\"\nlog_dir = \"{folder}/log\"\n\
@@ -177,7 +177,7 @@ impl Site {
     /// # Panics
     /// When it can't be written.
     #[must_use]
-    pub fn config(&self, wanted: &SiteConfig) -> PathBuf {
+    pub fn config(&self, wanted: &GatewayOptions) -> PathBuf {
         let path = self.path("gateway.toml");
         fs::write(&path, self.config_text(wanted)).expect("the configuration can be written");
         path
@@ -188,7 +188,7 @@ impl Site {
     /// # Panics
     /// When it doesn't start.
     #[must_use]
-    pub fn gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> MdgwProcess {
+    pub fn gateway(&self, wanted: &GatewayOptions, arguments: &[&str]) -> MdgwProcess {
         let gateway = self.start_gateway(wanted, arguments);
         gateway.wait_for_stderr("gateway running");
         gateway
@@ -200,7 +200,7 @@ impl Site {
     /// # Panics
     /// When it doesn't.
     #[must_use]
-    pub fn controlled_gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> (MdgwProcess, PathBuf) {
+    pub fn controlled_gateway(&self, wanted: &GatewayOptions, arguments: &[&str]) -> (MdgwProcess, PathBuf) {
         let socket = self.path("run/control");
         let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&socket));
         let config = self.config_text(wanted).replacen("[gateway]", &keys, 1);
@@ -217,7 +217,7 @@ impl Site {
 
     /// Starts the gateway.
     #[must_use]
-    pub fn start_gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> MdgwProcess {
+    pub fn start_gateway(&self, wanted: &GatewayOptions, arguments: &[&str]) -> MdgwProcess {
         let config = self.config(wanted);
         process::start([text(&config)].into_iter().chain(arguments.iter().copied()).fold(vec!["run"], with))
     }
@@ -250,7 +250,7 @@ impl Site {
     }
 }
 
-impl Default for Site {
+impl Default for GatewayFixture {
     fn default() -> Self {
         Self::new()
     }

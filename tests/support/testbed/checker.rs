@@ -30,9 +30,9 @@ use super::{
 use crate::{
     captures::print_to_stderr,
     feeds::SESSION,
+    gateway_fixture::text,
     pair::CHANNEL,
     process::{self, ExitedProcess},
-    site::text,
     trading_day::DATE,
 };
 

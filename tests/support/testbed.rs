@@ -36,11 +36,11 @@ use self::{
 };
 use crate::{
     captures::print_to_stderr,
+    gateway_fixture::{text, write_key},
     memory_cgroup::MemoryCgroup,
     namespaces::{Host, INTERFACE, Switch},
     pair::{CHANNEL, GROUP, wait_until},
     process::{self, MdgwProcess, Signal},
-    site::{text, write_key},
     stores::{Ensemble, Store},
     tmpfs::TmpfsMount,
     trading_day::DATE,
@@ -107,7 +107,7 @@ impl Testbed {
         for node in nodes.clone().filter(|_| plan.has_memory_limit) {
             memory_cgroups.push(MemoryCgroup::new(test, &format!("gateway{node}"))?);
         }
-        let mut world = Self {
+        let mut testbed = Self {
             plan,
             switch,
             venue,
@@ -127,20 +127,20 @@ impl Testbed {
             folder,
             fast_dir: Arc::new(fast_dir),
         };
-        match world.plan.backend {
+        match testbed.plan.backend {
             ElectionBackend::File | ElectionBackend::Emergent => {}
-            ElectionBackend::Quorum => world.start_witnesses(),
-            ElectionBackend::Store(store) => world.start_store(store, test)?,
+            ElectionBackend::Quorum => testbed.start_witnesses(),
+            ElectionBackend::Store(store) => testbed.start_store(store, test)?,
         }
-        let day = world.venue_input();
-        world.expected = Some(std::thread::spawn(move || day.expected()));
-        world.start_gateway(1);
-        if !world.plan.starts_with_one_gateway {
-            nodes.skip(1).for_each(|node| world.start_gateway(node));
-            let leader = world.leader();
-            world.nodes().filter(|node| *node != leader).for_each(|node| world.wait_until_eligible(node));
+        let day = testbed.venue_input();
+        testbed.expected = Some(std::thread::spawn(move || day.expected()));
+        testbed.start_gateway(1);
+        if !testbed.plan.starts_with_one_gateway {
+            nodes.skip(1).for_each(|node| testbed.start_gateway(node));
+            let leader = testbed.leader();
+            testbed.nodes().filter(|node| *node != leader).for_each(|node| testbed.wait_until_eligible(node));
         }
-        Some(world)
+        Some(testbed)
     }
 
     /// Waits until the expected stream is computed, which keeps one core busy.
